@@ -1,1 +1,28 @@
-//! (skeleton)
+//! The words that sidecars share: identities, data types, collectives, frames, control messages and limits.
+//!
+//! This is floor 0 of ronde: no sockets, no clock, no tasks. Everything that crosses a process or host boundary between
+//! sidecars has its type here, is parsed once into a type that cannot be wrong, and is bounded by a constant of
+//! [`limits`]. docs/PROTOCOL.md describes the same bytes in prose.
+
+#![forbid(unsafe_code)]
+
+pub mod collective;
+pub mod control;
+pub mod dtype;
+pub mod failure;
+pub mod frame;
+pub mod ids;
+pub mod limits;
+pub mod request;
+pub mod tuning;
+pub mod world;
+
+pub use collective::{Collective, ReduceOp};
+pub use control::Control;
+pub use dtype::DType;
+pub use failure::{Blame, Cause, Failure};
+pub use frame::{Frame, FrameError, FrameHeader, FrameKind};
+pub use ids::{Epoch, Incarnation, JobName, Lane, Member, Rank, RequestId, Seq, SetId, SidecarIndex, TensorName};
+pub use request::{Request, Shape};
+pub use tuning::{Algorithm, Tuning};
+pub use world::{ProcessSet, SetMember, SetTopology, World, WorldError};

@@ -1,0 +1,255 @@
+//! Control messages between sidecars, and the hello that opens every connection.
+//!
+//! They are encoded with postcard (a stable, specified binary format of serde) inside [`FrameKind::Control`] frames. All
+//! of them go to or come from the coordinator, except heartbeats.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::collective::Collective;
+use crate::dtype::DType;
+use crate::failure::Failure;
+use crate::frame::{Frame, FrameError, FrameKind, PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
+use crate::ids::{Epoch, Incarnation, JobName, Lane, Rank, Seq, SetId, SidecarIndex, TensorName};
+use crate::request::{Request, Shape};
+use crate::tuning::Tuning;
+use crate::world::World;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Purpose {
+    /// Control messages.
+    Control,
+    /// Chunks of one lane.
+    Data(Lane),
+}
+
+/// The first frame of each side. The acceptor answers with its own or with a [`Refusal`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// The oldest and the newest wire version that the sender reads.
+    pub wire_versions: (u16, u16),
+    /// The sender's planner version; both sides must have the same.
+    pub planner_version: u32,
+    /// The job.
+    pub job: JobName,
+    /// Who speaks; must be the index in its certificate.
+    pub sidecar: SidecarIndex,
+    /// Which life of that sidecar.
+    pub incarnation: Incarnation,
+    /// What the connection is for.
+    pub purpose: Purpose,
+    /// Bytes of chunks for operations not yet admitted that the sender of this hello will hold for the other side on
+    /// this lane; 0 on control connections.
+    pub early_credit_bytes: u64,
+    /// How many lanes the sender offers.
+    pub lanes: u16,
+}
+
+impl Hello {
+    /// Why a hello is not acceptable to a sidecar of `job` that expects `purpose`; `None` when it is.
+    #[must_use]
+    pub fn refusal(&self, job: &JobName, authenticated: SidecarIndex) -> Option<Refusal> {
+        let (oldest, newest) = self.wire_versions;
+        let refuse = |reason: String| Some(Refusal { reason });
+        if oldest > WIRE_VERSION || newest < WIRE_VERSION_MIN {
+            return refuse(format!(
+                "no common wire version: peer {oldest} to {newest}, here {WIRE_VERSION_MIN} to {WIRE_VERSION}; install the same release on all hosts"
+            ));
+        }
+        if self.planner_version != PLANNER_VERSION {
+            let theirs = self.planner_version;
+            return refuse(format!(
+                "planner version {theirs} is not {PLANNER_VERSION}; install the same release on all hosts"
+            ));
+        }
+        if self.job != *job {
+            return refuse(format!("job {} is not job {job}", self.job));
+        }
+        if self.sidecar != authenticated {
+            return refuse(format!("the certificate is {authenticated}'s, but the hello claims {}", self.sidecar));
+        }
+        None
+    }
+}
+
+/// Why a connection is not accepted; the connection is closed behind it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// The message for people.
+    pub reason: String,
+}
+
+/// A message of the control plane.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Control {
+    /// Liveness; `sent_us` is the sender's clock, `echo_us` the last `sent_us` that it got from the receiver, `held_us`
+    /// how long it kept it: enough to measure round trips and clock offsets.
+    Heartbeat {
+        /// The sender's monotonic clock, in microseconds.
+        sent_us: u64,
+        /// The newest `sent_us` got from the receiver; 0 for none.
+        echo_us: u64,
+        /// Microseconds between getting that and sending this.
+        held_us: u64,
+    },
+    /// To the coordinator: these ranks have attached, anew since the last epoch ended.
+    Attached {
+        /// The ranks, all placed on the sender.
+        ranks: Vec<Rank>,
+    },
+    /// To the coordinator: a rank has left; the epoch ends.
+    Left {
+        /// The rank, placed on the sender.
+        rank: Rank,
+        /// Why: `ShutDown` for an orderly goodbye, `RankLost` otherwise.
+        failure: Failure,
+    },
+    /// To the coordinator: the sender cannot reach or does not hear another sidecar.
+    Unreachable {
+        /// Which one.
+        sidecar: SidecarIndex,
+        /// What was seen.
+        reason: String,
+    },
+    /// From the coordinator: an epoch begins; its number is in the frame.
+    EpochBegin {
+        /// The membership.
+        world: World,
+    },
+    /// From the coordinator: the epoch of the frame is over, nothing of it will complete any more.
+    EpochEnd {
+        /// Why, with the culprit.
+        failure: Failure,
+    },
+    /// To the coordinator: requests of the sender's ranks.
+    Announce {
+        /// They, in the order of submission.
+        announcements: Vec<Announcement>,
+    },
+    /// From the coordinator: perform this operation; its number is in the frame.
+    Order(Order),
+    /// From the coordinator: the request by this name fails on all ranks of the set, the job goes on.
+    Reject {
+        /// The set.
+        set: SetId,
+        /// The name.
+        name: TensorName,
+        /// Why, with the culprit.
+        failure: Failure,
+    },
+    /// To the coordinator, from the first member of the operation's set: the operation of the frame's seq is done here.
+    Done,
+    /// To the coordinator: the operation of the frame's seq cannot be performed here; the epoch ends.
+    Failed {
+        /// Why, naming the sender.
+        failure: Failure,
+    },
+    /// From the coordinator: who is late, for status pages and the waits of the others. Nothing fails.
+    Suspects {
+        /// Sidecars that have been silent for [`crate::limits::SUSPECT_MS`].
+        sidecars: Vec<SidecarIndex>,
+        /// Ranks whose process has been silent for as long.
+        ranks: Vec<Rank>,
+    },
+    /// To the coordinator: ranks of the sender that have been silent, the whole list each time it changes.
+    SuspectRanks {
+        /// The ranks.
+        ranks: Vec<Rank>,
+    },
+}
+
+/// What one rank announces.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Announcement {
+    /// Who.
+    pub rank: Rank,
+    /// What.
+    pub intent: Intent,
+}
+
+/// A request, or the end of one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Intent {
+    /// The rank is ready for it.
+    Ready(Request),
+    /// The rank's request was refused by its sidecar, or withdrawn by the rank before it was ordered: it fails everywhere.
+    Void {
+        /// The set.
+        set: SetId,
+        /// The name.
+        name: TensorName,
+        /// Why, naming the rank.
+        failure: Failure,
+    },
+}
+
+/// One ordered operation: a bucket of tensors that are reduced, gathered or broadcast by one plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Order {
+    /// The set.
+    pub set: SetId,
+    /// The collective, equal for all tensors of the bucket.
+    pub collective: Collective,
+    /// The element type, equal for all.
+    pub dtype: DType,
+    /// Equal for all.
+    pub prescale: f64,
+    /// Equal for all.
+    pub postscale: f64,
+    /// The tensors, in the bucket's order.
+    pub tensors: Vec<OrderedTensor>,
+    /// How the plan is made.
+    pub tuning: Tuning,
+    /// SHA-256 over all inputs of the plan, first 16 bytes: a sidecar that finds another fails, naming itself.
+    pub digest: [u8; 16],
+}
+
+/// A tensor of an order, so complete that a sidecar without a request for it (its ranks have joined) can take part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OrderedTensor {
+    /// The name.
+    pub name: TensorName,
+    /// The shape: of every contribution, or of rank 0's where `rows` says how the first dimension differs.
+    pub shape: Shape,
+    /// For an all-gather: rows that each rank of the set contributes, in rank order. Empty otherwise.
+    pub rows: Vec<u64>,
+}
+
+/// Encodes a message as the payload of a frame.
+///
+/// # Panics
+/// Never for messages within [`crate::limits`]; callers split announcements by [`crate::limits`] beforehand.
+#[must_use]
+pub fn encode<T: Serialize>(message: &T) -> Bytes {
+    postcard::to_stdvec(message).expect("serialising to memory does not fail").into()
+}
+
+/// Decodes a payload whole: bytes left over are an error.
+///
+/// # Errors
+/// [`FrameError::Payload`] with the decoder's reason.
+pub fn decode<'a, T: Deserialize<'a>>(kind: FrameKind, payload: &'a [u8]) -> Result<T, FrameError> {
+    let refuse = |reason: String| FrameError::Payload { kind, reason };
+    match postcard::take_from_bytes(payload) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(refuse(format!("{} bytes too many", rest.len()))),
+        Err(error) => Err(refuse(error.to_string())),
+    }
+}
+
+impl Control {
+    /// The message as a frame.
+    #[must_use]
+    pub fn into_frame(self, epoch: Epoch, seq: Seq) -> Frame {
+        Frame::new(FrameKind::Control, epoch, seq, encode(&self))
+    }
+
+    /// The message in a frame of kind [`FrameKind::Control`].
+    ///
+    /// # Errors
+    /// [`FrameError::Payload`] when it is none.
+    pub fn from_frame(frame: &Frame) -> Result<Self, FrameError> {
+        decode(frame.header.kind, &frame.payload)
+    }
+}

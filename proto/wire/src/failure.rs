@@ -1,0 +1,118 @@
+//! Why an operation, a session or an epoch ended: data that every waiter gets, with the culprit named.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Rank, SidecarIndex, TensorName};
+use crate::limits;
+
+/// What kind of thing went wrong; decides whether the job goes on and which exception a user sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Cause {
+    /// Ranks disagree about a named operation. The operation fails on all of them, the job goes on.
+    Mismatch,
+    /// A rank's request was refused or withdrawn. The operation fails on all ranks, the job goes on.
+    Refused,
+    /// A worker died or went silent. The epoch ends.
+    RankLost,
+    /// A sidecar died or went silent. The epoch ends.
+    SidecarLost,
+    /// A rank shut down in an orderly way while others had operations pending. The epoch ends.
+    ShutDown,
+    /// A rank waited longer than its own deadline; nothing else failed.
+    TimedOut,
+    /// An invariant of ronde itself broke. The epoch ends.
+    Bug,
+}
+
+/// Whose fault it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Blame {
+    /// The callers' programs.
+    Caller,
+    /// Another process or host.
+    Peer,
+    /// ronde.
+    Bug,
+}
+
+impl Cause {
+    /// Whose fault it is.
+    #[must_use]
+    pub const fn blame(self) -> Blame {
+        match self {
+            Self::Mismatch | Self::Refused | Self::ShutDown | Self::TimedOut => Blame::Caller,
+            Self::RankLost | Self::SidecarLost => Blame::Peer,
+            Self::Bug => Blame::Bug,
+        }
+    }
+
+    /// Whether the epoch, and with it every pending operation, ends.
+    #[must_use]
+    pub const fn ends_epoch(self) -> bool {
+        match self {
+            Self::Mismatch | Self::Refused | Self::TimedOut => false,
+            Self::RankLost | Self::SidecarLost | Self::ShutDown | Self::Bug => true,
+        }
+    }
+}
+
+/// A failure with its culprit. The text says what happened, where, and what to do; all ranks get the same one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The kind.
+    pub cause: Cause,
+    /// The rank at fault or that is gone, where one is known.
+    pub rank: Option<Rank>,
+    /// The sidecar at fault or that is gone, where one is known.
+    pub sidecar: Option<SidecarIndex>,
+    /// The operation concerned, where it is one.
+    pub tensor: Option<TensorName>,
+    /// The message for people; at most [`limits::REASON_BYTES_MAX`] bytes.
+    pub reason: String,
+}
+
+impl Failure {
+    /// A failure without culprit; add one with the `with_` methods.
+    #[must_use]
+    pub fn new(cause: Cause, reason: impl Into<String>) -> Self {
+        let mut reason = reason.into();
+        let mut end = reason.len().min(limits::REASON_BYTES_MAX);
+        while !reason.is_char_boundary(end) {
+            end -= 1;
+        }
+        reason.truncate(end);
+        Self { cause, rank: None, sidecar: None, tensor: None, reason }
+    }
+
+    /// Names the rank.
+    #[must_use]
+    pub fn with_rank(mut self, rank: Rank) -> Self {
+        self.rank = Some(rank);
+        self
+    }
+
+    /// Names the sidecar.
+    #[must_use]
+    pub fn with_sidecar(mut self, sidecar: SidecarIndex) -> Self {
+        self.sidecar = Some(sidecar);
+        self
+    }
+
+    /// Names the operation.
+    #[must_use]
+    pub fn with_tensor(mut self, tensor: TensorName) -> Self {
+        self.tensor = Some(tensor);
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for Failure {}

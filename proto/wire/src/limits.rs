@@ -1,0 +1,51 @@
+//! Every bound of the protocol, by name. docs/PROTOCOL.md shows the same table.
+
+/// Ranks of one job.
+pub const RANKS_MAX: usize = 4_096;
+/// Sidecars of one job.
+pub const SIDECARS_MAX: usize = 1_024;
+/// Workers that one sidecar serves.
+pub const LOCAL_RANKS_MAX: usize = 64;
+/// Process sets alive at once.
+pub const SETS_MAX: usize = 1_024;
+/// Bytes of a tensor's name.
+pub const NAME_BYTES_MAX: usize = 512;
+/// Bytes of a job's name: it becomes part of a URI and of paths of Unix sockets, which are short.
+pub const JOB_NAME_BYTES_MAX: usize = 63;
+/// Dimensions of a tensor.
+pub const DIMENSIONS_MAX: usize = 32;
+/// Payload of a control frame, in bytes.
+pub const CONTROL_FRAME_BYTES_MAX: usize = 1 << 20;
+/// Payload of a chunk frame, in bytes: the largest chunk plus its own header.
+pub const CHUNK_FRAME_BYTES_MAX: usize = CHUNK_BYTES_MAX + crate::frame::CHUNK_HEADER_BYTES;
+/// Largest chunk that a plan may use, in bytes.
+pub const CHUNK_BYTES_MAX: usize = 1 << 20;
+/// Smallest chunk that a tuning may name, in bytes.
+pub const CHUNK_BYTES_MIN: usize = 4 << 10;
+/// Bytes of a tensor that may travel inside a gRPC message instead of shared memory.
+pub const INLINE_BYTES_MAX: usize = 1 << 20;
+/// Requests that one session may have pending.
+pub const PENDING_PER_SESSION_MAX: usize = 65_536;
+/// Bytes of chunks for operations not yet admitted that a receiver holds for one peer, over all lanes.
+pub const EARLY_BUFFER_BYTES: usize = 4 << 20;
+/// Lanes between two sidecars.
+pub const LANES_MAX: usize = 16;
+/// Strands of one plan that may be in flight at once on one lane.
+pub const WINDOW_MAX: usize = 64;
+/// Tensors in one bucket; with names of the greatest length an order still fits a control frame.
+pub const BUCKET_TENSORS_MAX: usize = 1_024;
+/// Bytes of one bucket unless a single tensor is larger.
+pub const FUSION_THRESHOLD_BYTES: u64 = 64 << 20;
+/// Buckets of one process set that the coordinator keeps ordered ahead.
+pub const BUCKETS_IN_FLIGHT: usize = 2;
+/// Bytes of a reason in a [`crate::Failure`]; longer texts are cut at a character border.
+pub const REASON_BYTES_MAX: usize = 4_096;
+/// Names listed in one report of missing ranks.
+pub const REPORT_NAMES_MAX: usize = 6;
+
+/// Time between two heartbeats on a control link or a session, in milliseconds.
+pub const HEARTBEAT_MS: u64 = 100;
+/// Silence after which a peer is named as suspect, in milliseconds; nothing fails yet.
+pub const SUSPECT_MS: u64 = 1_000;
+/// Silence after which a peer is dead and its epoch ends, in milliseconds (the default of `peer_timeout`).
+pub const PEER_TIMEOUT_MS: u64 = 5_000;

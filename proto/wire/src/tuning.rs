@@ -1,0 +1,54 @@
+//! The part of a plan's inputs that is agreed at run time: the coordinator decides it and puts it into the order.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The algorithm of a plan. docs/ALGORITHMS.md gives costs and sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// All members sit in one place: local reduction or copy, nothing is sent.
+    Local,
+    /// Ring: reduce-scatter then all-gather for an all-reduce, all-gather alone for an all-gather.
+    Ring,
+    /// Recursive doubling on whole spans; excess members fold into a neighbour first.
+    RecursiveDoubling,
+    /// A binomial tree, pipelined by chunks.
+    BinomialTree,
+    /// Dissemination: in round k a token travels 2^k members ahead.
+    Dissemination,
+}
+
+impl Algorithm {
+    /// The name in logs, metrics and reasons.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Ring => "ring",
+            Self::RecursiveDoubling => "recursive-doubling",
+            Self::BinomialTree => "binomial-tree",
+            Self::Dissemination => "dissemination",
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How a plan is cut. Agreed by order message, never chosen locally.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tuning {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The largest chunk, in bytes: [`crate::limits::CHUNK_BYTES_MIN`] to [`crate::limits::CHUNK_BYTES_MAX`].
+    pub chunk_bytes: u32,
+    /// How many lanes the plan uses: 1 to [`crate::limits::LANES_MAX`].
+    pub lanes: u16,
+    /// Strands in flight at once on each lane: 1 to [`crate::limits::WINDOW_MAX`].
+    pub window: u16,
+}

@@ -1,0 +1,222 @@
+//! The language of plans: what one member does for one bucket, as data.
+//!
+//! A planner is a pure function of (member, topology, work, tuning); the same inputs give every member its part of one
+//! schedule. Nothing here knows sockets or buffers: the engine's executor performs a plan, the symbolic
+//! [checker](crate::check) proves it.
+//!
+//! - A **bucket** is a list of tensors that travel together. Its coordinates are elements `0..layout.elements`, cut into
+//!   **slices** that say which part of which tensor lies there. Slices are ordered so that a piece of the bucket is one
+//!   contiguous span, *and so that a tensor's elements meet the same reduction order whatever bucket they travel in*:
+//!   planners that treat pieces differently (ring) cut every tensor into the same number of pieces and lay out piece 0
+//!   of all tensors, then piece 1 of all tensors, and so on.
+//! - A **strand** is an independent chain of rounds on a small part of the bucket (about a chunk per piece). Strands of a
+//!   lane start in order, at most `window` at once; they overlap freely. That bounds private memory and gives pipelining.
+//! - A **round** has local steps, done first and in order, then transfers, which proceed together. The next round begins
+//!   when all transfers of this one are complete here.
+//! - A **register** is a private buffer of a strand: a few per strand, each as long as the span last put into it.
+
+use ronde_wire::{Lane, Member, Rank};
+
+/// A run of elements in the bucket's coordinates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// The first element.
+    pub start: u64,
+    /// How many.
+    pub len: u64,
+}
+
+impl Span {
+    /// The first element behind the span.
+    #[must_use]
+    pub const fn end(self) -> u64 {
+        self.start + self.len
+    }
+
+    /// Whether there is nothing in it.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.len == 0
+    }
+}
+
+/// Whose input a slice of the bucket holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// Every rank contributes to these elements; they are reduced.
+    EveryRank,
+    /// One rank provides them.
+    One(Rank),
+}
+
+/// A contiguous part of one tensor within the bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// Where it lies in the bucket.
+    pub span: Span,
+    /// Which tensor of the bucket.
+    pub tensor: u32,
+    /// Whose input it is.
+    pub source: Source,
+    /// Its first element within the contributing tensor.
+    pub input_start: u64,
+    /// Its first element within the resulting tensor.
+    pub output_start: u64,
+}
+
+/// How a bucket's coordinates map to tensors. Equal on all members.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Layout {
+    /// Slices in ascending order without gaps; empty slices are left out.
+    pub slices: Vec<Slice>,
+    /// Elements of the whole bucket.
+    pub elements: u64,
+}
+
+impl Layout {
+    /// The slices that overlap a span, each cut to it.
+    pub fn within(&self, span: Span) -> impl Iterator<Item = Slice> + '_ {
+        let first = self.slices.partition_point(|slice| slice.span.end() <= span.start);
+        self.slices[first..].iter().take_while(move |slice| slice.span.start < span.end()).map(move |slice| {
+            let start = slice.span.start.max(span.start);
+            let end = slice.span.end().min(span.end());
+            let skipped = start - slice.span.start;
+            Slice {
+                span: Span { start, len: end - start },
+                input_start: slice.input_start + skipped,
+                output_start: slice.output_start + skipped,
+                ..*slice
+            }
+        })
+    }
+}
+
+/// A private buffer of a strand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Register(pub u8);
+
+/// The most registers that a strand may name.
+pub const REGISTERS_MAX: u8 = 4;
+
+/// A local step of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The register becomes this member's contribution to the span: its ranks' values, prescaled, reduced in rank order
+    /// for slices of every rank; the value of the one rank otherwise, which must be local.
+    Contribute {
+        /// Where to.
+        into: Register,
+        /// Which elements.
+        span: Span,
+    },
+    /// `into` becomes `op(left, right)` element by element; `into` is one of the two. The left operand is the one that
+    /// holds the lower members' values, where that is defined.
+    Reduce {
+        /// The left operand.
+        left: Register,
+        /// The right operand.
+        right: Register,
+        /// The result.
+        into: Register,
+        /// Which elements both hold.
+        span: Span,
+    },
+    /// The register is divided by the number of ranks for an average, then multiplied by the postscale.
+    Finish {
+        /// Which register.
+        register: Register,
+        /// Which elements it holds.
+        span: Span,
+    },
+    /// The register's elements are written to the result of the local ranks, which is never read back.
+    Publish {
+        /// Where from.
+        from: Register,
+        /// Which elements it holds.
+        span: Span,
+    },
+}
+
+/// A transfer of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// The register's elements go to a peer; the register keeps them.
+    Send {
+        /// The receiver.
+        to: Member,
+        /// Where from.
+        from: Register,
+        /// Which elements.
+        span: Span,
+    },
+    /// The register becomes what a peer sends.
+    Receive {
+        /// The sender.
+        from: Member,
+        /// Where to; no other transfer of the round uses this register.
+        into: Register,
+        /// Which elements.
+        span: Span,
+    },
+}
+
+/// One round of a strand.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Round {
+    /// Done first, in order.
+    pub steps: Vec<Step>,
+    /// Then these, together. At most one send and one receive per peer. The sender's strand and round numbers identify
+    /// the transfer at the receiver: matching transfers stand in the same strand and round of both plans.
+    pub transfers: Vec<Transfer>,
+}
+
+/// An independent chain of rounds. Every member of the set has the same number of strands in the same order on the same
+/// lanes, though a member may have nothing to do in some of them; round numbers are global to the strand, so a member
+/// that is idle in a round has an empty one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Strand {
+    /// The lane of all its transfers.
+    pub lane: Lane,
+    /// The rounds, in order; trailing empty rounds may be left out.
+    pub rounds: Vec<Round>,
+}
+
+/// What one member does for one bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// How the bucket's coordinates map to tensors.
+    pub layout: Layout,
+    /// The strands; a chunk's header names the index in this list.
+    pub strands: Vec<Strand>,
+    /// How many strands of one lane may be in flight at once; at least 1. A strand that has nothing to do is skipped
+    /// and does not count.
+    pub window: usize,
+}
+
+/// What a bucket's tensors need, agreed by all members.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum WorkKind {
+    /// Every rank gets the reduction.
+    AllReduce,
+    /// Every rank gets the root's tensor.
+    Broadcast {
+        /// The global rank.
+        root: Rank,
+    },
+    /// Every rank gets all contributions in rank order of the set.
+    AllGather,
+    /// Nothing but waiting for each other; no tensors.
+    Barrier,
+}
+
+/// A bucket of work: the part of a plan's inputs that comes from the requests.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Work {
+    /// What to do.
+    pub kind: WorkKind,
+    /// Bytes of one element; chunk sizes are given in bytes.
+    pub element_bytes: u32,
+    /// For each tensor its element counts: one number (all-reduce, broadcast), or one for each rank of the set in rank
+    /// order (all-gather).
+    pub tensors: Vec<Vec<u64>>,
+}
