@@ -1,1 +1,34 @@
-//! (skeleton)
+//! Shared memory between a worker and its sidecar, and the one place where ronde talks to the kernel about it.
+//!
+//! - [`segment`]: sealed memfds, mapped and populated, reached by copies only.
+//! - [`arena`]: which bytes of which segment are leased. Pure bookkeeping.
+//! - [`passing`]: handing segments over a Unix socket (`mem.sock`), a protocol of two requests.
+//! - [`fork`]: what keeps a forked child from holding or using its parent's session.
+//! - [`error`]: [`ShmError`], which says who is to blame.
+//!
+//! **The peer process can write shared bytes at any time.** Nothing here hands out a reference or a slice to shared
+//! memory; callers copy in and out, and whatever they decide, they decide on private bytes.
+//!
+//! # unsafe
+//!
+//! This crate is one of the few where `unsafe` is allowed. Each block carries a `SAFETY:` comment that can be checked by
+//! reading its own module, and each idea has a module of its own: [`mapping`] (a mapping and copies out of and into
+//! it), [`passing::descriptor`] (control messages that carry descriptors), [`fork`] (a fork handler).
+//!
+//! Everything blocks; no async runtime is involved. Callers who have one wrap these calls.
+
+pub mod arena;
+pub mod error;
+pub mod fork;
+mod mapping;
+pub mod passing;
+pub mod segment;
+
+pub use arena::{Arena, ArenaConfig, ArenaError, ArenaUsage, Lease, LeaseError, SegmentId, Slot};
+pub use error::{Blame, ShmError};
+pub use fork::{FdRegistration, ForkGuard, ForkSafe, UsedAfterFork};
+pub use passing::{
+    Credentials, MemClient, MemClientConfig, MemHost, MemReply, MemRequest, ServeOutcome, SessionToken, peer_credentials,
+    serve_one,
+};
+pub use segment::{OwnedSegment, PeerSegment, Share};

@@ -1,0 +1,370 @@
+//! Which bytes of which segment are leased. Pure bookkeeping: no memory is touched, nothing blocks.
+//!
+//! # How space is found
+//!
+//! Training repeats itself: each step asks for the same sizes and gives them all back. So a released slot first goes onto
+//! the stack of its *size class* and the next lease of that class takes it from there, last in, first out: its pages are the
+//! ones most likely still in the caches. Classes are multiples of the alignment up to 256 B, then four steps to each
+//! doubling up to 1 MiB, then multiples of 256 KiB, so at most a quarter of a slot is slack (beside the alignment).
+//!
+//! When a class's stack is empty, a slot is carved from the *best-fitting free span* (the smallest that is large enough;
+//! of equals, the first). When no span fits, all stacks are emptied into the spans, neighbours are joined, and the search
+//! is repeated. So stacks never hold space back from another class, and when nothing is leased each segment is one
+//! free span again: fragmentation cannot accumulate over phases of a program. Only then is growth asked for.
+//!
+//! Growth adds a segment and never moves or unmaps one. A phase that needs many small segments first and one large slot later
+//! can therefore meet the limit while much is mapped and free; the refusal tells both numbers.
+//!
+//! Costs: lease and release are O(log n); emptying the stacks is O(log n) for each slot released since the last time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// The number of a segment within its session and direction; chosen by its owner, never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentId(pub u32);
+
+impl fmt::Display for SegmentId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+/// What an arena is made with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ArenaConfig {
+    /// Smallest segment to ask for, in bytes. Each growth asks for this or for what a slot needs, whichever is more.
+    pub segment_bytes_min: u64,
+    /// Bound on the bytes of all segments together.
+    pub limit_bytes: u64,
+    /// Alignment of slots in bytes: a power of two, at most 4,096.
+    pub alignment: u64,
+    /// Name of the setting behind `limit_bytes`, quoted when the limit is met.
+    pub setting: &'static str,
+}
+
+/// Leased bytes: `len` of them at `offset` of `segment`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot {
+    /// The segment.
+    pub segment: SegmentId,
+    /// First byte, a multiple of the arena's alignment.
+    pub offset: u64,
+    /// The number of bytes asked for; may be zero.
+    pub len: u64,
+}
+
+/// The answer to a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lease {
+    /// The bytes, leased until released.
+    Slot(Slot),
+    /// Create a segment of this many bytes, [`Arena::add_segment`] it and lease again.
+    Grow {
+        /// Bytes of the segment to create, a multiple of [`GROWTH_STEP_BYTES`], which is whole pages on every machine.
+        bytes: u64,
+    },
+}
+
+/// A lease that cannot be given, now or after growth. Never a wait: see the crate's callers for why waiting deadlocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LeaseError {
+    /// The limit leaves no room.
+    #[error(
+        "{wanted} bytes of shared memory are wanted, but the limit {setting} = {limit_bytes} leaves no room: {in_use} in use, \
+         {mapped} mapped in segments without a free piece large enough; raise {setting} or keep fewer tensors in flight"
+    )]
+    Limit {
+        /// The limit in bytes.
+        limit_bytes: u64,
+        /// The bytes asked for.
+        wanted: u64,
+        /// Bytes of leased slots, slack included.
+        in_use: u64,
+        /// Bytes of all segments.
+        mapped: u64,
+        /// The setting to raise.
+        setting: &'static str,
+    },
+}
+
+/// A mistake of the arena's caller. The arena is unchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ArenaError {
+    /// The slot is not leased: released twice, or never leased here.
+    #[error("the slot of {} bytes at {} of segment {} is not leased; release a slot once, as it was leased", .0.len, .0.offset, .0.segment)]
+    NotLeased(Slot),
+    /// The segment is known already.
+    #[error("segment {0} is in the arena already; give each segment a number of its own")]
+    SegmentKnown(SegmentId),
+    /// The segment is smaller than a slot or over the limit.
+    #[error("segment {segment} of {bytes} bytes does not fit: at least {alignment} and at most {room} can be added")]
+    SegmentSize {
+        /// The segment.
+        segment: SegmentId,
+        /// Its size in bytes.
+        bytes: u64,
+        /// Smallest useful size in bytes.
+        alignment: u64,
+        /// What the limit leaves, in bytes.
+        room: u64,
+    },
+    /// The configuration makes no arena.
+    #[error("an arena's alignment is a power of two up to 4096, not {alignment}")]
+    Alignment {
+        /// The alignment asked for.
+        alignment: u64,
+    },
+}
+
+/// Numbers for metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ArenaUsage {
+    /// Bytes of all segments.
+    pub mapped_bytes: u64,
+    /// Bytes of leased slots, slack included.
+    pub in_use_bytes: u64,
+    /// Leased slots.
+    pub slots: usize,
+    /// Segments.
+    pub segments: usize,
+}
+
+/// A growing set of segments and the slots leased from them.
+///
+/// Live slots never overlap. Their number is bounded by `limit_bytes / alignment`, as even a slot of zero bytes takes
+/// `alignment` bytes.
+#[derive(Debug)]
+pub struct Arena {
+    config: ArenaConfig,
+    /// Usable bytes of each segment.
+    segments: BTreeMap<SegmentId, u64>,
+    free: FreeSpans,
+    /// Released slots by class, each a stack of places.
+    stacks: BTreeMap<u64, Vec<Place>>,
+    /// Leased slots: length asked for and class.
+    leased: BTreeMap<Place, Leased>,
+    mapped_bytes: u64,
+    in_use_bytes: u64,
+}
+
+impl Arena {
+    /// An arena without segments.
+    ///
+    /// The limit is rounded down to a multiple of [`GROWTH_STEP_BYTES`], so that a segment in whole pages always fits.
+    ///
+    /// # Errors
+    ///
+    /// [`ArenaError::Alignment`].
+    pub fn new(config: ArenaConfig) -> Result<Self, ArenaError> {
+        if !config.alignment.is_power_of_two() || config.alignment > ALIGNMENT_BYTES_MAX {
+            return Err(ArenaError::Alignment { alignment: config.alignment });
+        }
+        let limit_bytes = config.limit_bytes - config.limit_bytes % GROWTH_STEP_BYTES;
+        Ok(Self {
+            config: ArenaConfig { limit_bytes, ..config },
+            segments: BTreeMap::new(),
+            free: FreeSpans::default(),
+            stacks: BTreeMap::new(),
+            leased: BTreeMap::new(),
+            mapped_bytes: 0,
+            in_use_bytes: 0,
+        })
+    }
+
+    /// Leases `bytes` bytes, or tells how to make room for them.
+    ///
+    /// # Errors
+    ///
+    /// [`LeaseError::Limit`], at once and without side effects, when even a further segment would not help.
+    pub fn lease(&mut self, bytes: u64) -> Result<Lease, LeaseError> {
+        let Some(class) = class_of(bytes, self.config.alignment) else {
+            return Err(self.limit_met(bytes));
+        };
+        match self.find(class) {
+            Some(place) => Ok(Lease::Slot(self.occupy(place, bytes, class))),
+            None => self.growth_for(class).map(|bytes| Lease::Grow { bytes }).ok_or_else(|| self.limit_met(bytes)),
+        }
+    }
+
+    /// Takes a slot back. Its bytes are the next to be leased in its class.
+    ///
+    /// # Errors
+    ///
+    /// [`ArenaError::NotLeased`] when exactly this slot is not leased.
+    pub fn release(&mut self, slot: Slot) -> Result<(), ArenaError> {
+        let place = Place { segment: slot.segment, offset: slot.offset };
+        let class = match self.leased.get(&place) {
+            Some(leased) if leased.len == slot.len => leased.class,
+            _ => return Err(ArenaError::NotLeased(slot)),
+        };
+        self.leased.remove(&place);
+        self.in_use_bytes -= class;
+        self.stacks.entry(class).or_default().push(place);
+        Ok(())
+    }
+
+    /// Adds an empty segment of `bytes` bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`ArenaError::SegmentKnown`], [`ArenaError::SegmentSize`].
+    pub fn add_segment(&mut self, segment: SegmentId, bytes: u64) -> Result<(), ArenaError> {
+        if self.segments.contains_key(&segment) {
+            return Err(ArenaError::SegmentKnown(segment));
+        }
+        let alignment = self.config.alignment;
+        let room = self.config.limit_bytes - self.mapped_bytes;
+        if bytes < alignment || bytes > room {
+            return Err(ArenaError::SegmentSize { segment, bytes, alignment, room });
+        }
+        let usable = bytes - bytes % alignment;
+        self.segments.insert(segment, usable);
+        self.mapped_bytes += bytes;
+        self.free.insert(Place { segment, offset: 0 }, usable);
+        Ok(())
+    }
+
+    /// Whether exactly this slot is leased.
+    #[must_use]
+    pub fn is_leased(&self, slot: Slot) -> bool {
+        let place = Place { segment: slot.segment, offset: slot.offset };
+        self.leased.get(&place).is_some_and(|leased| leased.len == slot.len)
+    }
+
+    /// Numbers for metrics.
+    #[must_use]
+    pub fn usage(&self) -> ArenaUsage {
+        ArenaUsage {
+            mapped_bytes: self.mapped_bytes,
+            in_use_bytes: self.in_use_bytes,
+            slots: self.leased.len(),
+            segments: self.segments.len(),
+        }
+    }
+
+    /// A place for a slot of `class` bytes, no longer free.
+    fn find(&mut self, class: u64) -> Option<Place> {
+        if let Some(place) = self.stacks.get_mut(&class).and_then(Vec::pop) {
+            return Some(place);
+        }
+        if let Some(place) = self.free.carve(class) {
+            return Some(place);
+        }
+        self.empty_stacks();
+        self.free.carve(class)
+    }
+
+    fn occupy(&mut self, place: Place, len: u64, class: u64) -> Slot {
+        self.leased.insert(place, Leased { len, class });
+        self.in_use_bytes += class;
+        Slot { segment: place.segment, offset: place.offset, len }
+    }
+
+    /// Turns all released slots into free spans.
+    fn empty_stacks(&mut self) {
+        for (class, places) in std::mem::take(&mut self.stacks) {
+            for place in places {
+                self.free.insert(place, class);
+            }
+        }
+    }
+
+    /// Size of a further segment that holds a slot of `class` bytes within the limit.
+    fn growth_for(&self, class: u64) -> Option<u64> {
+        let room = self.config.limit_bytes - self.mapped_bytes;
+        let needed = class.checked_next_multiple_of(GROWTH_STEP_BYTES).filter(|needed| *needed <= room)?;
+        let preferred = self.config.segment_bytes_min.checked_next_multiple_of(GROWTH_STEP_BYTES).unwrap_or(room);
+        // Room is itself a multiple of the step only if all segments were; rounding keeps the promise of `Grow`.
+        Some(preferred.clamp(needed, (room - room % GROWTH_STEP_BYTES).max(needed)))
+    }
+
+    fn limit_met(&self, wanted: u64) -> LeaseError {
+        LeaseError::Limit {
+            limit_bytes: self.config.limit_bytes,
+            wanted,
+            in_use: self.in_use_bytes,
+            mapped: self.mapped_bytes,
+            setting: self.config.setting,
+        }
+    }
+}
+
+/// Where a slot or a span starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    segment: SegmentId,
+    offset: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Leased {
+    len: u64,
+    class: u64,
+}
+
+/// Free spans, by place to join neighbours and by size to find the best fit.
+#[derive(Debug, Default)]
+struct FreeSpans {
+    by_place: BTreeMap<Place, u64>,
+    by_size: BTreeSet<(u64, Place)>,
+}
+
+impl FreeSpans {
+    /// Adds a span and joins it with free neighbours of the same segment.
+    fn insert(&mut self, place: Place, bytes: u64) {
+        let (mut place, mut bytes) = (place, bytes);
+        let before = self.by_place.range(..place).next_back().map(|(place, bytes)| (*place, *bytes));
+        if let Some((left, left_bytes)) = before
+            && left.segment == place.segment
+            && left.offset + left_bytes == place.offset
+        {
+            self.remove(left, left_bytes);
+            (place, bytes) = (left, left_bytes + bytes);
+        }
+        let right = Place { segment: place.segment, offset: place.offset + bytes };
+        if let Some(right_bytes) = self.by_place.get(&right).copied() {
+            self.remove(right, right_bytes);
+            bytes += right_bytes;
+        }
+        self.by_place.insert(place, bytes);
+        self.by_size.insert((bytes, place));
+    }
+
+    /// Takes `bytes` bytes from the start of the smallest span that has them.
+    fn carve(&mut self, bytes: u64) -> Option<Place> {
+        let first = Place { segment: SegmentId(0), offset: 0 };
+        let (span_bytes, place) = *self.by_size.range((bytes, first)..).next()?;
+        self.remove(place, span_bytes);
+        if span_bytes > bytes {
+            let rest = Place { offset: place.offset + bytes, ..place };
+            self.by_place.insert(rest, span_bytes - bytes);
+            self.by_size.insert((span_bytes - bytes, rest));
+        }
+        Some(place)
+    }
+
+    fn remove(&mut self, place: Place, bytes: u64) {
+        self.by_place.remove(&place);
+        self.by_size.remove(&(bytes, place));
+    }
+}
+
+/// The class of a slot of `bytes` bytes: its size with slack, a multiple of `alignment`. `None` when that overflows.
+fn class_of(bytes: u64, alignment: u64) -> Option<u64> {
+    let bytes = bytes.max(1);
+    let quarter = (bytes - 1).checked_ilog2().map_or(1, |log| (1_u64 << log) / 4);
+    bytes.checked_next_multiple_of(quarter.clamp(alignment, alignment.max(CLASS_STEP_BYTES_MAX)))
+}
+
+/// Sizes of segments are multiples of this: the largest page of any Linux.
+pub const GROWTH_STEP_BYTES: u64 = 65_536;
+
+/// From 1 MiB on, classes are this far apart: a quarter of 1 MiB, so the slack stays within a quarter.
+const CLASS_STEP_BYTES_MAX: u64 = 256 * 1_024;
+
+/// Mappings start at page boundaries, so no more alignment than a page can be promised.
+const ALIGNMENT_BYTES_MAX: u64 = 4_096;
+
+#[cfg(test)]
+mod tests;

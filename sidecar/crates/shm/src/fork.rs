@@ -1,0 +1,220 @@
+//! The fork guard: a forked child neither keeps its parent's session alive nor uses it.
+//!
+//! A trainer forks (data loaders do), and the child inherits every descriptor. If the trainer then dies, its sockets stay
+//! open in the child and no peer ever hears of the death. One `pthread_atfork` handler per process therefore runs in
+//! every new child and does two things, both async-signal-safe: it closes the descriptors that are registered here, and
+//! it counts up a *generation* by which every [`ForkGuard`] made before the fork knows that it is in a child.
+//!
+//! # What it does not see
+//!
+//! - `vfork`, `posix_spawn` and raw `clone` run no handlers. The first two end in `exec`, which closes descriptors made
+//!   with `O_CLOEXEC`, as all of this crate's are.
+//! - A fork in another thread between the making of a descriptor and its registration, or between the end of the
+//!   registration and `close`, leaves the child a copy. So an owner of a socket calls `shutdown(2)` before it closes: that
+//!   ends the connection for all copies.
+//!
+//! # What owners of registered descriptors must do
+//!
+//! In the child the number is closed already and may soon name another file. Closing it again would close that file. An
+//! owner therefore wraps what holds the descriptor in [`ForkSafe`], which forgets it in a child instead of dropping it.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+
+use crate::error::ShmError;
+
+/// Knows whether this process forked off since the guard was made.
+#[derive(Debug, Clone, Copy)]
+pub struct ForkGuard {
+    generation: u64,
+}
+
+impl ForkGuard {
+    /// A guard of the calling process. The first one installs the process's fork handler.
+    #[must_use]
+    pub fn new() -> Self {
+        install_handler();
+        Self { generation: GENERATION.load(Ordering::Relaxed) }
+    }
+
+    /// Fails when the calling process is a forked child of the one that made the guard. Costs one load.
+    ///
+    /// # Errors
+    ///
+    /// [`UsedAfterFork`].
+    pub fn check(&self) -> Result<(), UsedAfterFork> {
+        if self.is_child() { Err(UsedAfterFork) } else { Ok(()) }
+    }
+
+    /// Whether the calling process is a forked child (or grandchild) of the one that made the guard.
+    #[must_use]
+    pub fn is_child(&self) -> bool {
+        GENERATION.load(Ordering::Relaxed) != self.generation
+    }
+}
+
+impl Default for ForkGuard {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A session was used in a forked child of the process that opened it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("used after fork: this client belongs to the parent process; open a client of its own in the child, after the fork")]
+pub struct UsedAfterFork;
+
+/// Registers `fd` to be closed in every child that this process forks.
+///
+/// The registration must end before the descriptor is closed, or a child might close another file of the same number: put
+/// both into one value, the registration first, and that into a [`ForkSafe`]; [`ForkSafe::with_fd`] does it.
+///
+/// # Errors
+///
+/// [`ShmError::ForkTableFull`] beyond [`REGISTERED_FDS_MAX`].
+pub fn register_fd(fd: BorrowedFd<'_>) -> Result<FdRegistration, ShmError> {
+    let guard = ForkGuard::new();
+    let raw = fd.as_raw_fd();
+    let free = |entry: &&AtomicI32| entry.compare_exchange(NO_FD, raw, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    match REGISTERED.iter().find(free) {
+        Some(entry) => Ok(FdRegistration { entry, guard }),
+        None => Err(ShmError::ForkTableFull { limit: REGISTERED_FDS_MAX }),
+    }
+}
+
+/// A descriptor's place in the table of those closed in children. Dropping it frees the place.
+#[derive(Debug)]
+pub struct FdRegistration {
+    entry: &'static AtomicI32,
+    guard: ForkGuard,
+}
+
+impl Drop for FdRegistration {
+    fn drop(&mut self) {
+        // In a child the handler has emptied the place, and the child may have filled it anew.
+        if !self.guard.is_child() {
+            self.entry.store(NO_FD, Ordering::Release);
+        }
+    }
+}
+
+/// A value that only the process that made it may use or drop; in a forked child it is forgotten.
+///
+/// Forgetting leaks the child's copy of the value's memory. That is the price of never running destructors that would close
+/// foreign descriptors, join threads that do not exist in the child or send farewells in the parent's name.
+#[derive(Debug)]
+pub struct ForkSafe<T> {
+    /// Declared first: the registration ends before the value closes.
+    registration: Option<FdRegistration>,
+    value: Option<T>,
+    guard: ForkGuard,
+}
+
+impl<T> ForkSafe<T> {
+    /// Guards a value that owns no registered descriptor, or that registers its own.
+    pub fn new(value: T) -> Self {
+        Self { registration: None, value: Some(value), guard: ForkGuard::new() }
+    }
+
+    /// Guards a value and registers its descriptor to be closed in children.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::ForkTableFull`]; the value is then dropped.
+    pub fn with_fd(value: T) -> Result<Self, ShmError>
+    where
+        T: AsFd,
+    {
+        let registration = register_fd(value.as_fd())?;
+        Ok(Self { registration: Some(registration), value: Some(value), guard: ForkGuard::new() })
+    }
+
+    /// The value, in the process that made it.
+    ///
+    /// # Errors
+    ///
+    /// [`UsedAfterFork`] in a child.
+    pub fn get(&self) -> Result<&T, UsedAfterFork> {
+        self.guard.check()?;
+        self.value.as_ref().ok_or(UsedAfterFork)
+    }
+
+    /// The value, in the process that made it.
+    ///
+    /// # Errors
+    ///
+    /// [`UsedAfterFork`] in a child.
+    pub fn get_mut(&mut self) -> Result<&mut T, UsedAfterFork> {
+        self.guard.check()?;
+        self.value.as_mut().ok_or(UsedAfterFork)
+    }
+
+    /// The value, no longer guarded nor registered.
+    ///
+    /// # Errors
+    ///
+    /// [`UsedAfterFork`] in a child, where the value is forgotten.
+    pub fn into_inner(mut self) -> Result<T, UsedAfterFork> {
+        self.guard.check()?;
+        self.registration = None;
+        self.value.take().ok_or(UsedAfterFork)
+    }
+
+    /// Whether the calling process is a forked child of the one that made the value.
+    #[must_use]
+    pub fn is_child(&self) -> bool {
+        self.guard.is_child()
+    }
+}
+
+impl<T> Drop for ForkSafe<T> {
+    fn drop(&mut self) {
+        if self.guard.is_child() {
+            std::mem::forget(self.value.take());
+        }
+    }
+}
+
+/// Installs the child handler once.
+///
+/// A failure (the C library is out of memory) leaves the process without a guard; nothing forked then would work anyway,
+/// and there is no caller to tell, so it is left at that and tried again by the next guard.
+fn install_handler() {
+    if INSTALLED.load(Ordering::Acquire) {
+        return;
+    }
+    // Two threads may both arrive here and install twice: the generation then counts up by two and the second sweep
+    // finds an empty table, so that is harmless. (A `Once` would not be: held by another thread at the moment of a fork,
+    // it stays held in the child.)
+    //
+    // SAFETY: the handler only touches atomics and calls close(2), both allowed between fork and exec in a child of a
+    // multi-threaded process. It never unwinds. It is a function of this image, which is never unloaded: the handler is
+    // tied to the shared object that registers it, and dlclose runs the object's own unregistration.
+    let status = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    if status == 0 {
+        INSTALLED.store(true, Ordering::Release);
+    }
+}
+
+/// Runs in every new child, before anything else does.
+extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    for entry in &REGISTERED {
+        let fd = entry.swap(NO_FD, Ordering::Relaxed);
+        if fd != NO_FD {
+            // SAFETY: the number was registered by its owner in the parent and is not closed there before the registration
+            // ends, so here it names the inherited copy. Its owner in this process is told by the generation not to close it.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// Descriptors that one process can register: 64 clients of 16 descriptors each.
+pub const REGISTERED_FDS_MAX: usize = 1_024;
+
+/// An empty place of the table.
+const NO_FD: RawFd = -1;
+
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+static REGISTERED: [AtomicI32; REGISTERED_FDS_MAX] = [const { AtomicI32::new(NO_FD) }; REGISTERED_FDS_MAX];

@@ -1,0 +1,220 @@
+//! Sealed memfd segments: one's own ([`OwnedSegment`]) and the peer's ([`PeerSegment`]).
+//!
+//! A segment is mapped and populated when it is made or attached and stays mapped for the life of the session. Its
+//! size is sealed, so no access can fault. The peer can write an input segment at any time, so both types hand out
+//! copies and nothing else; `mapping` argues why that is sound.
+//!
+//! A forked child inherits the mappings. They stay (`MADV_DONTFORK` would turn a child's innocent look at an inherited
+//! tensor into a segmentation fault) and cost a child nothing: page tables of shared mappings are not copied. What a
+//! child must not do is write into its parent's tensors: [`OwnedSegment::copy_from`] refuses there.
+
+use std::ffi::CString;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::SealFlag;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::{SysconfVar, ftruncate, sysconf};
+
+use crate::error::{SEGMENT_NAME_BYTES_MAX, ShmError};
+use crate::fork::ForkGuard;
+use crate::mapping::{Mapping, ReadOnly, ReadWrite, SealedFd, add_seals, mappable};
+
+/// Who may write a segment besides its creator's own mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Share {
+    /// An input segment, made by a worker: sealed against shrinking, growing and further seals. The peer maps it
+    /// read-only by its own choice.
+    Writable,
+    /// A result segment, made by the sidecar and possibly shared by several workers: also sealed with
+    /// F_SEAL_FUTURE_WRITE, so that only the creator's mapping can write. No receiver can map it writable, write to it
+    /// or punch holes into it.
+    ReadOnlyForOthers,
+}
+
+/// A segment that this process created and may write.
+#[derive(Debug)]
+pub struct OwnedSegment {
+    name: String,
+    mapping: Mapping<ReadWrite>,
+    fd: SealedFd,
+    fork_guard: ForkGuard,
+}
+
+impl OwnedSegment {
+    /// Creates, maps, populates and seals a segment of `bytes` bytes, rounded up to whole pages.
+    ///
+    /// `name` shows in `/proc/<pid>/maps` and in errors. Blocks while the kernel clears the pages, about 1 ms a MiB.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::SegmentSize`], [`ShmError::SegmentName`], or [`ShmError::System`] when memory or descriptors run out.
+    pub fn create(name: &str, bytes: usize, share: Share) -> Result<Self, ShmError> {
+        let label = format!("segment {name}");
+        let bytes = whole_pages(bytes, &label)?;
+        let fd = create_memfd(name)?;
+        let length = libc::off_t::try_from(bytes.get())
+            .map_err(|_| ShmError::SegmentSize { segment: label.clone(), bytes: bytes.get() as u64 })?;
+        ftruncate(&fd, length).map_err(|errno| ShmError::system("ftruncate", label.as_str(), errno))?;
+        let size_seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+        add_seals(fd.as_fd(), size_seals, &label)?;
+        let fd = SealedFd::verify(fd, size_seals, &label)?;
+        let mapping = Mapping::new(&fd, &label)?;
+        // F_SEAL_FUTURE_WRITE spares mappings that exist, so it comes after ours; F_SEAL_SEAL comes last of all.
+        let last_seals = match share {
+            Share::Writable => SealFlag::F_SEAL_SEAL,
+            Share::ReadOnlyForOthers => SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL,
+        };
+        fd.add_seals(last_seals, &label)?;
+        Ok(Self { name: label, mapping, fd, fork_guard: ForkGuard::new() })
+    }
+
+    /// Writes `source` at `offset`.
+    ///
+    /// The peer may see the bytes in any order and state until it is told, by another channel, that they are there.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::OutOfRange`], or [`ShmError::UsedAfterFork`] in a forked child; in both cases nothing was written.
+    pub fn copy_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
+        self.fork_guard.check()?;
+        self.mapping
+            .copy_from(offset, source)
+            .ok_or_else(|| out_of_range(&self.name, offset, source.len(), self.mapping.bytes()))
+    }
+
+    /// Reads `target.len()` bytes at `offset` into private memory.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::OutOfRange`]; the target is then untouched.
+    pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
+        let len = target.len();
+        self.mapping
+            .copy_to(offset, target)
+            .ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+    }
+
+    /// Size in bytes: what was asked for, rounded up to whole pages. Never zero.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.mapping.bytes()
+    }
+
+    /// Always false: there are no empty segments.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The memfd, to be passed to the peer.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A segment that the peer created, mapped read-only.
+#[derive(Debug)]
+pub struct PeerSegment {
+    name: String,
+    mapping: Mapping<ReadOnly>,
+}
+
+impl PeerSegment {
+    /// Checks, maps and populates the peer's memfd; `fd` is closed, the mapping keeps the memory.
+    ///
+    /// The memfd must carry the seals SHRINK, GROW and SEAL and have exactly `expected_bytes`, at most `limit_bytes`.
+    /// `name` names it in errors ("input segment 3").
+    ///
+    /// Blocks while pages are populated. Pages that the peer left out are allocated here and now, at most
+    /// `expected_bytes` of them.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::OverLimit`], [`ShmError::NotMemfd`], [`ShmError::MissingSeals`], [`ShmError::WrongSize`] for what the
+    /// peer did wrong; [`ShmError::System`] when memory or address space runs out.
+    pub fn map_named(name: &str, fd: OwnedFd, expected_bytes: u64, limit_bytes: u64) -> Result<Self, ShmError> {
+        if expected_bytes > limit_bytes {
+            return Err(ShmError::OverLimit { segment: name.to_owned(), bytes: expected_bytes, limit_bytes });
+        }
+        mappable(expected_bytes, name)?;
+        let sealed = SealedFd::verify(fd, SEALS_OF_PEER, name)?;
+        let actual = sealed.bytes().get() as u64;
+        if actual != expected_bytes {
+            return Err(ShmError::WrongSize { segment: name.to_owned(), announced: expected_bytes, actual });
+        }
+        Ok(Self { name: name.to_owned(), mapping: Mapping::new(&sealed, name)? })
+    }
+
+    /// [`PeerSegment::map_named`] under the name "the peer's segment".
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PeerSegment::map_named`].
+    pub fn map(fd: OwnedFd, expected_bytes: u64, limit_bytes: u64) -> Result<Self, ShmError> {
+        Self::map_named("the peer's segment", fd, expected_bytes, limit_bytes)
+    }
+
+    /// Reads `target.len()` bytes at `offset` into private memory.
+    ///
+    /// The peer may write at the same time; each byte read is then some value that the byte had.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::OutOfRange`]; the target is then untouched.
+    pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
+        let len = target.len();
+        self.mapping
+            .copy_to(offset, target)
+            .ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+    }
+
+    /// Size in bytes. Never zero.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.mapping.bytes()
+    }
+
+    /// Always false: there are no empty segments.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+/// A fresh memfd, closed on exec, sealable, and not executable where the kernel knows how to say so.
+fn create_memfd(name: &str) -> Result<OwnedFd, ShmError> {
+    let refused = || ShmError::SegmentName { name: name.to_owned() };
+    if name.len() > SEGMENT_NAME_BYTES_MAX {
+        return Err(refused());
+    }
+    let c_name = CString::new(name).map_err(|_| refused())?;
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    // Hardened machines refuse memfds without this flag; kernels before 6.3 refuse it.
+    let no_exec = MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL);
+    let created = match memfd_create(c_name.as_c_str(), flags | no_exec) {
+        Err(Errno::EINVAL) => memfd_create(c_name.as_c_str(), flags),
+        other => other,
+    };
+    created.map_err(|errno| ShmError::system("memfd_create", format!("segment {name}"), errno))
+}
+
+/// `bytes` rounded up to whole pages.
+fn whole_pages(bytes: usize, segment: &str) -> Result<NonZeroUsize, ShmError> {
+    let wrong_size = || ShmError::SegmentSize { segment: segment.to_owned(), bytes: bytes as u64 };
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|page| usize::try_from(page).ok());
+    let rounded = bytes.checked_next_multiple_of(page.unwrap_or(PAGE_BYTES_MAX)).ok_or_else(wrong_size)?;
+    mappable(rounded as u64, segment)
+}
+
+fn out_of_range(segment: &str, offset: u64, len: usize, size: u64) -> ShmError {
+    ShmError::OutOfRange { segment: segment.to_owned(), offset, len: len as u64, size }
+}
+
+/// What a peer's memfd must carry: a size that never changes, and no seal to come.
+const SEALS_OF_PEER: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
+
+/// The largest page of any Linux, used when the system does not tell its own.
+const PAGE_BYTES_MAX: usize = 65_536;
