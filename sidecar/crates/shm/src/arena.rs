@@ -275,8 +275,8 @@ impl Arena {
         let room = self.config.limit_bytes - self.mapped_bytes;
         let needed = class.checked_next_multiple_of(GROWTH_STEP_BYTES).filter(|needed| *needed <= room)?;
         let preferred = self.config.segment_bytes_min.checked_next_multiple_of(GROWTH_STEP_BYTES).unwrap_or(room);
-        // Room is itself a multiple of the step only if all segments were; rounding keeps the promise of `Grow`.
-        Some(preferred.clamp(needed, (room - room % GROWTH_STEP_BYTES).max(needed)))
+        // Callers may have added segments of any size, so room need not be a multiple of the step.
+        Some(preferred.min(room - room % GROWTH_STEP_BYTES).max(needed))
     }
 
     fn limit_met(&self, wanted: u64) -> LeaseError {

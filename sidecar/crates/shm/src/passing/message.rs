@@ -1,0 +1,168 @@
+//! The lines of `mem.sock`, parsed once into types that cannot be wrong.
+
+use std::str::FromStr;
+
+use super::descriptor::LINE_BYTES_MAX;
+use super::token::SessionToken;
+use crate::arena::SegmentId;
+use crate::error::ProtocolError;
+
+/// What a worker asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemRequest {
+    /// Map the input segment whose descriptor comes with this line.
+    Attach {
+        /// The worker's session.
+        token: SessionToken,
+        /// The segment's number among the session's input segments.
+        segment: SegmentId,
+        /// Size of the memfd in bytes.
+        bytes: u64,
+    },
+    /// Send the descriptor of a result segment.
+    Result {
+        /// The worker's session.
+        token: SessionToken,
+        /// The segment's number among the result segments.
+        segment: SegmentId,
+    },
+}
+
+impl MemRequest {
+    /// Reads a line without its newline.
+    ///
+    /// # Errors
+    ///
+    /// Every line that [`MemRequest::to_line`] does not write is refused.
+    pub fn parse(line: &str) -> Result<Self, ProtocolError> {
+        let mut words = Words::new(line)?;
+        let request = match words.next()? {
+            "ATTACH" => Self::Attach {
+                token: words.next()?.parse()?,
+                segment: SegmentId(decimal(words.next()?, "segment number")?),
+                bytes: decimal(words.next()?, "number of bytes")?,
+            },
+            "RESULT" => Self::Result {
+                token: words.next()?.parse()?,
+                segment: SegmentId(decimal(words.next()?, "segment number")?),
+            },
+            _ => return Err(ProtocolError::UnknownWord),
+        };
+        words.end()?;
+        Ok(request)
+    }
+
+    /// The line, newline included.
+    #[must_use]
+    pub fn to_line(&self) -> String {
+        match self {
+            Self::Attach { token, segment, bytes } => format!("ATTACH {token} {segment} {bytes}\n"),
+            Self::Result { token, segment } => format!("RESULT {token} {segment}\n"),
+        }
+    }
+
+    /// The request in words, without its token.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Attach { segment, bytes, .. } => format!("to attach input segment {segment} of {bytes} bytes"),
+            Self::Result { segment, .. } => format!("result segment {segment}"),
+        }
+    }
+}
+
+/// What the sidecar answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MemReply {
+    /// The input segment is mapped.
+    Attached,
+    /// The result segment's descriptor comes with this line.
+    Result {
+        /// Size of the memfd in bytes.
+        bytes: u64,
+    },
+    /// The request was understood and declined.
+    Refused {
+        /// Why, in words for the worker's user. Printable ASCII.
+        reason: String,
+    },
+}
+
+impl MemReply {
+    /// Reads a line without its newline.
+    ///
+    /// # Errors
+    ///
+    /// Every line that [`MemReply::to_line`] does not write is refused.
+    pub fn parse(line: &str) -> Result<Self, ProtocolError> {
+        if let Some(reason) = line.strip_prefix("ERR ") {
+            check_text(line)?;
+            return Ok(Self::Refused { reason: reason.to_owned() });
+        }
+        let mut words = Words::new(line)?;
+        match words.next()? {
+            "OK" => {}
+            "ERR" => return Err(ProtocolError::WordCount),
+            _ => return Err(ProtocolError::UnknownWord),
+        }
+        let reply = match words.next() {
+            Ok(bytes) => Self::Result { bytes: decimal(bytes, "number of bytes")? },
+            Err(_) => Self::Attached,
+        };
+        words.end()?;
+        Ok(reply)
+    }
+
+    /// The line, newline included. A reason is cut to what a line holds, and what is not printable ASCII becomes `?`.
+    #[must_use]
+    pub fn to_line(&self) -> String {
+        match self {
+            Self::Attached => "OK\n".to_owned(),
+            Self::Result { bytes } => format!("OK {bytes}\n"),
+            Self::Refused { reason } => {
+                let room = LINE_BYTES_MAX - "ERR \n".len();
+                let plain = |c: char| if matches!(c, ' '..='~') { c } else { '?' };
+                format!("ERR {}\n", reason.chars().take(room).map(plain).collect::<String>())
+            }
+        }
+    }
+}
+
+/// The words of a line, separated by exactly one space.
+struct Words<'a> {
+    rest: Option<&'a str>,
+}
+
+impl<'a> Words<'a> {
+    fn new(line: &'a str) -> Result<Self, ProtocolError> {
+        check_text(line)?;
+        Ok(Self { rest: Some(line) })
+    }
+
+    fn next(&mut self) -> Result<&'a str, ProtocolError> {
+        let rest = self.rest.ok_or(ProtocolError::WordCount)?;
+        let (word, rest) = rest.split_once(' ').map_or((rest, None), |(word, rest)| (word, Some(rest)));
+        self.rest = rest;
+        if word.is_empty() { Err(ProtocolError::WordCount) } else { Ok(word) }
+    }
+
+    fn end(&self) -> Result<(), ProtocolError> {
+        if self.rest.is_some() { Err(ProtocolError::WordCount) } else { Ok(()) }
+    }
+}
+
+fn check_text(line: &str) -> Result<(), ProtocolError> {
+    if line.len() >= LINE_BYTES_MAX {
+        return Err(ProtocolError::LineTooLong { limit: LINE_BYTES_MAX });
+    }
+    if line.bytes().all(|byte| matches!(byte, b' '..=b'~')) { Ok(()) } else { Err(ProtocolError::NotText) }
+}
+
+/// A number in its one spelling: digits only, no leading zero.
+fn decimal<N: FromStr>(word: &str, what: &'static str) -> Result<N, ProtocolError> {
+    let plain = word.bytes().all(|byte| byte.is_ascii_digit()) && (word == "0" || !word.starts_with('0'));
+    word.parse().ok().filter(|_| plain).ok_or(ProtocolError::Number { what })
+}
+
+#[cfg(test)]
+mod tests;
