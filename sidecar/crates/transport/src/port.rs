@@ -75,6 +75,15 @@ pub enum PortEvent {
         /// The frame; its payload is private memory.
         frame: Frame,
     },
+    /// Chunks given to [`Port::send`] for this peer have left the port's own queue: the encryption layer has taken them.
+    /// Counted in the order of sending; every chunk that was queued is reported once while its link is up. The executor's
+    /// windows, and with them private memory, are bounded by this.
+    Sent {
+        /// The peer.
+        peer: SidecarIndex,
+        /// How many chunks since the last such event.
+        chunks: u32,
+    },
     /// The link is gone, or did not come. Nothing more arrives from this peer until a new `Up`.
     Down {
         /// The peer.
