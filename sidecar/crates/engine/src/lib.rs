@@ -1,1 +1,15 @@
-//! (skeleton)
+//! The pure engine: what a sidecar decides, without sockets, clocks or tasks.
+//!
+//! Two state machines of one grammar (`handle_*`: it happened; `poll_*`: what now):
+//! - the [`Engine`] on the control thread negotiates, orders, admits and completes, and knows who is alive;
+//! - an [`Executor`] for each lane, on a data thread, performs admitted plans chunk by chunk.
+//!
+//! A whole cluster of both runs in one thread under one seed in the project's simulation.
+
+#![forbid(unsafe_code)]
+
+pub mod event;
+pub mod memory;
+
+pub use event::{Action, Admission, AdmittedTensor, Arithmetic, Completion, Event, Time};
+pub use memory::{InputPlace, Memory, MemoryError, OutputPlace};

@@ -1,0 +1,241 @@
+//! What an engine is told and what it wants done: the whole surface between the pure engine and the process around it.
+
+use std::sync::Arc;
+
+use ronde_collectives::plan::Plan;
+use ronde_wire::{
+    Control, DType, Epoch, Failure, Rank, ReduceOp, Request, RequestId, Seq, SetId, SetTopology, Shape, SidecarIndex,
+    TensorName,
+};
+
+/// A point in time: microseconds since a start that the caller chooses. Only differences matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// This time plus milliseconds.
+    #[must_use]
+    pub const fn plus_ms(self, ms: u64) -> Self {
+        Self(self.0 + ms * 1_000)
+    }
+
+    /// Milliseconds since an earlier time; 0 when it is not earlier.
+    #[must_use]
+    pub const fn ms_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0) / 1_000
+    }
+}
+
+/// Something that happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A worker has claimed a rank; its session waits for the epoch.
+    RankAttached {
+        /// The rank.
+        rank: Rank,
+    },
+    /// A session has ended. `failure.cause` is `ShutDown` for a goodbye and `RankLost` otherwise.
+    RankLeft {
+        /// The rank.
+        rank: Rank,
+        /// Why, for the others.
+        failure: Failure,
+    },
+    /// A sign of life from a worker (any message of its session).
+    RankHeard {
+        /// The rank.
+        rank: Rank,
+    },
+    /// A worker's checked request.
+    Submitted {
+        /// The rank.
+        rank: Rank,
+        /// The worker's number for it.
+        request: RequestId,
+        /// What it wants.
+        what: Request,
+    },
+    /// The service refused a request whose set and name are known; the worker has its answer already. The other ranks
+    /// must not wait for it.
+    Refused {
+        /// The rank.
+        rank: Rank,
+        /// The set.
+        set: SetId,
+        /// The name.
+        name: TensorName,
+        /// Why.
+        reason: String,
+    },
+    /// A worker no longer waits for a request.
+    Withdrawn {
+        /// The rank.
+        rank: Rank,
+        /// Which request.
+        request: RequestId,
+        /// Why, in the worker's words.
+        reason: String,
+    },
+    /// A control link is open.
+    LinkUp {
+        /// The authenticated peer.
+        peer: SidecarIndex,
+        /// How many lanes it offers.
+        lanes: u16,
+    },
+    /// A control link or a lane to a peer is gone or did not come; the transport has given up on it.
+    LinkDown {
+        /// The peer.
+        peer: SidecarIndex,
+        /// What was seen.
+        reason: String,
+    },
+    /// A control message arrived.
+    Control {
+        /// The authenticated sender.
+        from: SidecarIndex,
+        /// The epoch of the frame.
+        epoch: Epoch,
+        /// The seq of the frame, 0 for none.
+        seq: Seq,
+        /// The message.
+        message: Control,
+    },
+    /// All lanes have performed an admitted operation.
+    Executed {
+        /// The epoch it belongs to.
+        epoch: Epoch,
+        /// The operation.
+        seq: Seq,
+    },
+    /// An admitted operation cannot be performed here.
+    ExecutionFailed {
+        /// The epoch it belongs to.
+        epoch: Epoch,
+        /// The operation.
+        seq: Seq,
+        /// Why; the engine adds who.
+        reason: String,
+    },
+}
+
+/// Something to be done by the process around the engine.
+#[derive(Clone, Debug)]
+pub enum Action {
+    /// Send a control message. Links to peers without one are opened on the first send.
+    Send {
+        /// The receiver, never this sidecar.
+        to: SidecarIndex,
+        /// The frame's epoch.
+        epoch: Epoch,
+        /// The frame's seq.
+        seq: Seq,
+        /// The message.
+        message: Control,
+    },
+    /// An epoch has begun: tell the sessions of the local ranks, and the executors.
+    EpochBegan {
+        /// The epoch.
+        epoch: Epoch,
+    },
+    /// The epoch is over: every pending request has got its failing `Complete` before this. Executors drop its operations,
+    /// sessions are told, results not yet delivered never will be.
+    EpochEnded {
+        /// The epoch.
+        epoch: Epoch,
+        /// Why.
+        failure: Failure,
+    },
+    /// Perform an operation: reserve its results, then hand it to the executors of all its lanes, in this order.
+    Admit(Arc<Admission>),
+    /// A request is over. For success the result lies where the admission's memory put it.
+    Complete {
+        /// The rank.
+        rank: Rank,
+        /// Its number.
+        request: RequestId,
+        /// The shape of the result, or why there is none.
+        outcome: Result<Completion, Failure>,
+    },
+    /// Tell the local sessions who is late. Empty lists take an earlier notice back.
+    Notice {
+        /// Silent sidecars.
+        sidecars: Vec<SidecarIndex>,
+        /// Silent ranks.
+        ranks: Vec<Rank>,
+        /// For people.
+        text: String,
+    },
+    /// Close all links to a peer that broke the protocol; it counts as lost.
+    Disconnect {
+        /// The peer.
+        peer: SidecarIndex,
+        /// What it did.
+        reason: String,
+    },
+    /// End a session whose worker has gone silent; it counts as lost already.
+    EndSession {
+        /// The rank.
+        rank: Rank,
+        /// Why.
+        failure: Failure,
+    },
+}
+
+/// What a rank gets for a completed request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The epoch in which it was performed.
+    pub epoch: Epoch,
+    /// The operation; with job and epoch the trace id.
+    pub seq: Seq,
+    /// The index of the tensor within the operation.
+    pub tensor: u32,
+    /// The shape of the result.
+    pub shape: Shape,
+}
+
+/// An ordered operation that is performed here: the plan, what it computes, and whose requests it answers.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// The epoch.
+    pub epoch: Epoch,
+    /// The operation.
+    pub seq: Seq,
+    /// The members, to turn a plan's members into sidecars.
+    pub topology: SetTopology,
+    /// What is done here.
+    pub plan: Plan,
+    /// How elements are combined.
+    pub arithmetic: Arithmetic,
+    /// The tensors of the bucket, in its order.
+    pub tensors: Vec<AdmittedTensor>,
+    /// This sidecar's ranks of the set, ascending: they contribute, and get the result.
+    pub local_ranks: Vec<Rank>,
+}
+
+/// How the elements of an operation are combined.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arithmetic {
+    /// The element type.
+    pub dtype: DType,
+    /// The reduction, none where elements are only moved.
+    pub op: Option<ReduceOp>,
+    /// The number of ranks of the set: an average divides by it.
+    pub ranks: u32,
+    /// Every contribution is multiplied by this first.
+    pub prescale: f64,
+    /// The result is multiplied by this last.
+    pub postscale: f64,
+}
+
+/// One tensor of an admitted operation.
+#[derive(Clone, Debug)]
+pub struct AdmittedTensor {
+    /// The name.
+    pub name: TensorName,
+    /// The shape of the result; equal for all local ranks.
+    pub output: Shape,
+    /// The requests that it answers: one for each local rank of the set, ascending by rank.
+    pub requests: Vec<(Rank, RequestId)>,
+}

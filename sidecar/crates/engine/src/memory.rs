@@ -1,0 +1,47 @@
+//! The memory that an executor works on, as a trait: shared memory in a sidecar, plain vectors in simulations.
+
+use ronde_wire::{Rank, Seq};
+
+/// Access to the tensors of admitted operations. Every access copies: the bytes behind it may change at any time.
+pub trait Memory {
+    /// Copies bytes of a local rank's contribution into private memory.
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the place does not hold them any more; the operation then fails for all.
+    fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError>;
+
+    /// Copies private bytes into the result that the local ranks share. Written bytes are never read back.
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the result's place is gone.
+    fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError>;
+}
+
+/// Bytes of one rank's contribution to one tensor of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InputPlace {
+    /// The operation.
+    pub seq: Seq,
+    /// The tensor's index in the operation.
+    pub tensor: u32,
+    /// The local rank.
+    pub rank: Rank,
+    /// The first byte.
+    pub offset: u64,
+}
+
+/// Bytes of the result of one tensor of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutputPlace {
+    /// The operation.
+    pub seq: Seq,
+    /// The tensor's index in the operation.
+    pub tensor: u32,
+    /// The first byte.
+    pub offset: u64,
+}
+
+/// A place that cannot be read or written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct MemoryError(pub String);
