@@ -1,0 +1,146 @@
+//! What a launcher and a sidecar say to each other over the sidecar's standard input and output: one JSON object a line.
+//!
+//! ```text
+//! launcher → sidecar   Start     who you are, where to listen
+//! sidecar  → launcher  Bound     my certificate request (the key stays here) and the addresses I listen on
+//! launcher → sidecar   Join      your certificate, the job's CA certificate, all peers, the placement of ranks
+//! sidecar  → launcher  Serving   the directory with my sockets and the ranks' token files
+//! sidecar  → launcher  Ended     counters, when the sidecar has drained
+//! sidecar  → launcher  Fatal     why it cannot go on; it exits with a non-zero status behind it
+//! ```
+//!
+//! End of input tells the sidecar to drain and leave: a sidecar never outlives its launcher. Nothing secret travels
+//! here: keys and tokens are made where they are used.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use ronde_wire::JobName;
+use serde::{Deserialize, Serialize};
+
+/// The most bytes of one line.
+pub const LINE_BYTES_MAX: usize = 4 << 20;
+
+/// From the launcher.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ToSidecar {
+    /// The first line.
+    Start(Start),
+    /// The second line, when all sidecars are bound.
+    Join(Join),
+}
+
+/// Who a sidecar is and where it listens.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Start {
+    /// The job.
+    pub job: JobName,
+    /// The trust domain of the job's identities.
+    pub trust_domain: String,
+    /// The sidecar's index.
+    pub sidecar: u32,
+    /// The address to listen on and to be reached at; ports are chosen by the system.
+    pub address: IpAddr,
+    /// Where the session directory is made; the sidecar chooses (XDG_RUNTIME_DIR or the system's temporary directory) when absent.
+    pub runtime_dir: Option<PathBuf>,
+    /// Lanes to each peer; by the number of cores when absent.
+    pub lanes: Option<u16>,
+    /// Silence after which a peer is dead, milliseconds; the default of the wire's limits when absent.
+    pub peer_timeout_ms: Option<u64>,
+    /// How long links may take to come, milliseconds.
+    pub start_timeout_ms: u64,
+    /// The most bytes of shared memory for inputs and for results of one session; a default when absent.
+    pub arena_bytes_max: Option<u64>,
+    /// Bytes of one bucket; 0 switches fusion off; a default when absent.
+    pub fusion_threshold_bytes: Option<u64>,
+}
+
+/// What a sidecar needs to take part.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Join {
+    /// The sidecar's certificate, signed by the job CA, PEM.
+    pub certificate: String,
+    /// The job CA's certificate, PEM.
+    pub ca_certificate: String,
+    /// All sidecars of the job.
+    pub peers: Vec<Peer>,
+    /// For each rank, the index of its sidecar.
+    pub placement: Vec<u32>,
+}
+
+/// Where a sidecar is reached.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peer {
+    /// Its index.
+    pub sidecar: u32,
+    /// Its host's name, for people.
+    pub host: String,
+    /// The address of its control port.
+    pub control: SocketAddr,
+    /// The address of each lane's port.
+    pub lanes: Vec<SocketAddr>,
+}
+
+/// To the launcher.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum FromSidecar {
+    /// The answer to [`Start`].
+    Bound {
+        /// A certificate signing request, PEM.
+        certificate_request: String,
+        /// The address of the control port.
+        control: SocketAddr,
+        /// The address of each lane's port.
+        lanes: Vec<SocketAddr>,
+        /// The sidecar's version.
+        version: String,
+    },
+    /// The answer to [`Join`]: workers may come.
+    Serving {
+        /// The directory with rpc.sock, mem.sock and the token files.
+        socket_dir: PathBuf,
+        /// For each local rank, its token file.
+        token_files: Vec<TokenFile>,
+        /// Where /metrics, /status and /healthz are served (loopback).
+        admin: SocketAddr,
+    },
+    /// The sidecar has drained.
+    Ended {
+        /// What it did.
+        summary: Summary,
+    },
+    /// The sidecar cannot go on.
+    Fatal {
+        /// Why, and what to do.
+        reason: String,
+    },
+}
+
+/// A rank's token file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TokenFile {
+    /// The rank.
+    pub rank: u32,
+    /// The file, mode 0400.
+    pub path: PathBuf,
+}
+
+/// Counters of a sidecar's life.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Summary {
+    /// Bytes handed to encryption.
+    pub sealed_bytes: u64,
+    /// Bytes that came out of decryption.
+    pub opened_bytes: u64,
+    /// Operations performed here.
+    pub operations: u64,
+    /// Tensors in them: more than operations when fused.
+    pub tensors: u64,
+    /// For each rank, how often it was the last to be ready (known to the coordinator only).
+    pub last_to_be_ready: Vec<u64>,
+}
