@@ -11,7 +11,9 @@ use crate::fork::UsedAfterFork;
 #[non_exhaustive]
 pub enum ShmError {
     /// A copy would leave the segment. Nothing was copied.
-    #[error("bytes {offset}..{offset}+{len} lie outside {segment} of {size} bytes; use the offset and length of a leased slot")]
+    #[error(
+        "bytes {offset}..{offset}+{len} lie outside {segment} of {size} bytes; use the offset and length of a leased slot"
+    )]
     OutOfRange {
         /// The segment, in words.
         segment: String,
@@ -37,7 +39,9 @@ pub enum ShmError {
         name: String,
     },
     /// The peer's segment is larger than this side is willing to map.
-    #[error("{segment} has {bytes} bytes, over the limit of {limit_bytes} left to this session; send smaller segments or raise the limit")]
+    #[error(
+        "{segment} has {bytes} bytes, over the limit of {limit_bytes} left to this session; send smaller segments or raise the limit"
+    )]
     OverLimit {
         /// The segment, in words.
         segment: String,
@@ -47,7 +51,9 @@ pub enum ShmError {
         limit_bytes: u64,
     },
     /// The descriptor does not belong to a memfd of ordinary pages.
-    #[error("{segment} is not a memfd of ordinary pages ({found}); create it with memfd_create and MFD_ALLOW_SEALING, without MFD_HUGETLB")]
+    #[error(
+        "{segment} is not a memfd of ordinary pages ({found}); create it with memfd_create and MFD_ALLOW_SEALING, without MFD_HUGETLB"
+    )]
     NotMemfd {
         /// The segment, in words.
         segment: String,
@@ -92,7 +98,9 @@ pub enum ShmError {
         waiting_for: &'static str,
     },
     /// The peer did not answer in time. The connection is of no further use.
-    #[error("the peer left mem.sock silent for the whole timeout while {waiting_for}; see whether it is alive, or raise the timeout")]
+    #[error(
+        "the peer left mem.sock silent for the whole timeout while {waiting_for}; see whether it is alive, or raise the timeout"
+    )]
     TimedOut {
         /// What this side was waiting for.
         waiting_for: &'static str,
@@ -112,7 +120,9 @@ pub enum ShmError {
     #[error(transparent)]
     UsedAfterFork(#[from] UsedAfterFork),
     /// Too many descriptors are registered to be closed in forked children.
-    #[error("{limit} descriptors are already registered with the fork guard of this process; close clients that are no longer used")]
+    #[error(
+        "{limit} descriptors are already registered with the fork guard of this process; close clients that are no longer used"
+    )]
     ForkTableFull {
         /// Capacity of the table.
         limit: usize,

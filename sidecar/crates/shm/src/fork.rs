@@ -61,7 +61,9 @@ impl Default for ForkGuard {
 
 /// A session was used in a forked child of the process that opened it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("used after fork: this client belongs to the parent process; open a client of its own in the child, after the fork")]
+#[error(
+    "used after fork: this client belongs to the parent process; open a client of its own in the child, after the fork"
+)]
 pub struct UsedAfterFork;
 
 /// Registers `fd` to be closed in every child that this process forks.

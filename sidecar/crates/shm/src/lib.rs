@@ -28,7 +28,7 @@ pub use arena::{Arena, ArenaConfig, ArenaError, ArenaUsage, Lease, LeaseError, S
 pub use error::{Blame, ShmError};
 pub use fork::{FdRegistration, ForkGuard, ForkSafe, UsedAfterFork};
 pub use passing::{
-    Credentials, MemClient, MemClientConfig, MemHost, MemReply, MemRequest, ServeOutcome, SessionToken, peer_credentials,
-    serve_one,
+    Credentials, MemClient, MemClientConfig, MemHost, MemReply, MemRequest, ServeOutcome, SessionToken,
+    peer_credentials, serve_one,
 };
 pub use segment::{OwnedSegment, PeerSegment, Share};

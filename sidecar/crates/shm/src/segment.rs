@@ -91,9 +91,7 @@ impl OwnedSegment {
     /// [`ShmError::OutOfRange`]; the target is then untouched.
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
         let len = target.len();
-        self.mapping
-            .copy_to(offset, target)
-            .ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+        self.mapping.copy_to(offset, target).ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
     }
 
     /// Size in bytes: what was asked for, rounded up to whole pages. Never zero.
@@ -166,9 +164,7 @@ impl PeerSegment {
     /// [`ShmError::OutOfRange`]; the target is then untouched.
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
         let len = target.len();
-        self.mapping
-            .copy_to(offset, target)
-            .ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+        self.mapping.copy_to(offset, target).ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
     }
 
     /// Size in bytes. Never zero.

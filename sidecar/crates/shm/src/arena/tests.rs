@@ -66,7 +66,8 @@ enum Op {
 
 fn operations() -> impl Strategy<Value = Vec<Op>> {
     let bytes = prop_oneof![0..300_u64, 1_000..70_000_u64, 100_000..3_000_000_u64];
-    let operation = prop_oneof![3 => bytes.prop_map(Op::Lease), 2 => any::<prop::sample::Index>().prop_map(Op::Release)];
+    let operation =
+        prop_oneof![3 => bytes.prop_map(Op::Lease), 2 => any::<prop::sample::Index>().prop_map(Op::Release)];
     prop::collection::vec(operation, 1..200)
 }
 
@@ -167,8 +168,13 @@ fn the_limit_is_an_immediate_error_with_its_setting() {
     let mut grown = Grown::new(MIB, 4 * MIB);
     let slot = grown.lease(3 * MIB).expect("within the limit");
     let error = grown.lease(2 * MIB).expect_err("over the limit");
-    let expected =
-        LeaseError::Limit { limit_bytes: 4 * MIB, wanted: 2 * MIB, in_use: 3 * MIB, mapped: 3 * MIB, setting: "RONDE_TEST_LIMIT" };
+    let expected = LeaseError::Limit {
+        limit_bytes: 4 * MIB,
+        wanted: 2 * MIB,
+        in_use: 3 * MIB,
+        mapped: 3 * MIB,
+        setting: "RONDE_TEST_LIMIT",
+    };
     assert_eq!(error, expected);
     assert!(error.to_string().contains("RONDE_TEST_LIMIT = 4194304"));
     assert!(grown.lease(u64::MAX).is_err(), "a size that overflows is over any limit");

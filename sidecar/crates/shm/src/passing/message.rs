@@ -105,12 +105,12 @@ impl MemReply {
             "ERR" => return Err(ProtocolError::WordCount),
             _ => return Err(ProtocolError::UnknownWord),
         }
-        let reply = match words.next() {
-            Ok(bytes) => Self::Result { bytes: decimal(bytes, "number of bytes")? },
-            Err(_) => Self::Attached,
-        };
+        if words.end().is_ok() {
+            return Ok(Self::Attached);
+        }
+        let bytes = decimal(words.next()?, "number of bytes")?;
         words.end()?;
-        Ok(reply)
+        Ok(Self::Result { bytes })
     }
 
     /// The line, newline included. A reason is cut to what a line holds, and what is not printable ASCII becomes `?`.

@@ -67,7 +67,8 @@ proptest! {
         let line = MemReply::Refused { reason }.to_line();
         prop_assert!(line.len() <= LINE_BYTES_MAX);
         let line = line.strip_suffix('\n').expect("a newline at the end");
-        prop_assert!(matches!(MemReply::parse(line), Ok(MemReply::Refused { .. })));
+        let refused = matches!(MemReply::parse(line), Ok(MemReply::Refused { .. }));
+        prop_assert!(refused);
     }
 
     #[test]
@@ -79,7 +80,7 @@ proptest! {
         if let Ok(text) = std::str::from_utf8(&line)
             && let Ok(read) = MemRequest::parse(text)
         {
-            prop_assert_eq!(read.to_line().trim_end(), text);
+            prop_assert_eq!(read.to_line(), format!("{text}\n"));
         }
     }
 }

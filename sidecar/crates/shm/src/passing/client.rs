@@ -1,0 +1,159 @@
+//! The worker's end of `mem.sock`.
+
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use super::credentials::{Credentials, peer_credentials};
+use super::descriptor::{Received, recv_with_fd, send_with_fd};
+use super::message::{MemReply, MemRequest};
+use super::token::SessionToken;
+use crate::arena::SegmentId;
+use crate::error::{ProtocolError, ShmError};
+use crate::fork::ForkSafe;
+use crate::segment::{OwnedSegment, PeerSegment};
+
+/// How a [`MemClient`] behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct MemClientConfig {
+    /// How long to wait for the sidecar to take a request and again for its reply. The sidecar populates a segment before it
+    /// replies, about 1 ms a MiB at worst. Not zero.
+    pub timeout: Duration,
+    /// Largest result segment to map, in bytes.
+    pub result_bytes_max: u64,
+}
+
+/// A blocking client. One exchange at a time; unusable after a failed one and in forked children.
+///
+/// Its socket is closed in forked children as they start, and shut down when the client is dropped in its own process, so that
+/// no child's copy keeps it open.
+#[derive(Debug)]
+pub struct MemClient {
+    stream: ForkSafe<Connection>,
+    config: MemClientConfig,
+    broken: bool,
+}
+
+impl MemClient {
+    /// Connects to the sidecar's `mem.sock`.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::System`] with the path, [`ShmError::ForkTableFull`].
+    pub fn connect(path: &Path, config: MemClientConfig) -> Result<Self, ShmError> {
+        let stream = UnixStream::connect(path)
+            .map_err(|error| ShmError::system("connecting", path.display().to_string(), error))?;
+        Self::over(stream, config)
+    }
+
+    /// A client over a connected stream.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::System`] (a timeout of zero, for one), [`ShmError::ForkTableFull`].
+    pub fn over(stream: UnixStream, config: MemClientConfig) -> Result<Self, ShmError> {
+        stream
+            .set_read_timeout(Some(config.timeout))
+            .and_then(|()| stream.set_write_timeout(Some(config.timeout)))
+            .map_err(|error| ShmError::system("setting timeouts", "mem.sock", error))?;
+        Ok(Self { stream: ForkSafe::with_fd(Connection(stream))?, config, broken: false })
+    }
+
+    /// Hands an input segment to the sidecar, which maps it before this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::Refused`] with the sidecar's reason; [`ShmError::TimedOut`], [`ShmError::PeerClosed`],
+    /// [`ShmError::Protocol`], [`ShmError::System`], after which the client is broken; [`ShmError::UsedAfterFork`].
+    pub fn attach(&mut self, token: &SessionToken, id: SegmentId, segment: &OwnedSegment) -> Result<(), ShmError> {
+        let request = MemRequest::Attach { token: *token, segment: id, bytes: segment.len() };
+        match self.exchange(request, Some(segment.fd()))? {
+            (MemReply::Attached, None) => Ok(()),
+            (MemReply::Refused { reason }, None) => Err(refused(request, reason)),
+            (MemReply::Attached | MemReply::Refused { .. }, Some(_)) => {
+                Err(self.breaks(ProtocolError::UnexpectedDescriptor))
+            }
+            (MemReply::Result { .. }, _) => Err(self.breaks(ProtocolError::UnexpectedReply)),
+        }
+    }
+
+    /// Asks for a result segment and maps it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MemClient::attach`], and those of [`PeerSegment::map_named`].
+    pub fn result(&mut self, token: &SessionToken, id: SegmentId) -> Result<PeerSegment, ShmError> {
+        let request = MemRequest::Result { token: *token, segment: id };
+        match self.exchange(request, None)? {
+            (MemReply::Result { bytes }, Some(fd)) => {
+                PeerSegment::map_named(&format!("result segment {id}"), fd, bytes, self.config.result_bytes_max)
+            }
+            (MemReply::Result { .. }, None) => Err(self.breaks(ProtocolError::MissingDescriptor)),
+            (MemReply::Refused { reason }, None) => Err(refused(request, reason)),
+            (MemReply::Refused { .. }, Some(_)) => Err(self.breaks(ProtocolError::UnexpectedDescriptor)),
+            (MemReply::Attached, _) => Err(self.breaks(ProtocolError::UnexpectedReply)),
+        }
+    }
+
+    /// Who the sidecar is, as the kernel knows it.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::System`], [`ShmError::UsedAfterFork`].
+    pub fn peer_credentials(&self) -> Result<Credentials, ShmError> {
+        peer_credentials(&self.stream.get()?.0)
+    }
+
+    /// Sends a request and waits for its reply. Any failure breaks the client, as a late reply would then meet another request.
+    fn exchange(
+        &mut self,
+        request: MemRequest,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(MemReply, Option<OwnedFd>), ShmError> {
+        let stream = &self.stream.get()?.0;
+        if self.broken {
+            return Err(ShmError::ConnectionBroken);
+        }
+        let outcome = send_with_fd(stream, request.to_line().as_bytes(), fd).and_then(|()| receive_reply(stream));
+        self.broken = outcome.is_err();
+        outcome
+    }
+
+    fn breaks(&mut self, error: ProtocolError) -> ShmError {
+        self.broken = true;
+        error.into()
+    }
+}
+
+fn receive_reply(stream: &UnixStream) -> Result<(MemReply, Option<OwnedFd>), ShmError> {
+    match recv_with_fd(stream)? {
+        Received::Line { line, fd } => Ok((MemReply::parse(&line)?, fd)),
+        Received::Closed => Err(ShmError::PeerClosed { waiting_for: REPLY }),
+        Received::Idle => Err(ShmError::TimedOut { waiting_for: REPLY }),
+    }
+}
+
+fn refused(request: MemRequest, reason: String) -> ShmError {
+    ShmError::Refused { request: request.describe(), reason }
+}
+
+/// A stream that ends for all copies of its descriptor when this one is dropped.
+#[derive(Debug)]
+struct Connection(UnixStream);
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Fails only when the peer has gone already.
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+}
+
+const REPLY: &str = "waiting for a reply";

@@ -1,0 +1,220 @@
+//! One line of text and at most one descriptor over a Unix stream socket.
+//!
+//! Receiving is done on the C structures themselves: the safe wrappers drop the descriptors of a truncated control message
+//! unclosed, and a hostile peer could so exhaust this process's files.
+
+use std::io::{self, IoSlice};
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::ptr;
+
+use nix::errno::Errno;
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+
+use crate::error::{ProtocolError, ShmError};
+
+/// What came from the peer.
+#[derive(Debug)]
+pub enum Received {
+    /// A line, without its newline, and the descriptor that came with it.
+    Line {
+        /// The text: printable ASCII.
+        line: String,
+        /// The descriptor, closed on exec.
+        fd: Option<OwnedFd>,
+    },
+    /// The peer closed its end between two lines.
+    Closed,
+    /// The socket's read timeout passed without a single byte.
+    Idle,
+}
+
+/// Sends `line`, which ends in a newline, and `fd` with its first byte.
+///
+/// Waits at most the socket's write timeout for room.
+///
+/// # Errors
+///
+/// [`ShmError::TimedOut`], [`ShmError::PeerClosed`], [`ShmError::System`]; the line may then have gone in part.
+pub fn send_with_fd(stream: &UnixStream, line: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), ShmError> {
+    let mut fds = fd.as_ref().map(|fd| [fd.as_raw_fd()]);
+    let mut rest = line;
+    while !rest.is_empty() {
+        let rights = fds.as_ref().map(|fds| ControlMessage::ScmRights(fds));
+        let sent =
+            sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(rest)], rights.as_slice(), MsgFlags::MSG_NOSIGNAL, None);
+        match sent {
+            Ok(sent) => {
+                rest = rest.get(sent..).unwrap_or_default();
+                fds = None;
+            }
+            // Each retry answers one signal to this thread.
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => return Err(ShmError::TimedOut { waiting_for: "sending a line" }),
+            Err(Errno::EPIPE | Errno::ECONNRESET) => {
+                return Err(ShmError::PeerClosed { waiting_for: "sending a line" });
+            }
+            Err(errno) => return Err(ShmError::system("sendmsg", "mem.sock", errno)),
+        }
+    }
+    Ok(())
+}
+
+/// Receives one line and at most one descriptor.
+///
+/// Waits at most the socket's read timeout for each of at most [`LINE_PIECES_MAX`] pieces. Without a read timeout it waits as
+/// long as the peer lives; a nonblocking socket without data is [`Received::Idle`].
+///
+/// # Errors
+///
+/// [`ShmError::Protocol`] for a line or control data outside the protocol, [`ShmError::PeerClosed`] and
+/// [`ShmError::TimedOut`] for a line that does not end, [`ShmError::System`]. All descriptors received are then closed, and the
+/// connection is to be closed too, as what follows on it has lost its meaning.
+pub fn recv_with_fd(stream: &UnixStream) -> Result<Received, ShmError> {
+    let mut buffer = [0; LINE_BYTES_MAX];
+    let mut filled = 0;
+    let mut fds = Vec::new();
+    for _ in 0..LINE_PIECES_MAX {
+        let room = buffer.get_mut(filled..).unwrap_or_default();
+        match receive_piece(stream, room, &mut fds) {
+            Ok(0) if filled == 0 && fds.is_empty() => return Ok(Received::Closed),
+            Ok(0) => return Err(ShmError::PeerClosed { waiting_for: RECEIVING }),
+            Ok(received) => filled += received,
+            Err(ShmError::TimedOut { .. }) if filled == 0 => return Ok(Received::Idle),
+            Err(error) => return Err(error),
+        }
+        let text = buffer.get(..filled).unwrap_or_default();
+        if let Some(end) = text.iter().position(|byte| *byte == b'\n') {
+            let line = whole_line(text, end)?;
+            return Ok(Received::Line { line, fd: at_most_one(fds)? });
+        }
+        if filled == LINE_BYTES_MAX {
+            return Err(ProtocolError::LineTooLong { limit: LINE_BYTES_MAX }.into());
+        }
+    }
+    Err(ProtocolError::LineInPieces { limit: LINE_PIECES_MAX }.into())
+}
+
+/// The line before the newline at `end`, which must be the last byte received.
+fn whole_line(text: &[u8], end: usize) -> Result<String, ProtocolError> {
+    if end + 1 != text.len() {
+        return Err(ProtocolError::TrailingBytes);
+    }
+    let line = text.get(..end).unwrap_or_default();
+    if !line.iter().all(|byte| matches!(byte, b' '..=b'~')) {
+        return Err(ProtocolError::NotText);
+    }
+    String::from_utf8(line.to_vec()).map_err(|_| ProtocolError::NotText)
+}
+
+fn at_most_one(mut fds: Vec<OwnedFd>) -> Result<Option<OwnedFd>, ProtocolError> {
+    let fd = fds.pop();
+    if fds.is_empty() { Ok(fd) } else { Err(ProtocolError::TooManyDescriptors) }
+}
+
+/// One `recvmsg`: bytes into `room`, descriptors onto `fds`, from where they are closed whatever happens next.
+fn receive_piece(stream: &UnixStream, room: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, ShmError> {
+    let mut control = ControlBuffer::new();
+    let mut bytes = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+    let mut header = control.header(&mut bytes);
+    let received = loop {
+        // SAFETY: the header describes `room` and `control`, both borrowed mutably here and alive beyond the call.
+        let received = unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
+        match usize::try_from(received) {
+            Ok(received) => break received,
+            Err(_) => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(ShmError::TimedOut { waiting_for: RECEIVING });
+                }
+                error if error.kind() == io::ErrorKind::ConnectionReset => {
+                    return Err(ShmError::PeerClosed { waiting_for: RECEIVING });
+                }
+                error => return Err(ShmError::system("recvmsg", "mem.sock", error)),
+            },
+        }
+    };
+    // SAFETY: recvmsg has just succeeded with this header, and its control buffer is alive.
+    let only_rights = unsafe { take_descriptors(&header, fds) };
+    if header.msg_flags & libc::MSG_CTRUNC != 0 {
+        return Err(ProtocolError::ControlTruncated.into());
+    }
+    if !only_rights {
+        return Err(ProtocolError::ControlKind.into());
+    }
+    Ok(received)
+}
+
+/// Takes ownership of all descriptors in the control data of `header`. Says whether there was nothing but descriptors.
+///
+/// # Safety
+///
+/// `recvmsg` has just succeeded with `header`, whose control buffer is still alive, and nobody has taken its descriptors.
+unsafe fn take_descriptors(header: &libc::msghdr, fds: &mut Vec<OwnedFd>) -> bool {
+    let mut only_rights = true;
+    // SAFETY: the kernel has filled the control buffer with well-formed messages and set its length.
+    let mut message = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !message.is_null() {
+        // SAFETY: the CMSG functions return null or a whole header inside the control buffer, which is aligned for it.
+        let (level, kind, length) = unsafe { ((*message).cmsg_level, (*message).cmsg_type, (*message).cmsg_len) };
+        if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: CMSG_LEN computes on its argument alone; CMSG_DATA points behind the header, inside the buffer.
+            let (data, prefix) = unsafe { (libc::CMSG_DATA(message), libc::CMSG_LEN(0) as usize) };
+            let count = widen(length).saturating_sub(prefix) / size_of::<RawFd>();
+            for index in 0..count {
+                // SAFETY: cmsg_len covers `count` descriptors from `data` on. They are new in this process, open, and ours:
+                // the caller promises that this is the first time they are taken.
+                fds.push(unsafe { OwnedFd::from_raw_fd(ptr::read_unaligned(data.cast::<RawFd>().add(index))) });
+            }
+        } else {
+            only_rights = false;
+        }
+        // SAFETY: as for CMSG_FIRSTHDR; `message` is one of this header's.
+        message = unsafe { libc::CMSG_NXTHDR(header, message) };
+    }
+    only_rights
+}
+
+/// The length of a control message is a `size_t` in one C library and a `socklen_t` in another.
+fn widen<N: TryInto<usize>>(length: N) -> usize {
+    length.try_into().unwrap_or(0)
+}
+
+/// Room for control data, aligned as its headers are.
+#[repr(C)]
+union ControlBuffer {
+    bytes: [u8; CONTROL_BYTES],
+    _alignment: [libc::cmsghdr; 0],
+}
+
+impl ControlBuffer {
+    fn new() -> Self {
+        Self { bytes: [0; CONTROL_BYTES] }
+    }
+
+    /// A message header over this buffer and `bytes`. Valid while both live and stay where they are.
+    fn header(&mut self, bytes: &mut libc::iovec) -> libc::msghdr {
+        // SAFETY: msghdr is a C structure of integers and pointers, for all of which zero is a value.
+        let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+        header.msg_iov = bytes;
+        header.msg_iovlen = 1;
+        header.msg_control = (&raw mut *self).cast();
+        header.msg_controllen = CONTROL_BYTES as _;
+        header
+    }
+}
+
+/// Longest line in bytes, newline included. The longest request takes 74.
+pub const LINE_BYTES_MAX: usize = 256;
+
+/// Most pieces in which a line may arrive. A line is written by one call and so arrives in one; the rest is courtesy.
+pub const LINE_PIECES_MAX: usize = 8;
+
+/// Room for a header and some descriptors: enough to tell one from too many, which the kernel then cuts off and closes.
+const CONTROL_BYTES: usize = 64;
+
+const RECEIVING: &str = "waiting for a line";
+
+const _: () = assert!(CONTROL_BYTES >= size_of::<libc::cmsghdr>() + 2 * size_of::<RawFd>());
+const _: () = assert!(CONTROL_BYTES.is_multiple_of(align_of::<libc::cmsghdr>()));

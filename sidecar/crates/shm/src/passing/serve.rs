@@ -1,0 +1,129 @@
+//! The sidecar's end of `mem.sock`.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use super::descriptor::{Received, recv_with_fd, send_with_fd};
+use super::message::{MemReply, MemRequest};
+use super::token::SessionToken;
+use crate::arena::SegmentId;
+use crate::error::{ProtocolError, ShmError};
+use crate::segment::{OwnedSegment, PeerSegment};
+
+/// The sessions behind `mem.sock`. Reasons travel to the worker's user: say what is wrong and what to do.
+///
+/// The host of a connection also compares the connection's [`peer_credentials`](super::peer_credentials) with the uid of
+/// the session that a token names.
+pub trait MemHost {
+    /// How many bytes of input segments this session may still attach. Asked before anything is mapped, so that a peer without
+    /// a session costs nothing.
+    ///
+    /// # Errors
+    ///
+    /// The reason why nothing may be attached, such as an unknown token.
+    fn attach_limit_bytes(&mut self, token: &SessionToken) -> Result<u64, String>;
+
+    /// Takes over a worker's input segment, mapped and checked.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it is declined; it is then unmapped.
+    fn attach(&mut self, token: &SessionToken, segment: SegmentId, mapped: PeerSegment) -> Result<(), String>;
+
+    /// A result segment whose descriptor the worker may have.
+    ///
+    /// # Errors
+    ///
+    /// The reason why there is none.
+    fn result(&mut self, token: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String>;
+}
+
+/// What [`serve_one`] came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServeOutcome {
+    /// A request was granted.
+    Granted(MemRequest),
+    /// A request was understood and declined; the worker was told.
+    Refused {
+        /// The request.
+        request: MemRequest,
+        /// The reason given.
+        reason: String,
+    },
+    /// The read timeout passed without a request. Look whether to stop, then serve again.
+    Idle,
+    /// The worker closed the connection.
+    Closed,
+}
+
+/// Waits for one request, at most the socket's read timeout, and answers it.
+///
+/// # Errors
+///
+/// What makes the connection unusable: [`ShmError::Protocol`] (the peer is told, as far as it listens), [`ShmError::TimedOut`],
+/// [`ShmError::PeerClosed`], [`ShmError::System`]. Close the connection.
+pub fn serve_one(stream: &UnixStream, host: &mut dyn MemHost) -> Result<ServeOutcome, ShmError> {
+    let (line, fd) = match recv_with_fd(stream) {
+        Ok(Received::Line { line, fd }) => (line, fd),
+        Ok(Received::Closed) => return Ok(ServeOutcome::Closed),
+        Ok(Received::Idle) => return Ok(ServeOutcome::Idle),
+        Err(error) => return Err(tell(stream, error)),
+    };
+    let request = MemRequest::parse(&line).map_err(|error| tell(stream, error.into()))?;
+    let (granted, reply) = match answer(request, fd, host).map_err(|error| tell(stream, error.into()))? {
+        Ok(granted) => granted,
+        Err(reason) => {
+            send_with_fd(stream, MemReply::Refused { reason: reason.clone() }.to_line().as_bytes(), None)?;
+            return Ok(ServeOutcome::Refused { request, reason });
+        }
+    };
+    let fd = granted.as_ref().map(|segment| segment.fd());
+    send_with_fd(stream, reply.to_line().as_bytes(), fd)?;
+    Ok(ServeOutcome::Granted(request))
+}
+
+/// A granted request: the segment whose descriptor goes with the reply, and the reply.
+type Granted = (Option<Arc<OwnedSegment>>, MemReply);
+
+/// Decides on a request: granted, declined with a reason, or outside the protocol.
+fn answer(
+    request: MemRequest,
+    fd: Option<OwnedFd>,
+    host: &mut dyn MemHost,
+) -> Result<Result<Granted, String>, ProtocolError> {
+    match (request, fd) {
+        (MemRequest::Attach { token, segment, bytes }, Some(fd)) => {
+            Ok(attach(host, &token, segment, bytes, fd).map(|()| (None, MemReply::Attached)))
+        }
+        (MemRequest::Result { token, segment }, None) => Ok(host.result(&token, segment).map(|segment| {
+            let bytes = segment.len();
+            (Some(segment), MemReply::Result { bytes })
+        })),
+        (MemRequest::Attach { .. }, None) => Err(ProtocolError::MissingDescriptor),
+        (MemRequest::Result { .. }, Some(_)) => Err(ProtocolError::UnexpectedDescriptor),
+    }
+}
+
+fn attach(
+    host: &mut dyn MemHost,
+    token: &SessionToken,
+    segment: SegmentId,
+    bytes: u64,
+    fd: OwnedFd,
+) -> Result<(), String> {
+    let limit_bytes = host.attach_limit_bytes(token)?;
+    let name = format!("input segment {segment}");
+    let mapped = PeerSegment::map_named(&name, fd, bytes, limit_bytes).map_err(|error| error.to_string())?;
+    host.attach(token, segment, mapped)
+}
+
+/// Tells the peer about an error that ends the connection, and passes the error on.
+fn tell(stream: &UnixStream, error: ShmError) -> ShmError {
+    if matches!(error, ShmError::Protocol(_)) {
+        let reply = MemReply::Refused { reason: error.to_string() };
+        // The connection ends either way, and the error itself is what the caller hears.
+        let _ = send_with_fd(stream, reply.to_line().as_bytes(), None);
+    }
+    error
+}
