@@ -38,6 +38,18 @@ impl Span {
     pub const fn is_empty(self) -> bool {
         self.len == 0
     }
+
+    /// One of `parts` nearly equal parts: the first `len % parts` are one element longer, some are empty when there are
+    /// more parts than elements.
+    ///
+    /// # Panics
+    /// When `parts` is 0.
+    #[must_use]
+    pub const fn part(self, parts: u64, index: u64) -> Self {
+        let (each, longer) = (self.len / parts, self.len % parts);
+        let (before, extra) = if index < longer { (index, 1) } else { (longer, 0) };
+        Self { start: self.start + index * each + before, len: each + extra }
+    }
 }
 
 /// Whose input a slice of the bucket holds.
@@ -165,7 +177,7 @@ pub enum Transfer {
 pub struct Round {
     /// Done first, in order.
     pub steps: Vec<Step>,
-    /// Then these, together. At most one send and one receive per peer. The sender's strand and round numbers identify
+    /// Then these, together, each of them performed even when its span is empty. At most one send and one receive per peer. The sender's strand and round numbers identify
     /// the transfer at the receiver: matching transfers stand in the same strand and round of both plans.
     pub transfers: Vec<Transfer>,
 }
@@ -219,4 +231,25 @@ pub struct Work {
     /// For each tensor its element counts: one number (all-reduce, broadcast), or one for each rank of the set in rank
     /// order (all-gather).
     pub tensors: Vec<Vec<u64>>,
+}
+
+impl WorkKind {
+    /// The name in messages and reasons.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::Broadcast { .. } => "broadcast",
+            Self::AllGather => "all-gather",
+            Self::Barrier => "barrier",
+        }
+    }
+}
+
+impl Work {
+    /// Elements of all tensors together; saturates.
+    #[must_use]
+    pub fn elements(&self) -> u64 {
+        self.tensors.iter().flatten().fold(0, |sum, count| sum.saturating_add(*count))
+    }
 }

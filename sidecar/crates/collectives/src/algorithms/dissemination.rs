@@ -1,0 +1,45 @@
+//! Barrier by dissemination. D. Hensgen, R. Finkel and U. Manber, "Two algorithms for barrier synchronization", IJPP 17
+//! (1988).
+//!
+//! Vocabulary: a *token* is a transfer of an empty span: it carries nothing but the news that its sender has come, and
+//! everybody of whom the sender knows. In round `k` member `m` sends a token to `m + 2^k` and awaits one from `m - 2^k`,
+//! so after round `k` it knows that the `2^(k+1)` members up to itself have come.
+//!
+//! Closed form: `ceil(log2 n)` rounds, one token sent by each member in each of them, 0 bytes.
+
+use ronde_wire::Member;
+
+use super::{Predicted, member};
+use crate::plan::{Layout, Plan, Register, Round, Span, Step, Transfer};
+use crate::planner::Inputs;
+
+const TOKEN: Register = Register(0);
+const HEARD: Register = Register(1);
+const EMPTY: Span = Span { start: 0, len: 0 };
+
+pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
+    let members = inputs.members();
+    let me = me.index();
+    let mut rounds = Vec::new();
+    for round in 0..depth(members) {
+        let distance = 1 << round;
+        let to = member((me + distance) % members);
+        let from = member((me + members - distance) % members);
+        let transfers =
+            vec![Transfer::Send { to, from: TOKEN, span: EMPTY }, Transfer::Receive { from, into: HEARD, span: EMPTY }];
+        let steps = if round == 0 { vec![Step::Contribute { into: TOKEN, span: EMPTY }] } else { Vec::new() };
+        rounds.push(Round { steps, transfers });
+    }
+    let strands = inputs.strands(1, |_| rounds.clone());
+    Plan { layout: Layout::default(), strands, window: inputs.window() }
+}
+
+pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
+    let members = inputs.members();
+    Predicted { rounds: depth(members), longest_block: 1, ..Predicted::idle(members) }
+}
+
+/// `ceil(log2 n)`. A token counts as one element when strands are counted: there is one strand.
+fn depth(members: usize) -> u32 {
+    members.next_power_of_two().ilog2()
+}

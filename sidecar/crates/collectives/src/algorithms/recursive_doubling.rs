@@ -1,0 +1,138 @@
+//! All-reduce by recursive doubling for any number of members. R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of
+//! collective communication operations in MPICH", IJHPCA 19 (2005).
+//!
+//! Vocabulary: `p` is the largest power of two up to `n`, `x = n - p` the *excess*. Members `0..2x` form neighbours: the
+//! odd one *folds* its contribution into the even one and is idle until the even one hands it the result. The `p`
+//! members left, the *core*, are numbered `0..p` in member order; in step `k` core member `v` exchanges whole spans with
+//! `v xor 2^k`, and both compute `op(lower, higher)`. So every core member evaluates the same expression, and finishes
+//! it for itself. Strand `c` does this with part `c` of the bucket.
+//!
+//! Closed form: `log2 p` rounds, and two more when there is an excess (rounds 0 and last). A core member sends
+//! `E log2 p` elements and reduces as many; one that a neighbour folds into sends and reduces `E` more; an excess member
+//! sends `E` and reduces nothing.
+//!
+//! The order of reduction is the same for every element.
+
+use ronde_wire::Member;
+
+use super::{Predicted, member, trimmed};
+use crate::plan::{Layout, Plan, Register, Round, Source, Span};
+use crate::planner::Inputs;
+
+/// What has been reduced so far.
+const SUM: Register = Register(0);
+/// What the partner has reduced so far.
+const OTHER: Register = Register(1);
+
+pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
+    let layout = Layout::in_order(&inputs.counts(), Source::EveryRank);
+    let whole = Span { start: 0, len: layout.elements };
+    let count = inputs.strand_count(whole.len);
+    let shape = Shape::new(inputs.members());
+    let strands = inputs.strands(count, |index| {
+        let span = whole.part(count, index);
+        match shape.role(me.index()) {
+            Role::Excess { neighbour } => excess_rounds(&shape, neighbour, span),
+            Role::Core { number, folded } => core_rounds(&shape, number, folded, span),
+        }
+    });
+    Plan { layout, strands, window: inputs.window() }
+}
+
+pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
+    let members = inputs.members();
+    let elements = inputs.work.elements();
+    if elements == 0 {
+        return Predicted::idle(members);
+    }
+    let shape = Shape::new(members);
+    let all = inputs.bytes(elements);
+    let exchanged = all * u64::from(shape.doublings);
+    let bytes = |m: usize| match shape.role(m) {
+        Role::Excess { .. } => (all, 0),
+        Role::Core { folded: Some(_), .. } => (exchanged + all, exchanged + all),
+        Role::Core { folded: None, .. } => (exchanged, exchanged),
+    };
+    let folds = if shape.excess > 0 { 2 } else { 0 };
+    Predicted {
+        rounds: shape.doublings + folds,
+        sent_bytes: (0..members).map(|m| bytes(m).0).collect(),
+        reduced_bytes: (0..members).map(|m| bytes(m).1).collect(),
+        longest_block: elements,
+    }
+}
+
+/// Who folds and who doubles.
+struct Shape {
+    excess: usize,
+    doublings: u32,
+}
+
+enum Role {
+    Excess { neighbour: usize },
+    Core { number: usize, folded: Option<usize> },
+}
+
+impl Shape {
+    fn new(members: usize) -> Self {
+        let doublings = members.ilog2();
+        Self { excess: members - (1 << doublings), doublings }
+    }
+
+    fn role(&self, me: usize) -> Role {
+        if me >= 2 * self.excess {
+            Role::Core { number: me - self.excess, folded: None }
+        } else if me.is_multiple_of(2) {
+            Role::Core { number: me / 2, folded: Some(me + 1) }
+        } else {
+            Role::Excess { neighbour: me - 1 }
+        }
+    }
+
+    fn member_of(&self, number: usize) -> Member {
+        member(if number < self.excess { 2 * number } else { number + self.excess })
+    }
+
+    /// The round of doubling step 0.
+    fn first(&self) -> usize {
+        usize::from(self.excess > 0)
+    }
+
+    /// The round behind the last doubling step.
+    fn last(&self) -> usize {
+        self.first() + self.doublings as usize
+    }
+}
+
+fn excess_rounds(shape: &Shape, neighbour: usize, span: Span) -> Vec<Round> {
+    let mut rounds = vec![Round::default(); shape.last() + 2];
+    rounds[0].contribute(SUM, span);
+    rounds[0].send(member(neighbour), SUM, span);
+    rounds[shape.last()].receive(member(neighbour), OTHER, span);
+    rounds[shape.last() + 1].publish(OTHER, span);
+    trimmed(rounds)
+}
+
+fn core_rounds(shape: &Shape, number: usize, folded: Option<usize>, span: Span) -> Vec<Round> {
+    let mut rounds = vec![Round::default(); shape.last() + 1];
+    rounds[0].contribute(SUM, span);
+    if let Some(neighbour) = folded {
+        rounds[0].receive(member(neighbour), OTHER, span);
+        rounds[1].reduce(SUM, OTHER, SUM, span);
+    }
+    for step in 0..shape.doublings as usize {
+        let index = shape.first() + step;
+        let partner = number ^ (1 << step);
+        rounds[index].send(shape.member_of(partner), SUM, span);
+        rounds[index].receive(shape.member_of(partner), OTHER, span);
+        let (left, right) = if partner > number { (SUM, OTHER) } else { (OTHER, SUM) };
+        rounds[index + 1].reduce(left, right, SUM, span);
+    }
+    let last = &mut rounds[shape.last()];
+    last.finish(SUM, span);
+    last.publish(SUM, span);
+    if let Some(neighbour) = folded {
+        last.send(member(neighbour), SUM, span);
+    }
+    trimmed(rounds)
+}

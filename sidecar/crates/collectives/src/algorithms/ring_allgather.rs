@@ -1,0 +1,76 @@
+//! All-gather on a ring, with blocks of any length: the second half of [`super::ring_allreduce`], where every member
+//! begins with the block of its own ranks. R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective
+//! communication operations in MPICH", IJHPCA 19 (2005).
+//!
+//! Vocabulary: the *block* of a member is what its ranks contribute, tensor by tensor and rank by rank; blocks lie in the
+//! bucket in member order, while results are in rank order, which the layout translates. In round `r` a member sends
+//! block `m - r` and receives block `m - r - 1`. Strand `c` does this with part `c` of every block.
+//!
+//! Closed form, with `B(i)` the elements of block `i`: `n - 1` rounds when there is an element. Member `m` sends
+//! `E - B(m + 1)` elements. Nothing is reduced.
+
+use ronde_wire::{Member, Rank};
+
+use super::{Predicted, back, neighbours, trimmed};
+use crate::plan::{Layout, Plan, Register, Round, Span};
+use crate::planner::Inputs;
+
+/// The two registers take turns: what was received into one is sent from it in the next round.
+const EVEN: Register = Register(0);
+const ODD: Register = Register(1);
+
+pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
+    let (layout, blocks) = Layout::member_major(inputs.topology, &inputs.work.tensors);
+    let longest = blocks.iter().map(|block| block.len).max().unwrap_or(0);
+    let count = inputs.strand_count(longest);
+    let strands = inputs.strands(count, |index| {
+        let parts: Vec<Span> = blocks.iter().map(|block| block.part(count, index)).collect();
+        rounds(me.index(), &parts)
+    });
+    Plan { layout, strands, window: inputs.window() }
+}
+
+pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
+    let members = inputs.members();
+    let blocks = block_lens(inputs);
+    let all: u64 = blocks.iter().sum();
+    if all == 0 {
+        return Predicted::idle(members);
+    }
+    Predicted {
+        rounds: (members as u64 - 1).try_into().unwrap_or(u32::MAX),
+        sent_bytes: (0..members).map(|m| inputs.bytes(all - blocks[(m + 1) % members])).collect(),
+        reduced_bytes: vec![0; members],
+        longest_block: blocks.into_iter().max().unwrap_or(0),
+    }
+}
+
+/// The lengths of the members' blocks, without the layout.
+fn block_lens(inputs: &Inputs<'_>) -> Vec<u64> {
+    let order = inputs.topology.ranks();
+    let of_rank = |rank: &Rank| {
+        let position = order.partition_point(|other| other < rank);
+        inputs.work.tensors.iter().map(|counts| counts[position]).sum::<u64>()
+    };
+    inputs.topology.members.iter().map(|member| member.ranks.iter().map(of_rank).sum()).collect()
+}
+
+/// The rounds of one strand; `parts[i]` is its part of block `i`.
+fn rounds(me: usize, parts: &[Span]) -> Vec<Round> {
+    let members = parts.len();
+    let (before, behind) = neighbours(me, members);
+    let mut rounds = vec![Round::default(); members];
+    for (index, round) in rounds.iter_mut().enumerate() {
+        let (held, next) = if index % 2 == 0 { (EVEN, ODD) } else { (ODD, EVEN) };
+        let outgoing = parts[back(me, index, members)];
+        if index == 0 {
+            round.contribute(held, outgoing);
+        }
+        round.publish(held, outgoing);
+        if index + 1 < members {
+            round.send(behind, held, outgoing);
+            round.receive(before, next, parts[back(me, index + 1, members)]);
+        }
+    }
+    trimmed(rounds)
+}

@@ -1,0 +1,110 @@
+//! All-reduce on a ring: reduce-scatter, then all-gather. P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce
+//! algorithms for clusters of workstations", JPDC 69 (2009).
+//!
+//! Vocabulary: every tensor is cut into `n` *pieces*, the first `count % n` of them one element longer; piece `i` of the
+//! bucket is piece `i` of all its tensors. Piece `i` starts at member `i`, travels once around the ring while every
+//! member adds its contribution behind the ones that came before, and arrives complete at its *owner*, member `i - 1`.
+//! The owner finishes it (average, postscale) once, and it travels around a second time. Strand `c` does this with part
+//! `c` of every piece.
+//!
+//! ```text
+//! round r < n-1          send piece m - r, receive piece m - r - 1      (reduce-scatter)
+//! round r = n-1 + g      send piece m + 1 - g, receive piece m - g      (all-gather)
+//! ```
+//!
+//! Closed form, with `P(i)` the elements of piece `i`: 2 (n - 1) rounds when there is an element. Member `m` sends
+//! `2 E - P(m + 1) - P(m + 2)` elements (it keeps the piece that it owns in the first half, and the one that it gets last
+//! in the second) and reduces `E - P(m)`.
+//!
+//! An element's order of reduction depends on its piece, hence on `n` and its tensor's count only.
+
+use ronde_wire::Member;
+
+use super::{Predicted, back, neighbours, trimmed};
+use crate::plan::{Layout, Plan, Register, Round, Span};
+use crate::planner::Inputs;
+
+/// Takes turns with [`EVEN`] in receiving and sending; the one that was received into is sent from in the next round.
+const ODD: Register = Register(0);
+const EVEN: Register = Register(1);
+/// This member's contribution until it is reduced into the received piece.
+const OWN: Register = Register(2);
+
+pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
+    let (layout, pieces) = Layout::piece_major(&inputs.counts(), inputs.members_count());
+    let longest = pieces.iter().map(|piece| piece.len).max().unwrap_or(0);
+    let count = inputs.strand_count(longest);
+    let strands = inputs.strands(count, |index| {
+        let parts: Vec<Span> = pieces.iter().map(|piece| piece.part(count, index)).collect();
+        rounds(me.index(), &parts)
+    });
+    Plan { layout, strands, window: inputs.window() }
+}
+
+pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
+    let members = inputs.members();
+    let pieces = piece_lens(inputs);
+    let all: u64 = pieces.iter().sum();
+    if all == 0 {
+        return Predicted::idle(members);
+    }
+    let len = |piece: usize| pieces[piece % members];
+    Predicted {
+        rounds: (2 * members as u64 - 2).try_into().unwrap_or(u32::MAX),
+        sent_bytes: (0..members).map(|m| inputs.bytes(2 * all - len(m + 1) - len(m + 2))).collect(),
+        reduced_bytes: (0..members).map(|m| inputs.bytes(all - len(m))).collect(),
+        longest_block: len(0),
+    }
+}
+
+/// The lengths of the pieces, without the layout; the first is the longest.
+fn piece_lens(inputs: &Inputs<'_>) -> Vec<u64> {
+    let pieces = inputs.members_count();
+    let part = |piece| move |&len: &u64| Span { start: 0, len }.part(pieces, piece).len;
+    (0..pieces).map(|piece| inputs.work.tensors.iter().flatten().map(part(piece)).sum()).collect()
+}
+
+/// The rounds of one strand; `parts[i]` is its part of piece `i`.
+fn rounds(me: usize, parts: &[Span]) -> Vec<Round> {
+    let members = parts.len();
+    let (before, behind) = neighbours(me, members);
+    let halves = 2 * (members - 1);
+    let mut rounds = vec![Round::default(); halves + 1];
+    for (index, round) in rounds.iter_mut().enumerate() {
+        let (held, next) = if index % 2 == 0 { (EVEN, ODD) } else { (ODD, EVEN) };
+        let gathered = (index + 1).checked_sub(members);
+        let outgoing = match gathered {
+            None => parts[back(me, index, members)],
+            Some(hops) => parts[back(me + 1, hops, members)],
+        };
+        match gathered {
+            None | Some(0) => add_own(round, held, outgoing, index == 0),
+            Some(_) => {}
+        }
+        if gathered == Some(0) {
+            round.finish(held, outgoing);
+        }
+        if gathered.is_some() {
+            round.publish(held, outgoing);
+        }
+        if index < halves {
+            let incoming = match gathered {
+                None => parts[back(me, index + 1, members)],
+                Some(hops) => parts[back(me, hops, members)],
+            };
+            round.send(behind, held, outgoing);
+            round.receive(before, next, incoming);
+        }
+    }
+    trimmed(rounds)
+}
+
+/// The piece in `held` becomes what came before and this member's contribution behind it; the first has nothing before.
+fn add_own(round: &mut Round, held: Register, span: Span, first: bool) {
+    if first {
+        round.contribute(held, span);
+    } else {
+        round.contribute(OWN, span);
+        round.reduce(held, OWN, held, span);
+    }
+}

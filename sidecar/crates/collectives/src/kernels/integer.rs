@@ -1,0 +1,89 @@
+//! Integers, which wrap, and booleans.
+
+use super::element::{Element, plain_loops};
+
+macro_rules! integer {
+    ($($type:ty)*) => {$(
+        impl Element for $type {
+            fn sum(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+
+            fn product(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+
+            fn least(self, other: Self) -> Self {
+                self.min(other)
+            }
+
+            fn greatest(self, other: Self) -> Self {
+                self.max(other)
+            }
+
+            #[allow(clippy::cast_possible_truncation, reason = "a float-to-int cast truncates and saturates, as documented")]
+            #[allow(clippy::cast_lossless, reason = "the same text serves i64, for which it is not lossless")]
+            fn scale(self, factor: f64) -> Self {
+                (self as f64 * factor) as Self
+            }
+
+            fn quotient(self, ranks: u32) -> Self {
+                let quotient = i128::from(self) / i128::from(ranks);
+                Self::try_from(quotient).unwrap_or_default()
+            }
+
+            plain_loops!($type);
+        }
+    )*};
+}
+
+integer! { u8 i8 u16 i16 i32 i64 }
+
+/// A boolean: any byte but 0 is true.
+#[derive(Clone, Copy)]
+pub(super) struct Truth(bool);
+
+impl Truth {
+    fn of(byte: u8) -> Self {
+        Self(byte != 0)
+    }
+}
+
+impl Element for Truth {
+    fn sum(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    fn product(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    fn least(self, other: Self) -> Self {
+        self.product(other)
+    }
+
+    fn greatest(self, other: Self) -> Self {
+        self.sum(other)
+    }
+
+    /// As of the number 0 or 1, truncated.
+    fn scale(self, factor: f64) -> Self {
+        Self(self.0 && factor.abs() >= 1.0)
+    }
+
+    fn quotient(self, ranks: u32) -> Self {
+        Self(self.0 && ranks == 1)
+    }
+
+    fn zip(accumulator: &mut [u8], other: &[u8], f: impl Fn(Self, Self) -> Self) {
+        for (a, b) in accumulator.iter_mut().zip(other) {
+            *a = u8::from(f(Self::of(*a), Self::of(*b)).0);
+        }
+    }
+
+    fn map(bytes: &mut [u8], f: impl Fn(Self) -> Self) {
+        for a in bytes {
+            *a = u8::from(f(Self::of(*a)).0);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! From inputs to a plan: checks them and hands them to the algorithm.
+
+use ronde_wire::{Algorithm, Lane, Member, Rank, SetId, SetTopology, Tuning, limits};
+
+use crate::algorithms::{
+    Predicted, binomial_broadcast, dissemination, local, recursive_doubling, ring_allgather, ring_allreduce,
+};
+use crate::plan::{Plan, Round, Strand, Work, WorkKind};
+
+/// The most strands that a plan may have: 2^20 chunks of 64 KiB are 64 GiB for each piece. Bounds the memory of a plan.
+pub const STRANDS_MAX: u64 = 1 << 20;
+
+/// Inputs that no plan exists for. All of them were checked by whoever ordered the operation, so they are bugs of ours
+/// or of the peer that ordered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The member is not one of the topology's.
+    #[error("{me} does not exist among {members} members of the set; plan for 0 to {members} exclusively")]
+    Member {
+        /// Who asked.
+        me: Member,
+        /// How many there are.
+        members: usize,
+    },
+    /// The algorithm does not perform this kind of work, or not with so many members.
+    #[error("{algorithm} does not perform {kind} over {members} members; order another algorithm")]
+    Combination {
+        /// What the tuning names.
+        algorithm: Algorithm,
+        /// What is to be done.
+        kind: &'static str,
+        /// How many members there are.
+        members: usize,
+    },
+    /// A number of the inputs is out of its bounds.
+    #[error("{what} is {given}, which is not within {min} to {max}")]
+    Limit {
+        /// What the number is.
+        what: &'static str,
+        /// What was given.
+        given: u64,
+        /// The least that is allowed.
+        min: u64,
+        /// The most that is allowed.
+        max: u64,
+    },
+    /// The root is not a rank of the set.
+    #[error("the root, {root}, is not in {set}; name a rank of the set")]
+    Root {
+        /// The rank.
+        root: Rank,
+        /// The set.
+        set: SetId,
+    },
+    /// A tensor has the wrong number of counts.
+    #[error("tensor {tensor} has {given} element counts; {kind} needs {needed}")]
+    Counts {
+        /// Which tensor of the bucket.
+        tensor: usize,
+        /// What is to be done.
+        kind: &'static str,
+        /// How many counts it has.
+        given: usize,
+        /// How many it needs.
+        needed: usize,
+    },
+}
+
+/// The part of one member in the schedule for a bucket.
+///
+/// A pure function: all members that give the same topology, work and tuning get parts that fit together, which
+/// [`crate::digest_input`] lets them verify. An element's order of reduction depends on topology, algorithm and its
+/// tensor's element count only: not on chunk size, lanes, window or the other tensors of the bucket.
+///
+/// # Errors
+/// [`PlanError`] when the inputs contradict each other or break a limit.
+pub fn plan(me: Member, topology: &SetTopology, work: &Work, tuning: &Tuning) -> Result<Plan, PlanError> {
+    let members = topology.len();
+    if me.index() >= members {
+        return Err(PlanError::Member { me, members });
+    }
+    let inputs = Inputs::new(topology, work, tuning)?;
+    let plan = match choose(&inputs)? {
+        Planner::Local => local::plan(&inputs),
+        Planner::RingAllReduce => ring_allreduce::plan(me, &inputs),
+        Planner::RecursiveDoubling => recursive_doubling::plan(me, &inputs),
+        Planner::BinomialBroadcast => binomial_broadcast::plan(me, &inputs),
+        Planner::RingAllGather => ring_allgather::plan(me, &inputs),
+        Planner::Dissemination => dissemination::plan(me, &inputs),
+    };
+    Ok(plan)
+}
+
+/// What the algorithm's closed form says about the plans of all members: rounds, bytes sent and reduced.
+///
+/// # Errors
+/// [`PlanError`] when the inputs contradict each other or break a limit.
+pub fn predicted(topology: &SetTopology, work: &Work, tuning: &Tuning) -> Result<Predicted, PlanError> {
+    let inputs = Inputs::new(topology, work, tuning)?;
+    Ok(match choose(&inputs)? {
+        Planner::Local => local::predicted(&inputs),
+        Planner::RingAllReduce => ring_allreduce::predicted(&inputs),
+        Planner::RecursiveDoubling => recursive_doubling::predicted(&inputs),
+        Planner::BinomialBroadcast => binomial_broadcast::predicted(&inputs),
+        Planner::RingAllGather => ring_allgather::predicted(&inputs),
+        Planner::Dissemination => dissemination::predicted(&inputs),
+    })
+}
+
+/// The checked inputs of every algorithm.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    pub(crate) topology: &'a SetTopology,
+    pub(crate) work: &'a Work,
+    pub(crate) tuning: &'a Tuning,
+    /// Elements that a chunk may have; at least 1.
+    pub(crate) chunk_elements: u64,
+}
+
+impl<'a> Inputs<'a> {
+    /// Checks everything that does not depend on the algorithm.
+    ///
+    /// # Errors
+    /// [`PlanError`] when the inputs contradict each other or break a limit.
+    pub fn new(topology: &'a SetTopology, work: &'a Work, tuning: &'a Tuning) -> Result<Self, PlanError> {
+        check_tuning(work, tuning)?;
+        check_work(topology, work)?;
+        let chunk_elements = u64::from(tuning.chunk_bytes / work.element_bytes);
+        let strands = work.elements().div_ceil(chunk_elements);
+        within("the number of chunks", strands, 0, STRANDS_MAX)?;
+        Ok(Self { topology, work, tuning, chunk_elements })
+    }
+
+    /// The number of members.
+    pub(crate) fn members(&self) -> usize {
+        self.topology.len()
+    }
+
+    /// The number of members, as a divisor of elements.
+    pub(crate) fn members_count(&self) -> u64 {
+        self.topology.len() as u64
+    }
+
+    /// The single count of each tensor, for kinds that have one.
+    pub(crate) fn counts(&self) -> Vec<u64> {
+        self.work.tensors.iter().flatten().copied().collect()
+    }
+
+    pub(crate) fn bytes(&self, elements: u64) -> u64 {
+        elements * u64::from(self.work.element_bytes)
+    }
+
+    /// How many strands are needed so that no part of a block of `longest` elements is larger than a chunk.
+    pub(crate) fn strand_count(&self, longest: u64) -> u64 {
+        longest.div_ceil(self.chunk_elements)
+    }
+
+    /// Strands over lanes in turn, each with the rounds that belong to its index.
+    pub(crate) fn strands(&self, count: u64, mut rounds: impl FnMut(u64) -> Vec<Round>) -> Vec<Strand> {
+        let lanes = (0..self.tuning.lanes).map(Lane).cycle();
+        (0..count).zip(lanes).map(|(index, lane)| Strand { lane, rounds: rounds(index) }).collect()
+    }
+
+    pub(crate) fn window(&self) -> usize {
+        usize::from(self.tuning.window)
+    }
+}
+
+enum Planner {
+    Local,
+    RingAllReduce,
+    RecursiveDoubling,
+    BinomialBroadcast,
+    RingAllGather,
+    Dissemination,
+}
+
+/// With one member everything is local, and with several nothing is.
+fn choose(inputs: &Inputs<'_>) -> Result<Planner, PlanError> {
+    let alone = inputs.members() == 1;
+    match (inputs.tuning.algorithm, &inputs.work.kind) {
+        (Algorithm::Local, _) if alone => Ok(Planner::Local),
+        (Algorithm::Ring, WorkKind::AllReduce) if !alone => Ok(Planner::RingAllReduce),
+        (Algorithm::RecursiveDoubling, WorkKind::AllReduce) if !alone => Ok(Planner::RecursiveDoubling),
+        (Algorithm::BinomialTree, WorkKind::Broadcast { .. }) if !alone => Ok(Planner::BinomialBroadcast),
+        (Algorithm::Ring, WorkKind::AllGather) if !alone => Ok(Planner::RingAllGather),
+        (Algorithm::Dissemination, WorkKind::Barrier) if !alone => Ok(Planner::Dissemination),
+        (algorithm, kind) => Err(PlanError::Combination { algorithm, kind: kind.name(), members: inputs.members() }),
+    }
+}
+
+fn check_tuning(work: &Work, tuning: &Tuning) -> Result<(), PlanError> {
+    let (min, max) = (limits::CHUNK_BYTES_MIN as u64, limits::CHUNK_BYTES_MAX as u64);
+    within("chunk_bytes", u64::from(tuning.chunk_bytes), min, max)?;
+    within("lanes", u64::from(tuning.lanes), 1, limits::LANES_MAX as u64)?;
+    within("window", u64::from(tuning.window), 1, limits::WINDOW_MAX as u64)?;
+    within("element_bytes", u64::from(work.element_bytes), 1, u64::from(tuning.chunk_bytes))
+}
+
+fn check_work(topology: &SetTopology, work: &Work) -> Result<(), PlanError> {
+    within("the number of ranks", topology.size() as u64, 1, limits::RANKS_MAX as u64)?;
+    let tensors_max = if work.kind == WorkKind::Barrier { 0 } else { limits::BUCKET_TENSORS_MAX as u64 };
+    within("the number of tensors", work.tensors.len() as u64, 0, tensors_max)?;
+    if let WorkKind::Broadcast { root } = work.kind
+        && topology.member_of(root).is_none()
+    {
+        return Err(PlanError::Root { root, set: topology.set });
+    }
+    let needed = if work.kind == WorkKind::AllGather { topology.size() } else { 1 };
+    for (tensor, counts) in work.tensors.iter().enumerate() {
+        if counts.len() != needed {
+            return Err(PlanError::Counts { tensor, kind: work.kind.name(), given: counts.len(), needed });
+        }
+    }
+    Ok(())
+}
+
+fn within(what: &'static str, given: u64, min: u64, max: u64) -> Result<(), PlanError> {
+    if (min..=max).contains(&given) { Ok(()) } else { Err(PlanError::Limit { what, given, min, max }) }
+}
