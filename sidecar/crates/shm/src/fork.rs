@@ -18,6 +18,7 @@
 //! In the child the number is closed already and may soon name another file. Closing it again would close that file. An
 //! owner therefore wraps what holds the descriptor in [`ForkSafe`], which forgets it in a child instead of dropping it.
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
@@ -31,9 +32,12 @@ pub struct ForkGuard {
 
 impl ForkGuard {
     /// A guard of the calling process. The first one installs the process's fork handler.
+    ///
+    /// Should that fail for want of memory, this guard sees no fork until a later one has succeeded; [`register_fd`], without
+    /// which no session is opened, reports it.
     #[must_use]
     pub fn new() -> Self {
-        install_handler();
+        let _ = install_handler();
         Self { generation: GENERATION.load(Ordering::Relaxed) }
     }
 
@@ -73,8 +77,9 @@ pub struct UsedAfterFork;
 ///
 /// # Errors
 ///
-/// [`ShmError::ForkTableFull`] beyond [`REGISTERED_FDS_MAX`].
+/// [`ShmError::ForkTableFull`] beyond [`REGISTERED_FDS_MAX`]; [`ShmError::System`] when no fork handler can be installed.
 pub fn register_fd(fd: BorrowedFd<'_>) -> Result<FdRegistration, ShmError> {
+    install_handler()?;
     let guard = ForkGuard::new();
     let raw = fd.as_raw_fd();
     let free = |entry: &&AtomicI32| entry.compare_exchange(NO_FD, raw, Ordering::AcqRel, Ordering::Relaxed).is_ok();
@@ -122,7 +127,7 @@ impl<T> ForkSafe<T> {
     ///
     /// # Errors
     ///
-    /// [`ShmError::ForkTableFull`]; the value is then dropped.
+    /// Those of [`register_fd`]; the value is then dropped.
     pub fn with_fd(value: T) -> Result<Self, ShmError>
     where
         T: AsFd,
@@ -177,25 +182,25 @@ impl<T> Drop for ForkSafe<T> {
     }
 }
 
-/// Installs the child handler once.
-///
-/// A failure (the C library is out of memory) leaves the process without a guard; nothing forked then would work anyway,
-/// and there is no caller to tell, so it is left at that and tried again by the next guard.
-fn install_handler() {
+/// Installs the child handler once. A failure is the C library's being out of memory; the next guard tries again.
+fn install_handler() -> Result<(), ShmError> {
     if INSTALLED.load(Ordering::Acquire) {
-        return;
+        return Ok(());
     }
     // Two threads may both arrive here and install twice: the generation then counts up by two and the second sweep
     // finds an empty table, so that is harmless. (A `Once` would not be: held by another thread at the moment of a fork,
     // it stays held in the child.)
     //
     // SAFETY: the handler only touches atomics and calls close(2), both allowed between fork and exec in a child of a
-    // multi-threaded process. It never unwinds. It is a function of this image, which is never unloaded: the handler is
-    // tied to the shared object that registers it, and dlclose runs the object's own unregistration.
+    // multi-threaded process. It never unwinds. It is not called after this image is unloaded: a handler belongs to
+    // the shared object that registered it, and dlclose removes it.
     let status = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    if status == 0 {
-        INSTALLED.store(true, Ordering::Release);
+    if status != 0 {
+        let error = io::Error::from_raw_os_error(status);
+        return Err(ShmError::system("pthread_atfork", "the fork guard", error));
     }
+    INSTALLED.store(true, Ordering::Release);
+    Ok(())
 }
 
 /// Runs in every new child, before anything else does.

@@ -12,8 +12,8 @@
 //! # unsafe
 //!
 //! This crate is one of the few where `unsafe` is allowed. Each block carries a `SAFETY:` comment that can be checked by
-//! reading its own module, and each idea has a module of its own: [`mapping`] (a mapping and copies out of and into
-//! it), [`passing::descriptor`] (control messages that carry descriptors), [`fork`] (a fork handler).
+//! reading its own module, and each idea has a module of its own: `mapping` (a mapping and copies out of and into
+//! it), `passing::descriptor` (control messages that carry descriptors), [`fork`] (a fork handler).
 //!
 //! Everything blocks; no async runtime is involved. Callers who have one wrap these calls.
 

@@ -13,8 +13,9 @@ use crate::segment::{OwnedSegment, PeerSegment};
 
 /// The sessions behind `mem.sock`. Reasons travel to the worker's user: say what is wrong and what to do.
 ///
-/// The host of a connection also compares the connection's [`peer_credentials`](super::peer_credentials) with the uid of
-/// the session that a token names.
+/// Two checks are the host's, as only it knows sessions: it compares the connection's
+/// [`peer_credentials`](super::peer_credentials) with the uid of the session that a token names, and it bounds the number of
+/// segments of a session (each costs one of the about 65,000 mappings that a process may have) beside their bytes.
 pub trait MemHost {
     /// How many bytes of input segments this session may still attach. Asked before anything is mapped, so that a peer without
     /// a session costs nothing.

@@ -1,0 +1,239 @@
+//! The fork guard with real forks. A plain `main`, so that this process has one thread and children may do anything.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork};
+use ronde_shm::fork::{REGISTERED_FDS_MAX, register_fd};
+use ronde_shm::{
+    ForkGuard, ForkSafe, MemClient, MemClientConfig, OwnedSegment, SegmentId, SessionToken, Share, ShmError,
+    UsedAfterFork,
+};
+
+fn main() {
+    let tests: [(&str, fn()); 8] = [
+        ("a guard knows its children and grandchildren", a_guard_knows_its_children),
+        ("a registered descriptor is closed in the child only", a_registered_descriptor_is_closed_in_the_child_only),
+        ("a drop in the child leaves a reused number alone", a_drop_in_the_child_leaves_a_reused_number_alone),
+        ("a client is dead in the child and alive in the parent", a_client_is_dead_in_the_child),
+        ("a child opens a client of its own", a_child_opens_a_client_of_its_own),
+        ("a child does not keep a dead parent's session alive", a_child_does_not_keep_a_session_alive),
+        ("a child reads its parent's segment and cannot write it", a_child_cannot_write_its_parents_segment),
+        ("the table of descriptors is bounded", the_table_of_descriptors_is_bounded),
+    ];
+    for (name, test) in tests {
+        test();
+        println!("fork: {name} ... ok");
+    }
+}
+
+fn a_guard_knows_its_children() {
+    let guard = ForkGuard::new();
+    succeeds(|| {
+        assert!(guard.is_child());
+        assert_eq!(guard.check(), Err(UsedAfterFork));
+        assert!(guard.check().expect_err("in a child").to_string().contains("used after fork"));
+        let own = ForkGuard::new();
+        assert_eq!(own.check(), Ok(()));
+        succeeds(|| assert!(guard.is_child() && own.is_child()));
+        assert_eq!(own.check(), Ok(()), "a grandchild changes nothing here");
+    });
+    assert_eq!(guard.check(), Ok(()));
+}
+
+fn a_registered_descriptor_is_closed_in_the_child_only() {
+    let (registered, free, ended) = (a_file(), a_file(), a_file());
+    let registration = register_fd(registered.as_fd()).expect("room");
+    drop(register_fd(ended.as_fd()).expect("room"));
+    let number = registered.as_raw_fd();
+    succeeds(|| {
+        assert!(!is_open(number));
+        assert!(is_open(free.as_raw_fd()) && is_open(ended.as_raw_fd()));
+    });
+    assert!(is_open(number));
+    drop(registration);
+    succeeds(|| assert!(is_open(number), "a registration that ended closes nothing"));
+}
+
+fn a_drop_in_the_child_leaves_a_reused_number_alone() {
+    let guarded = ForkSafe::with_fd(a_file()).expect("room");
+    let number = guarded.get().expect("in the parent").as_raw_fd();
+    let mut guarded = Some(guarded);
+    succeeds(|| {
+        let reused = a_file();
+        assert_eq!(reused.as_raw_fd(), number, "the lowest free number is the one just closed");
+        let mut guarded = guarded.take().expect("taken once");
+        assert_eq!(guarded.get().err(), Some(UsedAfterFork));
+        assert_eq!(guarded.get_mut().err(), Some(UsedAfterFork));
+        assert!(guarded.is_child());
+        // The child's own registration may have the same place in the table; the inherited one must not free it.
+        let own = register_fd(reused.as_fd()).expect("room");
+        drop(guarded);
+        assert!(is_open(number));
+        succeeds(|| assert!(!is_open(number), "the child's own registration survived the drop"));
+        drop(own);
+    });
+    let guarded = guarded.take().expect("the child took a copy");
+    let file = guarded.into_inner().expect("in the parent");
+    succeeds(|| assert!(is_open(file.as_raw_fd()), "no longer registered"));
+}
+
+fn a_client_is_dead_in_the_child() {
+    let (worker, mut sidecar) = UnixStream::pair().expect("sockets");
+    let token = SessionToken::from_bytes([1; 16]);
+    let segment = OwnedSegment::create("input", 1, Share::Writable).expect("segment");
+    let mut client = Some(MemClient::over(worker, config()).expect("a client"));
+    succeeds(|| {
+        let mut client = client.take().expect("taken once");
+        let error = client.result(&token, SegmentId(0)).expect_err("in a child");
+        assert!(matches!(error, ShmError::UsedAfterFork(_)), "{error}");
+        let error = client.attach(&token, SegmentId(0), &segment).expect_err("in a child");
+        assert!(error.to_string().contains("used after fork"), "{error}");
+        assert!(client.peer_credentials().is_err());
+        drop(client);
+    });
+    assert_eq!(arrived(&mut sidecar), Arrived::Nothing, "calls and drops in a child send and end nothing");
+    sidecar.write_all(b"OK\n").expect("sent");
+    client.as_mut().expect("the child took a copy").attach(&token, SegmentId(0), &segment).expect("the parent goes on");
+}
+
+fn a_child_opens_a_client_of_its_own() {
+    let (inherited, _peer) = UnixStream::pair().expect("sockets");
+    let _inherited = MemClient::over(inherited, config()).expect("a client");
+    succeeds(|| {
+        let (worker, mut sidecar) = UnixStream::pair().expect("sockets");
+        sidecar.write_all(b"OK\n").expect("sent");
+        let mut own = MemClient::over(worker, config()).expect("a client");
+        let segment = OwnedSegment::create("input", 1, Share::Writable).expect("segment");
+        own.attach(&SessionToken::from_bytes([2; 16]), SegmentId(0), &segment).expect("attached");
+    });
+}
+
+/// A rank forks a data loader and dies. The peer of a registered socket hears it at once, and the loader lives on; with a plain
+/// socket the peer hears nothing, which shows that the first half tests something.
+fn a_child_does_not_keep_a_session_alive() {
+    for (guarded, expected) in [(true, Arrived::End), (false, Arrived::Nothing)] {
+        let (worker, mut sidecar) = UnixStream::pair().expect("sockets");
+        let (mut test_end, mut loader_end) = UnixStream::pair().expect("sockets");
+        let rank = spawn(|| {
+            let _client =
+                guarded.then(|| MemClient::over(worker.try_clone().expect("a copy"), config()).expect("a client"));
+            let _worker = if guarded { None } else { Some(worker.try_clone().expect("a copy")) };
+            // What the rank inherited of the test's own ends would keep streams open; it forgets both below.
+            close_copy(&worker);
+            close_copy(&test_end);
+            let loader = spawn(|| {
+                loader_end.write_all(b"up").expect("sent");
+                let mut told = [0; 4];
+                loader_end.read_exact(&mut told).expect("told");
+                assert_eq!(&told, b"stop");
+                loader_end.write_all(b"down").expect("sent");
+            });
+            // Ends when killed, or with the loader should the test fail.
+            waitpid(loader, None).expect("our own child");
+        });
+        drop((worker, loader_end));
+        expect(&mut test_end, b"up");
+        assert_eq!(arrived(&mut sidecar), Arrived::Nothing, "the rank lives");
+        kill(rank, Signal::SIGKILL).expect("our own child");
+        assert!(matches!(waitpid(rank, None), Ok(WaitStatus::Signaled(..))));
+        assert_eq!(arrived(&mut sidecar), expected);
+        test_end.write_all(b"stop").expect("sent");
+        expect(&mut test_end, b"down");
+    }
+}
+
+fn a_child_cannot_write_its_parents_segment() {
+    let segment = OwnedSegment::create("input", 1, Share::Writable).expect("segment");
+    segment.copy_from(0, b"parent").expect("inside");
+    succeeds(|| {
+        let error = segment.copy_from(0, b"child!").expect_err("in a child");
+        assert!(matches!(error, ShmError::UsedAfterFork(_)), "{error}");
+        let mut read = [0; 6];
+        segment.copy_to(0, &mut read).expect("reading harms nobody");
+        assert_eq!(&read, b"parent");
+    });
+    let mut read = [0; 6];
+    segment.copy_to(0, &mut read).expect("inside");
+    assert_eq!(&read, b"parent");
+}
+
+fn the_table_of_descriptors_is_bounded() {
+    let file = a_file();
+    let mut registrations: Vec<_> =
+        std::iter::from_fn(|| register_fd(file.as_fd()).ok()).take(REGISTERED_FDS_MAX + 1).collect();
+    assert_eq!(registrations.len(), REGISTERED_FDS_MAX, "all earlier tests gave their places back");
+    let error = register_fd(file.as_fd()).expect_err("full");
+    assert!(matches!(error, ShmError::ForkTableFull { limit: REGISTERED_FDS_MAX }), "{error}");
+    registrations.pop();
+    assert!(register_fd(file.as_fd()).is_ok());
+}
+
+fn config() -> MemClientConfig {
+    MemClientConfig { timeout: Duration::from_secs(20), result_bytes_max: 1 << 20 }
+}
+
+fn a_file() -> OwnedFd {
+    tempfile::tempfile().expect("a file").into()
+}
+
+fn is_open(number: i32) -> bool {
+    // SAFETY: the number is only asked about, and the borrow ends with the call; a closed number gives EBADF.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
+    fcntl(fd, FcntlArg::F_GETFD) != Err(Errno::EBADF)
+}
+
+/// Closes this process's copy of a stream that it goes on to forget.
+fn close_copy(stream: &UnixStream) {
+    nix::unistd::close(stream.as_raw_fd()).expect("open");
+}
+
+/// Forks a child that runs `body` and exits 0, or 1 when it panics. No destructor of the parent's values runs in it.
+fn spawn(body: impl FnOnce()) -> Pid {
+    // SAFETY: this process has one thread, so its child may use all of the library.
+    match unsafe { fork() }.expect("a child") {
+        ForkResult::Parent { child } => child,
+        ForkResult::Child => {
+            let status = i32::from(catch_unwind(AssertUnwindSafe(body)).is_err());
+            // SAFETY: ends the process without running anything of the parent's.
+            unsafe { libc::_exit(status) }
+        }
+    }
+}
+
+/// Runs `body` in a child and fails when it fails there.
+fn succeeds(body: impl FnOnce()) {
+    let child = spawn(body);
+    assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
+}
+
+fn expect(stream: &mut UnixStream, text: &[u8]) {
+    let mut read = vec![0; text.len()];
+    stream.read_exact(&mut read).expect("the other process speaks");
+    assert_eq!(read, text);
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Arrived {
+    Nothing,
+    End,
+}
+
+/// What has arrived by now, without waiting.
+fn arrived(stream: &mut UnixStream) -> Arrived {
+    stream.set_nonblocking(true).expect("nonblocking");
+    let read = stream.read(&mut [0; 16]);
+    stream.set_nonblocking(false).expect("blocking");
+    match read {
+        Ok(0) => Arrived::End,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Arrived::Nothing,
+        other => panic!("unexpected: {other:?}"),
+    }
+}

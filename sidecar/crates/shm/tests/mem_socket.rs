@@ -1,0 +1,335 @@
+//! `mem.sock` end to end, and against peers that break its protocol.
+
+use std::io::{IoSlice, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use ronde_shm::error::ProtocolError;
+use ronde_shm::passing::{LINE_BYTES_MAX, Received, recv_with_fd, send_with_fd};
+use ronde_shm::{
+    MemClient, MemClientConfig, MemHost, OwnedSegment, PeerSegment, SegmentId, ServeOutcome, SessionToken, Share,
+    ShmError, serve_one,
+};
+
+const BYTES: usize = 8_192;
+/// Long enough for a machine that does other things; tests that wait for it to pass use a short one of their own.
+const TIMEOUT: Duration = Duration::from_secs(20);
+const HEX: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
+fn token() -> SessionToken {
+    SessionToken::from_bytes([0xaa; 16])
+}
+
+fn pair() -> (UnixStream, UnixStream) {
+    let (worker, sidecar) = UnixStream::pair().expect("sockets");
+    for stream in [&worker, &sidecar] {
+        stream.set_read_timeout(Some(TIMEOUT)).expect("timeout");
+    }
+    (worker, sidecar)
+}
+
+fn config() -> MemClientConfig {
+    MemClientConfig { timeout: TIMEOUT, result_bytes_max: 1 << 20 }
+}
+
+/// A host with one session.
+struct OneSession {
+    attached: Vec<(SegmentId, PeerSegment)>,
+    results: Vec<Arc<OwnedSegment>>,
+    room_bytes: u64,
+}
+
+impl OneSession {
+    fn new() -> Self {
+        let result = OwnedSegment::create("result", BYTES, Share::ReadOnlyForOthers).expect("segment");
+        Self { attached: Vec::new(), results: vec![Arc::new(result)], room_bytes: 2 * BYTES as u64 }
+    }
+}
+
+impl MemHost for OneSession {
+    fn attach_limit_bytes(&mut self, given: &SessionToken) -> Result<u64, String> {
+        if *given == token() { Ok(self.room_bytes) } else { Err("no such session".to_owned()) }
+    }
+
+    fn attach(&mut self, _: &SessionToken, segment: SegmentId, mapped: PeerSegment) -> Result<(), String> {
+        if self.attached.iter().any(|(id, _)| *id == segment) {
+            return Err(format!("input segment {segment} is attached already"));
+        }
+        self.room_bytes -= mapped.len();
+        self.attached.push((segment, mapped));
+        Ok(())
+    }
+
+    fn result(&mut self, given: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String> {
+        if *given != token() {
+            return Err("no such session".to_owned());
+        }
+        let index = usize::try_from(segment.0).map_err(|error| error.to_string())?;
+        self.results.get(index).cloned().ok_or_else(|| format!("there is no result segment {segment}"))
+    }
+}
+
+/// Serves on a thread until the worker hangs up or breaks the protocol.
+fn serve(sidecar: UnixStream) -> std::thread::JoinHandle<(OneSession, Result<(), ShmError>)> {
+    std::thread::spawn(move || {
+        let mut host = OneSession::new();
+        loop {
+            match serve_one(&sidecar, &mut host) {
+                Ok(ServeOutcome::Closed) => return (host, Ok(())),
+                Ok(_) => {}
+                Err(error) => return (host, Err(error)),
+            }
+        }
+    })
+}
+
+#[test]
+fn segments_go_both_ways_over_a_socket_with_a_name() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("mem.sock");
+    let listener = UnixListener::bind(&path).expect("bound");
+    let mut client = MemClient::connect(&path, config()).expect("connected");
+    let served = serve(listener.accept().expect("accepted").0);
+    assert_eq!(client.peer_credentials().expect("credentials").uid, nix::unistd::geteuid().as_raw());
+
+    let input = OwnedSegment::create("input", BYTES, Share::Writable).expect("segment");
+    input.copy_from(100, b"from the worker").expect("inside");
+    client.attach(&token(), SegmentId(7), &input).expect("attached");
+    let result = client.result(&token(), SegmentId(0)).expect("mapped");
+    assert_eq!(result.len(), BYTES as u64);
+    drop(client);
+
+    let (host, outcome) = served.join().expect("served");
+    assert!(outcome.is_ok(), "dropping the client closes the connection: {outcome:?}");
+    host.results[0].copy_from(8, b"from the sidecar").expect("inside");
+    let mut read = [0; 16];
+    result.copy_to(8, &mut read).expect("inside");
+    assert_eq!(&read, b"from the sidecar");
+    let mut read = [0; 15];
+    assert_eq!(host.attached[0].0, SegmentId(7));
+    host.attached[0].1.copy_to(100, &mut read).expect("inside");
+    assert_eq!(&read, b"from the worker");
+}
+
+#[test]
+fn a_refusal_names_its_reason_and_the_connection_goes_on() {
+    let (worker, sidecar) = pair();
+    let served = serve(sidecar);
+    let mut client = MemClient::over(worker, config()).expect("a client");
+    let input = OwnedSegment::create("input", BYTES, Share::Writable).expect("segment");
+    let large = OwnedSegment::create("large", 3 * BYTES, Share::Writable).expect("segment");
+    let stranger = SessionToken::from_bytes([0xab; 16]);
+    let refusal = |outcome: Result<(), ShmError>| match outcome {
+        Err(ShmError::Refused { reason, .. }) => reason,
+        other => panic!("expected a refusal, not {other:?}"),
+    };
+    assert_eq!(refusal(client.attach(&stranger, SegmentId(0), &input)), "no such session");
+    assert_eq!(refusal(client.result(&stranger, SegmentId(0)).map(drop)), "no such session");
+    assert_eq!(refusal(client.result(&token(), SegmentId(9)).map(drop)), "there is no result segment 9");
+    let reason = refusal(client.attach(&token(), SegmentId(0), &large));
+    assert!(reason.contains("input segment 0 has 24576 bytes, over the limit of 16384"), "{reason}");
+    client.attach(&token(), SegmentId(0), &input).expect("attached");
+    assert_eq!(refusal(client.attach(&token(), SegmentId(0), &input)), "input segment 0 is attached already");
+    drop(client);
+    let (host, outcome) = served.join().expect("served");
+    assert!(outcome.is_ok());
+    assert_eq!(host.attached.len(), 1);
+}
+
+#[test]
+fn a_result_larger_than_the_client_wants_is_not_mapped() {
+    let (worker, sidecar) = pair();
+    let served = serve(sidecar);
+    let small = MemClientConfig { result_bytes_max: 4_096, ..config() };
+    let mut client = MemClient::over(worker, small).expect("a client");
+    let error = client.result(&token(), SegmentId(0)).expect_err("too large");
+    assert!(matches!(error, ShmError::OverLimit { bytes: 8_192, limit_bytes: 4_096, .. }), "{error}");
+    drop(client);
+    assert!(served.join().expect("served").1.is_ok());
+}
+
+/// Serves what `attack` does to the socket, and returns how the sidecar's side ended and what the worker was told.
+fn attacked(attack: impl FnOnce(&UnixStream)) -> (Result<ServeOutcome, ShmError>, String) {
+    let (mut worker, sidecar) = pair();
+    attack(&worker);
+    let outcome = serve_one(&sidecar, &mut OneSession::new());
+    drop(sidecar);
+    let mut told = String::new();
+    // What the sidecar did not read makes the close a reset; what it said before is there all the same.
+    let _ = worker.read_to_string(&mut told);
+    (outcome, told)
+}
+
+fn sends(text: &str) -> impl FnOnce(&UnixStream) {
+    let text = text.to_owned();
+    move |mut stream| stream.write_all(text.as_bytes()).expect("sent")
+}
+
+/// Sends `line` with these descriptors in one control message.
+fn sends_fds(stream: &UnixStream, line: &str, fds: &[RawFd]) {
+    let rights = [ControlMessage::ScmRights(fds)];
+    sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(line.as_bytes())], &rights, MsgFlags::empty(), None)
+        .expect("sent");
+}
+
+#[test]
+fn lines_outside_the_protocol_end_the_connection_with_a_reason() {
+    let long = "A".repeat(LINE_BYTES_MAX);
+    let two = format!("RESULT {HEX} 0\nRESULT {HEX} 0\n");
+    let cases = [
+        ("\n".to_owned(), ProtocolError::WordCount),
+        ("HELLO\n".to_owned(), ProtocolError::UnknownWord),
+        (format!("{long}\n"), ProtocolError::LineTooLong { limit: LINE_BYTES_MAX }),
+        (long, ProtocolError::LineTooLong { limit: LINE_BYTES_MAX }),
+        (two, ProtocolError::TrailingBytes),
+        (format!("RESULT {HEX} 0\0\n"), ProtocolError::NotText),
+        (format!("RESULT {HEX} 0\r\n"), ProtocolError::NotText),
+        (format!("RESULT {HEX} é\n"), ProtocolError::NotText),
+        (format!("ATTACH {HEX} 0 8192\n"), ProtocolError::MissingDescriptor),
+    ];
+    for (text, expected) in cases {
+        let (outcome, told) = attacked(sends(&text));
+        assert!(matches!(outcome, Err(ShmError::Protocol(error)) if error == expected), "{text:?}: {outcome:?}");
+        assert!(told.starts_with("ERR ") && told.ends_with('\n'), "{text:?}: {told:?}");
+        assert!(!told.contains(HEX), "no token in a message: {told:?}");
+    }
+}
+
+#[test]
+fn a_line_that_never_ends_is_given_up() {
+    let (outcome, _) = attacked(|mut stream| {
+        stream.write_all(b"RESULT").expect("sent");
+        stream.shutdown(Shutdown::Write).expect("half closed");
+    });
+    assert!(matches!(outcome, Err(ShmError::PeerClosed { .. })), "{outcome:?}");
+
+    let (mut worker, sidecar) = pair();
+    sidecar.set_read_timeout(Some(Duration::from_millis(1))).expect("timeout");
+    assert!(matches!(serve_one(&sidecar, &mut OneSession::new()), Ok(ServeOutcome::Idle)));
+    worker.write_all(b"RESULT").expect("sent");
+    let outcome = serve_one(&sidecar, &mut OneSession::new());
+    assert!(matches!(outcome, Err(ShmError::TimedOut { .. })), "{outcome:?}");
+}
+
+#[test]
+fn the_pieces_of_a_line_are_bounded() {
+    let (worker, sidecar) = pair();
+    let file = tempfile::tempfile().expect("a file");
+    // Descriptors keep the pieces apart: the kernel never merges across them.
+    for _ in 0..9 {
+        sends_fds(&worker, "A", &[file.as_raw_fd()]);
+    }
+    let error = recv_with_fd(&sidecar).expect_err("too many pieces");
+    assert!(matches!(error, ShmError::Protocol(ProtocolError::LineInPieces { .. })), "{error}");
+}
+
+#[test]
+fn descriptors_that_do_not_belong_are_refused_and_closed() {
+    // Each write end dies with the last copy of it, so a read end that sees the end proves that all copies are closed.
+    let cases: [(usize, &str, ProtocolError); 5] = [
+        (1, "RESULT aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 0\n", ProtocolError::UnexpectedDescriptor),
+        (2, "ATTACH aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 0 8192\n", ProtocolError::TooManyDescriptors),
+        (3, "ATTACH aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 0 8192\n", ProtocolError::TooManyDescriptors),
+        (200, "ATTACH aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 0 8192\n", ProtocolError::ControlTruncated),
+        (1, "junk\n", ProtocolError::UnknownWord),
+    ];
+    for (count, line, expected) in cases {
+        let (read_end, write_end) = UnixStream::pair().expect("sockets");
+        let (outcome, _) = attacked(|stream| {
+            sends_fds(stream, line, &vec![write_end.as_raw_fd(); count]);
+            drop(write_end);
+        });
+        assert!(matches!(outcome, Err(ShmError::Protocol(error)) if error == expected), "{line:?}: {outcome:?}");
+        assert_ended(read_end);
+    }
+    let (read_end, write_end) = UnixStream::pair().expect("sockets");
+    let (outcome, told) = attacked(|stream| {
+        send_with_fd(stream, format!("ATTACH {HEX} 0 8192\n").as_bytes(), Some(write_end.as_fd())).expect("sent");
+        drop(write_end);
+    });
+    assert!(matches!(outcome, Ok(ServeOutcome::Refused { .. })), "{outcome:?}");
+    assert!(told.contains("is not a memfd"), "{told:?}");
+    assert_ended(read_end);
+}
+
+fn assert_ended(mut read_end: UnixStream) {
+    read_end.set_read_timeout(Some(TIMEOUT)).expect("timeout");
+    let mut rest = Vec::new();
+    assert_eq!(read_end.read_to_end(&mut rest).expect("all copies of the other end are closed"), 0);
+}
+
+#[test]
+fn a_received_descriptor_is_closed_on_exec() {
+    let (worker, sidecar) = pair();
+    let file = tempfile::tempfile().expect("a file");
+    send_with_fd(&worker, b"x\n", Some(file.as_fd())).expect("sent");
+    let Received::Line { line, fd: Some(fd) } = recv_with_fd(&sidecar).expect("received") else {
+        panic!("a line with a descriptor was sent")
+    };
+    assert_eq!(line, "x");
+    let flags = nix::fcntl::fcntl(&fd, nix::fcntl::FcntlArg::F_GETFD).expect("flags");
+    assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
+}
+
+/// A client whose sidecar answers one request with `reply` and these descriptors.
+fn answered(reply: &'static str, fd: Option<BorrowedFd<'_>>) -> (MemClient, UnixStream) {
+    let (worker, sidecar) = pair();
+    send_with_fd(&sidecar, reply.as_bytes(), fd).expect("sent");
+    (MemClient::over(worker, config()).expect("a client"), sidecar)
+}
+
+#[test]
+fn replies_outside_the_protocol_break_the_client() {
+    let file = OwnedFd::from(tempfile::tempfile().expect("a file"));
+    let input = OwnedSegment::create("input", BYTES, Share::Writable).expect("segment");
+    let attach = |client: &mut MemClient| client.attach(&token(), SegmentId(0), &input);
+    let result = |client: &mut MemClient| client.result(&token(), SegmentId(0)).map(drop);
+    type Ask<'a> = &'a dyn Fn(&mut MemClient) -> Result<(), ShmError>;
+    let cases: [(&str, Option<BorrowedFd<'_>>, Ask<'_>, ProtocolError); 8] = [
+        ("OK 5\n", None, &attach, ProtocolError::UnexpectedReply),
+        ("OK\n", Some(file.as_fd()), &attach, ProtocolError::UnexpectedDescriptor),
+        ("ERR no\n", Some(file.as_fd()), &attach, ProtocolError::UnexpectedDescriptor),
+        ("OK\n", None, &result, ProtocolError::UnexpectedReply),
+        ("OK 8192\n", None, &result, ProtocolError::MissingDescriptor),
+        ("ERR no\n", Some(file.as_fd()), &result, ProtocolError::UnexpectedDescriptor),
+        ("OK -1\n", Some(file.as_fd()), &result, ProtocolError::Number { what: "number of bytes" }),
+        ("NO\n", None, &result, ProtocolError::UnknownWord),
+    ];
+    for (reply, fd, ask, expected) in cases {
+        let (mut client, _sidecar) = answered(reply, fd);
+        let error = ask(&mut client).expect_err("outside the protocol");
+        assert!(matches!(error, ShmError::Protocol(error) if error == expected), "{reply:?}: {error}");
+        assert!(matches!(ask(&mut client), Err(ShmError::ConnectionBroken)), "{reply:?}");
+    }
+}
+
+#[test]
+fn a_dead_or_silent_sidecar_breaks_the_client() {
+    let (worker, sidecar) = pair();
+    let mut client = MemClient::over(worker, config()).expect("a client");
+    drop(sidecar);
+    assert!(matches!(client.result(&token(), SegmentId(0)), Err(ShmError::PeerClosed { .. })));
+    assert!(matches!(client.result(&token(), SegmentId(0)), Err(ShmError::ConnectionBroken)));
+
+    let (worker, _sidecar) = pair();
+    let hasty = MemClientConfig { timeout: Duration::from_millis(1), ..config() };
+    let mut client = MemClient::over(worker, hasty).expect("a client");
+    assert!(matches!(client.result(&token(), SegmentId(0)), Err(ShmError::TimedOut { .. })));
+    assert!(matches!(client.result(&token(), SegmentId(0)), Err(ShmError::ConnectionBroken)));
+
+    let (worker, _sidecar) = pair();
+    let never = MemClientConfig { timeout: Duration::ZERO, ..config() };
+    assert!(matches!(MemClient::over(worker, never), Err(ShmError::System { .. })));
+}
+
+#[test]
+fn a_socket_that_is_not_there_is_named() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("mem.sock");
+    let error = MemClient::connect(&path, config()).expect_err("nobody listens");
+    assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+}
