@@ -1,1 +1,28 @@
-//! (skeleton)
+//! The contract between a worker and the sidecar on its host: `ronde/v1/ronde.proto`, the code generated from it, and
+//! checked conversions to and from the types of `ronde-wire`.
+//!
+//! The messages of [`v1`] stay in the service and the SDK; what goes further in has passed [`convert`], which parses
+//! once into types that cannot be wrong. [`paths`] names the files by which the two find each other.
+
+#![forbid(unsafe_code)]
+
+pub mod v1 {
+    //! Generated from `ronde/v1/ronde.proto`; `tests/generated_is_current.rs` compares and regenerates.
+    #![allow(
+        missing_docs,
+        unreachable_pub,
+        clippy::all,
+        clippy::pedantic,
+        clippy::allow_attributes_without_reason,
+        reason = "generated code; the proto file carries the documentation"
+    )]
+    include!("generated/ronde.v1.rs");
+}
+
+pub mod convert;
+pub mod paths;
+
+pub use convert::{
+    Claim, Claimed, Completion, ConvertError, EpochView, Place, RankToken, Refused, Submission, negotiate_protocol,
+};
+pub use paths::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN};

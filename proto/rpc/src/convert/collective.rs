@@ -1,0 +1,140 @@
+//! Element types, reductions and collectives.
+
+use ronde_wire::{Collective, DType, Rank, ReduceOp, limits};
+
+use super::ConvertError;
+use crate::v1;
+use crate::v1::collective::Kind;
+
+/// The element type behind a message's number.
+///
+/// # Errors
+/// [`ConvertError::Missing`] for 0, [`ConvertError::Unknown`] for a number without meaning.
+pub fn dtype_from(number: i32) -> Result<DType, ConvertError> {
+    let unknown = ConvertError::Unknown { field: "dtype", given: number };
+    Ok(match v1::DType::try_from(number).map_err(|_| unknown)? {
+        v1::DType::DtypeUnspecified => return Err(missing("dtype", "name the type of the elements")),
+        v1::DType::DtypeU8 => DType::U8,
+        v1::DType::DtypeI8 => DType::I8,
+        v1::DType::DtypeU16 => DType::U16,
+        v1::DType::DtypeI16 => DType::I16,
+        v1::DType::DtypeI32 => DType::I32,
+        v1::DType::DtypeI64 => DType::I64,
+        v1::DType::DtypeF16 => DType::F16,
+        v1::DType::DtypeBf16 => DType::Bf16,
+        v1::DType::DtypeF32 => DType::F32,
+        v1::DType::DtypeF64 => DType::F64,
+        v1::DType::DtypeBool => DType::Bool,
+    })
+}
+
+/// The reduction behind a message's number.
+///
+/// # Errors
+/// [`ConvertError::Missing`] for 0, [`ConvertError::Unknown`] for a number without meaning.
+pub fn reduce_op_from(number: i32) -> Result<ReduceOp, ConvertError> {
+    let unknown = ConvertError::Unknown { field: "reduce op", given: number };
+    Ok(match v1::ReduceOp::try_from(number).map_err(|_| unknown)? {
+        v1::ReduceOp::Unspecified => return Err(missing("reduce op", "name how elements are combined")),
+        v1::ReduceOp::Average => ReduceOp::Average,
+        v1::ReduceOp::Sum => ReduceOp::Sum,
+        v1::ReduceOp::Adasum => ReduceOp::Adasum,
+        v1::ReduceOp::Min => ReduceOp::Min,
+        v1::ReduceOp::Max => ReduceOp::Max,
+        v1::ReduceOp::Product => ReduceOp::Product,
+    })
+}
+
+/// The collective of a message; an absent one is an error like any other.
+///
+/// # Errors
+/// [`ConvertError`] when kind or reduction are unset or unknown, or a rank is beyond any world.
+pub fn collective_from(message: Option<v1::Collective>) -> Result<Collective, ConvertError> {
+    let kind = message.and_then(|m| m.kind).ok_or_else(|| missing("collective", "say which operation it is"))?;
+    Ok(match kind {
+        Kind::AllReduce(m) => Collective::AllReduce { op: reduce_op_from(m.op)? },
+        Kind::AllGather(_) => Collective::AllGather,
+        Kind::ReduceScatter(m) => Collective::ReduceScatter { op: reduce_op_from(m.op)? },
+        Kind::Broadcast(m) => Collective::Broadcast { root: rank("root", m.root)? },
+        Kind::AllToAll(m) => Collective::AllToAll { splits: m.splits },
+        Kind::Reduce(m) => Collective::Reduce { op: reduce_op_from(m.op)?, root: rank("root", m.root)? },
+        Kind::Gather(m) => Collective::Gather { root: rank("root", m.root)? },
+        Kind::Scatter(m) => Collective::Scatter { root: rank("root", m.root)? },
+        Kind::Send(m) => Collective::Send { to: rank("to", m.to)?, tag: m.tag },
+        Kind::Recv(m) => Collective::Recv { from: rank("from", m.from)?, tag: m.tag },
+        Kind::Barrier(_) => Collective::Barrier,
+        Kind::Join(_) => Collective::Join,
+    })
+}
+
+impl From<DType> for v1::DType {
+    fn from(dtype: DType) -> Self {
+        match dtype {
+            DType::U8 => Self::DtypeU8,
+            DType::I8 => Self::DtypeI8,
+            DType::U16 => Self::DtypeU16,
+            DType::I16 => Self::DtypeI16,
+            DType::I32 => Self::DtypeI32,
+            DType::I64 => Self::DtypeI64,
+            DType::F16 => Self::DtypeF16,
+            DType::Bf16 => Self::DtypeBf16,
+            DType::F32 => Self::DtypeF32,
+            DType::F64 => Self::DtypeF64,
+            DType::Bool => Self::DtypeBool,
+            // A type that is added to the wire fails `every_dtype_and_op_has_its_number` until it has one here.
+            _ => Self::DtypeUnspecified,
+        }
+    }
+}
+
+impl From<ReduceOp> for v1::ReduceOp {
+    fn from(op: ReduceOp) -> Self {
+        match op {
+            ReduceOp::Average => Self::Average,
+            ReduceOp::Sum => Self::Sum,
+            ReduceOp::Adasum => Self::Adasum,
+            ReduceOp::Min => Self::Min,
+            ReduceOp::Max => Self::Max,
+            ReduceOp::Product => Self::Product,
+            // As for element types: unset is refused by the receiver, by name.
+            _ => Self::Unspecified,
+        }
+    }
+}
+
+impl From<Collective> for v1::Collective {
+    fn from(collective: Collective) -> Self {
+        use v1::collective as m;
+        let number = |op: ReduceOp| i32::from(v1::ReduceOp::from(op));
+        let kind = match collective {
+            Collective::AllReduce { op } => Some(Kind::AllReduce(m::AllReduce { op: number(op) })),
+            Collective::AllGather => Some(Kind::AllGather(m::AllGather {})),
+            Collective::ReduceScatter { op } => Some(Kind::ReduceScatter(m::ReduceScatter { op: number(op) })),
+            Collective::Broadcast { root } => Some(Kind::Broadcast(m::Broadcast { root: root.0 })),
+            Collective::AllToAll { splits } => Some(Kind::AllToAll(m::AllToAll { splits })),
+            Collective::Reduce { op, root } => Some(Kind::Reduce(m::Reduce { op: number(op), root: root.0 })),
+            Collective::Gather { root } => Some(Kind::Gather(m::Gather { root: root.0 })),
+            Collective::Scatter { root } => Some(Kind::Scatter(m::Scatter { root: root.0 })),
+            Collective::Send { to, tag } => Some(Kind::Send(m::Send { to: to.0, tag })),
+            Collective::Recv { from, tag } => Some(Kind::Recv(m::Recv { from: from.0, tag })),
+            Collective::Barrier => Some(Kind::Barrier(m::Barrier {})),
+            Collective::Join => Some(Kind::Join(m::Join {})),
+            // Unset, which the receiver refuses; no collective of this release comes here.
+            _ => None,
+        };
+        Self { kind }
+    }
+}
+
+/// A rank within the largest world.
+pub(super) fn rank(field: &'static str, given: u32) -> Result<Rank, ConvertError> {
+    let max = limits::RANKS_MAX as u64 - 1;
+    if u64::from(given) > max {
+        return Err(ConvertError::TooLarge { field, given: given.into(), max });
+    }
+    Ok(Rank(given))
+}
+
+fn missing(field: &'static str, hint: &'static str) -> ConvertError {
+    ConvertError::Missing { field, hint }
+}

@@ -1,0 +1,282 @@
+//! The frame of a session: the claim, its answer, the epoch and completions.
+
+use std::fmt;
+use std::hint::black_box;
+
+use bytes::Bytes;
+use ronde_wire::{Epoch, JobName, Rank, RequestId, Seq, Shape, limits};
+
+use super::collective::rank;
+use super::submission::Place;
+use super::{ConvertError, printable};
+use crate::paths::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN};
+use crate::v1;
+
+/// The secret that gives the right to a rank: the 32 bytes of its token file.
+///
+/// Equality takes the same time wherever tokens differ; `Debug` shows nothing.
+#[derive(Clone, Copy)]
+pub struct RankToken([u8; TOKEN_BYTES]);
+
+impl RankToken {
+    /// Takes the content of a token file or of a claim.
+    ///
+    /// # Errors
+    /// [`ConvertError::Length`] unless it has [`TOKEN_BYTES`].
+    pub fn new(bytes: &[u8]) -> Result<Self, ConvertError> {
+        let error = ConvertError::Length { field: "the rank's token", given: bytes.len(), wanted: TOKEN_BYTES };
+        bytes.try_into().map(Self).map_err(|_| error)
+    }
+
+    /// The bytes, for a token file or a claim.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl PartialEq for RankToken {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).fold(0, |difference, (a, b)| black_box(difference | (a ^ b))) == 0
+    }
+}
+
+impl Eq for RankToken {}
+
+impl fmt::Debug for RankToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RankToken(secret)")
+    }
+}
+
+/// A worker's claim of a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The job.
+    pub job: JobName,
+    /// The rank.
+    pub rank: Rank,
+    /// The proof that the rank may be claimed.
+    pub token: RankToken,
+    /// The oldest and the newest protocol version that the client speaks.
+    pub protocols: (u32, u32),
+    /// The client and its version, for logs; cut to a printable length.
+    pub client: String,
+    /// The client's process id as it says itself.
+    pub pid: u32,
+}
+
+impl Claim {
+    /// Parses a message.
+    ///
+    /// # Errors
+    /// [`ConvertError`] with the first thing that is wrong. The versions are not compared: see [`negotiate_protocol`].
+    pub fn parse(message: &v1::Claim) -> Result<Self, ConvertError> {
+        Ok(Self {
+            job: JobName::new(message.job.as_str())?,
+            rank: rank("rank", message.rank)?,
+            token: RankToken::new(&message.token)?,
+            protocols: (message.protocol_min, message.protocol_max),
+            client: printable(&message.client),
+            pid: message.pid,
+        })
+    }
+
+    /// The message that parses back to this.
+    #[must_use]
+    pub fn into_message(self) -> v1::Claim {
+        v1::Claim {
+            job: self.job.into(),
+            rank: self.rank.0,
+            token: Bytes::copy_from_slice(self.token.as_bytes()),
+            protocol_min: self.protocols.0,
+            protocol_max: self.protocols.1,
+            client: self.client,
+            pid: self.pid,
+        }
+    }
+}
+
+/// The newest protocol version that a client's range and this release have in common.
+///
+/// # Errors
+/// [`ConvertError::Protocol`] when there is none.
+pub fn negotiate_protocol(min: u32, max: u32) -> Result<u32, ConvertError> {
+    let newest = max.min(PROTOCOL_VERSION);
+    if newest < min.max(PROTOCOL_VERSION_MIN) {
+        return Err(ConvertError::Protocol { min, max });
+    }
+    Ok(newest)
+}
+
+/// The answer to a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claimed {
+    /// The 16 bytes that join mem.sock to the session.
+    pub session_token: [u8; SESSION_TOKEN_BYTES],
+    /// The version that the session speaks.
+    pub protocol: u32,
+    /// How often to send a heartbeat, in milliseconds; at least 1.
+    pub heartbeat_ms: u32,
+    /// After how much silence the other side counts as dead, in milliseconds; at least `heartbeat_ms`.
+    pub peer_timeout_ms: u32,
+    /// The most bytes of input segments.
+    pub arena_bytes_max: u64,
+    /// The most bytes of one inline input.
+    pub inline_bytes_max: u64,
+    /// The most requests pending at once; at least 1.
+    pub pending_max: u32,
+}
+
+impl Claimed {
+    /// Parses a message.
+    ///
+    /// # Errors
+    /// [`ConvertError`] for a token of the wrong length, a version that is not spoken here, or a time of zero.
+    pub fn parse(message: &v1::Claimed) -> Result<Self, ConvertError> {
+        let given = message.session_token.len();
+        let length = ConvertError::Length { field: "session token", given, wanted: SESSION_TOKEN_BYTES };
+        Ok(Self {
+            session_token: message.session_token.as_ref().try_into().map_err(|_| length)?,
+            protocol: negotiate_protocol(message.protocol, message.protocol)?,
+            heartbeat_ms: positive("heartbeat_ms", message.heartbeat_ms)?,
+            peer_timeout_ms: positive("peer_timeout_ms", message.peer_timeout_ms)?.max(message.heartbeat_ms),
+            arena_bytes_max: message.arena_bytes_max,
+            inline_bytes_max: message.inline_bytes_max.min(limits::INLINE_BYTES_MAX as u64),
+            pending_max: positive("pending_max", message.pending_max)?,
+        })
+    }
+
+    /// The message that parses back to this.
+    #[must_use]
+    pub fn into_message(self) -> v1::Claimed {
+        v1::Claimed {
+            session_token: Bytes::copy_from_slice(&self.session_token),
+            protocol: self.protocol,
+            heartbeat_ms: self.heartbeat_ms,
+            peer_timeout_ms: self.peer_timeout_ms,
+            arena_bytes_max: self.arena_bytes_max,
+            inline_bytes_max: self.inline_bytes_max,
+            pending_max: self.pending_max,
+        }
+    }
+}
+
+/// A rank's view of the epoch that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EpochView {
+    /// The epoch.
+    pub epoch: Epoch,
+    /// The rank.
+    pub rank: Rank,
+    /// The number of ranks.
+    pub size: u32,
+    /// The position among the ranks of the same sidecar.
+    pub local_rank: u32,
+    /// The number of ranks of the same sidecar.
+    pub local_size: u32,
+    /// The position of the sidecar among those that have a rank with this local rank.
+    pub cross_rank: u32,
+    /// The number of sidecars that have a rank with this local rank.
+    pub cross_size: u32,
+    /// Whether all sidecars serve the same number of ranks.
+    pub homogeneous: bool,
+}
+
+impl EpochView {
+    /// Parses a message.
+    ///
+    /// # Errors
+    /// [`ConvertError::Position`] when a position is not below its size, [`ConvertError::TooLarge`] for worlds beyond
+    /// the limit.
+    pub fn parse(message: &v1::EpochBegan) -> Result<Self, ConvertError> {
+        let max = limits::RANKS_MAX as u64;
+        if u64::from(message.size) > max {
+            return Err(ConvertError::TooLarge { field: "size", given: message.size.into(), max });
+        }
+        position("rank", message.rank, message.size)?;
+        position("local rank", message.local_rank, message.local_size)?;
+        position("cross rank", message.cross_rank, message.cross_size)?;
+        Ok(Self {
+            epoch: Epoch(message.epoch),
+            rank: Rank(message.rank),
+            size: message.size,
+            local_rank: message.local_rank,
+            local_size: message.local_size,
+            cross_rank: message.cross_rank,
+            cross_size: message.cross_size,
+            homogeneous: message.homogeneous,
+        })
+    }
+
+    /// The message that parses back to this.
+    #[must_use]
+    pub fn into_message(self) -> v1::EpochBegan {
+        v1::EpochBegan {
+            epoch: self.epoch.0,
+            rank: self.rank.0,
+            size: self.size,
+            local_rank: self.local_rank,
+            local_size: self.local_size,
+            cross_rank: self.cross_rank,
+            cross_size: self.cross_size,
+            homogeneous: self.homogeneous,
+        }
+    }
+}
+
+/// An operation that has been performed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The worker's number for it.
+    pub request: RequestId,
+    /// The epoch in which it was performed.
+    pub epoch: Epoch,
+    /// Its job-wide number.
+    pub seq: Seq,
+    /// The shape of the result.
+    pub shape: Shape,
+    /// Where the result lies: in a result segment, or nowhere when there is none or it came as parts before.
+    pub result: Place,
+}
+
+impl Completion {
+    /// Parses a message.
+    ///
+    /// # Errors
+    /// [`ConvertError`] for a shape or a place that breaks its rules.
+    pub fn parse(message: v1::Completed) -> Result<Self, ConvertError> {
+        Ok(Self {
+            request: RequestId(message.request),
+            epoch: Epoch(message.epoch),
+            seq: Seq(message.seq),
+            shape: Shape::new(message.shape)?,
+            result: Place::parse(message.result)?,
+        })
+    }
+
+    /// The message that parses back to this.
+    #[must_use]
+    pub fn into_message(self) -> v1::Completed {
+        v1::Completed {
+            request: self.request.0,
+            epoch: self.epoch.0,
+            seq: self.seq.0,
+            shape: self.shape.into(),
+            result: self.result.into_message(),
+        }
+    }
+}
+
+fn positive(field: &'static str, given: u32) -> Result<u32, ConvertError> {
+    if given == 0 { Err(ConvertError::Missing { field, hint: "it is at least 1" }) } else { Ok(given) }
+}
+
+fn position(field: &'static str, given: u32, size: u32) -> Result<(), ConvertError> {
+    if given < size { Ok(()) } else { Err(ConvertError::Position { field, given, size }) }
+}
+
+/// Bytes of a rank's token.
+pub const TOKEN_BYTES: usize = 32;
+/// Bytes of a session's token.
+pub const SESSION_TOKEN_BYTES: usize = 16;

@@ -1,0 +1,193 @@
+//! Submissions: what a worker asks for and where its bytes lie.
+
+use bytes::Bytes;
+use ronde_wire::{Collective, DType, Request, RequestId, SetId, Shape, TensorName, limits};
+
+use super::collective::{collective_from, dtype_from};
+use super::{ConvertError, printable};
+use crate::v1;
+use crate::v1::place::Place as PlaceKind;
+
+/// A checked request of a worker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Submission {
+    /// The worker's number for it.
+    pub request: RequestId,
+    /// What to do. A barrier and a join have type `uint8` and shape `[0]`: no bytes.
+    pub what: Request,
+    /// Where the input lies; exactly as long as type and shape ask for.
+    pub place: Place,
+}
+
+/// Where a tensor's bytes lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In a segment of shared memory.
+    Arena {
+        /// The segment's number within its session and direction.
+        segment: u32,
+        /// The first byte.
+        offset: u64,
+        /// The number of bytes.
+        bytes: u64,
+    },
+    /// In the message itself; at most [`limits::INLINE_BYTES_MAX`] in a submission.
+    Inline(Bytes),
+    /// Nowhere: the operation has no input, or the result came in parts.
+    None,
+}
+
+/// A submission that cannot be performed, with what is needed to tell all other ranks about it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct Refused {
+    /// The worker's number for it.
+    pub request: RequestId,
+    /// The process set that was asked for.
+    pub set: SetId,
+    /// The operation's name, where it is one; without it other ranks cannot be told.
+    pub name: Option<TensorName>,
+    /// What is wrong and what to do.
+    pub reason: String,
+}
+
+impl Submission {
+    /// Parses a message.
+    ///
+    /// # Errors
+    /// [`Refused`] with the first thing that is wrong.
+    pub fn parse(message: v1::Submit) -> Result<Self, Refused> {
+        let request = RequestId(message.request);
+        let set = SetId(message.process_set);
+        let name = TensorName::new(message.name.as_str());
+        let known_name = name.as_ref().ok().cloned();
+        name.map_err(ConvertError::from).and_then(|name| parse_named(message, name)).map_err(|error| Refused {
+            request,
+            set,
+            name: known_name,
+            reason: error.to_string(),
+        })
+    }
+
+    /// The message that parses back to this.
+    #[must_use]
+    pub fn into_message(self) -> v1::Submit {
+        let Request { set, name, collective, dtype, shape, prescale, postscale } = self.what;
+        v1::Submit {
+            request: self.request.0,
+            name: name.into(),
+            process_set: set.0,
+            collective: Some(collective.into()),
+            dtype: v1::DType::from(dtype).into(),
+            shape: shape.into(),
+            prescale,
+            postscale,
+            input: self.place.into_message(),
+            codec: String::new(),
+        }
+    }
+}
+
+impl Place {
+    /// Parses a message; an absent one is [`Place::None`].
+    ///
+    /// # Errors
+    /// [`ConvertError::Device`] for device memory, [`ConvertError::PlaceOverflow`], [`ConvertError::Inline`].
+    pub fn parse(message: Option<v1::Place>) -> Result<Self, ConvertError> {
+        match message.and_then(|m| m.place) {
+            None => Ok(Self::None),
+            Some(PlaceKind::Device(m)) => Err(ConvertError::Device { kind: printable(&m.kind) }),
+            Some(PlaceKind::Inline(data)) if data.len() > limits::INLINE_BYTES_MAX => {
+                Err(ConvertError::Inline { given: data.len() })
+            }
+            Some(PlaceKind::Inline(data)) => Ok(Self::Inline(data)),
+            Some(PlaceKind::Arena(m)) if m.offset.checked_add(m.bytes).is_none() => {
+                Err(ConvertError::PlaceOverflow { offset: m.offset, bytes: m.bytes })
+            }
+            Some(PlaceKind::Arena(m)) => Ok(Self::Arena { segment: m.segment, offset: m.offset, bytes: m.bytes }),
+        }
+    }
+
+    /// The message that parses back to this.
+    #[must_use]
+    pub fn into_message(self) -> Option<v1::Place> {
+        let place = match self {
+            Self::Arena { segment, offset, bytes } => PlaceKind::Arena(v1::place::Arena { segment, offset, bytes }),
+            Self::Inline(data) => PlaceKind::Inline(data),
+            Self::None => return None,
+        };
+        Some(v1::Place { place: Some(place) })
+    }
+
+    /// How many bytes lie there; `None` for nowhere.
+    #[must_use]
+    pub fn bytes(&self) -> Option<u64> {
+        match self {
+            Self::Arena { bytes, .. } => Some(*bytes),
+            Self::Inline(data) => Some(data.len() as u64),
+            Self::None => None,
+        }
+    }
+}
+
+fn parse_named(message: v1::Submit, name: TensorName) -> Result<Submission, ConvertError> {
+    if !message.codec.is_empty() {
+        return Err(ConvertError::Codec { codec: printable(&message.codec) });
+    }
+    let collective = collective_from(message.collective)?;
+    check_scale("prescale", message.prescale, &collective)?;
+    check_scale("postscale", message.postscale, &collective)?;
+    let place = Place::parse(message.input)?;
+    let (dtype, shape) = if has_tensor(&collective) {
+        (dtype_from(message.dtype)?, Shape::new(message.shape)?)
+    } else {
+        (DType::U8, Shape::new(vec![0])?)
+    };
+    check_place(&collective, dtype, &shape, &place)?;
+    check_splits(&collective, &shape)?;
+    let what = Request {
+        set: SetId(message.process_set),
+        name,
+        collective,
+        dtype,
+        shape,
+        prescale: message.prescale,
+        postscale: message.postscale,
+    };
+    Ok(Submission { request: RequestId(message.request), what, place })
+}
+
+fn has_tensor(collective: &Collective) -> bool {
+    !matches!(collective, Collective::Barrier | Collective::Join)
+}
+
+fn check_scale(field: &'static str, given: f64, collective: &Collective) -> Result<(), ConvertError> {
+    if !given.is_finite() || given == 0.0 {
+        return Err(ConvertError::Scale { field, given });
+    }
+    // Exactly 1 is what "no scaling" is written as.
+    if collective.reduce_op().is_none() && given.to_bits() != 1.0_f64.to_bits() {
+        return Err(ConvertError::ScaleWithoutReduction { field, given, collective: collective.name() });
+    }
+    Ok(())
+}
+
+/// The input is as long as type and shape ask for; operations without input have none.
+fn check_place(collective: &Collective, dtype: DType, shape: &Shape, place: &Place) -> Result<(), ConvertError> {
+    let takes_input = has_tensor(collective) && !matches!(collective, Collective::Recv { .. });
+    let wanted = shape.elements() * dtype.size_bytes() as u64;
+    match place.bytes() {
+        None if !takes_input => Ok(()),
+        None => Err(ConvertError::Missing { field: "input", hint: "say where the tensor's bytes lie" }),
+        Some(_) if !takes_input => Err(ConvertError::UnexpectedInput { collective: collective.name() }),
+        Some(given) if given != wanted => Err(ConvertError::ByteLength { dtype, shape: shape.clone(), wanted, given }),
+        Some(_) => Ok(()),
+    }
+}
+
+fn check_splits(collective: &Collective, shape: &Shape) -> Result<(), ConvertError> {
+    let Collective::AllToAll { splits } = collective else { return Ok(()) };
+    let rows = shape.dimensions().first().copied().unwrap_or(1);
+    let sum = splits.iter().try_fold(0_u64, |sum, split| sum.checked_add(*split));
+    if splits.len() > limits::RANKS_MAX || sum != Some(rows) { Err(ConvertError::Splits { rows }) } else { Ok(()) }
+}

@@ -1,0 +1,30 @@
+//! The names of the files in a sidecar's session directory, and the version of the protocol spoken there.
+//!
+//! A container needs nothing else of a sidecar than this directory.
+
+use std::path::{Path, PathBuf};
+
+use ronde_wire::Rank;
+
+/// The socket of the gRPC service.
+#[must_use]
+pub fn rpc_socket(directory: &Path) -> PathBuf {
+    directory.join("rpc.sock")
+}
+
+/// The socket over which segments of shared memory are passed.
+#[must_use]
+pub fn mem_socket(directory: &Path) -> PathBuf {
+    directory.join("mem.sock")
+}
+
+/// The file, of mode 0400, that holds the 32 bytes of a rank's token.
+#[must_use]
+pub fn token_file(directory: &Path, rank: Rank) -> PathBuf {
+    directory.join(format!("rank-{}.token", rank.0))
+}
+
+/// The newest version of the session protocol that this release speaks.
+pub const PROTOCOL_VERSION: u32 = 1;
+/// The oldest version of the session protocol that this release speaks.
+pub const PROTOCOL_VERSION_MIN: u32 = 1;

@@ -1,0 +1,38 @@
+//! The committed generated code is what the proto file gives; builds need neither protoc nor a build script.
+//!
+//! After a change of `ronde/v1/ronde.proto`: `RONDE_REGENERATE=1 cargo test -p ronde-rpc --test generated_is_current`.
+
+use std::fs;
+use std::path::Path;
+
+#[test]
+fn generated_code_is_what_the_proto_gives() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let target = tempfile::tempdir().expect("a temporary directory");
+    generate(root, target.path());
+    let fresh = fs::read_to_string(target.path().join(FILE)).expect("the generator writes one file");
+    let committed_path = root.join("src/generated").join(FILE);
+    if std::env::var_os("RONDE_REGENERATE").is_some() {
+        fs::write(&committed_path, &fresh).expect("src/generated is writable");
+    }
+    let committed = fs::read_to_string(&committed_path).unwrap_or_default();
+    let differs = committed.lines().zip(fresh.lines()).position(|(a, b)| a != b);
+    assert!(
+        committed == fresh,
+        "src/generated/{FILE} is not what the proto gives (first difference in line {differs:?}, counted from 0); run \
+         RONDE_REGENERATE=1 cargo test -p ronde-rpc --test generated_is_current"
+    );
+}
+
+fn generate(root: &Path, target: &Path) {
+    let descriptors = protox::compile(["ronde/v1/ronde.proto"], [root]).expect("the proto file compiles");
+    tonic_prost_build::configure()
+        .build_client(true)
+        .build_server(true)
+        .bytes(".")
+        .out_dir(target)
+        .compile_fds(descriptors)
+        .expect("the descriptors give code");
+}
+
+const FILE: &str = "ronde.v1.rs";
