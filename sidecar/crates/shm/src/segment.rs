@@ -45,7 +45,7 @@ pub struct OwnedSegment {
 impl OwnedSegment {
     /// Creates, maps, populates and seals a segment of `bytes` bytes, rounded up to whole pages.
     ///
-    /// `name` shows in `/proc/<pid>/maps` and in errors. Blocks while the kernel clears the pages, about 1 ms a MiB.
+    /// `name` shows in `/proc/<pid>/maps` and in errors. Blocks while the kernel clears the pages, about 0.5 ms a MiB.
     ///
     /// # Errors
     ///

@@ -55,6 +55,9 @@ fn a_registered_descriptor_is_closed_in_the_child_only() {
     let number = registered.as_raw_fd();
     succeeds(|| {
         assert!(!is_open(number));
+        let reused = a_file();
+        assert_eq!(reused.as_raw_fd(), number, "the lowest free number is the one just closed");
+        succeeds(|| assert!(is_open(number), "a child inherits no registrations"));
         assert!(is_open(free.as_raw_fd()) && is_open(ended.as_raw_fd()));
     });
     assert!(is_open(number));

@@ -275,6 +275,34 @@ fn a_received_descriptor_is_closed_on_exec() {
     assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
 }
 
+#[test]
+fn a_line_that_nobody_would_read_is_not_sent() {
+    let (worker, sidecar) = pair();
+    let fits = [vec![b'x'; LINE_BYTES_MAX - 1], vec![b'\n']].concat();
+    let too_long = [fits.clone(), vec![b'\n']].concat();
+    let error = send_with_fd(&worker, &too_long, None).expect_err("too long");
+    assert!(matches!(error, ShmError::Protocol(ProtocolError::LineTooLong { .. })), "{error}");
+    send_with_fd(&worker, &fits, None).expect("sent");
+    let received = recv_with_fd(&sidecar).expect("received");
+    assert!(matches!(received, Received::Line { line, fd: None } if line.len() == LINE_BYTES_MAX - 1));
+}
+
+#[test]
+fn a_full_socket_times_out() {
+    let (worker, _sidecar) = pair();
+    worker.set_write_timeout(Some(Duration::from_millis(1))).expect("timeout");
+    let error = std::iter::repeat_with(|| send_with_fd(&worker, b"x\n", None)).find_map(Result::err);
+    assert!(matches!(error, Some(ShmError::TimedOut { .. })), "{error:?}");
+}
+
+#[test]
+fn dropping_a_client_ends_its_connection_for_every_copy() {
+    let (worker, sidecar) = pair();
+    let _copy_in_another_process = worker.try_clone().expect("a copy");
+    drop(MemClient::over(worker, config()).expect("a client"));
+    assert!(matches!(recv_with_fd(&sidecar), Ok(Received::Closed)));
+}
+
 /// A client whose sidecar answers one request with `reply` and these descriptors.
 fn answered(reply: &'static str, fd: Option<BorrowedFd<'_>>) -> (MemClient, UnixStream) {
     let (worker, sidecar) = pair();

@@ -19,7 +19,7 @@ use crate::segment::{OwnedSegment, PeerSegment};
 #[derive(Debug, Clone, Copy)]
 pub struct MemClientConfig {
     /// How long to wait for the sidecar to take a request and again for its reply. The sidecar populates a segment before it
-    /// replies, about 1 ms a MiB at worst. Not zero.
+    /// replies, about 0.5 ms a MiB at worst. Not zero.
     pub timeout: Duration,
     /// Largest result segment to map, in bytes.
     pub result_bytes_max: u64,

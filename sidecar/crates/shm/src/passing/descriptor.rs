@@ -30,25 +30,26 @@ pub enum Received {
     Idle,
 }
 
-/// Sends `line`, which ends in a newline, and `fd` with its first byte.
+/// Sends `line`, which ends in a newline, together with `fd`: both or neither.
 ///
 /// Waits at most the socket's write timeout for room.
 ///
 /// # Errors
 ///
-/// [`ShmError::TimedOut`], [`ShmError::PeerClosed`], [`ShmError::System`]; the line may then have gone in part.
+/// [`ShmError::TimedOut`], [`ShmError::PeerClosed`], [`ShmError::System`], and [`ShmError::Protocol`] for a line over
+/// [`LINE_BYTES_MAX`], which nobody would read.
 pub fn send_with_fd(stream: &UnixStream, line: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), ShmError> {
-    let mut fds = fd.as_ref().map(|fd| [fd.as_raw_fd()]);
-    let mut rest = line;
-    while !rest.is_empty() {
-        let rights = fds.as_ref().map(|fds| ControlMessage::ScmRights(fds));
-        let sent =
-            sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(rest)], rights.as_slice(), MsgFlags::MSG_NOSIGNAL, None);
-        match sent {
-            Ok(sent) => {
-                rest = rest.get(sent..).unwrap_or_default();
-                fds = None;
-            }
+    if line.len() > LINE_BYTES_MAX {
+        return Err(ProtocolError::LineTooLong { limit: LINE_BYTES_MAX }.into());
+    }
+    let fds = fd.map(|fd| [fd.as_raw_fd()]);
+    let rights = fds.as_ref().map(|fds| ControlMessage::ScmRights(fds));
+    let text = [IoSlice::new(line)];
+    loop {
+        match sendmsg::<()>(stream.as_raw_fd(), &text, rights.as_slice(), MsgFlags::MSG_NOSIGNAL, None) {
+            Ok(sent) if sent == line.len() => return Ok(()),
+            // A line fits into one buffer of the kernel's, which takes it whole or not at all.
+            Ok(_) => return Err(ShmError::system("sendmsg", "mem.sock", io::Error::from(io::ErrorKind::WriteZero))),
             // Each retry answers one signal to this thread.
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN) => return Err(ShmError::TimedOut { waiting_for: "sending a line" }),
@@ -58,7 +59,6 @@ pub fn send_with_fd(stream: &UnixStream, line: &[u8], fd: Option<BorrowedFd<'_>>
             Err(errno) => return Err(ShmError::system("sendmsg", "mem.sock", errno)),
         }
     }
-    Ok(())
 }
 
 /// Receives one line and at most one descriptor.
