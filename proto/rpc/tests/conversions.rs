@@ -1,0 +1,305 @@
+//! Conversions: what is sent is what is parsed, and nothing outside the rules gets through.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use prost::Message as _;
+use ronde_rpc::v1;
+use ronde_rpc::{
+    Claim, Claimed, Completion, ConvertError, EpochView, Place, RankToken, Submission, negotiate_protocol,
+};
+use ronde_wire::{
+    Cause, Collective, DType, Epoch, Failure, JobName, Rank, ReduceOp, Request, RequestId, Seq, SetId, Shape,
+    SidecarIndex, TensorName, limits,
+};
+
+proptest! {
+    #[test]
+    fn submissions_survive_the_wire(submission in any_submission()) {
+        let bytes = submission.clone().into_message().encode_to_vec();
+        let message = v1::Submit::decode(bytes.as_slice()).expect("own bytes");
+        prop_assert_eq!(Submission::parse(message), Ok(submission));
+    }
+
+    #[test]
+    fn failures_survive_the_wire(failure in any_failure()) {
+        let bytes = v1::Failure::from(&failure).encode_to_vec();
+        let message = v1::Failure::decode(bytes.as_slice()).expect("own bytes");
+        prop_assert_eq!(Failure::from(message), failure);
+    }
+
+    #[test]
+    fn any_numbers_parse_or_are_refused(message in any_message()) {
+        let (request, set) = (message.request, message.process_set);
+        match Submission::parse(message) {
+            Ok(submission) => {
+                let wanted = submission.what.shape.elements() * submission.what.dtype.size_bytes() as u64;
+                if let Some(bytes) = submission.place.bytes() {
+                    prop_assert_eq!(bytes, wanted);
+                }
+                prop_assert!(submission.what.prescale.is_finite() && submission.what.prescale != 0.0);
+            }
+            Err(refused) => {
+                prop_assert_eq!(refused.request, RequestId(request));
+                prop_assert_eq!(refused.set, SetId(set));
+                prop_assert!(!refused.reason.is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_dtype_and_op_has_its_number() {
+    for dtype in DType::ALL {
+        let number = v1::DType::from(dtype).into();
+        assert_eq!(ronde_rpc::convert::dtype_from(number), Ok(dtype));
+    }
+    for op in OPS {
+        let number = v1::ReduceOp::from(op).into();
+        assert_eq!(ronde_rpc::convert::reduce_op_from(number), Ok(op));
+    }
+}
+
+#[test]
+fn each_wrong_field_is_refused_by_name() {
+    type Break = fn(&mut v1::Submit);
+    let cases: [(&str, Break); 21] = [
+        ("tensor name has 1 to", |m| m.name = String::new()),
+        ("not 600", |m| m.name = "x".repeat(600)),
+        ("collective is not set", |m| m.collective = None),
+        ("collective is not set", |m| m.collective = Some(v1::Collective { kind: None })),
+        ("reduce op is not set", |m| m.collective = Some(all_reduce(0))),
+        ("reduce op 99", |m| m.collective = Some(all_reduce(99))),
+        ("root is 4096", |m| m.collective = Some(Collective::Broadcast { root: Rank(4096) }.into())),
+        ("splits", |m| m.collective = Some(Collective::AllToAll { splits: vec![u64::MAX, 3] }.into())),
+        ("dtype is not set", |m| m.dtype = 0),
+        ("dtype -1", |m| m.dtype = -1),
+        ("at most 32 dimensions", |m| m.shape = vec![1; 33]),
+        ("more elements than can be addressed", |m| m.shape = vec![1 << 40, 1 << 40]),
+        ("prescale is 0", |m| m.prescale = 0.0),
+        ("prescale is NaN", |m| m.prescale = f64::NAN),
+        ("postscale is inf", |m| m.postscale = f64::INFINITY),
+        ("postscale is 0", |m| m.postscale = 0.0),
+        ("input is not set", |m| m.input = None),
+        ("has 12 bytes, but the input has 11", |m| m.input = Some(arena(0, 11))),
+        ("ends beyond", |m| m.input = Some(arena(u64::MAX, 12))),
+        ("cuda memory", |m| m.input = Some(device())),
+        ("codec \"top-k\"", |m| m.codec = "top-k".into()),
+    ];
+    assert!(Submission::parse(good()).is_ok());
+    for (wanted, spoil) in cases {
+        let mut message = good();
+        spoil(&mut message);
+        let refused = Submission::parse(message).expect_err(wanted);
+        assert!(refused.reason.contains(wanted), "{:?} does not say {wanted:?}", refused.reason);
+        assert_eq!((refused.request, refused.set), (RequestId(7), SetId(3)));
+        assert_eq!(refused.name.is_some(), !wanted.contains("name") && !wanted.contains("600"));
+    }
+}
+
+#[test]
+fn inline_inputs_are_bounded() {
+    let mut message = good();
+    let size = limits::INLINE_BYTES_MAX + 4;
+    message.shape = vec![size as u64 / 4];
+    message.input = Place::Inline(Bytes::from(vec![0; size])).into_message();
+    let refused = Submission::parse(message).expect_err("too large");
+    assert!(refused.reason.contains("over the limit of 1048576"), "{}", refused.reason);
+}
+
+#[test]
+fn operations_without_reduction_do_not_scale_and_barriers_take_no_input() {
+    let mut message = good();
+    message.collective = Some(Collective::AllGather.into());
+    message.prescale = 2.0;
+    assert!(Submission::parse(message.clone()).expect_err("scaled").reason.contains("ALLGATHER does not scale"));
+    message.prescale = 1.0;
+    message.collective = Some(Collective::Barrier.into());
+    assert!(Submission::parse(message.clone()).expect_err("input").reason.contains("BARRIER takes no input"));
+    message.input = None;
+    let barrier = Submission::parse(message).expect("a barrier");
+    assert_eq!(barrier.what.shape.elements(), 0);
+    assert_eq!(barrier.place, Place::None);
+}
+
+#[test]
+fn a_failure_of_an_unknown_kind_still_arrives() {
+    let message = v1::Failure { cause: 77, reason: "news".into(), tensor: Some(String::new()), ..Default::default() };
+    assert_eq!(Failure::from(message), Failure::new(Cause::Bug, "news"));
+}
+
+#[test]
+fn claims_are_checked_and_hide_their_token() {
+    let claim = Claim {
+        job: JobName::new("mnist-7").expect("a name"),
+        rank: Rank(3),
+        token: RankToken::new(&[9; 32]).expect("32 bytes"),
+        protocols: (1, 4),
+        client: "test 0.1".into(),
+        pid: 12,
+    };
+    assert!(!format!("{claim:?}").contains('9'));
+    let message = claim.clone().into_message();
+    assert_eq!(Claim::parse(&message), Ok(claim));
+    assert!(Claim::parse(&v1::Claim { job: "A B".into(), ..message.clone() }).is_err());
+    assert!(Claim::parse(&v1::Claim { rank: u32::MAX, ..message.clone() }).is_err());
+    let short = Claim::parse(&v1::Claim { token: Bytes::from_static(b"short"), ..message });
+    assert!(matches!(short, Err(ConvertError::Length { given: 5, wanted: 32, .. })));
+}
+
+#[test]
+fn protocols_meet_at_the_newest_common_version() {
+    assert_eq!(negotiate_protocol(1, 9), Ok(1));
+    assert_eq!(negotiate_protocol(0, 1), Ok(1));
+    assert!(negotiate_protocol(2, 9).is_err());
+    assert!(negotiate_protocol(0, 0).is_err());
+    assert!(negotiate_protocol(5, 1).is_err());
+}
+
+#[test]
+fn answers_of_the_sidecar_are_checked_too() {
+    let claimed = Claimed {
+        session_token: [3; 16],
+        protocol: 1,
+        heartbeat_ms: 100,
+        peer_timeout_ms: 5_000,
+        arena_bytes_max: 1 << 30,
+        inline_bytes_max: 1 << 20,
+        pending_max: 100,
+    };
+    assert_eq!(Claimed::parse(&claimed.clone().into_message()), Ok(claimed.clone()));
+    assert!(Claimed::parse(&v1::Claimed { heartbeat_ms: 0, ..claimed.clone().into_message() }).is_err());
+    assert!(Claimed::parse(&v1::Claimed { protocol: 2, ..claimed.clone().into_message() }).is_err());
+    assert!(Claimed::parse(&v1::Claimed { session_token: Bytes::new(), ..claimed.into_message() }).is_err());
+
+    let view = EpochView {
+        epoch: Epoch(2),
+        rank: Rank(1),
+        size: 4,
+        local_rank: 1,
+        local_size: 2,
+        cross_rank: 0,
+        cross_size: 2,
+        homogeneous: true,
+    };
+    assert_eq!(EpochView::parse(&view.into_message()), Ok(view));
+    assert!(EpochView::parse(&v1::EpochBegan { rank: 4, ..view.into_message() }).is_err());
+    assert!(EpochView::parse(&v1::EpochBegan { size: u32::MAX, ..view.into_message() }).is_err());
+
+    let completion = Completion {
+        request: RequestId(1),
+        epoch: Epoch(2),
+        seq: Seq(3),
+        shape: Shape::new(vec![2, 3]).expect("a shape"),
+        result: Place::Arena { segment: 1, offset: 64, bytes: 24 },
+    };
+    assert_eq!(Completion::parse(completion.clone().into_message()), Ok(completion));
+}
+
+fn good() -> v1::Submit {
+    v1::Submit {
+        request: 7,
+        name: "grad".into(),
+        process_set: 3,
+        collective: Some(all_reduce(v1::ReduceOp::Sum.into())),
+        dtype: v1::DType::DtypeF32.into(),
+        shape: vec![3],
+        prescale: 1.0,
+        postscale: 1.0,
+        input: Some(arena(0, 12)),
+        codec: String::new(),
+    }
+}
+
+fn all_reduce(op: i32) -> v1::Collective {
+    use v1::collective::{AllReduce, Kind};
+    v1::Collective { kind: Some(Kind::AllReduce(AllReduce { op })) }
+}
+
+fn arena(offset: u64, bytes: u64) -> v1::Place {
+    Place::Arena { segment: 1, offset, bytes }.into_message().expect("a place")
+}
+
+fn device() -> v1::Place {
+    let device = v1::place::Device { kind: "cuda".into(), bytes: 12, ..Default::default() };
+    v1::Place { place: Some(v1::place::Place::Device(device)) }
+}
+
+fn any_submission() -> impl Strategy<Value = Submission> {
+    let tensor = (any_op(), prop::sample::select(DType::ALL.to_vec()), prop::collection::vec(0_u64..5, 0..4));
+    let scales = (any_scale(), any_scale());
+    (any::<u64>(), any::<u32>(), "[a-z.é]{1,40}", tensor, scales, 0..4_u8, any::<u32>()).prop_map(
+        |(request, set, name, (op, dtype, shape), (prescale, postscale), kind, extra)| {
+            let shape = Shape::new(shape).expect("small");
+            let bytes = shape.elements() * dtype.size_bytes() as u64;
+            let root = Rank(extra % 4096);
+            let rows = shape.dimensions().first().copied().unwrap_or(1);
+            let (collective, scaled) = match kind {
+                0 => (Collective::AllReduce { op }, true),
+                1 => (Collective::Reduce { op, root }, true),
+                2 => (Collective::AllToAll { splits: vec![rows, 0] }, false),
+                _ => (Collective::Broadcast { root }, false),
+            };
+            let place = if extra % 2 == 0 {
+                Place::Arena { segment: extra, offset: extra.into(), bytes }
+            } else {
+                Place::Inline(vec![7; usize::try_from(bytes).expect("small")].into())
+            };
+            let name = TensorName::new(name).expect("short");
+            let (prescale, postscale) = if scaled { (prescale, postscale) } else { (1.0, 1.0) };
+            let what = Request { set: SetId(set), name, collective, dtype, shape, prescale, postscale };
+            Submission { request: RequestId(request), what, place }
+        },
+    )
+}
+
+fn any_failure() -> impl Strategy<Value = Failure> {
+    let causes = prop::sample::select(vec![
+        Cause::Mismatch,
+        Cause::Refused,
+        Cause::RankLost,
+        Cause::SidecarLost,
+        Cause::ShutDown,
+        Cause::TimedOut,
+        Cause::Bug,
+    ]);
+    let names = prop::option::of("[a-z]{1,20}");
+    (causes, any::<Option<u32>>(), any::<Option<u32>>(), names, ".{0,50}").prop_map(
+        |(cause, rank, sidecar, tensor, reason)| {
+            let mut failure = Failure::new(cause, reason);
+            failure.rank = rank.map(Rank);
+            failure.sidecar = sidecar.map(SidecarIndex);
+            failure.tensor = tensor.map(|name| TensorName::new(name).expect("short"));
+            failure
+        },
+    )
+}
+
+fn any_message() -> impl Strategy<Value = v1::Submit> {
+    let shape = prop::collection::vec(prop_oneof![0_u64..4, any::<u64>()], 0..40);
+    let place = (any::<u32>(), any::<u64>(), prop_oneof![0_u64..300, any::<u64>()]);
+    (any::<u64>(), ".{0,20}", -2..14_i32, -2..9_i32, shape, any::<f64>(), any::<f64>(), place).prop_map(
+        |(request, name, dtype, op, shape, prescale, postscale, (segment, offset, bytes))| v1::Submit {
+            request,
+            name,
+            process_set: segment,
+            collective: Some(all_reduce(op)),
+            dtype,
+            shape,
+            prescale,
+            postscale,
+            input: Place::Arena { segment, offset, bytes }.into_message(),
+            codec: String::new(),
+        },
+    )
+}
+
+fn any_op() -> impl Strategy<Value = ReduceOp> {
+    prop::sample::select(OPS.to_vec())
+}
+
+fn any_scale() -> impl Strategy<Value = f64> {
+    prop_oneof![Just(1.0), -1e30..-1e-30, 1e-30..1e30]
+}
+
+const OPS: [ReduceOp; 6] =
+    [ReduceOp::Average, ReduceOp::Sum, ReduceOp::Adasum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
