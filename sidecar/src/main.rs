@@ -1,2 +1,26 @@
-//! The `ronde` binary.
-fn main() {}
+//! The `ronde` binary: sidecar, launcher and command line.
+//!
+//! Read [`app`] first: it wires a sidecar process from top to bottom.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+mod admin;
+mod app;
+mod bootstrap;
+mod cli;
+mod config;
+mod driver;
+mod lane;
+mod memory;
+mod operations;
+mod results;
+mod runtime_dir;
+mod segments;
+mod service;
+mod sessions;
+
+fn main() -> ExitCode {
+    cli::main()
+}

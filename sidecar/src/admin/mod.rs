@@ -1,0 +1,87 @@
+//! The pages for people and monitoring, on a loopback port: `/healthz`, `/status` (JSON) and `/metrics` (Prometheus).
+
+use std::net::SocketAddr;
+
+use anyhow::Context;
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use ronde_engine::{Stats, Status};
+use ronde_shm::ArenaUsage;
+use ronde_transport::PortStats;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::lane::LaneStats;
+use crate::service::Command;
+
+mod metrics;
+
+/// The state of a sidecar at one moment.
+pub struct Snapshot {
+    /// Of the engine, for people.
+    pub status: Status,
+    /// Counters of the engine.
+    pub engine: Stats,
+    /// Counters of the control port.
+    pub control: PortStats,
+    /// Counters of each lane.
+    pub lanes: Vec<LaneStats>,
+    /// Shared memory for results.
+    pub results: ArenaUsage,
+    /// Live sessions.
+    pub sessions: usize,
+}
+
+/// Binds the pages to a free loopback port and serves them in a task of the current runtime.
+///
+/// # Errors
+/// When no loopback port can be bound.
+pub async fn serve(commands: mpsc::Sender<Command>) -> anyhow::Result<SocketAddr> {
+    let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.context("cannot bind the admin port")?;
+    let address = listener.local_addr().context("the admin port has no address")?;
+    let router = Router::new()
+        .route("/healthz", get(healthz))
+        .route("/status", get(status))
+        .route("/metrics", get(metrics_page))
+        .with_state(commands);
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, router).await {
+            tracing::error!(%error, "the admin pages have ended");
+        }
+    });
+    Ok(address)
+}
+
+/// Asks the driver for the state of the sidecar.
+pub async fn snapshot(commands: &mpsc::Sender<Command>) -> Option<Snapshot> {
+    let (reply, answer) = oneshot::channel();
+    commands.send(Command::Snapshot(reply)).await.ok()?;
+    answer.await.ok()
+}
+
+async fn healthz(State(commands): State<mpsc::Sender<Command>>) -> impl IntoResponse {
+    match snapshot(&commands).await {
+        Some(_) => (StatusCode::OK, "ok\n"),
+        None => (StatusCode::SERVICE_UNAVAILABLE, "the sidecar is ending\n"),
+    }
+}
+
+async fn status(State(commands): State<mpsc::Sender<Command>>) -> impl IntoResponse {
+    match snapshot(&commands).await {
+        Some(snapshot) => axum::Json(snapshot.status).into_response(),
+        None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+    }
+}
+
+async fn metrics_page(State(commands): State<mpsc::Sender<Command>>) -> impl IntoResponse {
+    let Some(snapshot) = snapshot(&commands).await else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    match metrics::render(&snapshot) {
+        Ok(text) => ([("content-type", "text/plain; version=0.0.4")], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}

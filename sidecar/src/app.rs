@@ -1,0 +1,330 @@
+//! The wiring of a sidecar process, from its first line of input to its last of output. Read this first.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use ronde_engine::{Engine, EngineConfig, Time};
+use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, paths, v1};
+use ronde_transport::{
+    BoundPort, Identity, KeyRequest, LocalHello, QuicOptions, QuicPort, SocketOptions, SpiffeId, TrustDomain,
+};
+use ronde_wire::control::Purpose;
+use ronde_wire::{Incarnation, Lane, SidecarIndex, World};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::admin;
+use crate::bootstrap::{FromSidecar, Join, Summary, ToSidecar};
+use crate::cli::SidecarArgs;
+use crate::config::{Settings, world_of};
+use crate::driver::{Driver, Inbox, Phase};
+use crate::lane::{self, LaneConfig, LaneHandle, LaneReport};
+use crate::operations::Operations;
+use crate::results::Results;
+use crate::runtime_dir::{RuntimeDir, random_bytes};
+use crate::segments::{self, Segments};
+use crate::service::Service;
+use crate::sessions::Sessions;
+
+/// `ronde sidecar`: takes part in one job, as the launcher says on standard input.
+pub fn main(_args: &SidecarArgs) -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(log_filter()).init();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let result = runtime.context("cannot start the control thread's runtime").and_then(|rt| rt.block_on(sidecar()));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let reason = format!("{error:#}");
+            tracing::error!("{reason}");
+            say(&FromSidecar::Fatal { reason });
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn sidecar() -> anyhow::Result<()> {
+    // Who am I, and where do I listen?
+    let mut launcher = Launcher::new();
+    let settings = launcher.start().await?;
+    let ports = Ports::bind(&settings)?;
+    let key = KeyRequest::generate().context("cannot make a key")?;
+    say(&ports.bound(&key));
+
+    // Who are the others?
+    let join = launcher.join().await?;
+    let world = world_of(&join, settings.me)?;
+    let identity = identity(&settings, key, &join)?;
+    let incarnation = Incarnation(u64::from_le_bytes(random_bytes()?));
+
+    // Data threads: a lane each, with its socket and its executor.
+    let (report_sender, reports) = mpsc::channel(REPORTS_MAX);
+    let hello = |purpose| LocalHello {
+        job: settings.job.clone(),
+        incarnation,
+        purpose,
+        early_credit_bytes: if purpose == Purpose::Control { 0 } else { settings.early_grant_bytes() },
+        lanes: settings.lanes,
+    };
+    let options = QuicOptions { start_timeout: settings.start_timeout, ..QuicOptions::default() };
+    let mut lanes = Vec::new();
+    for (lane, port) in (0..).map(Lane).zip(ports.lanes) {
+        let peers = lane_addresses(&join, lane);
+        let start = start_port(port, &identity, hello(Purpose::Data(lane)), peers, options.clone());
+        lanes.push(spawn_lane(&settings, lane, start, report_sender.clone())?);
+    }
+
+    // Local workers: their directory, sockets, tokens and shared memory.
+    let directory = RuntimeDir::create(settings.runtime_dir.as_deref(), &settings.job, settings.me)?;
+    let segments = Segments::default();
+    segments::serve(segments.clone(), &paths::mem_socket(directory.path()))?;
+    let (mut tokens, mut token_files) = (HashMap::new(), Vec::new());
+    for rank in world.ranks_of(settings.me) {
+        let (token, file) = directory.write_token(rank)?;
+        tokens.insert(rank, token);
+        token_files.push(file);
+    }
+    let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
+    let service = Service {
+        commands: command_sender.clone(),
+        description: description(&settings, &join, &world),
+        allowed_uids: BTreeSet::from([nix::unistd::geteuid().as_raw()]),
+    };
+    let server = tokio::spawn(service.bind(&paths::rpc_socket(directory.path()))?);
+    let admin = admin::serve(command_sender).await?;
+
+    // The control thread: engine, control links, sessions.
+    let control_peers = join.peers.iter().map(|peer| (SidecarIndex(peer.sidecar), vec![peer.control])).collect();
+    let control = start_port(ports.control, &identity, hello(Purpose::Control), control_peers, options)()?;
+    let results = Results::new(result_bytes_max(&settings, &world), segments.clone())?;
+    let mut driver = Driver {
+        me: settings.me,
+        engine: Engine::new(engine_config(&settings, &world), Time(0)),
+        control,
+        operations: Operations::new(results, lanes.len()),
+        lanes,
+        sessions: Sessions::new(tokens),
+        segments,
+        started: Instant::now(),
+        arena_bytes_max: settings.arena_bytes_max,
+        peer_timeout_ms: settings.peer_timeout_ms,
+        fatal: None,
+        world,
+    };
+    say(&FromSidecar::Serving { socket_dir: directory.path().to_path_buf(), token_files, admin });
+
+    // Serve until the launcher closes our input or a signal comes; then let sessions end, but not for ever.
+    let mut inbox = Inbox { commands, reports };
+    let mut signals = Signals::new()?;
+    driver.open_control_links();
+    driver.run(&mut inbox, Phase::Serving, async { tokio::select! { () = launcher.closed() => {}, () = signals.next() => {} } }).await;
+    let patience = async { tokio::select! { () = tokio::time::sleep(DRAIN_TIMEOUT) => {}, () = signals.next() => {} } };
+    driver.run(&mut inbox, Phase::Draining, patience).await;
+    server.abort();
+    finish(driver, &settings).await
+}
+
+/// Ends what is left, reports the counters, and turns a fatal condition into an error.
+async fn finish(mut driver: Driver, settings: &Settings) -> anyhow::Result<()> {
+    let reason = driver.fatal.take();
+    let parting = reason.clone().unwrap_or_else(|| format!("{} is shutting down", settings.me));
+    driver.end_sessions(&parting);
+    let summary = driver.summary().await;
+    for lane in std::mem::take(&mut driver.lanes) {
+        lane.stop(parting.clone()).await;
+    }
+    driver.control.shutdown(&parting).await;
+    if let Some(reason) = reason {
+        bail!(reason);
+    }
+    say(&FromSidecar::Ended { summary });
+    Ok(())
+}
+
+/// The sockets of a sidecar, bound before anybody knows who it is.
+struct Ports {
+    control: BoundPort,
+    lanes: Vec<BoundPort>,
+}
+
+impl Ports {
+    fn bind(settings: &Settings) -> anyhow::Result<Self> {
+        let any_port = SocketAddr::new(settings.address, 0);
+        let bind = || QuicPort::bind(any_port, &SocketOptions::default()).context("cannot bind a UDP port");
+        let lanes = (0..settings.lanes).map(|_| bind()).collect::<anyhow::Result<_>>()?;
+        Ok(Self { control: bind()?, lanes })
+    }
+
+    fn bound(&self, key: &KeyRequest) -> FromSidecar {
+        FromSidecar::Bound {
+            certificate_request: key.request_pem().to_owned(),
+            control: self.control.local_addr(),
+            lanes: self.lanes.iter().map(BoundPort::local_addr).collect(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+}
+
+/// The launcher's end of standard input.
+struct Launcher {
+    lines: Lines<BufReader<Stdin>>,
+}
+
+impl Launcher {
+    fn new() -> Self {
+        Self { lines: BufReader::new(tokio::io::stdin()).lines() }
+    }
+
+    async fn start(&mut self) -> anyhow::Result<Settings> {
+        match self.next().await? {
+            ToSidecar::Start(start) => Settings::new(start),
+            ToSidecar::Join(_) => bail!("the launcher sent a join before the start"),
+        }
+    }
+
+    async fn join(&mut self) -> anyhow::Result<Join> {
+        match self.next().await? {
+            ToSidecar::Join(join) => Ok(join),
+            ToSidecar::Start(_) => bail!("the launcher sent a second start"),
+        }
+    }
+
+    async fn next(&mut self) -> anyhow::Result<ToSidecar> {
+        let line = self.lines.next_line().await.context("cannot read from the launcher")?;
+        let line = line.context("the launcher closed its end; `ronde sidecar` is started by `ronde run`")?;
+        serde_json::from_str(&line).context("the launcher's line is not understood")
+    }
+
+    /// Resolves when the launcher has closed its end or is gone.
+    async fn closed(&mut self) {
+        while let Ok(Some(line)) = self.lines.next_line().await {
+            tracing::warn!(bytes = line.len(), "an unexpected line of the launcher is ignored");
+        }
+    }
+}
+
+/// SIGTERM and SIGINT, in the order of arrival.
+struct Signals {
+    term: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        let install = |kind| signal(kind).context("cannot install a signal handler");
+        Ok(Self { term: install(SignalKind::terminate())?, interrupt: install(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn identity(settings: &Settings, key: KeyRequest, join: &Join) -> anyhow::Result<Arc<Identity>> {
+    let id = SpiffeId {
+        trust_domain: TrustDomain::new(settings.trust_domain.as_str())?,
+        job: settings.job.clone(),
+        sidecar: settings.me,
+    };
+    let identity = key.into_identity(&join.certificate, &join.ca_certificate, id);
+    identity.map(Arc::new).context("the launcher's certificate cannot be used")
+}
+
+/// What starts a port, once on the thread that will own it.
+fn start_port(
+    port: BoundPort,
+    identity: &Arc<Identity>,
+    hello: LocalHello,
+    peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
+    options: QuicOptions,
+) -> impl FnOnce() -> anyhow::Result<QuicPort> + Send + 'static {
+    let identity = Arc::clone(identity);
+    move || port.start(identity, &hello, peers, options).context("cannot start a QUIC port")
+}
+
+fn spawn_lane(
+    settings: &Settings,
+    lane: Lane,
+    start: impl FnOnce() -> anyhow::Result<QuicPort> + Send + 'static,
+    reports: mpsc::Sender<LaneReport>,
+) -> anyhow::Result<LaneHandle> {
+    let config = LaneConfig { me: settings.me, lane, early_grant_bytes: settings.early_grant_bytes() };
+    lane::spawn(config, start, reports)
+}
+
+fn lane_addresses(join: &Join, lane: Lane) -> HashMap<SidecarIndex, Vec<SocketAddr>> {
+    // A peer may offer fewer lanes; plans then use no more than those, so a missing address is never dialled.
+    let address = |peer: &crate::bootstrap::Peer| peer.lanes.get(usize::from(lane.0)).copied();
+    join.peers.iter().filter_map(|peer| Some((SidecarIndex(peer.sidecar), vec![address(peer)?]))).collect()
+}
+
+fn engine_config(settings: &Settings, world: &World) -> EngineConfig {
+    EngineConfig {
+        lanes: settings.lanes,
+        peer_timeout_ms: settings.peer_timeout_ms,
+        fusion_threshold_bytes: settings.fusion_threshold_bytes,
+        ..EngineConfig::new(settings.me, world.clone())
+    }
+}
+
+/// Submits are bounded by each session's own limit; the arena as a whole must hold what all of them may ask for.
+fn result_bytes_max(settings: &Settings, world: &World) -> u64 {
+    let sessions = world.ranks_of(settings.me).len() as u64;
+    settings.arena_bytes_max.saturating_mul(sessions).saturating_mul(2)
+}
+
+fn description(settings: &Settings, join: &Join, world: &World) -> v1::Description {
+    let host = join.peers.iter().find(|peer| peer.sidecar == settings.me.0).map(|peer| peer.host.clone());
+    v1::Description {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocol_min: PROTOCOL_VERSION_MIN,
+        protocol_max: PROTOCOL_VERSION,
+        job: settings.job.to_string(),
+        sidecar: settings.me.0,
+        host: host.unwrap_or_default(),
+        ranks: world.ranks_of(settings.me).into_iter().map(|rank| rank.0).collect(),
+    }
+}
+
+/// One line for the launcher. Standard output carries nothing else.
+fn say(message: &FromSidecar) {
+    match serde_json::to_string(message) {
+        Ok(line) => println!("{line}"),
+        Err(error) => tracing::error!(%error, "a line for the launcher cannot be written"),
+    }
+}
+
+fn log_filter() -> tracing_subscriber::EnvFilter {
+    tracing_subscriber::EnvFilter::try_from_env("RONDE_LOG").unwrap_or_else(|_| "warn".into())
+}
+
+/// Messages from workers that wait for the control thread; a full queue slows the workers' streams down.
+const COMMANDS_MAX: usize = 4_096;
+/// Reports of lanes that wait for the control thread; a full queue slows the lanes down.
+const REPORTS_MAX: usize = 4_096;
+/// How long sessions may go on after the sidecar was asked to leave.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Driver {
+    /// What this sidecar has done.
+    async fn summary(&mut self) -> Summary {
+        let snapshot = self.take_snapshot().await;
+        let ports = snapshot.lanes.iter().map(|lane| lane.port).chain([snapshot.control]);
+        let (sealed_bytes, opened_bytes) =
+            ports.fold((0, 0), |(sealed, opened), port| (sealed + port.sealed_bytes, opened + port.opened_bytes));
+        Summary {
+            sealed_bytes,
+            opened_bytes,
+            operations: snapshot.engine.executed,
+            tensors: snapshot.engine.tensors_executed,
+            last_to_be_ready: snapshot.status.last_to_be_ready,
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The settings of a sidecar: what the launcher gives, completed by documented defaults and checked once.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use ronde_wire::{JobName, SidecarIndex, World, limits};
+
+use crate::bootstrap::{Join, Start};
+
+/// Checked settings.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The job.
+    pub job: JobName,
+    /// The trust domain of the job's identities.
+    pub trust_domain: String,
+    /// This sidecar.
+    pub me: SidecarIndex,
+    /// The address of all ports.
+    pub address: IpAddr,
+    /// Where the session directory is made.
+    pub runtime_dir: Option<PathBuf>,
+    /// Lanes to each peer. Default: one up to 4 cores, then one for 4 cores, at most 4.
+    pub lanes: u16,
+    /// Silence after which a peer is dead. Default: [`limits::PEER_TIMEOUT_MS`].
+    pub peer_timeout_ms: u64,
+    /// How long links may take to come.
+    pub start_timeout: Duration,
+    /// Bytes of inputs, and of results, of one session. Default: 4 GiB.
+    pub arena_bytes_max: u64,
+    /// Bytes of one bucket. Default: [`limits::FUSION_THRESHOLD_BYTES`].
+    pub fusion_threshold_bytes: u64,
+}
+
+impl Settings {
+    /// Checks what the launcher gave.
+    ///
+    /// # Errors
+    /// When a value is out of its range, naming it.
+    pub fn new(start: Start) -> anyhow::Result<Self> {
+        let lanes = start.lanes.unwrap_or_else(default_lanes);
+        ensure!(
+            (1..=limits::LANES_MAX).contains(&usize::from(lanes)),
+            "lanes = {lanes} is out of range; it must be 1 to {}",
+            limits::LANES_MAX
+        );
+        let peer_timeout_ms = start.peer_timeout_ms.unwrap_or(limits::PEER_TIMEOUT_MS);
+        ensure!(
+            peer_timeout_ms > limits::SUSPECT_MS,
+            "peer_timeout = {peer_timeout_ms} ms is too short; silence is only suspect for the first {} ms",
+            limits::SUSPECT_MS
+        );
+        ensure!(
+            (start.sidecar as usize) < limits::SIDECARS_MAX,
+            "sidecar = {} is out of range; indices are below {}",
+            start.sidecar,
+            limits::SIDECARS_MAX
+        );
+        Ok(Self {
+            job: start.job,
+            trust_domain: start.trust_domain,
+            me: SidecarIndex(start.sidecar),
+            address: start.address,
+            runtime_dir: start.runtime_dir,
+            lanes,
+            peer_timeout_ms,
+            start_timeout: Duration::from_millis(start.start_timeout_ms),
+            arena_bytes_max: start.arena_bytes_max.unwrap_or(ARENA_BYTES_MAX),
+            fusion_threshold_bytes: start.fusion_threshold_bytes.unwrap_or(limits::FUSION_THRESHOLD_BYTES),
+        })
+    }
+
+    /// Bytes of chunks for operations not yet admitted that one lane holds for one peer.
+    pub fn early_grant_bytes(&self) -> u64 {
+        limits::EARLY_BUFFER_BYTES as u64 / u64::from(self.lanes)
+    }
+}
+
+/// The membership that a [`Join`] describes.
+///
+/// # Errors
+/// When it is not well formed, or a sidecar with ranks has no address.
+pub fn world_of(join: &Join, me: SidecarIndex) -> anyhow::Result<World> {
+    let placement = join.placement.iter().map(|index| SidecarIndex(*index)).collect();
+    let world = World::new(placement).context("the placement of ranks is not usable")?;
+    ensure!(!world.ranks_of(me).is_empty(), "no rank is placed on {me}; a sidecar without ranks has nothing to do");
+    for sidecar in world.sidecars() {
+        let known = join.peers.iter().any(|peer| peer.sidecar == sidecar.0);
+        ensure!(known, "{sidecar} serves ranks, but the launcher gave no address for it");
+    }
+    Ok(world)
+}
+
+fn default_lanes() -> u16 {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    u16::try_from(cores / CORES_PER_LANE).unwrap_or(1).clamp(1, DEFAULT_LANES_MAX)
+}
+
+/// A lane keeps about two cores busy, sealing on one side and opening on the other; the training needs the rest.
+const CORES_PER_LANE: usize = 4;
+/// Beyond this many the control thread and memory are the limit.
+const DEFAULT_LANES_MAX: u16 = 4;
+/// Address space, not memory: pages are taken when first used, and a limit met is an error for the user.
+const ARENA_BYTES_MAX: u64 = 4 << 30;

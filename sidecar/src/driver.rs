@@ -1,0 +1,553 @@
+//! The control thread's loop: joins engine, control port, lanes and sessions. What happens becomes an engine event; what
+//! the engine wants becomes a message to somebody. Nothing is decided here.
+
+use std::time::{Duration, Instant};
+
+use ronde_engine::{Action, Admission, Completion, Engine, Event, Time};
+use ronde_rpc::convert::{EpochView, Place, Refused, Submission};
+use ronde_rpc::v1;
+use ronde_rpc::v1::server_message::Message;
+use ronde_transport::{Outgoing, Port, PortEvent, QuicPort, Role, next_event};
+use ronde_wire::{
+    Cause, Control, Epoch, Failure, FrameKind, Rank, RequestId, Seq, SetId, SidecarIndex, World, limits,
+};
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant as Deadline, sleep_until};
+
+use crate::admin::Snapshot;
+use crate::lane::{LaneCommand, LaneHandle, LaneReport};
+use crate::memory::Input;
+use crate::operations::{Operations, ResultId};
+use crate::segments::Segments;
+use crate::service::{ClaimRequest, Command};
+use crate::sessions::{Held, Pending, Session, SessionId, Sessions};
+
+/// Everything the control thread owns.
+pub struct Driver {
+    /// This sidecar.
+    pub me: SidecarIndex,
+    /// The membership.
+    pub world: World,
+    /// Decides.
+    pub engine: Engine,
+    /// Links to other sidecars for control messages.
+    pub control: QuicPort,
+    /// The data threads.
+    pub lanes: Vec<LaneHandle>,
+    /// Local workers.
+    pub sessions: Sessions,
+    /// Their shared memory.
+    pub segments: Segments,
+    /// What is being performed, and results.
+    pub operations: Operations,
+    /// The zero of the engine's time.
+    pub started: Instant,
+    /// The limit of each session's inputs, and of its results, in bytes.
+    pub arena_bytes_max: u64,
+    /// The silence after which a worker or sidecar is dead, told to workers, in milliseconds.
+    pub peer_timeout_ms: u64,
+    /// Set when a link that the job needs did not come at all.
+    pub fatal: Option<String>,
+}
+
+/// Where the driver's news come from.
+pub struct Inbox {
+    /// From the service and the admin pages.
+    pub commands: mpsc::Receiver<Command>,
+    /// From the lanes.
+    pub reports: mpsc::Receiver<LaneReport>,
+}
+
+/// Why the driver runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Until told to stop.
+    Serving,
+    /// Until nobody is served any more.
+    Draining,
+}
+
+/// What wakes the loop.
+enum Wake {
+    Service(Option<Command>),
+    Lane(Option<LaneReport>),
+    Port(PortEvent),
+    Timeout,
+    Stop,
+}
+
+impl Driver {
+    /// Runs until `stop` resolves, or until the sidecar cannot go on; when draining, also until the last session ends.
+    pub async fn run(&mut self, inbox: &mut Inbox, phase: Phase, stop: impl Future<Output = ()>) {
+        tokio::pin!(stop);
+        let Inbox { commands, reports } = inbox;
+        while self.fatal.is_none() && (phase == Phase::Serving || self.sessions.len() > 0) {
+            let timeout = self.engine.poll_timeout().map(|at| self.instant(at));
+            let wake = tokio::select! {
+                report = reports.recv() => Wake::Lane(report),
+                event = next_event(&mut self.control) => Wake::Port(event),
+                command = commands.recv() => Wake::Service(command),
+                () = sleep_until(timeout.unwrap_or_else(far_future)) => Wake::Timeout,
+                () = &mut stop => Wake::Stop,
+            };
+            match wake {
+                Wake::Service(Some(command)) => self.handle_command(command).await,
+                Wake::Lane(Some(report)) => self.handle_report(report),
+                Wake::Port(event) => self.handle_port(event),
+                Wake::Timeout => self.engine.handle_timeout(self.now()),
+                Wake::Service(None) | Wake::Lane(None) | Wake::Stop => return,
+            }
+            self.perform_actions();
+            self.end_deaf_sessions();
+        }
+    }
+
+    /// Ends all sessions that are left, in an orderly way.
+    pub fn end_sessions(&mut self, reason: &str) {
+        let failure = Failure::new(Cause::ShutDown, reason).with_sidecar(self.me);
+        for session in self.sessions.iter_mut() {
+            session.send(Message::EpochEnded(v1::EpochEnded { epoch: 0, failure: Some((&failure).into()) }));
+        }
+    }
+
+    /// Asks for the links of the control star: everybody with the coordinator.
+    pub fn open_control_links(&mut self) {
+        let coordinator = self.world.coordinator();
+        if self.me != coordinator {
+            self.control.open(coordinator, Role::Dial);
+            return;
+        }
+        for sidecar in self.world.sidecars().into_iter().filter(|s| *s != self.me) {
+            self.control.open(sidecar, Role::Await);
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+
+    fn instant(&self, at: Time) -> Deadline {
+        Deadline::from_std(self.started + Duration::from_micros(at.0))
+    }
+
+    fn handle(&mut self, event: Event) {
+        let now = self.now();
+        self.engine.handle_event(now, event);
+    }
+
+    // === What happens ===
+
+    async fn handle_command(&mut self, command: Command) {
+        match command {
+            Command::Claim(claim) => self.claim(*claim),
+            Command::Submit { session, submission } => self.submit(session, *submission),
+            Command::Withdraw { session, request, reason } => {
+                if let Some(rank) = self.heard(session) {
+                    self.handle(Event::Withdrawn { rank, request, reason });
+                }
+            }
+            Command::Release { session, request } => {
+                if self.heard(session).is_some() {
+                    self.release(session, request);
+                }
+            }
+            Command::Heartbeat { session } => {
+                self.heard(session);
+            }
+            Command::Goodbye { session, reason } => {
+                if let Some(session) = self.sessions.get_mut(session) {
+                    session.goodbye = Some(reason);
+                }
+            }
+            Command::Closed { session, reason } => self.close_session(session, &reason),
+            Command::Snapshot(reply) => self.snapshot(reply).await,
+        }
+    }
+
+    fn handle_report(&mut self, report: LaneReport) {
+        match report {
+            LaneReport::Done(epoch, seq) => {
+                if self.operations.lane_done(epoch, seq) {
+                    self.handle(Event::Executed { epoch, seq });
+                }
+            }
+            LaneReport::Failed(epoch, seq, reason) => self.handle(Event::ExecutionFailed { epoch, seq, reason }),
+            LaneReport::LetGo(epoch) => self.operations.lane_let_go(epoch),
+            LaneReport::LinkDown(peer, reason) => self.handle(Event::LinkDown { peer, reason }),
+        }
+    }
+
+    fn handle_port(&mut self, event: PortEvent) {
+        match event {
+            PortEvent::Up { peer, hello } => self.handle(Event::LinkUp { peer, lanes: hello.lanes }),
+            PortEvent::Frame { from, frame } if frame.header.kind == FrameKind::Control => {
+                match Control::from_frame(&frame) {
+                    Ok(message) => {
+                        let (epoch, seq) = (frame.header.epoch, frame.header.seq);
+                        self.handle(Event::Control { from, epoch, seq, message });
+                    }
+                    Err(error) => self.disconnect(from, &error.to_string()),
+                }
+            }
+            PortEvent::Frame { from, frame } => {
+                self.disconnect(from, &format!("a {:?} frame on the control connection", frame.header.kind));
+            }
+            PortEvent::Sent { .. } => {}
+            PortEvent::Down { peer, reason } => {
+                let reason = reason.to_string();
+                if !self.engine.has_begun() {
+                    self.fatal = Some(format!("{peer} did not come: {reason}"));
+                }
+                self.handle(Event::LinkDown { peer, reason });
+            }
+        }
+    }
+
+    // === Sessions ===
+
+    /// Notes a sign of life; the session's rank, when it is still live.
+    fn heard(&mut self, session: SessionId) -> Option<Rank> {
+        let rank = self.sessions.get_mut(session)?.rank;
+        self.handle(Event::RankHeard { rank });
+        Some(rank)
+    }
+
+    fn claim(&mut self, request: ClaimRequest) {
+        let ClaimRequest { claim, uid, protocol, session_token, outgoing, reply } = request;
+        let claimed = self.sessions.claim(claim.rank, &claim.token, session_token, outgoing);
+        if let Ok(id) = claimed {
+            self.segments.open_session(session_token, uid, self.arena_bytes_max);
+            let message = ronde_rpc::Claimed {
+                session_token: session_token.to_bytes(),
+                protocol,
+                heartbeat_ms: HEARTBEAT_MS,
+                peer_timeout_ms: u32::try_from(self.peer_timeout_ms).unwrap_or(u32::MAX),
+                arena_bytes_max: self.arena_bytes_max,
+                inline_bytes_max: limits::INLINE_BYTES_MAX as u64,
+                pending_max: u32::try_from(limits::PENDING_PER_SESSION_MAX).unwrap_or(u32::MAX),
+            };
+            tracing::info!(rank = claim.rank.0, client = claim.client, pid = claim.pid, uid, "a worker has come");
+            if let Some(session) = self.sessions.get_mut(id) {
+                session.send(Message::Claimed(message.into_message()));
+            }
+            self.handle(Event::RankAttached { rank: claim.rank });
+        }
+        // A client that is gone by now shows as a closed stream.
+        let _ = reply.send(claimed);
+    }
+
+    fn submit(&mut self, id: SessionId, submission: Result<Submission, Refused>) {
+        let Some(rank) = self.heard(id) else { return };
+        let arena_bytes_max = self.arena_bytes_max;
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        let token = session.token;
+        let accepted = submission.and_then(|s| accept(session, &self.segments, &token, s, arena_bytes_max));
+        match accepted {
+            Ok(submission) => self.handle(Event::Submitted { rank, request: submission.request, what: submission.what }),
+            Err(refused) => self.refuse(id, rank, refused),
+        }
+    }
+
+    /// Answers a request that never reached the engine, and lets the other ranks know where they can.
+    fn refuse(&mut self, id: SessionId, rank: Rank, refused: Refused) {
+        let Refused { request, set, name, reason } = refused;
+        let mut failure = Failure::new(Cause::Refused, reason.clone()).with_rank(rank);
+        failure.tensor.clone_from(&name);
+        if let Some(session) = self.sessions.get_mut(id) {
+            send_failed(session, request, &failure);
+        }
+        if let Some(name) = name {
+            self.handle(Event::Refused { rank, set, name, reason });
+        }
+    }
+
+    fn release(&mut self, id: SessionId, request: RequestId) {
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        if let Some(held) = session.held.remove(&request) {
+            session.result_bytes -= held.result_bytes;
+            self.operations.release(held.result);
+        }
+    }
+
+    fn close_session(&mut self, id: SessionId, reason: &str) {
+        let Some(session) = self.sessions.close(id) else { return };
+        self.segments.close_session(&session.token);
+        for held in session.held.into_values() {
+            self.operations.release(held.result);
+        }
+        let rank = session.rank;
+        let failure = match session.goodbye {
+            Some(said) => Failure::new(Cause::ShutDown, format!("{rank} has shut down: {said}")),
+            None => Failure::new(Cause::RankLost, format!("{rank} on {} is gone: {reason}", self.me)),
+        };
+        let orderly = failure.cause == Cause::ShutDown;
+        tracing::info!(rank = rank.0, orderly, reason, "a worker has left");
+        self.handle(Event::RankLeft { rank, failure: failure.with_rank(rank).with_sidecar(self.me) });
+    }
+
+    // === What the engine wants ===
+
+    fn perform_actions(&mut self) {
+        while let Some(action) = self.engine.poll_action() {
+            match action {
+                Action::Send { to, epoch, seq, message } => self.send(to, epoch, seq, message),
+                Action::EpochBegan { epoch } => self.begin_epoch(epoch),
+                Action::EpochEnded { epoch, failure } => self.end_epoch(epoch, &failure),
+                Action::Admit(admission) => self.admit(admission),
+                Action::Complete { rank, request, outcome } => self.complete(rank, request, outcome),
+                Action::Notice { sidecars, ranks, text } => self.notice(&sidecars, &ranks, &text),
+                Action::Disconnect { peer, reason } => self.disconnect(peer, &reason),
+                Action::EndSession { rank, failure } => self.end_session(rank, &failure),
+            }
+        }
+    }
+
+    fn send(&mut self, to: SidecarIndex, epoch: Epoch, seq: Seq, message: Control) {
+        let frame = Outgoing::Frame(message.into_frame(epoch, seq));
+        if let Err(error) = self.control.send(to, frame) {
+            tracing::debug!(peer = to.0, %error, "a control message is not sent");
+        }
+    }
+
+    fn disconnect(&mut self, peer: SidecarIndex, reason: &str) {
+        tracing::error!(peer = peer.0, reason, "a peer broke the protocol");
+        self.control.close(peer, reason);
+        self.handle(Event::LinkDown { peer, reason: format!("protocol violation: {reason}") });
+    }
+
+    fn begin_epoch(&mut self, epoch: Epoch) {
+        tracing::info!(epoch = epoch.0, ranks = self.world.size(), "an epoch has begun");
+        self.tell_lanes(|| LaneCommand::Epoch(epoch));
+        let Self { sessions, world, me, .. } = self;
+        for session in sessions.iter_mut() {
+            let view = epoch_view(world, *me, session.rank, epoch);
+            session.send(Message::EpochBegan(view.into_message()));
+        }
+    }
+
+    fn end_epoch(&mut self, epoch: Epoch, failure: &Failure) {
+        tracing::info!(epoch = epoch.0, cause = ?failure.cause, reason = failure.reason, "the epoch is over");
+        self.operations.end_epoch(epoch);
+        self.tell_lanes(|| LaneCommand::EpochEnd(epoch));
+        for session in self.sessions.iter_mut() {
+            session.send(Message::EpochEnded(v1::EpochEnded { epoch: epoch.0, failure: Some(failure.into()) }));
+        }
+    }
+
+    fn tell_lanes(&mut self, command: impl Fn() -> LaneCommand) {
+        let deaf = self.lanes.iter().any(|lane| !lane.tell(command()));
+        if deaf {
+            self.fatal.get_or_insert_with(|| "a lane's thread has ended; see the log above".to_owned());
+        }
+    }
+
+    fn admit(&mut self, admission: Arc<Admission>) {
+        let sessions = &mut self.sessions;
+        let mut input = |rank: Rank, request: RequestId| {
+            let pending = sessions.of_rank(rank).and_then(|session| session.pending.get(&request));
+            pending.map_or(Input::None, |pending| pending.input.clone())
+        };
+        match self.operations.admit(&admission, &mut input) {
+            Ok(memory) => {
+                self.tell_lanes(|| LaneCommand::Admit(Arc::clone(&admission), Arc::clone(&memory)));
+            }
+            Err(error) => {
+                let (epoch, seq) = (admission.epoch, admission.seq);
+                self.handle(Event::ExecutionFailed { epoch, seq, reason: format!("no memory for the result: {error:#}") });
+            }
+        }
+    }
+
+    fn complete(&mut self, rank: Rank, request: RequestId, outcome: Result<Completion, Failure>) {
+        let Self { sessions, operations, .. } = self;
+        let session = sessions.of_rank(rank);
+        match (outcome, session) {
+            (Ok(completion), Some(session)) => deliver(session, operations, request, completion),
+            (Ok(completion), None) => operations.release(result_id(&completion)),
+            (Err(failure), Some(session)) => {
+                if let Some(pending) = session.pending.remove(&request) {
+                    session.result_bytes -= pending.result_bytes;
+                }
+                send_failed(session, request, &failure);
+            }
+            (Err(_), None) => {}
+        }
+    }
+
+    fn notice(&mut self, sidecars: &[SidecarIndex], ranks: &[Rank], text: &str) {
+        tracing::warn!(?sidecars, ?ranks, "{text}");
+        for session in self.sessions.iter_mut() {
+            session.send(Message::Notice(v1::Notice {
+                text: text.to_owned(),
+                suspect_ranks: ranks.iter().map(|rank| rank.0).collect(),
+                suspect_sidecars: sidecars.iter().map(|sidecar| sidecar.0).collect(),
+            }));
+        }
+    }
+
+    /// A worker that does not read its messages is treated as gone.
+    fn end_deaf_sessions(&mut self) {
+        let deaf: Vec<SessionId> = self.sessions.iter_mut().filter(|s| s.is_deaf()).map(|s| s.id).collect();
+        for id in deaf {
+            self.close_session(id, "it does not read the messages of its session");
+            self.perform_actions();
+        }
+    }
+
+    fn end_session(&mut self, rank: Rank, failure: &Failure) {
+        let Some(session) = self.sessions.of_rank(rank) else { return };
+        let id = session.id;
+        session.send(Message::EpochEnded(v1::EpochEnded { epoch: 0, failure: Some(failure.into()) }));
+        self.close_session(id, &failure.reason);
+    }
+
+    async fn snapshot(&mut self, reply: oneshot::Sender<Snapshot>) {
+        let snapshot = self.take_snapshot().await;
+        // The scraper may have gone; nobody else waits for this.
+        let _ = reply.send(snapshot);
+    }
+
+    /// The state of everything at this moment.
+    pub async fn take_snapshot(&mut self) -> Snapshot {
+        let mut lanes = Vec::with_capacity(self.lanes.len());
+        for lane in &self.lanes {
+            lanes.push(lane.stats().await);
+        }
+        Snapshot {
+            status: self.engine.status(self.now()),
+            engine: self.engine.stats().clone(),
+            control: self.control.stats(),
+            lanes,
+            results: self.operations.results().usage(),
+            sessions: self.sessions.len(),
+        }
+    }
+}
+
+/// Checks a submission against its session: the place must exist and the limits must leave room.
+fn accept(
+    session: &mut Session,
+    segments: &Segments,
+    token: &ronde_shm::SessionToken,
+    submission: Submission,
+    result_bytes_max: u64,
+) -> Result<Submission, Refused> {
+    let refuse = |reason: String| Refused {
+        request: submission.request,
+        set: submission.what.set,
+        name: Some(submission.what.name.clone()),
+        reason,
+    };
+    if session.pending.contains_key(&submission.request) || session.held.contains_key(&submission.request) {
+        // The name belongs to another request of this number, which stays valid: nobody else is told.
+        let reason = format!("{} is in use; number requests once", submission.request);
+        return Err(Refused { name: None, ..refuse(reason) });
+    }
+    if session.pending.len() >= limits::PENDING_PER_SESSION_MAX {
+        return Err(refuse(format!(
+            "{} requests are pending; the limit PENDING_PER_SESSION_MAX is {}; wait for some first",
+            session.pending.len(),
+            limits::PENDING_PER_SESSION_MAX
+        )));
+    }
+    let input = match &submission.place {
+        Place::None => Input::None,
+        Place::Inline(data) => Input::Inline(data.clone()),
+        Place::Arena { segment, offset, bytes } => {
+            let mapped = segments.input(token, ronde_shm::SegmentId(*segment));
+            let mapped = mapped.ok_or_else(|| refuse(format!("segment {segment} is not attached; attach it on mem.sock")))?;
+            if offset.checked_add(*bytes).is_none_or(|end| end > mapped.len()) {
+                return Err(refuse(format!(
+                    "bytes {offset} to {offset}+{bytes} lie outside segment {segment} of {} bytes",
+                    mapped.len()
+                )));
+            }
+            Input::Arena { segment: mapped, offset: *offset, bytes: *bytes }
+        }
+    };
+    let result_bytes = submission.place.bytes().unwrap_or(0);
+    if session.result_bytes + result_bytes > result_bytes_max {
+        return Err(refuse(format!(
+            "{result_bytes} bytes of result exceed arena_bytes_max = {result_bytes_max}: {} are pending or not released; raise arena_bytes_max or keep fewer tensors in flight",
+            session.result_bytes
+        )));
+    }
+    session.result_bytes += result_bytes;
+    session.pending.insert(submission.request, Pending { input, result_bytes });
+    Ok(submission)
+}
+
+/// Tells a worker where its result lies, or sends it in parts when the contribution came inside a message.
+fn deliver(session: &mut Session, operations: &mut Operations, request: RequestId, completion: Completion) {
+    let inline = session.is_inline(request);
+    let Some(pending) = session.pending.remove(&request) else {
+        operations.release(result_id(&completion));
+        return;
+    };
+    let result = result_id(&completion);
+    let mut place = Place::None;
+    match operations.result(result) {
+        None => session.result_bytes -= pending.result_bytes,
+        Some(slot) if inline => {
+            let mut offset = 0;
+            while offset < slot.slot.len {
+                let part = PART_BYTES.min(slot.slot.len - offset);
+                let mut data = vec![0; usize::try_from(part).unwrap_or(0)];
+                if let Err(error) = slot.segment.copy_to(slot.slot.offset + offset, &mut data) {
+                    tracing::error!(%error, "a result cannot be read; this is a bug in ronde");
+                }
+                session.send(Message::ResultPart(v1::ResultPart { request: request.0, data: data.into() }));
+                offset += part;
+            }
+            session.result_bytes -= pending.result_bytes;
+            operations.release(result);
+        }
+        Some(slot) => {
+            let (segment, offset, bytes) = (slot.slot.segment.0, slot.slot.offset, slot.slot.len);
+            place = Place::Arena { segment, offset, bytes };
+            session.held.insert(request, Held { result, result_bytes: pending.result_bytes });
+        }
+    }
+    let Completion { epoch, seq, shape, .. } = completion;
+    let message = ronde_rpc::Completion { request, epoch, seq, shape, result: place };
+    session.send(Message::Completed(message.into_message()));
+}
+
+fn result_id(completion: &Completion) -> ResultId {
+    ResultId { epoch: completion.epoch, seq: completion.seq, tensor: completion.tensor }
+}
+
+fn send_failed(session: &mut Session, request: RequestId, failure: &Failure) {
+    session.send(Message::Failed(v1::Failed { request: request.0, failure: Some(failure.into()) }));
+}
+
+/// A rank's own view of the world: its place among the ranks of its sidecar and among the sidecars.
+fn epoch_view(world: &World, me: SidecarIndex, rank: Rank, epoch: Epoch) -> EpochView {
+    let topology = world.topology(SetId::WORLD);
+    let members = topology.as_ref().map_or(&[][..], |t| t.members.as_slice());
+    let local = members.iter().find(|m| m.sidecar == me).map_or(&[][..], |m| m.ranks.as_slice());
+    let local_rank = local.iter().position(|r| *r == rank).unwrap_or(0);
+    let peers: Vec<_> = members.iter().filter(|m| m.ranks.len() > local_rank).collect();
+    let cross_rank = peers.iter().position(|m| m.sidecar == me).unwrap_or(0);
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    EpochView {
+        epoch,
+        rank,
+        size: count(world.size()),
+        local_rank: count(local_rank),
+        local_size: count(local.len()),
+        cross_rank: count(cross_rank),
+        cross_size: count(peers.len()),
+        homogeneous: members.iter().all(|m| m.ranks.len() == local.len()),
+    }
+}
+
+fn far_future() -> Deadline {
+    Deadline::now() + Duration::from_secs(3_600)
+}
+
+/// How often workers send a sign of life, in milliseconds.
+const HEARTBEAT_MS: u32 = 100;
+/// Bytes of one part of an inline result: what the control thread may copy at once.
+const PART_BYTES: u64 = 64 << 10;

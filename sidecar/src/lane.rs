@@ -1,0 +1,257 @@
+//! Data threads: each owns one lane, its socket, its executor, and does the reducing and sealing of what travels there.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use anyhow::Context;
+use ronde_engine::{Admission, Executor, ExecutorAction, ExecutorConfig, ExecutorStats};
+use ronde_transport::{Outgoing, Port, PortEvent, PortStats, QuicPort, Role, next_event};
+use ronde_wire::frame::Chunk;
+use ronde_wire::{Epoch, FrameKind, Lane, Seq, SidecarIndex};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::memory::{LaneMemory, OperationMemory};
+
+/// What the control thread tells a lane, in order.
+pub enum LaneCommand {
+    /// An epoch begins.
+    Epoch(Epoch),
+    /// An epoch is over; the lane answers [`LaneReport::LetGo`].
+    EpochEnd(Epoch),
+    /// Perform this.
+    Admit(Arc<Admission>, Arc<OperationMemory>),
+    /// Report counters.
+    Stats(oneshot::Sender<LaneStats>),
+    /// Close all links and end the thread.
+    Stop(String),
+}
+
+/// What a lane tells the control thread.
+pub enum LaneReport {
+    /// The lane's part of an operation is complete.
+    Done(Epoch, Seq),
+    /// The lane's part of an operation cannot be performed.
+    Failed(Epoch, Seq, String),
+    /// No memory of the epoch is touched any more.
+    LetGo(Epoch),
+    /// The link to a peer is gone.
+    LinkDown(SidecarIndex, String),
+}
+
+/// Counters of a lane.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LaneStats {
+    /// Of its port.
+    pub port: PortStats,
+    /// Of its executor.
+    pub executor: ExecutorStats,
+}
+
+/// The control thread's end of a lane.
+pub struct LaneHandle {
+    commands: mpsc::Sender<LaneCommand>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LaneHandle {
+    /// Queues a command. False when the lane's thread has ended or does not keep up, which ends the job.
+    pub fn tell(&self, command: LaneCommand) -> bool {
+        self.commands.try_send(command).is_ok()
+    }
+
+    /// The lane's counters; zeros when its thread has ended.
+    pub async fn stats(&self) -> LaneStats {
+        let (reply, answer) = oneshot::channel();
+        if self.commands.send(LaneCommand::Stats(reply)).await.is_err() {
+            return LaneStats::default();
+        }
+        answer.await.unwrap_or_default()
+    }
+
+    /// Closes the lane's links and waits for its thread.
+    pub async fn stop(mut self, reason: String) {
+        if self.commands.send(LaneCommand::Stop(reason)).await.is_ok() {
+            self.commands.closed().await;
+        }
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("a lane's thread panicked");
+        }
+    }
+}
+
+/// What a lane is made with.
+pub struct LaneConfig {
+    /// This sidecar.
+    pub me: SidecarIndex,
+    /// Which lane.
+    pub lane: Lane,
+    /// Bytes granted to each peer for operations not yet admitted here.
+    pub early_grant_bytes: u64,
+}
+
+/// Starts a lane's thread. `make_port` runs on it, inside its runtime, so that sealing happens there.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub fn spawn(
+    config: LaneConfig,
+    make_port: impl FnOnce() -> anyhow::Result<QuicPort> + Send + 'static,
+    reports: mpsc::Sender<LaneReport>,
+) -> anyhow::Result<LaneHandle> {
+    let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
+    let name = format!("ronde-lane-{}", config.lane.0);
+    let body = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let result = runtime.context("cannot start the lane's runtime").and_then(|runtime| {
+            runtime.block_on(async move {
+                let port = make_port()?;
+                LaneThread::new(&config, port, reports).run(receiver).await;
+                Ok(())
+            })
+        });
+        if let Err(error) = result {
+            tracing::error!("a lane has ended: {error:#}");
+        }
+    };
+    let thread = std::thread::Builder::new().name(name).spawn(body).context("cannot start a lane's thread")?;
+    Ok(LaneHandle { commands, thread: Some(thread) })
+}
+
+/// Everything a lane owns.
+struct LaneThread {
+    me: SidecarIndex,
+    port: QuicPort,
+    executor: Executor,
+    memory: LaneMemory,
+    reports: mpsc::Sender<LaneReport>,
+}
+
+/// What ends one turn of the loop.
+enum Turn {
+    Command(Option<LaneCommand>),
+    Port(PortEvent),
+    Work,
+}
+
+impl LaneThread {
+    fn new(config: &LaneConfig, port: QuicPort, reports: mpsc::Sender<LaneReport>) -> Self {
+        let executor = Executor::new(ExecutorConfig {
+            me: config.me,
+            lane: config.lane,
+            early_grant_bytes: config.early_grant_bytes,
+        });
+        Self { me: config.me, port, executor, memory: LaneMemory::default(), reports }
+    }
+
+    /// Commands first, then what arrives, then one step of work: so new operations and chunks never wait for a long one,
+    /// and the connections' own tasks run between any two steps.
+    async fn run(mut self, mut commands: mpsc::Receiver<LaneCommand>) {
+        let mut busy = false;
+        loop {
+            let turn = tokio::select! {
+                biased;
+                command = commands.recv() => Turn::Command(command),
+                event = next_event(&mut self.port) => Turn::Port(event),
+                () = tokio::task::yield_now(), if busy => Turn::Work,
+            };
+            match turn {
+                Turn::Command(None) => return,
+                Turn::Command(Some(LaneCommand::Stop(reason))) => {
+                    self.port.shutdown(&reason).await;
+                    return;
+                }
+                Turn::Command(Some(command)) => self.handle_command(command).await,
+                Turn::Port(event) => self.handle_port(event).await,
+                Turn::Work => {}
+            }
+            busy = self.work().await;
+        }
+    }
+
+    async fn handle_command(&mut self, command: LaneCommand) {
+        match command {
+            LaneCommand::Epoch(epoch) => self.executor.handle_epoch(epoch),
+            LaneCommand::EpochEnd(epoch) => {
+                self.executor.handle_epoch_end(epoch);
+                self.memory.clear();
+                self.report(LaneReport::LetGo(epoch)).await;
+            }
+            LaneCommand::Admit(admission, memory) => {
+                self.memory.insert(admission.seq, memory);
+                self.executor.handle_admission(admission);
+            }
+            LaneCommand::Stats(reply) => {
+                let stats = LaneStats { port: self.port.stats(), executor: *self.executor.stats() };
+                // The asker may have given up; nobody else waits for this.
+                let _ = reply.send(stats);
+            }
+            LaneCommand::Stop(_) => {}
+        }
+    }
+
+    async fn handle_port(&mut self, event: PortEvent) {
+        match event {
+            PortEvent::Up { peer, hello } => {
+                self.executor.handle_link_up(peer, hello.early_credit_bytes);
+            }
+            PortEvent::Sent { peer, chunks } => self.executor.handle_sent(peer, chunks),
+            PortEvent::Frame { from, frame } if frame.header.kind == FrameKind::Admitted => {
+                self.executor.handle_admitted(from, frame.header.epoch, frame.header.seq);
+            }
+            PortEvent::Frame { from, frame } => {
+                let taken = match Chunk::from_frame(frame) {
+                    Ok(chunk) => self.executor.handle_chunk(from, chunk).map_err(|violation| violation.to_string()),
+                    Err(error) => Err(error.to_string()),
+                };
+                if let Err(violation) = taken {
+                    self.port.close(from, &violation);
+                    self.link_down(from, format!("protocol violation: {violation}")).await;
+                }
+            }
+            PortEvent::Down { peer, reason } => self.link_down(peer, reason.to_string()).await,
+        }
+    }
+
+    async fn link_down(&mut self, peer: SidecarIndex, reason: String) {
+        self.executor.handle_link_down(peer);
+        self.report(LaneReport::LinkDown(peer, reason)).await;
+    }
+
+    /// Performs actions until one chunk's work is done; true when there may be more.
+    async fn work(&mut self) -> bool {
+        let Some(action) = self.executor.poll_action(&mut self.memory) else { return false };
+        match action {
+            ExecutorAction::Open { peer } => {
+                let role = if self.me < peer { Role::Dial } else { Role::Await };
+                self.port.open(peer, role);
+            }
+            ExecutorAction::Send { to, chunk } => self.send(to, Outgoing::Chunk(chunk)).await,
+            ExecutorAction::Admitted { to, epoch, seq } => {
+                self.send(to, Outgoing::Frame(ronde_wire::Frame::admitted(epoch, seq))).await;
+            }
+            ExecutorAction::Done { epoch, seq } => {
+                self.memory.remove(seq);
+                self.report(LaneReport::Done(epoch, seq)).await;
+            }
+            ExecutorAction::Failed { epoch, seq, reason } => {
+                self.report(LaneReport::Failed(epoch, seq, reason)).await;
+            }
+        }
+        true
+    }
+
+    async fn send(&mut self, to: SidecarIndex, message: Outgoing) {
+        if let Err(error) = self.port.send(to, message) {
+            self.link_down(to, error.to_string()).await;
+        }
+    }
+
+    async fn report(&mut self, report: LaneReport) {
+        // When the control thread is gone the process is ending; there is nobody to tell.
+        let _ = self.reports.send(report).await;
+    }
+}
+
+/// Commands are at most one for each admitted operation and those are bounded by pending requests; a lane that is this far
+/// behind has stopped.
+const COMMANDS_MAX: usize = 65_536;

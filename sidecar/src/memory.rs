@@ -1,0 +1,105 @@
+//! What an executor reads and writes: the [`Memory`] of operations in shared memory.
+//!
+//! Input segments belong to workers, which may write them at any time; every read is one copy into private memory.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ronde_engine::{InputPlace, Memory, MemoryError, OutputPlace};
+use ronde_shm::PeerSegment;
+use ronde_wire::{Rank, Seq};
+
+use crate::results::ResultSlot;
+
+/// One rank's contribution to one tensor.
+#[derive(Clone)]
+pub enum Input {
+    /// In a segment of the rank's session.
+    Arena {
+        /// The mapping.
+        segment: Arc<PeerSegment>,
+        /// The first byte.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+    },
+    /// It came with the request.
+    Inline(Bytes),
+    /// A barrier has none.
+    None,
+}
+
+/// The memory of one admitted operation.
+pub struct OperationMemory {
+    /// For each tensor the local ranks' contributions.
+    pub inputs: Vec<Vec<(Rank, Input)>>,
+    /// For each tensor the slot of its result; `None` where it has no bytes.
+    pub outputs: Vec<Option<ResultSlot>>,
+}
+
+/// The operations that a lane performs now.
+#[derive(Default)]
+pub struct LaneMemory {
+    operations: HashMap<Seq, Arc<OperationMemory>>,
+}
+
+impl LaneMemory {
+    /// Makes an operation's memory reachable.
+    pub fn insert(&mut self, seq: Seq, operation: Arc<OperationMemory>) {
+        self.operations.insert(seq, operation);
+    }
+
+    /// Forgets an operation that is done.
+    pub fn remove(&mut self, seq: Seq) {
+        self.operations.remove(&seq);
+    }
+
+    /// Forgets everything: the epoch is over.
+    pub fn clear(&mut self) {
+        self.operations.clear();
+    }
+
+    fn operation(&self, seq: Seq) -> Result<&OperationMemory, MemoryError> {
+        let operation = self.operations.get(&seq);
+        operation.map(AsRef::as_ref).ok_or_else(|| MemoryError(format!("{seq} has no memory here")))
+    }
+}
+
+impl Memory for LaneMemory {
+    fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
+        let tensors = &self.operation(place.seq)?.inputs;
+        let ranks = tensors.get(place.tensor as usize).map_or(&[][..], Vec::as_slice);
+        let input = ranks.iter().find(|(rank, _)| *rank == place.rank).map(|(_, input)| input);
+        match input {
+            Some(Input::Arena { segment, offset, bytes }) => {
+                let end = place.offset.checked_add(into.len() as u64);
+                if end.is_none_or(|end| end > *bytes) {
+                    return Err(MemoryError(format!("{place:?} lies behind the {bytes} bytes of the contribution")));
+                }
+                segment.copy_to(offset + place.offset, into).map_err(|error| MemoryError(error.to_string()))
+            }
+            Some(Input::Inline(data)) => {
+                let start = usize::try_from(place.offset).unwrap_or(usize::MAX);
+                let range = start..start.saturating_add(into.len());
+                let from = data.get(range).ok_or_else(|| MemoryError(format!("{place:?} lies behind the inline bytes")))?;
+                into.copy_from_slice(from);
+                Ok(())
+            }
+            Some(Input::None) | None => Err(MemoryError(format!("{place:?} has no contribution here"))),
+        }
+    }
+
+    fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
+        let output = self.operation(place.seq)?.outputs.get(place.tensor as usize).and_then(Option::as_ref);
+        let output = output.ok_or_else(|| MemoryError(format!("{place:?} has no result here")))?;
+        let end = place.offset.checked_add(from.len() as u64);
+        if end.is_none_or(|end| end > output.slot.len) {
+            return Err(MemoryError(format!("{place:?} lies behind the result's {} bytes", output.slot.len)));
+        }
+        output
+            .segment
+            .copy_from(output.slot.offset + place.offset, from)
+            .map_err(|error| MemoryError(error.to_string()))
+    }
+}

@@ -1,0 +1,188 @@
+//! The segments of all sessions, shared between the control thread and the threads that serve mem.sock.
+//!
+//! The lock is held for table lookups only: never while a segment is mapped, and never across an await.
+
+use std::collections::HashMap;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context;
+use ronde_shm::{
+    MemHost, OwnedSegment, PeerSegment, SegmentId, ServeOutcome, SessionToken, peer_credentials, serve_one,
+};
+use ronde_wire::limits;
+
+/// The table; cheap to clone.
+#[derive(Clone, Default)]
+pub struct Segments {
+    tables: Arc<Mutex<Tables>>,
+}
+
+#[derive(Default)]
+struct Tables {
+    sessions: Vec<SessionSegments>,
+    /// Result segments of this sidecar by id; all sessions of the job may read them.
+    results: HashMap<SegmentId, Arc<OwnedSegment>>,
+    /// Connections to mem.sock that are being served.
+    connections: usize,
+}
+
+struct SessionSegments {
+    token: SessionToken,
+    uid: u32,
+    limit_bytes: u64,
+    mapped_bytes: u64,
+    inputs: HashMap<SegmentId, Arc<PeerSegment>>,
+}
+
+impl Segments {
+    /// Lets a session attach segments, up to its limit.
+    pub fn open_session(&self, token: SessionToken, uid: u32, limit_bytes: u64) {
+        let session = SessionSegments { token, uid, limit_bytes, mapped_bytes: 0, inputs: HashMap::new() };
+        self.lock().sessions.push(session);
+    }
+
+    /// Forgets a session; its segments are unmapped when the last operation that reads them is over.
+    pub fn close_session(&self, token: &SessionToken) {
+        self.lock().sessions.retain(|session| session.token != *token);
+    }
+
+    /// An input segment of a session.
+    pub fn input(&self, token: &SessionToken, segment: SegmentId) -> Option<Arc<PeerSegment>> {
+        self.lock().sessions.iter().find(|s| s.token == *token)?.inputs.get(&segment).cloned()
+    }
+
+    /// Makes a result segment known to workers.
+    pub fn add_result(&self, id: SegmentId, segment: Arc<OwnedSegment>) {
+        self.lock().results.insert(id, segment);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tables> {
+        // No code panics while it holds the lock in an inconsistent state: every change is a single insert or remove.
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Serves mem.sock in `dir` on threads of its own: one that accepts, and one a connection, most of the time asleep.
+///
+/// # Errors
+/// When the socket cannot be bound.
+pub fn serve(segments: Segments, socket: &Path) -> anyhow::Result<()> {
+    let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
+    let accept = move || {
+        for stream in listener.incoming() {
+            match stream {
+                Ok(stream) => start_connection(&segments, stream),
+                Err(error) => {
+                    tracing::warn!(%error, "mem.sock: accepting failed");
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    };
+    std::thread::Builder::new().name("ronde-mem".into()).spawn(accept).context("cannot start the mem.sock thread")?;
+    Ok(())
+}
+
+fn start_connection(segments: &Segments, stream: UnixStream) {
+    let segments = segments.clone();
+    {
+        let mut tables = segments.lock();
+        if tables.connections >= CONNECTIONS_MAX {
+            tracing::warn!(limit = CONNECTIONS_MAX, "mem.sock: too many connections, one is turned away");
+            return;
+        }
+        tables.connections += 1;
+    }
+    let serving = segments.clone();
+    let spawned = std::thread::Builder::new().name("ronde-mem-conn".into()).spawn(move || {
+        serve_connection(&serving, &stream);
+        serving.lock().connections -= 1;
+    });
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "mem.sock: cannot start a thread");
+        segments.lock().connections -= 1;
+    }
+}
+
+fn serve_connection(segments: &Segments, stream: &UnixStream) {
+    let Ok(credentials) = peer_credentials(stream) else { return };
+    if stream.set_read_timeout(Some(REQUEST_TIMEOUT)).and(stream.set_write_timeout(Some(REQUEST_TIMEOUT))).is_err() {
+        return;
+    }
+    let mut host = ConnectionHost { segments: segments.clone(), uid: credentials.uid };
+    loop {
+        match serve_one(stream, &mut host) {
+            Ok(ServeOutcome::Granted(_) | ServeOutcome::Idle) => {}
+            Ok(ServeOutcome::Refused { request, reason }) => tracing::warn!(?request, reason, "mem.sock: refused"),
+            Ok(ServeOutcome::Closed) => return,
+            Err(error) => {
+                tracing::warn!(%error, "mem.sock: a connection is closed");
+                return;
+            }
+        }
+    }
+}
+
+/// What one connection may reach: sessions of its own uid.
+struct ConnectionHost {
+    segments: Segments,
+    uid: u32,
+}
+
+impl ConnectionHost {
+    fn with_session<T>(
+        &self,
+        token: &SessionToken,
+        then: impl FnOnce(&mut SessionSegments) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let mut tables = self.segments.lock();
+        let session = tables.sessions.iter_mut().find(|s| s.token == *token);
+        let session = session.ok_or("no live session has this token; claim a rank on rpc.sock first")?;
+        if session.uid != self.uid {
+            return Err(format!("the session belongs to uid {}, not to uid {}", session.uid, self.uid));
+        }
+        then(session)
+    }
+}
+
+impl MemHost for ConnectionHost {
+    fn attach_limit_bytes(&mut self, token: &SessionToken) -> Result<u64, String> {
+        self.with_session(token, |session| Ok(session.limit_bytes - session.mapped_bytes))
+    }
+
+    fn attach(&mut self, token: &SessionToken, segment: SegmentId, mapped: PeerSegment) -> Result<(), String> {
+        let bytes = mapped.len();
+        self.with_session(token, |session| {
+            if session.inputs.contains_key(&segment) {
+                return Err(format!("segment {segment} is attached already; give each segment a number of its own"));
+            }
+            if session.limit_bytes - session.mapped_bytes < bytes || session.inputs.len() >= SEGMENTS_PER_SESSION_MAX {
+                return Err(format!(
+                    "{bytes} more bytes exceed arena_bytes_max = {} or {SEGMENTS_PER_SESSION_MAX} segments",
+                    session.limit_bytes
+                ));
+            }
+            session.mapped_bytes += bytes;
+            session.inputs.insert(segment, Arc::new(mapped));
+            Ok(())
+        })
+    }
+
+    fn result(&mut self, token: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String> {
+        self.with_session(token, |_| Ok(()))?;
+        let found = self.segments.lock().results.get(&segment).cloned();
+        found.ok_or_else(|| format!("there is no result segment {segment}"))
+    }
+}
+
+/// One connection for each session, and as many again for sessions that are just ending.
+const CONNECTIONS_MAX: usize = 2 * limits::LOCAL_RANKS_MAX;
+/// Segments of one session; with growth by doubling or more nobody needs a tenth of it.
+const SEGMENTS_PER_SESSION_MAX: usize = 1_024;
+/// How long one read or write on mem.sock may take; an idle connection is only looked at this often.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a failed accept (no descriptors left), so that the thread does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

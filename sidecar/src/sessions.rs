@@ -1,0 +1,162 @@
+//! The sessions of local workers, as the control thread sees them: who has claimed which rank, which requests and results
+//! it holds, and where to send messages.
+
+use std::collections::HashMap;
+
+use ronde_rpc::{RankToken, v1};
+use ronde_shm::SessionToken;
+use ronde_wire::{Rank, RequestId};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use crate::memory::Input;
+use crate::operations::ResultId;
+
+/// A session's number within this process; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u64);
+
+/// The outgoing half of a session's stream.
+pub type Outgoing = mpsc::Sender<Result<v1::ServerMessage, Status>>;
+
+/// A live session.
+pub struct Session {
+    /// Its number.
+    pub id: SessionId,
+    /// The rank it holds.
+    pub rank: Rank,
+    /// Joins mem.sock to it.
+    pub token: SessionToken,
+    outgoing: Outgoing,
+    /// Requests that are not over.
+    pub pending: HashMap<RequestId, Pending>,
+    /// Completed requests whose result is not released.
+    pub held: HashMap<RequestId, Held>,
+    /// Bytes of results that pending and held requests may take.
+    pub result_bytes: u64,
+    /// Whether its end is expected: a goodbye has come.
+    pub goodbye: Option<String>,
+    deaf: bool,
+}
+
+/// A request that is not over.
+pub struct Pending {
+    /// The contribution.
+    pub input: Input,
+    /// What it counts against the session's limit of result bytes.
+    pub result_bytes: u64,
+}
+
+/// A result that a session holds.
+pub struct Held {
+    /// Which.
+    pub result: ResultId,
+    /// What it counts against the session's limit of result bytes.
+    pub result_bytes: u64,
+}
+
+impl Session {
+    /// Whether the worker wants its results inside messages: it sent its contribution that way.
+    pub fn is_inline(&self, request: RequestId) -> bool {
+        matches!(self.pending.get(&request).map(|p| &p.input), Some(Input::Inline(_)))
+    }
+
+    /// Queues a message for the worker. One that does not read, so that its queue is full, is [deaf](Self::is_deaf) from
+    /// then on.
+    pub fn send(&mut self, message: v1::server_message::Message) {
+        let queued = self.outgoing.try_send(Ok(v1::ServerMessage { message: Some(message) }));
+        self.deaf |= queued.is_err();
+    }
+
+    /// Whether a message could not be queued.
+    pub fn is_deaf(&self) -> bool {
+        self.deaf
+    }
+}
+
+/// The table: at most one live session for each local rank.
+pub struct Sessions {
+    tokens: HashMap<Rank, RankToken>,
+    live: HashMap<SessionId, Session>,
+    by_rank: HashMap<Rank, SessionId>,
+    next: u64,
+}
+
+impl Sessions {
+    /// No sessions; `tokens` has the secret of each rank placed here.
+    pub fn new(tokens: HashMap<Rank, RankToken>) -> Self {
+        Self { tokens, live: HashMap::new(), by_rank: HashMap::new(), next: 1 }
+    }
+
+    /// Gives a rank to a worker that knows its token.
+    ///
+    /// # Errors
+    /// A status for the worker: the rank is not placed here, the token is wrong, or a live session holds the rank.
+    pub fn claim(
+        &mut self,
+        rank: Rank,
+        token: &RankToken,
+        session_token: SessionToken,
+        outgoing: Outgoing,
+    ) -> Result<SessionId, Status> {
+        let Some(expected) = self.tokens.get(&rank) else {
+            return Err(Status::not_found(format!(
+                "{rank} is not placed on this sidecar; check RONDE_RANK and RONDE_SOCKET"
+            )));
+        };
+        if expected != token {
+            return Err(Status::permission_denied(format!(
+                "the token does not belong to {rank}; RONDE_TOKEN_FILE must name the file that this sidecar wrote for it"
+            )));
+        }
+        if self.by_rank.contains_key(&rank) {
+            return Err(Status::already_exists(format!(
+                "{rank} is claimed by a live session; end that process first"
+            )));
+        }
+        let id = SessionId(self.next);
+        self.next += 1;
+        let session = Session {
+            id,
+            rank,
+            token: session_token,
+            outgoing,
+            pending: HashMap::new(),
+            held: HashMap::new(),
+            result_bytes: 0,
+            goodbye: None,
+            deaf: false,
+        };
+        self.live.insert(id, session);
+        self.by_rank.insert(rank, id);
+        Ok(id)
+    }
+
+    /// Ends a session and the claim with it.
+    pub fn close(&mut self, id: SessionId) -> Option<Session> {
+        let session = self.live.remove(&id)?;
+        self.by_rank.remove(&session.rank);
+        Some(session)
+    }
+
+    /// A session by number.
+    pub fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+        self.live.get_mut(&id)
+    }
+
+    /// The session that holds a rank.
+    pub fn of_rank(&mut self, rank: Rank) -> Option<&mut Session> {
+        let id = self.by_rank.get(&rank)?;
+        self.live.get_mut(id)
+    }
+
+    /// All live sessions.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Session> {
+        self.live.values_mut()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.live.len()
+    }
+}
