@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod algorithms;
+pub mod check;
 pub mod cost;
 mod digest;
 pub mod kernels;
@@ -15,6 +16,7 @@ mod layout;
 pub mod plan;
 pub mod planner;
 
+pub use check::{Proof, Violation, check, check_interleaved};
 pub use cost::{Choice, CostModel, algorithm_of, select};
 pub use digest::digest_input;
 pub use plan::{Layout, Plan, Register, Round, Slice, Source, Span, Step, Strand, Transfer, Work, WorkKind};

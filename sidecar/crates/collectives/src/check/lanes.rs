@@ -1,0 +1,404 @@
+//! Runs plans on FIFO lanes under adversarial schedules and sees whether they complete.
+//!
+//! A lane is a FIFO from one member to another. A member starts operations in order, begins the strands of each lane in
+//! order up to the window, and posts a round's transfers together; a send is complete when the receiver has taken the
+//! chunk from the lane's head. The schedule decides what happens next among everything that can happen.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use ronde_wire::{Lane, Member};
+
+use super::{At, Violation};
+use crate::plan::{Plan, Strand, Transfer};
+
+/// When a receiver takes the chunk at a lane's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// There is no lane: a chunk goes straight from the sender's register to the posted receive, never waits behind
+    /// another one, and is stored nowhere in between.
+    Rendezvous,
+    /// As soon as it has started the operation: it has room for a chunk that comes before its receive is posted.
+    WhenStarted,
+    /// Only when the matching receive is posted: no room at the receiver at all, and a head that must wait holds up what
+    /// stands behind it.
+    WhenPosted,
+}
+
+/// Who is preferred when several things can happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// What became possible first.
+    Fair,
+    /// What became possible last.
+    NewestFirst,
+    /// This member runs as far as it can, then the others do.
+    RunAhead(Member),
+    /// This member does something only when nobody else can.
+    HoldBack(Member),
+    /// Anything, from this seed.
+    Random(u64),
+}
+
+impl Schedule {
+    /// Enough to find a plan that is not ordered well by itself.
+    #[must_use]
+    pub fn few(members: usize) -> Vec<Self> {
+        let last = (0..).map(Member).take(members).last().unwrap_or_default();
+        vec![Self::Fair, Self::NewestFirst, Self::RunAhead(Member(0)), Self::HoldBack(last)]
+    }
+
+    /// Every member once ahead and once behind, and so many random schedules.
+    #[must_use]
+    pub fn many(members: usize, random: u64) -> Vec<Self> {
+        let members = || (0..).map(Member).take(members);
+        let fixed = [Self::Fair, Self::NewestFirst].into_iter();
+        let fixed = fixed.chain(members().map(Self::RunAhead)).chain(members().map(Self::HoldBack));
+        fixed.chain((0..random).map(Self::Random)).collect()
+    }
+}
+
+/// What was seen while plans ran to their end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Explored {
+    /// The most chunks from one member that lay at another one at the same time before their receives were posted.
+    pub early_chunks_most: usize,
+}
+
+/// Two operations on the same lanes: every member starts `a` before `b`, and everything else interleaves in every
+/// schedule of [`Schedule::many`], as the executor delivers ([`Delivery::WhenStarted`]).
+///
+/// # Errors
+/// [`Violation::Stuck`] when a schedule comes to a point where nothing can happen.
+pub fn check_interleaved(a: &[Plan], b: &[Plan]) -> Result<Explored, Violation> {
+    explore(&[a, b], Delivery::WhenStarted, &Schedule::many(a.len(), RANDOM_SCHEDULES))
+}
+
+/// Random schedules of [`check_interleaved`].
+const RANDOM_SCHEDULES: u64 = 8;
+
+/// Any number of operations, started in order by every member, in the given schedules. `operations[i][m]` is member
+/// `m`'s plan for operation `i`.
+///
+/// # Errors
+/// [`Violation::Stuck`] when a schedule comes to a point where nothing can happen.
+pub fn explore(operations: &[&[Plan]], delivery: Delivery, schedules: &[Schedule]) -> Result<Explored, Violation> {
+    let mut seen = Explored::default();
+    for schedule in schedules {
+        let early = Network::new(operations, delivery).run(*schedule)?;
+        seen.early_chunks_most = seen.early_chunks_most.max(early);
+    }
+    Ok(seen)
+}
+
+/// Something that can happen now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    Start { member: Member },
+    Post(Place),
+    Take(Link),
+}
+
+impl Event {
+    fn member(self) -> Member {
+        match self {
+            Self::Start { member } => member,
+            Self::Post(place) => place.member,
+            Self::Take(link) => link.to,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Link {
+    from: Member,
+    to: Member,
+    lane: Lane,
+    /// Without lanes, the operation and strand that the link is for.
+    own: Option<(usize, usize)>,
+}
+
+/// A strand at a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    member: Member,
+    operation: usize,
+    strand: usize,
+}
+
+/// A chunk on a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Head {
+    operation: usize,
+    strand: usize,
+    round: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Half {
+    SendTo(Member),
+    ReceiveFrom(Member),
+}
+
+#[derive(Default)]
+struct Queue {
+    chunks: VecDeque<Head>,
+    /// Whether taking its head is among the ready events.
+    offered: bool,
+}
+
+#[derive(Default)]
+struct Progress {
+    round: usize,
+    posted: bool,
+    done: bool,
+    /// Transfers of the posted round that are not complete.
+    open: Vec<Half>,
+    /// Chunks that came before their receive was posted.
+    early: Vec<(usize, Member)>,
+}
+
+#[derive(Clone, Default)]
+struct Window {
+    next: usize,
+    in_flight: usize,
+}
+
+struct Network<'a> {
+    operations: &'a [&'a [Plan]],
+    delivery: Delivery,
+    /// Operations that each member has started.
+    started: Vec<usize>,
+    progress: Vec<Vec<Vec<Progress>>>,
+    windows: BTreeMap<(Member, usize, Lane), Window>,
+    links: BTreeMap<Link, Queue>,
+    ready: VecDeque<Event>,
+    /// Chunks that lie at a receiver before their receive is posted, by sender and receiver, and the most ever.
+    early: BTreeMap<(Member, Member), usize>,
+    early_most: usize,
+}
+
+impl<'a> Network<'a> {
+    fn new(operations: &'a [&'a [Plan]], delivery: Delivery) -> Self {
+        let fresh = |plan: &Plan| plan.strands.iter().map(|_| Progress::default()).collect();
+        let members = operations.first().map_or(0, |plans| plans.len());
+        Self {
+            operations,
+            delivery,
+            started: vec![0; members],
+            progress: operations.iter().map(|plans| plans.iter().map(fresh).collect()).collect(),
+            windows: BTreeMap::new(),
+            links: BTreeMap::new(),
+            early: BTreeMap::new(),
+            early_most: 0,
+            ready: (0..).map(Member).take(members).map(|member| Event::Start { member }).collect(),
+        }
+    }
+
+    fn run(mut self, schedule: Schedule) -> Result<usize, Violation> {
+        let mut random = match schedule {
+            Schedule::Random(seed) => seed,
+            _ => 0,
+        };
+        while let Some(event) = self.next(schedule, &mut random) {
+            match event {
+                Event::Start { member } => self.start(member),
+                Event::Post(place) => self.post(place),
+                Event::Take(link) => self.take(link),
+            }
+        }
+        self.check_done(schedule)?;
+        Ok(self.early_most)
+    }
+
+    fn next(&mut self, schedule: Schedule, random: &mut u64) -> Option<Event> {
+        let found = |wanted: &dyn Fn(Member) -> bool| self.ready.iter().position(|event| wanted(event.member()));
+        let index = match schedule {
+            Schedule::Fair => 0,
+            Schedule::NewestFirst => self.ready.len().saturating_sub(1),
+            Schedule::RunAhead(member) => found(&|other| other == member).unwrap_or(0),
+            Schedule::HoldBack(member) => found(&|other| other != member).unwrap_or(0),
+            Schedule::Random(_) => below(self.ready.len(), random),
+        };
+        self.ready.remove(index)
+    }
+
+    fn start(&mut self, member: Member) {
+        let operation = self.started[member.index()];
+        self.started[member.index()] += 1;
+        if self.started[member.index()] < self.operations.len() {
+            self.ready.push_back(Event::Start { member });
+        }
+        let plan = &self.operations[operation][member.index()];
+        let mut lanes: Vec<Lane> = plan.strands.iter().map(|strand| strand.lane).collect();
+        lanes.sort_unstable();
+        lanes.dedup();
+        for lane in lanes {
+            self.begin(member, operation, lane);
+        }
+        let links: Vec<Link> = self.links.keys().filter(|link| link.to == member).copied().collect();
+        links.into_iter().for_each(|link| self.offer(link));
+    }
+
+    /// Begins strands of a lane while the window has room.
+    fn begin(&mut self, member: Member, operation: usize, lane: Lane) {
+        let plan = &self.operations[operation][member.index()];
+        let mut window = self.windows.get(&(member, operation, lane)).cloned().unwrap_or_default();
+        while window.in_flight < plan.window && window.next < plan.strands.len() {
+            let strand = window.next;
+            window.next += 1;
+            if plan.strands[strand].lane != lane {
+                continue;
+            }
+            let progress = &mut self.progress[operation][member.index()][strand];
+            if let Some(round) = next_transfers(&plan.strands[strand], 0) {
+                progress.round = round;
+                window.in_flight += 1;
+                self.ready.push_back(Event::Post(Place { member, operation, strand }));
+            } else {
+                progress.done = true;
+            }
+        }
+        self.windows.insert((member, operation, lane), window);
+    }
+
+    fn post(&mut self, place: Place) {
+        let Place { member, operation, strand } = place;
+        let content = &self.operations[operation][member.index()].strands[strand];
+        let lane = content.lane;
+        let own = (self.delivery == Delivery::Rendezvous).then_some((operation, strand));
+        let progress = &mut self.progress[operation][member.index()][strand];
+        let round = progress.round;
+        progress.posted = true;
+        progress.open.clear();
+        let mut links = Vec::new();
+        for transfer in &content.rounds[round].transfers {
+            match *transfer {
+                Transfer::Send { to, .. } => {
+                    progress.open.push(Half::SendTo(to));
+                    let link = Link { from: member, to, lane, own };
+                    let chunk = Head { operation, strand, round };
+                    self.links.entry(link).or_default().chunks.push_back(chunk);
+                    links.push(link);
+                }
+                Transfer::Receive { from, .. } => {
+                    match progress.early.iter().position(|early| *early == (round, from)) {
+                        Some(index) => {
+                            progress.early.swap_remove(index);
+                            self.early.entry((from, member)).and_modify(|chunks| *chunks -= 1);
+                        }
+                        None => progress.open.push(Half::ReceiveFrom(from)),
+                    }
+                    links.push(Link { from, to: member, lane, own });
+                }
+            }
+        }
+        self.advance_when_complete(place);
+        links.into_iter().for_each(|link| self.offer(link));
+    }
+
+    fn take(&mut self, link: Link) {
+        let queue = self.links.entry(link).or_default();
+        queue.offered = false;
+        let Some(head) = queue.chunks.pop_front() else { return };
+        let Head { operation, strand, round } = head;
+        let receiver = Place { member: link.to, operation, strand };
+        let sender = Place { member: link.from, operation, strand };
+        if self.posted(link, head) {
+            self.close(receiver, Half::ReceiveFrom(link.from));
+        } else {
+            self.progress[operation][link.to.index()][strand].early.push((round, link.from));
+            let chunks = self.early.entry((link.from, link.to)).or_default();
+            *chunks += 1;
+            self.early_most = self.early_most.max(*chunks);
+        }
+        self.close(sender, Half::SendTo(link.to));
+        self.offer(link);
+    }
+
+    /// Puts taking a lane's head among the ready events when it can be taken.
+    fn offer(&mut self, link: Link) {
+        let Some(queue) = self.links.get(&link) else { return };
+        let Some(&head) = queue.chunks.front() else { return };
+        let can = match self.delivery {
+            Delivery::WhenStarted => head.operation < self.started[link.to.index()],
+            Delivery::Rendezvous | Delivery::WhenPosted => self.posted(link, head),
+        };
+        if can && !queue.offered {
+            self.links.entry(link).or_default().offered = true;
+            self.ready.push_back(Event::Take(link));
+        }
+    }
+
+    /// Whether the receive for a chunk is posted.
+    fn posted(&self, link: Link, head: Head) -> bool {
+        let progress = &self.progress[head.operation][link.to.index()][head.strand];
+        let open = progress.open.contains(&Half::ReceiveFrom(link.from));
+        progress.posted && progress.round == head.round && open
+    }
+
+    fn close(&mut self, place: Place, half: Half) {
+        let progress = &mut self.progress[place.operation][place.member.index()][place.strand];
+        progress.open.retain(|open| *open != half);
+        self.advance_when_complete(place);
+    }
+
+    fn advance_when_complete(&mut self, place: Place) {
+        let Place { member, operation, strand } = place;
+        let content = &self.operations[operation][member.index()].strands[strand];
+        let progress = &mut self.progress[operation][member.index()][strand];
+        if !progress.posted || !progress.open.is_empty() {
+            return;
+        }
+        progress.posted = false;
+        if let Some(round) = next_transfers(content, progress.round + 1) {
+            progress.round = round;
+            self.ready.push_back(Event::Post(place));
+        } else {
+            progress.done = true;
+            if let Some(window) = self.windows.get_mut(&(member, operation, content.lane)) {
+                window.in_flight -= 1;
+            }
+            self.begin(member, operation, content.lane);
+        }
+    }
+
+    fn check_done(&self, schedule: Schedule) -> Result<(), Violation> {
+        for (operation, members) in self.progress.iter().enumerate() {
+            for (member, strands) in (0..).map(Member).zip(members) {
+                let undone = strands.iter().position(|progress| !progress.done);
+                let begun = strands.iter().position(|progress| !progress.done && progress.posted);
+                if let Some(strand) = begun.or(undone) {
+                    return Err(self.stuck(Place { member, operation, strand }, schedule));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn stuck(&self, place: Place, schedule: Schedule) -> Violation {
+        let Place { member, operation, strand } = place;
+        let progress = &self.progress[operation][member.index()][strand];
+        let at = At { member, strand, round: progress.round };
+        let blocked = self.links.iter().find(|(link, queue)| link.to == member && !queue.chunks.is_empty());
+        let head = blocked.and_then(|(link, queue)| queue.chunks.front().map(|head| (link, head)));
+        let head =
+            head.map(|(link, head)| (head.operation, At { member: link.from, strand: head.strand, round: head.round }));
+        Violation::Stuck { operation, at, head, schedule: format!("{schedule:?}") }
+    }
+}
+
+/// The first round from `round` on that has transfers.
+fn next_transfers(strand: &Strand, round: usize) -> Option<usize> {
+    let later = strand.rounds.iter().enumerate().skip(round);
+    later.filter(|(_, content)| !content.transfers.is_empty()).map(|(index, _)| index).next()
+}
+
+/// A number below `bound` from S. Vigna's SplitMix64.
+fn below(bound: usize, state: &mut u64) -> usize {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut mixed = *state;
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^= mixed >> 31;
+    usize::try_from(mixed % bound.max(1) as u64).unwrap_or(0)
+}

@@ -1,0 +1,123 @@
+//! What can be wrong with plans.
+
+use std::fmt;
+
+use ronde_wire::{Member, Rank};
+
+use crate::plan::{Register, Span};
+use crate::planner::PlanError;
+
+/// A place in the plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct At {
+    /// Whose plan.
+    pub member: Member,
+    /// The strand, counted over all lanes.
+    pub strand: usize,
+    /// The round of the strand.
+    pub round: usize,
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, strand {}, round {}", self.member, self.strand, self.round)
+    }
+}
+
+/// Why plans are refused. Each one is a bug of the planner.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are named and the messages say what they mean")]
+pub enum Violation {
+    /// There is no closed form for these inputs.
+    #[error("no plans exist for these inputs: {0}")]
+    Inputs(PlanError),
+    /// Not one plan for each member.
+    #[error("{given} plans for {members} members")]
+    Plans { given: usize, members: usize },
+    /// A member's layout is not the first one's.
+    #[error("the layout of {member} is not that of member 0")]
+    LayoutsDiffer { member: Member },
+    /// Slices leave a gap, are empty, or do not map to the tensors as the work demands.
+    #[error("slice {slice} of the layout {problem}")]
+    Slice { slice: usize, problem: &'static str },
+    /// The slices of a tensor do not tile its result.
+    #[error("element {element} of the result of tensor {tensor} lies in the bucket not exactly once")]
+    Tiling { tensor: usize, element: u64 },
+    /// Members have different strands, or a strand's lane is not the same everywhere or outside of the tuning.
+    #[error("strand {strand} of {member} differs from that of member 0 or is on a lane outside of the tuning")]
+    StrandsDiffer { member: Member, strand: usize },
+    /// The window is not the tuning's.
+    #[error("the window of {member} is {window}")]
+    Window { member: Member, window: usize },
+    /// A span reaches over the bucket's end or is longer than a chunk.
+    #[error("{at}: span {span:?} is longer than a chunk or reaches over the end")]
+    Span { at: At, span: Span },
+    /// A register that does not exist.
+    #[error("{at}: there is no {register:?}")]
+    NoRegister { at: At, register: Register },
+    /// A step that the kind of work does not have.
+    #[error("{at}: this work does not reduce")]
+    NothingToReduce { at: At },
+    /// A reduce step whose result is neither operand.
+    #[error("{at}: the result of a reduction goes into neither operand")]
+    Target { at: At },
+    /// A transfer with oneself or nobody, or a second one of the same direction with the same peer.
+    #[error("{at}: {peer} is not a peer, or is one twice in this direction")]
+    Peer { at: At, peer: Member },
+    /// A register is received into while another transfer of the round uses it.
+    #[error("{at}: {register:?} is received into while another transfer uses it")]
+    Clash { at: At, register: Register },
+    /// A send without its receive.
+    #[error("{at}: nobody receives what is sent to {to}")]
+    UnmatchedSend { at: At, to: Member },
+    /// A receive without its send.
+    #[error("{at}: nobody sends what is received from {from}")]
+    UnmatchedReceive { at: At, from: Member },
+    /// Both sides do not mean the same elements.
+    #[error("{at}: {sent:?} is sent to {to}, who expects {expected:?}")]
+    SpansDiffer { at: At, to: Member, sent: Span, expected: Span },
+    /// The number of rounds, strands, bytes sent or bytes reduced is not the closed form's.
+    #[error("{what} of {member}: {found} in the plan, {predicted} by the closed form")]
+    ClosedForm { what: &'static str, member: Member, found: u64, predicted: u64 },
+    /// A register does not hold the span that is read from it.
+    #[error("{at}: {register:?} does not hold {span:?}")]
+    Stale { at: At, register: Register, span: Span },
+    /// A register's value is overwritten or left behind without having been read.
+    #[error("{at}: {register:?} was written but never read")]
+    Unread { at: At, register: Register },
+    /// A member contributes what belongs to a rank of another one.
+    #[error("{at}: {rank} is not local")]
+    NotLocal { at: At, rank: Rank },
+    /// Both operands hold the same contribution.
+    #[error("{at}: the contribution of {rank} would count twice")]
+    CountedTwice { at: At, rank: Rank },
+    /// The right operand's members do not follow the left one's.
+    #[error("{at}: the right operand does not begin with the member behind the left one's last")]
+    OperandOrder { at: At },
+    /// A finished value is reduced or finished again.
+    #[error("{at}: the value has been finished before")]
+    FinishedBefore { at: At },
+    /// A value is finished or published while a contribution is missing.
+    #[error("{at}: the contribution of {rank} is missing")]
+    Missing { at: At, rank: Rank },
+    /// A reduction is published before it is finished.
+    #[error("{at}: the value is published but not finished")]
+    Unfinished { at: At },
+    /// An element of the result is written twice.
+    #[error("{at}: element {element} of the bucket is published twice")]
+    PublishedTwice { at: At, element: u64 },
+    /// An element of the result is not written.
+    #[error("{member} does not publish element {element} of the bucket")]
+    NotPublished { member: Member, element: u64 },
+    /// Two members end with different expressions.
+    #[error("{member} computes element {element} of the bucket in another way than member 0")]
+    ResultsDiffer { member: Member, element: u64 },
+    /// A member passes a barrier without having heard of another one.
+    #[error("{member} passes without having heard of {other}")]
+    NotAwaited { member: Member, other: Member },
+    /// Nothing can happen any more, though not everything is done.
+    #[error(
+        "operation {operation} is stuck at {at}; a lane's head there is (operation, place) {head:?}; schedule {schedule}"
+    )]
+    Stuck { operation: usize, at: At, head: Option<(usize, At)>, schedule: String },
+}

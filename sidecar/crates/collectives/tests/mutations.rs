@@ -1,0 +1,382 @@
+//! The checker bites: each way to spoil correct plans is named for what it is.
+
+mod worlds;
+
+use ronde_collectives::check::{At, Proof, Violation};
+use ronde_collectives::{Plan, Register, Round, Span, Step, Transfer, WorkKind, check};
+use ronde_wire::{Algorithm, Lane, Member, Rank, SetTopology, Tuning};
+use worlds::{flat, placed, plans, work};
+
+/// Correct plans, to be spoilt.
+struct Case {
+    topology: SetTopology,
+    work: ronde_collectives::Work,
+    tuning: Tuning,
+    plans: Vec<Plan>,
+}
+
+impl Case {
+    fn new(topology: SetTopology, algorithm: Algorithm, kind: WorkKind, tensors: Vec<Vec<u64>>) -> Self {
+        let work = work(kind, tensors);
+        let tuning = Tuning { algorithm, chunk_bytes: 4 << 10, lanes: 2, window: 2 };
+        let plans = plans(&topology, &work, &tuning);
+        Self { topology, work, tuning, plans }
+    }
+
+    fn ring() -> Self {
+        Self::new(flat(4), Algorithm::Ring, WorkKind::AllReduce, vec![vec![101], vec![30]])
+    }
+
+    fn doubling() -> Self {
+        Self::new(flat(5), Algorithm::RecursiveDoubling, WorkKind::AllReduce, vec![vec![50]])
+    }
+
+    fn round(&mut self, at: At) -> &mut Round {
+        &mut self.plans[at.member.index()].strands[at.strand].rounds[at.round]
+    }
+
+    fn check(&self) -> Result<Proof, Violation> {
+        check(&self.topology, &self.work, &self.tuning, &self.plans)
+    }
+
+    /// The violation of a plan that was correct.
+    fn violation(&self) -> Violation {
+        self.check().err().unwrap_or_else(|| panic!("the spoilt plans passed"))
+    }
+}
+
+fn at(member: u32, strand: usize, round: usize) -> At {
+    At { member: Member(member), strand, round }
+}
+
+/// Spoils one round of the plans and expects a violation.
+macro_rules! spoilt {
+    ($name:ident, $case:expr, $at:expr, |$round:ident| $change:expr, $violation:pat $(if $guard:expr)?) => {
+        #[test]
+        fn $name() {
+            let mut case = $case;
+            case.check().expect("the plans are correct before they are spoilt");
+            let $round = case.round($at);
+            $change;
+            let violation = case.violation();
+            assert!(matches!(violation, $violation $(if $guard)?), "{violation}: {violation:?}");
+        }
+    };
+}
+
+spoilt!(a_contribution_left_out, Case::ring(), at(1, 0, 0), |round| round.steps.clear(), Violation::Stale { at: place, .. } if place == at(1, 0, 0));
+spoilt!(a_later_contribution_left_out, Case::ring(), at(1, 0, 2), |round| drop(round.steps.remove(0)), Violation::Stale { at: place, .. } if place == at(1, 0, 2));
+spoilt!(a_contribution_twice, Case::ring(), at(1, 0, 1), |round| round.steps.insert(0, round.steps[0]), Violation::Unread { at: place, .. } if place == at(1, 0, 1));
+spoilt!(
+    a_reduction_left_out,
+    Case::ring(),
+    at(2, 1, 1),
+    |round| drop(round.steps.remove(1)),
+    Violation::ClosedForm { what: "bytes reduced", member: Member(2), .. }
+);
+spoilt!(
+    a_reduction_twice,
+    Case::doubling(),
+    at(2, 0, 2),
+    |round| {
+        let step = round.steps[0];
+        round.steps = vec![step, step];
+    },
+    Violation::ClosedForm { what: "bytes reduced", .. }
+);
+spoilt!(
+    a_chunk_left_out,
+    Case::doubling(),
+    at(2, 0, 1),
+    |round| drop(round.transfers.remove(0)),
+    Violation::UnmatchedReceive { from: Member(2), .. }
+);
+spoilt!(
+    a_receive_left_out,
+    Case::doubling(),
+    at(2, 0, 1),
+    |round| drop(round.transfers.remove(1)),
+    Violation::UnmatchedSend { to: Member(2), .. }
+);
+spoilt!(operands_swapped, Case::ring(), at(2, 0, 1), |round| swap_operands(round), Violation::OperandOrder { at: place } if place == at(2, 0, 1));
+spoilt!(
+    operands_swapped_in_doubling,
+    Case::doubling(),
+    at(0, 0, 2),
+    |round| swap_operands(round),
+    Violation::OperandOrder { .. }
+);
+spoilt!(a_span_too_short, Case::ring(), at(1, 0, 1), |round| {
+    let Transfer::Send { span, .. } = &mut round.transfers[0] else { panic!("a ring sends first") };
+    span.len -= 1;
+}, Violation::SpansDiffer { at: place, to: Member(2), .. } if place == at(1, 0, 1));
+spoilt!(a_step_on_another_span, Case::ring(), at(1, 0, 1), |round| {
+    let Step::Contribute { span, .. } = &mut round.steps[0] else { panic!("a ring contributes first") };
+    span.start += 1;
+}, Violation::Stale { at: place, .. } if place == at(1, 0, 1));
+spoilt!(a_span_beyond_the_end, Case::ring(), at(1, 0, 1), |round| {
+    let Step::Contribute { span, .. } = &mut round.steps[0] else { panic!("a ring contributes first") };
+    span.start = u64::MAX - 1;
+}, Violation::Span { at: place, .. } if place == at(1, 0, 1));
+spoilt!(
+    a_span_longer_than_a_chunk,
+    Case::ring(),
+    at(1, 0, 1),
+    |round| {
+        let Step::Contribute { span, .. } = &mut round.steps[0] else { panic!("a ring contributes first") };
+        span.len = 17;
+    },
+    Violation::Span { .. }
+);
+spoilt!(
+    the_wrong_peer,
+    Case::ring(),
+    at(1, 0, 1),
+    |round| {
+        let Transfer::Send { to, .. } = &mut round.transfers[0] else { panic!("a ring sends first") };
+        *to = Member(3);
+    },
+    Violation::UnmatchedSend { to: Member(3), .. }
+);
+spoilt!(
+    nobody_as_peer,
+    Case::ring(),
+    at(1, 0, 1),
+    |round| {
+        let Transfer::Send { to, .. } = &mut round.transfers[0] else { panic!("a ring sends first") };
+        *to = Member(4);
+    },
+    Violation::Peer { peer: Member(4), .. }
+);
+spoilt!(
+    oneself_as_peer,
+    Case::ring(),
+    at(1, 0, 1),
+    |round| {
+        let Transfer::Send { to, .. } = &mut round.transfers[0] else { panic!("a ring sends first") };
+        *to = Member(1);
+    },
+    Violation::Peer { peer: Member(1), .. }
+);
+spoilt!(
+    a_peer_twice,
+    Case::ring(),
+    at(1, 0, 1),
+    |round| round.transfers.push(round.transfers[0]),
+    Violation::Peer { peer: Member(2), .. }
+);
+spoilt!(
+    received_into_what_is_sent,
+    Case::ring(),
+    at(1, 0, 1),
+    |round| {
+        let Transfer::Send { from, .. } = round.transfers[0] else { panic!("a ring sends first") };
+        let Transfer::Receive { into, .. } = &mut round.transfers[1] else { panic!("then it receives") };
+        *into = from;
+    },
+    Violation::Clash { .. }
+);
+spoilt!(
+    a_register_too_many,
+    Case::ring(),
+    at(1, 0, 1),
+    |round| {
+        let Transfer::Receive { into, .. } = &mut round.transfers[1] else { panic!("a ring receives second") };
+        *into = Register(4);
+    },
+    Violation::NoRegister { register: Register(4), .. }
+);
+spoilt!(
+    received_into_an_unread_register,
+    Case::ring(),
+    at(1, 0, 1),
+    |round| {
+        let Transfer::Receive { into, .. } = &mut round.transfers[1] else { panic!("a ring receives second") };
+        *into = Register(3);
+    },
+    Violation::Stale { .. } | Violation::Unread { .. }
+);
+spoilt!(published_before_it_is_finished, Case::ring(), at(1, 0, 3), |round| round.steps.swap(2, 3), Violation::Unfinished { at: place } if place == at(1, 0, 3));
+spoilt!(finished_before_it_is_complete, Case::ring(), at(1, 0, 3), |round| round.steps.swap(1, 2), Violation::Missing { at: place, rank: Rank(1) } if place == at(1, 0, 3));
+spoilt!(
+    not_finished,
+    Case::doubling(),
+    at(0, 0, 3),
+    |round| round.steps.retain(|step| !matches!(step, Step::Finish { .. })),
+    Violation::Unfinished { .. }
+);
+spoilt!(
+    finished_twice,
+    Case::ring(),
+    at(1, 0, 3),
+    |round| round.steps.insert(2, round.steps[2]),
+    Violation::FinishedBefore { .. }
+);
+spoilt!(published_twice, Case::ring(), at(1, 0, 4), |round| round.steps.push(round.steps[0]), Violation::PublishedTwice { at: place, .. } if place == at(1, 0, 4));
+spoilt!(
+    not_published,
+    Case::ring(),
+    at(1, 0, 6),
+    |round| round.steps.clear(),
+    Violation::Unread { .. } | Violation::NotPublished { member: Member(1), .. }
+);
+spoilt!(
+    not_published_though_sent_on,
+    Case::ring(),
+    at(1, 0, 4),
+    |round| round.steps.clear(),
+    Violation::NotPublished { member: Member(1), .. }
+);
+spoilt!(
+    a_result_in_neither_operand,
+    Case::doubling(),
+    at(2, 0, 2),
+    |round| {
+        let Step::Reduce { into, .. } = &mut round.steps[0] else { panic!("doubling reduces first") };
+        *into = Register(2);
+    },
+    Violation::Target { .. }
+);
+spoilt!(a_value_reduced_with_itself, Case::doubling(), at(2, 0, 2), |round| {
+    let Step::Reduce { left, right, into, .. } = &mut round.steps[0] else { panic!("doubling reduces first") };
+    (*left, *right) = (*into, *into);
+}, Violation::CountedTwice { at: place, .. } if place == at(2, 0, 2));
+spoilt!(
+    reduced_after_it_was_finished,
+    Case::doubling(),
+    at(2, 0, 2),
+    |round| {
+        let Step::Reduce { into, span, .. } = round.steps[0] else { panic!("doubling reduces first") };
+        round.steps.insert(0, Step::Finish { register: into, span });
+    },
+    Violation::Missing { .. }
+);
+spoilt!(
+    a_broadcast_that_reduces,
+    Case::new(flat(3), Algorithm::BinomialTree, WorkKind::Broadcast { root: Rank(1) }, vec![vec![9]]),
+    at(1, 0, 0),
+    |round| {
+        round.steps.push(Step::Finish { register: Register(0), span: Span { start: 0, len: 9 } });
+    },
+    Violation::NothingToReduce { .. }
+);
+spoilt!(
+    another_ranks_contribution,
+    Case::new(flat(3), Algorithm::BinomialTree, WorkKind::Broadcast { root: Rank(1) }, vec![vec![9]]),
+    at(0, 0, 2),
+    |round| {
+        round.steps.insert(0, Step::Contribute { into: Register(1), span: Span { start: 0, len: 9 } });
+    },
+    Violation::NotLocal { rank: Rank(1), .. }
+);
+
+fn swap_operands(round: &mut Round) {
+    let step = round.steps.iter_mut().find_map(|step| match step {
+        Step::Reduce { left, right, .. } => Some((left, right)),
+        _ => None,
+    });
+    let (left, right) = step.expect("this round reduces");
+    std::mem::swap(left, right);
+}
+
+#[test]
+fn a_round_too_late() {
+    let mut case = Case::ring();
+    case.plans[1].strands[0].rounds.insert(0, Round::default());
+    assert!(matches!(case.violation(), Violation::UnmatchedReceive { .. } | Violation::UnmatchedSend { .. }));
+}
+
+#[test]
+fn layouts_that_differ() {
+    let mut case = Case::ring();
+    case.plans[2].layout.slices[1].input_start += 1;
+    assert_eq!(case.violation(), Violation::LayoutsDiffer { member: Member(2) });
+}
+
+#[test]
+fn a_layout_that_maps_an_element_twice() {
+    let mut case = Case::ring();
+    for plan in &mut case.plans {
+        plan.layout.slices[2].input_start -= 1;
+        plan.layout.slices[2].output_start -= 1;
+    }
+    assert!(matches!(case.violation(), Violation::Tiling { tensor: 0, .. }), "{:?}", case.violation());
+}
+
+#[test]
+fn a_layout_that_mixes_ranks() {
+    let kind = WorkKind::AllGather;
+    let mut case = Case::new(placed(&[0, 1, 0], |_| true), Algorithm::Ring, kind, vec![vec![3, 3, 3]]);
+    for plan in &mut case.plans {
+        plan.layout.slices[0].source = ronde_collectives::Source::One(Rank(2));
+    }
+    assert!(matches!(case.violation(), Violation::Slice { slice: 0, .. }), "{:?}", case.violation());
+}
+
+#[test]
+fn strands_on_other_lanes() {
+    let mut case = Case::ring();
+    case.plans[3].strands[1].lane = Lane(0);
+    assert_eq!(case.violation(), Violation::StrandsDiffer { member: Member(3), strand: 1 });
+    let mut case = Case::ring();
+    case.plans.iter_mut().for_each(|plan| plan.strands[1].lane = Lane(2));
+    assert_eq!(case.violation(), Violation::StrandsDiffer { member: Member(0), strand: 1 });
+    let mut case = Case::ring();
+    drop(case.plans[1].strands.pop());
+    assert!(matches!(case.violation(), Violation::StrandsDiffer { member: Member(1), .. }));
+}
+
+#[test]
+fn a_window_of_its_own() {
+    let mut case = Case::ring();
+    case.plans[1].window = 3;
+    assert_eq!(case.violation(), Violation::Window { member: Member(1), window: 3 });
+}
+
+#[test]
+fn a_member_without_plan() {
+    let mut case = Case::ring();
+    drop(case.plans.pop());
+    assert_eq!(case.violation(), Violation::Plans { given: 3, members: 4 });
+}
+
+/// Two trees that are complete, in order and finished, but not the same: sums that differ in the last bit.
+#[test]
+fn members_that_compute_differently() {
+    let topology = flat(4);
+    let mut case = Case::new(topology, Algorithm::RecursiveDoubling, WorkKind::AllReduce, vec![vec![16]]);
+    let span = Span { start: 0, len: 16 };
+    let (sum, other, third) = (Register(0), Register(1), Register(2));
+    // Members 0 and 1 exchange first, as before; then member 3's part goes around: member 0 computes ((0 1) (2 3)),
+    // member 1 computes the rotation ((2 3) (0 1)).
+    let step = &mut case.plans[1].strands[0].rounds[2].steps[0];
+    assert_eq!(*step, Step::Reduce { left: sum, right: other, into: sum, span });
+    *step = Step::Reduce { left: other, right: sum, into: sum, span };
+    let violation = case.violation();
+    assert_eq!(violation, Violation::ResultsDiffer { member: Member(1), element: 0 }, "{third:?}");
+}
+
+#[test]
+fn a_barrier_that_lets_somebody_pass() {
+    let topology = flat(4);
+    let mut case = Case::new(topology, Algorithm::Dissemination, WorkKind::Barrier, Vec::new());
+    for (member, plan) in (0_u32..).zip(&mut case.plans) {
+        let round = &mut plan.strands[0].rounds[1];
+        let (to, from) = (Member((member + 1) % 4), Member((member + 3) % 4));
+        let empty = Span { start: 0, len: 0 };
+        round.transfers = vec![
+            Transfer::Send { to, from: Register(0), span: empty },
+            Transfer::Receive { from, into: Register(1), span: empty },
+        ];
+    }
+    assert!(matches!(case.violation(), Violation::NotAwaited { .. }), "{:?}", case.violation());
+}
+
+#[test]
+fn more_rounds_than_the_closed_form() {
+    let mut case = Case::doubling();
+    for plan in &mut case.plans {
+        plan.strands[0].rounds.insert(0, Round::default());
+    }
+    assert!(matches!(case.violation(), Violation::ClosedForm { what: "rounds", found: 5, predicted: 4, .. }));
+}
