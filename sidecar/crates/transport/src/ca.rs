@@ -1,0 +1,186 @@
+//! The job's certificate authority, and a sidecar's request to it.
+//!
+//! The launcher holds the authority; its key never leaves [`JobCa`]. Each sidecar makes its own key ([`KeyRequest`]), sends
+//! the request over the launcher's pipe and gets a certificate back, so no private key ever travels.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+};
+use ronde_wire::{JobName, SidecarIndex};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use time::OffsetDateTime;
+
+use crate::identity::{Identity, IdentityError, SpiffeId, TrustDomain};
+
+/// From when until when a certificate is valid, by the wall clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validity {
+    /// The first moment.
+    pub not_before: SystemTime,
+    /// The last moment.
+    pub not_after: SystemTime,
+}
+
+impl Validity {
+    /// Valid from a little before `now`, because clocks of hosts differ, and for `length` from then on.
+    #[must_use]
+    pub fn starting(now: SystemTime, length: Duration) -> Self {
+        Self { not_before: now - CLOCK_DIFFERENCE, not_after: now + length }
+    }
+}
+
+/// The certificate authority of one job. The key lives in this value only, and is never printed.
+pub struct JobCa {
+    job: JobName,
+    trust_domain: TrustDomain,
+    certificate_pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl JobCa {
+    /// Makes an authority with a fresh P-256 key.
+    ///
+    /// # Errors
+    /// [`CaError::Certificate`] when the key or the certificate cannot be made.
+    pub fn generate(job: JobName, trust_domain: TrustDomain, validity: Validity) -> Result<Self, CaError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let mut params = parameters(&format!("ronde job {job}"), validity);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let certificate_pem = params.self_signed(&key)?.pem();
+        Ok(Self { job, trust_domain, certificate_pem, issuer: Issuer::new(params, key) })
+    }
+
+    /// Issues a certificate for the key of a request (PEM). Of the request only the key counts; the name is the
+    /// authority's to give: the certificate names exactly the sidecar `sidecar` of this job.
+    ///
+    /// # Errors
+    /// [`CaError::Request`] when the request cannot be read or is not signed by its own key.
+    pub fn issue(&self, request_pem: &str, sidecar: SidecarIndex, validity: Validity) -> Result<String, CaError> {
+        if request_pem.len() > REQUEST_BYTES_MAX {
+            return Err(CaError::RequestLength { found: request_pem.len() });
+        }
+        let request = CertificateSigningRequestParams::from_pem(request_pem).map_err(CaError::Request)?;
+        let mut params = parameters(&format!("ronde {sidecar}"), validity);
+        params.subject_alt_names = vec![SanType::URI(self.id_of(sidecar).to_string().try_into()?)];
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.use_authority_key_identifier_extension = true;
+        Ok(params.signed_by(&request.public_key, &self.issuer)?.pem())
+    }
+
+    /// The authority's own certificate, which every sidecar of the job accepts as root.
+    #[must_use]
+    pub fn ca_certificate_pem(&self) -> &str {
+        &self.certificate_pem
+    }
+
+    /// The id that this authority gives to a sidecar.
+    #[must_use]
+    pub fn id_of(&self, sidecar: SidecarIndex) -> SpiffeId {
+        SpiffeId { trust_domain: self.trust_domain.clone(), job: self.job.clone(), sidecar }
+    }
+}
+
+impl fmt::Debug for JobCa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobCa")
+            .field("job", &self.job)
+            .field("trust_domain", &self.trust_domain)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A sidecar's own key, and the request to certify it. The key is never printed and leaves only into an [`Identity`].
+pub struct KeyRequest {
+    key: KeyPair,
+    request_pem: String,
+}
+
+impl KeyRequest {
+    /// Makes a fresh P-256 key and a request signed by it.
+    ///
+    /// # Errors
+    /// [`CaError::Certificate`] when either cannot be made.
+    pub fn generate() -> Result<Self, CaError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = named("ronde sidecar");
+        let request_pem = params.serialize_request(&key)?.pem()?;
+        Ok(Self { key, request_pem })
+    }
+
+    /// The request in PEM, not secret.
+    #[must_use]
+    pub fn request_pem(&self) -> &str {
+        &self.request_pem
+    }
+
+    /// Joins the key with the certificate (or chain, leaf first) that was issued for it, and with the authority's.
+    ///
+    /// # Errors
+    /// [`CaError`] when a PEM cannot be read, or the certificate is another key's or names another than `expected`.
+    pub fn into_identity(self, certificate_pem: &str, ca_pem: &str, expected: SpiffeId) -> Result<Identity, CaError> {
+        let chain = certificates(certificate_pem)?;
+        let roots = certificates(ca_pem)?;
+        Ok(Identity::new(expected, chain, PrivateKeyDer::from(self.key), roots)?)
+    }
+}
+
+impl fmt::Debug for KeyRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyRequest").finish_non_exhaustive()
+    }
+}
+
+/// A certificate that cannot be issued or used.
+#[derive(Debug, thiserror::Error)]
+pub enum CaError {
+    /// The request is no certificate request that is signed by its own key.
+    #[error("the certificate request cannot be used: {0}")]
+    Request(rcgen::Error),
+    /// The request is longer than any of a sidecar.
+    #[error("a certificate request has at most {max} bytes, not {found}", max = REQUEST_BYTES_MAX)]
+    RequestLength {
+        /// What it has.
+        found: usize,
+    },
+    /// A key or certificate cannot be made.
+    #[error("the certificate cannot be made: {0}")]
+    Certificate(#[from] rcgen::Error),
+    /// A text is not PEM of certificates.
+    #[error("the PEM of a certificate cannot be read: {0}")]
+    Pem(rustls_pki_types::pem::Error),
+    /// The parts do not make an identity.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
+fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, CaError> {
+    CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().map_err(CaError::Pem)
+}
+
+fn parameters(common_name: &str, validity: Validity) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = named(common_name);
+    params.not_before = OffsetDateTime::from(validity.not_before);
+    params.not_after = OffsetDateTime::from(validity.not_after);
+    params
+}
+
+fn named(common_name: &str) -> DistinguishedName {
+    let mut name = DistinguishedName::new();
+    name.push(DnType::CommonName, common_name);
+    name
+}
+
+/// How far the clocks of two hosts of a job may differ before a fresh certificate is "not yet valid" on one.
+const CLOCK_DIFFERENCE: Duration = Duration::from_secs(300);
+/// A P-256 request has about 500 bytes; this leaves room for any other key.
+const REQUEST_BYTES_MAX: usize = 16 << 10;

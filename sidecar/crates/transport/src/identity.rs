@@ -1,0 +1,318 @@
+//! Who a sidecar is: a SPIFFE id of job and index, and the certificate and key that prove it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use ronde_wire::{JobName, SidecarIndex};
+use rustls::crypto::CryptoProvider;
+use rustls::sign::CertifiedKey;
+use rustls::{CipherSuite, RootCertStore};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::FromDer;
+
+/// The name of an authority in SPIFFE ids: 1 to 255 characters of `a-z 0-9 - _ .`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TrustDomain(Arc<str>);
+
+impl TrustDomain {
+    /// Checks and wraps a name.
+    ///
+    /// # Errors
+    /// [`IdentityError::TrustDomain`] when it is empty, too long or has other characters.
+    pub fn new(name: impl Into<Arc<str>>) -> Result<Self, IdentityError> {
+        let name = name.into();
+        let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
+        if name.is_empty() || name.len() > TRUST_DOMAIN_BYTES_MAX || !name.chars().all(allowed) {
+            return Err(IdentityError::TrustDomain { given: shortened(&name) });
+        }
+        Ok(Self(name))
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for TrustDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The name in a sidecar's certificate: `spiffe://<trust domain>/job/<job>/sidecar/<index>`, in exactly this spelling.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SpiffeId {
+    /// The authority that named it.
+    pub trust_domain: TrustDomain,
+    /// The job it belongs to.
+    pub job: JobName,
+    /// Its number within the job.
+    pub sidecar: SidecarIndex,
+}
+
+impl SpiffeId {
+    /// The id of another sidecar of the same job.
+    #[must_use]
+    pub fn of_sidecar(&self, sidecar: SidecarIndex) -> Self {
+        Self { sidecar, ..self.clone() }
+    }
+
+    /// Whether both ids are of one job of one trust domain.
+    #[must_use]
+    pub fn is_same_job(&self, other: &Self) -> bool {
+        self.trust_domain == other.trust_domain && self.job == other.job
+    }
+}
+
+impl fmt::Display for SpiffeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "spiffe://{}/job/{}/sidecar/{}", self.trust_domain, self.job, self.sidecar.0)
+    }
+}
+
+impl FromStr for SpiffeId {
+    type Err = IdentityError;
+
+    fn from_str(text: &str) -> Result<Self, IdentityError> {
+        let refuse = || IdentityError::SpiffeId { given: shortened(text) };
+        let rest = text.strip_prefix("spiffe://").ok_or_else(refuse)?;
+        let parts: Vec<&str> = rest.splitn(6, '/').collect();
+        let [trust_domain, "job", job, "sidecar", index] = parts[..] else { return Err(refuse()) };
+        let sidecar = SidecarIndex(index.parse().map_err(|_| refuse())?);
+        let id = Self {
+            trust_domain: TrustDomain::new(trust_domain).map_err(|_| refuse())?,
+            job: JobName::new(job).map_err(|_| refuse())?,
+            sidecar,
+        };
+        // One id has one spelling: "+1" and "01" parse as numbers, but are not what Display writes.
+        if id.to_string() == text { Ok(id) } else { Err(refuse()) }
+    }
+}
+
+/// A sidecar's certificate chain and key, and the authorities whose certificates it accepts. Never prints the key.
+pub struct Identity {
+    id: SpiffeId,
+    certificate_chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    roots: Vec<CertificateDer<'static>>,
+    not_after: UnixTime,
+}
+
+impl Identity {
+    /// Checks that the parts belong together: the key is the certificate's, and the certificate names exactly `id`.
+    /// Whether the certificate is valid now, and accepted by the roots, is for the peers to say.
+    ///
+    /// # Errors
+    /// [`IdentityError`] that names the part that does not fit.
+    pub fn new(
+        id: SpiffeId,
+        certificate_chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+        roots: Vec<CertificateDer<'static>>,
+    ) -> Result<Self, IdentityError> {
+        let leaf = certificate_chain.first().ok_or(IdentityError::NoCertificate)?;
+        let claims = CertificateClaims::parse(leaf)?;
+        if claims.id != id {
+            return Err(IdentityError::OtherId { expected: Box::new(id), found: Box::new(claims.id) });
+        }
+        let signer = crypto_provider().key_provider.load_private_key(key.clone_key()).map_err(IdentityError::Key)?;
+        CertifiedKey::new(certificate_chain.clone(), signer).keys_match().map_err(IdentityError::Key)?;
+        let identity = Self { id, certificate_chain, key, roots, not_after: claims.not_after };
+        identity.root_store()?;
+        Ok(identity)
+    }
+
+    /// The id in the certificate.
+    #[must_use]
+    pub fn id(&self) -> &SpiffeId {
+        &self.id
+    }
+
+    /// When the certificate stops being valid.
+    #[must_use]
+    pub fn not_after(&self) -> UnixTime {
+        self.not_after
+    }
+
+    pub(crate) fn certificate_chain(&self) -> Vec<CertificateDer<'static>> {
+        self.certificate_chain.clone()
+    }
+
+    pub(crate) fn key(&self) -> PrivateKeyDer<'static> {
+        self.key.clone_key()
+    }
+
+    pub(crate) fn root_store(&self) -> Result<RootCertStore, IdentityError> {
+        let mut store = RootCertStore::empty();
+        for root in &self.roots {
+            store.add(root.clone()).map_err(IdentityError::Root)?;
+        }
+        if store.is_empty() { Err(IdentityError::NoRoot) } else { Ok(store) }
+    }
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").field("id", &self.id).field("not_after", &self.not_after).finish_non_exhaustive()
+    }
+}
+
+/// An identity that cannot be built, or a certificate that names none.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum IdentityError {
+    /// The caller's trust domain breaks the rules.
+    #[error("a trust domain has 1 to {max} characters of a-z, 0-9, '-', '_' and '.', not {given:?}", max = TRUST_DOMAIN_BYTES_MAX)]
+    TrustDomain {
+        /// What was given, cut to a printable length.
+        given: String,
+    },
+    /// A text is no SPIFFE id of a sidecar.
+    #[error("an id reads spiffe://<trust domain>/job/<job>/sidecar/<index>, not {given:?}")]
+    SpiffeId {
+        /// What was given, cut to a printable length.
+        given: String,
+    },
+    /// The chain is empty.
+    #[error("there is no certificate; issue one with the job's CA")]
+    NoCertificate,
+    /// A certificate is no X.509 certificate.
+    #[error("the certificate cannot be read: {reason}")]
+    Unreadable {
+        /// What the parser says.
+        reason: String,
+    },
+    /// The certificate has another number of names than one.
+    #[error("the certificate has {found} subject alternative names, not exactly one")]
+    NameCount {
+        /// How many it has.
+        found: usize,
+    },
+    /// The certificate's one name is no URI.
+    #[error("the certificate's subject alternative name is {found}, not a URI")]
+    NameKind {
+        /// What it is.
+        found: String,
+    },
+    /// The certificate does not say what it may be used for.
+    #[error("the certificate has no extended key usage; it needs server and client authentication")]
+    NoUsage,
+    /// The certificate is someone else's.
+    #[error("the certificate is {found}'s, expected {expected}")]
+    OtherId {
+        /// Who should be named.
+        expected: Box<SpiffeId>,
+        /// Who is.
+        found: Box<SpiffeId>,
+    },
+    /// The certificate belongs to another job or trust domain.
+    #[error("the certificate is {found}'s, expected a sidecar of job {} of trust domain {}", expected.job, expected.trust_domain)]
+    OtherJob {
+        /// An id of the job that is accepted.
+        expected: Box<SpiffeId>,
+        /// Who is named.
+        found: Box<SpiffeId>,
+    },
+    /// The key cannot be used, or is not the certificate's.
+    #[error("the key does not serve the certificate: {0}")]
+    Key(rustls::Error),
+    /// An authority's certificate cannot be used.
+    #[error("an authority's certificate cannot be used: {0}")]
+    Root(rustls::Error),
+    /// There is no authority.
+    #[error("there is no authority's certificate; give the job CA's")]
+    NoRoot,
+}
+
+/// What ronde reads in a certificate besides what webpki checks.
+pub(crate) struct CertificateClaims {
+    pub(crate) id: SpiffeId,
+    pub(crate) not_after: UnixTime,
+}
+
+impl CertificateClaims {
+    /// Reads a certificate that has exactly one subject alternative name, a URI that is a sidecar's id, and a usage.
+    pub(crate) fn parse(der: &CertificateDer<'_>) -> Result<Self, IdentityError> {
+        let unreadable = |reason: String| IdentityError::Unreadable { reason };
+        let (rest, certificate) = X509Certificate::from_der(der).map_err(|error| unreadable(error.to_string()))?;
+        if !rest.is_empty() {
+            return Err(unreadable(format!("{} bytes behind its end", rest.len())));
+        }
+        let names = certificate.subject_alternative_name().map_err(|error| unreadable(error.to_string()))?;
+        let names = names.map_or(&[][..], |names| &names.value.general_names[..]);
+        let [name] = names else { return Err(IdentityError::NameCount { found: names.len() }) };
+        let GeneralName::URI(uri) = name else { return Err(IdentityError::NameKind { found: name.to_string() }) };
+        let id = uri.parse()?;
+        if certificate.extended_key_usage().map_err(|error| unreadable(error.to_string()))?.is_none() {
+            return Err(IdentityError::NoUsage);
+        }
+        let seconds = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0);
+        Ok(Self { id, not_after: UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds)) })
+    }
+}
+
+/// The cryptography of every link, given explicitly so that no default of the process decides it: aws-lc-rs, TLS 1.3
+/// suites only, AES-128-GCM first because it is the fastest where AES is in hardware.
+pub(crate) fn crypto_provider() -> Arc<CryptoProvider> {
+    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
+    provider.cipher_suites.retain(|suite| suite.tls13().is_some());
+    provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+    Arc::new(provider)
+}
+
+fn shortened(text: &str) -> String {
+    text.chars().take(SHOWN_CHARACTERS_MAX).collect()
+}
+
+const TRUST_DOMAIN_BYTES_MAX: usize = 255;
+/// Characters of a foreign text that an error repeats.
+const SHOWN_CHARACTERS_MAX: usize = 200;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_has_one_spelling() {
+        let text = "spiffe://cluster.local/job/night-run_1/sidecar/17";
+        let id: SpiffeId = text.parse().expect("a good id");
+        assert_eq!((id.job.as_str(), id.sidecar), ("night-run_1", SidecarIndex(17)));
+        assert_eq!(id.to_string(), text);
+        for bad in [
+            "",
+            "spiffe://",
+            "https://d/job/j/sidecar/1",
+            "SPIFFE://d/job/j/sidecar/1",
+            "spiffe:///job/j/sidecar/1",
+            "spiffe://D/job/j/sidecar/1",
+            "spiffe://d:1/job/j/sidecar/1",
+            "spiffe://d/job//sidecar/1",
+            "spiffe://d/job/../sidecar/1",
+            "spiffe://d/job/a%20b/sidecar/1",
+            "spiffe://d/job/j/sidecar/",
+            "spiffe://d/job/j/sidecar/01",
+            "spiffe://d/job/j/sidecar/+1",
+            "spiffe://d/job/j/sidecar/-1",
+            "spiffe://d/job/j/sidecar/4294967296",
+            "spiffe://d/job/j/sidecar/1/",
+            "spiffe://d/job/j/sidecar/1?x",
+            "spiffe://d/job/j/sidecar/1#x",
+            "spiffe://d/set/j/sidecar/1",
+            "spiffe://d/job/j/worker/1",
+            " spiffe://d/job/j/sidecar/1",
+        ] {
+            assert!(bad.parse::<SpiffeId>().is_err(), "{bad:?} passes");
+        }
+    }
+
+    #[test]
+    fn aes_128_gcm_comes_first_and_every_suite_is_of_tls_1_3() {
+        let provider = crypto_provider();
+        assert_eq!(provider.cipher_suites[0].suite(), CipherSuite::TLS13_AES_128_GCM_SHA256);
+        assert!(provider.cipher_suites.iter().all(|suite| suite.tls13().is_some()));
+    }
+}

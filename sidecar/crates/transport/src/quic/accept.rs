@@ -1,0 +1,147 @@
+//! Connections from peers, up to the hello.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{Connection, ConnectionError, Incoming, RecvStream, SendStream};
+use ronde_wire::control::{self, Hello, Refusal};
+use ronde_wire::{FrameKind, SidecarIndex};
+use rustls_pki_types::CertificateDer;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
+
+use super::closing::{self, CloseCode, Ending};
+use super::link::{self, ReadStop, Wire};
+use super::state::Shared;
+use crate::hello;
+use crate::identity::{CertificateClaims, IdentityError};
+use crate::port::DownReason;
+
+/// Accepts connections until the endpoint is closed.
+pub(super) async fn accept_all(shared: Arc<Shared>) {
+    let places = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    while let Some(incoming) = shared.endpoint.accept().await {
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            tracing::warn!(from = %incoming.remote_address(), "too many handshakes at once; the peer tries again");
+            incoming.refuse();
+            continue;
+        };
+        // When many come at once, senders prove their address first, so that forged ones cost no handshake.
+        if places.available_permits() < HANDSHAKES_MAX / 2 && incoming.may_retry() {
+            if let Err(error) = incoming.retry() {
+                error.into_incoming().ignore();
+            }
+            continue;
+        }
+        tokio::spawn(accept_one(shared.clone(), incoming, place));
+    }
+}
+
+/// Ends a link that waited for its peer's dial until the start timeout.
+pub(super) async fn give_up_waiting(shared: Arc<Shared>, peer: SidecarIndex, generation: u64) {
+    let start_timeout = shared.options.start_timeout;
+    sleep(start_timeout).await;
+    let refused = shared.last_refusal().map(|text| format!("; the last link refused here: {text}"));
+    let text = format!(
+        "{peer} did not dial within {} s{}",
+        start_timeout.as_secs_f32(),
+        refused.as_deref().unwrap_or_default()
+    );
+    shared.link_down(peer, generation, DownReason::Lost(text));
+}
+
+/// What the certificate of the connection's peer says.
+pub(super) fn claims_of(connection: &Connection) -> Result<CertificateClaims, IdentityError> {
+    let chain = connection.peer_identity().and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
+    let leaf = chain.as_deref().and_then(|chain| chain.first()).ok_or(IdentityError::NoCertificate)?;
+    CertificateClaims::parse(leaf)
+}
+
+async fn accept_one(shared: Arc<Shared>, incoming: Incoming, place: OwnedSemaphorePermit) {
+    let from = incoming.remote_address();
+    let Ok(greeted) = timeout(GREETING_TIMEOUT, greet(&shared, incoming)).await else {
+        return tracing::debug!(%from, "a connection said no hello in time");
+    };
+    drop(place);
+    let (wire, hello) = match greeted {
+        Ok(greeted) => greeted,
+        Err(Turned::Lost(error)) => {
+            if let Ending::RefusedHere(text) | Ending::RefusedThere(text) = Ending::of(&error) {
+                shared.note_refusal(from, &text);
+            }
+            return;
+        }
+        Err(Turned::Away { connection, code, text }) => {
+            shared.note_refusal(from, &text);
+            return closing::close(&connection, code, &text);
+        }
+        Err(Turned::Refused { connection, peer, send, text }) => {
+            shared.note_refusal(from, &text);
+            shared.refuse_opening(peer, &text);
+            return refuse(&connection, send, text).await;
+        }
+    };
+    match shared.bring_up_accepted(wire.peer, &wire.connection, hello) {
+        Some(installed) => link::run(shared, wire, installed).await,
+        None => closing::close(&wire.connection, CloseCode::Duplicate, "the lower index's connection is kept"),
+    }
+}
+
+/// Why a connection gets no link.
+enum Turned {
+    /// It ended by itself, or TLS refused it.
+    Lost(ConnectionError),
+    /// It is closed with a reason.
+    Away { connection: Connection, code: CloseCode, text: String },
+    /// The peer is who it says, but its hello is not acceptable.
+    Refused { connection: Connection, peer: SidecarIndex, send: SendStream, text: String },
+}
+
+async fn greet(shared: &Shared, incoming: Incoming) -> Result<(Wire, Hello), Turned> {
+    let identity = shared.identity();
+    let connection = incoming.await.map_err(Turned::Lost)?;
+    let away = |code, text| Turned::Away { connection: connection.clone(), code, text };
+    let claims = claims_of(&connection).map_err(|error| away(CloseCode::Refused, error.to_string()))?;
+    let peer = claims.id.sidecar;
+    if !shared.peers.contains_key(&peer) {
+        return Err(away(CloseCode::Refused, format!("{peer} is not a peer of {}", shared.hello.sidecar)));
+    }
+    let (mut send, mut recv) = connection.accept_bi().await.map_err(Turned::Lost)?;
+    let hello = read_hello(&mut recv).await.map_err(|stop| match stop {
+        ReadStop::Lost(error) => Turned::Lost(error),
+        ReadStop::Finished => away(CloseCode::Protocol, "the stream ended without a hello".to_owned()),
+        ReadStop::Violation(text) => away(CloseCode::Protocol, text),
+    })?;
+    if let Some(text) = hello::refusal(&shared.hello, &hello, peer, shared.known_incarnation(peer)) {
+        return Err(Turned::Refused { connection, peer, send, text });
+    }
+    if link::write_hello(&mut send, &shared.hello).await.is_err() {
+        return Err(Turned::Lost(connection.closed().await));
+    }
+    let not_after = link::earlier(identity.not_after(), claims.not_after);
+    Ok((Wire { connection, send, recv, peer, not_after }, hello))
+}
+
+async fn read_hello(recv: &mut RecvStream) -> Result<Hello, ReadStop> {
+    let frame = link::read_frame(recv, link::admit_first).await?;
+    if frame.header.kind != FrameKind::Hello {
+        return Err(ReadStop::Violation(format!("the first frame is {:?}, not a hello", frame.header.kind)));
+    }
+    control::decode(FrameKind::Hello, &frame.payload).map_err(|error| ReadStop::Violation(error.to_string()))
+}
+
+/// Tells the peer why, and gives it a moment to hear it before the connection is closed with the same text.
+async fn refuse(connection: &Connection, mut send: SendStream, text: String) {
+    let payload = control::encode(&Refusal { reason: text.clone() });
+    if link::write_first(&mut send, FrameKind::Refusal, payload).await.is_ok() && send.finish().is_ok() {
+        // The peer closes when it has read the refusal; one that does not is closed below.
+        let _ = timeout(REFUSAL_TIMEOUT, connection.closed()).await;
+    }
+    closing::close(connection, CloseCode::Refused, &text);
+}
+
+/// Handshakes at once; more are asked to come again.
+const HANDSHAKES_MAX: usize = 256;
+/// From the first datagram to the hello.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,0 +1,150 @@
+//! Connections to peers: again with growing pauses until the start timeout.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::ConnectionError;
+use ronde_wire::control::{self, Hello, Refusal};
+use ronde_wire::{Frame, FrameKind, SidecarIndex};
+use tokio::time::{sleep, timeout};
+
+use super::accept::claims_of;
+use super::closing::{self, CloseCode, Ending};
+use super::link::{self, ReadStop, Wire};
+use super::state::Shared;
+use super::tls;
+use crate::hello;
+use crate::port::DownReason;
+
+/// Makes the link that the owner asked for and runs it, or tells the owner why there is none.
+pub(super) async fn dial(shared: Arc<Shared>, peer: SidecarIndex, generation: u64) {
+    let mut last = "no attempt was finished".to_owned();
+    let start_timeout = shared.options.start_timeout;
+    let (wire, hello) = match timeout(start_timeout, dial_until_final(&shared, peer, &mut last)).await {
+        Ok(Ok(made)) => made,
+        Ok(Err(reason)) => return shared.link_down(peer, generation, reason),
+        Err(_) => {
+            let text = format!("{peer} did not answer within {} s: {last}", start_timeout.as_secs_f32());
+            return shared.link_down(peer, generation, DownReason::Lost(text));
+        }
+    };
+    match shared.bring_up_dialled(peer, generation, &wire.connection, hello) {
+        Some(installed) => link::run(shared, wire, installed).await,
+        None => closing::close(&wire.connection, CloseCode::Closed, "the link is not wanted any more"),
+    }
+}
+
+/// Why an attempt made no link.
+enum Failure {
+    /// Trying again does not help.
+    Final(DownReason),
+    /// The peer may not be there yet.
+    Again(String),
+}
+
+async fn dial_until_final(shared: &Shared, peer: SidecarIndex, last: &mut String) -> Result<(Wire, Hello), DownReason> {
+    let addresses = shared.peers.get(&peer).map_or(&[][..], Vec::as_slice);
+    if addresses.is_empty() {
+        return Err(DownReason::Lost(format!("no address of {peer} is known")));
+    }
+    let (mut pause, mut patience) = (PAUSE_FIRST, PATIENCE_FIRST);
+    loop {
+        for address in addresses {
+            match attempt(shared, peer, *address, patience).await {
+                Ok(made) => return Ok(made),
+                Err(Failure::Final(reason)) => return Err(reason),
+                Err(Failure::Again(text)) => *last = format!("{address}: {text}"),
+            }
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_LAST);
+        patience = (patience * 2).min(PATIENCE_LAST);
+    }
+}
+
+async fn attempt(
+    shared: &Shared,
+    peer: SidecarIndex,
+    address: SocketAddr,
+    patience: Duration,
+) -> Result<(Wire, Hello), Failure> {
+    let local = |text: String| Failure::Final(DownReason::Lost(text));
+    let identity = shared.identity();
+    let config = tls::client_config(&identity, peer, shared.transport.clone()).map_err(|e| local(e.to_string()))?;
+    let connecting = shared.endpoint.connect_with(config, address, SERVER_NAME).map_err(|e| local(e.to_string()))?;
+    let connection = match timeout(patience, connecting).await {
+        Ok(Ok(connection)) => connection,
+        Ok(Err(error)) => return Err(shared.dial_failure(peer, address, &error)),
+        Err(_) => return Err(Failure::Again("no answer".to_owned())),
+    };
+    let claims = claims_of(&connection).map_err(|error| local(error.to_string()))?;
+    let failed = |error: &ConnectionError| shared.dial_failure(peer, address, error);
+    let (mut send, mut recv) = connection.open_bi().await.map_err(|error| failed(&error))?;
+    if link::write_hello(&mut send, &shared.hello).await.is_err() {
+        return Err(failed(&connection.closed().await));
+    }
+    let answer = match link::read_frame(&mut recv, link::admit_first).await {
+        Ok(frame) => frame,
+        Err(ReadStop::Lost(error)) => return Err(failed(&error)),
+        Err(ReadStop::Finished) => return Err(failed(&connection.closed().await)),
+        Err(ReadStop::Violation(text)) => {
+            closing::close(&connection, CloseCode::Protocol, &text);
+            return Err(Failure::Final(DownReason::Protocol(text)));
+        }
+    };
+    let hello = shared.judge_answer(peer, address, &answer).map_err(|(code, text, reason)| {
+        closing::close(&connection, code, &text);
+        Failure::Final(reason)
+    })?;
+    let not_after = link::earlier(identity.not_after(), claims.not_after);
+    Ok((Wire { connection, send, recv, peer, not_after }, hello))
+}
+
+impl Shared {
+    /// The peer's hello, or how to close the connection and what to tell the owner.
+    fn judge_answer(
+        &self,
+        peer: SidecarIndex,
+        address: SocketAddr,
+        answer: &Frame,
+    ) -> Result<Hello, (CloseCode, String, DownReason)> {
+        let violation = |text: String| (CloseCode::Protocol, text.clone(), DownReason::Protocol(text));
+        let kind = answer.header.kind;
+        if kind == FrameKind::Refusal {
+            let refusal: Refusal = control::decode(kind, &answer.payload).map_err(|e| violation(e.to_string()))?;
+            self.note_refusal(address, &refusal.reason);
+            let reason = Ending::RefusedThere(refusal.reason).down_reason(peer);
+            return Err((CloseCode::Closed, "refused".to_owned(), reason));
+        }
+        let hello: Hello = control::decode(kind, &answer.payload).map_err(|e| violation(e.to_string()))?;
+        match hello::refusal(&self.hello, &hello, peer, self.known_incarnation(peer)) {
+            None => Ok(hello),
+            Some(text) => {
+                self.note_refusal(address, &text);
+                Err((CloseCode::Refused, text.clone(), Ending::RefusedHere(text).down_reason(peer)))
+            }
+        }
+    }
+
+    fn dial_failure(&self, peer: SidecarIndex, address: SocketAddr, error: &ConnectionError) -> Failure {
+        match Ending::of(error) {
+            Ending::Other(reason) => Failure::Again(reason.to_string()),
+            ending => {
+                let (Ending::RefusedHere(text) | Ending::RefusedThere(text)) = &ending else {
+                    unreachable!("the third variant was matched above")
+                };
+                self.note_refusal(address, text);
+                Failure::Final(ending.down_reason(peer))
+            }
+        }
+    }
+}
+
+/// Names play no part: the verifier looks for an id, and no name is sent.
+const SERVER_NAME: &str = "sidecar.invalid";
+const PAUSE_FIRST: Duration = Duration::from_millis(20);
+const PAUSE_LAST: Duration = Duration::from_millis(500);
+/// How long a handshake may take before another is tried: a peer whose socket was not yet bound lost the first datagram.
+const PATIENCE_FIRST: Duration = Duration::from_millis(400);
+const PATIENCE_LAST: Duration = Duration::from_secs(5);

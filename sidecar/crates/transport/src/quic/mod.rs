@@ -1,0 +1,221 @@
+//! QUIC with TLS 1.3 and mutual authentication.
+//!
+//! A port has one endpoint on one UDP socket. Two sidecars have one connection per port, and on it one bidirectional
+//! stream: the dialler opens it and says hello, the acceptor checks that hello against the certificate and answers with
+//! its own or with a refusal; frames follow in both directions. All tasks run on the tokio runtime in which the port was
+//! started, a current-thread one, so sealing and opening happen on the owner's thread.
+//!
+//! ```text
+//! mod      the port, what its owner calls          accept   connections from peers, up to the hello
+//! options  settings, their figures                 dial     connections to peers, again until the start timeout
+//! state    links and events behind one lock        link     frames in both directions until the link is down
+//! socket   the UDP socket, batches                 probe    is the process of a silent peer still there?
+//! tls      configurations for quinn and rustls     closing  why a connection ended
+//! ```
+
+mod accept;
+mod closing;
+mod dial;
+mod link;
+mod options;
+mod outbox;
+mod probe;
+mod socket;
+mod state;
+mod tls;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use quinn::{AsyncUdpSocket, Endpoint, Runtime, TokioRuntime};
+use ronde_wire::SidecarIndex;
+use ronde_wire::control::Hello;
+
+use crate::hello::LocalHello;
+use crate::identity::{Identity, IdentityError};
+use crate::port::{Outgoing, Port, PortEvent, PortStats, Role, SendError};
+pub use options::{Congestion, QuicOptions, SocketOptions};
+pub(crate) use outbox::outbox_bytes_max;
+use socket::BatchLimitedSocket;
+use state::Shared;
+
+/// A UDP socket that is bound, so that its port number can be told to peers, and does not talk yet. What arrives in the
+/// meantime waits in its receive buffer.
+#[derive(Debug)]
+pub struct BoundPort {
+    socket: UdpSocket,
+    local_addr: SocketAddr,
+    receive_buffer_bytes: usize,
+    send_buffer_bytes: usize,
+}
+
+impl BoundPort {
+    /// Where peers dial.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// What the operating system granted for receiving and sending, in bytes as it accounts them.
+    #[must_use]
+    pub fn buffer_bytes(&self) -> (usize, usize) {
+        (self.receive_buffer_bytes, self.send_buffer_bytes)
+    }
+
+    /// Starts to talk, on the tokio runtime of the calling thread. `peers` are the sidecars that may link to this one and
+    /// where to dial them; one without addresses may only dial.
+    ///
+    /// # Errors
+    /// [`QuicError`] when the identity cannot be used or the socket not be registered with the runtime.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn start(
+        self,
+        identity: Arc<Identity>,
+        local: &LocalHello,
+        peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
+        options: QuicOptions,
+    ) -> Result<QuicPort, QuicError> {
+        let hello = local.hello(identity.id().sidecar);
+        self.start_saying(identity, hello, peers, options)
+    }
+
+    /// The same with a hello that is given whole: for tests of other releases and of false claims.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub fn start_saying(
+        self,
+        identity: Arc<Identity>,
+        hello: Hello,
+        peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
+        options: QuicOptions,
+    ) -> Result<QuicPort, QuicError> {
+        let local_addr = self.local_addr;
+        let transport = Arc::new(options.transport_config(hello.purpose, self.receive_buffer_bytes));
+        let server = tls::server_config(&identity, transport.clone())?;
+        let socket = TokioRuntime.wrap_udp_socket(self.socket).map_err(QuicError::Socket)?;
+        let socket: Arc<dyn AsyncUdpSocket> = Arc::new(BatchLimitedSocket::new(socket));
+        let endpoint =
+            Endpoint::new_with_abstract_socket(tls::endpoint_config(), Some(server), socket, Arc::new(TokioRuntime))
+                .map_err(QuicError::Socket)?;
+        let shared = Arc::new(Shared::new(identity, hello, peers, options, transport, endpoint.clone()));
+        tokio::spawn(accept::accept_all(shared.clone()));
+        Ok(QuicPort { shared, local_addr })
+    }
+}
+
+/// A port over QUIC. Must be polled and dropped on the thread of the runtime in which it was started.
+pub struct QuicPort {
+    shared: Arc<Shared>,
+    local_addr: SocketAddr,
+}
+
+impl QuicPort {
+    /// Binds a UDP socket; port 0 takes any free one.
+    ///
+    /// # Errors
+    /// [`QuicError::Bind`] when the address cannot be bound.
+    pub fn bind(addr: SocketAddr, options: &SocketOptions) -> Result<BoundPort, QuicError> {
+        socket::bind(addr, options).map_err(|source| QuicError::Bind { addr, source })
+    }
+
+    /// Where peers dial.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Takes a fresh certificate for links made from now on; links that are up keep theirs and end when it expires.
+    ///
+    /// # Errors
+    /// [`QuicError`] when it cannot be used or names another sidecar.
+    pub fn install_identity(&self, identity: Arc<Identity>) -> Result<(), QuicError> {
+        let server = tls::server_config(&identity, self.shared.transport.clone())?;
+        self.shared.replace_identity(identity)?;
+        self.shared.endpoint.set_server_config(Some(server));
+        Ok(())
+    }
+
+    /// Closes every link with a reason and waits until the peers have heard of it, at most a second. Without it, a port
+    /// that is dropped just before its runtime ends leaves its peers to find out by themselves.
+    pub async fn shutdown(self, reason: &str) {
+        self.shared.close_links(reason);
+        let quiet = self.shared.endpoint.wait_idle();
+        // A peer that does not answer any more cannot hold this side up.
+        let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, quiet).await;
+    }
+}
+
+impl Port for QuicPort {
+    fn open(&mut self, peer: SidecarIndex, role: Role) {
+        let Some(generation) = self.shared.open(peer, role) else { return };
+        let task = match role {
+            Role::Dial => tokio::spawn(dial::dial(self.shared.clone(), peer, generation)),
+            Role::Await => tokio::spawn(accept::give_up_waiting(self.shared.clone(), peer, generation)),
+        };
+        self.shared.keep_opening_task(peer, generation, task.abort_handle());
+    }
+
+    fn send(&mut self, to: SidecarIndex, message: Outgoing) -> Result<(), SendError> {
+        self.shared.send(to, message)
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<PortEvent> {
+        self.shared.poll_event(cx)
+    }
+
+    fn close(&mut self, peer: SidecarIndex, reason: &str) {
+        self.shared.close(peer, reason);
+    }
+
+    fn stats(&self) -> PortStats {
+        self.shared.counters.snapshot()
+    }
+}
+
+impl Drop for QuicPort {
+    fn drop(&mut self) {
+        self.shared.close_endpoint("the port was closed");
+    }
+}
+
+impl fmt::Debug for QuicPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuicPort").field("local_addr", &self.local_addr).finish_non_exhaustive()
+    }
+}
+
+/// A port that cannot be bound or started.
+#[derive(Debug, thiserror::Error)]
+pub enum QuicError {
+    /// The address is taken, or not of this host.
+    #[error("{addr} cannot be bound: {source}")]
+    Bind {
+        /// The address.
+        addr: SocketAddr,
+        /// What the operating system says.
+        source: io::Error,
+    },
+    /// The socket does not work with the runtime.
+    #[error("the UDP socket cannot be used: {0}")]
+    Socket(io::Error),
+    /// The identity has no usable roots.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// TLS does not accept the certificate and key.
+    #[error("the identity cannot be used for TLS: {0}")]
+    Tls(#[from] rustls::Error),
+}
+
+/// How long a port that is shut down waits for its peers to acknowledge.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,0 +1,171 @@
+//! What one link has still to send.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use ronde_wire::SidecarIndex;
+use ronde_wire::control::Purpose;
+use ronde_wire::frame::{CHUNK_HEADER_BYTES, HEADER_BYTES};
+use ronde_wire::limits::{CHUNK_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, WINDOW_MAX};
+use tokio::sync::Notify;
+
+use crate::port::{Outgoing, SendError};
+
+/// The bound of one link's queue, in bytes.
+pub(crate) fn outbox_bytes_max(purpose: Purpose) -> usize {
+    match purpose {
+        Purpose::Control => CONTROL_OUTBOX_BYTES_MAX,
+        Purpose::Data(_) => LANE_OUTBOX_BYTES_MAX,
+    }
+}
+
+/// A bounded queue between the owner of a port, who must not wait, and the link that writes.
+pub(super) struct Outbox {
+    queue: Mutex<Queue>,
+    changed: Notify,
+    limit_bytes: usize,
+}
+
+#[derive(Default)]
+struct Queue {
+    messages: VecDeque<Outgoing>,
+    /// Bytes given and not yet taken over by the connection.
+    bytes: usize,
+    closing: Option<String>,
+}
+
+/// What the writer does next.
+pub(super) enum Next {
+    /// Write these, in this order.
+    Write(Batch),
+    /// Everything was written; close with this reason.
+    Close(String),
+}
+
+/// Messages joined for one write.
+pub(super) struct Batch {
+    pub(super) pieces: Vec<Bytes>,
+    pub(super) frames: u64,
+    pub(super) chunks: u32,
+    pub(super) bytes: usize,
+}
+
+impl Outbox {
+    pub(super) fn new(purpose: Purpose) -> Self {
+        Self { queue: Mutex::default(), changed: Notify::new(), limit_bytes: outbox_bytes_max(purpose) }
+    }
+
+    pub(super) fn push(&self, to: SidecarIndex, message: Outgoing) -> Result<(), SendError> {
+        let mut queue = self.lock();
+        let bytes = wire_bytes(&message);
+        if queue.bytes + bytes > self.limit_bytes {
+            return Err(SendError::Full { peer: to, queued_bytes: queue.bytes, limit_bytes: self.limit_bytes });
+        }
+        queue.bytes += bytes;
+        queue.messages.push_back(message);
+        drop(queue);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Asks the writer to close behind what is queued.
+    pub(super) fn close(&self, reason: &str) {
+        self.lock().closing.get_or_insert_with(|| reason.to_owned());
+        self.changed.notify_one();
+    }
+
+    /// Waits for something to do. One caller only: the link's writer.
+    pub(super) async fn next(&self) -> Next {
+        loop {
+            if let Some(next) = self.take() {
+                return next;
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    /// Frees the room of a batch that the connection has taken over.
+    pub(super) fn written(&self, bytes: usize) {
+        let mut queue = self.lock();
+        queue.bytes = queue.bytes.saturating_sub(bytes);
+    }
+
+    fn take(&self) -> Option<Next> {
+        let mut queue = self.lock();
+        if queue.messages.is_empty() {
+            return queue.closing.clone().map(Next::Close);
+        }
+        let mut joiner = Joiner::default();
+        while joiner.batch_bytes < BATCH_BYTES {
+            let Some(message) = queue.messages.pop_front() else { break };
+            joiner.add(message);
+        }
+        Some(Next::Write(joiner.finish()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // The queue is whole between any two statements, so a panic elsewhere does not spoil it.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Joins small frames into one piece and keeps large data as they lie.
+#[derive(Default)]
+struct Joiner {
+    pieces: Vec<Bytes>,
+    small: BytesMut,
+    frames: u64,
+    chunks: u32,
+    batch_bytes: usize,
+}
+
+impl Joiner {
+    fn add(&mut self, message: Outgoing) {
+        self.frames += 1;
+        self.batch_bytes += wire_bytes(&message);
+        match message {
+            Outgoing::Frame(frame) => {
+                self.small.put_slice(&frame.header.encode());
+                self.add_data(frame.payload);
+            }
+            Outgoing::Chunk(chunk) => {
+                self.chunks += 1;
+                self.small.put_slice(&chunk.encode_head());
+                self.add_data(chunk.data);
+            }
+        }
+    }
+
+    fn add_data(&mut self, data: Bytes) {
+        if data.len() <= COPIED_BYTES_MAX {
+            self.small.put_slice(&data);
+            return;
+        }
+        self.pieces.push(self.small.split().freeze());
+        self.pieces.push(data);
+    }
+
+    fn finish(mut self) -> Batch {
+        if !self.small.is_empty() {
+            self.pieces.push(self.small.freeze());
+        }
+        Batch { pieces: self.pieces, frames: self.frames, chunks: self.chunks, bytes: self.batch_bytes }
+    }
+}
+
+fn wire_bytes(message: &Outgoing) -> usize {
+    match message {
+        Outgoing::Frame(frame) => frame.wire_bytes(),
+        Outgoing::Chunk(chunk) => HEADER_BYTES + CHUNK_HEADER_BYTES + chunk.data.len(),
+    }
+}
+
+/// Two buckets in flight with every strand of their windows holding a chunk of the greatest length.
+const LANE_OUTBOX_BYTES_MAX: usize = 2 * WINDOW_MAX * (CHUNK_BYTES_MAX + HEADER_BYTES + CHUNK_HEADER_BYTES);
+/// Sixteen control frames of the greatest length.
+const CONTROL_OUTBOX_BYTES_MAX: usize = 16 * (CONTROL_FRAME_BYTES_MAX + HEADER_BYTES);
+/// Up to here copying costs less than another piece.
+const COPIED_BYTES_MAX: usize = 1 << 10;
+/// What one write hands to the connection, about.
+const BATCH_BYTES: usize = 256 << 10;

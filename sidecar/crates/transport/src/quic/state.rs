@@ -1,0 +1,374 @@
+//! What the tasks of a port share with its owner: links, events and counters.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use quinn::{Connection, Endpoint, TransportConfig, VarInt};
+use ronde_wire::control::Hello;
+use ronde_wire::{Frame, Incarnation, SidecarIndex};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use super::QuicOptions;
+use super::closing::{self, CloseCode};
+use super::outbox::Outbox;
+use crate::identity::{Identity, IdentityError};
+use crate::port::{DownReason, Outgoing, PortEvent, PortStats, Role, SendError};
+
+/// One port, seen from its owner and its tasks. All of them run on one thread, so the lock is never waited for.
+pub(super) struct Shared {
+    pub(super) hello: Hello,
+    pub(super) peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
+    pub(super) options: QuicOptions,
+    pub(super) transport: Arc<TransportConfig>,
+    pub(super) endpoint: Endpoint,
+    pub(super) counters: Counters,
+    state: Mutex<State>,
+    /// Told when the owner has taken events.
+    space: Notify,
+}
+
+struct State {
+    identity: Arc<Identity>,
+    links: HashMap<SidecarIndex, Link>,
+    events: VecDeque<Queued>,
+    queued_bytes: usize,
+    owner: Option<Waker>,
+    incarnations: HashMap<SidecarIndex, Incarnation>,
+    generation: u64,
+    last_refusal: Option<String>,
+}
+
+struct Link {
+    /// Tells the tasks of one link from those of an earlier one to the same peer.
+    generation: u64,
+    phase: Phase,
+    outbox: Arc<Outbox>,
+}
+
+enum Phase {
+    Opening {
+        role: Role,
+        task: Option<AbortHandle>,
+    },
+    Up {
+        connection: Connection,
+    },
+    /// Its `Down` is queued; the entry goes when the owner takes it, so that `open` before that does nothing.
+    Down,
+}
+
+struct Queued {
+    peer: SidecarIndex,
+    generation: u64,
+    event: PortEvent,
+    bytes: usize,
+}
+
+/// A link as the task that runs it needs it.
+pub(super) struct Installed {
+    pub(super) generation: u64,
+    pub(super) outbox: Arc<Outbox>,
+}
+
+impl Shared {
+    pub(super) fn new(
+        identity: Arc<Identity>,
+        hello: Hello,
+        peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
+        options: QuicOptions,
+        transport: Arc<TransportConfig>,
+        endpoint: Endpoint,
+    ) -> Self {
+        let state = State {
+            identity,
+            links: HashMap::new(),
+            events: VecDeque::new(),
+            queued_bytes: 0,
+            owner: None,
+            incarnations: HashMap::new(),
+            generation: 0,
+            last_refusal: None,
+        };
+        let counters = Counters::default();
+        Self { hello, peers, options, transport, endpoint, counters, state: Mutex::new(state), space: Notify::new() }
+    }
+
+    pub(super) fn identity(&self) -> Arc<Identity> {
+        self.lock().identity.clone()
+    }
+
+    pub(super) fn replace_identity(&self, identity: Arc<Identity>) -> Result<(), IdentityError> {
+        let mut state = self.lock();
+        if identity.id() != state.identity.id() {
+            let (expected, found) = (Box::new(state.identity.id().clone()), Box::new(identity.id().clone()));
+            return Err(IdentityError::OtherId { expected, found });
+        }
+        state.identity = identity;
+        Ok(())
+    }
+
+    /// Registers a link that is being made; `None` when there is one.
+    pub(super) fn open(&self, peer: SidecarIndex, role: Role) -> Option<u64> {
+        let mut state = self.lock();
+        if state.links.contains_key(&peer) {
+            return None;
+        }
+        let outbox = Arc::new(Outbox::new(self.hello.purpose));
+        Some(state.insert(peer, Phase::Opening { role, task: None }, outbox))
+    }
+
+    pub(super) fn keep_opening_task(&self, peer: SidecarIndex, generation: u64, handle: AbortHandle) {
+        if let Some(Phase::Opening { task, .. }) = self.lock().phase_of(peer, generation) {
+            *task = Some(handle);
+        }
+    }
+
+    pub(super) fn send(&self, to: SidecarIndex, message: Outgoing) -> Result<(), SendError> {
+        let state = self.lock();
+        match state.links.get(&to) {
+            Some(link) if !matches!(link.phase, Phase::Down) => link.outbox.push(to, message),
+            _ => Err(SendError::NoLink(to)),
+        }
+    }
+
+    pub(super) fn poll_event(&self, cx: &mut Context<'_>) -> Poll<PortEvent> {
+        let mut state = self.lock();
+        let Some(queued) = state.events.pop_front() else {
+            state.owner = Some(cx.waker().clone());
+            return Poll::Pending;
+        };
+        state.queued_bytes -= queued.bytes;
+        if matches!(queued.event, PortEvent::Down { .. }) && state.phase_of(queued.peer, queued.generation).is_some() {
+            state.links.remove(&queued.peer);
+        }
+        drop(state);
+        self.space.notify_waiters();
+        Poll::Ready(queued.event)
+    }
+
+    /// Closes a link for its owner, who hears nothing more of it.
+    pub(super) fn close(&self, peer: SidecarIndex, reason: &str) {
+        let mut state = self.lock();
+        let Some(link) = state.links.remove(&peer) else { return };
+        match link.phase {
+            Phase::Opening { task, .. } => task.iter().for_each(AbortHandle::abort),
+            Phase::Up { .. } => link.outbox.close(reason),
+            Phase::Down => {}
+        }
+        state.events.retain(|queued| queued.peer != peer);
+        state.queued_bytes = state.events.iter().map(|queued| queued.bytes).sum();
+        drop(state);
+        self.space.notify_waiters();
+    }
+
+    /// Closes every link behind what is queued on it, and takes no new ones.
+    pub(super) fn close_links(&self, reason: &str) {
+        self.endpoint.set_server_config(None);
+        let peers: Vec<_> = self.lock().links.keys().copied().collect();
+        peers.into_iter().for_each(|peer| self.close(peer, reason));
+    }
+
+    /// Ends the endpoint at once.
+    pub(super) fn close_endpoint(&self, reason: &str) {
+        let links: Vec<_> = self.lock().links.drain().map(|(_, link)| link.phase).collect();
+        for phase in links {
+            if let Phase::Opening { task: Some(task), .. } = phase {
+                task.abort();
+            }
+        }
+        self.endpoint.close(VarInt::from_u32(CloseCode::Closed as u32), reason.as_bytes());
+        self.space.notify_waiters();
+    }
+
+    /// Brings up the link that a dial was for; `None` when it is not wanted any more.
+    pub(super) fn bring_up_dialled(
+        &self,
+        peer: SidecarIndex,
+        generation: u64,
+        connection: &Connection,
+        hello: Hello,
+    ) -> Option<Installed> {
+        let mut state = self.lock();
+        let phase = state.phase_of(peer, generation).filter(|phase| matches!(phase, Phase::Opening { .. }))?;
+        *phase = Phase::Up { connection: connection.clone() };
+        Some(self.finish_up(state, peer, hello))
+    }
+
+    /// Brings up a link that the peer dialled, whether it was asked for or not; `None` when this side's own dial wins.
+    pub(super) fn bring_up_accepted(
+        &self,
+        peer: SidecarIndex,
+        connection: &Connection,
+        hello: Hello,
+    ) -> Option<Installed> {
+        let mut state = self.lock();
+        let phase = Phase::Up { connection: connection.clone() };
+        match state.links.get_mut(&peer) {
+            Some(Link { phase: Phase::Opening { role: Role::Dial, .. }, .. }) if self.hello.sidecar < peer => {
+                return None;
+            }
+            Some(Link { phase: opening @ Phase::Opening { .. }, .. }) => {
+                if let Phase::Opening { task: Some(task), .. } = std::mem::replace(opening, phase) {
+                    task.abort();
+                }
+            }
+            before => {
+                if let Some(Link { generation, phase: Phase::Up { connection: old }, .. }) = before {
+                    closing::close(old, CloseCode::Replaced, "the same peer connected anew");
+                    let generation = *generation;
+                    state.push_down(peer, generation, DownReason::Lost("the peer connected anew".to_owned()));
+                }
+                state.insert(peer, phase, Arc::new(Outbox::new(self.hello.purpose)));
+            }
+        }
+        Some(self.finish_up(state, peer, hello))
+    }
+
+    /// Hands a frame to the owner, waiting while the owner is behind. False when the link is not the owner's any more.
+    pub(super) async fn deliver(&self, peer: SidecarIndex, generation: u64, frame: Frame) -> bool {
+        let bytes = frame.wire_bytes();
+        loop {
+            let space = self.space.notified();
+            {
+                let mut state = self.lock();
+                if state.phase_of(peer, generation).is_none() {
+                    return false;
+                }
+                if state.queued_bytes < INBOX_BYTES_MAX {
+                    state.push(peer, generation, PortEvent::Frame { from: peer, frame }, bytes);
+                    return true;
+                }
+            }
+            space.await;
+        }
+    }
+
+    /// Tells the owner how many chunks the connection has taken over; joined with what it has not yet heard of.
+    pub(super) fn sent(&self, peer: SidecarIndex, generation: u64, chunks: u32) {
+        let mut state = self.lock();
+        if chunks == 0 || state.phase_of(peer, generation).is_none() {
+            return;
+        }
+        match state.events.back_mut() {
+            Some(Queued { peer: last, event: PortEvent::Sent { chunks: count, .. }, .. }) if *last == peer => {
+                *count += chunks;
+            }
+            _ => state.push(peer, generation, PortEvent::Sent { peer, chunks }, 0),
+        }
+    }
+
+    /// Tells the owner once that a link is down, unless the owner closed it.
+    pub(super) fn link_down(&self, peer: SidecarIndex, generation: u64, reason: DownReason) {
+        tracing::info!(%peer, purpose = ?self.hello.purpose, %reason, "link down");
+        let mut state = self.lock();
+        match state.phase_of(peer, generation) {
+            None | Some(Phase::Down) => {}
+            Some(phase) => {
+                *phase = Phase::Down;
+                state.push_down(peer, generation, reason);
+            }
+        }
+    }
+
+    /// Counts and logs a connection or hello that one of the two sides refuses.
+    pub(super) fn note_refusal(&self, from: SocketAddr, text: &str) {
+        tracing::warn!(%from, purpose = ?self.hello.purpose, reason = text, "link refused");
+        self.counters.add(&self.counters.refusals, 1);
+        self.lock().last_refusal = Some(text.to_owned());
+    }
+
+    /// Ends a link that is being made, because the peer itself was heard and is not acceptable.
+    pub(super) fn refuse_opening(&self, peer: SidecarIndex, text: &str) {
+        let mut state = self.lock();
+        let Some(link) = state.links.get_mut(&peer) else { return };
+        let Phase::Opening { task, .. } = &mut link.phase else { return };
+        task.iter().for_each(AbortHandle::abort);
+        link.phase = Phase::Down;
+        let generation = link.generation;
+        state.push_down(peer, generation, DownReason::Refused(text.to_owned()));
+    }
+
+    pub(super) fn last_refusal(&self) -> Option<String> {
+        self.lock().last_refusal.clone()
+    }
+
+    pub(super) fn known_incarnation(&self, peer: SidecarIndex) -> Option<Incarnation> {
+        self.lock().incarnations.get(&peer).copied()
+    }
+
+    fn finish_up(&self, mut state: MutexGuard<'_, State>, peer: SidecarIndex, hello: Hello) -> Installed {
+        state.incarnations.insert(peer, hello.incarnation);
+        self.counters.add(&self.counters.links_opened, 1);
+        let link = state.links.get(&peer).expect("both callers have just set it");
+        let installed = Installed { generation: link.generation, outbox: link.outbox.clone() };
+        state.push(peer, installed.generation, PortEvent::Up { peer, hello: Box::new(hello) }, 0);
+        installed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic of one task must not take the port's other links with it; each change below is whole in itself.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn insert(&mut self, peer: SidecarIndex, phase: Phase, outbox: Arc<Outbox>) -> u64 {
+        self.generation += 1;
+        let generation = self.generation;
+        self.links.insert(peer, Link { generation, phase, outbox });
+        generation
+    }
+
+    fn phase_of(&mut self, peer: SidecarIndex, generation: u64) -> Option<&mut Phase> {
+        self.links.get_mut(&peer).filter(|link| link.generation == generation).map(|link| &mut link.phase)
+    }
+
+    fn push_down(&mut self, peer: SidecarIndex, generation: u64, reason: DownReason) {
+        self.push(peer, generation, PortEvent::Down { peer, reason }, 0);
+    }
+
+    fn push(&mut self, peer: SidecarIndex, generation: u64, event: PortEvent, bytes: usize) {
+        self.events.push_back(Queued { peer, generation, event, bytes });
+        self.queued_bytes += bytes;
+        if let Some(owner) = self.owner.take() {
+            owner.wake();
+        }
+    }
+}
+
+/// [`PortStats`] as tasks add to it.
+#[derive(Default)]
+pub(super) struct Counters {
+    pub(super) sealed_bytes: AtomicU64,
+    pub(super) opened_bytes: AtomicU64,
+    pub(super) frames_sent: AtomicU64,
+    pub(super) frames_received: AtomicU64,
+    links_opened: AtomicU64,
+    refusals: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn add(&self, counter: &AtomicU64, amount: u64) {
+        counter.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    pub(super) fn snapshot(&self) -> PortStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        PortStats {
+            sealed_bytes: read(&self.sealed_bytes),
+            opened_bytes: read(&self.opened_bytes),
+            frames_sent: read(&self.frames_sent),
+            frames_received: read(&self.frames_received),
+            links_opened: read(&self.links_opened),
+            refusals: read(&self.refusals),
+        }
+    }
+}
+
+/// Bytes of frames that wait for the owner. Behind it readers wait, then the receive windows, then the senders: a bound
+/// against an owner that is busy for a while, far above what it leaves unread otherwise.
+const INBOX_BYTES_MAX: usize = 64 << 20;

@@ -1,0 +1,133 @@
+//! The two sides' verifiers: what webpki checks, then exactly one name.
+
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::crypto::{CryptoProvider, verify_tls13_signature};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier};
+use rustls::{
+    DigitallySignedStruct, DistinguishedName, Error, OtherError, PeerIncompatible, RootCertStore, SignatureScheme,
+};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+
+use crate::identity::{CertificateClaims, IdentityError, SpiffeId};
+
+/// The dialling side's: the chain, expiry, usage, signature, and exactly the id of the sidecar that was dialled.
+#[derive(Debug)]
+pub(crate) struct DialVerifier {
+    pub(crate) expected: SpiffeId,
+    pub(crate) roots: RootCertStore,
+    pub(crate) provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for DialVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let certificate = ParsedCertificate::try_from(end_entity)?;
+        let algorithms = self.provider.signature_verification_algorithms.all;
+        verify_server_cert_signed_by_trust_anchor(&certificate, &self.roots, intermediates, now, algorithms)?;
+        let found = CertificateClaims::parse(end_entity).map_err(refuse)?.id;
+        if found != self.expected {
+            let expected = Box::new(self.expected.clone());
+            return Err(refuse(IdentityError::OtherId { expected, found: Box::new(found) }));
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(PeerIncompatible::Tls12NotOffered.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// The accepting side's: the chain, expiry, usage, signature, and an id of the same job. Which index it is must then
+/// equal what the hello claims.
+#[derive(Debug)]
+pub(crate) struct AcceptVerifier {
+    own: SpiffeId,
+    webpki: Arc<dyn ClientCertVerifier>,
+}
+
+impl AcceptVerifier {
+    pub(crate) fn new(
+        own: SpiffeId,
+        roots: RootCertStore,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Self, VerifierBuilderError> {
+        let webpki = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
+        Ok(Self { own, webpki })
+    }
+}
+
+impl ClientCertVerifier for AcceptVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.webpki.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.webpki.verify_client_cert(end_entity, intermediates, now)?;
+        let found = CertificateClaims::parse(end_entity).map_err(refuse)?.id;
+        if !found.is_same_job(&self.own) {
+            let expected = Box::new(self.own.clone());
+            return Err(refuse(IdentityError::OtherJob { expected, found: Box::new(found) }));
+        }
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(PeerIncompatible::Tls12NotOffered.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.webpki.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.webpki.supported_verify_schemes()
+    }
+}
+
+/// Carries the text to both sides: the QUIC layer puts it into the reason of its close frame.
+fn refuse(error: IdentityError) -> Error {
+    Error::Other(OtherError(Arc::new(error)))
+}

@@ -1,0 +1,165 @@
+//! What the tests of this crate share: a job with its authority, ports of both transports, and waiting for events.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use ronde_transport::{
+    BoundPort, DownReason, Identity, JobCa, KeyRequest, LocalHello, MemoryMesh, Outgoing, Port, PortEvent, QuicOptions,
+    QuicPort, Role, SocketOptions, TrustDomain, Validity, next_event,
+};
+use ronde_wire::control::{Control, Hello, Purpose};
+use ronde_wire::frame::{Chunk, ChunkHeader};
+use ronde_wire::{Epoch, Frame, Incarnation, JobName, Lane, Seq, SidecarIndex};
+
+pub(crate) const CONTROL: Purpose = Purpose::Control;
+pub(crate) const LANE: Purpose = Purpose::Data(Lane(3));
+
+/// Makes ports that know each other, one per sidecar and hello.
+pub(crate) type Maker = fn(&[(SidecarIndex, Hello)], Duration) -> World;
+
+pub(crate) struct World {
+    pub(crate) ports: Vec<Box<dyn Port>>,
+    /// Makes another port of a sidecar that the others know, as after a restart.
+    pub(crate) again: Box<dyn Fn(SidecarIndex, Hello) -> Box<dyn Port>>,
+}
+
+pub(crate) fn memory(hellos: &[(SidecarIndex, Hello)], start_timeout: Duration) -> World {
+    let mesh = MemoryMesh::new(job(), start_timeout);
+    // All ports of a list meet, whatever their hellos say they are for.
+    let purpose = hellos[0].1.purpose;
+    let again = move |at, hello| -> Box<dyn Port> { Box::new(mesh.port_saying(at, purpose, hello)) };
+    World { ports: hellos.iter().map(|(at, hello)| again(*at, hello.clone())).collect(), again: Box::new(again) }
+}
+
+pub(crate) fn quic(hellos: &[(SidecarIndex, Hello)], start_timeout: Duration) -> World {
+    let bound: Vec<_> = hellos.iter().map(|_| bind()).collect();
+    let peers: HashMap<_, _> =
+        hellos.iter().zip(&bound).map(|((at, _), bound)| (*at, vec![bound.local_addr()])).collect();
+    let start = move |bound: BoundPort, at, hello| -> Box<dyn Port> {
+        let port = bound.start_saying(identity(at), hello, peers.clone(), options(start_timeout));
+        Box::new(port.expect("a good identity"))
+    };
+    let ports = bound.into_iter().zip(hellos).map(|(bound, (at, hello))| start(bound, *at, hello.clone())).collect();
+    World { ports, again: Box::new(move |at, hello| start(bind(), at, hello)) }
+}
+
+pub(crate) fn bind() -> BoundPort {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    QuicPort::bind(any, &SocketOptions::default()).expect("a free port")
+}
+
+pub(crate) fn options(start_timeout: Duration) -> QuicOptions {
+    QuicOptions { start_timeout, ..QuicOptions::default() }
+}
+
+pub(crate) fn job() -> JobName {
+    JobName::new("night-run").expect("a good name")
+}
+
+pub(crate) fn trust_domain() -> TrustDomain {
+    TrustDomain::new("test.example").expect("a good name")
+}
+
+pub(crate) fn ca() -> &'static JobCa {
+    static CA: OnceLock<JobCa> = OnceLock::new();
+    CA.get_or_init(|| JobCa::generate(job(), trust_domain(), hour()).expect("an authority"))
+}
+
+pub(crate) fn hour() -> Validity {
+    Validity::starting(SystemTime::now(), Duration::from_secs(3_600))
+}
+
+/// The identity of a sidecar of the job, valid for an hour.
+pub(crate) fn identity(sidecar: SidecarIndex) -> Arc<Identity> {
+    issue(ca(), sidecar, hour(), ca())
+}
+
+/// An identity that `ca` issues and that accepts those of `root`.
+pub(crate) fn issue(ca: &JobCa, sidecar: SidecarIndex, validity: Validity, root: &JobCa) -> Arc<Identity> {
+    let request = KeyRequest::generate().expect("a key");
+    let certificate = ca.issue(request.request_pem(), sidecar, validity).expect("a certificate");
+    Arc::new(request.into_identity(&certificate, root.ca_certificate_pem(), ca.id_of(sidecar)).expect("an identity"))
+}
+
+pub(crate) fn local(sidecar: u32, purpose: Purpose) -> LocalHello {
+    let incarnation = Incarnation(1_000 + u64::from(sidecar));
+    LocalHello { job: job(), incarnation, purpose, early_credit_bytes: 4_096, lanes: 2 }
+}
+
+pub(crate) fn hello(sidecar: u32, purpose: Purpose) -> (SidecarIndex, Hello) {
+    (SidecarIndex(sidecar), local(sidecar, purpose).hello(SidecarIndex(sidecar)))
+}
+
+/// The next event but `Sent`; a test that hangs fails by this bound.
+pub(crate) async fn event(port: &mut dyn Port) -> PortEvent {
+    loop {
+        match any_event(port).await {
+            PortEvent::Sent { .. } => {}
+            event => return event,
+        }
+    }
+}
+
+pub(crate) async fn any_event(port: &mut dyn Port) -> PortEvent {
+    tokio::time::timeout(Duration::from_secs(60), next_event(port)).await.expect("an event")
+}
+
+pub(crate) async fn up(port: &mut dyn Port, from: u32) -> Hello {
+    match event(port).await {
+        PortEvent::Up { peer, hello } if peer == SidecarIndex(from) => *hello,
+        other => panic!("{other:?} instead of up from {from}"),
+    }
+}
+
+pub(crate) async fn down(port: &mut dyn Port, from: u32) -> DownReason {
+    match event(port).await {
+        PortEvent::Down { peer, reason } if peer == SidecarIndex(from) => reason,
+        other => panic!("{other:?} instead of down from {from}"),
+    }
+}
+
+pub(crate) async fn frame(port: &mut dyn Port, from: u32) -> Frame {
+    match event(port).await {
+        PortEvent::Frame { from: sender, frame } if sender == SidecarIndex(from) => frame,
+        other => panic!("{other:?} instead of a frame from {from}"),
+    }
+}
+
+/// The next frame or the end of the link.
+pub(crate) async fn frame_or_down(port: &mut dyn Port) -> Result<Frame, DownReason> {
+    match event(port).await {
+        PortEvent::Frame { frame, .. } => Ok(frame),
+        PortEvent::Down { reason, .. } => Err(reason),
+        other => panic!("{other:?} instead of a frame or down"),
+    }
+}
+
+/// Two ports, the first of which has dialled the second; both are up.
+pub(crate) async fn pair(make: Maker, purpose: Purpose) -> (Box<dyn Port>, Box<dyn Port>) {
+    let mut ports = make(&[hello(0, purpose), hello(1, purpose)], START_TIMEOUT).ports;
+    let (mut one, mut two) = (ports.remove(0), ports.remove(0));
+    one.open(SidecarIndex(1), Role::Dial);
+    two.open(SidecarIndex(0), Role::Await);
+    up(&mut *one, 1).await;
+    up(&mut *two, 0).await;
+    (one, two)
+}
+
+pub(crate) fn heartbeat(sent_us: u64) -> Frame {
+    Control::Heartbeat { sent_us, echo_us: 0, held_us: 0 }.into_frame(Epoch(1), Seq(sent_us))
+}
+
+pub(crate) fn control(sent_us: u64) -> Outgoing {
+    Outgoing::Frame(heartbeat(sent_us))
+}
+
+pub(crate) fn chunk(seq: u64, data: Bytes) -> Chunk {
+    let header = ChunkHeader { lane: Lane(3), strand: 1, round: 2, start: 8, len: data.len() as u64 };
+    Chunk { epoch: Epoch(1), seq: Seq(seq), early: false, header, data }
+}
+
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
