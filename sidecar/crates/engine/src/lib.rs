@@ -8,8 +8,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod engine;
 pub mod event;
+pub mod executor;
 pub mod memory;
 
+pub use engine::{Engine, EngineConfig, EnginePhase, Stats, Status};
 pub use event::{Action, Admission, AdmittedTensor, Arithmetic, Completion, Event, Time};
+pub use executor::{Executor, ExecutorAction, ExecutorConfig, ExecutorStats, PrivateBytes, Violation};
 pub use memory::{InputPlace, Memory, MemoryError, OutputPlace};

@@ -1,0 +1,63 @@
+//! What an engine is told once.
+
+use ronde_collectives::CostModel;
+use ronde_wire::{SidecarIndex, World, limits};
+
+/// The settings of an engine. All but `me` and `world` have defaults.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// This sidecar.
+    pub me: SidecarIndex,
+    /// Who takes part; equal on all sidecars, which each epoch verifies.
+    pub world: World,
+    /// Lanes that this sidecar offers to each peer. Default 1.
+    pub lanes: u16,
+    /// Time between two heartbeats, in milliseconds; at most half of `suspect_ms` is used. Default 100.
+    pub heartbeat_ms: u64,
+    /// Silence after which a sidecar or rank is named as suspect, in milliseconds. Default 1,000.
+    pub suspect_ms: u64,
+    /// Silence after which a sidecar or rank is dead, in milliseconds; at least `suspect_ms`. Default 5,000.
+    pub peer_timeout_ms: u64,
+    /// Bytes of tensors that share a bucket; 0 switches fusion off. Default 64 MiB.
+    pub fusion_threshold_bytes: u64,
+    /// Buckets of one process set that are ordered and not done; at least 1. Default 2.
+    pub buckets_in_flight: usize,
+    /// Age after which a tensor that waits for some ranks is reported, in milliseconds. Default 60,000.
+    pub stall_warning_ms: u64,
+    /// What the selection of algorithms assumes; only the coordinator's counts.
+    pub cost: CostModel,
+}
+
+impl EngineConfig {
+    /// The defaults.
+    #[must_use]
+    pub fn new(me: SidecarIndex, world: World) -> Self {
+        Self {
+            me,
+            world,
+            lanes: 1,
+            heartbeat_ms: limits::HEARTBEAT_MS,
+            suspect_ms: limits::SUSPECT_MS,
+            peer_timeout_ms: limits::PEER_TIMEOUT_MS,
+            fusion_threshold_bytes: limits::FUSION_THRESHOLD_BYTES,
+            buckets_in_flight: limits::BUCKETS_IN_FLIGHT,
+            stall_warning_ms: STALL_WARNING_MS,
+            cost: CostModel::default(),
+        }
+    }
+
+    /// Periods that contradict each other are brought into order: two heartbeats fit into `suspect_ms`, which is at
+    /// most `peer_timeout_ms`.
+    pub(crate) fn in_order(mut self) -> Self {
+        self.suspect_ms = self.suspect_ms.max(2);
+        self.peer_timeout_ms = self.peer_timeout_ms.max(self.suspect_ms);
+        self.heartbeat_ms = self.heartbeat_ms.clamp(1, self.suspect_ms / 2);
+        self.buckets_in_flight = self.buckets_in_flight.max(1);
+        self.lanes = self.lanes.max(1);
+        self.stall_warning_ms = self.stall_warning_ms.max(1);
+        self
+    }
+}
+
+/// Horovod's default of 60 seconds.
+const STALL_WARNING_MS: u64 = 60_000;

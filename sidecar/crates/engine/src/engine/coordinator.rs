@@ -1,0 +1,385 @@
+//! The coordinator: begins and ends epochs, negotiates, orders. Active on the sidecar that hosts rank 0; its own sidecar
+//! talks to it by the same messages as all others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ronde_wire::control::{Announcement, Intent};
+use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Request, Seq, SidecarIndex, TensorName};
+
+use super::context::{Context, SetView};
+use super::negotiation::{Negotiation, Outcome, Void};
+use super::ordering::Ordering;
+use super::stall::Stalls;
+use super::{mismatch, wording};
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct Coordinator {
+    phase: Phase,
+    epoch: Epoch,
+    /// Ranks that have attached since the last epoch began, as each sidecar last reported them.
+    attached: BTreeMap<SidecarIndex, BTreeSet<Rank>>,
+    pub(super) negotiation: Negotiation,
+    ordering: Ordering,
+    pub(super) stalls: Stalls,
+    suspect_ranks: BTreeMap<SidecarIndex, Vec<Rank>>,
+    suspects_sent: (Vec<SidecarIndex>, Vec<Rank>),
+}
+
+#[derive(Debug, Default)]
+enum Phase {
+    /// Ranks attach.
+    #[default]
+    Gathering,
+    /// Within an epoch.
+    Running,
+    /// A rank has shut down; these sidecars still finish what was ordered before.
+    Closing(BTreeSet<SidecarIndex>),
+}
+
+/// A message that breaks the protocol, in words that follow "it".
+pub(crate) type Violation = String;
+
+/// Epoch numbers that a peer may claim; far above any real one, far below the end of the range.
+const EPOCH_MAX: u64 = u64::MAX / 2;
+
+impl Coordinator {
+    /// Handles a message to the coordinator.
+    pub(crate) fn handle(
+        &mut self,
+        cx: &mut Context,
+        from: SidecarIndex,
+        (epoch, seq): (Epoch, Seq),
+        message: Control,
+    ) -> Result<(), Violation> {
+        if let Control::Attached { ranks } = message {
+            return self.attached(cx, from, epoch, &ranks);
+        }
+        if epoch != self.epoch || matches!(self.phase, Phase::Gathering) {
+            cx.stats.stale_frames += 1;
+            return Ok(());
+        }
+        match message {
+            Control::Left { rank, failure } => self.left(cx, from, rank, &failure),
+            Control::Unreachable { sidecar, reason } => self.unreachable(cx, from, sidecar, &reason),
+            Control::Announce { announcements } => self.announced(cx, from, announcements),
+            Control::Done => self.done(cx, from, seq),
+            Control::Failed { failure } => {
+                let who = wording::sidecar(&cx.config.world, from);
+                let reason = format!("{who} cannot go on: {}", failure.reason);
+                let cause = if failure.cause.ends_epoch() { failure.cause } else { Cause::Bug };
+                let named = Failure { sidecar: Some(from), ..Failure::new(cause, reason) };
+                self.end(cx, &Failure { rank: failure.rank, tensor: failure.tensor, ..named });
+                Ok(())
+            }
+            Control::SuspectRanks { ranks } => {
+                check_served(cx, from, &ranks)?;
+                self.suspect_ranks.insert(from, ranks);
+                self.report_suspects(cx);
+                Ok(())
+            }
+            _ => Err("sends the coordinator what only the coordinator sends".to_owned()),
+        }
+    }
+
+    /// A link to a sidecar is new: it may have been replaced within the epoch, so the sidecar is told of it again.
+    pub(crate) fn link_up(&self, cx: &mut Context, peer: SidecarIndex) {
+        if matches!(self.phase, Phase::Running) && cx.sidecars.contains(&peer) {
+            let world = cx.config.world.clone();
+            cx.send(peer, self.epoch, Seq(0), Control::EpochBegin { world });
+        }
+    }
+
+    /// A sidecar is gone, or breaks the protocol.
+    pub(crate) fn lost(&mut self, cx: &mut Context, peer: SidecarIndex, reason: &str) {
+        self.attached.remove(&peer);
+        if self.awaits(peer) {
+            let who = wording::sidecar(&cx.config.world, peer);
+            let reason = format!("{who} is lost: {reason}; see the log of that sidecar and its host");
+            self.end(cx, &Failure::new(Cause::SidecarLost, reason).with_sidecar(peer));
+        }
+    }
+
+    /// Looks at the clock: silent sidecars, stalled names.
+    pub(crate) fn tick(&mut self, cx: &mut Context) {
+        let silent = |cx: &Context, peer| cx.links.silent_ms(peer, cx.now);
+        let watched: Vec<SidecarIndex> = cx.sidecars.iter().copied().filter(|peer| self.awaits(*peer)).collect();
+        let dead = watched.into_iter().find(|peer| silent(cx, *peer) >= cx.config.peer_timeout_ms);
+        if let Some(peer) = dead {
+            let who = wording::sidecar(&cx.config.world, peer);
+            let silence = wording::seconds(silent(cx, peer));
+            let reason = format!("{who} is lost: it has been silent for {silence}; see that host and its network");
+            self.end(cx, &Failure::new(Cause::SidecarLost, reason).with_sidecar(peer));
+        }
+        self.report_suspects(cx);
+        if let Some(notice) = self.stalls.check(cx, &self.negotiation, &self.suspects_sent) {
+            cx.act(notice);
+        }
+    }
+
+    /// Orders what is ready. Called when all messages at hand are handled, so that what became ready together travels
+    /// together.
+    pub(crate) fn settle(&mut self, cx: &mut Context) {
+        if matches!(self.phase, Phase::Running) {
+            self.ordering.order(cx, self.epoch);
+        }
+    }
+
+    /// Whether sidecars have yet to finish an epoch, or an epoch runs.
+    pub(crate) fn is_busy(&self) -> bool {
+        !matches!(self.phase, Phase::Gathering)
+    }
+
+    /// Whether the epoch needs a sidecar.
+    pub(crate) fn awaits(&self, peer: SidecarIndex) -> bool {
+        match &self.phase {
+            Phase::Gathering => false,
+            Phase::Running => true,
+            Phase::Closing(unfinished) => unfinished.contains(&peer),
+        }
+    }
+
+    /// The ranks that have yet to attach; none within an epoch.
+    pub(crate) fn missing(&self, cx: &Context) -> Vec<Rank> {
+        if self.is_busy() {
+            return Vec::new();
+        }
+        let attached = |rank: &Rank| self.attached.values().any(|ranks| ranks.contains(rank));
+        (0..).map(Rank).take(cx.config.world.size()).filter(|rank| !attached(rank)).collect()
+    }
+
+    /// A sidecar's whole list of ranks that wait for the next epoch; at the same time its word that it has finished the
+    /// frame's epoch.
+    fn attached(
+        &mut self,
+        cx: &mut Context,
+        from: SidecarIndex,
+        epoch: Epoch,
+        ranks: &[Rank],
+    ) -> Result<(), Violation> {
+        check_served(cx, from, ranks)?;
+        if epoch.0 > EPOCH_MAX {
+            return Err(format!("claims to have seen {epoch}"));
+        }
+        match &mut self.phase {
+            // Sent before the sender heard of this epoch.
+            Phase::Running | Phase::Closing(_) if epoch < self.epoch => {
+                cx.stats.stale_frames += 1;
+                return Ok(());
+            }
+            Phase::Running | Phase::Closing(_) if epoch > self.epoch => {
+                return Err(format!("claims to have seen {epoch}, but {} is the newest", self.epoch));
+            }
+            Phase::Running => {
+                let who = wording::sidecar(&cx.config.world, from);
+                let reason = format!("{who} has ended {epoch} on its own; see its log for the reason");
+                self.end(cx, &Failure::new(Cause::SidecarLost, reason).with_sidecar(from));
+            }
+            Phase::Closing(unfinished) => {
+                unfinished.remove(&from);
+                if unfinished.is_empty() {
+                    self.phase = Phase::Gathering;
+                }
+            }
+            // A coordinator that was restarted learns from the others how far they were.
+            Phase::Gathering => self.epoch = self.epoch.max(epoch),
+        }
+        self.attached.insert(from, ranks.iter().copied().collect());
+        self.begin_if_complete(cx);
+        Ok(())
+    }
+
+    fn begin_if_complete(&mut self, cx: &mut Context) {
+        let attached: usize = self.attached.values().map(BTreeSet::len).sum();
+        if !matches!(self.phase, Phase::Gathering) || attached < cx.config.world.size() {
+            return;
+        }
+        self.epoch.0 += 1;
+        self.phase = Phase::Running;
+        self.attached.clear();
+        cx.links.rebase(cx.now);
+        for sidecar in cx.sidecars.clone() {
+            let world = cx.config.world.clone();
+            cx.send(sidecar, self.epoch, Seq(0), Control::EpochBegin { world });
+        }
+    }
+
+    /// Ends the epoch for all. After an orderly shutdown the sidecars finish what was ordered; anything worse ends that, too.
+    fn end(&mut self, cx: &mut Context, failure: &Failure) {
+        for sidecar in cx.sidecars.clone() {
+            if self.awaits(sidecar) {
+                cx.send(sidecar, self.epoch, Seq(0), Control::EpochEnd { failure: failure.clone() });
+            }
+        }
+        let orderly = failure.cause == Cause::ShutDown;
+        self.phase = if orderly { Phase::Closing(cx.sidecars.iter().copied().collect()) } else { Phase::Gathering };
+        self.negotiation.clear();
+        self.ordering.clear();
+        self.stalls.clear();
+        self.suspect_ranks.clear();
+        self.suspects_sent = Default::default();
+    }
+
+    fn left(&mut self, cx: &mut Context, from: SidecarIndex, rank: Rank, failure: &Failure) -> Result<(), Violation> {
+        check_served(cx, from, &[rank])?;
+        if !matches!(self.phase, Phase::Running) {
+            return Ok(());
+        }
+        let (why, orderly) = (&failure.reason, failure.cause == Cause::ShutDown);
+        let named = if orderly {
+            let reason = format!(
+                "ronde has been shut down by {rank} on {from}: {why}. Operations that not all ranks had asked for by then fail."
+            );
+            Failure::new(Cause::ShutDown, reason)
+        } else {
+            Failure::new(Cause::RankLost, format!("{rank} on {from} is lost: {why}"))
+        };
+        self.end(cx, &named.with_rank(rank).with_sidecar(from));
+        Ok(())
+    }
+
+    fn unreachable(
+        &mut self,
+        cx: &mut Context,
+        from: SidecarIndex,
+        sidecar: SidecarIndex,
+        reason: &str,
+    ) -> Result<(), Violation> {
+        if !cx.sidecars.contains(&sidecar) || sidecar == from {
+            return Err(format!("claims not to reach {sidecar}, which is no peer of it"));
+        }
+        if !self.awaits(from) {
+            return Ok(());
+        }
+        let heard = sidecar == cx.me() || cx.links.silent_ms(sidecar, cx.now) < cx.config.suspect_ms;
+        let who = wording::sidecar(&cx.config.world, sidecar);
+        let text = if heard {
+            format!("{from} cannot reach {who}: {reason}; the coordinator still hears both")
+        } else {
+            format!("{who} is lost: neither {from} nor the coordinator hears it: {reason}")
+        };
+        self.end(cx, &Failure::new(Cause::SidecarLost, text).with_sidecar(sidecar));
+        Ok(())
+    }
+
+    fn announced(
+        &mut self,
+        cx: &mut Context,
+        from: SidecarIndex,
+        announcements: Vec<Announcement>,
+    ) -> Result<(), Violation> {
+        for Announcement { rank, intent } in announcements {
+            check_served(cx, from, &[rank])?;
+            if !matches!(self.phase, Phase::Running) {
+                return Ok(());
+            }
+            match intent {
+                Intent::Ready(request) => self.ready(cx, rank, request)?,
+                Intent::Void { set, name, failure } => {
+                    let view = cx.set(set).ok_or_else(|| format!("voids a tensor of {set}, which does not exist"))?;
+                    check_in_set(&view, rank)?;
+                    self.void(cx, &view, rank, name, &failure);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn ready(&mut self, cx: &mut Context, rank: Rank, request: Request) -> Result<(), Violation> {
+        let (set, name) = (request.set, request.name.clone());
+        let view = cx.set(set).ok_or_else(|| format!("announces a tensor of {set}, which does not exist"))?;
+        check_in_set(&view, rank)?;
+        match self.negotiation.ready(cx.now, &view, rank, request) {
+            Outcome::Ready(requests) => {
+                let verdict = mismatch::check(&requests);
+                if let Err(failure) = verdict.and_then(|()| self.ordering.push(cx, &view, &requests)) {
+                    cx.stats.mismatches += 1;
+                    self.reject(cx, &view, &name, &failure);
+                }
+                Ok(())
+            }
+            Outcome::Contradiction => Err(format!("announces tensor {name} of {set} twice for {rank}")),
+            Outcome::Wait | Outcome::Poisoned(_) | Outcome::Overflow => Ok(()),
+        }
+    }
+
+    fn void(&mut self, cx: &mut Context, view: &SetView, rank: Rank, name: TensorName, failure: &Failure) {
+        let set = view.topology.set;
+        // The cause tells the two apart: a withdrawal that comes too late must not harm the name's next round.
+        let (void, verb) = match failure.cause {
+            Cause::TimedOut => (Void::Withdrawn, "was withdrawn"),
+            _ => (Void::Refused, "was refused"),
+        };
+        let reason = format!("the request of {rank} for tensor {name} of {set} {verb}: {}", failure.reason);
+        let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(name.clone());
+        match self.negotiation.void(cx.now, view, (rank, name.clone()), (void, failure)) {
+            Outcome::Poisoned(failure) => self.reject(cx, view, &name, &failure),
+            Outcome::Overflow => {
+                let most = super::negotiation::POISONED_MAX;
+                let reason =
+                    format!("{rank} has had more than {most} requests refused that other ranks never asked for");
+                self.end(cx, &Failure::new(Cause::Bug, reason).with_rank(rank));
+            }
+            Outcome::Wait | Outcome::Ready(_) | Outcome::Contradiction => {}
+        }
+    }
+
+    fn reject(&self, cx: &mut Context, view: &SetView, name: &TensorName, failure: &Failure) {
+        for member in &view.topology.members {
+            let reject = Control::Reject { set: view.topology.set, name: name.clone(), failure: failure.clone() };
+            cx.send(member.sidecar, self.epoch, Seq(0), reject);
+        }
+    }
+
+    fn done(&mut self, cx: &mut Context, from: SidecarIndex, seq: Seq) -> Result<(), Violation> {
+        if !matches!(self.phase, Phase::Running) {
+            return Ok(());
+        }
+        let view = self.ordering.set_of(seq).and_then(|set| cx.set(set));
+        match view {
+            Some(view) if view.first_member() == from => {
+                self.ordering.done(seq);
+                Ok(())
+            }
+            _ => Err(format!("reports {seq} as done, which it does not have to report")),
+        }
+    }
+
+    /// Tells everybody who is late, when that has changed.
+    fn report_suspects(&mut self, cx: &mut Context) {
+        if !self.is_busy() {
+            return;
+        }
+        let late =
+            |peer: &SidecarIndex| self.awaits(*peer) && cx.links.silent_ms(*peer, cx.now) >= cx.config.suspect_ms;
+        let sidecars: Vec<SidecarIndex> = cx.sidecars.iter().copied().filter(late).collect();
+        let mut ranks: Vec<Rank> = self.suspect_ranks.values().flatten().copied().collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        let suspects = (sidecars, ranks);
+        if suspects == self.suspects_sent {
+            return;
+        }
+        self.suspects_sent = suspects.clone();
+        let (sidecars, ranks) = suspects;
+        for to in cx.sidecars.clone() {
+            let message = Control::Suspects { sidecars: sidecars.clone(), ranks: ranks.clone() };
+            cx.send(to, self.epoch, Seq(0), message);
+        }
+    }
+}
+
+fn check_served(cx: &Context, from: SidecarIndex, ranks: &[Rank]) -> Result<(), Violation> {
+    match ranks.iter().find(|rank| !cx.serves(from, **rank)) {
+        Some(rank) => Err(format!("speaks for {rank}, which the job does not place on it")),
+        None => Ok(()),
+    }
+}
+
+fn check_in_set(view: &SetView, rank: Rank) -> Result<(), Violation> {
+    if view.contains(rank) {
+        Ok(())
+    } else {
+        Err(format!("speaks for {rank} in {}, which lacks it", view.topology.set))
+    }
+}

@@ -1,0 +1,214 @@
+//! Group commit: which ready tensors travel in the next bucket.
+
+use std::collections::VecDeque;
+
+use ronde_wire::{Algorithm, Collective, DType, control::OrderedTensor, limits};
+
+/// A tensor that all ranks have announced alike.
+#[derive(Clone, Debug)]
+pub(crate) struct ReadyTensor {
+    pub(crate) tensor: OrderedTensor,
+    pub(crate) collective: Collective,
+    pub(crate) dtype: DType,
+    pub(crate) prescale: f64,
+    pub(crate) postscale: f64,
+    pub(crate) algorithm: Algorithm,
+    /// Bytes of the tensor, which count against the threshold.
+    pub(crate) bytes: u64,
+}
+
+/// Takes the next bucket: the first tensor, and all compatible ones behind it, in order, as long as they fit. What is not
+/// taken keeps its order. Empty only when the queue is.
+pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u64) -> Vec<ReadyTensor> {
+    let Some(first) = queue.pop_front() else { return Vec::new() };
+    let mut room = Room::new(&first, threshold_bytes);
+    let mut bucket = vec![first];
+    if !bucket[0].may_share() || threshold_bytes == 0 {
+        return bucket;
+    }
+    let mut passed_over = Vec::new();
+    while passed_over.len() < LOOK_AHEAD_MAX {
+        let Some(next) = queue.pop_front() else { break };
+        if !next.is_compatible(&bucket[0]) {
+            passed_over.push(next);
+        } else if room.take(&next) {
+            bucket.push(next);
+        } else {
+            passed_over.push(next);
+            break;
+        }
+    }
+    for tensor in passed_over.into_iter().rev() {
+        queue.push_front(tensor);
+    }
+    bucket
+}
+
+/// Tensors that are passed over in search of compatible ones; bounds the work for a bucket.
+const LOOK_AHEAD_MAX: usize = 1_024;
+
+/// What is left of a bucket's limits.
+struct Room {
+    bytes: u64,
+    frame_bytes: usize,
+    tensors: usize,
+}
+
+impl Room {
+    fn new(first: &ReadyTensor, threshold_bytes: u64) -> Self {
+        Self {
+            bytes: threshold_bytes.saturating_sub(first.bytes),
+            frame_bytes: ORDER_FRAME_BYTES.saturating_sub(first.frame_bytes()),
+            tensors: limits::BUCKET_TENSORS_MAX - 1,
+        }
+    }
+
+    /// Makes room for a tensor; false when there is none.
+    fn take(&mut self, tensor: &ReadyTensor) -> bool {
+        let fits = tensor.bytes <= self.bytes && tensor.frame_bytes() <= self.frame_bytes && self.tensors > 0;
+        if fits {
+            self.bytes -= tensor.bytes;
+            self.frame_bytes -= tensor.frame_bytes();
+            self.tensors -= 1;
+        }
+        fits
+    }
+}
+
+/// Bytes of an order's tensors; the rest of the frame is for what stands once in an order.
+const ORDER_FRAME_BYTES: usize = limits::CONTROL_FRAME_BYTES_MAX - 4_096;
+
+impl ReadyTensor {
+    fn may_share(&self) -> bool {
+        matches!(self.collective, Collective::AllReduce { .. } | Collective::Broadcast { .. })
+    }
+
+    fn is_compatible(&self, other: &Self) -> bool {
+        self.collective == other.collective
+            && self.dtype == other.dtype
+            && self.prescale.to_bits() == other.prescale.to_bits()
+            && self.postscale.to_bits() == other.postscale.to_bits()
+            && self.algorithm == other.algorithm
+    }
+
+    /// The most bytes that it takes in an order's frame: numbers have at most ten.
+    fn frame_bytes(&self) -> usize {
+        let numbers = self.tensor.shape.dimensions().len() + self.tensor.rows.len() + 3;
+        self.tensor.name.as_str().len() + 10 * numbers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use ronde_wire::{Rank, ReduceOp, Shape, TensorName};
+
+    use super::*;
+
+    fn tensor(name: &str, bytes: u64) -> ReadyTensor {
+        ReadyTensor {
+            tensor: OrderedTensor {
+                name: TensorName::new(name).expect("a name"),
+                shape: Shape::new(vec![bytes]).expect("a shape"),
+                rows: Vec::new(),
+            },
+            collective: Collective::AllReduce { op: ReduceOp::Sum },
+            dtype: DType::U8,
+            prescale: 1.0,
+            postscale: 1.0,
+            algorithm: Algorithm::Ring,
+            bytes,
+        }
+    }
+
+    fn names(tensors: &[ReadyTensor]) -> Vec<&str> {
+        tensors.iter().map(|t| t.tensor.name.as_str()).collect()
+    }
+
+    fn buckets(tensors: Vec<ReadyTensor>, threshold: u64) -> Vec<Vec<String>> {
+        let mut queue: VecDeque<ReadyTensor> = tensors.into();
+        let mut all = Vec::new();
+        while !queue.is_empty() {
+            all.push(names(&next_bucket(&mut queue, threshold)).into_iter().map(str::to_owned).collect());
+        }
+        all
+    }
+
+    #[test]
+    fn compatible_tensors_share_up_to_the_threshold() {
+        let tensors = vec![tensor("a", 40), tensor("b", 0), tensor("c", 60), tensor("d", 1)];
+        assert_eq!(buckets(tensors, 100), [vec!["a", "b", "c"], vec!["d"]]);
+    }
+
+    #[test]
+    fn a_tensor_larger_than_the_threshold_travels_alone() {
+        let tensors = vec![tensor("a", 500), tensor("b", 1), tensor("c", 99)];
+        assert_eq!(buckets(tensors, 100), [vec!["a"], vec!["b", "c"]]);
+    }
+
+    #[test]
+    fn threshold_zero_switches_fusion_off() {
+        assert_eq!(buckets(vec![tensor("a", 0), tensor("b", 0)], 0), [["a"], ["b"]]);
+    }
+
+    #[test]
+    fn every_difference_separates() {
+        let different = [
+            ReadyTensor { collective: Collective::AllReduce { op: ReduceOp::Max }, ..tensor("b", 1) },
+            ReadyTensor { collective: Collective::Broadcast { root: Rank(0) }, ..tensor("b", 1) },
+            ReadyTensor { dtype: DType::I8, ..tensor("b", 1) },
+            ReadyTensor { prescale: 2.0, ..tensor("b", 1) },
+            ReadyTensor { postscale: 2.0, ..tensor("b", 1) },
+            ReadyTensor { algorithm: Algorithm::RecursiveDoubling, ..tensor("b", 1) },
+        ];
+        for other in different {
+            let tensors = vec![tensor("a", 1), other.clone(), tensor("c", 1)];
+            assert_eq!(buckets(tensors, 100), [vec!["a", "c"], vec!["b"]], "{other:?}");
+        }
+    }
+
+    #[test]
+    fn gathers_and_barriers_travel_alone() {
+        for collective in [Collective::AllGather, Collective::Barrier] {
+            let one = |name| ReadyTensor { collective: collective.clone(), ..tensor(name, 1) };
+            assert_eq!(buckets(vec![one("a"), one("b")], 100), [["a"], ["b"]]);
+        }
+    }
+
+    #[test]
+    fn names_of_the_greatest_length_still_fit_a_frame() {
+        let long = |n: usize| tensor(&format!("{n:0512}"), 0);
+        let mut queue: VecDeque<ReadyTensor> = (0..3_000).map(long).collect();
+        let bucket = next_bucket(&mut queue, u64::MAX);
+        let encoded: usize = bucket.iter().map(|t| ronde_wire::control::encode(&t.tensor).len()).sum();
+        assert!(bucket.len() == limits::BUCKET_TENSORS_MAX && encoded < ORDER_FRAME_BYTES, "{encoded}");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_lost_and_limits_hold(sizes in prop::collection::vec((0_u64..120, 0..3_u8), 0..60), threshold in 0_u64..200) {
+            let kinds = [DType::U8, DType::I8, DType::Bool];
+            let tensors: Vec<ReadyTensor> = sizes.iter().enumerate()
+                .map(|(n, (bytes, kind))| ReadyTensor { dtype: kinds[usize::from(*kind)], ..tensor(&n.to_string(), *bytes) })
+                .collect();
+            let mut queue: VecDeque<ReadyTensor> = tensors.clone().into();
+            let mut seen = Vec::new();
+            while !queue.is_empty() {
+                let oldest = queue[0].tensor.name.clone();
+                let bucket = next_bucket(&mut queue, threshold);
+                prop_assert_eq!(&bucket[0].tensor.name, &oldest);
+                let bytes: u64 = bucket.iter().map(|t| t.bytes).sum();
+                prop_assert!(bucket.len() == 1 || bytes <= threshold);
+                prop_assert!(bucket.iter().all(|t| t.is_compatible(&bucket[0])));
+                seen.extend(bucket);
+            }
+            // Within a kind the order of readiness holds.
+            for kind in kinds {
+                let of = |list: &[ReadyTensor]| list.iter().filter(|t| t.dtype == kind)
+                    .map(|t| t.tensor.name.clone()).collect::<Vec<_>>();
+                prop_assert_eq!(of(&seen), of(&tensors));
+            }
+            prop_assert_eq!(seen.len(), tensors.len());
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Whether the requests of all ranks of a set fit together. The checks, their order and their key words are Horovod's,
+//! so that its users find what they know; behind them stands which rank sent what.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use ronde_wire::{Cause, Collective, Failure, Rank, Request, Shape};
+
+use super::wording;
+
+/// Checks the requests of all ranks of a set for one name.
+///
+/// # Errors
+/// A [`Failure`] of cause `Mismatch` for all ranks: the first check that fails, with the first rank that differs from the
+/// lowest one as the culprit.
+pub(crate) fn check(requests: &BTreeMap<Rank, Request>) -> Result<(), Failure> {
+    let Some(first) = requests.values().next() else { return Ok(()) };
+    let all_barriers = requests.values().all(|r| r.collective == Collective::Barrier);
+    if all_barriers {
+        return Ok(());
+    }
+    let found = data_type(requests).or_else(|| operation(requests)).or_else(|| match first.collective {
+        Collective::AllReduce { .. } => shape(requests).or_else(|| scales(requests)).or_else(|| reduction(requests)),
+        Collective::AllGather => scalar(requests).or_else(|| dimensions(requests)).or_else(|| rows(requests)),
+        Collective::Broadcast { .. } => shape(requests).or_else(|| root(requests)),
+        _ => None,
+    });
+    found.map_or(Ok(()), |difference| Err(difference.into_failure(first)))
+}
+
+/// A difference in words, and the rank that differs.
+struct Difference {
+    text: String,
+    culprit: Rank,
+}
+
+impl Difference {
+    fn into_failure(self, request: &Request) -> Failure {
+        let (name, set) = (&request.name, request.set);
+        let reason = format!("{} Tensor {name} of {set}: make all ranks of the set ask for the same.", self.text);
+        Failure::new(Cause::Mismatch, reason).with_rank(self.culprit).with_tensor(name.clone())
+    }
+}
+
+fn data_type(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+    compare(
+        requests,
+        |r| r.dtype.name(),
+        |a, b| format!("Mismatched data types: One rank had type {a}, but another rank had type {b}."),
+    )
+}
+
+fn operation(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+    compare(
+        requests,
+        |r| r.collective.name(),
+        |a, b| format!("Mismatched operations: One rank did an {a}, but another rank did an {b}."),
+    )
+}
+
+fn shape(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+    let operation = operation_name(requests);
+    compare(
+        requests,
+        |r| r.shape.to_string(),
+        |a, b| {
+            format!(
+                "Mismatched {operation} tensor shapes: One rank sent a tensor of shape {a}, but another rank sent a tensor of shape {b}."
+            )
+        },
+    )
+}
+
+fn scales(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+    // Compared as bits: NaN equals itself, and 0 is not -0.
+    let factors = |r: &Request| (r.prescale.to_bits(), r.postscale.to_bits());
+    let text = |(pre, post): &(u64, u64)| format!("{} and {}", f64::from_bits(*pre), f64::from_bits(*post));
+    compare_as(requests, factors, text, |a, b| {
+        format!("Mismatched prescale and/or postscale factors: One rank sent {a}, but another rank sent {b}.")
+    })
+}
+
+fn reduction(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+    compare(
+        requests,
+        |r| r.collective.reduce_op().map_or("none", |op| op.name()),
+        |a, b| format!("Mismatched reduction operation: One rank asked for {a}, but another rank asked for {b}."),
+    )
+}
+
+fn scalar(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+    let operation = operation_name(requests);
+    let (rank, _) = requests.iter().find(|(_, request)| request.shape.dimensions().is_empty())?;
+    let lowest = requests.keys().next() == Some(rank);
+    let who = if lowest { "Process-set rank zero".to_owned() } else { capitalised(&rank.to_string()) };
+    let text = format!("{who} tried to {operation} a rank-zero tensor: give it a first dimension. It is {rank}.");
+    Some(Difference { text, culprit: *rank })
+}
+
+fn dimensions(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+    let operation = operation_name(requests);
+    compare(
+        requests,
+        |r| r.shape.dimensions().len(),
+        |a, b| {
+            format!(
+                "Mismatched {operation} tensor shapes: One rank sent a tensor of rank {a}, but another rank sent a tensor of rank {b}."
+            )
+        },
+    )
+}
+
+/// Every dimension but the first; all requests have the same number of them.
+fn rows(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+    let operation = operation_name(requests);
+    let count = requests.values().next().map_or(0, |r| r.shape.dimensions().len());
+    (1..count).find_map(|d| {
+        compare(requests, |r| dimension(&r.shape, d), |a, b| {
+            format!("Mismatched {operation} tensor shapes: One rank sent a tensor with dimension {d} equal to {a}, but another rank sent a tensor with dimension {d} equal to {b}.")
+        })
+    })
+}
+
+fn root(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+    let root = |r: &Request| r.collective.root().map_or(u32::MAX, |root| root.0);
+    compare(requests, root, |a, b| {
+        format!(
+            "Mismatched BROADCAST root ranks: One rank specified root rank {a}, but another rank specified root rank {b}."
+        )
+    })
+}
+
+fn compare<K: Ord + Display>(
+    requests: &BTreeMap<Rank, Request>,
+    of: impl Fn(&Request) -> K,
+    words: impl Fn(&str, &str) -> String,
+) -> Option<Difference> {
+    compare_as(requests, of, ToString::to_string, words)
+}
+
+/// Compares one property of all requests; where it differs, `words` gets the lowest rank's and the first other value, and
+/// a list of who has which follows.
+fn compare_as<K: Ord>(
+    requests: &BTreeMap<Rank, Request>,
+    of: impl Fn(&Request) -> K,
+    text: impl Fn(&K) -> String,
+    words: impl Fn(&str, &str) -> String,
+) -> Option<Difference> {
+    let mut all = requests.iter().map(|(rank, request)| (*rank, of(request)));
+    let (_, expected) = all.next()?;
+    let (culprit, other) = all.find(|(_, value)| *value != expected)?;
+    let mut holders: BTreeMap<K, Vec<Rank>> = BTreeMap::new();
+    for (rank, request) in requests {
+        holders.entry(of(request)).or_default().push(*rank);
+    }
+    let mut groups: Vec<(K, Vec<Rank>)> = holders.into_iter().collect();
+    groups.sort_by_key(|(_, ranks)| ranks.first().copied());
+    let named =
+        groups.iter().take(VALUES_MAX).map(|(value, ranks)| format!("{}: {}", wording::ranks(ranks), text(value)));
+    let mut list = named.collect::<Vec<_>>().join("; ");
+    if groups.len() > VALUES_MAX {
+        list.push_str("; and others");
+    }
+    Some(Difference { text: format!("{} ({list}.)", words(&text(&expected), &text(&other))), culprit })
+}
+
+fn operation_name(requests: &BTreeMap<Rank, Request>) -> &'static str {
+    requests.values().next().map_or("", |request| request.collective.name())
+}
+
+fn dimension(shape: &Shape, index: usize) -> u64 {
+    shape.dimensions().get(index).copied().unwrap_or_default()
+}
+
+fn capitalised(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// Different values listed with their ranks.
+const VALUES_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use ronde_wire::{DType, ReduceOp, SetId, TensorName};
+
+    use super::*;
+
+    fn request(collective: Collective, dtype: DType, shape: &[u64]) -> Request {
+        Request {
+            set: SetId::WORLD,
+            name: TensorName::new("t").expect("a name"),
+            collective,
+            dtype,
+            shape: Shape::new(shape.to_vec()).expect("a shape"),
+            prescale: 1.0,
+            postscale: 1.0,
+        }
+    }
+
+    fn sum(shape: &[u64]) -> Request {
+        request(Collective::AllReduce { op: ReduceOp::Sum }, DType::F32, shape)
+    }
+
+    fn gather(shape: &[u64]) -> Request {
+        request(Collective::AllGather, DType::F32, shape)
+    }
+
+    fn verdict(requests: Vec<Request>) -> Option<(String, Option<Rank>)> {
+        let requests = (0..).map(Rank).zip(requests).collect();
+        check(&requests).err().map(|failure| (failure.reason, failure.rank))
+    }
+
+    fn assert_refused(requests: Vec<Request>, words: &str, culprit: u32) {
+        let (text, rank) = verdict(requests).expect("a mismatch");
+        assert!(text.contains(words), "{text:?} lacks {words:?}");
+        assert!(text.contains("Tensor t of process set 0"), "{text:?}");
+        assert_eq!(rank, Some(Rank(culprit)));
+    }
+
+    #[test]
+    fn equal_requests_fit() {
+        assert_eq!(verdict(vec![sum(&[2, 3]), sum(&[2, 3])]), None);
+        assert_eq!(verdict(vec![gather(&[2, 3]), gather(&[0, 3]), gather(&[7, 3])]), None);
+        let nan = || Request { prescale: f64::NAN, ..sum(&[2]) };
+        assert_eq!(verdict(vec![nan(), nan()]), None);
+        let barrier = |dtype| request(Collective::Barrier, dtype, &[]);
+        assert_eq!(verdict(vec![barrier(DType::U8), barrier(DType::F32)]), None);
+        assert_eq!(verdict(vec![]), None);
+    }
+
+    #[test]
+    fn data_types() {
+        let int = request(Collective::AllReduce { op: ReduceOp::Sum }, DType::I32, &[9]);
+        let words = "Mismatched data types: One rank had type float32, but another rank had type int32.";
+        assert_refused(vec![sum(&[2]), sum(&[2]), int.clone(), sum(&[3])], words, 2);
+        assert_refused(vec![sum(&[2]), sum(&[2]), int], "(ranks 0-1: float32; rank 2: int32.)", 2);
+    }
+
+    #[test]
+    fn operations() {
+        let words = "Mismatched operations: One rank did an ALLREDUCE, but another rank did an ALLGATHER.";
+        assert_refused(vec![sum(&[2]), gather(&[2])], words, 1);
+    }
+
+    #[test]
+    fn shapes() {
+        let words = "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [2, 3], but another rank sent a tensor of shape [6].";
+        assert_refused(vec![sum(&[2, 3]), sum(&[6])], words, 1);
+        let broadcast = |shape: &[u64]| request(Collective::Broadcast { root: Rank(0) }, DType::F32, shape);
+        assert_refused(vec![broadcast(&[2]), broadcast(&[3])], "Mismatched BROADCAST tensor shapes", 1);
+    }
+
+    #[test]
+    fn factors_and_reductions() {
+        let scaled = Request { postscale: 0.5, ..sum(&[2]) };
+        let words =
+            "Mismatched prescale and/or postscale factors: One rank sent 1 and 1, but another rank sent 1 and 0.5.";
+        assert_refused(vec![sum(&[2]), scaled], words, 1);
+        let max = request(Collective::AllReduce { op: ReduceOp::Max }, DType::F32, &[2]);
+        assert_refused(vec![sum(&[2]), max], "Mismatched reduction operation: One rank asked for sum, but another", 1);
+    }
+
+    #[test]
+    fn gathers() {
+        assert_refused(
+            vec![gather(&[]), gather(&[1])],
+            "Process-set rank zero tried to ALLGATHER a rank-zero tensor",
+            0,
+        );
+        assert_refused(vec![gather(&[1]), gather(&[])], "Rank 1 tried to ALLGATHER a rank-zero tensor", 1);
+        let words = "Mismatched ALLGATHER tensor shapes: One rank sent a tensor of rank 2, but another rank sent a tensor of rank 3.";
+        assert_refused(vec![gather(&[1, 2]), gather(&[1, 2, 3])], words, 1);
+        let words = "One rank sent a tensor with dimension 1 equal to 2, but another rank sent a tensor with dimension 1 equal to 3.";
+        assert_refused(vec![gather(&[1, 2]), gather(&[5, 3])], words, 1);
+    }
+
+    #[test]
+    fn roots() {
+        let broadcast = |root| request(Collective::Broadcast { root: Rank(root) }, DType::F32, &[2]);
+        let words =
+            "Mismatched BROADCAST root ranks: One rank specified root rank 0, but another rank specified root rank 1.";
+        assert_refused(vec![broadcast(0), broadcast(1)], words, 1);
+    }
+
+    #[test]
+    fn many_different_values_stay_within_the_limit_of_a_reason() {
+        let requests: Vec<Request> = (0..4_000).map(|n| sum(&[n])).collect();
+        let (text, _) = verdict(requests).expect("a mismatch");
+        assert!(text.len() < 1_000 && text.contains("and others"), "{text}");
+    }
+}

@@ -1,0 +1,84 @@
+//! Ordered operations: admitted in order, completed in any.
+
+use std::sync::Arc;
+
+use ronde_wire::control::Order;
+use ronde_wire::{Cause, Control, Epoch, Failure, Seq};
+
+use super::admission;
+use super::context::Context;
+use super::participant::{Participant, Phase, Running};
+use crate::event::{Action, Completion};
+
+impl Participant {
+    /// The coordinator orders an operation.
+    pub(crate) fn order(&mut self, cx: &mut Context, seq: Seq, order: &Order) {
+        if !self.is_active() || self.broken {
+            cx.stats.stale_frames += 1;
+            return;
+        }
+        match self.admission(cx, seq, order) {
+            Ok(running) => {
+                cx.stats.admitted += 1;
+                cx.act(Action::Admit(Arc::clone(&running.admission)));
+                self.admitted.insert(seq, running);
+            }
+            Err(reason) => {
+                let reason = format!("{seq} of {} cannot be admitted: {reason}", self.epoch);
+                let mut failure = Failure::new(Cause::Bug, reason);
+                failure.tensor = order.tensors.first().map(|tensor| tensor.name.clone());
+                self.fail(cx, seq, &failure);
+            }
+        }
+    }
+
+    /// All lanes have performed an operation.
+    pub(crate) fn executed(&mut self, cx: &mut Context, epoch: Epoch, seq: Seq) {
+        let Some(Running { admission, reports }) = self.take_admitted(cx, epoch, seq) else { return };
+        cx.stats.executed += 1;
+        for (tensor, admitted) in (0..).zip(&admission.tensors) {
+            for &(rank, request) in &admitted.requests {
+                if self.requests.remove(rank, request) {
+                    let completion = Completion { epoch, seq, tensor, shape: admitted.output.clone() };
+                    self.complete(cx, rank, request, Ok(completion));
+                }
+            }
+        }
+        if reports && self.is_active() {
+            self.to_coordinator(cx, seq, Control::Done);
+        }
+        if let (Phase::Closing(failure), true) = (&self.phase, self.admitted.is_empty()) {
+            let failure = failure.clone();
+            self.end(cx, &failure);
+        }
+    }
+
+    /// An admitted operation cannot be performed here.
+    pub(crate) fn execution_failed(&mut self, cx: &mut Context, epoch: Epoch, seq: Seq, reason: &str) {
+        if epoch != self.epoch || self.is_idle() || !self.admitted.contains_key(&seq) {
+            cx.stats.stale_frames += 1;
+            return;
+        }
+        let failure = Failure::new(Cause::Bug, format!("{seq} of {epoch} cannot be performed: {reason}"));
+        self.fail(cx, seq, &failure);
+    }
+
+    fn admission(&mut self, cx: &mut Context, seq: Seq, order: &Order) -> Result<Running, String> {
+        if seq <= self.last_seq {
+            return Err(format!("it follows {}", self.last_seq));
+        }
+        let view = cx.set(order.set).ok_or_else(|| format!("{} does not exist here", order.set))?;
+        let admission = admission::prepare(&view, &mut self.requests, self.epoch, seq, order)?;
+        self.last_seq = seq;
+        Ok(Running { admission: Arc::new(admission), reports: view.first_member() == cx.me() })
+    }
+
+    fn take_admitted(&mut self, cx: &mut Context, epoch: Epoch, seq: Seq) -> Option<Running> {
+        let current = epoch == self.epoch && !self.is_idle();
+        let running = if current { self.admitted.remove(&seq) } else { None };
+        if running.is_none() {
+            cx.stats.stale_frames += 1;
+        }
+        running
+    }
+}

@@ -1,0 +1,223 @@
+//! What every sidecar does: its ranks' sessions, their requests, and the operations performed here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ronde_wire::control::Announcement;
+use ronde_wire::{Cause, Control, Epoch, Failure, Rank, RequestId, Seq, SidecarIndex, World};
+
+use super::context::Context;
+use super::requests::Requests;
+use super::wording;
+use crate::event::{Action, Admission, Time};
+
+/// The state; what it does stands in this file (epochs) and in `submission`, `operations` and `watch`.
+#[derive(Debug, Default)]
+pub(crate) struct Participant {
+    pub(super) phase: Phase,
+    /// The newest epoch that began here.
+    pub(super) epoch: Epoch,
+    /// Ranks that have attached for the next epoch.
+    pub(super) waiting: BTreeSet<Rank>,
+    /// Ranks that take part in this one.
+    pub(super) present: BTreeMap<Rank, Presence>,
+    pub(super) requests: Requests,
+    pub(super) admitted: BTreeMap<Seq, Running>,
+    pub(super) last_seq: Seq,
+    /// An order could not be followed; the epoch is about to end.
+    pub(super) broken: bool,
+    /// What has been submitted since the last message to the coordinator.
+    pub(super) outbox: Vec<Announcement>,
+    pub(super) last_failure: Option<Failure>,
+    pub(super) watch: super::watch::Watch,
+}
+
+/// What an epoch is doing here.
+#[derive(Debug, Default)]
+pub(crate) enum Phase {
+    #[default]
+    Idle,
+    Active,
+    /// A rank has shut down: what is admitted is finished, then the epoch ends with this reason.
+    Closing(Failure),
+}
+
+/// A rank of the epoch.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    pub(super) heard: Time,
+    pub(super) left: bool,
+}
+
+/// An operation that is performed.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(super) admission: std::sync::Arc<Admission>,
+    /// Whether the coordinator waits to hear from here that it is done.
+    pub(super) reports: bool,
+}
+
+impl Participant {
+    pub(crate) fn is_idle(&self) -> bool {
+        matches!(self.phase, Phase::Idle)
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        matches!(self.phase, Phase::Active)
+    }
+
+    /// A worker has claimed a rank.
+    pub(crate) fn attach(&mut self, cx: &mut Context, rank: Rank) {
+        if cx.serves(cx.me(), rank) && self.waiting.insert(rank) && self.is_idle() {
+            self.report_waiting(cx);
+        }
+    }
+
+    /// A session has ended.
+    pub(crate) fn leave(&mut self, cx: &mut Context, rank: Rank, failure: Failure) {
+        // A session that waits for the next epoch is newer than one within this epoch.
+        if self.waiting.remove(&rank) {
+            if self.is_idle() {
+                self.report_waiting(cx);
+            }
+            return;
+        }
+        let Some(presence) = self.present.get_mut(&rank).filter(|presence| !presence.left) else { return };
+        presence.left = true;
+        if self.is_active() {
+            self.to_coordinator(cx, Seq(0), Control::Left { rank, failure });
+        }
+    }
+
+    /// Tells the coordinator which ranks wait for an epoch: the whole list, empty or not. It also says that this sidecar
+    /// has finished the epoch of the frame.
+    pub(crate) fn report_waiting(&mut self, cx: &mut Context) {
+        self.watch.reported = cx.now;
+        let ranks = self.waiting.iter().copied().collect();
+        self.to_coordinator(cx, Seq(0), Control::Attached { ranks });
+    }
+
+    /// The coordinator begins an epoch.
+    pub(crate) fn begin(&mut self, cx: &mut Context, epoch: Epoch, world: &World) {
+        if epoch <= self.epoch {
+            // Said again on a new link. An epoch that this sidecar has ended on its own cannot be entered again.
+            if epoch == self.epoch && self.is_idle() {
+                self.refuse_ended(cx);
+            } else if epoch < self.epoch {
+                cx.stats.stale_frames += 1;
+            }
+            return;
+        }
+        if !self.is_idle() {
+            let reason = format!("{} was replaced by {epoch} before its end was heard", self.epoch);
+            self.end(cx, &Failure::new(Cause::Bug, reason).with_sidecar(cx.coordinator));
+        }
+        let mine = cx.config.world.ranks_of(cx.me());
+        let (here, missing): (Vec<Rank>, Vec<Rank>) = mine.into_iter().partition(|rank| self.waiting.contains(rank));
+        self.enter(cx, epoch, &here);
+        if *world != cx.config.world {
+            let reason = "its configuration of ranks, sidecars and process sets differs from the coordinator's; \
+                          start all sidecars with the same one";
+            self.fail(cx, Seq(0), &Failure::new(Cause::Bug, reason));
+            return;
+        }
+        cx.stats.epochs += 1;
+        cx.act(Action::EpochBegan { epoch });
+        for rank in missing {
+            let failure = Failure::new(Cause::RankLost, format!("it left before {epoch} began")).with_rank(rank);
+            self.to_coordinator(cx, Seq(0), Control::Left { rank, failure });
+        }
+    }
+
+    /// The coordinator ends the epoch.
+    pub(crate) fn epoch_ended(&mut self, cx: &mut Context, failure: Failure) {
+        // From the network: cut to the limits of a failure.
+        let failure = Failure { reason: Failure::new(failure.cause, failure.reason).reason, ..failure };
+        if failure.cause != Cause::ShutDown || self.admitted.is_empty() {
+            self.end(cx, &failure);
+            return;
+        }
+        for (rank, request) in self.requests.take(true) {
+            self.complete(cx, rank, request, Err(failure.clone()));
+        }
+        self.outbox.clear();
+        self.phase = Phase::Closing(failure);
+    }
+
+    /// The epoch is over here: every request without an answer fails, in order of rank and number.
+    pub(crate) fn end(&mut self, cx: &mut Context, failure: &Failure) {
+        for (rank, request) in self.requests.take(false) {
+            self.complete(cx, rank, request, Err(failure.clone()));
+        }
+        self.phase = Phase::Idle;
+        self.present.clear();
+        self.admitted.clear();
+        self.outbox.clear();
+        self.watch = super::watch::Watch::default();
+        self.last_failure = Some(failure.clone());
+        cx.act(Action::EpochEnded { epoch: self.epoch, failure: failure.clone() });
+        self.report_waiting(cx);
+    }
+
+    /// The coordinator is out of reach: this sidecar decides for its own ranks.
+    pub(crate) fn coordinator_lost(&mut self, cx: &mut Context, reason: &str) {
+        if !self.is_idle() {
+            let who = wording::sidecar(&cx.config.world, cx.coordinator);
+            let text = format!("{who}, the coordinator, is lost: {reason}; see the log of that sidecar and its host");
+            self.end(cx, &Failure::new(Cause::SidecarLost, text).with_sidecar(cx.coordinator));
+        }
+    }
+
+    /// Another sidecar is out of reach: the coordinator decides.
+    pub(crate) fn peer_lost(&mut self, cx: &mut Context, peer: SidecarIndex, reason: &str) {
+        let needed = match self.phase {
+            Phase::Idle => false,
+            Phase::Active => true,
+            Phase::Closing(_) => self.admitted.values().any(|r| r.admission.topology.member(peer).is_some()),
+        };
+        if needed && cx.sidecars.contains(&peer) {
+            let reason = reason.to_owned();
+            self.to_coordinator(cx, Seq(0), Control::Unreachable { sidecar: peer, reason });
+        }
+    }
+
+    /// This sidecar cannot go on with the epoch.
+    pub(crate) fn fail(&mut self, cx: &mut Context, seq: Seq, failure: &Failure) {
+        self.broken = true;
+        let failure = failure.clone().with_sidecar(cx.me());
+        self.to_coordinator(cx, seq, Control::Failed { failure });
+    }
+
+    pub(super) fn to_coordinator(&self, cx: &mut Context, seq: Seq, message: Control) {
+        cx.send(cx.coordinator, self.epoch, seq, message);
+    }
+
+    pub(super) fn complete(
+        &self,
+        cx: &mut Context,
+        rank: Rank,
+        request: RequestId,
+        outcome: Result<crate::event::Completion, Failure>,
+    ) {
+        let counter = if outcome.is_ok() { &mut cx.stats.completed } else { &mut cx.stats.failed };
+        *counter += 1;
+        cx.act(Action::Complete { rank, request, outcome });
+    }
+
+    fn enter(&mut self, cx: &mut Context, epoch: Epoch, ranks: &[Rank]) {
+        cx.links.rebase(cx.now);
+        self.phase = Phase::Active;
+        self.epoch = epoch;
+        self.last_seq = Seq(0);
+        self.broken = false;
+        self.waiting.clear();
+        self.present = ranks.iter().map(|rank| (*rank, Presence { heard: cx.now, left: false })).collect();
+    }
+
+    fn refuse_ended(&self, cx: &mut Context) {
+        let failure = self.last_failure.clone().map_or_else(
+            || Failure::new(Cause::SidecarLost, format!("{} has ended here", self.epoch)),
+            |failure| failure,
+        );
+        self.to_coordinator(cx, Seq(0), Control::Failed { failure });
+    }
+}

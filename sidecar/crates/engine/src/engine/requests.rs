@@ -1,0 +1,164 @@
+//! Requests of local ranks that have no answer yet, by name and by number; and what is known of names that failed before
+//! a rank asked for them.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use ronde_wire::{Failure, Rank, Request, RequestId, Seq, SetId, TensorName};
+
+use crate::event::Time;
+
+/// A name as one rank uses it.
+pub(crate) type Key = (SetId, TensorName, Rank);
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    pending: BTreeMap<Key, Pending>,
+    numbers: BTreeMap<(Rank, RequestId), Key>,
+    rounds: BTreeMap<Key, Ahead>,
+}
+
+/// A request without an answer.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub(crate) request: RequestId,
+    pub(crate) what: Request,
+    pub(crate) since: Time,
+    /// The operation that performs it.
+    pub(crate) ordered: Option<Seq>,
+}
+
+/// How far a rank and the coordinator are apart in the rounds of a name (see the negotiation's text). Only one of the two
+/// is not zero at a time.
+#[derive(Debug, Default)]
+struct Ahead {
+    /// Rounds in which the rank's part was a refusal, and whose rejection has not arrived.
+    refused: usize,
+    /// Rounds that were rejected before the rank took part.
+    rejected: VecDeque<Failure>,
+}
+
+/// Rejections that may wait for one rank and name; the coordinator's own bound on poisoned rounds keeps them below.
+pub(crate) const REJECTED_AHEAD_MAX: usize = super::negotiation::POISONED_MAX;
+
+/// What a rejection meets at one rank.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Rejected {
+    /// This request fails.
+    Request(RequestId),
+    /// The rank has had its answer.
+    Answered,
+    /// The rank has yet to ask; its next request by that name fails at once.
+    Ahead,
+    /// Too many are waiting already.
+    Overflow,
+}
+
+impl Requests {
+    /// Whether the rank has a request by this name without an answer.
+    pub(crate) fn has(&self, key: &Key) -> bool {
+        self.pending.contains_key(key)
+    }
+
+    /// Whether the rank uses this number.
+    pub(crate) fn has_number(&self, rank: Rank, request: RequestId) -> bool {
+        self.numbers.contains_key(&(rank, request))
+    }
+
+    pub(crate) fn insert(&mut self, key: Key, request: RequestId, what: Request, now: Time) {
+        self.numbers.insert((key.2, request), key.clone());
+        self.pending.insert(key, Pending { request, what, since: now, ordered: None });
+    }
+
+    /// The request with a number, while nothing is ordered for it.
+    pub(crate) fn unordered(&self, rank: Rank, request: RequestId) -> Option<&Request> {
+        let key = self.numbers.get(&(rank, request))?;
+        self.pending.get(key).filter(|pending| pending.ordered.is_none()).map(|pending| &pending.what)
+    }
+
+    /// The failure that already waits for the rank's next request by this name; taken out.
+    pub(crate) fn take_rejection(&mut self, key: &Key) -> Option<Failure> {
+        let ahead = self.rounds.get_mut(key)?;
+        let failure = ahead.rejected.pop_front();
+        self.forget_even(key);
+        failure
+    }
+
+    /// The rank's part in the next round of the name was a refusal.
+    pub(crate) fn refuse(&mut self, key: Key) {
+        if self.take_rejection(&key).is_none() {
+            self.rounds.entry(key).or_default().refused += 1;
+        }
+    }
+
+    /// A round of the name was rejected.
+    pub(crate) fn reject(&mut self, key: Key, failure: &Failure) -> Rejected {
+        if let Some(ahead) = self.rounds.get_mut(&key).filter(|ahead| ahead.refused > 0) {
+            ahead.refused -= 1;
+            self.forget_even(&key);
+            return Rejected::Answered;
+        }
+        if let Some(pending) = self.pending.get(&key).filter(|pending| pending.ordered.is_none()) {
+            let request = pending.request;
+            self.remove(key.2, request);
+            return Rejected::Request(request);
+        }
+        let ahead = self.rounds.entry(key).or_default();
+        if ahead.rejected.len() >= REJECTED_AHEAD_MAX {
+            return Rejected::Overflow;
+        }
+        ahead.rejected.push_back(failure.clone());
+        Rejected::Ahead
+    }
+
+    /// Marks a request as ordered, after `fits` has compared it.
+    pub(crate) fn order(
+        &mut self,
+        key: &Key,
+        seq: Seq,
+        fits: impl FnOnce(&Request) -> Result<(), String>,
+    ) -> Result<RequestId, String> {
+        let pending = self.pending.get_mut(key).ok_or("it was ordered, but not asked for")?;
+        if let Some(earlier) = pending.ordered {
+            return Err(format!("it was ordered as {earlier} already"));
+        }
+        fits(&pending.what)?;
+        pending.ordered = Some(seq);
+        Ok(pending.request)
+    }
+
+    /// Forgets a request; true when there was one.
+    pub(crate) fn remove(&mut self, rank: Rank, request: RequestId) -> bool {
+        let Some(key) = self.numbers.remove(&(rank, request)) else { return false };
+        self.pending.remove(&key).is_some()
+    }
+
+    /// Takes out all requests, or those only for which nothing is ordered, ascending by rank and number.
+    pub(crate) fn take(&mut self, unordered_only: bool) -> Vec<(Rank, RequestId)> {
+        let chosen = |key: &Key| {
+            let ordered = self.pending.get(key).is_some_and(|pending| pending.ordered.is_some());
+            !(unordered_only && ordered)
+        };
+        let taken: Vec<(Rank, RequestId)> =
+            self.numbers.iter().filter(|(_, key)| chosen(key)).map(|(number, _)| *number).collect();
+        for (rank, request) in &taken {
+            self.remove(*rank, *request);
+        }
+        self.rounds.clear();
+        taken
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.pending.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Rank, &Pending)> {
+        self.pending.iter().map(|((_, _, rank), pending)| (*rank, pending))
+    }
+
+    fn forget_even(&mut self, key: &Key) {
+        if self.rounds.get(key).is_some_and(|ahead| ahead.refused == 0 && ahead.rejected.is_empty()) {
+            self.rounds.remove(key);
+        }
+    }
+}

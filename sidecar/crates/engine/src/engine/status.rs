@@ -1,0 +1,243 @@
+//! What an engine tells people: counters, and a picture of the moment.
+
+use ronde_wire::{Epoch, Failure, Rank, RequestId, SetId, SidecarIndex, TensorName};
+use serde::Serialize;
+
+use super::context::Context;
+use super::coordinator::Coordinator;
+use super::liveness::Link;
+use super::negotiation::Waiting;
+use super::participant::{Participant, Phase};
+use super::requests::Pending;
+use crate::event::Time;
+
+/// Counters since the engine was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Stats {
+    /// Requests of local ranks.
+    pub submitted: u64,
+    /// Requests that ended with a result.
+    pub completed: u64,
+    /// Requests that ended with a failure.
+    pub failed: u64,
+    /// Requests refused here, by this engine or by the service.
+    pub refused: u64,
+    /// Requests that ranks stopped waiting for.
+    pub withdrawn: u64,
+    /// Operations admitted here.
+    pub admitted: u64,
+    /// Operations performed here.
+    pub executed: u64,
+    /// Epochs that began here.
+    pub epochs: u64,
+    /// Names rejected here on the coordinator's word.
+    pub rejected: u64,
+    /// Coordinator: operations ordered.
+    pub ordered_operations: u64,
+    /// Coordinator: tensors ordered.
+    pub ordered_tensors: u64,
+    /// Coordinator: tensors that shared a bucket with others.
+    pub fused_tensors: u64,
+    /// Coordinator: names on which ranks disagreed.
+    pub mismatches: u64,
+    /// Control messages of another epoch, dropped.
+    pub stale_frames: u64,
+    /// Control messages that break the protocol; their sender was disconnected.
+    pub protocol_violations: u64,
+    /// Heartbeats sent.
+    pub heartbeats: u64,
+    /// Pauses of this process itself, longer than the suspicion time, that were noticed afterwards.
+    pub pauses: u64,
+}
+
+/// What an engine is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EnginePhase {
+    /// No epoch: ranks have yet to attach.
+    Waiting,
+    /// Within an epoch.
+    Active,
+    /// A rank has shut down; operations that were ordered before are being finished.
+    Closing,
+}
+
+/// A picture of the moment, for status pages. Lists are cut to [`STATUS_ENTRIES_MAX`] entries; counts are not.
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    /// This sidecar.
+    pub sidecar: SidecarIndex,
+    /// The sidecar that orders operations.
+    pub coordinator: SidecarIndex,
+    /// What the engine is doing.
+    pub phase: EnginePhase,
+    /// The newest epoch that began here; 0 before the first.
+    pub epoch: Epoch,
+    /// The ranks of the job.
+    pub world_size: usize,
+    /// Ranks of this sidecar that take part in the epoch.
+    pub ranks_in_epoch: Vec<Rank>,
+    /// Ranks of this sidecar that have attached and wait for the next epoch.
+    pub ranks_waiting: Vec<Rank>,
+    /// Ranks whose attachment is missing for the next epoch: of all sidecars at the coordinator, of this one elsewhere.
+    /// Empty within an epoch.
+    pub ranks_missing: Vec<Rank>,
+    /// Requests of local ranks that have no answer yet.
+    pub pending: usize,
+    /// The oldest of them.
+    pub pending_requests: Vec<PendingStatus>,
+    /// Coordinator: how many names wait for ranks.
+    pub negotiating: usize,
+    /// Coordinator: the oldest of those names, and who is missing.
+    pub waiting_tensors: Vec<WaitingTensor>,
+    /// Operations admitted here and not finished.
+    pub in_flight: usize,
+    /// Sidecars that are silent.
+    pub suspect_sidecars: Vec<SidecarIndex>,
+    /// Ranks that are silent.
+    pub suspect_ranks: Vec<Rank>,
+    /// Why the last epoch ended.
+    pub last_failure: Option<Failure>,
+    /// The control links.
+    pub links: Vec<LinkStatus>,
+    /// The counters.
+    pub stats: Stats,
+}
+
+/// The most entries of one list of a [`Status`].
+pub const STATUS_ENTRIES_MAX: usize = 100;
+
+/// A request without an answer.
+#[derive(Clone, Debug, Serialize)]
+pub struct PendingStatus {
+    /// Whose.
+    pub rank: Rank,
+    /// Its number.
+    pub request: RequestId,
+    /// The set.
+    pub set: SetId,
+    /// The name.
+    pub name: TensorName,
+    /// What is to be done.
+    pub collective: &'static str,
+    /// Whether all ranks have announced it and it is being performed.
+    pub ordered: bool,
+    /// Milliseconds since it was submitted.
+    pub age_ms: u64,
+}
+
+/// A name that some ranks have announced and others have not.
+#[derive(Clone, Debug, Serialize)]
+pub struct WaitingTensor {
+    /// The set.
+    pub set: SetId,
+    /// The name.
+    pub name: TensorName,
+    /// What is to be done.
+    pub collective: &'static str,
+    /// Who is missing.
+    pub missing: Vec<Rank>,
+    /// Milliseconds since the first rank announced it.
+    pub age_ms: u64,
+}
+
+/// A control link.
+#[derive(Clone, Debug, Serialize)]
+pub struct LinkStatus {
+    /// The peer.
+    pub peer: SidecarIndex,
+    /// Whether it is open.
+    pub up: bool,
+    /// Milliseconds since the last message; meaningful within an epoch, on links to and from the coordinator.
+    pub silent_ms: u64,
+    /// The newest round trip, in microseconds.
+    pub round_trip_us: Option<u64>,
+    /// The peer's clock less this sidecar's, in microseconds.
+    pub clock_offset_us: Option<i64>,
+}
+
+/// Puts the picture together.
+pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Option<&Coordinator>, now: Time) -> Status {
+    let suspects = participant.noticed();
+    Status {
+        sidecar: cx.config.me,
+        coordinator: cx.coordinator,
+        phase: phase(participant),
+        epoch: participant.epoch,
+        world_size: cx.config.world.size(),
+        ranks_in_epoch: participant.present.iter().filter(|(_, p)| !p.left).map(|(rank, _)| *rank).collect(),
+        ranks_waiting: participant.waiting.iter().copied().collect(),
+        ranks_missing: ranks_missing(cx, participant, coordinator),
+        pending: participant.requests.len(),
+        pending_requests: pending_requests(participant, now),
+        negotiating: coordinator.map_or(0, |c| c.negotiation.len()),
+        waiting_tensors: coordinator.map_or_else(Vec::new, |c| waiting_tensors(cx, c, now)),
+        in_flight: participant.admitted.len(),
+        suspect_sidecars: suspects.sidecars.clone(),
+        suspect_ranks: suspects.ranks.clone(),
+        last_failure: participant.last_failure.clone(),
+        links: cx.links.iter().map(|(peer, link)| link_status(peer, link, now)).collect(),
+        stats: cx.stats.clone(),
+    }
+}
+
+fn phase(participant: &Participant) -> EnginePhase {
+    match participant.phase {
+        Phase::Idle => EnginePhase::Waiting,
+        Phase::Active => EnginePhase::Active,
+        Phase::Closing(_) => EnginePhase::Closing,
+    }
+}
+
+fn ranks_missing(cx: &Context, participant: &Participant, coordinator: Option<&Coordinator>) -> Vec<Rank> {
+    match coordinator {
+        Some(coordinator) => coordinator.missing(cx),
+        None if participant.is_idle() => {
+            let mine = cx.config.world.ranks_of(cx.config.me);
+            mine.into_iter().filter(|rank| !participant.waiting.contains(rank)).collect()
+        }
+        None => Vec::new(),
+    }
+}
+
+fn pending_requests(participant: &Participant, now: Time) -> Vec<PendingStatus> {
+    let mut oldest: Vec<_> = participant.requests.iter().collect();
+    oldest.sort_by_key(|(rank, pending)| (pending.since, *rank, pending.request));
+    let entry = |(rank, pending): (Rank, &Pending)| PendingStatus {
+        rank,
+        request: pending.request,
+        set: pending.what.set,
+        name: pending.what.name.clone(),
+        collective: pending.what.collective.name(),
+        ordered: pending.ordered.is_some(),
+        age_ms: now.ms_since(pending.since),
+    };
+    oldest.into_iter().take(STATUS_ENTRIES_MAX).map(entry).collect()
+}
+
+fn waiting_tensors(cx: &Context, coordinator: &Coordinator, now: Time) -> Vec<WaitingTensor> {
+    let mut oldest: Vec<_> = coordinator.negotiation.waiting().collect();
+    oldest.sort_by_key(|waiting| waiting.since);
+    let entry = |waiting: Waiting<'_>| {
+        // Known since the announcement.
+        let view = cx.known_set(waiting.request.set)?;
+        Some(WaitingTensor {
+            set: waiting.request.set,
+            name: waiting.request.name.clone(),
+            collective: waiting.request.collective.name(),
+            missing: waiting.missing(view),
+            age_ms: now.ms_since(waiting.since),
+        })
+    };
+    oldest.into_iter().take(STATUS_ENTRIES_MAX).filter_map(entry).collect()
+}
+
+fn link_status(peer: SidecarIndex, link: &Link, now: Time) -> LinkStatus {
+    LinkStatus {
+        peer,
+        up: link.up,
+        silent_ms: now.ms_since(link.heard),
+        round_trip_us: link.round_trip_us,
+        clock_offset_us: link.clock_offset_us,
+    }
+}

@@ -1,0 +1,133 @@
+//! Who is late, as this sidecar sees and hears it: its own ranks, the coordinator, and the coordinator's reports.
+
+use ronde_wire::{Cause, Control, Failure, Rank, Seq, SidecarIndex};
+
+use super::context::Context;
+use super::participant::Participant;
+use super::wording;
+use crate::event::{Action, Time};
+
+/// What is known of silent peers.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    /// When the waiting ranks were last reported.
+    pub(super) reported: Time,
+    /// Silent local ranks, as last reported.
+    silent: Vec<Rank>,
+    /// The coordinator's newest list.
+    told: Suspects,
+    /// What the local sessions were told.
+    noticed: Suspects,
+}
+
+/// Silent sidecars and ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Suspects {
+    pub(crate) sidecars: Vec<SidecarIndex>,
+    pub(crate) ranks: Vec<Rank>,
+}
+
+impl Participant {
+    /// A sign of life from a worker.
+    pub(crate) fn heard(&mut self, cx: &Context, rank: Rank) {
+        if let Some(presence) = self.present.get_mut(&rank) {
+            presence.heard = cx.now;
+        }
+    }
+
+    /// This process itself was paused: everybody gets fresh grace.
+    pub(crate) fn rebase(&mut self, cx: &Context) {
+        self.present.values_mut().for_each(|presence| presence.heard = cx.now);
+    }
+
+    /// The coordinator says who is late.
+    pub(crate) fn suspects(&mut self, cx: &mut Context, suspects: Suspects) {
+        let known = |cx: &Context, rank: &Rank| cx.config.world.sidecar_of(*rank).is_some();
+        self.watch.told = Suspects {
+            sidecars: suspects.sidecars.into_iter().filter(|s| cx.sidecars.contains(s)).collect(),
+            ranks: suspects.ranks.into_iter().filter(|rank| known(cx, rank)).collect(),
+        };
+        self.notice(cx);
+    }
+
+    /// The current suspects: sidecars and ranks.
+    pub(crate) fn noticed(&self) -> &Suspects {
+        &self.watch.noticed
+    }
+
+    /// Looks at the clock.
+    pub(crate) fn tick(&mut self, cx: &mut Context) {
+        if self.is_idle() {
+            // Repeated, so that neither a lost link nor a restarted coordinator strands waiting ranks.
+            let due = cx.now.ms_since(self.watch.reported) >= cx.config.suspect_ms;
+            if !self.waiting.is_empty() && due {
+                self.report_waiting(cx);
+            }
+            return;
+        }
+        self.watch_ranks(cx);
+        let silent_ms = self.coordinator_silence_ms(cx);
+        if silent_ms >= cx.config.peer_timeout_ms {
+            let reason = format!("it has been silent for {}", wording::seconds(silent_ms));
+            self.coordinator_lost(cx, &reason);
+        } else {
+            self.notice(cx);
+        }
+    }
+
+    fn watch_ranks(&mut self, cx: &mut Context) {
+        if !self.is_active() {
+            return;
+        }
+        let silence = |presence: &super::participant::Presence| cx.now.ms_since(presence.heard);
+        let late = |limit_ms: u64| {
+            let present = self.present.iter().filter(move |(_, p)| !p.left && silence(p) >= limit_ms);
+            present.map(|(rank, _)| *rank).collect::<Vec<_>>()
+        };
+        let (dead, silent) = (late(cx.config.peer_timeout_ms), late(cx.config.suspect_ms));
+        if silent != self.watch.silent {
+            self.watch.silent.clone_from(&silent);
+            self.to_coordinator(cx, Seq(0), Control::SuspectRanks { ranks: silent });
+        }
+        for rank in dead {
+            let silence = wording::seconds(cx.config.peer_timeout_ms);
+            let reason = format!("its process has been silent for {silence}; it is stopped or overloaded");
+            let failure = Failure::new(Cause::RankLost, reason).with_rank(rank).with_sidecar(cx.me());
+            cx.act(Action::EndSession { rank, failure: failure.clone() });
+            self.leave(cx, rank, failure);
+        }
+    }
+
+    fn coordinator_silence_ms(&self, cx: &Context) -> u64 {
+        if cx.coordinator == cx.me() { 0 } else { cx.links.silent_ms(cx.coordinator, cx.now) }
+    }
+
+    /// Tells the local sessions who is late, when that has changed.
+    fn notice(&mut self, cx: &mut Context) {
+        let mut suspects = self.watch.told.clone();
+        let coordinator_late = self.coordinator_silence_ms(cx) >= cx.config.suspect_ms;
+        if coordinator_late && !suspects.sidecars.contains(&cx.coordinator) {
+            suspects.sidecars.push(cx.coordinator);
+        }
+        if suspects == self.watch.noticed {
+            return;
+        }
+        let text = words(cx, &suspects);
+        self.watch.noticed = suspects.clone();
+        let Suspects { sidecars, ranks } = suspects;
+        cx.act(Action::Notice { sidecars, ranks, text });
+    }
+}
+
+fn words(cx: &Context, suspects: &Suspects) -> String {
+    let mut late: Vec<String> =
+        suspects.sidecars.iter().map(|sidecar| wording::sidecar(&cx.config.world, *sidecar)).collect();
+    if !suspects.ranks.is_empty() {
+        late.push(wording::ranks(&suspects.ranks));
+    }
+    if late.is_empty() {
+        return "Everybody is heard again.".to_owned();
+    }
+    let (for_now, until) = (wording::seconds(cx.config.suspect_ms), wording::seconds(cx.config.peer_timeout_ms));
+    format!("Not heard for more than {for_now}: {}. Operations wait; they fail after {until}.", late.join(", "))
+}
