@@ -1,1 +1,54 @@
-//! (skeleton)
+//! The Rust client of ronde, the encrypted communication service for data-parallel training.
+//!
+//! A worker pairs with the *sidecar* on its host, hands it tensors through shared memory and gets the result of the
+//! collective back. [`Client`] is asynchronous; [`blocking::Client`] runs its own thread for programs that are not.
+//!
+//! ```no_run
+//! # async fn run() -> Result<(), ronde::Error> {
+//! use ronde::{AllReduceOptions, Client, Options, TensorRef};
+//!
+//! let client = Client::connect(Options::from_env()?).await?;
+//! let gradient = [1.0_f32, 2.0, 3.0];
+//! let mean = client
+//!     .allreduce("gradient", TensorRef::of(&[3], &gradient)?, AllReduceOptions::default())
+//!     .await?;
+//! println!("rank {} of {}: {:?}", client.rank(), client.size(), mean.to_vec::<f32>()?);
+//! client.close().await;
+//! # Ok(()) }
+//! ```
+//!
+//! # Rules
+//!
+//! - Ranks agree on operations by name; names come in any order. Operations without a name are numbered in the order in
+//!   which they are submitted, so that order must then be the same on all ranks.
+//! - A limit that is reached is an error at once, never a wait: waiting could deadlock ranks that submit in different
+//!   orders.
+//! - When the epoch ends (a rank left or died) every waiter hears why. To go on, connect anew.
+//! - In a forked child a client is dead: calls fail with [`Error::UsedAfterFork`], drops do nothing.
+
+#![forbid(unsafe_code)]
+
+#[cfg(target_endian = "big")]
+compile_error!("tensors travel in little-endian order; ronde does not run on big-endian machines");
+
+pub mod blocking;
+mod client;
+mod connect;
+mod error;
+mod handle;
+mod memory;
+mod operation;
+mod options;
+mod promise;
+mod session;
+mod table;
+mod tensor;
+
+pub use client::Client;
+pub use error::{Blame, Error};
+pub use handle::Handle;
+pub use operation::{AllReduceOptions, Operation};
+pub use options::{Options, Transfer};
+pub use ronde_rpc::EpochView;
+pub use ronde_wire::{Cause, Collective, DType, Failure, JobName, Rank, ReduceOp, SetId, Shape};
+pub use tensor::{Element, Tensor, TensorRef};

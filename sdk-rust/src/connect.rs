@@ -1,0 +1,227 @@
+//! Reaching the sidecar: the Unix socket, the gRPC channel and the claim.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use ronde_rpc::v1::client_message::Message as Say;
+use ronde_rpc::v1::ronde_client::RondeClient;
+use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::{Claim, Claimed, PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, RankToken, paths, v1};
+use ronde_shm::ForkSafe;
+use ronde_wire::limits;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_stream::Stream;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Streaming};
+use tower::service_fn;
+
+use crate::error::Error;
+use crate::options::Options;
+use crate::session::{OUTGOING_MAX, describe};
+
+/// A claimed rank: the answer, and both directions of the stream.
+pub(crate) struct Attached {
+    pub(crate) claimed: Claimed,
+    pub(crate) outgoing: mpsc::Sender<v1::ClientMessage>,
+    pub(crate) incoming: Streaming<v1::ServerMessage>,
+}
+
+/// Reaches the sidecar and claims the rank, trying again until the connect timeout while the sidecar is not there yet, and
+/// for a moment while an earlier session of the rank is still ending.
+pub(crate) async fn attach(options: &Options, token: RankToken) -> Result<Attached, Error> {
+    let deadline = Instant::now() + options.connect_timeout;
+    let claim_deadline = deadline.min(Instant::now() + CLAIM_RETRY);
+    let mut pause = PAUSE_MIN;
+    loop {
+        let refused = match timeout_at(deadline, attempt(options, token)).await {
+            Ok(Ok(attached)) => return Ok(attached),
+            Ok(Err(refused)) => refused,
+            Err(_) => Refused::Unreachable(timed_out(options)),
+        };
+        let (until, error) = match refused {
+            Refused::Final(error) => return Err(error),
+            Refused::Held(error) => (claim_deadline, error),
+            Refused::Unreachable(error) => (deadline, error),
+        };
+        if Instant::now() + pause >= until {
+            return Err(error);
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Why an attempt failed, and so whether to try again.
+enum Refused {
+    Unreachable(Error),
+    Held(Error),
+    Final(Error),
+}
+
+async fn attempt(options: &Options, token: RankToken) -> Result<Attached, Refused> {
+    let channel = channel(options).await?;
+    let mut client = RondeClient::new(channel)
+        .max_decoding_message_size(limits::INLINE_BYTES_MAX + MESSAGE_OVERHEAD_BYTES)
+        .max_encoding_message_size(limits::INLINE_BYTES_MAX + MESSAGE_OVERHEAD_BYTES);
+    let (outgoing, receiver) = mpsc::channel(OUTGOING_MAX);
+    let claim = v1::ClientMessage { message: Some(Say::Claim(claim(options, token).into_message())) };
+    // The queue is new and open: there is room for one message.
+    let _ = outgoing.try_send(claim);
+    let refuse = |status: &tonic::Status| refusal(options, status);
+    let response = client.session(Outgoing { receiver, ended: false }).await.map_err(|status| refuse(&status))?;
+    let mut incoming = response.into_inner();
+    let first = incoming.message().await.map_err(|status| refuse(&status))?;
+    let Some(Heard::Claimed(claimed)) = first.and_then(|message| message.message) else {
+        let reason = "the answer to a claim is not a Claimed".to_owned();
+        return Err(Refused::Final(Error::Protocol { reason }));
+    };
+    let claimed = Claimed::parse(&claimed).map_err(|error| Refused::Final(Error::protocol(&error)))?;
+    Ok(Attached { claimed, outgoing, incoming })
+}
+
+fn claim(options: &Options, token: RankToken) -> Claim {
+    Claim {
+        job: options.job.clone(),
+        rank: options.rank,
+        token,
+        protocols: (PROTOCOL_VERSION_MIN, PROTOCOL_VERSION),
+        client: options.client_name.clone(),
+        pid: std::process::id(),
+    }
+}
+
+async fn channel(options: &Options) -> Result<Channel, Refused> {
+    let path = paths::rpc_socket(&options.socket_dir);
+    let stream = GuardedStream::connect(&path).await.map_err(|error| {
+        Refused::Unreachable(Error::Connect { directory: options.socket_dir.clone(), reason: error.to_string() })
+    })?;
+    // A connector that gives its one stream away: a session does not survive its connection.
+    let mut stream = Some(stream);
+    let connector = service_fn(move |_: Uri| {
+        let taken = stream.take().map(TokioIo::new);
+        async move { taken.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
+    });
+    Endpoint::from_static("http://sidecar.invalid")
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(STREAM_WINDOW_BYTES)
+        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+        .keep_alive_while_idle(true)
+        .connect_with_connector(connector)
+        .await
+        .map_err(|error| {
+            let reason = format!("it does not speak gRPC ({error})");
+            Refused::Unreachable(Error::Connect { directory: options.socket_dir.clone(), reason })
+        })
+}
+
+/// Says whether a refused claim is worth another attempt.
+fn refusal(options: &Options, status: &tonic::Status) -> Refused {
+    let directory: PathBuf = options.socket_dir.clone();
+    let claim = |reason: String| Error::Claim { directory: directory.clone(), rank: options.rank.0, reason };
+    match status.code() {
+        Code::AlreadyExists => Refused::Held(claim(describe(status))),
+        Code::Unavailable | Code::Unknown | Code::Cancelled => {
+            Refused::Unreachable(Error::Connect { directory: directory.clone(), reason: describe(status) })
+        }
+        _ => Refused::Final(claim(describe(status))),
+    }
+}
+
+fn timed_out(options: &Options) -> Error {
+    let reason = format!("no answer within {} s", options.connect_timeout.as_secs_f64());
+    Error::Connect { directory: options.socket_dir.clone(), reason }
+}
+
+/// The client's direction of the stream; it ends after a farewell.
+struct Outgoing {
+    receiver: mpsc::Receiver<v1::ClientMessage>,
+    ended: bool,
+}
+
+impl Stream for Outgoing {
+    type Item = v1::ClientMessage;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let message = ready!(self.receiver.poll_recv(context));
+        self.ended = matches!(message.as_ref().and_then(|m| m.message.as_ref()), Some(Say::Goodbye(_)) | None);
+        Poll::Ready(message)
+    }
+}
+
+/// A connection that forked children do not keep: they close their copy, and the end of this one ends it for all copies.
+struct GuardedStream(ForkSafe<Connection>);
+
+impl GuardedStream {
+    async fn connect(path: &Path) -> io::Result<Self> {
+        let stream = Connection(UnixStream::connect(path).await?);
+        ForkSafe::with_fd(stream).map(Self).map_err(io::Error::other)
+    }
+
+    fn stream(&mut self) -> io::Result<Pin<&mut UnixStream>> {
+        self.0.get_mut().map(|connection| Pin::new(&mut connection.0)).map_err(io::Error::other)
+    }
+}
+
+impl AsyncRead for GuardedStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.stream()?.poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for GuardedStream {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        self.stream()?.poll_write(context, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream()?.poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream()?.poll_shutdown(context)
+    }
+}
+
+struct Connection(UnixStream);
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Fails only when the peer has gone already.
+        let _ = socket2::SockRef::from(&self.0).shutdown(Shutdown::Both);
+    }
+}
+
+/// Names, shapes and framing around inline bytes.
+const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
+/// HTTP/2 flow control for inline results; messages without them are small.
+const STREAM_WINDOW_BYTES: u32 = 4 << 20;
+/// A sidecar that hangs is noticed after these two; one that dies is noticed at once.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_millis(250);
+/// How long an earlier session of the same rank may take to end.
+const CLAIM_RETRY: Duration = Duration::from_secs(2);

@@ -1,0 +1,194 @@
+//! [`Error`]: everything that can go wrong for a worker, as data, with the one to blame.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ronde_rpc::ConvertError;
+use ronde_shm::{ShmError, UsedAfterFork};
+use ronde_wire::{Cause, Failure};
+
+/// A failure of a call. Cheap to clone: all waiters of a session get the same one.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The environment does not say where the sidecar is or who this worker is. All problems are listed.
+    #[error("this process does not know its sidecar:{}", list(.problems))]
+    Settings {
+        /// Each problem with what to do.
+        problems: Vec<String>,
+    },
+    /// The rank's token cannot be read.
+    #[error("the token file {} cannot be used: {reason}", .path.display())]
+    Token {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// No sidecar answers.
+    #[error("no sidecar answers at {}: {reason}; start one there, or let RONDE_SOCKET name its session directory", .directory.display())]
+    Connect {
+        /// The session directory.
+        directory: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
+    /// The sidecar does not accept the claim.
+    #[error("the sidecar at {} refused the claim of rank {rank}: {reason}", .directory.display())]
+    Claim {
+        /// The session directory.
+        directory: PathBuf,
+        /// The rank that was claimed.
+        rank: u32,
+        /// The sidecar's reason.
+        reason: String,
+    },
+    /// Not all ranks attached in time.
+    #[error("the job did not start within {} s: {missing}", .waited.as_secs_f64())]
+    Start {
+        /// How long this worker waited.
+        waited: Duration,
+        /// What is missing, as far as the sidecar knows.
+        missing: String,
+    },
+    /// The operation, the epoch or the sidecar failed; all waiters concerned get the same failure.
+    #[error("{0}")]
+    Failure(Failure),
+    /// An argument is wrong; nothing was submitted.
+    #[error("{reason}")]
+    Argument {
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// A limit leaves no room; nothing was submitted. Never a wait, which could deadlock.
+    #[error("{reason}")]
+    Limit {
+        /// The limit, its value, what was wanted, and the setting to raise.
+        reason: String,
+    },
+    /// The client has been closed.
+    #[error("this client is closed; connect a new one")]
+    Closed,
+    /// The client belongs to the parent process.
+    #[error(transparent)]
+    UsedAfterFork(#[from] UsedAfterFork),
+    /// Shared memory failed.
+    #[error("shared memory failed: {0}")]
+    Memory(Arc<ShmError>),
+    /// The sidecar said something outside the protocol.
+    #[error(
+        "the sidecar sent a message that breaks the protocol: {reason}; install the same release of ronde on both sides"
+    )]
+    Protocol {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The client's own thread could not be started.
+    #[error("the client's thread cannot be started: {reason}")]
+    Thread {
+        /// What the system said.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// Who can put it right.
+    #[must_use]
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Settings { .. }
+            | Self::Token { .. }
+            | Self::Argument { .. }
+            | Self::Limit { .. }
+            | Self::Closed
+            | Self::UsedAfterFork(_)
+            | Self::Claim { .. } => Blame::Caller,
+            Self::Connect { .. } | Self::Start { .. } | Self::Protocol { .. } => Blame::Peer,
+            Self::Thread { .. } => Blame::Local,
+            Self::Failure(failure) => match failure.cause.blame() {
+                ronde_wire::Blame::Caller => Blame::Caller,
+                ronde_wire::Blame::Peer => Blame::Peer,
+                ronde_wire::Blame::Bug => Blame::Bug,
+            },
+            Self::Memory(error) => match error.blame() {
+                ronde_shm::Blame::Caller => Blame::Bug,
+                ronde_shm::Blame::Peer => Blame::Peer,
+                _ => Blame::Local,
+            },
+        }
+    }
+
+    /// The failure behind it, where all ranks or a whole session share one.
+    #[must_use]
+    pub fn failure(&self) -> Option<&Failure> {
+        if let Self::Failure(failure) = self { Some(failure) } else { None }
+    }
+
+    /// Whether the session goes on: only this one call failed.
+    #[must_use]
+    pub fn is_local_to_call(&self) -> bool {
+        match self {
+            Self::Argument { .. } | Self::Limit { .. } => true,
+            Self::Failure(failure) => !failure.cause.ends_epoch(),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn argument(reason: impl Into<String>) -> Self {
+        Self::Argument { reason: reason.into() }
+    }
+
+    pub(crate) fn protocol(error: &ConvertError) -> Self {
+        Self::Protocol { reason: error.to_string() }
+    }
+
+    pub(crate) fn timed_out(reason: String) -> Self {
+        Self::Failure(Failure::new(Cause::TimedOut, reason))
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        Self::Failure(failure)
+    }
+}
+
+impl From<ShmError> for Error {
+    fn from(error: ShmError) -> Self {
+        match error {
+            ShmError::UsedAfterFork(error) => Self::UsedAfterFork(error),
+            error => Self::Memory(Arc::new(error)),
+        }
+    }
+}
+
+/// Who can put an error right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    /// The calling program or its settings.
+    Caller,
+    /// Another process or host.
+    Peer,
+    /// This machine.
+    Local,
+    /// ronde.
+    Bug,
+}
+
+impl Blame {
+    /// The word for it, in lower case.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Caller => "caller",
+            Self::Peer => "peer",
+            Self::Local => "local",
+            Self::Bug => "bug",
+        }
+    }
+}
+
+fn list(problems: &[String]) -> String {
+    problems.iter().map(|problem| format!("\n  - {problem}")).collect()
+}

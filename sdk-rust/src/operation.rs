@@ -1,0 +1,133 @@
+//! What is asked for: [`Operation`] and how it is named.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ronde_wire::{Collective, DType, Rank, ReduceOp, Request, SetId, TensorName};
+
+use crate::error::Error;
+use crate::tensor::{TensorRef, checked_shape};
+
+/// The options of an all-reduce.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AllReduceOptions {
+    /// How elements are combined.
+    pub op: ReduceOp,
+    /// Multiplies every contribution before the reduction; finite and not 0.
+    pub prescale: f64,
+    /// Multiplies the result; finite and not 0.
+    pub postscale: f64,
+    /// The process set.
+    pub set: SetId,
+}
+
+impl Default for AllReduceOptions {
+    /// The average over all ranks.
+    fn default() -> Self {
+        Self { op: ReduceOp::Average, prescale: 1.0, postscale: 1.0, set: SetId::WORLD }
+    }
+}
+
+/// One collective on one tensor, without the tensor's bytes.
+#[derive(Clone, Debug)]
+pub struct Operation<'a> {
+    /// What the ranks know it by, together with the kind of collective; `None` for a number.
+    pub name: Option<&'a str>,
+    /// What to do.
+    pub collective: Collective,
+    /// The type of the elements.
+    pub dtype: DType,
+    /// The shape of this rank's contribution.
+    pub shape: &'a [u64],
+    /// Multiplies the contribution; 1 for operations that reduce nothing.
+    pub prescale: f64,
+    /// Multiplies the result; 1 for operations that reduce nothing.
+    pub postscale: f64,
+    /// The process set.
+    pub set: SetId,
+}
+
+impl<'a> Operation<'a> {
+    /// Any collective on all ranks, without scaling.
+    #[must_use]
+    pub fn new(name: Option<&'a str>, collective: Collective, dtype: DType, shape: &'a [u64]) -> Self {
+        Self { name, collective, dtype, shape, prescale: 1.0, postscale: 1.0, set: SetId::WORLD }
+    }
+
+    /// An all-reduce.
+    #[must_use]
+    pub fn allreduce(name: Option<&'a str>, tensor: TensorRef<'a>, options: AllReduceOptions) -> Self {
+        let AllReduceOptions { op, prescale, postscale, set } = options;
+        let operation = Self::new(name, Collective::AllReduce { op }, tensor.dtype, tensor.shape);
+        Self { prescale, postscale, set, ..operation }
+    }
+
+    /// An all-gather.
+    #[must_use]
+    pub fn allgather(name: Option<&'a str>, tensor: TensorRef<'a>) -> Self {
+        Self::new(name, Collective::AllGather, tensor.dtype, tensor.shape)
+    }
+
+    /// A broadcast from `root`.
+    #[must_use]
+    pub fn broadcast(name: Option<&'a str>, tensor: TensorRef<'a>, root: u32) -> Self {
+        Self::new(name, Collective::Broadcast { root: Rank(root) }, tensor.dtype, tensor.shape)
+    }
+
+    /// A barrier.
+    #[must_use]
+    pub fn barrier(name: Option<&'a str>) -> Self {
+        Self::new(name, Collective::Barrier, DType::U8, &[0])
+    }
+
+    /// Checks it against the length of its input and names it.
+    pub(crate) fn request(&self, bytes: usize, counters: &Counters) -> Result<Request, Error> {
+        for (field, given) in [("prescale", self.prescale), ("postscale", self.postscale)] {
+            if !given.is_finite() || given == 0.0 {
+                return Err(Error::argument(format!(
+                    "{field} is {given}, but must be finite and not zero; 1 means no scaling"
+                )));
+            }
+        }
+        let shape = checked_shape(self.dtype, self.shape, bytes)?;
+        Ok(Request {
+            set: self.set,
+            name: self.full_name(counters)?,
+            collective: self.collective.clone(),
+            dtype: self.dtype,
+            shape,
+            prescale: self.prescale,
+            postscale: self.postscale,
+        })
+    }
+
+    /// `allreduce.<name>`, or `allreduce.noname.<n>` with a number for each kind of collective.
+    fn full_name(&self, counters: &Counters) -> Result<TensorName, Error> {
+        let kind = self.collective.name().to_ascii_lowercase();
+        let name = match self.name {
+            Some(name) => format!("{kind}.{name}"),
+            None => format!("{kind}.noname.{}", counters.next(&self.collective)),
+        };
+        TensorName::new(name).map_err(|error| Error::argument(error.to_string()))
+    }
+}
+
+/// Numbers for operations without a name. One for each kind of collective, so that an operation that only some ranks name
+/// does not shift the numbers of the others.
+#[derive(Debug, Default)]
+pub(crate) struct Counters([AtomicU64; KINDS]);
+
+impl Counters {
+    fn next(&self, collective: &Collective) -> u64 {
+        let kind = match collective {
+            Collective::AllReduce { .. } => 0,
+            Collective::AllGather => 1,
+            Collective::Broadcast { .. } => 2,
+            Collective::Barrier => 3,
+            _ => 4,
+        };
+        self.0[kind].fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Kinds that are counted: the four that this client has methods for, and all others.
+const KINDS: usize = 5;

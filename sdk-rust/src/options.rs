@@ -1,0 +1,185 @@
+//! [`Options`]: where the sidecar is, who this worker is, how long to wait.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ronde_rpc::{RankToken, paths};
+use ronde_wire::{JobName, Rank, limits};
+
+use crate::error::Error;
+
+/// How a client finds and uses its sidecar.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The sidecar's session directory, which holds `rpc.sock` and `mem.sock`.
+    pub socket_dir: PathBuf,
+    /// The job.
+    pub job: JobName,
+    /// The rank to claim.
+    pub rank: Rank,
+    /// The file with the 32 bytes that give the right to the rank.
+    pub token_file: PathBuf,
+    /// How long to try to reach the sidecar. It may still be starting.
+    pub connect_timeout: Duration,
+    /// How long to wait for all other ranks to attach.
+    pub start_timeout: Duration,
+    /// How long an operation may take before its waiter gives up; `None` for as long as it takes.
+    pub operation_timeout: Option<Duration>,
+    /// The program's name and version, for the sidecar's logs.
+    pub client_name: String,
+    /// How tensors reach the sidecar.
+    pub transfer: Transfer,
+}
+
+/// How tensors reach the sidecar.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transfer {
+    /// Through shared memory.
+    #[default]
+    Arena,
+    /// Inside messages: for small tensors where shared memory is not to be had.
+    Inline,
+}
+
+impl Options {
+    /// Options for a rank whose token file lies in the sidecar's session directory.
+    #[must_use]
+    pub fn new(socket_dir: impl Into<PathBuf>, job: JobName, rank: Rank) -> Self {
+        let socket_dir = socket_dir.into();
+        Self {
+            token_file: paths::token_file(&socket_dir, rank),
+            socket_dir,
+            job,
+            rank,
+            connect_timeout: CONNECT_TIMEOUT,
+            start_timeout: START_TIMEOUT,
+            operation_timeout: None,
+            client_name: concat!("ronde-rust ", env!("CARGO_PKG_VERSION")).to_owned(),
+            transfer: Transfer::default(),
+        }
+    }
+
+    /// Reads the environment, as `ronde run` sets it: RONDE_SOCKET (else `$XDG_RUNTIME_DIR/ronde`, else `/run/ronde`),
+    /// RONDE_JOB, RONDE_RANK, RONDE_TOKEN_FILE (else the rank's file in the session directory), and, in seconds,
+    /// RONDE_CONNECT_TIMEOUT, RONDE_START_TIMEOUT, RONDE_OPERATION_TIMEOUT.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] with all problems at once.
+    pub fn from_env() -> Result<Self, Error> {
+        Self::from_lookup(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    /// [`Options::from_env`] with any source of settings.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] with all problems at once.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        let mut problems = Problems::default();
+        let socket_dir = problems.note(socket_dir(&lookup));
+        let job = problems.note(job(&lookup));
+        let rank = problems.note(rank(&lookup));
+        let connect = problems.note(seconds(&lookup, "RONDE_CONNECT_TIMEOUT"));
+        let start = problems.note(seconds(&lookup, "RONDE_START_TIMEOUT"));
+        let operation = problems.note(seconds(&lookup, "RONDE_OPERATION_TIMEOUT"));
+        let (Some(socket_dir), Some(job), Some(rank), Some(connect), Some(start), Some(operation)) =
+            (socket_dir, job, rank, connect, start, operation)
+        else {
+            return Err(Error::Settings { problems: problems.0 });
+        };
+        let mut options = Self::new(socket_dir, job, rank);
+        options.connect_timeout = connect.unwrap_or(CONNECT_TIMEOUT);
+        options.start_timeout = start.unwrap_or(START_TIMEOUT);
+        options.operation_timeout = operation;
+        if let Some(path) = lookup("RONDE_TOKEN_FILE") {
+            options.token_file = path.into();
+        }
+        Ok(options)
+    }
+
+    /// Reads the rank's token.
+    pub(crate) fn read_token(&self) -> Result<RankToken, Error> {
+        let path = &self.token_file;
+        let refuse = |reason: String| Error::Token { path: path.clone(), reason };
+        let bytes = std::fs::read(path)
+            .map_err(|error| refuse(format!("{error}; RONDE_TOKEN_FILE must name the file that the sidecar wrote")))?;
+        RankToken::new(&bytes).map_err(|error| refuse(error.to_string()))
+    }
+}
+
+/// What is wrong, collected so that all of it is told at once.
+#[derive(Default)]
+struct Problems(Vec<String>);
+
+impl Problems {
+    fn note<T>(&mut self, outcome: Result<T, String>) -> Option<T> {
+        outcome.map_err(|problem| self.0.push(problem)).ok()
+    }
+}
+
+fn socket_dir(lookup: &impl Fn(&str) -> Option<String>) -> Result<PathBuf, String> {
+    if let Some(directory) = lookup("RONDE_SOCKET") {
+        return Ok(directory.into());
+    }
+    let mut usual: Vec<PathBuf> =
+        lookup("XDG_RUNTIME_DIR").map(|dir| Path::new(&dir).join("ronde")).into_iter().collect();
+    usual.push(PathBuf::from("/run/ronde"));
+    let found = usual.iter().find(|directory| paths::rpc_socket(directory).exists());
+    found.cloned().ok_or_else(|| {
+        let looked: Vec<String> = usual.iter().map(|directory| directory.display().to_string()).collect();
+        format!(
+            "RONDE_SOCKET is not set and there is no rpc.sock in {}; start the program with `ronde run`, or set RONDE_SOCKET to \
+             the sidecar's session directory",
+            looked.join(" or ")
+        )
+    })
+}
+
+fn job(lookup: &impl Fn(&str) -> Option<String>) -> Result<JobName, String> {
+    let name = lookup("RONDE_JOB").ok_or("RONDE_JOB is not set; it is the job's name, as the sidecar was given it")?;
+    JobName::new(name).map_err(|error| format!("RONDE_JOB: {error}"))
+}
+
+fn rank(lookup: &impl Fn(&str) -> Option<String>) -> Result<Rank, String> {
+    let text = lookup("RONDE_RANK").ok_or("RONDE_RANK is not set; it is this worker's number in the job, from 0")?;
+    let rank = text.parse::<u32>().ok().filter(|rank| (*rank as usize) < limits::RANKS_MAX);
+    rank.map(Rank).ok_or_else(|| format!("RONDE_RANK is {text:?}; it is a number from 0 to {}", limits::RANKS_MAX - 1))
+}
+
+fn seconds(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<Duration>, String> {
+    let Some(text) = lookup(name) else { return Ok(None) };
+    let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
+    let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    duration.map(Some).ok_or_else(|| format!("{name} is {text:?}; it is a positive number of seconds"))
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Importing a framework on a loaded machine takes a while, and the slowest rank decides.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        let settings = [("RONDE_RANK", "-1"), ("RONDE_START_TIMEOUT", "soon"), ("XDG_RUNTIME_DIR", "/nowhere")];
+        let lookup = |name: &str| settings.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+        let Err(Error::Settings { problems }) = Options::from_lookup(lookup) else { panic!("accepted") };
+        let text = problems.join("\n");
+        for wanted in ["RONDE_SOCKET is not set", "/nowhere/ronde", "RONDE_JOB is not set", "\"-1\"", "\"soon\""] {
+            assert!(text.contains(wanted), "{text} does not say {wanted}");
+        }
+        assert_eq!(problems.len(), 4);
+    }
+
+    #[test]
+    fn settings_are_taken_over() {
+        let settings =
+            [("RONDE_SOCKET", "/s"), ("RONDE_JOB", "mnist"), ("RONDE_RANK", "3"), ("RONDE_OPERATION_TIMEOUT", "0.5")];
+        let lookup = |name: &str| settings.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+        let options = Options::from_lookup(lookup).expect("complete settings");
+        assert_eq!(options.token_file, Path::new("/s/rank-3.token"));
+        assert_eq!(options.operation_timeout, Some(Duration::from_millis(500)));
+        assert_eq!((options.rank, options.job.as_str()), (Rank(3), "mnist"));
+    }
+}

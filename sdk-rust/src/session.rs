@@ -1,0 +1,340 @@
+//! A session: the state that a client's calls and its background task share, and that task.
+//!
+//! The task owns the incoming stream. It hands completions to their waiters, sends heartbeats, and when the stream or the
+//! epoch ends it tells every waiter why, with the failure kept for those who come later.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use ronde_rpc::v1::client_message::Message as Say;
+use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::{Claimed, Completion, EpochView, Place, Submission, v1};
+use ronde_shm::ForkGuard;
+use ronde_wire::{Collective, Failure, Request, RequestId};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::{Instant, MissedTickBehavior};
+use tonic::{Status, Streaming};
+
+use crate::error::Error;
+use crate::handle::{Arrived, Handle, sidecar_gone};
+use crate::memory::{LeasedSlot, Memory};
+use crate::operation::Counters;
+use crate::promise::promise;
+use crate::table::{Entry, Table};
+
+/// What calls and the task share.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) fork_guard: ForkGuard,
+    pub(crate) counters: Counters,
+    pub(crate) claimed: Claimed,
+    /// `None` when tensors travel in messages.
+    pub(crate) memory: Option<Arc<Memory>>,
+    pub(crate) operation_timeout: Option<Duration>,
+    directory: PathBuf,
+    outgoing: mpsc::Sender<v1::ClientMessage>,
+    table: Mutex<Table>,
+    notices: Mutex<VecDeque<String>>,
+    closing: Notify,
+}
+
+/// An input on its way.
+pub(crate) enum Input<'a> {
+    /// Already in shared memory.
+    Leased(LeasedSlot),
+    /// To be copied by the call.
+    Bytes(&'a [u8]),
+}
+
+impl Session {
+    pub(crate) fn new(
+        directory: PathBuf,
+        outgoing: mpsc::Sender<v1::ClientMessage>,
+        claimed: Claimed,
+        memory: Option<Arc<Memory>>,
+        operation_timeout: Option<Duration>,
+    ) -> Self {
+        Self {
+            fork_guard: ForkGuard::new(),
+            counters: Counters::default(),
+            claimed,
+            memory,
+            operation_timeout,
+            directory,
+            outgoing,
+            table: Mutex::default(),
+            notices: Mutex::default(),
+            closing: Notify::new(),
+        }
+    }
+
+    /// Submits a request. Copies the input; blocks only while the arena grows.
+    pub(crate) fn submit(self: &Arc<Self>, what: Request, input: Input<'_>) -> Result<Handle, Error> {
+        self.fork_guard.check()?;
+        self.lock_table().check_open(self.pending_max())?;
+        let (place, input) = self.place(&what, input)?;
+        let (fulfil, promise) = promise();
+        let entry = Entry { waiter: Some(fulfil), _input: input, parts: Vec::new() };
+        let identity = (what.name.clone(), (what.collective != Collective::Barrier).then_some(what.dtype));
+        let request = {
+            // Under the lock, so that messages go in the order of their numbers.
+            let mut table = self.lock_table();
+            let request = table.insert(entry, self.pending_max())?;
+            let message = Submission { request, what, place }.into_message();
+            if let Err(error) = self.say(Say::Submit(message)) {
+                table.remove(request);
+                return Err(error);
+            }
+            request
+        };
+        Ok(Handle::new(Arc::clone(self), request, identity, promise, self.operation_timeout))
+    }
+
+    /// The waiter of a request has gone. Does nothing when it has been answered.
+    pub(crate) fn withdraw(&self, request: RequestId, reason: &str) {
+        if self.fork_guard.is_child() {
+            return;
+        }
+        let waiter = self.lock_table().entry_mut(request).map(|entry| entry.waiter.take());
+        if waiter.is_some() {
+            // When the message cannot be sent, the session is over or the sidecar does not read: either way the request ends
+            // with the session.
+            let _ = self.say(Say::Withdraw(v1::Withdraw { request: request.0, reason: reason.to_owned() }));
+        }
+    }
+
+    /// A result has been read.
+    pub(crate) fn release(&self, request: RequestId) {
+        if !self.fork_guard.is_child() {
+            // As for a withdrawal.
+            let _ = self.say(Say::Release(v1::Release { request: request.0 }));
+        }
+    }
+
+    /// Ends the session in order; everybody who still waits gets [`Error::Closed`].
+    pub(crate) fn close(&self, reason: &str) {
+        if self.fork_guard.is_child() {
+            return;
+        }
+        // Fails when the stream has ended, and then there is nobody to part from.
+        let _ = self.say(Say::Goodbye(v1::Goodbye { reason: reason.to_owned() }));
+        self.end(&Error::Closed);
+        self.closing.notify_one();
+    }
+
+    /// Why nothing can be submitted any more, if so.
+    pub(crate) fn over(&self) -> Option<Error> {
+        self.lock_table().over().cloned()
+    }
+
+    /// Messages of the sidecar for people that nobody has seen yet.
+    pub(crate) fn take_notices(&self) -> Vec<String> {
+        self.lock_notices().drain(..).collect()
+    }
+
+    /// The memory in which the sidecar says a result lies.
+    pub(crate) fn memory_of_result(&self, segment: u32) -> Result<&Arc<Memory>, Error> {
+        self.memory.as_ref().ok_or_else(|| Error::Protocol {
+            reason: format!("a result lies in segment {segment}, but this session has no shared memory"),
+        })
+    }
+
+    fn place(&self, what: &Request, input: Input<'_>) -> Result<(Place, Option<LeasedSlot>), Error> {
+        if what.collective == Collective::Barrier {
+            return Ok((Place::None, None));
+        }
+        let slot = match (input, &self.memory) {
+            (Input::Leased(slot), _) => slot,
+            (Input::Bytes(bytes), Some(memory)) => {
+                let slot = memory.lease(bytes.len() as u64)?;
+                slot.write(bytes)?;
+                slot
+            }
+            (Input::Bytes(bytes), None) => return Ok((self.place_inline(bytes)?, None)),
+        };
+        let at = slot.slot();
+        Ok((Place::Arena { segment: at.segment.0, offset: at.offset, bytes: at.len }, Some(slot)))
+    }
+
+    fn place_inline(&self, bytes: &[u8]) -> Result<Place, Error> {
+        let limit = self.claimed.inline_bytes_max;
+        if bytes.len() as u64 > limit {
+            return Err(Error::Limit {
+                reason: format!(
+                    "a tensor of {} bytes is over inline_bytes_max = {limit}; use shared memory for large tensors",
+                    bytes.len()
+                ),
+            });
+        }
+        Ok(Place::Inline(Bytes::copy_from_slice(bytes)))
+    }
+
+    fn pending_max(&self) -> usize {
+        self.claimed.pending_max as usize
+    }
+
+    fn say(&self, message: Say) -> Result<(), Error> {
+        use mpsc::error::TrySendError;
+        self.outgoing.try_send(v1::ClientMessage { message: Some(message) }).map_err(|error| match error {
+            TrySendError::Full(_) => Error::Limit {
+                reason: format!(
+                    "{OUTGOING_MAX} messages wait for the sidecar, which does not read; see whether it is alive"
+                ),
+            },
+            TrySendError::Closed(_) => self.stream_closed(),
+        })
+    }
+
+    /// Why the queue is closed; the task keeps its own words for it as the session's end, a moment later at most.
+    fn stream_closed(&self) -> Error {
+        Error::Failure(sidecar_gone(&self.directory, "the session's stream is closed"))
+    }
+
+    fn end(&self, why: &Error) {
+        let entries = self.lock_table().end(why.clone());
+        for waiter in entries.into_iter().filter_map(|entry| entry.waiter) {
+            waiter.with(Err(why.clone()));
+        }
+    }
+
+    /// A panic elsewhere leaves the table whole: each change is a single call.
+    fn lock_table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_notices(&self) -> MutexGuard<'_, VecDeque<String>> {
+        self.notices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The background task of a session.
+pub(crate) struct Listener {
+    pub(crate) session: Arc<Session>,
+    pub(crate) incoming: Streaming<v1::ServerMessage>,
+    /// Told when the epoch begins, or why it does not.
+    pub(crate) began: Option<oneshot::Sender<Result<EpochView, Error>>>,
+}
+
+impl Listener {
+    /// Runs until the stream ends, or for a while after the session was closed.
+    pub(crate) async fn run(mut self) {
+        let session = Arc::clone(&self.session);
+        let mut heartbeat = tokio::time::interval(Duration::from_millis(session.claimed.heartbeat_ms.into()));
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut closes_at: Option<Instant> = None;
+        let why = loop {
+            tokio::select! {
+                heard = self.incoming.message() => match heard {
+                    Ok(Some(message)) => if let Err(error) = self.hear(message) { break error },
+                    Ok(None) => break self.gone("it ended the session"),
+                    Err(status) => break self.gone(&describe(&status)),
+                },
+                // A full queue means that the sidecar does not read; it will not miss this one.
+                _ = heartbeat.tick(), if closes_at.is_none() => { let _ = session.say(Say::Heartbeat(v1::Heartbeat {})); }
+                () = session.closing.notified() => closes_at = Some(Instant::now() + CLOSE_TIMEOUT),
+                () = sleep_until(closes_at) => break Error::Closed,
+            }
+        };
+        self.session.end(&why);
+        self.tell_began(Err(self.session.over().unwrap_or(why)));
+    }
+
+    fn hear(&mut self, message: v1::ServerMessage) -> Result<(), Error> {
+        match message.message {
+            Some(Heard::Completed(message)) => return self.complete(message),
+            Some(Heard::ResultPart(part)) => return self.add_part(&part),
+            Some(Heard::Failed(message)) => {
+                let failure = Failure::from(message.failure.unwrap_or_default());
+                self.answer(RequestId(message.request), Err(failure.into()));
+            }
+            Some(Heard::EpochEnded(message)) => {
+                let error = Error::Failure(Failure::from(message.failure.unwrap_or_default()));
+                self.session.end(&error);
+                self.tell_began(Err(error));
+            }
+            Some(Heard::EpochBegan(message)) => {
+                let view = EpochView::parse(&message).map_err(|error| Error::protocol(&error))?;
+                self.tell_began(Ok(view));
+            }
+            Some(Heard::Notice(notice)) => self.note(notice.text),
+            // A second answer to the claim says nothing new; an empty message is one of a later version.
+            Some(Heard::Claimed(_)) | None => {}
+        }
+        Ok(())
+    }
+
+    fn complete(&self, message: v1::Completed) -> Result<(), Error> {
+        let completion = Completion::parse(message).map_err(|error| Error::protocol(&error))?;
+        let request = completion.request;
+        let Some(entry) = self.session.lock_table().remove(request) else {
+            // A result that came after its request ended is of no use, but must be given back.
+            drop(Arrived::new(&self.session, request, (completion.shape, completion.result), Vec::new()));
+            return Ok(());
+        };
+        let arrived = Arrived::new(&self.session, request, (completion.shape, completion.result), entry.parts);
+        if let Some(waiter) = entry.waiter {
+            waiter.with(Ok(arrived));
+        }
+        Ok(())
+    }
+
+    fn add_part(&self, part: &v1::ResultPart) -> Result<(), Error> {
+        let mut table = self.session.lock_table();
+        let Some(entry) = table.entry_mut(RequestId(part.request)) else { return Ok(()) };
+        let limit = self.session.claimed.arena_bytes_max;
+        if (entry.parts.len() + part.data.len()) as u64 > limit {
+            return Err(Error::Protocol { reason: format!("a result in parts is over arena_bytes_max = {limit}") });
+        }
+        entry.parts.extend_from_slice(&part.data);
+        Ok(())
+    }
+
+    fn answer(&self, request: RequestId, outcome: Result<Arrived, Error>) {
+        let entry = self.session.lock_table().remove(request);
+        if let Some(waiter) = entry.and_then(|entry| entry.waiter) {
+            waiter.with(outcome);
+        }
+    }
+
+    fn note(&self, text: String) {
+        tracing::warn!(target: "ronde", "{text}");
+        let mut notices = self.session.lock_notices();
+        notices.truncate(NOTICES_MAX - 1);
+        notices.push_back(text);
+    }
+
+    fn tell_began(&mut self, outcome: Result<EpochView, Error>) {
+        if let Some(began) = self.began.take() {
+            // Nobody listens when `connect` was given up.
+            let _ = began.send(outcome);
+        }
+    }
+
+    fn gone(&self, how: &str) -> Error {
+        Error::Failure(sidecar_gone(&self.session.directory, how))
+    }
+}
+
+/// What a status tells a user, in one line.
+pub(crate) fn describe(status: &Status) -> String {
+    let cause = std::error::Error::source(status).map(|source| format!(" ({source})")).unwrap_or_default();
+    format!("{}{cause}", status.message())
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Messages waiting to be sent: a submission and a release or withdrawal for every request that may be pending, and room for
+/// heartbeats and the farewell.
+pub(crate) const OUTGOING_MAX: usize = 2 * ronde_wire::limits::PENDING_PER_SESSION_MAX + 64;
+/// Notices kept for the program; further ones replace the newest.
+const NOTICES_MAX: usize = 64;
+/// How long to listen after the farewell.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,0 +1,82 @@
+//! The table of a session's pending requests, and why there can be no more of them.
+
+use std::collections::HashMap;
+
+use ronde_wire::RequestId;
+
+use crate::error::Error;
+use crate::handle::Arrived;
+use crate::memory::LeasedSlot;
+use crate::promise::Fulfil;
+
+/// Requests that the sidecar has not answered yet.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    entries: HashMap<RequestId, Entry>,
+    over: Option<Error>,
+    next: u64,
+}
+
+/// A request that is pending.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// The waiter; `None` once it has gone.
+    pub(crate) waiter: Option<Fulfil<Arrived>>,
+    /// The input, which the sidecar may read until it answers.
+    pub(crate) _input: Option<LeasedSlot>,
+    /// Results that came in parts.
+    pub(crate) parts: Vec<u8>,
+}
+
+impl Table {
+    /// Adds a request.
+    ///
+    /// # Errors
+    /// Why the session is over, or [`Error::Limit`] beyond `pending_max`.
+    pub(crate) fn insert(&mut self, entry: Entry, pending_max: usize) -> Result<RequestId, Error> {
+        self.check_open(pending_max)?;
+        self.next += 1;
+        let request = RequestId(self.next);
+        self.entries.insert(request, entry);
+        Ok(request)
+    }
+
+    /// Takes a request out.
+    pub(crate) fn remove(&mut self, request: RequestId) -> Option<Entry> {
+        self.entries.remove(&request)
+    }
+
+    /// A request, to add to it.
+    pub(crate) fn entry_mut(&mut self, request: RequestId) -> Option<&mut Entry> {
+        self.entries.get_mut(&request)
+    }
+
+    /// Ends the session: all requests are handed out, to be told `why`, and none is accepted again. The first reason stays.
+    pub(crate) fn end(&mut self, why: Error) -> Vec<Entry> {
+        self.over.get_or_insert(why);
+        self.entries.drain().map(|(_, entry)| entry).collect()
+    }
+
+    /// Why nothing can be submitted any more, if so.
+    pub(crate) fn over(&self) -> Option<&Error> {
+        self.over.as_ref()
+    }
+
+    /// Whether a request can be submitted now.
+    ///
+    /// # Errors
+    /// Those of [`Table::insert`].
+    pub(crate) fn check_open(&self, pending_max: usize) -> Result<(), Error> {
+        if let Some(error) = &self.over {
+            return Err(error.clone());
+        }
+        if self.entries.len() >= pending_max {
+            return Err(Error::Limit {
+                reason: format!(
+                    "{pending_max} requests are pending, the most that a session may have; wait for some first"
+                ),
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! Tensors as the client takes and gives them: a type, a shape and bytes in row-major order.
+
+use ronde_wire::{DType, Shape};
+
+use crate::error::Error;
+
+/// A tensor that lies somewhere else.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorRef<'a> {
+    /// The type of the elements.
+    pub dtype: DType,
+    /// The dimensions, outermost first; none for a scalar.
+    pub shape: &'a [u64],
+    /// The elements in row-major order, little-endian.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> TensorRef<'a> {
+    /// A tensor of these elements.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when the shape has another number of elements.
+    pub fn of<T: Element>(shape: &'a [u64], elements: &'a [T]) -> Result<Self, Error> {
+        let tensor = Self { dtype: T::DTYPE, shape, bytes: bytemuck::cast_slice(elements) };
+        tensor.checked_shape()?;
+        Ok(tensor)
+    }
+
+    /// The shape, once it is known to fit the bytes.
+    pub(crate) fn checked_shape(&self) -> Result<Shape, Error> {
+        checked_shape(self.dtype, self.shape, self.bytes.len())
+    }
+}
+
+/// A tensor of its own bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// The type of the elements.
+    pub dtype: DType,
+    /// The dimensions, outermost first; none for a scalar.
+    pub shape: Vec<u64>,
+    /// The elements in row-major order, little-endian.
+    pub bytes: Vec<u8>,
+}
+
+impl Tensor {
+    /// A tensor of these elements.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when the shape has another number of elements.
+    pub fn of<T: Element>(shape: &[u64], elements: &[T]) -> Result<Self, Error> {
+        let bytes = TensorRef::of(shape, elements)?.bytes.to_vec();
+        Ok(Self { dtype: T::DTYPE, shape: shape.to_vec(), bytes })
+    }
+
+    /// The elements.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when they are of another type.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>, Error> {
+        if T::DTYPE != self.dtype {
+            return Err(Error::argument(format!("the tensor is of type {}, not {}", self.dtype, T::DTYPE)));
+        }
+        Ok(self.bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
+    }
+}
+
+impl<'a> From<&'a Tensor> for TensorRef<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self { dtype: tensor.dtype, shape: &tensor.shape, bytes: &tensor.bytes }
+    }
+}
+
+/// A Rust type that is the element of a tensor.
+pub trait Element: bytemuck::Pod {
+    /// The tensor's name for it.
+    const DTYPE: DType;
+}
+
+macro_rules! element {
+    ($($rust:ty => $dtype:ident),*) => {
+        $(impl Element for $rust {
+            const DTYPE: DType = DType::$dtype;
+        })*
+    };
+}
+
+element!(u8 => U8, i8 => I8, u16 => U16, i16 => I16, i32 => I32, i64 => I64, f32 => F32, f64 => F64);
+
+/// The shape of a tensor, once it is known to fit the bytes.
+pub(crate) fn checked_shape(dtype: DType, shape: &[u64], bytes: usize) -> Result<Shape, Error> {
+    let shape = Shape::new(shape.to_vec()).map_err(|error| Error::argument(error.to_string()))?;
+    let wanted = shape.elements() * dtype.size_bytes() as u64;
+    if wanted != bytes as u64 {
+        return Err(Error::argument(format!(
+            "a tensor of type {dtype} and shape {shape} has {wanted} bytes, not {bytes}"
+        )));
+    }
+    Ok(shape)
+}
