@@ -83,10 +83,8 @@ fn pairs_without_recursive_doubling_complete_even_without_room() {
 /// So the room is needed, and the exploration finds out.
 #[test]
 fn recursive_doubling_needs_room_when_strands_overlap() {
-    for members in 4..=7 {
-        let operations = operations(members, 1, 2, true);
-        let (_, doubling) = &operations[1];
-        let result = explore(&[doubling], Delivery::WhenPosted, &Schedule::many(doubling.len(), 50));
-        assert!(matches!(result, Err(Violation::Stuck { operation: 0, .. })), "{members} members: {result:?}");
-    }
+    let operations = operations(4, 1, 2, true);
+    let (_, doubling) = &operations[1];
+    let result = explore(&[doubling], Delivery::WhenPosted, &Schedule::many(doubling.len(), 50));
+    assert!(matches!(result, Err(Violation::Stuck { operation: 0, .. })), "{result:?}");
 }

@@ -80,9 +80,9 @@ pub fn check(topology: &SetTopology, work: &Work, tuning: &Tuning, plans: &[Plan
     layout::check(&bucket)?;
     transfers::check_shape(&bucket)?;
     transfers::check_matching(&bucket)?;
+    let (results, expressions) = values::check(&bucket)?;
     let form = predicted(topology, work, tuning).map_err(Violation::Inputs)?;
     let (rounds, sent_bytes) = transfers::check_closed_form(&bucket, &form)?;
-    let (results, expressions) = values::check(&bucket)?;
     explore(&[plans], Delivery::Rendezvous, &[Schedule::Fair, Schedule::NewestFirst])?;
     explore(&[plans], Delivery::WhenStarted, &Schedule::few(plans.len()))?;
     Ok(Proof { rounds, sent_bytes, results, expressions })

@@ -1,0 +1,139 @@
+//! Inputs that no plan exists for, and the selection of tunings.
+
+mod worlds;
+
+use proptest::prelude::*;
+use ronde_collectives::{CostModel, PlanError, Work, WorkKind, algorithm_of, check, plan, select};
+use ronde_wire::{Algorithm, Member, Rank, SetId, SetTopology, Tuning, limits};
+use worlds::{flat, placed, plans};
+
+const TUNING: Tuning = Tuning { algorithm: Algorithm::Ring, chunk_bytes: 65_536, lanes: 1, window: 2 };
+
+fn all_reduce(tensors: Vec<Vec<u64>>) -> Work {
+    Work { kind: WorkKind::AllReduce, element_bytes: 4, tensors }
+}
+
+fn refused(topology: &SetTopology, work: &Work, tuning: &Tuning) -> PlanError {
+    plan(Member(0), topology, work, tuning).expect_err("no plan exists")
+}
+
+#[test]
+fn algorithms_that_do_not_perform_the_work() {
+    use Algorithm as A;
+    let one_count = vec![vec![4]];
+    let kinds = [
+        (WorkKind::AllReduce, one_count.clone(), vec![A::Ring, A::RecursiveDoubling]),
+        (WorkKind::Broadcast { root: Rank(1) }, one_count, vec![A::BinomialTree]),
+        (WorkKind::AllGather, vec![vec![4, 5, 6]], vec![A::Ring]),
+        (WorkKind::Barrier, Vec::new(), vec![A::Dissemination]),
+    ];
+    for (kind, tensors, performing) in kinds {
+        let work = Work { kind, element_bytes: 4, tensors };
+        for algorithm in [A::Local, A::Ring, A::RecursiveDoubling, A::BinomialTree, A::Dissemination] {
+            let tuning = Tuning { algorithm, ..TUNING };
+            let several = plan(Member(0), &flat(3), &work, &tuning);
+            assert_eq!(several.is_ok(), performing.contains(&algorithm), "{algorithm} {work:?}");
+            let alone = plan(Member(0), &placed(&[7, 7, 7], |_| true), &work, &tuning);
+            assert_eq!(alone.is_ok(), algorithm == A::Local, "{algorithm} {work:?}");
+        }
+    }
+    let error = refused(&flat(2), &all_reduce(vec![]), &Tuning { algorithm: A::Dissemination, ..TUNING });
+    assert_eq!(error.to_string(), "dissemination does not perform all-reduce over 2 members; order another algorithm");
+}
+
+#[test]
+fn inputs_that_contradict_each_other() {
+    let work = all_reduce(vec![vec![4]]);
+    let me = Member(3);
+    assert_eq!(plan(me, &flat(3), &work, &TUNING), Err(PlanError::Member { me, members: 3 }));
+    let broadcast = Work { kind: WorkKind::Broadcast { root: Rank(1) }, ..work.clone() };
+    let without_root = placed(&[0, 1, 2], |rank| rank != 1);
+    assert_eq!(refused(&without_root, &broadcast, &TUNING), PlanError::Root { root: Rank(1), set: SetId(1) });
+    let gather = Work { kind: WorkKind::AllGather, ..work };
+    let counts = PlanError::Counts { tensor: 0, kind: "all-gather", given: 1, needed: 3 };
+    assert_eq!(refused(&flat(3), &gather, &TUNING), counts);
+    let counts = PlanError::Counts { tensor: 1, kind: "all-reduce", given: 2, needed: 1 };
+    assert_eq!(refused(&flat(3), &all_reduce(vec![vec![1], vec![1, 2]]), &TUNING), counts);
+}
+
+#[test]
+fn limits_that_are_broken() {
+    let limit = |work: &Work, tuning: &Tuning| match refused(&flat(3), work, tuning) {
+        PlanError::Limit { what, .. } => what,
+        other => panic!("{other}"),
+    };
+    let work = all_reduce(vec![vec![4]]);
+    assert_eq!(limit(&work, &Tuning { chunk_bytes: 4_095, ..TUNING }), "chunk_bytes");
+    assert_eq!(limit(&work, &Tuning { chunk_bytes: (1 << 20) + 1, ..TUNING }), "chunk_bytes");
+    assert_eq!(limit(&work, &Tuning { lanes: 0, ..TUNING }), "lanes");
+    assert_eq!(limit(&work, &Tuning { lanes: 17, ..TUNING }), "lanes");
+    assert_eq!(limit(&work, &Tuning { window: 0, ..TUNING }), "window");
+    assert_eq!(limit(&work, &Tuning { window: 65, ..TUNING }), "window");
+    assert_eq!(limit(&Work { element_bytes: 0, ..work.clone() }, &TUNING), "element_bytes");
+    assert_eq!(limit(&Work { kind: WorkKind::Barrier, ..work }, &TUNING), "the number of tensors");
+    assert_eq!(limit(&all_reduce(vec![vec![1]; limits::BUCKET_TENSORS_MAX + 1]), &TUNING), "the number of tensors");
+    for huge in [vec![vec![u64::MAX]], vec![vec![u64::MAX], vec![u64::MAX]]] {
+        assert_eq!(limit(&all_reduce(huge), &TUNING), "the number of chunks");
+    }
+}
+
+#[test]
+fn small_tensors_double_and_large_ones_go_around() {
+    let model = CostModel::default();
+    let of = |members: u32, bytes: u64| algorithm_of(&flat(members), &WorkKind::AllReduce, 4, bytes / 4, &model);
+    assert_eq!(of(4, 4 << 10), Algorithm::RecursiveDoubling);
+    assert_eq!(of(4, 64 << 20), Algorithm::Ring);
+    assert_eq!(of(16, 64 << 20), Algorithm::Ring);
+    assert_eq!(of(1, 64 << 20), Algorithm::Local);
+    for members in 2..=17 {
+        let sizes = (0..30).map(|exponent| of(members, 1 << exponent) == Algorithm::Ring);
+        let changes = sizes.collect::<Vec<_>>().windows(2).filter(|pair| pair[0] != pair[1]).count();
+        assert_eq!(changes, 1, "one threshold with {members} members");
+    }
+}
+
+#[test]
+fn a_reason_names_the_candidates() {
+    let work = all_reduce(vec![vec![4 << 20], vec![2 << 20]]);
+    let choice = select(&flat(4), &work, 2, &CostModel::default());
+    assert_eq!(choice.tuning.algorithm, Algorithm::Ring);
+    for part in ["all-reduce of 24 MiB over 4 members", "recursive-doubling", "ring", "chosen ring", "2 lanes"] {
+        assert!(choice.reason.contains(part), "{part} is missing: {}", choice.reason);
+    }
+    let local = select(&flat(1), &work, 2, &CostModel::default());
+    assert_eq!(local.reason, "all-reduce of 24 MiB over 1 members: local, nothing is sent");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) })]
+
+    /// What is selected can be planned, does not depend on the bucket in what matters, and passes the checker.
+    #[test]
+    fn selections_are_sound(
+        members in 1..8_u32,
+        kind in 0..4_u32,
+        counts in proptest::collection::vec(0..400_000_u64, 1..5),
+        lanes in 0..20_u16,
+    ) {
+        let topology = flat(members);
+        let kind = [WorkKind::AllReduce, WorkKind::Broadcast { root: Rank(0) }, WorkKind::AllGather, WorkKind::Barrier]
+            [kind as usize].clone();
+        let tensors = match kind {
+            WorkKind::Barrier => Vec::new(),
+            WorkKind::AllGather => vec![counts.iter().cycle().copied().take(topology.size()).collect()],
+            _ => counts.iter().map(|count| vec![*count]).collect(),
+        };
+        let model = CostModel::default();
+        let work = Work { kind, element_bytes: 4, tensors };
+        let choice = select(&topology, &work, lanes, &model);
+        prop_assert!(choice.tuning.lanes <= lanes.max(1));
+        prop_assert!(!choice.reason.contains('\n') && choice.reason.len() < 300, "{}", choice.reason);
+        prop_assert!(choice.predicted_us.is_finite());
+        if let Some(largest) = work.tensors.iter().map(|counts| counts.iter().sum()).max() {
+            let alone = algorithm_of(&topology, &work.kind, 4, largest, &model);
+            prop_assert_eq!(choice.tuning.algorithm, alone);
+        }
+        let plans = plans(&topology, &work, &choice.tuning);
+        check(&topology, &work, &choice.tuning, &plans).map_err(|violation| TestCaseError::fail(violation.to_string()))?;
+    }
+}
