@@ -32,7 +32,11 @@ use crate::service::Service;
 use crate::sessions::Sessions;
 
 /// `ronde sidecar`: takes part in one job, as the launcher says on standard input.
-pub fn main(_args: &SidecarArgs) -> ExitCode {
+pub fn main(args: &SidecarArgs) -> ExitCode {
+    if !args.bootstrap {
+        eprintln!("ronde sidecar: only --bootstrap is supported; sidecars are started by `ronde run`");
+        return ExitCode::from(EXIT_USAGE);
+    }
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(log_filter()).init();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = runtime.context("cannot start the control thread's runtime").and_then(|rt| rt.block_on(sidecar()));
@@ -112,6 +116,7 @@ async fn sidecar() -> anyhow::Result<()> {
         started: Instant::now(),
         arena_bytes_max: settings.arena_bytes_max,
         peer_timeout_ms: settings.peer_timeout_ms,
+        begun: false,
         fatal: None,
         world,
     };
@@ -305,6 +310,8 @@ fn log_filter() -> tracing_subscriber::EnvFilter {
     tracing_subscriber::EnvFilter::try_from_env("RONDE_LOG").unwrap_or_else(|_| "warn".into())
 }
 
+/// A command line that cannot be used (`EX_USAGE`).
+const EXIT_USAGE: u8 = 64;
 /// Messages from workers that wait for the control thread; a full queue slows the workers' streams down.
 const COMMANDS_MAX: usize = 4_096;
 /// Reports of lanes that wait for the control thread; a full queue slows the lanes down.

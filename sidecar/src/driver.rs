@@ -1,27 +1,26 @@
 //! The control thread's loop: joins engine, control port, lanes and sessions. What happens becomes an engine event; what
 //! the engine wants becomes a message to somebody. Nothing is decided here.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ronde_engine::{Action, Admission, Completion, Engine, Event, Time};
-use ronde_rpc::convert::{EpochView, Place, Refused, Submission};
+use ronde_rpc::convert::{Refused, Submission};
 use ronde_rpc::v1;
 use ronde_rpc::v1::server_message::Message;
 use ronde_transport::{Outgoing, Port, PortEvent, QuicPort, Role, next_event};
-use ronde_wire::{
-    Cause, Control, Epoch, Failure, FrameKind, Rank, RequestId, Seq, SetId, SidecarIndex, World, limits,
-};
-use std::sync::Arc;
+use ronde_wire::{Cause, Control, Epoch, Failure, FrameKind, Rank, RequestId, Seq, SidecarIndex, World, limits};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant as Deadline, sleep_until};
 
 use crate::admin::Snapshot;
+use crate::delivery::{accept, deliver, epoch_view, result_id, send_failed};
 use crate::lane::{LaneCommand, LaneHandle, LaneReport};
 use crate::memory::Input;
-use crate::operations::{Operations, ResultId};
+use crate::operations::Operations;
 use crate::segments::Segments;
 use crate::service::{ClaimRequest, Command};
-use crate::sessions::{Held, Pending, Session, SessionId, Sessions};
+use crate::sessions::{SessionId, Sessions};
 
 /// Everything the control thread owns.
 pub struct Driver {
@@ -47,6 +46,8 @@ pub struct Driver {
     pub arena_bytes_max: u64,
     /// The silence after which a worker or sidecar is dead, told to workers, in milliseconds.
     pub peer_timeout_ms: u64,
+    /// Whether there has been an epoch: before the first, a link that does not come is fatal.
+    pub begun: bool,
     /// Set when a link that the job needs did not come at all.
     pub fatal: Option<String>,
 }
@@ -196,7 +197,7 @@ impl Driver {
             PortEvent::Sent { .. } => {}
             PortEvent::Down { peer, reason } => {
                 let reason = reason.to_string();
-                if !self.engine.has_begun() {
+                if !self.begun {
                     self.fatal = Some(format!("{peer} did not come: {reason}"));
                 }
                 self.handle(Event::LinkDown { peer, reason });
@@ -241,8 +242,7 @@ impl Driver {
         let Some(rank) = self.heard(id) else { return };
         let arena_bytes_max = self.arena_bytes_max;
         let Some(session) = self.sessions.get_mut(id) else { return };
-        let token = session.token;
-        let accepted = submission.and_then(|s| accept(session, &self.segments, &token, s, arena_bytes_max));
+        let accepted = submission.and_then(|s| accept(session, &self.segments, s, arena_bytes_max));
         match accepted {
             Ok(submission) => self.handle(Event::Submitted { rank, request: submission.request, what: submission.what }),
             Err(refused) => self.refuse(id, rank, refused),
@@ -317,6 +317,7 @@ impl Driver {
     }
 
     fn begin_epoch(&mut self, epoch: Epoch) {
+        self.begun = true;
         tracing::info!(epoch = epoch.0, ranks = self.world.size(), "an epoch has begun");
         self.tell_lanes(|| LaneCommand::Epoch(epoch));
         let Self { sessions, world, me, .. } = self;
@@ -425,129 +426,9 @@ impl Driver {
     }
 }
 
-/// Checks a submission against its session: the place must exist and the limits must leave room.
-fn accept(
-    session: &mut Session,
-    segments: &Segments,
-    token: &ronde_shm::SessionToken,
-    submission: Submission,
-    result_bytes_max: u64,
-) -> Result<Submission, Refused> {
-    let refuse = |reason: String| Refused {
-        request: submission.request,
-        set: submission.what.set,
-        name: Some(submission.what.name.clone()),
-        reason,
-    };
-    if session.pending.contains_key(&submission.request) || session.held.contains_key(&submission.request) {
-        // The name belongs to another request of this number, which stays valid: nobody else is told.
-        let reason = format!("{} is in use; number requests once", submission.request);
-        return Err(Refused { name: None, ..refuse(reason) });
-    }
-    if session.pending.len() >= limits::PENDING_PER_SESSION_MAX {
-        return Err(refuse(format!(
-            "{} requests are pending; the limit PENDING_PER_SESSION_MAX is {}; wait for some first",
-            session.pending.len(),
-            limits::PENDING_PER_SESSION_MAX
-        )));
-    }
-    let input = match &submission.place {
-        Place::None => Input::None,
-        Place::Inline(data) => Input::Inline(data.clone()),
-        Place::Arena { segment, offset, bytes } => {
-            let mapped = segments.input(token, ronde_shm::SegmentId(*segment));
-            let mapped = mapped.ok_or_else(|| refuse(format!("segment {segment} is not attached; attach it on mem.sock")))?;
-            if offset.checked_add(*bytes).is_none_or(|end| end > mapped.len()) {
-                return Err(refuse(format!(
-                    "bytes {offset} to {offset}+{bytes} lie outside segment {segment} of {} bytes",
-                    mapped.len()
-                )));
-            }
-            Input::Arena { segment: mapped, offset: *offset, bytes: *bytes }
-        }
-    };
-    let result_bytes = submission.place.bytes().unwrap_or(0);
-    if session.result_bytes + result_bytes > result_bytes_max {
-        return Err(refuse(format!(
-            "{result_bytes} bytes of result exceed arena_bytes_max = {result_bytes_max}: {} are pending or not released; raise arena_bytes_max or keep fewer tensors in flight",
-            session.result_bytes
-        )));
-    }
-    session.result_bytes += result_bytes;
-    session.pending.insert(submission.request, Pending { input, result_bytes });
-    Ok(submission)
-}
-
-/// Tells a worker where its result lies, or sends it in parts when the contribution came inside a message.
-fn deliver(session: &mut Session, operations: &mut Operations, request: RequestId, completion: Completion) {
-    let inline = session.is_inline(request);
-    let Some(pending) = session.pending.remove(&request) else {
-        operations.release(result_id(&completion));
-        return;
-    };
-    let result = result_id(&completion);
-    let mut place = Place::None;
-    match operations.result(result) {
-        None => session.result_bytes -= pending.result_bytes,
-        Some(slot) if inline => {
-            let mut offset = 0;
-            while offset < slot.slot.len {
-                let part = PART_BYTES.min(slot.slot.len - offset);
-                let mut data = vec![0; usize::try_from(part).unwrap_or(0)];
-                if let Err(error) = slot.segment.copy_to(slot.slot.offset + offset, &mut data) {
-                    tracing::error!(%error, "a result cannot be read; this is a bug in ronde");
-                }
-                session.send(Message::ResultPart(v1::ResultPart { request: request.0, data: data.into() }));
-                offset += part;
-            }
-            session.result_bytes -= pending.result_bytes;
-            operations.release(result);
-        }
-        Some(slot) => {
-            let (segment, offset, bytes) = (slot.slot.segment.0, slot.slot.offset, slot.slot.len);
-            place = Place::Arena { segment, offset, bytes };
-            session.held.insert(request, Held { result, result_bytes: pending.result_bytes });
-        }
-    }
-    let Completion { epoch, seq, shape, .. } = completion;
-    let message = ronde_rpc::Completion { request, epoch, seq, shape, result: place };
-    session.send(Message::Completed(message.into_message()));
-}
-
-fn result_id(completion: &Completion) -> ResultId {
-    ResultId { epoch: completion.epoch, seq: completion.seq, tensor: completion.tensor }
-}
-
-fn send_failed(session: &mut Session, request: RequestId, failure: &Failure) {
-    session.send(Message::Failed(v1::Failed { request: request.0, failure: Some(failure.into()) }));
-}
-
-/// A rank's own view of the world: its place among the ranks of its sidecar and among the sidecars.
-fn epoch_view(world: &World, me: SidecarIndex, rank: Rank, epoch: Epoch) -> EpochView {
-    let topology = world.topology(SetId::WORLD);
-    let members = topology.as_ref().map_or(&[][..], |t| t.members.as_slice());
-    let local = members.iter().find(|m| m.sidecar == me).map_or(&[][..], |m| m.ranks.as_slice());
-    let local_rank = local.iter().position(|r| *r == rank).unwrap_or(0);
-    let peers: Vec<_> = members.iter().filter(|m| m.ranks.len() > local_rank).collect();
-    let cross_rank = peers.iter().position(|m| m.sidecar == me).unwrap_or(0);
-    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    EpochView {
-        epoch,
-        rank,
-        size: count(world.size()),
-        local_rank: count(local_rank),
-        local_size: count(local.len()),
-        cross_rank: count(cross_rank),
-        cross_size: count(peers.len()),
-        homogeneous: members.iter().all(|m| m.ranks.len() == local.len()),
-    }
-}
-
 fn far_future() -> Deadline {
     Deadline::now() + Duration::from_secs(3_600)
 }
 
 /// How often workers send a sign of life, in milliseconds.
 const HEARTBEAT_MS: u32 = 100;
-/// Bytes of one part of an inline result: what the control thread may copy at once.
-const PART_BYTES: u64 = 64 << 10;

@@ -204,12 +204,16 @@ impl LaneThread {
                     Err(error) => Err(error.to_string()),
                 };
                 if let Err(violation) = taken {
-                    self.port.close(from, &violation);
-                    self.link_down(from, format!("protocol violation: {violation}")).await;
+                    self.disconnect(from, &violation).await;
                 }
             }
             PortEvent::Down { peer, reason } => self.link_down(peer, reason.to_string()).await,
         }
+    }
+
+    async fn disconnect(&mut self, peer: SidecarIndex, violation: &str) {
+        self.port.close(peer, violation);
+        self.link_down(peer, format!("protocol violation: {violation}")).await;
     }
 
     async fn link_down(&mut self, peer: SidecarIndex, reason: String) {
@@ -236,6 +240,8 @@ impl LaneThread {
             ExecutorAction::Failed { epoch, seq, reason } => {
                 self.report(LaneReport::Failed(epoch, seq, reason)).await;
             }
+            ExecutorAction::Disconnect { peer, violation } => self.disconnect(peer, &violation.to_string()).await,
+            ExecutorAction::Worked => {}
         }
         true
     }

@@ -11,6 +11,7 @@ mod app;
 mod bootstrap;
 mod cli;
 mod config;
+mod delivery;
 mod driver;
 mod lane;
 mod memory;

@@ -78,14 +78,15 @@ pub(crate) fn prepare(
     let name = order.collective.name();
     let kind = work_kind(&order.collective).ok_or_else(|| format!("{name} is not performed by this version"))?;
     check_count(&kind, order)?;
-    let work = work(kind.clone(), order.dtype, &order.tensors);
+    // Before anything is added up: no sum of the order's numbers overflows when every result can be addressed.
+    let outputs = outputs(&kind, order)?;
+    let work = work(kind, order.dtype, &order.tensors);
     if digest(&view.topology, &work, &order.tuning) != order.digest {
         return Err("the digest of the plan's inputs differs from the coordinator's".to_owned());
     }
     let plan = plan(me, &view.topology, &work, &order.tuning).map_err(|error| error.to_string())?;
     let mut tensors = Vec::with_capacity(order.tensors.len());
-    for tensor in &order.tensors {
-        let output = output(&kind, tensor).ok_or_else(|| format!("the result of {} is too large", tensor.name))?;
+    for (tensor, output) in order.tensors.iter().zip(outputs) {
         let requests = answer(view, requests, seq, order, tensor)?;
         tensors.push(AdmittedTensor { name: tensor.name.clone(), output, requests });
     }
@@ -98,6 +99,11 @@ pub(crate) fn prepare(
     };
     let (topology, local_ranks) = (view.topology.clone(), view.local_ranks.clone());
     Ok(Admission { epoch, seq, topology, plan, arithmetic, tensors, local_ranks })
+}
+
+fn outputs(kind: &WorkKind, order: &Order) -> Result<Vec<Shape>, String> {
+    let too_large = |tensor: &OrderedTensor| format!("the result of {} has no valid shape", tensor.name);
+    order.tensors.iter().map(|tensor| output(kind, tensor).ok_or_else(|| too_large(tensor))).collect()
 }
 
 fn check_count(kind: &WorkKind, order: &Order) -> Result<(), String> {

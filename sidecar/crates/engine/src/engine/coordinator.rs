@@ -22,6 +22,8 @@ pub(crate) struct Coordinator {
     pub(super) negotiation: Negotiation,
     ordering: Ordering,
     pub(super) stalls: Stalls,
+    /// For each rank, how often its announcement was the one that all others waited for.
+    pub(super) last_to_be_ready: Vec<u64>,
     suspect_ranks: BTreeMap<SidecarIndex, Vec<Rank>>,
     suspects_sent: (Vec<SidecarIndex>, Vec<Rank>),
 }
@@ -227,6 +229,7 @@ impl Coordinator {
         }
         let (why, orderly) = (&failure.reason, failure.cause == Cause::ShutDown);
         let named = if orderly {
+            self.ordering.order_all(cx, self.epoch);
             let reason = format!(
                 "ronde has been shut down by {rank} on {from}: {why}. Operations that not all ranks had asked for by then fail."
             );
@@ -291,6 +294,8 @@ impl Coordinator {
         check_in_set(&view, rank)?;
         match self.negotiation.ready(cx.now, &view, rank, request) {
             Outcome::Ready(requests) => {
+                self.last_to_be_ready.resize(cx.config.world.size(), 0);
+                self.last_to_be_ready[rank.index()] += 1;
                 let verdict = mismatch::check(&requests);
                 if let Err(failure) = verdict.and_then(|()| self.ordering.push(cx, &view, &requests)) {
                     cx.stats.mismatches += 1;

@@ -17,6 +17,8 @@ use crate::event::Time;
 pub(crate) struct Negotiation {
     names: BTreeMap<(SetId, TensorName), VecDeque<Round>>,
     poisoned: usize,
+    /// Requests of each rank in open rounds.
+    open: BTreeMap<Rank, usize>,
 }
 
 #[derive(Debug)]
@@ -43,7 +45,7 @@ pub(crate) enum Outcome {
     /// The round is poisoned now: one rejection goes to every member sidecar, whose ranks it concerns whether they have
     /// announced or will.
     Poisoned(Failure),
-    /// The announcement contradicts the sender's earlier ones.
+    /// The announcement contradicts the sender's earlier ones, or is one too many.
     Contradiction,
     /// More than [`POISONED_MAX`] poisoned rounds wait for ranks.
     Overflow,
@@ -80,11 +82,17 @@ impl Negotiation {
                 Outcome::Wait
             }
             State::Open(requests) => {
+                let open = self.open.entry(rank).or_default();
+                if *open >= limits::PENDING_PER_SESSION_MAX {
+                    return Outcome::Contradiction;
+                }
+                *open += 1;
                 requests.insert(rank, request);
                 if requests.len() < view.ranks.len() {
                     return Outcome::Wait;
                 }
                 let requests = std::mem::take(requests);
+                close(&mut self.open, requests.keys());
                 self.remove(&key, round);
                 Outcome::Ready(requests)
             }
@@ -119,7 +127,8 @@ impl Negotiation {
             if self.poisoned >= POISONED_MAX {
                 return Outcome::Overflow;
             }
-            rounds[round].poison();
+            let ranks = rounds[round].poison();
+            close(&mut self.open, ranks.iter());
             self.poisoned += 1;
         }
         self.take_part(&key, round, view, rank);
@@ -201,9 +210,19 @@ impl Round {
         }
     }
 
-    fn poison(&mut self) {
-        if let State::Open(requests) = &self.state {
-            self.state = State::Poisoned(requests.keys().copied().collect());
+    /// The ranks whose requests were open.
+    fn poison(&mut self) -> BTreeSet<Rank> {
+        let State::Open(requests) = &self.state else { return BTreeSet::new() };
+        let ranks: BTreeSet<Rank> = requests.keys().copied().collect();
+        self.state = State::Poisoned(ranks.clone());
+        ranks
+    }
+}
+
+fn close<'a>(open: &mut BTreeMap<Rank, usize>, ranks: impl Iterator<Item = &'a Rank>) {
+    for rank in ranks {
+        if let Some(count) = open.get_mut(rank) {
+            *count -= 1;
         }
     }
 }

@@ -36,6 +36,7 @@ impl Participant {
     pub(crate) fn executed(&mut self, cx: &mut Context, epoch: Epoch, seq: Seq) {
         let Some(Running { admission, reports }) = self.take_admitted(cx, epoch, seq) else { return };
         cx.stats.executed += 1;
+        cx.stats.tensors_executed += admission.tensors.len() as u64;
         for (tensor, admitted) in (0..).zip(&admission.tensors) {
             for &(rank, request) in &admitted.requests {
                 if self.requests.remove(rank, request) {

@@ -15,6 +15,7 @@ pub(crate) type Key = (SetId, TensorName, Rank);
 pub(crate) struct Requests {
     pending: BTreeMap<Key, Pending>,
     numbers: BTreeMap<(Rank, RequestId), Key>,
+    counts: BTreeMap<Rank, usize>,
     rounds: BTreeMap<Key, Ahead>,
 }
 
@@ -65,7 +66,13 @@ impl Requests {
         self.numbers.contains_key(&(rank, request))
     }
 
+    /// How many requests of a rank have no answer.
+    pub(crate) fn of(&self, rank: Rank) -> usize {
+        self.counts.get(&rank).copied().unwrap_or_default()
+    }
+
     pub(crate) fn insert(&mut self, key: Key, request: RequestId, what: Request, now: Time) {
+        *self.counts.entry(key.2).or_default() += 1;
         self.numbers.insert((key.2, request), key.clone());
         self.pending.insert(key, Pending { request, what, since: now, ordered: None });
     }
@@ -130,6 +137,9 @@ impl Requests {
     /// Forgets a request; true when there was one.
     pub(crate) fn remove(&mut self, rank: Rank, request: RequestId) -> bool {
         let Some(key) = self.numbers.remove(&(rank, request)) else { return false };
+        if let Some(count) = self.counts.get_mut(&rank) {
+            *count -= 1;
+        }
         self.pending.remove(&key).is_some()
     }
 

@@ -28,6 +28,8 @@ pub struct Stats {
     pub admitted: u64,
     /// Operations performed here.
     pub executed: u64,
+    /// Tensors in them: more than operations when fused.
+    pub tensors_executed: u64,
     /// Epochs that began here.
     pub epochs: u64,
     /// Names rejected here on the coordinator's word.
@@ -90,6 +92,8 @@ pub struct Status {
     pub negotiating: usize,
     /// Coordinator: the oldest of those names, and who is missing.
     pub waiting_tensors: Vec<WaitingTensor>,
+    /// Coordinator: for each rank, how often it was the last to be ready; the slowest rank has most. Empty elsewhere.
+    pub last_to_be_ready: Vec<u64>,
     /// Operations admitted here and not finished.
     pub in_flight: usize,
     /// Sidecars that are silent.
@@ -172,6 +176,7 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         pending_requests: pending_requests(participant, now),
         negotiating: coordinator.map_or(0, |c| c.negotiation.len()),
         waiting_tensors: coordinator.map_or_else(Vec::new, |c| waiting_tensors(cx, c, now)),
+        last_to_be_ready: coordinator.map_or_else(Vec::new, |c| c.last_to_be_ready.clone()),
         in_flight: participant.admitted.len(),
         suspect_sidecars: suspects.sidecars.clone(),
         suspect_ranks: suspects.ranks.clone(),

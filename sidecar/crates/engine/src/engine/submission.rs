@@ -16,10 +16,11 @@ impl Participant {
         self.heard(cx, rank);
         let key = (what.set, what.name.clone(), rank);
         if let Err(failure) = self.check_accepts(cx, rank, request, &what) {
-            self.refuse(cx, (rank, request), failure.with_rank(rank).with_tensor(what.name));
+            let rank_at_fault = failure.rank.or(Some(rank));
+            self.refuse(cx, (rank, request), Failure { rank: rank_at_fault, ..failure });
             return;
         }
-        if let Err(reason) = check_performed(cx, &what) {
+        if let Err(reason) = self.check_room(rank).and_then(|()| check_performed(cx, &what)) {
             let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(what.name);
             self.void(key, failure.clone());
             self.refuse(cx, (rank, request), failure);
@@ -132,6 +133,14 @@ impl Participant {
             ));
         }
         Ok(())
+    }
+
+    fn check_room(&self, rank: Rank) -> Result<(), String> {
+        let most = limits::PENDING_PER_SESSION_MAX;
+        if self.requests.of(rank) < most {
+            return Ok(());
+        }
+        Err(format!("{rank} has {most} requests pending, the most that one session may have; wait for some of them"))
     }
 
     fn takes_part(&self, rank: Rank) -> bool {
