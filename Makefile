@@ -1,0 +1,83 @@
+# ronde's one door: people and CI call the same recipes. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# Builds and the Python environment lie outside of the checkout, so that a fresh clone starts where the last one ended.
+export RONDE_CACHE ?= $(HOME)/.cache/ronde
+export CARGO_TARGET_DIR ?= $(RONDE_CACHE)/target
+# What Rust tests use to find the binary and a Python with the SDK.
+export RONDE_BIN = $(CARGO_TARGET_DIR)/debug/ronde
+export RONDE_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path)
+export PYTHONPATH = $(CURDIR)/sdk-python/python
+export PYTHONDONTWRITEBYTECODE = 1
+
+PYTHON ?= python3
+CARGO ?= cargo
+SEEDS ?= 10000
+PURE_CRATES := ronde-wire ronde-collectives ronde-engine
+EXTENSION := sdk-python/python/ronde/_ronde.abi3.so
+
+.PHONY: help
+help: ## List the recipes
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+
+.PHONY: demo
+demo: ## Train on handwritten digits: 4 workers, 2 sidecars, every byte between them sealed
+	@$(PYTHON) sdk-python/examples/demo.py
+
+.PHONY: test
+test: setup lint build test-rust test-python ## Do everything that CI does: set-up, lints, all tests
+	@echo "make test: all passed"
+
+.PHONY: setup
+setup: ## Install what the tests need: packages of the distribution, a Python environment
+	@tests/setup/debian.sh
+	@$(PYTHON) tests/setup/environment.py tools training
+
+.PHONY: build
+build: ## Build the binary ronde, the crates and the Python extension
+	$(CARGO) build --workspace
+	@install -D $(CARGO_TARGET_DIR)/debug/lib_ronde.so $(EXTENSION).new && mv $(EXTENSION).new $(EXTENSION)
+
+.PHONY: lint
+lint: lint-rust lint-pure lint-python ## Check formatting, lints, documentation, purity and types
+
+.PHONY: lint-rust
+lint-rust:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --quiet
+
+# The pure crates have nothing but their arguments: they compile for a machine without clock, files, threads or sockets.
+.PHONY: lint-pure
+lint-pure:
+	@if rustup target list --installed 2>/dev/null | grep -qx wasm32-unknown-unknown || rustup target add wasm32-unknown-unknown; then \
+	    set -x; $(CARGO) check $(PURE_CRATES:%=--package %) --target wasm32-unknown-unknown; \
+	else \
+	    echo "NOT CHECKED: purity. The target wasm32-unknown-unknown is not installed and rustup cannot add it." >&2; \
+	fi
+
+.PHONY: lint-python
+lint-python:
+	$(RONDE_PYTHON) -m ruff check sdk-python tests/setup
+	$(RONDE_PYTHON) -m ruff format --check sdk-python tests/setup
+	cd sdk-python && $(RONDE_PYTHON) -m mypy
+
+.PHONY: test-rust
+test-rust:
+	$(CARGO) test --workspace
+
+.PHONY: test-python
+test-python:
+	cd sdk-python && $(RONDE_PYTHON) -m pytest -q
+
+.PHONY: sim
+sim: ## Simulate 10,000 clusters, each under its own seed (SEEDS=n for another number)
+	RONDE_SIM_SEEDS=$(SEEDS) $(CARGO) test --package ronde-tests --test simulation -- --nocapture
+
+.PHONY: deny
+deny: ## Check licences, bans and advisories of dependencies (installs cargo-deny: minutes)
+	@command -v cargo-deny >/dev/null || $(CARGO) install cargo-deny --locked
+	$(CARGO) deny check

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Installs from Debian or Ubuntu what the tests use besides cargo, gcc and python3, when it is missing and the caller is
+# root; otherwise says what is missing and goes on: the tests that need it fail and name it.
+set -euo pipefail
+
+declare -A packages=([ip]=iproute2 [tc]=iproute2 [tcpdump]=tcpdump [openssl]=openssl [git]=git)
+missing=()
+for command in "${!packages[@]}"; do
+    PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${packages[$command]}")
+done
+python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "The tests need packages that are not installed here: ${missing[*]}" >&2
+    echo "On Debian and Ubuntu: sudo apt-get install ${missing[*]}" >&2
+    exit 0
+fi
+echo "installing from the distribution: ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+install=(apt-get install -y -qq --no-install-recommends "${missing[@]}")
+"${install[@]}" >/dev/null 2>&1 || { apt-get update -qq && "${install[@]}" >/dev/null; }

@@ -1,0 +1,96 @@
+"""Makes the Python environment that tests and demo run in. Does only what is missing, and says what it does.
+
+    python3 tests/setup/environment.py STAGE...     makes these stages; prints nothing when all are there
+    python3 tests/setup/environment.py path         prints the environment's python
+
+Stages, each with those before it:
+
+    base       a virtual environment with NumPy
+    tools      ruff, mypy, pytest
+    training   PyTorch for CPUs and scikit-learn
+
+The environment lies outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
+it is for and the requirements' content: checkouts with equal requirements share it, and a change makes a new one. A
+system Python that has torch lends it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+STAGES = ["base", "tools", "training"]
+
+
+def main() -> int:
+    """Makes the stages that are asked for; returns the process's exit status."""
+    asked = sys.argv[1:]
+    folder = location()
+    if asked == ["path"]:
+        print(folder / "bin" / "python")
+        return 0
+    if not asked or not set(asked) <= set(STAGES):
+        print(__doc__, file=sys.stderr)
+        return 64
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Two checkouts may be set up at once, and both mean the same environment.
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for stage in ["base", *asked]:
+            if not (folder / f".{stage}").exists():
+                make(stage, folder)
+    return 0
+
+
+def make(stage: str, folder: pathlib.Path) -> None:
+    """Installs one stage and notes that it is there."""
+    start = time.monotonic()
+    python = str(folder / "bin" / "python")
+    requirements = HERE / f"requirements-{stage}.txt"
+    if stage == "base":
+        print(f"making a virtual environment in {folder}", flush=True)
+        lend = ["--system-site-packages"] if has_torch() else []
+        run(sys.executable, "-m", "venv", "--clear", *lend, str(folder))
+    print(f"installing {', '.join(names(requirements))}", flush=True)
+    run(python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "-r", str(requirements))
+    if stage == "training":
+        run(python, str(HERE / "pytorch.py"), python)
+    (folder / f".{stage}").touch()
+    print(f"{stage}: done in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def location() -> pathlib.Path:
+    """Where the environment of this Python and these requirements lies."""
+    key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {has_torch()}".encode())
+    for path in [*sorted(HERE.glob("requirements-*.txt")), HERE / "pytorch.py"]:
+        key.update(path.read_bytes())
+    cache = os.environ.get("RONDE_CACHE") or os.path.expanduser("~/.cache/ronde")
+    return pathlib.Path(cache) / f"python-{key.hexdigest()[:12]}"
+
+
+def has_torch() -> bool:
+    """Whether the Python that runs this has torch, without importing it."""
+    return any(pathlib.Path(entry, "torch", "version.py").exists() for entry in sys.path if entry)
+
+
+def names(requirements: pathlib.Path) -> list[str]:
+    """The requirements in a file, for people."""
+    lines = requirements.read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def run(*command: str) -> None:
+    """Runs a command whose messages are for the user; ends with its status when it fails."""
+    status = subprocess.run(command).returncode
+    if status:
+        sys.exit(f"`{' '.join(command)}` failed with status {status}; its messages are above")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+//! The rules of this project that a test can hold. Each failure says which rule, where, why there is such a rule, and what
+//! to do. What no test can see is in CONTRIBUTING.md.
+
+#![forbid(unsafe_code)]
+
+#[path = "tidy/documents.rs"]
+mod documents;
+#[path = "tidy/floors.rs"]
+mod floors;
+#[path = "tidy/licences.rs"]
+mod licences;
+#[path = "tidy/limits_table.rs"]
+mod limits_table;
+#[path = "tidy/purity.rs"]
+mod purity;
+#[path = "tidy/sizes.rs"]
+mod sizes;
+#[path = "tidy/source.rs"]
+mod source;
+#[path = "tidy/top_level.rs"]
+mod top_level;
+#[path = "tidy/unsafe_code.rs"]
+mod unsafe_code;
+#[path = "tidy/words.rs"]
+mod words;
+
+/// Fails with all offences against a rule at once, and why the rule is there.
+fn hold(rule: &str, why: &str, offences: &[String]) {
+    assert!(offences.is_empty(), "\n\n{rule}\n{why}\n\n  {}\n\n", offences.join("\n  "));
+}

@@ -1,0 +1,88 @@
+//! Documents that say what is so: links resolve, files that are named are there.
+
+use std::path::{Component, Path, PathBuf};
+
+use crate::hold;
+use crate::source::{Source, exists, files};
+
+#[test]
+fn links_to_files_resolve() {
+    let mut offences = Vec::new();
+    for document in files("md") {
+        for target in links(&document.text) {
+            let file = target.split('#').next().unwrap_or(&target);
+            let folder = Path::new(&document.path).parent().unwrap_or(Path::new(""));
+            let path = normal(&folder.join(file));
+            if !(file.is_empty() || file.contains("://") || file.starts_with("mailto:") || exists(&path)) {
+                offences.push(format!("{} links to {target}", document.path));
+            }
+        }
+    }
+    hold("Links in documents lead to files that are there.", "Correct the link, or write the document.", &offences);
+}
+
+#[test]
+fn files_that_documents_name_are_there() {
+    let mut offences = Vec::new();
+    for path in ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/ARCHITECTURE.md", "docs/PROTOCOL.md"] {
+        let document = Source::read(path);
+        let named = named_files(&document.text);
+        assert!(
+            path != "docs/ARCHITECTURE.md" || named.len() > 20,
+            "{path} names only {} files; the scan is broken",
+            named.len()
+        );
+        offences.extend(named.iter().filter(|name| !exists(name)).map(|name| format!("{path} names {name}")));
+    }
+    hold(
+        "Files that documents name in code marks are there.",
+        "A newcomer follows the names. Name them from the root of the checkout; correct the document when a file moves.",
+        &offences,
+    );
+}
+
+/// The targets of `[text](target)`, outside of code.
+fn links(text: &str) -> Vec<String> {
+    let prose = without_blocks(text);
+    let targets = prose.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    targets.map(|target| target.split(' ').next().unwrap_or(target).to_owned()).collect()
+}
+
+/// What stands in code marks and is a path below one of the top folders, without a line number or a pattern.
+fn named_files(text: &str) -> Vec<String> {
+    let prose = without_blocks(text);
+    let marked = prose.split('`').skip(1).step_by(2);
+    let below = |name: &&str| TOP.iter().any(|top| name.starts_with(top));
+    let plain = |name: &&str| !name.contains(['*', '{', '<', ' ', '…']);
+    marked.filter(below).filter(plain).map(|name| name.trim_end_matches('/').to_owned()).collect()
+}
+
+/// The text without fenced blocks.
+fn without_blocks(text: &str) -> String {
+    text.split("```").step_by(2).collect()
+}
+
+/// A path without `.` and `..`.
+fn normal(path: &Path) -> String {
+    let mut parts = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::ParentDir => drop(parts.pop()),
+            Component::CurDir => {}
+            other => parts.push(other),
+        }
+    }
+    parts.display().to_string()
+}
+
+const TOP: [&str; 8] = ["compose/", "docs/", "plugins/", "proto/", "sdk-python/", "sdk-rust/", "sidecar/", "tests/"];
+
+#[test]
+fn links_and_names_are_found() {
+    assert_eq!(links("a [b](c.md#d) e\n```\n[f](g)\n```\n[h](i \"j\")"), ["c.md#d", "i"]);
+    assert_eq!(
+        named_files("see `docs/`, `proto/wire/src/lib.rs`, `make test`, `docs/*.md`"),
+        ["docs", "proto/wire/src/lib.rs"]
+    );
+    assert_eq!(normal(Path::new("docs/../proto/./a.rs")), "proto/a.rs");
+}

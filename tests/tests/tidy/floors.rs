@@ -1,0 +1,115 @@
+//! The floors of docs/ARCHITECTURE.md, as the direct dependencies of each crate.
+
+use std::sync::OnceLock;
+
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
+
+use crate::hold;
+use crate::source::root;
+
+/// For each crate, the crates of this project that it may use in what is shipped. Floor by floor.
+const OWN: [(&str, &[&str]); 10] = [
+    ("ronde-wire", &[]),
+    ("ronde-collectives", &["ronde-wire"]),
+    ("ronde-rpc", &["ronde-wire"]),
+    ("ronde-shm", &[]),
+    ("ronde-transport", &["ronde-wire"]),
+    ("ronde-engine", &["ronde-collectives", "ronde-wire"]),
+    ("ronde", &["ronde-rpc", "ronde-shm", "ronde-wire"]),
+    (
+        "ronde-sidecar",
+        &["ronde-collectives", "ronde-engine", "ronde-rpc", "ronde-shm", "ronde-transport", "ronde-wire"],
+    ),
+    ("ronde-python", &["ronde"]),
+    ("ronde-tests", &["ronde-collectives", "ronde-engine", "ronde-rpc", "ronde-transport", "ronde-wire", "ronde"]),
+];
+
+/// Dependencies that only some crates may use in what is shipped: what they bring stays behind one wall.
+const FOREIGN: [(&str, &[&str]); 13] = [
+    ("anyhow", &["ronde-sidecar", "ronde-tests"]),
+    ("axum", &["ronde-sidecar"]),
+    ("clap", &["ronde-sidecar"]),
+    ("libc", &["ronde-shm"]),
+    ("nix", &["ronde-shm", "ronde-sidecar", "ronde-tests", "ronde-transport"]),
+    ("prometheus", &["ronde-sidecar"]),
+    ("prost", &["ronde-rpc"]),
+    ("pyo3", &["ronde-python"]),
+    ("quinn", &["ronde-transport"]),
+    ("rustls", &["ronde-transport"]),
+    ("tokio", &["ronde", "ronde-sidecar", "ronde-tests", "ronde-transport"]),
+    ("tonic", &["ronde", "ronde-rpc", "ronde-sidecar"]),
+    ("tracing-subscriber", &["ronde-sidecar"]),
+];
+
+#[test]
+fn every_crate_stands_on_its_floor() {
+    let offences = own_edges(|package, dependency| match OWN.iter().find(|(name, _)| *name == package) {
+        None => Some(format!("{package} is not in the table of floors; say there what it may use")),
+        Some((_, allowed)) if allowed.contains(&dependency) => None,
+        Some(_) => Some(format!("{package} uses {dependency}, which is not on a floor below it")),
+    });
+    hold(
+        "A crate uses only crates of the floors below.",
+        "Engine and transport do not know each other, and nothing pure knows a rim: sidecar/src/driver.rs joins them.",
+        &offences,
+    );
+}
+
+#[test]
+fn a_foreign_crate_stays_behind_its_wall() {
+    let mut offences = Vec::new();
+    for package in workspace().workspace_packages() {
+        for dependency in shipped(package) {
+            let wall = FOREIGN.iter().find(|(name, _)| *name == dependency);
+            if let Some((_, allowed)) = wall.filter(|(_, allowed)| !allowed.contains(&package.name.as_str())) {
+                offences.push(format!("{} uses {dependency}, which only {} may", package.name, allowed.join(", ")));
+            }
+        }
+    }
+    hold(
+        "Some dependencies may be used by few crates only.",
+        "Replacing or upgrading one touches one place. Call what the crate behind the wall offers, or add it there.",
+        &offences,
+    );
+}
+
+#[test]
+fn the_tables_name_crates_that_exist() {
+    let packages = workspace().workspace_packages();
+    let known = |name: &&str| packages.iter().any(|package| package.name.as_str() == *name);
+    let named = OWN.iter().flat_map(|(name, allowed)| [*name].into_iter().chain(allowed.iter().copied()));
+    let named = named.chain(FOREIGN.iter().flat_map(|(_, allowed)| allowed.iter().copied()));
+    let mut offences: Vec<_> = named.filter(|name| !known(name)).map(str::to_owned).collect();
+    offences.dedup();
+    hold("The tables of this file name crates of the workspace.", "A rule about nothing holds nothing.", &offences);
+}
+
+/// The workspace's packages, without what they depend on.
+pub fn workspace() -> &'static Metadata {
+    static METADATA: OnceLock<Metadata> = OnceLock::new();
+    METADATA.get_or_init(|| {
+        let mut command = MetadataCommand::new();
+        command.manifest_path(root().join("Cargo.toml")).no_deps();
+        command.exec().expect("cargo describes the workspace that this test belongs to")
+    })
+}
+
+fn own_edges(judge: impl Fn(&str, &str) -> Option<String>) -> Vec<String> {
+    let packages = workspace().workspace_packages();
+    let is_own = |name: &&str| packages.iter().any(|package| package.name.as_str() == *name);
+    let mut offences = Vec::new();
+    for package in &packages {
+        // A crate without edges has to be in the table, too.
+        offences.extend(
+            judge(package.name.as_str(), "").filter(|_| !OWN.iter().any(|(name, _)| *name == package.name.as_str())),
+        );
+        offences.extend(shipped(package).filter(is_own).filter_map(|name| judge(package.name.as_str(), name)));
+    }
+    offences
+}
+
+/// The names of a package's dependencies other than those of its tests.
+fn shipped(package: &Package) -> impl Iterator<Item = &str> {
+    let shipped = package.dependencies.iter().filter(|dependency| dependency.kind != DependencyKind::Development);
+    shipped.map(|dependency| dependency.name.as_str())
+}
