@@ -217,6 +217,12 @@ pub enum IdentityError {
         /// Who is named.
         found: Box<SpiffeId>,
     },
+    /// No authority that is accepted here has signed the certificate.
+    #[error("the certificate is not signed by an authority of this job")]
+    OtherAuthority,
+    /// The peer shows a certificate, but its handshake is not signed by the certificate's key.
+    #[error("the peer does not prove that it holds the certificate's key")]
+    NoProof,
     /// The key cannot be used, or is not the certificate's.
     #[error("the key does not serve the certificate: {0}")]
     Key(rustls::Error),

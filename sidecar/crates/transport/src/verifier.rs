@@ -8,7 +8,8 @@ use rustls::crypto::{CryptoProvider, verify_tls13_signature};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{
-    DigitallySignedStruct, DistinguishedName, Error, OtherError, PeerIncompatible, RootCertStore, SignatureScheme,
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, PeerIncompatible, RootCertStore,
+    SignatureScheme,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
@@ -33,7 +34,8 @@ impl ServerCertVerifier for DialVerifier {
     ) -> Result<ServerCertVerified, Error> {
         let certificate = ParsedCertificate::try_from(end_entity)?;
         let algorithms = self.provider.signature_verification_algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(&certificate, &self.roots, intermediates, now, algorithms)?;
+        verify_server_cert_signed_by_trust_anchor(&certificate, &self.roots, intermediates, now, algorithms)
+            .map_err(|error| in_place_of_bad_signature(error, IdentityError::OtherAuthority))?;
         let found = CertificateClaims::parse(end_entity).map_err(refuse)?.id;
         if found != self.expected {
             let expected = Box::new(self.expected.clone());
@@ -58,6 +60,7 @@ impl ServerCertVerifier for DialVerifier {
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
+            .map_err(|error| in_place_of_bad_signature(error, IdentityError::NoProof))
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -95,7 +98,10 @@ impl ClientCertVerifier for AcceptVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let verified = self.webpki.verify_client_cert(end_entity, intermediates, now)?;
+        let verified = self
+            .webpki
+            .verify_client_cert(end_entity, intermediates, now)
+            .map_err(|error| in_place_of_bad_signature(error, IdentityError::OtherAuthority))?;
         let found = CertificateClaims::parse(end_entity).map_err(refuse)?.id;
         if !found.is_same_job(&self.own) {
             let expected = Box::new(self.own.clone());
@@ -119,7 +125,9 @@ impl ClientCertVerifier for AcceptVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.webpki.verify_tls13_signature(message, certificate, signature)
+        self.webpki
+            .verify_tls13_signature(message, certificate, signature)
+            .map_err(|error| in_place_of_bad_signature(error, IdentityError::NoProof))
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -130,4 +138,13 @@ impl ClientCertVerifier for AcceptVerifier {
 /// Carries the text to both sides: the QUIC layer puts it into the reason of its close frame.
 fn refuse(error: IdentityError) -> Error {
     Error::Other(OtherError(Arc::new(error)))
+}
+
+/// rustls says "bad signature" of a chain and of a handshake alike, and of a chain also when another authority has the
+/// same name; what it means here is one thing each.
+fn in_place_of_bad_signature(error: Error, meaning: IdentityError) -> Error {
+    match error {
+        Error::InvalidCertificate(CertificateError::BadSignature | CertificateError::UnknownIssuer) => refuse(meaning),
+        other => other,
+    }
 }

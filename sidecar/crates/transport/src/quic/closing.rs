@@ -98,17 +98,12 @@ fn text(reason: &[u8]) -> String {
     String::from_utf8_lossy(reason).into_owned()
 }
 
-/// The text of rustls, with what it means here.
+/// The text of rustls without the words around ronde's own.
 fn explained(reason: &str) -> String {
-    let reason = reason.strip_prefix("other error: ").unwrap_or(reason);
-    let meaning = if reason.contains("UnknownIssuer") {
-        " (it is not signed by an authority of this job)"
-    } else if reason.contains("NoCertificates") || reason.contains("no certificates") {
-        " (both sides of a link need one)"
-    } else {
-        ""
-    };
-    format!("{reason}{meaning}")
+    match reason.strip_prefix("other error: ").unwrap_or(reason) {
+        "peer sent no certificates" => "the peer shows no certificate; both sides of a link need one".to_owned(),
+        reason => reason.to_owned(),
+    }
 }
 
 /// A close frame is one packet, and packets begin at 1,200 bytes.

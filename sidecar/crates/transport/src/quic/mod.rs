@@ -146,6 +146,19 @@ impl QuicPort {
         Ok(())
     }
 
+    /// What is known of the way to a peer whose link is up.
+    #[must_use]
+    pub fn path(&self, peer: SidecarIndex) -> Option<PathStats> {
+        let path = self.shared.connection(peer)?.stats().path;
+        Some(PathStats {
+            round_trip: path.rtt,
+            datagram_bytes: path.current_mtu,
+            window_bytes: path.cwnd,
+            packets_sent: path.sent_packets,
+            packets_lost: path.lost_packets,
+        })
+    }
+
     /// Closes every link with a reason and waits until the peers have heard of it, at most a second. Without it, a port
     /// that is dropped just before its runtime ends leaves its peers to find out by themselves.
     pub async fn shutdown(self, reason: &str) {
@@ -193,6 +206,21 @@ impl fmt::Debug for QuicPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QuicPort").field("local_addr", &self.local_addr).finish_non_exhaustive()
     }
+}
+
+/// The way to a peer, as the connection has measured it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathStats {
+    /// The smoothed round-trip time.
+    pub round_trip: Duration,
+    /// The largest datagram that goes through, in bytes of UDP payload.
+    pub datagram_bytes: u16,
+    /// The congestion window, in bytes.
+    pub window_bytes: u64,
+    /// Packets sent.
+    pub packets_sent: u64,
+    /// Packets declared lost.
+    pub packets_lost: u64,
 }
 
 /// A port that cannot be bound or started.

@@ -150,6 +150,13 @@ impl Shared {
         Poll::Ready(queued.event)
     }
 
+    pub(super) fn connection(&self, peer: SidecarIndex) -> Option<Connection> {
+        match &self.lock().links.get(&peer)?.phase {
+            Phase::Up { connection } => Some(connection.clone()),
+            Phase::Opening { .. } | Phase::Down => None,
+        }
+    }
+
     /// Closes a link for its owner, who hears nothing more of it.
     pub(super) fn close(&self, peer: SidecarIndex, reason: &str) {
         let mut state = self.lock();

@@ -1,6 +1,8 @@
 //! What the tests of this crate share: a job with its authority, ports of both transports, and waiting for events.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub(crate) mod raw;
+
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
@@ -106,6 +108,16 @@ pub(crate) async fn event(port: &mut dyn Port) -> PortEvent {
 
 pub(crate) async fn any_event(port: &mut dyn Port) -> PortEvent {
     tokio::time::timeout(Duration::from_secs(60), next_event(port)).await.expect("an event")
+}
+
+/// Waits for a state that the port's tasks will reach without an event.
+pub(crate) async fn until(reached: impl Fn() -> bool) {
+    let look = async {
+        while !reached() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), look).await.expect("the state is reached");
 }
 
 pub(crate) async fn up(port: &mut dyn Port, from: u32) -> Hello {

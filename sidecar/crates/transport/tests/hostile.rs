@@ -1,0 +1,215 @@
+//! Peers that mean harm: the port stays up for the others.
+
+mod harness;
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use harness::raw::{self, ALPN, RawCa};
+use harness::{CONTROL, LANE, START_TIMEOUT, control, down, event, frame, heartbeat, local, options, up};
+use ronde_transport::{DownReason, Port, PortEvent, QuicPort, Role};
+use ronde_wire::control::Purpose;
+use ronde_wire::{Epoch, FrameHeader, FrameKind, Seq, SidecarIndex};
+
+/// Sidecars 0 and 1 with a link, and what a third needs to attack 0.
+struct Scene {
+    ca: RawCa,
+    target: QuicPort,
+    friend: QuicPort,
+}
+
+impl Scene {
+    async fn new(purpose: Purpose) -> Self {
+        let ca = RawCa::new();
+        let (target, friend) = (harness::bind(), harness::bind());
+        let addresses = [vec![target.local_addr()], vec![friend.local_addr()], Vec::new()];
+        let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(addresses).collect();
+        let start = |bound: ronde_transport::BoundPort, me| {
+            bound.start(ca.identity(me), &local(me, purpose), peers.clone(), options(START_TIMEOUT)).expect("starts")
+        };
+        let (mut target, mut friend) = (start(target, 0), start(friend, 1));
+        friend.open(SidecarIndex(0), Role::Dial);
+        up(&mut target, 1).await;
+        up(&mut friend, 0).await;
+        Self { ca, target, friend }
+    }
+
+    fn at(&self) -> SocketAddr {
+        self.target.local_addr()
+    }
+
+    /// The link that was there before the attack still works, both ways.
+    async fn still_works(&mut self) {
+        self.friend.send(SidecarIndex(0), control(1)).expect("there is a link");
+        assert_eq!(frame(&mut self.target, 1).await, heartbeat(1));
+        self.target.send(SidecarIndex(1), control(2)).expect("there is a link");
+        assert_eq!(frame(&mut self.friend, 0).await, heartbeat(2));
+    }
+
+    /// Says these bytes in place of a hello and returns how the port answers.
+    async fn say_first(&self, bytes: &[u8]) -> String {
+        let connection = raw::dial(self.at(), Some(self.ca.good(2)), ALPN).await.expect("good credentials");
+        let (mut send, recv) = connection.open_bi().await.expect("one stream is allowed");
+        // The port may close while this is still being written.
+        let _ = send.write_all(bytes).await;
+        let _ = send.finish();
+        let reason = raw::reason(&connection.closed().await);
+        drop(recv);
+        reason
+    }
+
+    /// Says these bytes behind a good hello; the port must end the link as a violation, which this returns.
+    async fn say_later(&mut self, purpose: Purpose, bytes: &[u8]) -> String {
+        let hello = local(2, purpose).hello(SidecarIndex(2));
+        let (connection, mut send, recv) = raw::greet(self.at(), self.ca.good(2), &hello).await;
+        up(&mut self.target, 2).await;
+        let _ = send.write_all(bytes).await;
+        let _ = send.finish();
+        let reason = down(&mut self.target, 2).await;
+        let DownReason::Protocol(text) = reason else { panic!("{reason:?} is no violation") };
+        assert_eq!(raw::reason(&connection.closed().await), text);
+        drop(recv);
+        text
+    }
+}
+
+fn header(kind: FrameKind, length: u32) -> [u8; 28] {
+    FrameHeader { kind, flags: 0, length, epoch: Epoch(1), seq: Seq(1) }.encode()
+}
+
+#[tokio::test]
+async fn what_is_no_hello_is_turned_away() {
+    let mut scene = Scene::new(CONTROL).await;
+    assert!(scene.say_first(&[0xAA; 64]).await.contains("a frame begins with"));
+    assert!(scene.say_first(b"RND").await.contains("within a header, behind 3 bytes"));
+    assert_eq!(scene.say_first(b"").await, "the stream ended without a hello");
+    assert!(scene.say_first(&header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
+    assert!(scene.say_first(&header(FrameKind::Hello, 1 << 20)).await.contains("at most 8192 bytes, not 1048576"));
+    assert!(scene.say_first(&header(FrameKind::Hello, u32::MAX)).await.contains("not 4294967295"));
+    let undecodable = [&header(FrameKind::Hello, 4)[..], &[0xFF; 4]].concat();
+    assert!(scene.say_first(&undecodable).await.contains("does not decode"));
+    let refusal = [&header(FrameKind::Refusal, 1)[..], &[0]].concat();
+    assert!(scene.say_first(&refusal).await.contains("is Refusal, not a hello"));
+    scene.still_works().await;
+}
+
+#[tokio::test]
+async fn what_is_no_frame_ends_only_its_link() {
+    let mut scene = Scene::new(CONTROL).await;
+    assert!(scene.say_later(CONTROL, &[0xAA; 64]).await.contains("a frame begins with"));
+    assert!(scene.say_later(CONTROL, &header(FrameKind::Control, u32::MAX)).await.contains("not 4294967295"));
+    let truncated = [&header(FrameKind::Control, 100)[..], &[0; 99]].concat();
+    assert!(scene.say_later(CONTROL, &truncated).await.contains("behind 99 of 100 bytes"));
+    assert!(scene.say_later(CONTROL, &truncated[..27]).await.contains("within a header, behind 27 bytes"));
+    let mut other_version = header(FrameKind::Control, 0);
+    other_version[4] = 9;
+    assert!(scene.say_later(CONTROL, &other_version).await.contains("wire version 9"));
+    scene.still_works().await;
+}
+
+#[tokio::test]
+async fn a_chunk_without_its_header_ends_its_link() {
+    let mut scene = Scene::new(LANE).await;
+    let short = [&header(FrameKind::Chunk, 5)[..], &[0; 5]].concat();
+    assert!(scene.say_later(LANE, &short).await.contains("less than a chunk's header"));
+    assert!(scene.say_later(LANE, &header(FrameKind::Control, 0)).await.contains("does not belong"));
+}
+
+#[tokio::test]
+async fn any_bytes_of_a_peer_leave_the_others_alone() {
+    let mut scene = Scene::new(CONTROL).await;
+    let mut random = Random(7);
+    for _ in 0..20 {
+        let hello = local(2, CONTROL).hello(SidecarIndex(2));
+        let (connection, mut send, _recv) = raw::greet(scene.at(), scene.ca.good(2), &hello).await;
+        up(&mut scene.target, 2).await;
+        // Good frames with a few bytes flipped come further than noise.
+        let mut bytes: Vec<u8> =
+            (0..8).flat_map(|n| [&header(FrameKind::Control, 16)[..], &[n; 16]].concat()).collect();
+        for _ in 0..3 {
+            let at = random.below(bytes.len());
+            bytes[at] ^= 1 << random.below(8);
+        }
+        let _ = send.write_all(&bytes).await;
+        let _ = send.finish();
+        connection.close(1_u32.into(), b"bye");
+        loop {
+            match event(&mut scene.target).await {
+                PortEvent::Down { .. } => break,
+                PortEvent::Frame { from: SidecarIndex(2), .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    scene.still_works().await;
+}
+
+#[tokio::test]
+async fn any_datagrams_leave_the_port_alone() {
+    let mut scene = Scene::new(CONTROL).await;
+    let socket = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+    let mut random = Random(3);
+    for round in 0..3_000 {
+        let length = random.below(1_400);
+        let mut datagram: Vec<u8> = (0..length).map(|_| random.byte()).collect();
+        // Every other one looks like the first datagram of a version 1 connection.
+        if round % 2 == 0 && length > 20 {
+            datagram[..7].copy_from_slice(&[0xC0, 0, 0, 0, 1, 8, random.byte()]);
+            datagram.resize(1_200, 0);
+        }
+        socket.send_to(&datagram, scene.at()).await.expect("loopback");
+    }
+    scene.still_works().await;
+    let hello = local(2, CONTROL).hello(SidecarIndex(2));
+    let link = raw::greet(scene.at(), scene.ca.good(2), &hello).await;
+    up(&mut scene.target, 2).await;
+    drop(link);
+}
+
+#[tokio::test]
+async fn a_process_that_is_gone_is_noticed() {
+    let ca = RawCa::new();
+    let (here, there) = (harness::bind(), harness::bind());
+    let addresses = [vec![here.local_addr()], vec![there.local_addr()]];
+    let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(addresses).collect();
+    let (their_identity, their_peers) = (ca.identity(1), peers.clone());
+    let (is_up, wait_until_up) = tokio::sync::oneshot::channel::<()>();
+    let process = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let port = runtime.block_on(async {
+            let started = there.start(their_identity, &local(1, CONTROL), their_peers, options(START_TIMEOUT));
+            let port = started.expect("starts");
+            wait_until_up.await.expect("the other side says so");
+            port
+        });
+        // Without its runtime nothing is sent any more, not even a goodbye; then the socket is closed.
+        drop(runtime);
+        drop(port);
+    });
+    let mut port = here.start(ca.identity(0), &local(0, CONTROL), peers, options(START_TIMEOUT)).expect("starts");
+    port.open(SidecarIndex(1), Role::Dial);
+    up(&mut port, 1).await;
+    is_up.send(()).expect("the other side waits");
+    assert_eq!(down(&mut port, 1).await, DownReason::PortUnreachable);
+    process.join().expect("ended well");
+}
+
+/// A small generator (xorshift64), so that a failure repeats.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next() % bound as u64).expect("below a usize")
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.next().to_be_bytes()[3]
+    }
+}

@@ -1,0 +1,200 @@
+//! Who is not let in over QUIC, each with its reason on both sides.
+
+mod harness;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+use harness::raw::{self, ALPN, Credentials, RawCa, uri};
+use harness::{
+    CONTROL, START_TIMEOUT, ca, control, down, frame, heartbeat, hour, identity, issue, job, local, options, until, up,
+};
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, IsCa, SanType};
+use ronde_transport::{DownReason, JobCa, Port, QuicPort, Role, TrustDomain, Validity};
+use ronde_wire::{JobName, SidecarIndex};
+
+/// Everything that may be wrong with a certificate whichever side shows it, with what its refusal says.
+fn bad_certificates(ca: &RawCa) -> Vec<(&'static str, Credentials)> {
+    let later = || SystemTime::now() + Duration::from_secs(3_600);
+    let named = |name: &str| {
+        let name = uri(name);
+        ca.issue(1, |params| params.subject_alt_names = vec![name])
+    };
+    let issue = |change: fn(&mut CertificateParams)| ca.issue(1, change);
+    vec![
+        ("not signed by an authority of this job", RawCa::new().good(1)),
+        ("day-run/sidecar/1's, expected", named("spiffe://test.example/job/day-run/sidecar/1")),
+        ("spiffe://other.example/job/night-run/sidecar/1's", named("spiffe://other.example/job/night-run/sidecar/1")),
+        ("an id reads", named("spiffe://test.example/job/night-run/sidecar/01")),
+        ("an id reads", named("https://test.example/sidecar/1")),
+        ("certificate expired", issue(|p| p.not_after = (SystemTime::now() - Duration::from_secs(5)).into())),
+        ("not valid yet", {
+            ca.issue(1, |params| {
+                params.not_before = later().into();
+                params.not_after = (later() + Duration::from_secs(60)).into();
+            })
+        }),
+        ("has 0 subject alternative names", issue(|params| params.subject_alt_names.clear())),
+        ("has 2 subject alternative names", issue(|params| params.subject_alt_names.push(uri("spiffe://a/b")))),
+        ("not a URI", issue(|params| params.subject_alt_names = vec![dns("test.example")])),
+        ("extended key usage for", issue(|p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::CodeSigning])),
+        ("has no extended key usage", issue(|params| params.extended_key_usages.clear())),
+        ("CaUsedAsEndEntity", issue(|p| p.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained))),
+        ("does not prove that it holds", ca.good(1).with_key_of(ca.good(1))),
+    ]
+}
+
+fn dns(name: &str) -> SanType {
+    SanType::DnsName(name.try_into().expect("ASCII"))
+}
+
+/// A port of sidecar 0 that knows sidecar 1 at an address.
+fn port(ca: &RawCa, peer: Option<SocketAddr>) -> QuicPort {
+    let peers = HashMap::from([(SidecarIndex(1), peer.into_iter().collect())]);
+    let started = harness::bind().start(ca.identity(0), &local(0, CONTROL), peers, options(START_TIMEOUT));
+    started.expect("a good identity")
+}
+
+/// How a port ends a connection of these credentials.
+async fn turned_away(to: SocketAddr, credentials: Option<Credentials>, protocol: &[u8]) -> String {
+    let error = match raw::dial(to, credentials, protocol).await {
+        // A client of TLS 1.3 is done before the server has looked at its certificate.
+        Ok(connection) => connection.closed().await,
+        Err(error) => error,
+    };
+    raw::reason(&error)
+}
+
+#[tokio::test]
+async fn a_dialler_with_a_bad_certificate_is_refused() {
+    let ca = RawCa::new();
+    let mut port = port(&ca, None);
+    let server_only = ca.issue(1, |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth]);
+    let bad = bad_certificates(&ca).into_iter().chain([("extended key usage for", server_only)]);
+    for (refused, (expected, credentials)) in (1..).zip(bad) {
+        let reason = turned_away(port.local_addr(), Some(credentials), ALPN).await;
+        assert!(reason.contains(expected), "{reason:?} does not say {expected:?}");
+        until(|| port.stats().refusals == refused).await;
+    }
+    // Whoever is good is let in all the same.
+    let hello = local(1, CONTROL).hello(SidecarIndex(1));
+    let link = raw::greet(port.local_addr(), ca.good(1), &hello).await;
+    assert_eq!(up(&mut port, 1).await, hello);
+    drop(link);
+}
+
+#[tokio::test]
+async fn an_acceptor_with_a_bad_certificate_is_refused() {
+    let ca = RawCa::new();
+    let client_only = ca.issue(1, |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]);
+    let another = ca.good(2);
+    let more = [("extended key usage for", client_only), ("sidecar/2's, expected spiffe://", another)];
+    for (expected, credentials) in bad_certificates(&ca).into_iter().chain(more) {
+        let server = raw::listen(credentials);
+        let mut port = port(&ca, Some(server.local_addr().expect("bound")));
+        port.open(SidecarIndex(1), Role::Dial);
+        let there = async { server.accept().await.expect("a dial").await.expect_err("the port turns away") };
+        let (there, here) = tokio::join!(there, down(&mut port, 1));
+        let DownReason::Refused(here) = here else { panic!("{here:?} is no refusal") };
+        assert!(here.starts_with("sidecar 1 is not accepted here: "), "{here}");
+        assert!(here.contains(expected), "{here:?} does not say {expected:?}");
+        assert!(here.contains(raw::reason(&there).trim_start_matches("other error: ")), "{there} is not {here}");
+        assert_eq!(port.stats().refusals, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_dialler_without_a_certificate_is_refused() {
+    let port = port(&RawCa::new(), None);
+    assert!(turned_away(port.local_addr(), None, ALPN).await.contains("no certificates"));
+    until(|| port.stats().refusals == 1).await;
+}
+
+#[tokio::test]
+async fn another_protocol_is_refused() {
+    let ca = RawCa::new();
+    let port = port(&ca, None);
+    turned_away(port.local_addr(), Some(ca.good(1)), b"h3").await;
+    until(|| port.stats().refusals == 1).await;
+}
+
+#[tokio::test]
+async fn a_sidecar_that_is_no_peer_is_refused() {
+    let ca = RawCa::new();
+    let port = port(&ca, None);
+    let reason = turned_away(port.local_addr(), Some(ca.good(9)), ALPN).await;
+    assert_eq!(reason, "sidecar 9 is not a peer of sidecar 0");
+    until(|| port.stats().refusals == 1).await;
+}
+
+/// Two ports of ronde; the first, with this identity, dials the second.
+async fn refused_dial(dialler: std::sync::Arc<ronde_transport::Identity>) -> (QuicPort, QuicPort, String) {
+    let (one, two) = (harness::bind(), harness::bind());
+    let peers: HashMap<_, _> =
+        [(SidecarIndex(0), vec![one.local_addr()]), (SidecarIndex(1), vec![two.local_addr()])].into();
+    let mut one = one.start(dialler, &local(0, CONTROL), peers.clone(), options(START_TIMEOUT)).expect("starts");
+    let two = two.start(identity(SidecarIndex(1)), &local(1, CONTROL), peers, options(START_TIMEOUT)).expect("starts");
+    one.open(SidecarIndex(1), Role::Dial);
+    let DownReason::Refused(reason) = down(&mut one, 1).await else { panic!("not refused") };
+    until(|| (one.stats().refusals, two.stats().refusals) == (1, 1)).await;
+    (one, two, reason)
+}
+
+#[tokio::test]
+async fn an_expired_dialler_is_refused_until_it_has_a_fresh_certificate() {
+    let past = Validity {
+        not_before: SystemTime::now() - Duration::from_secs(20),
+        not_after: SystemTime::now() - Duration::from_secs(10),
+    };
+    let (mut one, mut two, reason) = refused_dial(issue(ca(), SidecarIndex(0), past, ca())).await;
+    assert!(reason.starts_with("sidecar 1 does not accept this side: "), "{reason}");
+    assert!(reason.contains("certificate expired"), "{reason}");
+    assert!(one.install_identity(identity(SidecarIndex(5))).is_err(), "another sidecar's identity is installed");
+    one.install_identity(identity(SidecarIndex(0))).expect("the same sidecar's");
+    one.open(SidecarIndex(1), Role::Dial);
+    up(&mut one, 1).await;
+    up(&mut two, 0).await;
+    one.send(SidecarIndex(1), control(1)).expect("there is a link");
+    assert_eq!(frame(&mut two, 0).await, heartbeat(1));
+}
+
+#[tokio::test]
+async fn a_sidecar_of_another_authority_is_refused() {
+    let other = JobCa::generate(job(), harness::trust_domain(), hour()).expect("an authority");
+    // It trusts the job's authority, so only the job's side can refuse.
+    let (_, _, reason) = refused_dial(issue(&other, SidecarIndex(0), hour(), ca())).await;
+    assert!(
+        reason.ends_with("does not accept this side: the certificate is not signed by an authority of this job"),
+        "{reason}"
+    );
+}
+
+#[tokio::test]
+async fn a_dialler_refuses_an_acceptor_of_another_job() {
+    let day_run = JobName::new("day-run").expect("a good name");
+    let other = JobCa::generate(day_run, TrustDomain::new("test.example").expect("a good name"), hour());
+    let other = other.expect("an authority");
+    let identity = issue(&other, SidecarIndex(0), hour(), ca());
+    let (_, _, reason) = refused_dial(identity).await;
+    assert!(reason.contains("is not accepted here") && reason.contains("expected spiffe://test.example/job/day-run"));
+}
+
+#[tokio::test]
+async fn a_link_ends_when_a_certificate_expires() {
+    let soon = Validity::starting(SystemTime::now(), Duration::from_secs(6));
+    let (one, two) = (harness::bind(), harness::bind());
+    let peers: HashMap<_, _> =
+        [(SidecarIndex(0), vec![one.local_addr()]), (SidecarIndex(1), vec![two.local_addr()])].into();
+    let brief = issue(ca(), SidecarIndex(0), soon, ca());
+    let mut one = one.start(brief, &local(0, CONTROL), peers.clone(), options(START_TIMEOUT)).expect("starts");
+    let lasting = identity(SidecarIndex(1));
+    let mut two = two.start(lasting, &local(1, CONTROL), peers, options(START_TIMEOUT)).expect("starts");
+    one.open(SidecarIndex(1), Role::Dial);
+    up(&mut one, 1).await;
+    up(&mut two, 0).await;
+    let (one, two) = tokio::join!(down(&mut one, 1), down(&mut two, 0));
+    for reason in [one, two] {
+        assert!(matches!(&reason, DownReason::Expired(text) if text.contains("was valid until")), "{reason:?}");
+    }
+}
