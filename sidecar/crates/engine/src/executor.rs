@@ -1,0 +1,396 @@
+//! The executor: performs the plans of admitted operations on one lane, chunk by chunk.
+
+mod arithmetic;
+mod link;
+mod operation;
+mod register;
+mod stats;
+mod strand;
+#[cfg(test)]
+mod tests;
+mod violation;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use ronde_wire::frame::Chunk;
+use ronde_wire::{Epoch, Lane, Seq, SidecarIndex};
+
+use crate::event::Admission;
+use crate::memory::Memory;
+use arithmetic::StepError;
+use link::{Leave, Link};
+use operation::{Move, Operation};
+use register::Buffers;
+
+pub use operation::ROUND_TAKEN;
+pub use stats::{ExecutorStats, PrivateBytes};
+pub use violation::Violation;
+
+/// What an executor is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExecutorConfig {
+    /// The sidecar.
+    pub me: SidecarIndex,
+    /// The lane.
+    pub lane: Lane,
+    /// What this sidecar's hello grants each peer on this lane: bytes of early chunks, headers included.
+    pub early_grant_bytes: u64,
+}
+
+/// Something to be done by the data thread that owns an executor.
+#[derive(Debug)]
+pub enum ExecutorAction {
+    /// A newly admitted operation needs a link to this peer: to send, to receive or both. Once for each peer until its
+    /// link is down.
+    Open {
+        /// The peer.
+        peer: SidecarIndex,
+    },
+    /// Give a chunk to the port, and report it with [`Executor::handle_sent`] when it has left the port's queue.
+    Send {
+        /// The receiver; its link is up.
+        to: SidecarIndex,
+        /// The chunk.
+        chunk: Chunk,
+    },
+    /// Tell a peer that this side has admitted everything up to an operation.
+    Admitted {
+        /// The receiver.
+        to: SidecarIndex,
+        /// The epoch.
+        epoch: Epoch,
+        /// The last admitted operation.
+        seq: Seq,
+    },
+    /// This lane's part of an operation is complete: everything is received and published, all that was sent has left the
+    /// port's queue.
+    Done {
+        /// The epoch.
+        epoch: Epoch,
+        /// The operation.
+        seq: Seq,
+    },
+    /// An operation cannot be performed here.
+    Failed {
+        /// The epoch.
+        epoch: Epoch,
+        /// The operation.
+        seq: Seq,
+        /// Why.
+        reason: String,
+    },
+    /// A chunk that was held until its operation was admitted turned out to be wrong: close the link, as for an error of
+    /// [`Executor::handle_chunk`].
+    Disconnect {
+        /// The peer.
+        peer: SidecarIndex,
+        /// What it did.
+        violation: Violation,
+    },
+    /// A piece of work was done that needs nothing from outside. Poll again, after a look at what else is to be done.
+    Worked,
+}
+
+/// Performs admitted operations on one lane. Pure: it is told what happened (`handle_*`) and says what to do
+/// ([`poll_action`](Self::poll_action)).
+///
+/// Operations overlap freely and take turns, so that a small one is not stuck behind a large one. Chunks of operations
+/// that are not admitted yet are held within what was granted to their sender, chunks that come before their round are
+/// parked within the bound given in `operation.rs`; both are taken at once, so the lane never stops being read.
+///
+/// Chunks of an older epoch are dropped. Those of a newer one are held like those of an operation that is not admitted:
+/// the peer may have heard earlier that the epoch began.
+#[derive(Debug)]
+pub struct Executor {
+    config: ExecutorConfig,
+    /// The newest epoch that began here.
+    epoch: Epoch,
+    /// Whether it has not ended.
+    running: bool,
+    /// Everything that concerns this sidecar is admitted up to here.
+    admitted: Seq,
+    /// Ascending by seq.
+    operations: Vec<Operation>,
+    /// Operations that failed here: their chunks are dropped. Each of them ends the epoch, so there are few.
+    failed: BTreeSet<Seq>,
+    /// The operation that was served last: the next one is first in turn.
+    served: Seq,
+    links: BTreeMap<SidecarIndex, Link>,
+    outbox: VecDeque<ExecutorAction>,
+    buffers: Buffers,
+    stats: ExecutorStats,
+}
+
+impl Executor {
+    /// An executor before the first epoch.
+    #[must_use]
+    pub fn new(config: ExecutorConfig) -> Self {
+        Self {
+            config,
+            epoch: Epoch(0),
+            running: false,
+            admitted: Seq(0),
+            operations: Vec::new(),
+            failed: BTreeSet::new(),
+            served: Seq(0),
+            links: BTreeMap::new(),
+            outbox: VecDeque::new(),
+            buffers: Buffers::default(),
+            stats: ExecutorStats::default(),
+        }
+    }
+
+    /// An epoch begins: everything of other epochs is dropped. An epoch that is not newer than the last one is ignored.
+    pub fn handle_epoch(&mut self, epoch: Epoch) {
+        if epoch <= self.epoch {
+            return;
+        }
+        self.drop_operations();
+        (self.epoch, self.running, self.admitted, self.served) = (epoch, true, Seq(0), Seq(0));
+        for link in self.links.values_mut() {
+            link.begin(epoch);
+        }
+    }
+
+    /// The epoch is over: its operations are dropped where they stand.
+    pub fn handle_epoch_end(&mut self, epoch: Epoch) {
+        if epoch != self.epoch {
+            return;
+        }
+        self.running = false;
+        self.drop_operations();
+        for link in self.links.values_mut().filter(|link| link.held_epoch() <= epoch) {
+            link.drop_held();
+        }
+    }
+
+    /// A link to a peer is up. Its hello grants this side so many bytes of early chunks on this lane.
+    pub fn handle_link_up(&mut self, peer: SidecarIndex, credit_bytes: u64) {
+        self.link(peer).handle_up(credit_bytes);
+    }
+
+    /// A link is gone, and with it what was in flight. Operations with the peer stand still until their epoch ends.
+    pub fn handle_link_down(&mut self, peer: SidecarIndex) {
+        self.link(peer).handle_down();
+        self.outbox.retain(|action| !matches!(action, ExecutorAction::Send { to, .. } if *to == peer));
+    }
+
+    /// An operation is to be performed; strictly in order of seq. One of another epoch is ignored.
+    pub fn handle_admission(&mut self, admission: Arc<Admission>) {
+        let seq = admission.seq;
+        if !self.running || admission.epoch != self.epoch || seq <= self.admitted {
+            return;
+        }
+        self.admitted = seq;
+        match Operation::new(admission, self.config.lane) {
+            Ok(operation) => {
+                let peers = operation.peers(self.config.early_grant_bytes);
+                self.operations.push(operation);
+                peers.all.iter().for_each(|peer| self.open(*peer));
+                self.release_held(seq);
+                peers.beyond_credit.iter().for_each(|peer| self.tell_admitted(*peer, seq));
+            }
+            Err(error) => {
+                let failed = self.fail(seq, &error);
+                self.outbox.push_back(failed);
+            }
+        }
+    }
+
+    /// A chunk came from a peer.
+    ///
+    /// # Errors
+    /// [`Violation`] when no correct peer sends it; the caller closes the link.
+    pub fn handle_chunk(&mut self, from: SidecarIndex, chunk: Chunk) -> Result<(), Violation> {
+        self.stats.chunks_received += 1;
+        self.stats.received_bytes += chunk.data.len() as u64;
+        let lane = self.config.lane;
+        if chunk.header.lane != lane {
+            return Err(Violation::Lane { seq: chunk.seq, lane, found: chunk.header.lane });
+        }
+        if chunk.epoch < self.epoch || (chunk.epoch == self.epoch && !self.running) {
+            self.stats.chunks_dropped += 1;
+            return Ok(());
+        }
+        if chunk.epoch > self.epoch || chunk.seq > self.admitted {
+            self.stats.chunks_held += 1;
+            let granted_bytes = self.config.early_grant_bytes;
+            return self.link(from).hold(chunk, granted_bytes);
+        }
+        let (seq, early) = (chunk.seq, chunk.early);
+        self.accept(from, chunk)?;
+        if early {
+            self.tell_admitted(from, seq);
+        }
+        Ok(())
+    }
+
+    /// A peer has admitted everything up to an operation. News of another epoch are ignored: a peer answers only what it
+    /// got from here, and that was of this epoch or an older one.
+    pub fn handle_admitted(&mut self, from: SidecarIndex, epoch: Epoch, seq: Seq) {
+        if self.running && epoch == self.epoch {
+            self.link(from).handle_admitted(seq);
+        }
+    }
+
+    /// So many chunks to a peer have left the port's queue, in the order of sending.
+    pub fn handle_sent(&mut self, peer: SidecarIndex, chunks: u32) {
+        for _ in 0..chunks {
+            let Some(sent) = self.link(peer).take_in_flight() else { return };
+            if sent.epoch == self.epoch
+                && let Some(operation) = self.operation(sent.seq)
+            {
+                operation.handle_sent(sent);
+            }
+        }
+    }
+
+    /// The next thing to do, after at most about one chunk's work; `None` until something happens.
+    pub fn poll_action(&mut self, memory: &mut dyn Memory) -> Option<ExecutorAction> {
+        let action = match self.outbox.pop_front() {
+            Some(action) => action,
+            None => self.advance(memory)?,
+        };
+        if let ExecutorAction::Send { to, chunk } = &action {
+            self.stats.chunks_sent += 1;
+            self.stats.sent_bytes += chunk.data.len() as u64;
+            self.stats.chunks_sent_early += u64::from(chunk.early);
+            self.links.entry(*to).or_default().note_sent(chunk);
+        }
+        Some(action)
+    }
+
+    /// Counters since it was made.
+    #[must_use]
+    pub fn stats(&self) -> &ExecutorStats {
+        &self.stats
+    }
+
+    /// Private memory at this moment.
+    #[must_use]
+    pub fn private_bytes(&self) -> PrivateBytes {
+        PrivateBytes {
+            registers: self.operations.iter().map(Operation::register_bytes).sum(),
+            parked: self.operations.iter().map(Operation::parked_bytes).sum(),
+            early: self.links.values().map(Link::held_bytes).sum(),
+            free: self.buffers.bytes(),
+        }
+    }
+
+    /// Gives every operation its turn until one of them can do something.
+    fn advance(&mut self, memory: &mut dyn Memory) -> Option<ExecutorAction> {
+        let first = self.operations.partition_point(|operation| operation.admission.seq <= self.served);
+        let count = self.operations.len();
+        for index in (first..count).chain(0..first) {
+            let seq = self.operations[index].admission.seq;
+            let links = &self.links;
+            let may_send = |to, bytes| links.get(&to).is_some_and(|link| link.leave(seq, bytes) != Leave::Wait);
+            let moved = self.operations[index].advance(&mut self.buffers, &mut self.stats, memory, &may_send);
+            if let Some(action) = self.act(index, seq, moved) {
+                self.served = seq;
+                return Some(action);
+            }
+        }
+        None
+    }
+
+    fn act(
+        &mut self,
+        index: usize,
+        seq: Seq,
+        moved: Result<Move, StepError>,
+    ) -> Option<ExecutorAction> {
+        match moved {
+            Ok(Move::Idle) => None,
+            Ok(Move::Worked) => Some(ExecutorAction::Worked),
+            Ok(Move::Send { to, mut chunk }) => {
+                chunk.early = self.link(to).leave(seq, chunk.data.len()) == Leave::Early;
+                Some(ExecutorAction::Send { to, chunk })
+            }
+            Ok(Move::Taken(tokens)) => {
+                self.outbox.extend(tokens.into_iter().map(|(to, chunk)| ExecutorAction::Send { to, chunk }));
+                Some(self.outbox.pop_front().unwrap_or(ExecutorAction::Worked))
+            }
+            Ok(Move::Done) => {
+                self.operations.remove(index);
+                self.stats.operations_done += 1;
+                Some(ExecutorAction::Done { epoch: self.epoch, seq })
+            }
+            Err(error) => {
+                self.operations.remove(index);
+                Some(self.fail(seq, &error))
+            }
+        }
+    }
+
+    fn fail(&mut self, seq: Seq, error: &StepError) -> ExecutorAction {
+        self.failed.insert(seq);
+        self.stats.operations_failed += 1;
+        ExecutorAction::Failed { epoch: self.epoch, seq, reason: error.to_string() }
+    }
+
+    fn accept(&mut self, from: SidecarIndex, chunk: Chunk) -> Result<(), Violation> {
+        let seq = chunk.seq;
+        if self.failed.contains(&seq) {
+            self.stats.chunks_dropped += 1;
+            return Ok(());
+        }
+        self.operation(seq).ok_or(Violation::Over { seq })?.handle_chunk(from, chunk)
+    }
+
+    /// Hands over what came early for an operation that is now admitted, and says so to those who sent it.
+    fn release_held(&mut self, seq: Seq) {
+        let epoch = self.epoch;
+        let peers: Vec<SidecarIndex> = self.links.keys().copied().collect();
+        for peer in peers {
+            let link = self.link(peer);
+            let skipped = link.held_before(epoch, seq);
+            let chunks = link.release(epoch, seq);
+            let told = !chunks.is_empty();
+            let accepted = chunks.into_iter().try_for_each(|chunk| self.accept(peer, chunk));
+            let accepted = accepted.and(skipped.map_or(Ok(()), |seq| Err(Violation::Over { seq })));
+            if let Err(violation) = accepted {
+                self.outbox.push_back(ExecutorAction::Disconnect { peer, violation });
+            } else if told {
+                self.tell_admitted(peer, seq);
+            }
+        }
+    }
+
+    /// Tells a peer once that an operation is admitted, and everything else that is by now.
+    fn tell_admitted(&mut self, to: SidecarIndex, seq: Seq) {
+        let (epoch, admitted) = (self.epoch, self.admitted);
+        let link = self.link(to);
+        if link.told < seq {
+            link.told = admitted;
+            self.outbox.push_back(ExecutorAction::Admitted { to, epoch, seq: admitted });
+        }
+    }
+
+    fn open(&mut self, peer: SidecarIndex) {
+        let link = self.link(peer);
+        if !link.asked {
+            link.asked = true;
+            self.outbox.push_back(ExecutorAction::Open { peer });
+        }
+    }
+
+    /// Forgets what the epoch wanted; links stay as they are.
+    fn drop_operations(&mut self) {
+        self.operations.clear();
+        self.failed.clear();
+        self.outbox.retain(|action| {
+            matches!(action, ExecutorAction::Open { .. } | ExecutorAction::Disconnect { .. })
+        });
+    }
+
+    fn operation(&mut self, seq: Seq) -> Option<&mut Operation> {
+        let index = self.operations.binary_search_by_key(&seq, |operation| operation.admission.seq).ok()?;
+        self.operations.get_mut(index)
+    }
+
+    fn link(&mut self, peer: SidecarIndex) -> &mut Link {
+        self.links.entry(peer).or_default()
+    }
+}

@@ -1,0 +1,55 @@
+//! Plain counters of an executor; whoever owns it reads and exports them.
+
+/// What an executor has done since it was made. Bytes are those of elements, without headers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExecutorStats {
+    /// Operations of which this lane's part was completed.
+    pub operations_done: u64,
+    /// Operations that failed here.
+    pub operations_failed: u64,
+    /// Chunks given to the port, tokens included.
+    pub chunks_sent: u64,
+    /// Their data.
+    pub sent_bytes: u64,
+    /// Chunks that were sent on credit.
+    pub chunks_sent_early: u64,
+    /// Chunks that came, tokens included.
+    pub chunks_received: u64,
+    /// Their data.
+    pub received_bytes: u64,
+    /// Chunks that came before their operation was admitted.
+    pub chunks_held: u64,
+    /// Chunks of another epoch, or of an operation that failed: dropped.
+    pub chunks_dropped: u64,
+    /// Bytes of local contributions that were read.
+    pub contributed_bytes: u64,
+    /// Bytes that were reduced into others.
+    pub reduced_bytes: u64,
+    /// Bytes of results that were written.
+    pub published_bytes: u64,
+    /// Times that a private buffer had to be copied because somebody else still held it.
+    pub copies: u64,
+    /// The bytes of these.
+    pub copied_bytes: u64,
+}
+
+/// Private memory of an executor at one moment, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrivateBytes {
+    /// Registers of the strands in flight.
+    pub registers: u64,
+    /// Chunks of admitted operations that wait for their round.
+    pub parked: u64,
+    /// Chunks of operations that are not yet admitted, with their headers.
+    pub early: u64,
+    /// Buffers kept for reuse.
+    pub free: u64,
+}
+
+impl PrivateBytes {
+    /// All of them.
+    #[must_use]
+    pub const fn total(&self) -> u64 {
+        self.registers + self.parked + self.early + self.free
+    }
+}
