@@ -42,7 +42,7 @@ build: ## Build the binary ronde, the crates and the Python extension
 	@install -D $(CARGO_TARGET_DIR)/debug/lib_ronde.so $(EXTENSION).new && mv $(EXTENSION).new $(EXTENSION)
 
 .PHONY: lint
-lint: lint-rust lint-pure lint-python ## Check formatting, lints, documentation, purity and types
+lint: lint-rust lint-pure lint-deny lint-python ## Check formatting, lints, documentation, purity and types
 
 .PHONY: lint-rust
 lint-rust:
@@ -57,6 +57,15 @@ lint-pure:
 	    set -x; $(CARGO) check $(PURE_CRATES:%=--package %) --target wasm32-unknown-unknown; \
 	else \
 	    echo "NOT CHECKED: purity. The target wasm32-unknown-unknown is not installed and rustup cannot add it." >&2; \
+	fi
+
+# Installing cargo-deny takes four minutes of compiling, so that is left to `make deny`; the tidy tests hold the licences.
+.PHONY: lint-deny
+lint-deny:
+	@if command -v cargo-deny >/dev/null; then \
+	    set -x; $(CARGO) deny check licenses bans sources; \
+	else \
+	    echo "cargo-deny is not installed: bans and advisories are left to \`make deny\`"; \
 	fi
 
 .PHONY: lint-python

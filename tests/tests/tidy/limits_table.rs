@@ -1,4 +1,4 @@
-//! The table of limits in docs/PROTOCOL.md is made from proto/wire/src/limits.rs. `RONDE_UPDATE=1` writes it.
+//! The table of limits in docs/PROTOCOL.md is made from proto/wire/src/limits.rs. `RONDE_REGENERATE=1` writes it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,13 +21,13 @@ fn the_protocol_shows_the_limits_of_the_wire() {
     if shown == table {
         return;
     }
-    if std::env::var_os("RONDE_UPDATE").is_some() {
+    if std::env::var_os("RONDE_REGENERATE").is_some() {
         fs::write(root().join(DOCUMENT), format!("{head}{BEGIN}{table}{END}{tail}"))
             .expect("the document can be written");
         return;
     }
     panic!(
-        "\n\nThe table of limits in {DOCUMENT} is not that of {LIMITS}.\nRun `RONDE_UPDATE=1 cargo test -p ronde-tests --test tidy` and look at the difference.\n"
+        "\n\nThe table of limits in {DOCUMENT} is not that of {LIMITS}.\nRun `RONDE_REGENERATE=1 cargo test -p ronde-tests --test tidy` and look at the difference.\n"
     );
 }
 
