@@ -184,3 +184,89 @@ fn named(common_name: &str) -> DistinguishedName {
 const CLOCK_DIFFERENCE: Duration = Duration::from_secs(300);
 /// A P-256 request has about 500 bytes; this leaves room for any other key.
 const REQUEST_BYTES_MAX: usize = 16 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustls_pki_types::{CertificateSigningRequestDer, UnixTime};
+
+    use crate::identity::CertificateClaims;
+
+    fn ca(job: &str) -> JobCa {
+        let job = JobName::new(job).expect("a good name");
+        JobCa::generate(job, TrustDomain::new("test.example").expect("a good name"), hour()).expect("an authority")
+    }
+
+    fn hour() -> Validity {
+        Validity::starting(SystemTime::now(), Duration::from_secs(3_600))
+    }
+
+    #[test]
+    fn the_authority_gives_the_name_whatever_the_request_says() {
+        let key = KeyPair::generate().expect("a key");
+        let mut wishes = CertificateParams::new(["evil.example".to_owned()]).expect("a name");
+        wishes.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        wishes.subject_alt_names.push(SanType::URI("spiffe://test.example/job/a/sidecar/0".try_into().expect("ASCII")));
+        let request = wishes.serialize_request(&key).and_then(|request| request.pem()).expect("a request");
+        let ca = ca("a");
+        let certificate = ca.issue(&request, SidecarIndex(7), hour()).expect("a certificate");
+        let [certificate] = &certificates(&certificate).expect("PEM")[..] else { panic!("not one certificate") };
+        let claims = CertificateClaims::parse(certificate).expect("exactly one name");
+        assert_eq!(claims.id, ca.id_of(SidecarIndex(7)));
+        let (_, parsed) = x509_parser::parse_x509_certificate(certificate).expect("X.509");
+        assert!(!parsed.is_ca());
+    }
+
+    #[test]
+    fn an_identity_is_whole_or_refused() {
+        let ca = ca("a");
+        let (one, other) = (KeyRequest::generate().expect("a key"), KeyRequest::generate().expect("a key"));
+        let certificate = ca.issue(one.request_pem(), SidecarIndex(1), hour()).expect("a certificate");
+        let id = ca.id_of(SidecarIndex(1));
+        let of = |key: KeyRequest, certificate: &str, root: &str, id| key.into_identity(certificate, root, id);
+        let fails = |result: Result<Identity, CaError>, with: &str| {
+            let error = result.map(drop).expect_err("parts that do not belong together").to_string();
+            assert!(error.contains(with), "{error:?} does not say {with:?}");
+        };
+        let root = ca.ca_certificate_pem();
+        fails(of(other, &certificate, root, id.clone()), "the key does not serve the certificate");
+        let again = || KeyRequest::generate().expect("a key");
+        fails(of(again(), &certificate, root, ca.id_of(SidecarIndex(2))), "sidecar/1's, expected spiffe");
+        fails(of(again(), "", root, id.clone()), "there is no certificate");
+        fails(
+            of(again(), "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", root, id.clone()),
+            "cannot be read",
+        );
+        fails(of(again(), root, root, id.clone()), "has 0 subject alternative names");
+        let identity = of(one, &certificate, root, id).expect("its own key");
+        assert!(identity.not_after().as_secs() > UnixTime::now().as_secs());
+    }
+
+    #[test]
+    fn a_request_is_checked() {
+        let ca = ca("a");
+        let issue = |request: &str| ca.issue(request, SidecarIndex(0), hour());
+        assert!(matches!(issue("no PEM"), Err(CaError::Request(_))));
+        assert!(matches!(issue(&"x".repeat(REQUEST_BYTES_MAX + 1)), Err(CaError::RequestLength { .. })));
+        // A request whose key did not sign it: somebody else's public key.
+        let key = KeyRequest::generate().expect("a key");
+        let der = CertificateSigningRequestDer::from_pem_slice(key.request_pem().as_bytes()).expect("PEM");
+        let mut forged = der.to_vec();
+        let at = forged.len() - 10;
+        forged[at] ^= 1;
+        let forged = CertificateSigningRequestParams::from_der(&forged.into());
+        assert!(forged.is_err());
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let ca = ca("a");
+        let key = KeyRequest::generate().expect("a key");
+        assert_eq!(format!("{key:?}"), "KeyRequest { .. }");
+        assert_eq!(format!("{ca:?}"), "JobCa { job: JobName(\"a\"), trust_domain: TrustDomain(\"test.example\"), .. }");
+        let certificate = ca.issue(key.request_pem(), SidecarIndex(1), hour()).expect("a certificate");
+        let identity = key.into_identity(&certificate, ca.ca_certificate_pem(), ca.id_of(SidecarIndex(1)));
+        let printed = format!("{:?}", identity.expect("an identity"));
+        assert!(printed.starts_with("Identity { id: SpiffeId {") && printed.len() < 300, "{printed}");
+    }
+}

@@ -62,6 +62,8 @@ struct Arriving {
     event: PortEvent,
     /// What the sender's bound counts for it.
     bytes: usize,
+    /// Whether it came over the mesh, so that a cut holds it back.
+    from_afar: bool,
 }
 
 impl Mesh {
@@ -152,7 +154,8 @@ impl Mesh {
         let Some(node) = self.nodes.get_mut(&at) else { return Err(None) };
         let cut = &self.cut;
         let is_ready = |peer: SidecarIndex, queue: &VecDeque<Arriving>| {
-            !cut.contains(&pair(at.sidecar, peer)) && queue.front().is_some_and(|first| first.ready_at <= now)
+            let is_cut = cut.contains(&pair(at.sidecar, peer));
+            queue.front().is_some_and(|first| first.ready_at <= now && !(is_cut && first.from_afar))
         };
         let ready = || node.arriving.iter().filter(|(peer, queue)| is_ready(**peer, queue)).map(|(peer, _)| *peer);
         let Some(peer) = ready().find(|peer| *peer > node.served).or_else(|| ready().next()) else {
@@ -274,7 +277,7 @@ impl Mesh {
         let Some(node) = self.nodes.get_mut(&at) else { return };
         let queue = node.arriving.entry(from).or_default();
         let ready_at = queue.back().map_or(now + delay, |last| last.ready_at.max(now + delay));
-        queue.push_back(Arriving { ready_at, event, bytes });
+        queue.push_back(Arriving { ready_at, event, bytes, from_afar: true });
         node.wake();
     }
 
@@ -287,7 +290,11 @@ impl Mesh {
                 Role::Dial => "it was dialled until the start timeout and did not answer",
                 Role::Await => "it did not dial before the start timeout",
             };
-            self.take_down(at, peer, DownReason::Lost(reason.to_owned()), now);
+            let event = PortEvent::Down { peer, reason: DownReason::Lost(reason.to_owned()) };
+            let Some(node) = self.nodes.get_mut(&at) else { return };
+            node.links.remove(&peer);
+            let queue = node.arriving.entry(peer).or_default();
+            queue.push_back(Arriving { ready_at: now, event, bytes: 0, from_afar: false });
         }
     }
 }

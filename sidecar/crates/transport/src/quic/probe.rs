@@ -10,23 +10,31 @@ use std::time::Duration;
 
 use quinn::Connection;
 use tokio::net::UdpSocket;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// Returns when the peer's host says, several times in a row, that nobody listens at the peer's address.
 pub(super) async fn until_unreachable(connection: &Connection) {
-    let mut heard = datagrams_received(connection);
+    let (mut heard, mut since) = (datagrams_received(connection), Instant::now());
     loop {
-        sleep(QUIET).await;
+        sleep(LOOK).await;
         let now = datagrams_received(connection);
-        if now == heard && is_gone(connection.remote_address()).await && datagrams_received(connection) == heard {
-            return;
+        if now != heard {
+            (heard, since) = (now, Instant::now());
+        } else if since.elapsed() >= QUIET {
+            if is_gone(connection.remote_address()).await && datagrams_received(connection) == heard {
+                return;
+            }
+            since = Instant::now();
         }
-        heard = now;
     }
 }
 
+/// Whether every one of some datagrams is answered with "port unreachable".
 async fn is_gone(peer: SocketAddr) -> bool {
-    for _ in 0..REFUSALS {
+    for probe in 0..PROBES {
+        if probe > 0 {
+            sleep(BETWEEN).await;
+        }
         match is_refused(peer).await {
             Ok(true) => {}
             Ok(false) => return false,
@@ -35,12 +43,11 @@ async fn is_gone(peer: SocketAddr) -> bool {
                 return false;
             }
         }
-        sleep(BETWEEN).await;
     }
     true
 }
 
-/// Sends one datagram that is no QUIC packet (its fixed bit is 0, RFC 9000 section 17), which the peer drops unseen.
+/// Sends one datagram that is too short to be a QUIC packet (RFC 9000 section 17), which the peer drops unseen.
 async fn is_refused(peer: SocketAddr) -> io::Result<bool> {
     let any: SocketAddr = match peer {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -60,10 +67,27 @@ fn datagrams_received(connection: &Connection) -> u64 {
     connection.stats().udp_rx.datagrams
 }
 
+/// How often to look whether something was heard.
+const LOOK: Duration = Duration::from_millis(50);
 /// Silence after which the peer is asked about: more than two heartbeats.
 const QUIET: Duration = Duration::from_millis(250);
 /// How long an answer of the peer's host may take.
 const ANSWER: Duration = Duration::from_millis(100);
-/// How many refusals in a row are believed, and the pause between them: within 300 ms when the host answers at once.
-const REFUSALS: usize = 3;
-const BETWEEN: Duration = Duration::from_millis(90);
+/// How many refusals in a row are believed, and the pause between two: within 300 ms when the host answers at once.
+const PROBES: usize = 3;
+const BETWEEN: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_closed_socket_counts_as_gone() {
+        let socket = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let address = socket.local_addr().expect("bound");
+        // Nobody reads it, as in a process that is stopped.
+        assert!(!is_gone(address).await);
+        drop(socket);
+        assert!(is_gone(address).await);
+    }
+}
