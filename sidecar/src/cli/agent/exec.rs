@@ -1,0 +1,46 @@
+//! `ronde exec-worker`: ties its life to the agent's, then becomes the worker.
+//!
+//! The kernel ends a process with its parent only if the process itself asks for it; between the agent's fork and the
+//! worker's first instruction this is the place to do so without unsafe code.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+use clap::Args;
+use nix::sys::signal::Signal;
+
+/// Arguments of `ronde exec-worker`.
+#[derive(Args, Debug)]
+pub(in crate::cli) struct ExecArgs {
+    /// The process id of the agent.
+    #[arg(long)]
+    parent: i32,
+    /// Program and arguments.
+    #[arg(required = true, trailing_var_arg = true)]
+    command: Vec<String>,
+}
+
+/// Becomes the worker; returns only when that is not possible.
+pub(in crate::cli) fn main(args: &ExecArgs) -> ExitCode {
+    if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL) {
+        eprintln!("ronde: cannot tie the worker's life to its agent's: {error}");
+        return ExitCode::from(EXIT_CANNOT_EXECUTE);
+    }
+    // An agent that had ended before the line above cannot end this process any more.
+    if nix::unistd::getppid().as_raw() != args.parent {
+        return ExitCode::from(EXIT_CANNOT_EXECUTE);
+    }
+    let (program, arguments) = args.command.split_first().expect("clap requires one");
+    let error = Command::new(program).args(arguments).exec();
+    let (code, advice) = match error.kind() {
+        std::io::ErrorKind::NotFound => (EXIT_NOT_FOUND, "; is it installed on this host and in PATH?"),
+        std::io::ErrorKind::PermissionDenied => (EXIT_CANNOT_EXECUTE, "; is it executable?"),
+        _ => (EXIT_CANNOT_EXECUTE, ""),
+    };
+    eprintln!("ronde: cannot run {program:?}: {error}{advice}");
+    ExitCode::from(code)
+}
+
+/// As shells use them.
+pub(in crate::cli) const EXIT_NOT_FOUND: u8 = 127;
+const EXIT_CANNOT_EXECUTE: u8 = 126;

@@ -1,0 +1,94 @@
+//! Options in the form that Horovod's launcher takes (`-np 4`, `-hostfile FILE`), which clap has no word for.
+
+use std::ffi::{OsStr, OsString};
+
+use clap::{Arg, ArgAction, Command};
+
+/// Rewrites the single-dash long options in front of `run`'s worker command; what belongs to the worker stays as it is.
+pub(super) fn normalise(cli: &Command, arguments: Vec<OsString>) -> Vec<OsString> {
+    let Some(run) = cli.find_subcommand("run") else { return arguments };
+    if arguments.get(1).is_none_or(|subcommand| subcommand != run.get_name()) {
+        return arguments;
+    }
+    let mut rest = arguments.into_iter();
+    let mut rewritten: Vec<OsString> = rest.by_ref().take(2).collect();
+    while let Some(argument) = rest.next() {
+        if !is_option(&argument) {
+            rewritten.push(argument);
+            break;
+        }
+        let option = long_form(&argument);
+        let value_follows = takes_following_value(run, &option);
+        rewritten.push(option);
+        if value_follows {
+            rewritten.extend(rest.next());
+        }
+    }
+    rewritten.extend(rest);
+    rewritten
+}
+
+/// `--` ends the options as well as a first positional does.
+fn is_option(argument: &OsStr) -> bool {
+    argument.to_str().is_some_and(|text| text.len() > 1 && text.starts_with('-') && text != "--")
+}
+
+/// `-np` and `-np=4` become `--num-proc` and `--num-proc=4`; others stay.
+fn long_form(argument: &OsStr) -> OsString {
+    let text = argument.to_string_lossy();
+    let (name, value) = text.split_once('=').map_or((&*text, None), |(name, value)| (name, Some(value)));
+    match SINGLE_DASH.iter().find(|(short, _)| *short == name) {
+        Some((_, long)) => value.map_or_else(|| (*long).into(), |value| format!("{long}={value}").into()),
+        None => argument.to_owned(),
+    }
+}
+
+/// Whether the argument behind `option` is its value. (`--name=value` and `-Hvalue` carry theirs.)
+fn takes_following_value(run: &Command, option: &OsStr) -> bool {
+    let text = option.to_string_lossy();
+    let is_named = |arg: &&Arg| match text.strip_prefix("--") {
+        Some(long) => arg.get_long() == Some(long),
+        None => arg.get_short().is_some_and(|short| text[1..].chars().eq([short])),
+    };
+    let takes_value = |arg: &Arg| matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
+    run.get_arguments().find(is_named).is_some_and(takes_value)
+}
+
+const SINGLE_DASH: [(&str, &str); 3] =
+    [("-np", "--num-proc"), ("-hostfile", "--hostfile"), ("-prefix-timestamp", "--prefix-output-with-timestamp")];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run_command() -> Command {
+        let value = |name: &'static str| Arg::new(name).long(name).action(ArgAction::Set);
+        Command::new("ronde").subcommand(
+            Command::new("run")
+                .arg(value("num-proc"))
+                .arg(value("hostfile"))
+                .arg(value("hosts").short('H'))
+                .arg(Arg::new("verbose").long("verbose").action(ArgAction::SetTrue)),
+        )
+    }
+
+    fn normalised(line: &str) -> String {
+        let words = line.split(' ').map(OsString::from).collect();
+        normalise(&run_command(), words).join(OsStr::new(" ")).to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn single_dash_options_are_rewritten_in_front_of_the_command_only() {
+        assert_eq!(normalised("ronde run -np 4 sh -np 5"), "ronde run --num-proc 4 sh -np 5");
+        assert_eq!(normalised("ronde run -np=4 --verbose sh"), "ronde run --num-proc=4 --verbose sh");
+        assert_eq!(normalised("ronde run -H a:1 -hostfile f sh -np 5"), "ronde run -H a:1 --hostfile f sh -np 5");
+        assert_eq!(normalised("ronde run -Ha:1 -np 4 sh"), "ronde run -Ha:1 --num-proc 4 sh");
+        assert_eq!(normalised("ronde run -- sh -np 5"), "ronde run -- sh -np 5");
+        assert_eq!(normalised("ronde sidecar -np 4"), "ronde sidecar -np 4");
+    }
+
+    #[test]
+    fn a_value_that_looks_like_an_option_is_not_rewritten() {
+        assert_eq!(normalised("ronde run --hostfile -np sh"), "ronde run --hostfile -np sh");
+    }
+}

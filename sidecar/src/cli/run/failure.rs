@@ -1,0 +1,271 @@
+//! Why a job ended before its time, in words that name the culprit, and the exit code that follows.
+
+use std::fmt;
+use std::ops::Range;
+
+use nix::sys::signal::Signal;
+
+use super::super::agent::exec::EXIT_NOT_FOUND;
+use super::super::envelope::Status;
+
+/// The first thing that went wrong. What follows from it is not reported.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    /// A worker failed.
+    #[error("rank {rank} on host {host} {status}{}{}", not_found(.status, .command), tail("its stderr", .stderr_tail))]
+    Worker {
+        /// Its rank.
+        rank: u32,
+        /// Its host.
+        host: String,
+        /// How it ended.
+        status: Status,
+        /// The first word of its command.
+        command: String,
+        /// The last lines of its standard error.
+        stderr_tail: Vec<String>,
+    },
+    /// A sidecar ended while it was needed.
+    #[error("the sidecar of {} on host {host} {status} while it was needed{}", ranks(.served), tail("its log", .log_tail))]
+    Sidecar {
+        /// The ranks it served.
+        served: Range<u32>,
+        /// Its host.
+        host: String,
+        /// How it ended.
+        status: Status,
+        /// The last lines of its log.
+        log_tail: Vec<String>,
+    },
+    /// A sidecar said that it cannot go on.
+    #[error("the sidecar of {} on host {host} cannot go on: {reason}", ranks(.served))]
+    Fatal {
+        /// The ranks it served.
+        served: Range<u32>,
+        /// Its host.
+        host: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// The process that reaches a host could not be started.
+    #[error("cannot start {program:?} to reach host {host} ({}): {error}", ranks(.placed))]
+    Spawn {
+        /// The host.
+        host: String,
+        /// Its ranks.
+        placed: Range<u32>,
+        /// The program.
+        program: String,
+        /// Why not.
+        error: std::io::Error,
+    },
+    /// A host could not be reached.
+    #[error("cannot start ronde on host {host} ({}): {status}{}{}", ranks(.placed), remote_advice(.status), tail("what it said", .stderr_tail))]
+    Unreachable {
+        /// The host.
+        host: String,
+        /// Its ranks.
+        placed: Range<u32>,
+        /// How the agent or the remote shell ended.
+        status: LinkStatus,
+        /// The last lines it wrote.
+        stderr_tail: Vec<String>,
+    },
+    /// The connection to a host ended.
+    #[error("the connection to host {host} ({}) was lost: {status}{}", ranks(.placed), tail("what it said", .stderr_tail))]
+    Lost {
+        /// The host.
+        host: String,
+        /// Its ranks.
+        placed: Range<u32>,
+        /// How the agent or the remote shell ended.
+        status: LinkStatus,
+        /// The last lines it wrote.
+        stderr_tail: Vec<String>,
+    },
+    /// A host runs another version.
+    #[error(
+        "host {host} runs ronde {theirs}, this one {ours}; install the same version on all hosts, or name it with --remote-ronde"
+    )]
+    Version {
+        /// The host.
+        host: String,
+        /// Its version.
+        theirs: String,
+        /// The launcher's.
+        ours: String,
+    },
+    /// A host cannot do what it was told.
+    #[error("host {host}: {reason}")]
+    Refused {
+        /// The host.
+        host: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// A host has no address.
+    #[error("host {host} has no address at which other hosts could reach it; give it a network interface that is up")]
+    NoAddress {
+        /// The host.
+        host: String,
+    },
+    /// A sidecar's certificate could not be issued.
+    #[error("the sidecar of {} on host {host} gets no certificate: {reason}", ranks(.served))]
+    Certificate {
+        /// The ranks it serves.
+        served: Range<u32>,
+        /// Its host.
+        host: String,
+        /// Why not.
+        reason: String,
+    },
+    /// Not everything started in time.
+    #[error("not everything started within {seconds} s (--start-timeout):{}", list(.missing))]
+    StartTimeout {
+        /// The time it had.
+        seconds: u64,
+        /// What did not.
+        missing: Vec<Missing>,
+    },
+    /// The user ended the job.
+    #[error("ended by {signal}")]
+    Interrupted {
+        /// By which signal.
+        signal: Signal,
+    },
+    /// The launcher's output has no reader.
+    #[error("cannot write the workers' output: {reason}")]
+    Output {
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// Something that did not start in time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Missing {
+    /// The host.
+    pub(super) host: String,
+    /// The ranks that cannot run without it.
+    pub(super) placed: Range<u32>,
+    /// What was awaited.
+    pub(super) awaited: &'static str,
+    /// The last lines of whoever was awaited.
+    pub(super) said: Vec<String>,
+}
+
+/// How the process that reaches a host ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LinkStatus {
+    /// Whether it is a remote shell.
+    pub(super) remote: bool,
+    /// How it ended.
+    pub(super) status: Status,
+}
+
+impl Failure {
+    /// The launcher's exit code, never 0: the worker's or sidecar's code, 128 plus the signal, 69 (`EX_UNAVAILABLE`) when
+    /// a host or sidecar could not be had, 74 (`EX_IOERR`) when output could not be written.
+    pub(super) fn exit_code(&self) -> u8 {
+        let code = match self {
+            Self::Worker { status, .. } | Self::Sidecar { status, .. } => status.shell_code(),
+            Self::Interrupted { signal } => Status::Signal(*signal as i32).shell_code(),
+            Self::Output { .. } => EXIT_IO,
+            _ => EXIT_UNAVAILABLE,
+        };
+        if code == 0 { EXIT_UNAVAILABLE } else { code }
+    }
+}
+
+impl fmt::Display for LinkStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = if self.remote { "the remote shell" } else { "its agent" };
+        write!(f, "{who} {}", self.status)
+    }
+}
+
+/// `rank 3` or `ranks 0-3`.
+pub(super) fn ranks(range: &Range<u32>) -> String {
+    match range.end.saturating_sub(range.start) {
+        0 => "no rank".to_owned(),
+        1 => format!("rank {}", range.start),
+        _ => format!("ranks {}-{}", range.start, range.end - 1),
+    }
+}
+
+fn not_found(status: &Status, command: &str) -> String {
+    if *status != Status::Code(EXIT_NOT_FOUND.into()) {
+        return String::new();
+    }
+    format!(" (command not found: {command})")
+}
+
+fn remote_advice(link: &LinkStatus) -> &'static str {
+    match link {
+        LinkStatus { remote: true, status: Status::Code(127) } => {
+            "; if ronde is installed elsewhere on that host, give --remote-ronde"
+        }
+        LinkStatus { remote: true, status: Status::Code(126) } => {
+            "; the ronde binary on that host cannot be executed, see --remote-ronde"
+        }
+        LinkStatus { remote: true, status: Status::Code(255) } => {
+            "; check that `ssh HOST true` works without a password, or give --remote-shell"
+        }
+        _ => "",
+    }
+}
+
+fn tail(what: &str, lines: &[String]) -> String {
+    if lines.is_empty() {
+        return String::new();
+    }
+    format!("\nlast lines of {what}:\n  {}", lines.join("\n  "))
+}
+
+fn list(missing: &[Missing]) -> String {
+    let line = |missing: &Missing| {
+        let Missing { host, placed, awaited, said } = missing;
+        format!("\n{} on host {host}: {awaited}{}", ranks(placed), tail("what was said", said))
+    };
+    missing.iter().map(line).collect()
+}
+
+const EXIT_UNAVAILABLE: u8 = 69;
+const EXIT_IO: u8 = 74;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(status: Status) -> Failure {
+        let stderr_tail = vec!["Traceback".to_owned(), "ValueError".to_owned()];
+        Failure::Worker { rank: 2, host: "beta".into(), status, command: "pythn".into(), stderr_tail }
+    }
+
+    #[test]
+    fn a_worker_is_named_with_its_end_and_last_words() {
+        let failure = worker(Status::Signal(11));
+        assert_eq!(
+            failure.to_string(),
+            "rank 2 on host beta was ended by signal 11 (SIGSEGV)\nlast lines of its stderr:\n  Traceback\n  ValueError"
+        );
+        assert_eq!(failure.exit_code(), 139);
+        assert!(worker(Status::Code(127)).to_string().contains("exited with code 127 (command not found: pythn)"));
+    }
+
+    #[test]
+    fn no_failure_leaves_with_0() {
+        assert_eq!(worker(Status::Code(256)).exit_code(), EXIT_UNAVAILABLE);
+        assert_eq!(Failure::Interrupted { signal: Signal::SIGINT }.exit_code(), 130);
+        let sidecar = Failure::Sidecar { served: 0..2, host: "a".into(), status: Status::Code(0), log_tail: vec![] };
+        assert_ne!(sidecar.exit_code(), 0);
+    }
+
+    #[test]
+    fn what_did_not_start_is_listed() {
+        let missing = |host: &str, placed| Missing { host: host.into(), placed, awaited: "no answer", said: vec![] };
+        let failure = Failure::StartTimeout { seconds: 30, missing: vec![missing("a", 0..1), missing("b", 2..5)] };
+        let text = failure.to_string();
+        assert!(text.ends_with("\nrank 0 on host a: no answer\nranks 2-4 on host b: no answer"), "{text}");
+    }
+}

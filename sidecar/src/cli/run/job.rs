@@ -1,0 +1,265 @@
+//! A job from start to end.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use super::super::envelope::ToAgent;
+use super::Settings;
+use super::agents::{Event, Link, Receivers};
+use super::failure::{Failure, ranks};
+use super::output::Printer;
+use super::report::{HostReport, Report, SidecarReport};
+use super::state::State;
+
+/// Runs a job and returns the launcher's exit code.
+pub(super) async fn run(settings: &Settings) -> u8 {
+    let began = Instant::now();
+    let mut job = match Job::new(settings) {
+        Ok(job) => job,
+        Err(error) => {
+            eprintln!("ronde: {error:#}");
+            return EXIT_CANNOT_CREATE;
+        }
+    };
+    let failure = job.work().await.err();
+    if let Some(failure) = &failure {
+        job.announce(failure).await;
+    }
+    job.end(failure.is_some()).await;
+    job.close(failure.as_ref(), began).await
+}
+
+/// A job and what the launcher needs to watch over it.
+pub(super) struct Job<'a> {
+    /// The command line.
+    pub(super) settings: &'a Settings,
+    /// What is known.
+    pub(super) state: State,
+    /// By index of the host.
+    pub(super) links: Vec<Link>,
+    /// When everything must have started.
+    pub(super) start_deadline: Instant,
+    pub(super) printer: Printer,
+    receivers: Option<Receivers>,
+    events: mpsc::Receiver<(usize, Event)>,
+    signals: Signals,
+}
+
+impl<'a> Job<'a> {
+    fn new(settings: &'a Settings) -> anyhow::Result<Self> {
+        let placement = &settings.placement;
+        let printer = Printer::start(placement.size(), settings.output_dir.as_deref(), settings.timestamps)?;
+        let (sender, events) = mpsc::channel(QUEUE_EVENTS);
+        Ok(Self {
+            state: State::new(placement.clone(), settings.command.first().map_or("", String::as_str)),
+            links: Vec::new(),
+            start_deadline: Instant::now() + settings.start_timeout,
+            receivers: Some(Receivers { events: sender, output: printer.sender() }),
+            printer,
+            events,
+            signals: Signals::install()?,
+            settings,
+        })
+    }
+
+    /// Where a new connection's events go.
+    pub(super) fn receivers(&self) -> Receivers {
+        self.receivers.clone().expect("given up at the end only, when nothing starts any more")
+    }
+
+    /// Waits until something is so; `false` when the deadline came first.
+    ///
+    /// # Errors
+    /// What ends the job.
+    pub(super) async fn wait_until(
+        &mut self,
+        deadline: Option<Instant>,
+        done: impl Fn(&State) -> bool,
+    ) -> Result<bool, Failure> {
+        loop {
+            if done(&self.state) {
+                return Ok(true);
+            }
+            tokio::select! {
+                Some((host, event)) = self.events.recv() => self.note(host, event).await?,
+                signal = self.signals.recv() => return Err(Failure::Interrupted { signal }),
+                reason = self.printer.broken() => return Err(Failure::Output { reason }),
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => return Ok(false),
+            }
+        }
+    }
+
+    /// Says something when the user wants to hear of everything.
+    pub(super) async fn tell_more(&self, text: impl FnOnce() -> String) {
+        if self.settings.verbose {
+            self.printer.notice(text()).await;
+        }
+    }
+
+    async fn work(&mut self) -> Result<(), Failure> {
+        self.start().await?;
+        self.wait_until(None, |state| state.first_failed.is_some() || state.workers_ended()).await?;
+        if self.state.first_failed.is_some() {
+            // Its last lines explain it; they come at once unless its host has gone.
+            let deadline = Instant::now() + LAST_LINES_WAIT;
+            let waited = self.wait_until(Some(deadline), State::worker_failure_is_complete).await;
+            return self.state.worker_failure().map_or_else(|| waited.map(drop), Err);
+        }
+        Ok(())
+    }
+
+    async fn note(&mut self, host: usize, event: Event) -> Result<(), Failure> {
+        if let Event::Said(text) = &event {
+            let name = &self.settings.placement.hosts[host].name;
+            self.tell_more(|| format!("host {name} says: {text}")).await;
+        }
+        self.state.handle_event(host, event)
+    }
+
+    async fn announce(&mut self, failure: &Failure) {
+        let running = self.state.workers.iter().filter(|worker| worker.started && worker.exited.is_none()).count();
+        let others = match running {
+            0 => String::new(),
+            1 => "\nending the other rank".to_owned(),
+            more => format!("\nending the other {more} ranks"),
+        };
+        let again = if matches!(failure, Failure::Interrupted { .. }) && running > 0 {
+            "; once more kills them at once"
+        } else {
+            ""
+        };
+        self.printer.notice(format!("{failure}{others}{again}")).await;
+    }
+
+    /// Ends whatever runs, in order: workers, sidecars, agents. Every wait is bounded.
+    async fn end(&mut self, failed: bool) {
+        if failed {
+            self.tell_all(&ToAgent::StopWorkers { grace_ms: u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX) });
+        }
+        self.settle(GRACE + SLACK, State::workers_ended).await;
+        self.tell_all(&ToAgent::CloseSidecars);
+        self.settle(DRAIN + SLACK, State::sidecars_ended).await;
+        self.links.iter_mut().for_each(Link::hang_up);
+        self.settle(LEAVE, State::links_closed).await;
+        if !self.state.links_closed() {
+            self.links.iter().for_each(Link::kill);
+            self.settle(SLACK, State::links_closed).await;
+        }
+    }
+
+    /// Waits for an expected end; a signal of the user now means at once.
+    async fn settle(&mut self, bound: Duration, done: fn(&State) -> bool) {
+        let deadline = Instant::now() + bound;
+        let mut links_left = self.links.len();
+        while links_left > 0 && !done(&self.state) {
+            tokio::select! {
+                Some((host, event)) = self.events.recv() => {
+                    links_left = self.links.len();
+                    // The job has its outcome; what ends now ends because of it.
+                    let _ = self.state.handle_event(host, event);
+                }
+                _ = self.signals.recv() => self.tell_all(&ToAgent::Kill),
+                () = sleep_until(deadline) => return,
+            }
+        }
+    }
+
+    fn tell_all(&self, command: &ToAgent) {
+        self.links.iter().for_each(|link| link.tell(command.clone()));
+    }
+
+    /// Writes the report and what is left to say.
+    async fn close(mut self, failure: Option<&Failure>, began: Instant) -> u8 {
+        let mut exit = failure.map_or(0, Failure::exit_code);
+        if failure.is_none() {
+            self.warn_of_sidecars().await;
+        }
+        if let Some(path) = &self.settings.report {
+            let report = self.report(failure, began, exit);
+            if let Err(error) = report.write(path) {
+                self.printer.notice(format!("{error:#}")).await;
+                exit = if exit == 0 { EXIT_CANNOT_CREATE } else { exit };
+            }
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        self.tell_more(|| format!("the job ended after {seconds:.1} s")).await;
+        self.receivers = None;
+        self.printer.finish().await;
+        exit
+    }
+
+    async fn warn_of_sidecars(&self) {
+        for (place, sidecar) in self.settings.placement.sidecars.iter().zip(&self.state.sidecars) {
+            if let Some(status) = sidecar.exited.filter(|status| !status.is_success()) {
+                let served = ranks(&place.ranks);
+                self.printer.notice(format!("all ranks ended well, but the sidecar of {served} {status}")).await;
+            }
+        }
+    }
+
+    fn report(&self, failure: Option<&Failure>, began: Instant, exit: u8) -> Report {
+        let placement = &self.settings.placement;
+        let hosts = placement.hosts.iter().enumerate();
+        let sidecars = (0_u32..).zip(placement.sidecars.iter().zip(&self.state.sidecars));
+        Report {
+            job: self.settings.job.to_string(),
+            ranks: placement.size(),
+            hosts: hosts
+                .map(|(index, host)| HostReport {
+                    host: host.name.clone(),
+                    ranks: placement.ranks_of_host(index).collect(),
+                })
+                .collect(),
+            sidecars: sidecars
+                .map(|(index, (place, state))| SidecarReport {
+                    sidecar: index,
+                    host: placement.hosts[place.host].name.clone(),
+                    ranks: place.ranks.clone().collect(),
+                    summary: state.summary.clone(),
+                })
+                .collect(),
+            seconds: began.elapsed().as_secs_f64(),
+            exit,
+            failure: failure.map(ToString::to_string),
+        }
+    }
+}
+
+/// The signals by which a user ends a job.
+struct Signals([(Signal, tokio::signal::unix::Signal); 3]);
+
+impl Signals {
+    fn install() -> anyhow::Result<Self> {
+        Ok(Self([
+            (Signal::SIGINT, signal(SignalKind::interrupt())?),
+            (Signal::SIGTERM, signal(SignalKind::terminate())?),
+            (Signal::SIGHUP, signal(SignalKind::hangup())?),
+        ]))
+    }
+
+    async fn recv(&mut self) -> Signal {
+        let [(interrupt, interrupts), (terminate, terminates), (hangup, hangups)] = &mut self.0;
+        tokio::select! {
+            _ = interrupts.recv() => *interrupt,
+            _ = terminates.recv() => *terminate,
+            _ = hangups.recv() => *hangup,
+        }
+    }
+}
+
+const QUEUE_EVENTS: usize = 256;
+/// Between asking workers to end and killing them.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long sidecars may drain; their agents kill them at this time.
+const DRAIN: Duration = Duration::from_secs(10);
+/// How long an agent may take to leave when nothing of its own runs any more.
+const LEAVE: Duration = Duration::from_secs(5);
+/// What a message needs.
+const SLACK: Duration = Duration::from_secs(3);
+const LAST_LINES_WAIT: Duration = Duration::from_secs(3);
+/// A file that cannot be written (`EX_CANTCREAT`).
+const EXIT_CANNOT_CREATE: u8 = 73;

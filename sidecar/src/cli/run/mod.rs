@@ -1,0 +1,200 @@
+//! `ronde run`: starts a job and watches over it.
+//!
+//! The launcher starts one agent per host ([`agents`]), has it start the sidecars, signs their certificates and starts the
+//! workers ([`job`]). The job's certificate authority lives in this process's memory only; nothing secret is in arguments,
+//! environment or shared storage.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use ronde_wire::JobName;
+
+use super::envelope::Environment;
+use environment::Export;
+use hosts::Host;
+use placement::Placement;
+
+mod address;
+mod agents;
+mod environment;
+mod failure;
+mod hosts;
+mod job;
+mod output;
+mod placement;
+mod report;
+mod start;
+mod state;
+
+/// Arguments of `ronde run`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct RunArgs {
+    /// How many worker processes to start (also `-np N`).
+    #[arg(long = "num-proc", value_name = "N")]
+    pub(super) num_proc: u32,
+    /// Hosts and their slots, filled in this order; an IPv6 address in brackets. [default: localhost:N]
+    #[arg(short = 'H', long, value_name = "HOST:SLOTS,...", conflicts_with = "hostfile")]
+    hosts: Option<String>,
+    /// A file with a line `HOST slots=N` for each host.
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+    /// How many sidecars to start on a single host; the workers are split among them in contiguous blocks.
+    #[arg(long, value_name = "K")]
+    sidecars: Option<u32>,
+    /// The command that reaches other hosts; host and command line are added to it.
+    #[arg(long, value_name = "CMD", default_value = agents::SSH)]
+    remote_shell: String,
+    /// Where the ronde binary is on other hosts. [default: where it is on this one]
+    #[arg(long, value_name = "PATH")]
+    remote_ronde: Option<PathBuf>,
+    /// How long hosts, sidecars and workers may take to start.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, env = "HOROVOD_START_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    start_timeout: u64,
+    /// Silence of a sidecar after which the others give it up. [default: 5]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    peer_timeout: Option<Duration>,
+    /// Data lanes between two sidecars. [default: by the number of cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=ronde_wire::limits::LANES_MAX as i64))]
+    lanes: Option<u16>,
+    /// The most that is fused into one operation; 0 switches fusion off. [default: 64]
+    #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(0..=65_536))]
+    fusion_threshold_mb: Option<u64>,
+    /// The job's name: 1 to 63 characters of a-z, 0-9, '-', '_' and '.'. [default: drawn at random]
+    #[arg(long, value_name = "NAME", value_parser = |name: &str| JobName::new(name))]
+    job: Option<JobName>,
+    /// Also write each worker's output to DIR/rank.N/stdout and DIR/rank.N/stderr.
+    #[arg(long, value_name = "DIR")]
+    output_filename: Option<PathBuf>,
+    /// Begin each line of output with the time (also `-prefix-timestamp`).
+    #[arg(long)]
+    prefix_output_with_timestamp: bool,
+    /// Write a summary of the job to FILE, as JSON.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Say what is done.
+    #[arg(long)]
+    pub(super) verbose: bool,
+    /// Set a variable for the workers, or pass one on that is withheld otherwise; may be repeated.
+    #[arg(short = 'x', value_name = "NAME[=VALUE]")]
+    export: Vec<Export>,
+    /// A program that takes the place of `ronde sidecar --bootstrap`, for tests.
+    #[arg(long, hide = true, value_name = "PROGRAM")]
+    sidecar_command: Option<String>,
+    /// The worker's command; everything behind its first word belongs to it.
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub(super) command: Vec<String>,
+}
+
+/// Runs a job; the exit code is the first failing worker's, or 128 plus the signal that ended it.
+pub(super) fn main(args: RunArgs) -> ExitCode {
+    let settings = match Settings::new(args) {
+        Ok(settings) => settings,
+        Err(error) => {
+            eprintln!("ronde: {error:#}");
+            return ExitCode::from(super::EXIT_USAGE);
+        }
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("ronde: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let code = runtime.block_on(job::run(&settings));
+    // A look-up of a name cannot be interrupted; the process does not wait for it.
+    runtime.shutdown_background();
+    ExitCode::from(code)
+}
+
+/// A checked command line and what the launcher takes from its surroundings.
+struct Settings {
+    job: JobName,
+    placement: Placement,
+    command: Vec<String>,
+    directory: PathBuf,
+    caller: Environment,
+    exports: Vec<Export>,
+    remote_shell: Vec<String>,
+    ronde: PathBuf,
+    remote_ronde: PathBuf,
+    sidecar_command: Option<Vec<String>>,
+    start_timeout: Duration,
+    peer_timeout: Option<Duration>,
+    lanes: Option<u16>,
+    fusion_threshold_bytes: Option<u64>,
+    output_dir: Option<PathBuf>,
+    timestamps: bool,
+    report: Option<PathBuf>,
+    verbose: bool,
+}
+
+impl Settings {
+    fn new(args: RunArgs) -> anyhow::Result<Self> {
+        let hosts = hosts_of(&args)?;
+        let ronde = std::env::current_exe().context("cannot find the ronde binary")?;
+        let remote_shell: Vec<String> = args.remote_shell.split_whitespace().map(str::to_owned).collect();
+        anyhow::ensure!(!remote_shell.is_empty(), "--remote-shell is empty; give a command like ssh");
+        Ok(Self {
+            job: args.job.map_or_else(random_job_name, Ok)?,
+            placement: Placement::new(args.num_proc, &hosts, args.sidecars)?,
+            command: args.command,
+            directory: std::env::current_dir().context("cannot find the working directory")?,
+            caller: callers_environment(),
+            exports: args.export,
+            remote_shell,
+            remote_ronde: args.remote_ronde.unwrap_or_else(|| ronde.clone()),
+            ronde,
+            sidecar_command: args.sidecar_command.map(|program| vec![program]),
+            start_timeout: Duration::from_secs(args.start_timeout),
+            peer_timeout: args.peer_timeout,
+            lanes: args.lanes,
+            fusion_threshold_bytes: args.fusion_threshold_mb.map(|megabytes| megabytes << 20),
+            output_dir: args.output_filename,
+            timestamps: args.prefix_output_with_timestamp,
+            report: args.report,
+            verbose: args.verbose,
+        })
+    }
+}
+
+fn hosts_of(args: &RunArgs) -> anyhow::Result<Vec<Host>> {
+    let read = |path: &Path| {
+        std::fs::read_to_string(path).with_context(|| format!("cannot read the host file {}", path.display()))
+    };
+    Ok(match (&args.hosts, &args.hostfile) {
+        (Some(list), _) => hosts::parse_list(list)?,
+        (None, Some(path)) => hosts::parse_file(&read(path)?)?,
+        (None, None) => Host::local(args.num_proc),
+    })
+}
+
+/// The variables that are text; others cannot travel and are left out.
+fn callers_environment() -> Environment {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
+/// Jobs of one host must not share a name; the number is no secret.
+fn random_job_name() -> anyhow::Result<JobName> {
+    use std::hash::{BuildHasher, RandomState};
+    let number = RandomState::new().hash_one(std::process::id());
+    Ok(JobName::new(format!("run-{number:016x}"))?)
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let given: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    if !(0.1..=86_400.0).contains(&given) {
+        return Err("it must be between 0.1 and 86400 seconds".to_owned());
+    }
+    Ok(Duration::from_secs_f64(given))
+}
+
+const EXAMPLES: &str = "Examples:
+  ronde run -np 4 --sidecars 2 python train.py
+  ronde run -np 16 -H alpha:8,beta:8 -x NCCL_DEBUG=INFO python train.py --epochs 3";

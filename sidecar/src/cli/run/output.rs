@@ -1,0 +1,223 @@
+//! What workers write: prefixed on the launcher's own output, and as it is in files.
+//!
+//! One thread writes, so that lines are never interleaved and a terminal that does not take them stops this thread alone.
+//! Its queue is bounded: when it is full the agents wait, and then their workers do.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use time::OffsetDateTime;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
+
+use super::super::envelope::Stream;
+
+/// The way to the thread that writes.
+pub(super) struct Printer {
+    queue: mpsc::Sender<Item>,
+    done: oneshot::Receiver<()>,
+    broken: watch::Receiver<Option<String>>,
+}
+
+/// Something to write.
+pub(super) enum Item {
+    /// What a worker wrote: whole lines, or a piece of a long one.
+    Output {
+        /// Its rank.
+        rank: u32,
+        /// Where to.
+        stream: Stream,
+        /// The lines.
+        text: String,
+    },
+    /// What a sidecar wrote to its log.
+    Log {
+        /// Its index.
+        sidecar: u32,
+        /// The lines.
+        text: String,
+    },
+    /// What the launcher says itself.
+    Notice(String),
+}
+
+impl Printer {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the files under `directory` cannot be made.
+    pub(super) fn start(ranks: u32, directory: Option<&Path>, timestamps: bool) -> anyhow::Result<Self> {
+        let files = directory.map(|directory| RankFiles::create(directory, ranks)).transpose()?;
+        let (queue, items) = mpsc::channel(QUEUE_ITEMS);
+        let (finished, done) = oneshot::channel();
+        let (break_sender, broken) = watch::channel(None);
+        thread::Builder::new()
+            .name("output".to_owned())
+            .spawn(move || {
+                print_all(items, files, timestamps, &break_sender);
+                // Nobody waits for it any more when this fails.
+                let _ = finished.send(());
+            })
+            .context("cannot start the thread that writes")?;
+        Ok(Self { queue, done, broken })
+    }
+
+    /// A sender for those who bring output.
+    pub(super) fn sender(&self) -> mpsc::Sender<Item> {
+        self.queue.clone()
+    }
+
+    /// Says something to the user; gives up when nobody reads.
+    pub(super) async fn notice(&self, text: impl Into<String>) {
+        let _ = timeout(NOTICE_WAIT, self.queue.send(Item::Notice(text.into()))).await;
+    }
+
+    /// Resolves when output cannot be written any more, with the reason.
+    pub(super) async fn broken(&mut self) -> String {
+        loop {
+            if let Some(reason) = self.broken.borrow_and_update().clone() {
+                return reason;
+            }
+            if self.broken.changed().await.is_err() {
+                std::future::pending().await
+            }
+        }
+    }
+
+    /// Waits until all is written; gives up when nobody reads. All other senders must be gone.
+    pub(super) async fn finish(self) {
+        drop(self.queue);
+        let _ = timeout(FINISH_WAIT, self.done).await;
+    }
+}
+
+fn print_all(
+    mut items: mpsc::Receiver<Item>,
+    mut files: Option<RankFiles>,
+    timestamps: bool,
+    broken: &watch::Sender<Option<String>>,
+) {
+    while let Some(item) = items.blocking_recv() {
+        let console = write_console(&item, timestamps);
+        let filed = match (&mut files, &item) {
+            (Some(files), Item::Output { rank, stream, text }) => files.write(*rank, *stream, text),
+            _ => Ok(()),
+        };
+        let flushed = match &mut files {
+            Some(files) if items.is_empty() => files.flush(),
+            _ => Ok(()),
+        };
+        if let Err(error) = console.and(filed).and(flushed) {
+            broken.send_if_modified(|reason| reason.replace(error.to_string()).is_none());
+        }
+    }
+}
+
+fn write_console(item: &Item, timestamps: bool) -> io::Result<()> {
+    match item {
+        Item::Output { rank, stream, text } => {
+            let time = if timestamps { now() } else { String::new() };
+            let lines = prefixed(&format!("{time}[{rank}]<{stream}>:"), text);
+            match stream {
+                Stream::Stdout => io::stdout().lock().write_all(lines.as_bytes()),
+                Stream::Stderr => io::stderr().lock().write_all(lines.as_bytes()),
+            }
+        }
+        Item::Log { sidecar, text } => {
+            io::stderr().lock().write_all(prefixed(&format!("[sidecar {sidecar}]: "), text).as_bytes())
+        }
+        Item::Notice(text) => io::stderr().lock().write_all(format!("ronde: {text}\n").as_bytes()),
+    }
+}
+
+/// Puts the prefix before each line and an end behind each.
+fn prefixed(prefix: &str, text: &str) -> String {
+    let text = text.strip_suffix(['\n', '\r']).unwrap_or(text);
+    let lines = text.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
+    lines.flat_map(|line| line.split('\r')).fold(String::with_capacity(text.len() * 2), |mut whole, line| {
+        whole.push_str(prefix);
+        whole.push_str(line);
+        whole.push('\n');
+        whole
+    })
+}
+
+/// The time as RFC 3339 writes it, in UTC.
+fn now() -> String {
+    let now = OffsetDateTime::from(SystemTime::now());
+    let (year, month, day) = now.to_calendar_date();
+    let (hour, minute, second, milli) = now.time().as_hms_milli();
+    format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z", u8::from(month))
+}
+
+/// Two files for each rank, which hold exactly what it wrote.
+struct RankFiles(Vec<[BufWriter<File>; 2]>);
+
+impl RankFiles {
+    fn create(directory: &Path, ranks: u32) -> anyhow::Result<Self> {
+        let width = ranks.saturating_sub(1).to_string().len();
+        let create = |rank: u32| {
+            let folder = directory.join(format!("rank.{rank:0width$}"));
+            fs::create_dir_all(&folder).with_context(|| format!("cannot make the directory {}", folder.display()))?;
+            let open = |name| {
+                let path = folder.join(name);
+                let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+                anyhow::Ok(BufWriter::new(file))
+            };
+            Ok([open("stdout")?, open("stderr")?])
+        };
+        (0..ranks).map(create).collect::<anyhow::Result<_>>().map(Self)
+    }
+
+    fn write(&mut self, rank: u32, stream: Stream, text: &str) -> io::Result<()> {
+        let [stdout, stderr] = &mut self.0[rank as usize];
+        match stream {
+            Stream::Stdout => stdout.write_all(text.as_bytes()),
+            Stream::Stderr => stderr.write_all(text.as_bytes()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.iter_mut().flatten().try_for_each(Write::flush)
+    }
+}
+
+/// Texts that wait to be written: at most 128 KiB each, so 8 MiB.
+const QUEUE_ITEMS: usize = 64;
+const NOTICE_WAIT: Duration = Duration::from_secs(1);
+const FINISH_WAIT: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_line_is_prefixed_and_ended() {
+        assert_eq!(prefixed("[0]<stdout>:", "one\n\ntwo"), "[0]<stdout>:one\n[0]<stdout>:\n[0]<stdout>:two\n");
+        assert_eq!(prefixed("p:", "10 %\r20 %\r\nend\n"), "p:10 %\np:20 %\np:end\n");
+        assert_eq!(prefixed("p:", "20 %\r"), "p:20 %\n");
+    }
+
+    #[test]
+    fn the_time_has_one_form() {
+        let now = now();
+        let shape: String = now.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+        assert_eq!(shape, "0000-00-00T00:00:00.000Z");
+    }
+
+    #[test]
+    fn files_are_padded_to_one_width_and_hold_what_was_written() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut files = RankFiles::create(directory.path(), 11).expect("writable");
+        files.write(3, Stream::Stderr, "half a").expect("writable");
+        files.write(3, Stream::Stderr, " line\n").expect("writable");
+        files.flush().expect("writable");
+        let read = |name: &str| fs::read_to_string(directory.path().join(name)).expect("exists");
+        assert_eq!(read("rank.03/stderr"), "half a line\n");
+        assert_eq!(read("rank.10/stdout"), "");
+    }
+}

@@ -1,0 +1,344 @@
+//! What the launcher knows of its job: tables of hosts, sidecars and workers, filled by events. Pure.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::path::PathBuf;
+
+use super::super::envelope::{FromAgent, Status};
+use super::agents::{Event, Tail};
+use super::failure::{Failure, LinkStatus, Missing};
+use super::placement::Placement;
+use crate::bootstrap::{FromSidecar, Summary};
+
+/// The tables.
+pub(super) struct State {
+    placement: Placement,
+    command: String,
+    /// By index of the host.
+    pub(super) hosts: Vec<HostState>,
+    /// By sidecar index.
+    pub(super) sidecars: Vec<SidecarState>,
+    /// By rank.
+    pub(super) workers: Vec<WorkerState>,
+    /// The rank that failed first.
+    pub(super) first_failed: Option<u32>,
+}
+
+/// What is known of a host.
+#[derive(Debug, Default)]
+pub(super) struct HostState {
+    /// Whether it is reached through the remote shell.
+    pub(super) remote: bool,
+    /// The address at which its sidecars listen, once chosen.
+    pub(super) address: Option<IpAddr>,
+    /// What its agent said first.
+    pub(super) hello: Option<Hello>,
+    /// How the connection to it ended.
+    pub(super) closed: Option<Status>,
+    said: Tail,
+}
+
+/// An agent's first words.
+#[derive(Debug)]
+pub(super) struct Hello {
+    /// Its addresses, loopback last.
+    pub(super) addresses: Vec<IpAddr>,
+    /// A port that is free on it.
+    pub(super) port: u16,
+}
+
+/// What is known of a sidecar.
+#[derive(Debug, Default)]
+pub(super) struct SidecarState {
+    /// Its certificate request and ports.
+    pub(super) bound: Option<Bound>,
+    /// Its session directory.
+    pub(super) serving: Option<Serving>,
+    /// What it did.
+    pub(super) summary: Option<Summary>,
+    /// How it ended.
+    pub(super) exited: Option<Status>,
+    log: Tail,
+}
+
+/// A sidecar's answer to its start.
+#[derive(Debug)]
+pub(super) struct Bound {
+    /// PEM.
+    pub(super) certificate_request: String,
+    /// The control port.
+    pub(super) control: SocketAddr,
+    /// The lanes' ports.
+    pub(super) lanes: Vec<SocketAddr>,
+}
+
+/// Where workers find a sidecar.
+#[derive(Debug)]
+pub(super) struct Serving {
+    /// The directory with its sockets.
+    pub(super) socket_dir: PathBuf,
+    /// The token file of each of its ranks, ascending.
+    pub(super) token_files: Vec<PathBuf>,
+    /// Where it tells its state.
+    pub(super) admin: SocketAddr,
+}
+
+/// What is known of a worker.
+#[derive(Debug, Default)]
+pub(super) struct WorkerState {
+    /// Whether it runs, or has run.
+    pub(super) started: bool,
+    /// How it ended.
+    pub(super) exited: Option<Status>,
+    /// The last lines of its standard error, when all it wrote has come.
+    pub(super) stderr_tail: Option<Vec<String>>,
+}
+
+/// A step of the start that all must take before the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Every agent has answered.
+    Hosts,
+    /// Every sidecar has its ports.
+    Bound,
+    /// Every sidecar takes workers.
+    Serving,
+    /// Every worker runs.
+    Workers,
+}
+
+impl State {
+    /// Nothing has happened yet. `command` is what the workers run.
+    pub(super) fn new(placement: Placement, command: &str) -> Self {
+        fn table<T: Default>(len: usize) -> Vec<T> {
+            std::iter::repeat_with(T::default).take(len).collect()
+        }
+        Self {
+            hosts: table(placement.hosts.len()),
+            sidecars: table(placement.sidecars.len()),
+            workers: table(placement.size() as usize),
+            command: command.to_owned(),
+            first_failed: None,
+            placement,
+        }
+    }
+
+    /// Notes what happened on a host.
+    ///
+    /// # Errors
+    /// What ends the job. A worker that fails does not yet: [`State::first_failed`] names it, and its last lines follow.
+    pub(super) fn handle_event(&mut self, host: usize, event: Event) -> Result<(), Failure> {
+        let noted = match event {
+            Event::Message(message) => self.handle_message(host, message),
+            Event::Said(text) => {
+                self.hosts[host].said.push(&text);
+                Ok(())
+            }
+            Event::Closed(status) => self.handle_closed(host, status),
+        };
+        // What fails behind a worker fails because of it.
+        if self.first_failed.is_some() { Ok(()) } else { noted }
+    }
+
+    /// What has not taken a step.
+    pub(super) fn missing(&self, step: Step) -> Vec<Missing> {
+        match step {
+            Step::Hosts => self.missing_hosts(),
+            Step::Bound => {
+                self.missing_sidecars("its sidecar has not opened its ports", |sidecar| sidecar.bound.is_some())
+            }
+            Step::Serving => {
+                self.missing_sidecars("its sidecar does not serve yet", |sidecar| sidecar.serving.is_some())
+            }
+            Step::Workers => self.missing_workers(),
+        }
+    }
+
+    /// Whether all workers that were started have ended and all they wrote has come, as far as their hosts can be heard.
+    pub(super) fn workers_ended(&self) -> bool {
+        let heard = |rank: &u32| self.hosts[self.host_of_rank(*rank)].closed.is_none();
+        let running = |(_, worker): &(u32, &WorkerState)| worker.started && worker.stderr_tail.is_none();
+        !(0_u32..).zip(&self.workers).filter(running).any(|(rank, _)| heard(&rank))
+    }
+
+    /// Whether all sidecars have ended, as far as their hosts can be heard.
+    pub(super) fn sidecars_ended(&self) -> bool {
+        let ended = |(place, sidecar): (&super::placement::SidecarPlace, &SidecarState)| {
+            sidecar.exited.is_some() || self.hosts[place.host].closed.is_some()
+        };
+        self.placement.sidecars.iter().zip(&self.sidecars).all(ended)
+    }
+
+    /// Whether all connections have ended.
+    pub(super) fn links_closed(&self) -> bool {
+        self.hosts.iter().all(|host| host.closed.is_some())
+    }
+
+    /// The failure of the worker that failed first, with as much of its last lines as has come.
+    pub(super) fn worker_failure(&self) -> Option<Failure> {
+        let rank = self.first_failed?;
+        let worker = &self.workers[rank as usize];
+        Some(Failure::Worker {
+            rank,
+            host: self.host_name(self.host_of_rank(rank)),
+            status: worker.exited?,
+            command: self.command.clone(),
+            stderr_tail: worker.stderr_tail.clone().unwrap_or_default(),
+        })
+    }
+
+    /// Whether the first failing worker's last lines have come.
+    pub(super) fn worker_failure_is_complete(&self) -> bool {
+        self.first_failed.is_some_and(|rank| self.workers[rank as usize].stderr_tail.is_some())
+    }
+
+    fn handle_message(&mut self, host: usize, message: FromAgent) -> Result<(), Failure> {
+        match message {
+            FromAgent::Hello { version, hostname: _, addresses, port } => {
+                let ours = env!("CARGO_PKG_VERSION");
+                if version != ours {
+                    let host = self.host_name(host);
+                    return Err(Failure::Version { host, theirs: version, ours: ours.to_owned() });
+                }
+                self.hosts[host].hello = Some(Hello { addresses, port });
+            }
+            FromAgent::Sidecar { sidecar, line } => return self.handle_line(host, sidecar, line),
+            FromAgent::SidecarLog { sidecar, text } => self.sidecar_on(host, sidecar)?.log.push(&text),
+            FromAgent::SidecarExited { sidecar, status } => {
+                self.sidecar_on(host, sidecar)?.exited = Some(status);
+                let log_tail = self.sidecars[sidecar as usize].log.lines();
+                return Err(Failure::Sidecar {
+                    served: self.served(sidecar),
+                    host: self.host_name(host),
+                    status,
+                    log_tail,
+                });
+            }
+            FromAgent::WorkerStarted { rank, pid: _ } => self.worker_on(host, rank)?.started = true,
+            FromAgent::WorkerExited { rank, status } => {
+                self.worker_on(host, rank)?.exited = Some(status);
+                if !status.is_success() {
+                    self.first_failed.get_or_insert(rank);
+                }
+            }
+            FromAgent::WorkerDrained { rank, stderr_tail } => {
+                self.worker_on(host, rank)?.stderr_tail = Some(stderr_tail)
+            }
+            FromAgent::Refused { reason } => return Err(Failure::Refused { host: self.host_name(host), reason }),
+            // The printer has them.
+            FromAgent::Output { .. } | FromAgent::Notice { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn handle_line(&mut self, host: usize, sidecar: u32, line: FromSidecar) -> Result<(), Failure> {
+        let served = self.served(sidecar);
+        let host_name = self.host_name(host);
+        let state = self.sidecar_on(host, sidecar)?;
+        match line {
+            FromSidecar::Bound { certificate_request, control, lanes, version: _ } => {
+                state.bound = Some(Bound { certificate_request, control, lanes });
+            }
+            FromSidecar::Serving { socket_dir, mut token_files, admin } => {
+                token_files.sort_by_key(|file| file.rank);
+                if !token_files.iter().map(|file| file.rank).eq(served.clone()) {
+                    let reason = format!("it made tokens for other ranks than {}", super::failure::ranks(&served));
+                    return Err(Failure::Fatal { served, host: host_name, reason });
+                }
+                let token_files = token_files.into_iter().map(|file| file.path).collect();
+                state.serving = Some(Serving { socket_dir, token_files, admin });
+            }
+            FromSidecar::Ended { summary } => state.summary = Some(summary),
+            FromSidecar::Fatal { reason } => return Err(Failure::Fatal { served, host: host_name, reason }),
+        }
+        Ok(())
+    }
+
+    fn handle_closed(&mut self, host: usize, status: Status) -> Result<(), Failure> {
+        let state = &mut self.hosts[host];
+        state.closed = Some(status);
+        let status = LinkStatus { remote: state.remote, status };
+        let (greeted, stderr_tail) = (state.hello.is_some(), state.said.lines());
+        let (host, placed) = (self.host_name(host), self.placement.ranks_of_host(host));
+        Err(if greeted {
+            Failure::Lost { host, placed, status, stderr_tail }
+        } else {
+            Failure::Unreachable { host, placed, status, stderr_tail }
+        })
+    }
+
+    /// An agent speaks only for what is placed on its host.
+    fn sidecar_on(&mut self, host: usize, sidecar: u32) -> Result<&mut SidecarState, Failure> {
+        if self.placement.sidecars.get(sidecar as usize).is_none_or(|place| place.host != host) {
+            return Err(self.not_its_own(host, &format!("sidecar {sidecar}")));
+        }
+        Ok(&mut self.sidecars[sidecar as usize])
+    }
+
+    fn worker_on(&mut self, host: usize, rank: u32) -> Result<&mut WorkerState, Failure> {
+        if !self.placement.ranks_of_host(host).contains(&rank) {
+            return Err(self.not_its_own(host, &format!("rank {rank}")));
+        }
+        Ok(&mut self.workers[rank as usize])
+    }
+
+    fn not_its_own(&self, host: usize, what: &str) -> Failure {
+        Failure::Refused { host: self.host_name(host), reason: format!("it speaks for {what}, which is not its own") }
+    }
+
+    fn missing_hosts(&self) -> Vec<Missing> {
+        let silent = self.hosts.iter().enumerate().filter(|(_, state)| state.hello.is_none());
+        silent
+            .map(|(host, state)| Missing {
+                host: self.host_name(host),
+                placed: self.placement.ranks_of_host(host),
+                awaited: if state.remote {
+                    "the remote shell has not started ronde there"
+                } else {
+                    "its agent has not answered"
+                },
+                said: state.said.lines(),
+            })
+            .collect()
+    }
+
+    fn missing_sidecars(&self, awaited: &'static str, done: fn(&SidecarState) -> bool) -> Vec<Missing> {
+        let places = self.placement.sidecars.iter().zip(&self.sidecars);
+        places
+            .filter(|(_, state)| !done(state))
+            .map(|(place, state)| Missing {
+                host: self.host_name(place.host),
+                placed: place.ranks.clone(),
+                awaited,
+                said: state.log.lines(),
+            })
+            .collect()
+    }
+
+    fn missing_workers(&self) -> Vec<Missing> {
+        let waiting = (0_u32..).zip(&self.workers).filter(|(_, worker)| !worker.started);
+        waiting
+            .map(|(rank, _)| Missing {
+                host: self.host_name(self.host_of_rank(rank)),
+                placed: rank..rank + 1,
+                awaited: "its process has not been started",
+                said: Vec::new(),
+            })
+            .collect()
+    }
+
+    fn served(&self, sidecar: u32) -> Range<u32> {
+        self.placement.sidecars.get(sidecar as usize).map_or(0..0, |place| place.ranks.clone())
+    }
+
+    fn host_of_rank(&self, rank: u32) -> usize {
+        self.placement.sidecars.iter().find(|place| place.ranks.contains(&rank)).map_or(0, |place| place.host)
+    }
+
+    fn host_name(&self, host: usize) -> String {
+        self.placement.hosts[host].name.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+use super::super::hosts::parse_list;
+use super::*;
+use crate::bootstrap::TokenFile;
+
+fn state() -> State {
+    let placement = Placement::new(4, &parse_list("a:2,b:2").expect("valid"), None).expect("fits");
+    State::new(placement, "train")
+}
+
+fn hello(version: &str) -> Event {
+    let (version, hostname) = (version.to_owned(), "h".to_owned());
+    Event::Message(FromAgent::Hello { version, hostname, addresses: vec![], port: 1 })
+}
+
+fn exited(rank: u32, status: Status) -> Event {
+    Event::Message(FromAgent::WorkerExited { rank, status })
+}
+
+fn drained(rank: u32, line: &str) -> Event {
+    Event::Message(FromAgent::WorkerDrained { rank, stderr_tail: vec![line.to_owned()] })
+}
+
+#[test]
+fn the_first_failing_worker_is_the_culprit_whatever_follows() {
+    let mut state = state();
+    for rank in 0..4 {
+        let started = Event::Message(FromAgent::WorkerStarted { rank, pid: 1 });
+        state.handle_event(rank as usize / 2, started).expect("its own rank");
+    }
+    state.handle_event(1, exited(3, Status::Signal(9))).expect("its last lines follow");
+    state.handle_event(0, exited(0, Status::Code(1))).expect("it follows");
+    let gone = Event::Message(FromAgent::SidecarExited { sidecar: 0, status: Status::Code(1) });
+    state.handle_event(0, gone).expect("it follows");
+    assert!(!state.worker_failure_is_complete());
+    state.handle_event(1, drained(3, "bye")).expect("expected");
+    assert!(state.worker_failure_is_complete());
+    let failure = state.worker_failure().expect("a worker failed").to_string();
+    assert_eq!(failure, "rank 3 on host b was ended by signal 9 (SIGKILL)\nlast lines of its stderr:\n  bye");
+    assert!(!state.workers_ended());
+    state.handle_event(0, drained(0, "")).expect("expected");
+    for rank in 1..3 {
+        state.handle_event(rank as usize / 2, exited(rank, Status::Code(0))).expect("expected");
+        state.handle_event(rank as usize / 2, drained(rank, "")).expect("expected");
+    }
+    assert!(state.workers_ended());
+}
+
+#[test]
+fn a_lost_host_does_not_keep_the_end_waiting() {
+    let mut state = state();
+    state.handle_event(1, hello(env!("CARGO_PKG_VERSION"))).expect("the same version");
+    state.handle_event(1, Event::Message(FromAgent::WorkerStarted { rank: 2, pid: 1 })).expect("its own rank");
+    assert!(!state.workers_ended());
+    state.handle_event(1, Event::Said("Connection reset".into())).expect("words are kept");
+    state.hosts[1].remote = true;
+    let failure = state.handle_event(1, Event::Closed(Status::Code(255))).expect_err("the host is lost").to_string();
+    assert!(
+        failure.starts_with("the connection to host b (ranks 2-3) was lost: the remote shell exited with code 255"),
+        "{failure}"
+    );
+    assert!(failure.ends_with("  Connection reset"), "{failure}");
+    assert!(state.workers_ended());
+    assert!(!state.sidecars_ended());
+}
+
+#[test]
+fn every_step_names_who_has_not_taken_it() {
+    let mut state = state();
+    state.handle_event(0, hello(env!("CARGO_PKG_VERSION"))).expect("the same version");
+    let names = |missing: Vec<Missing>| missing.into_iter().map(|one| (one.host, one.placed)).collect::<Vec<_>>();
+    assert_eq!(names(state.missing(Step::Hosts)), [("b".to_owned(), 2..4)]);
+    assert_eq!(names(state.missing(Step::Bound)), [("a".to_owned(), 0..2), ("b".to_owned(), 2..4)]);
+    state.handle_event(1, Event::Message(FromAgent::WorkerStarted { rank: 2, pid: 1 })).expect("its own rank");
+    assert_eq!(names(state.missing(Step::Workers)).len(), 3);
+}
+
+#[test]
+fn another_version_is_refused() {
+    let failure = state().handle_event(1, hello("9.9.9")).expect_err("another version").to_string();
+    assert!(failure.contains("host b runs ronde 9.9.9"), "{failure}");
+}
+
+#[test]
+fn an_agent_speaks_for_its_own_ranks_and_sidecars_only() {
+    for event in [
+        exited(0, Status::Code(0)),
+        exited(4_000_000_000, Status::Code(0)),
+        Event::Message(FromAgent::SidecarExited { sidecar: 0, status: Status::Code(0) }),
+        Event::Message(FromAgent::Sidecar { sidecar: 7, line: FromSidecar::Fatal { reason: String::new() } }),
+    ] {
+        let failure = state().handle_event(1, event).expect_err("not its own").to_string();
+        assert!(failure.starts_with("host b: it speaks for"), "{failure}");
+    }
+}
+
+#[test]
+fn a_sidecar_must_have_made_the_tokens_of_its_ranks() {
+    let serving = |ranks: &[u32]| {
+        let token_files =
+            ranks.iter().map(|rank| TokenFile { rank: *rank, path: format!("/t{rank}").into() }).collect();
+        let admin = "127.0.0.1:1".parse().expect("valid");
+        let line = FromSidecar::Serving { socket_dir: "/s".into(), token_files, admin };
+        Event::Message(FromAgent::Sidecar { sidecar: 1, line })
+    };
+    let mut good = state();
+    good.handle_event(1, serving(&[3, 2])).expect("its ranks");
+    let files = &good.sidecars[1].serving.as_ref().expect("it serves").token_files;
+    assert_eq!(files, &["/t2", "/t3"].map(PathBuf::from));
+    assert!(matches!(state().handle_event(1, serving(&[2])), Err(Failure::Fatal { .. })));
+}
