@@ -1,1 +1,48 @@
-//! (skeleton)
+//! `ronde._ronde`: the blocking client for Python. The package `ronde` wraps it; nothing here is for users.
+//!
+//! Tensors come as address and length, because the stable ABI of Python 3.9 has no buffer protocol; [`address`] is the
+//! one file with unsafe code. Whatever may wait is done detached from the interpreter, in slices that look for signals,
+//! and no lock is held while attached.
+
+#![deny(unsafe_code)]
+
+mod address;
+mod errors;
+mod operation;
+mod session;
+
+use pyo3::prelude::*;
+
+/// The native part of ronde.
+#[pymodule]
+mod _ronde {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::operation::Operation;
+    #[pymodule_export]
+    use crate::session::Session;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        let dtypes: Vec<&str> = ronde::DType::ALL.iter().map(|dtype| dtype.name()).collect();
+        module.add("DTYPES", dtypes)
+    }
+}
+
+/// Runs a wait of any length in slices, detached; between slices signals are looked for, so that Ctrl-C works.
+fn wait_in_slices<T: Send>(
+    py: Python<'_>,
+    mut slice: impl FnMut(std::time::Duration) -> PyResult<Option<T>> + Send,
+) -> PyResult<T> {
+    loop {
+        if let Some(value) = py.detach(|| slice(SLICE))? {
+            return Ok(value);
+        }
+        py.check_signals()?;
+    }
+}
+
+/// Short enough for Ctrl-C to feel immediate, long enough to cost nothing.
+const SLICE: std::time::Duration = std::time::Duration::from_millis(50);

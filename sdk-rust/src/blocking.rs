@@ -2,7 +2,7 @@
 //!
 //! Waits come in slices, so that the caller can look after other things in between: Python looks for signals.
 
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -168,7 +168,7 @@ impl Connecting {
             .name("ronde-session".to_owned())
             .spawn(run)
             .map_err(|error| Error::Thread { reason: error.to_string() })?;
-        let thread = Thread { handle: Some(handle), cancel: Some(cancel), ends };
+        let thread = Thread { handle: Some(handle), cancel: Some(cancel), ends: Mutex::new(ends) };
         Ok(Self { connected, thread: Some(thread), fork_guard: ForkGuard::new() })
     }
 
@@ -278,14 +278,15 @@ struct Thread {
     handle: Option<JoinHandle<()>>,
     /// Its end is the sign to give up connecting.
     cancel: Option<oneshot::Sender<()>>,
-    ends: mpsc::Receiver<()>,
+    /// In a lock only to be shared: `Client` may be used by several threads.
+    ends: Mutex<mpsc::Receiver<()>>,
 }
 
 impl Drop for Thread {
     fn drop(&mut self) {
         drop(self.cancel.take());
         if let Some(handle) = self.handle.take()
-            && self.ends.recv_timeout(END_TIMEOUT).is_ok()
+            && self.ends.get_mut().unwrap_or_else(PoisonError::into_inner).recv_timeout(END_TIMEOUT).is_ok()
         {
             // It has sent its last message; a panic there has been reported on standard error.
             let _ = handle.join();
@@ -316,6 +317,13 @@ async fn serve(
         Err(error) => drop(report.send(Err(error))),
     }
 }
+
+// Shared by threads and handed between them, as documented.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<Client>();
+    shared::<Handle>();
+};
 
 /// How long one wait lasts before the next one begins.
 const SLICE: Duration = Duration::from_secs(1);

@@ -1,0 +1,170 @@
+"""The demo: sets everything up, trains on handwritten digits with and without ronde, and compares.
+
+    make demo
+
+It needs Linux, cargo, a C compiler and Python; it fetches the rest and keeps it outside of the checkout for the next
+time. Four workers with disjoint shards of the images train a small network (train_digits.py) on two sidecars that talk
+QUIC to each other; then one process alone trains the same. The last line is the result; the exit status is not 0 when
+the accuracy is below 0.96 or the ranks' weights differ.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+EXAMPLES = pathlib.Path(__file__).resolve().parent
+ROOT = EXAMPLES.parent.parent
+ENVIRONMENT = ROOT / "tests" / "setup" / "environment.py"
+ACCURACY_MIN = 0.96
+RANKS = 4
+SIDECARS = 2
+# Both trainings together, on two cores.
+TRAINING_MINUTES = 1.5
+
+
+def main() -> int:
+    """The demo from start to end; returns the process's exit status."""
+    start = time.monotonic()
+    python = ask(sys.executable, str(ENVIRONMENT), "path")
+    print(announcement(pathlib.Path(python).parent.parent), flush=True)
+    ronde = os.environ["RONDE_BIN"]
+    with tempfile.TemporaryDirectory(prefix="ronde-demo-") as folder:
+        steps = Steps(6, pathlib.Path(folder))
+        steps.run("NumPy", [sys.executable, str(ENVIRONMENT), "base"])
+        steps.run("ronde: compile", ["make", "--no-print-directory", "-C", str(ROOT), "build"])
+        one_tensor = [ronde, "run", "-np", "2", "--sidecars", "2", python, str(EXAMPLES / "allreduce.py")]
+        steps.run("one NumPy all-reduce, 2 workers, 2 sidecars", one_tensor, show="[")
+        steps.run("PyTorch and scikit-learn", [sys.executable, str(ENVIRONMENT), "training"])
+        report = pathlib.Path(folder, "job.json")
+        many = pathlib.Path(folder, "many.json")
+        alone = pathlib.Path(folder, "alone.json")
+        train = [python, str(EXAMPLES / "train_digits.py"), "--report"]
+        job = [ronde, "run", "-np", str(RANKS), "--sidecars", str(SIDECARS), "--report", str(report), *train, str(many)]
+        steps.run(f"train with {RANKS} workers on {SIDECARS} sidecars", job, show="epoch")
+        steps.run("train with one process alone", [*train, str(alone)], show="epoch")
+        outcome = Outcome(*(json.loads(path.read_text()) for path in (report, many, alone)))
+    outcome.explain()
+    print(outcome.result(time.monotonic() - start))
+    return 0 if outcome.is_good() else 1
+
+
+def announcement(environment: pathlib.Path) -> str:
+    """The first line: what will be downloaded, disk, expected minutes. Counts only what is missing."""
+    parts = []  # what, download in MB, disk in MB, minutes on two cores
+    if not pathlib.Path(os.environ["RONDE_BIN"]).exists():
+        parts.append(("Rust crates", 45, 1500, 6.0))
+    if not (environment / ".base").exists():
+        parts.append(("NumPy", 20, 80, 0.3))
+    if not (environment / ".training").exists():
+        torch = importable(pathlib.Path(sys.executable), "torch")
+        parts.append(("scikit-learn", 60, 250, 0.5) if torch else ("PyTorch and scikit-learn", 620, 1650, 2.5))
+    download, disk, minutes = (sum(part[index] for part in parts) for index in (1, 2, 3))
+    what = ", ".join(part[0] for part in parts)
+    fetched = f"downloads up to {size(download)} ({what})" if parts else "downloads nothing"
+    return (
+        f"ronde demo: {fetched}, takes {size(disk)} of disk, about {max(1, round(minutes + 1.5))} minutes on two cores."
+    )
+
+
+def importable(python: pathlib.Path, module: str) -> bool:
+    """Whether a Python has a module, without loading it."""
+    find = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"
+    return subprocess.run([str(python), "-c", find], check=False).returncode == 0
+
+
+def size(megabytes: int) -> str:
+    """A size for people."""
+    return f"{megabytes / 1000:.1f} GB" if megabytes >= 1000 else f"{megabytes} MB"
+
+
+def ask(*command: str) -> str:
+    """What a command prints."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+class Steps:
+    """Runs commands one after the other and shows how they go on: a line that moves on a terminal, lines otherwise."""
+
+    def __init__(self, total: int, folder: pathlib.Path) -> None:
+        self.total = total
+        self.number = 0
+        self.folder = folder
+        self.is_terminal = sys.stdout.isatty()
+
+    def run(self, title: str, command: list[str], show: str | None = None) -> None:
+        """Runs one step; lines of its output that contain `show` are shown. Ends the demo when the command fails."""
+        self.number += 1
+        label = f"[{self.number}/{self.total}] {title}"
+        start = time.monotonic()
+        if not self.is_terminal:
+            print(label, flush=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
+        output = Output(process, show)
+        while output.is_open(0.1 if self.is_terminal else 15.0):
+            for line in output.take():
+                self.line(f"      {line}")
+            self.progress(label, time.monotonic() - start, output.latest)
+        for line in output.take():
+            self.line(f"      {line}")
+        status = process.wait()
+        if status:
+            self.line(f"{label}: failed with status {status}; the last lines of `{' '.join(command)}`:")
+            sys.exit("\n".join(output.last))
+        self.line(f"{label}: done in {time.monotonic() - start:.0f} s")
+
+    def progress(self, label: str, seconds: float, latest: str) -> None:
+        """Shows that the step goes on."""
+        clock = f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+        if self.is_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            spin = "|/-\\"[int(seconds * 8) % 4]
+            print("\r" + f"{label} {spin} {clock} {latest}"[:width].ljust(width), end="", flush=True)
+        elif seconds > 1:
+            print(f"      {clock} {latest[:90]}", flush=True)
+
+    def line(self, text: str) -> None:
+        """Prints a line that stays."""
+        if self.is_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            print("\r" + " " * width + "\r", end="")
+        print(text, flush=True)
+
+
+class Output:
+    """The output of a process, read as it comes."""
+
+    def __init__(self, process: subprocess.Popen[str], show: str | None) -> None:
+        self.latest = ""
+        self.last: collections.deque[str] = collections.deque(maxlen=40)
+        self._shown: collections.deque[str] = collections.deque()
+        self._show = show
+        self._reader = threading.Thread(target=self._read, args=(process,), daemon=True)
+        self._reader.start()
+
+    def is_open(self, patience_s: float) -> bool:
+        """Waits for the end, but not longer than `patience_s`; whether more may come."""
+        self._reader.join(patience_s)
+        return self._reader.is_alive()
+
+    def take(self) -> list[str]:
+        """The lines to show since the last call."""
+        return [self._shown.popleft() for _ in range(len(self._shown))]
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.latest = line.strip() or self.latest
+            self.last.append(line.rstrip())
+            if self._show and self._show in line:
+                self._shown.append(line.rstrip())

@@ -1,0 +1,55 @@
+//! Errors of the client as Python's exceptions. The classes are defined in `ronde/errors.py`, which also picks one.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use ronde::{Cause, Error};
+
+/// The exception for an error. Attaches; call it with no lock held.
+pub(crate) fn raise(error: &Error) -> PyErr {
+    if let Error::Argument { .. } = error {
+        return PyValueError::new_err(error.to_string());
+    }
+    let failure = error.failure();
+    let parts = (
+        cause_name(error),
+        error.to_string(),
+        failure.and_then(|failure| failure.rank).map(|rank| rank.0),
+        failure.and_then(|failure| failure.sidecar).map(|sidecar| sidecar.0),
+        failure.and_then(|failure| failure.tensor.as_ref()).map(|name| name.as_str().to_owned()),
+        error.blame().name(),
+    );
+    Python::attach(|py| {
+        let make = py.import("ronde.errors").and_then(|errors| errors.getattr("from_parts"));
+        match make.and_then(|make| make.call1(parts)) {
+            Ok(exception) => PyErr::from_value(exception),
+            Err(error) => error,
+        }
+    })
+}
+
+/// The word that becomes `RondeError.cause`.
+fn cause_name(error: &Error) -> &'static str {
+    match error {
+        Error::Settings { .. } => "settings",
+        Error::Token { .. } => "token",
+        Error::Connect { .. } => "connect",
+        Error::Claim { .. } => "claim",
+        Error::Start { .. } => "start",
+        Error::Limit { .. } => "limit",
+        Error::Closed => "closed",
+        Error::UsedAfterFork(_) => "used_after_fork",
+        Error::Memory(_) => "memory",
+        Error::Protocol { .. } => "protocol",
+        Error::Thread { .. } => "thread",
+        Error::Failure(failure) => match failure.cause {
+            Cause::Mismatch => "mismatch",
+            Cause::Refused => "refused",
+            Cause::RankLost => "rank_lost",
+            Cause::SidecarLost => "sidecar_lost",
+            Cause::ShutDown => "shut_down",
+            Cause::TimedOut => "timed_out",
+            _ => "bug",
+        },
+        _ => "error",
+    }
+}

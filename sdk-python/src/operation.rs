@@ -1,0 +1,86 @@
+//! An operation in flight, as Python holds it.
+
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use ronde::blocking::{Handle, Progress};
+
+use crate::address::Target;
+use crate::errors::raise;
+use crate::wait_in_slices;
+
+/// An operation in flight. Dropping it withdraws the operation unless it is complete.
+#[pyclass(frozen, module = "ronde._ronde")]
+pub(crate) struct Operation {
+    /// Locked for a slice of a wait at most, and only detached or without waiting.
+    handle: Mutex<Handle>,
+}
+
+impl Operation {
+    pub(crate) fn new(handle: Handle) -> Self {
+        Self { handle: Mutex::new(handle) }
+    }
+
+    /// Never waits for the lock: another thread may wait on this operation, and in a forked child nobody would release it.
+    fn lock(&self) -> PyResult<MutexGuard<'_, Handle>> {
+        match self.handle.try_lock() {
+            Ok(handle) => Ok(handle),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(PyRuntimeError::new_err("another thread waits on this operation")),
+        }
+    }
+}
+
+#[pymethods]
+impl Operation {
+    /// Whether it is complete or has failed. False also while another thread waits on it.
+    fn poll(&self) -> bool {
+        self.lock().is_ok_and(|handle| handle.poll())
+    }
+
+    /// The name by which the ranks know it.
+    #[getter]
+    fn name(&self) -> PyResult<String> {
+        let name = self.lock()?.name().map(str::to_owned);
+        name.map_err(|error| raise(&error))
+    }
+
+    /// Waits at most `timeout` seconds (None: as long as it takes); says whether it is complete or has failed.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let deadline = match timeout {
+            None => None,
+            Some(seconds) => {
+                let duration =
+                    Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(error.to_string()))?;
+                Instant::now().checked_add(duration)
+            }
+        };
+        wait_in_slices(py, |slice| {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let ready = self.lock()?.wait_timeout(left.map_or(slice, |left| left.min(slice)));
+            match ready.map_err(|error| raise(&error))? {
+                Progress::Ready => Ok(Some(true)),
+                Progress::NotReady if left.is_some_and(|left| left.is_zero()) => Ok(Some(false)),
+                Progress::NotReady => Ok(None),
+            }
+        })
+    }
+
+    /// The shape of the result, once it is complete. Raises why it failed.
+    fn shape(&self) -> PyResult<Vec<u64>> {
+        let shape = self.lock()?.shape().map(|shape| shape.dimensions().to_vec());
+        shape.map_err(|error| raise(&error))
+    }
+
+    /// Copies the result to `address`, which must have room for exactly its `nbytes`. Once only.
+    fn read_into(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<()> {
+        let mut target = Target::new(address, nbytes)?;
+        py.detach(|| {
+            let outcome = self.lock().map(|mut handle| target.with(|bytes| handle.read_into(bytes)))?;
+            outcome.map_err(|error| raise(&error))
+        })
+    }
+}
