@@ -70,8 +70,8 @@ lint-deny:
 
 .PHONY: lint-python
 lint-python:
-	$(RONDE_PYTHON) -m ruff check sdk-python tests/setup
-	$(RONDE_PYTHON) -m ruff format --check sdk-python tests/setup
+	$(RONDE_PYTHON) -m ruff check --config sdk-python/pyproject.toml sdk-python tests/setup
+	$(RONDE_PYTHON) -m ruff format --check --config sdk-python/pyproject.toml sdk-python tests/setup
 	cd sdk-python && $(RONDE_PYTHON) -m mypy
 
 .PHONY: test-rust

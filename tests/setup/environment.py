@@ -3,7 +3,7 @@
     python3 tests/setup/environment.py STAGE...     makes these stages; prints nothing when all are there
     python3 tests/setup/environment.py path         prints the environment's python
 
-Stages, each with those before it:
+Stages; each brings the first with it:
 
     base       a virtual environment with NumPy
     tools      ruff, mypy, pytest
@@ -68,7 +68,7 @@ def make(stage: str, folder: pathlib.Path) -> None:
 def location() -> pathlib.Path:
     """Where the environment of this Python and these requirements lies."""
     key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {has_torch()}".encode())
-    for path in [*sorted(HERE.glob("requirements-*.txt")), HERE / "pytorch.py"]:
+    for path in sorted(HERE.glob("requirements-*.txt")):
         key.update(path.read_bytes())
     cache = os.environ.get("RONDE_CACHE") or os.path.expanduser("~/.cache/ronde")
     return pathlib.Path(cache) / f"python-{key.hexdigest()[:12]}"
@@ -87,7 +87,7 @@ def names(requirements: pathlib.Path) -> list[str]:
 
 def run(*command: str) -> None:
     """Runs a command whose messages are for the user; ends with its status when it fails."""
-    status = subprocess.run(command).returncode
+    status = subprocess.run(command, check=False).returncode
     if status:
         sys.exit(f"`{' '.join(command)}` failed with status {status}; its messages are above")
 

@@ -3,10 +3,10 @@
     python3 tests/setup/pytorch.py VENV_PYTHON
 
 An importable torch is left alone. Otherwise PyTorch's own index of CPU builds is asked first (about 0.2 GB). Where only
-PyPI is reachable, its wheel for Linux on x86-64 is linked against CUDA's libraries, 2.4 GB that a CPU never calls.
-Then the wheel comes alone (0.54 GB) and each of those libraries gets a stand-in: a shared object of the same name whose
-functions all return an error, so that PyTorch finds no GPU. When that does not give a torch that can train, pip installs
-all of it.
+PyPI is reachable, its wheel for Linux on x86-64 is linked against CUDA's libraries, 2.4 GB that a CPU never calls. Then
+the wheel comes alone (0.54 GB) and each of those libraries gets a stand-in: a shared object of the same name whose
+functions all return an error, so that PyTorch finds no GPU. When that does not give a torch that can train, pip
+installs all of it.
 """
 
 from __future__ import annotations
@@ -54,18 +54,19 @@ def main() -> int:
 
 def works(python: str) -> bool:
     """Whether torch can be imported and can train."""
-    probe = subprocess.run([python, "-c", PROBE], capture_output=True, text=True)
+    probe = subprocess.run([python, "-c", PROBE], check=False, capture_output=True, text=True)
     print(probe.stdout.strip() or probe.stderr.strip().rsplit("\n", 1)[-1], flush=True)
     return probe.returncode == 0
 
 
 def pip(python: str, *arguments: str) -> bool:
     """Runs pip; its messages are for the user."""
-    return subprocess.run([python, "-m", "pip", "install", "--progress-bar", "off", *arguments]).returncode == 0
+    command = [python, "-m", "pip", "install", "--progress-bar", "off", *arguments]
+    return subprocess.run(command, check=False).returncode == 0
 
 
 def from_cpu_index(python: str) -> bool:
-    """The smallest download. Its requirements come first and from PyPI, so that a proxy without the index fails early."""
+    """The smallest download. Asked once and with little patience: not every network reaches it."""
     ask_once = ["--retries", "0", "--timeout", "10"]
     return pip(python, "--no-deps", *ask_once, "--index-url", CPU_INDEX, "torch") and pip(python, *PURE_REQUIREMENTS)
 
@@ -134,10 +135,12 @@ def compile_library(path: pathlib.Path, versioned: Symbols, unversioned: set[str
     with tempfile.TemporaryDirectory() as scratch:
         code, script = pathlib.Path(scratch, "stand_in.c"), pathlib.Path(scratch, "versions")
         code.write_text("".join(f"long {name}(void) {{ return 100; }}\n" for name in names))
-        nodes = [f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names))} }};" for version, names in versioned.items()]
-        script.write_text("\n".join(nodes))
-        versions = [f"-Wl,--version-script={script}"] if nodes else []
-        run("cc", "-shared", "-fPIC", "-w", "-fno-builtin", f"-Wl,-soname,{path.name}", *versions, "-o", str(path), str(code))
+        script.write_text(
+            "".join(f"{version} {{ global: {'; '.join(own)}; }};\n" for version, own in versioned.items())
+        )
+        versions = [f"-Wl,--version-script={script}"] if versioned else []
+        options = ["-shared", "-fPIC", "-w", "-fno-builtin", f"-Wl,-soname,{path.name}", *versions]
+        run("cc", *options, "-o", str(path), str(code))
 
 
 def run(*command: str) -> str:

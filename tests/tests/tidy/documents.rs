@@ -24,7 +24,7 @@ fn links_to_files_resolve() {
 #[test]
 fn files_that_documents_name_are_there() {
     let mut offences = Vec::new();
-    for path in ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/ARCHITECTURE.md", "docs/PROTOCOL.md"] {
+    for path in ["README.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/PROTOCOL.md", "docs/SECURITY.md"] {
         let document = Source::read(path);
         let named = named_files(&document.text);
         assert!(
