@@ -2,9 +2,9 @@
 
 use ronde_wire::{DType, ReduceOp};
 
-use super::element::{Element as _, with_element};
+use super::element::{Element, with_element};
 use super::float::{Brain, Half, Narrow};
-use super::{Combination, KernelError, Side, check_length, combination, combine};
+use super::{Combination, KernelError, Side, check_length, combination, combine, vectorised};
 
 /// The most bytes of one block: two of them and their widened form stay within a first-level cache.
 pub const BLOCK_BYTES_MAX: usize = 16 << 10;
@@ -111,8 +111,8 @@ impl BlockReducer {
         check_equal(self.len_bytes(), into.len())?;
         match (&mut self.accumulator, self.dtype) {
             (Accumulator::Same { sum, .. }, _) => into.copy_from_slice(sum),
-            (Accumulator::Wide { sum, .. }, DType::Bf16) => Brain::narrow(sum, into),
-            (Accumulator::Wide { sum, .. }, _) => Half::narrow(sum, into),
+            (Accumulator::Wide { sum, .. }, DType::Bf16) => vectorised(|| Brain::narrow(sum, into)),
+            (Accumulator::Wide { sum, .. }, _) => vectorised(|| Half::narrow(sum, into)),
         }
         Ok(())
     }
@@ -127,27 +127,27 @@ impl BlockReducer {
 
 fn widen(dtype: DType, block: &[u8], prescale: f64, into: &mut Vec<f32>) {
     into.resize(block.len() / 2, 0.0);
-    if dtype == DType::Bf16 {
-        Brain::widen(block, into);
-    } else {
-        Half::widen(block, into);
+    match dtype {
+        DType::Bf16 => vectorised(|| Brain::widen(block, into)),
+        _ => vectorised(|| Half::widen(block, into)),
     }
     if prescale != 1.0 {
-        into.iter_mut().for_each(|value| *value = value.scale(prescale));
+        vectorised(|| into.iter_mut().for_each(|value| *value = value.scale(prescale)));
     }
 }
 
 fn combine_wide(combination: Combination, sum: &mut [f32], other: &[f32]) {
-    fn zip(sum: &mut [f32], other: &[f32], f: impl Fn(f32, f32) -> f32) {
-        sum.iter_mut().zip(other).for_each(|(a, b)| *a = f(*a, *b));
-    }
-    use super::element::Element as E;
     match combination {
-        Combination::Sum => zip(sum, other, E::sum),
-        Combination::Product => zip(sum, other, E::product),
-        Combination::Minimum => zip(sum, other, E::least),
-        Combination::Maximum => zip(sum, other, E::greatest),
+        Combination::Sum => vectorised(|| zip_wide(sum, other, Element::sum)),
+        Combination::Product => vectorised(|| zip_wide(sum, other, Element::product)),
+        Combination::Minimum => vectorised(|| zip_wide(sum, other, Element::least)),
+        Combination::Maximum => vectorised(|| zip_wide(sum, other, Element::greatest)),
     }
+}
+
+#[inline(always)]
+fn zip_wide(sum: &mut [f32], other: &[f32], f: impl Fn(f32, f32) -> f32) {
+    sum.iter_mut().zip(other).for_each(|(a, b)| *a = f(*a, *b));
 }
 
 fn check_block(dtype: DType, block: &[u8]) -> Result<(), KernelError> {

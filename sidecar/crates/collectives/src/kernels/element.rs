@@ -20,6 +20,7 @@ pub(super) trait Element: Copy {
 /// The two loops for a type whose form in memory is its little-endian bytes.
 macro_rules! plain_loops {
     ($type:ty) => {
+        #[inline(always)]
         fn zip(accumulator: &mut [u8], other: &[u8], f: impl Fn(Self, Self) -> Self) {
             const BYTES: usize = size_of::<$type>();
             let pairs = accumulator.as_chunks_mut::<BYTES>().0.iter_mut().zip(other.as_chunks::<BYTES>().0);
@@ -28,6 +29,7 @@ macro_rules! plain_loops {
             }
         }
 
+        #[inline(always)]
         fn map(bytes: &mut [u8], f: impl Fn(Self) -> Self) {
             const BYTES: usize = size_of::<$type>();
             for a in bytes.as_chunks_mut::<BYTES>().0 {

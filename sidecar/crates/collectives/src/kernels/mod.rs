@@ -1,6 +1,7 @@
 //! Arithmetic on private blocks of little-endian bytes.
 //!
-//! Everything is safe code on unaligned `&[u8]` that the compiler vectorises. Results do not depend on how it does so:
+//! Everything is safe code on unaligned `&[u8]` that the compiler vectorises, for the processor at hand through pulp.
+//! Results do not depend on how it does so:
 //! no fused multiply-add, NaN results are canonical (quiet, positive, no payload), minimum and maximum are those of IEEE
 //! 754-2019 (NaN wins, -0 is less than +0). f16 and bf16 are computed in f32 and rounded once to nearest, ties to even.
 //! Integers wrap. Booleans are bytes that are zero or not: sum and maximum are *or*, product and minimum *and*.
@@ -14,6 +15,8 @@ mod block;
 mod element;
 mod float;
 mod integer;
+
+use std::marker::PhantomData;
 
 use ronde_wire::{DType, ReduceOp};
 
@@ -100,7 +103,7 @@ pub fn reduce_into(
 pub fn scale(dtype: DType, factor: f64, bytes: &mut [u8]) -> Result<(), KernelError> {
     check_length(dtype, bytes.len())?;
     if factor != 1.0 {
-        with_element!(dtype, ReduceOp::Sum, E => E::map(bytes, |value| value.scale(factor)));
+        with_element!(dtype, ReduceOp::Sum, E => vectorised(|| E::map(bytes, |value| value.scale(factor))));
     }
     Ok(())
 }
@@ -159,12 +162,90 @@ fn combine<E: Element>(combination: Combination, accumulator: &mut [u8], other: 
 }
 
 fn zip<E: Element>(accumulator: &mut [u8], other: &[u8], side: Side, f: impl Fn(E, E) -> E) {
+    let dispatch = pulp::Arch::new();
     match side {
-        Side::AccumulatorLeft => E::zip(accumulator, other, f),
-        Side::AccumulatorRight => E::zip(accumulator, other, |a, b| f(b, a)),
+        Side::AccumulatorLeft => dispatch.dispatch(Zip::<E, _> { accumulator, other, f, element: PhantomData }),
+        Side::AccumulatorRight => {
+            let f = |a, b| f(b, a);
+            dispatch.dispatch(Zip::<E, _> { accumulator, other, f, element: PhantomData });
+        }
     }
+}
+
+/// The loop over two buffers as a type, because a closure of its size is not inlined into what pulp compiles.
+struct Zip<'a, E, F> {
+    accumulator: &'a mut [u8],
+    other: &'a [u8],
+    f: F,
+    element: PhantomData<fn(E) -> E>,
+}
+
+impl<E: Element, F: Fn(E, E) -> E> pulp::WithSimd for Zip<'_, E, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) {
+        E::zip(self.accumulator, self.other, self.f);
+    }
+}
+
+/// Runs a loop that is inlined here as it is compiled for the widest vectors of this processor. The instructions do not
+/// change what is computed: Rust never fuses or reorders floating-point arithmetic.
+fn vectorised(work: impl FnOnce()) {
+    pulp::Arch::new().dispatch(work);
 }
 
 fn check_length(dtype: DType, bytes: usize) -> Result<(), KernelError> {
     if bytes.is_multiple_of(dtype.size_bytes()) { Ok(()) } else { Err(KernelError::Length { dtype, bytes }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pseudo-random bits, every eighth byte pair a zero, a denormal, an infinity or a NaN of f16, bf16 or f32.
+    fn block(seed: u32) -> Vec<u8> {
+        let special = [0x0000, 0x8000, 0x0001, 0x8001, 0x7c00, 0xfc00, 0x7e01, 0x7f80, 0xff80, 0x7fc1, 0xffff, 0x03ff];
+        let mut state = seed;
+        let mut halves = Vec::new();
+        for index in 0..BLOCK_BYTES_MAX / 2 {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let [_, _, low, high] = state.to_le_bytes();
+            let random = u16::from_le_bytes([low, high]);
+            halves.push(if index % 8 == 0 { special[usize::from(random) % special.len()] } else { random });
+        }
+        halves.into_iter().flat_map(u16::to_le_bytes).collect()
+    }
+
+    fn plain<E: Element>(combination: Combination, accumulator: &mut [u8], other: &[u8]) {
+        match combination {
+            Combination::Sum => E::zip(accumulator, other, E::sum),
+            Combination::Product => E::zip(accumulator, other, E::product),
+            Combination::Minimum => E::zip(accumulator, other, E::least),
+            Combination::Maximum => E::zip(accumulator, other, E::greatest),
+        }
+    }
+
+    /// The baseline's instructions, the widest ones of this processor, and one element at a time.
+    #[test]
+    fn dispatch_variants_are_bit_identical() -> Result<(), KernelError> {
+        for dtype in DType::ALL {
+            for op in [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max] {
+                let (left, right) = (block(1), block(2));
+                let (mut dispatched, mut baseline, mut single) = (left.clone(), left.clone(), left.clone());
+                reduce_into(dtype, op, &mut dispatched, &right, Side::AccumulatorLeft)?;
+                let combination = combination(dtype, op)?;
+                with_element!(dtype, op, E => plain::<E>(combination, &mut baseline, &right));
+                let elements = single.chunks_mut(dtype.size_bytes()).zip(right.chunks(dtype.size_bytes()));
+                for (a, b) in elements {
+                    reduce_into(dtype, op, a, b, Side::AccumulatorLeft)?;
+                }
+                assert!(dispatched == baseline && dispatched == single, "{dtype} {op}");
+                finish(dtype, ReduceOp::Sum, 3, 0.3, &mut dispatched)?;
+                with_element!(dtype, op, E => E::map(&mut baseline, |value| value.scale(0.3)));
+                assert!(dispatched == baseline, "scaled {dtype} {op}");
+            }
+        }
+        Ok(())
+    }
 }
