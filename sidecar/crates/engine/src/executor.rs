@@ -295,12 +295,7 @@ impl Executor {
         None
     }
 
-    fn act(
-        &mut self,
-        index: usize,
-        seq: Seq,
-        moved: Result<Move, StepError>,
-    ) -> Option<ExecutorAction> {
+    fn act(&mut self, index: usize, seq: Seq, moved: Result<Move, StepError>) -> Option<ExecutorAction> {
         match moved {
             Ok(Move::Idle) => None,
             Ok(Move::Worked) => Some(ExecutorAction::Worked),
@@ -380,9 +375,7 @@ impl Executor {
     fn drop_operations(&mut self) {
         self.operations.clear();
         self.failed.clear();
-        self.outbox.retain(|action| {
-            matches!(action, ExecutorAction::Open { .. } | ExecutorAction::Disconnect { .. })
-        });
+        self.outbox.retain(|action| matches!(action, ExecutorAction::Open { .. } | ExecutorAction::Disconnect { .. }));
     }
 
     fn operation(&mut self, seq: Seq) -> Option<&mut Operation> {

@@ -39,7 +39,8 @@ pub(super) struct Arithmetician {
 impl Arithmetician {
     pub(super) fn new(admission: &Admission) -> Result<Self, StepError> {
         let arithmetic = &admission.arithmetic;
-        let reducer = arithmetic.op.map(|op| BlockReducer::new(arithmetic.dtype, op, arithmetic.prescale)).transpose()?;
+        let reducer =
+            arithmetic.op.map(|op| BlockReducer::new(arithmetic.dtype, op, arithmetic.prescale)).transpose()?;
         Ok(Self { element_bytes: arithmetic.dtype.size_bytes(), reducer, block: Vec::new() })
     }
 

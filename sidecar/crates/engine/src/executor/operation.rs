@@ -55,7 +55,10 @@ struct Turn {
 pub(super) enum Move {
     Idle,
     Worked,
-    Send { to: SidecarIndex, chunk: Chunk },
+    Send {
+        to: SidecarIndex,
+        chunk: Chunk,
+    },
     /// A strand is over; these get a token.
     Taken(Vec<(SidecarIndex, Chunk)>),
     Done,
@@ -81,14 +84,7 @@ impl Operation {
             .filter(|(_, (_, strand))| has_work(strand))
             .map(|(ordinal, (strand, _))| Turn { strand, paced: ordinal + plan.window < total })
             .collect();
-        Ok(Self {
-            admission,
-            arithmetician,
-            strands,
-            next: 0,
-            running: Vec::new(),
-            parked: Parked::default(),
-        })
+        Ok(Self { admission, arithmetician, strands, next: 0, running: Vec::new(), parked: Parked::default() })
     }
 
     pub(super) fn peers(&self, granted_bytes: u64) -> Peers {
@@ -152,8 +148,7 @@ impl Operation {
         let admission = Arc::clone(&self.admission);
         let mut may_send = |to, bytes| may_send(admission.topology.sidecar(to), bytes);
         let (arithmetician, parked) = (&mut self.arithmetician, &mut self.parked);
-        let mut around =
-            Surroundings { admission: &admission, arithmetician, parked, buffers, stats, memory };
+        let mut around = Surroundings { admission: &admission, arithmetician, parked, buffers, stats, memory };
         for index in 0..self.running.len() {
             match self.running[index].advance(&mut around, &mut may_send)? {
                 Progress::Idle => {}

@@ -152,11 +152,7 @@ impl Run {
         });
     }
 
-    fn send(
-        &mut self,
-        around: &Surroundings<'_>,
-        may_send: &mut dyn FnMut(Member, usize) -> bool,
-    ) -> Option<Outgoing> {
+    fn send(&mut self, around: &Surroundings<'_>, may_send: &mut dyn FnMut(Member, usize) -> bool) -> Option<Outgoing> {
         let bytes_of = |span| around.arithmetician.bytes_of(span);
         let index = self.unsent.iter().position(|&(to, _, span)| may_send(to, bytes_of(span)))?;
         let (to, from, span) = self.unsent.remove(index);
@@ -180,9 +176,10 @@ impl Run {
                 let (other, side) =
                     if into == left { (right, Side::AccumulatorLeft) } else { (left, Side::AccumulatorRight) };
                 let other_is_free = !is_read_after(strand, self.round, self.step, other);
-                let [into, other] = self.registers.get_disjoint_mut([into, other].map(|r| usize::from(r.0))).map_err(
-                    |_| StepError::SameRegister,
-                )?;
+                let [into, other] = self
+                    .registers
+                    .get_disjoint_mut([into, other].map(|r| usize::from(r.0)))
+                    .map_err(|_| StepError::SameRegister)?;
                 let bytes = arithmetician.bytes_of(span);
                 let operands = Operands { into, other, side, other_is_free, bytes };
                 arithmetician.reduce(admission, operands, buffers, stats)?;
@@ -210,7 +207,9 @@ fn is_read_after(strand: &Strand, round: usize, step: usize, register: Register)
             match *step {
                 Step::Contribute { into, .. } if into == register => return false,
                 Step::Reduce { left, right, .. } if left == register || right == register => return true,
-                Step::Finish { register: read, .. } | Step::Publish { from: read, .. } if read == register => return true,
+                Step::Finish { register: read, .. } | Step::Publish { from: read, .. } if read == register => {
+                    return true;
+                }
                 _ => {}
             }
         }

@@ -1,0 +1,277 @@
+//! All members' executors in one loop, with first-in-first-out links and an order of events taken from a list of choices.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use ronde_collectives::plan as make_plan;
+use ronde_collectives::plan::{Work, WorkKind};
+use ronde_wire::frame::Chunk;
+use ronde_wire::{DType, Epoch, Lane, Rank, ReduceOp, Seq, SetTopology, Shape, SidecarIndex, TensorName, Tuning};
+
+use crate::event::{Admission, AdmittedTensor, Arithmetic};
+use crate::executor::{Executor, ExecutorAction, ExecutorConfig};
+use crate::memory::{InputPlace, Memory, MemoryError, OutputPlace};
+
+pub(super) const EPOCH: Epoch = Epoch(1);
+/// More than any test here needs.
+const SWEEPS_MAX: usize = 100_000;
+
+/// Tensors as plain vectors.
+#[derive(Default)]
+pub(super) struct PlainMemory {
+    pub(super) inputs: BTreeMap<(Seq, u32, Rank), Vec<u8>>,
+    pub(super) outputs: BTreeMap<(Seq, u32), Vec<u8>>,
+    /// Ranks whose process writes into its tensors while they travel.
+    pub(super) scribblers: Vec<Rank>,
+    reads: u64,
+}
+
+impl Memory for PlainMemory {
+    fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
+        let key = (place.seq, place.tensor, place.rank);
+        let input = self.inputs.get(&key).ok_or_else(|| MemoryError(format!("no input at {place:?}")))?;
+        let start = usize::try_from(place.offset).expect("small tensors");
+        let from = input.get(start..start + into.len()).ok_or_else(|| MemoryError(format!("beyond {place:?}")))?;
+        into.copy_from_slice(from);
+        self.reads += 1;
+        if self.scribblers.contains(&place.rank) {
+            let noise = self.reads.to_le_bytes();
+            into.iter_mut().zip(noise.iter().cycle()).for_each(|(byte, noise)| *byte ^= noise & 1);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
+        let output = self.outputs.get_mut(&(place.seq, place.tensor));
+        let output = output.ok_or_else(|| MemoryError(format!("no output at {place:?}")))?;
+        let start = usize::try_from(place.offset).expect("small tensors");
+        output[start..start + from.len()].copy_from_slice(from);
+        Ok(())
+    }
+}
+
+/// One operation of a test.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub(super) kind: WorkKind,
+    pub(super) dtype: DType,
+    pub(super) op: Option<ReduceOp>,
+    pub(super) tensors: Vec<Vec<u64>>,
+    pub(super) tuning: Tuning,
+}
+
+enum Message {
+    Chunk(Chunk),
+    Admitted(Epoch, Seq),
+}
+
+pub(super) struct Node {
+    pub(super) sidecar: SidecarIndex,
+    pub(super) lanes: Vec<Executor>,
+    pub(super) memory: PlainMemory,
+    /// Not yet handed to each lane.
+    waiting: Vec<VecDeque<Arc<Admission>>>,
+    pub(super) done: Vec<Seq>,
+}
+
+pub(super) struct Net {
+    pub(super) topology: SetTopology,
+    pub(super) nodes: Vec<Node>,
+    links: BTreeMap<(u16, usize, usize), VecDeque<Message>>,
+    up: BTreeMap<(u16, usize, usize), bool>,
+    unreported: BTreeMap<(u16, usize, usize), u32>,
+    grant_bytes: u64,
+    choices: Vec<u8>,
+    cursor: usize,
+    jobs: u64,
+    /// The most private bytes seen: registers, parked, early.
+    pub(super) peak: [u64; 3],
+}
+
+impl Net {
+    pub(super) fn new(topology: SetTopology, lanes: u16, grant_bytes: u64, choices: Vec<u8>) -> Self {
+        let node = |sidecar: SidecarIndex| {
+            let executor = |lane| {
+                let config = ExecutorConfig { me: sidecar, lane: Lane(lane), early_grant_bytes: grant_bytes };
+                let mut executor = Executor::new(config);
+                executor.handle_epoch(EPOCH);
+                executor
+            };
+            let waiting = (0..lanes).map(|_| VecDeque::new()).collect();
+            let lanes = (0..lanes).map(executor).collect();
+            Node { sidecar, lanes, memory: PlainMemory::default(), waiting, done: Vec::new() }
+        };
+        let nodes = topology.members.iter().map(|member| node(member.sidecar)).collect();
+        let (links, up, unreported) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut net =
+            Self { topology, nodes, links, up, unreported, grant_bytes, choices, cursor: 0, jobs: 0, peak: [0; 3] };
+        net.choices.push(1);
+        net
+    }
+
+    /// Plans an operation for all members; their executors get it when the choices say so.
+    pub(super) fn submit(&mut self, job: &Job, input: impl Fn(u32, Rank, u64) -> Vec<u8>) -> Seq {
+        self.jobs += 1;
+        let seq = Seq(self.jobs);
+        let element_bytes = u32::try_from(job.dtype.size_bytes()).expect("at most 8");
+        let work = Work { kind: job.kind.clone(), element_bytes, tensors: job.tensors.clone() };
+        let ranks = self.topology.ranks();
+        for (index, node) in self.nodes.iter_mut().enumerate() {
+            let me = self.topology.member(node.sidecar).expect("a member");
+            let plan = make_plan(me, &self.topology, &work, &job.tuning).expect("a plan");
+            let local_ranks = self.topology.members[index].ranks.clone();
+            let mut tensors = Vec::new();
+            for (tensor, counts) in (0..).zip(&job.tensors) {
+                let elements: u64 = counts.iter().sum();
+                let bytes = usize::try_from(elements).expect("small") * job.dtype.size_bytes();
+                node.memory.outputs.insert((seq, tensor), vec![0xEE; bytes]);
+                for rank in &local_ranks {
+                    let position = ranks.iter().position(|r| r == rank).expect("of the set");
+                    let count = if counts.len() == 1 { counts[0] } else { counts[position] };
+                    let bytes = (0..count).flat_map(|element| input(tensor, *rank, element)).collect();
+                    node.memory.inputs.insert((seq, tensor, *rank), bytes);
+                }
+                let name = TensorName::new(format!("t{tensor}")).expect("a name");
+                let output = Shape::new(vec![elements]).expect("small");
+                tensors.push(AdmittedTensor { name, output, requests: Vec::new() });
+            }
+            let count = u32::try_from(ranks.len()).expect("few");
+            let arithmetic = Arithmetic { dtype: job.dtype, op: job.op, ranks: count, prescale: 1.0, postscale: 1.0 };
+            let topology = self.topology.clone();
+            let admission = Admission { epoch: EPOCH, seq, topology, plan, arithmetic, tensors, local_ranks };
+            let admission = Arc::new(admission);
+            node.waiting.iter_mut().for_each(|queue| queue.push_back(Arc::clone(&admission)));
+        }
+        seq
+    }
+
+    /// Lets things happen in the order of the choices until nothing more does.
+    pub(super) fn run(&mut self) {
+        for _ in 0..SWEEPS_MAX {
+            let mut happened = false;
+            let (nodes, lanes) = (self.nodes.len(), self.nodes[0].lanes.len());
+            let mut turns: Vec<(usize, usize, usize)> = Vec::new();
+            for node in 0..nodes {
+                for lane in 0..lanes {
+                    turns.push((node, lane, nodes));
+                    turns.extend((0..nodes).map(|peer| (node, lane, peer)));
+                }
+            }
+            while !turns.is_empty() {
+                let (node, lane, peer) = turns.swap_remove(self.choose(turns.len()));
+                let times = self.choose(4);
+                for _ in 0..=times {
+                    happened |= if peer == nodes { self.work(node, lane) } else { self.hear(node, lane, peer) };
+                }
+            }
+            if !happened {
+                return;
+            }
+        }
+        panic!("it does not come to rest");
+    }
+
+    pub(super) fn assert_all_done(&self) {
+        for node in &self.nodes {
+            let mut done = node.done.clone();
+            done.sort_unstable();
+            let lanes = node.lanes.len() as u64;
+            let expected: Vec<Seq> = (0..self.jobs * lanes).map(|i| Seq(1 + i / lanes)).collect();
+            assert_eq!(done, expected, "{} completed", node.sidecar);
+            for executor in &node.lanes {
+                let left = executor.private_bytes();
+                assert_eq!((left.registers, left.parked, left.early), (0, 0, 0), "{left:?}");
+            }
+        }
+    }
+
+    fn choose(&mut self, count: usize) -> usize {
+        self.cursor += 1;
+        let choice = usize::from(self.choices[self.cursor % self.choices.len()]);
+        // Every pass over the choices reads them differently, so that no cycle of events repeats for ever.
+        (choice + self.cursor * self.cursor / 7) % count
+    }
+
+    /// One admission or one poll.
+    fn work(&mut self, index: usize, lane: usize) -> bool {
+        if self.choose(3) == 0
+            && let Some(admission) = self.nodes[index].waiting[lane].pop_front()
+        {
+            self.nodes[index].lanes[lane].handle_admission(admission);
+            return true;
+        }
+        let node = &mut self.nodes[index];
+        let action = node.lanes[lane].poll_action(&mut node.memory);
+        let private = node.lanes[lane].private_bytes();
+        let now = [private.registers, private.parked, private.early];
+        self.peak = std::array::from_fn(|i| self.peak[i].max(now[i]));
+        let Some(action) = action else { return !self.nodes[index].waiting[lane].is_empty() };
+        self.act(index, lane, action);
+        true
+    }
+
+    fn act(&mut self, index: usize, lane: usize, action: ExecutorAction) {
+        let number = u16::try_from(lane).expect("few lanes");
+        match action {
+            ExecutorAction::Open { peer } => {
+                let other = self.index(peer);
+                // The link comes up at both ends, once, whichever of them asks first.
+                self.up.entry((number, index, other)).or_insert(false);
+                self.up.entry((number, other, index)).or_insert(false);
+            }
+            ExecutorAction::Send { to, chunk } => {
+                let key = (number, index, self.index(to));
+                *self.unreported.entry(key).or_default() += 1;
+                self.links.entry(key).or_default().push_back(Message::Chunk(chunk));
+            }
+            ExecutorAction::Admitted { to, epoch, seq } => {
+                let key = (number, index, self.index(to));
+                self.links.entry(key).or_default().push_back(Message::Admitted(epoch, seq));
+            }
+            ExecutorAction::Done { epoch, seq } => {
+                assert_eq!(epoch, EPOCH);
+                self.nodes[index].done.push(seq);
+            }
+            ExecutorAction::Worked => {}
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What the link from one peer brings: that it is up, a message, or a report of what was sent.
+    fn hear(&mut self, index: usize, lane: usize, peer: usize) -> bool {
+        let number = u16::try_from(lane).expect("few lanes");
+        let from = self.nodes[peer].sidecar;
+        if let Some(up) = self.up.get_mut(&(number, index, peer))
+            && !*up
+        {
+            *up = true;
+            self.nodes[index].lanes[lane].handle_link_up(from, self.grant_bytes);
+            return true;
+        }
+        if self.choose(2) == 0
+            && let Some(chunks) = self.unreported.remove(&(number, index, peer))
+        {
+            self.nodes[index].lanes[lane].handle_sent(from, chunks);
+            return true;
+        }
+        let link = self.links.get_mut(&(number, peer, index));
+        match link.and_then(VecDeque::pop_front) {
+            Some(Message::Chunk(chunk)) => {
+                // The wire hands out buffers of its own; here as well, so that the receiver may write into them.
+                let data = bytes::Bytes::from(chunk.data.to_vec());
+                let executor = &mut self.nodes[index].lanes[lane];
+                executor.handle_chunk(from, Chunk { data, ..chunk }).expect("no violation among correct peers");
+                true
+            }
+            Some(Message::Admitted(epoch, seq)) => {
+                self.nodes[index].lanes[lane].handle_admitted(from, epoch, seq);
+                true
+            }
+            None => self.unreported.contains_key(&(number, index, peer)),
+        }
+    }
+
+    fn index(&self, sidecar: SidecarIndex) -> usize {
+        self.nodes.iter().position(|node| node.sidecar == sidecar).expect("a member")
+    }
+}
