@@ -73,8 +73,8 @@ pub fn algorithm_of(
 /// How a bucket is cut, given up to `lanes` lanes.
 ///
 /// The algorithm is the one of the bucket's largest tensor, which is every tensor's when the bucket was put together by
-/// [`algorithm_of`]. Chunk size and window are those with the least predicted cost among powers of two, with private
-/// memory bounded by [`FLIGHT_BYTES_MAX`].
+/// [`algorithm_of`]. The chunk size is the power of two with the least predicted cost, where private memory is bounded by
+/// [`FLIGHT_BYTES_MAX`].
 #[must_use]
 pub fn select(topology: &SetTopology, work: &Work, lanes: u16, model: &CostModel) -> Choice {
     let largest = work.tensors.iter().map(|counts| counts.iter().sum()).max().unwrap_or(0);
@@ -88,6 +88,9 @@ pub fn select(topology: &SetTopology, work: &Work, lanes: u16, model: &CostModel
 /// Bytes that the strands in flight of one plan may hold for sending: what bounds private memory (a strand has up to
 /// three registers of a chunk each).
 pub const FLIGHT_BYTES_MAX: u64 = 8 << 20;
+
+/// Strands of a lane that can do something at once: one is received, one reduced, one sent, one waits for its peer.
+const WINDOW_USEFUL: u16 = 4;
 
 /// The smallest chunk that is worth its headers and hand-overs, in bytes.
 const CHUNK_BYTES_LEAST: u32 = 64 << 10;
@@ -132,25 +135,22 @@ fn cut(topology: &SetTopology, work: &Work, algorithm: Algorithm, lanes: u16, mo
     while chunk_bytes <= CHUNK_BYTES_MOST {
         let strands = form.strands(u64::from(chunk_bytes / work.element_bytes));
         let lanes = lanes.min(u16::try_from(strands).unwrap_or(u16::MAX)).max(1);
-        let mut window = 1;
-        while in_flight_allowed(strands, lanes, window, chunk_bytes) {
-            let cost_us = Strands::of(&form, strands, model).total_us(u64::from(lanes * window));
-            if cost_us < best.1 {
-                best = (Tuning { algorithm, chunk_bytes, lanes, window }, cost_us);
-            }
-            window *= 2;
+        let window = window_for(strands, lanes, chunk_bytes);
+        let cost_us = Strands::of(&form, strands, model).total_us(u64::from(lanes * window));
+        if cost_us < best.1 {
+            best = (Tuning { algorithm, chunk_bytes, lanes, window }, cost_us);
         }
         chunk_bytes *= 2;
     }
     best
 }
 
-/// A window is not larger than there are strands for it, nor than private memory allows; 1 is always allowed.
-fn in_flight_allowed(strands: u64, lanes: u16, window: u16, chunk_bytes: u32) -> bool {
-    let in_flight = u64::from(lanes) * u64::from(window);
-    let needed = in_flight / 2 < strands;
-    let bounded = in_flight * u64::from(chunk_bytes) <= FLIGHT_BYTES_MAX;
-    usize::from(window) <= limits::WINDOW_MAX && (window == 1 || (needed && bounded))
+/// As many strands at once as there are, as private memory allows, and as are of use: 1 to [`WINDOW_USEFUL`].
+fn window_for(strands: u64, lanes: u16, chunk_bytes: u32) -> u16 {
+    let needed = strands.div_ceil(u64::from(lanes));
+    let bounded = FLIGHT_BYTES_MAX / (u64::from(lanes) * u64::from(chunk_bytes));
+    let window = needed.min(bounded).clamp(1, u64::from(WINDOW_USEFUL));
+    u16::try_from(window).unwrap_or(WINDOW_USEFUL)
 }
 
 /// Equal strands of one plan, as its busiest member sees them.

@@ -61,6 +61,26 @@ fn every_pair_completes_without_any_buffer_when_there_are_no_lanes() {
     }
 }
 
+/// A receiver that takes chunks only of the strands in its window has bounded room, and nothing gets stuck.
+#[test]
+fn room_for_the_strands_in_the_window_suffices() {
+    for (members, window, even) in
+        [(2, 4, false), (3, 1, false), (3, 3, true), (4, 2, false), (5, 4, false), (6, 2, false), (7, 1, true)]
+    {
+        let operations = operations(members, 1, window, even);
+        // A ring's member may be ahead by once around; the second operation has a window of its own.
+        let bound = 2 * usize::from(window) * (members as usize - 1);
+        for (first, a) in &operations {
+            for (second, b) in &operations {
+                match explore(&[a, b], Delivery::WhenBegun, &Schedule::many(a.len(), 8)) {
+                    Ok(seen) => assert!(seen.early_chunks_most <= bound, "{first} then {second}: {seen:?}"),
+                    Err(violation) => panic!("{first} then {second}, {members} members, window {window}: {violation}"),
+                }
+            }
+        }
+    }
+}
+
 /// What docs/ALGORITHMS.md says about lanes without room at the receiver.
 #[test]
 fn pairs_without_recursive_doubling_complete_even_without_room() {

@@ -19,6 +19,9 @@ pub enum Delivery {
     Rendezvous,
     /// As soon as it has started the operation: it has room for a chunk that comes before its receive is posted.
     WhenStarted,
+    /// As soon as it has begun the strand: it has room for the chunks of the strands in its window only, which bounds
+    /// what lies there whatever the sender does.
+    WhenBegun,
     /// Only when the matching receive is posted: no room at the receiver at all, and a head that must wait holds up what
     /// stands behind it.
     WhenPosted,
@@ -149,6 +152,7 @@ struct Queue {
 #[derive(Default)]
 struct Progress {
     round: usize,
+    begun: bool,
     posted: bool,
     done: bool,
     /// Transfers of the posted round that are not complete.
@@ -235,8 +239,7 @@ impl<'a> Network<'a> {
         for lane in lanes {
             self.begin(member, operation, lane);
         }
-        let links: Vec<Link> = self.links.keys().filter(|link| link.to == member).copied().collect();
-        links.into_iter().for_each(|link| self.offer(link));
+        self.offer_all(member);
     }
 
     /// Begins strands of a lane while the window has room.
@@ -252,6 +255,7 @@ impl<'a> Network<'a> {
             let progress = &mut self.progress[operation][member.index()][strand];
             if let Some(round) = next_transfers(&plan.strands[strand], 0) {
                 progress.round = round;
+                progress.begun = true;
                 window.in_flight += 1;
                 self.ready.push_back(Event::Post(Place { member, operation, strand }));
             } else {
@@ -259,6 +263,13 @@ impl<'a> Network<'a> {
             }
         }
         self.windows.insert((member, operation, lane), window);
+        self.offer_all(member);
+    }
+
+    /// Looks at the heads of all lanes that lead to a member.
+    fn offer_all(&mut self, member: Member) {
+        let links: Vec<Link> = self.links.keys().filter(|link| link.to == member).copied().collect();
+        links.into_iter().for_each(|link| self.offer(link));
     }
 
     fn post(&mut self, place: Place) {
@@ -321,6 +332,7 @@ impl<'a> Network<'a> {
         let Some(&head) = queue.chunks.front() else { return };
         let can = match self.delivery {
             Delivery::WhenStarted => head.operation < self.started[link.to.index()],
+            Delivery::WhenBegun => self.progress[head.operation][link.to.index()][head.strand].begun,
             Delivery::Rendezvous | Delivery::WhenPosted => self.posted(link, head),
         };
         if can && !queue.offered {
