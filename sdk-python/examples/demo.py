@@ -42,7 +42,7 @@ def main() -> int:
         steps.run("NumPy", [sys.executable, str(ENVIRONMENT), "base"])
         steps.run("ronde: compile", ["make", "--no-print-directory", "-C", str(ROOT), "build"])
         one_tensor = [ronde, "run", "-np", "2", "--sidecars", "2", python, str(EXAMPLES / "allreduce.py")]
-        steps.run("one NumPy all-reduce, 2 workers, 2 sidecars", one_tensor, show="[")
+        steps.run("one NumPy all-reduce, 2 workers, 2 sidecars", one_tensor, show="the mean is")
         steps.run("PyTorch and scikit-learn", [sys.executable, str(ENVIRONMENT), "training"])
         report = pathlib.Path(folder, "job.json")
         many = pathlib.Path(folder, "many.json")
@@ -168,3 +168,47 @@ class Output:
             self.last.append(line.rstrip())
             if self._show and self._show in line:
                 self._shown.append(line.rstrip())
+
+
+class Outcome:
+    """What both trainings reported."""
+
+    def __init__(self, job: dict, many: dict, alone: dict) -> None:
+        self.job, self.many, self.alone = job, many, alone
+        self.summaries = [sidecar["summary"] for sidecar in job["sidecars"]]
+        self.sealed_bytes = sum(summary["sealed_bytes"] for summary in self.summaries)
+        self.accuracy = many["epochs"][-1]["accuracy"]
+        self.digests_equal = len({rank["digest"] for rank in many["ranks"]}) == 1
+
+    def is_good(self) -> bool:
+        """Whether the demo has shown what it promises."""
+        return self.accuracy >= ACCURACY_MIN and self.digests_equal
+
+    def explain(self) -> None:
+        """Prints both trainings side by side, and what the sidecars did."""
+        print(f"\n{'':8}{f'{RANKS} workers, {SIDECARS} sidecars':>26}{'one process alone':>26}")
+        print(f"{'epoch':8}{'loss':>13}{'accuracy':>13}{'loss':>13}{'accuracy':>13}")
+        for number, (many, alone) in enumerate(zip(self.many["epochs"], self.alone["epochs"]), 1):
+            figures = (many["loss"], many["accuracy"], alone["loss"], alone["accuracy"])
+            print(f"{number:<8}" + "".join(f"{figure:13.4f}" for figure in figures))
+        print()
+        for rank in self.many["ranks"]:
+            print(f"rank {rank['rank']}: weights {rank['digest'][:16]}, waiting {rank['waiting']:.0%} of the time")
+        for sidecar, summary in zip(self.job["sidecars"], self.summaries):
+            tensors, operations = summary["tensors"], summary["operations"]
+            fused = f"{tensors} tensors fused into {operations} operations"
+            print(f"sidecar {sidecar['sidecar']}: sealed {summary['sealed_bytes']:,} bytes, {fused}")
+        late = max((summary["last_to_be_ready"] for summary in self.summaries), key=sum)
+        if sum(late):
+            slowest = late.index(max(late))
+            print(f"slowest rank: {slowest}, the last to be ready for {max(late) / sum(late):.0%} of the tensors")
+
+    def result(self, seconds: float) -> str:
+        """The last line."""
+        equal = str(self.digests_equal).lower()
+        figures = f"accuracy={self.accuracy:.4f} digests_equal={equal} sealed_bytes={self.sealed_bytes}"
+        return f"RESULT {figures} seconds={seconds:.0f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
