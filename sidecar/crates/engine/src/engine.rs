@@ -25,7 +25,7 @@ mod tests;
 mod watch;
 mod wording;
 
-use ronde_wire::{Control, Epoch, Seq, SidecarIndex};
+use ronde_wire::{Cause, Control, Epoch, Failure, Seq, SidecarIndex};
 
 pub use self::config::EngineConfig;
 pub use self::status::{EnginePhase, LinkStatus, PendingStatus, STATUS_ENTRIES_MAX, Stats, Status, WaitingTensor};
@@ -196,7 +196,7 @@ impl Engine {
     fn lose(&mut self, peer: SidecarIndex, reason: &str) {
         let cx = &mut self.context;
         cx.links.closed(peer);
-        if peer == cx.me() {
+        if cx.sidecars.binary_search(&peer).is_err() {
             return;
         }
         if let Some(coordinator) = &mut self.coordinator {
@@ -213,9 +213,12 @@ impl Engine {
         if let Err(what) = self.dispatch(from, envelope) {
             self.context.stats.protocol_violations += 1;
             let reason = format!("{from} breaks the protocol: it {what}");
-            if from != self.context.me() {
-                self.context.act(Action::Disconnect { peer: from, reason: reason.clone() });
+            if from == self.context.me() {
+                // Only a bug can lead here; the epoch ends rather than hang.
+                self.participant.fail(&mut self.context, Seq(0), &Failure::new(Cause::Bug, reason));
+                return;
             }
+            self.context.act(Action::Disconnect { peer: from, reason: reason.clone() });
             self.lose(from, &reason);
         }
     }
@@ -228,6 +231,11 @@ impl Engine {
         match message {
             Control::Heartbeat { sent_us, echo_us, held_us } => {
                 cx.links.beat(from, Stamps { sent_us, echo_us, held_us }, cx.now);
+                if from == cx.coordinator && epoch != self.participant.epoch {
+                    // Control messages arrive in order, so the end of the epoch was said, and lost with a link.
+                    self.participant
+                        .coordinator_lost(cx, &format!("it takes part in {} no more", self.participant.epoch));
+                }
                 Ok(())
             }
             Control::EpochBegin { .. }
@@ -268,7 +276,8 @@ impl Engine {
     }
 
     fn send_heartbeats(&mut self) {
-        let (cx, epoch) = (&mut self.context, self.participant.epoch);
+        let cx = &mut self.context;
+        let epoch = self.coordinator.as_ref().map_or(self.participant.epoch, Coordinator::busy_with);
         let peers: Vec<SidecarIndex> = match &self.coordinator {
             Some(coordinator) => {
                 let needed = |peer: &SidecarIndex| cx.links.is_up(*peer) || coordinator.awaits(*peer);

@@ -132,6 +132,11 @@ impl Coordinator {
         !matches!(self.phase, Phase::Gathering)
     }
 
+    /// The epoch that runs or is being finished; 0 for none.
+    pub(crate) fn busy_with(&self) -> Epoch {
+        if self.is_busy() { self.epoch } else { Epoch(0) }
+    }
+
     /// Whether the epoch needs a sidecar.
     pub(crate) fn awaits(&self, peer: SidecarIndex) -> bool {
         match &self.phase {

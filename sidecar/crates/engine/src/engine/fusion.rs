@@ -23,7 +23,7 @@ pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u6
     let Some(first) = queue.pop_front() else { return Vec::new() };
     let mut room = Room::new(&first, threshold_bytes);
     let mut bucket = vec![first];
-    if !bucket[0].may_share() || threshold_bytes == 0 {
+    if !bucket[0].may_share() || threshold_bytes == 0 || bucket[0].bytes > threshold_bytes {
         return bucket;
     }
     let mut passed_over = Vec::new();

@@ -33,7 +33,7 @@ pub(crate) fn rank_numbers(ranks: &[Rank]) -> String {
             let _ = write!(text, " and {} more", rest.len());
             break;
         }
-        let run = rest.iter().zip(first.0..).take_while(|(rank, expected)| rank.0 == *expected).count();
+        let run = rest.iter().zip(u64::from(first.0)..).take_while(|(rank, next)| u64::from(rank.0) == *next).count();
         let last = rest[run - 1];
         text.push_str(if runs == 0 { "" } else { ", " });
         let _ = if run == 1 { write!(text, "{}", first.0) } else { write!(text, "{}-{}", first.0, last.0) };

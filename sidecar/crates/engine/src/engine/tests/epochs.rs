@@ -1,0 +1,267 @@
+//! Epochs: begin, end, begin again; goodbyes and losses.
+
+use ronde_wire::{Cause, Control, Epoch, Failure, Rank, SidecarIndex, World};
+
+use super::cluster::{Cluster, sum};
+use crate::engine::{EngineConfig, EnginePhase};
+use crate::event::Event;
+
+const FOUR_ON_TWO: [u32; 4] = [0, 0, 1, 1];
+
+#[test]
+fn an_epoch_begins_when_all_ranks_have_attached() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO);
+    cluster.connect();
+    let early = cluster.submit(0, sum("t", &[1]));
+    for rank in [3, 0, 2] {
+        cluster.attach(Rank(rank));
+        cluster.run();
+    }
+    assert!(cluster.failure(0, early).reason.contains("no epoch has begun"));
+    let status = cluster.engines[0].status(cluster.now);
+    assert_eq!((status.phase, status.ranks_missing), (EnginePhase::Waiting, vec![Rank(1)]));
+    assert!(cluster.began.is_empty());
+    cluster.attach(Rank(1));
+    cluster.run();
+    assert_eq!(cluster.began, [(0, Epoch(1)), (1, Epoch(1))]);
+    let status = cluster.engines[1].status(cluster.now);
+    assert_eq!((status.phase, status.ranks_in_epoch), (EnginePhase::Active, vec![Rank(2), Rank(3)]));
+}
+
+#[test]
+fn attachments_survive_a_link_that_comes_late_or_breaks() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO);
+    cluster.attach_all();
+    cluster.drain_all();
+    cluster.cut(0, 1);
+    cluster.run();
+    assert!(cluster.began.is_empty());
+    cluster.connect();
+    cluster.run();
+    assert_eq!(cluster.began.len(), 2);
+    assert!(cluster.ended.is_empty(), "the repeated list is not taken for the next epoch's");
+}
+
+#[test]
+fn a_lost_list_is_repeated_without_a_new_link() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO);
+    cluster.attach_all();
+    cluster.drain_all();
+    cluster.deliver((1, 0));
+    cluster.event(0, Event::LinkDown { peer: SidecarIndex(1), reason: "reset".to_owned() });
+    cluster.drain_all();
+    cluster.engines[0] = crate::Engine::new(EngineConfig::new(SidecarIndex(0), cluster.world.clone()), cluster.now);
+    cluster.run();
+    cluster.attach(Rank(0));
+    cluster.attach(Rank(1));
+    cluster.advance(2_000);
+    assert!(cluster.began.iter().filter(|(sidecar, _)| *sidecar == 1).count() >= 1, "{:?}", cluster.began);
+}
+
+#[test]
+fn a_shutdown_names_the_rank_and_a_new_epoch_can_begin() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
+    let pending = cluster.submit(0, sum("t", &[1]));
+    cluster.goodbye(3);
+    cluster.run();
+    let failure = cluster.failure(0, pending).clone();
+    assert_eq!((failure.cause, failure.rank), (Cause::ShutDown, Some(Rank(3))));
+    assert!(failure.reason.contains("has been shut down by rank 3 on sidecar 1"), "{failure}");
+    assert_eq!(cluster.ended.len(), 2);
+    let after = cluster.submit(1, sum("t", &[1]));
+    cluster.run();
+    assert_eq!(*cluster.failure(1, after), failure, "what comes later fails with the first failure");
+    // All attach anew; the ranks that had not left do so with new sessions.
+    for rank in 0..3 {
+        cluster.goodbye(rank);
+    }
+    cluster.attach_all();
+    cluster.run();
+    assert_eq!(cluster.began.last(), Some(&(1, Epoch(2))));
+    let requests = cluster.submit_all(&sum("t", &[1]));
+    cluster.run();
+    assert!(cluster.all_completed(&requests));
+    assert_eq!(cluster.admitted[0][0].seq.0, 1, "seq starts at 1 in each epoch");
+}
+
+#[test]
+fn a_rank_that_attaches_anew_before_the_end_is_heard_waits_for_the_next_epoch() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
+    cluster.goodbye(3);
+    cluster.attach(Rank(3));
+    let early = cluster.submit(3, sum("t", &[1]));
+    cluster.run();
+    assert!(cluster.failure(3, early).cause == Cause::Refused, "{:?}", cluster.failure(3, early));
+    for rank in 0..3 {
+        cluster.attach(Rank(rank));
+    }
+    cluster.run();
+    assert_eq!(cluster.began.len(), 4);
+    assert_eq!(cluster.ended.len(), 2);
+}
+
+#[test]
+fn what_was_ordered_before_a_goodbye_completes() {
+    let mut cluster = Cluster::new(&[0, 0, 1, 1, 2]).started();
+    cluster.executes = false;
+    let requests = cluster.submit_all(&sum("last", &[64]));
+    cluster.run();
+    // Sidecar 0 is done and its ranks say goodbye while the last chunks still travel to the others.
+    let here = cluster.unexecuted.iter().position(|(sidecar, ..)| *sidecar == 0).expect("admitted");
+    cluster.execute(here);
+    cluster.goodbye(0);
+    cluster.goodbye(1);
+    cluster.run();
+    assert!(cluster.is_pending(requests[2]), "not failed");
+    assert_eq!(cluster.engines[1].status(cluster.now).phase, EnginePhase::Closing);
+    assert!(!cluster.engines[0].is_drained(), "the others still need this process");
+    let late = cluster.submit(2, sum("more", &[1]));
+    cluster.run();
+    assert!(cluster.failure(2, late).cause == Cause::ShutDown);
+    cluster.execute_all();
+    assert!(cluster.all_completed(&requests));
+    assert_eq!(cluster.ended.len(), 3);
+    assert!(cluster.engines.iter().all(crate::Engine::is_drained));
+}
+
+#[test]
+fn all_say_goodbye_at_once_in_any_order() {
+    for first in 0..4_u32 {
+        let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
+        let requests = cluster.submit_all(&sum("t", &[64]));
+        cluster.run();
+        for n in 0..4 {
+            cluster.goodbye((first + n) % 4);
+        }
+        cluster.run();
+        assert!(cluster.all_completed(&requests));
+        assert_eq!(cluster.ended.len(), 2);
+        assert!(cluster.ended.iter().all(|(_, _, failure)| failure.cause == Cause::ShutDown));
+    }
+}
+
+#[test]
+fn tensors_that_all_have_asked_for_are_still_ordered_at_a_goodbye() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    cluster.executes = false;
+    let mut requests = Vec::new();
+    for tensor in ["a", "b", "c", "d"] {
+        requests.push(cluster.submit_all(&sum(tensor, &[4])));
+        cluster.run();
+    }
+    assert_eq!(cluster.admitted[0].len(), 2);
+    cluster.goodbye(1);
+    cluster.run();
+    assert_eq!(cluster.buckets(0), [vec!["a"], vec!["b"], vec!["c", "d"]]);
+    cluster.execute_all();
+    assert!(requests.iter().all(|requests| cluster.all_completed(requests)));
+}
+
+#[test]
+fn a_lost_rank_ends_everything_at_once() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
+    cluster.executes = false;
+    let ordered = cluster.submit_all(&sum("a", &[4]));
+    let waiting = cluster.submit(1, sum("b", &[4]));
+    cluster.run();
+    let killed = Failure::new(Cause::RankLost, "its process was ended by signal 9").with_rank(Rank(2));
+    cluster.leave(2, killed);
+    cluster.run();
+    let failure = cluster.common_failure(&ordered).clone();
+    assert_eq!(failure, *cluster.failure(1, waiting));
+    assert_eq!(failure.reason, "rank 2 on sidecar 1 is lost: its process was ended by signal 9");
+    assert_eq!((failure.cause, failure.rank), (Cause::RankLost, Some(Rank(2))));
+    cluster.execute_all();
+    assert!(cluster.engines.iter().all(|e| e.stats().executed == 0), "late executions mean nothing");
+}
+
+#[test]
+fn a_rank_lost_while_others_finish_does_not_harm_them() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
+    cluster.executes = false;
+    let requests = cluster.submit_all(&sum("a", &[4]));
+    cluster.run();
+    cluster.goodbye(0);
+    cluster.run();
+    cluster.leave(3, Failure::new(Cause::RankLost, "its process exited"));
+    cluster.run();
+    cluster.execute_all();
+    assert!(cluster.all_completed(&requests));
+}
+
+#[test]
+fn a_sidecar_lost_while_others_finish_is_not_waited_for() {
+    let mut cluster = Cluster::new(&[0, 1, 2]).started();
+    cluster.executes = false;
+    let requests = cluster.submit_all(&sum("a", &[4]));
+    cluster.run();
+    cluster.goodbye(0);
+    cluster.run();
+    cluster.stopped[2] = true;
+    cluster.cut(0, 2);
+    cluster.run();
+    for rank in [0, 1] {
+        assert!(cluster.failure(rank, requests[rank as usize]).reason.contains("sidecar 2 (rank 2) is lost"));
+    }
+    assert!(cluster.engines[0].is_drained() && cluster.engines[1].is_drained());
+}
+
+#[test]
+fn worlds_that_differ_are_named() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO);
+    let other = World::new([0, 0, 1, 1, 1].map(SidecarIndex).into()).expect("a world");
+    cluster.engines[1] = crate::Engine::new(EngineConfig::new(SidecarIndex(1), other), cluster.now);
+    cluster.connect();
+    cluster.attach_all();
+    cluster.run();
+    assert_eq!(cluster.ended.len(), 2, "both sidecars' sessions are told");
+    for (_, _, failure) in &cluster.ended {
+        assert!(failure.reason.contains("sidecar 1 (ranks 2-3) cannot go on: its configuration"), "{failure}");
+    }
+    assert_eq!(cluster.began, [(0, Epoch(1))]);
+}
+
+#[test]
+fn a_rank_that_leaves_while_the_epoch_begins_ends_it() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO);
+    cluster.connect();
+    cluster.attach_all();
+    cluster.drain_all();
+    while cluster.loaded().contains(&(1, 0)) {
+        cluster.deliver((1, 0));
+    }
+    cluster.drain_all();
+    cluster.leave(2, Failure::new(Cause::RankLost, "its process exited"));
+    cluster.run();
+    assert_eq!(cluster.ended.len(), 2);
+    assert!(cluster.ended[0].2.reason.contains("rank 2 on sidecar 1 is lost: it left before epoch 1 began"));
+}
+
+#[test]
+fn messages_of_other_epochs_are_dropped_and_counted() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
+    cluster.goodbye(0);
+    cluster.run();
+    for rank in 1..4 {
+        cluster.goodbye(rank);
+    }
+    cluster.attach_all();
+    cluster.run();
+    let pending = cluster.submit(0, sum("t", &[1]));
+    cluster.run();
+    let ended = || Control::EpochEnd { failure: Failure::new(Cause::RankLost, "old") };
+    for epoch in [0, 1, 3, u64::MAX] {
+        let before = cluster.engines[1].stats().stale_frames;
+        cluster.control(1, 0, (epoch, 0), ended());
+        assert_eq!(cluster.engines[1].stats().stale_frames, before + 1);
+        let before = cluster.engines[0].stats().stale_frames;
+        cluster.control(0, 1, (epoch, 0), Control::Failed { failure: Failure::new(Cause::Bug, "old") });
+        assert_eq!(cluster.engines[0].stats().stale_frames, before + 1);
+    }
+    cluster.control(1, 0, (1, 0), Control::EpochBegin { world: cluster.world.clone() });
+    cluster.run();
+    assert!(cluster.is_pending(pending) && cluster.ended.len() == 2, "epoch 2 goes on");
+    let again = (1..4).map(|rank| cluster.submit(rank, sum("t", &[1]))).count();
+    cluster.run();
+    assert!(again == 3 && cluster.outcome(0, pending).is_ok());
+}

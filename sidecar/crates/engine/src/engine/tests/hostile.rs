@@ -1,0 +1,247 @@
+//! Peers that say anything: nothing panics, nobody else's rank is touched.
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use ronde_wire::control::{Announcement, Intent, Order, OrderedTensor};
+use ronde_wire::{
+    Algorithm, Cause, Collective, Control, DType, Epoch, Failure, Rank, ReduceOp, Request, Seq, SetId, Shape,
+    SidecarIndex, Tuning, World,
+};
+
+use super::cluster::{Cluster, name, sum};
+use crate::engine::{admission, context::Context};
+use crate::event::{Event, Time};
+
+const PLACEMENT: [u32; 4] = [0, 0, 1, 2];
+
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![0_u64..6, Just(u64::MAX), Just(u64::MAX / 2), any::<u64>()]
+}
+
+fn small() -> impl Strategy<Value = u32> {
+    prop_oneof![8 => 0_u32..5, 1 => any::<u32>()]
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    vec(prop_oneof![5 => 0_u64..5, 1 => any::<u64>()], 0..4).prop_map(|d| Shape::new(d).unwrap_or_default())
+}
+
+fn collective() -> impl Strategy<Value = Collective> {
+    prop_oneof![
+        Just(Collective::AllReduce { op: ReduceOp::Sum }),
+        Just(Collective::AllReduce { op: ReduceOp::Adasum }),
+        Just(Collective::AllGather),
+        Just(Collective::Barrier),
+        Just(Collective::Join),
+        small().prop_map(|root| Collective::Broadcast { root: Rank(root) }),
+        vec(any::<u64>(), 0..3).prop_map(|splits| Collective::AllToAll { splits }),
+    ]
+}
+
+fn tensor_name() -> impl Strategy<Value = ronde_wire::TensorName> {
+    prop_oneof![Just("t"), Just("u"), Just("v")].prop_map(name)
+}
+
+fn failure() -> impl Strategy<Value = Failure> {
+    let causes = vec![Cause::Mismatch, Cause::Refused, Cause::RankLost, Cause::ShutDown, Cause::TimedOut, Cause::Bug];
+    (prop::sample::select(causes), option::of(small()), 0_usize..6_000).prop_map(|(cause, rank, length)| Failure {
+        cause,
+        rank: rank.map(Rank),
+        sidecar: None,
+        tensor: None,
+        reason: "é".repeat(length),
+    })
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let dtype = prop::sample::select(DType::ALL.to_vec());
+    (0_u32..3, tensor_name(), collective(), dtype, shape(), any::<f64>()).prop_map(
+        |(set, name, collective, dtype, shape, prescale)| Request {
+            set: SetId(set),
+            name,
+            collective,
+            dtype,
+            shape,
+            prescale,
+            postscale: 1.0,
+        },
+    )
+}
+
+fn announcement() -> impl Strategy<Value = Announcement> {
+    let ready = request().prop_map(Intent::Ready);
+    let void = (0_u32..3, tensor_name(), failure()).prop_map(|(set, name, failure)| Intent::Void {
+        set: SetId(set),
+        name,
+        failure,
+    });
+    (small(), prop_oneof![3 => ready, 1 => void]).prop_map(|(rank, intent)| Announcement { rank: Rank(rank), intent })
+}
+
+fn order() -> impl Strategy<Value = Order> {
+    let algorithms = vec![
+        Algorithm::Local,
+        Algorithm::Ring,
+        Algorithm::RecursiveDoubling,
+        Algorithm::BinomialTree,
+        Algorithm::Dissemination,
+    ];
+    let chunk_bytes = prop_oneof![Just(0), Just(4_096_u32), Just(65_536), any::<u32>()];
+    let tuning = (prop::sample::select(algorithms), chunk_bytes, 0_u16..20, 0_u16..80)
+        .prop_map(|(algorithm, chunk_bytes, lanes, window)| Tuning { algorithm, chunk_bytes, lanes, window });
+    let tensor = (tensor_name(), shape(), vec(prop_oneof![4 => 0_u64..9, 1 => any::<u64>()], 0..5))
+        .prop_map(|(name, shape, rows)| OrderedTensor { name, shape, rows });
+    (request(), vec(tensor, 0..4), tuning, any::<bool>()).prop_map(|(like, tensors, tuning, honest)| {
+        let mut order = Order {
+            set: like.set,
+            collective: like.collective,
+            dtype: like.dtype,
+            prescale: like.prescale,
+            postscale: like.postscale,
+            tensors,
+            tuning,
+            digest: [0; 16],
+        };
+        if honest {
+            seal(&mut order);
+        }
+        order
+    })
+}
+
+/// Gives an order the digest that its content has, so that the checks behind the digest are reached.
+fn seal(order: &mut Order) {
+    let world = World::new(PLACEMENT.map(SidecarIndex).into()).expect("a world");
+    let config = crate::EngineConfig::new(SidecarIndex(0), world);
+    let view = Context::new(config, Time(0)).set(order.set);
+    let kind = admission::work_kind(&order.collective);
+    let (Some(view), Some(kind)) = (view, kind) else { return };
+    let work = admission::work(kind, order.dtype, &order.tensors);
+    order.digest = admission::digest(&view.topology, &work, &order.tuning);
+}
+
+fn control() -> impl Strategy<Value = Control> {
+    let ranks = || vec(small().prop_map(Rank), 0..4);
+    let world = vec(0_u32..4, 1..5)
+        .prop_map(|placement| World::new(placement.into_iter().map(SidecarIndex).collect()).expect("a world"));
+    let others = prop_oneof![
+        (number(), number(), number()).prop_map(|(sent_us, echo_us, held_us)| Control::Heartbeat {
+            sent_us,
+            echo_us,
+            held_us
+        }),
+        ranks().prop_map(|ranks| Control::Attached { ranks }),
+        (small(), failure()).prop_map(|(rank, failure)| Control::Left { rank: Rank(rank), failure }),
+        (small(), ".{0,40}").prop_map(|(s, reason)| Control::Unreachable { sidecar: SidecarIndex(s), reason }),
+        world.prop_map(|world| Control::EpochBegin { world }),
+        failure().prop_map(|failure| Control::EpochEnd { failure }),
+        (0_u32..3, tensor_name(), failure()).prop_map(|(set, name, failure)| Control::Reject {
+            set: SetId(set),
+            name,
+            failure
+        }),
+        Just(Control::Done),
+        failure().prop_map(|failure| Control::Failed { failure }),
+        (vec(small().prop_map(SidecarIndex), 0..3), ranks())
+            .prop_map(|(sidecars, ranks)| Control::Suspects { sidecars, ranks }),
+        ranks().prop_map(|ranks| Control::SuspectRanks { ranks }),
+    ];
+    let announce = vec(announcement(), 0..6).prop_map(|announcements| Control::Announce { announcements });
+    prop_oneof![4 => announce, 6 => order().prop_map(Control::Order), 10 => others]
+}
+
+fn messages() -> impl Strategy<Value = Vec<(usize, u32, u64, u64, Control)>> {
+    let epoch = prop_oneof![6 => Just(1_u64), 1 => 0_u64..4, 1 => number()];
+    let seq = prop_oneof![4 => 0_u64..6, 1 => any::<u64>()];
+    vec((0_usize..3, small(), epoch, seq, control()), 1..25)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Anything from anybody to anybody, with requests of honest ranks under way: no panic, and every request still gets
+    /// exactly one answer.
+    #[test]
+    fn nothing_panics_and_nobody_is_forgotten(messages in messages(), ask in vec((0_u32..4, request()), 0..8)) {
+        let mut cluster = Cluster::new(&PLACEMENT).started();
+        let mut requests = Vec::new();
+        let mut ask = ask.into_iter();
+        for (to, from, epoch, seq, message) in messages {
+            if let Some((rank, what)) = ask.next() {
+                requests.push((rank, cluster.submit(rank, what)));
+            }
+            if from as usize != to {
+                cluster.control(to, from, (epoch, seq), message);
+            }
+            cluster.run();
+        }
+        cluster.advance(200);
+        cluster.goodbye(3);
+        cluster.goodbye(0);
+        cluster.run();
+        // Whoever was misled about the epoch finds out by silence.
+        cluster.stopped[0] = true;
+        cluster.advance(8_000);
+        for (rank, request) in requests {
+            let _ = cluster.outcome(rank, request);
+        }
+    }
+
+    /// A sidecar that is not the coordinator cannot make another do or fail anything but by breaking the epoch.
+    #[test]
+    fn a_bystander_moves_no_request(messages in vec((any::<u64>(), control()), 1..12)) {
+        let mut cluster = Cluster::new(&PLACEMENT).started();
+        let pending = cluster.submit(2, sum("t", &[4]));
+        cluster.run();
+        for (seq, message) in messages {
+            // Sidecar 2 to sidecar 1, neither of which coordinates.
+            let heartbeat = matches!(message, Control::Heartbeat { .. });
+            let before = cluster.disconnects.len();
+            cluster.engines[1].handle_event(cluster.now, Event::Control {
+                from: SidecarIndex(2), epoch: Epoch(1), seq: Seq(seq), message,
+            });
+            cluster.drain_all();
+            prop_assert_eq!(cluster.disconnects.len(), before + usize::from(!heartbeat));
+            prop_assert!(cluster.is_pending(pending));
+            prop_assert!(cluster.admitted[1].is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_sidecar_speaks_only_for_its_own_ranks() {
+    let foreign = [
+        Control::Attached { ranks: vec![Rank(0)] },
+        Control::Left { rank: Rank(0), failure: Failure::new(Cause::RankLost, "gone") },
+        Control::SuspectRanks { ranks: vec![Rank(3), Rank(99)] },
+        Control::Announce {
+            announcements: vec![Announcement { rank: Rank(0), intent: Intent::Ready(sum("t", &[1])) }],
+        },
+        Control::Done,
+        Control::Unreachable { sidecar: SidecarIndex(77), reason: String::new() },
+        Control::EpochEnd { failure: Failure::new(Cause::RankLost, "gone") },
+    ];
+    for message in foreign {
+        let mut cluster = Cluster::new(&PLACEMENT).started();
+        let pending = cluster.submit(1, sum("t", &[1]));
+        cluster.run();
+        cluster.control(0, 1, (1, 1), message.clone());
+        cluster.run();
+        assert_eq!(cluster.disconnects.len(), 1, "{message:?}");
+        assert_eq!((cluster.disconnects[0].0, cluster.disconnects[0].1), (0, SidecarIndex(1)));
+        let failure = cluster.failure(1, pending);
+        assert!(failure.reason.contains("sidecar 1 (rank 2) is lost: sidecar 1 breaks the protocol"), "{failure}");
+    }
+}
+
+#[test]
+fn a_stranger_is_disconnected_and_changes_nothing() {
+    let mut cluster = Cluster::new(&PLACEMENT).started();
+    let pending = cluster.submit(1, sum("t", &[1]));
+    cluster.control(0, 9, (1, 0), Control::Failed { failure: Failure::new(Cause::Bug, "x") });
+    cluster.control(1, 9, (1, 0), Control::Heartbeat { sent_us: 1, echo_us: 1, held_us: 1 });
+    cluster.run();
+    assert_eq!(cluster.disconnects.len(), 2);
+    assert!(cluster.is_pending(pending) && cluster.ended.is_empty());
+}

@@ -1,0 +1,238 @@
+//! Silence, lost links, pauses, stalls: all in virtual time.
+
+use ronde_wire::{Cause, Control, Rank, SidecarIndex, World};
+
+use super::cluster::{Cluster, sum};
+use crate::engine::EngineConfig;
+use crate::event::Event;
+
+const THREE: [u32; 4] = [0, 1, 1, 2];
+
+/// Lets time pass while all workers give signs of life but one.
+fn advance_with_workers(cluster: &mut Cluster, ms: u64, silent: Option<u32>) {
+    for _ in 0..ms / 100 {
+        for rank in (0..).map(Rank).take(cluster.world.size()) {
+            let sidecar = cluster.home(rank);
+            if silent != Some(rank.0) && !cluster.stopped[sidecar] {
+                cluster.event(sidecar, Event::RankHeard { rank });
+            }
+        }
+        cluster.advance(100);
+    }
+}
+
+#[test]
+fn a_quiet_epoch_lasts() {
+    let mut cluster = Cluster::new(&THREE).started();
+    advance_with_workers(&mut cluster, 60_000, None);
+    assert!(cluster.ended.is_empty() && cluster.notices.is_empty());
+    assert!(cluster.engines[1].stats().heartbeats > 500);
+    let status = cluster.engines[1].status(cluster.now);
+    let to_coordinator = status.links.iter().find(|link| link.peer == SidecarIndex(0)).expect("a link");
+    assert_eq!((to_coordinator.round_trip_us, to_coordinator.clock_offset_us), (Some(0), Some(0)));
+}
+
+#[test]
+fn a_silent_sidecar_is_suspected_then_dead() {
+    let mut cluster = Cluster::new(&THREE).started();
+    let requests = cluster.submit_all(&sum("t", &[4]));
+    cluster.run();
+    let pending = cluster.submit(0, sum("u", &[4]));
+    cluster.run();
+    cluster.stopped[1] = true;
+    advance_with_workers(&mut cluster, 900, None);
+    assert!(cluster.notices.is_empty());
+    advance_with_workers(&mut cluster, 400, None);
+    assert_eq!(cluster.notices.len(), 2, "one notice at each sidecar that is heard: {:?}", cluster.notices);
+    let (_, sidecars, ranks, text) = cluster.notices[0].clone();
+    assert_eq!((sidecars, ranks), (vec![SidecarIndex(1)], vec![]));
+    assert!(text.contains("Not heard for more than 1.0 seconds: sidecar 1 (ranks 1-2)."), "{text}");
+    assert_eq!(cluster.engines[2].status(cluster.now).suspect_sidecars, [SidecarIndex(1)]);
+    advance_with_workers(&mut cluster, 3_500, None);
+    assert!(cluster.ended.is_empty(), "not before the peer timeout");
+    advance_with_workers(&mut cluster, 400, None);
+    let failure = cluster.failure(0, pending);
+    assert_eq!((failure.cause, failure.sidecar), (Cause::SidecarLost, Some(SidecarIndex(1))));
+    assert!(failure.reason.contains("sidecar 1 (ranks 1-2) is lost: it has been silent for 5."), "{failure}");
+    assert_eq!(cluster.ended.iter().map(|(sidecar, ..)| *sidecar).collect::<Vec<_>>(), [0, 2]);
+    assert!(cluster.all_completed(&requests), "what was complete stays so");
+}
+
+#[test]
+fn a_pause_of_three_seconds_changes_nothing() {
+    for paused in [0, 1] {
+        let mut cluster = Cluster::new(&THREE).started();
+        let pending = cluster.submit_all(&sum("t", &[4]));
+        cluster.stopped[paused] = true;
+        advance_with_workers(&mut cluster, 3_000, None);
+        cluster.stopped[paused] = false;
+        advance_with_workers(&mut cluster, 500, None);
+        assert!(cluster.ended.is_empty(), "{:?}", cluster.ended);
+        let last = cluster.notices.last().expect("a notice");
+        assert_eq!((last.1.len(), last.3.as_str()), (0, "Everybody is heard again."));
+        let _ = pending;
+    }
+}
+
+#[test]
+fn whoever_was_paused_itself_declares_nobody_dead() {
+    let mut cluster = Cluster::new(&THREE).started();
+    // A suspended machine: time jumps for all. Everybody wakes and looks at the clock before hearing anything.
+    cluster.jump(60_000);
+    cluster.wake_all();
+    cluster.run();
+    assert!(cluster.ended.is_empty(), "{:?}", cluster.ended);
+    assert!(cluster.engines.iter().all(|engine| engine.stats().pauses == 1));
+    advance_with_workers(&mut cluster, 6_000, None);
+    assert!(cluster.ended.is_empty());
+    // The grace is no amnesty: who stays silent afterwards is found.
+    cluster.stopped[2] = true;
+    advance_with_workers(&mut cluster, 5_300, None);
+    assert_eq!(cluster.ended[0].2.sidecar, Some(SidecarIndex(2)));
+}
+
+#[test]
+fn a_lost_coordinator_is_decided_locally() {
+    let mut cluster = Cluster::new(&THREE).started();
+    let pending = cluster.submit(1, sum("t", &[4]));
+    cluster.run();
+    cluster.stopped[0] = true;
+    advance_with_workers(&mut cluster, 1_300, None);
+    assert!(cluster.notices.iter().any(|(at, sidecars, ..)| *at == 1 && *sidecars == [SidecarIndex(0)]));
+    advance_with_workers(&mut cluster, 4_000, None);
+    let failure = cluster.failure(1, pending);
+    assert!(failure.reason.contains("sidecar 0 (rank 0), the coordinator, is lost: it has been silent"), "{failure}");
+    assert_eq!(cluster.ended.len(), 2);
+}
+
+#[test]
+fn an_end_that_was_lost_with_a_link_is_learnt_from_heartbeats() {
+    let mut cluster = Cluster::new(&THREE).started();
+    let pending = cluster.submit(3, sum("t", &[4]));
+    cluster.run();
+    // Only the coordinator's end notices that the link was replaced; what it says next to sidecar 2 is lost.
+    cluster.event(0, Event::LinkDown { peer: SidecarIndex(2), reason: "reset".to_owned() });
+    cluster.drain_all();
+    cluster.tamper((0, 2), |_, message| *message = Control::Suspects { sidecars: vec![], ranks: vec![] });
+    cluster.event(0, Event::LinkUp { peer: SidecarIndex(2), lanes: 1 });
+    cluster.run();
+    assert!(cluster.is_pending(pending));
+    cluster.advance(200);
+    assert!(cluster.failure(3, pending).reason.contains("it takes part in epoch 1 no more"));
+}
+
+#[test]
+fn a_lost_link_ends_the_epoch_at_once() {
+    let mut cluster = Cluster::new(&THREE).started();
+    let pending = [(0, cluster.submit(0, sum("t", &[4]))), (3, cluster.submit(3, sum("t", &[4])))];
+    cluster.run();
+    cluster.cut(0, 1);
+    cluster.run();
+    for (rank, request) in pending {
+        let failure = cluster.failure(rank, request);
+        assert!(failure.reason.contains("sidecar 1 (ranks 1-2) is lost: connection reset"), "{failure}");
+    }
+    assert_eq!(cluster.ended.len(), 3, "sidecar 1 has lost its coordinator");
+    assert!(cluster.ended.iter().any(|(at, _, f)| *at == 1 && f.sidecar == Some(SidecarIndex(0))));
+}
+
+#[test]
+fn two_that_cannot_reach_each_other_are_both_named() {
+    let mut cluster = Cluster::new(&THREE).started();
+    let pending = cluster.submit(0, sum("t", &[4]));
+    cluster.run();
+    cluster.cut(1, 2);
+    cluster.run();
+    let text = &cluster.failure(0, pending).reason;
+    let one = text.contains("sidecar 1 cannot reach sidecar 2 (rank 3): connection reset");
+    let other = text.contains("sidecar 2 cannot reach sidecar 1 (ranks 1-2): connection reset");
+    assert!(one || other, "{text}");
+    assert_eq!(cluster.ended.len(), 3);
+}
+
+#[test]
+fn a_link_lost_before_the_epoch_is_not_fatal() {
+    let mut cluster = Cluster::new(&THREE);
+    cluster.connect();
+    cluster.attach(Rank(1));
+    cluster.attach(Rank(2));
+    cluster.run();
+    cluster.cut(0, 1);
+    cluster.advance(10_000);
+    assert!(cluster.ended.is_empty() && cluster.notices.is_empty());
+    cluster.connect();
+    cluster.attach(Rank(0));
+    cluster.attach(Rank(3));
+    cluster.run();
+    assert_eq!(cluster.began.len(), 3);
+}
+
+#[test]
+fn a_silent_worker_is_suspected_then_lost() {
+    let mut cluster = Cluster::new(&THREE).started();
+    let pending = cluster.submit(0, sum("t", &[4]));
+    cluster.run();
+    advance_with_workers(&mut cluster, 1_300, Some(2));
+    assert_eq!(cluster.notices.len(), 3);
+    assert!(cluster.notices.iter().all(|(_, sidecars, ranks, _)| sidecars.is_empty() && *ranks == [Rank(2)]));
+    cluster.event(1, Event::RankHeard { rank: Rank(2) });
+    advance_with_workers(&mut cluster, 200, Some(2));
+    assert!(cluster.notices[3..].iter().all(|(_, sidecars, ranks, _)| sidecars.is_empty() && ranks.is_empty()));
+    advance_with_workers(&mut cluster, 5_200, Some(2));
+    let failure = cluster.failure(0, pending);
+    assert!(
+        failure.reason.contains("rank 2 on sidecar 1 is lost: its process has been silent for 5.0 seconds"),
+        "{failure}"
+    );
+    assert_eq!(cluster.sessions_ended.len(), 1);
+    assert_eq!(cluster.sessions_ended[0].0, Rank(2));
+}
+
+#[test]
+fn stalls_are_reported_with_ranks_and_names_and_taken_back() {
+    let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
+    let mut cluster = Cluster::of(world, |config| EngineConfig { stall_warning_ms: 2_000, ..config }).started();
+    for n in 0..8 {
+        let tensor = format!("t{n}");
+        for rank in [0, 1] {
+            cluster.submit(rank, sum(&tensor, &[4]));
+        }
+    }
+    cluster.run();
+    advance_with_workers(&mut cluster, 1_900, None);
+    assert!(cluster.notices.is_empty());
+    let status = cluster.engines[0].status(cluster.now);
+    assert_eq!((status.negotiating, status.waiting_tensors.len()), (8, 8));
+    assert_eq!(status.waiting_tensors[0].missing, [Rank(2), Rank(3)]);
+    advance_with_workers(&mut cluster, 800, None);
+    let (at, sidecars, ranks, text) = cluster.notices[0].clone();
+    assert_eq!((at, sidecars, ranks), (0, vec![], vec![Rank(2), Rank(3)]));
+    let words = "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are \
+                 waiting for remainder of ranks for more than 2 seconds.";
+    assert!(text.contains(words), "{text}");
+    assert!(text.contains("Missing ranks:\n2: [t0, t1, t2, t3, t4, t5 and 2 more]\n3: [t0"), "{text}");
+    assert_eq!(cluster.notices.len(), 1, "once an interval");
+    for n in 0..8 {
+        for rank in [2, 3] {
+            cluster.submit(rank, sum(&format!("t{n}"), &[4]));
+        }
+    }
+    cluster.run();
+    advance_with_workers(&mut cluster, 2_500, None);
+    assert_eq!(cluster.notices.len(), 2);
+    assert_eq!(cluster.notices[1].2, []);
+}
+
+#[test]
+fn a_world_of_one_sidecar_needs_nobody() {
+    let mut cluster = Cluster::new(&[0, 0]).started();
+    let requests = cluster.submit_all(&sum("t", &[4]));
+    cluster.run();
+    assert!(cluster.all_completed(&requests));
+    advance_with_workers(&mut cluster, 10_000, None);
+    cluster.goodbye(0);
+    cluster.goodbye(1);
+    cluster.run();
+    assert!(cluster.engines[0].is_drained());
+    assert_eq!(cluster.engines[0].poll_timeout(), None);
+}

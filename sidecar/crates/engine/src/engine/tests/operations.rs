@@ -1,0 +1,177 @@
+//! Orders: fusion, bounds, sequence, digests.
+
+use ronde_wire::{Algorithm, Cause, Collective, Control, DType, Request, Seq, SetId};
+
+use super::cluster::{Cluster, request, sum};
+use crate::engine::EngineConfig;
+use crate::event::Event;
+
+const FOUR_ON_TWO: [u32; 4] = [0, 0, 1, 1];
+
+#[test]
+fn an_idle_engine_starts_at_once_and_the_rest_collects() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    cluster.executes = false;
+    for tensor in ["a", "b", "c", "d", "e"] {
+        cluster.submit_all(&sum(tensor, &[16]));
+        cluster.run();
+    }
+    assert_eq!(cluster.buckets(0), [["a"], ["b"]], "two buckets are in flight");
+    cluster.execute_all();
+    assert_eq!(cluster.buckets(0), [vec!["a"], vec!["b"], vec!["c", "d", "e"]]);
+    assert_eq!(cluster.buckets(0), cluster.buckets(1));
+    let stats = cluster.engines[0].stats();
+    assert_eq!((stats.ordered_operations, stats.ordered_tensors, stats.fused_tensors), (3, 5, 3));
+    cluster.execute_all();
+    assert_eq!(cluster.completed.len(), 10);
+}
+
+#[test]
+fn what_becomes_ready_together_travels_together() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
+    for rank in 0..4 {
+        for n in 0..50 {
+            cluster.submit(rank, sum(&format!("t{n:02}"), &[n]));
+        }
+    }
+    cluster.run();
+    assert_eq!(cluster.buckets(0).iter().map(Vec::len).sum::<usize>(), 50);
+    assert!(cluster.buckets(0).len() <= 2, "few small tensors and one algorithm: {:?}", cluster.buckets(0));
+}
+
+#[test]
+fn threshold_zero_orders_one_by_one() {
+    let world = Cluster::new(&[0, 1]).world;
+    let mut cluster = Cluster::of(world, |config| EngineConfig { fusion_threshold_bytes: 0, ..config }).started();
+    for tensor in ["a", "b", "c"] {
+        cluster.submit_all(&sum(tensor, &[16]));
+    }
+    cluster.run();
+    assert_eq!(cluster.buckets(0), [["a"], ["b"], ["c"]]);
+}
+
+#[test]
+fn sets_do_not_wait_for_each_other() {
+    let mut cluster = Cluster::with_sets(&[0, 0, 1, 1, 2, 2], &[&[2, 3, 4], &[0, 1]]).started();
+    cluster.executes = false;
+    for tensor in ["a", "b", "c"] {
+        cluster.submit_all(&request(tensor, Collective::Barrier, &[]));
+    }
+    cluster.run();
+    assert_eq!(cluster.admitted[0].len(), 2, "the set of all ranks has two in flight");
+    let member_only = Request { set: SetId(1), ..sum("x", &[3]) };
+    let requests: Vec<_> = (2..5).map(|rank| cluster.submit(rank, member_only.clone())).collect();
+    cluster.run();
+    assert_eq!(cluster.admitted[0].len(), 2, "the coordinator's sidecar is no member of set 1");
+    assert_eq!(cluster.buckets(1), [["a"], ["b"], ["x"]]);
+    cluster.execute_all();
+    assert!((2..5).zip(&requests).all(|(rank, request)| cluster.outcome(rank, *request).is_ok()));
+    let local = Request { set: SetId(2), ..sum("x", &[3]) };
+    let both = [cluster.submit(0, local.clone()), cluster.submit(1, local)];
+    cluster.run();
+    cluster.execute_all();
+    assert!(cluster.all_completed(&both));
+}
+
+#[test]
+fn an_admission_says_all_that_is_needed() {
+    let mut cluster = Cluster::new(&[1, 0, 1]).started();
+    let what = Request { prescale: 0.5, postscale: 3.0, ..sum("t", &[2, 3]) };
+    let requests = cluster.submit_all(&what);
+    cluster.run();
+    let admission = &cluster.admitted[1][0];
+    assert_eq!((admission.epoch.0, admission.seq, admission.local_ranks.len()), (1, Seq(1), 2));
+    let arithmetic = admission.arithmetic;
+    assert_eq!((arithmetic.ranks, arithmetic.prescale, arithmetic.postscale), (3, 0.5, 3.0));
+    assert_eq!(
+        admission.tensors[0].requests.iter().map(|(_, request)| *request).collect::<Vec<_>>(),
+        [requests[0], requests[2]]
+    );
+    assert_eq!(admission.tensors[0].output.to_string(), "[2, 3]");
+}
+
+#[test]
+fn operations_complete_in_any_order() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    cluster.executes = false;
+    let a = cluster.submit_all(&sum("a", &[4]));
+    cluster.run();
+    let b = cluster.submit_all(&sum("b", &[4]));
+    cluster.run();
+    cluster.unexecuted.reverse();
+    let (sidecar, epoch, seq) = cluster.unexecuted[0];
+    cluster.execute(0);
+    cluster.run();
+    assert_eq!((sidecar, seq), (1, Seq(2)));
+    assert!(cluster.outcome(1, b[1]).is_ok() && cluster.is_pending(a[1]));
+    cluster.event(1, Event::Executed { epoch, seq });
+    cluster.execute_all();
+    assert!(cluster.all_completed(&a) && cluster.all_completed(&b), "an operation executed twice counts once");
+}
+
+/// Captures an order, lets `tamper` change it, and tells what the epoch ended with.
+fn end_after(tamper: impl Fn(&mut ronde_wire::control::Order, &mut Seq)) -> ronde_wire::Failure {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    let first = cluster.submit_all(&sum("first", &[8]));
+    cluster.run();
+    assert!(cluster.all_completed(&first));
+    cluster.executes = false;
+    let requests = cluster.submit_all(&sum("t", &[8]));
+    cluster.drain_all();
+    cluster.deliver((1, 0));
+    cluster.drain_all();
+    cluster.tamper((0, 1), |seq, message| {
+        if let Control::Order(order) = message {
+            tamper(order, seq);
+        }
+    });
+    cluster.run();
+    let failure = cluster.common_failure(&requests).clone();
+    assert_eq!(failure.sidecar, Some(ronde_wire::SidecarIndex(1)), "{failure}");
+    assert_eq!(cluster.ended.len(), 2);
+    failure
+}
+
+#[test]
+fn a_sidecar_checks_every_order_against_its_own_view() {
+    let says = |words: &str, failure: ronde_wire::Failure| {
+        assert!(failure.reason.contains(words) && failure.cause == Cause::Bug, "{failure}");
+    };
+    says("digest", end_after(|order, _| order.tuning.chunk_bytes *= 2));
+    says("digest", end_after(|order, _| order.tuning.algorithm = Algorithm::BinomialTree));
+    says("digest", end_after(|order, _| order.tensors[0].shape = ronde_wire::Shape::new(vec![9]).expect("a shape")));
+    says(
+        "shape [4, 2] was ordered",
+        end_after(|order, _| {
+            order.tensors[0].shape = ronde_wire::Shape::new(vec![4, 2]).expect("a shape");
+        }),
+    );
+    says("type int32 was ordered", end_after(|order, _| order.dtype = DType::I32));
+    says("scale", end_after(|order, _| order.postscale = 7.0));
+    says(
+        "was ordered",
+        end_after(|order, _| {
+            order.collective = Collective::AllReduce { op: ronde_wire::ReduceOp::Max };
+        }),
+    );
+    says("not asked for", end_after(|order, _| order.tensors[0].name = super::cluster::name("other")));
+    says("process set 5 does not exist", end_after(|order, _| order.set = SetId(5)));
+    says("has 1 to 1024 tensors, not 0", end_after(|order, _| order.tensors.clear()));
+    says("it follows operation 1", end_after(|_, seq| *seq = Seq(1)));
+    says("digest", end_after(|order, _| order.digest = [0; 16]));
+}
+
+#[test]
+fn an_operation_that_cannot_be_performed_ends_the_epoch() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
+    cluster.executes = false;
+    let requests = cluster.submit_all(&sum("t", &[8]));
+    cluster.run();
+    let (_, epoch, seq) = cluster.unexecuted[1];
+    let reason = "a segment is gone".to_owned();
+    cluster.event(1, Event::ExecutionFailed { epoch, seq, reason });
+    cluster.run();
+    let failure = cluster.common_failure(&requests);
+    assert!(failure.reason.contains("sidecar 1 (ranks 2-3) cannot go on: operation 1 of epoch 1"), "{failure}");
+    assert!(failure.reason.contains("a segment is gone"));
+}
