@@ -1,7 +1,8 @@
 //! Prints how fast two ports on loopback move 1 MiB chunks, one way and both ways, in GB/s per direction.
 //!
 //! Each port has a thread of its own, as lanes have. Settings come from the environment, to compare them:
-//! `MTU` (upper bound of discovery), `CONTROL` (cubic or bbr), `WINDOW` (initial, bytes), `ACKS` (threshold), `SECONDS`.
+//! `MTU` (upper bound of discovery), `CONTROL` (cubic or bbr), `WINDOW` (initial, bytes),
+//! `RECEIVE` (receive window, bytes), `ACKS` (threshold), `SECONDS`.
 //!
 //! ```text
 //! MTU=8952 CONTROL=cubic cargo run --release -p ronde-transport --example throughput
@@ -32,16 +33,30 @@ fn main() {
     let ca = JobCa::generate(job(), TrustDomain::new("bench.example").unwrap(), day()).unwrap();
     for (name, senders) in [("one way", 1), ("both ways", 2)] {
         let rates = run(&ca, senders);
-        println!("{name}: {} GB/s received", rates.map(|rate| format!("{rate:.2}")).join(" and "));
+        let [one, two] = rates.map(|rate| rate.received_gb);
+        let seconds = rates.map(|rate| rate.seconds).into_iter().fold(0.0, f64::max);
+        let busy = rates.map(|rate| rate.processor_seconds).into_iter().fold(0.0, f64::max);
+        println!(
+            "{name}: received {:.2} and {:.2} GB/s; {:.2} GB in each second of the busier thread's processor",
+            one / seconds,
+            two / seconds,
+            (one + two) / busy
+        );
     }
 }
 
-/// Lets the first `senders` of two ports send for a while; what each receives, in GB/s.
-fn run(ca: &JobCa, senders: u32) -> [f64; 2] {
+#[derive(Clone, Copy)]
+struct Rate {
+    received_gb: f64,
+    seconds: f64,
+    processor_seconds: f64,
+}
+
+/// Lets the first `senders` of two ports send for a while; what each receives.
+fn run(ca: &JobCa, senders: u32) -> [Rate; 2] {
     let bound: Vec<_> = (0..2)
         .map(|_| QuicPort::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &SocketOptions::default()).unwrap())
         .collect();
-    println!("buffers granted: {:?} bytes", bound[0].buffer_bytes());
     let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(bound.iter().map(|b| vec![b.local_addr()])).collect();
     let threads: Vec<_> = (0..)
         .zip(bound)
@@ -53,7 +68,7 @@ fn run(ca: &JobCa, senders: u32) -> [f64; 2] {
             })
         })
         .collect();
-    let rates: Vec<f64> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let rates: Vec<Rate> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     [rates[0], rates[1]]
 }
 
@@ -63,7 +78,7 @@ async fn talk(
     bound: BoundPort,
     identity: Arc<Identity>,
     peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
-) -> f64 {
+) -> Rate {
     let purpose = Purpose::Data(Lane(0));
     let hello = LocalHello { job: job(), incarnation: Incarnation(1), purpose, early_credit_bytes: 0, lanes: 1 };
     let mut port = bound.start(identity, &hello, peers, options()).unwrap();
@@ -104,8 +119,10 @@ async fn talk(
         }
     }
     #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
-    let rate = received as f64 / since.elapsed().as_secs_f64() / 1e9;
-    println!("  sidecar {me}: {:.2} s of processor, {:?}", processor_seconds() - processor, port.path(peer).unwrap());
+    let received_gb = received as f64 / 1e9;
+    let processor_seconds = processor_seconds() - processor;
+    let rate = Rate { received_gb, seconds: since.elapsed().as_secs_f64(), processor_seconds };
+    println!("  sidecar {me}: {:?}", port.path(peer).unwrap());
     // Both stop at about the same time; a closed link would end the other's measurement as a failure.
     tokio::time::sleep(Duration::from_secs(1)).await;
     rate
@@ -123,6 +140,7 @@ fn options() -> QuicOptions {
         mtu_upper_bound: setting("MTU", defaults.mtu_upper_bound),
         congestion: if setting("CONTROL", String::new()) == "bbr" { Congestion::Bbr } else { defaults.congestion },
         initial_window_bytes: setting("WINDOW", defaults.initial_window_bytes),
+        window_bytes: setting("RECEIVE", defaults.window_bytes),
         ack_threshold: setting("ACKS", defaults.ack_threshold),
         ..defaults
     }

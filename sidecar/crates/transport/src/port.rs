@@ -14,8 +14,9 @@ use ronde_wire::{Frame, SidecarIndex};
 
 /// One sidecar's end of the control plane or of one lane.
 pub trait Port: Send {
-    /// Asks for a link to a peer; does nothing when there is one or one is being made. `Up` or `Down` follows: a peer
-    /// that does not come within the port's own start timeout is `Down`.
+    /// Asks for a link to a peer; does nothing when there is one or one is being made, or when its `Down` was not polled
+    /// yet. `Up` or `Down` follows: a peer that does not come within the port's own start timeout is `Down`. A peer that
+    /// dials is let in, and `Up`, also when this side has not asked for the link yet.
     fn open(&mut self, peer: SidecarIndex, role: Role);
 
     /// Queues a message for a peer. Messages given before the link is up are sent when it is; those queued when it goes
@@ -28,7 +29,8 @@ pub trait Port: Send {
     /// The next event, in the order of each link.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<PortEvent>;
 
-    /// Closes the link to one peer with a reason that the peer is told.
+    /// Closes the link to one peer with a reason that the peer is told, behind what was queued for it. The owner hears
+    /// nothing more of the link, no `Down` either: what had arrived and was not yet polled is dropped.
     fn close(&mut self, peer: SidecarIndex, reason: &str);
 
     /// What this port has sent and received so far.

@@ -1,0 +1,86 @@
+//! How links over QUIC end, beyond what every transport shares.
+
+mod harness;
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use harness::raw::{self, RawCa};
+use harness::{CONTROL, LANE, START_TIMEOUT, chunk, down, event, frame, identity, local, options, until, up};
+use ronde_transport::{DownReason, Outgoing, Port, PortEvent, QuicPort, Role};
+use ronde_wire::limits::CHUNK_BYTES_MAX;
+use ronde_wire::{Frame, Seq, SidecarIndex};
+
+async fn pair() -> (QuicPort, QuicPort) {
+    let (one, two) = (harness::bind(), harness::bind());
+    let addresses = [vec![one.local_addr()], vec![two.local_addr()]];
+    let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(addresses).collect();
+    let start = |bound: ronde_transport::BoundPort, me: u32| {
+        bound
+            .start(identity(SidecarIndex(me)), &local(me, LANE), peers.clone(), options(START_TIMEOUT))
+            .expect("starts")
+    };
+    let (mut one, mut two) = (start(one, 0), start(two, 1));
+    one.open(SidecarIndex(1), Role::Dial);
+    up(&mut one, 1).await;
+    up(&mut two, 0).await;
+    (one, two)
+}
+
+#[tokio::test]
+async fn a_shutdown_is_heard_behind_everything_that_was_sent() {
+    let (mut one, mut two) = pair().await;
+    let data = Bytes::from(vec![5; CHUNK_BYTES_MAX]);
+    for seq in 0..8 {
+        one.send(SidecarIndex(1), Outgoing::Chunk(chunk(seq, data.clone()))).expect("below the bound");
+    }
+    let hear = async {
+        for seq in 0..8 {
+            assert_eq!(frame(&mut two, 0).await.header.seq, Seq(seq));
+        }
+        down(&mut two, 0).await
+    };
+    let (reason, ()) = tokio::join!(hear, one.shutdown("the job is done"));
+    assert_eq!(reason, DownReason::ClosedByPeer("the job is done".to_owned()));
+}
+
+#[tokio::test]
+async fn a_link_that_is_up_says_how_its_path_is() {
+    let (one, _two) = pair().await;
+    let path = one.path(SidecarIndex(1)).expect("it is up");
+    assert!(path.datagram_bytes >= 1_200 && path.packets_sent > 0, "{path:?}");
+    assert_eq!(one.path(SidecarIndex(2)), None);
+}
+
+#[tokio::test]
+async fn an_owner_that_does_not_poll_stops_the_sender_and_loses_nothing() {
+    const CHUNKS: u64 = 120;
+    let (mut one, mut two) = pair().await;
+    let data = Bytes::from(vec![9; CHUNK_BYTES_MAX]);
+    for seq in 0..CHUNKS {
+        one.send(SidecarIndex(1), Outgoing::Chunk(chunk(seq, data.clone()))).expect("below the bound");
+    }
+    // The far side's inbox fills up, then its window; the rest stays with the sender.
+    until(|| two.stats().opened_bytes > 64 << 20).await;
+    for seq in 0..CHUNKS {
+        assert_eq!(frame(&mut two, 0).await.header.seq, Seq(seq));
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_connects_anew_replaces_its_link() {
+    let ca = RawCa::new();
+    let peers = HashMap::from([(SidecarIndex(1), Vec::new())]);
+    let started = harness::bind().start(ca.identity(0), &local(0, CONTROL), peers, options(START_TIMEOUT));
+    let mut port = started.expect("starts");
+    let hello = local(1, CONTROL).hello(SidecarIndex(1));
+    let (first, _send, _recv) = raw::greet(port.local_addr(), ca.good(1), &hello).await;
+    up(&mut port, 1).await;
+    let (_second, mut send, _recv) = raw::greet(port.local_addr(), ca.good(1), &hello).await;
+    assert_eq!(down(&mut port, 1).await, DownReason::Lost("the peer connected anew".to_owned()));
+    up(&mut port, 1).await;
+    assert_eq!(raw::reason(&first.closed().await), "the same peer connected anew");
+    let good = Frame::admitted(ronde_wire::Epoch(1), Seq(4));
+    send.write_all(&good.header.encode()).await.expect("an open stream");
+    assert!(matches!(event(&mut port).await, PortEvent::Frame { frame, .. } if frame == good));
+}
