@@ -49,8 +49,8 @@ def main() -> int:
         alone = pathlib.Path(folder, "alone.json")
         train = [python, str(EXAMPLES / "train_digits.py"), "--report"]
         job = [ronde, "run", "-np", str(RANKS), "--sidecars", str(SIDECARS), "--report", str(report), *train, str(many)]
-        steps.run(f"train with {RANKS} workers on {SIDECARS} sidecars", job, show="epoch")
-        steps.run("train with one process alone", [*train, str(alone)], show="epoch")
+        steps.run(f"train with {RANKS} workers on {SIDECARS} sidecars", job, show="test accuracy")
+        steps.run("train with one process alone", [*train, str(alone), "--single"], show="test accuracy")
         outcome = Outcome(*(json.loads(path.read_text()) for path in (report, many, alone)))
     outcome.explain()
     print(outcome.result(time.monotonic() - start))
