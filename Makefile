@@ -70,8 +70,9 @@ lint-deny:
 
 .PHONY: lint-python
 lint-python:
-	$(RONDE_PYTHON) -m ruff check --config sdk-python/pyproject.toml sdk-python tests/setup
-	$(RONDE_PYTHON) -m ruff format --check --config sdk-python/pyproject.toml sdk-python tests/setup
+	cd sdk-python && $(RONDE_PYTHON) -m ruff check . && $(RONDE_PYTHON) -m ruff format --check .
+	$(RONDE_PYTHON) -m ruff check --config sdk-python/pyproject.toml tests/setup
+	$(RONDE_PYTHON) -m ruff format --check --config sdk-python/pyproject.toml tests/setup
 	cd sdk-python && $(RONDE_PYTHON) -m mypy
 
 .PHONY: test-rust
