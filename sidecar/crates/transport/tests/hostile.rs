@@ -167,6 +167,21 @@ async fn any_datagrams_leave_the_port_alone() {
 }
 
 #[tokio::test]
+async fn many_that_say_nothing_keep_nobody_out() {
+    let mut scene = Scene::new(CONTROL).await;
+    // More than half of the places for greetings: from then on addresses are proven first.
+    let mut silent = Vec::new();
+    for _ in 0..140 {
+        silent.push(raw::dial(scene.at(), Some(scene.ca.good(2)), ALPN).await.expect("good credentials"));
+    }
+    let hello = local(2, CONTROL).hello(SidecarIndex(2));
+    let link = raw::greet(scene.at(), scene.ca.good(2), &hello).await;
+    up(&mut scene.target, 2).await;
+    scene.still_works().await;
+    drop((silent, link));
+}
+
+#[tokio::test]
 async fn a_process_that_is_gone_is_noticed() {
     let ca = RawCa::new();
     let (here, there) = (harness::bind(), harness::bind());

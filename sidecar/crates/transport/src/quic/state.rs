@@ -227,6 +227,7 @@ impl Shared {
                 if let Some(Link { generation, phase: Phase::Up { connection: old }, .. }) = before {
                     closing::close(old, CloseCode::Replaced, "the same peer connected anew");
                     let generation = *generation;
+                    tracing::warn!(%peer, purpose = ?self.hello.purpose, "the peer connected anew; its old link is closed");
                     state.push_down(peer, generation, DownReason::Lost("the peer connected anew".to_owned()));
                 }
                 state.insert(peer, phase, Arc::new(Outbox::new(self.hello.purpose)));
