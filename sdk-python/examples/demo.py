@@ -42,7 +42,7 @@ def main() -> int:
         steps.run("NumPy", [sys.executable, str(ENVIRONMENT), "base"])
         steps.run("ronde: compile", ["make", "--no-print-directory", "-C", str(ROOT), "build"])
         one_tensor = [ronde, "run", "-np", "2", "--sidecars", "2", python, str(EXAMPLES / "allreduce.py")]
-        steps.run("one NumPy all-reduce, 2 workers, 2 sidecars", one_tensor, show="the mean is")
+        steps.run("one NumPy all-reduce, 2 workers, 2 sidecars", one_tensor, show="rank ")
         steps.run("PyTorch and scikit-learn", [sys.executable, str(ENVIRONMENT), "training"])
         report = pathlib.Path(folder, "job.json")
         many = pathlib.Path(folder, "many.json")
