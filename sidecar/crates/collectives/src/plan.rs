@@ -2,7 +2,7 @@
 //!
 //! A planner is a pure function of (member, topology, work, tuning); the same inputs give every member its part of one
 //! schedule. Nothing here knows sockets or buffers: the engine's executor performs a plan, the symbolic
-//! [checker](crate::check) proves it.
+//! [checker](mod@crate::check) proves it.
 //!
 //! - A **bucket** is a list of tensors that travel together. Its coordinates are elements `0..layout.elements`, cut into
 //!   **slices** that say which part of which tensor lies there. Slices are ordered so that a piece of the bucket is one

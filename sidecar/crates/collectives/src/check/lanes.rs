@@ -4,7 +4,7 @@
 //! order up to the window, and posts a round's transfers together; a send is complete when the receiver has taken the
 //! chunk from the lane's head. The schedule decides what happens next among everything that can happen.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use ronde_wire::{Lane, Member};
 
@@ -173,11 +173,11 @@ struct Network<'a> {
     /// Operations that each member has started.
     started: Vec<usize>,
     progress: Vec<Vec<Vec<Progress>>>,
-    windows: BTreeMap<(Member, usize, Lane), Window>,
+    windows: HashMap<(Member, usize, Lane), Window>,
     links: BTreeMap<Link, Queue>,
     ready: VecDeque<Event>,
     /// Chunks that lie at a receiver before their receive is posted, by sender and receiver, and the most ever.
-    early: BTreeMap<(Member, Member), usize>,
+    early: HashMap<(Member, Member), usize>,
     early_most: usize,
 }
 
@@ -190,9 +190,9 @@ impl<'a> Network<'a> {
             delivery,
             started: vec![0; members],
             progress: operations.iter().map(|plans| plans.iter().map(fresh).collect()).collect(),
-            windows: BTreeMap::new(),
+            windows: HashMap::new(),
             links: BTreeMap::new(),
-            early: BTreeMap::new(),
+            early: HashMap::new(),
             early_most: 0,
             ready: (0..).map(Member).take(members).map(|member| Event::Start { member }).collect(),
         }
@@ -263,7 +263,9 @@ impl<'a> Network<'a> {
             }
         }
         self.windows.insert((member, operation, lane), window);
-        self.offer_all(member);
+        if self.delivery == Delivery::WhenBegun {
+            self.offer_all(member);
+        }
     }
 
     /// Looks at the heads of all lanes that lead to a member.

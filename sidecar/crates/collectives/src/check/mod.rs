@@ -2,7 +2,7 @@
 //!
 //! | file | proves |
 //! |---|---|
-//! | [`layout`](self) | layouts are equal and map every input and output element exactly once |
+//! | `layout` | layouts are equal and map every input and output element exactly once |
 //! | `transfers` | sends match receives in peer, strand, round, span and lane; bytes and rounds equal the closed form |
 //! | `values` | each contribution counts exactly once, in member order; all ranks end with the same expression; nothing stale is read, nothing is written twice |
 //! | `lanes` | plans complete on FIFO lanes, alone and with another plan, in adversarial schedules |
