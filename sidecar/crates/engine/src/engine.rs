@@ -171,10 +171,8 @@ impl Engine {
                 self.receive(self.context.me(), envelope);
             }
             self.participant.flush(&mut self.context);
-            if self.context.loopback.is_empty() {
-                if let Some(coordinator) = &mut self.coordinator {
-                    coordinator.settle(&mut self.context);
-                }
+            if let (true, Some(coordinator)) = (self.context.loopback.is_empty(), &mut self.coordinator) {
+                coordinator.settle(&mut self.context);
             }
             if self.context.loopback.is_empty() {
                 return;
@@ -246,7 +244,7 @@ impl Engine {
                 if from != cx.coordinator {
                     return Err("sends what only the coordinator sends".to_owned());
                 }
-                self.from_coordinator(epoch, seq, message);
+                self.handle_coordinator(epoch, seq, message);
                 Ok(())
             }
             _ => match &mut self.coordinator {
@@ -256,7 +254,7 @@ impl Engine {
         }
     }
 
-    fn from_coordinator(&mut self, epoch: Epoch, seq: Seq, message: Control) {
+    fn handle_coordinator(&mut self, epoch: Epoch, seq: Seq, message: Control) {
         let (cx, participant) = (&mut self.context, &mut self.participant);
         if let Control::EpochBegin { world } = message {
             participant.begin(cx, epoch, &world);

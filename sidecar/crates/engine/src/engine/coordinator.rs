@@ -36,7 +36,7 @@ enum Phase {
     /// Within an epoch.
     Running,
     /// A rank has shut down; these sidecars still finish what was ordered before.
-    Closing(BTreeSet<SidecarIndex>),
+    Closing(BTreeSet<SidecarIndex>, Failure),
 }
 
 /// A message that breaks the protocol, in words that follow "it".
@@ -67,11 +67,7 @@ impl Coordinator {
             Control::Announce { announcements } => self.announced(cx, from, announcements),
             Control::Done => self.done(cx, from, seq),
             Control::Failed { failure } => {
-                let who = wording::sidecar(&cx.config.world, from);
-                let reason = format!("{who} cannot go on: {}", failure.reason);
-                let cause = if failure.cause.ends_epoch() { failure.cause } else { Cause::Bug };
-                let named = Failure { sidecar: Some(from), ..Failure::new(cause, reason) };
-                self.end(cx, &Failure { rank: failure.rank, tensor: failure.tensor, ..named });
+                self.failed(cx, from, failure);
                 Ok(())
             }
             Control::SuspectRanks { ranks } => {
@@ -142,7 +138,7 @@ impl Coordinator {
         match &self.phase {
             Phase::Gathering => false,
             Phase::Running => true,
-            Phase::Closing(unfinished) => unfinished.contains(&peer),
+            Phase::Closing(unfinished, _) => unfinished.contains(&peer),
         }
     }
 
@@ -170,11 +166,11 @@ impl Coordinator {
         }
         match &mut self.phase {
             // Sent before the sender heard of this epoch.
-            Phase::Running | Phase::Closing(_) if epoch < self.epoch => {
+            Phase::Running | Phase::Closing(..) if epoch < self.epoch => {
                 cx.stats.stale_frames += 1;
                 return Ok(());
             }
-            Phase::Running | Phase::Closing(_) if epoch > self.epoch => {
+            Phase::Running | Phase::Closing(..) if epoch > self.epoch => {
                 return Err(format!("claims to have seen {epoch}, but {} is the newest", self.epoch));
             }
             Phase::Running => {
@@ -182,7 +178,7 @@ impl Coordinator {
                 let reason = format!("{who} has ended {epoch} on its own; see its log for the reason");
                 self.end(cx, &Failure::new(Cause::SidecarLost, reason).with_sidecar(from));
             }
-            Phase::Closing(unfinished) => {
+            Phase::Closing(unfinished, _) => {
                 unfinished.remove(&from);
                 if unfinished.is_empty() {
                     self.phase = Phase::Gathering;
@@ -218,8 +214,12 @@ impl Coordinator {
                 cx.send(sidecar, self.epoch, Seq(0), Control::EpochEnd { failure: failure.clone() });
             }
         }
-        let orderly = failure.cause == Cause::ShutDown;
-        self.phase = if orderly { Phase::Closing(cx.sidecars.iter().copied().collect()) } else { Phase::Gathering };
+        let orderly = failure.cause == Cause::ShutDown && matches!(self.phase, Phase::Running);
+        self.phase = if orderly {
+            Phase::Closing(cx.sidecars.iter().copied().collect(), failure.clone())
+        } else {
+            Phase::Gathering
+        };
         self.negotiation.clear();
         self.ordering.clear();
         self.stalls.clear();
@@ -232,18 +232,31 @@ impl Coordinator {
         if !matches!(self.phase, Phase::Running) {
             return Ok(());
         }
-        let (why, orderly) = (&failure.reason, failure.cause == Cause::ShutDown);
-        let named = if orderly {
-            self.ordering.order_all(cx, self.epoch);
-            let reason = format!(
-                "ronde has been shut down by {rank} on {from}: {why}. Operations that not all ranks had asked for by then fail."
-            );
+        let why = &failure.reason;
+        let who =
+            if why.starts_with(&format!("{rank} ")) { String::new() } else { format!("{rank} on {from} has left: ") };
+        let named = if failure.cause == Cause::ShutDown {
+            let reason =
+                format!("ronde has been shut down: {who}{why}. Operations that were not under way by then fail.");
             Failure::new(Cause::ShutDown, reason)
         } else {
-            Failure::new(Cause::RankLost, format!("{rank} on {from} is lost: {why}"))
+            Failure::new(Cause::RankLost, format!("{who}{why}"))
         };
         self.end(cx, &named.with_rank(rank).with_sidecar(from));
         Ok(())
+    }
+
+    fn failed(&mut self, cx: &mut Context, from: SidecarIndex, failure: Failure) {
+        // What was ordered before a goodbye may need memory that went with the rank: the goodbye is the reason then.
+        if let Phase::Closing(_, shutdown) = &self.phase {
+            let shutdown = shutdown.clone();
+            self.end(cx, &shutdown);
+            return;
+        }
+        let reason = format!("{} cannot go on: {}", wording::sidecar(&cx.config.world, from), failure.reason);
+        let cause = if failure.cause.ends_epoch() { failure.cause } else { Cause::Bug };
+        let named = Failure::new(cause, reason).with_sidecar(from);
+        self.end(cx, &Failure { rank: failure.rank, tensor: failure.tensor, ..named });
     }
 
     fn unreachable(
@@ -286,7 +299,7 @@ impl Coordinator {
                 Intent::Void { set, name, failure } => {
                     let view = cx.set(set).ok_or_else(|| format!("voids a tensor of {set}, which does not exist"))?;
                     check_in_set(&view, rank)?;
-                    self.void(cx, &view, rank, name, &failure);
+                    self.void(cx, &view, rank, &name, &failure);
                 }
             }
         }
@@ -313,7 +326,7 @@ impl Coordinator {
         }
     }
 
-    fn void(&mut self, cx: &mut Context, view: &SetView, rank: Rank, name: TensorName, failure: &Failure) {
+    fn void(&mut self, cx: &mut Context, view: &SetView, rank: Rank, name: &TensorName, failure: &Failure) {
         let set = view.topology.set;
         // The cause tells the two apart: a withdrawal that comes too late must not harm the name's next round.
         let (void, verb) = match failure.cause {
@@ -323,7 +336,7 @@ impl Coordinator {
         let reason = format!("the request of {rank} for tensor {name} of {set} {verb}: {}", failure.reason);
         let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(name.clone());
         match self.negotiation.void(cx.now, view, (rank, name.clone()), (void, failure)) {
-            Outcome::Poisoned(failure) => self.reject(cx, view, &name, &failure),
+            Outcome::Poisoned(failure) => self.reject(cx, view, name, &failure),
             Outcome::Overflow => {
                 let most = super::negotiation::POISONED_MAX;
                 let reason =

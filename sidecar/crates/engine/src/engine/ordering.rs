@@ -50,17 +50,8 @@ impl Ordering {
 
     /// Orders as much as may be in flight, set by set.
     pub(crate) fn order(&mut self, cx: &mut Context, epoch: Epoch) {
-        self.order_up_to(cx, epoch, cx.config.buckets_in_flight);
-    }
-
-    /// Orders all that is ready: nothing will be done any more that could make room.
-    pub(crate) fn order_all(&mut self, cx: &mut Context, epoch: Epoch) {
-        self.order_up_to(cx, epoch, usize::MAX);
-    }
-
-    fn order_up_to(&mut self, cx: &mut Context, epoch: Epoch, in_flight_max: usize) {
         for (&set, queue) in &mut self.sets {
-            while queue.in_flight < in_flight_max {
+            while queue.in_flight < cx.config.buckets_in_flight {
                 let bucket = next_bucket(&mut queue.ready, cx.config.fusion_threshold_bytes);
                 let (Some(view), false) = (cx.set(set), bucket.is_empty()) else { break };
                 queue.in_flight += 1;

@@ -123,7 +123,8 @@ impl Participant {
         cx.stats.epochs += 1;
         cx.act(Action::EpochBegan { epoch });
         for rank in missing {
-            let failure = Failure::new(Cause::RankLost, format!("it left before {epoch} began")).with_rank(rank);
+            let failure =
+                Failure::new(Cause::RankLost, format!("its session ended before {epoch} began")).with_rank(rank);
             self.to_coordinator(cx, Seq(0), Control::Left { rank, failure });
         }
     }
@@ -132,7 +133,8 @@ impl Participant {
     pub(crate) fn epoch_ended(&mut self, cx: &mut Context, failure: Failure) {
         // From the network: cut to the limits of a failure.
         let failure = Failure { reason: Failure::new(failure.cause, failure.reason).reason, ..failure };
-        if failure.cause != Cause::ShutDown || self.admitted.is_empty() {
+        // Said a second time, what was ordered cannot be finished.
+        if failure.cause != Cause::ShutDown || self.admitted.is_empty() || !self.is_active() {
             self.end(cx, &failure);
             return;
         }
@@ -214,10 +216,8 @@ impl Participant {
     }
 
     fn refuse_ended(&self, cx: &mut Context) {
-        let failure = self.last_failure.clone().map_or_else(
-            || Failure::new(Cause::SidecarLost, format!("{} has ended here", self.epoch)),
-            |failure| failure,
-        );
+        let unknown = || Failure::new(Cause::SidecarLost, format!("{} has ended here", self.epoch));
+        let failure = self.last_failure.clone().unwrap_or_else(unknown);
         self.to_coordinator(cx, Seq(0), Control::Failed { failure });
     }
 }

@@ -91,7 +91,7 @@ impl Participant {
         }
         for rank in dead {
             let silence = wording::seconds(cx.config.peer_timeout_ms);
-            let reason = format!("its process has been silent for {silence}; it is stopped or overloaded");
+            let reason = format!("{rank} has been silent for {silence}: its process is stopped or overloaded");
             let failure = Failure::new(Cause::RankLost, reason).with_rank(rank).with_sidecar(cx.me());
             cx.act(Action::EndSession { rank, failure: failure.clone() });
             self.leave(cx, rank, failure);

@@ -66,7 +66,10 @@ fn a_shutdown_names_the_rank_and_a_new_epoch_can_begin() {
     cluster.run();
     let failure = cluster.failure(0, pending).clone();
     assert_eq!((failure.cause, failure.rank), (Cause::ShutDown, Some(Rank(3))));
-    assert!(failure.reason.contains("has been shut down by rank 3 on sidecar 1"), "{failure}");
+    assert!(
+        failure.reason.contains("has been shut down: rank 3 on sidecar 1 has left: the worker said goodbye"),
+        "{failure}"
+    );
     assert_eq!(cluster.ended.len(), 2);
     let after = cluster.submit(1, sum("t", &[1]));
     cluster.run();
@@ -141,20 +144,22 @@ fn all_say_goodbye_at_once_in_any_order() {
 }
 
 #[test]
-fn tensors_that_all_have_asked_for_are_still_ordered_at_a_goodbye() {
-    let mut cluster = Cluster::new(&[0, 1]).started();
+fn what_cannot_be_finished_after_a_goodbye_names_the_goodbye() {
+    let mut cluster = Cluster::new(&[0, 1, 2]).started();
     cluster.executes = false;
-    let mut requests = Vec::new();
-    for tensor in ["a", "b", "c", "d"] {
-        requests.push(cluster.submit_all(&sum(tensor, &[4])));
-        cluster.run();
-    }
-    assert_eq!(cluster.admitted[0].len(), 2);
-    cluster.goodbye(1);
+    let requests = cluster.submit_all(&sum("a", &[4]));
+    let unordered = cluster.submit(0, sum("b", &[4]));
     cluster.run();
-    assert_eq!(cluster.buckets(0), [vec!["a"], vec!["b"], vec!["c", "d"]]);
-    cluster.execute_all();
-    assert!(requests.iter().all(|requests| cluster.all_completed(requests)));
+    // Rank 1 leaves with its operation under way, and its memory with it.
+    cluster.goodbye(1);
+    let (_, epoch, seq) = cluster.unexecuted[1];
+    cluster.event(1, Event::ExecutionFailed { epoch, seq, reason: "its memory is gone".to_owned() });
+    cluster.run();
+    let failure = cluster.common_failure(&requests).clone();
+    assert_eq!((failure.cause, failure.rank), (Cause::ShutDown, Some(Rank(1))));
+    assert_eq!(*cluster.failure(0, unordered), failure);
+    assert_eq!(cluster.ended.len(), 3);
+    assert!(cluster.engines.iter().all(crate::Engine::is_drained));
 }
 
 #[test]
@@ -164,12 +169,12 @@ fn a_lost_rank_ends_everything_at_once() {
     let ordered = cluster.submit_all(&sum("a", &[4]));
     let waiting = cluster.submit(1, sum("b", &[4]));
     cluster.run();
-    let killed = Failure::new(Cause::RankLost, "its process was ended by signal 9").with_rank(Rank(2));
+    let killed = Failure::new(Cause::RankLost, "rank 2 was ended by signal 9").with_rank(Rank(2));
     cluster.leave(2, killed);
     cluster.run();
     let failure = cluster.common_failure(&ordered).clone();
     assert_eq!(failure, *cluster.failure(1, waiting));
-    assert_eq!(failure.reason, "rank 2 on sidecar 1 is lost: its process was ended by signal 9");
+    assert_eq!(failure.reason, "rank 2 was ended by signal 9");
     assert_eq!((failure.cause, failure.rank), (Cause::RankLost, Some(Rank(2))));
     cluster.execute_all();
     assert!(cluster.engines.iter().all(|e| e.stats().executed == 0), "late executions mean nothing");
@@ -234,7 +239,7 @@ fn a_rank_that_leaves_while_the_epoch_begins_ends_it() {
     cluster.leave(2, Failure::new(Cause::RankLost, "its process exited"));
     cluster.run();
     assert_eq!(cluster.ended.len(), 2);
-    assert!(cluster.ended[0].2.reason.contains("rank 2 on sidecar 1 is lost: it left before epoch 1 began"));
+    assert!(cluster.ended[0].2.reason.contains("rank 2 on sidecar 1 has left: its session ended before epoch 1 began"));
 }
 
 #[test]
