@@ -87,7 +87,7 @@ impl QuicOptions {
         let granted = u32::try_from(receive_buffer_bytes / 2).unwrap_or(u32::MAX).max(RECEIVE_WINDOW_BYTES_MIN);
         let window = VarInt::from_u32(self.window_bytes.min(granted));
         let mut discovery = MtuDiscoveryConfig::default();
-        discovery.upper_bound(self.mtu_upper_bound);
+        discovery.upper_bound(self.mtu_upper_bound).black_hole_cooldown(BLACK_HOLE_COOLDOWN);
         let mut config = TransportConfig::default();
         config
             .max_concurrent_bidi_streams(VarInt::from_u32(1))
@@ -127,6 +127,9 @@ impl QuicOptions {
 const RECEIVE_WINDOW_BYTES_MIN: u32 = 1 << 20;
 /// Hosts of a cluster are near: a lost first datagram is sent again after three times this, not after a second.
 const INITIAL_RTT: Duration = Duration::from_millis(50);
+/// A network that was cut for seconds looks like one that has stopped to carry large datagrams; they are tried again after
+/// this, not after a minute.
+const BLACK_HOLE_COOLDOWN: Duration = Duration::from_secs(5);
 const IDLE_TIMEOUT_MS: u32 = 30_000;
 /// A third of the idle timeout, so that two lost ones do not end a lane.
 const LANE_KEEP_ALIVE: Duration = Duration::from_secs(10);
