@@ -1,6 +1,6 @@
 """The shortest program: every worker has an array, every worker gets the mean.
 
-    ronde run -np 4 --sidecars 2 python sdk-python/examples/allreduce.py
+ronde run -np 4 --sidecars 2 python sdk-python/examples/allreduce.py
 """
 
 import numpy as np

@@ -175,9 +175,7 @@ class Client:
         target = None if out is None else target_of(out)
         if target is not None and target.nbytes != source.nbytes:
             raise ValueError(f"out has {target.nbytes} bytes, but the result has {source.nbytes}")
-        operation = self._session.submit(
-            kind, source.dtype, source.shape, source.address, source.nbytes, **options
-        )
+        operation = self._session.submit(kind, source.dtype, source.shape, source.address, source.nbytes, **options)
         return Handle(self._session, operation, source, target)
 
 

@@ -46,7 +46,9 @@ class Target:
 class Empty(Protocol):
     """Makes memory for a result of some shape."""
 
-    def __call__(self, shape: Sequence[int]) -> Target: ...
+    def __call__(self, shape: Sequence[int]) -> Target:
+        """Memory for a result of this shape."""
+        ...
 
 
 def source_of(tensor: Any) -> Source:

@@ -1,0 +1,60 @@
+"""What happens to a gradient before it is handed over, and after the result is back."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+
+class Compressor(Protocol):
+    """A pair of functions around a reduction."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The tensor to reduce, and what `decompress` needs to know."""
+        ...
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        """The result as the caller wants it."""
+        ...
+
+
+class NoneCompressor:
+    """Leaves tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The tensor itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        """The tensor itself."""
+        del context
+        return tensor
+
+
+class FP16Compressor:
+    """Reduces floating-point tensors in half precision; sums are accumulated in float32."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The tensor in half precision, if it has floating-point elements."""
+        if not tensor.dtype.is_floating_point:
+            return tensor, tensor.dtype
+        return tensor.to(torch.float16), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        """The tensor in its original type."""
+        dtype: torch.dtype = context
+        return tensor.to(dtype)
+
+
+class Compression:
+    """The compressors."""
+
+    none: type[Compressor] = NoneCompressor
+    fp16: type[Compressor] = FP16Compressor
