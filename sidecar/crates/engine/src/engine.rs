@@ -1,8 +1,8 @@
 //! The engine of one sidecar's control thread: a state machine that negotiates, orders, admits and completes operations
 //! and knows who is alive.
 //!
-//! It consists of a [participant](participant) on every sidecar and, where rank 0 is hosted, the
-//! [coordinator](coordinator) of the whole job. Both work on one context; messages to this sidecar itself take an
+//! It consists of a *participant* on every sidecar and, where rank 0 is hosted, the
+//! *coordinator* of the whole job. Both work on one context; messages to this sidecar itself take an
 //! internal queue instead of the network, so there is one code path for near and far.
 
 mod admission;
