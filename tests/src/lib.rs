@@ -1,1 +1,6 @@
-//! (skeleton)
+//! The library behind the tests of whole systems: real processes in the test's hands.
+
+pub mod cluster;
+pub mod harness;
+pub mod regression;
+pub mod script;

@@ -1,0 +1,50 @@
+//! Replays seeds of the simulation: `sim --seed N [--count M] [--trace] [--saboteur NAME] [--floats VARIANT]`.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use ronde_tests::sim::{Options, Saboteur, run};
+
+fn main() -> anyhow::Result<ExitCode> {
+    let (first, count, options) = parse(std::env::args().skip(1))?;
+    let mut failures = 0;
+    for seed in first..first + count {
+        match run(seed, &options) {
+            Ok(report) if count == 1 => {
+                let results = report.results.len();
+                println!("seed {seed}: {:?}", ronde_tests::sim::Report { results: Default::default(), ..report });
+                println!("{results} results to compare");
+            }
+            Ok(_) => {}
+            Err(failed) => {
+                failures += 1;
+                println!("{failed}");
+            }
+        }
+    }
+    println!("{count} seeds from {first}, {failures} failed");
+    Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn parse(mut args: impl Iterator<Item = String>) -> anyhow::Result<(u64, u64, Options)> {
+    let (mut first, mut count, mut options) = (0, 1, Options::default());
+    while let Some(arg) = args.next() {
+        let mut number = || -> anyhow::Result<u64> {
+            let value = args.next().with_context(|| format!("{arg} needs a number"))?;
+            value.parse().with_context(|| format!("{arg} needs a number, not {value:?}"))
+        };
+        match arg.as_str() {
+            "--seed" => first = number()?,
+            "--count" => count = number()?,
+            "--floats" => options.floats_variant = Some(number()?),
+            "--trace" => options.trace = true,
+            "--saboteur" => {
+                let name = args.next().unwrap_or_default();
+                let saboteur = Saboteur::from_name(&name);
+                options.saboteur = Some(saboteur.with_context(|| format!("there is no saboteur {name:?}"))?);
+            }
+            _ => bail!("unknown argument {arg:?}: --seed N [--count M] [--trace] [--saboteur NAME] [--floats VARIANT]"),
+        }
+    }
+    Ok((first, count, options))
+}

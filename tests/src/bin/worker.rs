@@ -1,0 +1,118 @@
+//! A worker that does what a test tells it on standard input: see `ronde_tests::script`.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ronde::{AllReduceOptions, Client, Error, Operation, Options, ReduceOp, TensorRef};
+use ronde_tests::regression::{FEATURES, Model};
+use ronde_tests::script::{Answer, Ask, Wanted, digest};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::task::{AbortHandle, LocalSet};
+
+fn main() -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("threads can be started");
+    let code = LocalSet::new().block_on(&runtime, run());
+    // Reading standard input cannot be interrupted.
+    runtime.shutdown_background();
+    code
+}
+
+async fn run() -> ExitCode {
+    let connected = match Options::from_env() {
+        Ok(options) => Client::connect(options).await,
+        Err(error) => Err(error),
+    };
+    let client = match connected {
+        Ok(client) => Rc::new(client),
+        Err(error) => {
+            say(&Answer::NotConnected { text: error.to_string() });
+            return ExitCode::from(EXIT_NOT_CONNECTED);
+        }
+    };
+    say(&Answer::Connected { rank: client.rank(), size: client.size() });
+    tokio::task::spawn_local(watch(Rc::clone(&client)));
+    let waiting: Waiting = Rc::default();
+    let mut lines = BufReader::new(tokio::io::stdin()).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        match serde_json::from_str(&line).expect("tests send what they define") {
+            Ask::Submit { id, operation } => submit(&client, &waiting, id, &operation).await,
+            Ask::Abandon { id } => drop(waiting.borrow_mut().remove(&id).map(|task| task.abort())),
+            Ask::Train { steps, identity } => train(&client, steps, identity).await,
+            Ask::Close => break,
+        }
+    }
+    drop(waiting.borrow_mut().drain().map(|(_, task)| task.abort()));
+    ExitCode::SUCCESS
+}
+
+type Waiting = Rc<RefCell<HashMap<u64, AbortHandle>>>;
+
+async fn submit(client: &Client, waiting: &Waiting, id: u64, wanted: &Wanted) {
+    let Wanted { name, collective, dtype, shape, fill } = wanted;
+    let elements = shape.iter().product::<u64>();
+    let bytes =
+        fill.bytes(client.rank(), usize::try_from(elements).expect("test tensors are small") * dtype.size_bytes());
+    let operation = Operation::new(name.as_deref(), collective.clone(), *dtype, shape);
+    let bytes = if *collective == ronde::Collective::Barrier { Vec::new() } else { bytes };
+    match client.submit(&operation, &bytes).await {
+        Err(error) => say(&failed(id, &error)),
+        Ok(handle) => {
+            say(&Answer::Submitted { id });
+            let task = tokio::task::spawn_local(async move {
+                say(&match handle.wait().await {
+                    Ok(tensor) => Answer::Done { id, digest: digest(&tensor.bytes), shape: tensor.shape },
+                    Err(error) => failed(id, &error),
+                });
+            });
+            waiting.borrow_mut().insert(id, task.abort_handle());
+        }
+    }
+}
+
+async fn train(client: &Client, steps: u64, identity: bool) {
+    let mut model = Model::default();
+    for step in 0..steps {
+        let gradient = model.gradient(step, client.rank()..client.rank() + 1);
+        let shape = [FEATURES as u64];
+        let tensor = TensorRef::of(&shape, &gradient).expect("the shape is the gradient's");
+        let options = AllReduceOptions { op: ReduceOp::Average, ..AllReduceOptions::default() };
+        let averaged = client.allreduce("gradient", tensor, options).await.expect("nobody fails while training");
+        let averaged = averaged.to_vec::<f32>().expect("what went in as f32 comes out as f32");
+        model.step(if identity { &gradient } else { &averaged });
+    }
+    say(&Answer::Trained { weights: model.weights.to_vec() });
+}
+
+/// Passes on notices and the end of the session.
+async fn watch(client: Rc<Client>) {
+    let mut told = false;
+    loop {
+        client.take_notices().into_iter().for_each(|text| say(&Answer::Notice { text }));
+        if let Some(error) = client.over().filter(|_| !told) {
+            told = true;
+            say(&Answer::Over { text: error.to_string() });
+        }
+        tokio::time::sleep(WATCH_INTERVAL).await;
+    }
+}
+
+fn failed(id: u64, error: &Error) -> Answer {
+    let failure = error.failure();
+    Answer::Failed {
+        id,
+        cause: failure.map(|failure| failure.cause),
+        rank: failure.and_then(|failure| failure.rank).map(|rank| rank.0),
+        sidecar: failure.and_then(|failure| failure.sidecar).map(|sidecar| sidecar.0),
+        text: error.to_string(),
+    }
+}
+
+fn say(answer: &Answer) {
+    println!("{}", serde_json::to_string(answer).expect("answers are plain data"));
+}
+
+const EXIT_NOT_CONNECTED: u8 = 3;
+const WATCH_INTERVAL: Duration = Duration::from_millis(5);

@@ -1,0 +1,190 @@
+//! Real sidecars and workers with the test in the launcher's place: so that nobody else ends them, and each can be killed,
+//! stopped, cut off or started with another certificate.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+
+pub mod network;
+pub mod process;
+pub mod sidecar;
+pub mod worker;
+
+pub use network::Network;
+pub use process::{Line, Process};
+pub use sidecar::{Authority, Sidecar, SidecarOptions};
+pub use worker::{Failed, Outcome, Worker, sum};
+
+/// A job: sidecars by index, workers by rank.
+#[derive(Debug)]
+pub struct Cluster {
+    /// By index.
+    pub sidecars: Vec<Sidecar>,
+    /// By rank.
+    pub workers: Vec<Worker>,
+    /// The job's name.
+    pub job: String,
+    /// For each rank the index of its sidecar.
+    pub placement: Vec<u32>,
+    program: PathBuf,
+    _directory: TempDir,
+}
+
+/// How a job is started.
+#[derive(Clone, Debug)]
+pub struct Plan<'a> {
+    placement: Vec<u32>,
+    peer_timeout_ms: Option<u64>,
+    arena_bytes_max: Option<u64>,
+    network: Option<&'a Network>,
+}
+
+impl<'a> Plan<'a> {
+    /// A job with this sidecar for each rank.
+    #[must_use]
+    pub fn of(placement: &[u32]) -> Self {
+        Self { placement: placement.to_vec(), peer_timeout_ms: None, arena_bytes_max: None, network: None }
+    }
+
+    /// With a time after which a silent peer is dead.
+    #[must_use]
+    pub fn peer_timeout_ms(self, milliseconds: u64) -> Self {
+        Self { peer_timeout_ms: Some(milliseconds), ..self }
+    }
+
+    /// With a limit on the bytes of a session.
+    #[must_use]
+    pub fn arena_bytes_max(self, bytes: u64) -> Self {
+        Self { arena_bytes_max: Some(bytes), ..self }
+    }
+
+    /// With each sidecar on the host of its index.
+    #[must_use]
+    pub fn on(self, network: &'a Network) -> Self {
+        Self { network: Some(network), ..self }
+    }
+
+    /// Starts sidecars and workers and waits until the epoch has begun everywhere. `program` is the scripted worker.
+    ///
+    /// # Errors
+    /// What did not start, with its words.
+    pub fn start(self, program: &str) -> Result<Cluster> {
+        let mut cluster = self.sidecars(program)?;
+        for rank in 0..cluster.size() {
+            let worker = cluster.new_worker(rank)?;
+            cluster.workers.push(worker);
+        }
+        cluster.workers.iter_mut().try_for_each(Worker::await_connected)?;
+        Ok(cluster)
+    }
+
+    /// Starts sidecars only.
+    ///
+    /// # Errors
+    /// What did not start, with its words.
+    pub fn sidecars(self, program: &str) -> Result<Cluster> {
+        let directory = tempfile::Builder::new().prefix("ronde-test-").tempdir()?;
+        let job = "test".to_owned();
+        let count = self.placement.iter().max().context("a job has ranks")? + 1;
+        let mut sidecars = Vec::new();
+        for index in 0..count {
+            sidecars.push(Sidecar::start(&self.options(&job, index, directory.path()))?);
+        }
+        let authority = Authority::new(&job)?;
+        let peers: Vec<Value> = sidecars.iter().map(Sidecar::as_peer).collect();
+        for sidecar in &mut sidecars {
+            let certificate = authority.issue(sidecar.certificate_request()?, sidecar.index)?;
+            sidecar.join(&certificate, authority.certificate(), &peers, &self.placement)?;
+        }
+        sidecars.iter_mut().try_for_each(Sidecar::await_serving)?;
+        let (placement, program) = (self.placement, PathBuf::from(program));
+        Ok(Cluster { sidecars, workers: Vec::new(), job, placement, program, _directory: directory })
+    }
+
+    fn options(&self, job: &str, index: u32, directory: &Path) -> SidecarOptions {
+        SidecarOptions {
+            job: job.to_owned(),
+            index,
+            address: self.network.map_or_else(|| "127.0.0.1".to_owned(), |network| network.address(index)),
+            runtime_dir: directory.to_owned(),
+            peer_timeout_ms: self.peer_timeout_ms,
+            start_timeout_ms: 30_000,
+            arena_bytes_max: self.arena_bytes_max,
+            namespace: self.network.map(|network| network.host(index)),
+        }
+    }
+}
+
+impl Cluster {
+    /// The number of ranks.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        u32::try_from(self.placement.len()).unwrap_or(u32::MAX)
+    }
+
+    /// All ranks.
+    #[must_use]
+    pub fn ranks(&self) -> Vec<u32> {
+        (0..self.size()).collect()
+    }
+
+    /// The sidecar that serves a rank.
+    #[must_use]
+    pub fn sidecar_of(&self, rank: u32) -> &Sidecar {
+        &self.sidecars[self.placement[rank as usize] as usize]
+    }
+
+    /// Starts a worker for a rank; it is not waited for.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn new_worker(&self, rank: u32) -> Result<Worker> {
+        Worker::start(&self.program, &self.job, rank, self.sidecar_of(rank))
+    }
+
+    /// All ranks submit a sum of whole numbers, and all get exactly that.
+    ///
+    /// # Errors
+    /// When one does not.
+    pub fn check_sum(&mut self, name: &str, elements: u64) -> Result<()> {
+        let fill = crate::script::Fill::Whole { seed: crate::script::scatter(elements) };
+        let ranks = self.ranks();
+        let mut pending = Vec::new();
+        for worker in &mut self.workers {
+            pending.push(worker.submit(sum(name, elements, fill))?);
+        }
+        let expected = fill.digest_of_sum(&ranks, usize::try_from(elements * 4)?);
+        for (worker, id) in self.workers.iter_mut().zip(pending) {
+            let digest = worker.digest(id, PATIENCE)?;
+            ensure!(digest == expected, "rank {}: the sum {name} of {elements} elements is wrong", worker.rank);
+        }
+        Ok(())
+    }
+}
+
+/// The binary under test: RONDE_BIN, else the one that was built beside this test.
+///
+/// # Errors
+/// When there is none.
+pub fn ronde_binary() -> Result<PathBuf> {
+    let path = match std::env::var_os("RONDE_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => {
+            let test = std::env::current_exe()?;
+            let profile = test.parent().and_then(Path::parent).context("tests are built into target/<profile>/deps")?;
+            profile.join("ronde")
+        }
+    };
+    ensure!(
+        path.is_file(),
+        "{} does not exist; build it with `cargo build -p ronde-sidecar` or set RONDE_BIN",
+        path.display()
+    );
+    Ok(path)
+}
+
+/// How long anything may take that takes milliseconds when nothing is wrong.
+pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,0 +1,232 @@
+//! One `ronde sidecar --bootstrap`, with the test in the launcher's place.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail};
+use ronde_transport::{JobCa, TrustDomain, Validity};
+use ronde_wire::{JobName, SidecarIndex};
+use serde_json::{Value, json};
+
+use super::process::{Line, Process};
+use super::{PATIENCE, ronde_binary};
+
+/// How a sidecar is started.
+#[derive(Clone, Debug)]
+pub struct SidecarOptions {
+    /// The job's name.
+    pub job: String,
+    /// Its index.
+    pub index: u32,
+    /// The address to listen on.
+    pub address: String,
+    /// Where its session directory is made.
+    pub runtime_dir: PathBuf,
+    /// Silence after which a peer is dead; the default when absent.
+    pub peer_timeout_ms: Option<u64>,
+    /// How long links may take to come.
+    pub start_timeout_ms: u64,
+    /// The most bytes of inputs, and of results, of one session; the default when absent.
+    pub arena_bytes_max: Option<u64>,
+    /// The network namespace to run in.
+    pub namespace: Option<String>,
+}
+
+/// A running sidecar process.
+#[derive(Debug)]
+pub struct Sidecar {
+    /// The process.
+    pub process: Process,
+    /// Its index.
+    pub index: u32,
+    /// What it said when it was bound.
+    pub bound: Value,
+    /// What it said when it served; null before.
+    pub serving: Value,
+}
+
+impl Sidecar {
+    /// Starts it and waits until it is bound.
+    ///
+    /// # Errors
+    /// When it is not, with its words.
+    pub fn start(options: &SidecarOptions) -> Result<Self> {
+        let SidecarOptions { index, namespace, .. } = options;
+        let mut command = match namespace {
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace]).arg(ronde_binary()?);
+                command
+            }
+            None => Command::new(ronde_binary()?),
+        };
+        command.args(["sidecar", "--bootstrap"]).env("RONDE_LOG", "info");
+        let mut process = Process::start(format!("sidecar {index}"), &mut command)?;
+        let start = json!({
+            "type": "start",
+            "job": options.job,
+            "trust_domain": TRUST_DOMAIN,
+            "sidecar": index,
+            "address": options.address,
+            "runtime_dir": options.runtime_dir,
+            "lanes": null,
+            "peer_timeout_ms": options.peer_timeout_ms,
+            "start_timeout_ms": options.start_timeout_ms,
+            "arena_bytes_max": options.arena_bytes_max,
+            "fusion_threshold_bytes": null,
+        });
+        process.say(&start.to_string())?;
+        let bound = process.await_line("the bound line", PATIENCE, |line| message(line, "bound"))?;
+        Ok(Self { process, index: *index, bound, serving: Value::Null })
+    }
+
+    /// Its certificate request.
+    ///
+    /// # Errors
+    /// When it sent none.
+    pub fn certificate_request(&self) -> Result<&str> {
+        self.bound["certificate_request"].as_str().context("a bound line has a certificate request")
+    }
+
+    /// Where others reach it.
+    #[must_use]
+    pub fn as_peer(&self) -> Value {
+        let Self { index, bound, .. } = self;
+        let host = format!("host-{index}");
+        json!({ "sidecar": index, "host": host, "control": bound["control"], "lanes": bound["lanes"] })
+    }
+
+    /// Sends the second line.
+    ///
+    /// # Errors
+    /// When it does not listen.
+    pub fn join(&mut self, certificate: &str, ca: &str, peers: &[Value], placement: &[u32]) -> Result<()> {
+        let join = json!({
+            "type": "join",
+            "certificate": certificate,
+            "ca_certificate": ca,
+            "peers": peers,
+            "placement": placement,
+        });
+        self.process.say(&join.to_string())
+    }
+
+    /// Waits until workers may come.
+    ///
+    /// # Errors
+    /// When it does not serve, with its words.
+    pub fn await_serving(&mut self) -> Result<()> {
+        self.serving = self.process.await_line("the serving line", PATIENCE, |line| message(line, "serving"))?;
+        Ok(())
+    }
+
+    /// Waits for its last word: the reason for which it cannot go on.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn await_fatal(&mut self, within: Duration) -> Result<String> {
+        let fatal = self.process.await_line("its fatal line", within, |line| message(line, "fatal"))?;
+        Ok(fatal["reason"].as_str().context("a fatal line has a reason")?.to_owned())
+    }
+
+    /// Waits for its summary: it has drained.
+    ///
+    /// # Errors
+    /// When it does not come.
+    pub fn await_ended(&mut self, within: Duration) -> Result<Value> {
+        let ended = self.process.await_line("its summary", within, |line| message(line, "ended"))?;
+        Ok(ended["summary"].clone())
+    }
+
+    /// Its session directory.
+    ///
+    /// # Errors
+    /// Before it serves.
+    pub fn socket_dir(&self) -> Result<&Path> {
+        self.serving["socket_dir"].as_str().map(Path::new).context("the sidecar does not serve yet")
+    }
+
+    /// The token file of a rank.
+    ///
+    /// # Errors
+    /// When the rank is not served here.
+    pub fn token_file(&self, rank: u32) -> Result<&Path> {
+        let files = self.serving["token_files"].as_array().context("the sidecar does not serve yet")?;
+        let file =
+            files.iter().find(|file| file["rank"] == rank).with_context(|| format!("no token for rank {rank}"))?;
+        file["path"].as_str().map(Path::new).context("a token file has a path")
+    }
+
+    /// Where its admin pages are.
+    ///
+    /// # Errors
+    /// Before it serves.
+    pub fn admin(&self) -> Result<SocketAddr> {
+        self.serving["admin"].as_str().context("the sidecar does not serve yet")?.parse().context("an address")
+    }
+}
+
+/// A job's certificate authority.
+#[derive(Debug)]
+pub struct Authority(JobCa);
+
+impl Authority {
+    /// A fresh one.
+    ///
+    /// # Errors
+    /// When the job's name or the key cannot be made.
+    pub fn new(job: &str) -> Result<Self> {
+        let ca = JobCa::generate(JobName::new(job)?, TrustDomain::new(TRUST_DOMAIN)?, an_hour())?;
+        Ok(Self(ca))
+    }
+
+    /// Signs a sidecar's request for an index.
+    ///
+    /// # Errors
+    /// When the request cannot be read.
+    pub fn issue(&self, request: &str, index: u32) -> Result<String> {
+        Ok(self.0.issue(request, SidecarIndex(index), an_hour())?)
+    }
+
+    /// The same for a time that is over.
+    ///
+    /// # Errors
+    /// When the request cannot be read.
+    pub fn issue_expired(&self, request: &str, index: u32) -> Result<String> {
+        let now = SystemTime::now();
+        let validity =
+            Validity { not_before: now - Duration::from_secs(7_200), not_after: now - Duration::from_secs(60) };
+        Ok(self.0.issue(request, SidecarIndex(index), validity)?)
+    }
+
+    /// The authority's certificate.
+    #[must_use]
+    pub fn certificate(&self) -> &str {
+        self.0.ca_certificate_pem()
+    }
+}
+
+fn an_hour() -> Validity {
+    Validity::starting(SystemTime::now(), Duration::from_secs(3_600))
+}
+
+/// A line's object when it is of this type.
+fn message(line: &Line, kind: &str) -> Option<Value> {
+    let value: Value = serde_json::from_str(&line.text).ok()?;
+    (value["type"] == kind).then_some(value)
+}
+
+/// Fails when a sidecar has said that it cannot go on.
+///
+/// # Errors
+/// With its reason.
+pub fn check_alive(sidecar: &mut Sidecar) -> Result<()> {
+    match sidecar.await_fatal(Duration::ZERO) {
+        Ok(reason) => bail!("sidecar {} cannot go on: {reason}", sidecar.index),
+        Err(_) => Ok(()),
+    }
+}
+
+const TRUST_DOMAIN: &str = "ronde.test";
