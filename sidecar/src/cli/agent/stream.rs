@@ -90,14 +90,13 @@ fn end_of_last_line(bytes: &[u8]) -> usize {
 
 /// Where the bytes can be cut without cutting a character: at most three bytes from their end.
 fn character_border(bytes: &[u8]) -> usize {
-    let is_inside = |byte: &u8| byte & 0b1100_0000 == 0b1000_0000;
-    let inside = bytes.iter().rev().take(CHARACTER_BYTES_MAX).take_while(|byte| is_inside(byte)).count();
-    let first = bytes.len() - inside.min(bytes.len());
-    match bytes[..first].last() {
-        // The last character's first byte tells its length; when all of it is there the cut is behind it.
-        Some(lead) if *lead >= 0b1100_0000 && lead.leading_ones() as usize != inside + 1 => first - 1,
-        _ => bytes.len(),
-    }
+    let is_inside = |byte: &&u8| **byte & 0b1100_0000 == 0b1000_0000;
+    let inside = bytes.iter().rev().take(CHARACTER_BYTES_MAX).take_while(is_inside).count();
+    let first = bytes.len() - inside;
+    // The first byte of a character tells its length in leading ones; one byte alone begins with a zero.
+    let length = first.checked_sub(1).map_or(0, |lead| bytes[lead].leading_ones() as usize);
+    let is_cut = (inside + 2..=CHARACTER_BYTES_MAX).contains(&length);
+    if is_cut { first - 1 } else { bytes.len() }
 }
 
 const READ_BYTES: usize = 64 << 10;

@@ -49,12 +49,13 @@ pub(super) fn common(caller: &Environment, exports: &[Export]) -> Environment {
     environment
 }
 
-/// What a sidecar is told besides its bootstrap: how much to log.
-pub(super) fn for_sidecar(caller: &Environment, verbose: bool) -> Environment {
+/// What a sidecar is told besides its bootstrap: how much to log, and its index, by which people know it from others.
+pub(super) fn for_sidecar(caller: &Environment, sidecar: u32, verbose: bool) -> Environment {
     let mut environment: Environment = caller.iter().filter(|(name, _)| name == LOG_VARIABLE).cloned().collect();
     if verbose && environment.is_empty() {
         set(&mut environment, LOG_VARIABLE, "info");
     }
+    set(&mut environment, "RONDE_SIDECAR", &sidecar.to_string());
     environment
 }
 
@@ -225,10 +226,11 @@ mod tests {
 
     #[test]
     fn verbose_raises_the_sidecars_log_unless_the_caller_chose() {
-        assert_eq!(for_sidecar(&environment(&[("A", "1")]), false), []);
-        assert_eq!(value(&for_sidecar(&Environment::new(), true), "RONDE_LOG"), Some("info"));
-        let chosen = environment(&[("RONDE_LOG", "trace")]);
-        assert_eq!(for_sidecar(&chosen, true), chosen);
+        let level =
+            |caller: &Environment, verbose| value(&for_sidecar(caller, 3, verbose), "RONDE_LOG").map(str::to_owned);
+        assert_eq!(level(&environment(&[("A", "1")]), false), None);
+        assert_eq!(level(&Environment::new(), true), Some("info".to_owned()));
+        assert_eq!(level(&environment(&[("RONDE_LOG", "trace")]), true), Some("trace".to_owned()));
     }
 
     proptest! {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::super::envelope::ToAgent;
 use super::Settings;
@@ -144,21 +144,20 @@ impl<'a> Job<'a> {
         self.tell_all(&ToAgent::CloseSidecars);
         self.settle(DRAIN + SLACK, State::sidecars_ended).await;
         self.links.iter_mut().for_each(Link::hang_up);
-        self.settle(LEAVE, State::links_closed).await;
-        if !self.state.links_closed() {
+        let links = self.links.len();
+        self.settle(LEAVE, |state| state.links_closed(links)).await;
+        if !self.state.links_closed(links) {
             self.links.iter().for_each(Link::kill);
-            self.settle(SLACK, State::links_closed).await;
+            self.settle(SLACK, |state| state.links_closed(links)).await;
         }
     }
 
     /// Waits for an expected end; a signal of the user now means at once.
-    async fn settle(&mut self, bound: Duration, done: fn(&State) -> bool) {
+    async fn settle(&mut self, bound: Duration, done: impl Fn(&State) -> bool) {
         let deadline = Instant::now() + bound;
-        let mut links_left = self.links.len();
-        while links_left > 0 && !done(&self.state) {
+        while !done(&self.state) {
             tokio::select! {
                 Some((host, event)) = self.events.recv() => {
-                    links_left = self.links.len();
                     // The job has its outcome; what ends now ends because of it.
                     let _ = self.state.handle_event(host, event);
                 }
@@ -188,7 +187,12 @@ impl<'a> Job<'a> {
         let seconds = began.elapsed().as_secs_f64();
         self.tell_more(|| format!("the job ended after {seconds:.1} s")).await;
         self.receivers = None;
-        self.printer.finish().await;
+        // After a good end whoever reads slowly gets everything, unless the user has enough of it.
+        let patience = if failure.is_some() { SLACK } else { Duration::MAX };
+        tokio::select! {
+            _ = timeout(patience, self.printer.finish()) => {}
+            _ = self.signals.recv() => {}
+        }
         exit
     }
 
@@ -229,26 +233,46 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The signals by which a user ends a job.
-struct Signals([(Signal, tokio::signal::unix::Signal); 3]);
+/// The signals by which a user ends a job. One that is ignored from the start, as under `nohup`, stays ignored.
+struct Signals([(Signal, Option<tokio::signal::unix::Signal>); 3]);
 
 impl Signals {
     fn install() -> anyhow::Result<Self> {
+        let ignored = ignored_signals();
+        let install = |kind, of: Signal| {
+            let is_ignored = ignored & (1 << (of as i32 - 1)) != 0;
+            anyhow::Ok((of, if is_ignored { None } else { Some(signal(kind)?) }))
+        };
         Ok(Self([
-            (Signal::SIGINT, signal(SignalKind::interrupt())?),
-            (Signal::SIGTERM, signal(SignalKind::terminate())?),
-            (Signal::SIGHUP, signal(SignalKind::hangup())?),
+            install(SignalKind::interrupt(), Signal::SIGINT)?,
+            install(SignalKind::terminate(), Signal::SIGTERM)?,
+            install(SignalKind::hangup(), Signal::SIGHUP)?,
         ]))
     }
 
     async fn recv(&mut self) -> Signal {
-        let [(interrupt, interrupts), (terminate, terminates), (hangup, hangups)] = &mut self.0;
+        let [interrupt, terminate, hangup] = &mut self.0;
         tokio::select! {
-            _ = interrupts.recv() => *interrupt,
-            _ = terminates.recv() => *terminate,
-            _ = hangups.recv() => *hangup,
+            signal = next(interrupt) => signal,
+            signal = next(terminate) => signal,
+            signal = next(hangup) => signal,
         }
     }
+}
+
+async fn next((signal, installed): &mut (Signal, Option<tokio::signal::unix::Signal>)) -> Signal {
+    match installed {
+        Some(installed) => installed.recv().await,
+        None => std::future::pending().await,
+    };
+    *signal
+}
+
+/// The signals that this process was started to ignore, as a mask.
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 const QUEUE_EVENTS: usize = 256;

@@ -88,10 +88,11 @@ impl Printer {
         }
     }
 
-    /// Waits until all is written; gives up when nobody reads. All other senders must be gone.
+    /// Waits until all is written. All other senders must be gone.
     pub(super) async fn finish(self) {
         drop(self.queue);
-        let _ = timeout(FINISH_WAIT, self.done).await;
+        // The thread ends in any case.
+        let _ = self.done.await;
     }
 }
 
@@ -189,7 +190,6 @@ impl RankFiles {
 /// Texts that wait to be written: at most 128 KiB each, so 8 MiB.
 const QUEUE_ITEMS: usize = 64;
 const NOTICE_WAIT: Duration = Duration::from_secs(1);
-const FINISH_WAIT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

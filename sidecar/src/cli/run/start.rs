@@ -93,7 +93,7 @@ impl Job<'_> {
         homeless.map_or(Ok(()), |(host, _)| Err(Failure::NoAddress { host: host.name.clone() }))
     }
 
-    fn start_sidecars(&self) {
+    fn start_sidecars(&mut self) {
         let settings = self.settings;
         for (sidecar, place) in (0_u32..).zip(&settings.placement.sidecars) {
             let start = Start {
@@ -109,9 +109,10 @@ impl Job<'_> {
                 fusion_threshold_bytes: settings.fusion_threshold_bytes,
             };
             let link = &self.links[place.host];
-            let environment = environment::for_sidecar(&settings.caller, settings.verbose);
+            let environment = environment::for_sidecar(&settings.caller, sidecar, settings.verbose);
             link.tell(ToAgent::StartSidecar { sidecar, program: settings.sidecar_command.clone(), environment });
             link.tell(ToAgent::Sidecar { sidecar, line: ToSidecar::Start(start) });
+            self.state.sidecars[sidecar as usize].started = true;
         }
     }
 

@@ -50,6 +50,8 @@ pub(super) struct Hello {
 /// What is known of a sidecar.
 #[derive(Debug, Default)]
 pub(super) struct SidecarState {
+    /// Whether its agent was told to start it.
+    pub(super) started: bool,
     /// Its certificate request and ports.
     pub(super) bound: Option<Bound>,
     /// Its session directory.
@@ -161,17 +163,17 @@ impl State {
         !(0_u32..).zip(&self.workers).filter(running).any(|(rank, _)| heard(&rank))
     }
 
-    /// Whether all sidecars have ended, as far as their hosts can be heard.
+    /// Whether all sidecars that were started have ended, as far as their hosts can be heard.
     pub(super) fn sidecars_ended(&self) -> bool {
         let ended = |(place, sidecar): (&super::placement::SidecarPlace, &SidecarState)| {
-            sidecar.exited.is_some() || self.hosts[place.host].closed.is_some()
+            !sidecar.started || sidecar.exited.is_some() || self.hosts[place.host].closed.is_some()
         };
         self.placement.sidecars.iter().zip(&self.sidecars).all(ended)
     }
 
-    /// Whether all connections have ended.
-    pub(super) fn links_closed(&self) -> bool {
-        self.hosts.iter().all(|host| host.closed.is_some())
+    /// Whether all connections have ended, of those to the first `links` hosts.
+    pub(super) fn links_closed(&self, links: usize) -> bool {
+        self.hosts.iter().take(links).all(|host| host.closed.is_some())
     }
 
     /// The failure of the worker that failed first, with as much of its last lines as has come.

@@ -1,0 +1,63 @@
+//! Programs for `--remote-shell`: other hosts that are this one, or hosts of a [`Network`].
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::cluster::Network;
+
+/// A remote shell as a script, which notes every call.
+pub struct RemoteShell {
+    directory: tempfile::TempDir,
+}
+
+impl RemoteShell {
+    /// A script with this body: the host is `$1`, the command line `$2`. Calls are noted before the body runs.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    #[must_use]
+    pub fn script(body: &str) -> Self {
+        let directory = tempfile::Builder::new().prefix("ronde-shell-").tempdir().expect("a temporary directory");
+        let shell = Self { directory };
+        // One `echo` is one write, so that calls of several hosts do not mix.
+        let text = format!("#!/bin/sh\necho \"$1|$2|$#\" >> '{}'\n{body}\n", shell.calls_file().display());
+        fs::write(shell.path(), text).expect("the directory was just made");
+        fs::set_permissions(shell.path(), fs::Permissions::from_mode(0o755)).expect("the file was just made");
+        shell
+    }
+
+    /// Every host is this one.
+    #[must_use]
+    pub fn here() -> Self {
+        Self::script("exec sh -c \"$2\"")
+    }
+
+    /// Reaches the first `hosts` hosts of a network by their addresses.
+    #[must_use]
+    pub fn into_network(network: &Network, hosts: u32) -> Self {
+        let names: String =
+            (0..hosts).map(|host| format!("{}) name={};;\n", network.address(host), network.host(host))).collect();
+        Self::script(&format!(
+            "case \"$1\" in\n{names}*) echo \"no host $1\" >&2; exit 255;;\nesac\nexec ip netns exec \"$name\" sh -c \"$2\""
+        ))
+    }
+
+    /// The script, for `--remote-shell`.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join("remote-shell")
+    }
+
+    /// Each call so far: host, command line and number of arguments, separated by bars.
+    #[must_use]
+    pub fn calls(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.calls_file()).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    fn calls_file(&self) -> PathBuf {
+        let directory: &Path = self.directory.path();
+        directory.join("calls")
+    }
+}
