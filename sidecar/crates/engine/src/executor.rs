@@ -167,13 +167,14 @@ impl Executor {
 
     /// A link to a peer is up. Its hello grants this side so many bytes of early chunks on this lane.
     pub fn handle_link_up(&mut self, peer: SidecarIndex, credit_bytes: u64) {
-        self.link(peer).handle_up(credit_bytes);
+        let owed = self.link(peer).handle_up(credit_bytes);
+        self.push_admitted(peer, owed);
     }
 
     /// A link is gone, and with it what was in flight. Operations with the peer stand still until their epoch ends.
     pub fn handle_link_down(&mut self, peer: SidecarIndex) {
         self.link(peer).handle_down();
-        self.outbox.retain(|action| !matches!(action, ExecutorAction::Send { to, .. } if *to == peer));
+        self.outbox.retain(|action| !matches!(action, ExecutorAction::Send { to, .. } | ExecutorAction::Admitted { to, .. } if *to == peer));
     }
 
     /// An operation is to be performed; strictly in order of seq. One of another epoch is ignored.
@@ -353,14 +354,17 @@ impl Executor {
         }
     }
 
-    /// Tells a peer once that an operation is admitted, and everything else that is by now.
+    /// Tells a peer, once its link is up, that an operation is admitted; with it everything else that is by now.
     fn tell_admitted(&mut self, to: SidecarIndex, seq: Seq) {
-        let (epoch, admitted) = (self.epoch, self.admitted);
+        let admitted = self.admitted;
         let link = self.link(to);
-        if link.told < seq {
-            link.told = admitted;
-            self.outbox.push_back(ExecutorAction::Admitted { to, epoch, seq: admitted });
-        }
+        let news = if link.knows(seq) { None } else { link.tell(admitted) };
+        self.push_admitted(to, news);
+    }
+
+    fn push_admitted(&mut self, to: SidecarIndex, news: Option<Seq>) {
+        let epoch = self.epoch;
+        self.outbox.extend(news.map(|seq| ExecutorAction::Admitted { to, epoch, seq }));
     }
 
     fn open(&mut self, peer: SidecarIndex) {

@@ -26,7 +26,9 @@ pub(super) struct Link {
     /// Up to where the peer has admitted.
     heard: Seq,
     /// Up to where the peer was told that this side has admitted.
-    pub(super) told: Seq,
+    told: Seq,
+    /// What it is to be told once the link is up.
+    owed: Seq,
     /// Chunks given to the port and not yet reported as sent, in order; over all epochs, as the port reports them all.
     in_flight: VecDeque<InFlight>,
     held: Held,
@@ -61,15 +63,33 @@ pub(super) enum Leave {
 }
 
 impl Link {
-    pub(super) fn handle_up(&mut self, credit_bytes: u64) {
+    /// The link is new; gives what the peer is to be told.
+    pub(super) fn handle_up(&mut self, credit_bytes: u64) -> Option<Seq> {
         self.handle_down();
         self.asked = true;
         self.credit_bytes = Some(credit_bytes);
+        self.tell(self.owed)
     }
 
     /// What was in flight is lost, and so is what it was sent for; the engine hears of it by other ways.
     pub(super) fn handle_down(&mut self) {
-        *self = Self { heard: self.heard, ..Self::default() };
+        *self = Self { heard: self.heard, owed: self.owed.max(self.told), ..Self::default() };
+    }
+
+    /// Whether the peer was told that an operation is admitted.
+    pub(super) fn knows(&self, seq: Seq) -> bool {
+        seq <= self.told
+    }
+
+    /// Whether the peer is to be told of an admission now; when the link is not up, it will be.
+    pub(super) fn tell(&mut self, seq: Seq) -> Option<Seq> {
+        if self.credit_bytes.is_none() {
+            self.owed = self.owed.max(seq);
+            return None;
+        }
+        let news = seq > self.told;
+        self.told = self.told.max(seq);
+        news.then_some(seq)
     }
 
     /// Everything of other epochs is dropped but what came early for the new one.
@@ -78,6 +98,7 @@ impl Link {
         self.sent_early_bytes = 0;
         self.heard = Seq(0);
         self.told = Seq(0);
+        self.owed = Seq(0);
         if self.held.epoch < epoch {
             self.held = Held { epoch, ..Held::default() };
         }
