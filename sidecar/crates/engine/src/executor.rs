@@ -227,11 +227,12 @@ impl Executor {
         Ok(())
     }
 
-    /// A peer has admitted everything up to an operation. News of another epoch are ignored: a peer answers only what it
-    /// got from here, and that was of this epoch or an older one.
+    /// A peer has admitted everything up to an operation. It may be in an epoch that has yet to begin here; what it says of
+    /// an older one is void.
     pub fn handle_admitted(&mut self, from: SidecarIndex, epoch: Epoch, seq: Seq) {
-        if self.running && epoch == self.epoch {
-            self.link(from).handle_admitted(seq);
+        let now = self.epoch;
+        if epoch >= now {
+            self.link(from).handle_admitted(now, epoch, seq);
         }
     }
 
@@ -285,8 +286,8 @@ impl Executor {
         let count = self.operations.len();
         for index in (first..count).chain(0..first) {
             let seq = self.operations[index].admission.seq;
-            let links = &self.links;
-            let may_send = |to, bytes| links.get(&to).is_some_and(|link| link.leave(seq, bytes) != Leave::Wait);
+            let (links, now) = (&self.links, self.epoch);
+            let may_send = |to, bytes| links.get(&to).is_some_and(|link| link.leave(now, seq, bytes) != Leave::Wait);
             let moved = self.operations[index].advance(&mut self.buffers, &mut self.stats, memory, &may_send);
             if let Some(action) = self.act(index, seq, moved) {
                 self.served = seq;
@@ -301,7 +302,7 @@ impl Executor {
             Ok(Move::Idle) => None,
             Ok(Move::Worked) => Some(ExecutorAction::Worked),
             Ok(Move::Send { to, mut chunk }) => {
-                chunk.early = self.link(to).leave(seq, chunk.data.len()) == Leave::Early;
+                chunk.early = self.link(to).leave(chunk.epoch, seq, chunk.data.len()) == Leave::Early;
                 Some(ExecutorAction::Send { to, chunk })
             }
             Ok(Move::Taken(tokens)) => {

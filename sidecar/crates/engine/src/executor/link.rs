@@ -23,8 +23,8 @@ pub(super) struct Link {
     /// Bytes sent early, by operation of which no `Admitted` was heard.
     sent_early: BTreeMap<Seq, u64>,
     sent_early_bytes: u64,
-    /// Up to where the peer has admitted.
-    heard: Seq,
+    /// Up to where the peer has admitted, by its last word; that may be of an epoch that has yet to begin here.
+    heard: (Epoch, Seq),
     /// Up to where the peer was told that this side has admitted.
     told: Seq,
     /// What it is to be told once the link is up.
@@ -96,7 +96,6 @@ impl Link {
     pub(super) fn begin(&mut self, epoch: Epoch) {
         self.sent_early.clear();
         self.sent_early_bytes = 0;
-        self.heard = Seq(0);
         self.told = Seq(0);
         self.owed = Seq(0);
         if self.held.epoch < epoch {
@@ -104,19 +103,22 @@ impl Link {
         }
     }
 
-    pub(super) fn handle_admitted(&mut self, seq: Seq) {
-        self.heard = self.heard.max(seq);
-        while let Some(entry) = self.sent_early.first_entry()
+    pub(super) fn handle_admitted(&mut self, now: Epoch, epoch: Epoch, seq: Seq) {
+        self.heard = self.heard.max((epoch, seq));
+        while epoch == now
+            && let Some(entry) = self.sent_early.first_entry()
             && *entry.key() <= seq
         {
             self.sent_early_bytes -= entry.remove();
         }
     }
 
-    pub(super) fn leave(&self, seq: Seq, data_bytes: usize) -> Leave {
+    /// How a chunk of an operation of the current epoch may be sent.
+    pub(super) fn leave(&self, now: Epoch, seq: Seq, data_bytes: usize) -> Leave {
+        let admitted = self.heard.0 == now && seq <= self.heard.1;
         match self.credit_bytes {
             None => Leave::Wait,
-            Some(_) if seq <= self.heard => Leave::Admitted,
+            Some(_) if admitted => Leave::Admitted,
             Some(credit) if self.sent_early_bytes + cost_bytes(data_bytes) <= credit => Leave::Early,
             Some(_) => Leave::Wait,
         }
