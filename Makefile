@@ -15,6 +15,7 @@ export PYTHONDONTWRITEBYTECODE = 1
 
 PYTHON ?= python3
 CARGO ?= cargo
+FIRST ?= 0
 SEEDS ?= 10000
 PURE_CRATES := ronde-wire ronde-collectives ronde-engine
 EXTENSION := sdk-python/python/ronde/_ronde.abi3.so
@@ -84,8 +85,8 @@ test-python:
 	cd sdk-python && $(RONDE_PYTHON) -m pytest -q
 
 .PHONY: sim
-sim: ## Simulate 10,000 clusters, each under its own seed (SEEDS=n for another number)
-	RONDE_SIM_SEEDS=$(SEEDS) $(CARGO) test --package ronde-tests --test simulation -- --nocapture
+sim: ## Simulate 10,000 clusters, each under its own seed (FIRST=n SEEDS=n for others)
+	$(CARGO) run --package ronde-tests --bin sim -- --seed $(FIRST) --count $(SEEDS)
 
 .PHONY: deny
 deny: ## Check licences, bans and advisories of dependencies (installs cargo-deny: minutes)

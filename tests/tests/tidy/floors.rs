@@ -21,7 +21,10 @@ const OWN: [(&str, &[&str]); 10] = [
         &["ronde-collectives", "ronde-engine", "ronde-rpc", "ronde-shm", "ronde-transport", "ronde-wire"],
     ),
     ("ronde-python", &["ronde"]),
-    ("ronde-tests", &["ronde-collectives", "ronde-engine", "ronde-rpc", "ronde-transport", "ronde-wire", "ronde"]),
+    (
+        "ronde-tests",
+        &["ronde", "ronde-collectives", "ronde-engine", "ronde-rpc", "ronde-shm", "ronde-transport", "ronde-wire"],
+    ),
 ];
 
 /// Dependencies that only some crates may use in what is shipped: what they bring stays behind one wall.
