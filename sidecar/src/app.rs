@@ -32,7 +32,7 @@ use crate::service::Service;
 use crate::sessions::Sessions;
 
 /// `ronde sidecar`: takes part in one job, as the launcher says on standard input.
-pub fn main(args: &SidecarArgs) -> ExitCode {
+pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
     if !args.bootstrap {
         eprintln!("ronde sidecar: only --bootstrap is supported; sidecars are started by `ronde run`");
         return ExitCode::from(EXIT_USAGE);
@@ -126,8 +126,14 @@ async fn sidecar() -> anyhow::Result<()> {
     let mut inbox = Inbox { commands, reports };
     let mut signals = Signals::new()?;
     driver.open_control_links();
-    driver.run(&mut inbox, Phase::Serving, async { tokio::select! { () = launcher.closed() => {}, () = signals.next() => {} } }).await;
-    let patience = async { tokio::select! { () = tokio::time::sleep(DRAIN_TIMEOUT) => {}, () = signals.next() => {} } };
+    driver
+        .run(&mut inbox, Phase::Serving, async {
+            tokio::select! { () = launcher.closed() => {}, () = signals.next() => {} }
+        })
+        .await;
+    let patience = async {
+        tokio::select! { () = tokio::time::sleep(DRAIN_TIMEOUT) => {}, () = signals.next() => {} }
+    };
     driver.run(&mut inbox, Phase::Draining, patience).await;
     server.abort();
     finish(driver, &settings).await

@@ -19,12 +19,12 @@ use ronde_wire::JobName;
 use serde::{Deserialize, Serialize};
 
 /// The most bytes of one line.
-pub const LINE_BYTES_MAX: usize = 4 << 20;
+pub(crate) const LINE_BYTES_MAX: usize = 4 << 20;
 
 /// From the launcher.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-pub enum ToSidecar {
+pub(crate) enum ToSidecar {
     /// The first line.
     Start(Start),
     /// The second line, when all sidecars are bound.
@@ -34,61 +34,61 @@ pub enum ToSidecar {
 /// Who a sidecar is and where it listens.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Start {
+pub(crate) struct Start {
     /// The job.
-    pub job: JobName,
+    pub(crate) job: JobName,
     /// The trust domain of the job's identities.
-    pub trust_domain: String,
+    pub(crate) trust_domain: String,
     /// The sidecar's index.
-    pub sidecar: u32,
+    pub(crate) sidecar: u32,
     /// The address to listen on and to be reached at; ports are chosen by the system.
-    pub address: IpAddr,
+    pub(crate) address: IpAddr,
     /// Where the session directory is made; the sidecar chooses (XDG_RUNTIME_DIR or the system's temporary directory) when absent.
-    pub runtime_dir: Option<PathBuf>,
+    pub(crate) runtime_dir: Option<PathBuf>,
     /// Lanes to each peer; by the number of cores when absent.
-    pub lanes: Option<u16>,
+    pub(crate) lanes: Option<u16>,
     /// Silence after which a peer is dead, milliseconds; the default of the wire's limits when absent.
-    pub peer_timeout_ms: Option<u64>,
+    pub(crate) peer_timeout_ms: Option<u64>,
     /// How long links may take to come, milliseconds.
-    pub start_timeout_ms: u64,
+    pub(crate) start_timeout_ms: u64,
     /// The most bytes of shared memory for inputs and for results of one session; a default when absent.
-    pub arena_bytes_max: Option<u64>,
+    pub(crate) arena_bytes_max: Option<u64>,
     /// Bytes of one bucket; 0 switches fusion off; a default when absent.
-    pub fusion_threshold_bytes: Option<u64>,
+    pub(crate) fusion_threshold_bytes: Option<u64>,
 }
 
 /// What a sidecar needs to take part.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Join {
+pub(crate) struct Join {
     /// The sidecar's certificate, signed by the job CA, PEM.
-    pub certificate: String,
+    pub(crate) certificate: String,
     /// The job CA's certificate, PEM.
-    pub ca_certificate: String,
+    pub(crate) ca_certificate: String,
     /// All sidecars of the job.
-    pub peers: Vec<Peer>,
+    pub(crate) peers: Vec<Peer>,
     /// For each rank, the index of its sidecar.
-    pub placement: Vec<u32>,
+    pub(crate) placement: Vec<u32>,
 }
 
 /// Where a sidecar is reached.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Its index.
-    pub sidecar: u32,
+    pub(crate) sidecar: u32,
     /// Its host's name, for people.
-    pub host: String,
+    pub(crate) host: String,
     /// The address of its control port.
-    pub control: SocketAddr,
+    pub(crate) control: SocketAddr,
     /// The address of each lane's port.
-    pub lanes: Vec<SocketAddr>,
+    pub(crate) lanes: Vec<SocketAddr>,
 }
 
 /// To the launcher.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum FromSidecar {
+pub(crate) enum FromSidecar {
     /// The answer to [`Start`].
     Bound {
         /// A certificate signing request, PEM.
@@ -123,24 +123,24 @@ pub enum FromSidecar {
 
 /// A rank's token file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct TokenFile {
+pub(crate) struct TokenFile {
     /// The rank.
-    pub rank: u32,
+    pub(crate) rank: u32,
     /// The file, mode 0400.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
 }
 
 /// Counters of a sidecar's life.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Summary {
+pub(crate) struct Summary {
     /// Bytes handed to encryption.
-    pub sealed_bytes: u64,
+    pub(crate) sealed_bytes: u64,
     /// Bytes that came out of decryption.
-    pub opened_bytes: u64,
+    pub(crate) opened_bytes: u64,
     /// Operations performed here.
-    pub operations: u64,
+    pub(crate) operations: u64,
     /// Tensors in them: more than operations when fused.
-    pub tensors: u64,
+    pub(crate) tensors: u64,
     /// For each rank, how often it was the last to be ready (known to the coordinator only).
-    pub last_to_be_ready: Vec<u64>,
+    pub(crate) last_to_be_ready: Vec<u64>,
 }

@@ -11,27 +11,27 @@ use crate::bootstrap::{Join, Start};
 
 /// Checked settings.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// The job.
-    pub job: JobName,
+    pub(crate) job: JobName,
     /// The trust domain of the job's identities.
-    pub trust_domain: String,
+    pub(crate) trust_domain: String,
     /// This sidecar.
-    pub me: SidecarIndex,
+    pub(crate) me: SidecarIndex,
     /// The address of all ports.
-    pub address: IpAddr,
+    pub(crate) address: IpAddr,
     /// Where the session directory is made.
-    pub runtime_dir: Option<PathBuf>,
+    pub(crate) runtime_dir: Option<PathBuf>,
     /// Lanes to each peer. Default: one up to 4 cores, then one for 4 cores, at most 4.
-    pub lanes: u16,
+    pub(crate) lanes: u16,
     /// Silence after which a peer is dead. Default: [`limits::PEER_TIMEOUT_MS`].
-    pub peer_timeout_ms: u64,
+    pub(crate) peer_timeout_ms: u64,
     /// How long links may take to come.
-    pub start_timeout: Duration,
+    pub(crate) start_timeout: Duration,
     /// Bytes of inputs, and of results, of one session. Default: 4 GiB.
-    pub arena_bytes_max: u64,
+    pub(crate) arena_bytes_max: u64,
     /// Bytes of one bucket. Default: [`limits::FUSION_THRESHOLD_BYTES`].
-    pub fusion_threshold_bytes: u64,
+    pub(crate) fusion_threshold_bytes: u64,
 }
 
 impl Settings {
@@ -39,7 +39,7 @@ impl Settings {
     ///
     /// # Errors
     /// When a value is out of its range, naming it.
-    pub fn new(start: Start) -> anyhow::Result<Self> {
+    pub(crate) fn new(start: Start) -> anyhow::Result<Self> {
         let lanes = start.lanes.unwrap_or_else(default_lanes);
         ensure!(
             (1..=limits::LANES_MAX).contains(&usize::from(lanes)),
@@ -73,7 +73,7 @@ impl Settings {
     }
 
     /// Bytes of chunks for operations not yet admitted that one lane holds for one peer.
-    pub fn early_grant_bytes(&self) -> u64 {
+    pub(crate) fn early_grant_bytes(&self) -> u64 {
         limits::EARLY_BUFFER_BYTES as u64 / u64::from(self.lanes)
     }
 }
@@ -82,7 +82,7 @@ impl Settings {
 ///
 /// # Errors
 /// When it is not well formed, or a sidecar with ranks has no address.
-pub fn world_of(join: &Join, me: SidecarIndex) -> anyhow::Result<World> {
+pub(crate) fn world_of(join: &Join, me: SidecarIndex) -> anyhow::Result<World> {
     let placement = join.placement.iter().map(|index| SidecarIndex(*index)).collect();
     let world = World::new(placement).context("the placement of ranks is not usable")?;
     ensure!(!world.ranks_of(me).is_empty(), "no rank is placed on {me}; a sidecar without ranks has nothing to do");

@@ -42,7 +42,8 @@ pub(crate) fn accept(
         Place::Inline(data) => Input::Inline(data.clone()),
         Place::Arena { segment, offset, bytes } => {
             let mapped = segments.input(&session.token, SegmentId(*segment));
-            let mapped = mapped.ok_or_else(|| refuse(format!("segment {segment} is not attached; attach it on mem.sock")))?;
+            let mapped =
+                mapped.ok_or_else(|| refuse(format!("segment {segment} is not attached; attach it on mem.sock")))?;
             if offset.checked_add(*bytes).is_none_or(|end| end > mapped.len()) {
                 return Err(refuse(format!(
                     "bytes {offset} to {offset}+{bytes} lie outside segment {segment} of {} bytes",

@@ -23,46 +23,46 @@ use crate::service::{ClaimRequest, Command};
 use crate::sessions::{SessionId, Sessions};
 
 /// Everything the control thread owns.
-pub struct Driver {
+pub(crate) struct Driver {
     /// This sidecar.
-    pub me: SidecarIndex,
+    pub(crate) me: SidecarIndex,
     /// The membership.
-    pub world: World,
+    pub(crate) world: World,
     /// Decides.
-    pub engine: Engine,
+    pub(crate) engine: Engine,
     /// Links to other sidecars for control messages.
-    pub control: QuicPort,
+    pub(crate) control: QuicPort,
     /// The data threads.
-    pub lanes: Vec<LaneHandle>,
+    pub(crate) lanes: Vec<LaneHandle>,
     /// Local workers.
-    pub sessions: Sessions,
+    pub(crate) sessions: Sessions,
     /// Their shared memory.
-    pub segments: Segments,
+    pub(crate) segments: Segments,
     /// What is being performed, and results.
-    pub operations: Operations,
+    pub(crate) operations: Operations,
     /// The zero of the engine's time.
-    pub started: Instant,
+    pub(crate) started: Instant,
     /// The limit of each session's inputs, and of its results, in bytes.
-    pub arena_bytes_max: u64,
+    pub(crate) arena_bytes_max: u64,
     /// The silence after which a worker or sidecar is dead, told to workers, in milliseconds.
-    pub peer_timeout_ms: u64,
+    pub(crate) peer_timeout_ms: u64,
     /// Whether there has been an epoch: before the first, a link that does not come is fatal.
-    pub begun: bool,
+    pub(crate) begun: bool,
     /// Set when a link that the job needs did not come at all.
-    pub fatal: Option<String>,
+    pub(crate) fatal: Option<String>,
 }
 
 /// Where the driver's news come from.
-pub struct Inbox {
+pub(crate) struct Inbox {
     /// From the service and the admin pages.
-    pub commands: mpsc::Receiver<Command>,
+    pub(crate) commands: mpsc::Receiver<Command>,
     /// From the lanes.
-    pub reports: mpsc::Receiver<LaneReport>,
+    pub(crate) reports: mpsc::Receiver<LaneReport>,
 }
 
 /// Why the driver runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub(crate) enum Phase {
     /// Until told to stop.
     Serving,
     /// Until nobody is served any more.
@@ -79,11 +79,12 @@ enum Wake {
 }
 
 impl Driver {
-    /// Runs until `stop` resolves, or until the sidecar cannot go on; when draining, also until the last session ends.
-    pub async fn run(&mut self, inbox: &mut Inbox, phase: Phase, stop: impl Future<Output = ()>) {
+    /// Runs until `stop` resolves, or until the sidecar cannot go on; when draining, also until the last session has ended
+    /// and what others still need from here is done.
+    pub(crate) async fn run(&mut self, inbox: &mut Inbox, phase: Phase, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         let Inbox { commands, reports } = inbox;
-        while self.fatal.is_none() && (phase == Phase::Serving || self.sessions.len() > 0) {
+        while self.fatal.is_none() && (phase == Phase::Serving || !self.is_drained()) {
             let timeout = self.engine.poll_timeout().map(|at| self.instant(at));
             let wake = tokio::select! {
                 report = reports.recv() => Wake::Lane(report),
@@ -93,7 +94,10 @@ impl Driver {
                 () = &mut stop => Wake::Stop,
             };
             match wake {
-                Wake::Service(Some(command)) => self.handle_command(command).await,
+                Wake::Service(Some(command)) => {
+                    self.handle_command(command).await;
+                    self.handle_waiting(commands).await;
+                }
                 Wake::Lane(Some(report)) => self.handle_report(report),
                 Wake::Port(event) => self.handle_port(event),
                 Wake::Timeout => self.engine.handle_timeout(self.now()),
@@ -104,8 +108,20 @@ impl Driver {
         }
     }
 
+    /// What has come in the meantime is handled before the engine is asked what to do: it travels and fuses together.
+    async fn handle_waiting(&mut self, commands: &mut mpsc::Receiver<Command>) {
+        for _ in 0..COMMANDS_AT_ONCE {
+            let Ok(command) = commands.try_recv() else { return };
+            self.handle_command(command).await;
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        self.sessions.len() == 0 && self.engine.is_drained()
+    }
+
     /// Ends all sessions that are left, in an orderly way.
-    pub fn end_sessions(&mut self, reason: &str) {
+    pub(crate) fn end_sessions(&mut self, reason: &str) {
         let failure = Failure::new(Cause::ShutDown, reason).with_sidecar(self.me);
         for session in self.sessions.iter_mut() {
             session.send(Message::EpochEnded(v1::EpochEnded { epoch: 0, failure: Some((&failure).into()) }));
@@ -113,7 +129,7 @@ impl Driver {
     }
 
     /// Asks for the links of the control star: everybody with the coordinator.
-    pub fn open_control_links(&mut self) {
+    pub(crate) fn open_control_links(&mut self) {
         let coordinator = self.world.coordinator();
         if self.me != coordinator {
             self.control.open(coordinator, Role::Dial);
@@ -244,7 +260,9 @@ impl Driver {
         let Some(session) = self.sessions.get_mut(id) else { return };
         let accepted = submission.and_then(|s| accept(session, &self.segments, s, arena_bytes_max));
         match accepted {
-            Ok(submission) => self.handle(Event::Submitted { rank, request: submission.request, what: submission.what }),
+            Ok(submission) => {
+                self.handle(Event::Submitted { rank, request: submission.request, what: submission.what })
+            }
             Err(refused) => self.refuse(id, rank, refused),
         }
     }
@@ -294,7 +312,7 @@ impl Driver {
                 Action::Send { to, epoch, seq, message } => self.send(to, epoch, seq, message),
                 Action::EpochBegan { epoch } => self.begin_epoch(epoch),
                 Action::EpochEnded { epoch, failure } => self.end_epoch(epoch, &failure),
-                Action::Admit(admission) => self.admit(admission),
+                Action::Admit(admission) => self.admit(&admission),
                 Action::Complete { rank, request, outcome } => self.complete(rank, request, outcome),
                 Action::Notice { sidecars, ranks, text } => self.notice(&sidecars, &ranks, &text),
                 Action::Disconnect { peer, reason } => self.disconnect(peer, &reason),
@@ -343,19 +361,23 @@ impl Driver {
         }
     }
 
-    fn admit(&mut self, admission: Arc<Admission>) {
+    fn admit(&mut self, admission: &Arc<Admission>) {
         let sessions = &mut self.sessions;
         let mut input = |rank: Rank, request: RequestId| {
             let pending = sessions.of_rank(rank).and_then(|session| session.pending.get(&request));
             pending.map_or(Input::None, |pending| pending.input.clone())
         };
-        match self.operations.admit(&admission, &mut input) {
+        match self.operations.admit(admission, &mut input) {
             Ok(memory) => {
-                self.tell_lanes(|| LaneCommand::Admit(Arc::clone(&admission), Arc::clone(&memory)));
+                self.tell_lanes(|| LaneCommand::Admit(Arc::clone(admission), Arc::clone(&memory)));
             }
             Err(error) => {
                 let (epoch, seq) = (admission.epoch, admission.seq);
-                self.handle(Event::ExecutionFailed { epoch, seq, reason: format!("no memory for the result: {error:#}") });
+                self.handle(Event::ExecutionFailed {
+                    epoch,
+                    seq,
+                    reason: format!("no memory for the result: {error:#}"),
+                });
             }
         }
     }
@@ -410,7 +432,7 @@ impl Driver {
     }
 
     /// The state of everything at this moment.
-    pub async fn take_snapshot(&mut self) -> Snapshot {
+    pub(crate) async fn take_snapshot(&mut self) -> Snapshot {
         let mut lanes = Vec::with_capacity(self.lanes.len());
         for lane in &self.lanes {
             lanes.push(lane.stats().await);
@@ -430,5 +452,7 @@ fn far_future() -> Deadline {
     Deadline::now() + Duration::from_secs(3_600)
 }
 
+/// Commands handled in one turn of the loop, so that links and lanes get theirs.
+const COMMANDS_AT_ONCE: usize = 256;
 /// How often workers send a sign of life, in milliseconds.
 const HEARTBEAT_MS: u32 = 100;

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::memory::{LaneMemory, OperationMemory};
 
 /// What the control thread tells a lane, in order.
-pub enum LaneCommand {
+pub(crate) enum LaneCommand {
     /// An epoch begins.
     Epoch(Epoch),
     /// An epoch is over; the lane answers [`LaneReport::LetGo`].
@@ -27,7 +27,7 @@ pub enum LaneCommand {
 }
 
 /// What a lane tells the control thread.
-pub enum LaneReport {
+pub(crate) enum LaneReport {
     /// The lane's part of an operation is complete.
     Done(Epoch, Seq),
     /// The lane's part of an operation cannot be performed.
@@ -40,27 +40,27 @@ pub enum LaneReport {
 
 /// Counters of a lane.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LaneStats {
+pub(crate) struct LaneStats {
     /// Of its port.
-    pub port: PortStats,
+    pub(crate) port: PortStats,
     /// Of its executor.
-    pub executor: ExecutorStats,
+    pub(crate) executor: ExecutorStats,
 }
 
 /// The control thread's end of a lane.
-pub struct LaneHandle {
+pub(crate) struct LaneHandle {
     commands: mpsc::Sender<LaneCommand>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl LaneHandle {
     /// Queues a command. False when the lane's thread has ended or does not keep up, which ends the job.
-    pub fn tell(&self, command: LaneCommand) -> bool {
+    pub(crate) fn tell(&self, command: LaneCommand) -> bool {
         self.commands.try_send(command).is_ok()
     }
 
     /// The lane's counters; zeros when its thread has ended.
-    pub async fn stats(&self) -> LaneStats {
+    pub(crate) async fn stats(&self) -> LaneStats {
         let (reply, answer) = oneshot::channel();
         if self.commands.send(LaneCommand::Stats(reply)).await.is_err() {
             return LaneStats::default();
@@ -69,7 +69,7 @@ impl LaneHandle {
     }
 
     /// Closes the lane's links and waits for its thread.
-    pub async fn stop(mut self, reason: String) {
+    pub(crate) async fn stop(mut self, reason: String) {
         if self.commands.send(LaneCommand::Stop(reason)).await.is_ok() {
             self.commands.closed().await;
         }
@@ -80,20 +80,20 @@ impl LaneHandle {
 }
 
 /// What a lane is made with.
-pub struct LaneConfig {
+pub(crate) struct LaneConfig {
     /// This sidecar.
-    pub me: SidecarIndex,
+    pub(crate) me: SidecarIndex,
     /// Which lane.
-    pub lane: Lane,
+    pub(crate) lane: Lane,
     /// Bytes granted to each peer for operations not yet admitted here.
-    pub early_grant_bytes: u64,
+    pub(crate) early_grant_bytes: u64,
 }
 
 /// Starts a lane's thread. `make_port` runs on it, inside its runtime, so that sealing happens there.
 ///
 /// # Errors
 /// When the thread cannot be started.
-pub fn spawn(
+pub(crate) fn spawn(
     config: LaneConfig,
     make_port: impl FnOnce() -> anyhow::Result<QuicPort> + Send + 'static,
     reports: mpsc::Sender<LaneReport>,

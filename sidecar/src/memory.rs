@@ -14,7 +14,7 @@ use crate::results::ResultSlot;
 
 /// One rank's contribution to one tensor.
 #[derive(Clone)]
-pub enum Input {
+pub(crate) enum Input {
     /// In a segment of the rank's session.
     Arena {
         /// The mapping.
@@ -31,32 +31,32 @@ pub enum Input {
 }
 
 /// The memory of one admitted operation.
-pub struct OperationMemory {
+pub(crate) struct OperationMemory {
     /// For each tensor the local ranks' contributions.
-    pub inputs: Vec<Vec<(Rank, Input)>>,
+    pub(crate) inputs: Vec<Vec<(Rank, Input)>>,
     /// For each tensor the slot of its result; `None` where it has no bytes.
-    pub outputs: Vec<Option<ResultSlot>>,
+    pub(crate) outputs: Vec<Option<ResultSlot>>,
 }
 
 /// The operations that a lane performs now.
 #[derive(Default)]
-pub struct LaneMemory {
+pub(crate) struct LaneMemory {
     operations: HashMap<Seq, Arc<OperationMemory>>,
 }
 
 impl LaneMemory {
     /// Makes an operation's memory reachable.
-    pub fn insert(&mut self, seq: Seq, operation: Arc<OperationMemory>) {
+    pub(crate) fn insert(&mut self, seq: Seq, operation: Arc<OperationMemory>) {
         self.operations.insert(seq, operation);
     }
 
     /// Forgets an operation that is done.
-    pub fn remove(&mut self, seq: Seq) {
+    pub(crate) fn remove(&mut self, seq: Seq) {
         self.operations.remove(&seq);
     }
 
     /// Forgets everything: the epoch is over.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.operations.clear();
     }
 
@@ -82,7 +82,8 @@ impl Memory for LaneMemory {
             Some(Input::Inline(data)) => {
                 let start = usize::try_from(place.offset).unwrap_or(usize::MAX);
                 let range = start..start.saturating_add(into.len());
-                let from = data.get(range).ok_or_else(|| MemoryError(format!("{place:?} lies behind the inline bytes")))?;
+                let from =
+                    data.get(range).ok_or_else(|| MemoryError(format!("{place:?} lies behind the inline bytes")))?;
                 into.copy_from_slice(from);
                 Ok(())
             }

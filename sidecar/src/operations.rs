@@ -13,17 +13,17 @@ use crate::results::{ResultSlot, Results};
 
 /// Names one tensor's result: shared by the local ranks of its operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ResultId {
+pub(crate) struct ResultId {
     /// The epoch.
-    pub epoch: Epoch,
+    pub(crate) epoch: Epoch,
     /// The operation.
-    pub seq: Seq,
+    pub(crate) seq: Seq,
     /// The tensor within it.
-    pub tensor: u32,
+    pub(crate) tensor: u32,
 }
 
 /// The table of operations and results.
-pub struct Operations {
+pub(crate) struct Operations {
     results: Results,
     lanes: usize,
     running: HashMap<(Epoch, Seq), Running>,
@@ -46,7 +46,7 @@ struct Readable {
 
 impl Operations {
     /// An empty table for a sidecar with this many lanes.
-    pub fn new(results: Results, lanes: usize) -> Self {
+    pub(crate) fn new(results: Results, lanes: usize) -> Self {
         Self { results, lanes, running: HashMap::new(), readable: HashMap::new(), draining: HashMap::new() }
     }
 
@@ -54,7 +54,7 @@ impl Operations {
     ///
     /// # Errors
     /// When there is no memory for the results; nothing is reserved then.
-    pub fn admit(
+    pub(crate) fn admit(
         &mut self,
         admission: &Admission,
         mut input: impl FnMut(ronde_wire::Rank, ronde_wire::RequestId) -> Input,
@@ -87,7 +87,7 @@ impl Operations {
     }
 
     /// A lane has done its part. True when it was the last: the results are readable now.
-    pub fn lane_done(&mut self, epoch: Epoch, seq: Seq) -> bool {
+    pub(crate) fn lane_done(&mut self, epoch: Epoch, seq: Seq) -> bool {
         let Some(running) = self.running.get_mut(&(epoch, seq)) else { return false };
         running.lanes_left -= 1;
         if running.lanes_left > 0 {
@@ -105,12 +105,12 @@ impl Operations {
     }
 
     /// Where a result lies; `None` for an operation without one.
-    pub fn result(&self, id: ResultId) -> Option<&ResultSlot> {
+    pub(crate) fn result(&self, id: ResultId) -> Option<&ResultSlot> {
         self.readable.get(&id).map(|readable| &readable.slot)
     }
 
     /// One reader is through with a result.
-    pub fn release(&mut self, id: ResultId) {
+    pub(crate) fn release(&mut self, id: ResultId) {
         let Some(readable) = self.readable.get_mut(&id) else { return };
         readable.readers_left -= 1;
         if readable.readers_left == 0
@@ -121,12 +121,12 @@ impl Operations {
     }
 
     /// An epoch is over: what runs is dropped, but its slots are not reused before every lane has let go of them.
-    pub fn end_epoch(&mut self, epoch: Epoch) {
+    pub(crate) fn end_epoch(&mut self, epoch: Epoch) {
         self.draining.insert(epoch, self.lanes);
     }
 
     /// A lane no longer touches the memory of an ended epoch.
-    pub fn lane_let_go(&mut self, epoch: Epoch) {
+    pub(crate) fn lane_let_go(&mut self, epoch: Epoch) {
         let Some(left) = self.draining.get_mut(&epoch) else { return };
         *left -= 1;
         if *left > 0 {
@@ -142,7 +142,7 @@ impl Operations {
     }
 
     /// Numbers for metrics.
-    pub fn results(&self) -> &Results {
+    pub(crate) fn results(&self) -> &Results {
         &self.results
     }
 }

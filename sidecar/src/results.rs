@@ -8,7 +8,7 @@ use ronde_shm::{Arena, ArenaConfig, ArenaUsage, Lease, OwnedSegment, SegmentId, 
 use crate::segments::Segments;
 
 /// The arena of results.
-pub struct Results {
+pub(crate) struct Results {
     arena: Arena,
     owned: Vec<Arc<OwnedSegment>>,
     segments: Segments,
@@ -16,11 +16,11 @@ pub struct Results {
 
 /// A leased place for one tensor's result.
 #[derive(Clone)]
-pub struct ResultSlot {
+pub(crate) struct ResultSlot {
     /// Where it lies, for the arena.
-    pub slot: Slot,
+    pub(crate) slot: Slot,
     /// The mapping to write to.
-    pub segment: Arc<OwnedSegment>,
+    pub(crate) segment: Arc<OwnedSegment>,
 }
 
 impl Results {
@@ -28,7 +28,7 @@ impl Results {
     ///
     /// # Errors
     /// When the limit makes no arena.
-    pub fn new(limit_bytes: u64, segments: Segments) -> anyhow::Result<Self> {
+    pub(crate) fn new(limit_bytes: u64, segments: Segments) -> anyhow::Result<Self> {
         let config = ArenaConfig {
             segment_bytes_min: SEGMENT_BYTES_MIN,
             limit_bytes,
@@ -43,7 +43,7 @@ impl Results {
     /// # Errors
     /// When the limit is reached or the system has no memory; both end the operation for all ranks, so submits account
     /// for results beforehand.
-    pub fn lease(&mut self, bytes: u64) -> anyhow::Result<ResultSlot> {
+    pub(crate) fn lease(&mut self, bytes: u64) -> anyhow::Result<ResultSlot> {
         for _ in 0..LEASE_ATTEMPTS {
             match self.arena.lease(bytes)? {
                 Lease::Slot(slot) => {
@@ -57,14 +57,14 @@ impl Results {
     }
 
     /// Takes a slot back.
-    pub fn release(&mut self, slot: Slot) {
+    pub(crate) fn release(&mut self, slot: Slot) {
         if let Err(error) = self.arena.release(slot) {
             tracing::error!(%error, "a result slot was released twice; this is a bug in ronde");
         }
     }
 
     /// Numbers for metrics.
-    pub fn usage(&self) -> ArenaUsage {
+    pub(crate) fn usage(&self) -> ArenaUsage {
         self.arena.usage()
     }
 

@@ -14,7 +14,7 @@ use ronde_wire::{JobName, Rank, SidecarIndex};
 use crate::bootstrap::TokenFile;
 
 /// The directory while the sidecar lives; removed with all that is in it when dropped.
-pub struct RuntimeDir {
+pub(crate) struct RuntimeDir {
     dir: tempdir::Owned,
 }
 
@@ -23,7 +23,7 @@ impl RuntimeDir {
     ///
     /// # Errors
     /// When it cannot be made, or its path is too long for a Unix socket (107 bytes).
-    pub fn create(base: Option<&Path>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
+    pub(crate) fn create(base: Option<&Path>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
         let base = base.map_or_else(default_base, Path::to_path_buf);
         let prefix = format!("ronde-{job}-{}-", sidecar.0);
         let dir = tempdir::Owned::create(&base, &prefix)?;
@@ -37,7 +37,7 @@ impl RuntimeDir {
     }
 
     /// The directory.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
 
@@ -45,7 +45,7 @@ impl RuntimeDir {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn write_token(&self, rank: Rank) -> anyhow::Result<(RankToken, TokenFile)> {
+    pub(crate) fn write_token(&self, rank: Rank) -> anyhow::Result<(RankToken, TokenFile)> {
         let token: [u8; TOKEN_BYTES] = random_bytes()?;
         let path = paths::token_file(self.path(), rank);
         let mut file = OpenOptions::new()
@@ -63,7 +63,7 @@ impl RuntimeDir {
 ///
 /// # Errors
 /// When the generator fails, which no working system does.
-pub fn random_bytes<const N: usize>() -> anyhow::Result<[u8; N]> {
+pub(crate) fn random_bytes<const N: usize>() -> anyhow::Result<[u8; N]> {
     let mut bytes = [0; N];
     aws_lc_rs::rand::fill(&mut bytes).map_err(|_| anyhow::anyhow!("the system's random generator failed"))?;
     Ok(bytes)

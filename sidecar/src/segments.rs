@@ -16,7 +16,7 @@ use ronde_wire::limits;
 
 /// The table; cheap to clone.
 #[derive(Clone, Default)]
-pub struct Segments {
+pub(crate) struct Segments {
     tables: Arc<Mutex<Tables>>,
 }
 
@@ -39,23 +39,23 @@ struct SessionSegments {
 
 impl Segments {
     /// Lets a session attach segments, up to its limit.
-    pub fn open_session(&self, token: SessionToken, uid: u32, limit_bytes: u64) {
+    pub(crate) fn open_session(&self, token: SessionToken, uid: u32, limit_bytes: u64) {
         let session = SessionSegments { token, uid, limit_bytes, mapped_bytes: 0, inputs: HashMap::new() };
         self.lock().sessions.push(session);
     }
 
     /// Forgets a session; its segments are unmapped when the last operation that reads them is over.
-    pub fn close_session(&self, token: &SessionToken) {
+    pub(crate) fn close_session(&self, token: &SessionToken) {
         self.lock().sessions.retain(|session| session.token != *token);
     }
 
     /// An input segment of a session.
-    pub fn input(&self, token: &SessionToken, segment: SegmentId) -> Option<Arc<PeerSegment>> {
+    pub(crate) fn input(&self, token: &SessionToken, segment: SegmentId) -> Option<Arc<PeerSegment>> {
         self.lock().sessions.iter().find(|s| s.token == *token)?.inputs.get(&segment).cloned()
     }
 
     /// Makes a result segment known to workers.
-    pub fn add_result(&self, id: SegmentId, segment: Arc<OwnedSegment>) {
+    pub(crate) fn add_result(&self, id: SegmentId, segment: Arc<OwnedSegment>) {
         self.lock().results.insert(id, segment);
     }
 
@@ -69,7 +69,7 @@ impl Segments {
 ///
 /// # Errors
 /// When the socket cannot be bound.
-pub fn serve(segments: Segments, socket: &Path) -> anyhow::Result<()> {
+pub(crate) fn serve(segments: Segments, socket: &Path) -> anyhow::Result<()> {
     let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
     let accept = move || {
         for stream in listener.incoming() {

@@ -14,68 +14,68 @@ use crate::operations::ResultId;
 
 /// A session's number within this process; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SessionId(pub u64);
+pub(crate) struct SessionId(pub u64);
 
 /// The outgoing half of a session's stream.
-pub type Outgoing = mpsc::Sender<Result<v1::ServerMessage, Status>>;
+pub(crate) type Outgoing = mpsc::Sender<Result<v1::ServerMessage, Status>>;
 
 /// A live session.
-pub struct Session {
+pub(crate) struct Session {
     /// Its number.
-    pub id: SessionId,
+    pub(crate) id: SessionId,
     /// The rank it holds.
-    pub rank: Rank,
+    pub(crate) rank: Rank,
     /// Joins mem.sock to it.
-    pub token: SessionToken,
+    pub(crate) token: SessionToken,
     outgoing: Outgoing,
     /// Requests that are not over.
-    pub pending: HashMap<RequestId, Pending>,
+    pub(crate) pending: HashMap<RequestId, Pending>,
     /// Completed requests whose result is not released.
-    pub held: HashMap<RequestId, Held>,
+    pub(crate) held: HashMap<RequestId, Held>,
     /// Bytes of results that pending and held requests may take.
-    pub result_bytes: u64,
+    pub(crate) result_bytes: u64,
     /// Whether its end is expected: a goodbye has come.
-    pub goodbye: Option<String>,
+    pub(crate) goodbye: Option<String>,
     deaf: bool,
 }
 
 /// A request that is not over.
-pub struct Pending {
+pub(crate) struct Pending {
     /// The contribution.
-    pub input: Input,
+    pub(crate) input: Input,
     /// What it counts against the session's limit of result bytes.
-    pub result_bytes: u64,
+    pub(crate) result_bytes: u64,
 }
 
 /// A result that a session holds.
-pub struct Held {
+pub(crate) struct Held {
     /// Which.
-    pub result: ResultId,
+    pub(crate) result: ResultId,
     /// What it counts against the session's limit of result bytes.
-    pub result_bytes: u64,
+    pub(crate) result_bytes: u64,
 }
 
 impl Session {
     /// Whether the worker wants its results inside messages: it sent its contribution that way.
-    pub fn is_inline(&self, request: RequestId) -> bool {
+    pub(crate) fn is_inline(&self, request: RequestId) -> bool {
         matches!(self.pending.get(&request).map(|p| &p.input), Some(Input::Inline(_)))
     }
 
     /// Queues a message for the worker. One that does not read, so that its queue is full, is [deaf](Self::is_deaf) from
     /// then on.
-    pub fn send(&mut self, message: v1::server_message::Message) {
+    pub(crate) fn send(&mut self, message: v1::server_message::Message) {
         let queued = self.outgoing.try_send(Ok(v1::ServerMessage { message: Some(message) }));
         self.deaf |= queued.is_err();
     }
 
     /// Whether a message could not be queued.
-    pub fn is_deaf(&self) -> bool {
+    pub(crate) fn is_deaf(&self) -> bool {
         self.deaf
     }
 }
 
 /// The table: at most one live session for each local rank.
-pub struct Sessions {
+pub(crate) struct Sessions {
     tokens: HashMap<Rank, RankToken>,
     live: HashMap<SessionId, Session>,
     by_rank: HashMap<Rank, SessionId>,
@@ -84,7 +84,7 @@ pub struct Sessions {
 
 impl Sessions {
     /// No sessions; `tokens` has the secret of each rank placed here.
-    pub fn new(tokens: HashMap<Rank, RankToken>) -> Self {
+    pub(crate) fn new(tokens: HashMap<Rank, RankToken>) -> Self {
         Self { tokens, live: HashMap::new(), by_rank: HashMap::new(), next: 1 }
     }
 
@@ -92,7 +92,7 @@ impl Sessions {
     ///
     /// # Errors
     /// A status for the worker: the rank is not placed here, the token is wrong, or a live session holds the rank.
-    pub fn claim(
+    pub(crate) fn claim(
         &mut self,
         rank: Rank,
         token: &RankToken,
@@ -110,9 +110,7 @@ impl Sessions {
             )));
         }
         if self.by_rank.contains_key(&rank) {
-            return Err(Status::already_exists(format!(
-                "{rank} is claimed by a live session; end that process first"
-            )));
+            return Err(Status::already_exists(format!("{rank} is claimed by a live session; end that process first")));
         }
         let id = SessionId(self.next);
         self.next += 1;
@@ -133,30 +131,30 @@ impl Sessions {
     }
 
     /// Ends a session and the claim with it.
-    pub fn close(&mut self, id: SessionId) -> Option<Session> {
+    pub(crate) fn close(&mut self, id: SessionId) -> Option<Session> {
         let session = self.live.remove(&id)?;
         self.by_rank.remove(&session.rank);
         Some(session)
     }
 
     /// A session by number.
-    pub fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+    pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
         self.live.get_mut(&id)
     }
 
     /// The session that holds a rank.
-    pub fn of_rank(&mut self, rank: Rank) -> Option<&mut Session> {
+    pub(crate) fn of_rank(&mut self, rank: Rank) -> Option<&mut Session> {
         let id = self.by_rank.get(&rank)?;
         self.live.get_mut(id)
     }
 
     /// All live sessions.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Session> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Session> {
         self.live.values_mut()
     }
 
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.live.len()
     }
 }

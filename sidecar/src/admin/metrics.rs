@@ -58,7 +58,11 @@ fn sidecar_metrics(snapshot: &Snapshot) -> Vec<Metric> {
         ("ronde_contributed_bytes_total", "Bytes read from local contributions.", lanes(|s| s.contributed_bytes)),
         ("ronde_reduced_bytes_total", "Bytes reduced into others.", lanes(|s| s.reduced_bytes)),
         ("ronde_published_bytes_total", "Bytes of results written.", lanes(|s| s.published_bytes)),
-        ("ronde_private_copies_bytes_total", "Private bytes copied because they were shared.", lanes(|s| s.copied_bytes)),
+        (
+            "ronde_private_copies_bytes_total",
+            "Private bytes copied because they were shared.",
+            lanes(|s| s.copied_bytes),
+        ),
         ("ronde_early_chunks_total", "Chunks held before their operation was admitted.", lanes(|s| s.chunks_held)),
         ("ronde_dropped_chunks_total", "Chunks of other epochs, dropped.", lanes(|s| s.chunks_dropped)),
         ("ronde_result_mapped_bytes", "Shared memory of result segments.", snapshot.results.mapped_bytes),

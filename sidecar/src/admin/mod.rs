@@ -20,26 +20,26 @@ use crate::service::Command;
 mod metrics;
 
 /// The state of a sidecar at one moment.
-pub struct Snapshot {
+pub(crate) struct Snapshot {
     /// Of the engine, for people.
-    pub status: Status,
+    pub(crate) status: Status,
     /// Counters of the engine.
-    pub engine: Stats,
+    pub(crate) engine: Stats,
     /// Counters of the control port.
-    pub control: PortStats,
+    pub(crate) control: PortStats,
     /// Counters of each lane.
-    pub lanes: Vec<LaneStats>,
+    pub(crate) lanes: Vec<LaneStats>,
     /// Shared memory for results.
-    pub results: ArenaUsage,
+    pub(crate) results: ArenaUsage,
     /// Live sessions.
-    pub sessions: usize,
+    pub(crate) sessions: usize,
 }
 
 /// Binds the pages to a free loopback port and serves them in a task of the current runtime.
 ///
 /// # Errors
 /// When no loopback port can be bound.
-pub async fn serve(commands: mpsc::Sender<Command>) -> anyhow::Result<SocketAddr> {
+pub(crate) async fn serve(commands: mpsc::Sender<Command>) -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.context("cannot bind the admin port")?;
     let address = listener.local_addr().context("the admin port has no address")?;
     let router = Router::new()
@@ -56,7 +56,7 @@ pub async fn serve(commands: mpsc::Sender<Command>) -> anyhow::Result<SocketAddr
 }
 
 /// Asks the driver for the state of the sidecar.
-pub async fn snapshot(commands: &mpsc::Sender<Command>) -> Option<Snapshot> {
+pub(crate) async fn snapshot(commands: &mpsc::Sender<Command>) -> Option<Snapshot> {
     let (reply, answer) = oneshot::channel();
     commands.send(Command::Snapshot(reply)).await.ok()?;
     answer.await.ok()

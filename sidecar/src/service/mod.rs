@@ -25,7 +25,7 @@ use crate::runtime_dir::random_bytes;
 use crate::sessions::{Outgoing, SessionId};
 
 /// What the service and the admin pages ask of the driver.
-pub enum Command {
+pub(crate) enum Command {
     /// A worker claims a rank.
     Claim(Box<ClaimRequest>),
     /// A worker submits a request; what cannot be parsed is answered and announced by the driver too.
@@ -75,29 +75,29 @@ pub enum Command {
 }
 
 /// A claim with everything that the driver needs to decide.
-pub struct ClaimRequest {
+pub(crate) struct ClaimRequest {
     /// What the worker said.
-    pub claim: Claim,
+    pub(crate) claim: Claim,
     /// The uid of its process, as the kernel says.
-    pub uid: u32,
+    pub(crate) uid: u32,
     /// The version that both speak.
-    pub protocol: u32,
+    pub(crate) protocol: u32,
     /// A fresh token for the session.
-    pub session_token: SessionToken,
+    pub(crate) session_token: SessionToken,
     /// Where messages for the worker go.
-    pub outgoing: Outgoing,
+    pub(crate) outgoing: Outgoing,
     /// The decision.
-    pub reply: oneshot::Sender<Result<SessionId, Status>>,
+    pub(crate) reply: oneshot::Sender<Result<SessionId, Status>>,
 }
 
 /// The service.
-pub struct Service {
+pub(crate) struct Service {
     /// To the driver.
-    pub commands: mpsc::Sender<Command>,
+    pub(crate) commands: mpsc::Sender<Command>,
     /// What `Describe` answers.
-    pub description: v1::Description,
+    pub(crate) description: v1::Description,
     /// Who may claim.
-    pub allowed_uids: BTreeSet<u32>,
+    pub(crate) allowed_uids: BTreeSet<u32>,
 }
 
 impl Service {
@@ -105,7 +105,10 @@ impl Service {
     ///
     /// # Errors
     /// When the socket cannot be bound, or the server fails.
-    pub fn bind(self, socket: &Path) -> anyhow::Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>> {
+    pub(crate) fn bind(
+        self,
+        socket: &Path,
+    ) -> anyhow::Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>> {
         let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
         let server = RondeServer::new(self)
             .max_decoding_message_size(limits::INLINE_BYTES_MAX + MESSAGE_OVERHEAD_BYTES)
