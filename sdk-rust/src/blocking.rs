@@ -300,11 +300,9 @@ async fn serve(
     report: mpsc::SyncSender<Result<AsyncClient, Error>>,
     cancelled: oneshot::Receiver<()>,
 ) {
-    let connected = tokio::select! {
-        connected = AsyncClient::connect(options) => connected,
-        _ = cancelled => return,
-    };
-    match connected {
+    // Cancelled by a message, which nobody sends, or by the end of the other side.
+    let cancelled = async { drop(cancelled.await) };
+    match AsyncClient::connect_until(options, cancelled).await {
         Ok(mut client) => {
             let listener = client.take_listener();
             // When nobody waits any more, the client comes back and is dropped here, which ends the session.

@@ -1,5 +1,6 @@
 //! [`Client`]: the asynchronous client.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,8 +36,17 @@ impl Client {
     /// worker; [`Error::Start`] when not all ranks attach within the start timeout; [`Error::Failure`] when the job fails
     /// before it starts.
     pub async fn connect(options: Options) -> Result<Self, Error> {
+        Self::connect_until(options, std::future::pending()).await
+    }
+
+    /// [`Client::connect`] that gives up, in order, when `cancelled` completes.
+    pub(crate) async fn connect_until(options: Options, cancelled: impl Future<Output = ()>) -> Result<Self, Error> {
         let token = options.read_token()?;
-        let attached = connect::attach(&options, token).await?;
+        let mut cancelled = pin!(cancelled);
+        let attached = tokio::select! {
+            attached = connect::attach(&options, token) => attached?,
+            () = &mut cancelled => return Err(Error::Closed),
+        };
         let memory = match options.transfer {
             Transfer::Inline => None,
             Transfer::Arena => {
@@ -53,10 +63,18 @@ impl Client {
         ));
         let (began, begins) = oneshot::channel();
         let listener = Listener { session: Arc::clone(&session), incoming: attached.incoming, began: Some(began) };
-        // From here on, giving up ends the session in order.
-        let open = ForkSafe::new(Open { session, listener: Some(tokio::spawn(listener.run())) });
-        let view = begin(&open.get()?.session, begins, options.start_timeout).await?;
-        Ok(Self { open, view })
+        let open = Open { session, listener: Some(tokio::spawn(listener.run())) };
+        let begun = tokio::select! {
+            begun = begin(&open.session, begins, options.start_timeout) => begun,
+            () = &mut cancelled => Err(Error::Closed),
+        };
+        match begun {
+            Ok(view) => Ok(Self { open: ForkSafe::new(open), view }),
+            Err(error) => {
+                open.end().await;
+                Err(error)
+            }
+        }
     }
 
     /// Reduces a tensor over all ranks of the set; every rank gets the result.
@@ -179,11 +197,8 @@ impl Client {
 
     /// Ends the session in order and waits until the sidecar has heard of it. Whoever still waits gets [`Error::Closed`].
     pub async fn close(self) {
-        let Ok(mut open) = self.open.into_inner() else { return };
-        open.session.close(CLOSED);
-        if let Some(listener) = open.listener.take() {
-            // Fails only when the task was cancelled with its runtime.
-            let _ = listener.await;
+        if let Ok(open) = self.open.into_inner() {
+            open.end().await;
         }
     }
 
@@ -231,6 +246,17 @@ impl Client {
 struct Open {
     session: Arc<Session>,
     listener: Option<JoinHandle<()>>,
+}
+
+impl Open {
+    /// Ends the session in order and waits until the sidecar has heard of it.
+    async fn end(mut self) {
+        self.session.close(CLOSED);
+        if let Some(listener) = self.listener.take() {
+            // Fails only when the task was cancelled with its runtime.
+            let _ = listener.await;
+        }
+    }
 }
 
 impl Drop for Open {

@@ -154,7 +154,8 @@ impl Flight {
         let element_bytes = self.dtype.map_or(0, DType::size_bytes) as u64;
         if arrived.bytes() != arrived.shape.elements() * element_bytes {
             let (bytes, shape) = (arrived.bytes(), &arrived.shape);
-            let reason = format!("{}: a result of {bytes} bytes for shape {shape}, {element_bytes} bytes each", self.name);
+            let reason =
+                format!("{}: a result of {bytes} bytes for shape {shape}, {element_bytes} bytes each", self.name);
             return Err(Error::Protocol { reason });
         }
         Ok(arrived)

@@ -1,0 +1,358 @@
+//! A sidecar of one rank, in memory: it serves the contract over real sockets in a temporary directory, and echoes.
+//!
+//! What it does with a request hangs on the request's name, so that tests can ask for any behaviour: see [`Server::submit`].
+
+use std::collections::HashMap;
+use std::os::unix::net::UnixListener as StdUnixListener;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use ronde::{Cause, Failure, JobName, Options, Rank};
+use ronde_rpc::convert::TOKEN_BYTES;
+use ronde_rpc::v1::client_message::Message as Heard;
+use ronde_rpc::v1::ronde_server::{Ronde, RondeServer};
+use ronde_rpc::v1::server_message::Message as Say;
+use ronde_rpc::{Claim, Claimed, Completion, EpochView, Place, Submission, paths, v1};
+use ronde_shm::{MemHost, OwnedSegment, PeerSegment, SegmentId, ServeOutcome, SessionToken, Share, serve_one};
+use ronde_wire::{Epoch, RequestId, Seq, Shape};
+use tokio::net::UnixListener;
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tonic::{Request, Response, Status, Streaming};
+
+/// A fake sidecar; it dies when dropped.
+pub(crate) struct Fake {
+    pub(crate) directory: tempfile::TempDir,
+    pub(crate) log: Arc<Mutex<Vec<String>>>,
+    server: Option<tokio::runtime::Runtime>,
+}
+
+/// What can be set.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) arena_bytes_max: u64,
+    pub(crate) pending_max: u32,
+    /// Whether the epoch begins.
+    pub(crate) begins: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { arena_bytes_max: 64 << 20, pending_max: 1_000, begins: true }
+    }
+}
+
+impl Fake {
+    pub(crate) fn start(settings: Settings) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let server = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let server = server.expect("a runtime");
+        std::fs::write(paths::token_file(directory.path(), RANK), [7; TOKEN_BYTES]).expect("a token file");
+        let shared = Arc::new(Shared::default());
+        let log = Arc::clone(&shared.log);
+        serve_memory(directory.path(), Arc::clone(&shared));
+        let socket = paths::rpc_socket(directory.path());
+        server.block_on(async {
+            let listener = UnixListener::bind(socket).expect("a socket");
+            let service = RondeServer::new(Service { shared, settings });
+            tokio::spawn(
+                tonic::transport::Server::builder()
+                    .add_service(service)
+                    .serve_with_incoming(UnixListenerStream::new(listener)),
+            );
+        });
+        Self { directory, log, server: Some(server) }
+    }
+
+    pub(crate) fn options(&self) -> Options {
+        let job = JobName::new("test").expect("a name");
+        let mut options = Options::new(self.directory.path(), job, RANK);
+        options.connect_timeout = Duration::from_secs(20);
+        options
+    }
+
+    /// The sidecar dies.
+    pub(crate) fn die(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.shutdown_background();
+        }
+    }
+
+    /// What the sidecar has heard, one word or two for each message.
+    pub(crate) fn heard(&self) -> Vec<String> {
+        self.log.lock().expect("the log").clone()
+    }
+
+    /// Waits until it has heard something; fails after a time that only what never comes can take.
+    pub(crate) fn wait_for(&self, word: &str) {
+        let start = Instant::now();
+        while !self.heard().iter().any(|heard| heard == word) {
+            assert!(start.elapsed() < PATIENCE, "{word} has not been heard, but {:?}", self.heard());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.die();
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) const RANK: Rank = Rank(0);
+const SESSION_TOKEN: [u8; 16] = [5; 16];
+/// Where results go: one segment, written from the start again and again.
+const RESULT_SEGMENT: u32 = 9;
+const RESULT_BYTES: usize = 32 << 20;
+
+#[derive(Default)]
+struct Shared {
+    inputs: Mutex<HashMap<u32, PeerSegment>>,
+    results: Mutex<Results>,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+#[derive(Default)]
+struct Results {
+    segment: Option<Arc<OwnedSegment>>,
+    used: u64,
+}
+
+impl Shared {
+    fn note(&self, word: impl Into<String>) {
+        self.log.lock().expect("the log").push(word.into());
+    }
+
+    fn result_segment(&self) -> Arc<OwnedSegment> {
+        let mut results = self.results.lock().expect("results");
+        let make = || Arc::new(OwnedSegment::create("fake", RESULT_BYTES, Share::ReadOnlyForOthers).expect("memory"));
+        Arc::clone(results.segment.get_or_insert_with(make))
+    }
+
+    fn read(&self, place: &Place) -> Vec<u8> {
+        match place {
+            Place::Arena { segment, offset, bytes } => {
+                let inputs = self.inputs.lock().expect("inputs");
+                let mut data = vec![0; usize::try_from(*bytes).expect("small")];
+                inputs[segment].copy_to(*offset, &mut data).expect("an attached segment");
+                data
+            }
+            Place::Inline(data) => data.to_vec(),
+            Place::None => Vec::new(),
+        }
+    }
+
+    fn write(&self, data: &[u8]) -> Place {
+        let segment = self.result_segment();
+        let offset = {
+            let mut results = self.results.lock().expect("results");
+            let offset = if results.used as usize + data.len() > RESULT_BYTES { 0 } else { results.used };
+            results.used = offset + data.len() as u64;
+            offset
+        };
+        segment.copy_from(offset, data).expect("room");
+        Place::Arena { segment: RESULT_SEGMENT, offset, bytes: data.len() as u64 }
+    }
+}
+
+fn serve_memory(directory: &Path, shared: Arc<Shared>) {
+    let socket: PathBuf = paths::mem_socket(directory);
+    let listener = StdUnixListener::bind(socket).expect("a socket");
+    std::thread::spawn(move || {
+        while let Ok((stream, _)) = listener.accept() {
+            let mut host = Host(Arc::clone(&shared));
+            std::thread::spawn(
+                move || {
+                    while !matches!(serve_one(&stream, &mut host), Ok(ServeOutcome::Closed) | Err(_)) {}
+                },
+            );
+        }
+    });
+}
+
+struct Host(Arc<Shared>);
+
+impl MemHost for Host {
+    fn attach_limit_bytes(&mut self, token: &SessionToken) -> Result<u64, String> {
+        if token.to_bytes() == SESSION_TOKEN { Ok(1 << 30) } else { Err("unknown token".to_owned()) }
+    }
+
+    fn attach(&mut self, _: &SessionToken, segment: SegmentId, mapped: PeerSegment) -> Result<(), String> {
+        self.0.inputs.lock().expect("inputs").insert(segment.0, mapped);
+        Ok(())
+    }
+
+    fn result(&mut self, _: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String> {
+        if segment.0 == RESULT_SEGMENT { Ok(self.0.result_segment()) } else { Err("no such segment".to_owned()) }
+    }
+}
+
+struct Service {
+    shared: Arc<Shared>,
+    settings: Settings,
+}
+
+#[tonic::async_trait]
+impl Ronde for Service {
+    async fn describe(&self, _: Request<v1::DescribeRequest>) -> Result<Response<v1::Description>, Status> {
+        Ok(Response::new(v1::Description::default()))
+    }
+
+    type SessionStream = Pin<Box<dyn Stream<Item = Result<v1::ServerMessage, Status>> + Send>>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<v1::ClientMessage>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let (outgoing, receiver) = mpsc::channel(10_000);
+        let mut server = Server {
+            shared: Arc::clone(&self.shared),
+            settings: self.settings.clone(),
+            outgoing,
+            held: Vec::new(),
+            epoch: 1,
+        };
+        let mut incoming = request.into_inner();
+        tokio::spawn(async move {
+            while let Ok(Some(message)) = incoming.message().await {
+                let Some(message) = message.message else { continue };
+                server.hear(message).await;
+            }
+            server.shared.note("closed");
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+}
+
+/// One session.
+struct Server {
+    shared: Arc<Shared>,
+    settings: Settings,
+    outgoing: mpsc::Sender<Result<v1::ServerMessage, Status>>,
+    /// Submissions that are answered later.
+    held: Vec<Submission>,
+    epoch: u64,
+}
+
+impl Server {
+    async fn hear(&mut self, message: Heard) {
+        match message {
+            Heard::Claim(claim) => self.claim(&claim).await,
+            Heard::Submit(message) => {
+                let submission = Submission::parse(message).expect("the client submits nothing that is refused");
+                self.shared.note(format!("submit {}", submission.what.name));
+                self.submit(submission).await;
+            }
+            Heard::Withdraw(message) => {
+                self.shared.note("withdraw");
+                self.fail(RequestId(message.request), Failure::new(Cause::Refused, "withdrawn")).await;
+            }
+            Heard::Release(_) => self.shared.note("release"),
+            Heard::Heartbeat(_) => self.shared.note("heartbeat"),
+            Heard::Goodbye(_) => self.shared.note("goodbye"),
+        }
+    }
+
+    async fn claim(&mut self, message: &v1::Claim) {
+        let claim = Claim::parse(message).expect("a claim in order");
+        if claim.token.as_bytes() != [7; TOKEN_BYTES] {
+            // The client may have gone already.
+            let _ = self.outgoing.send(Err(Status::permission_denied("the token does not belong to rank 0"))).await;
+            return;
+        }
+        self.shared.note("claim");
+        let claimed = Claimed {
+            session_token: SESSION_TOKEN,
+            protocol: 1,
+            heartbeat_ms: 10,
+            peer_timeout_ms: 5_000,
+            arena_bytes_max: self.settings.arena_bytes_max,
+            inline_bytes_max: 1 << 20,
+            pending_max: self.settings.pending_max,
+        };
+        self.say(Say::Claimed(claimed.into_message())).await;
+        if self.settings.begins {
+            let view = EpochView {
+                epoch: Epoch(self.epoch),
+                rank: RANK,
+                size: 1,
+                local_rank: 0,
+                local_size: 1,
+                cross_rank: 0,
+                cross_size: 1,
+                homogeneous: true,
+            };
+            self.say(Say::EpochBegan(view.into_message())).await;
+        } else {
+            let text = "waiting for rank 3 of sidecar 1".to_owned();
+            self.say(Say::Notice(v1::Notice { text, ..Default::default() })).await;
+        }
+    }
+
+    /// `hold`: answers when `flush` comes, last one first. `never`: does not answer. `mismatch`: fails. `end`: ends the epoch.
+    /// `short`: answers with too few bytes. All others: echoes.
+    async fn submit(&mut self, submission: Submission) {
+        let name = submission.what.name.as_str().to_owned();
+        let word = |word: &str| name.contains(word);
+        if word("hold") {
+            self.held.push(submission);
+        } else if word("never") {
+            // Stays pending.
+        } else if word("flush") {
+            while let Some(held) = self.held.pop() {
+                self.complete(held).await;
+            }
+            self.complete(submission).await;
+        } else if word("mismatch") {
+            let failure = Failure::new(Cause::Mismatch, "rank 1 has shape [2]").with_rank(Rank(1));
+            self.fail(submission.request, failure.with_tensor(submission.what.name)).await;
+        } else if word("end") {
+            let failure = Failure::new(Cause::RankLost, "rank 2 was killed").with_rank(Rank(2));
+            self.fail(submission.request, failure.clone()).await;
+            let ended = v1::EpochEnded { epoch: self.epoch, failure: Some((&failure).into()) };
+            self.say(Say::EpochEnded(ended)).await;
+        } else if word("short") {
+            let result = self.shared.write(&[1]);
+            self.finish(submission, result).await;
+        } else {
+            self.complete(submission).await;
+        }
+    }
+
+    async fn complete(&mut self, submission: Submission) {
+        let data = self.shared.read(&submission.place);
+        let result = match submission.place {
+            Place::Arena { .. } => self.shared.write(&data),
+            Place::None => Place::None,
+            Place::Inline(_) => {
+                for part in data.chunks(100_000) {
+                    let part = v1::ResultPart { request: submission.request.0, data: part.to_vec().into() };
+                    self.say(Say::ResultPart(part)).await;
+                }
+                Place::None
+            }
+        };
+        self.finish(submission, result).await;
+    }
+
+    async fn finish(&mut self, submission: Submission, result: Place) {
+        let shape: Shape = submission.what.shape;
+        let completion =
+            Completion { request: submission.request, epoch: Epoch(self.epoch), seq: Seq(1), shape, result };
+        self.say(Say::Completed(completion.into_message())).await;
+    }
+
+    async fn fail(&mut self, request: RequestId, failure: Failure) {
+        self.say(Say::Failed(v1::Failed { request: request.0, failure: Some((&failure).into()) })).await;
+    }
+
+    async fn say(&mut self, message: Say) {
+        // The client may have gone already.
+        let _ = self.outgoing.send(Ok(v1::ServerMessage { message: Some(message) })).await;
+    }
+}

@@ -1,0 +1,354 @@
+//! The client against a fake sidecar over real sockets: what it says, what it hears, and that every waiter gets an answer.
+
+mod fake;
+
+use std::process::Command;
+use std::time::Duration;
+
+use fake::{Fake, Settings};
+use ronde::blocking::{self, Progress};
+use ronde::{AllReduceOptions, Blame, Cause, Client, Error, Operation, ReduceOp, Tensor, TensorRef, Transfer};
+
+/// Both ways for tensors to travel pass the same tests.
+const TRANSFERS: [Transfer; 2] = [Transfer::Arena, Transfer::Inline];
+
+fn connect(fake: &Fake, transfer: Transfer) -> blocking::Client {
+    let mut options = fake.options();
+    options.transfer = transfer;
+    blocking::Client::connect(options).expect("a session")
+}
+
+fn numbers(count: u64) -> Vec<f32> {
+    (0..count).map(|i| (i % 1000) as f32).collect()
+}
+
+#[test]
+fn tensors_come_back_as_they_were_sent() {
+    for transfer in TRANSFERS {
+        let fake = Fake::start(Settings::default());
+        let client = connect(&fake, transfer);
+        assert_eq!((client.rank(), client.size()), (0, 1));
+        for count in [0, 1, 3, 1_000, 250_000] {
+            let values = numbers(count);
+            let shape = [count];
+            let tensor = TensorRef::of(&shape, &values).expect("a tensor");
+            let sum = client.allreduce("x", tensor, AllReduceOptions { op: ReduceOp::Sum, ..Default::default() });
+            assert_eq!(sum.expect("a result").to_vec::<f32>().expect("floats"), values);
+            let all = client.allgather(None, tensor).expect("a result");
+            assert_eq!(all.shape, vec![count]);
+            assert_eq!(client.broadcast(None, tensor, 0).expect("a result").bytes, tensor.bytes);
+        }
+        client.barrier(None).expect("a barrier");
+        let names: Vec<String> = fake.heard().into_iter().filter(|heard| heard.starts_with("submit")).collect();
+        assert_eq!(
+            names[0..4],
+            ["submit allreduce.x", "submit allgather.noname.0", "submit broadcast.noname.0", "submit allreduce.x"]
+        );
+        assert_eq!(names.last().map(String::as_str), Some("submit barrier.noname.0"));
+    }
+}
+
+#[test]
+fn every_result_in_shared_memory_is_released_once() {
+    let fake = Fake::start(Settings::default());
+    let client = connect(&fake, Transfer::Arena);
+    for _ in 0..5 {
+        client.allgather(None, TensorRef::of(&[2], &[1_i64, 2]).expect("a tensor")).expect("a result");
+    }
+    drop(client);
+    fake.wait_for("closed");
+    let count = |word: &str| fake.heard().iter().filter(|heard| *heard == word).count();
+    assert_eq!(count("release"), 5);
+    assert_eq!(count("goodbye"), 1);
+}
+
+#[test]
+fn completions_find_their_waiters_in_any_order() {
+    for transfer in TRANSFERS {
+        let fake = Fake::start(Settings::default());
+        let client = connect(&fake, transfer);
+        let handles: Vec<_> = (0..40_u32)
+            .map(|i| {
+                let bytes = i.to_le_bytes();
+                let name = format!("hold.{i}");
+                let operation = Operation::allgather(
+                    Some(&name),
+                    TensorRef { dtype: ronde::DType::I32, shape: &[1], bytes: &bytes },
+                );
+                client.submit_from(&operation, &bytes).expect("submitted")
+            })
+            .collect();
+        assert!(handles.iter().all(|handle| !handle.poll()));
+        client.barrier("flush").expect("a barrier");
+        for (i, handle) in (0_u32..).zip(handles) {
+            assert!(handle.poll());
+            assert_eq!(handle.wait().expect("a result").bytes, i.to_le_bytes());
+        }
+    }
+}
+
+#[test]
+fn a_result_is_read_into_memory_of_the_caller() {
+    for transfer in TRANSFERS {
+        let fake = Fake::start(Settings::default());
+        let client = connect(&fake, transfer);
+        let bytes = [1_u8, 2, 3, 4];
+        let tensor = TensorRef { dtype: ronde::DType::U8, shape: &[2, 2], bytes: &bytes };
+        let mut handle = client.submit_from(&Operation::allgather(None, tensor), &bytes).expect("submitted");
+        while handle.wait_timeout(Duration::from_secs(1)).expect("alive") == Progress::NotReady {}
+        assert_eq!(handle.shape().expect("a shape").dimensions(), [2, 2]);
+        let mut small = [0; 3];
+        let refused = handle.read_into(&mut small).expect_err("too small");
+        assert!(refused.to_string().contains("has 4 bytes, but the target has 3"), "{refused}");
+        let mut target = [0; 4];
+        handle.read_into(&mut target).expect("fits");
+        assert_eq!(target, bytes);
+        assert!(handle.read_into(&mut target).is_err(), "read twice");
+    }
+}
+
+#[test]
+fn a_failed_operation_names_its_culprit_and_the_session_goes_on() {
+    for transfer in TRANSFERS {
+        let fake = Fake::start(Settings::default());
+        let client = connect(&fake, transfer);
+        let tensor = Tensor::of(&[3], &[1.0_f32; 3]).expect("a tensor");
+        let error = client.allreduce("mismatch", &tensor, AllReduceOptions::default()).expect_err("mismatch");
+        let failure = error.failure().expect("a failure of all ranks");
+        assert_eq!((failure.cause, failure.rank), (Cause::Mismatch, Some(ronde::Rank(1))));
+        assert_eq!(failure.tensor.as_ref().map(ToString::to_string), Some("allreduce.mismatch".to_owned()));
+        assert_eq!((error.blame(), error.is_local_to_call()), (Blame::Caller, true));
+        assert_eq!(client.allreduce("fine", &tensor, AllReduceOptions::default()).expect("a result"), tensor);
+    }
+}
+
+#[test]
+fn the_end_of_the_epoch_reaches_every_waiter_and_who_comes_later() {
+    let fake = Fake::start(Settings::default());
+    let client = connect(&fake, Transfer::Arena);
+    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+    let waiting = client.submit_from(&Operation::allgather(Some("never"), (&tensor).into()), &tensor.bytes);
+    let waiting = waiting.expect("submitted");
+    for error in [
+        client.allgather("end", &tensor).expect_err("ended"),
+        waiting.wait().expect_err("ended"),
+        client.allgather("later", &tensor).expect_err("ended"),
+        client.over().expect("over"),
+    ] {
+        let failure = error.failure().unwrap_or_else(|| panic!("{error}"));
+        assert_eq!((failure.cause, failure.rank), (Cause::RankLost, Some(ronde::Rank(2))));
+        assert_eq!(failure.reason, "rank 2 was killed");
+        assert_eq!((error.blame(), error.is_local_to_call()), (Blame::Peer, false));
+    }
+    drop(client);
+    let again = connect(&fake, Transfer::Arena);
+    assert_eq!(again.allgather("later", &tensor).expect("a new epoch"), tensor);
+}
+
+#[test]
+fn the_death_of_the_sidecar_reaches_every_waiter() {
+    let mut fake = Fake::start(Settings::default());
+    let client = connect(&fake, Transfer::Arena);
+    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+    let operation = Operation::allgather(Some("never"), (&tensor).into());
+    let waiting = client.submit_from(&operation, &tensor.bytes).expect("submitted");
+    fake.die();
+    let error = waiting.wait().expect_err("gone");
+    assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
+    let wanted = format!("the sidecar at {} is gone: ", fake.directory.path().display());
+    assert!(error.to_string().starts_with(&wanted), "{error}");
+    let later = client.allgather(None, &tensor).expect_err("gone");
+    assert_eq!(later.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
+}
+
+#[test]
+fn a_dropped_handle_withdraws_and_a_finished_one_does_not() {
+    let fake = Fake::start(Settings::default());
+    let client = connect(&fake, Transfer::Arena);
+    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+    let submit = |name| client.submit_from(&Operation::allgather(Some(name), (&tensor).into()), &tensor.bytes);
+    let finished = submit("fine").expect("submitted");
+    client.barrier(None).expect("a barrier");
+    assert!(finished.poll());
+    drop(finished);
+    fake.wait_for("release");
+    assert!(!fake.heard().contains(&"withdraw".to_owned()));
+    drop(submit("never").expect("submitted"));
+    fake.wait_for("withdraw");
+}
+
+#[test]
+fn the_callers_own_deadline_withdraws_the_operation() {
+    let fake = Fake::start(Settings::default());
+    let mut options = fake.options();
+    options.operation_timeout = Some(Duration::from_millis(20));
+    let client = blocking::Client::connect(options).expect("a session");
+    let error = client.barrier("never").expect_err("late");
+    assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::TimedOut));
+    assert!(error.to_string().contains("barrier.never"), "{error}");
+    fake.wait_for("withdraw");
+}
+
+#[test]
+fn limits_are_errors_at_once() {
+    let fake = Fake::start(Settings { arena_bytes_max: 1 << 20, pending_max: 2, ..Settings::default() });
+    let client = connect(&fake, Transfer::Arena);
+    let large = vec![0_u8; 2 << 20];
+    let tensor = TensorRef::of(&[2 << 20], &large).expect("a tensor");
+    let error = client.allgather(None, tensor).expect_err("too large");
+    assert!(matches!(error, Error::Limit { .. }) && error.to_string().contains("arena_bytes_max"), "{error}");
+
+    let small = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+    let submit = || client.submit_from(&Operation::allgather(None, (&small).into()), &small.bytes);
+    client.allgather("fine", &small).expect("the session goes on");
+    let operation = Operation::allgather(Some("never"), (&small).into());
+    let _held: Vec<_> = (0..2).map(|_| client.submit_from(&operation, &small.bytes).expect("room")).collect();
+    let error = submit().expect_err("too many");
+    assert!(matches!(error, Error::Limit { .. }) && error.to_string().contains("2 requests are pending"), "{error}");
+
+    let inline = connect(&fake, Transfer::Inline);
+    let error = inline.allgather(None, tensor).expect_err("too large");
+    assert!(matches!(error, Error::Limit { .. }) && error.to_string().contains("inline_bytes_max"), "{error}");
+}
+
+#[test]
+fn wrong_arguments_never_reach_the_sidecar() {
+    let fake = Fake::start(Settings::default());
+    let client = connect(&fake, Transfer::Arena);
+    let bytes = [0_u8; 7];
+    let wrong_length = TensorRef { dtype: ronde::DType::F32, shape: &[2], bytes: &bytes };
+    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+    let long = "x".repeat(600);
+    for error in [
+        client.allgather(None, wrong_length).expect_err("7 bytes"),
+        client.allgather(long.as_str(), &tensor).expect_err("name"),
+        client.allreduce(None, &tensor, AllReduceOptions { prescale: 0.0, ..Default::default() }).expect_err("scale"),
+        client
+            .allreduce(None, &tensor, AllReduceOptions { postscale: f64::NAN, ..Default::default() })
+            .expect_err("scale"),
+    ] {
+        assert!(matches!(error, Error::Argument { .. }), "{error}");
+    }
+    assert!(TensorRef::of(&[3], &[1.0_f32]).is_err());
+    assert!(!fake.heard().iter().any(|heard| heard.starts_with("submit")));
+}
+
+#[test]
+fn a_result_of_the_wrong_length_is_the_sidecars_fault() {
+    let fake = Fake::start(Settings::default());
+    let client = connect(&fake, Transfer::Arena);
+    let tensor = Tensor::of(&[2], &[1_i32, 2]).expect("a tensor");
+    let error = client.allgather("short", &tensor).expect_err("one byte");
+    assert!(matches!(error, Error::Protocol { .. }) && error.blame() == Blame::Peer, "{error}");
+}
+
+#[test]
+fn a_wrong_token_or_none_is_refused_with_the_reason() {
+    let fake = Fake::start(Settings::default());
+    let mut options = fake.options();
+    options.token_file = fake.directory.path().join("other.token");
+    let error = blocking::Client::connect(options.clone()).expect_err("no file");
+    assert!(matches!(error, Error::Token { .. }), "{error}");
+    std::fs::write(&options.token_file, [1; 5]).expect("a file");
+    let error = blocking::Client::connect(options.clone()).expect_err("5 bytes");
+    assert!(error.to_string().contains("5 bytes, not 32"), "{error}");
+    std::fs::write(&options.token_file, [1; 32]).expect("a file");
+    let error = blocking::Client::connect(options).expect_err("wrong token");
+    assert!(matches!(error, Error::Claim { rank: 0, .. }), "{error}");
+    assert!(error.to_string().contains("does not belong to rank 0"), "{error}");
+}
+
+#[test]
+fn what_is_missing_is_named_when_the_job_does_not_start() {
+    let fake = Fake::start(Settings { begins: false, ..Settings::default() });
+    let mut options = fake.options();
+    // Long enough for the sidecar's notice to be there on a loaded machine, which the heartbeat that follows shows.
+    options.start_timeout = Duration::from_millis(500);
+    let error = blocking::Client::connect(options.clone()).expect_err("not started");
+    assert!(matches!(error, Error::Start { .. }), "{error}");
+    assert!(error.to_string().contains("waiting for rank 3 of sidecar 1"), "{error}");
+    fake.wait_for("goodbye");
+
+    options.socket_dir = fake.directory.path().join("nowhere");
+    options.connect_timeout = Duration::from_millis(20);
+    let error = blocking::Client::connect(options).expect_err("no sidecar");
+    assert!(matches!(error, Error::Connect { .. }), "{error}");
+    assert!(error.to_string().contains("RONDE_SOCKET"), "{error}");
+}
+
+#[test]
+fn giving_up_while_connecting_ends_the_session_in_order() {
+    let fake = Fake::start(Settings { begins: false, ..Settings::default() });
+    let mut connecting = blocking::Connecting::start(fake.options()).expect("a thread");
+    fake.wait_for("heartbeat");
+    assert!(connecting.wait_timeout(Duration::ZERO).expect("still waiting").is_none());
+    drop(connecting);
+    fake.wait_for("goodbye");
+    fake.wait_for("closed");
+}
+
+#[test]
+fn heartbeats_go_on_while_the_program_does_nothing() {
+    let fake = Fake::start(Settings::default());
+    let _client = connect(&fake, Transfer::Arena);
+    while fake.heard().iter().filter(|heard| *heard == "heartbeat").count() < 5 {
+        std::thread::yield_now();
+    }
+}
+
+#[tokio::test]
+async fn the_asynchronous_client_overlaps_operations() {
+    for transfer in TRANSFERS {
+        let fake = tokio::task::spawn_blocking(|| Fake::start(Settings::default())).await.expect("started");
+        let mut options = fake.options();
+        options.transfer = transfer;
+        let client = Client::connect(options).await.expect("a session");
+        let values = numbers(200_000);
+        let shape = [200_000];
+        let tensor = TensorRef::of(&shape, &values).expect("a tensor");
+        let held = client.allreduce_async("hold", tensor, AllReduceOptions::default()).await.expect("submitted");
+        let other = client.allgather("other", tensor).await.expect("a result");
+        assert_eq!(other.bytes, tensor.bytes);
+        assert!(!held.poll());
+        client.barrier("flush").await.expect("a barrier");
+        let mut target = vec![0; tensor.bytes.len()];
+        assert_eq!(held.wait_into(&mut target).await.expect("a result").dimensions(), shape);
+        assert_eq!(target, tensor.bytes);
+        let pending = client.allgather_async("never", tensor).await.expect("submitted");
+        client.close().await;
+        assert!(matches!(pending.wait().await, Err(Error::Closed)));
+        tokio::task::spawn_blocking(move || {
+            fake.wait_for("goodbye");
+            drop(fake);
+        })
+        .await
+        .expect("ended");
+    }
+}
+
+// Forking needs unsafe code, which this crate forbids: ronde-shm forks in its own tests, and the Python SDK in its.
+#[test]
+fn a_session_does_not_outlive_its_process() {
+    let fake = Fake::start(Settings::default());
+    let me = std::env::current_exe().expect("this test");
+    let mut child = Command::new(me)
+        .args(["--exact", "be_a_worker_that_is_killed", "--ignored", "--nocapture"])
+        .env("RONDE_TEST_SOCKET", fake.directory.path())
+        .spawn()
+        .expect("a process");
+    fake.wait_for("submit allgather.never");
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    fake.wait_for("closed");
+    assert!(!fake.heard().contains(&"goodbye".to_owned()));
+}
+
+#[test]
+#[ignore = "a helper of a_session_does_not_outlive_its_process"]
+fn be_a_worker_that_is_killed() {
+    let Some(directory) = std::env::var_os("RONDE_TEST_SOCKET") else { return };
+    let job = ronde::JobName::new("test").expect("a name");
+    let client = blocking::Client::connect(ronde::Options::new(directory, job, fake::RANK)).expect("a session");
+    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+    let _ = client.allgather("never", &tensor);
+}
