@@ -4,3 +4,4 @@ pub mod cluster;
 pub mod harness;
 pub mod regression;
 pub mod script;
+pub mod sim;

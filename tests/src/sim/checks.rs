@@ -1,0 +1,264 @@
+//! The oracle: knows what was asked for, and judges every answer, every admission and every end of an epoch.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use ronde_engine::{Admission, Completion};
+use ronde_wire::{Cause, Epoch, Failure, Rank, RequestId, Seq, SetId, SidecarIndex, TensorName};
+
+use super::faults::Faults;
+use super::workload::{Mischief, Workload};
+
+/// What a correct cluster keeps to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Property {
+    /// Every rank gets the bytes and the shape that the reference computes, or all get the same.
+    Result,
+    /// Every request gets exactly one answer, at the latest before its epoch ends.
+    Answered,
+    /// Answers, admissions and chunks are of the current epoch.
+    CurrentEpoch,
+    /// All sidecars admit the same operations under the same numbers in ascending order.
+    OneOrder,
+    /// All sidecars cut an operation in the same way.
+    OnePlan,
+    /// Ranks agree on whether a request fails, and it fails only for a reason.
+    Agreement,
+    /// A failure that ends an epoch names one who was hit.
+    Culprit,
+    /// What is kept for others stays within what was granted to them.
+    Bounds,
+    /// No correct sidecar takes another for one that breaks the protocol.
+    Protocol,
+    /// No epoch ends because of a bug, and no operation fails at an executor.
+    NoBug,
+    /// When nothing breaks any more, epochs begin again and all work gets done.
+    Liveness,
+}
+
+/// A property that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violated {
+    /// Which one.
+    pub property: Property,
+    /// What was seen.
+    pub text: String,
+}
+
+impl fmt::Display for Violated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} does not hold: {}", self.property, self.text)
+    }
+}
+
+pub(super) fn violated<T>(property: Property, text: impl Into<String>) -> Result<T, Violated> {
+    Err(Violated { property, text: text.into() })
+}
+
+/// A request on its way.
+#[derive(Debug)]
+struct Asked {
+    rank: Rank,
+    workload: Arc<Workload>,
+    item: usize,
+}
+
+/// How an item went for those who have their answer.
+#[derive(Debug, Default)]
+struct Went {
+    succeeded: Vec<Rank>,
+    failed: Vec<Rank>,
+    /// The first result, when there is no reference.
+    bytes: Vec<u8>,
+}
+
+/// Results by epoch, set, name and the index of the item.
+pub type Results = BTreeMap<(Epoch, SetId, TensorName, usize), Vec<u8>>;
+
+#[derive(Debug, Default)]
+pub(super) struct Oracle {
+    open: BTreeMap<RequestId, Asked>,
+    answered: BTreeSet<RequestId>,
+    went: BTreeMap<(Epoch, usize), Went>,
+    /// What is performed under each number, in words that contain everything that has to be equal.
+    orders: BTreeMap<(Epoch, Seq), (String, String)>,
+    last_admitted: BTreeMap<(SidecarIndex, u32), (Epoch, Seq)>,
+    /// For comparison between runs.
+    pub(super) results: Results,
+    pub(super) successes: u64,
+    pub(super) failures: u64,
+}
+
+impl Oracle {
+    pub(super) fn asked(&mut self, rank: Rank, request: RequestId, workload: &Arc<Workload>, item: usize) {
+        self.open.insert(request, Asked { rank, workload: Arc::clone(workload), item });
+    }
+
+    /// The coordinator begins an epoch. Where all sidecars were started again, it may have the number of an earlier one.
+    pub(super) fn epoch_begins(&mut self, epoch: Epoch) {
+        self.orders.retain(|(e, _), _| *e != epoch);
+        self.went.retain(|(e, _), _| *e != epoch);
+    }
+
+    /// A sidecar is gone with the requests of its ranks: the workers know.
+    pub(super) fn forget(&mut self, ranks: &[Rank]) {
+        self.open.retain(|_, asked| !ranks.contains(&asked.rank));
+    }
+
+    /// Whether a rank has requests without answers.
+    pub(super) fn is_waiting(&self, rank: Rank) -> bool {
+        self.open.values().any(|asked| asked.rank == rank)
+    }
+
+    /// What a rank's requests without answers are called.
+    pub(super) fn waiting(&self) -> String {
+        let one = |asked: &Asked| format!("{} waits for {}", asked.rank, asked.workload.items[asked.item].name);
+        self.open.values().map(one).collect::<Vec<_>>().join(", ")
+    }
+
+    /// An answer; gives the item.
+    pub(super) fn completed(
+        &mut self,
+        (rank, request): (Rank, RequestId),
+        outcome: Result<(&Completion, &[u8]), &Failure>,
+        faults: &Faults,
+    ) -> Result<(Epoch, usize), Violated> {
+        if !self.answered.insert(request) {
+            return violated(Property::Answered, format!("{request} of {rank} got two answers"));
+        }
+        let Some(asked) = self.open.remove(&request).filter(|asked| asked.rank == rank) else {
+            return violated(Property::Answered, format!("{rank} got an answer to {request}, which it did not ask"));
+        };
+        match outcome {
+            Ok((completion, bytes)) => self.succeeded(&asked, completion, bytes)?,
+            Err(failure) => self.failed(&asked, failure, faults)?,
+        }
+        Ok((asked.workload.epoch, asked.item))
+    }
+
+    /// An operation is admitted somewhere.
+    pub(super) fn admitted(&mut self, host: SidecarIndex, life: u32, admission: &Admission) -> Result<(), Violated> {
+        let now = (admission.epoch, admission.seq);
+        let last = self.last_admitted.insert((host, life), now).unwrap_or_default();
+        if last >= now {
+            let text = format!("{host} admits {} of {} after {} of {}", now.1, now.0, last.1, last.0);
+            return violated(Property::OneOrder, text);
+        }
+        let names: Vec<&str> = admission.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        let what = format!("{} of {}", names.join(" "), admission.topology.set);
+        let lanes: Vec<u16> = admission.plan.strands.iter().map(|strand| strand.lane.0).collect();
+        let how = format!("window {}, lanes of strands {lanes:?}, {:?}", admission.plan.window, admission.plan.layout);
+        let (first_what, first_how) = self.orders.entry(now).or_insert_with(|| (what.clone(), how.clone()));
+        if *first_what != what {
+            let text = format!("{} of {} is {first_what} on one sidecar, but {what} on {host}", now.1, now.0);
+            return violated(Property::OneOrder, text);
+        }
+        if *first_how != how {
+            return violated(Property::OnePlan, format!("{} of {} is cut in another way on {host}", now.1, now.0));
+        }
+        Ok(())
+    }
+
+    /// An epoch is over for a sidecar's ranks: they have all their answers.
+    pub(super) fn epoch_ended(&self, epoch: Epoch, ranks: &[Rank]) -> Result<(), Violated> {
+        let left = |asked: &&Asked| ranks.contains(&asked.rank) && asked.workload.epoch <= epoch;
+        match self.open.values().find(left) {
+            Some(asked) => {
+                let name = &asked.workload.items[asked.item].name;
+                violated(Property::Answered, format!("{epoch} ended, but {} never heard of {name}", asked.rank))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn succeeded(&mut self, asked: &Asked, completion: &Completion, bytes: &[u8]) -> Result<(), Violated> {
+        self.successes += 1;
+        let (rank, epoch) = (asked.rank, asked.workload.epoch);
+        let item = &asked.workload.items[asked.item];
+        let who = format!("{rank} with {} of {} ({:?} of {})", item.name, item.set, item.collective, item.dtype);
+        if completion.epoch != epoch {
+            return violated(Property::CurrentEpoch, format!("{who} got a result of {} in {epoch}", completion.epoch));
+        }
+        if item.must_fail() {
+            return violated(Property::Agreement, format!("{who} got a result in spite of {:?}", item.mischief));
+        }
+        let went = self.went.entry((epoch, asked.item)).or_default();
+        if !went.failed.is_empty() {
+            return violated(Property::Agreement, format!("{who} got a result, but {:?} did not", went.failed));
+        }
+        if went.succeeded.is_empty() {
+            went.bytes = bytes.to_vec();
+        }
+        went.succeeded.push(rank);
+        let expected = asked.workload.expected(asked.item);
+        let expected = expected.as_deref().unwrap_or(&went.bytes);
+        if let Some(at) = first_difference(bytes, expected) {
+            return violated(Property::Result, format!("{who} got a wrong byte at {at} of {}", expected.len()));
+        }
+        if completion.shape != item.output() {
+            return violated(Property::Result, format!("{who} got the shape {}", completion.shape));
+        }
+        if asked.workload.any_floats {
+            self.results.insert((epoch, item.set, item.name.clone(), asked.item), bytes.to_vec());
+        }
+        Ok(())
+    }
+
+    fn failed(&mut self, asked: &Asked, failure: &Failure, faults: &Faults) -> Result<(), Violated> {
+        self.failures += 1;
+        let rank = asked.rank;
+        let item = &asked.workload.items[asked.item];
+        let who = format!("{rank} with {} of {}: {failure}", item.name, item.set);
+        match failure.cause {
+            Cause::Bug => return violated(Property::NoBug, who),
+            cause if cause.ends_epoch() => return blame(failure, faults, asked.workload.leaver, &who),
+            _ => {}
+        }
+        let named = match item.mischief {
+            // The culprit is the first that differs from the lowest rank.
+            Mischief::Mismatch(culprit) => failure.cause == Cause::Mismatch && names(failure, culprit, &item.ranks),
+            Mischief::Refused(culprit) | Mischief::Withdrawn(culprit) => {
+                failure.cause == Cause::Refused && failure.rank == Some(culprit)
+            }
+            Mischief::None => return violated(Property::Agreement, format!("without any reason {who}")),
+        };
+        if !named {
+            return violated(
+                Property::Culprit,
+                format!("{:?} is behind it, which is not said to {who}", item.mischief),
+            );
+        }
+        let went = self.went.entry((asked.workload.epoch, asked.item)).or_default();
+        went.failed.push(rank);
+        if went.succeeded.is_empty() {
+            Ok(())
+        } else {
+            violated(Property::Agreement, format!("{:?} got a result, but not {who}", went.succeeded))
+        }
+    }
+}
+
+fn names(failure: &Failure, culprit: Rank, ranks: &[Rank]) -> bool {
+    let expected = if culprit == ranks[0] { ranks[1] } else { culprit };
+    failure.rank == Some(expected)
+}
+
+/// Whether the end of an epoch is put down to somebody who was hit.
+pub(super) fn blame(failure: &Failure, faults: &Faults, leaver: Option<Rank>, who: &str) -> Result<(), Violated> {
+    let hit = match failure.cause {
+        Cause::ShutDown => failure.rank.is_some() && failure.rank == leaver,
+        Cause::RankLost => failure.rank.is_some_and(|rank| faults.ranks.contains(&rank)),
+        // Who loses the coordinator ends the epoch on its own; the coordinator itself hears of that only.
+        Cause::SidecarLost => failure.sidecar.is_some_and(|s| {
+            faults.hosts.contains(&s) || (!faults.hosts.is_empty() && failure.reason.contains("on its own"))
+        }),
+        _ => false,
+    };
+    if hit { Ok(()) } else { violated(Property::Culprit, format!("nothing happened to the one named to {who}")) }
+}
+
+fn first_difference(found: &[u8], expected: &[u8]) -> Option<usize> {
+    let differs = found.iter().zip(expected).position(|(a, b)| a != b);
+    differs.or_else(|| (found.len() != expected.len()).then_some(found.len().min(expected.len())))
+}

@@ -1,0 +1,338 @@
+//! The simulated cluster: everything that exists, and the loop that lets one thing happen after another.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fastrand::Rng;
+use ronde_collectives::CostModel;
+use ronde_engine::EngineConfig;
+use ronde_wire::{Epoch, ProcessSet, Rank, SetId, SidecarIndex, World};
+
+use super::checks::{Oracle, Property, Results, Violated, violated};
+use super::faults::Faults;
+use super::host::Host;
+use super::link::Network;
+use super::saboteur::{Sabotage, Saboteur};
+use super::schedule::{Happening, Schedule};
+use super::worker::Worker;
+use super::workload::{Recipe, Workload};
+
+/// What a run is like, besides its seed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Prints what happens.
+    pub trace: bool,
+    /// Plants a bug.
+    pub saboteur: Option<Saboteur>,
+    /// One epoch without faults, with floats whose sums depend on the order of addition. Delays, chunking and fusion
+    /// follow the number, everything else the seed: results have to be equal for all numbers.
+    pub floats_variant: Option<u64>,
+}
+
+/// What a run without violation amounts to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Epochs that began.
+    pub epochs: usize,
+    /// Requests with results.
+    pub successes: u64,
+    /// Requests that failed as they had to.
+    pub failures: u64,
+    /// Things that happened.
+    pub happenings: u64,
+    /// Simulated time, in microseconds.
+    pub virtual_us: u64,
+    /// Chunks sent, and those of them that were sent before the receiver was known to be ready.
+    pub chunks: u64,
+    /// See above.
+    pub early_chunks: u64,
+    /// Tensors of operations with several of them.
+    pub fused: u64,
+    /// Whether the planted bug had an opportunity.
+    pub sabotaged: bool,
+    /// Results, when they are to be compared between runs.
+    pub results: Results,
+}
+
+/// What all sidecars are started with.
+#[derive(Clone, Debug)]
+pub(super) struct Setup {
+    pub(super) world: World,
+    pub(super) lanes: u16,
+    pub(super) grant_bytes: u64,
+    fusion_threshold_bytes: u64,
+    buckets_in_flight: usize,
+    cost: CostModel,
+    recipe: Recipe,
+}
+
+pub(super) struct Cluster {
+    pub(super) schedule: Schedule,
+    pub(super) rng: Rng,
+    pub(super) setup: Setup,
+    /// The sidecars' indices by position.
+    pub(super) sidecars: Vec<SidecarIndex>,
+    pub(super) hosts: Vec<Host>,
+    pub(super) workers: Vec<Worker>,
+    pub(super) network: Network,
+    pub(super) oracle: Oracle,
+    pub(super) faults: Faults,
+    pub(super) sabotage: Option<Sabotage>,
+    pub(super) began: usize,
+    pub(super) progress_us: u64,
+    pub(super) next_request: u64,
+    pub(super) report: Report,
+    pub(super) trace: bool,
+    finished_us: Option<u64>,
+    workloads: BTreeMap<Epoch, Arc<Workload>>,
+}
+
+/// Simulated time after the last repair within which everything has to be done.
+const PATIENCE_US: u64 = 90_000_000;
+/// Simulated time for which a finished cluster is watched.
+const WATCH_US: u64 = 300_000;
+/// A run that takes more is not getting anywhere.
+const HAPPENINGS_MAX: u64 = 5_000_000;
+
+impl Cluster {
+    pub(super) fn new(seed: u64, options: &Options) -> Self {
+        let mut fixed = Rng::with_seed(seed);
+        let variant = options.floats_variant.unwrap_or_default();
+        let mut rng = Rng::with_seed(seed ^ (variant + 1).wrapping_mul(0x5851_F42D_4C95_7F2D));
+        let setup = Setup::new(seed, &mut fixed, &mut rng, options);
+        let world = &setup.world;
+        let sidecars = world.sidecars();
+        let home = |rank: Rank| {
+            let sidecar = world.sidecar_of(rank).expect("a rank of the world");
+            sidecars.binary_search(&sidecar).expect("a sidecar of the world")
+        };
+        let workers = (0..).map(Rank).take(world.size()).map(|rank| Worker::new(rank, home(rank))).collect();
+        let mut network = Network::new(&mut rng);
+        let faults = match options.saboteur {
+            Some(Saboteur::StaleEpoch) => {
+                network.late_one_in = 4;
+                Faults::quick_crashes(&mut fixed, world)
+            }
+            Some(_) => Faults::none(),
+            None if options.floats_variant.is_some() => Faults::none(),
+            None => Faults::new(&mut fixed, world),
+        };
+        let sabotage = options.saboteur.map(|saboteur| Sabotage::new(saboteur, fixed.u32(..4)));
+        let schedule = Schedule::default();
+        let hosts = sidecars.iter().map(|me| setup.host(*me, 0, schedule.now())).collect();
+        Self {
+            schedule,
+            rng,
+            sidecars,
+            hosts,
+            workers,
+            network,
+            oracle: Oracle::default(),
+            faults,
+            sabotage,
+            began: 0,
+            progress_us: 0,
+            next_request: 0,
+            report: Report::default(),
+            trace: options.trace,
+            finished_us: None,
+            workloads: BTreeMap::new(),
+            setup,
+        }
+    }
+
+    /// Runs until all work is done or something is wrong.
+    pub(super) fn run(mut self) -> Result<Report, Violated> {
+        for index in 0..self.workers.len() {
+            let (rank, delay_us) = (self.workers[index].rank, self.rng.u64(..2_000));
+            self.schedule.after(delay_us, Happening::Step { rank, session: 0 });
+        }
+        while let Some(happening) = self.schedule.pop() {
+            let now_us = self.schedule.now_us();
+            self.report.happenings += 1;
+            if self.finished_us.is_some_and(|at_us| now_us > at_us + WATCH_US) {
+                return self.finish();
+            }
+            let patience_us = self.progress_us.max(self.faults.mended_us) + PATIENCE_US;
+            if now_us > patience_us || self.report.happenings > HAPPENINGS_MAX {
+                break;
+            }
+            self.dispatch(happening)?;
+            self.note_end();
+        }
+        let attached = self.workers.iter().filter(|worker| worker.is_content()).count();
+        let workers = self.workers.len();
+        let text = format!(
+            "at {} s {attached} of {workers} ranks have asked for everything; {}",
+            self.schedule.now_us() / 1_000_000,
+            self.oracle.waiting()
+        );
+        violated(Property::Liveness, text)
+    }
+
+    /// The workload of an epoch, the same for all ranks.
+    pub(super) fn workload(&mut self, epoch: Epoch) -> Arc<Workload> {
+        let setup = &self.setup;
+        let new = || Arc::new(Workload::new(&setup.recipe, &setup.world, epoch));
+        Arc::clone(self.workloads.entry(epoch).or_insert_with(new))
+    }
+
+    pub(super) fn note(&self, what: impl FnOnce() -> String) {
+        if self.trace {
+            let now_us = self.schedule.now_us();
+            eprintln!("{:>4}.{:06} {}", now_us / 1_000_000, now_us % 1_000_000, what());
+        }
+    }
+
+    fn dispatch(&mut self, happening: Happening) -> Result<(), Violated> {
+        if let Some(until_us) = self.paused_until(happening) {
+            self.schedule.at(until_us, happening);
+            return Ok(());
+        }
+        match happening {
+            Happening::Deliver { direction, generation } => self.deliver(direction, generation)?,
+            Happening::Connect { connection, generation, give_up_us } => {
+                let both_live = self.hosts[connection.low].alive && self.hosts[connection.high].alive;
+                let attempt = (connection, generation, give_up_us);
+                self.network.connect(&mut self.schedule, &mut self.rng, attempt, both_live);
+            }
+            Happening::Expire { connection, generation } => {
+                self.network.expire(&mut self.schedule, &mut self.rng, connection, generation);
+            }
+            Happening::Sent { direction, generation } => self.sent(direction, generation),
+            Happening::Drain { host, .. } => self.drain(host)?,
+            Happening::Timeout { host, .. } => self.timeout(host),
+            Happening::Command { host, lane, .. } => self.command(host, lane),
+            Happening::Report { host, lane, .. } => self.hear_report(host, lane),
+            Happening::Work { host, lane, .. } => self.work(host, lane)?,
+            Happening::Step { rank, session } => self.step(rank, session),
+            Happening::Withdraw { rank, session } => self.withdraw(rank, session),
+            Happening::Break(fault) => self.break_something(fault),
+            Happening::StartHost { host } => self.start_host(host),
+            Happening::StartWorker { rank } => self.start_worker(rank),
+        }
+        Ok(())
+    }
+
+    /// Until when the process that something happens to is stopped; also void happenings of earlier lives end here.
+    fn paused_until(&mut self, happening: Happening) -> Option<u64> {
+        let host = match happening {
+            Happening::Drain { host, life }
+            | Happening::Timeout { host, life }
+            | Happening::Command { host, life, .. }
+            | Happening::Report { host, life, .. }
+            | Happening::Work { host, life, .. } => {
+                if self.hosts[host].life != life {
+                    return Some(u64::MAX);
+                }
+                host
+            }
+            Happening::Deliver { direction, .. } => direction.to,
+            Happening::Sent { direction, .. } => direction.from,
+            Happening::Step { rank, .. } | Happening::Withdraw { rank, .. } => {
+                let worker = &self.workers[rank.index()];
+                if self.schedule.now_us() < worker.hung_until_us {
+                    return Some(worker.hung_until_us);
+                }
+                worker.host
+            }
+            _ => return None,
+        };
+        let until_us = self.hosts[host].paused_until_us;
+        (self.schedule.now_us() < until_us).then_some(until_us)
+    }
+
+    /// Notes when all ranks have asked for everything, got their answers, and nothing will break any more.
+    fn note_end(&mut self) {
+        let done = self.finished_us.is_none()
+            && self.workers.iter().all(Worker::is_content)
+            && !self.workers.iter().any(|worker| self.oracle.is_waiting(worker.rank));
+        if done && self.faults.are_over(self.schedule.now_us()) {
+            self.finished_us = Some(self.schedule.now_us());
+        } else if done {
+            self.schedule_faults();
+        }
+    }
+
+    /// Nothing is left over where all work is done.
+    fn finish(mut self) -> Result<Report, Violated> {
+        for host in &self.hosts {
+            for (number, lane) in host.lanes.iter().enumerate() {
+                let left = lane.executor.private_bytes();
+                if left.registers + left.parked + left.early > 0 {
+                    let text = format!("lane {number} of {} holds {left:?} when all is done", host.index);
+                    return violated(Property::Bounds, text);
+                }
+                self.report.chunks += lane.executor.stats().chunks_sent;
+                self.report.early_chunks += lane.executor.stats().chunks_sent_early;
+            }
+        }
+        self.report.epochs = self.began;
+        self.report.successes = self.oracle.successes;
+        self.report.failures = self.oracle.failures;
+        self.report.virtual_us = self.schedule.now_us();
+        self.report.sabotaged = self.sabotage.as_ref().is_some_and(|sabotage| sabotage.struck);
+        self.report.results = self.oracle.results;
+        Ok(self.report)
+    }
+}
+
+impl Setup {
+    /// `fixed` decides what results depend on, `rng` what they must not depend on.
+    fn new(seed: u64, fixed: &mut Rng, rng: &mut Rng, options: &Options) -> Self {
+        let world = world(fixed);
+        let floats = options.floats_variant.is_some();
+        let cost = CostModel {
+            alpha_us: [0.5, 5.0, 60.0][fixed.usize(..3)],
+            beta_us_per_byte: [1e-4, 1e-3, 1e-2][fixed.usize(..3)],
+            gamma_us_per_byte: 1e-4,
+        };
+        let leavers_until = Epoch(if floats || options.saboteur.is_some() { 0 } else { fixed.u64(..3) });
+        let recipe = Recipe { seed, leavers_until, any_floats: floats, mischief: !floats };
+        Self {
+            world,
+            lanes: rng.u16(1..=3),
+            grant_bytes: [0, 54, 400, 6_000, 4 << 20][rng.usize(..5)],
+            fusion_threshold_bytes: [0, 2_000, 64 << 20][rng.usize(..3)],
+            buckets_in_flight: rng.usize(1..=3),
+            cost,
+            recipe,
+        }
+    }
+
+    pub(super) fn host(&self, me: SidecarIndex, life: u32, now: ronde_engine::Time) -> Host {
+        let config = EngineConfig {
+            lanes: self.lanes,
+            fusion_threshold_bytes: self.fusion_threshold_bytes,
+            buckets_in_flight: self.buckets_in_flight,
+            cost: self.cost,
+            ..EngineConfig::new(me, self.world.clone())
+        };
+        Host::new(config, self.grant_bytes, life, now)
+    }
+}
+
+/// One to five sidecars with gaps between their indices, one to eight ranks, up to three more process sets.
+fn world(rng: &mut Rng) -> World {
+    let count = [1, 2, 2, 3, 3, 4, 5][rng.usize(..7)];
+    let mut index = 0;
+    let sidecars: Vec<SidecarIndex> = (0..count)
+        .map(|_| {
+            index += rng.u32(1..=2);
+            SidecarIndex(index)
+        })
+        .collect();
+    let mut placement = sidecars.clone();
+    placement.extend((0..rng.usize(0..=8 - count)).map(|_| sidecars[rng.usize(..count)]));
+    rng.shuffle(&mut placement);
+    let ranks: Vec<Rank> = (0..).map(Rank).take(placement.len()).collect();
+    let mut sets = vec![ProcessSet { id: SetId::WORLD, ranks: ranks.clone() }];
+    for id in 1..=rng.u32(0..=3) {
+        let mut some: Vec<Rank> = ranks.iter().copied().filter(|_| rng.bool()).collect();
+        if some.is_empty() {
+            some = vec![ranks[rng.usize(..ranks.len())]];
+        }
+        sets.push(ProcessSet { id: SetId(id * 3), ranks: some });
+    }
+    World::with_sets(placement, sets).expect("a small world within all limits")
+}

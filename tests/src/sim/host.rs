@@ -1,0 +1,135 @@
+//! A simulated sidecar: the engine, the executors of its lanes, the queues between their threads, and the memory of its
+//! workers. What the driver and the data threads of a real sidecar do stands in `driving.rs`.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use ronde_engine::{
+    Admission, Engine, EngineConfig, Executor, ExecutorConfig, InputPlace, Memory, MemoryError, OutputPlace, Time,
+};
+use ronde_wire::{Epoch, Lane, Rank, RequestId, Seq, SidecarIndex};
+
+/// A sidecar's process; a new one after a crash.
+#[derive(Debug)]
+pub(super) struct Host {
+    pub(super) index: SidecarIndex,
+    pub(super) alive: bool,
+    /// Counts the processes: what was scheduled for an earlier one is void.
+    pub(super) life: u32,
+    pub(super) paused_until_us: u64,
+    pub(super) engine: Engine,
+    pub(super) lanes: Vec<LaneThread>,
+    /// Contributions of local ranks that are not yet admitted.
+    pub(super) inputs: BTreeMap<(Rank, RequestId), Arc<Vec<u8>>>,
+    pub(super) operations: BTreeMap<(Epoch, Seq), Operation>,
+    pub(super) draining: bool,
+    pub(super) timer_us: u64,
+}
+
+/// A data thread.
+#[derive(Debug)]
+pub(super) struct LaneThread {
+    pub(super) executor: Executor,
+    /// The epoch that this thread has heard of.
+    pub(super) epoch: Epoch,
+    pub(super) commands: VecDeque<Command>,
+    pub(super) commands_us: u64,
+    pub(super) reports: VecDeque<Report>,
+    pub(super) reports_us: u64,
+    pub(super) working: bool,
+    /// The links that this thread knows to be up, by peer: which generation of the connection.
+    pub(super) links: BTreeMap<usize, u64>,
+}
+
+/// What the control thread tells a lane.
+#[derive(Clone, Debug)]
+pub(super) enum Command {
+    Epoch(Epoch),
+    EpochEnd(Epoch),
+    Admit(Arc<Admission>),
+}
+
+/// What a lane tells the control thread.
+#[derive(Clone, Debug)]
+pub(super) enum Report {
+    Done(Epoch, Seq),
+    LinkDown(SidecarIndex, &'static str),
+}
+
+/// The memory of an admitted operation.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub(super) lanes_left: usize,
+    inputs: BTreeMap<(u32, Rank), Arc<Vec<u8>>>,
+    pub(super) outputs: Vec<Vec<u8>>,
+}
+
+impl Host {
+    pub(super) fn new(config: EngineConfig, grant_bytes: u64, life: u32, now: Time) -> Self {
+        let (index, lanes) = (config.me, config.lanes);
+        let lane = |lane| LaneThread {
+            executor: Executor::new(ExecutorConfig { me: index, lane: Lane(lane), early_grant_bytes: grant_bytes }),
+            epoch: Epoch(0),
+            commands: VecDeque::new(),
+            commands_us: 0,
+            reports: VecDeque::new(),
+            reports_us: 0,
+            working: false,
+            links: BTreeMap::new(),
+        };
+        Self {
+            index,
+            alive: true,
+            life,
+            paused_until_us: 0,
+            lanes: (0..lanes).map(lane).collect(),
+            engine: Engine::new(config, now),
+            inputs: BTreeMap::new(),
+            operations: BTreeMap::new(),
+            draining: false,
+            timer_us: u64::MAX,
+        }
+    }
+
+    /// Reserves the results of an operation and pins its inputs.
+    pub(super) fn reserve(&mut self, admission: &Admission) {
+        let mut inputs = BTreeMap::new();
+        let mut outputs = Vec::new();
+        for (index, tensor) in (0..).zip(&admission.tensors) {
+            for (rank, request) in &tensor.requests {
+                let bytes = self.inputs.remove(&(*rank, *request)).unwrap_or_default();
+                inputs.insert((index, *rank), bytes);
+            }
+            let bytes = usize::try_from(tensor.output.elements()).expect("small tensors");
+            outputs.push(vec![0xEE; bytes * admission.arithmetic.dtype.size_bytes()]);
+        }
+        let operation = Operation { lanes_left: self.lanes.len(), inputs, outputs };
+        self.operations.insert((admission.epoch, admission.seq), operation);
+    }
+}
+
+/// The memory that one lane's executor works on.
+pub(super) struct LaneMemory<'a> {
+    pub(super) operations: &'a mut BTreeMap<(Epoch, Seq), Operation>,
+    pub(super) epoch: Epoch,
+}
+
+impl Memory for LaneMemory<'_> {
+    fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
+        let gone = || MemoryError(format!("nothing lies at {place:?}"));
+        let operation = self.operations.get(&(self.epoch, place.seq)).ok_or_else(gone)?;
+        let input = operation.inputs.get(&(place.tensor, place.rank)).ok_or_else(gone)?;
+        let start = usize::try_from(place.offset).map_err(|_| gone())?;
+        into.copy_from_slice(input.get(start..start + into.len()).ok_or_else(gone)?);
+        Ok(())
+    }
+
+    fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
+        let gone = || MemoryError(format!("nothing lies at {place:?}"));
+        let operation = self.operations.get_mut(&(self.epoch, place.seq)).ok_or_else(gone)?;
+        let output = operation.outputs.get_mut(place.tensor as usize).ok_or_else(gone)?;
+        let start = usize::try_from(place.offset).map_err(|_| gone())?;
+        output.get_mut(start..start + from.len()).ok_or_else(gone)?.copy_from_slice(from);
+        Ok(())
+    }
+}

@@ -1,0 +1,105 @@
+//! The virtual clock: what happens next, and when.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use ronde_engine::Time;
+use ronde_wire::Rank;
+
+use super::faults::Fault;
+use super::link::{ConnectionId, Direction};
+
+/// Something that will happen at a time. What concerns a process names its life, so that it is void after a crash.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Happening {
+    /// The oldest message of one direction of a connection arrives.
+    Deliver { direction: Direction, generation: u64 },
+    /// An attempt to make a connection ends.
+    Connect { connection: ConnectionId, generation: u64, give_up_us: u64 },
+    /// A connection has been silent for longer than a transport accepts.
+    Expire { connection: ConnectionId, generation: u64 },
+    /// A chunk has left a port's queue.
+    Sent { direction: Direction, generation: u64 },
+    /// A sidecar's control thread performs what its engine wants.
+    Drain { host: usize, life: u32 },
+    /// The engine's timeout.
+    Timeout { host: usize, life: u32 },
+    /// A lane hears the oldest command of the control thread.
+    Command { host: usize, life: u32, lane: usize },
+    /// The control thread hears the oldest report of a lane.
+    Report { host: usize, life: u32, lane: usize },
+    /// A lane's executor goes on.
+    Work { host: usize, life: u32, lane: usize },
+    /// A worker goes on with its script.
+    Step { rank: Rank, session: u32 },
+    /// A worker withdraws its oldest request that is to be withdrawn.
+    Withdraw { rank: Rank, session: u32 },
+    /// Something breaks.
+    Break(Fault),
+    /// A sidecar is started again.
+    StartHost { host: usize },
+    /// A worker is started again.
+    StartWorker { rank: Rank },
+}
+
+/// The queue of what will happen.
+#[derive(Debug, Default)]
+pub(super) struct Schedule {
+    now_us: u64,
+    count: u64,
+    heap: BinaryHeap<Reverse<Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    at_us: u64,
+    count: u64,
+    happening: Happening,
+}
+
+impl Schedule {
+    pub(super) fn now(&self) -> Time {
+        Time(self.now_us)
+    }
+
+    pub(super) fn now_us(&self) -> u64 {
+        self.now_us
+    }
+
+    /// Happenings of the same time come in the order in which they were scheduled.
+    pub(super) fn at(&mut self, at_us: u64, happening: Happening) {
+        self.count += 1;
+        self.heap.push(Reverse(Entry { at_us: at_us.max(self.now_us), count: self.count, happening }));
+    }
+
+    pub(super) fn after(&mut self, delay_us: u64, happening: Happening) {
+        self.at(self.now_us + delay_us, happening);
+    }
+
+    /// The next happening; the clock is at its time then.
+    pub(super) fn pop(&mut self) -> Option<Happening> {
+        let Reverse(entry) = self.heap.pop()?;
+        self.now_us = entry.at_us;
+        Some(entry.happening)
+    }
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at_us, self.count) == (other.at_us, other.count)
+    }
+}
+
+impl Eq for Entry {}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at_us, self.count).cmp(&(other.at_us, other.count))
+    }
+}

@@ -1,0 +1,271 @@
+//! What workers do, and what breaks.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use ronde_engine::Event;
+use ronde_wire::{Cause, Epoch, Failure, Rank, RequestId};
+
+use super::checks::{Property, Violated, violated};
+use super::cluster::Cluster;
+use super::faults::Fault;
+use super::host::Command;
+use super::schedule::Happening;
+use super::worker::{Part, State};
+use super::workload::Mischief;
+
+/// Workers.
+impl Cluster {
+    /// A worker goes on: claims its rank, asks for some more, or says goodbye.
+    pub(super) fn step(&mut self, rank: Rank, session: u32) {
+        let worker = &mut self.workers[rank.index()];
+        if worker.session != session || !worker.alive {
+            return;
+        }
+        let host = worker.host;
+        if !self.hosts[host].alive {
+            self.schedule.after(50_000, Happening::Step { rank, session });
+            return;
+        }
+        match &mut worker.state {
+            State::Detached => {
+                worker.state = State::Waiting;
+                self.note(|| format!("{rank} attaches"));
+                self.tell_engine(host, Event::RankAttached { rank });
+            }
+            State::Waiting => {}
+            State::Active(_) => self.ask_for_some(rank, session),
+        }
+    }
+
+    /// A worker withdraws a request, if it still waits for it.
+    pub(super) fn withdraw(&mut self, rank: Rank, session: u32) {
+        let worker = &mut self.workers[rank.index()];
+        if worker.session != session || !self.hosts[worker.host].alive {
+            return;
+        }
+        let host = worker.host;
+        if let Some(request) = worker.part().and_then(|part| part.regrets.pop_front()) {
+            self.note(|| format!("{rank} withdraws {request}"));
+            let reason = "its deadline has passed".to_owned();
+            self.tell_engine(host, Event::Withdrawn { rank, request, reason });
+        }
+    }
+
+    /// An epoch begins for the waiting ranks of a sidecar.
+    pub(super) fn epoch_began(&mut self, host: usize, epoch: Epoch) -> Result<(), Violated> {
+        let me = self.hosts[host].index;
+        self.note(|| format!("{me}: {epoch} begins"));
+        if self.hosts[host].lanes.iter().any(|lane| lane.epoch >= epoch) {
+            return violated(Property::CurrentEpoch, format!("{epoch} begins on {me} after a newer one"));
+        }
+        if me == self.setup.world.coordinator() {
+            self.oracle.epoch_begins(epoch);
+            self.began += 1;
+            self.progress_us = self.schedule.now_us();
+            self.schedule_faults();
+        }
+        self.tell_lanes(host, &Command::Epoch(epoch));
+        let workload = self.workload(epoch);
+        for index in 0..self.workers.len() {
+            let worker = &mut self.workers[index];
+            if worker.host != host || !matches!(worker.state, State::Waiting) {
+                continue;
+            }
+            let (rank, session) = (worker.rank, worker.session);
+            let items = workload.items.iter().enumerate().filter(|(_, item)| item.ranks.contains(&rank));
+            let mut todo: Vec<usize> = items.map(|(index, _)| index).collect();
+            self.rng.shuffle(&mut todo);
+            let (regrets, over) = (VecDeque::new(), BTreeSet::new());
+            worker.state = State::Active(Part { workload: Arc::clone(&workload), todo: todo.into(), regrets, over });
+            let delay_us = self.rng.u64(..500);
+            self.schedule.after(delay_us, Happening::Step { rank, session });
+        }
+        Ok(())
+    }
+
+    /// An epoch is over: the ranks of a sidecar that took part attach again after a while.
+    pub(super) fn detach_all(&mut self, host: usize) {
+        for index in 0..self.workers.len() {
+            if self.workers[index].host == host && matches!(self.workers[index].state, State::Active(_)) {
+                let delay_us = self.rng.u64(..5_000);
+                self.restart_session(index, delay_us);
+            }
+        }
+    }
+
+    /// A worker has an answer.
+    pub(super) fn item_is_over(&mut self, rank: Rank, epoch: Epoch, item: usize) {
+        let worker = &mut self.workers[rank.index()];
+        let session = worker.session;
+        if let Some(part) = worker.part().filter(|part| part.workload.epoch == epoch) {
+            part.over.insert(item);
+            let delay_us = self.rng.u64(..200);
+            self.schedule.after(delay_us, Happening::Step { rank, session });
+        }
+    }
+
+    /// The engine ends the session of a worker that it has not heard.
+    pub(super) fn end_session(&mut self, rank: Rank, failure: &Failure) -> Result<(), Violated> {
+        let worker = &mut self.workers[rank.index()];
+        let until_us = worker.hung_until_us;
+        if self.schedule.now_us() >= until_us + 5_000_000 {
+            return violated(Property::Culprit, format!("the session of {rank} is ended: {failure}"));
+        }
+        if worker.alive {
+            worker.alive = false;
+            worker.session += 1;
+            worker.state = State::Detached;
+            self.schedule.at(until_us, Happening::StartWorker { rank });
+        }
+        Ok(())
+    }
+
+    fn ask_for_some(&mut self, rank: Rank, session: u32) {
+        for _ in 0..self.rng.u8(1..=5) {
+            let next = self.workers[rank.index()].part().and_then(Part::next);
+            match next {
+                Some(item) => self.ask(rank, session, item),
+                None => {
+                    self.leave_if_done(rank);
+                    return;
+                }
+            }
+        }
+        let delay_us = [5, 100, 1_500][self.rng.usize(..3)];
+        self.schedule.after(self.rng.u64(..delay_us), Happening::Step { rank, session });
+    }
+
+    fn ask(&mut self, rank: Rank, session: u32, item: usize) {
+        let host = self.workers[rank.index()].host;
+        let Some(part) = self.workers[rank.index()].part() else { return };
+        let workload = Arc::clone(&part.workload);
+        let asked = &workload.items[item];
+        let (set, name) = (asked.set, asked.name.clone());
+        if asked.mischief == Mischief::Refused(rank) {
+            part.over.insert(item);
+            self.note(|| format!("{rank} is refused {name} of {set}"));
+            let reason = "the tensor is too strange".to_owned();
+            self.tell_engine(host, Event::Refused { rank, set, name, reason });
+            return;
+        }
+        self.next_request += 1;
+        let request = RequestId(self.next_request);
+        if asked.mischief == Mischief::Withdrawn(rank) {
+            part.regrets.push_back(request);
+            let delay_us = self.rng.u64(..2_000);
+            self.schedule.after(delay_us, Happening::Withdraw { rank, session });
+        }
+        self.note(|| format!("{rank} asks for {name} of {set} as {request}"));
+        self.oracle.asked(rank, request, &workload, item);
+        self.hosts[host].inputs.insert((rank, request), Arc::new(workload.input(item, rank)));
+        self.tell_engine(host, Event::Submitted { rank, request, what: asked.request(rank) });
+    }
+
+    fn leave_if_done(&mut self, rank: Rank) {
+        let Some(part) = self.workers[rank.index()].part() else { return };
+        if part.workload.leaver != Some(rank) || !part.todo.is_empty() || self.oracle.is_waiting(rank) {
+            return;
+        }
+        self.note(|| format!("{rank} says goodbye"));
+        let failure = Failure::new(Cause::ShutDown, "the worker said goodbye");
+        let host = self.workers[rank.index()].host;
+        let delay_us = self.rng.u64(..5_000);
+        self.restart_session(rank.index(), delay_us);
+        self.tell_engine(host, Event::RankLeft { rank, failure });
+    }
+
+    fn restart_session(&mut self, index: usize, delay_us: u64) {
+        let worker = &mut self.workers[index];
+        worker.session += 1;
+        worker.state = State::Detached;
+        let (rank, session) = (worker.rank, worker.session);
+        self.schedule.after(delay_us, Happening::Step { rank, session });
+    }
+}
+
+/// Faults.
+impl Cluster {
+    /// The next faults come soon.
+    pub(super) fn schedule_faults(&mut self) {
+        for (after_us, fault) in self.faults.next(&mut self.rng) {
+            self.schedule.after(after_us, Happening::Break(fault));
+        }
+    }
+
+    /// Something breaks, unless it is broken already.
+    pub(super) fn break_something(&mut self, fault: Fault) {
+        self.faults.happens();
+        let now_us = self.schedule.now_us();
+        let possible = match fault {
+            Fault::CrashHost { host, .. } | Fault::Pause { host, .. } => self.is_running(host),
+            Fault::CrashWorker { rank, .. } | Fault::HangWorker { rank, .. } => {
+                let worker = &self.workers[rank.index()];
+                worker.alive && now_us >= worker.hung_until_us && self.is_running(worker.host)
+            }
+            Fault::Cut { .. } => true,
+        };
+        if !possible {
+            return;
+        }
+        self.note(|| format!("{fault:?}"));
+        self.faults.note(now_us, fault, &self.setup.world, &self.sidecars);
+        match fault {
+            Fault::CrashHost { host, seen, for_us } => self.crash_host(host, seen, for_us),
+            Fault::CrashWorker { rank, for_us } => self.crash_worker(rank, for_us),
+            Fault::HangWorker { rank, for_us } => self.workers[rank.index()].hung_until_us = now_us + for_us,
+            Fault::Cut { a, b, for_us } => self.network.cut(&mut self.schedule, a, b, for_us),
+            Fault::Pause { host, for_us } => self.hosts[host].paused_until_us = now_us + for_us,
+        }
+    }
+
+    /// A sidecar is started again, as a new process that knows nothing.
+    pub(super) fn start_host(&mut self, host: usize) {
+        let (me, life) = (self.hosts[host].index, self.hosts[host].life);
+        self.note(|| format!("{me} starts again"));
+        self.network.break_all(&mut self.schedule, &mut self.rng, host, "replaced by a new process");
+        self.hosts[host] = self.setup.host(me, life, self.schedule.now());
+    }
+
+    /// A worker is started again.
+    pub(super) fn start_worker(&mut self, rank: Rank) {
+        let worker = &mut self.workers[rank.index()];
+        if !worker.alive {
+            worker.alive = true;
+            self.restart_session(rank.index(), 0);
+        }
+    }
+
+    fn is_running(&self, host: usize) -> bool {
+        self.hosts[host].alive && self.schedule.now_us() >= self.hosts[host].paused_until_us
+    }
+
+    /// The process ends: its workers lose their sessions and know that nothing will be answered.
+    fn crash_host(&mut self, host: usize, seen: bool, for_us: u64) {
+        self.hosts[host].alive = false;
+        self.hosts[host].life += 1;
+        if seen {
+            self.network.break_all(&mut self.schedule, &mut self.rng, host, "its process has ended");
+        } else {
+            self.network.fall_silent(&mut self.schedule, host);
+        }
+        self.oracle.forget(&self.setup.world.ranks_of(self.hosts[host].index));
+        for index in 0..self.workers.len() {
+            if self.workers[index].host == host && self.workers[index].alive {
+                self.restart_session(index, 50_000);
+            }
+        }
+        self.schedule.after(for_us, Happening::StartHost { host });
+    }
+
+    fn crash_worker(&mut self, rank: Rank, for_us: u64) {
+        let worker = &mut self.workers[rank.index()];
+        worker.alive = false;
+        worker.session += 1;
+        worker.state = State::Detached;
+        let host = worker.host;
+        let failure = Failure::new(Cause::RankLost, "the worker's session broke");
+        self.tell_engine(host, Event::RankLeft { rank, failure });
+        self.schedule.after(for_us, Happening::StartWorker { rank });
+    }
+}
