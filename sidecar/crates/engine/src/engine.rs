@@ -183,7 +183,7 @@ impl Engine {
     fn link_up(&mut self, peer: SidecarIndex, lanes: u16) {
         let cx = &mut self.context;
         cx.links.opened(peer, lanes, cx.now);
-        if let Some(coordinator) = &self.coordinator {
+        if let Some(coordinator) = &mut self.coordinator {
             coordinator.link_up(cx, peer);
         } else if peer == cx.coordinator && self.participant.is_idle() {
             self.participant.report_waiting(cx);
@@ -198,7 +198,12 @@ impl Engine {
             return;
         }
         if let Some(coordinator) = &mut self.coordinator {
+            let awaited = coordinator.awaits(peer);
             coordinator.lost(cx, peer, reason);
+            if !awaited {
+                // The peer has finished the epoch, but this sidecar's own part may still need it.
+                self.participant.peer_lost(cx, peer, reason);
+            }
         } else if peer == cx.coordinator {
             self.participant.coordinator_lost(cx, reason);
         } else {

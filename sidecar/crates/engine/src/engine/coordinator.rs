@@ -19,6 +19,9 @@ pub(crate) struct Coordinator {
     epoch: Epoch,
     /// Ranks that have attached since the last epoch began, as each sidecar last reported them.
     attached: BTreeMap<SidecarIndex, BTreeSet<Rank>>,
+    /// The newest epoch of whose begin each sidecar was told on its present link: what it sent before it heard of that
+    /// is void.
+    told: BTreeMap<SidecarIndex, Epoch>,
     pub(super) negotiation: Negotiation,
     ordering: Ordering,
     pub(super) stalls: Stalls,
@@ -81,8 +84,10 @@ impl Coordinator {
     }
 
     /// A link to a sidecar is new: it may have been replaced within the epoch, so the sidecar is told of it again.
-    pub(crate) fn link_up(&self, cx: &mut Context, peer: SidecarIndex) {
+    pub(crate) fn link_up(&mut self, cx: &mut Context, peer: SidecarIndex) {
+        self.told.remove(&peer);
         if matches!(self.phase, Phase::Running) && cx.sidecars.contains(&peer) {
+            self.told.insert(peer, self.epoch);
             let world = cx.config.world.clone();
             cx.send(peer, self.epoch, Seq(0), Control::EpochBegin { world });
         }
@@ -91,6 +96,7 @@ impl Coordinator {
     /// A sidecar is gone, or breaks the protocol.
     pub(crate) fn lost(&mut self, cx: &mut Context, peer: SidecarIndex, reason: &str) {
         self.attached.remove(&peer);
+        self.told.remove(&peer);
         if self.awaits(peer) {
             let who = wording::sidecar(&cx.config.world, peer);
             let reason = format!("{who} is lost: {reason}; see the log of that sidecar and its host");
@@ -184,6 +190,10 @@ impl Coordinator {
                     self.phase = Phase::Gathering;
                 }
             }
+            Phase::Gathering if self.told.get(&from).is_some_and(|told| epoch < *told) => {
+                cx.stats.stale_frames += 1;
+                return Ok(());
+            }
             // A coordinator that was restarted learns from the others how far they were.
             Phase::Gathering => self.epoch = self.epoch.max(epoch),
         }
@@ -203,6 +213,7 @@ impl Coordinator {
         cx.links.rebase(cx.now);
         for sidecar in cx.sidecars.clone() {
             let world = cx.config.world.clone();
+            self.told.insert(sidecar, self.epoch);
             cx.send(sidecar, self.epoch, Seq(0), Control::EpochBegin { world });
         }
     }
@@ -255,7 +266,9 @@ impl Coordinator {
         }
         let reason = format!("{} cannot go on: {}", wording::sidecar(&cx.config.world, from), failure.reason);
         let cause = if failure.cause.ends_epoch() { failure.cause } else { Cause::Bug };
-        let named = Failure::new(cause, reason).with_sidecar(from);
+        // Who has lost another names that one.
+        let lost = failure.sidecar.filter(|lost| cause == Cause::SidecarLost && cx.sidecars.contains(lost));
+        let named = Failure::new(cause, reason).with_sidecar(lost.unwrap_or(from));
         self.end(cx, &Failure { rank: failure.rank, tensor: failure.tensor, ..named });
     }
 

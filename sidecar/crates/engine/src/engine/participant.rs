@@ -165,7 +165,10 @@ impl Participant {
         if !self.is_idle() {
             let who = wording::sidecar(&cx.config.world, cx.coordinator);
             let text = format!("{who}, the coordinator, is lost: {reason}; see the log of that sidecar and its host");
-            self.end(cx, &Failure::new(Cause::SidecarLost, text).with_sidecar(cx.coordinator));
+            let failure = Failure::new(Cause::SidecarLost, text).with_sidecar(cx.coordinator);
+            // If it lives after all, it must not wait for this sidecar's part of what was ordered.
+            self.to_coordinator(cx, Seq(0), Control::Failed { failure: failure.clone() });
+            self.end(cx, &failure);
         }
     }
 

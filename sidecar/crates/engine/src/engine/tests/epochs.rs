@@ -211,6 +211,56 @@ fn a_sidecar_lost_while_others_finish_is_not_waited_for() {
     assert!(cluster.engines[0].is_drained() && cluster.engines[1].is_drained());
 }
 
+/// A list that was on its way when the epoch began names ranks that the epoch has taken since.
+#[test]
+fn a_list_from_before_the_last_epoch_begins_no_new_one() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    cluster.leave(0, Failure::new(Cause::RankLost, "its process exited"));
+    cluster.drain_all();
+    cluster.attach(Rank(0));
+    cluster.control(0, 1, (0, 0), Control::Attached { ranks: vec![Rank(1)] });
+    cluster.drain_all();
+    assert_eq!(cluster.began.len(), 2, "rank 1 has not attached since epoch 1 began: {:?}", cluster.began);
+    cluster.run();
+    cluster.attach(Rank(1));
+    cluster.run();
+    assert_eq!(cluster.began[2..], [(0, Epoch(2)), (1, Epoch(2))]);
+}
+
+/// Who has finished an epoch may still be needed by the coordinator's own part of it.
+#[test]
+fn a_sidecar_that_is_lost_after_it_has_finished_ends_what_needs_it() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    cluster.executes = false;
+    let requests = cluster.submit_all(&sum("a", &[4]));
+    cluster.run();
+    cluster.goodbye(1);
+    cluster.run();
+    let finished = cluster.unexecuted.iter().position(|(sidecar, ..)| *sidecar == 1).expect("admitted there");
+    cluster.execute(finished);
+    cluster.run();
+    assert!(cluster.is_pending(requests[0]));
+    cluster.stopped[1] = true;
+    cluster.cut(0, 1);
+    cluster.run();
+    assert!(!cluster.is_pending(requests[0]), "rank 0 waits for chunks that never come");
+    assert!(cluster.engines[0].is_drained());
+}
+
+/// A coordinator that was only paused hears that the others have given up what it still waits for.
+#[test]
+fn who_has_given_the_coordinator_up_says_so() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    cluster.executes = false;
+    let requests = cluster.submit_all(&sum("a", &[4]));
+    cluster.run();
+    cluster.goodbye(1);
+    cluster.event(1, Event::LinkDown { peer: SidecarIndex(0), reason: "silence".to_owned() });
+    cluster.run();
+    assert!(!cluster.is_pending(requests[0]) && !cluster.is_pending(requests[1]));
+    assert!(cluster.engines[0].is_drained());
+}
+
 #[test]
 fn worlds_that_differ_are_named() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO);

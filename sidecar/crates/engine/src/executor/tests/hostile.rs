@@ -153,6 +153,7 @@ fn chunks_for_an_operation_without_this_sidecar_are_a_violation_at_the_next_admi
 #[test]
 fn old_epochs_are_dropped_and_new_ones_are_held() {
     let mut fixture = Fixture::new();
+    fixture.executor.handle_link_up(PEER, GRANT_BYTES);
     let old = chunk(&admission(Epoch(1), Seq(1)), 0, 0);
     let new = chunk(&admission(Epoch(2), Seq(1)), 0, 0);
     assert_eq!(fixture.executor.handle_chunk(PEER, new), Ok(()));
@@ -184,6 +185,32 @@ fn nothing_is_sent_before_the_link_is_up_and_the_credit_known() {
     fixture.admit(Epoch(1), Seq(2));
     let again = fixture.actions();
     assert!(matches!(again[..], [ExecutorAction::Open { peer: PEER }]), "{again:?}");
+}
+
+/// Lanes and the control plane overtake each other: a peer may speak of an epoch before it has begun here.
+#[test]
+fn a_peer_may_admit_in_an_epoch_that_has_yet_to_begin_here() {
+    let mut fixture = Fixture::new();
+    fixture.executor.handle_link_up(PEER, 0);
+    fixture.executor.handle_admitted(PEER, Epoch(2), Seq(1));
+    fixture.executor.handle_epoch(Epoch(2));
+    fixture.admit(Epoch(2), Seq(1));
+    let actions = fixture.actions();
+    assert!(actions.iter().any(|a| matches!(a, ExecutorAction::Send { chunk, .. } if !chunk.early)), "{actions:?}");
+}
+
+/// With a grant that covers no chunk the peer waits for the word, which needs a link.
+#[test]
+fn a_peer_beyond_credit_is_told_once_its_link_is_up() {
+    let config = ExecutorConfig { me: SidecarIndex(0), lane: Lane(0), early_grant_bytes: 0 };
+    let mut fixture = Fixture { executor: Executor::new(config), memory: PlainMemory::default() };
+    fixture.executor.handle_epoch(Epoch(1));
+    fixture.admit(Epoch(1), Seq(1));
+    let told = |a: &ExecutorAction| matches!(a, ExecutorAction::Admitted { to: PEER, seq: Seq(1), .. });
+    assert!(!fixture.actions().iter().any(told));
+    fixture.executor.handle_link_up(PEER, 0);
+    let actions = fixture.actions();
+    assert_eq!(actions.iter().filter(|action| told(action)).count(), 1, "{actions:?}");
 }
 
 #[test]
