@@ -225,15 +225,26 @@ impl Listener {
         let mut heartbeat = tokio::time::interval(Duration::from_millis(session.claimed.heartbeat_ms.into()));
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut closes_at: Option<Instant> = None;
+        let mut silence = Silence::new(Duration::from_millis(session.claimed.peer_timeout_ms.into()));
         let why = loop {
             tokio::select! {
+                biased;
                 heard = self.incoming.message() => match heard {
-                    Ok(Some(message)) => if let Err(error) = self.hear(message) { break error },
+                    Ok(Some(message)) => {
+                        silence.broken();
+                        if let Err(error) = self.hear(message) { break error }
+                    }
                     Ok(None) => break self.gone("it ended the session"),
                     Err(status) => break self.gone(&describe(&status)),
                 },
-                // A full queue means that the sidecar does not read; it will not miss this one.
-                _ = heartbeat.tick(), if closes_at.is_none() => { let _ = session.say(Say::Heartbeat(v1::Heartbeat {})); }
+                _ = heartbeat.tick(), if closes_at.is_none() => {
+                    if silence.is_too_long() {
+                        let timeout = silence.timeout.as_secs_f64();
+                        break self.gone(&format!("it has been silent for {timeout:.1} s, the peer timeout"));
+                    }
+                    // A full queue means that the sidecar does not read; it will not miss this one.
+                    let _ = session.say(Say::Heartbeat(v1::Heartbeat {}));
+                }
                 () = session.closing.notified() => closes_at = Some(Instant::now() + CLOSE_TIMEOUT),
                 () = sleep_until(closes_at) => break Error::Closed,
             }
@@ -261,7 +272,7 @@ impl Listener {
             }
             Some(Heard::Notice(notice)) => self.note(notice.text),
             // A second answer to the claim says nothing new; an empty message is one of a later version.
-            Some(Heard::Claimed(_)) | None => {}
+            Some(Heard::Claimed(_) | Heard::Alive(_)) | None => {}
         }
         Ok(())
     }
@@ -318,6 +329,34 @@ impl Listener {
     }
 }
 
+/// For how long the sidecar has said nothing. Looked at with every heartbeat: when this process itself stood still, the
+/// time between two looks tells, and the sidecar gets a fresh grace.
+struct Silence {
+    timeout: Duration,
+    heard: Instant,
+    looked: Instant,
+}
+
+impl Silence {
+    fn new(timeout: Duration) -> Self {
+        let now = Instant::now();
+        Self { timeout, heard: now, looked: now }
+    }
+
+    fn broken(&mut self) {
+        self.heard = Instant::now();
+    }
+
+    fn is_too_long(&mut self) -> bool {
+        let now = Instant::now();
+        if now - self.looked > OWN_PAUSE {
+            self.heard = now;
+        }
+        self.looked = now;
+        now - self.heard > self.timeout
+    }
+}
+
 /// What a status tells a user, in one line.
 pub(crate) fn describe(status: &Status) -> String {
     let cause = std::error::Error::source(status).map(|source| format!(" ({source})")).unwrap_or_default();
@@ -336,5 +375,7 @@ async fn sleep_until(at: Option<Instant>) {
 pub(crate) const OUTGOING_MAX: usize = 2 * ronde_wire::limits::PENDING_PER_SESSION_MAX + 64;
 /// Notices kept for the program; further ones replace the newest.
 const NOTICES_MAX: usize = 64;
+/// Two heartbeats that are further apart than this mean that this process stood still.
+const OWN_PAUSE: Duration = Duration::from_secs(1);
 /// How long to listen after the farewell.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

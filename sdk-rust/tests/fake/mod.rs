@@ -151,7 +151,7 @@ impl Shared {
         let segment = self.result_segment();
         let offset = {
             let mut results = self.results.lock().expect("results");
-            let offset = if results.used as usize + data.len() > RESULT_BYTES { 0 } else { results.used };
+            let offset = if results.used + data.len() as u64 > RESULT_BYTES as u64 { 0 } else { results.used };
             results.used = offset + data.len() as u64;
             offset
         };

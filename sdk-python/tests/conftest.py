@@ -1,0 +1,41 @@
+"""What the tests share: worlds of real processes, started with the binary `ronde`."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any, Callable
+
+import pytest
+
+WORKERS = pathlib.Path(__file__).parent / "workers"
+PACKAGE = pathlib.Path(__file__).parent.parent / "python"
+# Nothing here takes longer than a few seconds; a hang is ended so that its output can be seen.
+WORLD_TIMEOUT_S = 180
+
+World = Callable[..., str]
+
+
+@pytest.fixture
+def world() -> World:
+    """Runs a script of `workers/` as every rank of a job and returns what the ranks print; fails when the job does.
+
+    world("collectives.py", ranks=4, sidecars=2)
+    """
+    binary = os.environ.get("RONDE_BIN")
+    if not binary or not pathlib.Path(binary).exists():
+        pytest.skip("RONDE_BIN does not name the binary `ronde`; run the tests by `make test-python`")
+
+    def run(script: str, ranks: int, sidecars: int, *arguments: str) -> str:
+        job = [binary, "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120"]
+        command = [*job, sys.executable, str(WORKERS / script), *arguments]
+        environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(PACKAGE), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=WORLD_TIMEOUT_S, env=environment, check=False
+        )
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run

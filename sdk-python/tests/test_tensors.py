@@ -1,0 +1,155 @@
+"""Tensors of all kinds as sources and targets, without a sidecar."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+
+import numpy
+import pytest
+
+from ronde.tensors import DTYPES, Source, source_of, target_of
+
+DTYPE_NAMES = sorted(DTYPES - {"bfloat16"})
+
+
+def content(source: Source) -> bytes:
+    return ctypes.string_at(source.address, source.nbytes)
+
+
+def fill(tensor: object, data: bytes) -> object:
+    target = target_of(tensor)
+    assert target.nbytes == len(data)
+    ctypes.memmove(target.address, data, len(data))
+    return target.finish()
+
+
+@pytest.mark.parametrize("dtype", DTYPE_NAMES)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0, 4)])
+def test_numpy_arrays_are_described_as_they_are(dtype: str, shape: tuple[int, ...]) -> None:
+    tensor = numpy.ones(shape, dtype)
+    source = source_of(tensor)
+    assert (source.dtype, source.shape, source.nbytes) == (dtype, shape, tensor.nbytes)
+    assert content(source) == tensor.tobytes()
+    result = source.empty(shape).finish()
+    assert isinstance(result, numpy.ndarray)
+    assert (result.dtype, result.shape) == (tensor.dtype, shape)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        numpy.arange(12).reshape(3, 4).T,
+        numpy.arange(12)[::-2],
+        numpy.arange(12, dtype=">i4"),
+        numpy.asfortranarray(numpy.arange(12.0).reshape(3, 4)),
+    ],
+    ids=["transposed", "reversed", "big-endian", "fortran"],
+)
+def test_other_layouts_are_made_dense_and_written_back(tensor: numpy.ndarray) -> None:
+    source = source_of(tensor)
+    native = numpy.ascontiguousarray(tensor, dtype=tensor.dtype.newbyteorder("="))
+    assert content(source) == native.tobytes()
+    assert source.shape == tensor.shape
+    out = tensor.copy(order="K") if tensor.dtype.isnative else tensor.copy()
+    assert fill(out, (native + 1).tobytes()) is out
+    numpy.testing.assert_array_equal(out, tensor + 1)
+
+
+def test_a_strided_view_is_written_through() -> None:
+    base = numpy.zeros(10, numpy.int16)
+    fill(base[::2], numpy.arange(5, dtype=numpy.int16).tobytes())
+    numpy.testing.assert_array_equal(base, [0, 0, 1, 0, 2, 0, 3, 0, 4, 0])
+
+
+def test_read_only_arrays_are_sources_but_no_targets() -> None:
+    tensor = numpy.arange(3)
+    tensor.flags.writeable = False
+    assert content(source_of(tensor)) == tensor.tobytes()
+    with pytest.raises(ValueError, match="read-only"):
+        target_of(tensor)
+
+
+class WithInterface:
+    def __init__(self, tensor: numpy.ndarray) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = tensor.__array_interface__
+
+
+class WithDlpack:
+    def __init__(self, tensor: numpy.ndarray) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **options: object) -> object:
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> object:
+        return self.tensor.__dlpack_device__()
+
+
+@pytest.mark.parametrize("wrap", [WithInterface, WithDlpack, memoryview])
+def test_other_libraries_are_understood_and_get_numpy_back(wrap: type) -> None:
+    tensor = numpy.arange(6, dtype=numpy.float32).reshape(2, 3)
+    source = source_of(wrap(tensor))
+    assert (source.dtype, source.shape, content(source)) == ("float32", (2, 3), tensor.tobytes())
+    assert isinstance(source.empty((1,)).finish(), numpy.ndarray)
+
+
+def test_buffers_of_the_standard_library_are_understood() -> None:
+    source = source_of(array.array("i", [1, 2, 3]))
+    assert (source.dtype, source.shape) == ("int32", (3,))
+    assert source_of(b"abc").dtype == "uint8"
+
+
+@pytest.mark.parametrize("thing", [[1.0], 1.0, "text", None, {}])
+def test_what_is_no_tensor_is_refused_by_name(thing: object) -> None:
+    with pytest.raises(ValueError, match=type(thing).__name__):
+        source_of(thing)
+    with pytest.raises(ValueError, match=type(thing).__name__):
+        target_of(thing)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "uint32", "uint64", "datetime64[s]", "O"])
+def test_types_that_ronde_lacks_are_refused_by_name(dtype: str) -> None:
+    tensor = numpy.zeros(2, dtype)
+    with pytest.raises(ValueError, match=f"{tensor.dtype.name.replace('[', '.')[:9]}.* is not supported"):
+        source_of(tensor)
+
+
+class TestTorch:
+    torch = pytest.importorskip("torch")
+
+    @pytest.mark.parametrize("dtype", sorted(DTYPES - {"uint16"}))
+    def test_every_type(self, dtype: str) -> None:
+        tensor = self.torch.ones(2, 3).to(getattr(self.torch, dtype))
+        source = source_of(tensor)
+        assert (source.dtype, source.shape, source.address) == (dtype, (2, 3), tensor.data_ptr())
+        result = source.empty((4, 1)).finish()
+        assert (result.dtype, tuple(result.shape)) == (tensor.dtype, (4, 1))
+
+    def test_gradients_and_strides_do_not_matter(self) -> None:
+        tensor = self.torch.arange(6.0, requires_grad=True).reshape(2, 3).t()
+        source = source_of(tensor)
+        assert content(source) == tensor.detach().contiguous().numpy().tobytes()
+        assert source.shape == (3, 2)
+
+    def test_results_go_straight_into_dense_tensors(self) -> None:
+        tensor = self.torch.zeros(3, dtype=self.torch.bfloat16)
+        assert target_of(tensor).address == tensor.data_ptr()
+
+    def test_results_reach_other_layouts_too(self) -> None:
+        tensor = self.torch.zeros(2, 3, requires_grad=True)
+        view = tensor.detach().t()
+        assert fill(view, numpy.arange(6, dtype=numpy.float32).tobytes()) is view
+        assert tensor.tolist() == [[0, 2, 4], [1, 3, 5]]
+
+    def test_a_leaf_that_requires_gradients_can_be_written(self) -> None:
+        tensor = self.torch.zeros(4, 3, requires_grad=True)
+        fill(tensor, numpy.ones(12, numpy.float32).tobytes())
+        assert tensor.sum().item() == 12
+
+    def test_unsupported_tensors_are_refused_by_name(self) -> None:
+        with pytest.raises(ValueError, match="complex64 is not supported"):
+            source_of(self.torch.zeros(2, dtype=self.torch.complex64))
+        with pytest.raises(ValueError, match="sparse"):
+            source_of(self.torch.zeros(2, 2).to_sparse())

@@ -1,0 +1,166 @@
+"""Logic of ronde.torch that needs no sidecar."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ronde.torch as hvd  # noqa: E402
+from ronde.torch import functions, mpi_ops, window  # noqa: E402
+
+
+class AloneClient:
+    """A client of a world of one: results are inputs."""
+
+    rank, size = 0, 1
+
+    def allreduce(self, tensor: Any, *_: Any, **__: Any) -> Any:
+        return tensor.clone()
+
+    def broadcast(self, tensor: Any, *_: Any) -> Any:
+        return tensor.clone()
+
+    def broadcast_async(self, tensor: Any, *_: Any, out: Any = None) -> Any:
+        return Done(tensor if out is None else out)
+
+
+class Done:
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def wait(self) -> Any:
+        return self.result
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi_ops, "_client", AloneClient())
+
+
+def test_nothing_works_before_init() -> None:
+    assert not hvd.is_initialized()
+    for call in (hvd.rank, hvd.size, hvd.barrier, lambda: hvd.allreduce(torch.ones(1))):
+        with pytest.raises(ValueError, match="has not been initialized"):
+            call()
+    hvd.shutdown()
+
+
+def test_average_is_deprecated_and_does_not_go_with_op() -> None:
+    with pytest.raises(ValueError, match="The op parameter supersedes average"):
+        hvd.allreduce_async(torch.ones(1), average=True, op=hvd.Sum)
+    with pytest.warns(DeprecationWarning, match="deprecated"), pytest.raises(ValueError, match="initialized"):
+        hvd.allreduce_async(torch.ones(1), average=False)
+
+
+def test_half_precision_and_back() -> None:
+    compressed, context = hvd.Compression.fp16.compress(torch.ones(3, dtype=torch.float64))
+    assert compressed.dtype == torch.float16
+    assert hvd.Compression.fp16.decompress(compressed, context).dtype == torch.float64
+    whole = torch.ones(3, dtype=torch.int64)
+    assert hvd.Compression.fp16.compress(whole)[0] is whole
+
+
+@pytest.mark.usefixtures("alone")
+class TestOptimizer:
+    def wrapped(self, **options: Any) -> Any:
+        parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
+        options.setdefault("named_parameters", [("a", parameters[0]), ("b", parameters[1])])
+        return hvd.DistributedOptimizer(torch.optim.Adam(parameters, lr=0.1), **options)
+
+    def test_it_is_an_optimizer_of_the_same_class(self) -> None:
+        optimizer = self.wrapped()
+        assert isinstance(optimizer, torch.optim.Adam)
+        assert type(optimizer).__name__ == "Adam"
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        schedule.step()
+        assert optimizer.param_groups[0]["lr"] == 0.05
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.zero_grad(set_to_none=True)
+        assert optimizer.param_groups[0]["params"][0].grad is None
+        optimizer.zero_grad(set_to_none=False)
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"named_parameters": [torch.ones(1)]}, "sequence of tuples"),
+            ({"named_parameters": [("x", torch.ones(1)), ("x", torch.ones(1))]}, "Found duplicates: x"),
+            ({"named_parameters": [("x", torch.ones(1))]}, "were not named"),
+            ({"backward_passes_per_step": 0}, "must be > 0"),
+            ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "op != Average"),
+        ],
+    )
+    def test_wrong_options(self, options: dict[str, Any], text: str) -> None:
+        with pytest.raises(ValueError, match=text):
+            self.wrapped(**options)
+
+    def test_names_may_be_left_out(self) -> None:
+        names = self.wrapped(named_parameters=None)._ronde.names.values()
+        assert list(names) == ["noname.0.0", "noname.0.1"]
+
+    def test_state_survives_its_description(self) -> None:
+        """What the root tells makes the same state elsewhere, up to the tensors' elements."""
+        here, there = self.wrapped(), self.wrapped()
+        for parameter in here.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+        here.step()
+        description = functions._describe(here)
+        functions._take_options(there, description["groups"])
+        functions._take_state(there, description["state"])
+        assert functions._describe(there) == description
+        names = [name for name, _ in functions._state_tensors(there)]
+        assert names == [name for name, _ in functions._state_tensors(here)]
+        assert "optimizer_state.1.exp_avg" in names
+        hvd.broadcast_optimizer_state(here, root_rank=0)
+
+    def test_state_that_cannot_travel_is_refused_for_all(self) -> None:
+        optimizer = self.wrapped()
+        optimizer.param_groups[0]["callback"] = print
+        with pytest.raises(ValueError, match="cannot broadcast callback"):
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        with pytest.raises(ValueError, match="LBFGS"):
+            hvd.broadcast_optimizer_state(torch.optim.LBFGS([torch.ones(1)]), root_rank=0)
+
+    def test_parameters_are_dicts_or_lists(self) -> None:
+        hvd.broadcast_parameters({"b": torch.ones(1), "a": torch.ones(2)}, 0)
+        hvd.broadcast_parameters([torch.ones(1), ("x", torch.ones(2))], 0)
+        for wrong in (iter([torch.ones(1)]), {"a": 1}, torch.ones(1)):
+            with pytest.raises(ValueError, match="invalid params"):
+                hvd.broadcast_parameters(wrong, 0)
+
+
+class Slow:
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name = log, name
+
+    def wait(self) -> None:
+        self.log.append(f"wait {self.name}")
+
+
+def test_a_window_bounds_bytes_and_waits_for_the_oldest_first() -> None:
+    log: list[str] = []
+    flow = window.Window()
+
+    def submit(name: str, nbytes: int) -> None:
+        flow.submit(nbytes, lambda: log.append(name) or Slow(log, name))  # type: ignore[func-returns-value]
+
+    half = window.WINDOW_BYTES // 2
+    for name in "abc":
+        submit(name, half)
+    submit("huge", 10 * half)
+    flow.finish()
+    assert log == ["a", "b", "wait a", "c", "wait b", "wait c", "huge", "wait huge"]
+    log.clear()
+    for number in range(window.WINDOW_TENSORS + 1):
+        submit(str(number), 0)
+    assert log[-2:] == ["wait 0", str(window.WINDOW_TENSORS)]
+
+
+def test_imports_start_no_threads() -> None:
+    assert not [thread for thread in threading.enumerate() if "ronde" in thread.name]
