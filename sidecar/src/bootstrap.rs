@@ -5,6 +5,7 @@
 //! sidecar  → launcher  Bound     my certificate request (the key stays here) and the addresses I listen on
 //! launcher → sidecar   Join      your certificate, the job's CA certificate, all peers, the placement of ranks
 //! sidecar  → launcher  Serving   the directory with my sockets and the ranks' token files
+//! sidecar  → launcher  Left      a worker's session has ended
 //! sidecar  → launcher  Ended     counters, when the sidecar has drained
 //! sidecar  → launcher  Fatal     why it cannot go on; it exits with a non-zero status behind it
 //! ```
@@ -108,6 +109,12 @@ pub(crate) enum FromSidecar {
         token_files: Vec<TokenFile>,
         /// Where /metrics, /status and /healthz are served (loopback).
         admin: SocketAddr,
+    },
+    /// A worker's session has ended, for whatever reason: said before other workers hear of it, so that the launcher can
+    /// tell who left first from who failed because of that.
+    Left {
+        /// Its rank.
+        rank: u32,
     },
     /// The sidecar has drained.
     Ended {

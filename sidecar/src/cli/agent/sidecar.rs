@@ -74,11 +74,11 @@ impl Sidecar {
         reader.abort();
         log.abort();
         // Sending fails only when the agent leaves.
-        if let Some(directory) = directory.get().filter(|directory| directory.is_dir()) {
-            if let Err(error) = std::fs::remove_dir_all(directory) {
-                let text = format!("cannot remove {}, which sidecar {index} left behind: {error}", directory.display());
-                let _ = launcher.send(FromAgent::Notice { text }).await;
-            }
+        if let Some(directory) = directory.get().filter(|directory| directory.is_dir())
+            && let Err(error) = std::fs::remove_dir_all(directory)
+        {
+            let text = format!("cannot remove {}, which sidecar {index} left behind: {error}", directory.display());
+            let _ = launcher.send(FromAgent::Notice { text }).await;
         }
         let _ = launcher.send(FromAgent::SidecarExited { sidecar: index, status }).await;
     }

@@ -75,9 +75,8 @@ impl Link {
 
     /// Tells the agent something; nothing happens when the connection has ended, of which an event tells.
     pub(super) fn tell(&self, command: ToAgent) {
-        if let Some(Err(mpsc::error::TrySendError::Full(command))) =
-            self.commands.as_ref().map(|queue| queue.try_send(command))
-        {
+        let Some(commands) = &self.commands else { return };
+        if let Err(mpsc::error::TrySendError::Full(command)) = commands.try_send(command) {
             // Sized for all that is ever told: reaching this is a mistake of the launcher, and the job's deadlines end it.
             eprintln!("ronde: bug: no room to tell an agent {command:?}");
         }

@@ -104,8 +104,8 @@ impl<'a> Job<'a> {
         self.start().await?;
         self.wait_until(None, |state| state.first_failed.is_some() || state.workers_ended()).await?;
         if self.state.first_failed.is_some() {
-            // Its last lines explain it; they come at once unless its host has gone.
-            let deadline = Instant::now() + LAST_LINES_WAIT;
+            // Who left before it may be to blame and about to end; the culprit's last lines explain it.
+            let deadline = Instant::now() + BLAME_WAIT;
             let waited = self.wait_until(Some(deadline), State::worker_failure_is_complete).await;
             return self.state.worker_failure().map_or_else(|| waited.map(drop), Err);
         }
@@ -284,6 +284,6 @@ const DRAIN: Duration = Duration::from_secs(10);
 const LEAVE: Duration = Duration::from_secs(5);
 /// What a message needs.
 const SLACK: Duration = Duration::from_secs(3);
-const LAST_LINES_WAIT: Duration = Duration::from_secs(3);
+const BLAME_WAIT: Duration = Duration::from_secs(3);
 /// A file that cannot be written (`EX_CANTCREAT`).
 const EXIT_CANNOT_CREATE: u8 = 73;

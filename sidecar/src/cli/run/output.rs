@@ -83,7 +83,7 @@ impl Printer {
                 return reason;
             }
             if self.broken.changed().await.is_err() {
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
         }
     }

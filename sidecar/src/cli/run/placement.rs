@@ -104,7 +104,7 @@ impl Placement {
     pub(super) fn ranks_of_host(&self, host: usize) -> Range<u32> {
         let mut places = self.sidecars.iter().filter(|place| place.host == host).map(|place| place.ranks.clone());
         let first = places.next().unwrap_or(0..0);
-        first.start..places.last().map_or(first.end, |last| last.end)
+        first.start..places.next_back().map_or(first.end, |last| last.end)
     }
 }
 

@@ -20,8 +20,10 @@ pub(super) struct State {
     pub(super) sidecars: Vec<SidecarState>,
     /// By rank.
     pub(super) workers: Vec<WorkerState>,
-    /// The rank that failed first.
+    /// The rank whose process was the first to end with a failure.
     pub(super) first_failed: Option<u32>,
+    /// The ranks whose sessions have ended, in this order.
+    left: Vec<u32>,
 }
 
 /// What is known of a host.
@@ -121,6 +123,7 @@ impl State {
             workers: table(placement.size() as usize),
             command: command.to_owned(),
             first_failed: None,
+            left: Vec::new(),
             placement,
         }
     }
@@ -176,9 +179,9 @@ impl State {
         self.hosts.iter().take(links).all(|host| host.closed.is_some())
     }
 
-    /// The failure of the worker that failed first, with as much of its last lines as has come.
+    /// The failure that ended the job when a worker did, with as much of its last lines as has come.
     pub(super) fn worker_failure(&self) -> Option<Failure> {
-        let rank = self.first_failed?;
+        let rank = self.culprit()?;
         let worker = &self.workers[rank as usize];
         Some(Failure::Worker {
             rank,
@@ -189,9 +192,23 @@ impl State {
         })
     }
 
-    /// Whether the first failing worker's last lines have come.
+    /// Whether it is known which worker is to blame, and its last lines have come.
     pub(super) fn worker_failure_is_complete(&self) -> bool {
-        self.first_failed.is_some_and(|rank| self.workers[rank as usize].stderr_tail.is_some())
+        let has_exited = |rank: &u32| self.workers[*rank as usize].exited.is_some();
+        let is_drained = |rank: u32| self.workers[rank as usize].stderr_tail.is_some();
+        self.left_before_the_first_failed().iter().all(has_exited) && self.culprit().is_some_and(is_drained)
+    }
+
+    /// The worker to blame: the first whose session ended and whose process then failed. A process that fails slowly, as an
+    /// interpreter does that runs its exit handlers first, ends behind those that failed because it left.
+    fn culprit(&self) -> Option<u32> {
+        let failed = |rank: &&u32| self.workers[**rank as usize].exited.is_some_and(|status| !status.is_success());
+        self.left_before_the_first_failed().iter().find(failed).copied().or(self.first_failed)
+    }
+
+    fn left_before_the_first_failed(&self) -> &[u32] {
+        let end = self.left.iter().position(|rank| Some(*rank) == self.first_failed);
+        &self.left[..end.unwrap_or(self.left.len())]
     }
 
     fn handle_message(&mut self, host: usize, message: FromAgent) -> Result<(), Failure> {
@@ -224,7 +241,7 @@ impl State {
                 }
             }
             FromAgent::WorkerDrained { rank, stderr_tail } => {
-                self.worker_on(host, rank)?.stderr_tail = Some(stderr_tail)
+                self.worker_on(host, rank)?.stderr_tail = Some(stderr_tail);
             }
             FromAgent::Refused { reason } => return Err(Failure::Refused { host: self.host_name(host), reason }),
             // The printer has them.
@@ -249,6 +266,12 @@ impl State {
                 }
                 let token_files = token_files.into_iter().map(|file| file.path).collect();
                 state.serving = Some(Serving { socket_dir, token_files, admin });
+            }
+            FromSidecar::Left { rank } => {
+                self.worker_on(host, rank)?;
+                if !self.left.contains(&rank) {
+                    self.left.push(rank);
+                }
             }
             FromSidecar::Ended { summary } => state.summary = Some(summary),
             FromSidecar::Fatal { reason } => return Err(Failure::Fatal { served, host: host_name, reason }),

@@ -46,6 +46,25 @@ fn the_first_failing_worker_is_the_culprit_whatever_follows() {
 }
 
 #[test]
+fn who_left_first_and_then_failed_is_the_culprit() {
+    let left = |sidecar, rank| Event::Message(FromAgent::Sidecar { sidecar, line: FromSidecar::Left { rank } });
+    let mut state = state();
+    state.handle_event(0, left(0, 0)).expect("its own rank");
+    state.handle_event(0, left(0, 1)).expect("its own rank");
+    state.handle_event(1, left(1, 3)).expect("its own rank");
+    state.handle_event(1, exited(3, Status::Code(1))).expect("its last lines follow");
+    state.handle_event(1, drained(3, "rank 1 has left")).expect("expected");
+    assert!(!state.worker_failure_is_complete(), "ranks 0 and 1 left before and may be about to fail");
+    state.handle_event(0, exited(0, Status::Code(0))).expect("expected");
+    state.handle_event(0, exited(1, Status::Code(2))).expect("expected");
+    state.handle_event(0, drained(1, "my fault")).expect("expected");
+    assert!(state.worker_failure_is_complete());
+    let failure = state.worker_failure().expect("a worker failed").to_string();
+    assert_eq!(failure, "rank 1 on host a exited with code 2\nlast lines of its stderr:\n  my fault");
+    assert!(matches!(state.handle_event(0, left(0, 3)), Ok(())), "nothing counts behind the first failure");
+}
+
+#[test]
 fn a_lost_host_does_not_keep_the_end_waiting() {
     let mut state = state();
     state.handle_event(1, hello(env!("CARGO_PKG_VERSION"))).expect("the same version");
