@@ -14,12 +14,13 @@ const CAUGHT_MIN: usize = 5;
 #[test]
 fn no_seed_violates_a_property() {
     let seeds = std::env::var("RONDE_SIM_SEEDS").map_or(SEEDS, |text| text.parse().expect("a number of seeds"));
-    let (mut early, mut fused, mut failures, mut epochs) = (0, 0, 0, 0);
+    let (mut early, mut fused, mut piped, mut failures, mut epochs) = (0, 0, 0, 0, 0);
     for seed in 0..seeds {
         match run(seed, &Options::default()) {
             Ok(report) => {
                 early += report.early_chunks;
                 fused += report.fused;
+                piped += report.piped;
                 failures += report.failures;
                 epochs += report.epochs;
             }
@@ -27,7 +28,8 @@ fn no_seed_violates_a_property() {
         }
     }
     // The runs are worth something only if they meet what they are made for.
-    assert!(early > 0 && fused > 0 && failures > 0, "{early} early chunks, {fused} fused tensors, {failures} failures");
+    let met = [early, fused, piped, failures];
+    assert!(met.iter().all(|count| *count > 0), "early chunks, fused tensors, long operations, failures: {met:?}");
     assert!(epochs as u64 > seeds, "{epochs} epochs in {seeds} runs");
 }
 

@@ -69,8 +69,8 @@ struct Asked {
 struct Went {
     succeeded: Vec<Rank>,
     failed: Vec<Rank>,
-    /// The first result, when there is no reference.
-    bytes: Vec<u8>,
+    /// What the reference computes; the first result, when there is none.
+    expected: Vec<u8>,
 }
 
 /// Results by epoch, set, name and the index of the item.
@@ -188,13 +188,11 @@ impl Oracle {
             return violated(Property::Agreement, format!("{who} got a result, but {:?} did not", went.failed));
         }
         if went.succeeded.is_empty() {
-            went.bytes = bytes.to_vec();
+            went.expected = asked.workload.expected(asked.item).unwrap_or_else(|| bytes.to_vec());
         }
         went.succeeded.push(rank);
-        let expected = asked.workload.expected(asked.item);
-        let expected = expected.as_deref().unwrap_or(&went.bytes);
-        if let Some(at) = first_difference(bytes, expected) {
-            return violated(Property::Result, format!("{who} got a wrong byte at {at} of {}", expected.len()));
+        if let Some(at) = first_difference(bytes, &went.expected) {
+            return violated(Property::Result, format!("{who} got a wrong byte at {at} of {}", went.expected.len()));
         }
         if completion.shape != item.output() {
             return violated(Property::Result, format!("{who} got the shape {}", completion.shape));

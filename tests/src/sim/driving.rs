@@ -95,7 +95,7 @@ impl Cluster {
             Action::EpochBegan { epoch } => self.epoch_began(host, epoch)?,
             Action::EpochEnded { epoch, failure } => self.epoch_ended(host, epoch, &failure)?,
             Action::Admit(admission) => self.admit(host, admission)?,
-            Action::Complete { rank, request, outcome } => self.complete(host, (rank, request), outcome)?,
+            Action::Complete { rank, request, outcome } => self.complete(host, (rank, request), &outcome)?,
             Action::Notice { text, .. } => self.note(|| format!("{me} notices: {text}")),
             Action::Disconnect { peer, reason } => {
                 return violated(Property::Protocol, format!("{me} disconnects {peer}: {reason}"));
@@ -141,6 +141,8 @@ impl Cluster {
             sabotage.alter(Arc::make_mut(&mut admission));
         }
         self.oracle.admitted(me, life, &admission)?;
+        let strands = admission.plan.strands.len();
+        self.report.piped += u64::from(strands > usize::from(self.setup.lanes) * admission.plan.window);
         if admission.tensors.len() > 1 {
             self.report.fused += admission.tensors.len() as u64;
         }
@@ -153,14 +155,14 @@ impl Cluster {
         &mut self,
         host: usize,
         (rank, request): (Rank, RequestId),
-        outcome: Result<Completion, Failure>,
+        outcome: &Result<Completion, Failure>,
     ) -> Result<(), Violated> {
         if self.sabotage.as_mut().is_some_and(super::saboteur::Sabotage::forgets) {
             return Ok(());
         }
         let process = &mut self.hosts[host];
         process.inputs.remove(&(rank, request));
-        let result = match &outcome {
+        let result = match outcome {
             Ok(completion) => {
                 let operation = process.operations.get(&(completion.epoch, completion.seq));
                 let Some(bytes) = operation.and_then(|o| o.outputs.get(completion.tensor as usize)) else {
@@ -171,7 +173,7 @@ impl Cluster {
             Err(failure) => Err(failure),
         };
         let (epoch, item) = self.oracle.completed((rank, request), result, &self.faults)?;
-        self.note(|| match &outcome {
+        self.note(|| match outcome {
             Ok(_) => format!("{rank} has tensor.{item}"),
             Err(failure) => format!("{rank} fails with tensor.{item}: {failure}"),
         });

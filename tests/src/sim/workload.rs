@@ -62,7 +62,8 @@ pub(super) struct Recipe {
 impl Workload {
     pub(super) fn new(recipe: &Recipe, world: &World, epoch: Epoch) -> Self {
         let mut rng = Rng::with_seed(recipe.seed.wrapping_mul(0x9E37_79B9) ^ epoch.0);
-        let count = rng.usize(1..=12);
+        let most = [3, 12, 40][rng.usize(..3)];
+        let count = rng.usize(1..=most);
         let mut items: Vec<Item> = Vec::new();
         for index in 0..count {
             let set = &world.sets()[rng.usize(..world.sets().len())];
@@ -88,7 +89,7 @@ impl Workload {
             let seed = item.salt ^ (u64::from(rank.0) << 32);
             return noise(item.dtype, seed, count);
         }
-        (0..count).flat_map(|element| encode(item.dtype, item.value(rank, element))).collect()
+        encode_all(item.dtype, (0..count).map(|element| item.value(rank, element)))
     }
 
     /// What every rank gets; `None` where only equality between ranks can be asked for.
@@ -100,7 +101,7 @@ impl Workload {
                     return None;
                 }
                 let count = item.elements_of(item.ranks[0]);
-                Some((0..count).flat_map(|element| encode(item.dtype, item.reduced(*op, element))).collect())
+                Some(encode_all(item.dtype, (0..count).map(|element| item.reduced(*op, element))))
             }
             Collective::Broadcast { root } => Some(self.input(index, *root)),
             Collective::AllGather => Some(item.ranks.iter().flat_map(|rank| self.input(index, *rank)).collect()),
@@ -188,18 +189,24 @@ fn item(rng: &mut Rng, recipe: &Recipe, set: &ProcessSet, index: usize) -> Item 
         0 => Collective::Barrier,
         1 | 2 => Collective::Broadcast { root: member(rng) },
         3 | 4 => Collective::AllGather,
-        _ => Collective::AllReduce { op: ops[rng.usize(..ops.len())] },
+        5 | 6 => Collective::AllReduce { op: ops[rng.usize(..ops.len())] },
+        // Most traffic is alike, so that there is something to fuse.
+        _ => Collective::AllReduce { op: ReduceOp::Sum },
     };
     let reduces = collective.reduce_op().is_some();
     let dtype = match DType::ALL[rng.usize(..DType::ALL.len())] {
         _ if recipe.any_floats => [DType::F32, DType::F16, DType::Bf16, DType::F64][rng.usize(..4)],
         DType::Bool if collective.reduce_op() == Some(ReduceOp::Average) => DType::F32,
-        // Most traffic is of one type, so that there is something to fuse.
-        other if rng.bool() => other,
+        other if rng.u8(..3) == 0 => other,
         _ => DType::F32,
     };
     let columns = [1, 1, 3, 40, 900][rng.usize(..5)];
-    let most = if rng.u8(..12) == 0 { 60 } else { 6 };
+    // Now and then a tensor of some hundred kilobytes, which travels in many chunks.
+    let most = match rng.u8(..40) {
+        0 => 300,
+        1..=3 => 60,
+        _ => 6,
+    };
     let rows = match collective {
         Collective::AllGather => ranks.iter().map(|_| rng.u64(..=most)).collect(),
         Collective::Barrier => vec![0; ranks.len()],
@@ -220,21 +227,25 @@ fn item(rng: &mut Rng, recipe: &Recipe, set: &ProcessSet, index: usize) -> Item 
     Item { set, ranks, name, collective, dtype, columns, rows, prescale, postscale, mischief, follows: None, salt }
 }
 
-/// A small whole number in any type; written out by hand, so that it shares nothing with the kernels.
-fn encode(dtype: DType, value: i64) -> Vec<u8> {
-    let small = u16::try_from(value).expect("values are small");
-    match dtype {
-        DType::F64 => f64::from(small).to_le_bytes().to_vec(),
-        DType::F32 => f32::from(small).to_le_bytes().to_vec(),
-        DType::Bf16 => f32::from(small).to_le_bytes()[2..].to_vec(),
-        DType::F16 if small == 0 => vec![0, 0],
-        DType::F16 => {
-            let exponent = small.ilog2();
-            let fraction = (u32::from(small) << 10 >> exponent) & 0x3ff;
-            (((exponent + 15) << 10) | fraction).to_le_bytes()[..2].to_vec()
+/// Small whole numbers in any type; written out by hand, so that it shares nothing with the kernels.
+fn encode_all(dtype: DType, values: impl Iterator<Item = i64>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for value in values {
+        let small = u16::try_from(value).expect("values are small");
+        match dtype {
+            DType::F64 => bytes.extend(f64::from(small).to_le_bytes()),
+            DType::F32 => bytes.extend(f32::from(small).to_le_bytes()),
+            DType::Bf16 => bytes.extend(&f32::from(small).to_le_bytes()[2..]),
+            DType::F16 if small == 0 => bytes.extend([0, 0]),
+            DType::F16 => {
+                let exponent = small.ilog2();
+                let fraction = (u32::from(small) << 10 >> exponent) & 0x3ff;
+                bytes.extend(&(((exponent + 15) << 10) | fraction).to_le_bytes()[..2]);
+            }
+            _ => bytes.extend(&value.to_le_bytes()[..dtype.size_bytes()]),
         }
-        _ => value.to_le_bytes()[..dtype.size_bytes()].to_vec(),
     }
+    bytes
 }
 
 /// Floats of very different sizes and both signs.
