@@ -162,6 +162,15 @@ fn the_death_of_the_sidecar_reaches_every_waiter() {
 }
 
 #[test]
+fn a_sidecar_that_stands_still_is_given_up() {
+    let fake = Fake::start(Settings { answers: false, peer_timeout_ms: 200, ..Settings::default() });
+    let client = connect(&fake, Transfer::Arena);
+    let error = client.barrier("never").expect_err("silent");
+    assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
+    assert!(error.to_string().contains("silent for 0.2 s"), "{error}");
+}
+
+#[test]
 fn a_dropped_handle_withdraws_and_a_finished_one_does_not() {
     let fake = Fake::start(Settings::default());
     let client = connect(&fake, Transfer::Arena);

@@ -37,11 +37,14 @@ pub(crate) struct Settings {
     pub(crate) pending_max: u32,
     /// Whether the epoch begins.
     pub(crate) begins: bool,
+    /// Whether heartbeats are answered.
+    pub(crate) answers: bool,
+    pub(crate) peer_timeout_ms: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { arena_bytes_max: 64 << 20, pending_max: 1_000, begins: true }
+        Self { arena_bytes_max: 64 << 20, pending_max: 1_000, begins: true, answers: true, peer_timeout_ms: 60_000 }
     }
 }
 
@@ -253,7 +256,12 @@ impl Server {
                 self.fail(RequestId(message.request), Failure::new(Cause::Refused, "withdrawn")).await;
             }
             Heard::Release(_) => self.shared.note("release"),
-            Heard::Heartbeat(_) => self.shared.note("heartbeat"),
+            Heard::Heartbeat(_) => {
+                self.shared.note("heartbeat");
+                if self.settings.answers {
+                    self.say(Say::Alive(v1::Alive {})).await;
+                }
+            }
             Heard::Goodbye(_) => self.shared.note("goodbye"),
         }
     }
@@ -270,7 +278,7 @@ impl Server {
             session_token: SESSION_TOKEN,
             protocol: 1,
             heartbeat_ms: 10,
-            peer_timeout_ms: 5_000,
+            peer_timeout_ms: self.settings.peer_timeout_ms,
             arena_bytes_max: self.settings.arena_bytes_max,
             inline_bytes_max: 1 << 20,
             pending_max: self.settings.pending_max,

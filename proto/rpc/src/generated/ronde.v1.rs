@@ -44,7 +44,7 @@ pub mod client_message {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ServerMessage {
-    #[prost(oneof = "server_message::Message", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "server_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub message: ::core::option::Option<server_message::Message>,
 }
 /// Nested message and enum types in `ServerMessage`.
@@ -65,6 +65,8 @@ pub mod server_message {
         EpochEnded(super::EpochEnded),
         #[prost(message, tag = "7")]
         Notice(super::Notice),
+        #[prost(message, tag = "8")]
+        Alive(super::Alive),
     }
 }
 /// Asks for a rank of a job. Refused (gRPC status) when the token is wrong, the rank is not placed here, the uid is not
@@ -306,6 +308,8 @@ pub struct Release {
     #[prost(uint64, tag = "1")]
     pub request: u64,
 }
+/// A sign of life of the worker. The sidecar answers each with an Alive, so that both sides notice a process that stands
+/// still.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Heartbeat {}
 /// An orderly end: nothing of this rank is pending any more, or it does not care.
@@ -365,6 +369,9 @@ pub struct EpochEnded {
     #[prost(message, optional, tag = "2")]
     pub failure: ::core::option::Option<Failure>,
 }
+/// The answer to a Heartbeat. A worker that hears nothing for peer_timeout_ms gives the sidecar up.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Alive {}
 /// For people: who is late, what was retried.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Notice {
