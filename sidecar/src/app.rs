@@ -1,6 +1,7 @@
 //! The wiring of a sidecar process, from its first line of input to its last of output. Read this first.
 
 use std::collections::{BTreeSet, HashMap};
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -37,9 +38,15 @@ pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
         eprintln!("ronde sidecar: only --bootstrap is supported; sidecars are started by `ronde run`");
         return ExitCode::from(EXIT_USAGE);
     }
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(log_filter()).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(log_filter()).init();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let result = runtime.context("cannot start the control thread's runtime").and_then(|rt| rt.block_on(sidecar()));
+    let result = runtime.context("cannot start the control thread's runtime").and_then(|runtime| {
+        let result = runtime.block_on(sidecar());
+        // A read of standard input cannot be interrupted, and the launcher may keep it open.
+        runtime.shutdown_background();
+        result
+    });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
