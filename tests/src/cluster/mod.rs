@@ -8,11 +8,13 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
+pub mod capture;
 pub mod network;
 pub mod process;
 pub mod sidecar;
 pub mod worker;
 
+pub use capture::{Capture, Captured};
 pub use network::Network;
 pub use process::{Line, Process};
 pub use sidecar::{Authority, Sidecar, SidecarOptions};

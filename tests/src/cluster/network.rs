@@ -1,9 +1,13 @@
 //! Hosts as network namespaces on one bridge, each with an address of its own. Needs root.
 
+use std::fs::File;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, ensure};
+use nix::sched::{CloneFlags, setns};
 
 /// A network of hosts; dropping it removes them.
 #[derive(Debug)]
@@ -70,6 +74,22 @@ impl Network {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.host(index), program]);
         command
+    }
+
+    /// Runs something on a thread of its own whose sockets are the host's.
+    ///
+    /// The thread fails when it cannot enter the host, and with what `run` fails with.
+    pub fn run_on<T: Send + 'static>(
+        &self,
+        index: u32,
+        run: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> JoinHandle<Result<T>> {
+        let path = Path::new("/run/netns").join(self.host(index));
+        std::thread::spawn(move || {
+            let namespace = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+            setns(namespace, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace")?;
+            run()
+        })
     }
 
     fn switch(&self) -> String {

@@ -1,0 +1,108 @@
+//! What an eavesdropper on a host's link sees: a capture by tcpdump, and a search in it.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+
+use super::network::Network;
+use super::process::Process;
+
+/// A running capture of all packets of a host's link.
+#[derive(Debug)]
+pub struct Capture {
+    process: Process,
+    file: PathBuf,
+}
+
+/// Packets that were captured.
+#[derive(Debug, Default)]
+pub struct Captured {
+    /// Whole frames, one after the other.
+    pub frames: Vec<Vec<u8>>,
+}
+
+impl Capture {
+    /// Starts tcpdump and waits until it listens.
+    ///
+    /// # Errors
+    /// When it does not, with what to do.
+    pub fn start(network: &Network, host: u32, directory: &Path) -> Result<Self> {
+        let file = directory.join(format!("capture-{host}.pcap"));
+        let mut command = network.command(host, "tcpdump");
+        // A large kernel buffer, so that nothing is lost on a busy machine; no address look-ups; no change of user.
+        command.args(["-i", &network.link(host), "-s", "0", "-B", "262144", "-n", "-Z", "root", "-w"]).arg(&file);
+        let mut process = Process::start("tcpdump", &mut command)?;
+        let listens = |line: &super::Line| line.text.contains("listening on").then_some(());
+        process
+            .await_log("its start", super::PATIENCE, listens)
+            .context("tcpdump is needed (Debian: apt-get install tcpdump)")?;
+        Ok(Self { process, file })
+    }
+
+    /// Ends the capture.
+    ///
+    /// # Errors
+    /// When tcpdump fails or has lost packets, or its file cannot be read.
+    pub fn finish(mut self) -> Result<Captured> {
+        self.process.signal(Signal::SIGINT)?;
+        ensure!(self.process.await_exit(Duration::from_secs(30))?.success(), "tcpdump failed:\n{}", self.process.log());
+        let lost = |line: &super::Line| line.text.strip_suffix(" packets dropped by kernel").map(str::to_owned);
+        let lost = self.process.await_log("its counters", Duration::from_secs(5), lost)?;
+        ensure!(lost == "0", "tcpdump has lost {lost} packets");
+        Captured::parse(&std::fs::read(&self.file)?)
+    }
+}
+
+impl Captured {
+    /// Reads the classic format of libpcap, little-endian, link type Ethernet.
+    fn parse(file: &[u8]) -> Result<Self> {
+        let number = |at: usize| -> Option<usize> {
+            let bytes: [u8; 4] = file.get(at..at + 4)?.try_into().ok()?;
+            usize::try_from(u32::from_le_bytes(bytes)).ok()
+        };
+        ensure!(number(0) == Some(0xA1B2_C3D4) && number(20) == Some(1), "not a capture of Ethernet frames");
+        let mut frames = Vec::new();
+        let mut at = FILE_HEADER_BYTES;
+        while let Some(length) = number(at + 8) {
+            at += PACKET_HEADER_BYTES;
+            frames.push(file.get(at..at + length).context("the capture ends within a packet")?.to_vec());
+            at += length;
+        }
+        Ok(Self { frames })
+    }
+
+    /// Bytes that packets of IPv4 carry behind their headers of UDP.
+    #[must_use]
+    pub fn udp_payload_bytes(&self) -> u64 {
+        self.frames.iter().filter_map(|frame| udp_payload(frame)).map(|payload| payload.len() as u64).sum()
+    }
+
+    /// How many places in all packets hold one of the pieces of 16 bytes that `pattern`, said again and again, has.
+    #[must_use]
+    pub fn places_of(&self, pattern: &[u8]) -> usize {
+        let repeated: Vec<u8> = pattern.iter().chain(pattern).copied().collect();
+        let pieces: HashSet<&[u8]> = repeated.windows(PIECE_BYTES).collect();
+        self.frames
+            .iter()
+            .map(|frame| frame.windows(PIECE_BYTES).filter(|window| pieces.contains(window)).count())
+            .sum()
+    }
+}
+
+fn udp_payload(frame: &[u8]) -> Option<&[u8]> {
+    let ip = frame.get(ETHERNET_HEADER_BYTES..).filter(|_| frame.get(12..14) == Some(&[0x08, 0x00]))?;
+    let header = usize::from(ip.first()? & 0x0F) * 4;
+    (ip.get(9) == Some(&UDP)).then_some(())?;
+    ip.get(header + UDP_HEADER_BYTES..)
+}
+
+const FILE_HEADER_BYTES: usize = 24;
+const PACKET_HEADER_BYTES: usize = 16;
+const ETHERNET_HEADER_BYTES: usize = 14;
+const UDP_HEADER_BYTES: usize = 8;
+const UDP: u8 = 17;
+/// Chance does not produce so many equal bytes.
+const PIECE_BYTES: usize = 16;

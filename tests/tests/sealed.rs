@@ -1,0 +1,208 @@
+//! What travels between hosts is sealed, and only sidecars of the job take part.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ronde_tests::cluster::{Authority, Capture, Captured, Network, PATIENCE, Plan, Sidecar, SidecarOptions};
+use ronde_tests::script::{Fill, MARKER, Wanted, digest};
+use ronde_wire::{Collective, DType, ReduceOp};
+use serde_json::Value;
+
+const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+const TENSOR_BYTES: usize = 8 << 20;
+const TENSOR_NAME: &str = "a-name-that-nobody-else-may-read";
+
+#[test]
+fn nothing_of_a_tensor_can_be_read_on_the_network() -> Result<()> {
+    if Network::is_left_out("nothing_of_a_tensor_can_be_read_on_the_network") {
+        return Ok(());
+    }
+    let network = Network::up(2)?;
+    let directory = tempfile::tempdir()?;
+    let (captured, tokens) = all_reduce_of_markers(&network, directory.path())?;
+    let payload = captured.udp_payload_bytes();
+    println!("{payload} bytes of UDP payload in {} packets", captured.frames.len());
+    // Two members of an all-reduce send the tensor's size each, whatever the algorithm.
+    ensure!(payload >= 2 * TENSOR_BYTES as u64, "only {payload} bytes were captured: the tensors went another way");
+    ensure!(captured.places_of(MARKER) == 0, "the tensor can be read");
+    ensure!(captured.places_of(TENSOR_NAME.as_bytes()) == 0, "the tensor's name can be read");
+    for token in tokens {
+        ensure!(captured.places_of(&token) == 0, "a rank's token can be read");
+    }
+    // The same detector sees the same bytes when nobody seals them.
+    let captured = plain_tcp(&network, directory.path())?;
+    let places = captured.places_of(MARKER);
+    println!("control run over plain TCP: the pattern is found in {places} places");
+    ensure!(places > TENSOR_BYTES / 2, "the detector finds the pattern in {places} places only");
+    Ok(())
+}
+
+/// The maximum of equal contributions: contributions, sums on the way and the result are all made of the marker.
+fn all_reduce_of_markers(network: &Network, directory: &Path) -> Result<(Captured, Vec<Vec<u8>>)> {
+    let mut cluster = Plan::of(&[0, 1]).on(network).sidecars(WORKER)?;
+    // Before the workers come: the first links are opened under observation, too.
+    let capture = Capture::start(network, 0, directory)?;
+    for rank in 0..2 {
+        let worker = cluster.new_worker(rank)?;
+        cluster.workers.push(worker);
+    }
+    let mut pending = Vec::new();
+    for worker in &mut cluster.workers {
+        worker.await_connected()?;
+        pending.push(worker.submit(Wanted {
+            name: Some(TENSOR_NAME.to_owned()),
+            collective: Collective::AllReduce { op: ReduceOp::Max },
+            dtype: DType::U8,
+            shape: vec![TENSOR_BYTES as u64],
+            fill: Fill::Marker,
+        })?);
+    }
+    for (worker, id) in cluster.workers.iter_mut().zip(pending) {
+        ensure!(worker.digest(id, PATIENCE)? == digest(&Fill::Marker.bytes(0, TENSOR_BYTES)), "the result is wrong");
+    }
+    let tokens = (0..2).map(|rank| Ok(std::fs::read(cluster.sidecar_of(rank).token_file(rank)?)?));
+    Ok((capture.finish()?, tokens.collect::<Result<_>>()?))
+}
+
+fn plain_tcp(network: &Network, directory: &Path) -> Result<Captured> {
+    let capture = Capture::start(network, 0, directory)?;
+    let (bound, address) = mpsc::sync_channel(1);
+    let at = format!("{}:0", network.address(1));
+    let receiver = network.run_on(1, move || {
+        let listener = TcpListener::bind(at)?;
+        bound.send(listener.local_addr()?)?;
+        let mut received = Vec::new();
+        listener.accept()?.0.read_to_end(&mut received)?;
+        Ok(received.len())
+    });
+    let address = address.recv_timeout(PATIENCE).context("waited for a listener on host 1")?;
+    let sender = network.run_on(0, move || {
+        TcpStream::connect_timeout(&address, PATIENCE)?.write_all(&Fill::Marker.bytes(0, TENSOR_BYTES))?;
+        Ok(())
+    });
+    sender.join().expect("the sender does not panic")?;
+    ensure!(receiver.join().expect("the receiver does not panic")? == TENSOR_BYTES, "not all was received");
+    capture.finish()
+}
+
+/// Two sidecars that were told of each other, one of which is not what the other expects.
+struct Pair {
+    authority: Authority,
+    good: Sidecar,
+    bad: Sidecar,
+    _directory: tempfile::TempDir,
+}
+
+impl Pair {
+    /// `good` is sidecar 0 of the job "test"; `bad` has any job and index.
+    fn start(good: u32, bad_job: &str, bad: u32) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let options = |job: &str, index| SidecarOptions {
+            job: job.to_owned(),
+            index,
+            address: "127.0.0.1".to_owned(),
+            runtime_dir: directory.path().to_owned(),
+            peer_timeout_ms: None,
+            start_timeout_ms: START_TIMEOUT_MS,
+            arena_bytes_max: None,
+            namespace: None,
+        };
+        let (good, bad) = (Sidecar::start(&options("test", good))?, Sidecar::start(&options(bad_job, bad))?);
+        Ok(Self { authority: Authority::new("test")?, good, bad, _directory: directory })
+    }
+
+    /// Lets both join: the good one as it should be, the bad one with this certificate and index.
+    fn join(&mut self, certificate: &str, ca: &str, placements: [&[u32]; 2]) -> Result<()> {
+        let Self { authority, good, bad, .. } = self;
+        let known_as = |sidecar: &Sidecar, index: u32| {
+            let mut peer = sidecar.as_peer();
+            peer["sidecar"] = index.into();
+            peer
+        };
+        let other = |placement: &[u32], own: u32| placement.iter().copied().find(|index| *index != own).unwrap_or(own);
+        let of_good: Vec<Value> = vec![good.as_peer(), known_as(bad, other(placements[0], good.index))];
+        let of_bad: Vec<Value> = vec![bad.as_peer(), known_as(good, other(placements[1], bad.index))];
+        let own = authority.issue(good.certificate_request()?, good.index)?;
+        good.join(&own, ca, &of_good, placements[0])?;
+        bad.join(certificate, ca, &of_bad, placements[1])
+    }
+
+    /// Both end, and these words are in the good one's reason.
+    fn refused(mut self, words: &[&str]) -> Result<()> {
+        let reason = self.good.await_fatal(WITHIN)?;
+        println!("the good one says: {reason}");
+        ensure!(words.iter().all(|word| reason.contains(word)), "{reason:?} does not say {words:?}");
+        let reason = self.bad.await_fatal(WITHIN)?;
+        println!("the bad one says:  {reason}");
+        ensure!(!self.good.process.await_exit(WITHIN)?.success(), "a sidecar without its peers ends well");
+        Ok(())
+    }
+}
+
+const START_TIMEOUT_MS: u64 = 2_000;
+const WITHIN: Duration = Duration::from_secs(15);
+
+#[test]
+fn a_sidecar_of_another_authority_is_refused() -> Result<()> {
+    let mut pair = Pair::start(0, "test", 1)?;
+    let stranger = Authority::new("test")?;
+    let certificate = stranger.issue(pair.bad.certificate_request()?, 1)?;
+    let ca = pair.authority.certificate().to_owned();
+    pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
+    pair.refused(&["sidecar 1", "not signed by an authority of this job"])
+}
+
+#[test]
+fn a_sidecar_of_another_job_is_refused() -> Result<()> {
+    let mut pair = Pair::start(0, "other", 1)?;
+    // Both authorities are known to both, so that only the job's name tells.
+    let other = Authority::new("other")?;
+    let certificate = other.issue(pair.bad.certificate_request()?, 1)?;
+    let ca = format!("{}{}", pair.authority.certificate(), other.certificate());
+    pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
+    pair.refused(&["sidecar 1", "job/other/sidecar/1", "job/test/sidecar/1"])
+}
+
+#[test]
+fn a_sidecar_of_another_index_that_dials_is_refused() -> Result<()> {
+    let mut pair = Pair::start(0, "test", 2)?;
+    let certificate = pair.authority.issue(pair.bad.certificate_request()?, 2)?;
+    let ca = pair.authority.certificate().to_owned();
+    pair.join(&certificate, &ca, [&[0, 1], &[0, 2]])?;
+    pair.refused(&["sidecar 2 is not a peer of sidecar 0"])
+}
+
+#[test]
+fn a_sidecar_of_another_index_that_is_dialled_is_refused() -> Result<()> {
+    let mut pair = Pair::start(1, "test", 2)?;
+    let certificate = pair.authority.issue(pair.bad.certificate_request()?, 2)?;
+    let ca = pair.authority.certificate().to_owned();
+    // The good one looks for sidecar 0, the coordinator, where sidecar 2 is.
+    pair.join(&certificate, &ca, [&[0, 1], &[2, 1]])?;
+    pair.refused(&["sidecar 0", "sidecar/2", "expected", "sidecar/0"])
+}
+
+#[test]
+fn an_expired_certificate_is_refused() -> Result<()> {
+    let mut pair = Pair::start(0, "test", 1)?;
+    let certificate = pair.authority.issue_expired(pair.bad.certificate_request()?, 1)?;
+    let ca = pair.authority.certificate().to_owned();
+    pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
+    pair.refused(&["sidecar 1", "expired"])
+}
+
+#[test]
+fn a_sidecar_does_not_take_a_certificate_of_another_index_for_its_own() -> Result<()> {
+    let mut pair = Pair::start(0, "test", 1)?;
+    let certificate = pair.authority.issue(pair.bad.certificate_request()?, 2)?;
+    let ca = pair.authority.certificate().to_owned();
+    pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
+    let reason = pair.bad.await_fatal(WITHIN)?;
+    println!("{reason}");
+    ensure!(reason.contains("sidecar/2") && reason.contains("sidecar/1"), "{reason}");
+    Ok(())
+}
