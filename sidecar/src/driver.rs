@@ -169,8 +169,12 @@ impl Driver {
                     self.release(session, request);
                 }
             }
-            Command::Heartbeat { session } => {
-                self.heard(session);
+            Command::Heartbeat { session: id } => {
+                if self.heard(id).is_some()
+                    && let Some(session) = self.sessions.get_mut(id)
+                {
+                    session.send(Message::Alive(v1::Alive {}));
+                }
             }
             Command::Goodbye { session, reason } => {
                 if let Some(session) = self.sessions.get_mut(session) {
