@@ -1,6 +1,6 @@
 //! `ronde._ronde`: the blocking client for Python. The package `ronde` wraps it; nothing here is for users.
 //!
-//! Tensors come as address and length, because the stable ABI of Python 3.9 has no buffer protocol; [`address`] is the
+//! Tensors come as address and length, because the stable ABI of Python 3.9 has no buffer protocol; `address.rs` is the
 //! one file with unsafe code. Whatever may wait is done detached from the interpreter, in slices that look for signals,
 //! and no lock is held while attached.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import pickle
 from typing import Any
@@ -54,6 +55,9 @@ class Session:
         self.submitted.append((kind, dtype, tuple(shape), options))
         return Operation(ctypes.string_at(address, nbytes) if nbytes else b"", list(shape), **self.answers)
 
+    def close(self) -> None:
+        self.is_open = False
+
     def take_notices(self) -> list[str]:
         notices, self.notices = self.notices, []
         return notices
@@ -86,8 +90,9 @@ def test_wrong_arguments_are_not_submitted() -> None:
     client = client_of(session)
     with pytest.raises(ValueError, match="invalid root rank 4"):
         client.broadcast(numpy.zeros(1), 4)
-    with pytest.raises(ValueError, match="out has 8 bytes"):
-        client.allreduce(numpy.zeros(2), out=numpy.zeros(1))
+    for out in (numpy.zeros(1), numpy.zeros(2, numpy.int64)):
+        with pytest.raises(ValueError, match="out is of type"):
+            client.allreduce(numpy.zeros(2), out=out)
     with pytest.raises(ValueError, match="not supported"):
         client.allgather(numpy.zeros(1, numpy.complex128))
     assert session.submitted == []
@@ -110,6 +115,16 @@ def test_a_failure_is_raised_as_often_as_it_is_asked() -> None:
         with pytest.raises(ronde.MismatchError, match="rank 2") as caught:
             handle.wait()
         assert (caught.value.rank, caught.value.sidecar, caught.value.tensor) == (2, None, "allreduce.x")
+
+
+def test_a_client_that_is_dropped_is_closed_but_not_while_something_is_in_flight() -> None:
+    session = Session()
+    handle = client_of(session).allgather_async(numpy.ones(2))
+    gc.collect()
+    assert session.is_open
+    del handle
+    gc.collect()
+    assert not session.is_open
 
 
 def test_notices_are_logged_while_waiting(caplog: pytest.LogCaptureFixture) -> None:

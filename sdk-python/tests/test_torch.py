@@ -49,6 +49,13 @@ def test_nothing_works_before_init() -> None:
     hvd.shutdown()
 
 
+def test_what_horovod_takes_and_ronde_lacks_is_refused() -> None:
+    with pytest.raises(ValueError, match="has not been built with MPI support"):
+        hvd.init(comm=[0, 1])
+    with pytest.raises(NotImplementedError, match="process sets"):
+        hvd.init(process_sets=[])
+
+
 def test_average_is_deprecated_and_does_not_go_with_op() -> None:
     with pytest.raises(ValueError, match="The op parameter supersedes average"):
         hvd.allreduce_async(torch.ones(1), average=True, op=hvd.Sum)

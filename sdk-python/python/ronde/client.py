@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from ronde import _ronde
@@ -65,6 +66,8 @@ class Client:
 
     def __init__(self, session: _ronde.Session) -> None:
         self._session = session
+        # Also when the program ends without a word: a session that just breaks counts as a lost rank.
+        weakref.finalize(self, session.close)
 
     def allreduce(
         self,
@@ -116,7 +119,7 @@ class Client:
     def barrier(self, name: str | None = None) -> None:
         """Returns when every rank has called it."""
         operation = self._session.submit("barrier", "uint8", (0,), 0, 0, name=name)
-        Handle(self._session, operation, None, None).wait()
+        Handle(self, operation, None, None).wait()
 
     def close(self) -> None:
         """Ends the session in order: the epoch ends for all ranks. Operations in flight fail."""
@@ -162,6 +165,11 @@ class Client:
         """Whether all sidecars serve the same number of workers."""
         return self._session.is_homogeneous
 
+    def log_notices(self) -> None:
+        """Logs what the sidecar has to say to people, such as which rank is late. Waits do this by themselves."""
+        for notice in self._session.take_notices():
+            _log.warning("%s", notice)
+
     def __enter__(self) -> Client:
         return self
 
@@ -173,19 +181,22 @@ class Client:
     def _submit(self, kind: str, tensor: Any, out: Any, **options: Any) -> Handle:
         source = source_of(tensor)
         target = None if out is None else target_of(out)
-        if target is not None and target.nbytes != source.nbytes:
-            raise ValueError(f"out has {target.nbytes} bytes, but the result has {source.nbytes}")
+        if target is not None and (target.dtype, target.shape) != (source.dtype, source.shape):
+            raise ValueError(
+                f"out is of type {target.dtype} and shape {target.shape}, but the result will be of type "
+                f"{source.dtype} and shape {source.shape}"
+            )
         operation = self._session.submit(kind, source.dtype, source.shape, source.address, source.nbytes, **options)
-        return Handle(self._session, operation, source, target)
+        return Handle(self, operation, source, target)
 
 
 class Handle:
     """An operation in flight. Dropping it withdraws the operation unless it is complete."""
 
     def __init__(
-        self, session: _ronde.Session, operation: _ronde.Operation, source: Source | None, target: Target | None
+        self, client: Client, operation: _ronde.Operation, source: Source | None, target: Target | None
     ) -> None:
-        self._session = session
+        self._client = client  # whose end would be the operation's
         self._operation = operation
         # The bytes have been taken; of the input only the way to make a result of its kind is kept.
         self._empty = None if source is None else source.empty
@@ -212,8 +223,7 @@ class Handle:
             left = _NOTICE_INTERVAL_S if deadline is None else max(0.0, deadline - time.monotonic())
             if self._operation.wait(min(left, _NOTICE_INTERVAL_S)):
                 break
-            for notice in self._session.take_notices():
-                _log.warning("%s", notice)
+            self._client.log_notices()
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self._operation.name} is still in flight after {timeout} s")
         try:

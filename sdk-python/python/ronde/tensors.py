@@ -36,9 +36,13 @@ class Source:
 class Target:
     """Memory that a result is read into; `finish` gives the tensor that the user gets."""
 
-    def __init__(self, owner: Any, address: int, nbytes: int, finish: Callable[[], Any]) -> None:
+    def __init__(
+        self, owner: Any, address: int, dtype: str, shape: Sequence[int], nbytes: int, finish: Callable[[], Any]
+    ) -> None:
         self.owner = owner  # keeps the memory alive
         self.address = address
+        self.dtype = check_dtype(dtype)
+        self.shape = tuple(shape)
         self.nbytes = nbytes
         self.finish = finish
 
@@ -108,15 +112,15 @@ def _numpy_target(array: numpy.ndarray[Any, Any]) -> Target:
     if not array.flags.writeable:
         raise ValueError("the array is read-only, so no result can be written into it; give a copy")
     check_dtype(array.dtype.name)
-    if array.flags.c_contiguous and array.dtype.isnative:
-        return Target(array, _address(array), array.nbytes, lambda: array)
-    dense = numpy.empty(array.shape, dtype=array.dtype.newbyteorder("="))
+    is_direct = array.flags.c_contiguous and array.dtype.isnative
+    dense = array if is_direct else numpy.empty(array.shape, dtype=array.dtype.newbyteorder("="))
 
     def finish() -> Any:
-        array[...] = dense
+        if dense is not array:
+            array[...] = dense
         return array
 
-    return Target(dense, _address(dense), dense.nbytes, finish)
+    return Target(dense, _address(dense), dense.dtype.name, dense.shape, dense.nbytes, finish)
 
 
 def _address(array: numpy.ndarray[Any, Any]) -> int:
@@ -133,7 +137,7 @@ def _torch_source(tensor: torch.Tensor) -> Source:
 
     def empty(shape: Sequence[int]) -> Target:
         result = torch.empty(tuple(shape), dtype=dense.dtype)
-        return Target(result, result.data_ptr(), _torch_nbytes(result), lambda: result.to(device))
+        return _torch_memory(result, lambda: result.to(device))
 
     return Source(dense, dense.data_ptr(), torch_dtype_name(dense.dtype), tensor.shape, _torch_nbytes(dense), empty)
 
@@ -143,8 +147,8 @@ def _torch_target(tensor: torch.Tensor) -> Target:
 
     check_dtype(torch_dtype_name(tensor.dtype))
     _check_dense_layout(tensor)
-    if tensor.is_contiguous() and tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg():
-        return Target(tensor, tensor.data_ptr(), _torch_nbytes(tensor), lambda: tensor)
+    if tensor.is_contiguous() and tensor.device.type == "cpu" and not tensor.is_neg():
+        return _torch_memory(tensor, lambda: tensor)
     staged = torch.empty(tensor.shape, dtype=tensor.dtype)
 
     def finish() -> Any:
@@ -152,7 +156,12 @@ def _torch_target(tensor: torch.Tensor) -> Target:
             tensor.copy_(staged)
         return tensor
 
-    return Target(staged, staged.data_ptr(), _torch_nbytes(staged), finish)
+    return _torch_memory(staged, finish)
+
+
+def _torch_memory(tensor: torch.Tensor, finish: Callable[[], Any]) -> Target:
+    dtype = torch_dtype_name(tensor.dtype)
+    return Target(tensor, tensor.data_ptr(), dtype, tensor.shape, _torch_nbytes(tensor), finish)
 
 
 def _torch_dense(tensor: torch.Tensor) -> torch.Tensor:

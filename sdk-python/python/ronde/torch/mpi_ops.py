@@ -15,9 +15,13 @@ _client: Client | None = None
 _is_registered = False
 
 
-def init(**settings: Any) -> None:
+def init(comm: None = None, process_sets: None = None, **settings: Any) -> None:
     """Connects this process; does nothing when it is connected already. Takes the arguments of `ronde.connect`."""
     global _client, _is_registered  # noqa: PLW0603
+    if comm is not None:
+        raise ValueError("ronde has not been built with MPI support: leave comm out, ranks come from `ronde run`")
+    if process_sets is not None:
+        raise NotImplementedError("process sets are not supported yet; all ranks form one set")
     if _client is not None:
         return
     _client = connect(**settings)
