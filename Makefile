@@ -12,6 +12,8 @@ export RONDE_BIN = $(CARGO_TARGET_DIR)/debug/ronde
 export RONDE_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path)
 export PYTHONPATH = $(CURDIR)/sdk-python/python
 export PYTHONDONTWRITEBYTECODE = 1
+# The extension is built for the stable ABI and asks no interpreter, so that another one on PATH rebuilds nothing.
+export PYO3_NO_PYTHON = 1
 
 PYTHON ?= python3
 CARGO ?= cargo
