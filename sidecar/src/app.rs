@@ -312,7 +312,7 @@ fn description(settings: &Settings, join: &Join, world: &World) -> v1::Descripti
 }
 
 /// One line for the launcher. Standard output carries nothing else.
-fn say(message: &FromSidecar) {
+pub(crate) fn say(message: &FromSidecar) {
     match serde_json::to_string(message) {
         Ok(line) => println!("{line}"),
         Err(error) => tracing::error!(%error, "a line for the launcher cannot be written"),

@@ -14,6 +14,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant as Deadline, sleep_until};
 
 use crate::admin::Snapshot;
+use crate::app::say;
+use crate::bootstrap::FromSidecar;
 use crate::delivery::{accept, deliver, epoch_view, result_id, send_failed};
 use crate::lane::{LaneCommand, LaneHandle, LaneReport};
 use crate::memory::Input;
@@ -265,7 +267,7 @@ impl Driver {
         let accepted = submission.and_then(|s| accept(session, &self.segments, s, arena_bytes_max));
         match accepted {
             Ok(submission) => {
-                self.handle(Event::Submitted { rank, request: submission.request, what: submission.what })
+                self.handle(Event::Submitted { rank, request: submission.request, what: submission.what });
             }
             Err(refused) => self.refuse(id, rank, refused),
         }
@@ -305,6 +307,8 @@ impl Driver {
         };
         let orderly = failure.cause == Cause::ShutDown;
         tracing::info!(rank = rank.0, orderly, reason, "a worker has left");
+        // Said before anybody fails because of it: the launcher blames who left first, not who exits first.
+        say(&FromSidecar::Left { rank: rank.0 });
         self.handle(Event::RankLeft { rank, failure: failure.with_rank(rank).with_sidecar(self.me) });
     }
 
