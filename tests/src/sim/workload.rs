@@ -200,12 +200,10 @@ fn item(rng: &mut Rng, recipe: &Recipe, set: &ProcessSet, index: usize) -> Item 
         other if rng.u8(..3) == 0 => other,
         _ => DType::F32,
     };
-    let columns = [1, 1, 3, 40, 900][rng.usize(..5)];
-    // Now and then a tensor of some hundred kilobytes, which travels in many chunks.
-    let most = match rng.u8(..40) {
-        0 => 300,
-        1..=3 => 60,
-        _ => 6,
+    // Now and then a tensor of a megabyte, which travels in many chunks.
+    let (columns, most) = match rng.u8(..40) {
+        0 => (900, 400),
+        _ => ([1, 1, 3, 40, 900][rng.usize(..5)], 8),
     };
     let rows = match collective {
         Collective::AllGather => ranks.iter().map(|_| rng.u64(..=most)).collect(),

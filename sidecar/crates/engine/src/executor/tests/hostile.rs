@@ -213,6 +213,29 @@ fn a_peer_beyond_credit_is_told_once_its_link_is_up() {
     assert_eq!(actions.iter().filter(|action| told(action)).count(), 1, "{actions:?}");
 }
 
+/// Results may be taken away and inputs reused when an operation is done, so nothing of it may be in a queue any more.
+#[test]
+fn done_waits_until_everything_has_left_the_queue() {
+    let mut fixture = Fixture::new();
+    fixture.executor.handle_link_up(PEER, 1 << 20);
+    let admission = Arc::new(Admission { plan: broadcast(), ..(*admission(Epoch(1), Seq(1))).clone() });
+    fixture.memory.inputs.insert((Seq(1), 0, Rank(0)), vec![7; 40]);
+    fixture.memory.outputs.insert((Seq(1), 0), vec![0; 40]);
+    fixture.executor.handle_admission(admission);
+    let actions = fixture.actions();
+    let done = |a: &ExecutorAction| matches!(a, ExecutorAction::Done { seq: Seq(1), .. });
+    assert!(actions.iter().any(|a| matches!(a, ExecutorAction::Send { .. })) && !actions.iter().any(done));
+    fixture.executor.handle_sent(PEER, 1);
+    assert!(fixture.actions().iter().any(done));
+    assert_eq!(fixture.memory.outputs[&(Seq(1), 0)], [7; 40]);
+}
+
+fn broadcast() -> ronde_collectives::plan::Plan {
+    let work = Work { kind: WorkKind::Broadcast { root: Rank(0) }, element_bytes: 4, tensors: vec![vec![10]] };
+    let tuning = Tuning { algorithm: Algorithm::BinomialTree, chunk_bytes: 4_096, lanes: 1, window: 1 };
+    make_plan(ronde_wire::Member(0), &topology(&[0, 1]), &work, &tuning).expect("a plan")
+}
+
 #[test]
 fn memory_that_is_gone_fails_the_operation_and_drops_its_chunks() {
     let mut fixture = Fixture::new();

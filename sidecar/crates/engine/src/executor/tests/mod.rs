@@ -76,12 +76,13 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-    /// Private bytes follow the windows, not the tensor.
+    /// Private bytes follow the windows, not the tensor, also at a member that is slower than all others.
     #[test]
     fn private_memory_is_bounded(
         members in 2_u32..=5,
         kind in 0_usize..4,
         window in 1_u16..=4,
+        slow in prop::option::of(0_usize..5),
         choices in prop::collection::vec(any::<u8>(), 32..256),
     ) {
         let placement: Vec<u32> = (0..members).collect();
@@ -96,6 +97,7 @@ proptest! {
         let tuning = Tuning { algorithm, chunk_bytes: 4_096, lanes: 1, window };
         let job = Job { kind, dtype: DType::F32, op, tensors: vec![counts], tuning };
         let mut net = Net::new(topology, 1, 10_000, choices);
+        net.slow = slow;
         net.submit(&job, |tensor, rank, element| encode(DType::F32, value(&job, 1, tensor, rank, element)));
         net.run();
         net.assert_all_done();

@@ -84,6 +84,8 @@ pub(super) struct Net {
     choices: Vec<u8>,
     cursor: usize,
     jobs: u64,
+    /// A member that works only when nothing else can happen.
+    pub(super) slow: Option<usize>,
     /// The most private bytes seen: registers, parked, early.
     pub(super) peak: [u64; 3],
 }
@@ -103,8 +105,19 @@ impl Net {
         };
         let nodes = topology.members.iter().map(|member| node(member.sidecar)).collect();
         let (links, up, unreported) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut net =
-            Self { topology, nodes, links, up, unreported, grant_bytes, choices, cursor: 0, jobs: 0, peak: [0; 3] };
+        let mut net = Self {
+            topology,
+            nodes,
+            links,
+            up,
+            unreported,
+            grant_bytes,
+            choices,
+            cursor: 0,
+            jobs: 0,
+            slow: None,
+            peak: [0; 3],
+        };
         net.choices.push(1);
         net
     }
@@ -147,6 +160,7 @@ impl Net {
 
     /// Lets things happen in the order of the choices until nothing more does.
     pub(super) fn run(&mut self) {
+        let mut quiet = false;
         for _ in 0..SWEEPS_MAX {
             let mut happened = false;
             let (nodes, lanes) = (self.nodes.len(), self.nodes[0].lanes.len());
@@ -160,13 +174,17 @@ impl Net {
             while !turns.is_empty() {
                 let (node, lane, peer) = turns.swap_remove(self.choose(turns.len()));
                 let times = self.choose(4);
+                if peer == nodes && self.slow == Some(node) && !quiet {
+                    continue;
+                }
                 for _ in 0..=times {
                     happened |= if peer == nodes { self.work(node, lane) } else { self.hear(node, lane, peer) };
                 }
             }
-            if !happened {
+            if quiet && !happened {
                 return;
             }
+            quiet = !happened;
         }
         panic!("it does not come to rest");
     }
