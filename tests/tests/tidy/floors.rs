@@ -40,7 +40,7 @@ const FOREIGN: [(&str, &[&str]); 13] = [
     ("quinn", &["ronde-transport"]),
     ("rustls", &["ronde-transport"]),
     ("tokio", &["ronde", "ronde-sidecar", "ronde-tests", "ronde-transport"]),
-    ("tonic", &["ronde", "ronde-rpc", "ronde-sidecar"]),
+    ("tonic", &["ronde", "ronde-rpc", "ronde-sidecar", "ronde-tests"]),
     ("tracing-subscriber", &["ronde-sidecar"]),
 ];
 
@@ -88,7 +88,7 @@ fn the_tables_name_crates_that_exist() {
 }
 
 /// The workspace's packages, without what they depend on.
-pub fn workspace() -> &'static Metadata {
+pub(crate) fn workspace() -> &'static Metadata {
     static METADATA: OnceLock<Metadata> = OnceLock::new();
     METADATA.get_or_init(|| {
         let mut command = MetadataCommand::new();

@@ -4,38 +4,38 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A text file of the checkout.
-pub struct Source {
+pub(crate) struct Source {
     /// From the checkout's root, with slashes.
-    pub path: String,
+    pub(crate) path: String,
     /// Its content.
-    pub text: String,
+    pub(crate) text: String,
 }
 
 impl Source {
     /// Reads a file by its path from the root.
-    pub fn read(path: &str) -> Self {
+    pub(crate) fn read(path: &str) -> Self {
         let text = fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("cannot read {path}: {error}"));
         Self { path: path.to_owned(), text }
     }
 
     /// The syntax tree of a Rust file.
-    pub fn syntax(&self) -> syn::File {
+    pub(crate) fn syntax(&self) -> syn::File {
         syn::parse_file(&self.text).unwrap_or_else(|error| panic!("cannot parse {}: {error}", self.path))
     }
 
     /// Whether the file is written by a program, and thus has that program's style.
-    pub fn is_generated(&self) -> bool {
+    pub(crate) fn is_generated(&self) -> bool {
         self.path.contains("/generated/")
     }
 }
 
 /// The checkout's root.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate ronde-tests lies in the workspace").to_path_buf()
 }
 
 /// All files with an extension that people wrote, in the order of their paths.
-pub fn files(extension: &str) -> Vec<Source> {
+pub(crate) fn files(extension: &str) -> Vec<Source> {
     let mut found = Vec::new();
     collect(&root(), &mut found);
     let root = root();
@@ -48,12 +48,12 @@ pub fn files(extension: &str) -> Vec<Source> {
 }
 
 /// Whether a path from the root names something that is there.
-pub fn exists(path: &str) -> bool {
+pub(crate) fn exists(path: &str) -> bool {
     root().join(path).exists()
 }
 
 /// The attribute that keeps an item out of what is shipped.
-pub fn is_test_only(attributes: &[syn::Attribute]) -> bool {
+pub(crate) fn is_test_only(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let list = attribute.meta.require_list();
         attribute.path().is_ident("test")
@@ -62,7 +62,7 @@ pub fn is_test_only(attributes: &[syn::Attribute]) -> bool {
 }
 
 /// The first and the last line of a piece of syntax.
-pub fn lines(span: proc_macro2::Span) -> (usize, usize) {
+pub(crate) fn lines(span: proc_macro2::Span) -> (usize, usize) {
     (span.start().line, span.end().line)
 }
 
@@ -83,4 +83,4 @@ fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 /// Folders that builds and tools make.
-pub const NOT_OURS: [&str; 4] = ["target", "dist", "__pycache__", "node_modules"];
+pub(crate) const NOT_OURS: [&str; 4] = ["target", "dist", "__pycache__", "node_modules"];
