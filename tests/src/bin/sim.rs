@@ -1,5 +1,7 @@
 //! Replays seeds of the simulation: `sim --seed N [--count M] [--trace] [--saboteur NAME] [--floats VARIANT]`.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};

@@ -11,7 +11,10 @@ const FUNCTION_LINES_MAX: usize = 70;
 /// File, lines.
 const LONG_FILES: &[(&str, usize)] = &[];
 /// File and function, lines.
-const LONG_FUNCTIONS: &[(&str, usize)] = &[];
+const LONG_FUNCTIONS: &[(&str, usize)] = &[
+    // The wiring of a whole process, which reads from top to bottom.
+    ("sidecar/src/app.rs sidecar", 87),
+];
 
 #[test]
 fn files_are_short() {
