@@ -292,10 +292,12 @@ fn engine_config(settings: &Settings, world: &World) -> EngineConfig {
     }
 }
 
-/// Submits are bounded by each session's own limit; the arena as a whole must hold what all of them may ask for.
+/// Submits are bounded by each session's own limit, and an all-gather's result is as many times larger as there are ranks.
+/// The arena as a whole must hold what all sessions may ask for, because after ordering nothing may fail here any more.
+/// This is address space; pages are taken when a result needs them.
 fn result_bytes_max(settings: &Settings, world: &World) -> u64 {
     let sessions = world.ranks_of(settings.me).len() as u64;
-    settings.arena_bytes_max.saturating_mul(sessions).saturating_mul(2)
+    settings.arena_bytes_max.saturating_mul(sessions).saturating_mul(1 + world.size() as u64)
 }
 
 fn description(settings: &Settings, join: &Join, world: &World) -> v1::Description {

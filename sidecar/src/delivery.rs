@@ -5,7 +5,7 @@ use ronde_rpc::convert::{EpochView, Place, Refused, Submission};
 use ronde_rpc::v1;
 use ronde_rpc::v1::server_message::Message;
 use ronde_shm::SegmentId;
-use ronde_wire::{Epoch, Failure, Rank, RequestId, SetId, SidecarIndex, World, limits};
+use ronde_wire::{Cause, Epoch, Failure, Rank, RequestId, SetId, SidecarIndex, World, limits};
 
 use crate::memory::Input;
 use crate::operations::{Operations, ResultId};
@@ -56,7 +56,7 @@ pub(crate) fn accept(
     let result_bytes = submission.place.bytes().unwrap_or(0);
     if session.result_bytes + result_bytes > result_bytes_max {
         return Err(refuse(format!(
-            "{result_bytes} bytes of result exceed arena_bytes_max = {result_bytes_max}: {} are pending or not released; raise arena_bytes_max or keep fewer tensors in flight",
+            "{result_bytes} bytes of result exceed arena_bytes_max = {result_bytes_max}: {} are pending or not released; raise it (--arena-mb) or keep fewer tensors in flight",
             session.result_bytes
         )));
     }
@@ -76,6 +76,17 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
     let mut place = Place::None;
     match operations.result(result) {
         None => session.result_bytes -= pending.result_bytes,
+        Some(slot) if inline && slot.slot.len > limits::INLINE_BYTES_MAX as u64 => {
+            let reason = format!(
+                "the result has {} bytes, but one that travels inside messages has at most {}; use shared memory",
+                slot.slot.len,
+                limits::INLINE_BYTES_MAX
+            );
+            session.result_bytes -= pending.result_bytes;
+            operations.release(result);
+            send_failed(session, request, &Failure::new(Cause::Refused, reason).with_rank(session.rank));
+            return;
+        }
         Some(slot) if inline => {
             let mut offset = 0;
             while offset < slot.slot.len {

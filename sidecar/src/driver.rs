@@ -244,7 +244,7 @@ impl Driver {
             let message = ronde_rpc::Claimed {
                 session_token: session_token.to_bytes(),
                 protocol,
-                heartbeat_ms: HEARTBEAT_MS,
+                heartbeat_ms: u32::try_from(limits::HEARTBEAT_MS).unwrap_or(u32::MAX),
                 peer_timeout_ms: u32::try_from(self.peer_timeout_ms).unwrap_or(u32::MAX),
                 arena_bytes_max: self.arena_bytes_max,
                 inline_bytes_max: limits::INLINE_BYTES_MAX as u64,
@@ -462,5 +462,3 @@ fn far_future() -> Deadline {
 
 /// Commands handled in one turn of the loop, so that links and lanes get theirs.
 const COMMANDS_AT_ONCE: usize = 256;
-/// How often workers send a sign of life, in milliseconds.
-const HEARTBEAT_MS: u32 = 100;

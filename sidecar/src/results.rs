@@ -41,8 +41,8 @@ impl Results {
     /// Leases a slot, growing by a segment when none fits.
     ///
     /// # Errors
-    /// When the limit is reached or the system has no memory; both end the operation for all ranks, so submits account
-    /// for results beforehand.
+    /// When the limit is reached or the system has no memory; both end the operation for all ranks. Submits account for
+    /// their own size beforehand, and the limit leaves room for what all-gathers add to it.
     pub(crate) fn lease(&mut self, bytes: u64) -> anyhow::Result<ResultSlot> {
         for _ in 0..LEASE_ATTEMPTS {
             match self.arena.lease(bytes)? {
@@ -80,7 +80,7 @@ impl Results {
     }
 }
 
-/// A segment holds one default bucket (64 MiB): growing is rare, and small jobs do not pay for more than they touch twice.
+/// Growing is rare, and small jobs do not pay for more than they touch twice.
 const SEGMENT_BYTES_MIN: u64 = 16 << 20;
 /// A cache line.
 const ALIGNMENT_BYTES: u64 = 64;

@@ -161,7 +161,7 @@ impl MemHost for ConnectionHost {
             }
             if session.limit_bytes - session.mapped_bytes < bytes || session.inputs.len() >= SEGMENTS_PER_SESSION_MAX {
                 return Err(format!(
-                    "{bytes} more bytes exceed arena_bytes_max = {} or {SEGMENTS_PER_SESSION_MAX} segments",
+                    "{bytes} more bytes exceed arena_bytes_max = {} (--arena-mb) or {SEGMENTS_PER_SESSION_MAX} segments",
                     session.limit_bytes
                 ));
             }

@@ -18,6 +18,8 @@ pub(crate) struct SessionId(pub u64);
 
 /// The outgoing half of a session's stream.
 pub(crate) type Outgoing = mpsc::Sender<Result<v1::ServerMessage, Status>>;
+/// Tells whether the session still has it.
+pub(crate) type WeakOutgoing = mpsc::WeakSender<Result<v1::ServerMessage, Status>>;
 
 /// A live session.
 pub(crate) struct Session {

@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::admin::Snapshot;
 use crate::runtime_dir::random_bytes;
-use crate::sessions::{Outgoing, SessionId};
+use crate::sessions::{Outgoing, SessionId, WeakOutgoing};
 
 /// What the service and the admin pages ask of the driver.
 pub(crate) enum Command {
@@ -150,7 +150,8 @@ impl Ronde for Service {
     ) -> Result<Response<Self::SessionStream>, Status> {
         let uid = self.check_uid(&request)?;
         let (outgoing, receiver) = mpsc::channel(OUTGOING_MAX);
-        let reader = Reader { commands: self.commands.clone(), incoming: request.into_inner() };
+        let job = self.description.job.clone();
+        let reader = Reader { job, commands: self.commands.clone(), incoming: request.into_inner() };
         tokio::spawn(reader.run(uid, outgoing));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -158,6 +159,7 @@ impl Ronde for Service {
 
 /// Reads one session's stream.
 struct Reader {
+    job: String,
     commands: mpsc::Sender<Command>,
     incoming: Streaming<v1::ClientMessage>,
 }
@@ -177,8 +179,10 @@ impl Reader {
                 return;
             }
         };
+        // The session holds the only sender that counts: when the driver closes it, nobody reads on for it.
+        let alive = outgoing.downgrade();
         drop(outgoing);
-        let reason = self.read_all(session).await;
+        let reason = self.read_all(session, &alive).await;
         self.tell(Command::Closed { session, reason }).await;
     }
 
@@ -188,6 +192,11 @@ impl Reader {
             return Err(Status::failed_precondition("the first message of a session is a Claim"));
         };
         let claim = Claim::parse(&claim).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        if claim.job.as_str() != self.job {
+            let reason =
+                format!("this sidecar serves job {}, not {}; check RONDE_JOB and RONDE_SOCKET", self.job, claim.job);
+            return Err(Status::failed_precondition(reason));
+        }
         let (min, max) = claim.protocols;
         let protocol = negotiate_protocol(min, max).map_err(|error| Status::failed_precondition(error.to_string()))?;
         let token = random_bytes().map_err(|error| Status::internal(error.to_string()))?;
@@ -205,8 +214,8 @@ impl Reader {
     }
 
     /// Reads until the stream ends; says how it ended.
-    async fn read_all(&mut self, session: SessionId) -> String {
-        loop {
+    async fn read_all(&mut self, session: SessionId, alive: &WeakOutgoing) -> String {
+        while alive.upgrade().is_some() {
             let message = match self.incoming.message().await {
                 Ok(Some(message)) => message,
                 Ok(None) => return "its process closed the session".to_owned(),
@@ -228,6 +237,7 @@ impl Reader {
             };
             self.tell(command).await;
         }
+        "the sidecar ended its session".to_owned()
     }
 
     async fn tell(&self, command: Command) {

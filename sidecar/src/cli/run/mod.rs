@@ -54,7 +54,7 @@ pub(super) struct RunArgs {
     /// How long hosts, sidecars and workers may take to start.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, env = "HOROVOD_START_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     start_timeout: u64,
-    /// Silence of a sidecar after which the others give it up. [default: 5]
+    /// Silence after which a worker or a sidecar is given up, more than one second. [default: 5]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     peer_timeout: Option<Duration>,
     /// Data lanes between two sidecars. [default: by the number of cores]
@@ -63,6 +63,9 @@ pub(super) struct RunArgs {
     /// The most that is fused into one operation; 0 switches fusion off. [default: 64]
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(0..=65_536))]
     fusion_threshold_mb: Option<u64>,
+    /// Shared memory for the inputs of one worker, and as much for its results. [default: 4096]
+    #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    arena_mb: Option<u64>,
     /// The job's name: 1 to 63 characters of a-z, 0-9, '-', '_' and '.'. [default: drawn at random]
     #[arg(long, value_name = "NAME", value_parser = |name: &str| JobName::new(name))]
     job: Option<JobName>,
@@ -127,6 +130,7 @@ struct Settings {
     peer_timeout: Option<Duration>,
     lanes: Option<u16>,
     fusion_threshold_bytes: Option<u64>,
+    arena_bytes_max: Option<u64>,
     output_dir: Option<PathBuf>,
     timestamps: bool,
     report: Option<PathBuf>,
@@ -154,6 +158,7 @@ impl Settings {
             peer_timeout: args.peer_timeout,
             lanes: args.lanes,
             fusion_threshold_bytes: args.fusion_threshold_mb.map(|megabytes| megabytes << 20),
+            arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
             output_dir: args.output_filename,
             timestamps: args.prefix_output_with_timestamp,
             report: args.report,
@@ -189,8 +194,8 @@ fn random_job_name() -> anyhow::Result<JobName> {
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let given: f64 = text.parse().map_err(|error| format!("{error}"))?;
-    if !(0.1..=86_400.0).contains(&given) {
-        return Err("it must be between 0.1 and 86400 seconds".to_owned());
+    if !(1.1..=86_400.0).contains(&given) {
+        return Err("it must be between 1.1 and 86400 seconds: silence is only suspect for the first one".to_owned());
     }
     Ok(Duration::from_secs_f64(given))
 }

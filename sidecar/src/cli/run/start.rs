@@ -105,7 +105,7 @@ impl Job<'_> {
                 lanes: settings.lanes,
                 peer_timeout_ms: settings.peer_timeout.map(milliseconds),
                 start_timeout_ms: milliseconds(settings.start_timeout),
-                arena_bytes_max: None,
+                arena_bytes_max: settings.arena_bytes_max,
                 fusion_threshold_bytes: settings.fusion_threshold_bytes,
             };
             let link = &self.links[place.host];

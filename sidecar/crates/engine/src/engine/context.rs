@@ -21,11 +21,16 @@ pub(crate) struct Context {
     pub(crate) now: Time,
     pub(crate) links: Links,
     pub(crate) stats: Stats,
+    /// Why the newest orders got their algorithms, newest last.
+    pub(crate) selections: VecDeque<String>,
     pub(crate) actions: VecDeque<Action>,
     /// Messages of this sidecar to itself: the same code handles them as those of others.
     pub(crate) loopback: VecDeque<Envelope>,
     sets: BTreeMap<SetId, Arc<SetView>>,
 }
+
+/// How many reasons of selections are kept for the status page.
+const SELECTIONS_MAX: usize = 8;
 
 /// A control message with its frame's numbers.
 #[derive(Debug)]
@@ -57,6 +62,7 @@ impl Context {
             now,
             links: Links::new(peers, now),
             stats: Stats::default(),
+            selections: VecDeque::new(),
             actions: VecDeque::new(),
             loopback: VecDeque::new(),
             sets: BTreeMap::new(),
@@ -71,6 +77,13 @@ impl Context {
 
     pub(crate) fn act(&mut self, action: Action) {
         self.actions.push_back(action);
+    }
+
+    pub(crate) fn note_selection(&mut self, reason: String) {
+        if self.selections.len() == SELECTIONS_MAX {
+            self.selections.pop_front();
+        }
+        self.selections.push_back(reason);
     }
 
     pub(crate) fn send(&mut self, to: SidecarIndex, epoch: Epoch, seq: Seq, message: Control) {

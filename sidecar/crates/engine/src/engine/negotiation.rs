@@ -68,7 +68,7 @@ impl Negotiation {
     pub(crate) fn ready(&mut self, now: Time, view: &SetView, rank: Rank, request: Request) -> Outcome {
         let key = (request.set, request.name.clone());
         let rounds = self.names.entry(key.clone()).or_default();
-        let round = match rounds.iter().position(|round| !round.has(rank)) {
+        let round = match next_round(rounds, rank) {
             Some(round) => round,
             None if rounds.back().is_some_and(Round::is_open) => return Outcome::Contradiction,
             None => {
@@ -110,7 +110,7 @@ impl Negotiation {
         let key = (view.topology.set, name);
         let rounds = self.names.entry(key.clone()).or_default();
         let announced = rounds.back().is_some_and(|round| round.is_open() && round.has(rank));
-        let round = rounds.iter().position(|round| !round.has(rank));
+        let round = next_round(rounds, rank);
         let (round, poisons) = match (void, announced, round) {
             (_, true, _) => (rounds.len() - 1, true),
             (Void::Withdrawn, false, _) => {
@@ -181,6 +181,13 @@ impl Negotiation {
             self.names.remove(key);
         }
     }
+}
+
+/// The first round that a rank has yet to take part in. A rank takes part in one after the other, so those that have it come
+/// first: a rank that runs far ahead with refusals costs the logarithm of their number each, not the number.
+fn next_round(rounds: &VecDeque<Round>, rank: Rank) -> Option<usize> {
+    let next = rounds.partition_point(|round| round.has(rank));
+    (next < rounds.len()).then_some(next)
 }
 
 /// A name that waits for ranks.

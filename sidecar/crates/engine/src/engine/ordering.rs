@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ronde_collectives::{algorithm_of, select};
+use ronde_collectives::{Choice, algorithm_of, select};
 use ronde_wire::control::{Order, OrderedTensor};
 use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Request, Seq, SetId, limits};
 
@@ -111,14 +111,15 @@ fn send_order(cx: &mut Context, view: &SetView, epoch: Epoch, seq: Seq, bucket: 
     }
 }
 
-fn make_order(cx: &Context, view: &SetView, bucket: Vec<ReadyTensor>) -> Option<Order> {
+fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTensor>) -> Option<Order> {
     let first = bucket.first()?;
     let (collective, dtype) = (first.collective.clone(), first.dtype);
     let (prescale, postscale) = (first.prescale, first.postscale);
     let kind = admission::work_kind(&collective)?;
     let tensors: Vec<OrderedTensor> = bucket.into_iter().map(|ready| ready.tensor).collect();
     let work = admission::work(kind, dtype, &tensors);
-    let tuning = select(&view.topology, &work, lanes(cx, view), &cx.config.cost).tuning;
+    let Choice { tuning, reason, .. } = select(&view.topology, &work, lanes(cx, view), &cx.config.cost);
+    cx.note_selection(reason);
     let digest = admission::digest(&view.topology, &work, &tuning);
     Some(Order { set: view.topology.set, collective, dtype, prescale, postscale, tensors, tuning, digest })
 }

@@ -92,6 +92,8 @@ pub struct Status {
     pub negotiating: usize,
     /// Coordinator: the oldest of those names, and who is missing.
     pub waiting_tensors: Vec<WaitingTensor>,
+    /// Coordinator: why the newest operations got their algorithms, newest last.
+    pub selections: Vec<String>,
     /// Coordinator: for each rank, how often it was the last to be ready; the slowest rank has most. Empty elsewhere.
     pub last_to_be_ready: Vec<u64>,
     /// Operations admitted here and not finished.
@@ -176,6 +178,7 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         pending_requests: pending_requests(participant, now),
         negotiating: coordinator.map_or(0, |c| c.negotiation.len()),
         waiting_tensors: coordinator.map_or_else(Vec::new, |c| waiting_tensors(cx, c, now)),
+        selections: cx.selections.iter().cloned().collect(),
         last_to_be_ready: coordinator.map_or_else(Vec::new, |c| c.last_to_be_ready.clone()),
         in_flight: participant.admitted.len(),
         suspect_sidecars: suspects.sidecars.clone(),

@@ -1,8 +1,9 @@
 //! Requests of local ranks: checked, announced, withdrawn, rejected.
 
+use ronde_collectives::kernels;
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{
-    Cause, Collective, Control, Failure, Rank, ReduceOp, Request, RequestId, Seq, SetId, TensorName, limits,
+    Cause, Collective, Control, DType, Failure, Rank, ReduceOp, Request, RequestId, Seq, SetId, TensorName, limits,
 };
 
 use super::context::Context;
@@ -175,11 +176,11 @@ fn no_epoch(rank: Rank) -> Failure {
 fn check_performed(cx: &mut Context, what: &Request) -> Result<(), String> {
     let name = what.collective.name();
     match what.collective {
-        Collective::AllReduce {
-            op: ReduceOp::Sum | ReduceOp::Average | ReduceOp::Min | ReduceOp::Max | ReduceOp::Product,
+        Collective::AllGather | Collective::Barrier => Ok(()),
+        Collective::AllReduce { op } if kernels::supports(what.dtype, op) => Ok(()),
+        Collective::AllReduce { op: ReduceOp::Average } if what.dtype == DType::Bool => {
+            Err(format!("{name} cannot average bool; use max (any rank's) or min (every rank's), or cast to float32"))
         }
-        | Collective::AllGather
-        | Collective::Barrier => Ok(()),
         Collective::AllReduce { op } => Err(format!("{name} with reduction {op} is not supported by this version")),
         Collective::Broadcast { root } => {
             let in_set = cx.set(what.set).is_some_and(|view| view.contains(root));

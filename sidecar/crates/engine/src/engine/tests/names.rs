@@ -76,6 +76,10 @@ fn what_is_not_supported_is_refused_by_name_on_all_ranks() {
         (request("t", Collective::ReduceScatter { op: ReduceOp::Sum }, &[4]), "REDUCESCATTER is not supported"),
         (request("t", Collective::Join, &[]), "JOIN is not supported"),
         (request("t", Collective::Broadcast { root: Rank(7) }, &[4]), "received invalid root rank"),
+        (
+            Request { dtype: DType::Bool, ..request("t", Collective::AllReduce { op: ReduceOp::Average }, &[4]) },
+            "cannot average bool",
+        ),
     ];
     for (what, words) in odd {
         let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
