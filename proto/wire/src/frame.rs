@@ -42,6 +42,9 @@ pub const HEADER_BYTES: usize = 28;
 pub const CHUNK_HEADER_BYTES: usize = 26;
 /// Flag of a chunk that was sent on credit, before the receiver said that it had admitted the operation.
 pub const FLAG_EARLY: u8 = 1;
+/// The round of an empty chunk that says: the strand is over here. A member that receives in a strand from one to whom it
+/// sends nothing says so, because otherwise nothing would hold a fast sender back.
+pub const ROUND_TAKEN: u32 = u32::MAX;
 
 /// What a frame carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

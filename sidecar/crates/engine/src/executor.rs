@@ -23,7 +23,7 @@ use link::{Leave, Link};
 use operation::{Move, Operation};
 use register::Buffers;
 
-pub use operation::ROUND_TAKEN;
+pub use ronde_wire::frame::ROUND_TAKEN;
 pub use stats::{ExecutorStats, PrivateBytes};
 pub use violation::Violation;
 

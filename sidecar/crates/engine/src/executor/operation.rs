@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_collectives::plan::{Span, Strand, Transfer};
-use ronde_wire::frame::{Chunk, ChunkHeader};
+use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN};
 use ronde_wire::{Lane, Member, SidecarIndex};
 
 use super::arithmetic::{Arithmetician, StepError};
@@ -28,9 +28,6 @@ use super::strand::{Outgoing, Parked, Progress, Run, Surroundings};
 use super::violation::Violation;
 use crate::event::Admission;
 use crate::memory::Memory;
-
-/// The round that a token names: "this strand is over here".
-pub const ROUND_TAKEN: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(super) struct Operation {
