@@ -1,7 +1,10 @@
 //! The library behind the tests of whole systems: real processes in the test's hands.
 
+#![forbid(unsafe_code)]
+
 pub mod cluster;
 pub mod harness;
+pub mod raw;
 pub mod regression;
 pub mod script;
 pub mod sim;

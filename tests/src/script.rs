@@ -61,6 +61,8 @@ pub enum Fill {
         /// Chooses the numbers.
         seed: u64,
     },
+    /// 1 as f32.
+    Ones,
     /// [`MARKER`] again and again.
     Marker,
 }
@@ -132,16 +134,20 @@ impl Fill {
         match self {
             Self::Whole { seed } => floats(bytes, |index| whole(seed, rank, index)),
             Self::Rough { seed } => floats(bytes, |index| rough(seed, rank, index)),
+            Self::Ones => floats(bytes, |_| 1.0),
             Self::Marker => MARKER.iter().copied().cycle().take(bytes).collect(),
         }
     }
 
-    /// The digest of the sum over `ranks`, which is exact for [`Fill::Whole`] only.
+    /// The digest of the sum over `ranks`, where it is exact: not for [`Fill::Rough`].
     #[must_use]
     pub fn digest_of_sum(self, ranks: &[u32], bytes: usize) -> u64 {
-        let Self::Whole { seed } = self else { return 0 };
-        let sum = |index| ranks.iter().map(|rank| whole(seed, *rank, index)).sum();
-        digest(&floats(bytes, sum))
+        let value = |rank: u32, index| match self {
+            Self::Whole { seed } => whole(seed, rank, index),
+            Self::Ones => 1.0,
+            Self::Rough { .. } | Self::Marker => f32::NAN,
+        };
+        digest(&floats(bytes, |index| ranks.iter().map(|rank| value(*rank, index)).sum()))
     }
 }
 

@@ -1,5 +1,7 @@
 //! A worker that does what a test tells it on standard input: see `ronde_tests::script`.
 
+#![forbid(unsafe_code)]
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -34,6 +36,9 @@ async fn run() -> ExitCode {
     };
     say(&Answer::Connected { rank: client.rank(), size: client.size() });
     tokio::task::spawn_local(watch(Rc::clone(&client)));
+    if std::env::var_os("RONDE_TEST_ENDLESS").is_some() {
+        return endless(&client).await;
+    }
     let waiting: Waiting = Rc::default();
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Ok(Some(line)) = lines.next_line().await {
@@ -84,6 +89,23 @@ async fn train(client: &Client, steps: u64, identity: bool) {
         model.step(if identity { &gradient } else { &averaged });
     }
     say(&Answer::Trained { weights: model.weights.to_vec() });
+}
+
+/// Reduces one tensor after the other until that fails: for tests in which the launcher owns standard input.
+async fn endless(client: &Client) -> ExitCode {
+    let shape = [1_u64 << 20];
+    let contribution = vec![1.0_f32; 1 << 20];
+    for id in 0.. {
+        let tensor = TensorRef::of(&shape, &contribution).expect("the shape is the contribution's");
+        match client.allreduce("endless", tensor, AllReduceOptions::default()).await {
+            Ok(result) => say(&Answer::Done { id, shape: result.shape, digest: digest(&result.bytes) }),
+            Err(error) => {
+                say(&failed(id, &error));
+                break;
+            }
+        }
+    }
+    ExitCode::FAILURE
 }
 
 /// Passes on notices and the end of the session.

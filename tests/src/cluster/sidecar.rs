@@ -1,6 +1,7 @@
 //! One `ronde sidecar --bootstrap`, with the test in the launcher's place.
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
@@ -157,6 +158,20 @@ impl Sidecar {
         let file =
             files.iter().find(|file| file["rank"] == rank).with_context(|| format!("no token for rank {rank}"))?;
         file["path"].as_str().map(Path::new).context("a token file has a path")
+    }
+
+    /// One of its admin pages: the status line and the body.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn page(&self, path: &str) -> Result<(String, String)> {
+        let mut stream = TcpStream::connect_timeout(&self.admin()?, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: sidecar\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("an answer of HTTP has a head")?;
+        Ok((head.lines().next().unwrap_or_default().to_owned(), body.to_owned()))
     }
 
     /// Where its admin pages are.

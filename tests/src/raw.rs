@@ -1,0 +1,236 @@
+//! A worker that keeps to nothing but the wire: it says what it wants on `rpc.sock`, in any order, or does not read.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use ronde_rpc::v1::client_message::Message as Say;
+use ronde_rpc::v1::ronde_client::RondeClient;
+use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, paths, v1};
+use ronde_shm::{MemClient, MemClientConfig, SessionToken};
+use ronde_wire::Rank;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Endpoint;
+
+use crate::cluster::PATIENCE;
+
+/// A session whose messages the test writes.
+#[derive(Debug)]
+pub struct RawSession {
+    directory: PathBuf,
+    outgoing: mpsc::Sender<v1::ClientMessage>,
+    heard: Receiver<Result<Heard, String>>,
+    kept: Vec<Heard>,
+}
+
+/// How a session behaves besides what the test says.
+#[derive(Clone, Copy, Debug)]
+pub struct Manners {
+    /// Whether it sends heartbeats.
+    pub heartbeats: bool,
+    /// Whether it reads what it is told.
+    pub reads: bool,
+}
+
+/// What a decent worker does.
+pub const DECENT: Manners = Manners { heartbeats: true, reads: true };
+
+impl RawSession {
+    /// Opens a stream and says this first, if anything.
+    #[must_use]
+    pub fn open(directory: &Path, first: Option<Say>, manners: Manners) -> Self {
+        let (outgoing, messages) = mpsc::channel(MESSAGES_MAX);
+        let (hear, heard) = sync_channel(HEARD_MAX);
+        if first.is_some() {
+            // The channel is new: there is room.
+            let _ = outgoing.try_send(v1::ClientMessage { message: first });
+        }
+        let (socket, beats) = (paths::rpc_socket(directory), outgoing.clone().downgrade());
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.expect("a thread can have a runtime");
+            runtime.block_on(async {
+                let listening = listen(&socket, messages, &hear, manners.reads);
+                tokio::select! {
+                    ended = listening => drop(hear.send(Err(ended))),
+                    () = beat(beats), if manners.heartbeats => {}
+                }
+            });
+        });
+        Self { directory: directory.to_owned(), outgoing, heard, kept: Vec::new() }
+    }
+
+    /// Claims a rank with its token and waits for the answer.
+    ///
+    /// # Errors
+    /// When the claim is refused.
+    pub fn claim(directory: &Path, job: &str, rank: u32, manners: Manners) -> Result<(Self, v1::Claimed)> {
+        let first = Some(Say::Claim(claim(directory, job, rank)?));
+        let mut session = Self::open(directory, first, manners);
+        let claimed = session.await_message("the answer to its claim", |heard| match heard {
+            Heard::Claimed(claimed) => Some(claimed.clone()),
+            _ => None,
+        })?;
+        Ok((session, claimed))
+    }
+
+    /// Waits until the epoch has begun.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn await_epoch(&mut self) -> Result<()> {
+        self.await_message("the epoch", |heard| matches!(heard, Heard::EpochBegan(_)).then_some(()))
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// When the stream is over.
+    pub fn say(&self, message: Say) -> Result<()> {
+        self.outgoing.blocking_send(v1::ClientMessage { message: Some(message) }).context("the stream is over")
+    }
+
+    /// Waits for a message; others are kept for later waits.
+    ///
+    /// # Errors
+    /// When the stream ends before, with its status, or none comes in time.
+    pub fn await_message<T>(&mut self, what: &str, find: impl Fn(&Heard) -> Option<T>) -> Result<T> {
+        if let Some(index) = self.kept.iter().position(|heard| find(heard).is_some()) {
+            return find(&self.kept.remove(index)).context("it was found a moment ago");
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.heard.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Ok(heard)) => match find(&heard) {
+                    Some(found) => return Ok(found),
+                    None => self.keep(heard),
+                },
+                Ok(Err(status)) => bail!("waited for {what}; the stream ended: {status}"),
+                Err(RecvTimeoutError::Timeout) => bail!("waited {PATIENCE:?} for {what}; heard {:?}", self.kept),
+                Err(RecvTimeoutError::Disconnected) => bail!("waited for {what}; the stream is over"),
+            }
+        }
+    }
+
+    /// Waits for the failure of a request; gives its reason.
+    ///
+    /// # Errors
+    /// When none comes in time.
+    pub fn await_failed(&mut self, request: u64) -> Result<v1::Failure> {
+        self.await_message(&format!("the failure of request {request}"), |heard| match heard {
+            Heard::Failed(failed) if failed.request == request => failed.failure.clone(),
+            _ => None,
+        })
+    }
+
+    /// Waits until the stream is over; gives its status.
+    ///
+    /// # Errors
+    /// When it is not in time.
+    pub fn await_end(&mut self) -> Result<String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.heard.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Ok(heard)) => self.keep(heard),
+                Ok(Err(status)) => return Ok(status),
+                Err(_) => bail!("waited {PATIENCE:?} for the end of the stream; heard {:?}", self.kept),
+            }
+        }
+    }
+
+    /// Opens `mem.sock`.
+    ///
+    /// # Errors
+    /// When it cannot be reached.
+    pub fn memory(&self) -> Result<MemClient> {
+        let config = MemClientConfig { timeout: PATIENCE, result_bytes_max: 1 << 40 };
+        Ok(MemClient::connect(&paths::mem_socket(&self.directory), config)?)
+    }
+
+    fn keep(&mut self, heard: Heard) {
+        if !matches!(heard, Heard::Alive(_)) {
+            self.kept.push(heard);
+        }
+    }
+}
+
+/// A good claim of a rank.
+///
+/// # Errors
+/// When its token cannot be read.
+pub fn claim(directory: &Path, job: &str, rank: u32) -> Result<v1::Claim> {
+    let token = std::fs::read(paths::token_file(directory, Rank(rank)))?;
+    Ok(v1::Claim {
+        job: job.to_owned(),
+        rank,
+        token: token.into(),
+        protocol_min: PROTOCOL_VERSION_MIN,
+        protocol_max: PROTOCOL_VERSION,
+        client: "raw".to_owned(),
+        pid: std::process::id(),
+    })
+}
+
+/// The token of a session, for `mem.sock`.
+///
+/// # Errors
+/// When it is none.
+pub fn session_token(claimed: &v1::Claimed) -> Result<SessionToken> {
+    let bytes: [u8; 16] = claimed.session_token[..].try_into().context("a session token has 16 bytes")?;
+    ensure!(bytes != [0; 16], "a session token is drawn at random");
+    Ok(SessionToken::from_bytes(bytes))
+}
+
+async fn listen(
+    socket: &Path,
+    messages: mpsc::Receiver<v1::ClientMessage>,
+    hear: &SyncSender<Result<Heard, String>>,
+    reads: bool,
+) -> String {
+    let endpoint = match Endpoint::try_from(format!("unix://{}", socket.display())) {
+        Ok(endpoint) => endpoint,
+        Err(error) => return error.to_string(),
+    };
+    let channel = match endpoint.connect().await {
+        Ok(channel) => channel,
+        Err(error) => return error.to_string(),
+    };
+    let mut client = RondeClient::new(channel).max_encoding_message_size(usize::MAX);
+    let mut incoming = match client.session(ReceiverStream::new(messages)).await {
+        Ok(response) => response.into_inner(),
+        Err(status) => return status.message().to_owned(),
+    };
+    loop {
+        match incoming.message().await {
+            Ok(Some(message)) => match hear.try_send(Ok(message.message.expect("the sidecar sends no empty messages")))
+            {
+                Ok(()) => {}
+                Err(TrySendError::Full(_)) => return "the test does not look at what it hears".to_owned(),
+                Err(TrySendError::Disconnected(_)) => return "the test has ended".to_owned(),
+            },
+            Ok(None) => return "the sidecar ended the stream".to_owned(),
+            Err(status) => return status.message().to_owned(),
+        }
+        if !reads {
+            // The stream stays open, and nobody looks at it.
+            return std::future::pending().await;
+        }
+    }
+}
+
+/// Heartbeats for as long as the test holds the session.
+async fn beat(outgoing: mpsc::WeakSender<v1::ClientMessage>) {
+    let mut interval = tokio::time::interval(Duration::from_millis(ronde_wire::limits::HEARTBEAT_MS));
+    loop {
+        interval.tick().await;
+        let Some(outgoing) = outgoing.upgrade() else { return };
+        // A full queue has signs of life enough.
+        let _ = outgoing.try_send(v1::ClientMessage { message: Some(Say::Heartbeat(v1::Heartbeat {})) });
+    }
+}
+
+const MESSAGES_MAX: usize = 1_024;
+const HEARD_MAX: usize = 262_144;

@@ -1,0 +1,427 @@
+//! Local peers that do not keep to the contract: each is refused with its reason, and the job of the others goes on.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use ronde_rpc::v1::client_message::Message as Say;
+use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::{paths, v1};
+use ronde_shm::{OwnedSegment, SegmentId, Share};
+use ronde_tests::cluster::{Cluster, PATIENCE, Plan, sum};
+use ronde_tests::raw::{DECENT, Manners, RawSession, claim, session_token};
+use ronde_tests::script::{Fill, digest, scatter};
+use ronde_wire::{Cause, limits};
+
+const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+
+#[test]
+fn garbage_on_the_sockets_disturbs_nobody() -> Result<()> {
+    let mut cluster = Plan::of(&[0, 0, 1]).start(WORKER)?;
+    let directory = cluster.sidecars[0].socket_dir()?.to_owned();
+    let mut held = Vec::new();
+    for (socket, connections) in [(paths::rpc_socket(&directory), 300), (paths::mem_socket(&directory), 100)] {
+        for number in 0..connections {
+            let mut stream = UnixStream::connect(&socket)?;
+            // The sidecar may close at any time; that is what a refusal looks like here.
+            let _ = stream.write_all(&garbage(number));
+            // Half of them stay, unfinished.
+            held.extend((number % 2 == 0).then_some(stream));
+        }
+        cluster.check_sum(&format!("beside garbage on {}", socket.display()), 10_000)?;
+    }
+    drop(held);
+    cluster.check_sum("afterwards", 10_000)
+}
+
+/// Random bytes, bytes that begin like the protocol, lengths that nobody can hold, and requests that never end.
+fn garbage(number: u64) -> Vec<u8> {
+    let random = (0..scatter(number) % 4_096).map(|index| scatter(number << 20 | index).to_le_bytes()[0]).collect();
+    match number % 5 {
+        0 => random,
+        1 => [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), random].concat(),
+        // The preface of HTTP/2 and a frame of 2^24 - 1 bytes of which nothing follows.
+        2 => [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), vec![0xFF, 0xFF, 0xFF, 0, 0, 0, 0, 0, 1]].concat(),
+        3 => b"attach 00000000000000000000000000000000 0 18446744073709551615\nattach".to_vec(),
+        _ => vec![b'a'; 100_000],
+    }
+}
+
+#[test]
+fn claims_are_refused_each_with_its_reason() -> Result<()> {
+    let mut cluster = Plan::of(&[0, 0, 1]).start(WORKER)?;
+    let directory = cluster.sidecars[0].socket_dir()?.to_owned();
+    let good = claim(&directory, "test", 1)?;
+    let with = |change: fn(&mut v1::Claim)| {
+        let mut claim = good.clone();
+        change(&mut claim);
+        Say::Claim(claim)
+    };
+    let cases = [
+        ("first message of a session is a Claim", Say::Heartbeat(v1::Heartbeat {})),
+        ("claimed by a live session", with(|_| {})),
+        ("token does not belong to rank 1", with(|claim| claim.token = vec![7; 32].into())),
+        ("token", with(|claim| claim.token = vec![7; 31].into())),
+        ("token does not belong to rank 0", with(|claim| claim.rank = 0)),
+        ("rank 2 is not placed on this sidecar", with(|claim| claim.rank = 2)),
+        ("rank", with(|claim| claim.rank = u32::MAX)),
+        ("job", with(|claim| claim.job = "another".to_owned())),
+        ("job", with(|claim| claim.job = "../../no name".to_owned())),
+        ("version", with(|claim| (claim.protocol_min, claim.protocol_max) = (1_000, 2_000))),
+    ];
+    for (words, first) in cases {
+        let reason = RawSession::open(&directory, Some(first), DECENT).await_end()?;
+        println!("{reason}");
+        ensure!(reason.contains(words), "{reason:?} does not say {words:?}");
+        cluster.check_sum(words, 1_000)?;
+    }
+    Ok(())
+}
+
+/// Ranks 0, 1 and 3 by the book, rank 2 in the test's hands.
+fn with_raw_rank(manners: Manners) -> Result<(Cluster, RawSession, v1::Claimed)> {
+    let mut cluster = Plan::of(&[0, 0, 1, 1]).sidecars(WORKER)?;
+    for rank in [0, 1, 3] {
+        let worker = cluster.new_worker(rank)?;
+        cluster.workers.push(worker);
+    }
+    let (mut session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 2, manners)?;
+    session.await_epoch()?;
+    cluster.workers.iter_mut().try_for_each(ronde_tests::cluster::Worker::await_connected)?;
+    Ok((cluster, session, claimed))
+}
+
+fn submission(request: u64, name: &str, elements: u64, input: v1::place::Place) -> v1::Submit {
+    let op = v1::ReduceOp::Sum.into();
+    v1::Submit {
+        request,
+        name: format!("allreduce.{name}"),
+        process_set: 0,
+        collective: Some(v1::Collective {
+            kind: Some(v1::collective::Kind::AllReduce(v1::collective::AllReduce { op })),
+        }),
+        dtype: v1::DType::DtypeF32.into(),
+        shape: vec![elements],
+        prescale: 1.0,
+        postscale: 1.0,
+        input: Some(v1::Place { place: Some(input) }),
+        codec: String::new(),
+    }
+}
+
+fn arena(segment: u32, offset: u64, bytes: u64) -> v1::place::Place {
+    v1::place::Place::Arena(v1::place::Arena { segment, offset, bytes })
+}
+
+fn inline(fill: Fill, rank: u32, elements: u64) -> v1::place::Place {
+    let bytes = usize::try_from(elements * 4).expect("a test's tensor fits into memory");
+    v1::place::Place::Inline(fill.bytes(rank, bytes).into())
+}
+
+/// Everybody, rank 2 among them, gets the right sum.
+fn check_sum_of_all(cluster: &mut Cluster, session: &mut RawSession, request: u64, name: &str) -> Result<()> {
+    let (elements, fill) = (1_000, Fill::Whole { seed: request });
+    session.say(Say::Submit(submission(request, name, elements, inline(fill, 2, elements))))?;
+    let mut pending = Vec::new();
+    for worker in &mut cluster.workers {
+        pending.push(worker.submit(sum(name, elements, fill))?);
+    }
+    let expected = fill.digest_of_sum(&[0, 1, 2, 3], usize::try_from(elements * 4)?);
+    for (worker, id) in cluster.workers.iter_mut().zip(pending) {
+        ensure!(worker.digest(id, PATIENCE)? == expected, "rank {}: {name} is wrong", worker.rank);
+    }
+    let part = |heard: &Heard| match heard {
+        Heard::ResultPart(part) if part.request == request => Some(part.data.clone()),
+        _ => None,
+    };
+    ensure!(digest(&session.await_message("its result", part)?) == expected, "rank 2: {name} is wrong");
+    session.await_message("its completion", |heard| match heard {
+        Heard::Completed(completed) if completed.request == request => Some(()),
+        _ => None,
+    })
+}
+
+#[test]
+fn submissions_are_refused_each_with_its_reason() -> Result<()> {
+    let (mut cluster, mut session, claimed) = with_raw_rank(DECENT)?;
+    let segment = OwnedSegment::create("hostile", 1 << 20, Share::Writable)?;
+    let mut memory = session.memory()?;
+    memory.attach(&session_token(&claimed)?, SegmentId(3), &segment)?;
+    let device = v1::place::Device { kind: "cuda".to_owned(), ..v1::place::Device::default() };
+    let too_long = inline(Fill::Whole { seed: 1 }, 2, limits::INLINE_BYTES_MAX as u64 / 4 + 1);
+    let of = |input| submission(0, "refused", 100, input);
+    let with = |change: fn(&mut v1::Submit)| {
+        let mut submit = submission(0, "refused", 100, inline(Fill::Whole { seed: 1 }, 2, 100));
+        change(&mut submit);
+        submit
+    };
+    let cases = [
+        ("segment 9 is not attached", of(arena(9, 0, 400))),
+        ("outside segment 3 of 1048576 bytes", of(arena(3, (1 << 20) - 399, 400))),
+        ("outside segment 3", of(arena(3, 1 << 40, 400))),
+        ("beyond", of(arena(3, u64::MAX, 400))),
+        ("bytes", of(arena(3, 0, 401))),
+        ("cuda", of(v1::place::Place::Device(device))),
+        ("1048576", submission(0, "refused", limits::INLINE_BYTES_MAX as u64 / 4 + 1, too_long)),
+        ("codec", with(|submit| submit.codec = "gzip".to_owned())),
+        ("type", with(|submit| submit.dtype = 99)),
+        ("prescale", with(|submit| submit.prescale = 0.0)),
+        ("prescale", with(|submit| submit.prescale = f64::NAN)),
+        ("dimensions", with(|submit| submit.shape = vec![1; 33])),
+        ("elements", with(|submit| submit.shape = vec![u64::MAX, u64::MAX])),
+        ("collective", with(|submit| submit.collective = None)),
+        ("set", with(|submit| submit.process_set = 77)),
+    ];
+    for (request, (words, submit)) in (1..).zip(cases) {
+        let pending = cluster.workers[0].submit(sum("refused", 100, Fill::Whole { seed: 1 }))?;
+        session.say(Say::Submit(v1::Submit { request, ..submit }))?;
+        let refused = session.await_failed(request)?;
+        println!("{}", refused.reason);
+        ensure!(refused.reason.contains(words), "{:?} does not say {words:?}", refused.reason);
+        ensure!(refused.cause() == v1::Cause::Refused, "{refused:?}");
+        if words != "set" {
+            // Whoever waits for the same tensor is told, too.
+            let (_, failed) = cluster.workers[0].failure(pending, PATIENCE)?;
+            ensure!(failed.cause == Some(Cause::Refused) && failed.rank == Some(2), "{failed:?}");
+        }
+    }
+    // A number that is in use is refused, and the request that has it stays valid.
+    session.say(Say::Submit(submission(500, "twice", 100, inline(Fill::Whole { seed: 2 }, 2, 100))))?;
+    session.say(Say::Submit(submission(500, "other", 100, inline(Fill::Whole { seed: 2 }, 2, 100))))?;
+    let refused = session.await_failed(500)?;
+    ensure!(refused.reason.contains("is in use"), "{}", refused.reason);
+    check_sum_of_all(&mut cluster, &mut session, 1_000, "afterwards")
+}
+
+#[test]
+fn a_name_that_is_no_name_is_refused() -> Result<()> {
+    let (mut cluster, mut session, _) = with_raw_rank(DECENT)?;
+    let fill = Fill::Whole { seed: 1 };
+    for (request, name) in (1..).zip([String::new(), "n".repeat(limits::NAME_BYTES_MAX + 1)]) {
+        let submit = submission(request, "", 1, inline(fill, 2, 1));
+        session.say(Say::Submit(v1::Submit { name, ..submit }))?;
+        let refused = session.await_failed(request)?;
+        println!("{}", refused.reason);
+        ensure!(refused.reason.contains("name"), "{}", refused.reason);
+    }
+    check_sum_of_all(&mut cluster, &mut session, 10, "afterwards")
+}
+
+#[test]
+fn requests_over_the_limit_are_refused_at_once() -> Result<()> {
+    let (mut cluster, mut session, _) = with_raw_rank(DECENT)?;
+    let limit = limits::PENDING_PER_SESSION_MAX as u64;
+    let fill = Fill::Whole { seed: 1 };
+    for request in 1..=REQUESTS {
+        session.say(Say::Submit(submission(request, &format!("flood {request}"), 1, inline(fill, 2, 1))))?;
+        // Answers are looked at as they come, so that this session is not taken for one that does not read.
+        if request > limit && (request % 1_000 == 0 || request == REQUESTS) {
+            let refused = session.await_failed(request)?;
+            ensure!(refused.reason.contains("PENDING_PER_SESSION_MAX"), "{}", refused.reason);
+        }
+    }
+    // The others never noticed: with some of its requests withdrawn, the job goes on.
+    for request in 1..=100 {
+        session.say(Say::Withdraw(v1::Withdraw { request, reason: "enough".to_owned() }))?;
+        session.await_failed(request)?;
+    }
+    check_sum_of_all(&mut cluster, &mut session, REQUESTS + 1, "afterwards")
+}
+
+const REQUESTS: u64 = 100_000;
+
+#[test]
+fn a_worker_that_does_not_read_is_given_up_and_named() -> Result<()> {
+    let mut cluster = Plan::of(&[0, 0, 1]).sidecars(WORKER)?;
+    for rank in [0, 1] {
+        let worker = cluster.new_worker(rank)?;
+        cluster.workers.push(worker);
+    }
+    let directory = cluster.sidecars[1].socket_dir()?.to_owned();
+    let first = Say::Claim(claim(&directory, "test", 2)?);
+    let session = RawSession::open(&directory, Some(first), Manners { heartbeats: true, reads: false });
+    cluster.workers.iter_mut().try_for_each(ronde_tests::cluster::Worker::await_connected)?;
+    let pending = cluster.workers[0].submit(sum("pending", 100, Fill::Whole { seed: 1 }))?;
+    // Answers pile up until there is no room for another. The thread may be left waiting for a stream that nobody reads.
+    std::thread::spawn(move || while session.say(Say::Heartbeat(v1::Heartbeat {})).is_ok() {});
+    let (_, failed) = cluster.workers[0].failure(pending, PATIENCE)?;
+    ensure!(failed.cause == Some(Cause::RankLost) && failed.rank == Some(2), "{failed:?}");
+    ensure!(failed.text.contains("does not read"), "{}", failed.text);
+    Ok(())
+}
+
+#[test]
+fn a_flood_of_refusals_ends_the_job_by_the_name_of_its_rank() -> Result<()> {
+    for same_name in [true, false] {
+        let (mut cluster, session, _) = with_raw_rank(DECENT)?;
+        let pending = cluster.workers[0].submit(sum("pending", 100, Fill::Whole { seed: 1 }))?;
+        let began = Instant::now();
+        for request in 1..=REQUESTS {
+            let name = if same_name { "refused".to_owned() } else { format!("refused {request}") };
+            if session.say(Say::Submit(submission(request, &name, 1, arena(9, 0, 4)))).is_err() {
+                break;
+            }
+        }
+        let (at, failed) = cluster.workers[0].failure(pending, PATIENCE)?;
+        println!("after {:?}: {}", at - began, failed.text);
+        ensure!(failed.rank == Some(2) && failed.text.contains("refused"), "{failed:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn memory_is_for_those_with_a_token_and_within_its_limit() -> Result<()> {
+    let mut cluster = Plan::of(&[0, 1]).arena_bytes_max(4 << 20).sidecars(WORKER)?;
+    let worker = cluster.new_worker(0)?;
+    cluster.workers.push(worker);
+    let (session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 1, DECENT)?;
+    let token = session_token(&claimed)?;
+    let segment = |bytes| OwnedSegment::create("hostile", bytes, Share::Writable);
+    let mut refused = Vec::new();
+    let stranger = ronde_shm::SessionToken::from_bytes([9; 16]);
+    refused
+        .push(("no live session has this token", session.memory()?.attach(&stranger, SegmentId(1), &segment(4_096)?)));
+    refused.push(("over the limit of 4194304", session.memory()?.attach(&token, SegmentId(1), &segment(8 << 20)?)));
+    session.memory()?.attach(&token, SegmentId(1), &segment(4_096)?)?;
+    refused.push(("attached already", session.memory()?.attach(&token, SegmentId(1), &segment(4_096)?)));
+    refused.push(("no result segment 5", session.memory()?.result(&token, SegmentId(5)).map(drop)));
+    for (words, outcome) in refused {
+        let reason = outcome.err().with_context(|| format!("what should say {words:?} was granted"))?.to_string();
+        println!("{reason}");
+        ensure!(reason.contains(words), "{reason:?} does not say {words:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn scribbling_over_a_travelling_tensor_changes_nothing_but_its_values() -> Result<()> {
+    let (mut cluster, mut session, claimed) = with_raw_rank(DECENT)?;
+    let token = session_token(&claimed)?;
+    let elements = 1_u64 << 20;
+    let bytes = elements * 4;
+    // The first half is scribbled over, the second is not.
+    let segment = Arc::new(OwnedSegment::create("scribbled", usize::try_from(2 * bytes)?, Share::Writable)?);
+    let mut memory = session.memory()?;
+    memory.attach(&token, SegmentId(0), &segment)?;
+    let mut changed = 0;
+    for round in 0..ROUNDS {
+        let (rough, whole) = (Fill::Rough { seed: round }, Fill::Whole { seed: round });
+        segment.copy_from(0, &rough.bytes(2, usize::try_from(bytes)?))?;
+        segment.copy_from(bytes, &whole.bytes(2, usize::try_from(bytes)?))?;
+        let scribbler = Scribbler::start(&segment, bytes);
+        let mut pending = Vec::new();
+        for worker in &mut cluster.workers {
+            let scribbled = worker.submit(sum("scribbled", elements, rough))?;
+            pending.push((scribbled, worker.submit(sum("untouched", elements, whole))?));
+        }
+        let requests = (2 * round + 1, 2 * round + 2);
+        session.say(Say::Submit(submission(requests.0, "scribbled", elements, arena(0, 0, bytes))))?;
+        session.say(Say::Submit(submission(requests.1, "untouched", elements, arena(0, bytes, bytes))))?;
+        let own = (
+            result(&mut session, &mut memory, &token, requests.0)?,
+            result(&mut session, &mut memory, &token, requests.1)?,
+        );
+        scribbler.stop();
+        let expected = whole.digest_of_sum(&[0, 1, 2, 3], usize::try_from(bytes)?);
+        ensure!(own.1 == expected, "rank 2: the tensor beside it is wrong");
+        for (worker, (scribbled, untouched)) in cluster.workers.iter_mut().zip(pending) {
+            ensure!(
+                worker.digest(untouched, PATIENCE)? == expected,
+                "rank {}: the tensor beside it is wrong",
+                worker.rank
+            );
+            ensure!(worker.digest(scribbled, PATIENCE)? == own.0, "rank {} differs from rank 2", worker.rank);
+        }
+        changed += u32::from(own.0 != undisturbed(&mut cluster, &mut session, &token, round, rough)?);
+    }
+    println!("the scribbler changed the values of {changed} of {ROUNDS} tensors while they travelled");
+    ensure!(changed > 0, "nothing was scribbled over in time; the test shows nothing");
+    Ok(())
+}
+
+const ROUNDS: u64 = 5;
+
+/// The digest of the same sum when nobody scribbles.
+fn undisturbed(
+    cluster: &mut Cluster,
+    session: &mut RawSession,
+    token: &ronde_shm::SessionToken,
+    round: u64,
+    fill: Fill,
+) -> Result<u64> {
+    let (elements, request) = (1_u64 << 20, 1_000 + round);
+    let mut memory = session.memory()?;
+    let quiet = OwnedSegment::create("quiet", usize::try_from(elements * 4)?, Share::Writable)?;
+    quiet.copy_from(0, &fill.bytes(2, usize::try_from(elements * 4)?))?;
+    let id = SegmentId(u32::try_from(request)?);
+    memory.attach(token, id, &quiet)?;
+    session.say(Say::Submit(submission(request, "quiet", elements, arena(id.0, 0, elements * 4))))?;
+    let mut pending = Vec::new();
+    for worker in &mut cluster.workers {
+        pending.push(worker.submit(sum("quiet", elements, fill))?);
+    }
+    let own = result(session, &mut memory, token, request)?;
+    for (worker, id) in cluster.workers.iter_mut().zip(pending) {
+        ensure!(worker.digest(id, PATIENCE)? == own, "rank {} differs from rank 2", worker.rank);
+    }
+    Ok(own)
+}
+
+/// Waits for a result in shared memory, releases it and gives its digest.
+fn result(
+    session: &mut RawSession,
+    memory: &mut ronde_shm::MemClient,
+    token: &ronde_shm::SessionToken,
+    request: u64,
+) -> Result<u64> {
+    let place = session.await_message(&format!("the result of request {request}"), |heard| match heard {
+        Heard::Completed(completed) if completed.request == request => completed.result.clone(),
+        _ => None,
+    })?;
+    let Some(v1::place::Place::Arena(at)) = place.place else { anyhow::bail!("the result lies nowhere") };
+    let mut bytes = vec![0; usize::try_from(at.bytes)?];
+    memory.result(token, SegmentId(at.segment))?.copy_to(at.offset, &mut bytes)?;
+    session.say(Say::Release(v1::Release { request }))?;
+    Ok(digest(&bytes))
+}
+
+/// A thread that writes over a slot until it is stopped.
+struct Scribbler {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Scribbler {
+    fn start(segment: &Arc<OwnedSegment>, bytes: u64) -> Self {
+        let (segment, stop) = (Arc::clone(segment), Arc::new(AtomicBool::new(false)));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut turn = 0;
+            while !stopped.load(Ordering::Relaxed) {
+                turn += 1;
+                let page: Vec<u8> = (0..512).flat_map(|word| scatter(turn << 16 | word).to_le_bytes()).collect();
+                let offset = scatter(turn) % (bytes / 4_096) * 4_096;
+                segment.copy_from(offset, &page).expect("a page of the slot");
+            }
+        });
+        Self { stop, thread }
+    }
+
+    fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("scribbling does not panic");
+    }
+}
+
+#[test]
+fn a_stream_without_a_claim_is_closed() -> Result<()> {
+    let mut cluster = Plan::of(&[0, 1]).start(WORKER)?;
+    let silent = Manners { heartbeats: false, reads: true };
+    let mut session = RawSession::open(cluster.sidecars[0].socket_dir()?, None, silent);
+    let reason = session.await_end()?;
+    ensure!(reason.contains("no claim came"), "{reason}");
+    cluster.check_sum("afterwards", 1_000)
+}
