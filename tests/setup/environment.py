@@ -55,8 +55,8 @@ def make(stage: str, folder: pathlib.Path) -> None:
     requirements = HERE / f"requirements-{stage}.txt"
     if stage == "base":
         print(f"making a virtual environment in {folder}", flush=True)
-        lend = ["--system-site-packages"] if has_torch() else []
-        run(sys.executable, "-m", "venv", "--clear", *lend, str(folder))
+        run(sys.executable, "-m", "venv", "--clear", str(folder))
+        lend_torch(folder)
     print(f"installing {', '.join(names(requirements))}", flush=True)
     run(python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "-r", str(requirements))
     if stage == "training":
@@ -67,16 +67,23 @@ def make(stage: str, folder: pathlib.Path) -> None:
 
 def location() -> pathlib.Path:
     """Where the environment of this Python and these requirements lies."""
-    key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {has_torch()}".encode())
+    key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {torch_home()}".encode())
     for path in sorted(HERE.glob("requirements-*.txt")):
         key.update(path.read_bytes())
     cache = os.environ.get("RONDE_CACHE") or os.path.expanduser("~/.cache/ronde")
     return pathlib.Path(cache) / f"python-{key.hexdigest()[:12]}"
 
 
-def has_torch() -> bool:
-    """Whether the Python that runs this has torch, without importing it."""
-    return any(pathlib.Path(entry, "torch", "version.py").exists() for entry in sys.path if entry)
+def torch_home() -> str | None:
+    """The folder from which the Python that runs this would import torch; nothing is imported."""
+    return next((entry for entry in sys.path if entry and pathlib.Path(entry, "torch", "version.py").exists()), None)
+
+
+def lend_torch(folder: pathlib.Path) -> None:
+    """Puts an installed torch behind the environment's own packages, be it the system's or another environment's."""
+    if home := torch_home():
+        packages = next(folder.glob("lib/python*/site-packages"))
+        (packages / "lent.pth").write_text(home + "\n")
 
 
 def names(requirements: pathlib.Path) -> list[str]:

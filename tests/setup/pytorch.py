@@ -2,22 +2,23 @@
 
     python3 tests/setup/pytorch.py VENV_PYTHON
 
-An importable torch is left alone. Otherwise PyTorch's own index of CPU builds is asked first (about 0.2 GB). Where only
-PyPI is reachable, its wheel for Linux on x86-64 is linked against CUDA's libraries, 2.4 GB that a CPU never calls. Then
-the wheel comes alone (0.54 GB) and each of those libraries gets a stand-in: a shared object of the same name whose
-functions all return an error, so that PyTorch finds no GPU. When that does not give a torch that can train, pip
-installs all of it.
+A torch that works is left alone, wherever it comes from. An index of CPU builds named by RONDE_TORCH_INDEX is asked
+first (about 0.2 GB; PyTorch publishes one). PyPI's wheel for Linux on x86-64 is linked against CUDA's libraries, 2.4 GB
+that a CPU never calls. So the wheel comes alone (0.54 GB) and each of those libraries gets a stand-in: a shared object
+of the same name whose functions all return an error, so that PyTorch finds no GPU. When that does not give a torch that
+can train, pip installs all of it.
 """
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
 
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+CPU_INDEX = os.environ.get("RONDE_TORCH_INDEX")
 # What torch imports on a CPU; the rest of its requirements are CUDA's libraries and Triton.
 PURE_REQUIREMENTS = ["filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec"]
 # For each version of a library's symbols, their names.
@@ -30,7 +31,6 @@ layer = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.
 optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
 layer(torch.ones(4, 1, 8, 8)).square().sum().backward()
 optimizer.step()
-assert not torch.cuda.is_available()
 print("torch", torch.__version__)
 """
 
@@ -41,7 +41,7 @@ def main() -> int:
     if works(python):
         return 0
     for what, install in [
-        ("PyTorch's index of CPU builds (0.2 GB)", from_cpu_index),
+        *([(f"{CPU_INDEX} (0.2 GB)", from_cpu_index)] if CPU_INDEX else []),
         ("PyPI, without CUDA's libraries (0.55 GB)", without_cuda),
         ("PyPI, with CUDA's libraries (3 GB, 5.6 GB on disk)", whole),
     ]:
@@ -66,9 +66,8 @@ def pip(python: str, *arguments: str) -> bool:
 
 
 def from_cpu_index(python: str) -> bool:
-    """The smallest download. Asked once and with little patience: not every network reaches it."""
-    ask_once = ["--retries", "0", "--timeout", "10"]
-    return pip(python, "--no-deps", *ask_once, "--index-url", CPU_INDEX, "torch") and pip(python, *PURE_REQUIREMENTS)
+    """The smallest download."""
+    return pip(python, "--no-deps", "--index-url", str(CPU_INDEX), "torch") and pip(python, *PURE_REQUIREMENTS)
 
 
 def without_cuda(python: str) -> bool:
@@ -77,11 +76,19 @@ def without_cuda(python: str) -> bool:
         return False
     find = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
     package = subprocess.run([python, "-c", find], capture_output=True, text=True, check=True).stdout.strip()
+    if not package.startswith(prefix_of(python)):
+        print(f"the torch in {package} does not work, and it is not ours to mend", file=sys.stderr)
+        return False
     try:
         return stand_in(pathlib.Path(package) / "lib")
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"no stand-ins for CUDA's libraries: {error}", file=sys.stderr)
         return False
+
+
+def prefix_of(python: str) -> str:
+    """The folder of an interpreter's environment: what lies elsewhere belongs to somebody else."""
+    return run(python, "-c", "import sys; print(sys.prefix)").strip() + os.sep
 
 
 def whole(python: str) -> bool:
