@@ -216,6 +216,7 @@ fn a_cut_of_three_seconds_goes_on_with_right_results() -> Result<()> {
     for (worker, id) in cluster.workers.iter_mut().zip(pending) {
         let outcome = worker.outcome(id, PATIENCE)?;
         ensure!(outcome.result == Ok(expected), "rank {}: {:?}", worker.rank, outcome.result);
+        ensure!(outcome.at > mended, "rank {} was complete before the link was mended: nothing was cut", worker.rank);
         println!(
             "rank {}: complete {:?} after the link was mended",
             worker.rank,
