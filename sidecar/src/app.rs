@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::IsTerminal;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use ronde_transport::{
     BoundPort, Identity, KeyRequest, LocalHello, QuicOptions, QuicPort, SocketOptions, SpiffeId, TrustDomain,
 };
 use ronde_wire::control::Purpose;
-use ronde_wire::{Incarnation, Lane, SidecarIndex, World};
+use ronde_wire::{Cause, Incarnation, Lane, SidecarIndex, World};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -88,6 +89,7 @@ async fn sidecar() -> anyhow::Result<()> {
         let start = start_port(port, &identity, hello(Purpose::Data(lane)), peers, options.clone());
         lanes.push(spawn_lane(&settings, lane, start, report_sender.clone())?);
     }
+    drop(report_sender);
 
     // Local workers: their directory, sockets, tokens and shared memory.
     let directory = RuntimeDir::create(settings.runtime_dir.as_deref(), &settings.job, settings.me)?;
@@ -105,8 +107,8 @@ async fn sidecar() -> anyhow::Result<()> {
         description: description(&settings, &join, &world),
         allowed_uids: BTreeSet::from([nix::unistd::geteuid().as_raw()]),
     };
-    let server = tokio::spawn(service.bind(&paths::rpc_socket(directory.path()))?);
-    let admin = admin::serve(command_sender).await?;
+    let mut server = tokio::spawn(service.bind(&paths::rpc_socket(directory.path()))?);
+    let admin = admin::serve(admin::Pages::new(command_sender)).await?;
 
     // The control thread: engine, control links, sessions.
     let control_peers = join.peers.iter().map(|peer| (SidecarIndex(peer.sidecar), vec![peer.control])).collect();
@@ -123,6 +125,7 @@ async fn sidecar() -> anyhow::Result<()> {
         started: Instant::now(),
         arena_bytes_max: settings.arena_bytes_max,
         peer_timeout_ms: settings.peer_timeout_ms,
+        running: None,
         begun: false,
         fatal: None,
         world,
@@ -135,9 +138,16 @@ async fn sidecar() -> anyhow::Result<()> {
     driver.open_control_links();
     driver
         .run(&mut inbox, Phase::Serving, async {
-            tokio::select! { () = launcher.closed() => {}, () = signals.next() => {} }
+            tokio::select! {
+                () = launcher.closed() => {}
+                () = signals.next() => {}
+                ended = &mut server => tracing::error!(?ended, "the service of rpc.sock has ended"),
+            }
         })
         .await;
+    if server.is_finished() {
+        driver.fatal.get_or_insert_with(|| "the service of rpc.sock has ended; see the log above".to_owned());
+    }
     let patience = async {
         tokio::select! { () = tokio::time::sleep(DRAIN_TIMEOUT) => {}, () = signals.next() => {} }
     };
@@ -150,7 +160,8 @@ async fn sidecar() -> anyhow::Result<()> {
 async fn finish(mut driver: Driver, settings: &Settings) -> anyhow::Result<()> {
     let reason = driver.fatal.take();
     let parting = reason.clone().unwrap_or_else(|| format!("{} is shutting down", settings.me));
-    driver.end_sessions(&parting);
+    let cause = if reason.is_some() { Cause::SidecarLost } else { Cause::ShutDown };
+    driver.end_sessions(cause, &parting);
     let summary = driver.summary().await;
     for lane in std::mem::take(&mut driver.lanes) {
         lane.stop(parting.clone()).await;
@@ -316,7 +327,8 @@ fn description(settings: &Settings, join: &Join, world: &World) -> v1::Descripti
 /// One line for the launcher. Standard output carries nothing else.
 pub(crate) fn say(message: &FromSidecar) {
     match serde_json::to_string(message) {
-        Ok(line) => println!("{line}"),
+        // A launcher that is gone cannot be told; the end of input says so soon.
+        Ok(line) => drop(writeln!(std::io::stdout(), "{line}")),
         Err(error) => tracing::error!(%error, "a line for the launcher cannot be written"),
     }
 }
@@ -337,7 +349,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 impl Driver {
     /// What this sidecar has done.
     async fn summary(&mut self) -> Summary {
-        let snapshot = self.take_snapshot().await;
+        let snapshot = self.snapshot().await;
         let ports = snapshot.lanes.iter().map(|lane| lane.port).chain([snapshot.control]);
         let (sealed_bytes, opened_bytes) =
             ports.fold((0, 0), |(sealed, opened), port| (sealed + port.sealed_bytes, opened + port.opened_bytes));

@@ -5,7 +5,7 @@ use ronde_rpc::convert::{EpochView, Place, Refused, Submission};
 use ronde_rpc::v1;
 use ronde_rpc::v1::server_message::Message;
 use ronde_shm::SegmentId;
-use ronde_wire::{Cause, Epoch, Failure, Rank, RequestId, SetId, SidecarIndex, World, limits};
+use ronde_wire::{Cause, Collective, Epoch, Failure, Rank, RequestId, SetId, SidecarIndex, World, limits};
 
 use crate::memory::Input;
 use crate::operations::{Operations, ResultId};
@@ -17,7 +17,7 @@ pub(crate) fn accept(
     session: &mut Session,
     segments: &Segments,
     submission: Submission,
-    result_bytes_max: u64,
+    (result_bytes_max, ranks): (u64, u64),
 ) -> Result<Submission, Refused> {
     let refuse = |reason: String| Refused {
         request: submission.request,
@@ -54,6 +54,14 @@ pub(crate) fn accept(
         }
     };
     let result_bytes = submission.place.bytes().unwrap_or(0);
+    let gathered_bytes = result_bytes.saturating_mul(ranks);
+    let inline = matches!(submission.place, Place::Inline(_)) && submission.what.collective == Collective::AllGather;
+    if inline && gathered_bytes > limits::INLINE_BYTES_MAX as u64 {
+        return Err(refuse(format!(
+            "a result of about {gathered_bytes} bytes does not fit into messages, which take {}; use shared memory",
+            limits::INLINE_BYTES_MAX
+        )));
+    }
     if session.result_bytes + result_bytes > result_bytes_max {
         return Err(refuse(format!(
             "{result_bytes} bytes of result exceed arena_bytes_max = {result_bytes_max}: {} are pending or not released; raise it (--arena-mb) or keep fewer tensors in flight",
@@ -104,7 +112,9 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
         Some(slot) => {
             let (segment, offset, bytes) = (slot.slot.segment.0, slot.slot.offset, slot.slot.len);
             place = Place::Arena { segment, offset, bytes };
-            session.held.insert(request, Held { result, result_bytes: pending.result_bytes });
+            // What is really held counts: a gathered result is larger than the contribution.
+            session.result_bytes = session.result_bytes - pending.result_bytes + bytes;
+            session.held.insert(request, Held { result, result_bytes: bytes });
         }
     }
     let Completion { epoch, seq, shape, .. } = completion;

@@ -8,9 +8,9 @@ use ronde_engine::{Action, Admission, Completion, Engine, Event, Time};
 use ronde_rpc::convert::{Refused, Submission};
 use ronde_rpc::v1;
 use ronde_rpc::v1::server_message::Message;
-use ronde_transport::{Outgoing, Port, PortEvent, QuicPort, Role, next_event};
+use ronde_transport::{DownReason, Outgoing, Port, PortEvent, QuicPort, Role, SendError, next_event};
 use ronde_wire::{Cause, Control, Epoch, Failure, FrameKind, Rank, RequestId, Seq, SidecarIndex, World, limits};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::{Instant as Deadline, sleep_until};
 
 use crate::admin::Snapshot;
@@ -48,6 +48,8 @@ pub(crate) struct Driver {
     pub(crate) arena_bytes_max: u64,
     /// The silence after which a worker or sidecar is dead, told to workers, in milliseconds.
     pub(crate) peer_timeout_ms: u64,
+    /// The epoch that is running.
+    pub(crate) running: Option<Epoch>,
     /// Whether there has been an epoch: before the first, a link that does not come is fatal.
     pub(crate) begun: bool,
     /// Set when a link that the job needs did not come at all.
@@ -97,8 +99,8 @@ impl Driver {
             };
             match wake {
                 Wake::Service(Some(command)) => {
-                    self.handle_command(command).await;
-                    self.handle_waiting(commands).await;
+                    self.handle_command(command);
+                    self.handle_waiting(commands);
                 }
                 Wake::Lane(Some(report)) => self.handle_report(report),
                 Wake::Port(event) => self.handle_port(event),
@@ -111,10 +113,10 @@ impl Driver {
     }
 
     /// What has come in the meantime is handled before the engine is asked what to do: it travels and fuses together.
-    async fn handle_waiting(&mut self, commands: &mut mpsc::Receiver<Command>) {
+    fn handle_waiting(&mut self, commands: &mut mpsc::Receiver<Command>) {
         for _ in 0..COMMANDS_AT_ONCE {
             let Ok(command) = commands.try_recv() else { return };
-            self.handle_command(command).await;
+            self.handle_command(command);
         }
     }
 
@@ -122,9 +124,9 @@ impl Driver {
         self.sessions.len() == 0 && self.engine.is_drained()
     }
 
-    /// Ends all sessions that are left, in an orderly way.
-    pub(crate) fn end_sessions(&mut self, reason: &str) {
-        let failure = Failure::new(Cause::ShutDown, reason).with_sidecar(self.me);
+    /// Ends all sessions that are left: in an orderly way, or because this sidecar cannot go on.
+    pub(crate) fn end_sessions(&mut self, cause: Cause, reason: &str) {
+        let failure = Failure::new(cause, reason).with_sidecar(self.me);
         for session in self.sessions.iter_mut() {
             session.send(Message::EpochEnded(v1::EpochEnded { epoch: 0, failure: Some((&failure).into()) }));
         }
@@ -133,12 +135,9 @@ impl Driver {
     /// Asks for the links of the control star: everybody with the coordinator.
     pub(crate) fn open_control_links(&mut self) {
         let coordinator = self.world.coordinator();
-        if self.me != coordinator {
-            self.control.open(coordinator, Role::Dial);
-            return;
-        }
-        for sidecar in self.world.sidecars().into_iter().filter(|s| *s != self.me) {
-            self.control.open(sidecar, Role::Await);
+        let peers = if self.me == coordinator { self.world.sidecars() } else { vec![coordinator] };
+        for sidecar in peers.into_iter().filter(|s| *s != self.me) {
+            self.control.open(sidecar, self.control_role());
         }
     }
 
@@ -157,7 +156,7 @@ impl Driver {
 
     // === What happens ===
 
-    async fn handle_command(&mut self, command: Command) {
+    fn handle_command(&mut self, command: Command) {
         match command {
             Command::Claim(claim) => self.claim(*claim),
             Command::Submit { session, submission } => self.submit(session, *submission),
@@ -184,7 +183,11 @@ impl Driver {
                 }
             }
             Command::Closed { session, reason } => self.close_session(session, &reason),
-            Command::Snapshot(reply) => self.snapshot(reply).await,
+            Command::Snapshot(reply) => {
+                let snapshot = self.snapshot();
+                // Collected beside the loop: a busy lane answers late. The asker may have gone.
+                tokio::spawn(async move { drop(reply.send(snapshot.await)) });
+            }
         }
     }
 
@@ -198,6 +201,9 @@ impl Driver {
             LaneReport::Failed(epoch, seq, reason) => self.handle(Event::ExecutionFailed { epoch, seq, reason }),
             LaneReport::LetGo(epoch) => self.operations.lane_let_go(epoch),
             LaneReport::LinkDown(peer, reason) => self.handle(Event::LinkDown { peer, reason }),
+            LaneReport::Ended(lane) => {
+                self.fatal.get_or_insert_with(|| format!("the thread of {lane} has ended; see the log above"));
+            }
         }
     }
 
@@ -218,10 +224,12 @@ impl Driver {
             }
             PortEvent::Sent { .. } => {}
             PortEvent::Down { peer, reason } => {
-                let reason = reason.to_string();
-                if !self.begun {
+                // A peer that closes before there was an epoch is leaving because the job is over; one that has a reason
+                // of its own says it to the launcher itself.
+                if !self.begun && !matches!(reason, DownReason::ClosedByPeer(_)) {
                     self.fatal = Some(format!("{peer} did not come: {reason}"));
                 }
+                let reason = reason.to_string();
                 self.handle(Event::LinkDown { peer, reason });
             }
         }
@@ -251,20 +259,24 @@ impl Driver {
                 pending_max: u32::try_from(limits::PENDING_PER_SESSION_MAX).unwrap_or(u32::MAX),
             };
             tracing::info!(rank = claim.rank.0, client = claim.client, pid = claim.pid, uid, "a worker has come");
+            let running = self.running;
             if let Some(session) = self.sessions.get_mut(id) {
+                session.claimed_during = running;
                 session.send(Message::Claimed(message.into_message()));
             }
             self.handle(Event::RankAttached { rank: claim.rank });
         }
-        // A client that is gone by now shows as a closed stream.
-        let _ = reply.send(claimed);
+        if let Err(Ok(id)) = reply.send(claimed) {
+            // Its reader has given up, so that nobody else would ever close it.
+            self.close_session(id, "its claim was answered too late");
+        }
     }
 
     fn submit(&mut self, id: SessionId, submission: Result<Submission, Refused>) {
         let Some(rank) = self.heard(id) else { return };
-        let arena_bytes_max = self.arena_bytes_max;
+        let (arena_bytes_max, ranks) = (self.arena_bytes_max, self.world.size() as u64);
         let Some(session) = self.sessions.get_mut(id) else { return };
-        let accepted = submission.and_then(|s| accept(session, &self.segments, s, arena_bytes_max));
+        let accepted = submission.and_then(|s| accept(session, &self.segments, s, (arena_bytes_max, ranks)));
         match accepted {
             Ok(submission) => {
                 self.handle(Event::Submitted { rank, request: submission.request, what: submission.what });
@@ -331,9 +343,26 @@ impl Driver {
 
     fn send(&mut self, to: SidecarIndex, epoch: Epoch, seq: Seq, message: Control) {
         let frame = Outgoing::Frame(message.into_frame(epoch, seq));
-        if let Err(error) = self.control.send(to, frame) {
-            tracing::debug!(peer = to.0, %error, "a control message is not sent");
+        let sent = match self.control.send(to, frame.clone()) {
+            Err(SendError::NoLink(_)) => {
+                self.control.open(to, self.control_role());
+                self.control.send(to, frame)
+            }
+            sent => sent,
+        };
+        match sent {
+            Ok(()) => {}
+            Err(SendError::NoLink(_)) => {
+                tracing::debug!(peer = to.0, "a control message is not sent: the link is gone");
+            }
+            // Everybody counts on control messages: a peer that does not take them is given up.
+            Err(full @ SendError::Full { .. }) => self.disconnect(to, &full.to_string()),
         }
+    }
+
+    /// Everybody dials the coordinator.
+    fn control_role(&self) -> Role {
+        if self.me == self.world.coordinator() { Role::Await } else { Role::Dial }
     }
 
     fn disconnect(&mut self, peer: SidecarIndex, reason: &str) {
@@ -344,6 +373,7 @@ impl Driver {
 
     fn begin_epoch(&mut self, epoch: Epoch) {
         self.begun = true;
+        self.running = Some(epoch);
         tracing::info!(epoch = epoch.0, ranks = self.world.size(), "an epoch has begun");
         self.tell_lanes(|| LaneCommand::Epoch(epoch));
         let Self { sessions, world, me, .. } = self;
@@ -355,9 +385,10 @@ impl Driver {
 
     fn end_epoch(&mut self, epoch: Epoch, failure: &Failure) {
         tracing::info!(epoch = epoch.0, cause = ?failure.cause, reason = failure.reason, "the epoch is over");
+        self.running = None;
         self.operations.end_epoch(epoch);
         self.tell_lanes(|| LaneCommand::EpochEnd(epoch));
-        for session in self.sessions.iter_mut() {
+        for session in self.sessions.iter_mut().filter(|session| session.claimed_during != Some(epoch)) {
             session.send(Message::EpochEnded(v1::EpochEnded { epoch: epoch.0, failure: Some(failure.into()) }));
         }
     }
@@ -397,10 +428,11 @@ impl Driver {
             (Ok(completion), Some(session)) => deliver(session, operations, request, completion),
             (Ok(completion), None) => operations.release(result_id(&completion)),
             (Err(failure), Some(session)) => {
+                // Without an entry it is an earlier session's request, whose number may mean another one here.
                 if let Some(pending) = session.pending.remove(&request) {
                     session.result_bytes -= pending.result_bytes;
+                    send_failed(session, request, &failure);
                 }
-                send_failed(session, request, &failure);
             }
             (Err(_), None) => {}
         }
@@ -433,25 +465,23 @@ impl Driver {
         self.close_session(id, &failure.reason);
     }
 
-    async fn snapshot(&mut self, reply: oneshot::Sender<Snapshot>) {
-        let snapshot = self.take_snapshot().await;
-        // The scraper may have gone; nobody else waits for this.
-        let _ = reply.send(snapshot);
-    }
-
-    /// The state of everything at this moment.
-    pub(crate) async fn take_snapshot(&mut self) -> Snapshot {
-        let mut lanes = Vec::with_capacity(self.lanes.len());
-        for lane in &self.lanes {
-            lanes.push(lane.stats().await);
-        }
-        Snapshot {
+    /// The state of everything at this moment; lanes that do not answer in time count as zeros.
+    pub(crate) fn snapshot(&self) -> impl Future<Output = Snapshot> + Send + use<> {
+        let asked: Vec<_> = self.lanes.iter().map(LaneHandle::ask_stats).collect();
+        let mut snapshot = Snapshot {
             status: self.engine.status(self.now()),
             engine: self.engine.stats().clone(),
             control: self.control.stats(),
-            lanes,
+            lanes: Vec::with_capacity(asked.len()),
             results: self.operations.results().usage(),
             sessions: self.sessions.len(),
+        };
+        async move {
+            for answer in asked {
+                let answer = tokio::time::timeout(STATS_TIMEOUT, answer).await;
+                snapshot.lanes.push(answer.map(Result::unwrap_or_default).unwrap_or_default());
+            }
+            snapshot
         }
     }
 }
@@ -460,5 +490,7 @@ fn far_future() -> Deadline {
     Deadline::now() + Duration::from_secs(3_600)
 }
 
+/// How long a lane may take to report its counters.
+const STATS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Commands handled in one turn of the loop, so that links and lanes get theirs.
 const COMMANDS_AT_ONCE: usize = 256;

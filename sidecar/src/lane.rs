@@ -36,6 +36,21 @@ pub(crate) enum LaneReport {
     LetGo(Epoch),
     /// The link to a peer is gone.
     LinkDown(SidecarIndex, String),
+    /// The lane's thread has ended, by itself or by a panic.
+    Ended(Lane),
+}
+
+/// Tells the control thread that a lane's thread is over, however it ends.
+struct EndReport {
+    lane: Lane,
+    reports: mpsc::Sender<LaneReport>,
+}
+
+impl Drop for EndReport {
+    fn drop(&mut self) {
+        // When the queue is full or closed, the control thread finds out by its next command, or is gone itself.
+        let _ = self.reports.try_send(LaneReport::Ended(self.lane));
+    }
 }
 
 /// Counters of a lane.
@@ -59,13 +74,11 @@ impl LaneHandle {
         self.commands.try_send(command).is_ok()
     }
 
-    /// The lane's counters; zeros when its thread has ended.
-    pub(crate) async fn stats(&self) -> LaneStats {
+    /// Asks for the lane's counters; the answer does not come when its thread has ended.
+    pub(crate) fn ask_stats(&self) -> oneshot::Receiver<LaneStats> {
         let (reply, answer) = oneshot::channel();
-        if self.commands.send(LaneCommand::Stats(reply)).await.is_err() {
-            return LaneStats::default();
-        }
-        answer.await.unwrap_or_default()
+        self.tell(LaneCommand::Stats(reply));
+        answer
     }
 
     /// Closes the lane's links and waits for its thread.
@@ -100,7 +113,9 @@ pub(crate) fn spawn(
 ) -> anyhow::Result<LaneHandle> {
     let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
     let name = format!("ronde-lane-{}", config.lane.0);
+    let end = EndReport { lane: config.lane, reports: reports.clone() };
     let body = move || {
+        let _end = end;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let result = runtime.context("cannot start the lane's runtime").and_then(|runtime| {
             runtime.block_on(async move {
@@ -248,6 +263,8 @@ impl LaneThread {
 
     async fn send(&mut self, to: SidecarIndex, message: Outgoing) {
         if let Err(error) = self.port.send(to, message) {
+            // Closed as well, so that the next operation with this peer gets a fresh link.
+            self.port.close(to, &error.to_string());
             self.link_down(to, error.to_string()).await;
         }
     }

@@ -88,6 +88,10 @@ impl Operations {
 
     /// A lane has done its part. True when it was the last: the results are readable now.
     pub(crate) fn lane_done(&mut self, epoch: Epoch, seq: Seq) -> bool {
+        // What was done just before the epoch ended has no readers any more; letting go frees it.
+        if self.draining.contains_key(&epoch) {
+            return false;
+        }
         let Some(running) = self.running.get_mut(&(epoch, seq)) else { return false };
         running.lanes_left -= 1;
         if running.lanes_left > 0 {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use ronde_rpc::{RankToken, v1};
 use ronde_shm::SessionToken;
-use ronde_wire::{Rank, RequestId};
+use ronde_wire::{Epoch, Rank, RequestId};
 use tokio::sync::mpsc;
 use tonic::Status;
 
@@ -38,6 +38,8 @@ pub(crate) struct Session {
     pub(crate) result_bytes: u64,
     /// Whether its end is expected: a goodbye has come.
     pub(crate) goodbye: Option<String>,
+    /// The epoch that was running when it claimed its rank: that epoch's end does not concern it.
+    pub(crate) claimed_during: Option<Epoch>,
     deaf: bool,
 }
 
@@ -67,7 +69,8 @@ impl Session {
     /// then on.
     pub(crate) fn send(&mut self, message: v1::server_message::Message) {
         let queued = self.outgoing.try_send(Ok(v1::ServerMessage { message: Some(message) }));
-        self.deaf |= queued.is_err();
+        // A stream that is closed is reported by its reader, which knows how it ended.
+        self.deaf |= matches!(queued, Err(mpsc::error::TrySendError::Full(_)));
     }
 
     /// Whether a message could not be queued.
@@ -125,6 +128,7 @@ impl Sessions {
             held: HashMap::new(),
             result_bytes: 0,
             goodbye: None,
+            claimed_during: None,
             deaf: false,
         };
         self.live.insert(id, session);

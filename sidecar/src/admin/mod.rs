@@ -1,6 +1,7 @@
 //! The pages for people and monitoring, on a loopback port: `/healthz`, `/status` (JSON) and `/metrics` (Prometheus).
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use anyhow::Context;
 use axum::Router;
@@ -12,7 +13,7 @@ use ronde_engine::{Stats, Status};
 use ronde_shm::ArenaUsage;
 use ronde_transport::PortStats;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot};
 
 use crate::lane::LaneStats;
 use crate::service::Command;
@@ -35,18 +36,40 @@ pub(crate) struct Snapshot {
     pub(crate) sessions: usize,
 }
 
+/// What the pages need: the way to the driver, which is asked for one snapshot at a time, however many people look.
+#[derive(Clone)]
+pub(crate) struct Pages {
+    commands: mpsc::Sender<Command>,
+    turn: Arc<Mutex<()>>,
+}
+
+impl Pages {
+    /// Pages about the driver at the other end.
+    pub(crate) fn new(commands: mpsc::Sender<Command>) -> Self {
+        Self { commands, turn: Arc::default() }
+    }
+
+    /// The state of the sidecar; `None` when it is ending.
+    async fn snapshot(&self) -> Option<Snapshot> {
+        let _turn = self.turn.lock().await;
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::Snapshot(reply)).await.ok()?;
+        answer.await.ok()
+    }
+}
+
 /// Binds the pages to a free loopback port and serves them in a task of the current runtime.
 ///
 /// # Errors
 /// When no loopback port can be bound.
-pub(crate) async fn serve(commands: mpsc::Sender<Command>) -> anyhow::Result<SocketAddr> {
+pub(crate) async fn serve(pages: Pages) -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.context("cannot bind the admin port")?;
     let address = listener.local_addr().context("the admin port has no address")?;
     let router = Router::new()
         .route("/healthz", get(healthz))
         .route("/status", get(status))
         .route("/metrics", get(metrics_page))
-        .with_state(commands);
+        .with_state(pages);
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {
             tracing::error!(%error, "the admin pages have ended");
@@ -55,29 +78,22 @@ pub(crate) async fn serve(commands: mpsc::Sender<Command>) -> anyhow::Result<Soc
     Ok(address)
 }
 
-/// Asks the driver for the state of the sidecar.
-pub(crate) async fn snapshot(commands: &mpsc::Sender<Command>) -> Option<Snapshot> {
-    let (reply, answer) = oneshot::channel();
-    commands.send(Command::Snapshot(reply)).await.ok()?;
-    answer.await.ok()
-}
-
-async fn healthz(State(commands): State<mpsc::Sender<Command>>) -> impl IntoResponse {
-    match snapshot(&commands).await {
+async fn healthz(State(pages): State<Pages>) -> impl IntoResponse {
+    match pages.snapshot().await {
         Some(_) => (StatusCode::OK, "ok\n"),
         None => (StatusCode::SERVICE_UNAVAILABLE, "the sidecar is ending\n"),
     }
 }
 
-async fn status(State(commands): State<mpsc::Sender<Command>>) -> impl IntoResponse {
-    match snapshot(&commands).await {
+async fn status(State(pages): State<Pages>) -> impl IntoResponse {
+    match pages.snapshot().await {
         Some(snapshot) => axum::Json(snapshot.status).into_response(),
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }
 }
 
-async fn metrics_page(State(commands): State<mpsc::Sender<Command>>) -> impl IntoResponse {
-    let Some(snapshot) = snapshot(&commands).await else {
+async fn metrics_page(State(pages): State<Pages>) -> impl IntoResponse {
+    let Some(snapshot) = pages.snapshot().await else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };
     match metrics::render(&snapshot) {

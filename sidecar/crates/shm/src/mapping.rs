@@ -121,17 +121,19 @@ unsafe impl<A: Access> Send for Mapping<A> {}
 unsafe impl<A: Access> Sync for Mapping<A> {}
 
 impl<A: Access> Mapping<A> {
-    /// Maps all of `sealed` and populates the page tables, so that no copy pays for a first fault.
+    /// Maps all of `sealed` and populates the page tables of its first `populated_bytes`, so that no copy there pays for a
+    /// first fault.
     ///
-    /// Blocks while the kernel finds and clears the pages: about half a millisecond for each MiB of a fresh memfd.
-    pub(crate) fn new(sealed: &SealedFd, segment: &str) -> Result<Self, ShmError> {
+    /// Blocks while the kernel finds and clears those pages: about half a millisecond for each MiB of a fresh memfd.
+    pub(crate) fn new(sealed: &SealedFd, segment: &str, populated_bytes: usize) -> Result<Self, ShmError> {
         let bytes = sealed.bytes();
-        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
+        let whole = populated_bytes >= bytes.get();
+        let flags = MapFlags::MAP_SHARED | if whole { MapFlags::MAP_POPULATE } else { MapFlags::empty() };
         // SAFETY: no address is asked for, so no existing mapping is replaced. Nobody has a reference to the new one.
         let base = unsafe { mmap(None, bytes, A::PROTECTION, flags, sealed.as_fd(), 0) }
             .map_err(|errno| ShmError::system("mmap", segment, errno))?;
         let mapping = Self { base, bytes, access: std::marker::PhantomData };
-        mapping.populate(segment)?;
+        mapping.populate(segment, populated_bytes)?;
         Ok(mapping)
     }
 
@@ -150,10 +152,11 @@ impl<A: Access> Mapping<A> {
     }
 
     /// `MAP_POPULATE` keeps failures to itself; this reports them (out of memory) instead of leaving them to a fault.
-    fn populate(&self, segment: &str) -> Result<(), ShmError> {
+    fn populate(&self, segment: &str, populated_bytes: usize) -> Result<(), ShmError> {
+        let bytes = self.bytes.get().min(populated_bytes);
         // SAFETY: the range is this mapping's, and populating changes no byte of it.
-        match unsafe { madvise(self.base, self.bytes.get(), A::POPULATE) } {
-            // A kernel before 5.14 does not know the advice; mmap has done the work.
+        match unsafe { madvise(self.base, bytes, A::POPULATE) } {
+            // A kernel before 5.14 does not know the advice; mmap has done the work, or the first use will.
             Ok(()) | Err(Errno::EINVAL) => Ok(()),
             Err(errno) => Err(ShmError::system("populating the mapping", segment, errno)),
         }

@@ -33,6 +33,10 @@ pub enum Share {
     ReadOnlyForOthers,
 }
 
+/// How much of a new segment is populated at once: the thread that creates it must not stand still for long, since others
+/// take its silence for death.
+pub const POPULATED_BYTES_MAX: usize = 64 << 20;
+
 /// A segment that this process created and may write.
 #[derive(Debug)]
 pub struct OwnedSegment {
@@ -45,7 +49,8 @@ pub struct OwnedSegment {
 impl OwnedSegment {
     /// Creates, maps, populates and seals a segment of `bytes` bytes, rounded up to whole pages.
     ///
-    /// `name` shows in `/proc/<pid>/maps` and in errors. Blocks while the kernel clears the pages, about 0.5 ms a MiB.
+    /// `name` shows in `/proc/<pid>/maps` and in errors. Blocks while the kernel clears the pages, about 0.5 ms a MiB, for at
+    /// most [`POPULATED_BYTES_MAX`]: of larger segments the rest is cleared when it is first used.
     ///
     /// # Errors
     ///
@@ -60,7 +65,7 @@ impl OwnedSegment {
         let size_seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
         add_seals(fd.as_fd(), size_seals, &label)?;
         let fd = SealedFd::verify(fd, size_seals, &label)?;
-        let mapping = Mapping::new(&fd, &label)?;
+        let mapping = Mapping::new(&fd, &label, POPULATED_BYTES_MAX)?;
         // F_SEAL_FUTURE_WRITE spares mappings that exist, so it comes after ours; F_SEAL_SEAL comes last of all.
         let last_seals = match share {
             Share::Writable => SealFlag::F_SEAL_SEAL,
@@ -143,7 +148,7 @@ impl PeerSegment {
         if actual != expected_bytes {
             return Err(ShmError::WrongSize { segment: name.to_owned(), announced: expected_bytes, actual });
         }
-        Ok(Self { name: name.to_owned(), mapping: Mapping::new(&sealed, name)? })
+        Ok(Self { name: name.to_owned(), mapping: Mapping::new(&sealed, name, usize::MAX)? })
     }
 
     /// [`PeerSegment::map_named`] under the name "the peer's segment".

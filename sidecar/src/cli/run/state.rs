@@ -269,9 +269,9 @@ impl State {
             }
             FromSidecar::Left { rank } => {
                 self.worker_on(host, rank)?;
-                if !self.left.contains(&rank) {
-                    self.left.push(rank);
-                }
+                // A worker may attach again: its latest end counts.
+                self.left.retain(|left| *left != rank);
+                self.left.push(rank);
             }
             FromSidecar::Ended { summary } => state.summary = Some(summary),
             FromSidecar::Fatal { reason } => return Err(Failure::Fatal { served, host: host_name, reason }),
