@@ -57,7 +57,7 @@ enum WorkersOrder {
 enum SidecarsOrder {
     /// Let them run.
     Run,
-    /// End their input and kill what has not drained after [`SIDECAR_DRAIN`].
+    /// End their input and kill what has not drained after [`sidecar::DRAIN_WAIT`].
     Drain,
     /// Kill them.
     Kill,
