@@ -165,34 +165,38 @@ impl Client {
     }
 
     /// Submits any operation. A slot of shared memory is leased and the bytes are copied into it; growing the arena, which
-    /// takes about 1 ms a MiB, happens on a blocking thread.
+    /// takes about 1 ms a MiB, happens on a blocking thread. Operations without a name are numbered in the order in which
+    /// these calls are first polled.
     ///
     /// # Errors
     /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
     pub async fn submit(&self, operation: &Operation<'_>, bytes: &[u8]) -> Result<Handle, Error> {
         let session = &self.open.get()?.session;
+        let draft = operation.draft(bytes.len())?;
+        // One that waits until the arena has grown would otherwise be numbered behind later ones, and not so on other ranks.
+        let _turn = if draft.number_of().is_some() { Some(session.turn.lock().await) } else { None };
         let length = bytes.len() as u64;
         if let Some(memory) = session.memory.as_ref().filter(|_| !bytes.is_empty())
             && memory.try_lease(length)?.is_none()
         {
-            let what = operation.request(bytes.len(), &session.counters)?;
             let memory = Arc::clone(memory);
             let grown = tokio::task::spawn_blocking(move || memory.lease(length)).await;
             let slot = grown.unwrap_or_else(|error| Err(Error::Thread { reason: error.to_string() }))?;
             slot.write(bytes)?;
-            return session.submit(what, Input::Leased(slot));
+            return session.submit(draft, Input::Leased(slot));
         }
-        self.submit_from(operation, bytes)
+        session.submit(draft, Input::Bytes(bytes))
     }
 
-    /// Submits any operation from the calling thread, which blocks while the arena grows.
+    /// Submits any operation from the calling thread, which blocks while the arena grows. An operation without a name may
+    /// get its number before that of a [`Client::submit`] which is under way.
     ///
     /// # Errors
     /// Those of [`Client::submit`].
     pub fn submit_from(&self, operation: &Operation<'_>, bytes: &[u8]) -> Result<Handle, Error> {
         let session = &self.open.get()?.session;
-        let what = operation.request(bytes.len(), &session.counters)?;
-        session.submit(what, Input::Bytes(bytes))
+        let draft = operation.draft(bytes.len())?;
+        session.submit(draft, Input::Bytes(bytes))
     }
 
     /// Ends the session in order and waits until the sidecar has heard of it. Whoever still waits gets [`Error::Closed`].

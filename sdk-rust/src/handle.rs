@@ -29,8 +29,10 @@ struct Flight {
     promise: Promise<Arrived>,
     deadline: Option<Instant>,
     timeout: Duration,
-    /// The answer, once it has been taken from the promise.
+    /// The answer, once it has been taken from the promise and until it is read.
     arrived: Option<Result<Arrived, Error>>,
+    /// The answer has been read: the promise will give no other.
+    is_read: bool,
 }
 
 impl Handle {
@@ -43,7 +45,8 @@ impl Handle {
     ) -> Self {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let timeout = timeout.unwrap_or_default();
-        let flight = Flight { session, request, name, dtype, promise, deadline, timeout, arrived: None };
+        let flight =
+            Flight { session, request, name, dtype, promise, deadline, timeout, arrived: None, is_read: false };
         Self { flight: ForkSafe::new(flight) }
     }
 
@@ -51,7 +54,7 @@ impl Handle {
     #[must_use]
     pub fn poll(&self) -> bool {
         // In a child there is nothing to wait for: the call that waits says so.
-        self.flight.get().map_or(true, |flight| flight.arrived.is_some() || flight.promise.is_ready())
+        self.flight.get().map_or(true, |flight| flight.is_answered() || flight.promise.is_ready())
     }
 
     /// The operation's name, as the ranks know it.
@@ -90,7 +93,7 @@ impl Handle {
     /// Waits until the answer has been taken over from the session's task.
     async fn arrival(&mut self) -> Result<(), Error> {
         let flight = self.flight.get_mut()?;
-        if flight.arrived.is_some() {
+        if flight.is_answered() {
             return Ok(());
         }
         let outcome = match flight.deadline {
@@ -107,7 +110,7 @@ impl Handle {
     /// Waits at most `slice`. Says whether the answer is there, good or bad.
     pub(crate) fn wait_timeout(&mut self, slice: Duration) -> Result<bool, Error> {
         let flight = self.flight.get_mut()?;
-        if flight.arrived.is_some() {
+        if flight.is_answered() {
             return Ok(true);
         }
         let now = Instant::now();
@@ -119,9 +122,11 @@ impl Handle {
         Ok(flight.arrived.is_some())
     }
 
-    /// The shape of the result, once it has arrived.
+    /// The shape of the result, once it has arrived and until it is read.
     pub(crate) fn shape(&self) -> Result<Option<&Shape>, Error> {
-        match &self.flight.get()?.arrived {
+        let flight = self.flight.get()?;
+        match &flight.arrived {
+            None if flight.is_read => Err(read_already()),
             None => Ok(None),
             Some(Ok(arrived)) => Ok(Some(&arrived.shape)),
             Some(Err(error)) => Err(error.clone()),
@@ -147,10 +152,15 @@ impl Handle {
 }
 
 impl Flight {
+    /// Whether the promise has given its answer, read since or not.
+    fn is_answered(&self) -> bool {
+        self.is_read || self.arrived.is_some()
+    }
+
     fn take(&mut self) -> Result<Arrived, Error> {
         let arrived = self.arrived.take();
-        let arrived =
-            arrived.unwrap_or_else(|| Err(Error::argument("the result of this operation was read already")))?;
+        self.is_read |= arrived.is_some();
+        let arrived = arrived.unwrap_or_else(|| Err(read_already()))?;
         let element_bytes = self.dtype.map_or(0, DType::size_bytes) as u64;
         if arrived.bytes() != arrived.shape.elements() * element_bytes {
             let (bytes, shape) = (arrived.bytes(), &arrived.shape);
@@ -183,7 +193,7 @@ impl Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         // Never runs in a forked child: `ForkSafe` forgets it there.
-        if self.arrived.is_none() {
+        if !self.is_answered() {
             self.session.withdraw(self.request, "its waiter gave it up");
         }
     }
@@ -245,12 +255,16 @@ impl Arrived {
         Ok(())
     }
 
+    /// Copies it into `target`, whose content means nothing after an error.
     fn read_into(&self, session: &Session, target: &mut [u8]) -> Result<(), Error> {
         self.check_length(target)?;
         match &self.source {
             Source::Own(data) => target.copy_from_slice(data),
             Source::Segment { segment, offset, .. } => {
                 session.memory_of_result(*segment)?.result(*segment)?.copy_to(*offset, target)?;
+                // After the copy: the sidecar may lease the slot again as soon as the session's stream ends, and what was
+                // copied since then is another tensor.
+                session.check_results_held()?;
             }
         }
         Ok(())
@@ -287,6 +301,10 @@ impl Drop for Release {
     fn drop(&mut self) {
         self.session.release(self.request);
     }
+}
+
+fn read_already() -> Error {
+    Error::argument("the result of this operation was read already")
 }
 
 /// The failure of everybody who waits on a sidecar that is gone.

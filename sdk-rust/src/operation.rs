@@ -1,8 +1,6 @@
 //! What is asked for: [`Operation`] and how it is named.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use ronde_wire::{Collective, DType, Rank, ReduceOp, Request, SetId, TensorName};
+use ronde_wire::{Collective, DType, Rank, ReduceOp, Request, SetId, Shape, TensorName};
 
 use crate::error::Error;
 use crate::tensor::{TensorRef, checked_shape};
@@ -79,8 +77,8 @@ impl<'a> Operation<'a> {
         Self::new(name, Collective::Barrier, DType::U8, &[0])
     }
 
-    /// Checks it against the length of its input and names it.
-    pub(crate) fn request(&self, bytes: usize, counters: &Counters) -> Result<Request, Error> {
+    /// Checks it against the length of its input.
+    pub(crate) fn draft(&self, bytes: usize) -> Result<Draft, Error> {
         for (field, given) in [("prescale", self.prescale), ("postscale", self.postscale)] {
             if !given.is_finite() || given == 0.0 {
                 return Err(Error::argument(format!(
@@ -89,9 +87,9 @@ impl<'a> Operation<'a> {
             }
         }
         let shape = checked_shape(self.dtype, self.shape, bytes)?;
-        Ok(Request {
+        Ok(Draft {
+            name: self.name.map(|name| full_name(&self.collective, name)).transpose()?,
             set: self.set,
-            name: self.full_name(counters)?,
             collective: self.collective.clone(),
             dtype: self.dtype,
             shape,
@@ -99,33 +97,73 @@ impl<'a> Operation<'a> {
             postscale: self.postscale,
         })
     }
+}
 
-    /// `allreduce.<name>`, or `allreduce.noname.<n>` with a number for each kind of collective.
-    fn full_name(&self, counters: &Counters) -> Result<TensorName, Error> {
-        let kind = self.collective.name().to_ascii_lowercase();
-        let name = match self.name {
-            Some(name) => format!("{kind}.{name}"),
-            None => format!("{kind}.noname.{}", counters.next(&self.collective)),
-        };
-        TensorName::new(name).map_err(|error| Error::argument(error.to_string()))
+/// An operation in order, that may still lack its number.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    name: Option<TensorName>,
+    set: SetId,
+    pub(crate) collective: Collective,
+    pub(crate) dtype: DType,
+    shape: Shape,
+    prescale: f64,
+    postscale: f64,
+}
+
+impl Draft {
+    /// The kind of which it takes a number, when it has no name.
+    pub(crate) fn number_of(&self) -> Option<Kind> {
+        self.name.is_none().then(|| Kind::of(&self.collective))
     }
+
+    /// The request, with the next number for a name when it has none. The number is taken by [`Counters::advance`].
+    pub(crate) fn into_request(self, counters: &Counters) -> Result<Request, Error> {
+        let Self { name, set, collective, dtype, shape, prescale, postscale } = self;
+        let name = match name {
+            Some(name) => name,
+            None => full_name(&collective, &format!("noname.{}", counters.next(Kind::of(&collective))))?,
+        };
+        Ok(Request { set, name, collective, dtype, shape, prescale, postscale })
+    }
+}
+
+/// `allreduce.<name>`: each kind of collective has names of its own.
+fn full_name(collective: &Collective, name: &str) -> Result<TensorName, Error> {
+    let kind = collective.name().to_ascii_lowercase();
+    TensorName::new(format!("{kind}.{name}")).map_err(|error| Error::argument(error.to_string()))
 }
 
 /// Numbers for operations without a name. One for each kind of collective, so that an operation that only some ranks name
 /// does not shift the numbers of the others.
 #[derive(Debug, Default)]
-pub(crate) struct Counters([AtomicU64; KINDS]);
+pub(crate) struct Counters([u64; KINDS]);
 
 impl Counters {
-    fn next(&self, collective: &Collective) -> u64 {
-        let kind = match collective {
+    /// The number of the next operation of a kind.
+    pub(crate) fn next(&self, kind: Kind) -> u64 {
+        self.0[kind.0]
+    }
+
+    /// The next number of a kind is taken.
+    pub(crate) fn advance(&mut self, kind: Kind) {
+        self.0[kind.0] += 1;
+    }
+}
+
+/// What is counted by itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind(usize);
+
+impl Kind {
+    fn of(collective: &Collective) -> Self {
+        Self(match collective {
             Collective::AllReduce { .. } => 0,
             Collective::AllGather => 1,
             Collective::Broadcast { .. } => 2,
             Collective::Barrier => 3,
             _ => 4,
-        };
-        self.0[kind].fetch_add(1, Ordering::Relaxed)
+        })
     }
 }
 

@@ -5,7 +5,8 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,7 +14,7 @@ use ronde_rpc::v1::client_message::Message as Say;
 use ronde_rpc::v1::server_message::Message as Heard;
 use ronde_rpc::{Claimed, Completion, EpochView, Place, Submission, v1};
 use ronde_shm::ForkGuard;
-use ronde_wire::{Collective, Failure, Request, RequestId};
+use ronde_wire::{Collective, Failure, RequestId};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 use tonic::{Status, Streaming};
@@ -21,7 +22,7 @@ use tonic::{Status, Streaming};
 use crate::error::Error;
 use crate::handle::{Arrived, Handle, sidecar_gone};
 use crate::memory::{LeasedSlot, Memory};
-use crate::operation::Counters;
+use crate::operation::Draft;
 use crate::promise::promise;
 use crate::table::{Entry, Table};
 
@@ -29,14 +30,17 @@ use crate::table::{Entry, Table};
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) fork_guard: ForkGuard,
-    pub(crate) counters: Counters,
     pub(crate) claimed: Claimed,
     /// `None` when tensors travel in messages.
     pub(crate) memory: Option<Arc<Memory>>,
     pub(crate) operation_timeout: Option<Duration>,
     directory: PathBuf,
     outgoing: mpsc::Sender<v1::ClientMessage>,
+    /// Held by an unnamed operation from its call until it has its number, so that numbers go in the order of calls.
+    pub(crate) turn: tokio::sync::Mutex<()>,
     table: Mutex<Table>,
+    /// Why results in shared memory are no longer this session's: its stream has ended.
+    released: OnceLock<Error>,
     notices: Mutex<VecDeque<String>>,
     closing: Notify,
 }
@@ -59,38 +63,46 @@ impl Session {
     ) -> Self {
         Self {
             fork_guard: ForkGuard::new(),
-            counters: Counters::default(),
             claimed,
             memory,
             operation_timeout,
             directory,
             outgoing,
+            turn: tokio::sync::Mutex::default(),
             table: Mutex::default(),
+            released: OnceLock::new(),
             notices: Mutex::default(),
             closing: Notify::new(),
         }
     }
 
-    /// Submits a request. Copies the input; blocks only while the arena grows.
-    pub(crate) fn submit(self: &Arc<Self>, what: Request, input: Input<'_>) -> Result<Handle, Error> {
+    /// Submits an operation. Copies the input; blocks only while the arena grows. A submission that is refused leaves the
+    /// number of an unnamed operation to the next one: otherwise other ranks would wait for a number that never comes.
+    pub(crate) fn submit(self: &Arc<Self>, draft: Draft, input: Input<'_>) -> Result<Handle, Error> {
         self.fork_guard.check()?;
         self.lock_table().check_open(self.pending_max())?;
-        let (place, input) = self.place(&what, input)?;
+        let (place, input) = self.place(&draft.collective, input)?;
         let (fulfil, promise) = promise();
         let entry = Entry { waiter: Some(fulfil), _input: input, parts: Vec::new() };
-        let identity = (what.name.clone(), (what.collective != Collective::Barrier).then_some(what.dtype));
-        let request = {
+        let dtype = (draft.collective != Collective::Barrier).then_some(draft.dtype);
+        let number_of = draft.number_of();
+        let (request, name) = {
             // Under the lock, so that messages go in the order of their numbers.
             let mut table = self.lock_table();
+            let what = draft.into_request(&table.counters)?;
+            let name = what.name.clone();
             let request = table.insert(entry, self.pending_max())?;
             let message = Submission { request, what, place }.into_message();
             if let Err(error) = self.say(Say::Submit(message)) {
                 table.remove(request);
                 return Err(error);
             }
-            request
+            if let Some(kind) = number_of {
+                table.counters.advance(kind);
+            }
+            (request, name)
         };
-        Ok(Handle::new(Arc::clone(self), request, identity, promise, self.operation_timeout))
+        Ok(Handle::new(Arc::clone(self), request, (name, dtype), promise, self.operation_timeout))
     }
 
     /// The waiter of a request has gone. Does nothing when it has been answered.
@@ -119,6 +131,8 @@ impl Session {
         if self.fork_guard.is_child() {
             return;
         }
+        // First, as the farewell lets the sidecar lease the results' memory again.
+        self.let_results_go(&Error::Closed);
         // Fails when the stream has ended, and then there is nobody to part from.
         let _ = self.say(Say::Goodbye(v1::Goodbye { reason: reason.to_owned() }));
         self.end(&Error::Closed);
@@ -142,8 +156,15 @@ impl Session {
         })
     }
 
-    fn place(&self, what: &Request, input: Input<'_>) -> Result<(Place, Option<LeasedSlot>), Error> {
-        if what.collective == Collective::Barrier {
+    /// Whether what has just been copied from shared memory was still the session's result. To be asked after the copy.
+    pub(crate) fn check_results_held(&self) -> Result<(), Error> {
+        // The copy's reads come before the look at the flag.
+        fence(Ordering::SeqCst);
+        self.released.get().map_or(Ok(()), |why| Err(why.clone()))
+    }
+
+    fn place(&self, collective: &Collective, input: Input<'_>) -> Result<(Place, Option<LeasedSlot>), Error> {
+        if *collective == Collective::Barrier {
             return Ok((Place::None, None));
         }
         let slot = match (input, &self.memory) {
@@ -193,6 +214,14 @@ impl Session {
         Error::Failure(sidecar_gone(&self.directory, "the session's stream is closed"))
     }
 
+    /// From now on the sidecar may use the memory of results for others. Not so when only the epoch ends. The first reason
+    /// stays.
+    fn let_results_go(&self, why: &Error) {
+        let _ = self.released.set(why.clone());
+        fence(Ordering::SeqCst);
+    }
+
+    /// Nothing can be submitted from now on, and every waiter is told why. The first reason stays.
     fn end(&self, why: &Error) {
         let entries = self.lock_table().end(why.clone());
         for waiter in entries.into_iter().filter_map(|entry| entry.waiter) {
@@ -249,6 +278,7 @@ impl Listener {
                 () = sleep_until(closes_at) => break Error::Closed,
             }
         };
+        self.session.let_results_go(&why);
         self.session.end(&why);
         self.tell_began(Err(self.session.over().unwrap_or(why)));
     }
@@ -326,6 +356,17 @@ impl Listener {
 
     fn gone(&self, how: &str) -> Error {
         Error::Failure(sidecar_gone(&self.session.directory, how))
+    }
+}
+
+/// Also when the task panics or its runtime is dropped, every waiter gets an answer.
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // In a forked child the lock may be held by a thread that does not exist there.
+        if !self.session.fork_guard.is_child() {
+            self.session.let_results_go(&Error::Closed);
+            self.session.end(&Error::Closed);
+        }
     }
 }
 

@@ -7,11 +7,14 @@ use ronde_wire::RequestId;
 use crate::error::Error;
 use crate::handle::Arrived;
 use crate::memory::LeasedSlot;
+use crate::operation::Counters;
 use crate::promise::Fulfil;
 
 /// Requests that the sidecar has not answered yet.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
+    /// Of the operations without a name.
+    pub(crate) counters: Counters,
     entries: HashMap<RequestId, Entry>,
     over: Option<Error>,
     next: u64,

@@ -104,7 +104,49 @@ fn a_result_is_read_into_memory_of_the_caller() {
         handle.read_into(&mut target).expect("fits");
         assert_eq!(target, bytes);
         assert!(handle.read_into(&mut target).is_err(), "read twice");
+        assert!(handle.poll());
+        assert_eq!(handle.wait_timeout(Duration::ZERO).expect("alive"), Progress::Ready, "nothing more will come");
+        let error = handle.wait().expect_err("read already");
+        assert!(matches!(error, Error::Argument { .. }) && error.to_string().contains("read already"), "{error}");
     }
+}
+
+#[test]
+fn a_result_in_shared_memory_is_the_sessions_until_its_stream_ends() {
+    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+    let mut fake = Fake::start(Settings::default());
+    let client = connect(&fake, Transfer::Arena);
+    let finished = |client: &blocking::Client| {
+        let operation = Operation::allgather(None, (&tensor).into());
+        let mut handle = client.submit_from(&operation, &tensor.bytes).expect("submitted");
+        while handle.wait_timeout(Duration::from_secs(1)).expect("alive") == Progress::NotReady {}
+        handle
+    };
+    let (before, after) = (finished(&client), finished(&client));
+    client.allgather("end", &tensor).expect_err("the epoch ends");
+    assert_eq!(before.wait().expect("the stream goes on"), tensor);
+    drop(client);
+    assert!(matches!(after.wait(), Err(Error::Closed)), "its memory may be another's");
+
+    let client = connect(&fake, Transfer::Arena);
+    let (after, never) = (finished(&client), Operation::allgather(Some("never"), (&tensor).into()));
+    let never = client.submit_from(&never, &tensor.bytes).expect("submitted");
+    fake.die();
+    never.wait().expect_err("gone");
+    let error = after.wait().expect_err("its memory may be another's");
+    assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
+}
+
+#[test]
+fn results_that_came_in_messages_outlive_the_session() {
+    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+    let fake = Fake::start(Settings::default());
+    let client = connect(&fake, Transfer::Inline);
+    let operation = Operation::allgather(None, (&tensor).into());
+    let mut handle = client.submit_from(&operation, &tensor.bytes).expect("submitted");
+    while handle.wait_timeout(Duration::from_secs(1)).expect("alive") == Progress::NotReady {}
+    drop(client);
+    assert_eq!(handle.wait().expect("private bytes"), tensor);
 }
 
 #[test]
@@ -221,6 +263,33 @@ fn limits_are_errors_at_once() {
 }
 
 #[test]
+fn a_refused_submission_takes_no_number() {
+    let fake = Fake::start(Settings { arena_bytes_max: 1 << 20, pending_max: 2, ..Settings::default() });
+    let client = connect(&fake, Transfer::Arena);
+    let large = vec![0_u8; 2 << 20];
+    let tensor = TensorRef::of(&[2 << 20], &large).expect("a tensor");
+    client.allgather(None, tensor).expect_err("too large for the arena");
+    let small = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+    let unnamed = Operation::allgather(None, (&small).into());
+    let never = Operation::allgather(Some("never"), (&small).into());
+    let held: Vec<_> = (0..2).map(|_| client.submit_from(&never, &small.bytes).expect("room")).collect();
+    client.submit_from(&unnamed, &small.bytes).expect_err("too many");
+    drop(held);
+    // The withdrawn ones make room once the sidecar has answered.
+    let first = loop {
+        match client.submit_from(&unnamed, &small.bytes) {
+            Ok(handle) => break handle,
+            Err(error) => assert!(matches!(error, Error::Limit { .. }), "{error}"),
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(first.name().expect("this process"), "allgather.noname.0");
+    first.wait().expect("a result");
+    let second = client.submit_from(&unnamed, &small.bytes).expect("submitted");
+    assert_eq!(second.name().expect("this process"), "allgather.noname.1");
+}
+
+#[test]
 fn wrong_arguments_never_reach_the_sidecar() {
     let fake = Fake::start(Settings::default());
     let client = connect(&fake, Transfer::Arena);
@@ -333,6 +402,37 @@ async fn the_asynchronous_client_overlaps_operations() {
         .await
         .expect("ended");
     }
+}
+
+#[tokio::test]
+async fn unnamed_operations_are_numbered_in_the_order_of_their_calls() {
+    let fake = tokio::task::spawn_blocking(|| Fake::start(Settings::default())).await.expect("started");
+    let client = Client::connect(fake.options()).await.expect("a session");
+    let small = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+    client.allgather("first", &small).await.expect("the arena has a segment");
+    let large = vec![0_u8; 20 << 20];
+    let large = TensorRef::of(&[20 << 20], &large).expect("a tensor");
+    // Only the first one has to wait until the arena has grown.
+    let (first, second) = tokio::join!(client.allgather_async(None, large), client.allgather_async(None, &small));
+    assert_eq!(first.expect("submitted").name().expect("this process"), "allgather.noname.0");
+    assert_eq!(second.expect("submitted").name().expect("this process"), "allgather.noname.1");
+    client.close().await;
+    tokio::task::spawn_blocking(move || drop(fake)).await.expect("ended");
+}
+
+#[test]
+fn the_end_of_the_runtime_reaches_every_waiter() {
+    let fake = Fake::start(Settings::default());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+    let client = runtime.block_on(Client::connect(fake.options())).expect("a session");
+    let waiting = runtime.block_on(client.allgather_async("never", &tensor)).expect("submitted");
+    drop(runtime);
+    assert!(waiting.poll());
+    assert!(matches!(client.over(), Some(Error::Closed)));
+    let other = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    assert!(matches!(other.block_on(waiting.wait()), Err(Error::Closed)));
+    assert!(matches!(other.block_on(client.allgather("later", &tensor)), Err(Error::Closed)));
 }
 
 // Forking needs unsafe code, which this crate forbids: ronde-shm forks in its own tests, and the Python SDK in its.
