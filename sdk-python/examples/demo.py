@@ -28,7 +28,7 @@ ACCURACY_MIN = 0.96
 RANKS = 4
 SIDECARS = 2
 # Both trainings together, on two cores.
-TRAINING_MINUTES = 1.5
+TRAINING_MINUTES = 0.5
 
 
 def main() -> int:
@@ -63,12 +63,12 @@ def announcement(environment: pathlib.Path) -> str:
     """The first line: what will be downloaded, disk, expected minutes. Counts only what is missing."""
     parts = []  # what, download in MB, disk in MB, minutes on two cores
     if not pathlib.Path(os.environ["RONDE_BIN"]).exists():
-        parts.append(("Rust crates", 45, 1500, 6.0))
+        parts.append(("Rust crates", 45, 1600, 4.5))
     if not (environment / ".base").exists():
-        parts.append(("NumPy", 20, 80, 0.3))
+        parts.append(("NumPy", 20, 80, 0.2))
     if not (environment / ".training").exists():
         torch = importable(pathlib.Path(sys.executable), "torch")
-        parts.append(("scikit-learn", 60, 250, 0.5) if torch else ("PyTorch and scikit-learn", 620, 1650, 2.5))
+        parts.append(("scikit-learn", 55, 220, 0.2) if torch else ("PyTorch and scikit-learn", 620, 1550, 1.5))
     download, disk, minutes = (sum(part[index] for part in parts) for index in (1, 2, 3))
     what = ", ".join(part[0] for part in parts)
     fetched = f"downloads up to {size(download)} ({what})" if parts else "downloads nothing"
