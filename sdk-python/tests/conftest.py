@@ -25,8 +25,10 @@ def world() -> World:
     world("collectives.py", ranks=4, sidecars=2)
     """
     binary = os.environ.get("RONDE_BIN")
-    if not binary or not pathlib.Path(binary).exists():
+    if not binary:
         pytest.skip("RONDE_BIN does not name the binary `ronde`; run the tests by `make test-python`")
+    if not pathlib.Path(binary).is_file():
+        pytest.fail(f"RONDE_BIN is {binary}, where there is no file; build the binary `ronde` first (`make build`)")
 
     def run(script: str, ranks: int, sidecars: int, *arguments: str) -> str:
         job = [binary, "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120"]

@@ -18,7 +18,12 @@ from ronde.torch.window import Window
 def broadcast_parameters(params: Any, root_rank: int) -> None:
     """Gives all ranks the parameters of rank `root_rank`, in place.
 
-    params -- a `state_dict()`, or a list of tensors or of (name, tensor)
+    params    -- a `state_dict()`, or a list of tensors or of (name, tensor), with the same names, types and shapes on
+                 all ranks; a list without names in the same order
+    root_rank -- from 0 to size - 1
+
+    Raises ValueError for anything else and a root out of range, and what `ronde.Client.broadcast` does. Parameters are
+    in part the root's after an error.
     """
     window = Window()
     for name, tensor in _named(params):
@@ -34,6 +39,10 @@ def broadcast_optimizer_state(
 
     Ranks need not have any state of their own: what the root has is made, and what it does not have is dropped.
     `model` is accepted for Horovod's sake.
+
+    Raises ValueError for LBFGS, for a root out of range, for another number of parameter groups than the root's, and,
+    on all ranks, when the root's state has anything but tensors, numbers, strings, None, and lists or tuples of them;
+    else what `ronde.Client.broadcast` does.
     """
     del model
     if isinstance(optimizer, torch.optim.LBFGS):

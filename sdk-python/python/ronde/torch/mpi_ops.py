@@ -16,7 +16,10 @@ _is_registered = False
 
 
 def init(comm: None = None, process_sets: None = None, **settings: Any) -> None:
-    """Connects this process; does nothing when it is connected already. Takes the arguments of `ronde.connect`."""
+    """Connects this process; does nothing when it is connected already. Takes the arguments of `ronde.connect`.
+
+    Raises what `ronde.connect` does, ValueError when `comm` is given, and NotImplementedError for `process_sets`.
+    """
     global _client, _is_registered  # noqa: PLW0603
     if comm is not None:
         raise ValueError("ronde has not been built with MPI support: leave comm out, ranks come from `ronde run`")
@@ -31,7 +34,10 @@ def init(comm: None = None, process_sets: None = None, **settings: Any) -> None:
 
 
 def shutdown() -> None:
-    """Ends the session; runs by itself when the program ends. `init` may be called again."""
+    """Ends the session; runs by itself when the program ends.
+
+    Results not yet read are lost. Does nothing when there is no session. `init` may be called again.
+    """
     global _client
     if _client is not None:
         client, _client = _client, None
@@ -44,7 +50,7 @@ def is_initialized() -> bool:
 
 
 def client() -> Client:
-    """The process's client."""
+    """The process's client. Raises ValueError before `init`, as does everything here that needs it."""
     if _client is None:
         raise ValueError("ronde has not been initialized; call ronde.torch.init() first.")
     return _client
@@ -94,7 +100,16 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """The reduction of all ranks' tensors as a new tensor. Differentiable: its gradient is reduced the same way."""
+    """The reduction of all ranks' tensors as a new tensor. Differentiable: its gradient is reduced the same way.
+
+    tensor      -- dense, on any device; of the types of `ronde.Client.allreduce`, the same type and shape on all ranks
+    average     -- deprecated: op=Average or op=Sum
+    compression -- what is done to the tensor before, and undone after; the result has the type of `tensor`
+    op          -- Average unless given; Sum, Min, Max, Product. Not Adasum, which this version refuses.
+
+    The result has the type, shape and device of `tensor`. Scales, the average of integers, bool and what is raised are
+    as for `ronde.Client.allreduce`; ValueError also when both `average` and `op` are given.
+    """
     compressed, context = compression.compress(tensor)
     op = _reduce_op(average, op)
     reduced = _AllReduce.apply(compressed, name, op, prescale_factor, postscale_factor)
@@ -109,7 +124,10 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """`allreduce` in flight, without gradient; `synchronize` gives the new tensor."""
+    """`allreduce` in flight, without gradient and compression; `synchronize` gives the new tensor.
+
+    Raises what `ronde.Client.allreduce_async` does.
+    """
     op = _reduce_op(average, op)
     return client().allreduce_async(tensor, op, name, prescale_factor, postscale_factor)
 
@@ -122,7 +140,10 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """The reduction of all ranks' tensors, written into `tensor`."""
+    """The reduction of all ranks' tensors, written into `tensor`, whose elements mean nothing after an error.
+
+    Rules and errors are those of `allreduce`.
+    """
     return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor))
 
 
@@ -134,45 +155,53 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """`allreduce_` in flight; `synchronize` writes the result into `tensor`."""
+    """`allreduce_` in flight; `synchronize` writes the result into `tensor`. Raises what `allreduce_async` does."""
     op = _reduce_op(average, op)
     return client().allreduce_async(tensor, op, name, prescale_factor, postscale_factor, out=tensor)
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """All ranks' tensors along the first dimension, in which they may differ. Differentiable."""
+    """All ranks' tensors along the first dimension, in which they may differ. Differentiable.
+
+    The result is of shape (sum of all ranks' rows, *rest), with the type and device of `tensor`. Types and the other
+    dimensions are the same on all ranks. Raises what `ronde.Client.allgather` does; scalars are refused.
+    """
     result: torch.Tensor = _AllGather.apply(tensor, name)
     return result
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
-    """`allgather` in flight, without gradient."""
+    """`allgather` in flight, without gradient. Raises what `ronde.Client.allgather_async` does."""
     return client().allgather_async(tensor, name)
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """The tensor of rank `root_rank` as a new tensor. Differentiable."""
+    """The tensor of rank `root_rank` as a new tensor of the same type, shape and device. Differentiable.
+
+    Type, shape and root are the same on all ranks. Raises what `ronde.Client.broadcast` does; ValueError for a root out
+    of range.
+    """
     result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name)
     return result
 
 
 def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
-    """`broadcast` in flight, without gradient."""
+    """`broadcast` in flight, without gradient. Raises what `ronde.Client.broadcast_async` does."""
     return client().broadcast_async(tensor, root_rank, name)
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """The tensor of rank `root_rank`, written into `tensor`."""
+    """The tensor of rank `root_rank`, written into `tensor`. Rules and errors are those of `broadcast`."""
     return synchronize(broadcast_async_(tensor, root_rank, name))
 
 
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
-    """`broadcast_` in flight; `synchronize` writes the result into `tensor`."""
+    """`broadcast_` in flight; `synchronize` writes the result into `tensor`. Raises what `broadcast_async` does."""
     return client().broadcast_async(tensor, root_rank, name, out=tensor)
 
 
 def barrier() -> None:
-    """Returns when every rank has called it."""
+    """Returns when every rank has called it. Raises what `ronde.Client.barrier` does."""
     client().barrier()
 
 
@@ -182,7 +211,7 @@ def poll(handle: Handle) -> bool:
 
 
 def synchronize(handle: Handle) -> torch.Tensor:
-    """Waits for an operation in flight and gives its result."""
+    """Waits for an operation in flight and gives its result; again the same. Raises what `ronde.Handle.wait` does."""
     result: torch.Tensor = handle.wait()
     return result
 

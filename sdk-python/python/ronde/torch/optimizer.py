@@ -38,6 +38,10 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     sparse_as_dense           -- makes sparse gradients dense; without it they raise
 
     The optimizer given is not to be used any more: the result takes over its parameters and state.
+
+    Gradients are of the floating-point types of `ronde.Client.allreduce` and have the same shapes on all ranks; `step`
+    and `synchronize` raise what that does. Raises NotImplementedError for Adasum, and ValueError for
+    `backward_passes_per_step` below 1, a factor without Average, and names that are missing or not unique.
     """
     if op == Adasum:
         raise NotImplementedError("DistributedOptimizer does not support op=Adasum yet")
