@@ -22,7 +22,7 @@ pub(super) struct State {
     pub(super) workers: Vec<WorkerState>,
     /// The rank whose process was the first to end with a failure.
     pub(super) first_failed: Option<u32>,
-    /// The ranks whose sessions have ended, in this order.
+    /// The ranks whose sessions have ended, in the order of their latest ends.
     left: Vec<u32>,
 }
 

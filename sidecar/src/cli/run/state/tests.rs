@@ -65,6 +65,23 @@ fn who_left_first_and_then_failed_is_the_culprit() {
 }
 
 #[test]
+fn the_latest_end_of_a_session_counts() {
+    let left = |sidecar, rank| Event::Message(FromAgent::Sidecar { sidecar, line: FromSidecar::Left { rank } });
+    let mut state = state();
+    // The order in which they leave the first epoch says nothing about the second, in which rank 1 is at fault.
+    for rank in [0, 1, 3, 1, 0, 3] {
+        state.handle_event(rank as usize / 2, left(rank / 2, rank)).expect("its own rank");
+    }
+    state.handle_event(1, exited(3, Status::Code(1))).expect("its last lines follow");
+    state.handle_event(0, exited(0, Status::Code(1))).expect("it follows");
+    state.handle_event(0, exited(1, Status::Code(2))).expect("it follows");
+    state.handle_event(0, drained(1, "my fault")).expect("expected");
+    assert!(state.worker_failure_is_complete());
+    let failure = state.worker_failure().expect("a worker failed").to_string();
+    assert_eq!(failure, "rank 1 on host a exited with code 2\nlast lines of its stderr:\n  my fault");
+}
+
+#[test]
 fn a_lost_host_does_not_keep_the_end_waiting() {
     let mut state = state();
     state.handle_event(1, hello(env!("CARGO_PKG_VERSION"))).expect("the same version");
