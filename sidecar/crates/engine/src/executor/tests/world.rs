@@ -206,8 +206,10 @@ impl Net {
     fn choose(&mut self, count: usize) -> usize {
         self.cursor += 1;
         let choice = usize::from(self.choices[self.cursor % self.choices.len()]);
-        // Every pass over the choices reads them differently, so that no cycle of events repeats for ever.
-        (choice + self.cursor * self.cursor / 7) % count
+        // Every pass over the choices reads them differently, so that no cycle of events repeats for ever: the multiples of
+        // an odd number modulo 2^64 (Weyl's sequence) do not come back within any run.
+        let pass = (self.cursor as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+        (choice + usize::try_from(pass).expect("24 bits")) % count
     }
 
     /// One admission or one poll.
