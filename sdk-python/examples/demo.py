@@ -72,9 +72,9 @@ def announcement(environment: pathlib.Path) -> str:
     download, disk, minutes = (sum(part[index] for part in parts) for index in (1, 2, 3))
     what = ", ".join(part[0] for part in parts)
     fetched = f"downloads up to {size(download)} ({what})" if parts else "downloads nothing"
-    return (
-        f"ronde demo: {fetched}, takes {size(disk)} of disk, about {max(1, round(minutes + 1.5))} minutes on two cores."
-    )
+    expected = round(minutes + TRAINING_MINUTES)
+    duration = f"about {expected} minutes" if expected > 1 else "about a minute"
+    return f"ronde demo: {fetched}, takes {size(disk)} of disk, {duration} on two cores."
 
 
 def importable(python: pathlib.Path, module: str) -> bool:
