@@ -16,10 +16,7 @@ const OWN: [(&str, &[&str]); 10] = [
     ("ronde-transport", &["ronde-wire"]),
     ("ronde-engine", &["ronde-collectives", "ronde-wire"]),
     ("ronde", &["ronde-rpc", "ronde-shm", "ronde-wire"]),
-    (
-        "ronde-sidecar",
-        &["ronde-collectives", "ronde-engine", "ronde-rpc", "ronde-shm", "ronde-transport", "ronde-wire"],
-    ),
+    ("ronde-sidecar", &["ronde-engine", "ronde-rpc", "ronde-shm", "ronde-transport", "ronde-wire"]),
     ("ronde-python", &["ronde"]),
     (
         "ronde-tests",
