@@ -124,7 +124,7 @@ impl Draft {
             Some(name) => name,
             None => full_name(&collective, &format!("noname.{}", counters.next(Kind::of(&collective))))?,
         };
-        Ok(Request { set, name, collective, dtype, shape, prescale, postscale })
+        Ok(Request { prescale, postscale, ..Request::new(set, name, collective, dtype, shape) })
     }
 }
 

@@ -117,8 +117,8 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
             session.held.insert(request, Held { result, result_bytes: bytes });
         }
     }
-    let Completion { epoch, seq, shape, .. } = completion;
-    let message = ronde_rpc::Completion { request, epoch, seq, shape, result: place };
+    let Completion { epoch, seq, dtype, shape, detail, .. } = completion;
+    let message = ronde_rpc::Completion { request, epoch, seq, dtype, shape, result: place, detail };
     session.send(Message::Completed(message.into_message()));
 }
 

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ronde_engine::Admission;
+use ronde_engine::{Admission, AdmittedRequest};
 use ronde_shm::Slot;
 use ronde_wire::{Epoch, Seq};
 
@@ -62,7 +62,8 @@ impl Operations {
         let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
         let mut outputs = Vec::with_capacity(admission.tensors.len());
         for tensor in &admission.tensors {
-            let bytes = tensor.output.elements() * element_bytes;
+            let output = tensor.requests.first().map_or(0, |answered| answered.output.elements());
+            let bytes = output * element_bytes;
             if bytes == 0 {
                 outputs.push(None);
                 continue;
@@ -75,8 +76,8 @@ impl Operations {
                 }
             }
         }
-        let of_tensor = |requests: &Vec<_>, input: &mut dyn FnMut(_, _) -> Input| {
-            requests.iter().map(|&(rank, request)| (rank, input(rank, request))).collect()
+        let of_tensor = |requests: &[AdmittedRequest], input: &mut dyn FnMut(_, _) -> Input| {
+            requests.iter().map(|answered| (answered.rank, input(answered.rank, answered.request))).collect()
         };
         let inputs = admission.tensors.iter().map(|tensor| of_tensor(&tensor.requests, &mut input)).collect();
         let memory = Arc::new(OperationMemory { inputs, outputs });

@@ -109,6 +109,7 @@ fn submission(request: u64, name: &str, elements: u64, input: v1::place::Place) 
         postscale: 1.0,
         input: Some(v1::Place { place: Some(input) }),
         codec: String::new(),
+        group: None,
     }
 }
 

@@ -8,7 +8,7 @@ use ronde_rpc::{
     Claim, Claimed, Completion, ConvertError, EpochView, Place, RankToken, Submission, negotiate_protocol,
 };
 use ronde_wire::{
-    Cause, Collective, DType, Epoch, Failure, JobName, Rank, ReduceOp, Request, RequestId, Seq, SetId, Shape,
+    Cause, Collective, DType, Detail, Epoch, Failure, JobName, Rank, ReduceOp, Request, RequestId, Seq, SetId, Shape,
     SidecarIndex, TensorName, limits,
 };
 
@@ -189,8 +189,10 @@ fn answers_of_the_sidecar_are_checked_too() {
         request: RequestId(1),
         epoch: Epoch(2),
         seq: Seq(3),
+        dtype: DType::F32,
         shape: Shape::new(vec![2, 3]).expect("a shape"),
         result: Place::Arena { segment: 1, offset: 64, bytes: 24 },
+        detail: Detail::None,
     };
     assert_eq!(Completion::parse(completion.clone().into_message()), Ok(completion));
 }
@@ -207,6 +209,7 @@ fn good() -> v1::Submit {
         postscale: 1.0,
         input: Some(arena(0, 12)),
         codec: String::new(),
+        group: None,
     }
 }
 
@@ -246,7 +249,7 @@ fn any_submission() -> impl Strategy<Value = Submission> {
             };
             let name = TensorName::new(name).expect("short");
             let (prescale, postscale) = if scaled { (prescale, postscale) } else { (1.0, 1.0) };
-            let what = Request { set: SetId(set), name, collective, dtype, shape, prescale, postscale };
+            let what = Request { prescale, postscale, ..Request::new(SetId(set), name, collective, dtype, shape) };
             Submission { request: RequestId(request), what, place }
         },
     )
@@ -289,6 +292,7 @@ fn any_message() -> impl Strategy<Value = v1::Submit> {
             postscale,
             input: Place::Arena { segment, offset, bytes }.into_message(),
             codec: String::new(),
+            group: None,
         },
     )
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::Rank;
+use crate::ids::{Rank, SetId};
 
 /// How elements of several ranks become one. The numbers are Horovod's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -22,6 +22,12 @@ pub enum ReduceOp {
     Max = 4,
     /// The product.
     Product = 5,
+    /// The median of all ranks' values, coordinate by coordinate (Yin et al., 2018): the lower and the upper middle
+    /// value averaged where the number of ranks is even. Floating-point types only, all-reduce only.
+    Median = 6,
+    /// The mean of all ranks' tensors, each of which is first scaled down to the median of their Euclidean norms where
+    /// it is longer. Floating-point types only, all-reduce only.
+    ClippedMean = 7,
 }
 
 impl ReduceOp {
@@ -35,6 +41,8 @@ impl ReduceOp {
             Self::Min => "min",
             Self::Max => "max",
             Self::Product => "product",
+            Self::Median => "median",
+            Self::ClippedMean => "clipped-mean",
         }
     }
 }
@@ -57,7 +65,7 @@ pub enum Collective {
     },
     /// Every rank gets the concatenation of all contributions along the first dimension, in rank order.
     AllGather,
-    /// Every rank gets its share of rows of the reduction.
+    /// Every rank gets its share of rows of the reduction: the first `rows % ranks` of them one row more.
     ReduceScatter {
         /// How elements are combined.
         op: ReduceOp,
@@ -84,7 +92,8 @@ pub enum Collective {
         /// The global rank that gets the result.
         root: Rank,
     },
-    /// Every rank gets its rows of the root's tensor.
+    /// Every rank gets its rows of the root's tensor: the first `rows % ranks` of them one more. Only the root's type and
+    /// shape count.
     Scatter {
         /// The global rank whose tensor is cut.
         root: Rank,
@@ -96,7 +105,7 @@ pub enum Collective {
         /// Distinguishes messages between the same two ranks.
         tag: u32,
     },
-    /// The other side of [`Collective::Send`].
+    /// The other side of [`Collective::Send`]; the sender's type and shape count.
     Recv {
         /// The sending global rank.
         from: Rank,
@@ -107,6 +116,16 @@ pub enum Collective {
     Barrier,
     /// The rank has no more tensors and takes part with zeros until all have joined.
     Join,
+    /// All ranks of the world form a process set of some of them.
+    AddSet {
+        /// Its ranks, as the caller gave them.
+        ranks: Vec<Rank>,
+    },
+    /// All ranks of the world dissolve a process set.
+    RemoveSet {
+        /// Which one.
+        set: SetId,
+    },
 }
 
 impl Collective {
@@ -126,6 +145,8 @@ impl Collective {
             Self::Recv { .. } => "RECV",
             Self::Barrier => "BARRIER",
             Self::Join => "JOIN",
+            Self::AddSet { .. } => "ADD_PROCESS_SET",
+            Self::RemoveSet { .. } => "REMOVE_PROCESS_SET",
         }
     }
 
@@ -148,4 +169,34 @@ impl Collective {
             _ => None,
         }
     }
+
+    /// Whether a rank hands over a tensor: not for what only waits or arranges, and not for who only receives. Requests
+    /// without one have type `uint8` and shape `[0]`.
+    #[must_use]
+    pub fn has_input(&self, me: Rank) -> bool {
+        match self {
+            Self::Barrier | Self::Join | Self::AddSet { .. } | Self::RemoveSet { .. } | Self::Recv { .. } => false,
+            Self::Scatter { root } => *root == me,
+            _ => true,
+        }
+    }
+
+    /// The two ranks of a message, when `me` asks for it.
+    #[must_use]
+    pub const fn pair(&self, me: Rank) -> Option<Pair> {
+        match *self {
+            Self::Send { to, .. } => Some(Pair { from: me, to }),
+            Self::Recv { from, .. } => Some(Pair { from, to: me }),
+            _ => None,
+        }
+    }
+}
+
+/// Who sends a message and who receives it. Only these two negotiate and perform it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Pair {
+    /// The sending global rank.
+    pub from: Rank,
+    /// The receiving global rank; another one.
+    pub to: Rank,
 }

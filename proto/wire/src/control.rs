@@ -6,14 +6,15 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::collective::Collective;
+use crate::codec::Codec;
+use crate::collective::{Collective, Pair};
 use crate::dtype::DType;
 use crate::failure::Failure;
 use crate::frame::{Frame, FrameError, FrameKind, PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
 use crate::ids::{Epoch, Incarnation, JobName, Lane, Rank, Seq, SetId, SidecarIndex, TensorName};
 use crate::request::{Request, Shape};
 use crate::tuning::Tuning;
-use crate::world::World;
+use crate::world::{ProcessSet, World};
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -137,6 +138,29 @@ pub enum Control {
         name: TensorName,
         /// Why, with the culprit.
         failure: Failure,
+        /// Ranks of the set that take no part in this round of the name, because they have joined, ascending.
+        excused: Vec<Rank>,
+    },
+    /// From the coordinator: all ranks asked for a process set, and here it is. Requests for it come behind this.
+    SetAdded {
+        /// The name of the requests that this answers, in the world's set.
+        name: TensorName,
+        /// The new set, with an id that no other set has now.
+        set: ProcessSet,
+    },
+    /// From the coordinator: all ranks asked to dissolve a process set; it has no operations any more.
+    SetRemoved {
+        /// The name of the requests that this answers, in the world's set.
+        name: TensorName,
+        /// The set that is gone; its id may be used again.
+        set: SetId,
+    },
+    /// From the coordinator: all ranks have joined; from here on all take part again.
+    AllJoined {
+        /// The name of the requests that this answers, in the world's set.
+        name: TensorName,
+        /// The rank that joined last.
+        last: Rank,
     },
     /// To the coordinator, from the first member of the operation's set: the operation of the frame's seq is done here.
     Done,
@@ -173,6 +197,19 @@ pub struct Announcement {
 pub enum Intent {
     /// The rank is ready for it.
     Ready(Request),
+    /// The rank is ready for it, and both sides remember it under a number of the sender's choice, below
+    /// [`crate::limits::ANNOUNCE_SLOTS_MAX`], instead of what had that number before.
+    Remember {
+        /// The number.
+        slot: u16,
+        /// What the rank is ready for.
+        request: Request,
+    },
+    /// The rank is ready for the request that is remembered under a number.
+    Again {
+        /// The number.
+        slot: u16,
+    },
     /// The rank's request was refused by its sidecar, or withdrawn by the rank before it was ordered: it fails everywhere.
     Void {
         /// The set.
@@ -197,6 +234,12 @@ pub struct Order {
     pub prescale: f64,
     /// Equal for all.
     pub postscale: f64,
+    /// Equal for all.
+    pub codec: Codec,
+    /// For a message ([`Collective::Send`]): between whom; the topology of its plan has these two ranks only.
+    pub pair: Option<Pair>,
+    /// Ranks of the set that have joined, ascending: they asked for nothing and contribute zeros.
+    pub joined: Vec<Rank>,
     /// The tensors, in the bucket's order.
     pub tensors: Vec<OrderedTensor>,
     /// How the plan is made.
@@ -210,9 +253,11 @@ pub struct Order {
 pub struct OrderedTensor {
     /// The name.
     pub name: TensorName,
-    /// The shape: of every contribution, or of rank 0's where `rows` says how the first dimension differs.
+    /// The shape: of every contribution, or of the lowest rank's where `rows` says how the first dimension differs; of the
+    /// root's for a scatter, of the sender's for a message.
     pub shape: Shape,
-    /// For an all-gather: rows that each rank of the set contributes, in rank order. Empty otherwise.
+    /// For an all-gather and a gather: rows that each rank of the set contributes, in rank order. For an all-to-all: rows
+    /// from each rank to each rank, those of the lowest sender first. Empty otherwise.
     pub rows: Vec<u64>,
 }
 

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod codec;
 pub mod collective;
 pub mod control;
 pub mod dtype;
@@ -17,12 +18,13 @@ pub mod request;
 pub mod tuning;
 pub mod world;
 
-pub use collective::{Collective, ReduceOp};
+pub use codec::Codec;
+pub use collective::{Collective, Pair, ReduceOp};
 pub use control::Control;
 pub use dtype::DType;
 pub use failure::{Blame, Cause, Failure};
 pub use frame::{Frame, FrameError, FrameHeader, FrameKind};
 pub use ids::{Epoch, Incarnation, JobName, Lane, Member, Rank, RequestId, Seq, SetId, SidecarIndex, TensorName};
-pub use request::{Request, Shape};
+pub use request::{Detail, Group, Request, Shape};
 pub use tuning::{Algorithm, Tuning};
 pub use world::{ProcessSet, SetMember, SetTopology, World, WorldError};

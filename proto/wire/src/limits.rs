@@ -32,6 +32,14 @@ pub const EARLY_BUFFER_BYTES: usize = 4 << 20;
 pub const LANES_MAX: usize = 16;
 /// Strands of one plan that may be in flight at once on one lane.
 pub const WINDOW_MAX: usize = 64;
+/// Tensors in one group.
+pub const GROUP_TENSORS_MAX: usize = 16_384;
+/// Requests that a sidecar and the coordinator remember, so that a repeated one is announced by its number.
+pub const ANNOUNCE_SLOTS_MAX: usize = 1_024;
+/// Ranks of a set that performs an all-to-all: an order carries the rows of every pair.
+pub const ALL_TO_ALL_RANKS_MAX: usize = 256;
+/// Ranks of a set whose values an n-ary reduction sees at once: Adasum, median, clipped mean.
+pub const NARY_RANKS_MAX: usize = 256;
 /// Tensors in one bucket; with names of the greatest length an order still fits a control frame.
 pub const BUCKET_TENSORS_MAX: usize = 1_024;
 /// Bytes of one bucket unless a single tensor is larger.

@@ -4,9 +4,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::codec::Codec;
 use crate::collective::Collective;
 use crate::dtype::DType;
-use crate::ids::{SetId, TensorName};
+use crate::ids::{Rank, SetId, TensorName};
 use crate::limits;
 
 /// A request of one rank, as it is negotiated: everything about the tensor but its bytes.
@@ -26,6 +27,41 @@ pub struct Request {
     pub prescale: f64,
     /// The result is multiplied by this after the reduction.
     pub postscale: f64,
+    /// How contributions are encoded on the wire; only for an all-reduce.
+    pub codec: Codec,
+    /// The tensors with which it becomes ready; `None` when it stands alone.
+    pub group: Option<Group>,
+}
+
+impl Request {
+    /// A request without scaling, codec and group.
+    #[must_use]
+    pub const fn new(set: SetId, name: TensorName, collective: Collective, dtype: DType, shape: Shape) -> Self {
+        Self { set, name, collective, dtype, shape, prescale: 1.0, postscale: 1.0, codec: Codec::None, group: None }
+    }
+}
+
+/// Tensors of one set that are ordered together: none of them before all of them are ready on all ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Group {
+    /// What the ranks know the group by.
+    pub name: TensorName,
+    /// How many tensors it has: 1 to [`limits::GROUP_TENSORS_MAX`].
+    pub size: u32,
+}
+
+/// What a completed request says besides its result.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum Detail {
+    /// Nothing.
+    #[default]
+    None,
+    /// Of an all-to-all: rows received from each rank of the set, in rank order.
+    Splits(Vec<u64>),
+    /// Of a join: the rank that joined last.
+    LastJoined(Rank),
+    /// Of an added process set: its id.
+    Set(SetId),
 }
 
 /// A shape that breaks the rules.

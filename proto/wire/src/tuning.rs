@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub enum Algorithm {
     /// All members sit in one place: local reduction or copy, nothing is sent.
     Local,
-    /// Ring: reduce-scatter then all-gather for an all-reduce, all-gather alone for an all-gather.
+    /// Ring: reduce-scatter then all-gather for an all-reduce, either half alone for the other two.
     Ring,
     /// Recursive doubling on whole spans; excess members fold into a neighbour first.
     RecursiveDoubling,
@@ -18,6 +18,14 @@ pub enum Algorithm {
     BinomialTree,
     /// Dissemination: in round k a token travels 2^k members ahead.
     Dissemination,
+    /// Recursive halving, then recursive doubling; excess members fold into a neighbour first.
+    HalvingDoubling,
+    /// Pairwise exchange: in round r to the member r places ahead, from the one r places behind.
+    Pairwise,
+    /// Everything to or from the root at once.
+    Linear,
+    /// Two stages without relays: pieces to their owners, results from their owners.
+    Direct,
 }
 
 impl Algorithm {
@@ -30,6 +38,10 @@ impl Algorithm {
             Self::RecursiveDoubling => "recursive-doubling",
             Self::BinomialTree => "binomial-tree",
             Self::Dissemination => "dissemination",
+            Self::HalvingDoubling => "halving-doubling",
+            Self::Pairwise => "pairwise",
+            Self::Linear => "linear",
+            Self::Direct => "direct",
         }
     }
 }

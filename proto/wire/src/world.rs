@@ -222,6 +222,16 @@ impl SetTopology {
         u32::try_from(index).ok().map(Member)
     }
 
+    /// The part of the set that some of its ranks are: what a message between two of them is planned for.
+    #[must_use]
+    pub fn restricted_to(&self, ranks: &[Rank]) -> Self {
+        let restrict = |member: &SetMember| {
+            let ranks: Vec<Rank> = member.ranks.iter().copied().filter(|rank| ranks.contains(rank)).collect();
+            (!ranks.is_empty()).then_some(SetMember { sidecar: member.sidecar, ranks })
+        };
+        Self { set: self.set, members: self.members.iter().filter_map(restrict).collect() }
+    }
+
     /// The sidecar of a member.
     #[must_use]
     pub fn sidecar(&self, member: Member) -> SidecarIndex {

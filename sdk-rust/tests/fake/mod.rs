@@ -16,7 +16,7 @@ use ronde_rpc::v1::ronde_server::{Ronde, RondeServer};
 use ronde_rpc::v1::server_message::Message as Say;
 use ronde_rpc::{Claim, Claimed, Completion, EpochView, Place, Submission, paths, v1};
 use ronde_shm::{MemHost, OwnedSegment, PeerSegment, SegmentId, ServeOutcome, SessionToken, Share, serve_one};
-use ronde_wire::{Epoch, RequestId, Seq, Shape};
+use ronde_wire::{Detail, Epoch, RequestId, Seq, Shape};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -256,6 +256,7 @@ impl Server {
                 self.fail(RequestId(message.request), Failure::new(Cause::Refused, "withdrawn")).await;
             }
             Heard::Release(_) => self.shared.note("release"),
+            Heard::Abstain(message) => self.shared.note(format!("abstain {}", message.name)),
             Heard::Heartbeat(_) => {
                 self.shared.note("heartbeat");
                 if self.settings.answers {
@@ -349,9 +350,9 @@ impl Server {
     }
 
     async fn finish(&mut self, submission: Submission, result: Place) {
-        let shape: Shape = submission.what.shape;
-        let completion =
-            Completion { request: submission.request, epoch: Epoch(self.epoch), seq: Seq(1), shape, result };
+        let (request, epoch, seq) = (submission.request, Epoch(self.epoch), Seq(1));
+        let (dtype, shape, detail) = (submission.what.dtype, submission.what.shape, Detail::None);
+        let completion = Completion { request, epoch, seq, dtype, shape, result, detail };
         self.say(Say::Completed(completion.into_message())).await;
     }
 

@@ -233,7 +233,7 @@ impl Reader {
                 Some(ClientMessage::Goodbye(m)) => Command::Goodbye { session, reason: m.reason },
                 Some(ClientMessage::Claim(_)) => return "it claimed twice in one session".to_owned(),
                 // A message of a later protocol version: it was not negotiated, so it may be ignored.
-                None => continue,
+                Some(ClientMessage::Abstain(_)) | None => continue,
             };
             self.tell(command).await;
         }

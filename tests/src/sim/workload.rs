@@ -123,6 +123,8 @@ impl Item {
             shape: self.shape(self.rows[self.position(rank)]),
             prescale: self.prescale,
             postscale: self.postscale,
+            codec: ronde_wire::Codec::None,
+            group: None,
         }
     }
 

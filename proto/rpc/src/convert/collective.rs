@@ -1,6 +1,6 @@
 //! Element types, reductions and collectives.
 
-use ronde_wire::{Collective, DType, Rank, ReduceOp, limits};
+use ronde_wire::{Collective, DType, Rank, ReduceOp, SetId, limits};
 
 use super::ConvertError;
 use crate::v1;
@@ -42,6 +42,8 @@ pub fn reduce_op_from(number: i32) -> Result<ReduceOp, ConvertError> {
         v1::ReduceOp::Min => ReduceOp::Min,
         v1::ReduceOp::Max => ReduceOp::Max,
         v1::ReduceOp::Product => ReduceOp::Product,
+        v1::ReduceOp::Median => ReduceOp::Median,
+        v1::ReduceOp::ClippedMean => ReduceOp::ClippedMean,
     })
 }
 
@@ -64,6 +66,14 @@ pub fn collective_from(message: Option<v1::Collective>) -> Result<Collective, Co
         Kind::Recv(m) => Collective::Recv { from: rank("from", m.from)?, tag: m.tag },
         Kind::Barrier(_) => Collective::Barrier,
         Kind::Join(_) => Collective::Join,
+        Kind::AddSet(m) if m.ranks.len() > limits::RANKS_MAX => {
+            let max = limits::RANKS_MAX as u64;
+            return Err(ConvertError::TooLarge { field: "ranks", given: m.ranks.len() as u64, max });
+        }
+        Kind::AddSet(m) => {
+            Collective::AddSet { ranks: m.ranks.into_iter().map(|r| rank("ranks", r)).collect::<Result<_, _>>()? }
+        }
+        Kind::RemoveSet(m) => Collective::RemoveSet { set: SetId(m.set) },
     })
 }
 
@@ -96,6 +106,8 @@ impl From<ReduceOp> for v1::ReduceOp {
             ReduceOp::Min => Self::Min,
             ReduceOp::Max => Self::Max,
             ReduceOp::Product => Self::Product,
+            ReduceOp::Median => Self::Median,
+            ReduceOp::ClippedMean => Self::ClippedMean,
             // As for element types: unset is refused by the receiver, by name.
             _ => Self::Unspecified,
         }
@@ -119,6 +131,10 @@ impl From<Collective> for v1::Collective {
             Collective::Recv { from, tag } => Some(Kind::Recv(m::Recv { from: from.0, tag })),
             Collective::Barrier => Some(Kind::Barrier(m::Barrier {})),
             Collective::Join => Some(Kind::Join(m::Join {})),
+            Collective::AddSet { ranks } => {
+                Some(Kind::AddSet(m::AddSet { ranks: ranks.into_iter().map(|rank| rank.0).collect() }))
+            }
+            Collective::RemoveSet { set } => Some(Kind::RemoveSet(m::RemoveSet { set: set.0 })),
             // Unset, which the receiver refuses; no collective of this release comes here.
             _ => None,
         };

@@ -4,9 +4,9 @@ use std::fmt;
 use std::hint::black_box;
 
 use bytes::Bytes;
-use ronde_wire::{Epoch, JobName, Rank, RequestId, Seq, Shape, limits};
+use ronde_wire::{DType, Detail, Epoch, JobName, Rank, RequestId, Seq, SetId, Shape, limits};
 
-use super::collective::rank;
+use super::collective::{dtype_from, rank};
 use super::submission::Place;
 use super::{ConvertError, printable};
 use crate::paths::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN};
@@ -234,38 +234,70 @@ pub struct Completion {
     pub epoch: Epoch,
     /// Its job-wide number.
     pub seq: Seq,
-    /// The shape of the result.
+    /// The type of the result.
+    pub dtype: DType,
+    /// The shape of the result; `[0]` for a rank that gets none.
     pub shape: Shape,
     /// Where the result lies: in a result segment, or nowhere when there is none or it came as parts before.
     pub result: Place,
+    /// What else the caller learns.
+    pub detail: Detail,
 }
 
 impl Completion {
     /// Parses a message.
     ///
     /// # Errors
-    /// [`ConvertError`] for a shape or a place that breaks its rules.
+    /// [`ConvertError`] for a type, a shape or a place that breaks its rules.
     pub fn parse(message: v1::Completed) -> Result<Self, ConvertError> {
+        let detail = detail_from(&message)?;
         Ok(Self {
             request: RequestId(message.request),
             epoch: Epoch(message.epoch),
             seq: Seq(message.seq),
+            dtype: dtype_from(message.dtype)?,
             shape: Shape::new(message.shape)?,
             result: Place::parse(message.result)?,
+            detail,
         })
     }
 
     /// The message that parses back to this.
     #[must_use]
     pub fn into_message(self) -> v1::Completed {
+        let (mut splits, mut last_joined, mut set) = (Vec::new(), None, None);
+        match self.detail {
+            Detail::None => {}
+            Detail::Splits(rows) => splits = rows,
+            Detail::LastJoined(rank) => last_joined = Some(rank.0),
+            Detail::Set(id) => set = Some(id.0),
+        }
         v1::Completed {
             request: self.request.0,
             epoch: self.epoch.0,
             seq: self.seq.0,
+            dtype: v1::DType::from(self.dtype).into(),
             shape: self.shape.into(),
             result: self.result.into_message(),
+            splits,
+            last_joined,
+            set,
         }
     }
+}
+
+fn detail_from(message: &v1::Completed) -> Result<Detail, ConvertError> {
+    if let Some(given) = message.last_joined {
+        return Ok(Detail::LastJoined(rank("last_joined", given)?));
+    }
+    if let Some(set) = message.set {
+        return Ok(Detail::Set(SetId(set)));
+    }
+    let (given, max) = (message.splits.len(), limits::RANKS_MAX);
+    if given > max {
+        return Err(ConvertError::TooLarge { field: "splits", given: given as u64, max: max as u64 });
+    }
+    Ok(if given == 0 { Detail::None } else { Detail::Splits(message.splits.clone()) })
 }
 
 fn positive(field: &'static str, given: u32) -> Result<u32, ConvertError> {

@@ -1,7 +1,7 @@
 //! Submissions: what a worker asks for and where its bytes lie.
 
 use bytes::Bytes;
-use ronde_wire::{Collective, DType, Request, RequestId, SetId, Shape, TensorName, limits};
+use ronde_wire::{Codec, Collective, DType, Group, Request, RequestId, SetId, Shape, TensorName, limits};
 
 use super::collective::{collective_from, dtype_from};
 use super::{ConvertError, printable};
@@ -72,7 +72,7 @@ impl Submission {
     /// The message that parses back to this.
     #[must_use]
     pub fn into_message(self) -> v1::Submit {
-        let Request { set, name, collective, dtype, shape, prescale, postscale } = self.what;
+        let Request { set, name, collective, dtype, shape, prescale, postscale, codec, group } = self.what;
         v1::Submit {
             request: self.request.0,
             name: name.into(),
@@ -83,7 +83,8 @@ impl Submission {
             prescale,
             postscale,
             input: self.place.into_message(),
-            codec: String::new(),
+            codec: codec.name().to_owned(),
+            group: group.map(|group| v1::Group { name: group.name.into(), size: group.size }),
         }
     }
 }
@@ -131,10 +132,10 @@ impl Place {
 }
 
 fn parse_named(message: v1::Submit, name: TensorName) -> Result<Submission, ConvertError> {
-    if !message.codec.is_empty() {
-        return Err(ConvertError::Codec { codec: printable(&message.codec) });
-    }
+    let codec = Codec::from_name(&message.codec);
+    let codec = codec.ok_or_else(|| ConvertError::Codec { codec: printable(&message.codec) })?;
     let collective = collective_from(message.collective)?;
+    let group = message.group.map(group_from).transpose()?;
     check_scale("prescale", message.prescale, &collective)?;
     check_scale("postscale", message.postscale, &collective)?;
     let place = Place::parse(message.input)?;
@@ -153,12 +154,25 @@ fn parse_named(message: v1::Submit, name: TensorName) -> Result<Submission, Conv
         shape,
         prescale: message.prescale,
         postscale: message.postscale,
+        codec,
+        group,
     };
     Ok(Submission { request: RequestId(message.request), what, place })
 }
 
 fn has_tensor(collective: &Collective) -> bool {
     !matches!(collective, Collective::Barrier | Collective::Join)
+}
+
+fn group_from(message: v1::Group) -> Result<Group, ConvertError> {
+    let (given, max) = (u64::from(message.size), limits::GROUP_TENSORS_MAX as u64);
+    if given == 0 {
+        return Err(ConvertError::Missing { field: "group size", hint: "a group has at least one tensor" });
+    }
+    if given > max {
+        return Err(ConvertError::TooLarge { field: "group size", given, max });
+    }
+    Ok(Group { name: TensorName::new(message.name)?, size: message.size })
 }
 
 fn check_scale(field: &'static str, given: f64, collective: &Collective) -> Result<(), ConvertError> {

@@ -21,7 +21,7 @@ pub struct Description {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ClientMessage {
-    #[prost(oneof = "client_message::Message", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "client_message::Message", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub message: ::core::option::Option<client_message::Message>,
 }
 /// Nested message and enum types in `ClientMessage`.
@@ -40,6 +40,8 @@ pub mod client_message {
         Heartbeat(super::Heartbeat),
         #[prost(message, tag = "6")]
         Goodbye(super::Goodbye),
+        #[prost(message, tag = "7")]
+        Abstain(super::Abstain),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -134,7 +136,10 @@ pub struct EpochBegan {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Collective {
-    #[prost(oneof = "collective::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
+    #[prost(
+        oneof = "collective::Kind",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14"
+    )]
     pub kind: ::core::option::Option<collective::Kind>,
 }
 /// Nested message and enum types in `Collective`.
@@ -196,6 +201,17 @@ pub mod collective {
     pub struct Barrier {}
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Join {}
+    /// All ranks of the world form a process set of these; its id is in Completed.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct AddSet {
+        #[prost(uint32, repeated, tag = "1")]
+        pub ranks: ::prost::alloc::vec::Vec<u32>,
+    }
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct RemoveSet {
+        #[prost(uint32, tag = "1")]
+        pub set: u32,
+    }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Kind {
         #[prost(message, tag = "1")]
@@ -222,6 +238,10 @@ pub mod collective {
         Barrier(Barrier),
         #[prost(message, tag = "12")]
         Join(Join),
+        #[prost(message, tag = "13")]
+        AddSet(AddSet),
+        #[prost(message, tag = "14")]
+        RemoveSet(RemoveSet),
     }
 }
 /// Where a tensor's bytes lie. A place that the sidecar does not support is refused by name.
@@ -289,9 +309,31 @@ pub struct Submit {
     /// Not written by anybody until the operation completes or fails. Unset for a barrier.
     #[prost(message, optional, tag = "9")]
     pub input: ::core::option::Option<Place>,
-    /// A codec's name; empty for none. Codecs are not supported yet and refused by name.
+    /// A codec's name: float16 or bfloat16 for an all-reduce of float32; empty for none. Others are refused by name.
     #[prost(string, tag = "10")]
     pub codec: ::prost::alloc::string::String,
+    /// The tensors with which this one becomes ready.
+    #[prost(message, optional, tag = "11")]
+    pub group: ::core::option::Option<Group>,
+}
+/// Tensors that are ordered together: none of them before all of them are ready on all ranks.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Group {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// How many tensors it has, at least 1.
+    #[prost(uint32, tag = "2")]
+    pub size: u32,
+}
+/// The worker cannot submit what other ranks may wait for, because a limit on its side is reached: it fails on all ranks.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Abstain {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub process_set: u32,
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
 }
 /// The worker no longer waits. If the operation is not ordered yet it fails on all ranks; otherwise it completes and the
 /// result is dropped.
@@ -329,9 +371,21 @@ pub struct Completed {
     #[prost(uint64, repeated, tag = "4")]
     pub shape: ::prost::alloc::vec::Vec<u64>,
     /// In a result segment for requests whose input was in an arena; unset for a barrier and for inline requests, whose
-    /// bytes came before as ResultParts.
+    /// bytes came before as ResultParts. Also unset for a rank that gets no result: its shape is \[0\].
     #[prost(message, optional, tag = "5")]
     pub result: ::core::option::Option<Place>,
+    /// The type of the result.
+    #[prost(enumeration = "DType", tag = "6")]
+    pub dtype: i32,
+    /// Of an all-to-all: rows received from each rank of the set, in rank order.
+    #[prost(uint64, repeated, tag = "7")]
+    pub splits: ::prost::alloc::vec::Vec<u64>,
+    /// Of a join: the rank that joined last.
+    #[prost(uint32, optional, tag = "8")]
+    pub last_joined: ::core::option::Option<u32>,
+    /// Of an added process set: its id.
+    #[prost(uint32, optional, tag = "9")]
+    pub set: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ResultPart {
@@ -448,6 +502,8 @@ pub enum ReduceOp {
     Min = 4,
     Max = 5,
     Product = 6,
+    Median = 7,
+    ClippedMean = 8,
 }
 impl ReduceOp {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -463,6 +519,8 @@ impl ReduceOp {
             Self::Min => "REDUCE_OP_MIN",
             Self::Max => "REDUCE_OP_MAX",
             Self::Product => "REDUCE_OP_PRODUCT",
+            Self::Median => "REDUCE_OP_MEDIAN",
+            Self::ClippedMean => "REDUCE_OP_CLIPPED_MEAN",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -475,6 +533,8 @@ impl ReduceOp {
             "REDUCE_OP_MIN" => Some(Self::Min),
             "REDUCE_OP_MAX" => Some(Self::Max),
             "REDUCE_OP_PRODUCT" => Some(Self::Product),
+            "REDUCE_OP_MEDIAN" => Some(Self::Median),
+            "REDUCE_OP_CLIPPED_MEAN" => Some(Self::ClippedMean),
             _ => None,
         }
     }

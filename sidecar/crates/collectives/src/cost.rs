@@ -64,8 +64,14 @@ pub fn algorithm_of(
             let costs = candidates(topology, &work, model);
             costs.into_iter().min_by(|a, b| a.1.total_cmp(&b.1)).map_or(Algorithm::Ring, |cheapest| cheapest.0)
         }
-        WorkKind::Broadcast { .. } => Algorithm::BinomialTree,
-        WorkKind::AllGather => Algorithm::Ring,
+        WorkKind::AllReduceCoded { .. }
+        | WorkKind::AllReduceNAry
+        | WorkKind::AllReduceTwoPass { .. }
+        | WorkKind::AllReduceAdaptive => Algorithm::Direct,
+        WorkKind::Broadcast { .. } | WorkKind::Reduce { .. } => Algorithm::BinomialTree,
+        WorkKind::AllGather | WorkKind::ReduceScatter => Algorithm::Ring,
+        WorkKind::Gather { .. } | WorkKind::Scatter { .. } => Algorithm::Linear,
+        WorkKind::AllToAll => Algorithm::Pairwise,
         WorkKind::Barrier => Algorithm::Dissemination,
     }
 }
@@ -113,8 +119,14 @@ fn candidates(topology: &SetTopology, work: &Work, model: &CostModel) -> Vec<(Al
     let algorithms: &[Algorithm] = match work.kind {
         _ if topology.len() <= 1 => &[Algorithm::Local],
         WorkKind::AllReduce => &[Algorithm::RecursiveDoubling, Algorithm::Ring],
-        WorkKind::Broadcast { .. } => &[Algorithm::BinomialTree],
-        WorkKind::AllGather => &[Algorithm::Ring],
+        WorkKind::AllReduceCoded { .. }
+        | WorkKind::AllReduceNAry
+        | WorkKind::AllReduceTwoPass { .. }
+        | WorkKind::AllReduceAdaptive => &[Algorithm::Direct],
+        WorkKind::Broadcast { .. } | WorkKind::Reduce { .. } => &[Algorithm::BinomialTree],
+        WorkKind::AllGather | WorkKind::ReduceScatter => &[Algorithm::Ring],
+        WorkKind::Gather { .. } | WorkKind::Scatter { .. } => &[Algorithm::Linear],
+        WorkKind::AllToAll => &[Algorithm::Pairwise],
         WorkKind::Barrier => &[Algorithm::Dissemination],
     };
     let cost = |&algorithm: &Algorithm| {

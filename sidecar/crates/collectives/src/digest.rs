@@ -5,7 +5,7 @@ use ronde_wire::{Algorithm, SetTopology, Tuning, frame::PLANNER_VERSION};
 use crate::plan::{Work, WorkKind};
 
 /// All inputs of a plan but the member, as bytes that the engine hashes and puts into the order: planner version, set,
-/// members with their ranks, kind, root, element size, tensors and tuning.
+/// members with their ranks, kind with its root or size, element size, tensors and tuning.
 ///
 /// Every number is eight bytes, little-endian, and every list is preceded by its length, so that no two different
 /// inputs have the same bytes. The format is private to a planner version.
@@ -20,14 +20,23 @@ pub fn digest_input(topology: &SetTopology, work: &Work, tuning: &Tuning) -> Vec
         out.length(member.ranks.len());
         member.ranks.iter().for_each(|rank| out.number(rank.0));
     }
-    let (kind, root) = match work.kind {
+    let (kind, parameter) = match work.kind {
         WorkKind::AllReduce => (0, 0),
         WorkKind::Broadcast { root } => (1, root.0),
         WorkKind::AllGather => (2, 0),
         WorkKind::Barrier => (3, 0),
+        WorkKind::AllReduceCoded { encoded_bytes } => (4, encoded_bytes),
+        WorkKind::AllReduceNAry => (5, 0),
+        WorkKind::AllReduceTwoPass { measures } => (6, measures),
+        WorkKind::AllReduceAdaptive => (7, 0),
+        WorkKind::ReduceScatter => (8, 0),
+        WorkKind::Reduce { root } => (9, root.0),
+        WorkKind::Gather { root } => (10, root.0),
+        WorkKind::Scatter { root } => (11, root.0),
+        WorkKind::AllToAll => (12, 0),
     };
     out.number(kind);
-    out.number(root);
+    out.number(parameter);
     out.number(work.element_bytes);
     out.length(work.tensors.len());
     for counts in &work.tensors {
@@ -68,6 +77,10 @@ fn algorithm_number(algorithm: Algorithm) -> u32 {
         Algorithm::RecursiveDoubling => 2,
         Algorithm::BinomialTree => 3,
         Algorithm::Dissemination => 4,
+        Algorithm::HalvingDoubling => 5,
+        Algorithm::Pairwise => 6,
+        Algorithm::Linear => 7,
+        Algorithm::Direct => 8,
         _ => u32::MAX,
     }
 }

@@ -2,7 +2,7 @@
 
 use ronde_wire::SetTopology;
 
-use crate::plan::{Layout, Slice, Source, Span};
+use crate::plan::{Layout, Slice, Source, Span, Target};
 
 impl Layout {
     /// Tensor behind tensor, whole.
@@ -57,7 +57,14 @@ impl Layout {
         }
         let span = Span { start: self.elements, len: input.len };
         self.elements = span.end();
-        self.slices.push(Slice { span, tensor, source, input_start: input.start, output_start });
+        self.slices.push(Slice {
+            span,
+            tensor,
+            source,
+            target: Target::EveryRank,
+            input_start: input.start,
+            output_start,
+        });
     }
 }
 

@@ -13,9 +13,11 @@
 //!   lane start in order, at most `window` at once; they overlap freely. That bounds private memory and gives pipelining.
 //! - A **round** has local steps, done first and in order, then transfers, which proceed together. The next round begins
 //!   when all transfers of this one are complete here.
-//! - A **register** is a private buffer of a strand: a few per strand, each as long as the span last put into it.
+//! - A **register** is a private buffer of a strand: a few per strand, each as long as what was last put into it.
+//! - A **prelude** is a first strand that ends before any other begins. It measures the inputs for reducers that look twice
+//!   at them: what it concludes belongs to the operation, and the other strands use it.
 
-use ronde_wire::{Lane, Member, Rank};
+use ronde_wire::{Lane, Member, Rank, limits};
 
 /// A run of elements in the bucket's coordinates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,6 +63,15 @@ pub enum Source {
     One(Rank),
 }
 
+/// Whose result a slice of the bucket belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// Every rank gets these elements; the ranks of one member share the memory of their result.
+    EveryRank,
+    /// One rank gets them, in a result of its own.
+    One(Rank),
+}
+
 /// A contiguous part of one tensor within the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
@@ -70,9 +81,11 @@ pub struct Slice {
     pub tensor: u32,
     /// Whose input it is.
     pub source: Source,
+    /// Whose result it is.
+    pub target: Target,
     /// Its first element within the contributing tensor.
     pub input_start: u64,
-    /// Its first element within the resulting tensor.
+    /// Its first element within the target's resulting tensor.
     pub output_start: u64,
 }
 
@@ -105,10 +118,27 @@ impl Layout {
 
 /// A private buffer of a strand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Register(pub u8);
+pub struct Register(pub u16);
 
-/// The most registers that a strand may name.
-pub const REGISTERS_MAX: u8 = 4;
+/// The most registers that a strand may name: two for each member of the largest set, and some to work with. An executor
+/// makes room for those that a strand names.
+#[allow(clippy::cast_possible_truncation, reason = "2,056, checked by the assertion below")]
+pub const REGISTERS_MAX: u16 = (2 * limits::SIDECARS_MAX + 8) as u16;
+
+const _: () = assert!(REGISTERS_MAX as usize == 2 * limits::SIDECARS_MAX + 8);
+
+/// What a register holds of a span, and a chunk carries of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// The elements.
+    Values,
+    /// The elements as the codec encodes them.
+    Encoded,
+    /// For each rank of the member they come from, ascending: the rank's prescaled elements of the span.
+    EachRank,
+    /// Measures of the member they come from: `span.len` numbers of type f64, where `span.start` is 0.
+    Measures,
+}
 
 /// A local step of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +146,13 @@ pub enum Step {
     /// The register becomes this member's contribution to the span: its ranks' values, prescaled, reduced in rank order
     /// for slices of every rank; the value of the one rank otherwise, which must be local.
     Contribute {
+        /// Where to.
+        into: Register,
+        /// Which elements.
+        span: Span,
+    },
+    /// The register becomes each local rank's values of the span, prescaled, one rank after another ([`Form::EachRank`]).
+    ContributeEach {
         /// Where to.
         into: Register,
         /// Which elements.
@@ -133,6 +170,16 @@ pub enum Step {
         /// Which elements both hold.
         span: Span,
     },
+    /// `into` becomes the n-ary reduction of all ranks' values, in rank order. As many registers from `first` on as there
+    /// are members hold them in member order ([`Form::EachRank`]); `into` is none of them.
+    ReduceN {
+        /// The register of member 0.
+        first: Register,
+        /// The result.
+        into: Register,
+        /// Which elements they hold.
+        span: Span,
+    },
     /// The register is divided by the number of ranks for an average, then multiplied by the postscale.
     Finish {
         /// Which register.
@@ -140,7 +187,46 @@ pub enum Step {
         /// Which elements it holds.
         span: Span,
     },
-    /// The register's elements are written to the result of the local ranks, which is never read back.
+    /// The register's values become what the codec encodes them as ([`Form::Encoded`]).
+    Encode {
+        /// Which register.
+        register: Register,
+        /// Which elements it holds.
+        span: Span,
+    },
+    /// The register's encoded elements become values again.
+    Decode {
+        /// Which register.
+        register: Register,
+        /// Which elements it holds.
+        span: Span,
+    },
+    /// Adds to the measures in `into` what the local ranks' own inputs of the span say: for each local rank, ascending, for
+    /// each measure of the reducer one number. A register that holds nothing yet counts as zeros.
+    MeasureOwn {
+        /// The measures ([`Form::Measures`]).
+        into: Register,
+        /// Which elements are measured.
+        span: Span,
+    },
+    /// Adds to the measures in `into` what all ranks' values of the span say together: the inner product of each pair of
+    /// ranks, as the upper triangle row by row, by position in the set. Registers as for [`Step::ReduceN`].
+    MeasureAll {
+        /// The register of member 0.
+        first: Register,
+        /// The measures ([`Form::Measures`]).
+        into: Register,
+        /// Which elements are measured.
+        span: Span,
+    },
+    /// The measures of all members, in registers from `first` on in member order, become the operation's: what its
+    /// [`Step::ReduceN`]s reduce by. Once, as the last step of a prelude.
+    Conclude {
+        /// The register of member 0.
+        first: Register,
+    },
+    /// The register's elements are written to the results that they belong to, which are never read back. Slices with one
+    /// target must have a local one.
     Publish {
         /// Where from.
         from: Register,
@@ -152,7 +238,7 @@ pub enum Step {
 /// A transfer of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
-    /// The register's elements go to a peer; the register keeps them.
+    /// What the register holds goes to a peer; the register keeps it.
     Send {
         /// The receiver.
         to: Member,
@@ -160,6 +246,8 @@ pub enum Transfer {
         from: Register,
         /// Which elements.
         span: Span,
+        /// What of them.
+        form: Form,
     },
     /// The register becomes what a peer sends.
     Receive {
@@ -169,6 +257,8 @@ pub enum Transfer {
         into: Register,
         /// Which elements.
         span: Span,
+        /// What of them.
+        form: Form,
     },
 }
 
@@ -200,6 +290,8 @@ pub struct Plan {
     pub layout: Layout,
     /// The strands; a chunk's header names the index in this list.
     pub strands: Vec<Strand>,
+    /// Whether the first strand ends here before any other begins. Then all strands are on one lane.
+    pub prelude: bool,
     /// How many strands of one lane may be in flight at once; at least 1. A strand that has nothing to do is skipped
     /// and does not count.
     pub window: usize,
@@ -208,8 +300,30 @@ pub struct Plan {
 /// What a bucket's tensors need, agreed by all members.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WorkKind {
-    /// Every rank gets the reduction.
+    /// Every rank gets the reduction, which is pairwise and associative but for rounding.
     AllReduce,
+    /// The same with a codec: each source encodes once for each owner of a piece, which decodes, reduces in member order
+    /// and encodes once for all, itself included.
+    AllReduceCoded {
+        /// Bytes of an encoded element.
+        encoded_bytes: u32,
+    },
+    /// Every rank gets the reduction, which takes all ranks' values at once: nothing is reduced before.
+    AllReduceNAry,
+    /// The same, after each rank's tensor has been measured by itself.
+    AllReduceTwoPass {
+        /// Numbers for each rank and tensor: 1 to 64.
+        measures: u32,
+    },
+    /// The same, after the inner products of all pairs of ranks have been measured. One tensor in a bucket.
+    AllReduceAdaptive,
+    /// Every rank gets its share of the reduction.
+    ReduceScatter,
+    /// The root gets the reduction.
+    Reduce {
+        /// The global rank.
+        root: Rank,
+    },
     /// Every rank gets the root's tensor.
     Broadcast {
         /// The global rank.
@@ -217,6 +331,18 @@ pub enum WorkKind {
     },
     /// Every rank gets all contributions in rank order of the set.
     AllGather,
+    /// The root gets all contributions in rank order of the set.
+    Gather {
+        /// The global rank.
+        root: Rank,
+    },
+    /// Every rank gets its share of the root's tensor.
+    Scatter {
+        /// The global rank.
+        root: Rank,
+    },
+    /// Every rank gets its share of every rank's tensor, in rank order of the set.
+    AllToAll,
     /// Nothing but waiting for each other; no tensors.
     Barrier,
 }
@@ -228,9 +354,20 @@ pub struct Work {
     pub kind: WorkKind,
     /// Bytes of one element; chunk sizes are given in bytes.
     pub element_bytes: u32,
-    /// For each tensor its element counts: one number (all-reduce, broadcast), or one for each rank of the set in rank
-    /// order (all-gather).
+    /// For each tensor its element counts, by [`WorkKind::counts`].
     pub tensors: Vec<Vec<u64>>,
+}
+
+/// How many element counts a tensor of a bucket has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counts {
+    /// One: all contributions and results are equally long.
+    One,
+    /// One for each rank of the set in rank order: what it contributes (all-gather, gather) or gets (reduce-scatter,
+    /// scatter).
+    EachRank,
+    /// From each rank to each rank of the set, those of the lowest sender first.
+    EachPair,
 }
 
 impl WorkKind {
@@ -239,9 +376,39 @@ impl WorkKind {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::AllReduce => "all-reduce",
+            Self::AllReduceCoded { .. } => "coded all-reduce",
+            Self::AllReduceNAry => "n-ary all-reduce",
+            Self::AllReduceTwoPass { .. } => "two-pass all-reduce",
+            Self::AllReduceAdaptive => "adaptive all-reduce",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::Reduce { .. } => "reduce",
             Self::Broadcast { .. } => "broadcast",
             Self::AllGather => "all-gather",
+            Self::Gather { .. } => "gather",
+            Self::Scatter { .. } => "scatter",
+            Self::AllToAll => "all-to-all",
             Self::Barrier => "barrier",
+        }
+    }
+
+    /// How many counts each tensor has.
+    #[must_use]
+    pub const fn counts(&self) -> Counts {
+        match self {
+            Self::AllGather | Self::Gather { .. } | Self::ReduceScatter | Self::Scatter { .. } => Counts::EachRank,
+            Self::AllToAll => Counts::EachPair,
+            _ => Counts::One,
+        }
+    }
+
+    /// The root, where there is one.
+    #[must_use]
+    pub const fn root(&self) -> Option<Rank> {
+        match self {
+            Self::Broadcast { root } | Self::Reduce { root } | Self::Gather { root } | Self::Scatter { root } => {
+                Some(*root)
+            }
+            _ => None,
         }
     }
 }

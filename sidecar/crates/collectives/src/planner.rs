@@ -5,7 +5,7 @@ use ronde_wire::{Algorithm, Lane, Member, Rank, SetId, SetTopology, Tuning, limi
 use crate::algorithms::{
     Predicted, binomial_broadcast, dissemination, local, recursive_doubling, ring_allgather, ring_allreduce,
 };
-use crate::plan::{Plan, Round, Strand, Work, WorkKind};
+use crate::plan::{Counts, Plan, Round, Strand, Work, WorkKind};
 
 /// The most strands that a plan may have: 2^20 chunks of 64 KiB are 64 GiB for each piece. Bounds the memory of a plan.
 pub const STRANDS_MAX: u64 = 1 << 20;
@@ -201,12 +201,16 @@ fn check_work(topology: &SetTopology, work: &Work) -> Result<(), PlanError> {
     within("the number of ranks", topology.size() as u64, 1, limits::RANKS_MAX as u64)?;
     let tensors_max = if work.kind == WorkKind::Barrier { 0 } else { limits::BUCKET_TENSORS_MAX as u64 };
     within("the number of tensors", work.tensors.len() as u64, 0, tensors_max)?;
-    if let WorkKind::Broadcast { root } = work.kind
+    if let Some(root) = work.kind.root()
         && topology.member_of(root).is_none()
     {
         return Err(PlanError::Root { root, set: topology.set });
     }
-    let needed = if work.kind == WorkKind::AllGather { topology.size() } else { 1 };
+    let needed = match work.kind.counts() {
+        Counts::One => 1,
+        Counts::EachRank => topology.size(),
+        Counts::EachPair => topology.size() * topology.size(),
+    };
     for (tensor, counts) in work.tensors.iter().enumerate() {
         if counts.len() != needed {
             return Err(PlanError::Counts { tensor, kind: work.kind.name(), given: counts.len(), needed });

@@ -3,7 +3,8 @@
 mod worlds;
 
 use ronde_collectives::check::{At, Proof, Violation};
-use ronde_collectives::{Plan, Register, Round, Span, Step, Transfer, WorkKind, check};
+use ronde_collectives::plan::REGISTERS_MAX;
+use ronde_collectives::{Form, Plan, Register, Round, Span, Step, Transfer, WorkKind, check};
 use ronde_wire::{Algorithm, Lane, Member, Rank, SetTopology, Tuning};
 use worlds::{flat, placed, plans, work};
 
@@ -186,9 +187,9 @@ spoilt!(
     at(1, 0, 1),
     |round| {
         let Transfer::Receive { into, .. } = &mut round.transfers[1] else { panic!("a ring receives second") };
-        *into = Register(4);
+        *into = Register(REGISTERS_MAX);
     },
-    Violation::NoRegister { register: Register(4), .. }
+    Violation::NoRegister { register: Register(REGISTERS_MAX), .. }
 );
 spoilt!(
     received_into_an_unread_register,
@@ -367,8 +368,8 @@ fn a_barrier_that_lets_somebody_pass() {
         let (to, from) = (Member((member + 1) % 4), Member((member + 3) % 4));
         let empty = Span { start: 0, len: 0 };
         round.transfers = vec![
-            Transfer::Send { to, from: Register(0), span: empty },
-            Transfer::Receive { from, into: Register(1), span: empty },
+            Transfer::Send { to, from: Register(0), span: empty, form: Form::Values },
+            Transfer::Receive { from, into: Register(1), span: empty, form: Form::Values },
         ];
     }
     assert!(matches!(case.violation(), Violation::NotAwaited { .. }), "{:?}", case.violation());

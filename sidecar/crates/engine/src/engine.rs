@@ -272,7 +272,7 @@ impl Engine {
         match message {
             Control::EpochEnd { failure } => participant.epoch_ended(cx, failure),
             Control::Order(order) => participant.order(cx, seq, &order),
-            Control::Reject { set, name, failure } => participant.rejected(cx, set, &name, &failure),
+            Control::Reject { set, name, failure, .. } => participant.rejected(cx, set, &name, &failure),
             Control::Suspects { sidecars, ranks } => participant.suspects(cx, Suspects { sidecars, ranks }),
             _ => {}
         }

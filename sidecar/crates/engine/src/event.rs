@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ronde_collectives::plan::Plan;
 use ronde_wire::{
-    Control, DType, Epoch, Failure, Rank, ReduceOp, Request, RequestId, Seq, SetId, SetTopology, Shape, SidecarIndex,
-    TensorName,
+    Codec, Control, DType, Detail, Epoch, Failure, Rank, ReduceOp, Request, RequestId, Seq, SetId, SetTopology, Shape,
+    SidecarIndex, TensorName,
 };
 
 /// A point in time: microseconds since a start that the caller chooses. Only differences matter.
@@ -191,8 +191,14 @@ pub struct Completion {
     pub seq: Seq,
     /// The index of the tensor within the operation.
     pub tensor: u32,
-    /// The shape of the result.
+    /// The type of the result.
+    pub dtype: DType,
+    /// The shape of the result; `[0]` for a rank that gets none.
     pub shape: Shape,
+    /// Whether the result lies in memory of this rank's own; otherwise the local ranks share it.
+    pub own: bool,
+    /// What else the caller learns.
+    pub detail: Detail,
 }
 
 /// An ordered operation that is performed here: the plan, what it computes, and whose requests it answers.
@@ -210,8 +216,10 @@ pub struct Admission {
     pub arithmetic: Arithmetic,
     /// The tensors of the bucket, in its order.
     pub tensors: Vec<AdmittedTensor>,
-    /// This sidecar's ranks of the set, ascending: they contribute, and get the result.
+    /// This sidecar's ranks of the topology, ascending: they contribute.
     pub local_ranks: Vec<Rank>,
+    /// Those of them that have joined, ascending: they contribute zeros, and there is no request of theirs.
+    pub joined: Vec<Rank>,
 }
 
 /// How the elements of an operation are combined.
@@ -227,6 +235,8 @@ pub struct Arithmetic {
     pub prescale: f64,
     /// The result is multiplied by this last.
     pub postscale: f64,
+    /// How elements are encoded on the wire.
+    pub codec: Codec,
 }
 
 /// One tensor of an admitted operation.
@@ -234,8 +244,21 @@ pub struct Arithmetic {
 pub struct AdmittedTensor {
     /// The name.
     pub name: TensorName,
-    /// The shape of the result; equal for all local ranks.
+    /// The requests that it answers: one for each local rank that has not joined, ascending by rank.
+    pub requests: Vec<AdmittedRequest>,
+    /// Whether each rank's result has memory of its own; otherwise they share one, and all shapes are equal.
+    pub own: bool,
+}
+
+/// A local rank's part in a tensor of an admitted operation.
+#[derive(Clone, Debug)]
+pub struct AdmittedRequest {
+    /// The rank.
+    pub rank: Rank,
+    /// The worker's number for it.
+    pub request: RequestId,
+    /// The shape of the rank's result; `[0]` when it gets none.
     pub output: Shape,
-    /// The requests that it answers: one for each local rank of the set, ascending by rank.
-    pub requests: Vec<(Rank, RequestId)>,
+    /// What else it learns.
+    pub detail: Detail,
 }

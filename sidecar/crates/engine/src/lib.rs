@@ -14,6 +14,6 @@ pub mod executor;
 pub mod memory;
 
 pub use engine::{Engine, EngineConfig, EnginePhase, Stats, Status};
-pub use event::{Action, Admission, AdmittedTensor, Arithmetic, Completion, Event, Time};
+pub use event::{Action, Admission, AdmittedRequest, AdmittedTensor, Arithmetic, Completion, Event, Time};
 pub use executor::{Executor, ExecutorAction, ExecutorConfig, ExecutorStats, PrivateBytes, Violation};
 pub use memory::{InputPlace, Memory, MemoryError, OutputPlace};

@@ -10,7 +10,7 @@ pub trait Memory {
     /// [`MemoryError`] when the place does not hold them any more; the operation then fails for all.
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError>;
 
-    /// Copies private bytes into the result that the local ranks share. Written bytes are never read back.
+    /// Copies private bytes into a result. Written bytes are never read back.
     ///
     /// # Errors
     /// [`MemoryError`] when the result's place is gone.
@@ -37,6 +37,8 @@ pub struct OutputPlace {
     pub seq: Seq,
     /// The tensor's index in the operation.
     pub tensor: u32,
+    /// The local rank whose own result it is; `None` for the one that the local ranks share.
+    pub rank: Option<Rank>,
     /// The first byte.
     pub offset: u64,
 }

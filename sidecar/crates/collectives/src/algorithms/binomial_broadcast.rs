@@ -23,7 +23,7 @@ pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let count = inputs.strand_count(whole.len);
     let tree = Tree::new(inputs, root);
     let strands = inputs.strands(count, |index| rounds(&tree, me.index(), whole.part(count, index)));
-    Plan { layout, strands, window: inputs.window() }
+    Plan { layout, strands, window: inputs.window(), prelude: false }
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {

@@ -10,7 +10,7 @@
 use ronde_wire::Member;
 
 use super::{Predicted, member};
-use crate::plan::{Layout, Plan, Register, Round, Span, Step, Transfer};
+use crate::plan::{Form, Layout, Plan, Register, Round, Span, Step, Transfer};
 use crate::planner::Inputs;
 
 const TOKEN: Register = Register(0);
@@ -25,13 +25,15 @@ pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
         let distance = 1 << round;
         let to = member((me + distance) % members);
         let from = member((me + members - distance) % members);
-        let transfers =
-            vec![Transfer::Send { to, from: TOKEN, span: EMPTY }, Transfer::Receive { from, into: HEARD, span: EMPTY }];
+        let transfers = vec![
+            Transfer::Send { to, from: TOKEN, span: EMPTY, form: Form::Values },
+            Transfer::Receive { from, into: HEARD, span: EMPTY, form: Form::Values },
+        ];
         let steps = if round == 0 { vec![Step::Contribute { into: TOKEN, span: EMPTY }] } else { Vec::new() };
         rounds.push(Round { steps, transfers });
     }
     let strands = inputs.strands(1, |_| rounds.clone());
-    Plan { layout: Layout::default(), strands, window: inputs.window() }
+    Plan { layout: Layout::default(), strands, window: inputs.window(), prelude: false }
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {

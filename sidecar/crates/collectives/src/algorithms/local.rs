@@ -15,7 +15,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>) -> Plan {
         WorkKind::AllReduce => Layout::in_order(&inputs.counts(), Source::EveryRank),
         WorkKind::Broadcast { root } => Layout::in_order(&inputs.counts(), Source::One(root)),
         WorkKind::AllGather => Layout::member_major(inputs.topology, &inputs.work.tensors).0,
-        WorkKind::Barrier => Layout::default(),
+        _ => Layout::default(),
     };
     let whole = Span { start: 0, len: layout.elements };
     let count = inputs.strand_count(whole.len);
@@ -29,7 +29,7 @@ pub(crate) fn plan(inputs: &Inputs<'_>) -> Plan {
         round.publish(OWN, span);
         vec![round]
     });
-    Plan { layout, strands, window: inputs.window() }
+    Plan { layout, strands, window: inputs.window(), prelude: false }
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {

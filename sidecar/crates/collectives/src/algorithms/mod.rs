@@ -19,7 +19,7 @@ pub mod ring_allreduce;
 
 use ronde_wire::Member;
 
-use crate::plan::{Register, Round, Span, Step, Transfer};
+use crate::plan::{Form, Register, Round, Span, Step, Transfer};
 
 /// What the closed form of an algorithm says about all members' plans. The checker compares it with the plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,11 +66,11 @@ impl Round {
     }
 
     fn send(&mut self, to: Member, from: Register, span: Span) {
-        self.transfer(span, Transfer::Send { to, from, span });
+        self.transfer(span, Transfer::Send { to, from, span, form: Form::Values });
     }
 
     fn receive(&mut self, from: Member, into: Register, span: Span) {
-        self.transfer(span, Transfer::Receive { from, into, span });
+        self.transfer(span, Transfer::Receive { from, into, span, form: Form::Values });
     }
 
     fn step(&mut self, span: Span, step: Step) {

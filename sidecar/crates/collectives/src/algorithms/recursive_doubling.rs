@@ -36,7 +36,7 @@ pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
             Role::Core { number, folded } => core_rounds(&shape, number, folded, span),
         }
     });
-    Plan { layout, strands, window: inputs.window() }
+    Plan { layout, strands, window: inputs.window(), prelude: false }
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {

@@ -27,7 +27,7 @@ pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
         let parts: Vec<Span> = blocks.iter().map(|block| block.part(count, index)).collect();
         rounds(me.index(), &parts)
     });
-    Plan { layout, strands, window: inputs.window() }
+    Plan { layout, strands, window: inputs.window(), prelude: false }
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {

@@ -48,8 +48,8 @@ fn check_round(bucket: &Bucket<'_>, at: At, round: &Round) -> Result<(), Violati
     let mut receives = Vec::new();
     for transfer in &round.transfers {
         let (peers, peer, register, span) = match *transfer {
-            Transfer::Send { to, from, span } => (&mut sends, to, from, span),
-            Transfer::Receive { from, into, span } => (&mut receives, from, into, span),
+            Transfer::Send { to, from, span, .. } => (&mut sends, to, from, span),
+            Transfer::Receive { from, into, span, .. } => (&mut receives, from, into, span),
         };
         check_register(at, register)?;
         check_span(bucket, at, span)?;
@@ -63,9 +63,15 @@ fn check_round(bucket: &Bucket<'_>, at: At, round: &Round) -> Result<(), Violati
 
 fn operands(step: &Step) -> ([Register; 3], Span) {
     match *step {
-        Step::Contribute { into, span } => ([into; 3], span),
+        Step::Contribute { into, span } | Step::ContributeEach { into, span } | Step::MeasureOwn { into, span } => {
+            ([into; 3], span)
+        }
         Step::Reduce { left, right, into, span } => ([left, right, into], span),
-        Step::Finish { register, span } => ([register; 3], span),
+        Step::ReduceN { first, into, span } | Step::MeasureAll { first, into, span } => ([first, into, into], span),
+        Step::Finish { register, span } | Step::Encode { register, span } | Step::Decode { register, span } => {
+            ([register; 3], span)
+        }
+        Step::Conclude { first } => ([first; 3], Span { start: 0, len: 0 }),
         Step::Publish { from, span } => ([from; 3], span),
     }
 }

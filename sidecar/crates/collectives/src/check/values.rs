@@ -36,7 +36,7 @@ struct Held {
     read: bool,
 }
 
-type Registers = [Option<Held>; REGISTERS_MAX as usize];
+type Registers = Vec<Option<Held>>;
 
 impl<'a> Execution<'a> {
     fn new(bucket: &Bucket<'a>) -> Self {
@@ -78,7 +78,8 @@ impl<'a> Execution<'a> {
     }
 
     fn strand(&mut self, strand: usize) -> Result<(), Violation> {
-        let mut registers: Vec<Registers> = self.bucket.plans.iter().map(|_| Registers::default()).collect();
+        let mut registers: Vec<Registers> =
+            self.bucket.plans.iter().map(|_| vec![None; usize::from(REGISTERS_MAX)]).collect();
         let plans = self.bucket.plans;
         let rounds = self.bucket.rounds(strand);
         let content = |member: Member, round: usize| plans[member.index()].strands[strand].rounds.get(round);
@@ -122,6 +123,13 @@ impl<'a> Execution<'a> {
                 let values = read(at, registers, from, span)?;
                 self.publish(at, span, &values)
             }
+            Step::ContributeEach { span, .. }
+            | Step::ReduceN { span, .. }
+            | Step::Encode { span, .. }
+            | Step::Decode { span, .. }
+            | Step::MeasureOwn { span, .. }
+            | Step::MeasureAll { span, .. } => Err(Violation::Span { at, span }),
+            Step::Conclude { .. } => Err(Violation::Span { at, span: Span { start: 0, len: 0 } }),
         }
     }
 
@@ -167,7 +175,7 @@ impl<'a> Execution<'a> {
         for (member, own) in (0..).map(Member).zip(registers.iter_mut()) {
             let at = At { member, strand, round };
             for transfer in content(member.index()).map_or(&[][..], |content| &content.transfers) {
-                if let Transfer::Send { to, from, span } = *transfer {
+                if let Transfer::Send { to, from, span, .. } = *transfer {
                     moved.push((member, to, span, read(at, own, from, span)?));
                 }
             }
@@ -279,7 +287,14 @@ fn borders(bucket: &Bucket<'_>) -> Vec<u64> {
                 Step::Contribute { span, .. }
                 | Step::Reduce { span, .. }
                 | Step::Finish { span, .. }
-                | Step::Publish { span, .. } => add(span),
+                | Step::Publish { span, .. }
+                | Step::ContributeEach { span, .. }
+                | Step::ReduceN { span, .. }
+                | Step::Encode { span, .. }
+                | Step::Decode { span, .. }
+                | Step::MeasureOwn { span, .. }
+                | Step::MeasureAll { span, .. } => add(span),
+                Step::Conclude { .. } => {}
             }
         }
         for transfer in &round.transfers {

@@ -3,12 +3,12 @@
 use ronde_collectives::plan::{Work, WorkKind};
 use ronde_collectives::{digest_input, plan};
 use ronde_wire::control::{Order, OrderedTensor};
-use ronde_wire::{Collective, DType, Epoch, Rank, Request, RequestId, Seq, SetTopology, Shape, Tuning, limits};
+use ronde_wire::{Collective, DType, Detail, Epoch, Rank, Request, RequestId, Seq, SetTopology, Shape, Tuning, limits};
 use sha2::{Digest, Sha256};
 
 use super::context::SetView;
 use super::requests::Requests;
-use crate::event::{Admission, AdmittedTensor, Arithmetic};
+use crate::event::{Admission, AdmittedRequest, AdmittedTensor, Arithmetic};
 
 /// The first 16 bytes of SHA-256 over all inputs of the plan.
 pub(crate) fn digest(topology: &SetTopology, work: &Work, tuning: &Tuning) -> [u8; 16] {
@@ -60,6 +60,7 @@ pub(crate) fn output(kind: &WorkKind, tensor: &OrderedTensor) -> Option<Shape> {
             *dimensions.first_mut()? = rows;
             Shape::new(dimensions).ok()
         }
+        _ => None,
     }
 }
 
@@ -87,8 +88,14 @@ pub(crate) fn prepare(
     let plan = plan(me, &view.topology, &work, &order.tuning).map_err(|error| error.to_string())?;
     let mut tensors = Vec::with_capacity(order.tensors.len());
     for (tensor, output) in order.tensors.iter().zip(outputs) {
-        let requests = answer(view, requests, seq, order, tensor)?;
-        tensors.push(AdmittedTensor { name: tensor.name.clone(), output, requests });
+        let answered = answer(view, requests, seq, order, tensor)?.into_iter();
+        let admitted =
+            |(rank, request)| AdmittedRequest { rank, request, output: output.clone(), detail: Detail::None };
+        tensors.push(AdmittedTensor {
+            name: tensor.name.clone(),
+            requests: answered.map(admitted).collect(),
+            own: false,
+        });
     }
     let arithmetic = Arithmetic {
         dtype: order.dtype,
@@ -96,9 +103,10 @@ pub(crate) fn prepare(
         ranks: u32::try_from(view.ranks.len()).unwrap_or(u32::MAX),
         prescale: order.prescale,
         postscale: order.postscale,
+        codec: order.codec,
     };
     let (topology, local_ranks) = (view.topology.clone(), view.local_ranks.clone());
-    Ok(Admission { epoch, seq, topology, plan, arithmetic, tensors, local_ranks })
+    Ok(Admission { epoch, seq, topology, plan, arithmetic, tensors, local_ranks, joined: order.joined.clone() })
 }
 
 fn outputs(kind: &WorkKind, order: &Order) -> Result<Vec<Shape>, String> {

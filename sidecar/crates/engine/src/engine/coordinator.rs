@@ -308,7 +308,8 @@ impl Coordinator {
                 return Ok(());
             }
             match intent {
-                Intent::Ready(request) => self.ready(cx, rank, request)?,
+                Intent::Ready(request) | Intent::Remember { request, .. } => self.ready(cx, rank, request)?,
+                Intent::Again { slot } => return Err(format!("repeats the request {slot}, which it never made")),
                 Intent::Void { set, name, failure } => {
                     let view = cx.set(set).ok_or_else(|| format!("voids a tensor of {set}, which does not exist"))?;
                     check_in_set(&view, rank)?;
@@ -362,7 +363,8 @@ impl Coordinator {
 
     fn reject(&self, cx: &mut Context, view: &SetView, name: &TensorName, failure: &Failure) {
         for member in &view.topology.members {
-            let reject = Control::Reject { set: view.topology.set, name: name.clone(), failure: failure.clone() };
+            let (set, excused) = (view.topology.set, Vec::new());
+            let reject = Control::Reject { set, name: name.clone(), failure: failure.clone(), excused };
             cx.send(member.sidecar, self.epoch, Seq(0), reject);
         }
     }

@@ -187,15 +187,13 @@ mod tests {
     use super::*;
 
     fn request(collective: Collective, dtype: DType, shape: &[u64]) -> Request {
-        Request {
-            set: SetId::WORLD,
-            name: TensorName::new("t").expect("a name"),
+        Request::new(
+            SetId::WORLD,
+            TensorName::new("t").expect("a name"),
             collective,
             dtype,
-            shape: Shape::new(shape.to_vec()).expect("a shape"),
-            prescale: 1.0,
-            postscale: 1.0,
-        }
+            Shape::new(shape.to_vec()).expect("a shape"),
+        )
     }
 
     fn sum(shape: &[u64]) -> Request {

@@ -38,9 +38,18 @@ impl Participant {
         cx.stats.executed += 1;
         cx.stats.tensors_executed += admission.tensors.len() as u64;
         for (tensor, admitted) in (0..).zip(&admission.tensors) {
-            for &(rank, request) in &admitted.requests {
+            for answered in &admitted.requests {
+                let (rank, request) = (answered.rank, answered.request);
                 if self.requests.remove(rank, request) {
-                    let completion = Completion { epoch, seq, tensor, shape: admitted.output.clone() };
+                    let completion = Completion {
+                        epoch,
+                        seq,
+                        tensor,
+                        dtype: admission.arithmetic.dtype,
+                        shape: answered.output.clone(),
+                        own: admitted.own,
+                        detail: answered.detail.clone(),
+                    };
                     self.complete(cx, rank, request, Ok(completion));
                 }
             }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use ronde_collectives::{Choice, algorithm_of, select};
 use ronde_wire::control::{Order, OrderedTensor};
-use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Request, Seq, SetId, limits};
+use ronde_wire::{Cause, Codec, Control, Epoch, Failure, Rank, Request, Seq, SetId, limits};
 
 use super::admission;
 use super::context::{Context, SetView};
@@ -121,7 +121,19 @@ fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTensor>) -> Opt
     let Choice { tuning, reason, .. } = select(&view.topology, &work, lanes(cx, view), &cx.config.cost);
     cx.note_selection(reason);
     let digest = admission::digest(&view.topology, &work, &tuning);
-    Some(Order { set: view.topology.set, collective, dtype, prescale, postscale, tensors, tuning, digest })
+    Some(Order {
+        set: view.topology.set,
+        collective,
+        dtype,
+        prescale,
+        postscale,
+        codec: Codec::None,
+        pair: None,
+        joined: Vec::new(),
+        tensors,
+        tuning,
+        digest,
+    })
 }
 
 /// Lanes that all members offer, as far as the coordinator knows.

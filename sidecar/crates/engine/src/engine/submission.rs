@@ -197,7 +197,10 @@ fn check_performed(cx: &mut Context, what: &Request) -> Result<(), String> {
 /// The most bytes that an intent takes in a frame: numbers have at most ten.
 fn frame_bytes(intent: &Intent) -> usize {
     match intent {
-        Intent::Ready(request) => request.name.as_str().len() + 10 * (request.shape.dimensions().len() + 8) + 16,
+        Intent::Again { .. } => 24,
+        Intent::Ready(request) | Intent::Remember { request, .. } => {
+            request.name.as_str().len() + 10 * (request.shape.dimensions().len() + 8) + 16
+        }
         Intent::Void { name, failure, .. } => 2 * name.as_str().len() + failure.reason.len() + 10 * 8,
     }
 }

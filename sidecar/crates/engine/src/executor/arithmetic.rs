@@ -193,7 +193,7 @@ impl Arithmetician {
             let (part, behind) = rest.split_at(self.bytes_of(slice.span));
             rest = behind;
             let offset = slice.output_start * self.element_bytes as u64;
-            memory.write(OutputPlace { seq: admission.seq, tensor: slice.tensor, offset }, part)?;
+            memory.write(OutputPlace { seq: admission.seq, tensor: slice.tensor, rank: None, offset }, part)?;
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ pub(super) struct Run {
     step: usize,
     /// Whether the steps of the round are done and its transfers are listed below.
     posted: bool,
-    registers: [Value; REGISTERS_MAX as usize],
+    registers: Vec<Value>,
     unsent: Vec<(Member, Register, Span)>,
     unreceived: Vec<(Member, Register, Span)>,
     /// Chunks of the round that the port has not reported as sent.
@@ -69,7 +69,7 @@ impl Run {
             round: 0,
             step: 0,
             posted: false,
-            registers: Default::default(),
+            registers: (0..REGISTERS_MAX).map(|_| Value::default()).collect(),
             unsent: Vec::new(),
             unreceived: Vec::new(),
             unreported: 0,
@@ -133,8 +133,8 @@ impl Run {
         self.posted = true;
         for transfer in transfers {
             match *transfer {
-                Transfer::Send { to, from, span } => self.unsent.push((to, from, span)),
-                Transfer::Receive { from, into, span } => self.unreceived.push((from, into, span)),
+                Transfer::Send { to, from, span, .. } => self.unsent.push((to, from, span)),
+                Transfer::Receive { from, into, span, .. } => self.unreceived.push((from, into, span)),
             }
         }
     }
@@ -193,6 +193,13 @@ impl Run {
                 arithmetician.publish(admission, span, value, *memory)?;
                 stats.published_bytes += value.bytes().len() as u64;
             }
+            Step::ContributeEach { .. }
+            | Step::ReduceN { .. }
+            | Step::Encode { .. }
+            | Step::Decode { .. }
+            | Step::MeasureOwn { .. }
+            | Step::MeasureAll { .. }
+            | Step::Conclude { .. } => return Err(StepError::NoReduction),
         }
         Ok(())
     }

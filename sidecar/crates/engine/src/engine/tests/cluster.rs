@@ -298,15 +298,7 @@ pub(super) fn name(name: &str) -> TensorName {
 }
 
 pub(super) fn request(tensor: &str, collective: Collective, shape: &[u64]) -> Request {
-    Request {
-        set: SetId::WORLD,
-        name: name(tensor),
-        collective,
-        dtype: DType::F32,
-        shape: Shape::new(shape.to_vec()).expect("a shape"),
-        prescale: 1.0,
-        postscale: 1.0,
-    }
+    Request::new(SetId::WORLD, name(tensor), collective, DType::F32, Shape::new(shape.to_vec()).expect("a shape"))
 }
 
 pub(super) fn sum(tensor: &str, shape: &[u64]) -> Request {

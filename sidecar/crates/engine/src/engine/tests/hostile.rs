@@ -65,6 +65,8 @@ fn request() -> impl Strategy<Value = Request> {
             shape,
             prescale,
             postscale: 1.0,
+            codec: ronde_wire::Codec::None,
+            group: None,
         },
     )
 }
@@ -99,6 +101,9 @@ fn order() -> impl Strategy<Value = Order> {
             dtype: like.dtype,
             prescale: like.prescale,
             postscale: like.postscale,
+            codec: like.codec,
+            pair: None,
+            joined: Vec::new(),
             tensors,
             tuning,
             digest: [0; 16],
@@ -137,6 +142,7 @@ fn control() -> impl Strategy<Value = Control> {
         world.prop_map(|world| Control::EpochBegin { world }),
         failure().prop_map(|failure| Control::EpochEnd { failure }),
         (0_u32..3, tensor_name(), failure()).prop_map(|(set, name, failure)| Control::Reject {
+            excused: Vec::new(),
             set: SetId(set),
             name,
             failure

@@ -84,10 +84,10 @@ fn an_admission_says_all_that_is_needed() {
     let arithmetic = admission.arithmetic;
     assert_eq!((arithmetic.ranks, arithmetic.prescale, arithmetic.postscale), (3, 0.5, 3.0));
     assert_eq!(
-        admission.tensors[0].requests.iter().map(|(_, request)| *request).collect::<Vec<_>>(),
+        admission.tensors[0].requests.iter().map(|answered| answered.request).collect::<Vec<_>>(),
         [requests[0], requests[2]]
     );
-    assert_eq!(admission.tensors[0].output.to_string(), "[2, 3]");
+    assert_eq!(admission.tensors[0].requests[0].output.to_string(), "[2, 3]");
 }
 
 #[test]

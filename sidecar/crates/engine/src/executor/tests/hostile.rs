@@ -6,7 +6,7 @@ use bytes::Bytes;
 use ronde_collectives::plan as make_plan;
 use ronde_collectives::plan::{Transfer, Work, WorkKind};
 use ronde_wire::frame::{Chunk, ChunkHeader};
-use ronde_wire::{Algorithm, DType, Epoch, Lane, Rank, ReduceOp, Seq, SidecarIndex, Tuning};
+use ronde_wire::{Algorithm, Codec, DType, Epoch, Lane, Rank, ReduceOp, Seq, SidecarIndex, Tuning};
 
 use super::topology;
 use super::world::PlainMemory;
@@ -57,8 +57,17 @@ fn admission(epoch: Epoch, seq: Seq) -> Arc<Admission> {
     let tuning = Tuning { algorithm: Algorithm::Ring, chunk_bytes: 4_096, lanes: 1, window: 1 };
     let plan = make_plan(ronde_wire::Member(0), &topology, &work, &tuning).expect("a plan");
     let op = Some(ReduceOp::Sum);
-    let arithmetic = Arithmetic { dtype: DType::F32, op, ranks: 2, prescale: 1.0, postscale: 1.0 };
-    Arc::new(Admission { epoch, seq, topology, plan, arithmetic, tensors: Vec::new(), local_ranks: vec![Rank(0)] })
+    let arithmetic = Arithmetic { dtype: DType::F32, op, ranks: 2, prescale: 1.0, postscale: 1.0, codec: Codec::None };
+    Arc::new(Admission {
+        epoch,
+        seq,
+        topology,
+        plan,
+        arithmetic,
+        tensors: Vec::new(),
+        local_ranks: vec![Rank(0)],
+        joined: Vec::new(),
+    })
 }
 
 /// The chunk that the plan of an admission expects from the peer.

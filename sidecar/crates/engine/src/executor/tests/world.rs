@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ronde_collectives::plan as make_plan;
 use ronde_collectives::plan::{Work, WorkKind};
 use ronde_wire::frame::Chunk;
-use ronde_wire::{DType, Epoch, Lane, Rank, ReduceOp, Seq, SetTopology, Shape, SidecarIndex, TensorName, Tuning};
+use ronde_wire::{Codec, DType, Epoch, Lane, Rank, ReduceOp, Seq, SetTopology, SidecarIndex, TensorName, Tuning};
 
 use crate::event::{Admission, AdmittedTensor, Arithmetic};
 use crate::executor::{Executor, ExecutorAction, ExecutorConfig};
@@ -145,13 +145,20 @@ impl Net {
                     node.memory.inputs.insert((seq, tensor, *rank), bytes);
                 }
                 let name = TensorName::new(format!("t{tensor}")).expect("a name");
-                let output = Shape::new(vec![elements]).expect("small");
-                tensors.push(AdmittedTensor { name, output, requests: Vec::new() });
+                tensors.push(AdmittedTensor { name, requests: Vec::new(), own: false });
             }
             let count = u32::try_from(ranks.len()).expect("few");
-            let arithmetic = Arithmetic { dtype: job.dtype, op: job.op, ranks: count, prescale: 1.0, postscale: 1.0 };
+            let arithmetic = Arithmetic {
+                dtype: job.dtype,
+                op: job.op,
+                ranks: count,
+                prescale: 1.0,
+                postscale: 1.0,
+                codec: Codec::None,
+            };
             let topology = self.topology.clone();
-            let admission = Admission { epoch: EPOCH, seq, topology, plan, arithmetic, tensors, local_ranks };
+            let admission =
+                Admission { epoch: EPOCH, seq, topology, plan, arithmetic, tensors, local_ranks, joined: Vec::new() };
             let admission = Arc::new(admission);
             node.waiting.iter_mut().for_each(|queue| queue.push_back(Arc::clone(&admission)));
         }
