@@ -16,7 +16,7 @@ use ronde_rpc::v1::ronde_server::{Ronde, RondeServer};
 use ronde_rpc::v1::server_message::Message as Say;
 use ronde_rpc::{Claim, Claimed, Completion, EpochView, Place, Submission, paths, v1};
 use ronde_shm::{MemHost, OwnedSegment, PeerSegment, SegmentId, ServeOutcome, SessionToken, Share, serve_one};
-use ronde_wire::{Detail, Epoch, RequestId, Seq, Shape};
+use ronde_wire::{Detail, Epoch, RequestId, Seq};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
