@@ -1,0 +1,155 @@
+//! Whole frames as bytes, with what they say.
+
+use std::fmt::Write as _;
+
+use bytes::Bytes;
+use ronde_wire::control::{Announcement, Hello, Intent, Order, OrderedTensor, Purpose, Refusal, encode};
+use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN};
+use ronde_wire::{
+    Algorithm, Cause, Codec, Collective, Control, DType, Epoch, Failure, Frame, FrameKind, Incarnation, JobName, Lane,
+    ProcessSet, Rank, ReduceOp, Request, Seq, SetId, Shape, SidecarIndex, TensorName, Tuning, World,
+};
+
+/// The section of the document.
+pub(super) fn section() -> String {
+    let mut text = "```text\n".to_owned();
+    for (name, says, bytes) in greetings().into_iter().chain(controls()).chain(data()) {
+        writeln!(text, "{name}").expect("strings grow");
+        writeln!(text, "  {says}").expect("strings grow");
+        for line in bytes.chunks(BYTES_PER_LINE) {
+            let hex: Vec<String> = line.iter().map(|byte| format!("{byte:02x}")).collect();
+            writeln!(text, "    {}", hex.join(" ")).expect("strings grow");
+        }
+    }
+    text.push_str("```\n");
+    text
+}
+
+const BYTES_PER_LINE: usize = 28;
+
+/// Name, content in the document's notation, bytes of the frame.
+type Example = (&'static str, String, Vec<u8>);
+
+fn greetings() -> Vec<Example> {
+    let hello = Hello {
+        wire_versions: (2, 2),
+        planner_version: 2,
+        job: JobName::new("digits").expect("a job's name"),
+        sidecar: SidecarIndex(1),
+        incarnation: Incarnation(300),
+        purpose: Purpose::Data(Lane(0)),
+        early_credit_bytes: 1 << 22,
+        lanes: 1,
+    };
+    let refusal = Refusal { reason: "job a is not job b".to_owned() };
+    let frame = |kind, payload| bytes(&Frame::new(kind, Epoch(0), Seq(0), payload));
+    vec![
+        ("hello", said(&hello), frame(FrameKind::Hello, encode(&hello))),
+        ("refusal", said(&refusal), frame(FrameKind::Refusal, encode(&refusal))),
+    ]
+}
+
+fn controls() -> Vec<Example> {
+    let world = World::with_sets(
+        vec![SidecarIndex(0), SidecarIndex(0), SidecarIndex(1)],
+        vec![set(0, &[0, 1, 2]), set(4, &[0, 2])],
+    );
+    let ready = Request {
+        prescale: 0.5,
+        ..Request::new(
+            SetId::WORLD,
+            name("allreduce.grad"),
+            Collective::AllReduce { op: ReduceOp::Sum },
+            DType::F32,
+            Shape::new(vec![300, 2]).expect("a shape"),
+        )
+    };
+    let failure = Failure::new(Cause::RankLost, "rank 1 is gone").with_rank(Rank(1)).with_sidecar(SidecarIndex(0));
+    let announce = |rank, intent| Announcement { rank: Rank(rank), intent };
+    let announcements = vec![
+        announce(0, Intent::Remember { slot: 5, request: ready.clone() }),
+        announce(1, Intent::Again { slot: 5 }),
+        announce(
+            2,
+            Intent::Void { set: SetId(4), name: name("barrier.b"), failure: Failure::new(Cause::Refused, "no") },
+        ),
+    ];
+    let order = Order {
+        set: SetId::WORLD,
+        collective: ready.collective.clone(),
+        dtype: DType::F32,
+        prescale: 0.5,
+        postscale: 1.0,
+        codec: Codec::None,
+        pair: None,
+        joined: vec![Rank(2)],
+        tensors: vec![OrderedTensor { name: ready.name, shape: ready.shape, rows: Vec::new() }],
+        tuning: Tuning { algorithm: Algorithm::RecursiveDoubling, chunk_bytes: 65_536, lanes: 1, window: 1 },
+        digest: std::array::from_fn(|index| u8::try_from(index).expect("16 bytes")),
+    };
+    vec![
+        control("heartbeat", 3, 0, Control::Heartbeat { sent_us: 1_000_000, echo_us: 0, held_us: 127 }),
+        control("attached", 0, 0, Control::Attached { ranks: vec![Rank(0), Rank(1)] }),
+        control("epoch begin", 3, 0, Control::EpochBegin { world: world.expect("a world") }),
+        control("announce", 3, 0, Control::Announce { announcements }),
+        control("order", 3, 17, Control::Order(order)),
+        control("done", 3, 17, Control::Done),
+        control("set added", 3, 0, Control::SetAdded { name: name("add_process_set.0"), set: set(5, &[1, 2]) }),
+        control("epoch end", 3, 0, Control::EpochEnd { failure }),
+    ]
+}
+
+fn data() -> Vec<Example> {
+    let header = ChunkHeader { lane: Lane(0), strand: 2, round: 1, start: 300, len: 2 };
+    let chunk = |header, early, data: &'static [u8]| {
+        let chunk = Chunk { epoch: Epoch(3), seq: Seq(17), early, header, data: Bytes::from_static(data) };
+        [&chunk.encode_head()[..], &chunk.data].concat()
+    };
+    let taken = ChunkHeader { round: ROUND_TAKEN, start: 0, len: 0, ..header };
+    vec![
+        (
+            "chunk",
+            "lane 0, strand 2, round 1, elements 300 to 301, sent early: 1.0 and -2.0 as float32".to_owned(),
+            chunk(header, true, &[0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0]),
+        ),
+        ("token", "lane 0, strand 2, taken".to_owned(), chunk(taken, false, &[])),
+        ("admitted", "up to 17".to_owned(), bytes(&Frame::admitted(Epoch(3), Seq(17)))),
+    ]
+}
+
+fn control(name: &'static str, epoch: u64, seq: u64, message: Control) -> Example {
+    (name, said(&message), bytes(&message.into_frame(Epoch(epoch), Seq(seq))))
+}
+
+fn bytes(frame: &Frame) -> Vec<u8> {
+    [&frame.header.encode()[..], &frame.payload].concat()
+}
+
+/// `Debug` says what the types say, but for newtypes, which are written as what is in them.
+fn said(message: &impl std::fmt::Debug) -> String {
+    let mut text = format!("{message:?}");
+    for newtype in NEWTYPES {
+        while let Some(at) = text.find(&format!("{newtype}(")).filter(|at| !preceded_by_letter(&text, *at)) {
+            let open = at + newtype.len();
+            let close = open + text[open..].find(')').expect("every newtype is closed");
+            let inner = text[open + 1..close].to_owned();
+            text.replace_range(at..=close, &inner);
+        }
+    }
+    text
+}
+
+fn preceded_by_letter(text: &str, at: usize) -> bool {
+    text[..at].ends_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+const NEWTYPES: [&str; 9] =
+    ["Rank", "SidecarIndex", "SetId", "Lane", "Incarnation", "JobName", "TensorName", "Shape", "Seq"];
+
+fn name(name: &str) -> TensorName {
+    TensorName::new(name).expect("a name")
+}
+
+fn set(id: u32, ranks: &[u32]) -> ProcessSet {
+    ProcessSet { id: SetId(id), ranks: ranks.iter().copied().map(Rank).collect() }
+}
