@@ -4,7 +4,7 @@ use ronde_wire::{DType, ReduceOp};
 
 use super::element::{Element, with_element};
 use super::float::{Brain, Half, Narrow};
-use super::{Combination, KernelError, Side, check_length, combination, combine, vectorised};
+use super::{Combination, KernelError, Side, check_length, check_lengths, combination, combine, vectorised};
 
 /// The most bytes of one block: two of them and their widened form stay within a first-level cache.
 pub const BLOCK_BYTES_MAX: usize = 16 << 10;
@@ -82,7 +82,7 @@ impl BlockReducer {
     /// [`KernelError`] when the block's length is not the first one's.
     pub fn add(&mut self, block: &[u8]) -> Result<(), KernelError> {
         check_block(self.dtype, block)?;
-        check_equal(self.len_bytes(), block.len())?;
+        check_lengths(self.len_bytes(), block.len())?;
         match &mut self.accumulator {
             Accumulator::Same { sum, scratch } => {
                 let mut prescaled = block;
@@ -108,7 +108,7 @@ impl BlockReducer {
     /// # Errors
     /// [`KernelError::Lengths`] when the buffer's length is not the blocks'.
     pub fn store(&mut self, into: &mut [u8]) -> Result<(), KernelError> {
-        check_equal(self.len_bytes(), into.len())?;
+        check_lengths(self.len_bytes(), into.len())?;
         match (&mut self.accumulator, self.dtype) {
             (Accumulator::Same { sum, .. }, _) => into.copy_from_slice(sum),
             (Accumulator::Wide { sum, .. }, DType::Bf16) => vectorised(|| Brain::narrow(sum, into)),
@@ -155,8 +155,4 @@ fn check_block(dtype: DType, block: &[u8]) -> Result<(), KernelError> {
         return Err(KernelError::Block { bytes: block.len() });
     }
     check_length(dtype, block.len())
-}
-
-fn check_equal(accumulator: usize, other: usize) -> Result<(), KernelError> {
-    if accumulator == other { Ok(()) } else { Err(KernelError::Lengths { accumulator, other }) }
 }

@@ -12,22 +12,31 @@
 //! quotient of the sum, truncated toward zero, exactly, and only then scaled.
 
 mod block;
+mod codec;
 mod element;
 mod float;
 mod integer;
+mod measure;
+mod nary;
+mod sample;
+mod weights;
 
 use std::marker::PhantomData;
 
-use ronde_wire::{DType, ReduceOp};
+use ronde_wire::{Codec, DType, ReduceOp};
 
 pub use block::{BLOCK_BYTES_MAX, BlockReducer};
+pub use codec::{decode, encode};
 use element::{Element, with_element};
+pub use measure::{add_products, add_sum_of_squares};
+pub use nary::reduce_n;
+pub use weights::weights;
 
 /// What cannot be computed. Requests are checked with [`supports`] when they come, so these are bugs of ours.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
-    /// The operation is not elementwise, or has no meaning for the type.
-    #[error("{op} of {dtype} is not an elementwise operation; refuse it when it is requested")]
+    /// The operation has no meaning for the type, or is of the other kind: [`is_nary`] tells which.
+    #[error("this kernel has no {op} of {dtype}; refuse it when it is requested, or take the one for its kind")]
     Operation {
         /// The type.
         dtype: DType,
@@ -56,9 +65,55 @@ pub enum KernelError {
         /// Its length.
         bytes: usize,
     },
-    /// An average over no ranks.
-    #[error("an average needs at least one rank")]
+    /// An average over no ranks, or a reduction of no operands.
+    #[error("an average and an n-ary reduction need at least one rank")]
     NoRanks,
+    /// The codec does not encode elements of the type.
+    #[error("codec {codec} does not encode {dtype}; refuse it when it is requested")]
+    Codec {
+        /// The codec.
+        codec: Codec,
+        /// The type.
+        dtype: DType,
+    },
+    /// A buffer of encoded elements has another length than that of the values.
+    #[error("{codec} encodes the values in {expected} bytes, not in {given}")]
+    Encoded {
+        /// The codec.
+        codec: Codec,
+        /// Bytes that the values take.
+        expected: usize,
+        /// Bytes of the buffer.
+        given: usize,
+    },
+    /// The operation is not a weighted sum.
+    #[error("{op} has no weights; ask for those of clipped-mean and adasum only")]
+    NoWeights {
+        /// The operation.
+        op: ReduceOp,
+    },
+    /// An n-ary reduction has the wrong number of weights.
+    #[error("{op} of these operands takes {needed} weights, not {given}")]
+    Weights {
+        /// The operation.
+        op: ReduceOp,
+        /// How many it takes.
+        needed: usize,
+        /// How many there are.
+        given: usize,
+    },
+    /// There is a wrong number of measures.
+    #[error("{op} over {ranks} ranks measures {needed} numbers, not {given}")]
+    Measures {
+        /// The operation.
+        op: ReduceOp,
+        /// How many ranks there are.
+        ranks: usize,
+        /// How many numbers that takes.
+        needed: usize,
+        /// How many there are.
+        given: usize,
+    },
 }
 
 /// Which operand the accumulator is.
@@ -70,10 +125,23 @@ pub enum Side {
     AccumulatorRight,
 }
 
-/// Whether elements of the type can be reduced by the operation: everything but Adasum and the average of booleans.
+/// Whether elements of the type can be reduced by the operation, elementwise or, where [`is_nary`], all ranks at once:
+///
+/// | type | sum, product, min, max | average | median, clipped-mean, adasum |
+/// |---|---|---|---|
+/// | uint8 int8 uint16 int16 int32 int64 | yes | yes, truncated toward zero | no |
+/// | float16 bfloat16 float32 float64 | yes | yes | yes |
+/// | bool | yes: or, and, and, or | no | no |
 #[must_use]
 pub fn supports(dtype: DType, op: ReduceOp) -> bool {
-    combination(dtype, op).is_ok()
+    if is_nary(op) { dtype.is_float() } else { combination(dtype, op).is_ok() }
+}
+
+/// Whether the operation needs all ranks' values at once, so that nothing can be reduced pair by pair: it is computed by
+/// [`reduce_n`], by no [`BlockReducer`] and not by [`reduce_into`].
+#[must_use]
+pub const fn is_nary(op: ReduceOp) -> bool {
+    matches!(op, ReduceOp::Median | ReduceOp::ClippedMean | ReduceOp::Adasum)
 }
 
 /// Reduces `other` into `accumulator`, element by element. An average reduces as a sum; [`finish`] divides.
@@ -89,9 +157,7 @@ pub fn reduce_into(
 ) -> Result<(), KernelError> {
     let combination = combination(dtype, op)?;
     check_length(dtype, accumulator.len())?;
-    if accumulator.len() != other.len() {
-        return Err(KernelError::Lengths { accumulator: accumulator.len(), other: other.len() });
-    }
+    check_lengths(accumulator.len(), other.len())?;
     with_element!(dtype, op, E => combine::<E>(combination, accumulator, other, side));
     Ok(())
 }
@@ -111,12 +177,15 @@ pub fn scale(dtype: DType, factor: f64, bytes: &mut [u8]) -> Result<(), KernelEr
 /// What a complete reduction over `ranks` ranks becomes: an average is divided, then everything is scaled.
 ///
 /// Floating-point averages are multiplied by `postscale / ranks` once; integer ones are divided exactly, then scaled.
+/// N-ary reductions are only scaled.
 ///
 /// # Errors
-/// [`KernelError`] when the operation is not elementwise, the buffer does not hold whole elements, or an average has no
-/// ranks.
+/// [`KernelError`] when the type does not have the operation, the buffer does not hold whole elements, or an average has
+/// no ranks.
 pub fn finish(dtype: DType, op: ReduceOp, ranks: u32, postscale: f64, bytes: &mut [u8]) -> Result<(), KernelError> {
-    combination(dtype, op)?;
+    if !supports(dtype, op) {
+        return Err(KernelError::Operation { dtype, op });
+    }
     if op != ReduceOp::Average {
         return scale(dtype, postscale, bytes);
     }
@@ -193,6 +262,10 @@ impl<E: Element, F: Fn(E, E) -> E> pulp::WithSimd for Zip<'_, E, F> {
 /// change what is computed: Rust never fuses or reorders floating-point arithmetic.
 fn vectorised(work: impl FnOnce()) {
     pulp::Arch::new().dispatch(work);
+}
+
+fn check_lengths(accumulator: usize, other: usize) -> Result<(), KernelError> {
+    if accumulator == other { Ok(()) } else { Err(KernelError::Lengths { accumulator, other }) }
 }
 
 fn check_length(dtype: DType, bytes: usize) -> Result<(), KernelError> {

@@ -177,7 +177,7 @@ fn check_performed(cx: &mut Context, what: &Request) -> Result<(), String> {
     let name = what.collective.name();
     match what.collective {
         Collective::AllGather | Collective::Barrier => Ok(()),
-        Collective::AllReduce { op } if kernels::supports(what.dtype, op) => Ok(()),
+        Collective::AllReduce { op } if kernels::supports(what.dtype, op) && !kernels::is_nary(op) => Ok(()),
         Collective::AllReduce { op: ReduceOp::Average } if what.dtype == DType::Bool => {
             Err(format!("{name} cannot average bool; use max (any rank's) or min (every rank's), or cast to float32"))
         }
