@@ -1,10 +1,14 @@
 //! The executor: performs the plans of admitted operations on one lane, chunk by chunk.
 
 mod arithmetic;
+mod inputs;
 mod link;
+mod nary;
 mod operation;
 mod register;
+mod sizes;
 mod stats;
+mod steps;
 mod strand;
 #[cfg(test)]
 mod tests;

@@ -1,14 +1,17 @@
-//! What the steps of a plan do to bytes: contribute, reduce, finish, publish.
+//! What the steps of a plan do to elements: contribute, reduce in pairs, finish, encode, decode, publish.
 
 use bytes::BytesMut;
 use ronde_collectives::kernels::{self, BLOCK_BYTES_MAX, BlockReducer, KernelError, Side};
-use ronde_collectives::plan::{Slice, Source, Span};
-use ronde_wire::ReduceOp;
+use ronde_collectives::plan::{Slice, Source, Span, Target};
+use ronde_wire::{Codec, DType, Rank, ReduceOp};
 
+use super::inputs::Inputs;
+use super::nary::Ranks;
 use super::register::{Buffers, Value};
+use super::sizes::Sizes;
 use super::stats::ExecutorStats;
 use crate::event::Admission;
-use crate::memory::{InputPlace, Memory, MemoryError, OutputPlace};
+use crate::memory::{Memory, MemoryError, OutputPlace};
 
 /// Why a step cannot be done. After ordering that ends the epoch, so each of these is a bug or lost memory.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +20,8 @@ pub(super) enum StepError {
     Memory(#[from] MemoryError),
     #[error("{0}")]
     Kernel(#[from] KernelError),
+    #[error("{codec} does not encode {dtype}; the request should have been refused")]
+    Codec { codec: Codec, dtype: DType },
     #[error("a step needs a register of {expected} bytes that holds {found}; the plan is wrong")]
     Register { expected: usize, found: usize },
     #[error("elements of every rank are reduced, but the operation names no reduction")]
@@ -25,65 +30,93 @@ pub(super) enum StepError {
     SameRegister,
     #[error("no local rank contributes")]
     NoRank,
+    #[error("ranks are weighted before the measures are concluded; the plan is wrong")]
+    NotConcluded,
+    #[error("the measures are concluded twice; the plan is wrong")]
+    ConcludedTwice,
 }
 
 /// Computes on the elements of one operation.
 #[derive(Debug)]
 pub(super) struct Arithmetician {
-    element_bytes: usize,
+    pub(super) sizes: Sizes,
+    /// For reductions in pairs.
     reducer: Option<BlockReducer>,
+    pub(super) ranks: Ranks,
     /// A block of one rank, as it was read.
-    block: Vec<u8>,
+    pub(super) block: Vec<u8>,
 }
 
 impl Arithmetician {
     pub(super) fn new(admission: &Admission) -> Result<Self, StepError> {
         let arithmetic = &admission.arithmetic;
-        let reducer =
-            arithmetic.op.map(|op| BlockReducer::new(arithmetic.dtype, op, arithmetic.prescale)).transpose()?;
-        Ok(Self { element_bytes: arithmetic.dtype.size_bytes(), reducer, block: Vec::new() })
+        let sizes = Sizes::new(arithmetic.dtype, arithmetic.codec)?;
+        let reducer = match arithmetic.op {
+            Some(op) if !kernels::is_nary(op) => Some(BlockReducer::new(arithmetic.dtype, op, arithmetic.prescale)?),
+            _ => None,
+        };
+        Ok(Self { sizes, reducer, ranks: Ranks::new(&admission.topology), block: Vec::new() })
     }
 
-    pub(super) fn bytes_of(&self, span: Span) -> usize {
-        usize::try_from(span.len).map_or(usize::MAX, |len| len.saturating_mul(self.element_bytes))
+    /// How elements of every rank are reduced.
+    pub(super) fn reduction(&self, admission: &Admission) -> Result<ReduceOp, StepError> {
+        admission.arithmetic.op.ok_or(StepError::NoReduction)
     }
 
     /// Fills a buffer with this member's contribution to a span. Every byte is read from the memory once.
     pub(super) fn contribute(
         &mut self,
-        admission: &Admission,
         span: Span,
         into: &mut BytesMut,
-        memory: &mut dyn Memory,
+        at: &mut Workplace<'_>,
     ) -> Result<(), StepError> {
+        let mut inputs = self.inputs(at);
         let mut rest = &mut into[..];
-        for slice in admission.plan.layout.within(span) {
-            let (part, behind) = rest.split_at_mut(self.bytes_of(slice.span));
+        for slice in inputs.admission.plan.layout.within(span) {
+            let (part, behind) = rest.split_at_mut(self.sizes.values(slice.span));
             rest = behind;
             match slice.source {
-                Source::One(rank) => memory.read(self.input(admission, &slice, rank, 0), part)?,
-                Source::EveryRank => self.reduce_local(admission, &slice, part, memory)?,
+                Source::One(rank) => inputs.read(&slice, rank, 0, part)?,
+                Source::EveryRank => self.reduce_local(&mut inputs, &slice, part)?,
             }
         }
         Ok(())
     }
 
-    fn reduce_local(
-        &mut self,
-        admission: &Admission,
-        slice: &Slice,
-        into: &mut [u8],
-        memory: &mut dyn Memory,
+    /// Fills a buffer with each local rank's values of a span, one rank after another.
+    pub(super) fn contribute_each(
+        &self,
+        span: Span,
+        into: &mut BytesMut,
+        at: &mut Workplace<'_>,
     ) -> Result<(), StepError> {
-        let scaled = admission.arithmetic.prescale != 1.0;
-        match admission.local_ranks.as_slice() {
+        let mut inputs = self.inputs(at);
+        let mut rest = &mut into[..];
+        let admission = inputs.admission;
+        for &rank in &admission.local_ranks {
+            for slice in admission.plan.layout.within(span) {
+                let (part, behind) = rest.split_at_mut(self.sizes.values(slice.span));
+                rest = behind;
+                inputs.read_prescaled(&slice, rank, 0, part)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn inputs<'a>(&self, at: &'a mut Workplace<'_>) -> Inputs<'a> {
+        Inputs { admission: at.admission, sizes: self.sizes, memory: at.memory }
+    }
+
+    fn reduce_local(&mut self, inputs: &mut Inputs<'_>, slice: &Slice, into: &mut [u8]) -> Result<(), StepError> {
+        let scaled = inputs.admission.arithmetic.prescale != 1.0;
+        match inputs.admission.local_ranks.as_slice() {
             [] => Err(StepError::NoRank),
             // One rank's value is its own reduction; nothing is gained by going through a block.
-            [rank] if !scaled => Ok(memory.read(self.input(admission, slice, *rank, 0), into)?),
+            [rank] if !scaled => Ok(inputs.read(slice, *rank, 0, into)?),
             _ => {
-                let block_bytes = BLOCK_BYTES_MAX - BLOCK_BYTES_MAX % self.element_bytes;
+                let block_bytes = BLOCK_BYTES_MAX - BLOCK_BYTES_MAX % self.sizes.element_bytes;
                 for (index, part) in into.chunks_mut(block_bytes).enumerate() {
-                    self.reduce_block(admission, slice, index * block_bytes, part, memory)?;
+                    self.reduce_block(inputs, slice, index * block_bytes, part)?;
                 }
                 Ok(())
             }
@@ -93,44 +126,54 @@ impl Arithmetician {
     /// One block of all local ranks, in rank order, while it lies in the first-level cache.
     fn reduce_block(
         &mut self,
-        admission: &Admission,
+        inputs: &mut Inputs<'_>,
         slice: &Slice,
         skipped_bytes: usize,
         into: &mut [u8],
-        memory: &mut dyn Memory,
     ) -> Result<(), StepError> {
         self.block.resize(into.len(), 0);
+        let reducer = self.reducer.as_mut().ok_or(StepError::NoReduction)?;
+        let admission = inputs.admission;
         for (index, &rank) in admission.local_ranks.iter().enumerate() {
-            let place = self.input(admission, slice, rank, skipped_bytes);
-            memory.read(place, &mut self.block)?;
-            let reducer = self.reducer.as_mut().ok_or(StepError::NoReduction)?;
+            inputs.read(slice, rank, skipped_bytes, &mut self.block)?;
             if index == 0 { reducer.first(&self.block)? } else { reducer.add(&self.block)? }
         }
-        self.reducer.as_mut().ok_or(StepError::NoReduction)?.store(into)?;
+        Ok(reducer.store(into)?)
+    }
+
+    /// The register's elements as the codec encodes them, in another buffer.
+    pub(super) fn encode(&self, span: Span, value: &mut Value, at: &mut Workplace<'_>) -> Result<(), StepError> {
+        check(value, self.sizes.values(span))?;
+        let arithmetic = &at.admission.arithmetic;
+        let mut encoded = at.buffers.take(self.sizes.encoded(span));
+        kernels::encode(arithmetic.codec, arithmetic.dtype, value.bytes(), &mut encoded)?;
+        at.stats.encoded_bytes += value.bytes().len() as u64;
+        at.buffers.give(std::mem::replace(value, Value::Private(encoded)));
         Ok(())
     }
 
-    fn input(&self, admission: &Admission, slice: &Slice, rank: ronde_wire::Rank, skipped_bytes: usize) -> InputPlace {
-        let offset = slice.input_start * self.element_bytes as u64 + skipped_bytes as u64;
-        InputPlace { seq: admission.seq, tensor: slice.tensor, rank, offset }
+    /// The values of a register's encoded elements, in another buffer.
+    pub(super) fn decode(&self, span: Span, value: &mut Value, at: &mut Workplace<'_>) -> Result<(), StepError> {
+        check(value, self.sizes.encoded(span))?;
+        let arithmetic = &at.admission.arithmetic;
+        let mut decoded = at.buffers.take(self.sizes.values(span));
+        kernels::decode(arithmetic.codec, arithmetic.dtype, value.bytes(), &mut decoded)?;
+        at.stats.decoded_bytes += decoded.len() as u64;
+        at.buffers.give(std::mem::replace(value, Value::Private(decoded)));
+        Ok(())
     }
 
     /// `into` becomes `op(left, right)`, where `into` is the left one when `side` says that the accumulator is. The other
     /// register's buffer becomes the result when it is free for that and the own one is still held by somebody else, as
     /// it is while a transport keeps what was sent: then nothing is copied.
-    pub(super) fn reduce(
-        &self,
-        admission: &Admission,
-        operands: Operands<'_>,
-        buffers: &mut Buffers,
-        stats: &mut ExecutorStats,
-    ) -> Result<(), StepError> {
-        let Operands { into, other, side, other_is_free, bytes } = operands;
+    pub(super) fn reduce(&self, span: Span, operands: Operands<'_>, at: &mut Workplace<'_>) -> Result<(), StepError> {
+        let Operands { into, other, side, other_is_free } = operands;
+        let bytes = self.sizes.values(span);
         check(into, bytes)?;
         check(other, bytes)?;
-        let dtype = admission.arithmetic.dtype;
-        let op = admission.arithmetic.op.ok_or(StepError::NoReduction)?;
-        stats.reduced_bytes += bytes as u64;
+        let dtype = at.admission.arithmetic.dtype;
+        let op = self.reduction(at.admission)?;
+        at.stats.reduced_bytes += bytes as u64;
         let held = match std::mem::take(into).try_private() {
             Ok(mut accumulator) => {
                 kernels::reduce_into(dtype, op, &mut accumulator, other.bytes(), side)?;
@@ -139,7 +182,7 @@ impl Arithmetician {
             }
             Err(held) => held,
         };
-        if other_is_free {
+        if other_is_free() {
             match std::mem::take(other).try_private() {
                 Ok(mut accumulator) => {
                     kernels::reduce_into(dtype, op, &mut accumulator, held.bytes(), opposite(side))?;
@@ -149,53 +192,62 @@ impl Arithmetician {
                 Err(shared) => *other = shared,
             }
         }
-        let mut accumulator = copy(&held, buffers, stats);
+        let mut accumulator = copy(&held, at);
         kernels::reduce_into(dtype, op, &mut accumulator, other.bytes(), side)?;
         *into = Value::Private(accumulator);
         Ok(())
     }
 
     /// Divides an average and applies the postscale.
-    pub(super) fn finish(
-        &self,
-        admission: &Admission,
-        value: &mut Value,
-        bytes: usize,
-        buffers: &mut Buffers,
-        stats: &mut ExecutorStats,
-    ) -> Result<(), StepError> {
-        check(value, bytes)?;
-        let arithmetic = &admission.arithmetic;
-        let op = arithmetic.op.ok_or(StepError::NoReduction)?;
+    pub(super) fn finish(&self, span: Span, value: &mut Value, at: &mut Workplace<'_>) -> Result<(), StepError> {
+        check(value, self.sizes.values(span))?;
+        let arithmetic = &at.admission.arithmetic;
+        let op = self.reduction(at.admission)?;
         if op != ReduceOp::Average && arithmetic.postscale == 1.0 {
             return Ok(());
         }
         let mut buffer = match std::mem::take(value).try_private() {
             Ok(buffer) => buffer,
-            Err(held) => copy(&held, buffers, stats),
+            Err(held) => copy(&held, at),
         };
         kernels::finish(arithmetic.dtype, op, arithmetic.ranks, arithmetic.postscale, &mut buffer)?;
         *value = Value::Private(buffer);
         Ok(())
     }
 
-    /// Writes a register's elements to the results.
-    pub(super) fn publish(
-        &self,
-        admission: &Admission,
-        span: Span,
-        value: &Value,
-        memory: &mut dyn Memory,
-    ) -> Result<(), StepError> {
-        check(value, self.bytes_of(span))?;
+    /// Writes a register's elements to the results that they belong to, as far as those are here.
+    pub(super) fn publish(&self, span: Span, value: &Value, at: &mut Workplace<'_>) -> Result<(), StepError> {
+        check(value, self.sizes.values(span))?;
         let mut rest = value.bytes();
-        for slice in admission.plan.layout.within(span) {
-            let (part, behind) = rest.split_at(self.bytes_of(slice.span));
+        for slice in at.admission.plan.layout.within(span) {
+            let (part, behind) = rest.split_at(self.sizes.values(slice.span));
             rest = behind;
-            let offset = slice.output_start * self.element_bytes as u64;
-            memory.write(OutputPlace { seq: admission.seq, tensor: slice.tensor, rank: None, offset }, part)?;
+            let Some(rank) = result_of(at.admission, slice.target) else { continue };
+            let offset = slice.output_start * self.sizes.element_bytes as u64;
+            at.memory.write(OutputPlace { seq: at.admission.seq, tensor: slice.tensor, rank, offset }, part)?;
+            at.stats.published_bytes += part.len() as u64;
         }
         Ok(())
+    }
+}
+
+/// What a step works with besides the registers of its strand.
+pub(super) struct Workplace<'a> {
+    pub(super) admission: &'a Admission,
+    pub(super) buffers: &'a mut Buffers,
+    pub(super) stats: &'a mut ExecutorStats,
+    pub(super) memory: &'a mut dyn Memory,
+}
+
+/// Whose result a target is here, as [`OutputPlace::rank`] says it; `None` when nobody here gets it: ranks that have
+/// joined have no results.
+fn result_of(admission: &Admission, target: Target) -> Option<Option<Rank>> {
+    let (local, joined) = (&admission.local_ranks, &admission.joined);
+    match target {
+        Target::EveryRank => (joined.len() < local.len()).then_some(None),
+        Target::One(rank) => {
+            (local.binary_search(&rank).is_ok() && joined.binary_search(&rank).is_err()).then_some(Some(rank))
+        }
     }
 }
 
@@ -206,8 +258,7 @@ pub(super) struct Operands<'a> {
     /// Where `into` stands.
     pub(super) side: Side,
     /// Whether the other register's value is not read any more.
-    pub(super) other_is_free: bool,
-    pub(super) bytes: usize,
+    pub(super) other_is_free: &'a dyn Fn() -> bool,
 }
 
 const fn opposite(side: Side) -> Side {
@@ -217,15 +268,16 @@ const fn opposite(side: Side) -> Side {
     }
 }
 
-fn copy(value: &Value, buffers: &mut Buffers, stats: &mut ExecutorStats) -> BytesMut {
-    let mut buffer = buffers.take(value.bytes().len());
+fn copy(value: &Value, at: &mut Workplace<'_>) -> BytesMut {
+    let mut buffer = at.buffers.take(value.bytes().len());
     buffer.copy_from_slice(value.bytes());
-    stats.copies += 1;
-    stats.copied_bytes += value.bytes().len() as u64;
+    at.stats.copies += 1;
+    at.stats.copied_bytes += value.bytes().len() as u64;
     buffer
 }
 
-fn check(value: &Value, expected: usize) -> Result<(), StepError> {
+/// A register holds as many bytes as a step needs.
+pub(super) fn check(value: &Value, expected: usize) -> Result<(), StepError> {
     let found = value.bytes().len();
     if found == expected { Ok(()) } else { Err(StepError::Register { expected, found }) }
 }

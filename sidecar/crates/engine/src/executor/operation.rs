@@ -1,26 +1,30 @@
 //! One admitted operation on one lane: which strands run, and which chunks may come.
 //!
-//! **How private memory is bounded.** At most `window` strands are in flight, each with at most
-//! [`REGISTERS_MAX`](ronde_collectives::plan::REGISTERS_MAX) registers of a chunk. Chunks that came before their round are
-//! parked; for each sender they belong to at most `2 window` strands, because a sender is held back in one of two ways:
-//! - From a member to which this one sends in the same strand nothing more is needed. When the sender has ended a strand
-//!   it has heard of this member there, so this member has begun it: it is one of the `window` in flight here, or over and
-//!   then nothing of it is parked. The others are among the `window` in flight at the sender.
-//! - A member that hears nothing back (down a tree, around a ring) waits for a *token*: an empty chunk in the place of
-//!   [`ROUND_TAKEN`] that this member sends when the strand is over here. Until then the strand counts as in flight at
-//!   the sender. The last `window` strands of a lane need none, as nobody would wait for it.
+//! **How private memory is bounded.** At most `window` strands are in flight, each with the registers that it names: at
+//! most [`REGISTERS_MAX`](ronde_collectives::plan::REGISTERS_MAX) of a chunk. Chunks that came before their round are
+//! parked; for each sender they belong to at most `3 window` strands:
+//! - Some are in flight here, at most `window`.
+//! - Others have not begun here. When both members send to each other in such a strand, the sender has not ended it: it has
+//!   yet to hear of this member there. When this member hears and says nothing (down a tree, around a ring, a root that
+//!   gathers), the sender waits for a *token*: an empty chunk in the place of [`ROUND_TAKEN`] that this member sends when
+//!   the strand is over here. Until then the strand counts as in flight at the sender. So at most `window` of them are in
+//!   flight there.
+//! - The last `window` strands of a lane need no token, as nobody would wait for it: these may be over at the sender.
+//!
+//! A **prelude** changes nothing in that. While it is in flight here no other strand is, and of those behind it a sender
+//! that has concluded has at most `window` in flight, and has ended none in which it hears of this member.
 //!
 //! Tokens cannot deadlock: of all strands that some member has not ended, the first one is in flight everywhere, so its
-//! rounds end everywhere, and then its tokens are sent.
+//! rounds end everywhere, and then its tokens are sent. A prelude is that first strand until it is over everywhere.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ronde_collectives::plan::{Span, Strand, Transfer};
+use ronde_collectives::plan::{Form, Span, Strand, Transfer};
 use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN};
 use ronde_wire::{Lane, Member, SidecarIndex};
 
-use super::arithmetic::{Arithmetician, StepError};
+use super::arithmetic::{Arithmetician, StepError, Workplace};
 use super::link::{InFlight, cost_bytes};
 use super::register::Buffers;
 use super::stats::ExecutorStats;
@@ -91,8 +95,8 @@ impl Operation {
                 for transfer in &round.transfers {
                     let member = partner(transfer);
                     insert(&mut peers.all, self.sidecar(member));
-                    if let Transfer::Receive { span, .. } = transfer
-                        && cost_bytes(self.arithmetician.bytes_of(*span)) > granted_bytes
+                    if let Transfer::Receive { span, form, .. } = *transfer
+                        && cost_bytes(self.bytes_from(member, span, form)) > granted_bytes
                     {
                         insert(&mut peers.beyond_credit, self.sidecar(member));
                     }
@@ -112,12 +116,12 @@ impl Operation {
             return self.handle_taken(member, &chunk, unexpected);
         }
         let round = round as usize;
-        let Some(span) = expected(self.strand(strand), round, member) else { return Err(unexpected) };
-        self.check_span(span, &chunk)?;
+        let Some((span, form)) = expected(self.strand(strand), round, member) else { return Err(unexpected) };
+        self.check_span(span, self.bytes_from(member, span, form), &chunk)?;
         if self.has_received(turn, round, member) {
             return Err(Violation::Duplicate { seq: chunk.seq, strand, round: chunk.header.round });
         }
-        let strands_max = 2 * self.admission.plan.window;
+        let strands_max = WINDOWS_PARKED_MAX * self.admission.plan.window;
         if self.parked.strands_with(member, strand) > strands_max {
             return Err(Violation::Ahead { seq: chunk.seq, strands_max });
         }
@@ -144,8 +148,9 @@ impl Operation {
         self.start_strands();
         let admission = Arc::clone(&self.admission);
         let mut may_send = |to, bytes| may_send(admission.topology.sidecar(to), bytes);
+        let workplace = Workplace { admission: &admission, buffers, stats, memory };
         let (arithmetician, parked) = (&mut self.arithmetician, &mut self.parked);
-        let mut around = Surroundings { admission: &admission, arithmetician, parked, buffers, stats, memory };
+        let mut around = Surroundings { workplace, arithmetician, parked };
         for index in 0..self.running.len() {
             match self.running[index].advance(&mut around, &mut may_send)? {
                 Progress::Idle => {}
@@ -167,13 +172,21 @@ impl Operation {
     }
 
     fn start_strands(&mut self) {
-        while self.running.len() < self.admission.plan.window
-            && let Some(turn) = self.strands.get(self.next)
+        while self.running.len() < self.window()
+            && let Some(&turn) = self.strands.get(self.next)
         {
-            let takers = if turn.paced { silent_receivers(self.strand(turn.strand)) } else { Vec::new() };
-            self.running.push(Run::new(turn.strand, takers));
+            let strand = self.strand(turn.strand);
+            let takers = if turn.paced { silent_receivers(strand) } else { Vec::new() };
+            let run = Run::new((turn.strand, strand), self.admission.topology.len(), takers);
+            self.running.push(run);
             self.next += 1;
         }
+    }
+
+    /// How many strands may be in flight here now: a prelude is alone.
+    fn window(&self) -> usize {
+        let in_prelude = self.admission.plan.prelude && self.running.iter().any(|run| run.strand == 0);
+        if in_prelude { 1 } else { self.admission.plan.window }
     }
 
     /// The rounds of a strand are over: tokens go to those who hear nothing else from here.
@@ -193,7 +206,7 @@ impl Operation {
     }
 
     fn handle_taken(&mut self, from: Member, chunk: &Chunk, unexpected: Violation) -> Result<(), Violation> {
-        self.check_span(EMPTY, chunk)?;
+        self.check_span(EMPTY, 0, chunk)?;
         let index = self.running.iter().position(|run| run.strand == chunk.header.strand);
         let Some(index) = index else { return Err(unexpected) };
         let takers = &mut self.running[index].takers;
@@ -219,17 +232,23 @@ impl Operation {
         behind || self.parked.has(from, strand, round)
     }
 
-    fn check_span(&self, span: Span, chunk: &Chunk) -> Result<(), Violation> {
+    fn check_span(&self, span: Span, span_bytes: usize, chunk: &Chunk) -> Result<(), Violation> {
         let ChunkHeader { lane, strand, round, start, len } = chunk.header;
         let plan_lane = self.strand(strand).lane;
         if lane != plan_lane {
             return Err(Violation::Lane { seq: chunk.seq, lane: plan_lane, found: lane });
         }
         let bytes = chunk.data.len();
-        if (span.start, span.len) != (start, len) || bytes != self.arithmetician.bytes_of(span) {
+        if (span.start, span.len) != (start, len) || bytes != span_bytes {
             return Err(Violation::Span { seq: chunk.seq, strand, round, start, len, bytes });
         }
         Ok(())
+    }
+
+    /// Bytes of what a member sends of a span.
+    fn bytes_from(&self, member: Member, span: Span, form: Form) -> usize {
+        let ranks = self.admission.topology.members[member.index()].ranks.len();
+        self.arithmetician.sizes.of(form, span, ranks)
     }
 
     fn strand(&self, strand: u32) -> &Strand {
@@ -240,6 +259,9 @@ impl Operation {
         self.admission.topology.sidecar(member)
     }
 }
+
+/// Of how many windows of strands chunks of one sender may be parked; the reasons are in the header.
+const WINDOWS_PARKED_MAX: usize = 3;
 
 const EMPTY: Span = Span { start: 0, len: 0 };
 
@@ -259,9 +281,9 @@ fn has_work(strand: &Strand) -> bool {
 }
 
 /// What a member sends here in a round.
-fn expected(strand: &Strand, round: usize, member: Member) -> Option<Span> {
+fn expected(strand: &Strand, round: usize, member: Member) -> Option<(Span, Form)> {
     strand.rounds.get(round)?.transfers.iter().find_map(|transfer| match *transfer {
-        Transfer::Receive { from, span, .. } if from == member => Some(span),
+        Transfer::Receive { from, span, form, .. } if from == member => Some((span, form)),
         _ => None,
     })
 }

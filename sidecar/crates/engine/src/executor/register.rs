@@ -1,6 +1,7 @@
-//! Private buffers: the registers of a strand, and the few buffers that are kept for reuse.
+//! Private buffers: what a register holds, and the buffers that are kept for reuse.
 
 use bytes::{Bytes, BytesMut};
+use ronde_wire::limits;
 
 /// What a register holds. A buffer that was sent stays readable; it is written again once nobody else holds it.
 #[derive(Debug, Default)]
@@ -53,20 +54,30 @@ impl Value {
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     free: Vec<BytesMut>,
+    free_bytes: usize,
 }
 
-/// Bounds what an idle executor keeps: as many chunks.
-const FREE_MAX: usize = 8;
+/// Bounds what an idle executor keeps: eight chunks of the largest size, or more smaller ones.
+const FREE_BYTES_MAX: usize = 8 * limits::CHUNK_BYTES_MAX;
+/// Bounds the search for one that fits: two for each member of a direct plan among 32.
+const FREE_MAX: usize = 64;
 
 impl Buffers {
-    /// A buffer of some length with any content.
+    /// A buffer of some length with any content: the smallest one that is large enough, or a new one. A new one takes the
+    /// place of an old one, so that what is kept follows what is needed.
     pub(super) fn take(&mut self, len: usize) -> BytesMut {
-        match self.free.pop() {
-            Some(mut buffer) if buffer.capacity() >= len => {
+        let fitting = self.free.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= len);
+        match fitting.min_by_key(|(_, buffer)| buffer.capacity()).map(|(index, _)| index) {
+            Some(index) => {
+                let mut buffer = self.free.swap_remove(index);
+                self.free_bytes -= buffer.capacity();
                 buffer.resize(len, 0);
                 buffer
             }
-            _ => BytesMut::zeroed(len),
+            None => {
+                self.free_bytes -= self.free.pop().map_or(0, |unfit| unfit.capacity());
+                BytesMut::zeroed(len)
+            }
         }
     }
 
@@ -77,20 +88,26 @@ impl Buffers {
                 buffer.resize(len, 0);
                 buffer
             }
-            _ => self.take(len),
+            Ok(small) => {
+                self.give(Value::Private(small));
+                self.take(len)
+            }
+            Err(_) => self.take(len),
         }
     }
 
     pub(super) fn give(&mut self, value: Value) {
-        if self.free.len() < FREE_MAX
-            && let Ok(buffer) = value.try_private()
+        if let Ok(buffer) = value.try_private()
             && buffer.capacity() > 0
+            && self.free.len() < FREE_MAX
+            && self.free_bytes + buffer.capacity() <= FREE_BYTES_MAX
         {
+            self.free_bytes += buffer.capacity();
             self.free.push(buffer);
         }
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.free.iter().map(|buffer| buffer.capacity() as u64).sum()
+        self.free_bytes as u64
     }
 }

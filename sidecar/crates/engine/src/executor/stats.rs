@@ -23,8 +23,14 @@ pub struct ExecutorStats {
     pub chunks_dropped: u64,
     /// Bytes of local contributions that were read.
     pub contributed_bytes: u64,
-    /// Bytes that were reduced into others.
+    /// Bytes that were reduced into others; all operands of an n-ary reduction count.
     pub reduced_bytes: u64,
+    /// Bytes of elements that a codec encoded.
+    pub encoded_bytes: u64,
+    /// Bytes of elements that a codec decoded.
+    pub decoded_bytes: u64,
+    /// Bytes of contributions that a prelude measured.
+    pub measured_bytes: u64,
     /// Bytes of results that were written.
     pub published_bytes: u64,
     /// Times that a private buffer had to be copied because somebody else still held it.

@@ -3,15 +3,12 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use ronde_collectives::kernels::Side;
-use ronde_collectives::plan::{REGISTERS_MAX, Register, Span, Step, Strand, Transfer};
+use ronde_collectives::plan::{Form, Register, Span, Strand, Transfer};
 use ronde_wire::Member;
 
-use super::arithmetic::{Arithmetician, Operands, StepError};
-use super::register::{Buffers, Value};
-use super::stats::ExecutorStats;
-use crate::event::Admission;
-use crate::memory::Memory;
+use super::arithmetic::{Arithmetician, StepError, Workplace};
+use super::register::Buffers;
+use super::steps::{Place, Registers};
 
 /// A strand between its start and the moment when its last round is over and everybody who must has taken it.
 #[derive(Debug)]
@@ -21,15 +18,24 @@ pub(super) struct Run {
     step: usize,
     /// Whether the steps of the round are done and its transfers are listed below.
     posted: bool,
-    registers: Vec<Value>,
-    unsent: Vec<(Member, Register, Span)>,
-    unreceived: Vec<(Member, Register, Span)>,
+    registers: Registers,
+    unsent: Vec<Unsent>,
+    unreceived: Vec<(Member, Register)>,
     /// Chunks of the round that the port has not reported as sent.
     unreported: u32,
     /// Members who have not yet said that they took this strand.
     pub(super) takers: Vec<Member>,
     /// Whether all rounds are over.
     pub(super) over: bool,
+}
+
+/// A transfer of the round that has not left.
+#[derive(Clone, Copy, Debug)]
+struct Unsent {
+    to: Member,
+    from: Register,
+    span: Span,
+    form: Form,
 }
 
 /// A chunk that a strand wants to send.
@@ -54,22 +60,20 @@ pub(super) enum Progress {
 
 /// Everything around a strand that it needs to go on.
 pub(super) struct Surroundings<'a> {
-    pub(super) admission: &'a Admission,
+    pub(super) workplace: Workplace<'a>,
     pub(super) arithmetician: &'a mut Arithmetician,
     pub(super) parked: &'a mut Parked,
-    pub(super) buffers: &'a mut Buffers,
-    pub(super) stats: &'a mut ExecutorStats,
-    pub(super) memory: &'a mut dyn Memory,
 }
 
 impl Run {
-    pub(super) fn new(strand: u32, takers: Vec<Member>) -> Self {
+    /// The run of a strand by its number and its content, among so many members.
+    pub(super) fn new((number, strand): (u32, &Strand), members: usize, takers: Vec<Member>) -> Self {
         Self {
-            strand,
+            strand: number,
             round: 0,
             step: 0,
             posted: false,
-            registers: (0..REGISTERS_MAX).map(|_| Value::default()).collect(),
+            registers: Registers::new(strand, members),
             unsent: Vec::new(),
             unreceived: Vec::new(),
             unreported: 0,
@@ -88,18 +92,19 @@ impl Run {
         if self.over {
             return Ok(Progress::Idle);
         }
-        let strand = &around.admission.plan.strands[self.strand as usize];
+        let strand = &around.workplace.admission.plan.strands[self.strand as usize];
         while let Some(round) = strand.rounds.get(self.round) {
             if let Some(step) = round.steps.get(self.step) {
-                self.perform(strand, *step, around)?;
+                let place = Place { strand, round: self.round, step: self.step };
+                self.registers.perform(*step, place, around.arithmetician, &mut around.workplace)?;
                 self.step += 1;
                 return Ok(Progress::Worked);
             }
             if !self.posted {
                 self.post(&round.transfers);
             }
-            self.receive(around);
-            if let Some(outgoing) = self.send(around, may_send) {
+            self.receive(around.parked, around.workplace.buffers);
+            if let Some(outgoing) = self.send(around, may_send)? {
                 return Ok(Progress::Send(outgoing));
             }
             if !(self.unsent.is_empty() && self.unreceived.is_empty() && self.unreported == 0) {
@@ -108,9 +113,7 @@ impl Run {
             (self.round, self.step, self.posted) = (self.round + 1, 0, false);
         }
         self.over = true;
-        for value in &mut self.registers {
-            around.buffers.give(std::mem::take(value));
-        }
+        self.registers.clear(around.workplace.buffers);
         Ok(Progress::Over)
     }
 
@@ -121,115 +124,52 @@ impl Run {
 
     /// Whether a chunk of a round is behind this strand: it came before.
     pub(super) fn has_received(&self, round: usize, from: Member) -> bool {
-        let pending = self.unreceived.iter().any(|(member, ..)| *member == from);
+        let pending = self.unreceived.iter().any(|(member, _)| *member == from);
         round < self.round || self.over || (round == self.round && self.posted && !pending)
     }
 
     pub(super) fn register_bytes(&self) -> u64 {
-        self.registers.iter().map(|value| value.bytes().len() as u64).sum()
+        self.registers.bytes()
     }
 
     fn post(&mut self, transfers: &[Transfer]) {
         self.posted = true;
         for transfer in transfers {
             match *transfer {
-                Transfer::Send { to, from, span, .. } => self.unsent.push((to, from, span)),
-                Transfer::Receive { from, into, span, .. } => self.unreceived.push((from, into, span)),
+                Transfer::Send { to, from, span, form } => self.unsent.push(Unsent { to, from, span, form }),
+                Transfer::Receive { from, into, .. } => self.unreceived.push((from, into)),
             }
         }
     }
 
-    fn receive(&mut self, around: &mut Surroundings<'_>) {
+    fn receive(&mut self, parked: &mut Parked, buffers: &mut Buffers) {
         let (strand, round) = (self.strand, self.round);
         let registers = &mut self.registers;
-        self.unreceived.retain(|&(from, into, _)| match around.parked.take(from, strand, round) {
+        self.unreceived.retain(|&(from, into)| match parked.take(from, strand, round) {
             Some(data) => {
-                let old = std::mem::replace(&mut registers[usize::from(into.0)], Value::Shared(data));
-                around.buffers.give(old);
+                registers.receive(into, data, buffers);
                 false
             }
             None => true,
         });
     }
 
-    fn send(&mut self, around: &Surroundings<'_>, may_send: &mut dyn FnMut(Member, usize) -> bool) -> Option<Outgoing> {
-        let bytes_of = |span| around.arithmetician.bytes_of(span);
-        let index = self.unsent.iter().position(|&(to, _, span)| may_send(to, bytes_of(span)))?;
-        let (to, from, span) = self.unsent.remove(index);
+    fn send(
+        &mut self,
+        around: &Surroundings<'_>,
+        may_send: &mut dyn FnMut(Member, usize) -> bool,
+    ) -> Result<Option<Outgoing>, StepError> {
+        let ranks = around.workplace.admission.local_ranks.len();
+        let bytes_of = |unsent: &Unsent| around.arithmetician.sizes.of(unsent.form, unsent.span, ranks);
+        let Some(index) = self.unsent.iter().position(|unsent| may_send(unsent.to, bytes_of(unsent))) else {
+            return Ok(None);
+        };
+        let unsent = self.unsent.remove(index);
+        let data = self.registers.share(unsent.from, unsent.form, bytes_of(&unsent))?;
         self.unreported += 1;
-        let data = self.registers[usize::from(from.0)].share();
         let round = u32::try_from(self.round).expect("a plan's rounds are counted in 32 bits on the wire");
-        Some(Outgoing { to, round, span, data })
+        Ok(Some(Outgoing { to: unsent.to, round, span: unsent.span, data }))
     }
-
-    fn perform(&mut self, strand: &Strand, step: Step, around: &mut Surroundings<'_>) -> Result<(), StepError> {
-        let Surroundings { admission, arithmetician, buffers, stats, memory, .. } = around;
-        match step {
-            Step::Contribute { into, span } => {
-                let value = std::mem::take(&mut self.registers[usize::from(into.0)]);
-                let mut buffer = buffers.renew(value, arithmetician.bytes_of(span));
-                arithmetician.contribute(admission, span, &mut buffer, *memory)?;
-                stats.contributed_bytes += buffer.len() as u64;
-                self.registers[usize::from(into.0)] = Value::Private(buffer);
-            }
-            Step::Reduce { left, right, into, span } => {
-                let (other, side) =
-                    if into == left { (right, Side::AccumulatorLeft) } else { (left, Side::AccumulatorRight) };
-                let other_is_free = !is_read_after(strand, self.round, self.step, other);
-                let [into, other] = self
-                    .registers
-                    .get_disjoint_mut([into, other].map(|r| usize::from(r.0)))
-                    .map_err(|_| StepError::SameRegister)?;
-                let bytes = arithmetician.bytes_of(span);
-                let operands = Operands { into, other, side, other_is_free, bytes };
-                arithmetician.reduce(admission, operands, buffers, stats)?;
-            }
-            Step::Finish { register, span } => {
-                let value = &mut self.registers[usize::from(register.0)];
-                arithmetician.finish(admission, value, arithmetician.bytes_of(span), buffers, stats)?;
-            }
-            Step::Publish { from, span } => {
-                let value = &self.registers[usize::from(from.0)];
-                arithmetician.publish(admission, span, value, *memory)?;
-                stats.published_bytes += value.bytes().len() as u64;
-            }
-            Step::ContributeEach { .. }
-            | Step::ReduceN { .. }
-            | Step::Encode { .. }
-            | Step::Decode { .. }
-            | Step::MeasureOwn { .. }
-            | Step::MeasureAll { .. }
-            | Step::Conclude { .. } => return Err(StepError::NoReduction),
-        }
-        Ok(())
-    }
-}
-
-/// Whether a strand reads what a register holds now, behind a step of a round. A walk to the next mention: in every
-/// algorithm that is at most a round away.
-fn is_read_after(strand: &Strand, round: usize, step: usize, register: Register) -> bool {
-    for (index, round) in (round..).zip(&strand.rounds[round..]).map(|(i, r)| (i == round, r)) {
-        let steps = if index { &round.steps[step + 1..] } else { &round.steps[..] };
-        for step in steps {
-            match *step {
-                Step::Contribute { into, .. } if into == register => return false,
-                Step::Reduce { left, right, .. } if left == register || right == register => return true,
-                Step::Finish { register: read, .. } | Step::Publish { from: read, .. } if read == register => {
-                    return true;
-                }
-                _ => {}
-            }
-        }
-        let sends = |t: &Transfer| matches!(t, Transfer::Send { from, .. } if *from == register);
-        if round.transfers.iter().any(sends) {
-            return true;
-        }
-        let receives = |t: &Transfer| matches!(t, Transfer::Receive { into, .. } if *into == register);
-        if round.transfers.iter().any(receives) {
-            return false;
-        }
-    }
-    false
 }
 
 /// Chunks that came before their round, by sender, strand and round.

@@ -1,0 +1,48 @@
+//! What the local ranks contribute, as it is read from their memory.
+
+use ronde_collectives::kernels;
+use ronde_collectives::plan::Slice;
+use ronde_wire::Rank;
+
+use super::arithmetic::StepError;
+use super::sizes::Sizes;
+use crate::event::Admission;
+use crate::memory::{InputPlace, Memory, MemoryError};
+
+/// The contributions of the local ranks to one operation. Ranks that have joined contribute zeros.
+pub(super) struct Inputs<'a> {
+    pub(super) admission: &'a Admission,
+    pub(super) sizes: Sizes,
+    pub(super) memory: &'a mut dyn Memory,
+}
+
+impl Inputs<'_> {
+    /// Fills a buffer with a rank's elements of a slice, from some byte of it on.
+    pub(super) fn read(
+        &mut self,
+        slice: &Slice,
+        rank: Rank,
+        skipped_bytes: usize,
+        into: &mut [u8],
+    ) -> Result<(), MemoryError> {
+        if self.admission.joined.binary_search(&rank).is_ok() {
+            into.fill(0);
+            return Ok(());
+        }
+        let offset = slice.input_start * self.sizes.element_bytes as u64 + skipped_bytes as u64;
+        self.memory.read(InputPlace { seq: self.admission.seq, tensor: slice.tensor, rank, offset }, into)
+    }
+
+    /// The same, prescaled.
+    pub(super) fn read_prescaled(
+        &mut self,
+        slice: &Slice,
+        rank: Rank,
+        skipped_bytes: usize,
+        into: &mut [u8],
+    ) -> Result<(), StepError> {
+        self.read(slice, rank, skipped_bytes, into)?;
+        let arithmetic = &self.admission.arithmetic;
+        Ok(kernels::scale(arithmetic.dtype, arithmetic.prescale, into)?)
+    }
+}

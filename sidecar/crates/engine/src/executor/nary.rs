@@ -1,0 +1,168 @@
+//! What the steps of a plan do that look at all ranks' values at once: measure, conclude, reduce.
+
+use bytes::BytesMut;
+use ronde_collectives::kernels::{self, BLOCK_BYTES_MAX};
+use ronde_collectives::plan::{Slice, Span};
+use ronde_wire::{Rank, ReduceOp, SetTopology};
+
+use super::arithmetic::{Arithmetician, StepError, Workplace, check};
+use super::inputs::Inputs;
+use super::register::{Buffers, Value};
+use super::sizes::MEASURE_BYTES;
+use crate::event::Admission;
+
+/// Where the ranks of a set are, and what was concluded of them.
+#[derive(Debug)]
+pub(super) struct Ranks {
+    /// For each rank of the set, ascending: its member, and its position among the member's ranks.
+    order: Vec<(usize, usize)>,
+    /// How many ranks each member has.
+    counts: Vec<usize>,
+    /// The weights that the prelude concluded, one for each rank, ascending.
+    weights: Option<Vec<f64>>,
+}
+
+impl Ranks {
+    pub(super) fn new(topology: &SetTopology) -> Self {
+        let positions = topology.members.iter().enumerate().flat_map(|(member, of)| {
+            of.ranks.iter().enumerate().map(move |(position, rank)| (*rank, (member, position)))
+        });
+        let mut positions: Vec<_> = positions.collect();
+        positions.sort_unstable();
+        let order = positions.into_iter().map(|(_, position)| position).collect();
+        Self { order, counts: topology.members.iter().map(|member| member.ranks.len()).collect(), weights: None }
+    }
+
+    /// Each rank's elements, ascending by rank, out of the members' registers.
+    fn operands<'a>(&self, registers: &'a [Value], bytes: usize) -> Result<Vec<&'a [u8]>, StepError> {
+        for (register, ranks) in registers.iter().zip(&self.counts) {
+            check(register, ranks * bytes)?;
+        }
+        let operand = |&(member, position): &(usize, usize)| &registers[member].bytes()[position * bytes..][..bytes];
+        Ok(self.order.iter().map(operand).collect())
+    }
+
+    /// Pairs of ranks, each rank with itself included.
+    fn pairs(&self) -> usize {
+        self.order.len() * (self.order.len() + 1) / 2
+    }
+}
+
+impl Arithmetician {
+    /// Reduces all members' registers to one. The kernel goes through them in small groups of elements, all operands at
+    /// once, so that every byte is touched once.
+    pub(super) fn reduce_n(
+        &self,
+        registers: &[Value],
+        span: Span,
+        into: &mut BytesMut,
+        at: &mut Workplace<'_>,
+    ) -> Result<(), StepError> {
+        let (dtype, op) = (at.admission.arithmetic.dtype, self.reduction(at.admission)?);
+        let operands = self.ranks.operands(registers, self.sizes.values(span))?;
+        let weights = match op {
+            ReduceOp::Median => &[],
+            _ => self.ranks.weights.as_deref().ok_or(StepError::NotConcluded)?,
+        };
+        kernels::reduce_n(dtype, op, &operands, weights, into)?;
+        at.stats.reduced_bytes += operands.iter().map(|operand| operand.len() as u64).sum::<u64>();
+        Ok(())
+    }
+
+    /// Adds each local rank's sum of squares over a span, prescaled, to its measure.
+    pub(super) fn measure_own(
+        &mut self,
+        span: Span,
+        value: &mut Value,
+        at: &mut Workplace<'_>,
+    ) -> Result<(), StepError> {
+        let admission = at.admission;
+        let mut sums = numbers(value, admission.local_ranks.len())?;
+        for slice in admission.plan.layout.within(span) {
+            for (&rank, sum) in admission.local_ranks.iter().zip(&mut sums) {
+                self.measure_rank(&slice, rank, sum, &mut self.inputs(at))?;
+            }
+            at.stats.measured_bytes += (self.sizes.values(slice.span) * sums.len()) as u64;
+        }
+        store(&sums, value, at.buffers);
+        Ok(())
+    }
+
+    /// In blocks that stay in a first-level cache.
+    fn measure_rank(
+        &mut self,
+        slice: &Slice,
+        rank: Rank,
+        sum: &mut f64,
+        inputs: &mut Inputs<'_>,
+    ) -> Result<(), StepError> {
+        let bytes = self.sizes.values(slice.span);
+        for start in (0..bytes).step_by(BLOCK_BYTES_MAX) {
+            self.block.resize(BLOCK_BYTES_MAX.min(bytes - start), 0);
+            inputs.read_prescaled(slice, rank, start, &mut self.block)?;
+            kernels::add_sum_of_squares(inputs.admission.arithmetic.dtype, &self.block, sum)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the inner products over a span of all pairs of ranks to the measures.
+    pub(super) fn measure_all(
+        &self,
+        registers: &[Value],
+        span: Span,
+        value: &mut Value,
+        at: &mut Workplace<'_>,
+    ) -> Result<(), StepError> {
+        let operands = self.ranks.operands(registers, self.sizes.values(span))?;
+        let mut products = numbers(value, self.ranks.pairs())?;
+        kernels::add_products(at.admission.arithmetic.dtype, &operands, &mut products)?;
+        at.stats.measured_bytes += operands.iter().map(|operand| operand.len() as u64).sum::<u64>();
+        store(&products, value, at.buffers);
+        Ok(())
+    }
+
+    /// Turns all members' measures into the weights of the operation.
+    pub(super) fn conclude(&mut self, registers: &[Value], admission: &Admission) -> Result<(), StepError> {
+        let op = self.reduction(admission)?;
+        let measures = match op {
+            ReduceOp::ClippedMean => self.in_rank_order(registers)?,
+            _ => self.summed(registers)?,
+        };
+        let weights = kernels::weights(op, self.ranks.order.len(), &measures)?;
+        if self.ranks.weights.replace(weights).is_some() { Err(StepError::ConcludedTwice) } else { Ok(()) }
+    }
+
+    /// The measures of each rank by itself.
+    fn in_rank_order(&self, registers: &[Value]) -> Result<Vec<f64>, StepError> {
+        let of_members = registers.iter().zip(&self.ranks.counts).map(|(register, ranks)| numbers(register, *ranks));
+        let of_members = of_members.collect::<Result<Vec<_>, _>>()?;
+        Ok(self.ranks.order.iter().map(|&(member, position)| of_members[member][position]).collect())
+    }
+
+    /// The measures of all ranks together, each member's being those of a part of the elements.
+    fn summed(&self, registers: &[Value]) -> Result<Vec<f64>, StepError> {
+        let mut sums = vec![0.0; self.ranks.pairs()];
+        for register in registers {
+            let part = numbers(register, sums.len())?;
+            sums.iter_mut().zip(part).for_each(|(sum, number)| *sum += number);
+        }
+        Ok(sums)
+    }
+}
+
+/// The measures in a register; zeros when it holds nothing yet.
+fn numbers(value: &Value, count: usize) -> Result<Vec<f64>, StepError> {
+    if matches!(value, Value::Empty) {
+        return Ok(vec![0.0; count]);
+    }
+    check(value, count * MEASURE_BYTES)?;
+    let (numbers, _) = value.bytes().as_chunks::<MEASURE_BYTES>();
+    Ok(numbers.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect())
+}
+
+fn store(numbers: &[f64], value: &mut Value, buffers: &mut Buffers) {
+    let mut buffer = buffers.renew(std::mem::take(value), numbers.len() * MEASURE_BYTES);
+    let (places, _) = buffer.as_chunks_mut::<MEASURE_BYTES>();
+    places.iter_mut().zip(numbers).for_each(|(place, number)| *place = number.to_le_bytes());
+    *value = Value::Private(buffer);
+}
