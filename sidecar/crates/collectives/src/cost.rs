@@ -46,7 +46,10 @@ pub struct Choice {
 
 /// The algorithm for one tensor of so many elements in all, whatever bucket it will travel in.
 ///
-/// For an all-gather `elements` counts all ranks' contributions. With one member it is always [`Algorithm::Local`].
+/// For work with a count for each rank or pair `elements` is their sum. With one member it is always
+/// [`Algorithm::Local`].
+///
+/// An all-reduce goes around a ring when nothing else is cheaper by more than [`RING_PREFERENCE`].
 #[must_use]
 pub fn algorithm_of(
     topology: &SetTopology,
@@ -61,8 +64,7 @@ pub fn algorithm_of(
     match kind {
         WorkKind::AllReduce => {
             let work = Work { kind: WorkKind::AllReduce, element_bytes, tensors: vec![vec![elements]] };
-            let costs = candidates(topology, &work, model);
-            costs.into_iter().min_by(|a, b| a.1.total_cmp(&b.1)).map_or(Algorithm::Ring, |cheapest| cheapest.0)
+            preferred(&candidates(topology, &work, model))
         }
         WorkKind::AllReduceCoded { .. }
         | WorkKind::AllReduceNAry
@@ -91,17 +93,24 @@ pub fn select(topology: &SetTopology, work: &Work, lanes: u16, model: &CostModel
     Choice { tuning, predicted_us, reason }
 }
 
-/// Bytes that the strands in flight of one plan may hold for sending: what bounds private memory (a strand has up to
-/// three registers of a chunk each).
+/// How much cheaper another algorithm has to be than the ring. In a ring a member needs a connection to two peers instead
+/// of to `log2 n`, and its chunks follow each other evenly; the model knows neither.
+pub const RING_PREFERENCE: f64 = 0.05;
+
+/// Bytes that the strands in flight of one plan may hold for their peers: what bounds private memory (a strand has a
+/// register or two more of a chunk each to work with).
 pub const FLIGHT_BYTES_MAX: u64 = 8 << 20;
 
 /// Strands of a lane that can do something at once: one is received, one reduced, one sent, one waits for its peer.
-const WINDOW_USEFUL: u16 = 4;
+const WINDOW_USEFUL: u64 = 4;
 
-/// The smallest chunk that is worth its headers and hand-overs, in bytes.
+/// The smallest chunk that is worth its headers and hand-overs, in bytes. Where a strand holds a chunk for each of many
+/// members chunks are smaller.
 const CHUNK_BYTES_LEAST: u32 = 64 << 10;
 
-/// The largest chunk that a plan may have, as a tuning holds it.
+/// The smallest and the largest chunk that a plan may have, as a tuning holds it.
+#[allow(clippy::cast_possible_truncation, reason = "4 KiB, checked by the assertion below")]
+const CHUNK_BYTES_SMALLEST: u32 = limits::CHUNK_BYTES_MIN as u32;
 #[allow(clippy::cast_possible_truncation, reason = "1 MiB, checked by the assertion below")]
 const CHUNK_BYTES_MOST: u32 = limits::CHUNK_BYTES_MAX as u32;
 
@@ -109,6 +118,7 @@ const CHUNK_BYTES_MOST: u32 = limits::CHUNK_BYTES_MAX as u32;
 #[allow(clippy::cast_possible_truncation, reason = "16, checked by the assertion below")]
 const LANES_MOST: u16 = limits::LANES_MAX as u16;
 
+const _: () = assert!(CHUNK_BYTES_SMALLEST as usize == limits::CHUNK_BYTES_MIN);
 const _: () = assert!(CHUNK_BYTES_MOST as usize == limits::CHUNK_BYTES_MAX && LANES_MOST as usize == limits::LANES_MAX);
 
 /// Microseconds of processor time for each chunk, whatever its size: the reason not to cut ever finer.
@@ -118,7 +128,7 @@ const CHUNK_US: f64 = 4.0;
 fn candidates(topology: &SetTopology, work: &Work, model: &CostModel) -> Vec<(Algorithm, f64)> {
     let algorithms: &[Algorithm] = match work.kind {
         _ if topology.len() <= 1 => &[Algorithm::Local],
-        WorkKind::AllReduce => &[Algorithm::RecursiveDoubling, Algorithm::Ring],
+        WorkKind::AllReduce => &[Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::Ring],
         WorkKind::AllReduceCoded { .. }
         | WorkKind::AllReduceNAry
         | WorkKind::AllReduceTwoPass { .. }
@@ -132,9 +142,19 @@ fn candidates(topology: &SetTopology, work: &Work, model: &CostModel) -> Vec<(Al
     let cost = |&algorithm: &Algorithm| {
         let tuning = Tuning { algorithm, chunk_bytes: CHUNK_BYTES_MOST, lanes: 1, window: 1 };
         let form = predicted(topology, work, &tuning).ok()?;
-        Some((algorithm, Strands::of(&form, 1, model).once_us))
+        Some((algorithm, Parts::of(&form, 1, model).once_us))
     };
     algorithms.iter().filter_map(cost).collect()
+}
+
+/// The cheapest, but for the preference of the ring.
+fn preferred(costs: &[(Algorithm, f64)]) -> Algorithm {
+    let cheapest = costs.iter().min_by(|a, b| a.1.total_cmp(&b.1)).copied().unwrap_or((Algorithm::Ring, 0.0));
+    let ring = costs.iter().find(|(algorithm, _)| *algorithm == Algorithm::Ring);
+    match ring {
+        Some((_, ring_us)) if ring_us * (1.0 - RING_PREFERENCE) < cheapest.1 => Algorithm::Ring,
+        _ => cheapest.0,
+    }
 }
 
 /// The cheapest cut around an algorithm.
@@ -143,50 +163,61 @@ fn cut(topology: &SetTopology, work: &Work, algorithm: Algorithm, lanes: u16, mo
     let Ok(form) = predicted(topology, work, &best.0) else {
         return (best.0, 0.0);
     };
+    let lanes = if work.kind.measures() { 1 } else { lanes };
+    let held = u64::from(form.held_chunks);
     let mut chunk_bytes = CHUNK_BYTES_LEAST;
+    while u64::from(chunk_bytes) * held > FLIGHT_BYTES_MAX && chunk_bytes > CHUNK_BYTES_SMALLEST {
+        chunk_bytes /= 2;
+    }
     while chunk_bytes <= CHUNK_BYTES_MOST {
-        let strands = form.strands(u64::from(chunk_bytes / work.element_bytes));
-        let lanes = lanes.min(u16::try_from(strands).unwrap_or(u16::MAX)).max(1);
-        let window = window_for(strands, lanes, chunk_bytes);
-        let cost_us = Strands::of(&form, strands, model).total_us(u64::from(lanes * window));
+        let chunks_in_flight = (FLIGHT_BYTES_MAX / (u64::from(chunk_bytes) * held)).max(1);
+        let elements = u64::from(chunk_bytes / work.element_bytes);
+        let (lanes, window) = side_by_side(&form, form.strands(elements), lanes, chunks_in_flight);
+        let parts_in_flight = u64::from(lanes * window).div_ceil(u64::from(form.siblings));
+        let cost_us = Parts::of(&form, form.parts(elements), model).total_us(parts_in_flight);
         if cost_us < best.1 {
             best = (Tuning { algorithm, chunk_bytes, lanes, window }, cost_us);
         }
         chunk_bytes *= 2;
+        if u64::from(chunk_bytes) * held > FLIGHT_BYTES_MAX {
+            break;
+        }
     }
     best
 }
 
-/// As many strands at once as there are, as private memory allows, and as are of use: 1 to [`WINDOW_USEFUL`].
-fn window_for(strands: u64, lanes: u16, chunk_bytes: u32) -> u16 {
+/// Lanes and window: as many strands at once as there are, as private memory allows, and as are of use.
+fn side_by_side(form: &Predicted, strands: u64, lanes: u16, in_flight_max: u64) -> (u16, u16) {
+    let small = |number: u64| u16::try_from(number).unwrap_or(u16::MAX);
+    let lanes = lanes.min(small(strands)).min(small(in_flight_max)).max(1);
     let needed = strands.div_ceil(u64::from(lanes));
-    let bounded = FLIGHT_BYTES_MAX / (u64::from(lanes) * u64::from(chunk_bytes));
-    let window = needed.min(bounded).clamp(1, u64::from(WINDOW_USEFUL));
-    u16::try_from(window).unwrap_or(WINDOW_USEFUL)
+    let useful =
+        (WINDOW_USEFUL * u64::from(form.siblings)).div_ceil(if form.siblings > 1 { u64::from(lanes) } else { 1 });
+    let window = needed.min(in_flight_max / u64::from(lanes)).min(useful).clamp(1, limits::WINDOW_MAX as u64);
+    (lanes, small(window))
 }
 
-/// Equal strands of one plan, as its busiest member sees them.
-struct Strands {
+/// Equal parts of one plan, each a strand or several siblings, as its busiest member sees them.
+struct Parts {
     count: u64,
-    /// One strand alone.
+    /// One part alone.
     once_us: f64,
-    /// The part of a strand that does not overlap with the same part of others: its sending or its reducing.
+    /// What does not overlap with the same of other parts: its sending or its reducing.
     busy_us: f64,
 }
 
-impl Strands {
+impl Parts {
     fn of(form: &Predicted, count: u64, model: &CostModel) -> Self {
         let count = count.max(1);
         let share = |bytes: &[u64]| bytes.iter().max().map_or(0.0, |most| *most as f64 / count as f64);
-        let rounds = f64::from(form.rounds);
-        let sending_us = rounds * CHUNK_US + share(&form.sent_bytes) * model.beta_us_per_byte;
+        let sending_us = f64::from(form.chunks) * CHUNK_US + share(&form.sent_bytes) * model.beta_us_per_byte;
         let reducing_us = share(&form.reduced_bytes) * model.gamma_us_per_byte;
-        let once_us = rounds * model.alpha_us + sending_us + reducing_us;
+        let once_us = f64::from(form.rounds) * model.alpha_us + sending_us + reducing_us;
         Self { count, once_us, busy_us: sending_us.max(reducing_us) }
     }
 
-    /// All strands, `in_flight` at once: the first one's way, then one more for each busy part, or, when too few are in
-    /// flight to hide latency, for each share of a strand's way.
+    /// All parts, `in_flight` at once: the first one's way, then what is busy of each other one, or, when too few are in
+    /// flight to hide latency, a share of its way.
     fn total_us(&self, in_flight: u64) -> f64 {
         let more = (self.count - 1) as f64;
         let step_us =

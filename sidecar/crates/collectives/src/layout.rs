@@ -1,21 +1,22 @@
-//! The three ways to lay tensors into a bucket.
+//! The ways to lay tensors into a bucket.
 
-use ronde_wire::SetTopology;
+use ronde_wire::Rank;
 
-use crate::plan::{Layout, Slice, Source, Span, Target};
+use crate::plan::{Layout, Slice, Source, Span, Target, WorkKind};
+use crate::planner::Inputs;
 
 impl Layout {
     /// Tensor behind tensor, whole.
-    pub(crate) fn in_order(counts: &[u64], source: Source) -> Self {
+    pub(crate) fn in_order(counts: &[u64], source: Source, target: Target) -> Self {
         let mut layout = Self::default();
         for (tensor, &count) in (0..).zip(counts) {
-            layout.push(tensor, source, Span { start: 0, len: count }, 0);
+            layout.push(tensor, source, target, Place { len: count, ..Place::default() });
         }
         layout
     }
 
     /// Piece 0 of every tensor, then piece 1 of every tensor, and so on; every tensor is cut into the same number of
-    /// pieces. Returns the spans of the pieces as well.
+    /// pieces. Every rank contributes to all of them and gets all of them. Returns the spans of the pieces as well.
     pub(crate) fn piece_major(counts: &[u64], pieces: u64) -> (Self, Vec<Span>) {
         let mut layout = Self::default();
         let mut spans = Vec::new();
@@ -23,27 +24,31 @@ impl Layout {
             let start = layout.elements;
             for (tensor, &count) in (0..).zip(counts) {
                 let part = Span { start: 0, len: count }.part(pieces, piece);
-                layout.push(tensor, Source::EveryRank, part, part.start);
+                let place = Place { len: part.len, input_start: part.start, output_start: part.start };
+                layout.push(tensor, Source::EveryRank, Target::EveryRank, place);
             }
             spans.push(Span { start, len: layout.elements - start });
         }
         (layout, spans)
     }
 
-    /// The blocks of member 0's ranks, then those of member 1's ranks, and so on. `tensors` has a count for each rank in
-    /// rank order of the set, which also orders the results. Returns the spans of the members as well.
-    pub(crate) fn member_major(topology: &SetTopology, tensors: &[Vec<u64>]) -> (Self, Vec<Span>) {
-        let order = topology.ranks();
+    /// The blocks of member 0's ranks, then those of member 1's ranks, and so on, for work with a count for each rank. A
+    /// block is what its rank contributes to a gather or an all-gather, or gets from a scatter or a reduce-scatter; on the
+    /// other side blocks stand in rank order of the set. Returns the spans of the members as well.
+    pub(crate) fn member_major(inputs: &Inputs<'_>) -> (Self, Vec<Span>) {
+        let order = inputs.topology.ranks();
+        let tensors = &inputs.work.tensors;
         let starts: Vec<Vec<u64>> = tensors.iter().map(|counts| running_sums(counts)).collect();
         let mut layout = Self::default();
         let mut spans = Vec::new();
-        for member in &topology.members {
+        for member in &inputs.topology.members {
             let start = layout.elements;
             for (tensor, counts) in (0..).zip(tensors) {
                 for &rank in &member.ranks {
                     let position = order.partition_point(|other| *other < rank);
-                    let whole = Span { start: 0, len: counts[position] };
-                    layout.push(tensor, Source::One(rank), whole, starts[tensor as usize][position]);
+                    let (len, before) = (counts[position], starts[tensor as usize][position]);
+                    let (source, target, place) = ends(&inputs.work.kind, rank, len, before);
+                    layout.push(tensor, source, target, place);
                 }
             }
             spans.push(Span { start, len: layout.elements - start });
@@ -51,20 +56,83 @@ impl Layout {
         (layout, spans)
     }
 
-    fn push(&mut self, tensor: u32, source: Source, input: Span, output_start: u64) {
-        if input.is_empty() {
+    /// For each member as a sender and each one as a receiver: what the ranks of the one have for those of the other.
+    /// Returns the spans of the pairs as well, those of the lowest sender first.
+    pub(crate) fn pair_major(inputs: &Inputs<'_>) -> (Self, Vec<Span>) {
+        let places: Vec<PairPlaces> =
+            inputs.work.tensors.iter().map(|counts| PairPlaces::new(inputs, counts)).collect();
+        let order = inputs.topology.ranks();
+        let positioned = |ranks: &[Rank]| -> Vec<(Rank, usize)> {
+            ranks.iter().map(|rank| (*rank, order.partition_point(|other| other < rank))).collect()
+        };
+        let members: Vec<_> = inputs.topology.members.iter().map(|member| positioned(&member.ranks)).collect();
+        let mut layout = Self::default();
+        let mut spans = Vec::new();
+        for (senders, receivers) in members.iter().flat_map(|a| members.iter().map(move |b| (a, b))) {
+            let start = layout.elements;
+            for (tensor, places) in (0..).zip(&places) {
+                for (from, to) in senders.iter().flat_map(|from| receivers.iter().map(move |to| (from, to))) {
+                    layout.push(tensor, Source::One(from.0), Target::One(to.0), places.of(from.1, to.1));
+                }
+            }
+            spans.push(Span { start, len: layout.elements - start });
+        }
+        (layout, spans)
+    }
+
+    fn push(&mut self, tensor: u32, source: Source, target: Target, place: Place) {
+        let Place { len, input_start, output_start } = place;
+        if len == 0 {
             return;
         }
-        let span = Span { start: self.elements, len: input.len };
+        let span = Span { start: self.elements, len };
         self.elements = span.end();
-        self.slices.push(Slice {
-            span,
-            tensor,
-            source,
-            target: Target::EveryRank,
-            input_start: input.start,
-            output_start,
-        });
+        self.slices.push(Slice { span, tensor, source, target, input_start, output_start });
+    }
+}
+
+/// Where elements lie in a tensor that contributes them and in the result that they belong to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    len: u64,
+    input_start: u64,
+    output_start: u64,
+}
+
+/// The two ends of a rank's block of `len` elements, with `before` elements in the blocks of lower ranks.
+fn ends(kind: &WorkKind, rank: Rank, len: u64, before: u64) -> (Source, Target, Place) {
+    let contributed = Place { len, input_start: 0, output_start: before };
+    let received = Place { len, input_start: before, output_start: 0 };
+    match *kind {
+        WorkKind::Gather { root } => (Source::One(rank), Target::One(root), contributed),
+        WorkKind::Scatter { root } => (Source::One(root), Target::One(rank), received),
+        WorkKind::ReduceScatter => (Source::EveryRank, Target::One(rank), received),
+        _ => (Source::One(rank), Target::EveryRank, contributed),
+    }
+}
+
+/// Where the blocks of an all-to-all lie in one tensor's inputs and results, by positions in the set.
+struct PairPlaces {
+    size: usize,
+    places: Vec<Place>,
+}
+
+impl PairPlaces {
+    fn new(inputs: &Inputs<'_>, counts: &[u64]) -> Self {
+        let size = inputs.topology.size();
+        let mut received = vec![0; size];
+        let mut places = Vec::with_capacity(counts.len());
+        for row in counts.chunks_exact(size) {
+            for ((&len, input_start), output_end) in row.iter().zip(running_sums(row)).zip(&mut received) {
+                places.push(Place { len, input_start, output_start: *output_end });
+                *output_end += len;
+            }
+        }
+        Self { size, places }
+    }
+
+    fn of(&self, from: usize, to: usize) -> Place {
+        self.places[from * self.size + to]
     }
 }
 

@@ -127,6 +127,9 @@ pub const REGISTERS_MAX: u16 = (2 * limits::SIDECARS_MAX + 8) as u16;
 
 const _: () = assert!(REGISTERS_MAX as usize == 2 * limits::SIDECARS_MAX + 8);
 
+/// Numbers that a two-pass reducer may measure for each rank.
+pub const MEASURES_MAX: u32 = 64;
+
 /// What a register holds of a span, and a chunk carries of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
@@ -310,9 +313,9 @@ pub enum WorkKind {
     },
     /// Every rank gets the reduction, which takes all ranks' values at once: nothing is reduced before.
     AllReduceNAry,
-    /// The same, after each rank's tensor has been measured by itself.
+    /// The same, after each rank's tensor has been measured by itself. One tensor in a bucket.
     AllReduceTwoPass {
-        /// Numbers for each rank and tensor: 1 to 64.
+        /// Numbers for each rank: 1 to [`MEASURES_MAX`].
         measures: u32,
     },
     /// The same, after the inner products of all pairs of ranks have been measured. One tensor in a bucket.
@@ -399,6 +402,33 @@ impl WorkKind {
             Self::AllToAll => Counts::EachPair,
             _ => Counts::One,
         }
+    }
+
+    /// Whether ranks' values are combined: then results are finished.
+    #[must_use]
+    pub const fn reduces(&self) -> bool {
+        matches!(
+            self,
+            Self::AllReduce
+                | Self::AllReduceCoded { .. }
+                | Self::AllReduceNAry
+                | Self::AllReduceTwoPass { .. }
+                | Self::AllReduceAdaptive
+                | Self::ReduceScatter
+                | Self::Reduce { .. }
+        )
+    }
+
+    /// Whether all ranks' values are combined at once, so that nothing is reduced before.
+    #[must_use]
+    pub const fn is_nary(&self) -> bool {
+        matches!(self, Self::AllReduceNAry | Self::AllReduceTwoPass { .. } | Self::AllReduceAdaptive)
+    }
+
+    /// Whether the input is measured first, in a prelude.
+    #[must_use]
+    pub const fn measures(&self) -> bool {
+        matches!(self, Self::AllReduceTwoPass { .. } | Self::AllReduceAdaptive)
     }
 
     /// The root, where there is one.

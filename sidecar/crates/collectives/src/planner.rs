@@ -3,9 +3,14 @@
 use ronde_wire::{Algorithm, Lane, Member, Rank, SetId, SetTopology, Tuning, limits};
 
 use crate::algorithms::{
-    Predicted, binomial_broadcast, dissemination, local, recursive_doubling, ring_allgather, ring_allreduce,
+    Predicted, binomial_broadcast, binomial_reduce, dissemination, halving_doubling, linear_gather, linear_scatter,
+    local, pairwise_alltoall, recursive_doubling, ring_allgather, ring_allreduce, ring_reduce_scatter,
 };
-use crate::plan::{Counts, Plan, Round, Strand, Work, WorkKind};
+use crate::plan::{Counts, MEASURES_MAX, Plan, Round, Strand, Work, WorkKind};
+
+/// Bytes that a step of a prelude measures at once. It does not depend on the tuning, because the order of the sums that it
+/// makes does not either.
+pub const MEASURED_BYTES: u64 = 64 << 10;
 
 /// The most strands that a plan may have: 2^20 chunks of 64 KiB are 64 GiB for each piece. Bounds the memory of a plan.
 pub const STRANDS_MAX: u64 = 1 << 20;
@@ -84,8 +89,14 @@ pub fn plan(me: Member, topology: &SetTopology, work: &Work, tuning: &Tuning) ->
         Planner::Local => local::plan(&inputs),
         Planner::RingAllReduce => ring_allreduce::plan(me, &inputs),
         Planner::RecursiveDoubling => recursive_doubling::plan(me, &inputs),
+        Planner::HalvingDoubling => halving_doubling::plan(me, &inputs),
+        Planner::RingReduceScatter => ring_reduce_scatter::plan(me, &inputs),
+        Planner::BinomialReduce => binomial_reduce::plan(me, &inputs),
         Planner::BinomialBroadcast => binomial_broadcast::plan(me, &inputs),
         Planner::RingAllGather => ring_allgather::plan(me, &inputs),
+        Planner::LinearGather => linear_gather::plan(me, &inputs),
+        Planner::LinearScatter => linear_scatter::plan(me, &inputs),
+        Planner::PairwiseAllToAll => pairwise_alltoall::plan(me, &inputs),
         Planner::Dissemination => dissemination::plan(me, &inputs),
     };
     Ok(plan)
@@ -101,8 +112,14 @@ pub fn predicted(topology: &SetTopology, work: &Work, tuning: &Tuning) -> Result
         Planner::Local => local::predicted(&inputs),
         Planner::RingAllReduce => ring_allreduce::predicted(&inputs),
         Planner::RecursiveDoubling => recursive_doubling::predicted(&inputs),
+        Planner::HalvingDoubling => halving_doubling::predicted(&inputs),
+        Planner::RingReduceScatter => ring_reduce_scatter::predicted(&inputs),
+        Planner::BinomialReduce => binomial_reduce::predicted(&inputs),
         Planner::BinomialBroadcast => binomial_broadcast::predicted(&inputs),
         Planner::RingAllGather => ring_allgather::predicted(&inputs),
+        Planner::LinearGather => linear_gather::predicted(&inputs),
+        Planner::LinearScatter => linear_scatter::predicted(&inputs),
+        Planner::PairwiseAllToAll => pairwise_alltoall::predicted(&inputs),
         Planner::Dissemination => dissemination::predicted(&inputs),
     })
 }
@@ -126,7 +143,8 @@ impl<'a> Inputs<'a> {
         check_tuning(work, tuning)?;
         check_work(topology, work)?;
         let chunk_elements = u64::from(tuning.chunk_bytes / work.element_bytes);
-        let strands = work.elements().div_ceil(chunk_elements);
+        let values_each = if work.kind.is_nary() { topology.size() as u64 } else { 1 };
+        let strands = work.elements().div_ceil((chunk_elements / values_each).max(1));
         within("the number of chunks", strands, 0, STRANDS_MAX)?;
         Ok(Self { topology, work, tuning, chunk_elements })
     }
@@ -146,6 +164,16 @@ impl<'a> Inputs<'a> {
         self.work.tensors.iter().flatten().copied().collect()
     }
 
+    /// Whether the plan has a prelude: where something is measured, and there is something.
+    pub(crate) fn has_prelude(&self) -> bool {
+        self.work.kind.measures() && self.work.elements() > 0
+    }
+
+    /// Elements that a step of a prelude measures at once, when a register holds so many values for each; at least 1.
+    pub(crate) fn measured_elements(&self, values_each: u64) -> u64 {
+        (MEASURED_BYTES / (values_each * u64::from(self.work.element_bytes))).max(1)
+    }
+
     pub(crate) fn bytes(&self, elements: u64) -> u64 {
         elements * u64::from(self.work.element_bytes)
     }
@@ -155,9 +183,10 @@ impl<'a> Inputs<'a> {
         longest.div_ceil(self.chunk_elements)
     }
 
-    /// Strands over lanes in turn, each with the rounds that belong to its index.
+    /// Strands over lanes in turn, all on one where there is a prelude, each with the rounds that belong to its index.
     pub(crate) fn strands(&self, count: u64, mut rounds: impl FnMut(u64) -> Vec<Round>) -> Vec<Strand> {
-        let lanes = (0..self.tuning.lanes).map(Lane).cycle();
+        let lanes = if self.has_prelude() { 1 } else { self.tuning.lanes };
+        let lanes = (0..lanes).map(Lane).cycle();
         (0..count).zip(lanes).map(|(index, lane)| Strand { lane, rounds: rounds(index) }).collect()
     }
 
@@ -170,8 +199,14 @@ enum Planner {
     Local,
     RingAllReduce,
     RecursiveDoubling,
+    HalvingDoubling,
+    RingReduceScatter,
+    BinomialReduce,
     BinomialBroadcast,
     RingAllGather,
+    LinearGather,
+    LinearScatter,
+    PairwiseAllToAll,
     Dissemination,
 }
 
@@ -182,8 +217,14 @@ fn choose(inputs: &Inputs<'_>) -> Result<Planner, PlanError> {
         (Algorithm::Local, _) if alone => Ok(Planner::Local),
         (Algorithm::Ring, WorkKind::AllReduce) if !alone => Ok(Planner::RingAllReduce),
         (Algorithm::RecursiveDoubling, WorkKind::AllReduce) if !alone => Ok(Planner::RecursiveDoubling),
+        (Algorithm::HalvingDoubling, WorkKind::AllReduce) if !alone => Ok(Planner::HalvingDoubling),
+        (Algorithm::Ring, WorkKind::ReduceScatter) if !alone => Ok(Planner::RingReduceScatter),
+        (Algorithm::BinomialTree, WorkKind::Reduce { .. }) if !alone => Ok(Planner::BinomialReduce),
         (Algorithm::BinomialTree, WorkKind::Broadcast { .. }) if !alone => Ok(Planner::BinomialBroadcast),
         (Algorithm::Ring, WorkKind::AllGather) if !alone => Ok(Planner::RingAllGather),
+        (Algorithm::Linear, WorkKind::Gather { .. }) if !alone => Ok(Planner::LinearGather),
+        (Algorithm::Linear, WorkKind::Scatter { .. }) if !alone => Ok(Planner::LinearScatter),
+        (Algorithm::Pairwise, WorkKind::AllToAll) if !alone => Ok(Planner::PairwiseAllToAll),
         (Algorithm::Dissemination, WorkKind::Barrier) if !alone => Ok(Planner::Dissemination),
         (algorithm, kind) => Err(PlanError::Combination { algorithm, kind: kind.name(), members: inputs.members() }),
     }
@@ -198,9 +239,22 @@ fn check_tuning(work: &Work, tuning: &Tuning) -> Result<(), PlanError> {
 }
 
 fn check_work(topology: &SetTopology, work: &Work) -> Result<(), PlanError> {
-    within("the number of ranks", topology.size() as u64, 1, limits::RANKS_MAX as u64)?;
-    let tensors_max = if work.kind == WorkKind::Barrier { 0 } else { limits::BUCKET_TENSORS_MAX as u64 };
-    within("the number of tensors", work.tensors.len() as u64, 0, tensors_max)?;
+    let (ranks_max, tensors_max) = match work.kind {
+        WorkKind::Barrier => (limits::RANKS_MAX, 0),
+        WorkKind::AllReduceTwoPass { .. } | WorkKind::AllReduceAdaptive => (limits::NARY_RANKS_MAX, 1),
+        WorkKind::AllReduceNAry => (limits::NARY_RANKS_MAX, limits::BUCKET_TENSORS_MAX),
+        WorkKind::AllToAll => (limits::ALL_TO_ALL_RANKS_MAX, limits::BUCKET_TENSORS_MAX),
+        _ => (limits::RANKS_MAX, limits::BUCKET_TENSORS_MAX),
+    };
+    within("the number of ranks", topology.size() as u64, 1, ranks_max as u64)?;
+    within("the number of tensors", work.tensors.len() as u64, 0, tensors_max as u64)?;
+    match work.kind {
+        WorkKind::AllReduceCoded { encoded_bytes } => {
+            within("encoded_bytes", u64::from(encoded_bytes), 1, u64::from(work.element_bytes))?;
+        }
+        WorkKind::AllReduceTwoPass { measures } => within("measures", u64::from(measures), 1, u64::from(MEASURES_MAX))?,
+        _ => {}
+    }
     if let Some(root) = work.kind.root()
         && topology.member_of(root).is_none()
     {

@@ -85,10 +85,14 @@ fn small_tensors_double_and_large_ones_go_around() {
     assert_eq!(of(4, 64 << 20), Algorithm::Ring);
     assert_eq!(of(16, 64 << 20), Algorithm::Ring);
     assert_eq!(of(1, 64 << 20), Algorithm::Local);
+    let order = [Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::Ring];
+    let place = |algorithm| order.iter().position(|other| *other == algorithm).expect("a candidate");
     for members in 2..=17 {
-        let sizes = (0..30).map(|exponent| of(members, 1 << exponent) == Algorithm::Ring);
-        let changes = sizes.collect::<Vec<_>>().windows(2).filter(|pair| pair[0] != pair[1]).count();
-        assert_eq!(changes, 1, "one threshold with {members} members");
+        let places: Vec<usize> = (0..30).map(|exponent| place(of(members, 1 << exponent))).collect();
+        assert!(places.is_sorted(), "a threshold between each two of {order:?} with {members} members: {places:?}");
+        assert_eq!((places[0], places[29]), (0, 2), "{members} members");
+        let halves = members >= 4 && members.is_power_of_two();
+        assert!(!halves || places.contains(&1), "halving pays with {members} members: {places:?}");
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     let members = inputs.members();
-    Predicted { rounds: depth(members), longest_block: 1, ..Predicted::idle(members) }
+    Predicted { rounds: depth(members), longest_block: 1, chunks: depth(members), ..Predicted::idle(members) }
 }
 
 /// `ceil(log2 n)`. A token counts as one element when strands are counted: there is one strand.

@@ -1,37 +1,107 @@
 //! One member: all ranks sit in one place, nothing is sent.
 //!
 //! Each strand contributes, finishes and publishes one chunk; strands bound private memory as in every other algorithm.
+//! Nothing travels, so a codec has nothing to do. Where all ranks' values are reduced at once they lie side by side in a
+//! register, and a chunk has as many times fewer elements. A prelude measures the whole input first, in spans of
+//! [`crate::planner::MEASURED_BYTES`] so that the order of its sums does not depend on the tuning.
 //!
-//! Closed form: 0 rounds, 0 bytes sent, 0 bytes reduced (local ranks are reduced by the contribution).
+//! Closed form: 0 rounds, 0 bytes sent; reduced are `E` elements of each rank by an n-ary reduction, otherwise 0 (local ranks
+//! are reduced by the contribution).
 
-use super::Predicted;
-use crate::plan::{Layout, Plan, Register, Round, Source, Span, WorkKind};
+use ronde_wire::Lane;
+
+use super::{Predicted, root_of};
+use crate::plan::{Layout, Plan, Register, Round, Source, Span, Step, Strand, Target, WorkKind};
 use crate::planner::Inputs;
 
 const OWN: Register = Register(0);
+/// The result of an n-ary reduction.
+const REDUCED: Register = Register(1);
+/// What a prelude has measured so far.
+const MEASURES: Register = Register(1);
 
 pub(crate) fn plan(inputs: &Inputs<'_>) -> Plan {
-    let layout = match inputs.work.kind {
-        WorkKind::AllReduce => Layout::in_order(&inputs.counts(), Source::EveryRank),
-        WorkKind::Broadcast { root } => Layout::in_order(&inputs.counts(), Source::One(root)),
-        WorkKind::AllGather => Layout::member_major(inputs.topology, &inputs.work.tensors).0,
-        _ => Layout::default(),
-    };
+    let layout = layout(inputs);
     let whole = Span { start: 0, len: layout.elements };
-    let count = inputs.strand_count(whole.len);
-    let strands = inputs.strands(count, |index| {
-        let span = whole.part(count, index);
-        let mut round = Round::default();
-        round.contribute(OWN, span);
-        if inputs.work.kind == WorkKind::AllReduce {
-            round.finish(OWN, span);
-        }
-        round.publish(OWN, span);
-        vec![round]
-    });
-    Plan { layout, strands, window: inputs.window(), prelude: false }
+    let form = predicted(inputs);
+    let count = form.parts(inputs.chunk_elements);
+    let mut strands = inputs.strands(count, |index| vec![chunk(&inputs.work.kind, whole.part(count, index))]);
+    let prelude = inputs.has_prelude();
+    if prelude {
+        strands.insert(0, Strand { lane: Lane(0), rounds: measuring(inputs, whole) });
+    }
+    Plan { layout, strands, window: inputs.window(), prelude }
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
-    Predicted { longest_block: inputs.work.elements(), ..Predicted::idle(inputs.members()) }
+    let elements = inputs.work.elements();
+    let idle = Predicted { longest_block: elements, ..Predicted::idle(inputs.members()) };
+    if !inputs.work.kind.is_nary() {
+        return idle;
+    }
+    let ranks = inputs.topology.size() as u64;
+    Predicted {
+        reduced_bytes: vec![inputs.bytes(elements) * ranks],
+        values_each: ranks,
+        preludes: u32::from(inputs.has_prelude()),
+        ..idle
+    }
+}
+
+fn layout(inputs: &Inputs<'_>) -> Layout {
+    let (counts, every) = (inputs.counts(), Target::EveryRank);
+    match inputs.work.kind {
+        WorkKind::Broadcast { root } => Layout::in_order(&counts, Source::One(root), every),
+        WorkKind::Reduce { .. } => Layout::in_order(&counts, Source::EveryRank, Target::One(root_of(inputs))),
+        WorkKind::AllGather | WorkKind::Gather { .. } | WorkKind::Scatter { .. } | WorkKind::ReduceScatter => {
+            Layout::member_major(inputs).0
+        }
+        WorkKind::AllToAll => Layout::pair_major(inputs).0,
+        WorkKind::AllReduce
+        | WorkKind::AllReduceCoded { .. }
+        | WorkKind::AllReduceNAry
+        | WorkKind::AllReduceTwoPass { .. }
+        | WorkKind::AllReduceAdaptive
+        | WorkKind::Barrier => Layout::in_order(&counts, Source::EveryRank, every),
+    }
+}
+
+fn chunk(kind: &WorkKind, span: Span) -> Round {
+    let mut round = Round::default();
+    if kind.is_nary() {
+        round.contribute_each(OWN, span);
+        round.reduce_all(OWN, REDUCED, span);
+        round.finish(REDUCED, span);
+        round.publish(REDUCED, span);
+    } else {
+        round.contribute(OWN, span);
+        if kind.reduces() {
+            round.finish(OWN, span);
+        }
+        round.publish(OWN, span);
+    }
+    round
+}
+
+/// The rounds of a prelude: a part of the input in each, then the conclusion.
+fn measuring(inputs: &Inputs<'_>, whole: Span) -> Vec<Round> {
+    let each_alone = matches!(inputs.work.kind, WorkKind::AllReduceTwoPass { .. });
+    let values_each = if each_alone { 1 } else { inputs.topology.size() as u64 };
+    let count = whole.len.div_ceil(inputs.measured_elements(values_each));
+    let measure = |index| {
+        let span = whole.part(count, index);
+        let mut round = Round::default();
+        if each_alone {
+            round.steps.push(Step::MeasureOwn { into: MEASURES, span });
+        } else {
+            round.contribute_each(OWN, span);
+            round.steps.push(Step::MeasureAll { first: OWN, into: MEASURES, span });
+        }
+        round
+    };
+    let mut rounds: Vec<Round> = (0..count).map(measure).collect();
+    if count > 0 {
+        rounds.push(Round { steps: vec![Step::Conclude { first: MEASURES }], transfers: Vec::new() });
+    }
+    rounds
 }

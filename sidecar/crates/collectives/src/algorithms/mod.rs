@@ -6,20 +6,35 @@
 //! | [`local`] | everything, one member | 0 | 0 |
 //! | [`ring_allreduce`] | all-reduce | 2 (n - 1) | about 2 E (n - 1) / n |
 //! | [`recursive_doubling`] | all-reduce | log2 p, and 2 when n > p | up to E (log2 p + 1) |
+//! | [`halving_doubling`] | all-reduce | 2 log2 p, and 2 when n > p | about 2 E (p - 1) / p, and E when n > p |
+//! | [`ring_reduce_scatter`] | reduce-scatter | n - 1 | E less its own block |
+//! | [`binomial_reduce`] | reduce | ceil(log2 n) | E, the root 0 |
 //! | [`binomial_broadcast`] | broadcast | ceil(log2 n) | up to E ceil(log2 n), at the root |
 //! | [`ring_allgather`] | all-gather | n - 1 | E less the block of member m + 1 |
+//! | [`linear_gather`] | gather | 1 | its own block, the root 0 |
+//! | [`linear_scatter`] | scatter, messages | 1 | 0, the root E less its own block |
+//! | [`pairwise_alltoall`] | all-to-all | n - 1 | what its ranks have for others |
 //! | [`dissemination`] | barrier | ceil(log2 n) | 0, in ceil(log2 n) tokens |
 
 pub mod binomial_broadcast;
+pub mod binomial_reduce;
 pub mod dissemination;
+mod folding;
+pub mod halving_doubling;
+pub mod linear_gather;
+pub mod linear_scatter;
 pub mod local;
+pub mod pairwise_alltoall;
+mod places;
 pub mod recursive_doubling;
 pub mod ring_allgather;
 pub mod ring_allreduce;
+pub mod ring_reduce_scatter;
 
-use ronde_wire::Member;
+use ronde_wire::{Member, Rank};
 
 use crate::plan::{Form, Register, Round, Span, Step, Transfer};
+use crate::planner::Inputs;
 
 /// What the closed form of an algorithm says about all members' plans. The checker compares it with the plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,29 +43,65 @@ pub struct Predicted {
     pub rounds: u32,
     /// Bytes that each member sends.
     pub sent_bytes: Vec<u64>,
-    /// Bytes that each member combines with others: the spans of its reduce steps.
+    /// Bytes that each member combines with others: the spans of its reduce steps, and those of its n-ary reductions once
+    /// for each rank.
     pub reduced_bytes: Vec<u64>,
     /// Elements of the longest block that strands cut into chunks.
     pub longest_block: u64,
+    /// Values that a register may hold for each element of its span: 1, or the most ranks that a member has where ranks'
+    /// values stay apart. A chunk holds so many times fewer elements.
+    pub values_each: u64,
+    /// Strands that share the work on a part of each block, side by side.
+    pub siblings: u32,
+    /// Strands before those: 1 for a prelude.
+    pub preludes: u32,
+    /// Chunks that the busiest member sends or receives for a part of each block, siblings together.
+    pub chunks: u32,
+    /// Chunks that a strand may have to hold for its peers at once.
+    pub held_chunks: u32,
 }
 
 impl Predicted {
     /// The number of strands when a chunk has up to so many elements.
     #[must_use]
     pub fn strands(&self, chunk_elements: u64) -> u64 {
-        self.longest_block.div_ceil(chunk_elements)
+        u64::from(self.preludes) + u64::from(self.siblings) * self.parts(chunk_elements)
+    }
+
+    /// The number of parts into which each block is cut when a chunk has up to so many elements.
+    #[must_use]
+    pub fn parts(&self, chunk_elements: u64) -> u64 {
+        self.longest_block.div_ceil((chunk_elements / self.values_each).max(1))
     }
 
     /// Nothing to send anywhere.
-    fn idle(members: usize) -> Self {
-        Self { rounds: 0, sent_bytes: vec![0; members], reduced_bytes: vec![0; members], longest_block: 0 }
+    pub(crate) fn idle(members: usize) -> Self {
+        Self {
+            rounds: 0,
+            sent_bytes: vec![0; members],
+            reduced_bytes: vec![0; members],
+            longest_block: 0,
+            values_each: 1,
+            siblings: 1,
+            preludes: 0,
+            chunks: 0,
+            held_chunks: 1,
+        }
     }
 }
 
-/// Steps that are left out when there is nothing to do; only a barrier has transfers of empty spans.
+/// Steps and transfers that are left out when there is nothing to do; only a barrier has transfers of empty spans.
 impl Round {
     fn contribute(&mut self, into: Register, span: Span) {
         self.step(span, Step::Contribute { into, span });
+    }
+
+    fn contribute_each(&mut self, into: Register, span: Span) {
+        self.step(span, Step::ContributeEach { into, span });
+    }
+
+    fn reduce_all(&mut self, first: Register, into: Register, span: Span) {
+        self.step(span, Step::ReduceN { first, into, span });
     }
 
     fn reduce(&mut self, left: Register, right: Register, into: Register, span: Span) {
@@ -94,8 +145,47 @@ fn trimmed(mut rounds: Vec<Round>) -> Vec<Round> {
     rounds
 }
 
+/// The lengths of the members' blocks, without the layout.
+fn block_lens(inputs: &Inputs<'_>) -> Vec<u64> {
+    let order = inputs.topology.ranks();
+    let of_rank = |rank: &Rank| {
+        let position = order.partition_point(|other| other < rank);
+        inputs.work.tensors.iter().map(|counts| counts[position]).sum::<u64>()
+    };
+    inputs.topology.members.iter().map(|member| member.ranks.iter().map(of_rank).sum()).collect()
+}
+
+/// The closed form of a round with the root, but for the bytes that are sent.
+fn linear_predicted(inputs: &Inputs<'_>, blocks: &[u64]) -> Predicted {
+    let members = blocks.len();
+    let root = root_member(inputs).index();
+    let travels = (0..members).any(|m| m != root && blocks[m] > 0);
+    Predicted {
+        rounds: u32::from(travels),
+        longest_block: blocks.iter().copied().max().unwrap_or(0),
+        chunks: number(members as u64 - 1),
+        held_chunks: number(members as u64),
+        ..Predicted::idle(members)
+    }
+}
+
+/// A number of rounds or chunks, as a closed form holds it.
+fn number(number: u64) -> u32 {
+    number.try_into().unwrap_or(u32::MAX)
+}
+
 fn member(index: usize) -> Member {
     Member(u32::try_from(index).expect("members are at most SIDECARS_MAX, checked by the planner"))
+}
+
+/// The root of work that has one.
+fn root_of(inputs: &Inputs<'_>) -> Rank {
+    inputs.work.kind.root().expect("the planner gives this algorithm work with a root only")
+}
+
+/// The member that hosts the root.
+fn root_member(inputs: &Inputs<'_>) -> Member {
+    inputs.topology.member_of(root_of(inputs)).expect("the planner checked that the root is in the set")
 }
 
 /// The members before and behind one on the ring.

@@ -15,8 +15,9 @@
 
 use ronde_wire::Member;
 
+use super::folding::{Role, Shape};
 use super::{Predicted, member, trimmed};
-use crate::plan::{Layout, Plan, Register, Round, Source, Span};
+use crate::plan::{Layout, Plan, Register, Round, Source, Span, Target};
 use crate::planner::Inputs;
 
 /// What has been reduced so far.
@@ -25,7 +26,7 @@ const SUM: Register = Register(0);
 const OTHER: Register = Register(1);
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
-    let layout = Layout::in_order(&inputs.counts(), Source::EveryRank);
+    let layout = Layout::in_order(&inputs.counts(), Source::EveryRank, Target::EveryRank);
     let whole = Span { start: 0, len: layout.elements };
     let count = inputs.strand_count(whole.len);
     let shape = Shape::new(inputs.members());
@@ -59,62 +60,22 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
         sent_bytes: (0..members).map(|m| bytes(m).0).collect(),
         reduced_bytes: (0..members).map(|m| bytes(m).1).collect(),
         longest_block: elements,
-    }
-}
-
-/// Who folds and who doubles.
-struct Shape {
-    excess: usize,
-    doublings: u32,
-}
-
-enum Role {
-    Excess { neighbour: usize },
-    Core { number: usize, folded: Option<usize> },
-}
-
-impl Shape {
-    fn new(members: usize) -> Self {
-        let doublings = members.ilog2();
-        Self { excess: members - (1 << doublings), doublings }
-    }
-
-    fn role(&self, me: usize) -> Role {
-        if me >= 2 * self.excess {
-            Role::Core { number: me - self.excess, folded: None }
-        } else if me.is_multiple_of(2) {
-            Role::Core { number: me / 2, folded: Some(me + 1) }
-        } else {
-            Role::Excess { neighbour: me - 1 }
-        }
-    }
-
-    fn member_of(&self, number: usize) -> Member {
-        member(if number < self.excess { 2 * number } else { number + self.excess })
-    }
-
-    /// The round of doubling step 0.
-    fn first(&self) -> usize {
-        usize::from(self.excess > 0)
-    }
-
-    /// The round behind the last doubling step.
-    fn last(&self) -> usize {
-        self.first() + self.doublings as usize
+        chunks: shape.doublings + folds,
+        ..Predicted::idle(members)
     }
 }
 
 fn excess_rounds(shape: &Shape, neighbour: usize, span: Span) -> Vec<Round> {
-    let mut rounds = vec![Round::default(); shape.last() + 2];
+    let mut rounds = vec![Round::default(); last(shape) + 2];
     rounds[0].contribute(SUM, span);
     rounds[0].send(member(neighbour), SUM, span);
-    rounds[shape.last()].receive(member(neighbour), OTHER, span);
-    rounds[shape.last() + 1].publish(OTHER, span);
+    rounds[last(shape)].receive(member(neighbour), OTHER, span);
+    rounds[last(shape) + 1].publish(OTHER, span);
     trimmed(rounds)
 }
 
 fn core_rounds(shape: &Shape, number: usize, folded: Option<usize>, span: Span) -> Vec<Round> {
-    let mut rounds = vec![Round::default(); shape.last() + 1];
+    let mut rounds = vec![Round::default(); last(shape) + 1];
     rounds[0].contribute(SUM, span);
     if let Some(neighbour) = folded {
         rounds[0].receive(member(neighbour), OTHER, span);
@@ -128,11 +89,16 @@ fn core_rounds(shape: &Shape, number: usize, folded: Option<usize>, span: Span) 
         let (left, right) = if partner > number { (SUM, OTHER) } else { (OTHER, SUM) };
         rounds[index + 1].reduce(left, right, SUM, span);
     }
-    let last = &mut rounds[shape.last()];
+    let last = &mut rounds[last(shape)];
     last.finish(SUM, span);
     last.publish(SUM, span);
     if let Some(neighbour) = folded {
         last.send(member(neighbour), SUM, span);
     }
     trimmed(rounds)
+}
+
+/// The round behind the last doubling step.
+fn last(shape: &Shape) -> usize {
+    shape.first() + shape.doublings as usize
 }

@@ -9,9 +9,9 @@
 //! Closed form, with `B(i)` the elements of block `i`: `n - 1` rounds when there is an element. Member `m` sends
 //! `E - B(m + 1)` elements. Nothing is reduced.
 
-use ronde_wire::{Member, Rank};
+use ronde_wire::Member;
 
-use super::{Predicted, back, neighbours, trimmed};
+use super::{Predicted, back, block_lens, neighbours, number, trimmed};
 use crate::plan::{Layout, Plan, Register, Round, Span};
 use crate::planner::Inputs;
 
@@ -20,7 +20,7 @@ const EVEN: Register = Register(0);
 const ODD: Register = Register(1);
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
-    let (layout, blocks) = Layout::member_major(inputs.topology, &inputs.work.tensors);
+    let (layout, blocks) = Layout::member_major(inputs);
     let longest = blocks.iter().map(|block| block.len).max().unwrap_or(0);
     let count = inputs.strand_count(longest);
     let strands = inputs.strands(count, |index| {
@@ -38,21 +38,12 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
         return Predicted::idle(members);
     }
     Predicted {
-        rounds: (members as u64 - 1).try_into().unwrap_or(u32::MAX),
+        rounds: number(members as u64 - 1),
         sent_bytes: (0..members).map(|m| inputs.bytes(all - blocks[(m + 1) % members])).collect(),
-        reduced_bytes: vec![0; members],
         longest_block: blocks.into_iter().max().unwrap_or(0),
+        chunks: number(members as u64 - 1),
+        ..Predicted::idle(members)
     }
-}
-
-/// The lengths of the members' blocks, without the layout.
-fn block_lens(inputs: &Inputs<'_>) -> Vec<u64> {
-    let order = inputs.topology.ranks();
-    let of_rank = |rank: &Rank| {
-        let position = order.partition_point(|other| other < rank);
-        inputs.work.tensors.iter().map(|counts| counts[position]).sum::<u64>()
-    };
-    inputs.topology.members.iter().map(|member| member.ranks.iter().map(of_rank).sum()).collect()
 }
 
 /// The rounds of one strand; `parts[i]` is its part of block `i`.

@@ -20,7 +20,7 @@
 
 use ronde_wire::Member;
 
-use super::{Predicted, back, neighbours, trimmed};
+use super::{Predicted, back, neighbours, number, trimmed};
 use crate::plan::{Layout, Plan, Register, Round, Span};
 use crate::planner::Inputs;
 
@@ -50,10 +50,12 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     }
     let len = |piece: usize| pieces[piece % members];
     Predicted {
-        rounds: (2 * members as u64 - 2).try_into().unwrap_or(u32::MAX),
+        rounds: number(2 * members as u64 - 2),
         sent_bytes: (0..members).map(|m| inputs.bytes(2 * all - len(m + 1) - len(m + 2))).collect(),
         reduced_bytes: (0..members).map(|m| inputs.bytes(all - len(m))).collect(),
         longest_block: len(0),
+        chunks: number(2 * members as u64 - 2),
+        ..Predicted::idle(members)
     }
 }
 

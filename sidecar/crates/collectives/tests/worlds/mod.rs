@@ -82,7 +82,7 @@ pub(crate) fn works(topology: &SetTopology) -> Vec<(Algorithm, Work)> {
     counts.dedup();
     for &count in &counts {
         for tensors in [vec![vec![count]], vec![vec![5], vec![count], vec![0], vec![n + 1], vec![count / 2]]] {
-            for algorithm in [Algorithm::Ring, Algorithm::RecursiveDoubling] {
+            for algorithm in [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling] {
                 works.push((or_local(algorithm), work(WorkKind::AllReduce, tensors.clone())));
             }
         }

@@ -1,0 +1,58 @@
+//! Gather in one round: everybody sends to the root at once.
+//!
+//! A tree would send what it relays several times, and the root receives every byte once in any case; for the few members
+//! that gathers have, one round is also the shortest. Linear gather is folklore; R. Thakur and R. Rabenseifner (2005)
+//! use it for long messages.
+//!
+//! Vocabulary: the *block* of a member is what its ranks contribute, tensor by tensor and rank by rank; blocks lie in the
+//! bucket in member order. Strand `c` carries part `c` of every block. The root has a register for each member.
+//!
+//! Closed form, with `B(i)` the elements of block `i`: 1 round when a member other than the root's has an element. Member
+//! `m` sends `B(m)` elements, the root's member 0. Nothing is reduced.
+
+use ronde_wire::Member;
+
+use super::{Predicted, block_lens, linear_predicted, root_member, trimmed};
+use crate::plan::{Layout, Plan, Register, Round, Span};
+use crate::planner::Inputs;
+
+pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
+    let (layout, blocks) = Layout::member_major(inputs);
+    let longest = blocks.iter().map(|block| block.len).max().unwrap_or(0);
+    let count = inputs.strand_count(longest);
+    let root = root_member(inputs);
+    let strands = inputs.strands(count, |index| {
+        let parts: Vec<Span> = blocks.iter().map(|block| block.part(count, index)).collect();
+        rounds(me, root, &parts)
+    });
+    Plan { layout, strands, window: inputs.window(), prelude: false }
+}
+
+pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
+    let blocks = block_lens(inputs);
+    let root = root_member(inputs).index();
+    let sent_bytes = (0..).zip(&blocks).map(|(m, block)| if m == root { 0 } else { inputs.bytes(*block) }).collect();
+    Predicted { sent_bytes, ..linear_predicted(inputs, &blocks) }
+}
+
+/// The rounds of one strand; `parts[i]` is its part of block `i`, for which the root uses register `i`.
+fn rounds(me: Member, root: Member, parts: &[Span]) -> Vec<Round> {
+    let own = parts[me.index()];
+    let mut first = Round::default();
+    if me != root {
+        first.contribute(Register(0), own);
+        first.send(root, Register(0), own);
+        return trimmed(vec![first]);
+    }
+    let mut second = Round::default();
+    for ((other, register), &part) in (0..).map(Member).zip((0..).map(Register)).zip(parts) {
+        if other == root {
+            first.contribute(register, part);
+            first.publish(register, part);
+        } else {
+            first.receive(other, register, part);
+            second.publish(register, part);
+        }
+    }
+    trimmed(vec![first, second])
+}

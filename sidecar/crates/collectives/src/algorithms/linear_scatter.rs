@@ -1,0 +1,55 @@
+//! Scatter in one round: the root sends to everybody at once. Also a message from one rank to another, as a scatter over
+//! the two of them. As old as message passing; see [`super::linear_gather`] for why it is not a tree.
+//!
+//! Vocabulary: the *block* of a member is what its ranks get, tensor by tensor and rank by rank; blocks lie in the bucket
+//! in member order. Strand `c` carries part `c` of every block. The root has a register for each member.
+//!
+//! Closed form, with `B(i)` the elements of block `i`: 1 round when a member other than the root's gets an element. The
+//! root's member `m` sends `E - B(m)` elements, the others 0. Nothing is reduced.
+
+use ronde_wire::Member;
+
+use super::{Predicted, block_lens, linear_predicted, root_member, trimmed};
+use crate::plan::{Layout, Plan, Register, Round, Span};
+use crate::planner::Inputs;
+
+pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
+    let (layout, blocks) = Layout::member_major(inputs);
+    let longest = blocks.iter().map(|block| block.len).max().unwrap_or(0);
+    let count = inputs.strand_count(longest);
+    let root = root_member(inputs);
+    let strands = inputs.strands(count, |index| {
+        let parts: Vec<Span> = blocks.iter().map(|block| block.part(count, index)).collect();
+        rounds(me, root, &parts)
+    });
+    Plan { layout, strands, window: inputs.window(), prelude: false }
+}
+
+pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
+    let blocks = block_lens(inputs);
+    let root = root_member(inputs).index();
+    let all: u64 = blocks.iter().sum();
+    let mut sent_bytes = vec![0; blocks.len()];
+    sent_bytes[root] = inputs.bytes(all - blocks[root]);
+    Predicted { sent_bytes, ..linear_predicted(inputs, &blocks) }
+}
+
+/// The rounds of one strand; `parts[i]` is its part of block `i`, for which the root uses register `i`.
+fn rounds(me: Member, root: Member, parts: &[Span]) -> Vec<Round> {
+    let own = parts[me.index()];
+    let (mut first, mut second) = (Round::default(), Round::default());
+    if me != root {
+        first.receive(root, Register(0), own);
+        second.publish(Register(0), own);
+        return trimmed(vec![first, second]);
+    }
+    for ((other, register), &part) in (0..).map(Member).zip((0..).map(Register)).zip(parts) {
+        first.contribute(register, part);
+        if other == root {
+            first.publish(register, part);
+        } else {
+            first.send(other, register, part);
+        }
+    }
+    trimmed(vec![first])
+}
