@@ -210,13 +210,13 @@ impl Client {
 }
 
 macro_rules! operations {
-    ($($(#[doc = $doc:literal])* $name:ident, $start:ident($($argument:ident: $type:ty,)*) -> $gives:ty = $operation:expr;)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident, $start:ident$(<$life:lifetime>)?($($argument:ident: $type:ty,)*) -> $gives:ty = $operation:expr;)*) => {
         impl Client {$(
             $(#[doc = $doc])*
             ///
             /// # Errors
             /// [`Error::Argument`] and [`Error::Limit`] at once; [`Error::Failure`] with the culprit when it fails.
-            pub async fn $name<'a>(&self, $($argument: $type),*) -> Result<$gives, Error> {
+            pub async fn $name$(<$life>)?(&self, $($argument: $type),*) -> Result<$gives, Error> {
                 self.$start($($argument),*).await?.wait().await
             }
 
@@ -224,7 +224,7 @@ macro_rules! operations {
             ///
             /// # Errors
             /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
-            pub async fn $start<'a>(&self, $($argument: $type),*) -> Result<Handle<$gives>, Error> {
+            pub async fn $start$(<$life>)?(&self, $($argument: $type),*) -> Result<Handle<$gives>, Error> {
                 Ok(self.submit(&$operation).await?.giving())
             }
         )*}
