@@ -2,19 +2,19 @@
 
 use std::collections::HashMap;
 
-use ronde_wire::{Collective, Rank, RequestId};
+use ronde_wire::RequestId;
 
 use crate::error::Error;
 use crate::handle::Arrived;
 use crate::memory::LeasedSlot;
-use crate::naming::Names;
+use crate::operation::Counters;
 use crate::promise::Fulfil;
 
 /// Requests that the sidecar has not answered yet.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Table {
-    /// Names and sets.
-    pub(crate) names: Names,
+    /// Of the operations without a name.
+    pub(crate) counters: Counters,
     entries: HashMap<RequestId, Entry>,
     over: Option<Error>,
     next: u64,
@@ -23,8 +23,6 @@ pub(crate) struct Table {
 /// A request that is pending.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// What was asked for.
-    pub(crate) collective: Collective,
     /// The waiter; `None` once it has gone.
     pub(crate) waiter: Option<Fulfil<Arrived>>,
     /// The input, which the sidecar may read until it answers.
@@ -34,11 +32,6 @@ pub(crate) struct Entry {
 }
 
 impl Table {
-    /// No requests of a rank.
-    pub(crate) fn new(me: Rank) -> Self {
-        Self { names: Names::new(me), entries: HashMap::new(), over: None, next: 0 }
-    }
-
     /// Adds a request.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ proptest! {
     fn submissions_survive_the_wire(submission in any_submission()) {
         let bytes = submission.clone().into_message().encode_to_vec();
         let message = v1::Submit::decode(bytes.as_slice()).expect("own bytes");
-        prop_assert_eq!(Submission::parse(message, ME), Ok(submission));
+        prop_assert_eq!(Submission::parse(message), Ok(submission));
     }
 
     #[test]
@@ -30,7 +30,7 @@ proptest! {
     #[test]
     fn any_numbers_parse_or_are_refused(message in any_message()) {
         let (request, set) = (message.request, message.process_set);
-        match Submission::parse(message, ME) {
+        match Submission::parse(message) {
             Ok(submission) => {
                 let wanted = submission.what.shape.elements() * submission.what.dtype.size_bytes() as u64;
                 if let Some(bytes) = submission.place.bytes() {
@@ -85,11 +85,11 @@ fn each_wrong_field_is_refused_by_name() {
         ("cuda memory", |m| m.input = Some(device())),
         ("codec \"top-k\"", |m| m.codec = "top-k".into()),
     ];
-    assert!(Submission::parse(good(), ME).is_ok());
+    assert!(Submission::parse(good()).is_ok());
     for (wanted, spoil) in cases {
         let mut message = good();
         spoil(&mut message);
-        let refused = Submission::parse(message, ME).expect_err(wanted);
+        let refused = Submission::parse(message).expect_err(wanted);
         assert!(refused.reason.contains(wanted), "{:?} does not say {wanted:?}", refused.reason);
         assert_eq!((refused.request, refused.set), (RequestId(7), SetId(3)));
         assert_eq!(refused.name.is_some(), !wanted.contains("name") && !wanted.contains("600"));
@@ -102,7 +102,7 @@ fn inline_inputs_are_bounded() {
     let size = limits::INLINE_BYTES_MAX + 4;
     message.shape = vec![size as u64 / 4];
     message.input = Place::Inline(Bytes::from(vec![0; size])).into_message();
-    let refused = Submission::parse(message, ME).expect_err("too large");
+    let refused = Submission::parse(message).expect_err("too large");
     assert!(refused.reason.contains("over the limit of 1048576"), "{}", refused.reason);
 }
 
@@ -111,12 +111,12 @@ fn operations_without_reduction_do_not_scale_and_barriers_take_no_input() {
     let mut message = good();
     message.collective = Some(Collective::AllGather.into());
     message.prescale = 2.0;
-    assert!(Submission::parse(message.clone(), ME).expect_err("scaled").reason.contains("ALLGATHER does not scale"));
+    assert!(Submission::parse(message.clone()).expect_err("scaled").reason.contains("ALLGATHER does not scale"));
     message.prescale = 1.0;
     message.collective = Some(Collective::Barrier.into());
-    assert!(Submission::parse(message.clone(), ME).expect_err("input").reason.contains("BARRIER takes no input"));
+    assert!(Submission::parse(message.clone()).expect_err("input").reason.contains("BARRIER takes no input"));
     message.input = None;
-    let barrier = Submission::parse(message, ME).expect("a barrier");
+    let barrier = Submission::parse(message).expect("a barrier");
     assert_eq!(barrier.what.shape.elements(), 0);
     assert_eq!(barrier.place, Place::None);
 }
@@ -305,6 +305,5 @@ fn any_scale() -> impl Strategy<Value = f64> {
     prop_oneof![Just(1.0), -1e30..-1e-30, 1e-30..1e30]
 }
 
-const ME: Rank = Rank(1);
 const OPS: [ReduceOp; 6] =
     [ReduceOp::Average, ReduceOp::Sum, ReduceOp::Adasum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];

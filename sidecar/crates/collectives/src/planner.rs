@@ -3,8 +3,8 @@
 use ronde_wire::{Algorithm, Lane, Member, Rank, SetId, SetTopology, Tuning, limits};
 
 use crate::algorithms::{
-    Predicted, binomial_broadcast, binomial_reduce, dissemination, halving_doubling, linear_gather, linear_scatter,
-    local, pairwise_alltoall, recursive_doubling, ring_allgather, ring_allreduce, ring_reduce_scatter,
+    Predicted, binomial_broadcast, binomial_reduce, direct, dissemination, halving_doubling, linear_gather,
+    linear_scatter, local, pairwise_alltoall, recursive_doubling, ring_allgather, ring_allreduce, ring_reduce_scatter,
 };
 use crate::plan::{Counts, MEASURES_MAX, Plan, Round, Strand, Work, WorkKind};
 
@@ -97,6 +97,7 @@ pub fn plan(me: Member, topology: &SetTopology, work: &Work, tuning: &Tuning) ->
         Planner::LinearGather => linear_gather::plan(me, &inputs),
         Planner::LinearScatter => linear_scatter::plan(me, &inputs),
         Planner::PairwiseAllToAll => pairwise_alltoall::plan(me, &inputs),
+        Planner::Direct => direct::plan(me, &inputs),
         Planner::Dissemination => dissemination::plan(me, &inputs),
     };
     Ok(plan)
@@ -120,6 +121,7 @@ pub fn predicted(topology: &SetTopology, work: &Work, tuning: &Tuning) -> Result
         Planner::LinearGather => linear_gather::predicted(&inputs),
         Planner::LinearScatter => linear_scatter::predicted(&inputs),
         Planner::PairwiseAllToAll => pairwise_alltoall::predicted(&inputs),
+        Planner::Direct => direct::predicted(&inputs),
         Planner::Dissemination => dissemination::predicted(&inputs),
     })
 }
@@ -207,6 +209,7 @@ enum Planner {
     LinearGather,
     LinearScatter,
     PairwiseAllToAll,
+    Direct,
     Dissemination,
 }
 
@@ -225,6 +228,13 @@ fn choose(inputs: &Inputs<'_>) -> Result<Planner, PlanError> {
         (Algorithm::Linear, WorkKind::Gather { .. }) if !alone => Ok(Planner::LinearGather),
         (Algorithm::Linear, WorkKind::Scatter { .. }) if !alone => Ok(Planner::LinearScatter),
         (Algorithm::Pairwise, WorkKind::AllToAll) if !alone => Ok(Planner::PairwiseAllToAll),
+        (
+            Algorithm::Direct,
+            WorkKind::AllReduceCoded { .. }
+            | WorkKind::AllReduceNAry
+            | WorkKind::AllReduceTwoPass { .. }
+            | WorkKind::AllReduceAdaptive,
+        ) if !alone => Ok(Planner::Direct),
         (Algorithm::Dissemination, WorkKind::Barrier) if !alone => Ok(Planner::Dissemination),
         (algorithm, kind) => Err(PlanError::Combination { algorithm, kind: kind.name(), members: inputs.members() }),
     }

@@ -14,10 +14,14 @@
 //! | [`linear_gather`] | gather | 1 | its own block, the root 0 |
 //! | [`linear_scatter`] | scatter, messages | 1 | 0, the root E less its own block |
 //! | [`pairwise_alltoall`] | all-to-all | n - 1 | what its ranks have for others |
+//! | [`direct`] | coded all-reduce | 2 | E encoded less its own piece, and that n - 1 times |
+//! | [`direct`], [`direct_prelude`] | n-ary, two-pass and adaptive all-reduce | 2, and those of a prelude | the same, first each rank's values; adaptive: those twice |
 //! | [`dissemination`] | barrier | ceil(log2 n) | 0, in ceil(log2 n) tokens |
 
 pub mod binomial_broadcast;
 pub mod binomial_reduce;
+pub mod direct;
+pub mod direct_prelude;
 pub mod dissemination;
 mod folding;
 pub mod halving_doubling;

@@ -1,0 +1,189 @@
+//! All-reduce in two stages without relays: pieces to their owners, results from their owners.
+//!
+//! For codecs, which must not be applied anew at each hop: H. Tang et al., "1-bit Adam: communication efficient large-scale
+//! training with Adam's convergence speed", ICML 2021, describe this compressed all-reduce. And for reducers that need all
+//! ranks' values of an element at once, such as the median (D. Yin et al., "Byzantine-robust distributed learning: towards
+//! optimal statistical rates", ICML 2018) or Adasum (see the prelude's file): partial results mean nothing to them.
+//!
+//! Vocabulary: every tensor is cut into `n` *pieces* as for a ring, and member `i` owns piece `i`. Strand `c` carries part `c`
+//! of every piece. `k(m)` are the ranks of member `m`, `N` those of the set.
+//!
+//! ```text
+//! round 0    contribute to all pieces (coded: encode each); send each to its owner, receive the own one from all
+//! round 1    reduce the own piece (coded: decode each, reduce in member order), finish, coded: encode; send it to all
+//! round 2    coded: decode; publish all pieces
+//! ```
+//!
+//! With a codec the owner, too, encodes and decodes what it contributes and what it publishes: every contribution is rounded
+//! alike and all ranks end bit-equal. N-ary contributions are each rank's values, side by side, so a strand's part has up to
+//! `max k` times fewer elements than a chunk. Where the reducer measures first, strand 0 is a [prelude](super::direct_prelude).
+//!
+//! Closed form, with `P(i)` the elements of piece `i`: 2 rounds when there is an element. Member `m` sends `E - P(m)` elements
+//! (n-ary: `k(m)` values of each), then `P(m)` elements `n - 1` times; with a codec both in encoded bytes. It reduces
+//! `(n - 1) P(m)` elements (n-ary: `N P(m)`). A strand holds up to `2 n` chunks.
+//!
+//! An element's order of reduction is that of the members (n-ary: of the ranks), always.
+
+use ronde_wire::Member;
+
+use super::{Predicted, direct_prelude, member, number, trimmed};
+use crate::plan::{Form, Layout, Plan, Register, Round, Span, Step, Transfer, WorkKind};
+use crate::planner::Inputs;
+
+pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
+    let (layout, pieces) = Layout::piece_major(&inputs.counts(), inputs.members_count());
+    let count = predicted(inputs).parts(inputs.chunk_elements);
+    let stages = Stages { me: me.index(), form: contributed_form(inputs) };
+    let mut strands = inputs.strands(count, |index| {
+        let parts: Vec<Span> = pieces.iter().map(|piece| piece.part(count, index)).collect();
+        stages.rounds(&parts)
+    });
+    let prelude = inputs.has_prelude();
+    if prelude {
+        strands.insert(0, direct_prelude::strand(me, inputs, &pieces));
+    }
+    Plan { layout, strands, window: inputs.window(), prelude }
+}
+
+pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
+    let members = inputs.members();
+    let all = inputs.work.elements();
+    if all == 0 {
+        return Predicted::idle(members);
+    }
+    let n_ary = contributed_form(inputs) == Form::EachRank;
+    let others = inputs.members_count() - 1;
+    let pieces = piece_lens(inputs);
+    let sent = |(piece, ranks): (&u64, u64)| {
+        let contributed = (all - piece) * if n_ary { ranks } else { 1 };
+        sent_bytes(inputs, contributed + piece * others)
+    };
+    let operands = if n_ary { inputs.topology.size() as u64 } else { others };
+    let prelude = direct_prelude::predicted(inputs, &pieces);
+    Predicted {
+        rounds: prelude.rounds.max(2),
+        sent_bytes: pieces.iter().zip(ranks_of(inputs)).map(sent).zip(prelude.sent_bytes).map(|(a, b)| a + b).collect(),
+        reduced_bytes: pieces.iter().map(|piece| inputs.bytes(piece * operands)).collect(),
+        longest_block: pieces[0],
+        values_each: if n_ary { ranks_of(inputs).max().unwrap_or(1) } else { 1 },
+        preludes: u32::from(inputs.has_prelude()),
+        chunks: number(2 * others),
+        held_chunks: number(2 * inputs.members_count()),
+        ..Predicted::idle(members)
+    }
+}
+
+/// The register of what one member contributed to the own piece.
+pub(super) fn incoming(peer: usize) -> Register {
+    Register(u16::try_from(peer).expect("members are at most SIDECARS_MAX, checked by the planner"))
+}
+
+/// The register of what is contributed to another member's piece, and later of that piece's result. The one of the own
+/// piece is free.
+pub(super) fn outgoing(peer: usize, members: usize) -> Register {
+    incoming(members + peer)
+}
+
+/// Everybody else, nearest first, so that not all begin with the same one.
+pub(super) fn others(me: usize, members: usize) -> impl Iterator<Item = usize> {
+    (1..members).map(move |distance| (me + distance) % members)
+}
+
+/// How many ranks each member has.
+pub(super) fn ranks_of(inputs: &Inputs<'_>) -> impl Iterator<Item = u64> {
+    inputs.topology.members.iter().map(|member| member.ranks.len() as u64)
+}
+
+impl Round {
+    /// Each rank's values of all pieces' parts; each part goes to its owner.
+    pub(super) fn contribute_to_owners(&mut self, me: usize, parts: &[Span], form: Form) {
+        let members = parts.len();
+        for (piece, &span) in parts.iter().enumerate() {
+            let register = if piece == me { incoming(me) } else { outgoing(piece, members) };
+            if form == Form::Encoded {
+                self.contribute(register, span);
+                self.step(span, Step::Encode { register, span });
+            } else {
+                self.contribute_each(register, span);
+            }
+        }
+        for peer in others(me, members) {
+            let (to, span) = (member(peer), parts[peer]);
+            self.transfer(span, Transfer::Send { to, from: outgoing(peer, members), span, form });
+            let (from, span) = (member(peer), parts[me]);
+            self.transfer(span, Transfer::Receive { from, into: incoming(peer), span, form });
+        }
+    }
+}
+
+/// What all strands but a prelude have in common.
+struct Stages {
+    me: usize,
+    /// Of the contributions.
+    form: Form,
+}
+
+impl Stages {
+    /// The rounds of one strand; `parts[i]` is its part of piece `i`.
+    fn rounds(&self, parts: &[Span]) -> Vec<Round> {
+        let mut rounds = vec![Round::default(); 3];
+        rounds[0].contribute_to_owners(self.me, parts, self.form);
+        let result = self.reduce(&mut rounds[1], parts);
+        let form = if self.form == Form::Encoded { Form::Encoded } else { Form::Values };
+        for peer in others(self.me, parts.len()) {
+            let (to, span) = (member(peer), parts[self.me]);
+            rounds[1].transfer(span, Transfer::Send { to, from: result, span, form });
+            let (from, span) = (member(peer), parts[peer]);
+            rounds[1].transfer(span, Transfer::Receive { from, into: outgoing(peer, parts.len()), span, form });
+        }
+        for (piece, &span) in parts.iter().enumerate() {
+            let register = if piece == self.me { result } else { outgoing(piece, parts.len()) };
+            if form == Form::Encoded {
+                rounds[2].step(span, Step::Decode { register, span });
+            }
+            rounds[2].publish(register, span);
+        }
+        trimmed(rounds)
+    }
+
+    /// The own piece's result, in the register that is returned.
+    fn reduce(&self, round: &mut Round, parts: &[Span]) -> Register {
+        let (members, span) = (parts.len(), parts[self.me]);
+        if self.form == Form::EachRank {
+            let result = outgoing(self.me, members);
+            round.reduce_all(incoming(0), result, span);
+            round.finish(result, span);
+            return result;
+        }
+        let result = incoming(0);
+        for peer in 0..members {
+            let register = incoming(peer);
+            round.step(span, Step::Decode { register, span });
+            if peer > 0 {
+                round.reduce(result, register, result, span);
+            }
+        }
+        round.finish(result, span);
+        round.step(span, Step::Encode { register: result, span });
+        result
+    }
+}
+
+fn contributed_form(inputs: &Inputs<'_>) -> Form {
+    if matches!(inputs.work.kind, WorkKind::AllReduceCoded { .. }) { Form::Encoded } else { Form::EachRank }
+}
+
+/// Bytes of so many values on their way.
+fn sent_bytes(inputs: &Inputs<'_>, values: u64) -> u64 {
+    match inputs.work.kind {
+        WorkKind::AllReduceCoded { encoded_bytes } => values * u64::from(encoded_bytes),
+        _ => inputs.bytes(values),
+    }
+}
+
+/// The lengths of the pieces, without the layout; the first is the longest.
+fn piece_lens(inputs: &Inputs<'_>) -> Vec<u64> {
+    let pieces = inputs.members_count();
+    let part = |piece| move |&len: &u64| Span { start: 0, len }.part(pieces, piece).len;
+    (0..pieces).map(|piece| inputs.work.tensors.iter().flatten().map(part(piece)).sum()).collect()
+}

@@ -1,0 +1,125 @@
+//! What comes before a [direct](super::direct) all-reduce by a reducer that measures first: one strand that ends before any
+//! other begins.
+//!
+//! *Two-pass*: every member measures the whole inputs of its own ranks, part by part; nothing travels but the measures. The
+//! mean of tensors clipped to their median norm is one of these.
+//!
+//! *Adaptive*: the measures are the inner products of all pairs of ranks, which no member can take alone. In each round the
+//! members send each rank's values of a part of every piece to the piece's owner, who adds the products of the part before.
+//! Adasum is one of these: S. Maleki et al., "Scaling distributed training with adaptive summation", 2020 (arXiv:2006.02924).
+//! It combines pairs of vectors along a tree, with coefficients from inner products of the operands. All of them are linear
+//! combinations of the ranks' tensors, so their inner products follow from this Gram matrix, and each rank's weight in the
+//! result is known to every member without another message.
+//!
+//! ```text
+//! two-pass    rounds 0..c    measure part r of the own inputs
+//! adaptive    rounds 0..c    measure part r - 1 of the own piece; send part r of all pieces to their owners
+//! both        round c        (adaptive: measure the last part;) send the measures to all
+//!             round c + 1    conclude
+//! ```
+//!
+//! Parts have a size of their own, for sums in f64 must not depend on the tuning: at most [`crate::planner::MEASURED_BYTES`] of a rank's
+//! input, or in an adaptive prelude what lets `2 n` chunks of them fit [`FLIGHT_BYTES_MAX`].
+//!
+//! Closed form, when there is an element: two-pass 1 round with transfers, adaptive `c + 1`. Member `m` sends `k(m)` numbers
+//! for each measure to `n - 1` peers, or `N (N + 1) / 2` numbers to `n - 1` peers and before that `k(m)` values of each of
+//! `E - P(m)` elements. While measures are gathered a member holds those of all `n`: 263 KiB of each at the limit of 256 ranks.
+
+use ronde_wire::{Lane, Member, limits};
+
+use super::direct::{incoming, others, outgoing, ranks_of};
+use super::{member, number};
+use crate::cost::FLIGHT_BYTES_MAX;
+use crate::plan::{Form, Register, Round, Span, Step, Strand, Transfer, WorkKind};
+use crate::planner::Inputs;
+
+/// The strand of one member; `pieces` are the spans of all pieces.
+pub(super) fn strand(me: Member, inputs: &Inputs<'_>, pieces: &[Span]) -> Strand {
+    let rounds = match inputs.work.kind {
+        WorkKind::AllReduceAdaptive => adaptive(me.index(), inputs, pieces),
+        _ => two_pass(me.index(), inputs),
+    };
+    Strand { lane: Lane(0), rounds }
+}
+
+/// What a prelude adds to the closed form; nothing where there is none.
+pub(super) struct PredictedPrelude {
+    pub(super) rounds: u32,
+    pub(super) sent_bytes: Vec<u64>,
+}
+
+pub(super) fn predicted(inputs: &Inputs<'_>, pieces: &[u64]) -> PredictedPrelude {
+    if !inputs.has_prelude() {
+        return PredictedPrelude { rounds: 0, sent_bytes: vec![0; pieces.len()] };
+    }
+    let others = inputs.members_count() - 1;
+    let gathered = |m: usize| measures_of(inputs, m) * size_of::<f64>() as u64 * others;
+    let mut sent_bytes: Vec<u64> = (0..pieces.len()).map(gathered).collect();
+    if inputs.work.kind != WorkKind::AllReduceAdaptive {
+        return PredictedPrelude { rounds: 1, sent_bytes };
+    }
+    let all: u64 = pieces.iter().sum();
+    for ((sent, piece), ranks) in sent_bytes.iter_mut().zip(pieces).zip(ranks_of(inputs)) {
+        *sent += inputs.bytes((all - piece) * ranks);
+    }
+    PredictedPrelude { rounds: number(pieces[0].div_ceil(part_elements(inputs)) + 1), sent_bytes }
+}
+
+fn two_pass(me: usize, inputs: &Inputs<'_>) -> Vec<Round> {
+    let whole = Span { start: 0, len: inputs.work.elements() };
+    let count = whole.len.div_ceil(inputs.measured_elements(1));
+    let measure = |index| {
+        let measure = Step::MeasureOwn { into: incoming(me), span: whole.part(count, index) };
+        Round { steps: vec![measure], transfers: Vec::new() }
+    };
+    let mut rounds: Vec<Round> = (0..count).map(measure).collect();
+    rounds.push(Round::default());
+    gather_and_conclude(me, inputs, incoming(0), &mut rounds);
+    rounds
+}
+
+fn adaptive(me: usize, inputs: &Inputs<'_>, pieces: &[Span]) -> Vec<Round> {
+    let count = pieces[0].len.div_ceil(part_elements(inputs));
+    // What is gathered later takes the registers of what was sent before, of which the own one is free all the time.
+    let (first, into) = (outgoing(0, pieces.len()), outgoing(me, pieces.len()));
+    let mut rounds = vec![Round::default()];
+    for index in 0..count {
+        let parts: Vec<Span> = pieces.iter().map(|piece| piece.part(count, index)).collect();
+        rounds.last_mut().expect("never empty").contribute_to_owners(me, &parts, Form::EachRank);
+        let mut next = Round::default();
+        next.step(parts[me], Step::MeasureAll { first: incoming(0), into, span: parts[me] });
+        rounds.push(next);
+    }
+    gather_and_conclude(me, inputs, first, &mut rounds);
+    rounds
+}
+
+/// In the last round everybody's measures go to everybody, into registers from `first` on; then the conclusion.
+fn gather_and_conclude(me: usize, inputs: &Inputs<'_>, first: Register, rounds: &mut Vec<Round>) {
+    let gathering = rounds.last_mut().expect("never empty");
+    let measures = |m: usize| (Register(first.0 + incoming(m).0), Span { start: 0, len: measures_of(inputs, m) });
+    for peer in others(me, inputs.members()) {
+        let ((own, own_span), (into, span)) = (measures(me), measures(peer));
+        let (peer, form) = (member(peer), Form::Measures);
+        gathering.transfers.push(Transfer::Send { to: peer, from: own, span: own_span, form });
+        gathering.transfers.push(Transfer::Receive { from: peer, into, span, form });
+    }
+    rounds.push(Round { steps: vec![Step::Conclude { first }], transfers: Vec::new() });
+}
+
+/// How many numbers a member has measured.
+fn measures_of(inputs: &Inputs<'_>, m: usize) -> u64 {
+    let ranks = inputs.topology.size() as u64;
+    match inputs.work.kind {
+        WorkKind::AllReduceTwoPass { measures } => u64::from(measures) * inputs.topology.members[m].ranks.len() as u64,
+        _ => ranks * (ranks + 1) / 2,
+    }
+}
+
+/// Elements of a part of an adaptive prelude; at least 1.
+fn part_elements(inputs: &Inputs<'_>) -> u64 {
+    let (min, max) = (limits::CHUNK_BYTES_MIN as u64, limits::CHUNK_BYTES_MAX as u64);
+    let chunk_bytes = (FLIGHT_BYTES_MAX / (2 * inputs.members_count())).clamp(min, max);
+    let values_each = ranks_of(inputs).max().unwrap_or(1);
+    (chunk_bytes / inputs.bytes(values_each)).max(1)
+}
