@@ -5,10 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use ronde_engine::{Admission, Completion};
-use ronde_wire::{Cause, Epoch, Failure, Rank, RequestId, Seq, SetId, SidecarIndex, TensorName};
+use ronde_wire::{Cause, Detail, Epoch, Failure, Rank, RequestId, Seq, SetId, SidecarIndex};
 
+use super::blame::{blame, is_named};
 use super::faults::Faults;
-use super::workload::{Mischief, Workload};
+use super::item::{Item, Kind, Mischief};
+use super::workload::Workload;
 
 /// What a correct cluster keeps to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,12 +71,14 @@ struct Asked {
 struct Went {
     succeeded: Vec<Rank>,
     failed: Vec<Rank>,
-    /// What the reference computes; the first result, when there is none.
-    expected: Vec<u8>,
+    /// The result that all share: what the reference computes; the first one, when there is none.
+    expected: Option<Vec<u8>>,
+    /// What the first of them learned besides.
+    detail: Option<Detail>,
 }
 
-/// Results by epoch, set, name and the index of the item.
-pub type Results = BTreeMap<(Epoch, SetId, TensorName, usize), Vec<u8>>;
+/// Results by epoch, the index of the item, and the rank.
+pub type Results = BTreeMap<(Epoch, usize, Rank), Vec<u8>>;
 
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
@@ -84,6 +88,10 @@ pub(super) struct Oracle {
     /// What is performed under each number, in words that contain everything that has to be equal.
     orders: BTreeMap<(Epoch, Seq), (String, String)>,
     last_admitted: BTreeMap<(SidecarIndex, u32), (Epoch, Seq)>,
+    /// Sets that were added and not removed, by epoch and the item that added them.
+    sets: BTreeMap<(Epoch, usize), SetId>,
+    /// The same with those that were removed.
+    added: BTreeMap<(Epoch, usize), SetId>,
     /// For comparison between runs.
     pub(super) results: Results,
     pub(super) successes: u64,
@@ -99,6 +107,8 @@ impl Oracle {
     pub(super) fn epoch_begins(&mut self, epoch: Epoch) {
         self.orders.retain(|(e, _), _| *e != epoch);
         self.went.retain(|(e, _), _| *e != epoch);
+        self.sets.clear();
+        self.added.retain(|(e, _), _| *e != epoch);
     }
 
     /// A sidecar is gone with the requests of its ranks: the workers know.
@@ -113,7 +123,10 @@ impl Oracle {
 
     /// What a rank's requests without answers are called.
     pub(super) fn waiting(&self) -> String {
-        let one = |asked: &Asked| format!("{} waits for {}", asked.rank, asked.workload.items[asked.item].name);
+        let one = |asked: &Asked| {
+            let item = &asked.workload.items[asked.item];
+            format!("{} waits for item {} ({} of {:?})", asked.rank, asked.item, item.name, item.place)
+        };
         self.open.values().map(one).collect::<Vec<_>>().join(", ")
     }
 
@@ -176,7 +189,7 @@ impl Oracle {
         self.successes += 1;
         let (rank, epoch) = (asked.rank, asked.workload.epoch);
         let item = &asked.workload.items[asked.item];
-        let who = format!("{rank} with {} of {} ({:?} of {})", item.name, item.set, item.collective, item.dtype);
+        let who = who(asked);
         if completion.epoch != epoch {
             return violated(Property::CurrentEpoch, format!("{who} got a result of {} in {epoch}", completion.epoch));
         }
@@ -187,48 +200,75 @@ impl Oracle {
         if !went.failed.is_empty() {
             return violated(Property::Agreement, format!("{who} got a result, but {:?} did not", went.failed));
         }
-        if went.succeeded.is_empty() {
-            went.expected = asked.workload.expected(asked.item).unwrap_or_else(|| bytes.to_vec());
-        }
         went.succeeded.push(rank);
-        if let Some(at) = first_difference(bytes, &went.expected) {
-            return violated(Property::Result, format!("{who} got a wrong byte at {at} of {}", went.expected.len()));
+        let exact = if item.is_own() { asked.workload.expected(asked.item, rank) } else { went.expected.clone() };
+        let expected = exact.or_else(|| asked.workload.expected(asked.item, rank)).unwrap_or_else(|| bytes.to_vec());
+        if let Some(at) = first_difference(bytes, &expected) {
+            return violated(Property::Result, format!("{who} got a wrong byte at {at} of {}", expected.len()));
         }
-        if completion.shape != item.output() {
-            return violated(Property::Result, format!("{who} got the shape {}", completion.shape));
+        if !item.is_own() {
+            went.expected = Some(expected);
+        }
+        if completion.shape != item.output(rank) || item.is_performed() && completion.own != item.is_own() {
+            let text = format!("{who} got the shape {}, its own: {}", completion.shape, completion.own);
+            return violated(Property::Result, text);
+        }
+        let learned = item.detail(rank).or_else(|| went.detail.clone()).unwrap_or_else(|| completion.detail.clone());
+        if completion.detail != learned {
+            return violated(Property::Result, format!("{who} learned {:?}, not {learned:?}", completion.detail));
+        }
+        if went.detail.replace(completion.detail.clone()).is_none() {
+            self.first_success(asked, &who, &completion.detail)?;
         }
         if asked.workload.any_floats {
-            self.results.insert((epoch, item.set, item.name.clone(), asked.item), bytes.to_vec());
+            self.results.insert((epoch, asked.item, rank), bytes.to_vec());
         }
         Ok(())
     }
 
+    /// What the first rank learns is plausible; all others learn the same.
+    fn first_success(&mut self, asked: &Asked, who: &str, detail: &Detail) -> Result<(), Violated> {
+        let (epoch, item) = (asked.workload.epoch, &asked.workload.items[asked.item]);
+        let plausible = match (&item.kind, detail) {
+            (Kind::Join, Detail::LastJoined(rank)) => item.ranks.contains(rank),
+            (Kind::AddSet(_), Detail::Set(set)) => {
+                let fixed = asked.workload.items.iter().any(|item| item.place == super::item::Place::Fixed(*set));
+                let free = !fixed && !self.sets.values().any(|other| other == set);
+                self.sets.insert((epoch, asked.item), *set);
+                self.added.insert((epoch, asked.item), *set);
+                free
+            }
+            (Kind::RemoveSet(Some(adding)), Detail::Set(set)) => {
+                self.sets.remove(&(epoch, *adding));
+                self.added.get(&(epoch, *adding)) == Some(set)
+            }
+            (Kind::Join | Kind::AddSet(_) | Kind::RemoveSet(Some(_)), _) => false,
+            _ => true,
+        };
+        if plausible {
+            return Ok(());
+        }
+        violated(Property::Result, format!("{who} learned {detail:?}, with {:?}", self.sets))
+    }
+
     fn failed(&mut self, asked: &Asked, failure: &Failure, faults: &Faults) -> Result<(), Violated> {
         self.failures += 1;
-        let rank = asked.rank;
         let item = &asked.workload.items[asked.item];
-        let who = format!("{rank} with {} of {}: {failure}", item.name, item.set);
+        let who = format!("{}: {failure}", who(asked));
         match failure.cause {
             Cause::Bug => return violated(Property::NoBug, who),
-            cause if cause.ends_epoch() => return blame(failure, faults, asked.workload.leaver, &who),
+            cause if cause.ends_epoch() => return blame(failure, faults, &asked.workload, &who),
             _ => {}
         }
-        let named = match item.mischief {
-            // The culprit is the first that differs from the lowest rank.
-            Mischief::Mismatch(culprit) => failure.cause == Cause::Mismatch && names(failure, culprit, &item.ranks),
-            Mischief::Refused(culprit) | Mischief::Withdrawn(culprit) => {
-                failure.cause == Cause::Refused && failure.rank == Some(culprit)
-            }
-            Mischief::None => return violated(Property::Agreement, format!("without any reason {who}")),
-        };
-        if !named {
-            return violated(
-                Property::Culprit,
-                format!("{:?} is behind it, which is not said to {who}", item.mischief),
-            );
+        if item.mischief == Mischief::None && item.excuse.is_none() {
+            return violated(Property::Agreement, format!("without any reason {who}"));
+        }
+        if !is_named(failure, item) {
+            let text = format!("{:?}, {:?} is behind it, which is not said to {who}", item.mischief, item.excuse);
+            return violated(Property::Culprit, text);
         }
         let went = self.went.entry((asked.workload.epoch, asked.item)).or_default();
-        went.failed.push(rank);
+        went.failed.push(asked.rank);
         if went.succeeded.is_empty() {
             Ok(())
         } else {
@@ -237,23 +277,9 @@ impl Oracle {
     }
 }
 
-fn names(failure: &Failure, culprit: Rank, ranks: &[Rank]) -> bool {
-    let expected = if culprit == ranks[0] { ranks[1] } else { culprit };
-    failure.rank == Some(expected)
-}
-
-/// Whether the end of an epoch is put down to somebody who was hit.
-pub(super) fn blame(failure: &Failure, faults: &Faults, leaver: Option<Rank>, who: &str) -> Result<(), Violated> {
-    let hit = match failure.cause {
-        Cause::ShutDown => failure.rank.is_some() && failure.rank == leaver,
-        Cause::RankLost => failure.rank.is_some_and(|rank| faults.ranks.contains(&rank)),
-        // Who loses the coordinator ends the epoch on its own; the coordinator itself hears of that only.
-        Cause::SidecarLost => failure.sidecar.is_some_and(|s| {
-            faults.hosts.contains(&s) || (!faults.hosts.is_empty() && failure.reason.contains("on its own"))
-        }),
-        _ => false,
-    };
-    if hit { Ok(()) } else { violated(Property::Culprit, format!("nothing happened to the one named to {who}")) }
+fn who(asked: &Asked) -> String {
+    let Item { name, place, kind, dtype, .. } = &asked.workload.items[asked.item];
+    format!("{} with item {}, {name} of {place:?} ({kind:?} of {dtype})", asked.rank, asked.item)
 }
 
 fn first_difference(found: &[u8], expected: &[u8]) -> Option<usize> {

@@ -290,7 +290,7 @@ impl Setup {
             gamma_us_per_byte: 1e-4,
         };
         let leavers_until = Epoch(if floats || options.saboteur.is_some() { 0 } else { fixed.u64(..3) });
-        let recipe = Recipe { seed, leavers_until, any_floats: floats, mischief: !floats };
+        let recipe = Recipe { seed, leavers_until, any_floats: floats, mischief: !floats, stalls: false };
         Self {
             world,
             lanes: rng.u16(1..=3),

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use ronde_engine::{Action, Admission, Completion, Event, ExecutorAction};
 use ronde_wire::frame::Chunk;
-use ronde_wire::{Control, Epoch, Failure, Rank, RequestId, Seq, SidecarIndex};
+use ronde_wire::{Control, Detail, Epoch, Failure, Rank, RequestId, Seq, SidecarIndex};
 
-use super::checks::{Property, Violated, blame, violated};
+use super::blame::blame;
+use super::checks::{Property, Violated, violated};
 use super::cluster::Cluster;
 use super::host::{Command, LaneMemory, Report};
 use super::link::{ConnectionId, Direction, Message, Plane};
@@ -127,8 +128,8 @@ impl Cluster {
         if failure.cause == ronde_wire::Cause::Bug {
             return violated(Property::NoBug, format!("{epoch} ends on {me}: {failure}"));
         }
-        let leaver = self.workload(epoch).leaver;
-        blame(failure, &self.faults, leaver, &format!("{me} at the end of {epoch}: {failure}"))?;
+        let workload = self.workload(epoch);
+        blame(failure, &self.faults, &workload, &format!("{me} at the end of {epoch}: {failure}"))?;
         self.detach_all(host);
         self.tell_lanes(host, &Command::EpochEnd(epoch));
         Ok(())
@@ -165,20 +166,30 @@ impl Cluster {
         let result = match outcome {
             Ok(completion) => {
                 let operation = process.operations.get(&(completion.epoch, completion.seq));
-                let Some(bytes) = operation.and_then(|o| o.outputs.get(completion.tensor as usize)) else {
-                    return violated(Property::CurrentEpoch, format!("{rank} got a result of nothing: {completion:?}"));
-                };
-                Ok((completion, bytes.as_slice()))
+                let place = (completion.tensor, completion.own.then_some(rank));
+                match operation.and_then(|operation| operation.outputs.get(&place)) {
+                    Some(bytes) => Ok((completion, bytes.as_slice())),
+                    // What is agreed by messages alone is the result of no operation.
+                    None if completion.shape.dimensions() == [0] => Ok((completion, &[][..])),
+                    None => {
+                        let text = format!("{rank} got a result of nothing: {completion:?}");
+                        return violated(Property::CurrentEpoch, text);
+                    }
+                }
             }
             Err(failure) => Err(failure),
         };
         let (epoch, item) = self.oracle.completed((rank, request), result, &self.faults)?;
         self.note(|| match outcome {
-            Ok(_) => format!("{rank} has tensor.{item}"),
-            Err(failure) => format!("{rank} fails with tensor.{item}: {failure}"),
+            Ok(_) => format!("{rank} has item {item}"),
+            Err(failure) => format!("{rank} fails with item {item}: {failure}"),
         });
         self.progress_us = self.schedule.now_us();
-        self.item_is_over(rank, epoch, item);
+        let set = match outcome {
+            Ok(Completion { detail: Detail::Set(set), .. }) => Some(*set),
+            _ => None,
+        };
+        self.item_is_over(rank, (epoch, item), set);
         Ok(())
     }
 

@@ -61,7 +61,10 @@ pub(super) enum Report {
 pub(super) struct Operation {
     pub(super) lanes_left: usize,
     inputs: BTreeMap<(u32, Rank), Arc<Vec<u8>>>,
-    pub(super) outputs: Vec<Vec<u8>>,
+    /// Results by tensor, and by rank where each has its own.
+    pub(super) outputs: BTreeMap<(u32, Option<Rank>), Vec<u8>>,
+    /// A planted bug: contributions that are not there are read as garbage.
+    pub(super) reads_garbage: bool,
 }
 
 impl Host {
@@ -93,19 +96,18 @@ impl Host {
 
     /// Reserves the results of an operation and pins its inputs.
     pub(super) fn reserve(&mut self, admission: &Admission) {
-        let mut inputs = BTreeMap::new();
-        let mut outputs = Vec::new();
+        let (mut inputs, mut outputs) = (BTreeMap::new(), BTreeMap::new());
+        let element_bytes = admission.arithmetic.dtype.size_bytes();
         for (index, tensor) in (0..).zip(&admission.tensors) {
             for answered in &tensor.requests {
-                let (rank, request) = (&answered.rank, &answered.request);
-                let bytes = self.inputs.remove(&(*rank, *request)).unwrap_or_default();
-                inputs.insert((index, *rank), bytes);
+                let (rank, request) = (answered.rank, answered.request);
+                let bytes = self.inputs.remove(&(rank, request)).unwrap_or_default();
+                inputs.insert((index, rank), bytes);
+                let elements = usize::try_from(answered.output.elements()).expect("small tensors");
+                outputs.insert((index, tensor.own.then_some(rank)), vec![0xEE; elements * element_bytes]);
             }
-            let bytes = usize::try_from(tensor.requests.first().map_or(0, |answered| answered.output.elements()))
-                .expect("small tensors");
-            outputs.push(vec![0xEE; bytes * admission.arithmetic.dtype.size_bytes()]);
         }
-        let operation = Operation { lanes_left: self.lanes.len(), inputs, outputs };
+        let operation = Operation { lanes_left: self.lanes.len(), inputs, outputs, reads_garbage: false };
         self.operations.insert((admission.epoch, admission.seq), operation);
     }
 }
@@ -120,7 +122,10 @@ impl Memory for LaneMemory<'_> {
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
         let gone = || MemoryError(format!("nothing lies at {place:?}"));
         let operation = self.operations.get(&(self.epoch, place.seq)).ok_or_else(gone)?;
-        let input = operation.inputs.get(&(place.tensor, place.rank)).ok_or_else(gone)?;
+        let Some(input) = operation.inputs.get(&(place.tensor, place.rank)) else {
+            into.fill(0x41);
+            return if operation.reads_garbage { Ok(()) } else { Err(gone()) };
+        };
         let start = usize::try_from(place.offset).map_err(|_| gone())?;
         into.copy_from_slice(input.get(start..start + into.len()).ok_or_else(gone)?);
         Ok(())
@@ -129,7 +134,7 @@ impl Memory for LaneMemory<'_> {
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
         let gone = || MemoryError(format!("nothing lies at {place:?}"));
         let operation = self.operations.get_mut(&(self.epoch, place.seq)).ok_or_else(gone)?;
-        let output = operation.outputs.get_mut(place.tensor as usize).ok_or_else(gone)?;
+        let output = operation.outputs.get_mut(&(place.tensor, place.rank)).ok_or_else(gone)?;
         let start = usize::try_from(place.offset).map_err(|_| gone())?;
         output.get_mut(start..start + from.len()).ok_or_else(gone)?.copy_from_slice(from);
         Ok(())

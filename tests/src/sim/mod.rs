@@ -7,12 +7,16 @@
 //! Nothing here is real but the engine and the executor: no clock, no socket, no thread, no other source of chance than
 //! the seed. So a failure can be replayed: [`Failed`] says how.
 
+mod blame;
 mod checks;
 mod cluster;
 mod driving;
 mod faults;
 mod host;
+mod item;
 mod link;
+mod mix;
+mod reference;
 mod saboteur;
 mod schedule;
 mod script;

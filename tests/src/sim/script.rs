@@ -1,18 +1,17 @@
 //! What workers do, and what breaks.
 
-use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use ronde_engine::Event;
-use ronde_wire::{Cause, Epoch, Failure, Rank, RequestId};
+use ronde_wire::{Cause, Epoch, Failure, Rank, RequestId, SetId};
 
 use super::checks::{Property, Violated, violated};
 use super::cluster::Cluster;
 use super::faults::Fault;
 use super::host::Command;
 use super::schedule::Happening;
-use super::worker::{Part, State};
-use super::workload::Mischief;
+use super::item::Mischief;
+use super::worker::{Pace, Part, State};
 
 /// Workers.
 impl Cluster {
@@ -73,12 +72,11 @@ impl Cluster {
                 continue;
             }
             let (rank, session) = (worker.rank, worker.session);
-            let items = workload.items.iter().enumerate().filter(|(_, item)| item.ranks.contains(&rank));
-            let mut todo: Vec<usize> = items.map(|(index, _)| index).collect();
+            let mut todo: Vec<usize> = workload.of(rank).collect();
             self.rng.shuffle(&mut todo);
-            let (regrets, over) = (VecDeque::new(), BTreeSet::new());
-            worker.state = State::Active(Part { workload: Arc::clone(&workload), todo: todo.into(), regrets, over });
-            let delay_us = self.rng.u64(..500);
+            let pace = [Pace::Burst, Pace::Steady, Pace::Steady, Pace::Slow][self.rng.usize(..4)];
+            worker.state = State::Active(Part::new(Arc::clone(&workload), todo, pace));
+            let delay_us = self.rng.u64(..if pace == Pace::Slow { 20_000 } else { 500 });
             self.schedule.after(delay_us, Happening::Step { rank, session });
         }
         Ok(())
@@ -95,11 +93,12 @@ impl Cluster {
     }
 
     /// A worker has an answer.
-    pub(super) fn item_is_over(&mut self, rank: Rank, epoch: Epoch, item: usize) {
+    pub(super) fn item_is_over(&mut self, rank: Rank, (epoch, item): (Epoch, usize), set: Option<SetId>) {
         let worker = &mut self.workers[rank.index()];
         let session = worker.session;
         if let Some(part) = worker.part().filter(|part| part.workload.epoch == epoch) {
-            part.over.insert(item);
+            part.is_over(item);
+            part.added.extend(set.map(|set| (item, set)));
             let delay_us = self.rng.u64(..200);
             self.schedule.after(delay_us, Happening::Step { rank, session });
         }
@@ -122,7 +121,9 @@ impl Cluster {
     }
 
     fn ask_for_some(&mut self, rank: Rank, session: u32) {
-        for _ in 0..self.rng.u8(1..=5) {
+        let pace = self.workers[rank.index()].part().map_or(Pace::Steady, |part| part.pace);
+        let at_once = if pace == Pace::Burst { u8::MAX } else { self.rng.u8(1..=5) };
+        for _ in 0..at_once {
             let next = self.workers[rank.index()].part().and_then(Part::next);
             match next {
                 Some(item) => self.ask(rank, session, item),
@@ -132,7 +133,8 @@ impl Cluster {
                 }
             }
         }
-        let delay_us = [5, 100, 1_500][self.rng.usize(..3)];
+        let slower = if pace == Pace::Slow { 10 } else { 1 };
+        let delay_us = [5, 100, 1_500][self.rng.usize(..3)] * slower;
         self.schedule.after(self.rng.u64(..delay_us), Happening::Step { rank, session });
     }
 
@@ -141,9 +143,10 @@ impl Cluster {
         let Some(part) = self.workers[rank.index()].part() else { return };
         let workload = Arc::clone(&part.workload);
         let asked = &workload.items[item];
-        let (set, name) = (asked.set, asked.name.clone());
+        let (what, name) = (asked.request(rank, &part.added), asked.name.clone());
+        let set = what.set;
         if asked.mischief == Mischief::Refused(rank) {
-            part.over.insert(item);
+            part.is_over(item);
             self.note(|| format!("{rank} is refused {name} of {set}"));
             let reason = "the tensor is too strange".to_owned();
             self.tell_engine(host, Event::Refused { rank, set, name, reason });
@@ -156,15 +159,15 @@ impl Cluster {
             let delay_us = self.rng.u64(..2_000);
             self.schedule.after(delay_us, Happening::Withdraw { rank, session });
         }
-        self.note(|| format!("{rank} asks for {name} of {set} as {request}"));
+        self.note(|| format!("{rank} asks for item {item}, {name} of {set}, as {request}"));
         self.oracle.asked(rank, request, &workload, item);
         self.hosts[host].inputs.insert((rank, request), Arc::new(workload.input(item, rank)));
-        self.tell_engine(host, Event::Submitted { rank, request, what: asked.request(rank) });
+        self.tell_engine(host, Event::Submitted { rank, request, what });
     }
 
     fn leave_if_done(&mut self, rank: Rank) {
         let Some(part) = self.workers[rank.index()].part() else { return };
-        if part.workload.leaver != Some(rank) || !part.todo.is_empty() || self.oracle.is_waiting(rank) {
+        if part.workload.leaver != Some(rank) || !part.has_asked_all() || self.oracle.is_waiting(rank) {
             return;
         }
         self.note(|| format!("{rank} says goodbye"));

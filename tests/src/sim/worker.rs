@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ronde_wire::{Rank, RequestId};
 
+use super::item::Added;
 use super::workload::Workload;
 
 #[derive(Debug)]
@@ -35,11 +36,28 @@ pub(super) enum State {
 pub(super) struct Part {
     pub(super) workload: Arc<Workload>,
     /// Items to ask for, in this rank's own order.
-    pub(super) todo: VecDeque<usize>,
+    todo: VecDeque<usize>,
+    /// All of them.
+    mine: BTreeSet<usize>,
+    asked: BTreeSet<usize>,
+    /// Items with an answer.
+    over: BTreeSet<usize>,
+    /// Process sets that this rank was told of.
+    pub(super) added: Added,
     /// Requests that it will withdraw.
     pub(super) regrets: VecDeque<RequestId>,
-    /// Items with an answer.
-    pub(super) over: BTreeSet<usize>,
+    pub(super) pace: Pace,
+}
+
+/// How fast a worker asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// Everything at once, far ahead of others.
+    Burst,
+    /// A few requests now and then.
+    Steady,
+    /// Far behind the others.
+    Slow,
 }
 
 impl Worker {
@@ -57,15 +75,37 @@ impl Worker {
 
     /// Whether it has asked for everything in an epoch that nobody leaves.
     pub(super) fn is_content(&self) -> bool {
-        matches!(&self.state, State::Active(part) if part.todo.is_empty() && part.workload.leaver.is_none())
+        matches!(&self.state, State::Active(part) if part.todo.is_empty() && part.workload.lasts())
     }
 }
 
 impl Part {
-    /// The next item that may be asked for: one that follows another by the same name waits for that.
+    pub(super) fn new(workload: Arc<Workload>, todo: Vec<usize>, pace: Pace) -> Self {
+        let mine = todo.iter().copied().collect();
+        let (asked, over, added, regrets) = Default::default();
+        Self { workload, todo: todo.into(), mine, asked, over, added, regrets, pace }
+    }
+
+    /// The next item that may be asked for, all of whose conditions are met.
     pub(super) fn next(&mut self) -> Option<usize> {
-        let ready = |item: &usize| self.workload.items[*item].follows.is_none_or(|before| self.over.contains(&before));
-        let at = self.todo.iter().position(ready)?;
-        self.todo.remove(at)
+        let at = self.todo.iter().position(|item| self.may_ask(*item))?;
+        let item = self.todo.remove(at)?;
+        self.asked.insert(item);
+        Some(item)
+    }
+
+    pub(super) fn is_over(&mut self, item: usize) {
+        self.over.insert(item);
+    }
+
+    pub(super) fn has_asked_all(&self) -> bool {
+        self.todo.is_empty()
+    }
+
+    fn may_ask(&self, item: usize) -> bool {
+        let item = &self.workload.items[item];
+        let over = |before: &usize| self.over.contains(before) || !self.mine.contains(before);
+        let asked = |before: &usize| self.asked.contains(before) || !self.mine.contains(before);
+        item.after.iter().all(over) && item.behind.iter().all(asked)
     }
 }

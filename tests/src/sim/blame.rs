@@ -1,0 +1,55 @@
+//! Whether a failure names those who are behind it.
+
+use ronde_wire::{Cause, Failure, Rank};
+
+use super::checks::{Property, Violated, violated};
+use super::faults::Faults;
+use super::item::{Excuse, Item, Mischief};
+use super::workload::Workload;
+
+/// Whether the end of an epoch is put down to somebody who was hit, or who left or stalls by intent.
+pub(super) fn blame(failure: &Failure, faults: &Faults, workload: &Workload, who: &str) -> Result<(), Violated> {
+    let hit = match failure.cause {
+        Cause::ShutDown => {
+            let leaver = failure.rank.is_some() && failure.rank == workload.leaver;
+            leaver || workload.staller.is_some_and(|(rank, item)| tells_of_stall(failure, rank, &workload.items[item]))
+        }
+        Cause::RankLost => failure.rank.is_some_and(|rank| faults.ranks.contains(&rank)),
+        // Who loses the coordinator ends the epoch on its own; the coordinator itself hears of that only.
+        Cause::SidecarLost => failure.sidecar.is_some_and(|s| {
+            faults.hosts.contains(&s) || (!faults.hosts.is_empty() && failure.reason.contains("on its own"))
+        }),
+        _ => false,
+    };
+    if hit { Ok(()) } else { violated(Property::Culprit, format!("nothing happened to the one named to {who}")) }
+}
+
+/// Whether a failure of a single operation says what is behind it.
+pub(super) fn is_named(failure: &Failure, item: &Item) -> bool {
+    let refused = |culprit| failure.cause == Cause::Refused && failure.rank == Some(culprit);
+    let excused = match item.excuse {
+        Some(Excuse::Removed) => failure.cause == Cause::Refused && failure.reason.contains("was removed"),
+        Some(Excuse::Joins) => failure.reason.contains(NOT_WITH_JOIN),
+        None => false,
+    };
+    excused
+        || match item.mischief {
+            // The culprit is the first that differs from the lowest rank.
+            Mischief::Mismatch(culprit, _) => {
+                let named = if culprit == item.askers[0] { item.askers[1] } else { culprit };
+                failure.cause == Cause::Mismatch && failure.rank == Some(named)
+            }
+            Mischief::Refused(culprit) | Mischief::Absurd(culprit) | Mischief::Withdrawn(culprit) => refused(culprit),
+            Mischief::Nonsense(words) => failure.cause == Cause::Refused && failure.reason.contains(words),
+            Mischief::Joined => failure.reason.contains(NOT_WITH_JOIN),
+            Mischief::None | Mischief::Missing => false,
+        }
+}
+
+/// The words of what cannot be done while somebody has joined.
+const NOT_WITH_JOIN: &str = "is not supported with Join";
+
+fn tells_of_stall(failure: &Failure, rank: Rank, item: &Item) -> bool {
+    let reason = &failure.reason;
+    reason.contains(item.name.as_str()) && reason.contains(&rank.0.to_string()) && reason.contains("seconds")
+}

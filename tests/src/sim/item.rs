@@ -1,0 +1,330 @@
+//! One named request of some ranks: what each of them asks for, and what shape it gets.
+
+use std::collections::BTreeMap;
+
+use ronde_wire::{Codec, Collective, DType, Detail, Group, Pair, Rank, ReduceOp, Request, SetId, Shape, TensorName};
+
+/// One named request of all ranks of a set that take part.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub(super) place: Place,
+    /// The set's ranks.
+    pub(super) ranks: Vec<Rank>,
+    /// Those of them that ask for it: the two of a message, or who has not joined by then.
+    pub(super) askers: Vec<Rank>,
+    pub(super) name: TensorName,
+    pub(super) kind: Kind,
+    pub(super) dtype: DType,
+    pub(super) codec: Codec,
+    pub(super) group: Option<Group>,
+    /// How many dimensions the shape has: 0 to 2.
+    pub(super) dimensions: usize,
+    /// Elements of a row.
+    pub(super) columns: u64,
+    /// Rows, for each rank of the set.
+    pub(super) rows: Vec<u64>,
+    /// Of an all-to-all: rows from each rank to each rank.
+    pub(super) splits: Vec<Vec<u64>>,
+    /// What contributions and the result are multiplied by.
+    pub(super) scales: (f64, f64),
+    pub(super) mischief: Mischief,
+    pub(super) excuse: Option<Excuse>,
+    /// Items that a rank waits for before it asks.
+    pub(super) after: Vec<usize>,
+    /// Items that a rank asks for before.
+    pub(super) behind: Vec<usize>,
+    /// Makes the values of different items and epochs differ.
+    pub(super) salt: u64,
+}
+
+/// The set of an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    /// One whose number is known.
+    Fixed(SetId),
+    /// The one that an earlier item adds.
+    Added(usize),
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    AllReduce(ReduceOp),
+    AllGather,
+    ReduceScatter(ReduceOp),
+    Broadcast(Rank),
+    AllToAll,
+    Reduce(ReduceOp, Rank),
+    Gather(Rank),
+    Scatter(Rank),
+    Message(Pair, u32),
+    Barrier,
+    Join,
+    /// Ranks as the callers give them.
+    AddSet(Vec<Rank>),
+    /// The set that an earlier item added; one that never was for none.
+    RemoveSet(Option<usize>),
+}
+
+/// What goes wrong with an item by intent: it fails on all ranks, or, if withdrawn, may fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mischief {
+    None,
+    /// This rank asks for something else.
+    Mismatch(Rank, Difference),
+    /// This rank's request is refused by its service.
+    Refused(Rank),
+    /// This rank's request makes no sense, which its engine sees.
+    Absurd(Rank),
+    /// This rank withdraws its request soon.
+    Withdrawn(Rank),
+    /// What is asked for makes no sense on any rank; the failure has these words.
+    Nonsense(&'static str),
+    /// Somebody has joined before asking for it, which it does not support.
+    Joined,
+    /// Somebody never asks for it, and the set is removed.
+    Missing,
+}
+
+/// What a rank asks for otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Difference {
+    Type,
+    Operation,
+    Dimensions,
+    Reduction,
+    Root,
+    Scale,
+    Codec,
+    List,
+}
+
+/// Why an item may fail although nobody did anything wrong with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Excuse {
+    /// Its set is removed while it is pending.
+    Removed,
+    /// Somebody joins while it is pending, which it does not support.
+    Joins,
+}
+
+/// Which sets a rank has added, by item.
+pub(super) type Added = BTreeMap<usize, SetId>;
+
+/// A set that nobody ever adds.
+pub(super) const NO_SET: SetId = SetId(7_000);
+
+impl Item {
+    /// What a rank asks for; it knows the sets that it needs.
+    pub(super) fn request(&self, rank: Rank, added: &Added) -> Request {
+        let mut request = self.plain_request(rank, added);
+        match self.mischief {
+            Mischief::Mismatch(culprit, difference) if culprit == rank => self.differ(&mut request, difference),
+            Mischief::Absurd(culprit) if culprit == rank => self.make_absurd(&mut request),
+            _ => {}
+        }
+        request
+    }
+
+    /// The set of the item, for a rank that knows it.
+    pub(super) fn set(&self, added: &Added) -> SetId {
+        match self.place {
+            Place::Fixed(set) => set,
+            Place::Added(item) => added.get(&item).copied().unwrap_or(NO_SET),
+        }
+    }
+
+    /// The shape of a rank's result.
+    pub(super) fn output(&self, rank: Rank) -> Shape {
+        let position = self.position(rank);
+        match &self.kind {
+            Kind::AllReduce(_) | Kind::Broadcast(_) => self.shape(self.rows[0]),
+            Kind::AllGather => self.shape(self.rows.iter().sum()),
+            Kind::ReduceScatter(_) => self.shape(self.share(self.rows[0], position).1),
+            Kind::Scatter(root) => self.shape(self.share(self.rows[self.position(*root)], position).1),
+            Kind::AllToAll => self.shape(self.splits.iter().map(|splits| splits[position]).sum()),
+            Kind::Reduce(_, root) if *root == rank => self.shape(self.rows[0]),
+            Kind::Gather(root) if *root == rank => self.shape(self.rows.iter().sum()),
+            Kind::Message(pair, _) if pair.to == rank => self.shape(self.rows[self.position(pair.from)]),
+            _ => nothing(),
+        }
+    }
+
+    /// Whether each rank's result is its own.
+    pub(super) fn is_own(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::ReduceScatter(_)
+                | Kind::Scatter(_)
+                | Kind::AllToAll
+                | Kind::Reduce(..)
+                | Kind::Gather(_)
+                | Kind::Message(..)
+        )
+    }
+
+    /// What a rank learns besides the result, where that is known beforehand.
+    pub(super) fn detail(&self, rank: Rank) -> Option<Detail> {
+        match &self.kind {
+            Kind::AllToAll => {
+                Some(Detail::Splits(self.splits.iter().map(|splits| splits[self.position(rank)]).collect()))
+            }
+            Kind::Join | Kind::AddSet(_) | Kind::RemoveSet(Some(_)) => None,
+            _ => Some(Detail::None),
+        }
+    }
+
+    /// Whether an operation performs it; the rest is agreed by messages alone.
+    pub(super) fn is_performed(&self) -> bool {
+        !matches!(self.kind, Kind::Join | Kind::AddSet(_) | Kind::RemoveSet(_))
+    }
+
+    /// Whether it fails on all ranks for certain.
+    pub(super) fn must_fail(&self) -> bool {
+        !matches!(self.mischief, Mischief::None | Mischief::Withdrawn(_))
+    }
+
+    /// Whether ranks that have joined take part in it without asking.
+    pub(super) fn supports_join(&self) -> bool {
+        match self.kind {
+            Kind::AllReduce(op) => matches!(op, ReduceOp::Sum | ReduceOp::Average | ReduceOp::Adasum),
+            Kind::Barrier => true,
+            _ => false,
+        }
+    }
+
+    pub(super) fn reduction(&self) -> Option<ReduceOp> {
+        match self.kind {
+            Kind::AllReduce(op) | Kind::ReduceScatter(op) | Kind::Reduce(op, _) => Some(op),
+            _ => None,
+        }
+    }
+
+    /// Elements that a rank contributes.
+    pub(super) fn elements_of(&self, rank: Rank) -> u64 {
+        let rows = self.rows[self.position(rank)];
+        match &self.kind {
+            Kind::Scatter(root) if *root != rank => 0,
+            Kind::Message(pair, _) if pair.from != rank => 0,
+            _ => rows * self.columns,
+        }
+    }
+
+    /// The first row and the number of rows that a rank gets of `rows`.
+    pub(super) fn share(&self, rows: u64, position: usize) -> (u64, u64) {
+        let (ranks, position) = (self.ranks.len() as u64, position as u64);
+        let (each, longer) = (rows / ranks, rows % ranks);
+        (position * each + position.min(longer), each + u64::from(position < longer))
+    }
+
+    pub(super) fn position(&self, rank: Rank) -> usize {
+        self.ranks.iter().position(|r| *r == rank).expect("only members of the set ask")
+    }
+
+    fn plain_request(&self, rank: Rank, added: &Added) -> Request {
+        let collective = self.collective(rank, added);
+        let has_input = collective.has_input(rank);
+        let dtype = if has_input { self.dtype } else { DType::U8 };
+        let shape = if has_input { self.shape(self.rows[self.position(rank)]) } else { nothing() };
+        let (prescale, postscale) = self.scales;
+        let (codec, group) = (self.codec, self.group.clone());
+        let plain = Request::new(self.set(added), self.name.clone(), collective, dtype, shape);
+        Request { prescale, postscale, codec, group, ..plain }
+    }
+
+    fn collective(&self, rank: Rank, added: &Added) -> Collective {
+        match &self.kind {
+            Kind::AllReduce(op) => Collective::AllReduce { op: *op },
+            Kind::AllGather => Collective::AllGather,
+            Kind::ReduceScatter(op) => Collective::ReduceScatter { op: *op },
+            Kind::Broadcast(root) => Collective::Broadcast { root: *root },
+            Kind::AllToAll => Collective::AllToAll { splits: self.splits[self.position(rank)].clone() },
+            Kind::Reduce(op, root) => Collective::Reduce { op: *op, root: *root },
+            Kind::Gather(root) => Collective::Gather { root: *root },
+            Kind::Scatter(root) => Collective::Scatter { root: *root },
+            Kind::Message(pair, tag) if pair.from == rank => Collective::Send { to: pair.to, tag: *tag },
+            Kind::Message(pair, tag) => Collective::Recv { from: pair.from, tag: *tag },
+            Kind::Barrier => Collective::Barrier,
+            Kind::Join => Collective::Join,
+            Kind::AddSet(ranks) => Collective::AddSet { ranks: ranks.clone() },
+            Kind::RemoveSet(adding) => {
+                let set = adding.and_then(|item| added.get(&item).copied()).unwrap_or(NO_SET);
+                Collective::RemoveSet { set }
+            }
+        }
+    }
+
+    fn differ(&self, request: &mut Request, difference: Difference) {
+        match difference {
+            Difference::Type => request.dtype = if self.dtype == DType::F32 { DType::F64 } else { DType::F32 },
+            Difference::Operation if self.kind == Kind::AllGather => {
+                request.collective = Collective::AllReduce { op: ReduceOp::Max };
+            }
+            Difference::Operation => request.collective = Collective::AllGather,
+            Difference::Dimensions => {
+                let mut dimensions = request.shape.dimensions().to_vec();
+                dimensions.push(3);
+                request.shape = Shape::new(dimensions).expect("small tensors");
+            }
+            Difference::Reduction => {
+                let other = if self.reduction() == Some(ReduceOp::Max) { ReduceOp::Min } else { ReduceOp::Max };
+                match &mut request.collective {
+                    Collective::AllReduce { op }
+                    | Collective::ReduceScatter { op }
+                    | Collective::Reduce { op, .. } => *op = other,
+                    _ => {}
+                }
+            }
+            Difference::Root => self.turn_to_another_root(&mut request.collective),
+            Difference::Scale => request.postscale *= 3.0,
+            Difference::Codec => request.codec = if self.codec == Codec::F16 { Codec::Bf16 } else { Codec::F16 },
+            Difference::List => {
+                if let Collective::AddSet { ranks } = &mut request.collective {
+                    let all: Vec<Rank> = self.ranks.clone();
+                    *ranks = if ranks.len() == 1 { all } else { ranks[1..].to_vec() };
+                }
+            }
+        }
+    }
+
+    fn turn_to_another_root(&self, collective: &mut Collective) {
+        match collective {
+            Collective::Broadcast { root }
+            | Collective::Reduce { root, .. }
+            | Collective::Gather { root }
+            | Collective::Scatter { root } => {
+                let next = (self.position(*root) + 1) % self.ranks.len();
+                *root = self.ranks[next];
+            }
+            _ => {}
+        }
+    }
+
+    fn make_absurd(&self, request: &mut Request) {
+        match &mut request.collective {
+            Collective::AllToAll { splits } => splits.push(1),
+            Collective::Broadcast { root }
+            | Collective::Reduce { root, .. }
+            | Collective::Gather { root }
+            | Collective::Scatter { root } => *root = Rank(4_000),
+            other => {
+                *other = Collective::AllReduce { op: ReduceOp::Average };
+                request.dtype = DType::Bool;
+            }
+        }
+    }
+
+    fn shape(&self, rows: u64) -> Shape {
+        let dimensions = match self.dimensions {
+            0 => Vec::new(),
+            1 => vec![rows],
+            _ => vec![rows, self.columns],
+        };
+        Shape::new(dimensions).expect("small tensors")
+    }
+}
+
+/// The shape of what is not there.
+fn nothing() -> Shape {
+    Shape::new(vec![0]).expect("one dimension")
+}

@@ -1,0 +1,419 @@
+//! The mixture of what ranks ask for, by chance.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fastrand::Rng;
+use ronde_wire::{Codec, DType, Group, Pair, Rank, ReduceOp, SetId, TensorName, World};
+
+use super::item::{Difference, Excuse, Item, Kind, Mischief, NO_SET, Place};
+use super::workload::Recipe;
+
+/// An epoch's items while they are made.
+pub(super) struct Mix<'a> {
+    rng: &'a mut Rng,
+    recipe: &'a Recipe,
+    world: &'a World,
+    items: Vec<Item>,
+    /// Names used in each set: the same ones in all of them.
+    names: BTreeMap<Place, usize>,
+    /// Ranks of all sets that exist at some time, so that none is added twice.
+    sets: BTreeSet<Vec<Rank>>,
+    /// Items that already have one by the same name behind them.
+    followed: BTreeSet<usize>,
+    /// What the world's ranks wait for at this point: that all have joined.
+    base: Vec<usize>,
+    groups: u32,
+}
+
+impl<'a> Mix<'a> {
+    pub(super) fn new(rng: &'a mut Rng, recipe: &'a Recipe, world: &'a World) -> Self {
+        let (items, names, followed, base) = Default::default();
+        let sets = world.sets().iter().map(|set| set.ranks.clone()).collect();
+        Self { rng, recipe, world, items, names, sets, followed, base, groups: 0 }
+    }
+
+    pub(super) fn items(mut self) -> Vec<Item> {
+        self.some();
+        while ENABLED.joins && self.rng.u8(..4) == 0 && self.items.len() < ITEMS_MAX {
+            self.join();
+            self.some();
+        }
+        self.items
+    }
+
+    fn some(&mut self) {
+        let most = [3, 12, 40][self.rng.usize(..3)];
+        for _ in 0..self.rng.usize(1..=most) {
+            match self.rng.u8(..20) {
+                0 if ENABLED.groups => self.group(),
+                1 if ENABLED.messages => self.messages(),
+                2 if ENABLED.sets => self.passing_set(),
+                3 if self.recipe.mischief => self.nonsense(),
+                4..8 => self.follow(),
+                _ => {
+                    let set = self.any_set();
+                    self.single(set, None);
+                }
+            }
+        }
+    }
+
+    fn any_set(&mut self) -> (Place, Vec<Rank>) {
+        let sets = self.world.sets();
+        let set = &sets[self.rng.usize(..sets.len())];
+        (Place::Fixed(set.id), set.ranks.clone())
+    }
+
+    fn single(&mut self, (place, ranks): (Place, Vec<Rank>), kind: Option<Kind>) -> usize {
+        let kind = kind.unwrap_or_else(|| self.kind(&ranks));
+        let mut item = self.draw(place, ranks, kind);
+        item.mischief = self.mischief(&item);
+        self.push(item)
+    }
+
+    /// An item by the name of an earlier one, as soon as a rank has its answer to that; often exactly the same request.
+    fn follow(&mut self) {
+        let (place, ranks) = self.any_set();
+        let free = |index: &usize| {
+            let item = &self.items[*index];
+            let plain = item.is_performed() && !matches!(item.kind, Kind::Message(..));
+            item.place == place && item.ranks == ranks && plain && !self.followed.contains(index)
+        };
+        let Some(earlier) = (0..self.items.len()).rev().find(free) else {
+            self.single((place, ranks), None);
+            return;
+        };
+        self.followed.insert(earlier);
+        let old = self.items[earlier].clone();
+        let alike = self.rng.bool() && old.mischief == Mischief::None;
+        let mut item = if alike {
+            let (after, behind, salt) = (Vec::new(), Vec::new(), self.rng.u64(..));
+            Item { salt, askers: ranks, excuse: None, group: None, after, behind, ..old.clone() }
+        } else {
+            let kind = self.kind(&ranks);
+            let item = self.draw(place, ranks, kind);
+            Item { mischief: self.mischief(&item), ..item }
+        };
+        item.name = old.name;
+        item.after.push(earlier);
+        self.push(item);
+    }
+
+    /// Tensors that are ordered together; one or the other is rejected.
+    fn group(&mut self) {
+        let (place, ranks) = self.any_set();
+        let kind = match self.kind(&ranks) {
+            Kind::Barrier => Kind::AllReduce(ReduceOp::Sum),
+            other => other,
+        };
+        let size = self.rng.u32(1..=5);
+        self.groups += 1;
+        let name = TensorName::new(format!("group.{}", self.groups)).expect("a short name");
+        for _ in 0..size {
+            let mut item = self.draw(place, ranks.clone(), kind.clone());
+            item.group = Some(Group { name: name.clone(), size });
+            item.mischief = self.mischief(&item);
+            self.push(item);
+        }
+    }
+
+    /// Several messages between two ranks, in any order.
+    fn messages(&mut self) {
+        let (place, ranks) = self.any_set();
+        if ranks.len() < 2 {
+            return;
+        }
+        let first = self.rng.usize(..ranks.len());
+        let second = (first + self.rng.usize(1..ranks.len())) % ranks.len();
+        let pair = Pair { from: ranks[first], to: ranks[second] };
+        let turns = self.items.iter().filter(|item| item.place == place && is_between(item, pair)).count();
+        for turn in turns..turns + self.rng.usize(1..=3) {
+            let tag = self.rng.u32(..3);
+            let mut item = self.draw(place, ranks.clone(), Kind::Message(pair, tag));
+            let name = format!("message.{}.{}.{tag}.{turn}", pair.from.0, pair.to.0);
+            item.name = TensorName::new(name).expect("a short name");
+            item.askers = vec![pair.from.min(pair.to), pair.from.max(pair.to)];
+            item.mischief = self.mischief(&item);
+            self.push(item);
+        }
+    }
+
+    /// A process set that is added, used and removed.
+    fn passing_set(&mut self) {
+        let world = self.world.sets()[0].ranks.clone();
+        let mut ranks: Vec<Rank> = world.iter().copied().filter(|_| self.rng.bool()).collect();
+        let known = !self.sets.insert(ranks.clone());
+        if ranks.is_empty() || known && !self.recipe.mischief {
+            return;
+        }
+        let members = ranks.clone();
+        self.rng.shuffle(&mut ranks);
+        let mut adding = self.draw(Place::Fixed(SetId::WORLD), world.clone(), Kind::AddSet(ranks));
+        let static_set = self.world.sets().iter().any(|set| set.ranks == members);
+        adding.mischief = match self.rng.u8(..8) {
+            _ if static_set => Mischief::Nonsense("duplicate process set"),
+            _ if known => return,
+            0 if self.recipe.mischief && world.len() > 1 => {
+                Mischief::Mismatch(world[self.rng.usize(..world.len())], Difference::List)
+            }
+            1 if self.recipe.mischief => Mischief::Refused(world[self.rng.usize(..world.len())]),
+            _ => Mischief::None,
+        };
+        let fails = adding.must_fail();
+        let added = self.push(adding);
+        if fails {
+            self.sets.remove(&members);
+            return;
+        }
+        self.use_and_remove(added, &members, world);
+    }
+
+    fn use_and_remove(&mut self, added: usize, members: &[Rank], world: Vec<Rank>) {
+        let place = Place::Added(added);
+        let used: Vec<usize> = (0..self.rng.usize(..6)).map(|_| self.single((place, members.to_vec()), None)).collect();
+        if self.rng.u8(..4) == 0 {
+            return;
+        }
+        let mut removal = self.draw(Place::Fixed(SetId::WORLD), world, Kind::RemoveSet(Some(added)));
+        removal.after.push(added);
+        if self.recipe.mischief && self.rng.bool() {
+            for index in &used {
+                let item = &mut self.items[*index];
+                item.excuse = Some(Excuse::Removed);
+                if item.mischief == Mischief::None && item.askers.len() > 1 && self.rng.u8(..4) == 0 {
+                    item.askers.remove(self.rng.usize(..item.askers.len()));
+                    item.mischief = Mischief::Missing;
+                }
+            }
+            removal.behind = used;
+        } else {
+            removal.after.extend(used);
+        }
+        self.push(removal);
+    }
+
+    /// What makes no sense for one rank or for all.
+    fn nonsense(&mut self) {
+        let (place, ranks) = self.any_set();
+        let world = self.world.sets()[0].ranks.clone();
+        let one = world[self.rng.usize(..world.len())];
+        let sum = Kind::AllReduce(ReduceOp::Sum);
+        let mut item = match self.rng.u8(..4) {
+            0 => {
+                let item = self.draw(Place::Fixed(NO_SET), vec![one], sum);
+                Item { mischief: Mischief::Nonsense("Process set provided does not exist"), ..item }
+            }
+            1 if !ranks.contains(&one) => {
+                let item = self.draw(place, vec![one], sum);
+                Item { mischief: Mischief::Nonsense("is not a member of the provided process set"), ..item }
+            }
+            2 if ENABLED.messages => {
+                let item = self.draw(Place::Fixed(SetId::WORLD), vec![one], Kind::Message(Pair { from: one, to: one }, 0));
+                Item { mischief: Mischief::Nonsense("itself"), ..item }
+            }
+            3 if ENABLED.sets => self.draw(Place::Fixed(SetId::WORLD), world, Kind::RemoveSet(None)),
+            _ => return,
+        };
+        item.group = None;
+        self.push(item);
+    }
+
+    /// Ranks run out of work at different times; what they no longer ask for is done without them, or fails.
+    fn join(&mut self) {
+        let world = self.world.sets()[0].ranks.clone();
+        let place = Place::Fixed(SetId::WORLD);
+        let count = self.rng.usize(..10);
+        let stops: Vec<usize> = world.iter().map(|_| self.rng.usize(..=count)).collect();
+        for turn in 0..count {
+            let askers: Vec<Rank> =
+                world.iter().zip(&stops).filter(|(_, stop)| **stop > turn).map(|(rank, _)| *rank).collect();
+            if askers.is_empty() {
+                break;
+            }
+            let kind = self.kind(&world);
+            let mut item = self.draw(place, world.clone(), kind);
+            let all = askers.len() == world.len();
+            item.askers = askers;
+            item.mischief = match item.supports_join() || all {
+                true => self.mischief(&item),
+                false if self.recipe.mischief => Mischief::Joined,
+                false => continue,
+            };
+            self.push(item);
+        }
+        let mut joining = self.draw(place, world, Kind::Join);
+        for (index, item) in self.items.iter_mut().enumerate() {
+            if item.place != place || item.kind == Kind::Join {
+                continue;
+            }
+            let message = matches!(item.kind, Kind::Message(..));
+            let plain = item.mischief == Mischief::None && item.is_performed() && !message;
+            if item.supports_join() || item.mischief == Mischief::Joined {
+                joining.behind.push(index);
+            } else if plain && self.recipe.mischief && self.rng.u8(..4) == 0 {
+                item.excuse = Some(Excuse::Joins);
+                joining.behind.push(index);
+            } else {
+                joining.after.push(index);
+            }
+        }
+        let joined = self.push(joining);
+        self.base = vec![joined];
+    }
+
+    fn push(&mut self, mut item: Item) -> usize {
+        match item.place {
+            Place::Fixed(set) if set == SetId::WORLD => item.after.extend(&self.base),
+            Place::Added(adding) => item.after.push(adding),
+            Place::Fixed(_) => {}
+        }
+        self.items.push(item);
+        self.items.len() - 1
+    }
+
+    fn mischief(&mut self, item: &Item) -> Mischief {
+        let culprit = item.askers[self.rng.usize(..item.askers.len())];
+        if !self.recipe.mischief || item.askers.len() < 2 {
+            return Mischief::None;
+        }
+        let differences = differences(item);
+        let message = matches!(item.kind, Kind::Message(..));
+        match self.rng.u8(..32) {
+            0 | 1 if !differences.is_empty() => {
+                Mischief::Mismatch(culprit, differences[self.rng.usize(..differences.len())])
+            }
+            2 | 3 if !message => Mischief::Refused(culprit),
+            4 if !message => Mischief::Absurd(culprit),
+            5 | 6 => Mischief::Withdrawn(culprit),
+            _ => Mischief::None,
+        }
+    }
+
+    fn kind(&mut self, ranks: &[Rank]) -> Kind {
+        let member = ranks[self.rng.usize(..ranks.len())];
+        let ops = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+        let op = ops[self.rng.usize(..ops.len())];
+        match self.rng.u8(..24) {
+            0 => Kind::Barrier,
+            1 => Kind::Broadcast(member),
+            2 => Kind::AllGather,
+            3 if ENABLED.moves => Kind::ReduceScatter(op),
+            4 if ENABLED.moves => Kind::AllToAll,
+            5 if ENABLED.moves => Kind::Reduce(op, member),
+            6 if ENABLED.moves => Kind::Gather(member),
+            7 if ENABLED.moves => Kind::Scatter(member),
+            8 if ENABLED.nary => Kind::AllReduce(ReduceOp::Median),
+            9 if ENABLED.nary => Kind::AllReduce(ReduceOp::ClippedMean),
+            10 if ENABLED.nary => Kind::AllReduce(ReduceOp::Adasum),
+            11..15 => Kind::AllReduce(op),
+            // Most traffic is alike, so that there is something to fuse.
+            _ => Kind::AllReduce(ReduceOp::Sum),
+        }
+    }
+
+    fn draw(&mut self, place: Place, ranks: Vec<Rank>, kind: Kind) -> Item {
+        let reduction = match kind {
+            Kind::AllReduce(op) | Kind::ReduceScatter(op) | Kind::Reduce(op, _) => Some(op),
+            _ => None,
+        };
+        let nary = matches!(reduction, Some(ReduceOp::Median | ReduceOp::ClippedMean | ReduceOp::Adasum));
+        let floats = [DType::F32, DType::F16, DType::Bf16, DType::F64][self.rng.usize(..4)];
+        let dtype = match DType::ALL[self.rng.usize(..DType::ALL.len())] {
+            _ if nary || self.recipe.any_floats => floats,
+            DType::Bool if reduction == Some(ReduceOp::Average) => DType::F32,
+            other if self.rng.u8(..3) == 0 => other,
+            _ => DType::F32,
+        };
+        let plain_sum = matches!(kind, Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average)) && dtype == DType::F32;
+        let codec = match self.rng.u8(..6) {
+            0 if plain_sum && ENABLED.codecs => Codec::F16,
+            1 if plain_sum && ENABLED.codecs => Codec::Bf16,
+            _ => Codec::None,
+        };
+        let scaled = reduction == Some(ReduceOp::Sum) && dtype == DType::F32 && self.rng.u8(..4) == 0;
+        let scales = if scaled { (2.0, 0.5) } else { (1.0, 1.0) };
+        let count = self.names.entry(place).or_default();
+        *count += 1;
+        let name = TensorName::new(format!("tensor.{count}")).expect("a short name");
+        let (dimensions, columns, rows, splits) = self.extent(&kind, ranks.len());
+        let (mischief, excuse, group) = (Mischief::None, None, None);
+        let (after, behind, salt) = (Vec::new(), Vec::new(), self.rng.u64(..));
+        let askers = ranks.clone();
+        #[rustfmt::skip]
+        let item = Item { place, ranks, askers, name, kind, dtype, codec, group, dimensions, columns, rows, splits, scales, mischief, excuse, after, behind, salt };
+        item
+    }
+
+    /// Dimensions, elements of a row, rows of each rank, and rows from each rank to each.
+    fn extent(&mut self, kind: &Kind, ranks: usize) -> (usize, u64, Vec<u64>, Vec<Vec<u64>>) {
+        // Now and then a tensor of a megabyte, which travels in many chunks.
+        let (columns, most) = match self.rng.u8(..40) {
+            0 => (900, 400),
+            _ => ([1, 1, 3, 40, 900][self.rng.usize(..5)], 8),
+        };
+        let dimensions = if columns == 1 && self.rng.bool() { 1 } else { 2 };
+        let mut splits = Vec::new();
+        let rows: Vec<u64> = match kind {
+            Kind::AllGather | Kind::Gather(_) => (0..ranks).map(|_| self.rng.u64(..=most)).collect(),
+            Kind::AllToAll => {
+                let most = if self.rng.bool() { most.div_ceil(ranks as u64) } else { 2 };
+                splits = (0..ranks).map(|_| (0..ranks).map(|_| self.rng.u64(..=most)).collect()).collect();
+                splits.iter().map(|splits: &Vec<u64>| splits.iter().sum()).collect()
+            }
+            Kind::Barrier | Kind::Join | Kind::AddSet(_) | Kind::RemoveSet(_) => vec![0; ranks],
+            _ => vec![self.rng.u64(..=most); ranks],
+        };
+        let scalar = matches!(kind, Kind::AllReduce(_) | Kind::Broadcast(_) | Kind::Reduce(..) | Kind::Message(..));
+        if scalar && columns == 1 && rows[0] == 1 {
+            return (0, columns, rows, splits);
+        }
+        (dimensions, columns, rows, splits)
+    }
+}
+
+/// No epoch has many more items.
+const ITEMS_MAX: usize = 100;
+
+/// What takes part already.
+struct Enabled {
+    moves: bool,
+    nary: bool,
+    codecs: bool,
+    groups: bool,
+    messages: bool,
+    sets: bool,
+    joins: bool,
+}
+
+const ENABLED: Enabled =
+    Enabled { moves: false, nary: false, codecs: false, groups: false, messages: false, sets: false, joins: false };
+
+fn is_between(item: &Item, pair: Pair) -> bool {
+    matches!(item.kind, Kind::Message(other, _) if other == pair)
+}
+
+/// In what a rank's request may differ so that the ranks do not agree.
+fn differences(item: &Item) -> Vec<Difference> {
+    let mut possible = Vec::new();
+    let tensor = item.is_performed() && !matches!(item.kind, Kind::Barrier | Kind::Message(..) | Kind::Scatter(_));
+    let coded = item.codec != Codec::None;
+    if tensor {
+        possible.push(Difference::Dimensions);
+    }
+    // Nothing else can be encoded.
+    if tensor && !coded {
+        possible.extend([Difference::Type, Difference::Operation]);
+    }
+    if !coded && matches!(item.reduction(), Some(ReduceOp::Min | ReduceOp::Max | ReduceOp::Product | ReduceOp::Sum)) {
+        possible.extend([Difference::Reduction, Difference::Scale]);
+    }
+    let rooted = matches!(item.kind, Kind::Broadcast(_) | Kind::Reduce(..) | Kind::Gather(_) | Kind::Scatter(_));
+    if rooted && item.askers.len() == item.ranks.len() {
+        possible.push(Difference::Root);
+    }
+    let may_be_coded = matches!(item.kind, Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average));
+    if may_be_coded && item.dtype == DType::F32 && ENABLED.codecs {
+        possible.push(Difference::Codec);
+    }
+    possible
+}
