@@ -269,9 +269,9 @@ impl Item {
             Difference::Reduction => {
                 let other = if self.reduction() == Some(ReduceOp::Max) { ReduceOp::Min } else { ReduceOp::Max };
                 match &mut request.collective {
-                    Collective::AllReduce { op }
-                    | Collective::ReduceScatter { op }
-                    | Collective::Reduce { op, .. } => *op = other,
+                    Collective::AllReduce { op } | Collective::ReduceScatter { op } | Collective::Reduce { op, .. } => {
+                        *op = other
+                    }
                     _ => {}
                 }
             }

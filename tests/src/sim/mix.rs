@@ -208,7 +208,8 @@ impl<'a> Mix<'a> {
                 Item { mischief: Mischief::Nonsense("is not a member of the provided process set"), ..item }
             }
             2 if ENABLED.messages => {
-                let item = self.draw(Place::Fixed(SetId::WORLD), vec![one], Kind::Message(Pair { from: one, to: one }, 0));
+                let item =
+                    self.draw(Place::Fixed(SetId::WORLD), vec![one], Kind::Message(Pair { from: one, to: one }, 0));
                 Item { mischief: Mischief::Nonsense("itself"), ..item }
             }
             3 if ENABLED.sets => self.draw(Place::Fixed(SetId::WORLD), world, Kind::RemoveSet(None)),

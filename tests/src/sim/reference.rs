@@ -24,9 +24,8 @@ impl Workload {
         if item.reduction().is_some() && !item.is_exact(self.any_floats) {
             return None;
         }
-        let reduced = |from: u64, count: u64| {
-            encode_all(item.dtype, (from..from + count).map(|element| item.reduced(element)))
-        };
+        let reduced =
+            |from: u64, count: u64| encode_all(item.dtype, (from..from + count).map(|element| item.reduced(element)));
         let all = || item.ranks.iter().flat_map(|rank| self.input(index, *rank)).collect();
         let rows = item.rows[0];
         Some(match &item.kind {

@@ -9,8 +9,8 @@ use super::checks::{Property, Violated, violated};
 use super::cluster::Cluster;
 use super::faults::Fault;
 use super::host::Command;
-use super::schedule::Happening;
 use super::item::Mischief;
+use super::schedule::Happening;
 use super::worker::{Pace, Part, State};
 
 /// Workers.
