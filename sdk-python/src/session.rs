@@ -71,8 +71,12 @@ impl Session {
         let set = SetId(set);
         py.detach(|| {
             let name = name.as_deref();
-            let operation = ronde::Operation { name, collective, dtype, shape: &shape, prescale, postscale, set };
-            let handle = source.with(|bytes| client.submit_from(&operation, bytes));
+            let label = ronde::Label { name, set };
+            let handle = source.with(|bytes| {
+                let tensor = Some(ronde::TensorRef { dtype, shape: &shape, bytes });
+                let operation = ronde::Operation::new(label, collective, tensor);
+                client.submit_from(&ronde::Operation { prescale, postscale, ..operation })
+            });
             handle.map(Operation::new).map_err(|error| raise(&error))
         })
     }

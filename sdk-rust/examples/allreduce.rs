@@ -1,6 +1,6 @@
 //! The average of one tensor over all ranks: `ronde run -np 4 target/debug/examples/allreduce`.
 
-use ronde::{AllReduceOptions, Client, Options, TensorRef};
+use ronde::{Client, Options, ReduceOp, TensorRef};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
@@ -8,7 +8,7 @@ async fn main() -> anyhow::Result<()> {
     let (rank, size) = (client.rank(), client.size());
 
     let mine: Vec<f32> = (0..8_u8).map(|i| f32::from(i) + rank as f32).collect();
-    let mean = client.allreduce("mine", TensorRef::of(&[2, 4], &mine)?, AllReduceOptions::default()).await?;
+    let mean = client.allreduce("mine", TensorRef::of(&[2, 4], &mine)?, ReduceOp::Average).await?;
     println!("rank {rank} of {size}: {:?} -> {:?}", mine, mean.to_vec::<f32>()?);
 
     let ranks = client.allgather("ranks", TensorRef::of(&[1], &[i64::from(rank)])?).await?;

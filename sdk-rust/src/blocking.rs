@@ -8,13 +8,16 @@ use std::time::Duration;
 
 use ronde_rpc::EpochView;
 use ronde_shm::{ForkGuard, ForkSafe};
-use ronde_wire::Shape;
+use ronde_wire::{DType, Detail, SetId, Shape};
 use tokio::sync::oneshot;
 
 use crate::client::Client as AsyncClient;
 use crate::error::Error;
-use crate::operation::{AllReduceOptions, Operation};
+use crate::handle::Arrived;
+use crate::methods::{for_each_group, for_each_operation};
+use crate::operation::{Label, Operation, ReduceOptions};
 use crate::options::Options;
+use crate::outcome::{Exchanged, Outcome, Output, ProcessSet};
 use crate::tensor::{Tensor, TensorRef};
 
 /// A client whose calls block. May be shared by threads.
@@ -47,61 +50,56 @@ impl Client {
         }
     }
 
-    /// Reduces a tensor over all ranks of the set; every rank gets the result.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] and [`Error::Limit`] at once; [`Error::Failure`] with the culprit when it fails.
-    pub fn allreduce<'a>(
-        &self,
-        name: impl Into<Option<&'a str>>,
-        tensor: impl Into<TensorRef<'a>>,
-        options: AllReduceOptions,
-    ) -> Result<Tensor, Error> {
-        let tensor = tensor.into();
-        self.submit_from(&Operation::allreduce(name.into(), tensor, options), tensor.bytes)?.wait()
-    }
-
-    /// Concatenates the tensors of all ranks along the first dimension, in rank order.
+    /// Dissolves a process set; operations on it that are pending fail. All ranks of the world call it. False, without asking
+    /// anybody, for the set of all ranks and for one that there is not.
     ///
     /// # Errors
     /// Those of [`Client::allreduce`].
-    pub fn allgather<'a>(
-        &self,
-        name: impl Into<Option<&'a str>>,
-        tensor: impl Into<TensorRef<'a>>,
-    ) -> Result<Tensor, Error> {
-        let tensor = tensor.into();
-        self.submit_from(&Operation::allgather(name.into(), tensor), tensor.bytes)?.wait()
+    pub fn remove_process_set(&self, set: SetId) -> Result<bool, Error> {
+        if set == SetId::WORLD || !self.inner.get()?.client.knows_set(set)? {
+            return Ok(false);
+        }
+        self.remove_process_set_async(set)?.wait()?;
+        Ok(true)
     }
 
-    /// Gives every rank the tensor of rank `root`.
+    /// [`Client::remove_process_set`] of a set that there is, which returns at once.
     ///
     /// # Errors
-    /// Those of [`Client::allreduce`].
-    pub fn broadcast<'a>(
-        &self,
-        name: impl Into<Option<&'a str>>,
-        tensor: impl Into<TensorRef<'a>>,
-        root: u32,
-    ) -> Result<Tensor, Error> {
-        let tensor = tensor.into();
-        self.submit_from(&Operation::broadcast(name.into(), tensor, root), tensor.bytes)?.wait()
+    /// Those of [`Client::allreduce_async`].
+    pub fn remove_process_set_async(&self, set: SetId) -> Result<Handle<()>, Error> {
+        Ok(self.submit_from(&Operation::remove_process_set(set))?.giving())
     }
 
-    /// Waits until every rank has called it.
-    ///
-    /// # Errors
-    /// Those of [`Client::allreduce`].
-    pub fn barrier<'a>(&self, name: impl Into<Option<&'a str>>) -> Result<(), Error> {
-        self.submit_from(&Operation::barrier(name.into()), &[])?.wait().map(drop)
-    }
-
-    /// Submits any operation; the bytes are copied once, into shared memory. Blocks only while the arena grows.
+    /// Submits any operation; the bytes are copied once, into shared memory. Blocks only while the arena grows. When a limit
+    /// refuses it here, it fails on the other ranks.
     ///
     /// # Errors
     /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
-    pub fn submit_from(&self, operation: &Operation<'_>, bytes: &[u8]) -> Result<Handle, Error> {
-        self.inner.get()?.client.submit_from(operation, bytes).map(Handle)
+    pub fn submit_from(&self, operation: &Operation<'_>) -> Result<Handle, Error> {
+        self.inner.get()?.client.submit_from(operation).map(Handle)
+    }
+
+    /// Submits operations of one kind on one set that become ready together: none of them begins before all are there on all
+    /// ranks. The label names all of them. When one is refused, none of them completes.
+    ///
+    /// # Errors
+    /// Those of [`Client::submit_from`].
+    pub fn submit_group_from<'a>(
+        &self,
+        label: impl Into<Label<'a>>,
+        operations: &[Operation<'_>],
+    ) -> Result<Vec<Handle>, Error> {
+        let handles = self.inner.get()?.client.submit_group_from(label, operations)?;
+        Ok(handles.into_iter().map(Handle).collect())
+    }
+
+    /// Whether there is a process set of this number, as far as this rank has heard.
+    ///
+    /// # Errors
+    /// Why the session is over.
+    pub fn knows_set(&self, set: SetId) -> Result<bool, Error> {
+        self.inner.get()?.client.knows_set(set)
     }
 
     /// The rank, sizes and positions in the epoch.
@@ -137,6 +135,70 @@ impl Client {
         self.inner.get().map(|inner| inner.client.take_notices()).unwrap_or_default()
     }
 }
+
+macro_rules! operations {
+    ($($(#[doc = $doc:literal])* $name:ident, $start:ident$(<$life:lifetime>)?($($argument:ident: $type:ty,)*) -> $gives:ty = $operation:expr;)*) => {
+        impl Client {$(
+            $(#[doc = $doc])*
+            ///
+            /// # Errors
+            /// [`Error::Argument`] and [`Error::Limit`] at once; [`Error::Failure`] with the culprit when it fails.
+            pub fn $name$(<$life>)?(&self, $($argument: $type),*) -> Result<$gives, Error> {
+                self.$start($($argument),*)?.wait()
+            }
+
+            #[doc = concat!("[`Client::", stringify!($name), "`] that returns when the tensor has been handed over.")]
+            ///
+            /// # Errors
+            /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
+            pub fn $start$(<$life>)?(&self, $($argument: $type),*) -> Result<Handle<$gives>, Error> {
+                Ok(self.submit_from(&$operation)?.giving())
+            }
+        )*}
+    };
+}
+
+macro_rules! groups {
+    ($($(#[doc = $doc:literal])* $name:ident, $start:ident($($argument:ident: $type:ty,)*) = $operation:expr;)*) => {
+        impl Client {$(
+            $(#[doc = $doc])*
+            /// Results come in the order of the tensors.
+            ///
+            /// # Errors
+            /// Those of the operation on one tensor, of the first that fails.
+            pub fn $name<'a>(
+                &self,
+                label: impl Into<Label<'a>>,
+                tensors: &[TensorRef<'a>],
+                $($argument: $type),*
+            ) -> Result<Vec<Tensor>, Error> {
+                self.$start(label, tensors, $($argument),*)?.into_iter().map(Handle::wait).collect()
+            }
+
+            #[doc = concat!("[`Client::", stringify!($name), "`] that returns when the tensors have been handed over.")]
+            ///
+            /// # Errors
+            /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
+            pub fn $start<'a>(
+                &self,
+                label: impl Into<Label<'a>>,
+                tensors: &[TensorRef<'a>],
+                $($argument: $type),*
+            ) -> Result<Vec<Handle<Tensor>>, Error> {
+                let label = label.into();
+                $(let $argument = $argument.into();)*
+                let make = $operation;
+                let operations: Vec<_> =
+                    tensors.iter().map(|tensor| make(Label { name: None, ..label }, *tensor, $($argument),*)).collect();
+                let handles = self.submit_group_from(label, &operations)?;
+                Ok(handles.into_iter().map(Handle::giving).collect())
+            }
+        )*}
+    };
+}
+
+for_each_operation!(operations);
+for_each_group!(groups);
 
 /// A client that is being connected, so that the wait can be interrupted. Dropping it gives up.
 #[derive(Debug)]
@@ -198,9 +260,9 @@ impl Drop for Connecting {
     }
 }
 
-/// An operation in flight. Dropping it withdraws the operation unless it is complete.
+/// An operation in flight that gives a `T`. Dropping it withdraws the operation unless it is complete.
 #[derive(Debug)]
-pub struct Handle(crate::Handle);
+pub struct Handle<T = Output>(crate::Handle<T>);
 
 /// Whether a wait has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,6 +274,12 @@ pub enum Progress {
 }
 
 impl Handle {
+    fn giving<T: Outcome>(self) -> Handle<T> {
+        Handle(self.0.giving())
+    }
+}
+
+impl<T: Outcome> Handle<T> {
     /// Whether the operation is complete or has failed.
     #[must_use]
     pub fn poll(&self) -> bool {
@@ -234,12 +302,40 @@ impl Handle {
         self.0.wait_timeout(slice).map(|ready| if ready { Progress::Ready } else { Progress::NotReady })
     }
 
-    /// The shape of the result, once it is [`Progress::Ready`].
+    /// Whether this rank gets a tensor in the end: not the ranks other than the root of a reduce, and nobody of a barrier.
+    ///
+    /// # Errors
+    /// [`Error::UsedAfterFork`].
+    pub fn has_result(&self) -> Result<bool, Error> {
+        self.0.has_result()
+    }
+
+    /// The shape of the result, once it is [`Progress::Ready`]; `[0]` when there is none.
     ///
     /// # Errors
     /// The operation's failure; [`Error::Argument`] before it is ready.
     pub fn shape(&self) -> Result<&Shape, Error> {
-        self.0.shape()?.ok_or_else(|| Error::argument("the operation is still in flight; wait for it first"))
+        Ok(&self.arrived()?.shape)
+    }
+
+    /// The type of the result, once it is [`Progress::Ready`].
+    ///
+    /// # Errors
+    /// Those of [`Handle::shape`].
+    pub fn dtype(&self) -> Result<DType, Error> {
+        Ok(self.arrived()?.dtype)
+    }
+
+    /// What there is to know besides the result, once it is [`Progress::Ready`].
+    ///
+    /// # Errors
+    /// Those of [`Handle::shape`].
+    pub fn detail(&self) -> Result<&Detail, Error> {
+        Ok(&self.arrived()?.detail)
+    }
+
+    fn arrived(&self) -> Result<&Arrived, Error> {
+        self.0.arrived()?.ok_or_else(|| Error::argument("the operation is still in flight; wait for it first"))
     }
 
     /// Copies the result into `target`, which has exactly its length. Once only.
@@ -255,7 +351,7 @@ impl Handle {
     ///
     /// # Errors
     /// The operation's failure.
-    pub fn wait(mut self) -> Result<Tensor, Error> {
+    pub fn wait(mut self) -> Result<T, Error> {
         while self.wait_timeout(SLICE)? == Progress::NotReady {}
         self.0.read()
     }

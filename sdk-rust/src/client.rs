@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ronde_rpc::{EpochView, paths};
 use ronde_shm::ForkSafe;
+use ronde_wire::SetId;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -13,10 +14,12 @@ use tokio::time::timeout;
 use crate::connect;
 use crate::error::Error;
 use crate::handle::Handle;
-use crate::memory::Memory;
-use crate::operation::{AllReduceOptions, Operation};
+use crate::memory::{LeasedSlot, Memory};
+use crate::methods::{for_each_group, for_each_operation};
+use crate::operation::{Label, Operation, ReduceOptions};
 use crate::options::{Options, Transfer};
-use crate::session::{Input, Listener, Session};
+use crate::outcome::{Exchanged, ProcessSet};
+use crate::session::{Draft, Input, Listener, Session};
 use crate::tensor::{Tensor, TensorRef};
 
 /// A worker's session with its sidecar, in an epoch that has begun.
@@ -55,7 +58,7 @@ impl Client {
             }
         };
         let session = Arc::new(Session::new(
-            options.socket_dir,
+            (options.socket_dir, options.rank),
             attached.outgoing,
             attached.claimed,
             memory,
@@ -77,126 +80,87 @@ impl Client {
         }
     }
 
-    /// Reduces a tensor over all ranks of the set; every rank gets the result.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] and [`Error::Limit`] at once; [`Error::Failure`] with the culprit when it fails.
-    pub async fn allreduce<'a>(
-        &self,
-        name: impl Into<Option<&'a str>>,
-        tensor: impl Into<TensorRef<'a>>,
-        options: AllReduceOptions,
-    ) -> Result<Tensor, Error> {
-        self.allreduce_async(name, tensor, options).await?.wait().await
-    }
-
-    /// [`Client::allreduce`] that returns when the tensor has been handed over.
-    ///
-    /// # Errors
-    /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
-    pub async fn allreduce_async<'a>(
-        &self,
-        name: impl Into<Option<&'a str>>,
-        tensor: impl Into<TensorRef<'a>>,
-        options: AllReduceOptions,
-    ) -> Result<Handle, Error> {
-        let tensor = tensor.into();
-        self.submit(&Operation::allreduce(name.into(), tensor, options), tensor.bytes).await
-    }
-
-    /// Concatenates the tensors of all ranks along the first dimension, in rank order; first dimensions may differ.
+    /// Dissolves a process set; operations on it that are pending fail. All ranks of the world call it. False, without asking
+    /// anybody, for the set of all ranks and for one that there is not.
     ///
     /// # Errors
     /// Those of [`Client::allreduce`].
-    pub async fn allgather<'a>(
-        &self,
-        name: impl Into<Option<&'a str>>,
-        tensor: impl Into<TensorRef<'a>>,
-    ) -> Result<Tensor, Error> {
-        self.allgather_async(name, tensor).await?.wait().await
+    pub async fn remove_process_set(&self, set: SetId) -> Result<bool, Error> {
+        if set == SetId::WORLD || !self.open.get()?.session.knows_set(set)? {
+            return Ok(false);
+        }
+        self.remove_process_set_async(set).await?.wait().await?;
+        Ok(true)
     }
 
-    /// [`Client::allgather`] that returns when the tensor has been handed over.
+    /// [`Client::remove_process_set`] of a set that there is, which returns at once.
     ///
     /// # Errors
     /// Those of [`Client::allreduce_async`].
-    pub async fn allgather_async<'a>(
-        &self,
-        name: impl Into<Option<&'a str>>,
-        tensor: impl Into<TensorRef<'a>>,
-    ) -> Result<Handle, Error> {
-        let tensor = tensor.into();
-        self.submit(&Operation::allgather(name.into(), tensor), tensor.bytes).await
-    }
-
-    /// Gives every rank the tensor of rank `root`.
-    ///
-    /// # Errors
-    /// Those of [`Client::allreduce`].
-    pub async fn broadcast<'a>(
-        &self,
-        name: impl Into<Option<&'a str>>,
-        tensor: impl Into<TensorRef<'a>>,
-        root: u32,
-    ) -> Result<Tensor, Error> {
-        self.broadcast_async(name, tensor, root).await?.wait().await
-    }
-
-    /// [`Client::broadcast`] that returns when the tensor has been handed over.
-    ///
-    /// # Errors
-    /// Those of [`Client::allreduce_async`].
-    pub async fn broadcast_async<'a>(
-        &self,
-        name: impl Into<Option<&'a str>>,
-        tensor: impl Into<TensorRef<'a>>,
-        root: u32,
-    ) -> Result<Handle, Error> {
-        let tensor = tensor.into();
-        self.submit(&Operation::broadcast(name.into(), tensor, root), tensor.bytes).await
-    }
-
-    /// Waits until every rank has called it.
-    ///
-    /// # Errors
-    /// Those of [`Client::allreduce`].
-    pub async fn barrier<'a>(&self, name: impl Into<Option<&'a str>>) -> Result<(), Error> {
-        self.submit_from(&Operation::barrier(name.into()), &[])?.wait().await.map(drop)
+    pub async fn remove_process_set_async(&self, set: SetId) -> Result<Handle<()>, Error> {
+        Ok(self.submit(&Operation::remove_process_set(set)).await?.giving())
     }
 
     /// Submits any operation. A slot of shared memory is leased and the bytes are copied into it; growing the arena, which
     /// takes about 1 ms a MiB, happens on a blocking thread. Operations without a name are numbered in the order in which
-    /// these calls are first polled.
+    /// these calls are first polled. When a limit refuses it here, it fails on the other ranks.
     ///
     /// # Errors
     /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
-    pub async fn submit(&self, operation: &Operation<'_>, bytes: &[u8]) -> Result<Handle, Error> {
+    pub async fn submit(&self, operation: &Operation<'_>) -> Result<Handle, Error> {
         let session = &self.open.get()?.session;
-        let draft = operation.draft(bytes.len())?;
-        // One that waits until the arena has grown would otherwise be numbered behind later ones, and not so on other ranks.
-        let _turn = if draft.number_of().is_some() { Some(session.turn.lock().await) } else { None };
-        let length = bytes.len() as u64;
-        if let Some(memory) = session.memory.as_ref().filter(|_| !bytes.is_empty())
-            && memory.try_lease(length)?.is_none()
-        {
-            let memory = Arc::clone(memory);
-            let grown = tokio::task::spawn_blocking(move || memory.lease(length)).await;
-            let slot = grown.unwrap_or_else(|error| Err(Error::Thread { reason: error.to_string() }))?;
-            slot.write(bytes)?;
-            return session.submit(draft, Input::Leased(slot));
-        }
-        session.submit(draft, Input::Bytes(bytes))
+        let draft = session.draft(operation)?;
+        hand_over(session, draft, operation).await
     }
 
-    /// Submits any operation from the calling thread, which blocks while the arena grows. An operation without a name may
-    /// get its number before that of a [`Client::submit`] which is under way.
+    /// Submits operations of one kind on one set that become ready together: none of them begins before all are there on all
+    /// ranks. The label names all of them. When one is refused, none of them completes.
     ///
     /// # Errors
     /// Those of [`Client::submit`].
-    pub fn submit_from(&self, operation: &Operation<'_>, bytes: &[u8]) -> Result<Handle, Error> {
+    pub async fn submit_group<'a>(
+        &self,
+        label: impl Into<Label<'a>>,
+        operations: &[Operation<'_>],
+    ) -> Result<Vec<Handle>, Error> {
         let session = &self.open.get()?.session;
-        let draft = operation.draft(bytes.len())?;
-        session.submit(draft, Input::Bytes(bytes))
+        let drafts = session.draft_group(label.into(), operations)?;
+        let mut handles = Vec::with_capacity(drafts.len());
+        for (draft, operation) in drafts.into_iter().zip(operations) {
+            handles.push(hand_over(session, draft, operation).await?);
+        }
+        Ok(handles)
+    }
+
+    /// Submits any operation from the calling thread, which blocks while the arena grows.
+    ///
+    /// # Errors
+    /// Those of [`Client::submit`].
+    pub fn submit_from(&self, operation: &Operation<'_>) -> Result<Handle, Error> {
+        let session = &self.open.get()?.session;
+        session.submit(session.draft(operation)?, Input::Bytes(operation.bytes()))
+    }
+
+    /// [`Client::submit_group`] from the calling thread, which blocks while the arena grows.
+    ///
+    /// # Errors
+    /// Those of [`Client::submit`].
+    pub fn submit_group_from<'a>(
+        &self,
+        label: impl Into<Label<'a>>,
+        operations: &[Operation<'_>],
+    ) -> Result<Vec<Handle>, Error> {
+        let session = &self.open.get()?.session;
+        let drafts = session.draft_group(label.into(), operations)?.into_iter().zip(operations);
+        drafts.map(|(draft, operation)| session.submit(draft, Input::Bytes(operation.bytes()))).collect()
+    }
+
+    /// Whether there is a process set of this number, as far as this rank has heard.
+    ///
+    /// # Errors
+    /// Why the session is over.
+    pub fn knows_set(&self, set: SetId) -> Result<bool, Error> {
+        self.open.get()?.session.knows_set(set)
     }
 
     /// Ends the session in order and waits until the sidecar has heard of it. Whoever still waits gets [`Error::Closed`].
@@ -243,6 +207,98 @@ impl Client {
     pub fn take_notices(&self) -> Vec<String> {
         self.open.get().map(|open| open.session.take_notices()).unwrap_or_default()
     }
+}
+
+macro_rules! operations {
+    ($($(#[doc = $doc:literal])* $name:ident, $start:ident$(<$life:lifetime>)?($($argument:ident: $type:ty,)*) -> $gives:ty = $operation:expr;)*) => {
+        impl Client {$(
+            $(#[doc = $doc])*
+            ///
+            /// # Errors
+            /// [`Error::Argument`] and [`Error::Limit`] at once; [`Error::Failure`] with the culprit when it fails.
+            pub async fn $name$(<$life>)?(&self, $($argument: $type),*) -> Result<$gives, Error> {
+                self.$start($($argument),*).await?.wait().await
+            }
+
+            #[doc = concat!("[`Client::", stringify!($name), "`] that returns when the tensor has been handed over.")]
+            ///
+            /// # Errors
+            /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
+            pub async fn $start$(<$life>)?(&self, $($argument: $type),*) -> Result<Handle<$gives>, Error> {
+                Ok(self.submit(&$operation).await?.giving())
+            }
+        )*}
+    };
+}
+
+macro_rules! groups {
+    ($($(#[doc = $doc:literal])* $name:ident, $start:ident($($argument:ident: $type:ty,)*) = $operation:expr;)*) => {
+        impl Client {$(
+            $(#[doc = $doc])*
+            /// Results come in the order of the tensors.
+            ///
+            /// # Errors
+            /// Those of the operation on one tensor, of the first that fails.
+            pub async fn $name<'a>(
+                &self,
+                label: impl Into<Label<'a>>,
+                tensors: &[TensorRef<'a>],
+                $($argument: $type),*
+            ) -> Result<Vec<Tensor>, Error> {
+                let mut results = Vec::with_capacity(tensors.len());
+                for handle in self.$start(label, tensors, $($argument),*).await? {
+                    results.push(handle.wait().await?);
+                }
+                Ok(results)
+            }
+
+            #[doc = concat!("[`Client::", stringify!($name), "`] that returns when the tensors have been handed over.")]
+            ///
+            /// # Errors
+            /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
+            pub async fn $start<'a>(
+                &self,
+                label: impl Into<Label<'a>>,
+                tensors: &[TensorRef<'a>],
+                $($argument: $type),*
+            ) -> Result<Vec<Handle<Tensor>>, Error> {
+                let label = label.into();
+                $(let $argument = $argument.into();)*
+                let make = $operation;
+                let operations: Vec<_> =
+                    tensors.iter().map(|tensor| make(Label { name: None, ..label }, *tensor, $($argument),*)).collect();
+                let handles = self.submit_group(label, &operations).await?;
+                Ok(handles.into_iter().map(Handle::giving).collect())
+            }
+        )*}
+    };
+}
+
+for_each_operation!(operations);
+for_each_group!(groups);
+
+/// Copies the input of an operation into shared memory and submits it.
+async fn hand_over(session: &Arc<Session>, draft: Draft, operation: &Operation<'_>) -> Result<Handle, Error> {
+    let bytes = operation.bytes();
+    match lease(session, bytes).await {
+        Ok(Some(slot)) => session.submit(draft, Input::Leased(slot)),
+        Ok(None) => session.submit(draft, Input::Bytes(bytes)),
+        Err(error) => Err(draft.refused(error)),
+    }
+}
+
+/// A slot with these bytes, where the arena has to grow for it.
+async fn lease(session: &Session, bytes: &[u8]) -> Result<Option<LeasedSlot>, Error> {
+    let length = bytes.len() as u64;
+    let Some(memory) = session.memory.as_ref().filter(|_| !bytes.is_empty()) else { return Ok(None) };
+    if memory.try_lease(length)?.is_some() {
+        return Ok(None);
+    }
+    let memory = Arc::clone(memory);
+    let grown = tokio::task::spawn_blocking(move || memory.lease(length)).await;
+    let slot = grown.unwrap_or_else(|error| Err(Error::Thread { reason: error.to_string() }))?;
+    slot.write(bytes)?;
+    Ok(Some(slot))
 }
 
 /// A session that ends in order when dropped; in a forked child `ForkSafe` forgets it instead.

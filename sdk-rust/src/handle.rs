@@ -1,22 +1,25 @@
 //! [`Handle`]: an operation in flight.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ronde_rpc::Place;
+use ronde_rpc::{Completion, Place};
 use ronde_shm::ForkSafe;
-use ronde_wire::{Cause, DType, Failure, RequestId, Shape, TensorName};
+use ronde_wire::{Cause, Collective, DType, Detail, Failure, RequestId, Shape, TensorName};
 
 use crate::error::Error;
+use crate::outcome::{Outcome, Output, has_result};
 use crate::promise::Promise;
 use crate::session::Session;
 use crate::tensor::Tensor;
 
-/// An operation in flight. Dropping it withdraws the operation unless it is complete: if it is not ordered yet, it then
-/// fails on all ranks.
+/// An operation in flight that gives a `T`. Dropping it withdraws the operation unless it is complete: if it is not ordered
+/// yet, it then fails on all ranks.
 #[derive(Debug)]
-pub struct Handle {
+pub struct Handle<T = Output> {
     flight: ForkSafe<Flight>,
+    gives: PhantomData<fn() -> T>,
 }
 
 #[derive(Debug)]
@@ -24,8 +27,7 @@ struct Flight {
     session: Arc<Session>,
     request: RequestId,
     name: TensorName,
-    /// The type of the result; `None` when there is none.
-    dtype: Option<DType>,
+    collective: Collective,
     promise: Promise<Arrived>,
     deadline: Option<Instant>,
     timeout: Duration,
@@ -39,17 +41,24 @@ impl Handle {
     pub(crate) fn new(
         session: Arc<Session>,
         request: RequestId,
-        (name, dtype): (TensorName, Option<DType>),
+        (name, collective): (TensorName, Collective),
         promise: Promise<Arrived>,
-        timeout: Option<Duration>,
     ) -> Self {
+        let timeout = session.operation_timeout;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let timeout = timeout.unwrap_or_default();
         let flight =
-            Flight { session, request, name, dtype, promise, deadline, timeout, arrived: None, is_read: false };
-        Self { flight: ForkSafe::new(flight) }
+            Flight { session, request, name, collective, promise, deadline, timeout, arrived: None, is_read: false };
+        Self { flight: ForkSafe::new(flight), gives: PhantomData }
     }
 
+    /// The same operation, of which another type of result is made.
+    pub(crate) fn giving<T: Outcome>(self) -> Handle<T> {
+        Handle { flight: self.flight, gives: PhantomData }
+    }
+}
+
+impl<T: Outcome> Handle<T> {
     /// Whether waiting would return at once: the operation is complete or has failed.
     #[must_use]
     pub fn poll(&self) -> bool {
@@ -69,12 +78,12 @@ impl Handle {
     ///
     /// # Errors
     /// [`Error::Failure`] with the culprit when the operation or the epoch failed or the deadline passed.
-    pub async fn wait(mut self) -> Result<Tensor, Error> {
+    pub async fn wait(mut self) -> Result<T, Error> {
         self.arrival().await?;
         let flight = self.flight.get_mut()?;
-        let mut arrived = flight.take()?;
+        let arrived = flight.take()?;
         arrived.fetch(&flight.session).await?;
-        flight.tensor(&mut arrived)
+        T::of(flight.output(arrived)?)
     }
 
     /// Waits for the result and copies it into `target`, which has exactly its length.
@@ -122,13 +131,13 @@ impl Handle {
         Ok(flight.arrived.is_some())
     }
 
-    /// The shape of the result, once it has arrived and until it is read.
-    pub(crate) fn shape(&self) -> Result<Option<&Shape>, Error> {
+    /// What has arrived, until it is read.
+    pub(crate) fn arrived(&self) -> Result<Option<&Arrived>, Error> {
         let flight = self.flight.get()?;
         match &flight.arrived {
             None if flight.is_read => Err(read_already()),
             None => Ok(None),
-            Some(Ok(arrived)) => Ok(Some(&arrived.shape)),
+            Some(Ok(arrived)) => Ok(Some(arrived)),
             Some(Err(error)) => Err(error.clone()),
         }
     }
@@ -143,11 +152,16 @@ impl Handle {
         arrived.read_into(&flight.session, target)
     }
 
-    /// Takes the result, which has arrived, as a tensor of its own. Once only.
-    pub(crate) fn read(&mut self) -> Result<Tensor, Error> {
+    /// Whether this rank gets a tensor in the end.
+    pub(crate) fn has_result(&self) -> Result<bool, Error> {
+        Ok(self.flight.get()?.has_result())
+    }
+
+    /// Takes the result, which has arrived. Once only.
+    pub(crate) fn read(&mut self) -> Result<T, Error> {
         let flight = self.flight.get_mut()?;
-        let mut arrived = flight.take()?;
-        flight.tensor(&mut arrived)
+        let arrived = flight.take()?;
+        T::of(flight.output(arrived)?)
     }
 }
 
@@ -161,7 +175,7 @@ impl Flight {
         let arrived = self.arrived.take();
         self.is_read |= arrived.is_some();
         let arrived = arrived.unwrap_or_else(|| Err(read_already()))?;
-        let element_bytes = self.dtype.map_or(0, DType::size_bytes) as u64;
+        let element_bytes = arrived.dtype.size_bytes() as u64;
         if arrived.bytes() != arrived.shape.elements() * element_bytes {
             let (bytes, shape) = (arrived.bytes(), &arrived.shape);
             let reason =
@@ -171,12 +185,18 @@ impl Flight {
         Ok(arrived)
     }
 
-    fn tensor(&self, arrived: &mut Arrived) -> Result<Tensor, Error> {
-        let bytes = arrived.take_bytes(&self.session)?;
-        match self.dtype {
-            Some(dtype) => Ok(Tensor { dtype, shape: arrived.shape.dimensions().to_vec(), bytes }),
-            None => Ok(Tensor { dtype: DType::U8, shape: vec![0], bytes }),
-        }
+    fn has_result(&self) -> bool {
+        has_result(&self.collective, self.session.me())
+    }
+
+    fn output(&self, mut arrived: Arrived) -> Result<Output, Error> {
+        let tensor = if self.has_result() {
+            let bytes = arrived.take_bytes(&self.session)?;
+            Some(Tensor { dtype: arrived.dtype, shape: arrived.shape.dimensions().to_vec(), bytes })
+        } else {
+            None
+        };
+        Ok(Output::new(tensor, arrived.detail.clone(), self.collective.clone()))
     }
 
     /// The waiter's own deadline has passed.
@@ -202,7 +222,9 @@ impl Drop for Flight {
 /// A result that lies ready. Dropping it gives its memory back to the sidecar.
 #[derive(Debug)]
 pub(crate) struct Arrived {
+    pub(crate) dtype: DType,
     pub(crate) shape: Shape,
+    pub(crate) detail: Detail,
     source: Source,
 }
 
@@ -213,14 +235,10 @@ enum Source {
 }
 
 impl Arrived {
-    /// A result of `shape` at `place`, or in `parts` that came before; both are checked against the shape.
-    pub(crate) fn new(
-        session: &Arc<Session>,
-        request: RequestId,
-        (shape, place): (Shape, Place),
-        parts: Vec<u8>,
-    ) -> Self {
-        let source = match place {
+    /// What a completion speaks of, where `parts` of the result came before it.
+    pub(crate) fn new(session: &Arc<Session>, completion: Completion, parts: Vec<u8>) -> Self {
+        let Completion { request, dtype, shape, result, detail, .. } = completion;
+        let source = match result {
             Place::Arena { segment, offset, bytes } => {
                 let release = Release { session: Arc::clone(session), request };
                 Source::Segment { segment, offset, bytes, _release: release }
@@ -228,7 +246,7 @@ impl Arrived {
             Place::Inline(data) => Source::Own(data.into()),
             Place::None => Source::Own(parts),
         };
-        Self { shape, source }
+        Self { dtype, shape, detail, source }
     }
 
     /// Makes sure that its segment is mapped, on a blocking thread when that takes a while.

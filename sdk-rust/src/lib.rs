@@ -5,12 +5,12 @@
 //!
 //! ```no_run
 //! # async fn run() -> Result<(), ronde::Error> {
-//! use ronde::{AllReduceOptions, Client, Options, TensorRef};
+//! use ronde::{ReduceOptions, Client, Options, TensorRef};
 //!
 //! let client = Client::connect(Options::from_env()?).await?;
 //! let gradient = [1.0_f32, 2.0, 3.0];
 //! let mean = client
-//!     .allreduce("gradient", TensorRef::of(&[3], &gradient)?, AllReduceOptions::default())
+//!     .allreduce("gradient", TensorRef::of(&[3], &gradient)?, ReduceOptions::default())
 //!     .await?;
 //! println!("rank {} of {}: {:?}", client.rank(), client.size(), mean.to_vec::<f32>()?);
 //! client.close().await;
@@ -22,7 +22,7 @@
 //! - Ranks agree on operations by name; names come in any order. Operations without a name are numbered in the order in
 //!   which they are submitted, so that order must then be the same on all ranks.
 //! - A limit that is reached is an error at once, never a wait: waiting could deadlock ranks that submit in different
-//!   orders.
+//!   orders. The operation then fails on the other ranks too.
 //! - When the epoch ends (a rank left or died) every waiter hears why. To go on, connect anew.
 //! - In a forked child a client is dead: calls fail with [`Error::UsedAfterFork`], drops do nothing.
 
@@ -37,8 +37,11 @@ mod connect;
 mod error;
 mod handle;
 mod memory;
+mod methods;
+mod naming;
 mod operation;
 mod options;
+mod outcome;
 mod promise;
 mod session;
 mod table;
@@ -47,8 +50,9 @@ mod tensor;
 pub use client::Client;
 pub use error::{Blame, Error};
 pub use handle::Handle;
-pub use operation::{AllReduceOptions, Operation};
+pub use operation::{Label, Operation, ReduceOptions};
 pub use options::{Options, Transfer};
+pub use outcome::{Exchanged, Outcome, Output, ProcessSet};
 pub use ronde_rpc::EpochView;
-pub use ronde_wire::{Cause, Collective, DType, Failure, JobName, Rank, ReduceOp, SetId, Shape};
+pub use ronde_wire::{Cause, Codec, Collective, DType, Detail, Failure, JobName, Rank, ReduceOp, SetId, Shape};
 pub use tensor::{Element, Tensor, TensorRef};

@@ -1,171 +1,214 @@
-//! What is asked for: [`Operation`] and how it is named.
+//! What is asked for: [`Operation`], its name and set, and what can be given with a reduction.
 
-use ronde_wire::{Collective, DType, Rank, ReduceOp, Request, SetId, Shape, TensorName};
+use ronde_wire::{Codec, Collective, Rank, ReduceOp, SetId};
 
-use crate::error::Error;
-use crate::tensor::{TensorRef, checked_shape};
+use crate::tensor::TensorRef;
 
-/// The options of an all-reduce.
+/// By what the ranks know an operation: the process set and the name within it.
+///
+/// Made from a name, from `None` for a number, from a set, or from a name and a set: `"gradient"`, `None`, `set`,
+/// `("gradient", set)`. Without a set it is the set of all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Label<'a> {
+    /// The name, together with the kind of operation; `None` for a number. Operations without a name are numbered by set
+    /// and kind, in the order of the calls.
+    pub name: Option<&'a str>,
+    /// The process set whose ranks all take part.
+    pub set: SetId,
+}
+
+impl<'a> From<&'a str> for Label<'a> {
+    fn from(name: &'a str) -> Self {
+        Self { name: Some(name), set: SetId::WORLD }
+    }
+}
+
+impl<'a> From<Option<&'a str>> for Label<'a> {
+    fn from(name: Option<&'a str>) -> Self {
+        Self { name, set: SetId::WORLD }
+    }
+}
+
+impl From<SetId> for Label<'_> {
+    fn from(set: SetId) -> Self {
+        Self { name: None, set }
+    }
+}
+
+impl<'a> From<(Option<&'a str>, SetId)> for Label<'a> {
+    fn from((name, set): (Option<&'a str>, SetId)) -> Self {
+        Self { name, set }
+    }
+}
+
+impl<'a> From<(&'a str, SetId)> for Label<'a> {
+    fn from((name, set): (&'a str, SetId)) -> Self {
+        Self { name: Some(name), set }
+    }
+}
+
+/// How an all-reduce, a reduce-scatter or a reduce computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AllReduceOptions {
+pub struct ReduceOptions {
     /// How elements are combined.
     pub op: ReduceOp,
     /// Multiplies every contribution before the reduction; finite and not 0.
     pub prescale: f64,
     /// Multiplies the result; finite and not 0.
     pub postscale: f64,
-    /// The process set.
-    pub set: SetId,
+    /// How contributions travel between sidecars; only an all-reduce of float32 takes another than [`Codec::None`].
+    pub codec: Codec,
 }
 
-impl Default for AllReduceOptions {
-    /// The average over all ranks.
+impl Default for ReduceOptions {
+    /// The average, elements as they are.
     fn default() -> Self {
-        Self { op: ReduceOp::Average, prescale: 1.0, postscale: 1.0, set: SetId::WORLD }
+        Self { op: ReduceOp::Average, prescale: 1.0, postscale: 1.0, codec: Codec::None }
     }
 }
 
-/// One collective on one tensor, without the tensor's bytes.
+impl From<ReduceOp> for ReduceOptions {
+    fn from(op: ReduceOp) -> Self {
+        Self { op, ..Self::default() }
+    }
+}
+
+/// One collective with this rank's part in it.
 #[derive(Clone, Debug)]
 pub struct Operation<'a> {
-    /// What the ranks know it by, together with the kind of collective; `None` for a number.
-    pub name: Option<&'a str>,
-    /// What to do.
+    /// What the ranks know it by; without a name for messages between two ranks, which are counted.
+    pub label: Label<'a>,
+    /// What to do. An all-to-all without splits sends the same number of rows to every rank.
     pub collective: Collective,
-    /// The type of the elements.
-    pub dtype: DType,
-    /// The shape of this rank's contribution.
-    pub shape: &'a [u64],
+    /// The contribution, where this rank has one: not of a barrier, nor where it only receives.
+    pub tensor: Option<TensorRef<'a>>,
     /// Multiplies the contribution; 1 for operations that reduce nothing.
     pub prescale: f64,
     /// Multiplies the result; 1 for operations that reduce nothing.
     pub postscale: f64,
-    /// The process set.
-    pub set: SetId,
+    /// How contributions travel between sidecars; for an all-reduce only.
+    pub codec: Codec,
 }
 
 impl<'a> Operation<'a> {
-    /// Any collective on all ranks, without scaling.
+    /// Any collective, without scaling and codec.
     #[must_use]
-    pub fn new(name: Option<&'a str>, collective: Collective, dtype: DType, shape: &'a [u64]) -> Self {
-        Self { name, collective, dtype, shape, prescale: 1.0, postscale: 1.0, set: SetId::WORLD }
+    pub fn new(label: impl Into<Label<'a>>, collective: Collective, tensor: Option<TensorRef<'a>>) -> Self {
+        let label = label.into();
+        Self { label, collective, tensor, prescale: 1.0, postscale: 1.0, codec: Codec::None }
     }
 
-    /// An all-reduce.
+    /// The reduction of all tensors, for every rank.
     #[must_use]
-    pub fn allreduce(name: Option<&'a str>, tensor: TensorRef<'a>, options: AllReduceOptions) -> Self {
-        let AllReduceOptions { op, prescale, postscale, set } = options;
-        let operation = Self::new(name, Collective::AllReduce { op }, tensor.dtype, tensor.shape);
-        Self { prescale, postscale, set, ..operation }
+    pub fn allreduce(
+        label: impl Into<Label<'a>>,
+        tensor: impl Into<TensorRef<'a>>,
+        options: impl Into<ReduceOptions>,
+    ) -> Self {
+        let options = options.into();
+        Self::new(label, Collective::AllReduce { op: options.op }, Some(tensor.into())).scaled(options)
     }
 
-    /// An all-gather.
+    /// The reduction of all tensors, each rank its share of rows.
     #[must_use]
-    pub fn allgather(name: Option<&'a str>, tensor: TensorRef<'a>) -> Self {
-        Self::new(name, Collective::AllGather, tensor.dtype, tensor.shape)
+    pub fn reduce_scatter(
+        label: impl Into<Label<'a>>,
+        tensor: impl Into<TensorRef<'a>>,
+        options: impl Into<ReduceOptions>,
+    ) -> Self {
+        let options = options.into();
+        Self::new(label, Collective::ReduceScatter { op: options.op }, Some(tensor.into())).scaled(options)
     }
 
-    /// A broadcast from `root`.
+    /// The reduction of all tensors, for the global rank `root`.
     #[must_use]
-    pub fn broadcast(name: Option<&'a str>, tensor: TensorRef<'a>, root: u32) -> Self {
-        Self::new(name, Collective::Broadcast { root: Rank(root) }, tensor.dtype, tensor.shape)
+    pub fn reduce(
+        label: impl Into<Label<'a>>,
+        tensor: impl Into<TensorRef<'a>>,
+        root: u32,
+        options: impl Into<ReduceOptions>,
+    ) -> Self {
+        let options = options.into();
+        let collective = Collective::Reduce { op: options.op, root: Rank(root) };
+        Self::new(label, collective, Some(tensor.into())).scaled(options)
+    }
+
+    /// The rows of all tensors, for every rank.
+    #[must_use]
+    pub fn allgather(label: impl Into<Label<'a>>, tensor: impl Into<TensorRef<'a>>) -> Self {
+        Self::new(label, Collective::AllGather, Some(tensor.into()))
+    }
+
+    /// The rows of all tensors, for the global rank `root`.
+    #[must_use]
+    pub fn gather(label: impl Into<Label<'a>>, tensor: impl Into<TensorRef<'a>>, root: u32) -> Self {
+        Self::new(label, Collective::Gather { root: Rank(root) }, Some(tensor.into()))
+    }
+
+    /// The tensor of the global rank `root`, for every rank.
+    #[must_use]
+    pub fn broadcast(label: impl Into<Label<'a>>, tensor: impl Into<TensorRef<'a>>, root: u32) -> Self {
+        Self::new(label, Collective::Broadcast { root: Rank(root) }, Some(tensor.into()))
+    }
+
+    /// The rows of the tensor of the global rank `root`, each rank its share. The other ranks' tensors are not looked at.
+    #[must_use]
+    pub fn scatter(label: impl Into<Label<'a>>, tensor: Option<TensorRef<'a>>, root: u32) -> Self {
+        Self::new(label, Collective::Scatter { root: Rank(root) }, tensor)
+    }
+
+    /// Rows from every rank to every rank: `splits` says how many go to each rank of the set; `None` for equal numbers.
+    #[must_use]
+    pub fn alltoall(label: impl Into<Label<'a>>, tensor: impl Into<TensorRef<'a>>, splits: Option<&[u64]>) -> Self {
+        let splits = splits.unwrap_or_default().to_vec();
+        Self::new(label, Collective::AllToAll { splits }, Some(tensor.into()))
+    }
+
+    /// A message to the global rank `to`.
+    #[must_use]
+    pub fn send(tensor: impl Into<TensorRef<'a>>, to: u32, tag: u32) -> Self {
+        Self::new(None, Collective::Send { to: Rank(to), tag }, Some(tensor.into()))
+    }
+
+    /// A message from the global rank `from`.
+    #[must_use]
+    pub fn recv(from: u32, tag: u32) -> Self {
+        Self::new(None, Collective::Recv { from: Rank(from), tag }, None)
     }
 
     /// A barrier.
     #[must_use]
-    pub fn barrier(name: Option<&'a str>) -> Self {
-        Self::new(name, Collective::Barrier, DType::U8, &[0])
+    pub fn barrier(label: impl Into<Label<'a>>) -> Self {
+        Self::new(label, Collective::Barrier, None)
     }
 
-    /// Checks it against the length of its input.
-    pub(crate) fn draft(&self, bytes: usize) -> Result<Draft, Error> {
-        for (field, given) in [("prescale", self.prescale), ("postscale", self.postscale)] {
-            if !given.is_finite() || given == 0.0 {
-                return Err(Error::argument(format!(
-                    "{field} is {given}, but must be finite and not zero; 1 means no scaling"
-                )));
-            }
-        }
-        let shape = checked_shape(self.dtype, self.shape, bytes)?;
-        Ok(Draft {
-            name: self.name.map(|name| full_name(&self.collective, name)).transpose()?,
-            set: self.set,
-            collective: self.collective.clone(),
-            dtype: self.dtype,
-            shape,
-            prescale: self.prescale,
-            postscale: self.postscale,
-        })
-    }
-}
-
-/// An operation in order, that may still lack its number.
-#[derive(Debug)]
-pub(crate) struct Draft {
-    name: Option<TensorName>,
-    set: SetId,
-    pub(crate) collective: Collective,
-    pub(crate) dtype: DType,
-    shape: Shape,
-    prescale: f64,
-    postscale: f64,
-}
-
-impl Draft {
-    /// The kind of which it takes a number, when it has no name.
-    pub(crate) fn number_of(&self) -> Option<Kind> {
-        self.name.is_none().then(|| Kind::of(&self.collective))
+    /// This rank has no more tensors.
+    #[must_use]
+    pub fn join() -> Self {
+        Self::new(None, Collective::Join, None)
     }
 
-    /// The request, with the next number for a name when it has none. The number is taken by [`Counters::advance`].
-    pub(crate) fn into_request(self, counters: &Counters) -> Result<Request, Error> {
-        let Self { name, set, collective, dtype, shape, prescale, postscale } = self;
-        let name = match name {
-            Some(name) => name,
-            None => full_name(&collective, &format!("noname.{}", counters.next(Kind::of(&collective))))?,
-        };
-        Ok(Request { prescale, postscale, ..Request::new(set, name, collective, dtype, shape) })
+    /// A process set of these global ranks, in any order.
+    #[must_use]
+    pub fn add_process_set(ranks: &[u32]) -> Self {
+        let mut ranks: Vec<Rank> = ranks.iter().copied().map(Rank).collect();
+        ranks.sort_unstable();
+        Self::new(None, Collective::AddSet { ranks }, None)
+    }
+
+    /// The end of a process set.
+    #[must_use]
+    pub fn remove_process_set(set: SetId) -> Self {
+        Self::new(None, Collective::RemoveSet { set }, None)
+    }
+
+    /// The bytes of the contribution.
+    pub(crate) fn bytes(&self) -> &'a [u8] {
+        self.tensor.map_or(&[], |tensor| tensor.bytes)
+    }
+
+    fn scaled(self, options: ReduceOptions) -> Self {
+        let ReduceOptions { prescale, postscale, codec, .. } = options;
+        Self { prescale, postscale, codec, ..self }
     }
 }
-
-/// `allreduce.<name>`: each kind of collective has names of its own.
-fn full_name(collective: &Collective, name: &str) -> Result<TensorName, Error> {
-    let kind = collective.name().to_ascii_lowercase();
-    TensorName::new(format!("{kind}.{name}")).map_err(|error| Error::argument(error.to_string()))
-}
-
-/// Numbers for operations without a name. One for each kind of collective, so that an operation that only some ranks name
-/// does not shift the numbers of the others.
-#[derive(Debug, Default)]
-pub(crate) struct Counters([u64; KINDS]);
-
-impl Counters {
-    /// The number of the next operation of a kind.
-    pub(crate) fn next(&self, kind: Kind) -> u64 {
-        self.0[kind.0]
-    }
-
-    /// The next number of a kind is taken.
-    pub(crate) fn advance(&mut self, kind: Kind) {
-        self.0[kind.0] += 1;
-    }
-}
-
-/// What is counted by itself.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Kind(usize);
-
-impl Kind {
-    fn of(collective: &Collective) -> Self {
-        Self(match collective {
-            Collective::AllReduce { .. } => 0,
-            Collective::AllGather => 1,
-            Collective::Broadcast { .. } => 2,
-            Collective::Barrier => 3,
-            _ => 4,
-        })
-    }
-}
-
-/// Kinds that are counted: the four that this client has methods for, and all others.
-const KINDS: usize = 5;

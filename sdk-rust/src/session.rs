@@ -14,7 +14,7 @@ use ronde_rpc::v1::client_message::Message as Say;
 use ronde_rpc::v1::server_message::Message as Heard;
 use ronde_rpc::{Claimed, Completion, EpochView, Place, Submission, v1};
 use ronde_shm::ForkGuard;
-use ronde_wire::{Collective, Failure, RequestId};
+use ronde_wire::{Collective, Detail, Failure, Rank, Request, RequestId, SetId};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 use tonic::{Status, Streaming};
@@ -22,7 +22,7 @@ use tonic::{Status, Streaming};
 use crate::error::Error;
 use crate::handle::{Arrived, Handle, sidecar_gone};
 use crate::memory::{LeasedSlot, Memory};
-use crate::operation::Draft;
+use crate::operation::{Label, Operation};
 use crate::promise::promise;
 use crate::table::{Entry, Table};
 
@@ -36,13 +36,38 @@ pub(crate) struct Session {
     pub(crate) operation_timeout: Option<Duration>,
     directory: PathBuf,
     outgoing: mpsc::Sender<v1::ClientMessage>,
-    /// Held by an unnamed operation from its call until it has its number, so that numbers go in the order of calls.
-    pub(crate) turn: tokio::sync::Mutex<()>,
+    me: Rank,
     table: Mutex<Table>,
     /// Why results in shared memory are no longer this session's: its stream has ended.
     released: OnceLock<Error>,
     notices: Mutex<VecDeque<String>>,
     closing: Notify,
+}
+
+/// An operation that has its name and is not submitted yet. Dropping it tells the other ranks that this one takes no part.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    session: Arc<Session>,
+    /// `None` once it has been submitted or refused.
+    what: Option<Request>,
+}
+
+impl Draft {
+    /// It is not submitted, because of `error`.
+    pub(crate) fn refused(mut self, error: Error) -> Error {
+        if let Some(what) = self.what.take() {
+            self.session.abstain(what, &error.to_string());
+        }
+        error
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if let Some(what) = self.what.take() {
+            self.session.abstain(what, "its call was given up");
+        }
+    }
 }
 
 /// An input on its way.
@@ -55,7 +80,7 @@ pub(crate) enum Input<'a> {
 
 impl Session {
     pub(crate) fn new(
-        directory: PathBuf,
+        (directory, me): (PathBuf, Rank),
         outgoing: mpsc::Sender<v1::ClientMessage>,
         claimed: Claimed,
         memory: Option<Arc<Memory>>,
@@ -68,41 +93,91 @@ impl Session {
             operation_timeout,
             directory,
             outgoing,
-            turn: tokio::sync::Mutex::default(),
-            table: Mutex::default(),
+            me,
+            table: Mutex::new(Table::new(me)),
             released: OnceLock::new(),
             notices: Mutex::default(),
             closing: Notify::new(),
         }
     }
 
-    /// Submits an operation. Copies the input; blocks only while the arena grows. A submission that is refused leaves the
-    /// number of an unnamed operation to the next one: otherwise other ranks would wait for a number that never comes.
-    pub(crate) fn submit(self: &Arc<Self>, draft: Draft, input: Input<'_>) -> Result<Handle, Error> {
+    /// Checks an operation and gives it its name, which other ranks may wait for from here on.
+    ///
+    /// # Errors
+    /// [`Error::Argument`], or why the session is over.
+    pub(crate) fn draft(self: &Arc<Self>, operation: &Operation<'_>) -> Result<Draft, Error> {
+        let what = self.open_table()?.names.request(operation)?;
+        Ok(Draft { session: Arc::clone(self), what: Some(what) })
+    }
+
+    /// [`Session::draft`] for operations that become ready together.
+    ///
+    /// # Errors
+    /// Those of [`Session::draft`]; then none of them has a name.
+    pub(crate) fn draft_group(
+        self: &Arc<Self>,
+        label: Label<'_>,
+        operations: &[Operation<'_>],
+    ) -> Result<Vec<Draft>, Error> {
+        let requests = self.open_table()?.names.group(label, operations)?;
+        let draft = |what| Draft { session: Arc::clone(self), what: Some(what) };
+        Ok(requests.into_iter().map(draft).collect())
+    }
+
+    /// Submits an operation. Copies the input; blocks only while the arena grows. When it is refused, the other ranks are
+    /// told that this one does not take part.
+    pub(crate) fn submit(self: &Arc<Self>, mut draft: Draft, input: Input<'_>) -> Result<Handle, Error> {
+        let Some(what) = draft.what.as_ref() else { return Err(Error::Closed) };
+        match self.hand_over(what, input) {
+            Ok(handle) => {
+                draft.what = None;
+                Ok(handle)
+            }
+            Err(error) => Err(draft.refused(error)),
+        }
+    }
+
+    fn hand_over(self: &Arc<Self>, what: &Request, input: Input<'_>) -> Result<Handle, Error> {
         self.fork_guard.check()?;
         self.lock_table().check_open(self.pending_max())?;
-        let (place, input) = self.place(&draft.collective, input)?;
+        let (place, input) = self.place(&what.collective, input)?;
         let (fulfil, promise) = promise();
-        let entry = Entry { waiter: Some(fulfil), _input: input, parts: Vec::new() };
-        let dtype = (draft.collective != Collective::Barrier).then_some(draft.dtype);
-        let number_of = draft.number_of();
-        let (request, name) = {
-            // Under the lock, so that messages go in the order of their numbers.
-            let mut table = self.lock_table();
-            let what = draft.into_request(&table.counters)?;
-            let name = what.name.clone();
-            let request = table.insert(entry, self.pending_max())?;
-            let message = Submission { request, what, place }.into_message();
-            if let Err(error) = self.say(Say::Submit(message)) {
-                table.remove(request);
-                return Err(error);
-            }
-            if let Some(kind) = number_of {
-                table.counters.advance(kind);
-            }
-            (request, name)
-        };
-        Ok(Handle::new(Arc::clone(self), request, (name, dtype), promise, self.operation_timeout))
+        let entry =
+            Entry { collective: what.collective.clone(), waiter: Some(fulfil), _input: input, parts: Vec::new() };
+        let request = self.lock_table().insert(entry, self.pending_max())?;
+        let message = Submission { request, what: what.clone(), place }.into_message();
+        if let Err(error) = self.say(Say::Submit(message)) {
+            self.lock_table().remove(request);
+            return Err(error);
+        }
+        let (name, collective) = (what.name.clone(), what.collective.clone());
+        Ok(Handle::new(Arc::clone(self), request, (name, collective), promise))
+    }
+
+    /// This rank takes no part in an operation that others may wait for.
+    fn abstain(&self, what: Request, reason: &str) {
+        if !self.fork_guard.is_child() {
+            // When the message cannot be sent, the session is over or the sidecar does not read: either way it ends.
+            let (name, process_set, reason) = (what.name.into(), what.set.0, reason.to_owned());
+            let _ = self.say(Say::Abstain(v1::Abstain { name, process_set, reason }));
+        }
+    }
+
+    /// Whether there is such a set, as far as this rank has heard.
+    pub(crate) fn knows_set(&self, set: SetId) -> Result<bool, Error> {
+        Ok(self.open_table()?.names.knows(set))
+    }
+
+    /// The rank.
+    pub(crate) fn me(&self) -> Rank {
+        self.me
+    }
+
+    fn open_table(&self) -> Result<MutexGuard<'_, Table>, Error> {
+        self.fork_guard.check()?;
+        let table = self.lock_table();
+        let over = table.over().cloned();
+        over.map_or(Ok(table), Err)
     }
 
     /// The waiter of a request has gone. Does nothing when it has been answered.
@@ -164,7 +239,7 @@ impl Session {
     }
 
     fn place(&self, collective: &Collective, input: Input<'_>) -> Result<(Place, Option<LeasedSlot>), Error> {
-        if *collective == Collective::Barrier {
+        if !collective.has_input(self.me) {
             return Ok((Place::None, None));
         }
         let slot = match (input, &self.memory) {
@@ -298,6 +373,7 @@ impl Listener {
             }
             Some(Heard::EpochBegan(message)) => {
                 let view = EpochView::parse(&message).map_err(|error| Error::protocol(&error))?;
+                self.session.lock_table().names.add_set(SetId::WORLD, (0..view.size).map(Rank).collect());
                 self.tell_began(Ok(view));
             }
             Some(Heard::Notice(notice)) => self.note(notice.text),
@@ -310,12 +386,21 @@ impl Listener {
     fn complete(&self, message: v1::Completed) -> Result<(), Error> {
         let completion = Completion::parse(message).map_err(|error| Error::protocol(&error))?;
         let request = completion.request;
-        let Some(entry) = self.session.lock_table().remove(request) else {
+        let entry = {
+            let mut table = self.session.lock_table();
+            let entry = table.remove(request);
+            if let Some(entry) = &entry {
+                // Before the waiter hears of it and goes on with the next operation.
+                learn(&mut table, &entry.collective, &completion.detail);
+            }
+            entry
+        };
+        let Some(entry) = entry else {
             // A result that came after its request ended is of no use, but must be given back.
-            drop(Arrived::new(&self.session, request, (completion.shape, completion.result), Vec::new()));
+            drop(Arrived::new(&self.session, completion, Vec::new()));
             return Ok(());
         };
-        let arrived = Arrived::new(&self.session, request, (completion.shape, completion.result), entry.parts);
+        let arrived = Arrived::new(&self.session, completion, entry.parts);
         if let Some(waiter) = entry.waiter {
             waiter.with(Ok(arrived));
         }
@@ -395,6 +480,16 @@ impl Silence {
         }
         self.looked = now;
         now - self.heard > self.timeout
+    }
+}
+
+/// What a completed operation changes about sets and numbers.
+fn learn(table: &mut Table, collective: &Collective, detail: &Detail) {
+    match (collective, detail) {
+        (Collective::AddSet { ranks }, Detail::Set(set)) => table.names.add_set(*set, ranks.clone()),
+        (Collective::RemoveSet { set }, _) => table.names.remove_set(*set),
+        (Collective::Join, _) => table.names.all_joined(),
+        _ => {}
     }
 }
 

@@ -2,19 +2,19 @@
 
 use std::collections::HashMap;
 
-use ronde_wire::RequestId;
+use ronde_wire::{Collective, Rank, RequestId};
 
 use crate::error::Error;
 use crate::handle::Arrived;
 use crate::memory::LeasedSlot;
-use crate::operation::Counters;
+use crate::naming::Names;
 use crate::promise::Fulfil;
 
 /// Requests that the sidecar has not answered yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Table {
-    /// Of the operations without a name.
-    pub(crate) counters: Counters,
+    /// Names and sets.
+    pub(crate) names: Names,
     entries: HashMap<RequestId, Entry>,
     over: Option<Error>,
     next: u64,
@@ -23,6 +23,8 @@ pub(crate) struct Table {
 /// A request that is pending.
 #[derive(Debug)]
 pub(crate) struct Entry {
+    /// What was asked for.
+    pub(crate) collective: Collective,
     /// The waiter; `None` once it has gone.
     pub(crate) waiter: Option<Fulfil<Arrived>>,
     /// The input, which the sidecar may read until it answers.
@@ -32,6 +34,11 @@ pub(crate) struct Entry {
 }
 
 impl Table {
+    /// No requests of a rank.
+    pub(crate) fn new(me: Rank) -> Self {
+        Self { names: Names::new(me), entries: HashMap::new(), over: None, next: 0 }
+    }
+
     /// Adds a request.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fake::{Fake, Settings};
 use ronde::blocking::{self, Progress};
-use ronde::{AllReduceOptions, Blame, Cause, Client, Error, Operation, ReduceOp, Tensor, TensorRef, Transfer};
+use ronde::{Blame, Cause, Client, Error, Operation, ReduceOp, ReduceOptions, Tensor, TensorRef, Transfer};
 
 /// Both ways for tensors to travel pass the same tests.
 const TRANSFERS: [Transfer; 2] = [Transfer::Arena, Transfer::Inline];
@@ -32,7 +32,7 @@ fn tensors_come_back_as_they_were_sent() {
             let values = numbers(count);
             let shape = [count];
             let tensor = TensorRef::of(&shape, &values).expect("a tensor");
-            let sum = client.allreduce("x", tensor, AllReduceOptions { op: ReduceOp::Sum, ..Default::default() });
+            let sum = client.allreduce("x", tensor, ReduceOp::Sum);
             assert_eq!(sum.expect("a result").to_vec::<f32>().expect("floats"), values);
             let all = client.allgather(None, tensor).expect("a result");
             assert_eq!(all.shape, vec![count]);
@@ -71,11 +71,8 @@ fn completions_find_their_waiters_in_any_order() {
             .map(|i| {
                 let bytes = i.to_le_bytes();
                 let name = format!("hold.{i}");
-                let operation = Operation::allgather(
-                    Some(&name),
-                    TensorRef { dtype: ronde::DType::I32, shape: &[1], bytes: &bytes },
-                );
-                client.submit_from(&operation, &bytes).expect("submitted")
+                let tensor = TensorRef { dtype: ronde::DType::I32, shape: &[1], bytes: &bytes };
+                client.allgather_async(name.as_str(), tensor).expect("submitted")
             })
             .collect();
         assert!(handles.iter().all(|handle| !handle.poll()));
@@ -94,7 +91,7 @@ fn a_result_is_read_into_memory_of_the_caller() {
         let client = connect(&fake, transfer);
         let bytes = [1_u8, 2, 3, 4];
         let tensor = TensorRef { dtype: ronde::DType::U8, shape: &[2, 2], bytes: &bytes };
-        let mut handle = client.submit_from(&Operation::allgather(None, tensor), &bytes).expect("submitted");
+        let mut handle = client.allgather_async(None, tensor).expect("submitted");
         while handle.wait_timeout(Duration::from_secs(1)).expect("alive") == Progress::NotReady {}
         assert_eq!(handle.shape().expect("a shape").dimensions(), [2, 2]);
         let mut small = [0; 3];
@@ -117,8 +114,7 @@ fn a_result_in_shared_memory_is_the_sessions_until_its_stream_ends() {
     let mut fake = Fake::start(Settings::default());
     let client = connect(&fake, Transfer::Arena);
     let finished = |client: &blocking::Client| {
-        let operation = Operation::allgather(None, (&tensor).into());
-        let mut handle = client.submit_from(&operation, &tensor.bytes).expect("submitted");
+        let mut handle = client.allgather_async(None, &tensor).expect("submitted");
         while handle.wait_timeout(Duration::from_secs(1)).expect("alive") == Progress::NotReady {}
         handle
     };
@@ -129,8 +125,8 @@ fn a_result_in_shared_memory_is_the_sessions_until_its_stream_ends() {
     assert!(matches!(after.wait(), Err(Error::Closed)), "its memory may be another's");
 
     let client = connect(&fake, Transfer::Arena);
-    let (after, never) = (finished(&client), Operation::allgather(Some("never"), (&tensor).into()));
-    let never = client.submit_from(&never, &tensor.bytes).expect("submitted");
+    let (after, never) = (finished(&client), Operation::allgather(Some("never"), &tensor));
+    let never = client.submit_from(&never).expect("submitted");
     fake.die();
     never.wait().expect_err("gone");
     let error = after.wait().expect_err("its memory may be another's");
@@ -142,8 +138,7 @@ fn results_that_came_in_messages_outlive_the_session() {
     let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
     let fake = Fake::start(Settings::default());
     let client = connect(&fake, Transfer::Inline);
-    let operation = Operation::allgather(None, (&tensor).into());
-    let mut handle = client.submit_from(&operation, &tensor.bytes).expect("submitted");
+    let mut handle = client.allgather_async(None, &tensor).expect("submitted");
     while handle.wait_timeout(Duration::from_secs(1)).expect("alive") == Progress::NotReady {}
     drop(client);
     assert_eq!(handle.wait().expect("private bytes"), tensor);
@@ -155,12 +150,12 @@ fn a_failed_operation_names_its_culprit_and_the_session_goes_on() {
         let fake = Fake::start(Settings::default());
         let client = connect(&fake, transfer);
         let tensor = Tensor::of(&[3], &[1.0_f32; 3]).expect("a tensor");
-        let error = client.allreduce("mismatch", &tensor, AllReduceOptions::default()).expect_err("mismatch");
+        let error = client.allreduce("mismatch", &tensor, ReduceOptions::default()).expect_err("mismatch");
         let failure = error.failure().expect("a failure of all ranks");
         assert_eq!((failure.cause, failure.rank), (Cause::Mismatch, Some(ronde::Rank(1))));
         assert_eq!(failure.tensor.as_ref().map(ToString::to_string), Some("allreduce.mismatch".to_owned()));
         assert_eq!((error.blame(), error.is_local_to_call()), (Blame::Caller, true));
-        assert_eq!(client.allreduce("fine", &tensor, AllReduceOptions::default()).expect("a result"), tensor);
+        assert_eq!(client.allreduce("fine", &tensor, ReduceOptions::default()).expect("a result"), tensor);
     }
 }
 
@@ -169,7 +164,7 @@ fn the_end_of_the_epoch_reaches_every_waiter_and_who_comes_later() {
     let fake = Fake::start(Settings::default());
     let client = connect(&fake, Transfer::Arena);
     let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-    let waiting = client.submit_from(&Operation::allgather(Some("never"), (&tensor).into()), &tensor.bytes);
+    let waiting = client.submit_from(&Operation::allgather(Some("never"), &tensor));
     let waiting = waiting.expect("submitted");
     for error in [
         client.allgather("end", &tensor).expect_err("ended"),
@@ -192,8 +187,8 @@ fn the_death_of_the_sidecar_reaches_every_waiter() {
     let mut fake = Fake::start(Settings::default());
     let client = connect(&fake, Transfer::Arena);
     let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-    let operation = Operation::allgather(Some("never"), (&tensor).into());
-    let waiting = client.submit_from(&operation, &tensor.bytes).expect("submitted");
+    let operation = Operation::allgather(Some("never"), &tensor);
+    let waiting = client.submit_from(&operation).expect("submitted");
     fake.die();
     let error = waiting.wait().expect_err("gone");
     assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
@@ -217,7 +212,7 @@ fn a_dropped_handle_withdraws_and_a_finished_one_does_not() {
     let fake = Fake::start(Settings::default());
     let client = connect(&fake, Transfer::Arena);
     let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-    let submit = |name| client.submit_from(&Operation::allgather(Some(name), (&tensor).into()), &tensor.bytes);
+    let submit = |name| client.submit_from(&Operation::allgather(Some(name), &tensor));
     let finished = submit("fine").expect("submitted");
     client.barrier(None).expect("a barrier");
     assert!(finished.poll());
@@ -250,10 +245,10 @@ fn limits_are_errors_at_once() {
     assert!(matches!(error, Error::Limit { .. }) && error.to_string().contains("arena_bytes_max"), "{error}");
 
     let small = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-    let submit = || client.submit_from(&Operation::allgather(None, (&small).into()), &small.bytes);
+    let submit = || client.submit_from(&Operation::allgather(None, &small));
     client.allgather("fine", &small).expect("the session goes on");
-    let operation = Operation::allgather(Some("never"), (&small).into());
-    let _held: Vec<_> = (0..2).map(|_| client.submit_from(&operation, &small.bytes).expect("room")).collect();
+    let operation = Operation::allgather(Some("never"), &small);
+    let _held: Vec<_> = (0..2).map(|_| client.submit_from(&operation).expect("room")).collect();
     let error = submit().expect_err("too many");
     assert!(matches!(error, Error::Limit { .. }) && error.to_string().contains("2 requests are pending"), "{error}");
 
@@ -263,30 +258,95 @@ fn limits_are_errors_at_once() {
 }
 
 #[test]
-fn a_refused_submission_takes_no_number() {
+fn what_a_limit_refuses_is_told_to_the_other_ranks_and_takes_its_number() {
     let fake = Fake::start(Settings { arena_bytes_max: 1 << 20, pending_max: 2, ..Settings::default() });
     let client = connect(&fake, Transfer::Arena);
     let large = vec![0_u8; 2 << 20];
     let tensor = TensorRef::of(&[2 << 20], &large).expect("a tensor");
     client.allgather(None, tensor).expect_err("too large for the arena");
+    fake.wait_for("abstain 0 allgather.noname.0");
     let small = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-    let unnamed = Operation::allgather(None, (&small).into());
-    let never = Operation::allgather(Some("never"), (&small).into());
-    let held: Vec<_> = (0..2).map(|_| client.submit_from(&never, &small.bytes).expect("room")).collect();
-    client.submit_from(&unnamed, &small.bytes).expect_err("too many");
-    drop(held);
-    // The withdrawn ones make room once the sidecar has answered.
-    let first = loop {
-        match client.submit_from(&unnamed, &small.bytes) {
-            Ok(handle) => break handle,
-            Err(error) => assert!(matches!(error, Error::Limit { .. }), "{error}"),
-        }
-        std::thread::yield_now();
-    };
-    assert_eq!(first.name().expect("this process"), "allgather.noname.0");
-    first.wait().expect("a result");
-    let second = client.submit_from(&unnamed, &small.bytes).expect("submitted");
+    let second = client.allgather_async(None, &small).expect("submitted");
     assert_eq!(second.name().expect("this process"), "allgather.noname.1");
+    second.wait().expect("a result");
+    let never = Operation::allgather("never", &small);
+    let held: Vec<_> = (0..2).map(|_| client.submit_from(&never).expect("room")).collect();
+    client.allgather(("third", ronde::SetId(4)), &small).expect_err("too many");
+    fake.wait_for("abstain 4 allgather.third");
+    drop(held);
+    drop(client);
+
+    // Of a group all that is left out is told, and what was submitted is withdrawn.
+    let client = connect(&fake, Transfer::Arena);
+    let small = TensorRef::from(&small);
+    client.grouped_allgather("parts", &[small, small, small]).expect_err("three are too many");
+    fake.wait_for("submit grouped_allgather.parts_2of3");
+    fake.wait_for("abstain 0 grouped_allgather.parts_3of3");
+    fake.wait_for("withdraw");
+}
+
+#[test]
+fn every_operation_has_its_name_and_gives_what_belongs_to_it() {
+    for transfer in TRANSFERS {
+        let fake = Fake::start(Settings::default());
+        let client = connect(&fake, transfer);
+        let owned = Tensor::of(&[2], &[1_i32, 2]).expect("a tensor");
+        let tensor = TensorRef::from(&owned);
+        assert_eq!(client.reduce_scatter("x", tensor, ReduceOp::Sum).expect("a result"), owned);
+        assert_eq!(client.reduce("x", tensor, 0, ReduceOp::Sum).expect("a result"), Some(owned.clone()));
+        assert_eq!(client.gather(None, tensor, 0).expect("a result"), Some(owned.clone()));
+        assert_eq!(client.scatter("x", Some(tensor), 0).expect("a result"), owned);
+        let exchanged = client.alltoall("x", tensor, None).expect("a result");
+        assert_eq!((exchanged.tensor, exchanged.received_splits), (owned.clone(), vec![2]));
+        let both = client.grouped_allreduce("x", &[tensor, tensor], ReduceOp::Sum).expect("results");
+        assert_eq!(both, [owned.clone(), owned.clone()]);
+        assert_eq!(client.grouped_broadcast(None, &[tensor], 0_u32).expect("results"), [owned]);
+        let set = client.add_process_set(&[0]).expect("a set");
+        assert_eq!((set.id, set.size(), set.position(0)), (ronde::SetId(7), 1, Some(0)));
+        client.barrier(set.id).expect("a barrier");
+        assert!(client.remove_process_set(set.id).expect("it was there"));
+        assert!(!client.remove_process_set(set.id).expect("it is gone"));
+        assert!(!client.remove_process_set(ronde::SetId::WORLD).expect("it stays"));
+        client.barrier(None).expect("a barrier");
+        assert_eq!(client.join().expect("joined"), 0);
+        client.barrier(None).expect("numbers begin anew");
+        let names: Vec<String> =
+            fake.heard().iter().filter_map(|heard| heard.strip_prefix("submit ").map(str::to_owned)).collect();
+        let wanted = [
+            "reducescatter.x",
+            "reduce.x",
+            "gather.noname.0",
+            "scatter.x",
+            "alltoall.x",
+            "grouped_allreduce.x_1of2",
+            "grouped_allreduce.x_2of2",
+            "grouped_broadcast.noname.0_1of1",
+            "add_process_set.noname.0",
+            "barrier.noname.0",
+            "remove_process_set.noname.0",
+            "barrier.noname.0",
+            "join.noname.0",
+            "barrier.noname.0",
+        ];
+        assert_eq!(names, wanted);
+    }
+}
+
+#[test]
+fn messages_are_counted_for_each_pair_of_ranks_and_tag() {
+    let fake = Fake::start(Settings { size: 3, ..Settings::default() });
+    let client = connect(&fake, Transfer::Arena);
+    let tensor = Tensor::of(&[2], &[1_i32, 2]).expect("a tensor");
+    client.send(&tensor, 1, 5).expect("sent");
+    client.send(&tensor, 1, 5).expect("sent");
+    client.send(&tensor, 2, 5).expect("sent");
+    let received = client.recv(1, 5).expect("received");
+    assert_eq!((received.shape, received.bytes), (vec![0], Vec::new()), "the fake sidecar echoes what it is given");
+    let names: Vec<String> = fake.heard().into_iter().filter(|heard| heard.starts_with("submit")).collect();
+    assert_eq!(
+        names,
+        ["submit message.0.1.5.0", "submit message.0.1.5.1", "submit message.0.2.5.0", "submit message.1.0.5.0"]
+    );
 }
 
 #[test]
@@ -297,12 +357,26 @@ fn wrong_arguments_never_reach_the_sidecar() {
     let wrong_length = TensorRef { dtype: ronde::DType::F32, shape: &[2], bytes: &bytes };
     let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
     let long = "x".repeat(600);
+    let scalar = TensorRef { dtype: ronde::DType::U8, shape: &[], bytes: &[1] };
+    for (error, words) in [
+        (client.reduce_scatter(None, scalar, ReduceOp::Sum).expect_err("scalar"), "does not support scalar"),
+        (client.allgather(None, scalar).expect_err("scalar"), "does not support scalar"),
+        (client.alltoall(None, &tensor, Some(&[1, 0])).expect_err("splits"), "2 splits, but process set 0 has 1 ranks"),
+        (client.alltoall(None, &tensor, Some(&[2])).expect_err("splits"), "do not add up to the 1 rows"),
+        (client.broadcast(None, &tensor, 1).expect_err("root"), "invalid root rank 1"),
+        (client.scatter(None, None, 0).expect_err("no tensor"), "hands over the tensor of SCATTER"),
+        (client.send(&tensor, 0, 0).expect_err("itself"), "no messages for itself"),
+        (client.recv(4, 0).expect_err("nobody"), "rank 4, which is not in"),
+        (client.grouped_allgather(None, &[]).expect_err("empty"), "at least one tensor"),
+    ] {
+        assert!(matches!(error, Error::Argument { .. }) && error.to_string().contains(words), "{error}");
+    }
     for error in [
         client.allgather(None, wrong_length).expect_err("7 bytes"),
         client.allgather(long.as_str(), &tensor).expect_err("name"),
-        client.allreduce(None, &tensor, AllReduceOptions { prescale: 0.0, ..Default::default() }).expect_err("scale"),
+        client.allreduce(None, &tensor, ReduceOptions { prescale: 0.0, ..Default::default() }).expect_err("scale"),
         client
-            .allreduce(None, &tensor, AllReduceOptions { postscale: f64::NAN, ..Default::default() })
+            .allreduce(None, &tensor, ReduceOptions { postscale: f64::NAN, ..Default::default() })
             .expect_err("scale"),
     ] {
         assert!(matches!(error, Error::Argument { .. }), "{error}");
@@ -384,7 +458,7 @@ async fn the_asynchronous_client_overlaps_operations() {
         let values = numbers(200_000);
         let shape = [200_000];
         let tensor = TensorRef::of(&shape, &values).expect("a tensor");
-        let held = client.allreduce_async("hold", tensor, AllReduceOptions::default()).await.expect("submitted");
+        let held = client.allreduce_async("hold", tensor, ReduceOptions::default()).await.expect("submitted");
         let other = client.allgather("other", tensor).await.expect("a result");
         assert_eq!(other.bytes, tensor.bytes);
         assert!(!held.poll());

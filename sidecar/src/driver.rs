@@ -160,6 +160,11 @@ impl Driver {
         match command {
             Command::Claim(claim) => self.claim(*claim),
             Command::Submit { session, submission } => self.submit(session, *submission),
+            Command::Abstain { session, set, name, reason } => {
+                if let Some(rank) = self.heard(session) {
+                    self.handle(Event::Refused { rank, set, name, reason });
+                }
+            }
             Command::Withdraw { session, request, reason } => {
                 if let Some(rank) = self.heard(session) {
                     self.handle(Event::Withdrawn { rank, request, reason });

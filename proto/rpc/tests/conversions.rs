@@ -8,8 +8,8 @@ use ronde_rpc::{
     Claim, Claimed, Completion, ConvertError, EpochView, Place, RankToken, Submission, negotiate_protocol,
 };
 use ronde_wire::{
-    Cause, Collective, DType, Detail, Epoch, Failure, JobName, Rank, ReduceOp, Request, RequestId, Seq, SetId, Shape,
-    SidecarIndex, TensorName, limits,
+    Cause, Codec, Collective, DType, Detail, Epoch, Failure, Group, JobName, Rank, ReduceOp, Request, RequestId, Seq,
+    SetId, Shape, SidecarIndex, TensorName, limits,
 };
 
 proptest! {
@@ -17,7 +17,7 @@ proptest! {
     fn submissions_survive_the_wire(submission in any_submission()) {
         let bytes = submission.clone().into_message().encode_to_vec();
         let message = v1::Submit::decode(bytes.as_slice()).expect("own bytes");
-        prop_assert_eq!(Submission::parse(message), Ok(submission));
+        prop_assert_eq!(Submission::parse(message, ME), Ok(submission));
     }
 
     #[test]
@@ -30,7 +30,7 @@ proptest! {
     #[test]
     fn any_numbers_parse_or_are_refused(message in any_message()) {
         let (request, set) = (message.request, message.process_set);
-        match Submission::parse(message) {
+        match Submission::parse(message, ME) {
             Ok(submission) => {
                 let wanted = submission.what.shape.elements() * submission.what.dtype.size_bytes() as u64;
                 if let Some(bytes) = submission.place.bytes() {
@@ -85,11 +85,11 @@ fn each_wrong_field_is_refused_by_name() {
         ("cuda memory", |m| m.input = Some(device())),
         ("codec \"top-k\"", |m| m.codec = "top-k".into()),
     ];
-    assert!(Submission::parse(good()).is_ok());
+    assert!(Submission::parse(good(), ME).is_ok());
     for (wanted, spoil) in cases {
         let mut message = good();
         spoil(&mut message);
-        let refused = Submission::parse(message).expect_err(wanted);
+        let refused = Submission::parse(message, ME).expect_err(wanted);
         assert!(refused.reason.contains(wanted), "{:?} does not say {wanted:?}", refused.reason);
         assert_eq!((refused.request, refused.set), (RequestId(7), SetId(3)));
         assert_eq!(refused.name.is_some(), !wanted.contains("name") && !wanted.contains("600"));
@@ -102,7 +102,7 @@ fn inline_inputs_are_bounded() {
     let size = limits::INLINE_BYTES_MAX + 4;
     message.shape = vec![size as u64 / 4];
     message.input = Place::Inline(Bytes::from(vec![0; size])).into_message();
-    let refused = Submission::parse(message).expect_err("too large");
+    let refused = Submission::parse(message, ME).expect_err("too large");
     assert!(refused.reason.contains("over the limit of 1048576"), "{}", refused.reason);
 }
 
@@ -111,14 +111,55 @@ fn operations_without_reduction_do_not_scale_and_barriers_take_no_input() {
     let mut message = good();
     message.collective = Some(Collective::AllGather.into());
     message.prescale = 2.0;
-    assert!(Submission::parse(message.clone()).expect_err("scaled").reason.contains("ALLGATHER does not scale"));
+    assert!(Submission::parse(message.clone(), ME).expect_err("scaled").reason.contains("ALLGATHER does not scale"));
     message.prescale = 1.0;
     message.collective = Some(Collective::Barrier.into());
-    assert!(Submission::parse(message.clone()).expect_err("input").reason.contains("BARRIER takes no input"));
+    assert!(Submission::parse(message.clone(), ME).expect_err("input").reason.contains("BARRIER takes no input"));
     message.input = None;
-    let barrier = Submission::parse(message).expect("a barrier");
+    let barrier = Submission::parse(message, ME).expect("a barrier");
     assert_eq!(barrier.what.shape.elements(), 0);
     assert_eq!(barrier.place, Place::None);
+}
+
+#[test]
+fn who_only_receives_hands_over_nothing() {
+    let receives = [
+        Collective::Scatter { root: Rank(0) },
+        Collective::Recv { from: Rank(0), tag: 3 },
+        Collective::Join,
+        Collective::AddSet { ranks: vec![Rank(0)] },
+        Collective::RemoveSet { set: SetId(1) },
+    ];
+    for collective in receives {
+        let message = v1::Submit { collective: Some(collective.clone().into()), ..good() };
+        let refused = Submission::parse(message.clone(), ME).expect_err("an input");
+        assert!(refused.reason.contains("takes no input"), "{}", refused.reason);
+        // Type and shape that it states all the same do not matter.
+        let parsed = Submission::parse(v1::Submit { input: None, dtype: 0, ..message.clone() }, ME).expect("in order");
+        assert_eq!((parsed.what.dtype, parsed.what.shape.dimensions()), (DType::U8, &[0][..]));
+        if collective.root() == Some(Rank(0)) {
+            assert!(Submission::parse(message, Rank(0)).is_ok(), "the root hands over its tensor");
+        }
+    }
+}
+
+#[test]
+fn splits_and_groups_are_bounded() {
+    let cases = [(vec![], "splits"), (vec![1, 1], "splits"), (vec![2, 2], "splits"), (vec![0; 4_097], "splits")];
+    for (splits, word) in cases {
+        let message = v1::Submit { collective: Some(Collective::AllToAll { splits }.into()), ..good() };
+        let refused = Submission::parse(message, ME).expect_err("3 rows");
+        assert!(refused.reason.contains(word), "{}", refused.reason);
+    }
+    let message = v1::Submit { collective: Some(Collective::AllToAll { splits: vec![1, 0, 2] }.into()), ..good() };
+    assert!(Submission::parse(message, ME).is_ok());
+    for (size, words) in [(0, "group size is not set"), (16_385, "group size is 16385, but must be at most 16384")] {
+        let group = Some(v1::Group { name: "g".into(), size });
+        let refused = Submission::parse(v1::Submit { group, ..good() }, ME).expect_err("its size");
+        assert!(refused.reason.contains(words), "{}", refused.reason);
+    }
+    let group = Some(v1::Group { name: String::new(), size: 1 });
+    assert!(Submission::parse(v1::Submit { group, ..good() }, ME).is_err());
 }
 
 #[test]
@@ -194,7 +235,22 @@ fn answers_of_the_sidecar_are_checked_too() {
         result: Place::Arena { segment: 1, offset: 64, bytes: 24 },
         detail: Detail::None,
     };
-    assert_eq!(Completion::parse(completion.clone().into_message()), Ok(completion));
+    let details = [
+        Detail::None,
+        Detail::Splits(vec![0, 4, 1]),
+        Detail::LastJoined(Rank(0)),
+        Detail::LastJoined(Rank(4_095)),
+        Detail::Set(SetId(0)),
+        Detail::Set(SetId(9)),
+    ];
+    for detail in details {
+        let completion = Completion { detail, ..completion.clone() };
+        assert_eq!(Completion::parse(completion.clone().into_message()), Ok(completion));
+    }
+    let message = completion.into_message();
+    assert!(Completion::parse(v1::Completed { dtype: 0, ..message.clone() }).is_err());
+    assert!(Completion::parse(v1::Completed { last_joined: Some(4_096), ..message.clone() }).is_err());
+    assert!(Completion::parse(v1::Completed { splits: vec![0; 4_097], ..message }).is_err());
 }
 
 fn good() -> v1::Submit {
@@ -228,31 +284,66 @@ fn device() -> v1::Place {
 }
 
 fn any_submission() -> impl Strategy<Value = Submission> {
-    let tensor = (any_op(), prop::sample::select(DType::ALL.to_vec()), prop::collection::vec(0_u64..5, 0..4));
-    let scales = (any_scale(), any_scale());
-    (any::<u64>(), any::<u32>(), "[a-z.é]{1,40}", tensor, scales, 0..4_u8, any::<u32>()).prop_map(
-        |(request, set, name, (op, dtype, shape), (prescale, postscale), kind, extra)| {
+    let tensor = (prop::sample::select(DType::ALL.to_vec()), prop::collection::vec(0_u64..5, 0..4));
+    let scales = (any_scale(), any_scale(), prop::sample::select(Codec::ALL.to_vec()));
+    let group = prop::option::of(("[a-z]{1,20}", 1..=limits::GROUP_TENSORS_MAX as u32));
+    let what = (any::<u32>(), "[a-z.é]{1,40}", any_collective(), group);
+    (any::<u64>(), what, tensor, scales, any::<u32>()).prop_map(
+        |(request, (set, name, collective, group), (dtype, shape), (prescale, postscale, codec), extra)| {
+            let (dtype, shape) = if collective.has_input(ME) { (dtype, shape) } else { (DType::U8, vec![0]) };
             let shape = Shape::new(shape).expect("small");
             let bytes = shape.elements() * dtype.size_bytes() as u64;
-            let root = Rank(extra % 4096);
             let rows = shape.dimensions().first().copied().unwrap_or(1);
-            let (collective, scaled) = match kind {
-                0 => (Collective::AllReduce { op }, true),
-                1 => (Collective::Reduce { op, root }, true),
-                2 => (Collective::AllToAll { splits: vec![rows, 0] }, false),
-                _ => (Collective::Broadcast { root }, false),
+            let collective = match collective {
+                Collective::AllToAll { splits } => {
+                    // As many ranks as were drawn, all rows to one of them.
+                    let last = splits.len();
+                    Collective::AllToAll { splits: (0..=last).map(|i| if i == last { rows } else { 0 }).collect() }
+                }
+                other => other,
             };
-            let place = if extra % 2 == 0 {
-                Place::Arena { segment: extra, offset: extra.into(), bytes }
-            } else {
-                Place::Inline(vec![7; usize::try_from(bytes).expect("small")].into())
+            let place = match extra % 2 {
+                _ if !collective.has_input(ME) => Place::None,
+                0 => Place::Arena { segment: extra, offset: extra.into(), bytes },
+                _ => Place::Inline(vec![7; usize::try_from(bytes).expect("small")].into()),
             };
             let name = TensorName::new(name).expect("short");
+            let scaled = collective.reduce_op().is_some();
             let (prescale, postscale) = if scaled { (prescale, postscale) } else { (1.0, 1.0) };
-            let what = Request { prescale, postscale, ..Request::new(SetId(set), name, collective, dtype, shape) };
+            let group = group.map(|(name, size)| Group { name: TensorName::new(name).expect("short"), size });
+            let what = Request {
+                prescale,
+                postscale,
+                codec,
+                group,
+                ..Request::new(SetId(set), name, collective, dtype, shape)
+            };
             Submission { request: RequestId(request), what, place }
         },
     )
+}
+
+fn any_collective() -> impl Strategy<Value = Collective> {
+    let ranks = prop::collection::vec(0..4_096_u32, 0..6);
+    (0..14_u8, any_op(), 0..4_u32, any::<u32>(), ranks).prop_map(|(kind, op, rank, number, ranks)| {
+        let rank = Rank(rank);
+        match kind {
+            0 => Collective::AllReduce { op },
+            1 => Collective::AllGather,
+            2 => Collective::ReduceScatter { op },
+            3 => Collective::Broadcast { root: rank },
+            4 => Collective::AllToAll { splits: ranks.into_iter().map(u64::from).collect() },
+            5 => Collective::Reduce { op, root: rank },
+            6 => Collective::Gather { root: rank },
+            7 => Collective::Scatter { root: rank },
+            8 => Collective::Send { to: rank, tag: number },
+            9 => Collective::Recv { from: rank, tag: number },
+            10 => Collective::Barrier,
+            11 => Collective::Join,
+            12 => Collective::AddSet { ranks: ranks.into_iter().map(Rank).collect() },
+            _ => Collective::RemoveSet { set: SetId(number) },
+        }
+    })
 }
 
 fn any_failure() -> impl Strategy<Value = Failure> {
@@ -305,5 +396,14 @@ fn any_scale() -> impl Strategy<Value = f64> {
     prop_oneof![Just(1.0), -1e30..-1e-30, 1e-30..1e30]
 }
 
-const OPS: [ReduceOp; 6] =
-    [ReduceOp::Average, ReduceOp::Sum, ReduceOp::Adasum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+const ME: Rank = Rank(1);
+const OPS: [ReduceOp; 8] = [
+    ReduceOp::Average,
+    ReduceOp::Sum,
+    ReduceOp::Adasum,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::Product,
+    ReduceOp::Median,
+    ReduceOp::ClippedMean,
+];

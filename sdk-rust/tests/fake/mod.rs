@@ -16,7 +16,7 @@ use ronde_rpc::v1::ronde_server::{Ronde, RondeServer};
 use ronde_rpc::v1::server_message::Message as Say;
 use ronde_rpc::{Claim, Claimed, Completion, EpochView, Place, Submission, paths, v1};
 use ronde_shm::{MemHost, OwnedSegment, PeerSegment, SegmentId, ServeOutcome, SessionToken, Share, serve_one};
-use ronde_wire::{Detail, Epoch, RequestId, Seq};
+use ronde_wire::{Collective, Detail, Epoch, RequestId, Seq, SetId};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -35,6 +35,8 @@ pub(crate) struct Fake {
 pub(crate) struct Settings {
     pub(crate) arena_bytes_max: u64,
     pub(crate) pending_max: u32,
+    /// The number of ranks, of which the client is the first.
+    pub(crate) size: u32,
     /// Whether the epoch begins.
     pub(crate) begins: bool,
     /// Whether heartbeats are answered.
@@ -44,7 +46,14 @@ pub(crate) struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { arena_bytes_max: 64 << 20, pending_max: 1_000, begins: true, answers: true, peer_timeout_ms: 60_000 }
+        Self {
+            arena_bytes_max: 64 << 20,
+            pending_max: 1_000,
+            size: 1,
+            begins: true,
+            answers: true,
+            peer_timeout_ms: 60_000,
+        }
     }
 }
 
@@ -247,7 +256,7 @@ impl Server {
         match message {
             Heard::Claim(claim) => self.claim(&claim).await,
             Heard::Submit(message) => {
-                let submission = Submission::parse(message).expect("the client submits nothing that is refused");
+                let submission = Submission::parse(message, RANK).expect("the client submits nothing that is refused");
                 self.shared.note(format!("submit {}", submission.what.name));
                 self.submit(submission).await;
             }
@@ -256,7 +265,7 @@ impl Server {
                 self.fail(RequestId(message.request), Failure::new(Cause::Refused, "withdrawn")).await;
             }
             Heard::Release(_) => self.shared.note("release"),
-            Heard::Abstain(message) => self.shared.note(format!("abstain {}", message.name)),
+            Heard::Abstain(message) => self.shared.note(format!("abstain {} {}", message.process_set, message.name)),
             Heard::Heartbeat(_) => {
                 self.shared.note("heartbeat");
                 if self.settings.answers {
@@ -289,11 +298,11 @@ impl Server {
             let view = EpochView {
                 epoch: Epoch(self.epoch),
                 rank: RANK,
-                size: 1,
+                size: self.settings.size,
                 local_rank: 0,
                 local_size: 1,
                 cross_rank: 0,
-                cross_size: 1,
+                cross_size: self.settings.size,
                 homogeneous: true,
             };
             self.say(Say::EpochBegan(view.into_message())).await;
@@ -351,7 +360,13 @@ impl Server {
 
     async fn finish(&mut self, submission: Submission, result: Place) {
         let (request, epoch, seq) = (submission.request, Epoch(self.epoch), Seq(1));
-        let (dtype, shape, detail) = (submission.what.dtype, submission.what.shape, Detail::None);
+        let (dtype, shape) = (submission.what.dtype, submission.what.shape);
+        let detail = match submission.what.collective {
+            Collective::AllToAll { splits } => Detail::Splits(splits),
+            Collective::Join => Detail::LastJoined(RANK),
+            Collective::AddSet { .. } => Detail::Set(SetId(7)),
+            _ => Detail::None,
+        };
         let completion = Completion { request, epoch, seq, dtype, shape, result, detail };
         self.say(Say::Completed(completion.into_message())).await;
     }

@@ -12,7 +12,7 @@ use ronde_rpc::v1::client_message::Message as ClientMessage;
 use ronde_rpc::v1::ronde_server::{Ronde, RondeServer};
 use ronde_rpc::{negotiate_protocol, v1};
 use ronde_shm::SessionToken;
-use ronde_wire::{RequestId, limits};
+use ronde_wire::{Rank, RequestId, SetId, TensorName, limits};
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
@@ -34,6 +34,17 @@ pub(crate) enum Command {
         session: SessionId,
         /// What.
         submission: Box<Result<Submission, Refused>>,
+    },
+    /// A worker takes no part in what others may wait for.
+    Abstain {
+        /// Whose.
+        session: SessionId,
+        /// The process set.
+        set: SetId,
+        /// The name.
+        name: TensorName,
+        /// Why.
+        reason: String,
     },
     /// A worker no longer waits.
     Withdraw {
@@ -170,8 +181,8 @@ impl Reader {
             Ok(claimed) => claimed,
             Err(_) => Err(Status::deadline_exceeded("no claim came; the first message of a session is a Claim")),
         };
-        let session = match claimed {
-            Ok(session) => session,
+        let (session, rank) = match claimed {
+            Ok(claimed) => claimed,
             Err(status) => {
                 tracing::warn!(uid, reason = status.message(), "a claim is refused");
                 // A worker that does not wait for the answer does not need it.
@@ -182,16 +193,17 @@ impl Reader {
         // The session holds the only sender that counts: when the driver closes it, nobody reads on for it.
         let alive = outgoing.downgrade();
         drop(outgoing);
-        let reason = self.read_all(session, &alive).await;
+        let reason = self.read_all((session, rank), &alive).await;
         self.tell(Command::Closed { session, reason }).await;
     }
 
-    async fn claim(&mut self, uid: u32, outgoing: &Outgoing) -> Result<SessionId, Status> {
+    async fn claim(&mut self, uid: u32, outgoing: &Outgoing) -> Result<(SessionId, Rank), Status> {
         let first = self.incoming.message().await?.and_then(|message| message.message);
         let Some(ClientMessage::Claim(claim)) = first else {
             return Err(Status::failed_precondition("the first message of a session is a Claim"));
         };
         let claim = Claim::parse(&claim).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let rank = claim.rank;
         if claim.job.as_str() != self.job {
             let reason =
                 format!("this sidecar serves job {}, not {}; check RONDE_JOB and RONDE_SOCKET", self.job, claim.job);
@@ -210,11 +222,12 @@ impl Reader {
             reply,
         };
         self.tell(Command::Claim(Box::new(request))).await;
-        answer.await.map_err(|_| Status::unavailable("the sidecar is ending"))?
+        let session = answer.await.map_err(|_| Status::unavailable("the sidecar is ending"))??;
+        Ok((session, rank))
     }
 
     /// Reads until the stream ends; says how it ended.
-    async fn read_all(&mut self, session: SessionId, alive: &WeakOutgoing) -> String {
+    async fn read_all(&mut self, (session, rank): (SessionId, Rank), alive: &WeakOutgoing) -> String {
         while alive.upgrade().is_some() {
             let message = match self.incoming.message().await {
                 Ok(Some(message)) => message,
@@ -223,7 +236,7 @@ impl Reader {
             };
             let command = match message.message {
                 Some(ClientMessage::Submit(submit)) => {
-                    Command::Submit { session, submission: Box::new(Submission::parse(submit)) }
+                    Command::Submit { session, submission: Box::new(Submission::parse(submit, rank)) }
                 }
                 Some(ClientMessage::Withdraw(m)) => {
                     Command::Withdraw { session, request: RequestId(m.request), reason: m.reason }
@@ -232,8 +245,13 @@ impl Reader {
                 Some(ClientMessage::Heartbeat(_)) => Command::Heartbeat { session },
                 Some(ClientMessage::Goodbye(m)) => Command::Goodbye { session, reason: m.reason },
                 Some(ClientMessage::Claim(_)) => return "it claimed twice in one session".to_owned(),
+                Some(ClientMessage::Abstain(m)) => match TensorName::new(m.name) {
+                    Ok(name) => Command::Abstain { session, set: SetId(m.process_set), name, reason: m.reason },
+                    // Nobody waits for a name that is none.
+                    Err(_) => continue,
+                },
                 // A message of a later protocol version: it was not negotiated, so it may be ignored.
-                Some(ClientMessage::Abstain(_)) | None => continue,
+                None => continue,
             };
             self.tell(command).await;
         }

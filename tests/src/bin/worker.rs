@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ronde::{AllReduceOptions, Client, Error, Operation, Options, ReduceOp, TensorRef};
+use ronde::{Client, Error, Operation, Options, ReduceOp, TensorRef};
 use ronde_tests::regression::{FEATURES, Model};
 use ronde_tests::script::{Answer, Ask, Wanted, digest};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -60,15 +60,18 @@ async fn submit(client: &Client, waiting: &Waiting, id: u64, wanted: &Wanted) {
     let elements = shape.iter().product::<u64>();
     let bytes =
         fill.bytes(client.rank(), usize::try_from(elements).expect("test tensors are small") * dtype.size_bytes());
-    let operation = Operation::new(name.as_deref(), collective.clone(), *dtype, shape);
-    let bytes = if *collective == ronde::Collective::Barrier { Vec::new() } else { bytes };
-    match client.submit(&operation, &bytes).await {
+    let tensor = TensorRef { dtype: *dtype, shape, bytes: &bytes };
+    let operation = Operation::new(name.as_deref(), collective.clone(), Some(tensor));
+    match client.submit(&operation).await {
         Err(error) => say(&failed(id, &error)),
         Ok(handle) => {
             say(&Answer::Submitted { id });
             let task = tokio::task::spawn_local(async move {
                 say(&match handle.wait().await {
-                    Ok(tensor) => Answer::Done { id, digest: digest(&tensor.bytes), shape: tensor.shape },
+                    Ok(output) => {
+                        let (bytes, shape) = output.tensor.map_or((Vec::new(), vec![0]), |t| (t.bytes, t.shape));
+                        Answer::Done { id, digest: digest(&bytes), shape }
+                    }
                     Err(error) => failed(id, &error),
                 });
             });
@@ -83,8 +86,8 @@ async fn train(client: &Client, steps: u64, identity: bool) {
         let gradient = model.gradient(step, client.rank()..client.rank() + 1);
         let shape = [FEATURES as u64];
         let tensor = TensorRef::of(&shape, &gradient).expect("the shape is the gradient's");
-        let options = AllReduceOptions { op: ReduceOp::Average, ..AllReduceOptions::default() };
-        let averaged = client.allreduce("gradient", tensor, options).await.expect("nobody fails while training");
+        let averaged =
+            client.allreduce("gradient", tensor, ReduceOp::Average).await.expect("nobody fails while training");
         let averaged = averaged.to_vec::<f32>().expect("what went in as f32 comes out as f32");
         model.step(if identity { &gradient } else { &averaged });
     }
@@ -97,7 +100,7 @@ async fn endless(client: &Client) -> ExitCode {
     let contribution = vec![1.0_f32; 1 << 20];
     for id in 0.. {
         let tensor = TensorRef::of(&shape, &contribution).expect("the shape is the contribution's");
-        match client.allreduce("endless", tensor, AllReduceOptions::default()).await {
+        match client.allreduce("endless", tensor, ReduceOp::Average).await {
             Ok(result) => say(&Answer::Done { id, shape: result.shape, digest: digest(&result.bytes) }),
             Err(error) => {
                 say(&failed(id, &error));

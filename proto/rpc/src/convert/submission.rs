@@ -1,7 +1,7 @@
 //! Submissions: what a worker asks for and where its bytes lie.
 
 use bytes::Bytes;
-use ronde_wire::{Codec, Collective, DType, Group, Request, RequestId, SetId, Shape, TensorName, limits};
+use ronde_wire::{Codec, Collective, DType, Group, Rank, Request, RequestId, SetId, Shape, TensorName, limits};
 
 use super::collective::{collective_from, dtype_from};
 use super::{ConvertError, printable};
@@ -13,9 +13,9 @@ use crate::v1::place::Place as PlaceKind;
 pub struct Submission {
     /// The worker's number for it.
     pub request: RequestId,
-    /// What to do. A barrier and a join have type `uint8` and shape `[0]`: no bytes.
+    /// What to do. Where the rank hands over no tensor, type and shape are `uint8` and `[0]`.
     pub what: Request,
-    /// Where the input lies; exactly as long as type and shape ask for.
+    /// Where the input lies; exactly as long as type and shape ask for, and nowhere where there is none.
     pub place: Place,
 }
 
@@ -52,16 +52,16 @@ pub struct Refused {
 }
 
 impl Submission {
-    /// Parses a message.
+    /// Parses a message of the worker that holds rank `me`.
     ///
     /// # Errors
     /// [`Refused`] with the first thing that is wrong.
-    pub fn parse(message: v1::Submit) -> Result<Self, Refused> {
+    pub fn parse(message: v1::Submit, me: Rank) -> Result<Self, Refused> {
         let request = RequestId(message.request);
         let set = SetId(message.process_set);
         let name = TensorName::new(message.name.as_str());
         let known_name = name.as_ref().ok().cloned();
-        name.map_err(ConvertError::from).and_then(|name| parse_named(message, name)).map_err(|error| Refused {
+        name.map_err(ConvertError::from).and_then(|name| parse_named(message, name, me)).map_err(|error| Refused {
             request,
             set,
             name: known_name,
@@ -131,7 +131,7 @@ impl Place {
     }
 }
 
-fn parse_named(message: v1::Submit, name: TensorName) -> Result<Submission, ConvertError> {
+fn parse_named(message: v1::Submit, name: TensorName, me: Rank) -> Result<Submission, ConvertError> {
     let codec = Codec::from_name(&message.codec);
     let codec = codec.ok_or_else(|| ConvertError::Codec { codec: printable(&message.codec) })?;
     let collective = collective_from(message.collective)?;
@@ -139,12 +139,15 @@ fn parse_named(message: v1::Submit, name: TensorName) -> Result<Submission, Conv
     check_scale("prescale", message.prescale, &collective)?;
     check_scale("postscale", message.postscale, &collective)?;
     let place = Place::parse(message.input)?;
-    let (dtype, shape) = if has_tensor(&collective) {
-        (dtype_from(message.dtype)?, Shape::new(message.shape)?)
+    let (dtype, shape) = if collective.has_input(me) {
+        let (dtype, shape) = (dtype_from(message.dtype)?, Shape::new(message.shape)?);
+        check_place(dtype, &shape, &place)?;
+        (dtype, shape)
+    } else if place != Place::None {
+        return Err(ConvertError::UnexpectedInput { collective: collective.name() });
     } else {
         (DType::U8, Shape::new(vec![0])?)
     };
-    check_place(&collective, dtype, &shape, &place)?;
     check_splits(&collective, &shape)?;
     let what = Request {
         set: SetId(message.process_set),
@@ -158,10 +161,6 @@ fn parse_named(message: v1::Submit, name: TensorName) -> Result<Submission, Conv
         group,
     };
     Ok(Submission { request: RequestId(message.request), what, place })
-}
-
-fn has_tensor(collective: &Collective) -> bool {
-    !matches!(collective, Collective::Barrier | Collective::Join)
 }
 
 fn group_from(message: v1::Group) -> Result<Group, ConvertError> {
@@ -186,14 +185,11 @@ fn check_scale(field: &'static str, given: f64, collective: &Collective) -> Resu
     Ok(())
 }
 
-/// The input is as long as type and shape ask for; operations without input have none.
-fn check_place(collective: &Collective, dtype: DType, shape: &Shape, place: &Place) -> Result<(), ConvertError> {
-    let takes_input = has_tensor(collective) && !matches!(collective, Collective::Recv { .. });
+/// The input is as long as type and shape ask for.
+fn check_place(dtype: DType, shape: &Shape, place: &Place) -> Result<(), ConvertError> {
     let wanted = shape.elements() * dtype.size_bytes() as u64;
     match place.bytes() {
-        None if !takes_input => Ok(()),
         None => Err(ConvertError::Missing { field: "input", hint: "say where the tensor's bytes lie" }),
-        Some(_) if !takes_input => Err(ConvertError::UnexpectedInput { collective: collective.name() }),
         Some(given) if given != wanted => Err(ConvertError::ByteLength { dtype, shape: shape.clone(), wanted, given }),
         Some(_) => Ok(()),
     }
@@ -203,5 +199,9 @@ fn check_splits(collective: &Collective, shape: &Shape) -> Result<(), ConvertErr
     let Collective::AllToAll { splits } = collective else { return Ok(()) };
     let rows = shape.dimensions().first().copied().unwrap_or(1);
     let sum = splits.iter().try_fold(0_u64, |sum, split| sum.checked_add(*split));
-    if splits.len() > limits::RANKS_MAX || sum != Some(rows) { Err(ConvertError::Splits { rows }) } else { Ok(()) }
+    if splits.is_empty() || splits.len() > limits::RANKS_MAX || sum != Some(rows) {
+        Err(ConvertError::Splits { rows })
+    } else {
+        Ok(())
+    }
 }

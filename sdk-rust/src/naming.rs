@@ -1,0 +1,284 @@
+//! Names of operations, and the checks before one is used: what is wrong here is told to the caller alone, and what is
+//! right has a name that other ranks may wait for.
+
+use std::collections::HashMap;
+
+use ronde_wire::{Collective, DType, Group, Rank, Request, SetId, Shape, TensorName, limits};
+
+use crate::error::Error;
+use crate::operation::{Label, Operation};
+use crate::tensor::TensorRef;
+
+/// What a session knows about names and sets.
+#[derive(Debug)]
+pub(crate) struct Names {
+    me: Rank,
+    counters: HashMap<Counted, u64>,
+    /// The ranks of the sets that there are, ascending.
+    sets: HashMap<SetId, Vec<Rank>>,
+}
+
+/// What is counted by itself: calls without a name of one kind in one set, so that an operation that only some ranks name,
+/// or a set that only some are in, does not shift the numbers of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Counted {
+    Single { set: SetId, kind: &'static str },
+    Group { set: SetId, kind: &'static str },
+    Message { set: SetId, from: Rank, to: Rank, tag: u32 },
+}
+
+impl Names {
+    /// The names of a rank before its epoch has begun.
+    pub(crate) fn new(me: Rank) -> Self {
+        Self { me, counters: HashMap::new(), sets: HashMap::new() }
+    }
+
+    /// A set has come to be. Its number may have been another's, whose counts mean nothing any more.
+    pub(crate) fn add_set(&mut self, set: SetId, ranks: Vec<Rank>) {
+        self.forget_counts(set);
+        self.sets.insert(set, ranks);
+    }
+
+    /// A set is gone.
+    pub(crate) fn remove_set(&mut self, set: SetId) {
+        self.forget_counts(set);
+        self.sets.remove(&set);
+    }
+
+    /// All ranks have joined, some after more operations than others: from here on they count from zero again.
+    pub(crate) fn all_joined(&mut self) {
+        self.forget_counts(SetId::WORLD);
+    }
+
+    /// Whether there is such a set, as far as this rank has heard.
+    pub(crate) fn knows(&self, set: SetId) -> bool {
+        self.sets.contains_key(&set)
+    }
+
+    /// The request for an operation; takes a number when it has no name.
+    ///
+    /// # Errors
+    /// [`Error::Argument`]; no number is taken then.
+    pub(crate) fn request(&mut self, operation: &Operation<'_>) -> Result<Request, Error> {
+        let checked = self.checked(operation)?;
+        let set = operation.label.set;
+        let kind = operation.collective.name();
+        let counted = match (operation.collective.pair(self.me), operation.label.name) {
+            (Some(pair), None) => {
+                let (from, to) = (pair.from, pair.to);
+                let tag = if let Collective::Send { tag, .. } | Collective::Recv { tag, .. } = operation.collective {
+                    tag
+                } else {
+                    0
+                };
+                Some(Counted::Message { set, from, to, tag })
+            }
+            (None, None) => Some(Counted::Single { set, kind }),
+            (Some(_), Some(_)) => {
+                return Err(Error::argument("messages between two ranks have no name; tell them apart by a tag"));
+            }
+            (None, Some(_)) => None,
+        };
+        let name = match (counted, operation.label.name) {
+            (None, name) => format!("{}.{}", kind.to_ascii_lowercase(), name.unwrap_or_default()),
+            (Some(Counted::Message { from, to, tag, .. }), _) => {
+                format!("message.{}.{}.{tag}.{}", from.0, to.0, self.next(counted))
+            }
+            (Some(_), _) => format!("{}.noname.{}", kind.to_ascii_lowercase(), self.next(counted)),
+        };
+        let name = tensor_name(name)?;
+        self.take(counted)?;
+        Ok(checked.request(operation, name, None))
+    }
+
+    /// The requests for operations that become ready together.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when one of them is wrong, or there are none or too many.
+    pub(crate) fn group(&mut self, label: Label<'_>, operations: &[Operation<'_>]) -> Result<Vec<Request>, Error> {
+        let Some(first) = operations.first() else {
+            return Err(Error::argument("a group has at least one tensor"));
+        };
+        if operations.len() > limits::GROUP_TENSORS_MAX {
+            let (given, max) = (operations.len(), limits::GROUP_TENSORS_MAX);
+            return Err(Error::argument(format!("a group has at most {max} tensors, not {given}; make several")));
+        }
+        let mut checked = Vec::with_capacity(operations.len());
+        for operation in operations {
+            if operation.collective.name() != first.collective.name() || operation.label.set != label.set {
+                return Err(Error::argument("the tensors of a group are of one kind of operation on one set"));
+            }
+            checked.push(self.checked(operation)?);
+        }
+        let kind = first.collective.name();
+        let counted = label.name.is_none().then_some(Counted::Group { set: label.set, kind });
+        let own = label.name.map_or_else(|| format!("noname.{}", self.next(counted)), str::to_owned);
+        let stem = format!("grouped_{}.{own}", kind.to_ascii_lowercase());
+        let (count, mut names) = (operations.len(), Vec::with_capacity(operations.len()));
+        for index in 1..=count {
+            names.push(tensor_name(format!("{stem}_{index}of{count}"))?);
+        }
+        let size = u32::try_from(count).map_err(|error| Error::argument(error.to_string()))?;
+        let group = Group { name: tensor_name(stem)?, size };
+        self.take(counted)?;
+        let parts = checked.into_iter().zip(operations).zip(names);
+        Ok(parts.map(|((checked, operation), name)| checked.request(operation, name, Some(group.clone()))).collect())
+    }
+
+    fn next(&self, counted: Option<Counted>) -> u64 {
+        counted.and_then(|counted| self.counters.get(&counted).copied()).unwrap_or(0)
+    }
+
+    fn take(&mut self, counted: Option<Counted>) -> Result<(), Error> {
+        let Some(counted) = counted else { return Ok(()) };
+        if self.counters.len() >= COUNTERS_MAX && !self.counters.contains_key(&counted) {
+            return Err(Error::Limit {
+                reason: format!(
+                    "{COUNTERS_MAX} kinds of calls are counted by themselves, the most that a session may have; use fewer tags"
+                ),
+            });
+        }
+        *self.counters.entry(counted).or_default() += 1;
+        Ok(())
+    }
+
+    fn forget_counts(&mut self, of: SetId) {
+        self.counters.retain(|counted, _| match counted {
+            Counted::Single { set, .. } | Counted::Group { set, .. } | Counted::Message { set, .. } => *set != of,
+        });
+    }
+
+    // === Checks ===
+
+    fn checked(&self, operation: &Operation<'_>) -> Result<Checked, Error> {
+        check_scales(operation)?;
+        let kind = operation.collective.name();
+        let input = operation.tensor.filter(|_| operation.collective.has_input(self.me));
+        if input.is_none() && operation.collective.has_input(self.me) {
+            return Err(Error::argument(format!("this rank hands over the tensor of {kind}, but there is none")));
+        }
+        let (dtype, shape) = match input {
+            Some(tensor) => (tensor.dtype, tensor.checked_shape()?),
+            None => (NOTHING.dtype, NOTHING.checked_shape()?),
+        };
+        if cuts_rows(&operation.collective) && shape.dimensions().is_empty() {
+            return Err(Error::argument(format!(
+                "{kind} does not support scalar tensors, as it works on rows; reshape it to [1]"
+            )));
+        }
+        self.check_ranks(operation)?;
+        let collective = match &operation.collective {
+            Collective::AllToAll { splits } => {
+                Collective::AllToAll { splits: self.checked_splits(operation.label.set, &shape, splits)? }
+            }
+            collective => collective.clone(),
+        };
+        Ok(Checked { collective, dtype, shape })
+    }
+
+    fn check_ranks(&self, operation: &Operation<'_>) -> Result<(), Error> {
+        // Of sets that this rank has not heard of the sidecar decides.
+        let Some(ranks) = self.sets.get(&operation.label.set) else { return Ok(()) };
+        let set = operation.label.set;
+        let kind = operation.collective.name();
+        if let Some(root) = operation.collective.root()
+            && ranks.binary_search(&root).is_err()
+        {
+            return Err(Error::argument(format!("invalid root rank {} for {kind}: it is not in {set}", root.0)));
+        }
+        let Some(pair) = operation.collective.pair(self.me) else { return Ok(()) };
+        let peer = if pair.from == self.me { pair.to } else { pair.from };
+        if peer == self.me {
+            return Err(Error::argument(format!(
+                "{kind} between {peer} and itself: a rank has no messages for itself"
+            )));
+        }
+        if ranks.binary_search(&peer).is_err() {
+            return Err(Error::argument(format!("{kind} with {peer}, which is not in {set}")));
+        }
+        Ok(())
+    }
+
+    fn checked_splits(&self, set: SetId, shape: &Shape, splits: &[u64]) -> Result<Vec<u64>, Error> {
+        let rows = shape.dimensions().first().copied().unwrap_or(0);
+        let ranks = self.sets.get(&set).map(Vec::len);
+        if splits.is_empty() {
+            let Some(ranks) = ranks else {
+                return Err(Error::argument(format!(
+                    "ALLTOALL without splits on {set}, which this rank has not heard of"
+                )));
+            };
+            if rows % ranks as u64 != 0 {
+                return Err(Error::argument(format!(
+                    "ALLTOALL without splits: the {rows} rows of the tensor cannot be divided equally by the {ranks} ranks of {set}"
+                )));
+            }
+            return Ok(vec![rows / ranks as u64; ranks]);
+        }
+        if let Some(ranks) = ranks.filter(|ranks| *ranks != splits.len()) {
+            let given = splits.len();
+            return Err(Error::argument(format!(
+                "ALLTOALL with {given} splits, but {set} has {ranks} ranks; give one for each rank"
+            )));
+        }
+        let sum = splits.iter().try_fold(0_u64, |sum, split| sum.checked_add(*split));
+        if sum != Some(rows) {
+            return Err(Error::argument(format!(
+                "the splits {splits:?} of ALLTOALL do not add up to the {rows} rows of the tensor"
+            )));
+        }
+        Ok(splits.to_vec())
+    }
+}
+
+/// The parts of a request that have been checked.
+struct Checked {
+    collective: Collective,
+    dtype: DType,
+    shape: Shape,
+}
+
+impl Checked {
+    fn request(self, operation: &Operation<'_>, name: TensorName, group: Option<Group>) -> Request {
+        let Self { collective, dtype, shape } = self;
+        let Operation { label, prescale, postscale, codec, .. } = *operation;
+        Request { set: label.set, name, collective, dtype, shape, prescale, postscale, codec, group }
+    }
+}
+
+fn check_scales(operation: &Operation<'_>) -> Result<(), Error> {
+    for (field, given) in [("prescale", operation.prescale), ("postscale", operation.postscale)] {
+        if !given.is_finite() || given == 0.0 {
+            return Err(Error::argument(format!(
+                "{field} is {given}, but must be finite and not zero; 1 means no scaling"
+            )));
+        }
+        // Exactly 1 is what "no scaling" is written as.
+        if operation.collective.reduce_op().is_none() && given.to_bits() != 1.0_f64.to_bits() {
+            let kind = operation.collective.name();
+            return Err(Error::argument(format!("{field} is {given}, but {kind} does not scale; leave it at 1")));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the first dimension of its tensors is cut or joined.
+fn cuts_rows(collective: &Collective) -> bool {
+    matches!(
+        collective,
+        Collective::AllGather
+            | Collective::Gather { .. }
+            | Collective::ReduceScatter { .. }
+            | Collective::Scatter { .. }
+            | Collective::AllToAll { .. }
+    )
+}
+
+fn tensor_name(name: String) -> Result<TensorName, Error> {
+    TensorName::new(name).map_err(|error| Error::argument(error.to_string()))
+}
+
+/// What a rank without a contribution states.
+const NOTHING: TensorRef<'static> = TensorRef { dtype: DType::U8, shape: &[0], bytes: &[] };
+/// Counters of one session. Only tags make many: one for each pair and tag.
+const COUNTERS_MAX: usize = 65_536;

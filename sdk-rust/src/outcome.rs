@@ -1,0 +1,147 @@
+//! What an operation gives: [`Output`], and the types that the methods of the clients make of it.
+
+use ronde_wire::{Collective, Detail, Rank, SetId};
+
+use crate::error::Error;
+use crate::tensor::Tensor;
+
+/// Everything that a completed operation gives this rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The result; `None` for operations without one, and on ranks that get none.
+    pub tensor: Option<Tensor>,
+    /// What else there is to know.
+    pub detail: Detail,
+    collective: Collective,
+}
+
+impl Output {
+    pub(crate) fn new(tensor: Option<Tensor>, detail: Detail, collective: Collective) -> Self {
+        Self { tensor, detail, collective }
+    }
+}
+
+/// A process set: some ranks of the world, ascending.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessSet {
+    /// By what operations name it.
+    pub id: SetId,
+    /// Its global ranks, ascending.
+    pub ranks: Vec<u32>,
+}
+
+impl ProcessSet {
+    /// The number of ranks.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// The position of a global rank in the set; `None` when it is not in it.
+    #[must_use]
+    pub fn position(&self, rank: u32) -> Option<usize> {
+        self.ranks.binary_search(&rank).ok()
+    }
+}
+
+/// What an all-to-all gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchanged {
+    /// The rows from all ranks, in rank order of the set.
+    pub tensor: Tensor,
+    /// How many rows came from each rank of the set, in rank order.
+    pub received_splits: Vec<u64>,
+}
+
+/// What a handle gives in the end.
+pub trait Outcome: Sized + private::Sealed {
+    /// Makes it of an operation's output.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] when the sidecar's answer lacks what belongs to it.
+    fn of(output: Output) -> Result<Self, Error>;
+}
+
+impl Outcome for Output {
+    fn of(output: Output) -> Result<Self, Error> {
+        Ok(output)
+    }
+}
+
+impl Outcome for () {
+    fn of(_: Output) -> Result<Self, Error> {
+        Ok(())
+    }
+}
+
+impl Outcome for Tensor {
+    fn of(output: Output) -> Result<Self, Error> {
+        output.tensor.ok_or_else(|| lacks(&output.collective, "a result"))
+    }
+}
+
+impl Outcome for Option<Tensor> {
+    fn of(output: Output) -> Result<Self, Error> {
+        Ok(output.tensor)
+    }
+}
+
+impl Outcome for Exchanged {
+    fn of(output: Output) -> Result<Self, Error> {
+        match (output.tensor, output.detail) {
+            (Some(tensor), Detail::Splits(received_splits)) => Ok(Self { tensor, received_splits }),
+            _ => Err(lacks(&output.collective, "a result with its splits")),
+        }
+    }
+}
+
+/// The rank that joined last.
+impl Outcome for u32 {
+    fn of(output: Output) -> Result<Self, Error> {
+        match output.detail {
+            Detail::LastJoined(rank) => Ok(rank.0),
+            _ => Err(lacks(&output.collective, "the rank that joined last")),
+        }
+    }
+}
+
+impl Outcome for ProcessSet {
+    fn of(output: Output) -> Result<Self, Error> {
+        match (output.detail, output.collective) {
+            (Detail::Set(id), Collective::AddSet { ranks }) => {
+                Ok(Self { id, ranks: ranks.into_iter().map(|rank| rank.0).collect() })
+            }
+            (_, collective) => Err(lacks(&collective, "the number of the set")),
+        }
+    }
+}
+
+fn lacks(collective: &Collective, what: &str) -> Error {
+    Error::Protocol { reason: format!("the answer to {} lacks {what}", collective.name()) }
+}
+
+/// Whether a rank gets a tensor in the end.
+pub(crate) fn has_result(collective: &Collective, me: Rank) -> bool {
+    match collective {
+        Collective::Reduce { root, .. } | Collective::Gather { root } => *root == me,
+        Collective::Send { .. }
+        | Collective::Barrier
+        | Collective::Join
+        | Collective::AddSet { .. }
+        | Collective::RemoveSet { .. } => false,
+        _ => true,
+    }
+}
+
+mod private {
+    /// Outcomes are those of this crate.
+    pub trait Sealed {}
+
+    impl Sealed for super::Output {}
+    impl Sealed for () {}
+    impl Sealed for super::Tensor {}
+    impl Sealed for Option<super::Tensor> {}
+    impl Sealed for super::Exchanged {}
+    impl Sealed for u32 {}
+    impl Sealed for super::ProcessSet {}
+}
