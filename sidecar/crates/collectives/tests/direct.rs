@@ -6,11 +6,14 @@
 mod performed;
 mod worlds;
 
+use std::collections::HashMap;
+
 use performed::{Outcome, Task, perform};
+use ronde_collectives::cost::FLIGHT_BYTES_MAX;
 use ronde_collectives::kernels::{self, decode, encode};
 use ronde_collectives::planner::predicted;
-use ronde_collectives::{Work, WorkKind};
-use ronde_wire::{Algorithm, Codec, DType, ReduceOp, SetTopology, Tuning};
+use ronde_collectives::{CostModel, Form, Register, Span, Step, Strand, Transfer, Work, WorkKind, plan, select};
+use ronde_wire::{Algorithm, Codec, DType, Member, ReduceOp, SetTopology, Tuning, limits};
 use worlds::{flat, placed};
 
 #[test]
@@ -52,6 +55,60 @@ fn a_prelude_of_many_rounds_measures_everything() {
     let rounds = measured(&flat(3), WorkKind::AllReduceAdaptive, ReduceOp::Adasum, 1_100_003);
     assert!(rounds > 2, "only {rounds} rounds");
     measured(&flat(3), WorkKind::AllReduceTwoPass { measures: 1 }, ReduceOp::ClippedMean, 1_100_003);
+}
+
+/// However many members there are, their registers of the strands in flight, and those of a prelude, are bounded.
+#[test]
+fn private_memory_is_bounded() {
+    let kinds = [
+        (WorkKind::AllReduceCoded { encoded_bytes: 2 }, limits::SIDECARS_MAX),
+        (WorkKind::AllReduceNAry, limits::NARY_RANKS_MAX),
+        (WorkKind::AllReduceTwoPass { measures: 1 }, limits::NARY_RANKS_MAX),
+        (WorkKind::AllReduceAdaptive, limits::NARY_RANKS_MAX),
+    ];
+    for (kind, most) in kinds {
+        for members in [2, 3, 17, 64, most] {
+            let topology = flat(u32::try_from(members).expect("a small world"));
+            let work = Work { kind: kind.clone(), element_bytes: 4, tensors: vec![vec![3_000_000]] };
+            let tuning = select(&topology, &work, 4, &CostModel::default()).tuning;
+            assert_eq!(tuning.algorithm, Algorithm::Direct);
+            let plan = plan(Member(0), &topology, &work, &tuning).expect("what was selected can be planned");
+            let in_flight = plan.window * usize::from(tuning.lanes);
+            for (index, strand) in plan.strands.iter().enumerate() {
+                let side_by_side = if plan.prelude && index == 0 { 1 } else { in_flight as u64 };
+                assert!(held_bytes(strand) * side_by_side <= FLIGHT_BYTES_MAX, "{kind:?} {members} {tuning:?}");
+            }
+        }
+    }
+}
+
+/// What a strand's registers hold at most, where every register keeps the longest that is ever in it. Measures are left
+/// out: their bound is that of the set.
+fn held_bytes(strand: &Strand) -> u64 {
+    let mut longest = HashMap::new();
+    let mut hold = |register: Register, span: Span| {
+        let len: &mut u64 = longest.entry(register).or_default();
+        *len = span.len.max(*len);
+    };
+    for round in &strand.rounds {
+        for step in &round.steps {
+            match *step {
+                Step::Contribute { into, span }
+                | Step::ContributeEach { into, span }
+                | Step::ReduceN { into, span, .. } => {
+                    hold(into, span);
+                }
+                _ => {}
+            }
+        }
+        for transfer in &round.transfers {
+            match *transfer {
+                Transfer::Receive { into, span, form, .. } if form != Form::Measures => hold(into, span),
+                _ => {}
+            }
+        }
+    }
+    longest.into_values().map(|len| 4 * len).sum()
 }
 
 /// Returns the rounds of the longest strand.

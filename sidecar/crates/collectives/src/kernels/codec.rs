@@ -96,3 +96,40 @@ impl<N: Narrow> pulp::WithSimd for Decode<'_, N> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pulp::WithSimd;
+
+    use super::super::tests::block;
+    use super::*;
+
+    /// The baseline's instructions, the widest ones of this processor, and one element at a time.
+    #[test]
+    fn dispatch_variants_are_bit_identical() -> Result<(), KernelError> {
+        let values = block(3);
+        for codec in [Codec::F16, Codec::Bf16] {
+            let (mut encoded, mut baseline) = (vec![0; values.len() / 2], vec![0; values.len() / 2]);
+            encode(codec, DType::F32, &values, &mut encoded)?;
+            let mut decoded = vec![0; 2 * values.len()];
+            decode(codec, DType::F32, &values, &mut decoded)?;
+            let mut baseline_decoded = decoded.clone();
+            if codec == Codec::F16 {
+                Encode::<Half> { values: &values, into: &mut baseline, codec: PhantomData }.with_simd(pulp::Scalar);
+                Decode::<Half> { encoded: &values, into: &mut baseline_decoded, codec: PhantomData }
+                    .with_simd(pulp::Scalar);
+            } else {
+                Encode::<Brain> { values: &values, into: &mut baseline, codec: PhantomData }.with_simd(pulp::Scalar);
+                Decode::<Brain> { encoded: &values, into: &mut baseline_decoded, codec: PhantomData }
+                    .with_simd(pulp::Scalar);
+            }
+            assert!(encoded == baseline && decoded == baseline_decoded, "{codec}");
+            for (value, encoded) in values.chunks(4).zip(encoded.chunks(2)) {
+                let mut single = [0; 2];
+                encode(codec, DType::F32, value, &mut single)?;
+                assert_eq!(single, encoded, "{codec} of {value:x?}");
+            }
+        }
+        Ok(())
+    }
+}

@@ -120,3 +120,39 @@ fn product(left: &[f64; BLOCK], right: &[f64; BLOCK]) -> f64 {
 const BLOCK: usize = 256;
 /// Partial sums: four vectors, which hides the latency of an addition.
 const PARTIAL: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use pulp::WithSimd;
+
+    use super::super::float::{Brain, Half};
+    use super::super::tests::block;
+    use super::*;
+
+    /// The baseline's instructions and the widest ones of this processor, on finite and on other values.
+    #[test]
+    fn dispatch_variants_are_bit_identical() {
+        variants::<Half>(DType::F16);
+        variants::<Brain>(DType::Bf16);
+        variants::<f32>(DType::F32);
+        variants::<f64>(DType::F64);
+    }
+
+    fn variants<E: Sample>(dtype: DType) {
+        // Exponents below that of infinity in every type, and everything.
+        let finite = |seed| block(seed).into_iter().map(|byte| byte & 0xb3).collect::<Vec<u8>>();
+        for blocks in [[finite(1), finite(2), finite(3)], [block(1), block(2), block(3)]] {
+            let operands: Vec<&[u8]> = blocks.iter().map(|block| &block[..4_096 + 8 * 3]).collect();
+            let (mut gram, mut baseline) = ([0.0; 6], [0.0; 6]);
+            add_products(dtype, &operands, &mut gram).expect("equal lengths");
+            Products::<E> { operands: &operands, gram: &mut baseline, sample: PhantomData }.with_simd(pulp::Scalar);
+            let (mut sum, mut baseline_sum) = (0.0, 0.0);
+            add_sum_of_squares(dtype, operands[0], &mut sum).expect("whole elements");
+            Squares::<E> { values: operands[0], sum: &mut baseline_sum, sample: PhantomData }.with_simd(pulp::Scalar);
+            let pairs = gram.into_iter().chain([sum]).zip(baseline.into_iter().chain([baseline_sum]));
+            for (found, expected) in pairs {
+                assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{dtype}");
+            }
+        }
+    }
+}

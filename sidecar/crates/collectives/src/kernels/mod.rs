@@ -132,6 +132,8 @@ pub enum Side {
 /// | uint8 int8 uint16 int16 int32 int64 | yes | yes, truncated toward zero | no |
 /// | float16 bfloat16 float32 float64 | yes | yes | yes |
 /// | bool | yes: or, and, and, or | no | no |
+///
+/// What is not supported is refused by every kernel: "this kernel has no average of bool", and so on.
 #[must_use]
 pub fn supports(dtype: DType, op: ReduceOp) -> bool {
     if is_nary(op) { dtype.is_float() } else { combination(dtype, op).is_ok() }
@@ -277,7 +279,7 @@ mod tests {
     use super::*;
 
     /// Pseudo-random bits, every eighth byte pair a zero, a denormal, an infinity or a NaN of f16, bf16 or f32.
-    fn block(seed: u32) -> Vec<u8> {
+    pub(super) fn block(seed: u32) -> Vec<u8> {
         let special = [0x0000, 0x8000, 0x0001, 0x8001, 0x7c00, 0xfc00, 0x7e01, 0x7f80, 0xff80, 0x7fc1, 0xffff, 0x03ff];
         let mut state = seed;
         let mut halves = Vec::new();

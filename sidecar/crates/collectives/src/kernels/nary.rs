@@ -174,7 +174,49 @@ const LANES: usize = 16;
 
 #[cfg(test)]
 mod tests {
+    use pulp::WithSimd;
+
+    use super::super::float::{Brain, Half};
+    use super::super::tests::block;
     use super::*;
+
+    /// The baseline's instructions, the widest ones of this processor, and one element at a time.
+    #[test]
+    fn dispatch_variants_are_bit_identical() {
+        variants::<Half>(DType::F16);
+        variants::<Brain>(DType::Bf16);
+        variants::<f32>(DType::F32);
+        variants::<f64>(DType::F64);
+    }
+
+    fn variants<E: Sample>(dtype: DType) {
+        let blocks: Vec<Vec<u8>> = (0..6).map(block).collect();
+        let operands: Vec<&[u8]> = blocks.iter().map(|block| &block[..4_096]).collect();
+        let weights = [0.1, 0.7, 0.0, -1.3, 1.0, 1.0 / 3.0];
+        for op in [ReduceOp::Median, ReduceOp::Adasum] {
+            let weights = if op == ReduceOp::Median { &[][..] } else { &weights };
+            let reduced = |operands: &[&[u8]]| {
+                let mut into = vec![0; operands[0].len()];
+                reduce_n(dtype, op, operands, weights, &mut into).expect("equal lengths");
+                into
+            };
+            let mut baseline = vec![0; 4_096];
+            if op == ReduceOp::Median {
+                let (exchanges, rows) = (sorting_network(6), vec![[Default::default(); LANES]; 6]);
+                Median::<E> { operands: &operands, exchanges: &exchanges, rows, into: &mut baseline }
+                    .with_simd(pulp::Scalar);
+            } else {
+                WeightedSum::<E> { operands: &operands, weights, into: &mut baseline, sample: PhantomData }
+                    .with_simd(pulp::Scalar);
+            }
+            let singles = (0..4_096).step_by(E::BYTES).flat_map(|start| {
+                let operands: Vec<&[u8]> = operands.iter().map(|operand| &operand[start..start + E::BYTES]).collect();
+                reduced(&operands)
+            });
+            let dispatched = reduced(&operands);
+            assert!(dispatched == baseline && dispatched.iter().copied().eq(singles), "{op} of {dtype}");
+        }
+    }
 
     /// By the 0-1 principle a network that sorts all sequences of zeros and ones sorts everything.
     #[test]
