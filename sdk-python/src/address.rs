@@ -19,14 +19,25 @@ impl Source {
 
     /// Gives the bytes to `read`.
     pub(crate) fn with<R>(&self, read: impl FnOnce(&[u8]) -> R) -> R {
+        read(self.bytes())
+    }
+
+    /// Gives the bytes of several tensors to `read`.
+    pub(crate) fn with_all<R>(sources: &[Self], read: impl FnOnce(&[&[u8]]) -> R) -> R {
+        let contents: Vec<&[u8]> = sources.iter().map(Self::bytes).collect();
+        read(&contents)
+    }
+
+    /// Only for as long as the source itself, which does not outlive the call from Python that made it.
+    fn bytes(&self) -> &[u8] {
         let Span { address, bytes } = self.0;
         if bytes == 0 {
-            return read(&[]);
+            return &[];
         }
         // SAFETY: `Span::new` has checked that the address is not null and the length is that of a possible object. That
         // `bytes` readable bytes lie there for the duration of the call is the contract of the module's only caller. Bytes have
         // no invalid values and no alignment.
-        read(unsafe { std::slice::from_raw_parts(address as *const u8, bytes) })
+        unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }
     }
 }
 

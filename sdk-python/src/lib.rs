@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 mod address;
+mod arguments;
 mod errors;
 mod operation;
 mod session;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use ronde::blocking::{Handle, Progress};
+use ronde::{Detail, Error};
 
 use crate::address::Target;
 use crate::errors::raise;
@@ -30,6 +31,13 @@ impl Operation {
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => Err(PyRuntimeError::new_err("another thread waits on this operation")),
         }
+    }
+}
+
+impl Operation {
+    fn detail(&self) -> PyResult<Detail> {
+        let detail = self.lock()?.detail().cloned();
+        detail.map_err(|error| raise(&error))
     }
 }
 
@@ -75,6 +83,36 @@ impl Operation {
         shape.map_err(|error| raise(&error))
     }
 
+    /// The type of the result, once it is complete. Raises why it failed.
+    fn dtype(&self) -> PyResult<&'static str> {
+        let dtype = self.lock()?.dtype().map(ronde::DType::name);
+        dtype.map_err(|error| raise(&error))
+    }
+
+    /// Of an all-to-all that is complete: rows received from each rank. Raises why it failed.
+    fn splits(&self) -> PyResult<Vec<u64>> {
+        match self.detail()? {
+            Detail::Splits(splits) => Ok(splits),
+            other => Err(lacks("splits", &other)),
+        }
+    }
+
+    /// Of a join that is complete: the rank that joined last. Raises why it failed.
+    fn last_joined(&self) -> PyResult<u32> {
+        match self.detail()? {
+            Detail::LastJoined(rank) => Ok(rank.0),
+            other => Err(lacks("the rank that joined last", &other)),
+        }
+    }
+
+    /// Of an added process set: its number. Raises why it failed.
+    fn set_id(&self) -> PyResult<u32> {
+        match self.detail()? {
+            Detail::Set(set) => Ok(set.0),
+            other => Err(lacks("the process set's number", &other)),
+        }
+    }
+
     /// Copies the result to `address`, which must have room for exactly its `nbytes`. Once only.
     fn read_into(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<()> {
         let mut target = Target::new(address, nbytes)?;
@@ -83,4 +121,9 @@ impl Operation {
             outcome.map_err(|error| raise(&error))
         })
     }
+}
+
+fn lacks(what: &str, detail: &Detail) -> PyErr {
+    let reason = format!("the answer to the operation lacks {what}: {detail:?}");
+    raise(&Error::Protocol { reason })
 }

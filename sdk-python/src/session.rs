@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use ronde::blocking::{Client, Connecting};
-use ronde::{Collective, DType, EpochView, Error, Options, Rank, ReduceOp, SetId, Transfer};
+use ronde::{EpochView, Error, Label, Options, SetId, TensorRef, Transfer};
 
 use crate::address::Source;
+use crate::arguments::{Arguments, dtype_of};
 use crate::errors::raise;
 use crate::operation::Operation;
 use crate::wait_in_slices;
@@ -44,40 +44,70 @@ impl Session {
         Ok(Self { client: Mutex::new(Some(Arc::new(client))), view })
     }
 
-    /// Submits a collective on the tensor at `address`, whose bytes have been copied when this returns.
-    #[pyo3(signature = (kind, dtype, shape, address, nbytes, *, name=None, op=0, root=0, prescale=1.0, postscale=1.0, set=0))]
+    /// Submits a collective on the tensor at `address`, whose bytes have been copied when this returns; without a type
+    /// there is no tensor.
+    #[pyo3(signature = (kind, dtype, shape, address, nbytes, *, name=None, set=0, **arguments))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python are the options struct of this call")]
     #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
     fn submit(
         &self,
         py: Python<'_>,
         kind: &str,
-        dtype: &str,
+        dtype: Option<&str>,
         shape: Vec<u64>,
         address: usize,
         nbytes: usize,
         name: Option<String>,
-        op: u32,
-        root: u32,
-        prescale: f64,
-        postscale: f64,
         set: u32,
+        arguments: Option<Arguments>,
     ) -> PyResult<Operation> {
         let client = self.client()?;
-        let collective = collective(kind, op, root)?;
-        let dtype =
-            DType::from_name(dtype).ok_or_else(|| PyValueError::new_err(format!("dtype {dtype} is not supported")))?;
+        let arguments = arguments.unwrap_or_default();
+        let collective = arguments.collective(kind)?;
+        let options = arguments.options()?;
+        let dtype = dtype.map(dtype_of).transpose()?;
         let source = Source::new(address, nbytes)?;
-        let set = SetId(set);
         py.detach(|| {
-            let name = name.as_deref();
-            let label = ronde::Label { name, set };
+            let label = Label { name: name.as_deref(), set: SetId(set) };
             let handle = source.with(|bytes| {
-                let tensor = Some(ronde::TensorRef { dtype, shape: &shape, bytes });
-                let operation = ronde::Operation::new(label, collective, tensor);
-                client.submit_from(&ronde::Operation { prescale, postscale, ..operation })
+                let tensor = dtype.map(|dtype| TensorRef { dtype, shape: &shape, bytes });
+                client.submit_from(&options.apply(ronde::Operation::new(label, collective, tensor)))
             });
             handle.map(Operation::new).map_err(|error| raise(&error))
+        })
+    }
+
+    /// Submits a group of one collective on tensors, each given as type, shape, address and length.
+    #[pyo3(signature = (kind, tensors, *, name=None, set=0, **arguments))]
+    #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
+    fn submit_group(
+        &self,
+        py: Python<'_>,
+        kind: &str,
+        tensors: Vec<(String, Vec<u64>, usize, usize)>,
+        name: Option<String>,
+        set: u32,
+        arguments: Option<Arguments>,
+    ) -> PyResult<Vec<Operation>> {
+        let client = self.client()?;
+        let arguments = arguments.unwrap_or_default();
+        let collective = arguments.collective(kind)?;
+        let options = arguments.options()?;
+        let sources = tensors.iter().map(|(.., address, nbytes)| Source::new(*address, *nbytes));
+        let sources = sources.collect::<PyResult<Vec<_>>>()?;
+        let dtypes = tensors.iter().map(|(dtype, ..)| dtype_of(dtype)).collect::<PyResult<Vec<_>>>()?;
+        py.detach(|| {
+            let label = Label { name: name.as_deref(), set: SetId(set) };
+            let handles = Source::with_all(&sources, |contents| {
+                let parts = contents.iter().zip(&dtypes).zip(&tensors);
+                let operations = parts.map(|((bytes, dtype), (_, shape, ..))| {
+                    let tensor = Some(TensorRef { dtype: *dtype, shape, bytes });
+                    options.apply(ronde::Operation::new(label, collective.clone(), tensor))
+                });
+                client.submit_group_from(label, &operations.collect::<Vec<_>>())
+            });
+            let handles = handles.map_err(|error| raise(&error))?;
+            Ok(handles.into_iter().map(Operation::new).collect())
         })
     }
 
@@ -141,31 +171,4 @@ impl Session {
     fn is_homogeneous(&self) -> bool {
         self.view.homogeneous
     }
-}
-
-fn collective(kind: &str, op: u32, root: u32) -> PyResult<Collective> {
-    Ok(match kind {
-        "allreduce" => Collective::AllReduce { op: reduce_op(op)? },
-        "allgather" => Collective::AllGather,
-        "broadcast" => Collective::Broadcast { root: Rank(root) },
-        "barrier" => Collective::Barrier,
-        _ => return Err(PyValueError::new_err(format!("{kind} is no collective of this client"))),
-    })
-}
-
-/// The numbers are Horovod's, as the constants of the package are.
-fn reduce_op(number: u32) -> PyResult<ReduceOp> {
-    Ok(match number {
-        0 => ReduceOp::Average,
-        1 => ReduceOp::Sum,
-        2 => ReduceOp::Adasum,
-        3 => ReduceOp::Min,
-        4 => ReduceOp::Max,
-        5 => ReduceOp::Product,
-        _ => {
-            return Err(PyValueError::new_err(format!(
-                "op {number} is none of Average, Sum, Adasum, Min, Max, Product"
-            )));
-        }
-    })
 }

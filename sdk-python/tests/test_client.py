@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import logging
 import pickle
-from typing import Any
+from typing import Any, Callable
 
 import numpy
 import pytest
@@ -14,6 +15,8 @@ import pytest
 import ronde
 from ronde import errors
 from ronde.client import Client
+
+_set_ids = itertools.count(7)
 
 
 class Operation:
@@ -36,6 +39,18 @@ class Operation:
             raise self.error
         return self._shape
 
+    def dtype(self) -> str:
+        return "uint8"
+
+    def splits(self) -> list[int]:
+        return [2, 0, 0, 0]
+
+    def last_joined(self) -> int:
+        return 2
+
+    def set_id(self) -> int:
+        return next(_set_ids)
+
     def read_into(self, address: int, nbytes: int) -> None:
         assert nbytes == len(self.data)
         ctypes.memmove(address, self.data, nbytes)
@@ -51,9 +66,13 @@ class Session:
         self.answers = answers
         self.notices: list[str] = []
 
-    def submit(self, kind: str, dtype: str, shape: Any, address: int, nbytes: int, **options: Any) -> Operation:
+    def submit(self, kind: str, dtype: str | None, shape: Any, address: int, nbytes: int, **options: Any) -> Operation:
         self.submitted.append((kind, dtype, tuple(shape), options))
-        return Operation(ctypes.string_at(address, nbytes) if nbytes else b"", list(shape), **self.answers)
+        result = [0] if dtype is None else list(shape)
+        return Operation(ctypes.string_at(address, nbytes) if nbytes else b"", result, **self.answers)
+
+    def submit_group(self, kind: str, tensors: Any, **options: Any) -> list[Operation]:
+        return [self.submit(kind, *tensor, **options) for tensor in tensors]
 
     def close(self) -> None:
         self.is_open = False
@@ -74,27 +93,120 @@ def test_arguments_reach_the_session() -> None:
     result = client.allreduce(mine, ronde.Max, "x", 2.0, 3.0)
     numpy.testing.assert_array_equal(result, mine)
     assert result is not mine
+    client.allreduce(mine, ronde.ClippedMean, codec="bfloat16")
     client.broadcast(mine, 3)
     client.allgather(mine, name="y")
     client.barrier()
+    client.reduce_scatter(mine, ronde.Sum)
+    client.scatter(None, 0)
+    client.send(mine, 2, tag=5)
+    average = {"op": 0, "prescale": 1.0, "postscale": 1.0}
+    matrix, nothing = ("float32", (2, 3)), (None, ())
     assert session.submitted == [
-        ("allreduce", "float32", (2, 3), {"name": "x", "op": 4, "prescale": 2.0, "postscale": 3.0}),
-        ("broadcast", "float32", (2, 3), {"name": None, "root": 3}),
-        ("allgather", "float32", (2, 3), {"name": "y"}),
-        ("barrier", "uint8", (0,), {"name": None}),
+        ("allreduce", *matrix, {"name": "x", "op": 4, "prescale": 2.0, "postscale": 3.0}),
+        ("allreduce", *matrix, {**average, "op": 7, "codec": "bfloat16"}),
+        ("broadcast", *matrix, {"root": 3}),
+        ("allgather", *matrix, {"name": "y"}),
+        ("barrier", *nothing, {}),
+        ("reducescatter", *matrix, {**average, "op": 1}),
+        ("scatter", *nothing, {"root": 0}),
+        ("send", *matrix, {"root": 2, "tag": 5}),
     ]
+
+
+def test_only_the_root_gets_a_result() -> None:
+    client = client_of(Session())
+    mine = numpy.arange(3)
+    for root, result in ((1, mine), (0, None)):
+        numpy.testing.assert_array_equal(client.reduce(mine, root), result)
+        numpy.testing.assert_array_equal(client.gather(mine, root), result)
+
+
+def test_splits_are_given_back_when_splits_were_given() -> None:
+    session = Session()
+    client = client_of(session)
+    mine = numpy.arange(4)
+    numpy.testing.assert_array_equal(client.alltoall(mine), mine)
+    result, received = client.alltoall(mine, numpy.array([0, 1, 3, 0], numpy.int32))
+    numpy.testing.assert_array_equal(result, mine)
+    assert (received.dtype, received.tolist()) == (numpy.int32, [2, 0, 0, 0])
+    assert [options["splits"] for *_, options in session.submitted] == [[1, 1, 1, 1], [0, 1, 3, 0]]
+
+
+def test_groups_are_submitted_together_and_given_back_in_order() -> None:
+    session = Session()
+    client = client_of(session)
+    tensors = [numpy.zeros(2), numpy.ones((3, 1), numpy.int8)]
+    for results in (
+        client.grouped_allreduce(tensors, ronde.Sum, "g"),
+        client.grouped_allgather(tensors),
+        client.grouped_reduce_scatter(tensors),
+    ):
+        for result, tensor in zip(results, tensors):
+            numpy.testing.assert_array_equal(result, tensor)
+    assert [submitted[:3] for submitted in session.submitted[:2]] == [
+        ("allreduce", "float64", (2,)),
+        ("allreduce", "int8", (3, 1)),
+    ]
+    assert client.grouped_allreduce([]) == []
+
+
+def test_process_sets_know_their_ranks() -> None:
+    session = Session()
+    client = client_of(session)
+    whole = client.global_process_set
+    assert (whole.id, whole.ranks, whole.size(), whole.rank(), whole.included()) == (0, [0, 1, 2, 3], 4, 1, True)
+    some = client.add_process_set([3, 1])
+    number = some.id
+    assert str(some) == f"ProcessSet(id={number}, ranks=[1, 3])"
+    assert (some.size(), some.rank()) == (2, 0)
+    client.allgather(numpy.zeros(1), process_set=some)
+    assert session.submitted[-1] == ("allgather", "float64", (1,), {"set": number})
+    assert not client.remove_process_set(whole)
+    assert client.remove_process_set(some)
+    assert session.submitted[-1] == ("remove_process_set", None, (), {"removed": number})
+    assert some.id is None
+    assert not client.remove_process_set(some)
+    others = client.add_process_set([0, 2])
+    assert not others.included()
+    with pytest.raises(ValueError, match="not part of provided process set"):
+        others.rank()
+    assert client.join() == 2
 
 
 def test_wrong_arguments_are_not_submitted() -> None:
     session = Session()
     client = client_of(session)
-    with pytest.raises(ValueError, match="invalid root rank 4"):
-        client.broadcast(numpy.zeros(1), 4)
-    for out in (numpy.zeros(1), numpy.zeros(2, numpy.int64)):
-        with pytest.raises(ValueError, match="out is of type"):
-            client.allreduce(numpy.zeros(2), out=out)
-    with pytest.raises(ValueError, match="not supported"):
-        client.allgather(numpy.zeros(1, numpy.complex128))
+    others, removed = client.add_process_set([0, 2]), client.add_process_set([1, 2])
+    client.remove_process_set(removed)
+    session.submitted.clear()
+    tensor = numpy.zeros(4)
+    wrong: list[tuple[str, Callable[[], Any]]] = [
+        ("invalid root rank 4", lambda: client.broadcast(tensor, 4)),
+        ("invalid root rank -1", lambda: client.scatter(tensor, -1)),
+        ("out is of type", lambda: client.allreduce(numpy.zeros(2), out=numpy.zeros(1))),
+        ("out is of type", lambda: client.allreduce(numpy.zeros(2), out=numpy.zeros(2, numpy.int64))),
+        ("complex128 is not supported", lambda: client.allgather(numpy.zeros(1, numpy.complex128))),
+        ("NoneType is no tensor", lambda: client.reduce(None, 0)),
+        ("does not support scalar", lambda: client.reduce_scatter(numpy.float32(1.0))),
+        ("does not support scalar", lambda: client.grouped_reduce_scatter([numpy.float32(1.0)])),
+        ("does not support scalar", lambda: client.alltoall(numpy.float32(1.0))),
+        ("6 rows among 4 ranks", lambda: client.alltoall(numpy.zeros(6))),
+        ("1-D integers, such as int32, not 2-D", lambda: client.alltoall(tensor, numpy.zeros((2, 2), int))),
+        ("1-D integers, such as int32, not 1-D float64", lambda: client.alltoall(tensor, [1.0, 1.0, 1.0, 1.0])),
+        ("each of 4 ranks", lambda: client.alltoall(tensor, [2, 2])),
+        ("each of 4 ranks", lambda: client.alltoall(tensor, [-1, 5, 0, 0])),
+        ("add up to 3, but the tensor has 4 rows", lambda: client.alltoall(tensor, [0, 1, 1, 1])),
+        ("cannot send to or receive from itself", lambda: client.send(tensor, 1)),
+        ("invalid rank 4 of a message", lambda: client.recv(4)),
+        ("tags are integers", lambda: client.recv(2, tag=-1)),
+        ("ranks are integers", lambda: client.add_process_set(["one"])),  # type: ignore[list-item]
+        ("not a member of the provided process set", lambda: client.allreduce(tensor, process_set=others)),
+        ("has not been registered", lambda: client.barrier(process_set=removed)),
+    ]
+    for words, call in wrong:
+        with pytest.raises(ValueError, match=words):
+            call()
     assert session.submitted == []
 
 

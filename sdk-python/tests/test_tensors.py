@@ -8,7 +8,7 @@ import ctypes
 import numpy
 import pytest
 
-from ronde.tensors import DTYPES, Source, source_of, target_of
+from ronde.tensors import DTYPES, Bfloat16, Source, kind_of, source_of, target_of
 
 DTYPE_NAMES = sorted(DTYPES - {"bfloat16"})
 
@@ -99,6 +99,34 @@ def test_buffers_of_the_standard_library_are_understood() -> None:
     source = source_of(array.array("i", [1, 2, 3]))
     assert (source.dtype, source.shape) == ("int32", (3,))
     assert source_of(b"abc").dtype == "uint8"
+
+
+def test_bfloat16_needs_no_library() -> None:
+    values = numpy.array([1.0, -0.0, 1.00390625, 1.01171875, 3.0e38, numpy.inf, numpy.nan, 1e-40], numpy.float32)
+    tensor = Bfloat16.from_float32(values)
+    # Rounded to nearest, ties to even.
+    assert [hex(bits) for bits in tensor.bits] == [
+        *["0x3f80", "0x8000", "0x3f80", "0x3f82", "0x7f62", "0x7f80", "0x7fc0", "0x1"],
+    ]
+    source = source_of(tensor)
+    assert (source.dtype, source.shape, source.nbytes) == ("bfloat16", (8,), 16)
+    assert content(source) == tensor.bits.tobytes()
+    result = source.empty((2, 3)).finish()
+    assert isinstance(result, Bfloat16)
+    assert result.shape == (2, 3)
+    out = Bfloat16(numpy.zeros(8, numpy.uint16))
+    assert fill(out, content(source)) is out
+    numpy.testing.assert_array_equal(out.to_float32()[:2], [1.0, -0.0])
+    assert Bfloat16.from_float32(2.5).to_float32() == 2.5
+    with pytest.raises(ValueError, match="uint16"):
+        Bfloat16(values)
+
+
+@pytest.mark.parametrize("like", [None, numpy.zeros(1)])
+def test_results_of_other_ranks_types_are_numpys(like: object) -> None:
+    result = kind_of(like)("int16", (2, 0)).finish()
+    assert (result.dtype, result.shape) == (numpy.int16, (2, 0))
+    assert isinstance(kind_of(like)("bfloat16", (3,)).finish(), Bfloat16)
 
 
 @pytest.mark.parametrize("thing", [[1.0], 1.0, "text", None, {}])

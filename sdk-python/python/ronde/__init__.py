@@ -9,18 +9,27 @@ The program runs under `ronde run -np N python program.py`. `ronde.torch` has th
 """
 
 from ronde._ronde import __version__
-from ronde.client import Adasum, Average, Client, Handle, Max, Min, Product, Sum, connect
+from ronde.client import Client, connect
 from ronde.errors import MismatchError, PeerLostError, RefusedError, RondeError, ShutDownError, TimedOutError
+from ronde.handle import GroupHandle, Handle
+from ronde.ops import Adasum, Average, ClippedMean, Max, Median, Min, Product, Sum
+from ronde.process_set import ProcessSet
+from ronde.tensors import Bfloat16
 
 __all__ = [
     "Adasum",
     "Average",
+    "Bfloat16",
     "Client",
+    "ClippedMean",
+    "GroupHandle",
     "Handle",
     "Max",
+    "Median",
     "Min",
     "MismatchError",
     "PeerLostError",
+    "ProcessSet",
     "Product",
     "RefusedError",
     "RondeError",

@@ -13,7 +13,7 @@ class Session:
     def submit(
         self,
         kind: str,
-        dtype: str,
+        dtype: str | None,
         shape: Sequence[int],
         address: int,
         nbytes: int,
@@ -23,8 +23,25 @@ class Session:
         root: int = 0,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        codec: str = "",
+        splits: Sequence[int] | None = None,
+        tag: int = 0,
+        ranks: Sequence[int] = (),
+        removed: int = 0,
         set: int = 0,
     ) -> Operation: ...
+    def submit_group(
+        self,
+        kind: str,
+        tensors: Sequence[tuple[str, Sequence[int], int, int]],
+        *,
+        name: str | None = None,
+        op: int = 0,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        codec: str = "",
+        set: int = 0,
+    ) -> list[Operation]: ...
     def close(self) -> None: ...
     def take_notices(self) -> list[str]: ...
     @property
@@ -52,5 +69,9 @@ class Operation:
     def name(self) -> str: ...
     def poll(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> bool: ...
+    def dtype(self) -> str: ...
     def shape(self) -> list[int]: ...
+    def splits(self) -> list[int]: ...
+    def last_joined(self) -> int: ...
+    def set_id(self) -> int: ...
     def read_into(self, address: int, nbytes: int) -> None: ...

@@ -6,6 +6,7 @@ keeps the tensor behind one alive for as long as the address is used.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
@@ -55,11 +56,47 @@ class Empty(Protocol):
         ...
 
 
+class Bfloat16:
+    """A tensor of bfloat16 for programs without PyTorch: a NumPy array of its elements' bits.
+
+    bits -- a uint16 array; each element is the upper half of the float32 of the same value
+
+    Raises ValueError for anything else. Where tensors are taken, one of these is, and the results are of its kind.
+    """
+
+    def __init__(self, bits: numpy.ndarray[Any, Any]) -> None:
+        if not isinstance(bits, numpy.ndarray) or bits.dtype != numpy.uint16:
+            raise ValueError(f"the bits of bfloat16 are a NumPy array of uint16, not {_kind(bits)}")
+        self.bits = bits
+
+    @classmethod
+    def from_float32(cls, values: Any) -> Bfloat16:
+        """The nearest bfloat16 numbers of an array, ties to even; NaN becomes the quiet one."""
+        array = numpy.asarray(values, dtype=numpy.float32)
+        wide = array.view(numpy.uint32)
+        rounded = (wide + (numpy.uint32(0x7FFF) + (wide >> 16 & 1)) >> 16).astype(numpy.uint16)
+        return cls(numpy.where(numpy.isnan(array), numpy.uint16(0x7FC0), rounded))
+
+    def to_float32(self) -> numpy.ndarray[Any, Any]:
+        """The values, exactly."""
+        return (self.bits.astype(numpy.uint32) << 16).view(numpy.float32)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions, outermost first."""
+        return tuple(self.bits.shape)
+
+    def __repr__(self) -> str:
+        return f"Bfloat16({self.to_float32()})"
+
+
 def source_of(tensor: Any) -> Source:
     """Any tensor as a source: PyTorch, NumPy, DLPack, `__array_interface__`, or the buffer protocol."""
     torch_module = sys.modules.get("torch")
     if torch_module is not None and isinstance(tensor, torch_module.Tensor):
         return _torch_source(tensor)
+    if isinstance(tensor, Bfloat16):
+        return _bfloat16_source(tensor)
     return _numpy_source(_as_array(tensor))
 
 
@@ -70,7 +107,31 @@ def target_of(tensor: Any) -> Target:
         return _torch_target(tensor)
     if isinstance(tensor, numpy.ndarray):
         return _numpy_target(tensor)
+    if isinstance(tensor, Bfloat16):
+        return _bfloat16_target(tensor)
     raise ValueError(f"a result can be written into a NumPy array or a PyTorch tensor, not into {_kind(tensor)}")
+
+
+def kind_of(like: Any) -> Callable[[str, Sequence[int]], Target]:
+    """Makes memory for results whose type and shape another rank chose: PyTorch's when `like` is its, else NumPy's."""
+    torch_module = sys.modules.get("torch")
+    if torch_module is None or not isinstance(like, torch_module.Tensor):
+        return _numpy_empty
+    device = like.device
+
+    def empty(dtype: str, shape: Sequence[int]) -> Target:
+        result = torch_module.empty(tuple(shape), dtype=getattr(torch_module, dtype))
+        return _torch_memory(result, lambda: result.to(device))
+
+    return empty
+
+
+def integers_like(like: Any, values: Sequence[int]) -> Any:
+    """Numbers as int32 of the kind of a tensor: PyTorch in main memory, else NumPy."""
+    torch_module = sys.modules.get("torch")
+    if torch_module is not None and isinstance(like, torch_module.Tensor):
+        return torch_module.tensor(values, dtype=torch_module.int32)
+    return numpy.array(values, dtype=numpy.int32)
 
 
 def check_dtype(name: str) -> str:
@@ -99,13 +160,20 @@ def _as_array(tensor: Any) -> numpy.ndarray[Any, Any]:
 def _numpy_source(array: numpy.ndarray[Any, Any]) -> Source:
     check_dtype(array.dtype.name)
     # Also turns other byte orders into the machine's.
-    dense = numpy.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    dtype = array.dtype.newbyteorder("=")
+    dense = numpy.ascontiguousarray(array, dtype=dtype)
 
     def empty(shape: Sequence[int]) -> Target:
-        return _numpy_target(numpy.empty(shape, dtype=dense.dtype))
+        return _numpy_target(numpy.empty(shape, dtype=dtype))
 
     # `ascontiguousarray` makes a scalar one-dimensional, so the shape is the original's.
     return Source(dense, _address(dense), dense.dtype.name, array.shape, dense.nbytes, empty)
+
+
+def _numpy_empty(dtype: str, shape: Sequence[int]) -> Target:
+    if dtype == "bfloat16":
+        return _bfloat16_target(Bfloat16(numpy.empty(shape, numpy.uint16)))
+    return _numpy_target(numpy.empty(shape, dtype=dtype))
 
 
 def _numpy_target(array: numpy.ndarray[Any, Any]) -> Target:
@@ -123,6 +191,22 @@ def _numpy_target(array: numpy.ndarray[Any, Any]) -> Target:
     return Target(dense, _address(dense), dense.dtype.name, dense.shape, dense.nbytes, finish)
 
 
+def _bfloat16_source(tensor: Bfloat16) -> Source:
+    bits = _numpy_source(tensor.bits)
+    empty = functools.partial(_numpy_empty, "bfloat16")
+    return Source(bits.owner, bits.address, "bfloat16", bits.shape, bits.nbytes, empty)
+
+
+def _bfloat16_target(tensor: Bfloat16) -> Target:
+    bits = _numpy_target(tensor.bits)
+
+    def finish() -> Any:
+        bits.finish()
+        return tensor
+
+    return Target(bits.owner, bits.address, "bfloat16", bits.shape, bits.nbytes, finish)
+
+
 def _address(array: numpy.ndarray[Any, Any]) -> int:
     # Sized zero, some arrays have an address of no meaning; no byte of it is touched.
     address: int = array.__array_interface__["data"][0]
@@ -133,10 +217,10 @@ def _torch_source(tensor: torch.Tensor) -> Source:
     import torch
 
     dense = _torch_dense(tensor)
-    device = tensor.device
+    device, dtype = tensor.device, tensor.dtype
 
     def empty(shape: Sequence[int]) -> Target:
-        result = torch.empty(tuple(shape), dtype=dense.dtype)
+        result = torch.empty(tuple(shape), dtype=dtype)
         return _torch_memory(result, lambda: result.to(device))
 
     return Source(dense, dense.data_ptr(), torch_dtype_name(dense.dtype), tensor.shape, _torch_nbytes(dense), empty)

@@ -7,8 +7,9 @@ optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_par
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 """
 
-from ronde.client import Adasum, Average, Handle, Max, Min, Product, Sum
 from ronde.errors import MismatchError, PeerLostError, RefusedError, RondeError, ShutDownError, TimedOutError
+from ronde.handle import Handle
+from ronde.ops import Adasum, Average, Max, Min, Product, Sum
 from ronde.torch.compression import Compression
 from ronde.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from ronde.torch.mpi_ops import (

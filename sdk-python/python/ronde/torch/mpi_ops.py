@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from ronde.client import Average, Client, Handle, Sum, connect
+from ronde.client import Client, connect
+from ronde.handle import Handle
+from ronde.ops import Average, Sum
 from ronde.torch.compression import Compression, Compressor
 
 _client: Client | None = None

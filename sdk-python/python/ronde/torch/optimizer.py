@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
-from ronde.client import Adasum, Average, Handle, Sum
+from ronde.handle import Handle
+from ronde.ops import Adasum, Average, Sum
 from ronde.torch import mpi_ops
 from ronde.torch.compression import Compression, Compressor
 from ronde.torch.window import Window

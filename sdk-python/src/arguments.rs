@@ -1,0 +1,125 @@
+//! The arguments of collectives as Python gives them.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use ronde::{Codec, Collective, DType, Rank, ReduceOp, SetId};
+
+/// Keyword arguments of a submission; each kind of collective looks at its own.
+#[derive(Debug, Default)]
+pub(crate) struct Arguments {
+    op: u32,
+    prescale: Option<f64>,
+    postscale: Option<f64>,
+    codec: String,
+    /// The root, or the other rank of a message.
+    root: u32,
+    splits: Vec<u64>,
+    tag: u32,
+    ranks: Vec<u32>,
+    removed: u32,
+}
+
+/// What is not part of the collective itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    prescale: f64,
+    postscale: f64,
+    codec: Codec,
+}
+
+impl Arguments {
+    /// The collective of this kind.
+    pub(crate) fn collective(&self, kind: &str) -> PyResult<Collective> {
+        let root = Rank(self.root);
+        Ok(match kind {
+            "allreduce" => Collective::AllReduce { op: self.reduce_op()? },
+            "allgather" => Collective::AllGather,
+            "reducescatter" => Collective::ReduceScatter { op: self.reduce_op()? },
+            "broadcast" => Collective::Broadcast { root },
+            "alltoall" => Collective::AllToAll { splits: self.splits.clone() },
+            "reduce" => Collective::Reduce { op: self.reduce_op()?, root },
+            "gather" => Collective::Gather { root },
+            "scatter" => Collective::Scatter { root },
+            "send" => Collective::Send { to: root, tag: self.tag },
+            "recv" => Collective::Recv { from: root, tag: self.tag },
+            "barrier" => Collective::Barrier,
+            "join" => Collective::Join,
+            "add_process_set" => Collective::AddSet { ranks: self.set_ranks() },
+            "remove_process_set" => Collective::RemoveSet { set: SetId(self.removed) },
+            _ => return Err(PyValueError::new_err(format!("{kind} is no collective of this client"))),
+        })
+    }
+
+    /// Scales and codec; none where they were not given.
+    pub(crate) fn options(&self) -> PyResult<Options> {
+        let codec = Codec::from_name(&self.codec).ok_or_else(|| {
+            let names: Vec<&str> =
+                Codec::ALL.iter().map(|codec| codec.name()).filter(|name| !name.is_empty()).collect();
+            PyValueError::new_err(format!("codec {} is not known; give {}, or None", self.codec, names.join(", ")))
+        })?;
+        Ok(Options { prescale: self.prescale.unwrap_or(1.0), postscale: self.postscale.unwrap_or(1.0), codec })
+    }
+
+    /// The numbers are Horovod's, as the constants of the package are.
+    fn reduce_op(&self) -> PyResult<ReduceOp> {
+        Ok(match self.op {
+            0 => ReduceOp::Average,
+            1 => ReduceOp::Sum,
+            2 => ReduceOp::Adasum,
+            3 => ReduceOp::Min,
+            4 => ReduceOp::Max,
+            5 => ReduceOp::Product,
+            6 => ReduceOp::Median,
+            7 => ReduceOp::ClippedMean,
+            op => {
+                return Err(PyValueError::new_err(format!(
+                    "op {op} is none of Average, Sum, Adasum, Min, Max, Product, Median, ClippedMean"
+                )));
+            }
+        })
+    }
+
+    /// In any order, as users give them; the wire has them ascending.
+    fn set_ranks(&self) -> Vec<Rank> {
+        let mut ranks: Vec<Rank> = self.ranks.iter().copied().map(Rank).collect();
+        ranks.sort_unstable();
+        ranks
+    }
+}
+
+impl Options {
+    /// The operation with them.
+    pub(crate) fn apply<'a>(&self, operation: ronde::Operation<'a>) -> ronde::Operation<'a> {
+        let Self { prescale, postscale, codec } = *self;
+        ronde::Operation { prescale, postscale, codec, ..operation }
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Arguments {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let mut arguments = Self::default();
+        for (name, value) in given.cast::<PyDict>()?.iter() {
+            match name.extract::<String>()?.as_str() {
+                "op" => arguments.op = value.extract()?,
+                "prescale" => arguments.prescale = Some(value.extract()?),
+                "postscale" => arguments.postscale = Some(value.extract()?),
+                "codec" => arguments.codec = value.extract()?,
+                "root" => arguments.root = value.extract()?,
+                "splits" => arguments.splits = value.extract()?,
+                "tag" => arguments.tag = value.extract()?,
+                "ranks" => arguments.ranks = value.extract()?,
+                "removed" => arguments.removed = value.extract()?,
+                other => return Err(PyValueError::new_err(format!("{other} is no argument of a collective"))),
+            }
+        }
+        Ok(arguments)
+    }
+}
+
+/// The type with a name.
+pub(crate) fn dtype_of(name: &str) -> PyResult<DType> {
+    DType::from_name(name).ok_or_else(|| PyValueError::new_err(format!("dtype {name} is not supported")))
+}
