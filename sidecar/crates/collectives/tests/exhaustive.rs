@@ -4,27 +4,31 @@ mod worlds;
 
 use ronde_collectives::check;
 use ronde_wire::SetTopology;
-use worlds::{flat, placements, plans, tunings, works};
+use worlds::{Breadth, cases, flat, placements, plans};
 
 #[test]
 fn worlds_of_one_rank_each() {
-    (1..=17).for_each(|members| check_all(&flat(members)));
+    let checked: usize = (1..=17).map(|members| check_all(&flat(members), Breadth::Full)).sum();
+    assert!(checked > 10_000, "only {checked} cases");
 }
 
 #[test]
 fn placements_of_several_ranks() {
     let topologies = placements();
     assert!(topologies.len() > 500, "only {} topologies", topologies.len());
-    topologies.iter().for_each(check_all);
+    let numbered = (0..).zip(&topologies);
+    let checked: usize = numbered.map(|(number, topology)| check_all(topology, Breadth::Sample(number))).sum();
+    assert!(checked > 20_000, "only {checked} cases");
 }
 
-fn check_all(topology: &SetTopology) {
-    for (algorithm, work) in works(topology) {
-        for tuning in tunings(algorithm) {
-            let plans = plans(topology, &work, &tuning);
-            if let Err(violation) = check(topology, &work, &tuning, &plans) {
-                panic!("{violation}\n{topology:?}\n{work:?}\n{tuning:?}");
-            }
+/// Returns how many cases there were.
+fn check_all(topology: &SetTopology, breadth: Breadth) -> usize {
+    let cases = cases(topology, breadth);
+    for (work, tuning) in &cases {
+        let plans = plans(topology, work, tuning);
+        if let Err(violation) = check(topology, work, tuning, &plans) {
+            panic!("{violation}\n{topology:?}\n{work:?}\n{tuning:?}");
         }
     }
+    cases.len()
 }

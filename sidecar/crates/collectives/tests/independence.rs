@@ -4,7 +4,7 @@ mod worlds;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ronde_collectives::{Work, WorkKind, check};
+use ronde_collectives::{Target, Work, WorkKind, check};
 use ronde_wire::{Algorithm, SetTopology, Tuning};
 use worlds::{flat, placed, plans, work};
 
@@ -30,7 +30,7 @@ fn expressions(
 ) -> Vec<(ronde_collectives::Span, String)> {
     let plans = plans(topology, work, tuning);
     let proof = check(topology, work, tuning, &plans).unwrap_or_else(|violation| panic!("{violation}"));
-    proof.result(tensor)
+    proof.result(tensor, Target::EveryRank)
 }
 
 proptest! {

@@ -263,7 +263,7 @@ spoilt!(
     |round| {
         round.steps.push(Step::Finish { register: Register(0), span: Span { start: 0, len: 9 } });
     },
-    Violation::NothingToReduce { .. }
+    Violation::Step { .. }
 );
 spoilt!(
     another_ranks_contribution,

@@ -19,6 +19,8 @@ pub(super) enum Refused {
     Finished,
     /// This rank is missing.
     Missing(Rank),
+    /// Only one of them has been decoded.
+    Plain,
 }
 
 /// All nodes of one proof.
@@ -35,6 +37,8 @@ enum Tree {
     Rank(Rank),
     Reduced(Expression, Expression),
     Finished(Expression),
+    Decoded(Expression),
+    All,
 }
 
 #[derive(Debug)]
@@ -46,6 +50,8 @@ struct Node {
     first: Member,
     last: Member,
     finished: bool,
+    /// Whether it came out of a codec, or is reduced from what did.
+    decoded: bool,
 }
 
 impl Expressions {
@@ -59,7 +65,7 @@ impl Expressions {
         let position = self.ranks.partition_point(|other| *other < rank);
         let mut ranks = vec![0; self.ranks.len().div_ceil(64)];
         ranks[position / 64] |= 1 << (position % 64);
-        self.node(Node { tree: Tree::Rank(rank), ranks, first: member, last: member, finished: false })
+        self.node(Node { tree: Tree::Rank(rank), ranks, first: member, last: member, finished: false, decoded: false })
     }
 
     /// What a member contributes: its ranks in order.
@@ -69,7 +75,21 @@ impl Expressions {
         leaves.into_iter().fold(first, |sum, leaf| self.join(sum, leaf))
     }
 
-    /// `op(left, right)`: disjoint, in member order up to rotation, both unfinished.
+    /// All ranks' values, combined at once.
+    pub(super) fn all(&mut self) -> Expression {
+        let ranks = vec![u64::MAX; self.ranks.len().div_ceil(64)];
+        let (first, last) = (Member(0), Member(self.members - 1));
+        self.node(Node { tree: Tree::All, ranks, first, last, finished: false, decoded: false })
+    }
+
+    /// What comes out of the codec.
+    pub(super) fn decoded(&mut self, value: Expression) -> Expression {
+        let node = self.at(value);
+        let (ranks, first, last, finished) = (node.ranks.clone(), node.first, node.last, node.finished);
+        self.node(Node { tree: Tree::Decoded(value), ranks, first, last, finished, decoded: true })
+    }
+
+    /// `op(left, right)`: disjoint, in member order up to rotation, both unfinished and both or neither decoded.
     pub(super) fn reduce(&mut self, left: Expression, right: Expression) -> Result<Expression, Refused> {
         let (a, b) = (self.at(left), self.at(right));
         if a.finished || b.finished {
@@ -79,7 +99,12 @@ impl Expressions {
         if let Some(rank) = self.first_of(&both) {
             return Err(Refused::Twice(rank));
         }
-        if (a.last.0 + 1) % self.members != b.first.0 {
+        if a.decoded != b.decoded {
+            return Err(Refused::Plain);
+        }
+        // What comes out of a codec is reduced left to right from member 0 on.
+        let turned = a.decoded && (a.first != Member(0) || b.first != b.last);
+        if turned || (a.last.0 + 1) % self.members != b.first.0 {
             return Err(Refused::Order);
         }
         Ok(self.join(left, right))
@@ -92,7 +117,7 @@ impl Expressions {
         self.complete(value)?;
         let node = self.at(value);
         let (ranks, first, last) = (node.ranks.clone(), node.first, node.last);
-        Ok(self.node(Node { tree: Tree::Finished(value), ranks, first, last, finished: true }))
+        Ok(self.node(Node { tree: Tree::Finished(value), ranks, first, last, finished: true, decoded: false }))
     }
 
     /// Whether every rank of the set contributes.
@@ -105,20 +130,29 @@ impl Expressions {
         self.at(value).finished
     }
 
+    pub(super) fn is_decoded(&self, value: Expression) -> bool {
+        self.at(value).decoded
+    }
+
     /// See [`super::Proof::result`].
     pub(super) fn text(&self, value: Expression) -> String {
         match self.at(value).tree {
             Tree::Rank(rank) => format!("r{}", rank.0),
             Tree::Reduced(left, right) => format!("({} {})", self.text(left), self.text(right)),
             Tree::Finished(value) => format!("[{}]", self.text(value)),
+            Tree::Decoded(value) => format!("<{}>", self.text(value)),
+            Tree::All => {
+                let ranks: Vec<String> = self.ranks.iter().map(|rank| format!("r{}", rank.0)).collect();
+                format!("{{{}}}", ranks.join(" "))
+            }
         }
     }
 
     fn join(&mut self, left: Expression, right: Expression) -> Expression {
         let (a, b) = (self.at(left), self.at(right));
         let ranks = a.ranks.iter().zip(&b.ranks).map(|(a, b)| a | b).collect();
-        let (first, last) = (a.first, b.last);
-        self.node(Node { tree: Tree::Reduced(left, right), ranks, first, last, finished: false })
+        let (first, last, decoded) = (a.first, b.last, a.decoded && b.decoded);
+        self.node(Node { tree: Tree::Reduced(left, right), ranks, first, last, finished: false, decoded })
     }
 
     fn node(&mut self, node: Node) -> Expression {

@@ -248,6 +248,9 @@ impl<'a> Network<'a> {
         let mut window = self.windows.get(&(member, operation, lane)).cloned().unwrap_or_default();
         while window.in_flight < plan.window && window.next < plan.strands.len() {
             let strand = window.next;
+            if plan.prelude && strand > 0 && !self.progress[operation][member.index()][0].done {
+                break;
+            }
             window.next += 1;
             if plan.strands[strand].lane != lane {
                 continue;

@@ -1,15 +1,18 @@
 //! Layouts are equal on all members and map each element of inputs and results exactly once.
 
+use std::collections::BTreeMap;
+
 use ronde_wire::Rank;
 
 use super::{Bucket, Violation};
-use crate::plan::{Slice, Source, Span, WorkKind};
+use crate::plan::{Slice, Source, Span, Target, WorkKind};
 
 pub(super) fn check(bucket: &Bucket<'_>) -> Result<(), Violation> {
     let layout = &bucket.plans[0].layout;
     if let Some((member, _)) = bucket.members().find(|(_, plan)| plan.layout != *layout) {
         return Err(Violation::LayoutsDiffer { member });
     }
+    let blocks = Blocks::of(bucket);
     let mut end = 0;
     for (index, slice) in layout.slices.iter().enumerate() {
         let problem = if slice.span.start != end {
@@ -17,7 +20,7 @@ pub(super) fn check(bucket: &Bucket<'_>) -> Result<(), Violation> {
         } else if slice.span.is_empty() {
             Some("is empty")
         } else {
-            mapping_problem(bucket, slice)
+            problem(&blocks, slice)
         };
         if let Some(problem) = problem {
             return Err(Violation::Slice { slice: index, problem });
@@ -27,56 +30,132 @@ pub(super) fn check(bucket: &Bucket<'_>) -> Result<(), Violation> {
     if end != layout.elements {
         return Err(Violation::Slice { slice: layout.slices.len(), problem: "is missing before the bucket's end" });
     }
-    check_tiling(bucket)
+    check_tiling(&blocks, &layout.slices)
 }
 
-fn mapping_problem(bucket: &Bucket<'_>, slice: &Slice) -> Option<&'static str> {
-    let Some(counts) = bucket.work.tensors.get(slice.tensor as usize) else {
-        return Some("belongs to no tensor of the work");
-    };
-    let (source, count, before) = match (&bucket.work.kind, slice.source) {
-        (WorkKind::AllReduce, _) => (Source::EveryRank, counts[0], 0),
-        (WorkKind::Broadcast { root }, _) => (Source::One(*root), counts[0], 0),
-        (WorkKind::AllGather, Source::One(rank)) => {
-            let (count, before) = place(bucket, counts, rank)?;
-            (Source::One(rank), count, before)
+/// What goes from a source to a target in a tensor: a run of elements of the one's input and of the other's result.
+#[derive(Clone, Copy, Debug, Default)]
+struct Block {
+    len: u64,
+    input_start: u64,
+    output_start: u64,
+}
+
+/// By tensor, source and target.
+type Key = (usize, Option<Rank>, Option<Rank>);
+
+/// What the work says about who gets what from whom.
+struct Blocks {
+    blocks: BTreeMap<Key, Block>,
+}
+
+impl Blocks {
+    fn of(bucket: &Bucket<'_>) -> Self {
+        let ranks = bucket.topology.ranks();
+        let mut blocks = BTreeMap::new();
+        for (tensor, counts) in bucket.work.tensors.iter().enumerate() {
+            let mut ends = Ends::default();
+            for (index, &len) in counts.iter().enumerate() {
+                let (source, target) = ends_of(&bucket.work.kind, &ranks, index);
+                let block = Block {
+                    len,
+                    input_start: ends.inputs.skip(source, len),
+                    output_start: ends.results.skip(target, len),
+                };
+                blocks.insert((tensor, source, target), block);
+            }
         }
-        _ => return Some("has a source that this work does not have"),
+        Self { blocks }
+    }
+}
+
+/// How far the inputs and results of a tensor have been dealt out.
+#[derive(Default)]
+struct Ends {
+    inputs: Running,
+    results: Running,
+}
+
+#[derive(Default)]
+struct Running {
+    ends: BTreeMap<Option<Rank>, u64>,
+}
+
+impl Running {
+    /// Where the next `len` elements of this tensor begin.
+    fn skip(&mut self, of: Option<Rank>, len: u64) -> u64 {
+        let end = self.ends.entry(of).or_default();
+        *end += len;
+        *end - len
+    }
+}
+
+/// Whose input and whose result the elements of a count are; `None` is everybody's.
+fn ends_of(kind: &WorkKind, ranks: &[Rank], index: usize) -> (Option<Rank>, Option<Rank>) {
+    match *kind {
+        WorkKind::AllReduce
+        | WorkKind::AllReduceCoded { .. }
+        | WorkKind::AllReduceNAry
+        | WorkKind::AllReduceTwoPass { .. }
+        | WorkKind::AllReduceAdaptive
+        | WorkKind::Barrier => (None, None),
+        WorkKind::Reduce { root } => (None, Some(root)),
+        WorkKind::Broadcast { root } => (Some(root), None),
+        WorkKind::ReduceScatter => (None, Some(ranks[index])),
+        WorkKind::AllGather => (Some(ranks[index]), None),
+        WorkKind::Gather { root } => (Some(ranks[index]), Some(root)),
+        WorkKind::Scatter { root } => (Some(root), Some(ranks[index])),
+        WorkKind::AllToAll => (Some(ranks[index / ranks.len()]), Some(ranks[index % ranks.len()])),
+    }
+}
+
+fn key(slice: &Slice) -> Key {
+    let source = match slice.source {
+        Source::EveryRank => None,
+        Source::One(rank) => Some(rank),
     };
-    if slice.source != source {
-        return Some("has the wrong source");
-    }
-    if slice.input_start.checked_add(slice.span.len).is_none_or(|end| end > count) {
-        return Some("reaches over the end of its input");
-    }
-    (slice.output_start != before + slice.input_start).then_some("maps input and result differently from the work")
+    let target = match slice.target {
+        Target::EveryRank => None,
+        Target::One(rank) => Some(rank),
+    };
+    (slice.tensor as usize, source, target)
 }
 
-/// A rank's own count and those before it; `None` when it is not in the set.
-fn place(bucket: &Bucket<'_>, counts: &[u64], rank: Rank) -> Option<(u64, u64)> {
-    let position = bucket.topology.ranks().binary_search(&rank).ok()?;
-    Some((counts[position], counts[..position].iter().sum()))
+fn problem(blocks: &Blocks, slice: &Slice) -> Option<&'static str> {
+    let Some(block) = blocks.blocks.get(&key(slice)) else {
+        return Some("has a tensor, source or target that this work does not have");
+    };
+    let Some(offset) = slice.input_start.checked_sub(block.input_start) else {
+        return Some("begins before what its source has for its target");
+    };
+    if offset.checked_add(slice.span.len).is_none_or(|end| end > block.len) {
+        return Some("reaches over the end of what its source has for its target");
+    }
+    (slice.output_start != block.output_start + offset).then_some("maps input and result differently from the work")
 }
 
-/// Each result tensor is covered without gap or overlap; so is each input, because the two maps are shifts.
-fn check_tiling(bucket: &Bucket<'_>) -> Result<(), Violation> {
-    let slices = &bucket.plans[0].layout.slices;
-    for (tensor, counts) in bucket.work.tensors.iter().enumerate() {
-        let mut spans: Vec<Span> = slices
-            .iter()
-            .filter(|slice| slice.tensor as usize == tensor)
-            .map(|slice| Span { start: slice.output_start, len: slice.span.len })
-            .collect();
+/// Each block is covered without gap or overlap.
+fn check_tiling(blocks: &Blocks, slices: &[Slice]) -> Result<(), Violation> {
+    let mut spans: BTreeMap<Key, Vec<Span>> = BTreeMap::new();
+    for slice in slices {
+        spans.entry(key(slice)).or_default().push(Span { start: slice.output_start, len: slice.span.len });
+    }
+    for (key, block) in &blocks.blocks {
+        let mut end = block.output_start;
+        let mut spans = spans.remove(key).unwrap_or_default();
         spans.sort_unstable();
-        let mut end = 0;
+        let (tensor, source, target) = *key;
+        let source_ranks = source.map_or(Source::EveryRank, Source::One);
+        let target = target.map_or(Target::EveryRank, Target::One);
+        let violation = |element| Violation::Tiling { tensor, source_ranks, target, element };
         for span in spans {
             if span.start != end {
-                return Err(Violation::Tiling { tensor, element: end.min(span.start) });
+                return Err(violation(end.min(span.start)));
             }
             end = span.end();
         }
-        if end != counts.iter().sum::<u64>() {
-            return Err(Violation::Tiling { tensor, element: end });
+        if end != block.output_start + block.len {
+            return Err(violation(end));
         }
     }
     Ok(())

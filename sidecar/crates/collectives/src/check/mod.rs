@@ -3,8 +3,10 @@
 //! | file | proves |
 //! |---|---|
 //! | `layout` | layouts are equal and map every input and output element exactly once |
-//! | `transfers` | sends match receives in peer, strand, round, span and lane; bytes and rounds equal the closed form |
-//! | `values` | each contribution counts exactly once, in member order; all ranks end with the same expression; nothing stale is read, nothing is written twice |
+//! | `shape` | every span, register and peer exists and fits; steps belong to the kind of work and to their side of a prelude |
+//! | `transfers` | sends match receives in peer, strand, round, span, form and lane; bytes and rounds equal the closed form |
+//! | `values`, `registers` | each contribution counts exactly once, in member order; every target gets each element once, and all ranks of a common result end with the same expression; nothing stale is read, nothing is written twice |
+//! | `reducers` | codecs: sources and owners encode once, plain values never travel, everybody decodes; n-ary: all ranks' values at once, in order; preludes: every element of every rank is measured once, everybody concludes from the same measures before it reduces |
 //! | `lanes` | plans complete on FIFO lanes, alone and with another plan, in adversarial schedules |
 //!
 //! **Why one schedule is enough for values.** The registers of a strand are touched by its own rounds only, in order, and
@@ -18,6 +20,9 @@
 mod expression;
 mod lanes;
 mod layout;
+mod reducers;
+mod registers;
+mod shape;
 mod transfers;
 mod values;
 mod violation;
@@ -27,7 +32,8 @@ use ronde_wire::{Member, Rank, SetTopology, Tuning};
 pub use lanes::{Delivery, Explored, Schedule, check_interleaved, explore};
 pub use violation::{At, Violation};
 
-use crate::plan::{Plan, Span, Work};
+use crate::algorithms::Predicted;
+use crate::plan::{Form, Plan, Span, Target, Work, WorkKind};
 use crate::planner::predicted;
 use expression::{Expression, Expressions};
 
@@ -38,16 +44,22 @@ pub struct Proof {
     pub rounds: u32,
     /// Bytes that each member sends.
     pub sent_bytes: Vec<u64>,
+    /// Bytes that each member combines with others.
+    pub reduced_bytes: Vec<u64>,
+    /// By member, the spans that it measures in a prelude, in order; empty without one.
+    pub measured: Vec<Vec<Span>>,
     results: Vec<Run>,
     expressions: Expressions,
 }
 
 impl Proof {
-    /// How the elements of a result tensor are computed: runs of elements with the same expression, in order. Ranks are
-    /// `r0`, `r1` ...; a reduction is `(left right)`, a finished value `[value]`.
+    /// How the elements of a target's result tensor are computed: runs of elements with the same expression, in order.
+    /// Ranks are `r0`, `r1` ...; a reduction is `(left right)`, one of all ranks at once `{r0 r1}`, a finished value
+    /// `[value]`, and one that came out of a codec `<value>`.
     #[must_use]
-    pub fn result(&self, tensor: u32) -> Vec<(Span, String)> {
-        let mut runs: Vec<Run> = self.results.iter().filter(|run| run.tensor == tensor).copied().collect();
+    pub fn result(&self, tensor: u32, target: Target) -> Vec<(Span, String)> {
+        let wanted = |run: &&Run| run.tensor == tensor && run.target == target;
+        let mut runs: Vec<Run> = self.results.iter().filter(wanted).copied().collect();
         runs.sort_unstable_by_key(|run| run.output);
         runs.dedup_by(|next, run| {
             let joins = run.output.end() == next.output.start && run.value == next.value;
@@ -64,6 +76,7 @@ impl Proof {
 #[derive(Clone, Copy, Debug)]
 struct Run {
     tensor: u32,
+    target: Target,
     output: Span,
     value: Expression,
 }
@@ -78,14 +91,17 @@ pub fn check(topology: &SetTopology, work: &Work, tuning: &Tuning, plans: &[Plan
     }
     let bucket = Bucket { topology, work, tuning, plans };
     layout::check(&bucket)?;
-    transfers::check_shape(&bucket)?;
-    transfers::check_matching(&bucket)?;
-    let (results, expressions) = values::check(&bucket)?;
     let form = predicted(topology, work, tuning).map_err(Violation::Inputs)?;
-    let (rounds, sent_bytes) = transfers::check_closed_form(&bucket, &form)?;
+    shape::check(&bucket)?;
+    transfers::check_matching(&bucket)?;
+    let computed = values::check(&bucket)?;
+    transfers::check_closed_form(&bucket, &form)?;
     explore(&[plans], Delivery::Rendezvous, &[Schedule::Fair, Schedule::NewestFirst])?;
     explore(&[plans], Delivery::WhenStarted, &Schedule::few(plans.len()))?;
-    Ok(Proof { rounds, sent_bytes, results, expressions })
+    let measured = computed.measured.iter().map(|measured| measured.spans.to_vec()).collect();
+    let Predicted { rounds, sent_bytes, reduced_bytes, .. } = form;
+    let (results, expressions) = (computed.results, computed.expressions);
+    Ok(Proof { rounds, sent_bytes, reduced_bytes, measured, results, expressions })
 }
 
 /// What is checked.
@@ -106,6 +122,32 @@ impl Bucket<'_> {
         &self.topology.members[member.index()].ranks
     }
 
+    /// Whether values go through a codec: with one member nothing travels.
+    fn is_coded(&self) -> bool {
+        matches!(self.work.kind, WorkKind::AllReduceCoded { .. }) && self.plans.len() > 1
+    }
+
+    /// How many numbers a member's measures are.
+    fn measures_of(&self, member: Member) -> u64 {
+        match self.work.kind {
+            WorkKind::AllReduceTwoPass { measures } => self.ranks_of(member).len() as u64 * u64::from(measures),
+            WorkKind::AllReduceAdaptive => (self.topology.size() * (self.topology.size() + 1) / 2) as u64,
+            _ => 0,
+        }
+    }
+
+    /// Bytes of a span in a form, as it comes from a member.
+    fn bytes(&self, member: Member, span: Span, form: Form) -> u64 {
+        let element = u64::from(self.work.element_bytes);
+        let each = match (form, &self.work.kind) {
+            (Form::Encoded, WorkKind::AllReduceCoded { encoded_bytes }) => u64::from(*encoded_bytes),
+            (Form::Values | Form::Encoded, _) => element,
+            (Form::EachRank, _) => element * self.ranks_of(member).len() as u64,
+            (Form::Measures, _) => MEASURE_BYTES,
+        };
+        span.len.saturating_mul(each)
+    }
+
     /// The number of strands, equal in all plans once the shape is checked.
     fn strands(&self) -> usize {
         self.plans[0].strands.len()
@@ -116,3 +158,6 @@ impl Bucket<'_> {
         self.plans.iter().map(|plan| plan.strands[strand].rounds.len()).max().unwrap_or(0)
     }
 }
+
+/// A measure is an f64.
+const MEASURE_BYTES: u64 = 8;

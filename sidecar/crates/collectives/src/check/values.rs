@@ -3,83 +3,104 @@
 use ronde_wire::Member;
 
 use super::expression::{Expression, Expressions, Refused};
+use super::registers::{Content, Measured, Registers};
 use super::{At, Bucket, Run, Violation};
-use crate::plan::{REGISTERS_MAX, Register, Round, Source, Span, Step, Transfer, WorkKind};
+use crate::plan::{Form, Register, Round, Slice, Source, Span, Step, Target, Transfer, WorkKind};
 
-pub(super) fn check(bucket: &Bucket<'_>) -> Result<(Vec<Run>, Expressions), Violation> {
+/// What all members' plans compute.
+pub(super) struct Computed {
+    pub(super) results: Vec<Run>,
+    pub(super) expressions: Expressions,
+    /// By member, the spans that it measures in a prelude, in order.
+    pub(super) measured: Vec<Measured>,
+}
+
+pub(super) fn check(bucket: &Bucket<'_>) -> Result<Computed, Violation> {
     let mut run = Execution::new(bucket);
     for strand in 0..bucket.strands() {
         run.strand(strand)?;
     }
     run.check_outputs()?;
-    Ok((run.results(), run.expressions))
+    run.check_encoded()?;
+    run.check_concluded()?;
+    Ok(Computed { results: run.results(), expressions: run.expressions, measured: run.measured })
 }
 
-struct Execution<'a> {
-    bucket: Bucket<'a>,
-    expressions: Expressions,
+pub(super) struct Execution<'a> {
+    pub(super) bucket: Bucket<'a>,
+    pub(super) expressions: Expressions,
     /// All borders of spans, ascending: interval `i` is `borders[i]..borders[i + 1]`.
-    borders: Vec<u64>,
+    pub(super) borders: Vec<u64>,
+    /// The slice that each interval is of.
+    slices: Vec<Slice>,
+    /// What each member's ranks contribute together.
+    pub(super) whole: Vec<Expression>,
     /// What each interval's input is, by member.
     contributions: Vec<Vec<Option<Expression>>>,
     /// What each member has published, by interval.
     outputs: Vec<Vec<Option<Expression>>>,
     /// For each member the members of whose arrival it has heard.
     heard: Vec<Vec<bool>>,
+    /// How often each interval was encoded: by each member as a source, and behind those as a result. Empty without a
+    /// codec.
+    pub(super) encoded: Vec<Vec<u32>>,
+    /// Who has concluded, and from what.
+    pub(super) concluded: Vec<bool>,
+    pub(super) measured: Vec<Measured>,
 }
-
-/// What a register holds: a value for each interval of the span.
-#[derive(Clone)]
-struct Held {
-    span: Span,
-    values: Vec<Expression>,
-    read: bool,
-}
-
-type Registers = Vec<Option<Held>>;
 
 impl<'a> Execution<'a> {
     fn new(bucket: &Bucket<'a>) -> Self {
         let borders = borders(bucket);
         let intervals = borders.len().saturating_sub(1);
         let members = bucket.plans.len();
+        let layout = &bucket.plans[0].layout;
+        let slice = |start: &u64| layout.within(Span { start: *start, len: 1 }).next();
+        let slices = borders[..intervals].iter().filter_map(slice).collect();
+        let stages = if bucket.is_coded() { members + 1 } else { 0 };
         let mut run = Self {
             bucket: *bucket,
             expressions: Expressions::new(bucket.topology),
             borders,
+            slices,
+            whole: Vec::new(),
             contributions: Vec::new(),
             outputs: vec![vec![None; intervals]; members],
             heard: (0..members).map(|me| (0..members).map(|other| me == other).collect()).collect(),
+            encoded: vec![vec![0; intervals]; stages],
+            concluded: vec![false; members],
+            measured: Vec::new(),
         };
+        for (member, _) in bucket.members() {
+            let whole = run.expressions.contribution(bucket.ranks_of(member), member);
+            run.whole.push(whole);
+        }
         run.contributions = (0..).map(Member).take(members).map(|member| run.contributions_of(member)).collect();
         run
     }
 
     /// What a member contributes to each interval; `None` where the source is not local.
     fn contributions_of(&mut self, member: Member) -> Vec<Option<Expression>> {
-        let ranks = self.bucket.ranks_of(member);
-        let whole = self.expressions.contribution(ranks, member);
-        let mut values = Vec::new();
-        for slice in &self.bucket.plans[0].layout.slices {
-            let value = match slice.source {
+        let (bucket, whole) = (self.bucket, self.whole[member.index()]);
+        let ranks = bucket.ranks_of(member);
+        let mut values = Vec::with_capacity(self.slices.len());
+        for slice in &self.slices {
+            values.push(match slice.source {
                 Source::EveryRank => Some(whole),
                 Source::One(rank) if ranks.contains(&rank) => Some(self.expressions.rank(rank, member)),
                 Source::One(_) => None,
-            };
-            let intervals = self.intervals(slice.span);
-            values.resize(intervals.end, value);
+            });
         }
         values
     }
 
-    fn intervals(&self, span: Span) -> std::ops::Range<usize> {
+    pub(super) fn intervals(&self, span: Span) -> std::ops::Range<usize> {
         let at = |border: u64| self.borders.partition_point(|other| *other < border);
         at(span.start)..at(span.end())
     }
 
     fn strand(&mut self, strand: usize) -> Result<(), Violation> {
-        let mut registers: Vec<Registers> =
-            self.bucket.plans.iter().map(|_| vec![None; usize::from(REGISTERS_MAX)]).collect();
+        let mut registers: Vec<Registers> = self.bucket.plans.iter().map(|_| Registers::default()).collect();
         let plans = self.bucket.plans;
         let rounds = self.bucket.rounds(strand);
         let content = |member: Member, round: usize| plans[member.index()].strands[strand].rounds.get(round);
@@ -92,70 +113,69 @@ impl<'a> Execution<'a> {
             }
             self.transfers(strand, round, &mut registers)?;
         }
-        for (member, own) in (0..).map(Member).zip(&registers) {
-            for (register, held) in (0..).map(Register).zip(own) {
-                check_read(At { member, strand, round: rounds }, register, held.as_ref())?;
-            }
-        }
-        Ok(())
+        let end = |member| At { member, strand, round: rounds };
+        (0..).map(Member).zip(&registers).try_for_each(|(member, own)| own.check_all_read(end(member)))
     }
 
     fn step(&mut self, at: At, registers: &mut Registers, step: &Step) -> Result<(), Violation> {
         match *step {
             Step::Contribute { into, span } => {
                 let values = self.contribute(at, span)?;
-                write(at, registers, into, Held { span, values, read: false })
+                registers.write(at, into, span, Content::Values(values.into()))
             }
             Step::Reduce { left, right, into, span } => {
-                let a = read(at, registers, left, span)?;
-                let b = read(at, registers, right, span)?;
-                let reduced = a.iter().zip(&b).map(|(a, b)| self.expressions.reduce(*a, *b));
+                let a = registers.values(at, left, span)?;
+                let b = registers.values(at, right, span)?;
+                let reduced = a.iter().zip(b.iter()).map(|(a, b)| self.expressions.reduce(*a, *b));
                 let values = reduced.collect::<Result<_, _>>().map_err(|refused| refusal(at, refused))?;
-                write(at, registers, into, Held { span, values, read: false })
+                registers.write(at, into, span, Content::Values(values))
             }
             Step::Finish { register, span } => {
-                let values = read(at, registers, register, span)?;
+                let values = registers.values(at, register, span)?;
                 let finished = values.iter().map(|value| self.expressions.finish(*value));
                 let values = finished.collect::<Result<_, _>>().map_err(|refused| refusal(at, refused))?;
-                write(at, registers, register, Held { span, values, read: false })
+                registers.write(at, register, span, Content::Values(values))
             }
             Step::Publish { from, span } => {
-                let values = read(at, registers, from, span)?;
+                let values = registers.values(at, from, span)?;
                 self.publish(at, span, &values)
             }
-            Step::ContributeEach { span, .. }
-            | Step::ReduceN { span, .. }
-            | Step::Encode { span, .. }
-            | Step::Decode { span, .. }
-            | Step::MeasureOwn { span, .. }
-            | Step::MeasureAll { span, .. } => Err(Violation::Span { at, span }),
-            Step::Conclude { .. } => Err(Violation::Span { at, span: Span { start: 0, len: 0 } }),
+            Step::ContributeEach { into, span } => self.contribute_each(at, registers, into, span),
+            Step::ReduceN { first, into, span } => self.reduce_all(at, registers, (first, into), span),
+            Step::Encode { register, span } => self.encode(at, registers, register, span),
+            Step::Decode { register, span } => self.decode(at, registers, register, span),
+            Step::MeasureOwn { into, span } => self.measure_own(at, registers, into, span),
+            Step::MeasureAll { first, into, span } => self.measure_all(at, registers, (first, into), span),
+            Step::Conclude { first } => self.conclude(at, registers, first),
         }
     }
 
     fn contribute(&self, at: At, span: Span) -> Result<Vec<Expression>, Violation> {
         let own = &self.contributions[at.member.index()];
         let value = |interval: usize| {
-            own[interval].ok_or_else(|| {
-                let start = self.borders[interval];
-                let slice = self.bucket.plans[0].layout.within(Span { start, len: 1 }).next();
-                match slice.map(|slice| slice.source) {
-                    Some(Source::One(rank)) => Violation::NotLocal { at, rank },
-                    _ => Violation::Span { at, span },
-                }
+            own[interval].ok_or_else(|| match self.slices[interval].source {
+                Source::One(rank) => Violation::NotLocal { at, rank },
+                Source::EveryRank => Violation::Span { at, span },
             })
         };
         self.intervals(span).map(value).collect()
     }
 
     fn publish(&mut self, at: At, span: Span, values: &[Expression]) -> Result<(), Violation> {
-        let reduces = self.bucket.work.kind == WorkKind::AllReduce;
         for (interval, value) in self.intervals(span).zip(values) {
-            if reduces {
+            if self.bucket.work.kind.reduces() {
                 self.expressions.complete(*value).map_err(|refused| refusal(at, refused))?;
                 if !self.expressions.is_finished(*value) {
                     return Err(Violation::Unfinished { at });
                 }
+            }
+            if self.bucket.is_coded() && !self.expressions.is_decoded(*value) {
+                return Err(Violation::PublishedPlain { at });
+            }
+            if let Target::One(rank) = self.slices[interval].target
+                && !self.bucket.ranks_of(at.member).contains(&rank)
+            {
+                return Err(Violation::NotLocal { at, rank });
             }
             let element = self.borders[interval];
             let output = &mut self.outputs[at.member.index()][interval];
@@ -175,16 +195,19 @@ impl<'a> Execution<'a> {
         for (member, own) in (0..).map(Member).zip(registers.iter_mut()) {
             let at = At { member, strand, round };
             for transfer in content(member.index()).map_or(&[][..], |content| &content.transfers) {
-                if let Transfer::Send { to, from, span, .. } = *transfer {
-                    moved.push((member, to, span, read(at, own, from, span)?));
+                if let Transfer::Send { to, from, span, form } = *transfer {
+                    if self.bucket.is_coded() && form != Form::Encoded {
+                        return Err(Violation::SentPlain { at, to });
+                    }
+                    moved.push((member, to, span, own.read(at, from, span, form)?));
                 }
             }
         }
-        for (from, to, span, values) in moved {
+        for (from, to, span, content_sent) in moved {
             let at = At { member: to, strand, round };
             let into = content(to.index()).and_then(|content| receiving_register(content, from));
             let Some(into) = into else { return Err(Violation::UnmatchedReceive { at, from }) };
-            write(at, &mut registers[to.index()], into, Held { span, values, read: false })?;
+            registers[to.index()].write(at, into, span, content_sent)?;
             let news = self.heard[to.index()].iter_mut().zip(&before[from.index()]);
             news.for_each(|(heard, told)| *heard |= told);
         }
@@ -192,13 +215,14 @@ impl<'a> Execution<'a> {
     }
 
     fn check_outputs(&self) -> Result<(), Violation> {
-        for (member, outputs) in (0..).map(Member).zip(&self.outputs) {
+        for ((member, _), outputs) in self.bucket.members().zip(&self.outputs) {
             for (interval, output) in outputs.iter().enumerate() {
                 let element = self.borders[interval];
-                if output.is_none() {
-                    return Err(Violation::NotPublished { member, element });
+                if self.holder(interval).is_some_and(|holder| holder != member) {
+                    continue;
                 }
-                if *output != self.expected(interval) {
+                let Some(output) = *output else { return Err(Violation::NotPublished { member, element }) };
+                if self.expected(interval).is_some_and(|expected| expected != output) {
                     return Err(Violation::ResultsDiffer { member, element });
                 }
             }
@@ -213,24 +237,37 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
-    /// Member 0's result where all ranks contribute, the one input otherwise.
-    fn expected(&self, interval: usize) -> Option<Expression> {
-        if self.bucket.work.kind == WorkKind::AllReduce {
-            return self.outputs[0][interval];
+    /// Everybody who has measures to conclude from has done so.
+    fn check_concluded(&self) -> Result<(), Violation> {
+        let needed = self.bucket.work.kind.measures() && !self.slices.is_empty();
+        let missing = self.concluded.iter().position(|concluded| needed && !concluded);
+        let member = missing.and_then(|member| self.bucket.members().nth(member));
+        member.map_or(Ok(()), |(member, _)| Err(Violation::NeverConcluded { member }))
+    }
+
+    /// The member that alone publishes an interval; `None` where all do.
+    fn holder(&self, interval: usize) -> Option<Member> {
+        match self.slices[interval].target {
+            Target::EveryRank => None,
+            Target::One(rank) => self.bucket.topology.member_of(rank),
         }
-        self.contributions.iter().find_map(|own| own[interval])
+    }
+
+    /// Member 0's result where everybody gets what is reduced, anything complete where one does, the one input otherwise.
+    fn expected(&self, interval: usize) -> Option<Expression> {
+        if !self.bucket.work.kind.reduces() {
+            return self.contributions.iter().find_map(|own| own[interval]);
+        }
+        if self.holder(interval).is_some() { None } else { self.outputs[0][interval] }
     }
 
     fn results(&self) -> Vec<Run> {
-        let layout = &self.bucket.plans[0].layout;
         let mut runs = Vec::new();
-        for (interval, border) in self.borders.windows(2).enumerate() {
-            let span = Span { start: border[0], len: border[1] - border[0] };
-            for slice in layout.within(span) {
-                let output = Span { start: slice.output_start, len: slice.span.len };
-                let value = self.outputs[0][interval].expect("check_outputs found every element published");
-                runs.push(Run { tensor: slice.tensor, output, value });
-            }
+        for (interval, (border, slice)) in self.borders.windows(2).zip(&self.slices).enumerate() {
+            let output = Span { start: slice.output_start, len: border[1] - border[0] };
+            let holder = self.holder(interval).unwrap_or_default();
+            let value = self.outputs[holder.index()][interval].expect("check_outputs found every element published");
+            runs.push(Run { tensor: slice.tensor, target: slice.target, output, value });
         }
         runs
     }
@@ -243,37 +280,13 @@ fn receiving_register(round: &Round, peer: Member) -> Option<Register> {
     })
 }
 
-fn read(at: At, registers: &mut Registers, register: Register, span: Span) -> Result<Vec<Expression>, Violation> {
-    match &mut registers[usize::from(register.0)] {
-        Some(held) if held.span == span => {
-            held.read = true;
-            Ok(held.values.clone())
-        }
-        _ => Err(Violation::Stale { at, register, span }),
-    }
-}
-
-fn write(at: At, registers: &mut Registers, register: Register, held: Held) -> Result<(), Violation> {
-    let place = &mut registers[usize::from(register.0)];
-    check_read(at, register, place.as_ref())?;
-    *place = Some(held);
-    Ok(())
-}
-
-/// A value that nobody reads is a sign of a wrong register; a barrier's tokens have no value.
-fn check_read(at: At, register: Register, held: Option<&Held>) -> Result<(), Violation> {
-    match held {
-        Some(held) if !held.read && !held.span.is_empty() => Err(Violation::Unread { at, register }),
-        _ => Ok(()),
-    }
-}
-
 fn refusal(at: At, refused: Refused) -> Violation {
     match refused {
         Refused::Twice(rank) => Violation::CountedTwice { at, rank },
         Refused::Order => Violation::OperandOrder { at },
         Refused::Finished => Violation::FinishedBefore { at },
         Refused::Missing(rank) => Violation::Missing { at, rank },
+        Refused::Plain => Violation::ReducedPlain { at },
     }
 }
 
@@ -299,6 +312,7 @@ fn borders(bucket: &Bucket<'_>) -> Vec<u64> {
         }
         for transfer in &round.transfers {
             match *transfer {
+                Transfer::Send { form: Form::Measures, .. } | Transfer::Receive { form: Form::Measures, .. } => {}
                 Transfer::Send { span, .. } | Transfer::Receive { span, .. } => add(span),
             }
         }

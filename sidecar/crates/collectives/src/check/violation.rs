@@ -4,7 +4,7 @@ use std::fmt;
 
 use ronde_wire::{Member, Rank};
 
-use crate::plan::{Register, Span};
+use crate::plan::{Form, Register, Source, Span, Target};
 use crate::planner::PlanError;
 
 /// A place in the plans.
@@ -40,9 +40,11 @@ pub enum Violation {
     /// Slices leave a gap, are empty, or do not map to the tensors as the work demands.
     #[error("slice {slice} of the layout {problem}")]
     Slice { slice: usize, problem: &'static str },
-    /// The slices of a tensor do not tile its result.
-    #[error("element {element} of the result of tensor {tensor} lies in the bucket not exactly once")]
-    Tiling { tensor: usize, element: u64 },
+    /// The slices of a tensor do not tile what goes from a source to a target.
+    #[error(
+        "element {element} of what goes from {source_ranks:?} to {target:?} in tensor {tensor} lies in the bucket not exactly once"
+    )]
+    Tiling { tensor: usize, source_ranks: Source, target: Target, element: u64 },
     /// Members have different strands, or a strand's lane is not the same everywhere or outside of the tuning.
     #[error("strand {strand} of {member} differs from that of member 0 or is on a lane outside of the tuning")]
     StrandsDiffer { member: Member, strand: usize },
@@ -55,11 +57,22 @@ pub enum Violation {
     /// A register that does not exist.
     #[error("{at}: there is no {register:?}")]
     NoRegister { at: At, register: Register },
+    /// A strand that names more registers than the closed form allows.
+    #[error("strand {strand} of {member} names {found} registers, where {allowed} suffice")]
+    Registers { member: Member, strand: usize, found: u64, allowed: u64 },
     /// A step that the kind of work does not have.
-    #[error("{at}: this work does not reduce")]
-    NothingToReduce { at: At },
-    /// A reduce step whose result is neither operand.
-    #[error("{at}: the result of a reduction goes into neither operand")]
+    #[error("{at}: {kind} has no such step as {step}")]
+    Step { at: At, step: &'static str, kind: &'static str },
+    /// A step of a prelude elsewhere, or another one in it.
+    #[error("{at}: {step} is on the wrong side of the prelude's end, or not its last step")]
+    Prelude { at: At, step: &'static str },
+    /// A plan with a prelude for work that has none, or without one where it needs one.
+    #[error("{member} has a prelude where there is nothing to measure, or none where there is")]
+    PreludeMissing { member: Member },
+    /// A reduction whose result goes into the wrong register.
+    #[error(
+        "{at}: the result of a reduction goes into neither operand, or, where all ranks are reduced at once, into one"
+    )]
     Target { at: At },
     /// A transfer with oneself or nobody, or a second one of the same direction with the same peer.
     #[error("{at}: {peer} is not a peer, or is one twice in this direction")]
@@ -76,6 +89,15 @@ pub enum Violation {
     /// Both sides do not mean the same elements.
     #[error("{at}: {sent:?} is sent to {to}, who expects {expected:?}")]
     SpansDiffer { at: At, to: Member, sent: Span, expected: Span },
+    /// Both sides do not mean the same form.
+    #[error("{at}: {sent:?} are sent to {to}, who expects {expected:?}")]
+    FormsDiffer { at: At, to: Member, sent: Form, expected: Form },
+    /// A register holds another form than is read from it.
+    #[error("{at}: {register:?} holds {held:?}, not {read:?}")]
+    HeldForm { at: At, register: Register, held: Form, read: Form },
+    /// A register holds another member's part than its number says.
+    #[error("{at}: {register:?} does not hold what comes from {member}")]
+    RegisterOrder { at: At, register: Register, member: Member },
     /// The number of rounds, strands, bytes sent or bytes reduced is not the closed form's.
     #[error("{what} of {member}: {found} in the plan, {predicted} by the closed form")]
     ClosedForm { what: &'static str, member: Member, found: u64, predicted: u64 },
@@ -103,6 +125,39 @@ pub enum Violation {
     /// A reduction is published before it is finished.
     #[error("{at}: the value is published but not finished")]
     Unfinished { at: At },
+    /// Values leave a member without the codec.
+    #[error("{at}: what is sent to {to} is not encoded")]
+    SentPlain { at: At, to: Member },
+    /// A decoded operand and one that has not been through the codec.
+    #[error("{at}: only one operand has been through the codec")]
+    ReducedPlain { at: At },
+    /// A result that has not been through the codec, so that others end with other bits.
+    #[error("{at}: the value is published as it was before the codec")]
+    PublishedPlain { at: At },
+    /// The same elements go through the codec twice in one stage.
+    #[error("{at}: what is encoded here was encoded before")]
+    EncodedAgain { at: At },
+    /// A value that is neither a contribution nor finished goes through the codec.
+    #[error("{at}: what is encoded is neither this member's contribution nor finished")]
+    EncodedBetween { at: At },
+    /// Elements that never go through the codec.
+    #[error("element {element} is not encoded in stage {stage}: a member's as a source, or behind those the result's")]
+    NotEncoded { stage: usize, element: u64 },
+    /// An element that is measured not exactly once.
+    #[error("{at}: what is concluded from has measured element {element} not exactly once")]
+    Measured { at: At, element: u64 },
+    /// A member concludes from other measures than another one.
+    #[error("{at}: the measures were made in another way than those of the first member that concluded")]
+    ConclusionsDiffer { at: At },
+    /// A member concludes a second time.
+    #[error("{at}: the measures have been concluded from before")]
+    ConcludedTwice { at: At },
+    /// A member never concludes.
+    #[error("{member} concludes from nothing")]
+    NeverConcluded { member: Member },
+    /// All ranks are reduced by what has not been concluded.
+    #[error("{at}: the reduction needs what has not been concluded yet")]
+    NotConcluded { at: At },
     /// An element of the result is written twice.
     #[error("{at}: element {element} of the bucket is published twice")]
     PublishedTwice { at: At, element: u64 },

@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use ronde_collectives::{Plan, Work, WorkKind, plan};
+use ronde_collectives::{Counts, Plan, Work, WorkKind, plan};
 use ronde_wire::{Algorithm, Member, ProcessSet, Rank, SetId, SetTopology, SidecarIndex, Tuning, World};
 
 /// One rank on each of `members` sidecars.
@@ -71,36 +71,117 @@ fn dealt_placement(local_sizes: &[usize]) -> Vec<u32> {
     (0..4).flat_map(turn).collect()
 }
 
-/// Every kind of work and algorithm for a topology: counts 0, 1, n-1, n, n+1 and a prime, alone and in a bucket; every
-/// root.
-pub(crate) fn works(topology: &SetTopology) -> Vec<(Algorithm, Work)> {
+/// How much of the product of counts, splits and tunings is taken.
+#[derive(Clone, Copy)]
+pub(crate) enum Breadth {
+    /// All of it.
+    Full,
+    /// One tuning for each algorithm, kind and root, and one count with one way to split it, all of which change with this
+    /// number and from case to case.
+    Sample(usize),
+}
+
+/// Every kind of work with every algorithm, every root, counts 0, 1, n-1, n, n+1 and a prime, alone and in a bucket, split
+/// unevenly in several ways: as much of it as `breadth` says.
+pub(crate) fn cases(topology: &SetTopology, breadth: Breadth) -> Vec<(Work, Tuning)> {
     let n = topology.len() as u64;
-    let mut works = Vec::new();
-    let alone = topology.len() == 1;
-    let or_local = |algorithm| if alone { Algorithm::Local } else { algorithm };
     let mut counts = vec![0, 1, n - 1, n, n + 1, 1_009];
     counts.dedup();
-    for &count in &counts {
-        for tensors in [vec![vec![count]], vec![vec![5], vec![count], vec![0], vec![n + 1], vec![count / 2]]] {
-            for algorithm in [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling] {
-                works.push((or_local(algorithm), work(WorkKind::AllReduce, tensors.clone())));
+    let mut cases = Vec::new();
+    for (index, (algorithm, kind)) in kinds(topology).into_iter().enumerate() {
+        let algorithm = if topology.len() == 1 { Algorithm::Local } else { algorithm };
+        // The product of roots and everything else is taken for one root in three.
+        let breadth = match breadth {
+            Breadth::Full if kind.root().is_some_and(|root| root.0 % 3 != 1) => Breadth::Sample(index),
+            other => other,
+        };
+        let tunings = tunings(algorithm);
+        match breadth {
+            Breadth::Full => {
+                let works = counts.iter().flat_map(|count| (0..SPLITS).map(|split| (*count, split)));
+                for work in works.flat_map(|(count, split)| works_of(topology, &kind, count, split)) {
+                    cases.extend(tunings.map(|tuning| (work.clone(), tuning)));
+                }
+            }
+            Breadth::Sample(number) => {
+                let turn = number + index;
+                let (count, split) = (counts[turn % counts.len()], turn / counts.len() % SPLITS);
+                let works = works_of(topology, &kind, count, split);
+                cases.extend(works.into_iter().map(|work| (work, tunings[(turn + number / 7) % tunings.len()])));
             }
         }
-        works.push((or_local(Algorithm::Ring), work(WorkKind::AllGather, vec![uneven(topology, count)])));
     }
-    let gathered = counts.iter().map(|count| uneven(topology, *count)).collect();
-    works.push((or_local(Algorithm::Ring), work(WorkKind::AllGather, gathered)));
-    for (index, root) in topology.ranks().into_iter().enumerate() {
-        let tensors = vec![vec![counts[index % counts.len()]], vec![7]];
-        works.push((or_local(Algorithm::BinomialTree), work(WorkKind::Broadcast { root }, tensors)));
+    cases
+}
+
+/// Every kind with every algorithm that performs it, for every root.
+fn kinds(topology: &SetTopology) -> Vec<(Algorithm, WorkKind)> {
+    let mut kinds = vec![
+        (Algorithm::Ring, WorkKind::AllReduce),
+        (Algorithm::RecursiveDoubling, WorkKind::AllReduce),
+        (Algorithm::HalvingDoubling, WorkKind::AllReduce),
+        (Algorithm::Direct, WorkKind::AllReduceCoded { encoded_bytes: ELEMENT_BYTES / 2 }),
+        (Algorithm::Direct, WorkKind::AllReduceNAry),
+        (Algorithm::Direct, WorkKind::AllReduceTwoPass { measures: 2 }),
+        (Algorithm::Direct, WorkKind::AllReduceAdaptive),
+        (Algorithm::Ring, WorkKind::ReduceScatter),
+        (Algorithm::Ring, WorkKind::AllGather),
+        (Algorithm::Pairwise, WorkKind::AllToAll),
+        (Algorithm::Dissemination, WorkKind::Barrier),
+    ];
+    for root in topology.ranks() {
+        kinds.push((Algorithm::BinomialTree, WorkKind::Broadcast { root }));
+        kinds.push((Algorithm::BinomialTree, WorkKind::Reduce { root }));
+        kinds.push((Algorithm::Linear, WorkKind::Gather { root }));
+        kinds.push((Algorithm::Linear, WorkKind::Scatter { root }));
     }
-    works.push((or_local(Algorithm::Dissemination), work(WorkKind::Barrier, Vec::new())));
+    kinds
+}
+
+/// A count as tensors: alone, and with other tensors in a bucket where the kind allows it.
+fn works_of(topology: &SetTopology, kind: &WorkKind, count: u64, split: usize) -> Vec<Work> {
+    let n = topology.len() as u64;
+    let mut works: Vec<Work> = match kind.counts() {
+        _ if *kind == WorkKind::Barrier => return vec![work(WorkKind::Barrier, Vec::new())],
+        Counts::One if split > 0 => Vec::new(),
+        Counts::One => {
+            let together = vec![vec![5], vec![count], vec![0], vec![n + 1], vec![count / 2]];
+            [vec![vec![count]], together].into_iter().map(|tensors| work(kind.clone(), tensors)).collect()
+        }
+        Counts::EachRank => {
+            let tensor = splits(topology.size(), count, split);
+            let together = vec![splits(topology.size(), 3, split + 1), tensor.clone()];
+            [vec![tensor], together].into_iter().map(|tensors| work(kind.clone(), tensors)).collect()
+        }
+        Counts::EachPair => {
+            let rows = (0..topology.size()).flat_map(|row| splits(topology.size(), count / 4 + 1, split + row));
+            vec![work(kind.clone(), vec![rows.collect()])]
+        }
+    };
+    if kind.measures() {
+        works.truncate(1);
+    }
+    if *kind == WorkKind::AllReduceAdaptive {
+        // Larger elements, for several rounds of measuring.
+        works.iter_mut().for_each(|work| work.element_bytes = 4 << 10);
+    }
     works
 }
 
-/// Counts around `count` for each rank, every third of them 0.
-fn uneven(topology: &SetTopology, count: u64) -> Vec<u64> {
-    (0..topology.size() as u64).map(|rank| if rank % 3 == 1 { 0 } else { count + rank * 5 % 7 }).collect()
+/// Ways to split a count over ranks.
+const SPLITS: usize = 3;
+
+/// The count for each rank: around it with every third 0, everything at one rank, or the rows of an even division.
+fn splits(size: usize, count: u64, way: usize) -> Vec<u64> {
+    let even = |rank: u64| count / size as u64 + u64::from(rank < count % size as u64);
+    let of = |rank: u64| match way % SPLITS {
+        0 if rank % 3 == 1 => 0,
+        0 => count + rank * 5 % 7,
+        1 if rank == way as u64 % size as u64 => count,
+        1 => 0,
+        _ => even(rank),
+    };
+    (0..size as u64).map(of).collect()
 }
 
 pub(crate) fn work(kind: WorkKind, tensors: Vec<Vec<u64>>) -> Work {
