@@ -53,10 +53,11 @@ pub(crate) fn accept(
             Input::Arena { segment: mapped, offset: *offset, bytes: *bytes }
         }
     };
-    let result_bytes = submission.place.bytes().unwrap_or(0);
+    let result_bytes = expected_result_bytes(session.rank, &submission);
     let gathered_bytes = result_bytes.saturating_mul(ranks);
-    let inline = matches!(submission.place, Place::Inline(_)) && submission.what.collective == Collective::AllGather;
-    if inline && gathered_bytes > limits::INLINE_BYTES_MAX as u64 {
+    let gathers = matches!(submission.what.collective, Collective::AllGather | Collective::Gather { .. });
+    let inline = matches!(submission.place, Place::Inline(_));
+    if inline && gathers && gathered_bytes > limits::INLINE_BYTES_MAX as u64 {
         return Err(refuse(format!(
             "a result of about {gathered_bytes} bytes does not fit into messages, which take {}; use shared memory",
             limits::INLINE_BYTES_MAX
@@ -73,14 +74,24 @@ pub(crate) fn accept(
     Ok(submission)
 }
 
+/// What a result takes as far as the request tells: results that hang on other ranks' tensors count by the contribution
+/// until they are there.
+fn expected_result_bytes(me: Rank, submission: &Submission) -> u64 {
+    match submission.what.collective {
+        Collective::Send { .. } => 0,
+        Collective::Reduce { root, .. } | Collective::Gather { root } if root != me => 0,
+        _ => submission.place.bytes().unwrap_or(0),
+    }
+}
+
 /// Tells a worker where its result lies, or sends it in parts when the contribution came inside a message.
 pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, request: RequestId, completion: Completion) {
     let inline = session.is_inline(request);
     let Some(pending) = session.pending.remove(&request) else {
-        operations.release(result_id(&completion));
+        operations.release(result_id(session.rank, &completion));
         return;
     };
-    let result = result_id(&completion);
+    let result = result_id(session.rank, &completion);
     let mut place = Place::None;
     match operations.result(result) {
         None => session.result_bytes -= pending.result_bytes,
@@ -122,9 +133,10 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
     session.send(Message::Completed(message.into_message()));
 }
 
-/// The result that a completion speaks of.
-pub(crate) fn result_id(completion: &Completion) -> ResultId {
-    ResultId { epoch: completion.epoch, seq: completion.seq, tensor: completion.tensor }
+/// The result that a rank's completion speaks of.
+pub(crate) fn result_id(rank: Rank, completion: &Completion) -> ResultId {
+    let Completion { epoch, seq, tensor, own, .. } = *completion;
+    ResultId { epoch, seq, tensor, rank: own.then_some(rank) }
 }
 
 /// Tells a worker that a request has failed.

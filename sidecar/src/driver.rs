@@ -431,7 +431,7 @@ impl Driver {
         let session = sessions.of_rank(rank);
         match (outcome, session) {
             (Ok(completion), Some(session)) => deliver(session, operations, request, completion),
-            (Ok(completion), None) => operations.release(result_id(&completion)),
+            (Ok(completion), None) => operations.release(result_id(rank, &completion)),
             (Err(failure), Some(session)) => {
                 // Without an entry it is an earlier session's request, whose number may mean another one here.
                 if let Some(pending) = session.pending.remove(&request) {

@@ -26,16 +26,24 @@ pub(crate) enum Input {
     },
     /// It came with the request.
     Inline(Bytes),
-    /// A barrier has none.
+    /// The rank hands over nothing: it only waits, or only receives.
     None,
 }
 
-/// The memory of one admitted operation.
+/// The memory of one admitted operation, by tensor.
 pub(crate) struct OperationMemory {
-    /// For each tensor the local ranks' contributions.
-    pub(crate) inputs: Vec<Vec<(Rank, Input)>>,
-    /// For each tensor the slot of its result; `None` where it has no bytes.
-    pub(crate) outputs: Vec<Option<ResultSlot>>,
+    /// One for each tensor, in the operation's order.
+    pub(crate) tensors: Vec<TensorMemory>,
+}
+
+/// The memory of one tensor of an operation.
+pub(crate) struct TensorMemory {
+    /// The local ranks' contributions.
+    pub(crate) inputs: Vec<(Rank, Input)>,
+    /// The results that have bytes: the one that the local ranks share, under `None`, or those of single ranks.
+    pub(crate) outputs: Vec<(Option<Rank>, ResultSlot)>,
+    /// How many local ranks read a shared result: those that have asked for it.
+    pub(crate) readers: usize,
 }
 
 /// The operations that a lane performs now.
@@ -68,9 +76,9 @@ impl LaneMemory {
 
 impl Memory for LaneMemory {
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
-        let tensors = &self.operation(place.seq)?.inputs;
-        let ranks = tensors.get(place.tensor as usize).map_or(&[][..], Vec::as_slice);
-        let input = ranks.iter().find(|(rank, _)| *rank == place.rank).map(|(_, input)| input);
+        let tensor = self.operation(place.seq)?.tensors.get(place.tensor as usize);
+        let input = tensor.and_then(|tensor| tensor.inputs.iter().find(|(rank, _)| *rank == place.rank));
+        let input = input.map(|(_, input)| input);
         match input {
             Some(Input::Arena { segment, offset, bytes }) => {
                 let end = place.offset.checked_add(into.len() as u64);
@@ -92,8 +100,9 @@ impl Memory for LaneMemory {
     }
 
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
-        let output = self.operation(place.seq)?.outputs.get(place.tensor as usize).and_then(Option::as_ref);
-        let output = output.ok_or_else(|| MemoryError(format!("{place:?} has no result here")))?;
+        let tensor = self.operation(place.seq)?.tensors.get(place.tensor as usize);
+        let output = tensor.and_then(|tensor| tensor.outputs.iter().find(|(rank, _)| *rank == place.rank));
+        let (_, output) = output.ok_or_else(|| MemoryError(format!("{place:?} has no result here")))?;
         let end = place.offset.checked_add(from.len() as u64);
         if end.is_none_or(|end| end > output.slot.len) {
             return Err(MemoryError(format!("{place:?} lies behind the result's {} bytes", output.slot.len)));

@@ -4,14 +4,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ronde_engine::{Admission, AdmittedRequest};
-use ronde_shm::Slot;
-use ronde_wire::{Epoch, Seq};
+use ronde_engine::{Admission, AdmittedTensor};
+use ronde_wire::{Epoch, Rank, RequestId, Seq};
 
-use crate::memory::{Input, OperationMemory};
+use crate::memory::{Input, OperationMemory, TensorMemory};
 use crate::results::{ResultSlot, Results};
 
-/// Names one tensor's result: shared by the local ranks of its operation.
+/// Names a result of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ResultId {
     /// The epoch.
@@ -20,6 +19,8 @@ pub(crate) struct ResultId {
     pub(crate) seq: Seq,
     /// The tensor within it.
     pub(crate) tensor: u32,
+    /// The rank whose own it is; `None` for the one that the local ranks share.
+    pub(crate) rank: Option<Rank>,
 }
 
 /// The table of operations and results.
@@ -35,8 +36,6 @@ pub(crate) struct Operations {
 struct Running {
     memory: Arc<OperationMemory>,
     lanes_left: usize,
-    /// Readers of each tensor's result: the local ranks of the set.
-    readers: usize,
 }
 
 struct Readable {
@@ -57,34 +56,57 @@ impl Operations {
     pub(crate) fn admit(
         &mut self,
         admission: &Admission,
-        mut input: impl FnMut(ronde_wire::Rank, ronde_wire::RequestId) -> Input,
+        mut input: impl FnMut(Rank, RequestId) -> Input,
     ) -> anyhow::Result<Arc<OperationMemory>> {
         let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
-        let mut outputs = Vec::with_capacity(admission.tensors.len());
+        let mut tensors = Vec::with_capacity(admission.tensors.len());
         for tensor in &admission.tensors {
-            let output = tensor.requests.first().map_or(0, |answered| answered.output.elements());
-            let bytes = output * element_bytes;
-            if bytes == 0 {
-                outputs.push(None);
-                continue;
-            }
-            match self.results.lease(bytes) {
-                Ok(slot) => outputs.push(Some(slot)),
+            match self.lease_outputs(tensor, element_bytes) {
+                Ok(outputs) => {
+                    let requests = tensor.requests.iter();
+                    let inputs = requests.map(|of| (of.rank, input(of.rank, of.request))).collect();
+                    tensors.push(TensorMemory { inputs, outputs, readers: tensor.requests.len() });
+                }
                 Err(error) => {
-                    outputs.into_iter().flatten().for_each(|slot: ResultSlot| self.results.release(slot.slot));
+                    self.release_outputs(&tensors);
                     return Err(error);
                 }
             }
         }
-        let of_tensor = |requests: &[AdmittedRequest], input: &mut dyn FnMut(_, _) -> Input| {
-            requests.iter().map(|answered| (answered.rank, input(answered.rank, answered.request))).collect()
-        };
-        let inputs = admission.tensors.iter().map(|tensor| of_tensor(&tensor.requests, &mut input)).collect();
-        let memory = Arc::new(OperationMemory { inputs, outputs });
-        let running =
-            Running { memory: Arc::clone(&memory), lanes_left: self.lanes, readers: admission.local_ranks.len() };
+        let memory = Arc::new(OperationMemory { tensors });
+        let running = Running { memory: Arc::clone(&memory), lanes_left: self.lanes };
         self.running.insert((admission.epoch, admission.seq), running);
         Ok(memory)
+    }
+
+    /// The slots for a tensor's results that have bytes.
+    fn lease_outputs(
+        &mut self,
+        tensor: &AdmittedTensor,
+        element_bytes: u64,
+    ) -> anyhow::Result<Vec<(Option<Rank>, ResultSlot)>> {
+        // Shared results are equal, so that the first request speaks for all.
+        let results = if tensor.own { &tensor.requests[..] } else { &tensor.requests[..tensor.requests.len().min(1)] };
+        let mut outputs = Vec::new();
+        for wanted in results {
+            let bytes = wanted.output.elements() * element_bytes;
+            if bytes == 0 {
+                continue;
+            }
+            match self.results.lease(bytes) {
+                Ok(slot) => outputs.push((tensor.own.then_some(wanted.rank), slot)),
+                Err(error) => {
+                    outputs.into_iter().for_each(|(_, slot): (_, ResultSlot)| self.results.release(slot.slot));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn release_outputs(&mut self, tensors: &[TensorMemory]) {
+        let slots = tensors.iter().flat_map(|tensor| &tensor.outputs);
+        slots.for_each(|(_, slot)| self.results.release(slot.slot));
     }
 
     /// A lane has done its part. True when it was the last: the results are readable now.
@@ -99,10 +121,11 @@ impl Operations {
             return false;
         }
         if let Some(running) = self.running.remove(&(epoch, seq)) {
-            for (tensor, slot) in (0..).zip(&running.memory.outputs) {
-                if let Some(slot) = slot.clone() {
-                    let id = ResultId { epoch, seq, tensor };
-                    self.readable.insert(id, Readable { slot, readers_left: running.readers });
+            for (tensor, memory) in (0..).zip(&running.memory.tensors) {
+                for (rank, slot) in &memory.outputs {
+                    let readers_left = if rank.is_some() { 1 } else { memory.readers };
+                    let id = ResultId { epoch, seq, tensor, rank: *rank };
+                    self.readable.insert(id, Readable { slot: slot.clone(), readers_left });
                 }
             }
         }
@@ -140,9 +163,9 @@ impl Operations {
         self.draining.remove(&epoch);
         let ended: Vec<_> = self.running.keys().filter(|(of, _)| *of == epoch).copied().collect();
         for key in ended {
-            let outputs = self.running.remove(&key).map(|running| running.memory.outputs.clone());
-            let slots: Vec<Slot> = outputs.into_iter().flatten().flatten().map(|slot| slot.slot).collect();
-            slots.into_iter().for_each(|slot| self.results.release(slot));
+            if let Some(running) = self.running.remove(&key) {
+                self.release_outputs(&running.memory.tensors);
+            }
         }
     }
 

@@ -15,7 +15,8 @@ pub struct Submission {
     pub request: RequestId,
     /// What to do. Where the rank hands over no tensor, type and shape are `uint8` and `[0]`.
     pub what: Request,
-    /// Where the input lies; exactly as long as type and shape ask for, and nowhere where there is none.
+    /// Where the input lies; exactly as long as type and shape ask for. Where there is none, nowhere, or empty inline bytes
+    /// when the result is to come inside messages.
     pub place: Place,
 }
 
@@ -143,7 +144,7 @@ fn parse_named(message: v1::Submit, name: TensorName, me: Rank) -> Result<Submis
         let (dtype, shape) = (dtype_from(message.dtype)?, Shape::new(message.shape)?);
         check_place(dtype, &shape, &place)?;
         (dtype, shape)
-    } else if place != Place::None {
+    } else if place != Place::None && place != Place::Inline(Bytes::new()) {
         return Err(ConvertError::UnexpectedInput { collective: collective.name() });
     } else {
         (DType::U8, Shape::new(vec![0])?)

@@ -306,7 +306,8 @@ pub struct Submit {
     pub prescale: f64,
     #[prost(double, tag = "8")]
     pub postscale: f64,
-    /// Not written by anybody until the operation completes or fails. Unset for a barrier.
+    /// Not written by anybody until the operation completes or fails. Who hands over nothing leaves it unset, or gives empty
+    /// inline bytes to get the result inside messages.
     #[prost(message, optional, tag = "9")]
     pub input: ::core::option::Option<Place>,
     /// A codec's name: float16 or bfloat16 for an all-reduce of float32; empty for none. Others are refused by name.
