@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 use crate::admin;
 use crate::bootstrap::{FromSidecar, Join, Summary, ToSidecar};
 use crate::cli::SidecarArgs;
+use crate::cli::codes::{Code, coded};
 use crate::config::{Settings, world_of};
 use crate::driver::{Driver, Inbox, Phase};
 use crate::lane::{self, LaneConfig, LaneHandle, LaneReport};
@@ -36,7 +37,8 @@ use crate::sessions::Sessions;
 /// `ronde sidecar`: takes part in one job, as the launcher says on standard input.
 pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
     if !args.bootstrap {
-        eprintln!("ronde sidecar: only --bootstrap is supported; sidecars are started by `ronde run`");
+        let text = "only --bootstrap is supported; sidecars are started by `ronde run`";
+        eprintln!("ronde sidecar: {}", Code::NoCredentials.mark(text));
         return ExitCode::from(EXIT_USAGE);
     }
     let colours = std::io::stderr().is_terminal();
@@ -51,7 +53,7 @@ pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let reason = format!("{error:#}");
+            let reason = coded(&error, Code::SidecarCannotGoOn);
             tracing::error!("{reason}");
             say(&FromSidecar::Fatal { reason });
             ExitCode::FAILURE
@@ -69,7 +71,7 @@ async fn sidecar() -> anyhow::Result<()> {
 
     // Who are the others?
     let join = launcher.join().await?;
-    let world = world_of(&join, settings.me)?;
+    let world = world_of(&join, settings.me).context(Code::SidecarSettings)?;
     let identity = identity(&settings, key, &join)?;
     let incarnation = Incarnation(u64::from_le_bytes(random_bytes()?));
 
@@ -183,7 +185,11 @@ struct Ports {
 impl Ports {
     fn bind(settings: &Settings) -> anyhow::Result<Self> {
         let any_port = SocketAddr::new(settings.address, 0);
-        let bind = || QuicPort::bind(any_port, &SocketOptions::default()).context("cannot bind a UDP port");
+        let bind = || {
+            QuicPort::bind(any_port, &SocketOptions::default())
+                .context("cannot bind a UDP port")
+                .context(Code::PortBind)
+        };
         let lanes = (0..settings.lanes).map(|_| bind()).collect::<anyhow::Result<_>>()?;
         Ok(Self { control: bind()?, lanes })
     }
@@ -210,7 +216,7 @@ impl Launcher {
 
     async fn start(&mut self) -> anyhow::Result<Settings> {
         match self.next().await? {
-            ToSidecar::Start(start) => Settings::new(start),
+            ToSidecar::Start(start) => Settings::new(start).context(Code::SidecarSettings),
             ToSidecar::Join(_) => bail!("the launcher sent a join before the start"),
         }
     }
@@ -223,6 +229,10 @@ impl Launcher {
     }
 
     async fn next(&mut self) -> anyhow::Result<ToSidecar> {
+        self.read().await.context(Code::LauncherLine)
+    }
+
+    async fn read(&mut self) -> anyhow::Result<ToSidecar> {
         let line = self.lines.next_line().await.context("cannot read from the launcher")?;
         let line = line.context("the launcher closed its end; `ronde sidecar` is started by `ronde run`")?;
         serde_json::from_str(&line).context("the launcher's line is not understood")

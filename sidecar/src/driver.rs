@@ -16,6 +16,7 @@ use tokio::time::{Instant as Deadline, sleep_until};
 use crate::admin::Snapshot;
 use crate::app::say;
 use crate::bootstrap::FromSidecar;
+use crate::cli::codes::Code;
 use crate::delivery::{accept, deliver, epoch_view, result_id, send_failed};
 use crate::lane::{LaneCommand, LaneHandle, LaneReport};
 use crate::memory::Input;
@@ -232,7 +233,7 @@ impl Driver {
                 // A peer that closes before there was an epoch is leaving because the job is over; one that has a reason
                 // of its own says it to the launcher itself.
                 if !self.begun && !matches!(reason, DownReason::ClosedByPeer(_)) {
-                    self.fatal = Some(format!("{peer} did not come: {reason}"));
+                    self.fatal = Some(Code::PeerMissing.mark(&format!("{peer} did not come: {reason}")));
                 }
                 let reason = reason.to_string();
                 self.handle(Event::LinkDown { peer, reason });

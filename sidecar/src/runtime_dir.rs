@@ -12,6 +12,7 @@ use ronde_rpc::{RankToken, paths};
 use ronde_wire::{JobName, Rank, SidecarIndex};
 
 use crate::bootstrap::TokenFile;
+use crate::cli::codes::Code;
 
 /// The directory while the sidecar lives; removed with all that is in it when dropped.
 pub(crate) struct RuntimeDir {
@@ -24,6 +25,10 @@ impl RuntimeDir {
     /// # Errors
     /// When it cannot be made, or its path is too long for a Unix socket (107 bytes).
     pub(crate) fn create(base: Option<&Path>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
+        Self::make(base, job, sidecar).context(Code::SocketDirectory)
+    }
+
+    fn make(base: Option<&Path>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
         let base = base.map_or_else(default_base, Path::to_path_buf);
         let prefix = format!("ronde-{job}-{}-", sidecar.0);
         let dir = tempdir::Owned::create(&base, &prefix)?;

@@ -164,7 +164,7 @@ fn the_first_failure_ends_the_rest_and_is_named() {
     let script = "if [ $RANK = 2 ]; then echo first >&2; echo why it failed >&2; exit 7; fi; sleep 1000";
     let mut job = Run::new(4).sidecars(2).start(sh(script));
     let line = job.wait_for_line("ronde: rank", DEADLINE);
-    assert_eq!(line, "ronde: rank 2 on host localhost exited with code 7");
+    assert_eq!(line, "ronde: rank 2 on host localhost exited with code 7 [RONDE-E301]");
     let ended = job.wait(DEADLINE);
     assert_eq!(ended.code, Some(7), "{ended}");
     assert!(

@@ -6,15 +6,23 @@
 //! | `sidecar` | serves the workers of one host | [`sidecar`] |
 //! | `agent` (hidden) | the launcher's hand on one host | [`agent`] |
 //! | `exec-worker` (hidden) | ties a worker's life to its agent's, then becomes the worker | [`agent::exec`] |
+//! | `explain` | says what an error code means | [`explain`] |
 //! | `version` | prints the version | here |
 
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use codes::Code;
+
 mod agent;
 mod arguments;
+pub(crate) mod codes;
+#[cfg(test)]
+mod documents;
 mod envelope;
+mod explain;
 mod run;
 mod sidecar;
 
@@ -40,6 +48,8 @@ enum Command {
     /// Become a worker that ends with its agent.
     #[command(hide = true)]
     ExecWorker(agent::exec::ExecArgs),
+    /// Say what an error code means and what to do.
+    Explain(explain::ExplainArgs),
     /// Print the version.
     #[command(after_help = VERSION_EXAMPLES)]
     Version,
@@ -57,8 +67,9 @@ pub(crate) fn main() -> ExitCode {
         Command::Sidecar(args) => crate::app::main(&args),
         Command::Agent => agent::main(),
         Command::ExecWorker(args) => agent::exec::main(&args),
+        Command::Explain(args) => explain::main(&args),
         Command::Version => {
-            println!("ronde {}", env!("CARGO_PKG_VERSION"));
+            print(concat!("ronde ", env!("CARGO_PKG_VERSION"), "\n"));
             ExitCode::SUCCESS
         }
     }
@@ -66,9 +77,27 @@ pub(crate) fn main() -> ExitCode {
 
 /// Help and version are answers, everything else is a wrong command line.
 fn refused(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        // A closed terminal cannot be told anything.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render();
+    let text = if std::io::stderr().is_terminal() { text.ansi().to_string() } else { text.to_string() };
+    let _ = write!(std::io::stderr(), "{}", Code::CommandLine.mark(&text));
+    ExitCode::from(EXIT_USAGE)
+}
+
+/// Says why a command cannot do what it was asked for.
+fn fail(code: Code, text: &str, exit: u8) -> ExitCode {
     // A closed terminal cannot be told anything.
-    let _ = error.print();
-    if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS }
+    let _ = writeln!(std::io::stderr(), "ronde: {}", code.mark(text));
+    ExitCode::from(exit)
+}
+
+/// Prints an answer; a reader that has gone needs none.
+fn print(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 /// The exit code of a command line or input file that cannot be used (`EX_USAGE`).

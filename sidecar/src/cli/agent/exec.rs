@@ -9,6 +9,9 @@ use std::process::{Command, ExitCode};
 use clap::Args;
 use nix::sys::signal::Signal;
 
+use super::super::codes::Code;
+use super::super::fail;
+
 /// Arguments of `ronde exec-worker`.
 #[derive(Args, Debug)]
 pub(in crate::cli) struct ExecArgs {
@@ -23,8 +26,8 @@ pub(in crate::cli) struct ExecArgs {
 /// Becomes the worker; returns only when that is not possible.
 pub(in crate::cli) fn main(args: &ExecArgs) -> ExitCode {
     if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL) {
-        eprintln!("ronde: cannot tie the worker's life to its agent's: {error}");
-        return ExitCode::from(EXIT_CANNOT_EXECUTE);
+        let text = format!("cannot tie the worker's life to its agent's: {error}");
+        return fail(Code::WorkerNotRun, &text, EXIT_CANNOT_EXECUTE);
     }
     // An agent that had ended before the line above cannot end this process any more.
     if nix::unistd::getppid().as_raw() != args.parent {
@@ -37,8 +40,7 @@ pub(in crate::cli) fn main(args: &ExecArgs) -> ExitCode {
         std::io::ErrorKind::PermissionDenied => (EXIT_CANNOT_EXECUTE, "; is it executable?"),
         _ => (EXIT_CANNOT_EXECUTE, ""),
     };
-    eprintln!("ronde: cannot run {program:?}: {error}{advice}");
-    ExitCode::from(code)
+    fail(Code::WorkerNotRun, &format!("cannot run {program:?}: {error}{advice}"), code)
 }
 
 /// As shells use them.

@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::codes::{Code, coded};
 use super::envelope::{self, Environment, FromAgent, ToAgent};
 use crate::bootstrap::ToSidecar;
 
@@ -267,7 +268,8 @@ fn read_commands() -> mpsc::Receiver<ToAgent> {
                 }
                 Ok(None) => break,
                 Err(error) => {
-                    eprintln!("ronde agent: cannot understand the launcher: {error}");
+                    let text = format!("cannot understand the launcher: {error}");
+                    eprintln!("ronde agent: {}", Code::AgentFailed.mark(&text));
                     break;
                 }
             }
@@ -315,7 +317,7 @@ fn own_binary() -> anyhow::Result<PathBuf> {
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("ronde agent: {error:#}");
+    eprintln!("ronde agent: {}", coded(error, Code::AgentFailed));
     ExitCode::FAILURE
 }
 

@@ -6,6 +6,7 @@ use std::ops::Range;
 use nix::sys::signal::Signal;
 
 use super::super::agent::exec::EXIT_NOT_FOUND;
+use super::super::codes::Code;
 use super::super::envelope::Status;
 
 /// The first thing that went wrong. What follows from it is not reported.
@@ -174,6 +175,26 @@ impl Failure {
             _ => EXIT_UNAVAILABLE,
         };
         if code == 0 { EXIT_UNAVAILABLE } else { code }
+    }
+
+    /// The code under which `ronde explain` has more to say.
+    pub(super) fn code(&self) -> Code {
+        match self {
+            Self::Worker { status, .. } if *status == Status::Code(EXIT_NOT_FOUND.into()) => Code::WorkerNotRun,
+            Self::Worker { .. } => Code::WorkerFailed,
+            Self::Sidecar { .. } => Code::SidecarEnded,
+            Self::Fatal { reason, .. } => Code::of(reason).unwrap_or(Code::SidecarCannotGoOn),
+            Self::Spawn { .. } => Code::RemoteShellStart,
+            Self::Unreachable { .. } => Code::HostUnreachable,
+            Self::Lost { .. } => Code::HostLost,
+            Self::Version { .. } => Code::VersionDiffers,
+            Self::Refused { .. } => Code::HostRefused,
+            Self::NoAddress { .. } => Code::NoAddress,
+            Self::Certificate { .. } => Code::CertificateNotIssued,
+            Self::StartTimeout { .. } => Code::StartTimeout,
+            Self::Interrupted { .. } => Code::Interrupted,
+            Self::Output { .. } => Code::OutputLost,
+        }
     }
 }
 

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use anyhow::Context;
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::super::codes::{Code, coded};
 use super::super::envelope::ToAgent;
 use super::Settings;
 use super::agents::{Event, Link, Receivers};
@@ -21,7 +23,7 @@ pub(super) async fn run(settings: &Settings) -> u8 {
     let mut job = match Job::new(settings) {
         Ok(job) => job,
         Err(error) => {
-            eprintln!("ronde: {error:#}");
+            eprintln!("ronde: {}", coded(&error, Code::LauncherStart));
             return EXIT_CANNOT_CREATE;
         }
     };
@@ -52,7 +54,8 @@ pub(super) struct Job<'a> {
 impl<'a> Job<'a> {
     fn new(settings: &'a Settings) -> anyhow::Result<Self> {
         let placement = &settings.placement;
-        let printer = Printer::start(placement.size(), settings.output_dir.as_deref(), settings.timestamps)?;
+        let printer = Printer::start(placement.size(), settings.output_dir.as_deref(), settings.timestamps)
+            .context(Code::OutputFiles)?;
         let (sender, events) = mpsc::channel(QUEUE_EVENTS);
         Ok(Self {
             state: State::new(placement.clone(), settings.command.first().map_or("", String::as_str)),
@@ -132,6 +135,7 @@ impl<'a> Job<'a> {
         } else {
             ""
         };
+        let failure = failure.code().mark(&failure.to_string());
         self.printer.notice(format!("{failure}{others}{again}")).await;
     }
 
@@ -180,7 +184,7 @@ impl<'a> Job<'a> {
         if let Some(path) = &self.settings.report {
             let report = self.report(failure, began, exit);
             if let Err(error) = report.write(path) {
-                self.printer.notice(format!("{error:#}")).await;
+                self.printer.notice(coded(&error, Code::ReportUnwritable)).await;
                 exit = if exit == 0 { EXIT_CANNOT_CREATE } else { exit };
             }
         }
@@ -229,6 +233,7 @@ impl<'a> Job<'a> {
             seconds: began.elapsed().as_secs_f64(),
             exit,
             failure: failure.map(ToString::to_string),
+            code: failure.map(|failure| failure.code().to_string()),
         }
     }
 }

@@ -12,6 +12,7 @@ use anyhow::Context;
 use clap::Args;
 use ronde_wire::JobName;
 
+use super::codes::{Code, coded};
 use super::envelope::Environment;
 use environment::Export;
 use hosts::Host;
@@ -97,15 +98,13 @@ pub(super) fn main(args: RunArgs) -> ExitCode {
     let settings = match Settings::new(args) {
         Ok(settings) => settings,
         Err(error) => {
-            eprintln!("ronde: {error:#}");
-            return ExitCode::from(super::EXIT_USAGE);
+            return super::fail(Code::CommandLine, &coded(&error, Code::CommandLine), super::EXIT_USAGE);
         }
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("ronde: cannot start: {error}");
-            return ExitCode::FAILURE;
+            return super::fail(Code::LauncherStart, &format!("cannot start: {error}"), EXIT_SYSTEM);
         }
     };
     let code = runtime.block_on(job::run(&settings));
@@ -139,15 +138,17 @@ struct Settings {
 
 impl Settings {
     fn new(args: RunArgs) -> anyhow::Result<Self> {
-        let hosts = hosts_of(&args)?;
-        let ronde = std::env::current_exe().context("cannot find the ronde binary")?;
+        let hosts = hosts_of(&args).context(Code::Hosts)?;
+        let ronde = std::env::current_exe().context("cannot find the ronde binary").context(Code::LauncherStart)?;
         let remote_shell: Vec<String> = args.remote_shell.split_whitespace().map(str::to_owned).collect();
         anyhow::ensure!(!remote_shell.is_empty(), "--remote-shell is empty; give a command like ssh");
         Ok(Self {
             job: args.job.map_or_else(random_job_name, Ok)?,
-            placement: Placement::new(args.num_proc, &hosts, args.sidecars)?,
+            placement: Placement::new(args.num_proc, &hosts, args.sidecars).context(Code::Placement)?,
             command: args.command,
-            directory: std::env::current_dir().context("cannot find the working directory")?,
+            directory: std::env::current_dir()
+                .context("cannot find the working directory")
+                .context(Code::LauncherStart)?,
             caller: callers_environment(),
             exports: args.export,
             remote_shell,
@@ -199,6 +200,9 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
     Ok(Duration::from_secs_f64(given))
 }
+
+/// The system refuses something (`EX_OSERR`).
+const EXIT_SYSTEM: u8 = 71;
 
 const EXAMPLES: &str = "Examples:
   ronde run -np 4 --sidecars 2 python train.py

@@ -24,6 +24,8 @@ pub(super) struct Report {
     pub(super) exit: u8,
     /// Why it is not 0.
     pub(super) failure: Option<String>,
+    /// Its error code, which `ronde explain` explains.
+    pub(super) code: Option<String>,
 }
 
 /// A host's part.

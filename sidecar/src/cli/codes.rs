@@ -1,0 +1,222 @@
+//! Error codes: what every error at a command line carries, and what `ronde explain` and `docs/ERRORS.md` say of it.
+//!
+//! The first digit is the part that failed: 1 the command line and files, 2 hosts and the launcher, 3 workers, 4 sidecars,
+//! 5 keys and certificates, 6 asking a running job. A number is never given to another error later on.
+
+use std::fmt;
+
+mod table;
+
+pub(crate) use table::TABLE;
+
+/// The kind of an error.
+///
+/// Given to an [`anyhow::Error`] as context at the place that knows what went wrong; [`coded`] writes it behind the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u16)]
+pub(crate) enum Code {
+    /// Options or arguments that are not understood.
+    CommandLine = 101,
+    /// A list or file of hosts.
+    Hosts = 102,
+    /// Processes that do not fit the hosts.
+    Placement = 103,
+    /// `ronde explain` of something that is no code.
+    NotExplained = 105,
+    /// The launcher cannot begin.
+    LauncherStart = 201,
+    /// The program that reaches a host cannot be started.
+    RemoteShellStart = 202,
+    /// A host cannot be reached.
+    HostUnreachable = 203,
+    /// The connection to a host ended.
+    HostLost = 204,
+    /// A host runs another version.
+    VersionDiffers = 205,
+    /// A host cannot do what it was told.
+    HostRefused = 206,
+    /// A host has no address for others.
+    NoAddress = 207,
+    /// Not everything started in time.
+    StartTimeout = 208,
+    /// The workers' output cannot be written.
+    OutputLost = 209,
+    /// The user ended the job.
+    Interrupted = 210,
+    /// The report cannot be written.
+    ReportUnwritable = 211,
+    /// The files for the workers' output cannot be made.
+    OutputFiles = 212,
+    /// The launcher's hand on a host cannot go on.
+    AgentFailed = 213,
+    /// A worker failed.
+    WorkerFailed = 301,
+    /// A worker's command cannot be run.
+    WorkerNotRun = 302,
+    /// A sidecar ended.
+    SidecarEnded = 401,
+    /// A sidecar cannot go on.
+    SidecarCannotGoOn = 402,
+    /// A sidecar's settings are out of range.
+    SidecarSettings = 403,
+    /// A port cannot be bound.
+    PortBind = 404,
+    /// The directory of the sockets cannot be made.
+    SocketDirectory = 405,
+    /// Another sidecar did not come.
+    PeerMissing = 406,
+    /// A sidecar does not understand who started it.
+    LauncherLine = 407,
+    /// No certificate could be issued.
+    CertificateNotIssued = 501,
+    /// There is nothing that proves who a sidecar is.
+    NoCredentials = 502,
+}
+
+impl Code {
+    /// What the table says of it.
+    pub(crate) fn entry(self) -> &'static Entry {
+        TABLE.iter().find(|entry| entry.code == self).expect("a test holds that every code is in the table")
+    }
+
+    /// Reads `E203`, `RONDE-E203` or `203`, in capitals or not.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let text = text.trim().to_ascii_uppercase();
+        let text = text.strip_prefix("RONDE-").unwrap_or(&text);
+        let number = text.strip_prefix('E').unwrap_or(text);
+        TABLE.iter().map(|entry| entry.code).find(|code| (*code as u16).to_string() == number)
+    }
+
+    /// The code that a text carries on its first line.
+    pub(crate) fn of(text: &str) -> Option<Self> {
+        let (_, rest) = text.lines().next()?.split_once('[')?;
+        let marks = rest.split('[').filter(|rest| rest.starts_with(PREFIX));
+        marks.filter_map(|rest| rest.split_once(']')).find_map(|(code, _)| Self::parse(code))
+    }
+
+    /// Writes the code behind the first line of a text, unless that line has one: the first to know knows best.
+    pub(crate) fn mark(self, text: &str) -> String {
+        let (first, rest) = text.split_at(text.find('\n').unwrap_or(text.len()));
+        if Self::of(first).is_some() { text.to_owned() } else { format!("{first} [{self}]{rest}") }
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RONDE-E{}", *self as u16)
+    }
+}
+
+/// What there is to say of a code.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// The code.
+    pub(crate) code: Code,
+    /// What went wrong, in a few words.
+    pub(crate) title: &'static str,
+    /// What it means.
+    pub(crate) meaning: &'static str,
+    /// What to do.
+    pub(crate) remedy: &'static str,
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { code, title, meaning, remedy } = self;
+        write!(f, "{code}: {title}\n\n{meaning}\n\nWhat to do: {remedy}")
+    }
+}
+
+/// An error's text, causes included, with its code: the outermost that was given, or else `otherwise`.
+pub(crate) fn coded(error: &anyhow::Error, otherwise: Code) -> String {
+    let code = error.downcast_ref::<Code>().copied();
+    // A code's own text is one of the layers; it goes to the end of the line instead.
+    let layers: Vec<String> =
+        error.chain().map(ToString::to_string).filter(|layer| !layer.starts_with(PREFIX)).collect();
+    code.unwrap_or(otherwise).mark(&layers.join(": "))
+}
+
+const PREFIX: &str = "RONDE-E";
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn the_code_stands_behind_the_first_line_once() {
+        assert_eq!(Code::Hosts.mark("no hosts"), "no hosts [RONDE-E102]");
+        assert_eq!(Code::Hosts.mark("one\ntwo"), "one [RONDE-E102]\ntwo");
+        assert_eq!(Code::Hosts.mark("[fd00::1] [203x]"), "[fd00::1] [203x] [RONDE-E102]");
+        let inner = Code::PortBind.mark("a port is taken");
+        assert_eq!(Code::SidecarCannotGoOn.mark(&format!("it ends: {inner}")), "it ends: a port is taken [RONDE-E404]");
+    }
+
+    #[test]
+    fn an_error_shows_its_causes_and_its_outermost_code() {
+        let cause = || anyhow::anyhow!("file not found");
+        assert_eq!(coded(&cause(), Code::Hosts), "file not found [RONDE-E102]");
+        let error = cause().context("cannot read x").context(Code::OutputFiles);
+        assert_eq!(coded(&error, Code::Hosts), "cannot read x: file not found [RONDE-E212]");
+        let error = Err::<(), _>(error).context("outside").expect_err("it is one");
+        assert_eq!(coded(&error, Code::Hosts), "outside: cannot read x: file not found [RONDE-E212]");
+    }
+
+    #[test]
+    fn a_code_is_read_in_every_spelling() {
+        for text in ["E203", "e203", "RONDE-E203", "ronde-e203", "203", " E203 "] {
+            assert_eq!(Code::parse(text), Some(Code::HostUnreachable), "{text:?}");
+        }
+        for text in ["", "E", "E0203", "E9", "RONDE-", "EE203", "E203x"] {
+            assert_eq!(Code::parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_table_is_in_order_complete_and_worded() {
+        assert!(TABLE.windows(2).all(|pair| pair[0].code < pair[1].code), "codes are sorted and unique");
+        for entry in TABLE {
+            for text in [entry.title, entry.meaning, entry.remedy] {
+                assert!(!text.is_empty() && !text.contains('\n') && !text.contains("  "), "{}: {text:?}", entry.code);
+            }
+            assert!(!entry.title.ends_with('.'), "{}: a title is no sentence", entry.code);
+            assert!(entry.meaning.ends_with('.') && entry.remedy.ends_with('.'), "{}: sentences end", entry.code);
+        }
+    }
+
+    /// The compiler knows that a used code is one; this knows that it is in the table, and that nothing there is dead.
+    #[test]
+    fn every_code_of_the_table_is_used_and_every_used_one_is_in_it() {
+        let table: BTreeSet<String> = TABLE.iter().map(|entry| format!("{:?}", entry.code)).collect();
+        let mut used = BTreeSet::new();
+        collect_uses(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut used);
+        assert_eq!(used, table);
+    }
+
+    fn collect_uses(directory: &Path, used: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(directory).expect("the sources can be read") {
+            let path = entry.expect("the sources can be read").path();
+            if path.is_dir() {
+                collect_uses(&path, used);
+            } else if !path.ends_with("codes.rs") && !path.ends_with("codes/table.rs") {
+                let text = std::fs::read_to_string(&path).expect("a source is text");
+                // A test that names a code does not use it.
+                let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+                used.extend(text.split("Code::").skip(1).map(name).filter(|name| is_variant(name)));
+            }
+        }
+    }
+
+    fn name(text: &str) -> String {
+        text.chars().take_while(char::is_ascii_alphanumeric).collect()
+    }
+
+    /// `ExitCode::SUCCESS` and functions are not meant.
+    fn is_variant(name: &str) -> bool {
+        name.starts_with(char::is_uppercase) && name.contains(char::is_lowercase)
+    }
+}
