@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Rank, SetId};
+use crate::ids::{Rank, SetId, TensorName};
 
 /// How elements of several ranks become one. The numbers are Horovod's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -199,4 +199,62 @@ pub struct Pair {
     pub from: Rank,
     /// The receiving global rank; another one.
     pub to: Rank,
+}
+
+impl Pair {
+    /// The name of a message, by which its two ranks agree: `message.<from>.<to>.<tag>.<count>`, where `count` is the number
+    /// of earlier messages of this pair, direction and tag, on each side. So the k-th send meets the k-th receive.
+    #[must_use]
+    pub fn message_name(self, tag: u32, count: u64) -> TensorName {
+        let name = format!("{MESSAGE}.{}.{}.{tag}.{count}", self.from.0, self.to.0);
+        TensorName::new(name).expect("three numbers of up to 10 digits and one of up to 20 are a short name")
+    }
+
+    /// The ranks and the tag of a name that [`Self::message_name`] makes; `None` for all others. Such names are for messages
+    /// only.
+    #[must_use]
+    pub fn of_message(name: &TensorName) -> Option<(Self, u32)> {
+        let numbers = name.as_str().strip_prefix(MESSAGE)?.strip_prefix('.')?;
+        let mut numbers = numbers.split('.').map(number);
+        let mut small = || u32::try_from(numbers.next()??).ok();
+        let (from, to, tag) = (Rank(small()?), Rank(small()?), small()?);
+        let last = numbers.next().flatten().is_some() && numbers.next().is_none();
+        last.then_some((Self { from, to }, tag))
+    }
+}
+
+const MESSAGE: &str = "message";
+
+/// A number as it is printed: digits only, no zeros in front.
+fn number(text: &str) -> Option<u64> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    let plain = digits && (text == "0" || !text.starts_with('0'));
+    text.parse().ok().filter(|_| plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_messages_are_read_back_and_others_are_not() {
+        let pair = Pair { from: Rank(3), to: Rank(u32::MAX) };
+        assert_eq!(Pair::of_message(&pair.message_name(7, u64::MAX)), Some((pair, 7)));
+        let others = [
+            "message",
+            "message.1.2.3",
+            "message.1.2.3.4.5",
+            "message.01.2.3.4",
+            "message.1.+2.3.4",
+            "message.1.2.3.",
+            "Message.1.2.3.4",
+            "message.1.2.3.x",
+            "message1.2.3.4",
+            "message.1.2.4294967296.4",
+            "message.1.-2.3.4",
+        ];
+        for other in others {
+            assert_eq!(Pair::of_message(&TensorName::new(other).expect("a name")), None, "{other}");
+        }
+    }
 }

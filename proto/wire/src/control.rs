@@ -12,7 +12,7 @@ use crate::dtype::DType;
 use crate::failure::Failure;
 use crate::frame::{Frame, FrameError, FrameKind, PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
 use crate::ids::{Epoch, Incarnation, JobName, Lane, Rank, Seq, SetId, SidecarIndex, TensorName};
-use crate::request::{Request, Shape};
+use crate::request::{Group, Request, Shape};
 use crate::tuning::Tuning;
 use crate::world::{ProcessSet, World};
 
@@ -155,6 +155,11 @@ pub enum Control {
         /// The set that is gone; its id may be used again.
         set: SetId,
     },
+    /// To the coordinator: the sender speaks no more of a set of whose end it was told, so that its id may be used again.
+    SetForgotten {
+        /// Which one.
+        set: SetId,
+    },
     /// From the coordinator: all ranks have joined; from here on all take part again.
     AllJoined {
         /// The name of the requests that this answers, in the world's set.
@@ -218,6 +223,8 @@ pub enum Intent {
         name: TensorName,
         /// Why, naming the rank.
         failure: Failure,
+        /// The request's group, which goes on without it.
+        group: Option<Group>,
     },
 }
 

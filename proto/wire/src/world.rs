@@ -131,7 +131,19 @@ impl World {
     /// The topology of a set, `None` when there is no such set.
     #[must_use]
     pub fn topology(&self, set: SetId) -> Option<SetTopology> {
-        let set = self.sets.iter().find(|s| s.id == set)?;
+        self.sets.iter().find(|s| s.id == set).map(|set| self.place(set))
+    }
+
+    /// The topology of a set that is not one of the world's own.
+    ///
+    /// # Errors
+    /// [`WorldError::Set`] when its ranks are not ascending ranks of the world.
+    pub fn topology_of(&self, set: &ProcessSet) -> Result<SetTopology, WorldError> {
+        check_set(set, self.size())?;
+        Ok(self.place(set))
+    }
+
+    fn place(&self, set: &ProcessSet) -> SetTopology {
         let mut members: Vec<SetMember> = Vec::new();
         for &rank in &set.ranks {
             let sidecar = self.placement[rank.index()];
@@ -141,7 +153,7 @@ impl World {
             }
         }
         members.sort_unstable_by_key(|m| m.sidecar);
-        Some(SetTopology { set: set.id, members })
+        SetTopology { set: set.id, members }
     }
 }
 
@@ -153,14 +165,17 @@ fn check_sets(sets: &[ProcessSet], size: usize) -> Result<(), WorldError> {
     if !whole || ids.len() != sets.len() || sets.len() > limits::SETS_MAX {
         return Err(WorldError::SetIds);
     }
-    for set in sets {
-        let ascending = set.ranks.is_sorted_by(|a, b| a < b);
-        let inside = set.ranks.last().is_some_and(|last| last.index() < size);
-        if !ascending || !inside {
-            return Err(WorldError::Set { set: set.id, ranks: set.ranks.iter().map(|r| r.0).collect() });
-        }
+    sets.iter().try_for_each(|set| check_set(set, size))
+}
+
+fn check_set(set: &ProcessSet, size: usize) -> Result<(), WorldError> {
+    let ascending = set.ranks.is_sorted_by(|a, b| a < b);
+    let inside = set.ranks.last().is_some_and(|last| last.index() < size);
+    if ascending && inside {
+        Ok(())
+    } else {
+        Err(WorldError::Set { set: set.id, ranks: set.ranks.iter().map(|r| r.0).collect() })
     }
-    Ok(())
 }
 
 /// A sidecar with the ranks of one set that it serves.

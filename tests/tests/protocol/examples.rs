@@ -71,7 +71,12 @@ fn controls() -> Vec<Example> {
         announce(1, Intent::Again { slot: 5 }),
         announce(
             2,
-            Intent::Void { set: SetId(4), name: name("barrier.b"), failure: Failure::new(Cause::Refused, "no") },
+            Intent::Void {
+                set: SetId(4),
+                name: name("barrier.b"),
+                failure: Failure::new(Cause::Refused, "no"),
+                group: None,
+            },
         ),
     ];
     let order = Order {

@@ -6,17 +6,25 @@
 //! internal queue instead of the network, so there is one code path for near and far.
 
 mod admission;
+mod agreement;
+mod answers;
 mod config;
 mod context;
 mod coordinator;
 mod fusion;
+mod groups;
 mod liveness;
 mod mismatch;
 mod negotiation;
 mod operations;
 mod ordering;
 mod participant;
+mod performed;
+mod remembered;
 mod requests;
+mod roster;
+mod sets;
+mod shapes;
 mod stall;
 mod status;
 mod submission;
@@ -84,7 +92,7 @@ impl Engine {
             Event::RankHeard { rank } => self.participant.heard(cx, rank),
             Event::Submitted { rank, request, what } => self.participant.submit(cx, rank, request, what),
             Event::Refused { rank, set, name, reason } => {
-                self.participant.refused_by_service(cx, rank, set, name, &reason);
+                self.participant.refused_by_service(cx, rank, (set, name), &reason);
             }
             Event::Withdrawn { rank, request, reason } => self.participant.withdraw(cx, rank, request, &reason),
             Event::LinkUp { peer, lanes } => self.link_up(peer, lanes),
@@ -245,6 +253,9 @@ impl Engine {
             | Control::EpochEnd { .. }
             | Control::Order(_)
             | Control::Reject { .. }
+            | Control::SetAdded { .. }
+            | Control::SetRemoved { .. }
+            | Control::AllJoined { .. }
             | Control::Suspects { .. } => {
                 if from != cx.coordinator {
                     return Err("sends what only the coordinator sends".to_owned());
@@ -272,7 +283,12 @@ impl Engine {
         match message {
             Control::EpochEnd { failure } => participant.epoch_ended(cx, failure),
             Control::Order(order) => participant.order(cx, seq, &order),
-            Control::Reject { set, name, failure, .. } => participant.rejected(cx, set, &name, &failure),
+            Control::Reject { set, name, failure, excused } => {
+                participant.rejected(cx, &(set, name), &failure, &excused);
+            }
+            Control::SetAdded { name, set } => participant.set_added(cx, &name, &set),
+            Control::SetRemoved { name, set } => participant.set_removed(cx, &name, set),
+            Control::AllJoined { name, last } => participant.all_joined(cx, &name, last),
             Control::Suspects { sidecars, ranks } => participant.suspects(cx, Suspects { sidecars, ranks }),
             _ => {}
         }

@@ -1,13 +1,14 @@
 //! From an order to what is performed here: the coordinator's word is checked against this sidecar's own view.
 
-use ronde_collectives::plan::{Work, WorkKind};
+use ronde_collectives::plan::Work;
 use ronde_collectives::{digest_input, plan};
 use ronde_wire::control::{Order, OrderedTensor};
-use ronde_wire::{Collective, DType, Detail, Epoch, Rank, Request, RequestId, Seq, SetTopology, Shape, Tuning, limits};
+use ronde_wire::{Collective, Epoch, Rank, ReduceOp, Request, Seq, SetTopology, Tuning, limits};
 use sha2::{Digest, Sha256};
 
-use super::context::SetView;
 use super::requests::Requests;
+use super::sets::SetView;
+use super::shapes::{Results, work, work_kind};
 use crate::event::{Admission, AdmittedRequest, AdmittedTensor, Arithmetic};
 
 /// The first 16 bytes of SHA-256 over all inputs of the plan.
@@ -18,53 +19,8 @@ pub(crate) fn digest(topology: &SetTopology, work: &Work, tuning: &Tuning) -> [u
     digest
 }
 
-/// The kind of work of a collective that this version performs.
-pub(crate) fn work_kind(collective: &Collective) -> Option<WorkKind> {
-    match collective {
-        Collective::AllReduce { .. } => Some(WorkKind::AllReduce),
-        Collective::Broadcast { root } => Some(WorkKind::Broadcast { root: *root }),
-        Collective::AllGather => Some(WorkKind::AllGather),
-        Collective::Barrier => Some(WorkKind::Barrier),
-        _ => None,
-    }
-}
-
-/// What a plan is made for: the order's tensors as element counts.
-pub(crate) fn work(kind: WorkKind, dtype: DType, tensors: &[OrderedTensor]) -> Work {
-    let counts = |tensor: &OrderedTensor| match kind {
-        WorkKind::AllGather => {
-            let row = tensor.shape.row_elements();
-            tensor.rows.iter().map(|rows| rows.saturating_mul(row)).collect()
-        }
-        _ => vec![tensor.shape.elements()],
-    };
-    let tensors = if kind == WorkKind::Barrier { Vec::new() } else { tensors.iter().map(counts).collect() };
-    Work { element_bytes: element_bytes(dtype), tensors, kind }
-}
-
-/// Bytes of one element: 1 to 8.
-pub(crate) fn element_bytes(dtype: DType) -> u32 {
-    u32::try_from(dtype.size_bytes()).unwrap_or(u32::MAX)
-}
-
-/// The shape of a tensor's result; `None` when it has more elements than can be addressed.
-///
-/// A barrier's is `[0]`: no bytes.
-pub(crate) fn output(kind: &WorkKind, tensor: &OrderedTensor) -> Option<Shape> {
-    match kind {
-        WorkKind::AllReduce | WorkKind::Broadcast { .. } => Some(tensor.shape.clone()),
-        WorkKind::Barrier => Shape::new(vec![0]).ok(),
-        WorkKind::AllGather => {
-            let rows = tensor.rows.iter().try_fold(0_u64, |sum, rows| sum.checked_add(*rows))?;
-            let mut dimensions = tensor.shape.dimensions().to_vec();
-            *dimensions.first_mut()? = rows;
-            Shape::new(dimensions).ok()
-        }
-        _ => None,
-    }
-}
-
-/// Checks an order and makes its plan; the requests that it answers become ordered.
+/// Checks an order and makes its plan; the requests that it answers become ordered. The view is the set's, or the pair's for
+/// a message.
 ///
 /// # Errors
 /// What contradicts this sidecar's own view, in words. The requests may be changed then; the epoch has to end.
@@ -77,25 +33,21 @@ pub(crate) fn prepare(
 ) -> Result<Admission, String> {
     let me = view.me.ok_or_else(|| format!("it serves no rank of {}", order.set))?;
     let name = order.collective.name();
-    let kind = work_kind(&order.collective).ok_or_else(|| format!("{name} is not performed by this version"))?;
-    check_count(&kind, order)?;
+    let kind = work_kind(&order.collective, order.dtype, order.codec, order.pair)
+        .ok_or_else(|| format!("{name} is not performed as an operation of its own"))?;
+    check_count(order)?;
+    check_joined(view, requests, order)?;
     // Before anything is added up: no sum of the order's numbers overflows when every result can be addressed.
-    let outputs = outputs(&kind, order)?;
-    let work = work(kind, order.dtype, &order.tensors);
+    let results = results(view, order)?;
+    let work = work(kind, order.dtype, view, &order.tensors);
     if digest(&view.topology, &work, &order.tuning) != order.digest {
         return Err("the digest of the plan's inputs differs from the coordinator's".to_owned());
     }
     let plan = plan(me, &view.topology, &work, &order.tuning).map_err(|error| error.to_string())?;
     let mut tensors = Vec::with_capacity(order.tensors.len());
-    for (tensor, output) in order.tensors.iter().zip(outputs) {
-        let answered = answer(view, requests, seq, order, tensor)?.into_iter();
-        let admitted =
-            |(rank, request)| AdmittedRequest { rank, request, output: output.clone(), detail: Detail::None };
-        tensors.push(AdmittedTensor {
-            name: tensor.name.clone(),
-            requests: answered.map(admitted).collect(),
-            own: false,
-        });
+    for (tensor, results) in order.tensors.iter().zip(results) {
+        let requests = answer(view, requests, seq, (order, tensor), &results)?;
+        tensors.push(AdmittedTensor { name: tensor.name.clone(), requests, own: results.own });
     }
     let arithmetic = Arithmetic {
         dtype: order.dtype,
@@ -105,24 +57,67 @@ pub(crate) fn prepare(
         postscale: order.postscale,
         codec: order.codec,
     };
+    let joined = view.local_ranks.iter().copied().filter(|rank| is_joined(order, *rank)).collect();
     let (topology, local_ranks) = (view.topology.clone(), view.local_ranks.clone());
-    Ok(Admission { epoch, seq, topology, plan, arithmetic, tensors, local_ranks, joined: order.joined.clone() })
+    Ok(Admission { epoch, seq, topology, plan, arithmetic, tensors, local_ranks, joined })
 }
 
-fn outputs(kind: &WorkKind, order: &Order) -> Result<Vec<Shape>, String> {
+/// Whether tensors of a collective may share a bucket with others of the same.
+pub(crate) fn may_share(collective: &Collective) -> bool {
+    match collective {
+        Collective::AllReduce { op } => !matches!(op, ReduceOp::Adasum | ReduceOp::ClippedMean),
+        Collective::ReduceScatter { .. } | Collective::AllGather | Collective::Broadcast { .. } => true,
+        _ => false,
+    }
+}
+
+/// Whether a collective goes on without ranks that have joined: zeros have no effect on it, or it has no elements.
+pub(crate) fn allows_joined(collective: &Collective) -> bool {
+    match collective {
+        Collective::AllReduce { op } => matches!(op, ReduceOp::Sum | ReduceOp::Average | ReduceOp::Adasum),
+        Collective::Barrier => true,
+        _ => false,
+    }
+}
+
+fn results(view: &SetView, order: &Order) -> Result<Vec<Results>, String> {
     let too_large = |tensor: &OrderedTensor| format!("the result of {} has no valid shape", tensor.name);
-    order.tensors.iter().map(|tensor| output(kind, tensor).ok_or_else(|| too_large(tensor))).collect()
+    let results = |tensor| Results::of(&order.collective, order.pair, view, tensor).ok_or_else(|| too_large(tensor));
+    order.tensors.iter().map(results).collect()
 }
 
-fn check_count(kind: &WorkKind, order: &Order) -> Result<(), String> {
-    let most = match kind {
-        WorkKind::Barrier | WorkKind::AllGather => 1,
-        _ => limits::BUCKET_TENSORS_MAX,
-    };
+fn check_count(order: &Order) -> Result<(), String> {
+    let most = if may_share(&order.collective) { limits::BUCKET_TENSORS_MAX } else { 1 };
     match order.tensors.len() {
         count if (1..=most).contains(&count) => Ok(()),
-        count => Err(format!("a bucket of {} has 1 to {most} tensors, not {count}", kind.name())),
+        count => Err(format!("a bucket of {} has 1 to {most} tensors, not {count}", order.collective.name())),
     }
+}
+
+/// Nobody is counted as joined who has not, nor where joining has no meaning.
+fn check_joined(view: &SetView, requests: &Requests, order: &Order) -> Result<(), String> {
+    if order.joined.is_empty() {
+        return Ok(());
+    }
+    let name = order.collective.name();
+    if !view.is_world() || order.pair.is_some() || !allows_joined(&order.collective) {
+        return Err(format!("{name} of {} goes on without ranks that have joined", order.set));
+    }
+    if !order.joined.is_sorted_by(|a, b| a < b) {
+        return Err("its ranks that have joined are not ascending".to_owned());
+    }
+    if let Some(rank) = order.joined.iter().find(|rank| !view.contains(**rank)) {
+        return Err(format!("{rank}, which is not in {}, is said to have joined", order.set));
+    }
+    let stranger = |rank: &&Rank| view.serves(**rank) && !requests.has_joined(**rank);
+    match order.joined.iter().find(stranger) {
+        Some(rank) => Err(format!("{rank} is said to have joined, which it has not")),
+        None => Ok(()),
+    }
+}
+
+fn is_joined(order: &Order, rank: Rank) -> bool {
+    order.joined.binary_search(&rank).is_ok()
 }
 
 /// The requests of the local ranks for a tensor, compared with the order.
@@ -130,25 +125,27 @@ fn answer(
     view: &SetView,
     requests: &mut Requests,
     seq: Seq,
-    order: &Order,
-    tensor: &OrderedTensor,
-) -> Result<Vec<(Rank, RequestId)>, String> {
+    (order, tensor): (&Order, &OrderedTensor),
+    results: &Results,
+) -> Result<Vec<AdmittedRequest>, String> {
     let mut answered = Vec::with_capacity(view.local_ranks.len());
-    for &rank in &view.local_ranks {
+    for &rank in view.local_ranks.iter().filter(|rank| !is_joined(order, **rank)) {
         let request = requests
             .order(&(order.set, tensor.name.clone(), rank), seq, |own| fits(view, order, tensor, rank, own))
             .map_err(|reason| format!("tensor {} of {rank}: {reason}", tensor.name))?;
-        answered.push((rank, request));
+        let (output, detail) = results.of_rank(view, rank, tensor);
+        answered.push(AdmittedRequest { rank, request, output, detail });
     }
     Ok(answered)
 }
 
 /// Compares a rank's own request with what was ordered.
 fn fits(view: &SetView, order: &Order, tensor: &OrderedTensor, rank: Rank, own: &Request) -> Result<(), String> {
-    if order.collective != own.collective {
+    let pair = own.collective.pair(rank);
+    if pair != order.pair || !same_collective(&order.collective, &own.collective, pair.is_some()) {
         return Err(format!("{:?} was ordered, {:?} was asked for", order.collective, own.collective));
     }
-    if own.collective == Collective::Barrier {
+    if !own.collective.has_input(rank) {
         return Ok(());
     }
     if order.dtype != own.dtype {
@@ -158,14 +155,41 @@ fn fits(view: &SetView, order: &Order, tensor: &OrderedTensor, rank: Rank, own: 
     if scales(order.prescale, order.postscale) != scales(own.prescale, own.postscale) {
         return Err("other scale factors were ordered than asked for".to_owned());
     }
-    let shape_fits = match own.collective {
-        Collective::AllGather => {
-            let position = view.ranks.binary_search(&rank).ok();
+    if order.codec != own.codec {
+        return Err(format!("codec {} was ordered, {} was asked for", order.codec, own.codec));
+    }
+    if shape_fits(view, tensor, rank, own) {
+        Ok(())
+    } else {
+        Err(format!("shape {} was ordered, {} was asked for", tensor.shape, own.shape))
+    }
+}
+
+/// Whether the two are one operation. What differs between ranks stands elsewhere: splits in the order's rows, the two sides
+/// of a message in its pair.
+fn same_collective(ordered: &Collective, own: &Collective, is_message: bool) -> bool {
+    match (ordered, own) {
+        (Collective::AllToAll { .. }, Collective::AllToAll { .. }) => true,
+        (Collective::Send { tag, .. }, Collective::Send { tag: own, .. } | Collective::Recv { tag: own, .. }) => {
+            is_message && tag == own
+        }
+        _ => ordered == own,
+    }
+}
+
+fn shape_fits(view: &SetView, tensor: &OrderedTensor, rank: Rank, own: &Request) -> bool {
+    let (count, position) = (view.ranks.len(), view.position(rank));
+    let (ordered, dimensions) = (tensor.shape.dimensions(), own.shape.dimensions());
+    let same_rows = ordered.get(1..) == dimensions.get(1..);
+    match &own.collective {
+        Collective::AllGather | Collective::Gather { .. } => {
             let rows = position.and_then(|position| tensor.rows.get(position));
-            let (ordered, own) = (tensor.shape.dimensions(), own.shape.dimensions());
-            tensor.rows.len() == view.ranks.len() && rows == own.first() && ordered.get(1..) == own.get(1..)
+            tensor.rows.len() == count && rows == dimensions.first() && same_rows
+        }
+        Collective::AllToAll { splits } => {
+            let sent = position.and_then(|position| tensor.rows.chunks_exact(count).nth(position));
+            tensor.rows.len() == count * count && sent == Some(splits.as_slice()) && same_rows
         }
         _ => tensor.shape == own.shape && tensor.rows.is_empty(),
-    };
-    if shape_fits { Ok(()) } else { Err(format!("shape {} was ordered, {} was asked for", tensor.shape, own.shape)) }
+    }
 }

@@ -24,6 +24,12 @@ pub struct EngineConfig {
     pub buckets_in_flight: usize,
     /// Age after which a tensor that waits for some ranks is reported, in milliseconds. Default 60,000.
     pub stall_warning_ms: u64,
+    /// Age after which a tensor that waits for some ranks ends the epoch, in milliseconds; 0 for never. A shorter time than
+    /// `stall_warning_ms` is taken as that. Default 0.
+    pub stall_shutdown_ms: u64,
+    /// Bytes of the largest result of one tensor: a larger one is refused on all ranks. Only the coordinator's counts.
+    /// Default: any.
+    pub result_bytes_max: u64,
     /// What the selection of algorithms assumes; only the coordinator's counts.
     pub cost: CostModel,
 }
@@ -42,6 +48,8 @@ impl EngineConfig {
             fusion_threshold_bytes: limits::FUSION_THRESHOLD_BYTES,
             buckets_in_flight: limits::BUCKETS_IN_FLIGHT,
             stall_warning_ms: STALL_WARNING_MS,
+            stall_shutdown_ms: 0,
+            result_bytes_max: u64::MAX,
             cost: CostModel::default(),
         }
     }
@@ -55,6 +63,9 @@ impl EngineConfig {
         self.buckets_in_flight = self.buckets_in_flight.max(1);
         self.lanes = self.lanes.max(1);
         self.stall_warning_ms = self.stall_warning_ms.max(1);
+        if self.stall_shutdown_ms > 0 {
+            self.stall_shutdown_ms = self.stall_shutdown_ms.max(self.stall_warning_ms);
+        }
         self
     }
 }

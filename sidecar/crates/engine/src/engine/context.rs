@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use ronde_wire::{Control, Epoch, Member, Rank, Seq, SetId, SetTopology, SidecarIndex};
+use ronde_wire::{Control, Epoch, Rank, Seq, SetId, SidecarIndex};
 
 use super::config::EngineConfig;
 use super::liveness::Links;
+use super::sets::SetView;
 use super::status::Stats;
 use crate::event::{Action, Time};
 
@@ -38,18 +39,6 @@ pub(crate) struct Envelope {
     pub(crate) epoch: Epoch,
     pub(crate) seq: Seq,
     pub(crate) message: Control,
-}
-
-/// A process set as this sidecar sees it.
-#[derive(Debug)]
-pub(crate) struct SetView {
-    pub(crate) topology: SetTopology,
-    /// All ranks of the set, ascending.
-    pub(crate) ranks: Vec<Rank>,
-    /// This sidecar's position among the members.
-    pub(crate) me: Option<Member>,
-    /// The ranks of the set that this sidecar serves, ascending.
-    pub(crate) local_ranks: Vec<Rank>,
 }
 
 impl Context {
@@ -94,36 +83,17 @@ impl Context {
         }
     }
 
-    /// The view of a set, made when it is first asked for: a world may have many large sets that nobody uses.
-    pub(crate) fn set(&mut self, id: SetId) -> Option<Arc<SetView>> {
+    /// The view of a set of the world, made when it is first asked for: a world may have many large sets that nobody uses.
+    pub(crate) fn world_set(&mut self, id: SetId) -> Option<Arc<SetView>> {
         if let Some(view) = self.sets.get(&id) {
             return Some(Arc::clone(view));
         }
-        let topology = self.config.world.topology(id)?;
-        let me = topology.member(self.config.me);
-        let local_ranks = me.map(|me| topology.members[me.index()].ranks.clone()).unwrap_or_default();
-        let view = Arc::new(SetView { ranks: topology.ranks(), me, local_ranks, topology });
+        let view = Arc::new(SetView::new(self.config.me, self.config.world.topology(id)?));
         self.sets.insert(id, Arc::clone(&view));
         Some(view)
     }
 
-    /// The view of a set that was asked for before.
-    pub(crate) fn known_set(&self, id: SetId) -> Option<&SetView> {
-        self.sets.get(&id).map(Arc::as_ref)
-    }
-
     pub(crate) fn serves(&self, sidecar: SidecarIndex, rank: Rank) -> bool {
         self.config.world.sidecar_of(rank) == Some(sidecar)
-    }
-}
-
-impl SetView {
-    pub(crate) fn contains(&self, rank: Rank) -> bool {
-        self.ranks.binary_search(&rank).is_ok()
-    }
-
-    /// The sidecar that reports operations of the set as done.
-    pub(crate) fn first_member(&self) -> SidecarIndex {
-        self.topology.members[0].sidecar
     }
 }

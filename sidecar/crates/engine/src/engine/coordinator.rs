@@ -3,14 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ronde_wire::control::{Announcement, Intent};
-use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Request, Seq, SidecarIndex, TensorName};
+use ronde_wire::control::Announcement;
+use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Seq, SidecarIndex};
 
-use super::context::{Context, SetView};
-use super::negotiation::{Negotiation, Outcome, Void};
-use super::ordering::Ordering;
+use super::agreement::Agreement;
+use super::context::Context;
 use super::stall::Stalls;
-use super::{mismatch, wording};
+use super::{stall, wording};
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -22,8 +21,7 @@ pub(crate) struct Coordinator {
     /// The newest epoch of whose begin each sidecar was told on its present link: what it sent before it heard of that
     /// is void.
     told: BTreeMap<SidecarIndex, Epoch>,
-    pub(super) negotiation: Negotiation,
-    ordering: Ordering,
+    pub(super) agreement: Agreement,
     pub(super) stalls: Stalls,
     /// For each rank, how often its announcement was the one that all others waited for.
     pub(super) last_to_be_ready: Vec<u64>,
@@ -68,7 +66,9 @@ impl Coordinator {
             Control::Left { rank, failure } => self.left(cx, from, rank, &failure),
             Control::Unreachable { sidecar, reason } => self.unreachable(cx, from, sidecar, &reason),
             Control::Announce { announcements } => self.announced(cx, from, announcements),
-            Control::Done => self.done(cx, from, seq),
+            Control::Done => self.done(from, seq),
+            Control::SetForgotten { set } if self.is_running() => self.agreement.forgotten(from, set),
+            Control::SetForgotten { .. } => Ok(()),
             Control::Failed { failure } => {
                 self.failed(cx, from, failure);
                 Ok(())
@@ -86,7 +86,7 @@ impl Coordinator {
     /// A link to a sidecar is new: it may have been replaced within the epoch, so the sidecar is told of it again.
     pub(crate) fn link_up(&mut self, cx: &mut Context, peer: SidecarIndex) {
         self.told.remove(&peer);
-        if matches!(self.phase, Phase::Running) && cx.sidecars.contains(&peer) {
+        if self.is_running() && cx.sidecars.contains(&peer) {
             self.told.insert(peer, self.epoch);
             let world = cx.config.world.clone();
             cx.send(peer, self.epoch, Seq(0), Control::EpochBegin { world });
@@ -116,7 +116,10 @@ impl Coordinator {
             self.end(cx, &Failure::new(Cause::SidecarLost, reason).with_sidecar(peer));
         }
         self.report_suspects(cx);
-        if let Some(notice) = self.stalls.check(cx, &self.negotiation, &self.suspects_sent) {
+        if let Some(failure) = stall::shutdown(cx, &self.agreement) {
+            self.end(cx, &failure);
+        }
+        if let Some(notice) = self.stalls.check(cx, &self.agreement, &self.suspects_sent) {
             cx.act(notice);
         }
     }
@@ -124,14 +127,18 @@ impl Coordinator {
     /// Orders what is ready. Called when all messages at hand are handled, so that what became ready together travels
     /// together.
     pub(crate) fn settle(&mut self, cx: &mut Context) {
-        if matches!(self.phase, Phase::Running) {
-            self.ordering.order(cx, self.epoch);
+        if self.is_running() {
+            self.agreement.ordering.order(cx, self.epoch);
         }
     }
 
     /// Whether sidecars have yet to finish an epoch, or an epoch runs.
     pub(crate) fn is_busy(&self) -> bool {
         !matches!(self.phase, Phase::Gathering)
+    }
+
+    fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running)
     }
 
     /// The epoch that runs or is being finished; 0 for none.
@@ -209,6 +216,7 @@ impl Coordinator {
         }
         self.epoch.0 += 1;
         self.phase = Phase::Running;
+        self.agreement.reset(self.epoch);
         self.attached.clear();
         cx.links.rebase(cx.now);
         for sidecar in cx.sidecars.clone() {
@@ -231,8 +239,7 @@ impl Coordinator {
         } else {
             Phase::Gathering
         };
-        self.negotiation.clear();
-        self.ordering.clear();
+        self.agreement.reset(self.epoch);
         self.stalls.clear();
         self.suspect_ranks.clear();
         self.suspects_sent = Default::default();
@@ -240,7 +247,7 @@ impl Coordinator {
 
     fn left(&mut self, cx: &mut Context, from: SidecarIndex, rank: Rank, failure: &Failure) -> Result<(), Violation> {
         check_served(cx, from, &[rank])?;
-        if !matches!(self.phase, Phase::Running) {
+        if !self.is_running() {
             return Ok(());
         }
         let why = &failure.reason;
@@ -302,85 +309,31 @@ impl Coordinator {
         from: SidecarIndex,
         announcements: Vec<Announcement>,
     ) -> Result<(), Violation> {
-        for Announcement { rank, intent } in announcements {
-            check_served(cx, from, &[rank])?;
-            if !matches!(self.phase, Phase::Running) {
+        for announcement in announcements {
+            if !self.is_running() {
                 return Ok(());
             }
-            match intent {
-                Intent::Ready(request) | Intent::Remember { request, .. } => self.ready(cx, rank, request)?,
-                Intent::Again { slot } => return Err(format!("repeats the request {slot}, which it never made")),
-                Intent::Void { set, name, failure } => {
-                    let view = cx.set(set).ok_or_else(|| format!("voids a tensor of {set}, which does not exist"))?;
-                    check_in_set(&view, rank)?;
-                    self.void(cx, &view, rank, &name, &failure);
-                }
+            self.agreement.announced(cx, from, announcement)?;
+            if let Some(rank) = self.agreement.take_last_to_be_ready() {
+                self.last_to_be_ready.resize(cx.config.world.size(), 0);
+                self.last_to_be_ready[rank.index()] += 1;
+            }
+            if let Some(failure) = self.agreement.take_fatal() {
+                self.end(cx, &failure);
             }
         }
         Ok(())
     }
 
-    fn ready(&mut self, cx: &mut Context, rank: Rank, request: Request) -> Result<(), Violation> {
-        let (set, name) = (request.set, request.name.clone());
-        let view = cx.set(set).ok_or_else(|| format!("announces a tensor of {set}, which does not exist"))?;
-        check_in_set(&view, rank)?;
-        match self.negotiation.ready(cx.now, &view, rank, request) {
-            Outcome::Ready(requests) => {
-                self.last_to_be_ready.resize(cx.config.world.size(), 0);
-                self.last_to_be_ready[rank.index()] += 1;
-                let verdict = mismatch::check(&requests);
-                if let Err(failure) = verdict.and_then(|()| self.ordering.push(cx, &view, &requests)) {
-                    cx.stats.mismatches += 1;
-                    self.reject(cx, &view, &name, &failure);
-                }
-                Ok(())
-            }
-            Outcome::Contradiction => Err(format!("announces tensor {name} of {set} twice for {rank}")),
-            Outcome::Wait | Outcome::Poisoned(_) | Outcome::Overflow => Ok(()),
-        }
-    }
-
-    fn void(&mut self, cx: &mut Context, view: &SetView, rank: Rank, name: &TensorName, failure: &Failure) {
-        let set = view.topology.set;
-        // The cause tells the two apart: a withdrawal that comes too late must not harm the name's next round.
-        let (void, verb) = match failure.cause {
-            Cause::TimedOut => (Void::Withdrawn, "was withdrawn"),
-            _ => (Void::Refused, "was refused"),
-        };
-        let reason = format!("the request of {rank} for tensor {name} of {set} {verb}: {}", failure.reason);
-        let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(name.clone());
-        match self.negotiation.void(cx.now, view, (rank, name.clone()), (void, failure)) {
-            Outcome::Poisoned(failure) => self.reject(cx, view, name, &failure),
-            Outcome::Overflow => {
-                let most = super::negotiation::POISONED_MAX;
-                let reason =
-                    format!("{rank} has had more than {most} requests refused that other ranks never asked for");
-                self.end(cx, &Failure::new(Cause::Bug, reason).with_rank(rank));
-            }
-            Outcome::Wait | Outcome::Ready(_) | Outcome::Contradiction => {}
-        }
-    }
-
-    fn reject(&self, cx: &mut Context, view: &SetView, name: &TensorName, failure: &Failure) {
-        for member in &view.topology.members {
-            let (set, excused) = (view.topology.set, Vec::new());
-            let reject = Control::Reject { set, name: name.clone(), failure: failure.clone(), excused };
-            cx.send(member.sidecar, self.epoch, Seq(0), reject);
-        }
-    }
-
-    fn done(&mut self, cx: &mut Context, from: SidecarIndex, seq: Seq) -> Result<(), Violation> {
-        if !matches!(self.phase, Phase::Running) {
+    fn done(&mut self, from: SidecarIndex, seq: Seq) -> Result<(), Violation> {
+        if !self.is_running() {
             return Ok(());
         }
-        let view = self.ordering.set_of(seq).and_then(|set| cx.set(set));
-        match view {
-            Some(view) if view.first_member() == from => {
-                self.ordering.done(seq);
-                Ok(())
-            }
-            _ => Err(format!("reports {seq} as done, which it does not have to report")),
+        if self.agreement.ordering.reporter(seq) != Some(from) {
+            return Err(format!("reports {seq} as done, which it does not have to report"));
         }
+        self.agreement.ordering.done(seq);
+        Ok(())
     }
 
     /// Tells everybody who is late, when that has changed.
@@ -407,17 +360,9 @@ impl Coordinator {
     }
 }
 
-fn check_served(cx: &Context, from: SidecarIndex, ranks: &[Rank]) -> Result<(), Violation> {
+pub(crate) fn check_served(cx: &Context, from: SidecarIndex, ranks: &[Rank]) -> Result<(), Violation> {
     match ranks.iter().find(|rank| !cx.serves(from, **rank)) {
         Some(rank) => Err(format!("speaks for {rank}, which the job does not place on it")),
         None => Ok(()),
-    }
-}
-
-fn check_in_set(view: &SetView, rank: Rank) -> Result<(), Violation> {
-    if view.contains(rank) {
-        Ok(())
-    } else {
-        Err(format!("speaks for {rank} in {}, which lacks it", view.topology.set))
     }
 }

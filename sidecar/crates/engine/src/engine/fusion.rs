@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use ronde_wire::{Algorithm, Collective, DType, control::OrderedTensor, limits};
+use ronde_wire::{Algorithm, Codec, Collective, DType, Rank, control::OrderedTensor, limits};
+
+use super::admission::may_share;
 
 /// A tensor that all ranks have announced alike.
 #[derive(Clone, Debug)]
@@ -12,8 +14,11 @@ pub(crate) struct ReadyTensor {
     pub(crate) dtype: DType,
     pub(crate) prescale: f64,
     pub(crate) postscale: f64,
+    pub(crate) codec: Codec,
+    /// Ranks of the set without a request, because they have joined, ascending.
+    pub(crate) joined: Vec<Rank>,
     pub(crate) algorithm: Algorithm,
-    /// Bytes of the tensor, which count against the threshold.
+    /// Bytes of the largest result, which count against the threshold.
     pub(crate) bytes: u64,
 }
 
@@ -23,7 +28,7 @@ pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u6
     let Some(first) = queue.pop_front() else { return Vec::new() };
     let mut room = Room::new(&first, threshold_bytes);
     let mut bucket = vec![first];
-    if !bucket[0].may_share() || threshold_bytes == 0 || bucket[0].bytes > threshold_bytes {
+    if !may_share(&bucket[0].collective) || threshold_bytes == 0 || bucket[0].bytes > threshold_bytes {
         return bucket;
     }
     let mut passed_over = Vec::new();
@@ -58,7 +63,7 @@ impl Room {
     fn new(first: &ReadyTensor, threshold_bytes: u64) -> Self {
         Self {
             bytes: threshold_bytes.saturating_sub(first.bytes),
-            frame_bytes: ORDER_FRAME_BYTES.saturating_sub(first.frame_bytes()),
+            frame_bytes: ORDER_FRAME_BYTES.saturating_sub(first.frame_bytes() + 5 * first.joined.len()),
             tensors: limits::BUCKET_TENSORS_MAX - 1,
         }
     }
@@ -79,16 +84,14 @@ impl Room {
 const ORDER_FRAME_BYTES: usize = limits::CONTROL_FRAME_BYTES_MAX - 4_096;
 
 impl ReadyTensor {
-    fn may_share(&self) -> bool {
-        matches!(self.collective, Collective::AllReduce { .. } | Collective::Broadcast { .. })
-    }
-
     fn is_compatible(&self, other: &Self) -> bool {
         self.collective == other.collective
             && self.dtype == other.dtype
             && self.prescale.to_bits() == other.prescale.to_bits()
             && self.postscale.to_bits() == other.postscale.to_bits()
             && self.algorithm == other.algorithm
+            && self.codec == other.codec
+            && self.joined == other.joined
     }
 
     /// The most bytes that it takes in an order's frame: numbers have at most ten.
@@ -116,6 +119,8 @@ mod tests {
             dtype: DType::U8,
             prescale: 1.0,
             postscale: 1.0,
+            codec: Codec::None,
+            joined: Vec::new(),
             algorithm: Algorithm::Ring,
             bytes,
         }
@@ -160,6 +165,8 @@ mod tests {
             ReadyTensor { prescale: 2.0, ..tensor("b", 1) },
             ReadyTensor { postscale: 2.0, ..tensor("b", 1) },
             ReadyTensor { algorithm: Algorithm::RecursiveDoubling, ..tensor("b", 1) },
+            ReadyTensor { codec: Codec::Bf16, ..tensor("b", 1) },
+            ReadyTensor { joined: vec![Rank(1)], ..tensor("b", 1) },
         ];
         for other in different {
             let tensors = vec![tensor("a", 1), other.clone(), tensor("c", 1)];
@@ -168,10 +175,27 @@ mod tests {
     }
 
     #[test]
-    fn gathers_and_barriers_travel_alone() {
-        for collective in [Collective::AllGather, Collective::Barrier] {
+    fn what_may_share_shares_and_the_rest_travels_alone() {
+        let root = Rank(0);
+        let reduce = |op| Collective::AllReduce { op };
+        let cases = [
+            (reduce(ReduceOp::Median), true),
+            (Collective::AllGather, true),
+            (Collective::ReduceScatter { op: ReduceOp::Min }, true),
+            (Collective::Broadcast { root }, true),
+            (reduce(ReduceOp::Adasum), false),
+            (reduce(ReduceOp::ClippedMean), false),
+            (Collective::Barrier, false),
+            (Collective::AllToAll { splits: vec![] }, false),
+            (Collective::Reduce { op: ReduceOp::Sum, root }, false),
+            (Collective::Gather { root }, false),
+            (Collective::Scatter { root }, false),
+            (Collective::Send { to: root, tag: 0 }, false),
+        ];
+        for (collective, shares) in cases {
             let one = |name| ReadyTensor { collective: collective.clone(), ..tensor(name, 1) };
-            assert_eq!(buckets(vec![one("a"), one("b")], 100), [["a"], ["b"]]);
+            let together = buckets(vec![one("a"), one("b")], 100).len() == 1;
+            assert_eq!(together, shares, "{collective:?}");
         }
     }
 

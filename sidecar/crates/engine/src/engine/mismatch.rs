@@ -6,26 +6,55 @@ use std::fmt::Display;
 
 use ronde_wire::{Cause, Collective, Failure, Rank, Request, Shape};
 
+use super::admission::allows_joined;
 use super::wording;
 
-/// Checks the requests of all ranks of a set for one name.
+/// The requests of all ranks of a set for one name.
+pub(crate) type Requests = BTreeMap<Rank, Request>;
+
+/// Checks the requests of all ranks of a set for one name. `excused` are the ranks, ascending, without a request, because
+/// they have joined.
 ///
 /// # Errors
 /// A [`Failure`] of cause `Mismatch` for all ranks: the first check that fails, with the first rank that differs from the
 /// lowest one as the culprit.
-pub(crate) fn check(requests: &BTreeMap<Rank, Request>) -> Result<(), Failure> {
-    let Some(first) = requests.values().next() else { return Ok(()) };
-    let all_barriers = requests.values().all(|r| r.collective == Collective::Barrier);
-    if all_barriers {
-        return Ok(());
-    }
-    let found = data_type(requests).or_else(|| operation(requests)).or_else(|| match first.collective {
-        Collective::AllReduce { .. } => shape(requests).or_else(|| scales(requests)).or_else(|| reduction(requests)),
-        Collective::AllGather => scalar(requests).or_else(|| dimensions(requests)).or_else(|| rows(requests)),
-        Collective::Broadcast { .. } => shape(requests).or_else(|| root(requests)),
-        _ => None,
-    });
+pub(crate) fn check(requests: &Requests, excused: &[Rank]) -> Result<(), Failure> {
+    let Some((rank, first)) = requests.first_key_value() else { return Ok(()) };
+    let found = if first.collective.pair(*rank).is_some() {
+        // The two sides of a message differ by nature, and their name says all else.
+        joined(requests, excused)
+    } else {
+        data_type(requests).or_else(|| operation(requests)).or_else(|| by_collective(requests, excused))
+    };
     found.map_or(Ok(()), |difference| Err(difference.into_failure(first)))
+}
+
+/// The request whose type and shape count: the root's of a scatter, the sender's of a message, the lowest rank's otherwise.
+pub(crate) fn lead(requests: &Requests) -> Option<&Request> {
+    let (rank, first) = requests.first_key_value()?;
+    match &first.collective {
+        Collective::Scatter { root } => requests.get(root),
+        collective => collective.pair(*rank).map_or(Some(first), |pair| requests.get(&pair.from)),
+    }
+}
+
+fn by_collective(requests: &Requests, excused: &[Rank]) -> Option<Difference> {
+    let joined = || joined(requests, excused);
+    let gathered = || scalar(requests).or_else(|| dimensions(requests)).or_else(|| rows(requests));
+    let reduced = || shape(requests).or_else(|| scales(requests)).or_else(|| reduction(requests));
+    let root = || root(requests);
+    let found = match requests.values().next()?.collective {
+        Collective::AllReduce { .. } => reduced().or_else(joined).or_else(|| codec(requests)),
+        Collective::ReduceScatter { .. } => reduced().or_else(joined).or_else(|| scalar(requests)),
+        Collective::Reduce { .. } => reduced().or_else(joined).or_else(root),
+        Collective::AllGather | Collective::AllToAll { .. } => joined().or_else(gathered),
+        Collective::Gather { .. } => joined().or_else(gathered).or_else(root),
+        Collective::Broadcast { .. } => shape(requests).or_else(joined).or_else(root),
+        Collective::Scatter { .. } => joined().or_else(root).or_else(|| scalar(requests)),
+        Collective::AddSet { .. } | Collective::RemoveSet { .. } => joined().or_else(|| sets(requests)),
+        _ => joined(),
+    };
+    found.or_else(|| group(requests))
 }
 
 /// A difference in words, and the rank that differs.
@@ -42,15 +71,18 @@ impl Difference {
     }
 }
 
-fn data_type(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
-    compare(
+/// Among those who hand over a tensor.
+fn data_type(requests: &Requests) -> Option<Difference> {
+    let dtype = |rank: Rank, r: &Request| r.collective.has_input(rank).then(|| r.dtype.name());
+    compare_as(
         requests,
-        |r| r.dtype.name(),
+        dtype,
+        |name| (*name).to_owned(),
         |a, b| format!("Mismatched data types: One rank had type {a}, but another rank had type {b}."),
     )
 }
 
-fn operation(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+fn operation(requests: &Requests) -> Option<Difference> {
     compare(
         requests,
         |r| r.collective.name(),
@@ -58,7 +90,7 @@ fn operation(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
     )
 }
 
-fn shape(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+fn shape(requests: &Requests) -> Option<Difference> {
     let operation = operation_name(requests);
     compare(
         requests,
@@ -71,16 +103,16 @@ fn shape(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
     )
 }
 
-fn scales(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+fn scales(requests: &Requests) -> Option<Difference> {
     // Compared as bits: NaN equals itself, and 0 is not -0.
-    let factors = |r: &Request| (r.prescale.to_bits(), r.postscale.to_bits());
+    let factors = |_, r: &Request| Some((r.prescale.to_bits(), r.postscale.to_bits()));
     let text = |(pre, post): &(u64, u64)| format!("{} and {}", f64::from_bits(*pre), f64::from_bits(*post));
     compare_as(requests, factors, text, |a, b| {
         format!("Mismatched prescale and/or postscale factors: One rank sent {a}, but another rank sent {b}.")
     })
 }
 
-fn reduction(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+fn reduction(requests: &Requests) -> Option<Difference> {
     compare(
         requests,
         |r| r.collective.reduce_op().map_or("none", |op| op.name()),
@@ -88,16 +120,17 @@ fn reduction(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
     )
 }
 
-fn scalar(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+fn scalar(requests: &Requests) -> Option<Difference> {
     let operation = operation_name(requests);
-    let (rank, _) = requests.iter().find(|(_, request)| request.shape.dimensions().is_empty())?;
+    let is_scalar = |rank: Rank, r: &Request| r.collective.has_input(rank) && r.shape.dimensions().is_empty();
+    let (rank, _) = requests.iter().find(|(rank, request)| is_scalar(**rank, request))?;
     let lowest = requests.keys().next() == Some(rank);
     let who = if lowest { "Process-set rank zero".to_owned() } else { capitalised(&rank.to_string()) };
     let text = format!("{who} tried to {operation} a rank-zero tensor: give it a first dimension. It is {rank}.");
     Some(Difference { text, culprit: *rank })
 }
 
-fn dimensions(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+fn dimensions(requests: &Requests) -> Option<Difference> {
     let operation = operation_name(requests);
     compare(
         requests,
@@ -111,7 +144,7 @@ fn dimensions(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
 }
 
 /// Every dimension but the first; all requests have the same number of them.
-fn rows(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+fn rows(requests: &Requests) -> Option<Difference> {
     let operation = operation_name(requests);
     let count = requests.values().next().map_or(0, |r| r.shape.dimensions().len());
     (1..count).find_map(|d| {
@@ -121,37 +154,94 @@ fn rows(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
     })
 }
 
-fn root(requests: &BTreeMap<Rank, Request>) -> Option<Difference> {
+fn root(requests: &Requests) -> Option<Difference> {
+    let operation = operation_name(requests);
     let root = |r: &Request| r.collective.root().map_or(u32::MAX, |root| root.0);
     compare(requests, root, |a, b| {
         format!(
-            "Mismatched BROADCAST root ranks: One rank specified root rank {a}, but another rank specified root rank {b}."
+            "Mismatched {operation} root ranks: One rank specified root rank {a}, but another rank specified root rank {b}."
         )
     })
 }
 
+fn codec(requests: &Requests) -> Option<Difference> {
+    compare(
+        requests,
+        |r| r.codec.to_string(),
+        |a, b| format!("Mismatched codecs: One rank asked for {a}, but another rank asked for {b}."),
+    )
+}
+
+fn group(requests: &Requests) -> Option<Difference> {
+    let first = &requests.values().next()?.group;
+    if requests.values().all(|request| request.group == *first) {
+        return None;
+    }
+    let group = |r: &Request| match &r.group {
+        Some(group) => format!("{} of {} tensors", group.name, group.size),
+        None => "none".to_owned(),
+    };
+    compare(requests, group, |a, b| format!("Mismatched groups: One rank had group {a}, but another rank had {b}."))
+}
+
+fn sets(requests: &Requests) -> Option<Difference> {
+    let set = |r: &Request| match &r.collective {
+        Collective::AddSet { ranks } => {
+            let mut ranks = ranks.clone();
+            ranks.sort_unstable();
+            wording::ranks(&ranks)
+        }
+        Collective::RemoveSet { set } => set.to_string(),
+        _ => String::new(),
+    };
+    compare(requests, set, |a, b| format!("Mismatched process sets: One rank asked for {a}, but another rank for {b}."))
+}
+
+/// Whether ranks that have joined would be needed.
+fn joined(requests: &Requests, excused: &[Rank]) -> Option<Difference> {
+    let culprit = *excused.first()?;
+    let collective = &requests.values().next()?.collective;
+    if allows_joined(collective) {
+        return None;
+    }
+    let who = wording::ranks(excused);
+    if *collective == Collective::Join {
+        let text = format!("Mismatched operations: {who} joined by another name; give all joins the same one.");
+        return Some(Difference { text, culprit });
+    }
+    let operation = capitalised(&collective.name().to_lowercase());
+    let what = match collective {
+        Collective::AllReduce { op } => format!("{operation} with reduction {op}"),
+        _ => operation,
+    };
+    let text = format!("{what} is not supported with Join: {who} joined, so wait for the join first.");
+    Some(Difference { text, culprit })
+}
+
 fn compare<K: Ord + Display>(
-    requests: &BTreeMap<Rank, Request>,
+    requests: &Requests,
     of: impl Fn(&Request) -> K,
     words: impl Fn(&str, &str) -> String,
 ) -> Option<Difference> {
-    compare_as(requests, of, ToString::to_string, words)
+    compare_as(requests, |_, request| Some(of(request)), ToString::to_string, words)
 }
 
-/// Compares one property of all requests; where it differs, `words` gets the lowest rank's and the first other value, and
-/// a list of who has which follows.
+/// Compares one property of the requests that have it; where it differs, `words` gets the lowest rank's and the first other
+/// value, and a list of who has which follows.
 fn compare_as<K: Ord>(
-    requests: &BTreeMap<Rank, Request>,
-    of: impl Fn(&Request) -> K,
+    requests: &Requests,
+    of: impl Fn(Rank, &Request) -> Option<K>,
     text: impl Fn(&K) -> String,
     words: impl Fn(&str, &str) -> String,
 ) -> Option<Difference> {
-    let mut all = requests.iter().map(|(rank, request)| (*rank, of(request)));
+    let mut all = requests.iter().filter_map(|(rank, request)| Some((*rank, of(*rank, request)?)));
     let (_, expected) = all.next()?;
     let (culprit, other) = all.find(|(_, value)| *value != expected)?;
     let mut holders: BTreeMap<K, Vec<Rank>> = BTreeMap::new();
     for (rank, request) in requests {
-        holders.entry(of(request)).or_default().push(*rank);
+        if let Some(value) = of(*rank, request) {
+            holders.entry(value).or_default().push(*rank);
+        }
     }
     let mut groups: Vec<(K, Vec<Rank>)> = holders.into_iter().collect();
     groups.sort_by_key(|(_, ranks)| ranks.first().copied());
@@ -164,7 +254,7 @@ fn compare_as<K: Ord>(
     Some(Difference { text: format!("{} ({list}.)", words(&text(&expected), &text(&other))), culprit })
 }
 
-fn operation_name(requests: &BTreeMap<Rank, Request>) -> &'static str {
+fn operation_name(requests: &Requests) -> &'static str {
     requests.values().next().map_or("", |request| request.collective.name())
 }
 
@@ -206,7 +296,7 @@ mod tests {
 
     fn verdict(requests: Vec<Request>) -> Option<(String, Option<Rank>)> {
         let requests = (0..).map(Rank).zip(requests).collect();
-        check(&requests).err().map(|failure| (failure.reason, failure.rank))
+        check(&requests, &[]).err().map(|failure| (failure.reason, failure.rank))
     }
 
     fn assert_refused(requests: Vec<Request>, words: &str, culprit: u32) {

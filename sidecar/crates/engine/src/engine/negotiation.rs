@@ -4,21 +4,38 @@
 //! ask again by the same name while others have yet to ask for the first time. So a name has *rounds*: a rank's k-th
 //! announcement belongs to round k. All rounds but the last are poisoned; a poisoned round is kept until every rank has
 //! announced or voided it, so that nobody's late announcement is taken for a later round.
+//!
+//! A rank that has joined takes no part in rounds of the set of all ranks: an open round is complete without it, and in one
+//! that is poisoned meanwhile it is *excused*, which its sidecar is told. When all ranks have joined every name begins anew.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
-use ronde_wire::{Failure, Rank, Request, SetId, TensorName, limits};
+use ronde_wire::{Group, Rank, Request, SetId, TensorName, limits};
 
-use super::context::SetView;
+use super::mismatch::Requests;
+use super::sets::SetView;
 use crate::event::Time;
+
+/// A name of a set.
+pub(crate) type Key = (SetId, TensorName);
 
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(crate) struct Negotiation {
-    names: BTreeMap<(SetId, TensorName), VecDeque<Round>>,
+    names: BTreeMap<Key, Name>,
     poisoned: usize,
     /// Requests of each rank in open rounds.
     open: BTreeMap<Rank, usize>,
+}
+
+/// A name with those who agree about it.
+#[derive(Debug)]
+struct Name {
+    view: Arc<SetView>,
+    rounds: VecDeque<Round>,
+    /// Whether somebody was excused from a round, so that the rounds that a rank has taken part in may have gaps.
+    has_gaps: bool,
 }
 
 #[derive(Debug)]
@@ -30,23 +47,43 @@ struct Round {
 #[derive(Debug)]
 enum State {
     /// Requests are collected.
-    Open(BTreeMap<Rank, Request>),
+    Open(Requests),
     /// It has failed everywhere; these ranks have taken part.
-    Poisoned(BTreeSet<Rank>),
+    Poisoned {
+        ranks: BTreeSet<Rank>,
+        /// Whether its group knows of it.
+        grouped: bool,
+    },
 }
 
 /// What an announcement leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Announced {
+    /// It stands in an open round, which may be [complete](Negotiation::take_complete) now.
+    Open,
+    /// The round has failed already; the rank is told. The group, when it has yet to hear of that.
+    Poisoned(Option<Group>),
+    /// It contradicts the sender's earlier ones, or is one too many.
+    Contradiction,
+}
+
+/// What a void leads to.
 #[derive(Debug)]
-pub(crate) enum Outcome {
-    /// Nothing yet.
-    Wait,
-    /// All ranks of the set have announced: their requests.
-    Ready(BTreeMap<Rank, Request>),
+pub(crate) enum Voided {
+    /// Nothing.
+    Late,
+    /// The round has failed already. The group, when it has yet to hear of that.
+    Poisoned(Option<Group>),
     /// The round is poisoned now: one rejection goes to every member sidecar, whose ranks it concerns whether they have
     /// announced or will.
-    Poisoned(Failure),
-    /// The announcement contradicts the sender's earlier ones, or is one too many.
-    Contradiction,
+    Now {
+        /// The requests that were open.
+        requests: Requests,
+        /// Ranks that take no part in the round.
+        excused: Vec<Rank>,
+        /// Its group, as far as it is known.
+        group: Option<Group>,
+    },
     /// More than [`POISONED_MAX`] poisoned rounds wait for ranks.
     Overflow,
 }
@@ -60,84 +97,120 @@ pub(crate) enum Void {
     Withdrawn,
 }
 
+/// A round in which everybody has announced who has to.
+#[derive(Debug)]
+pub(crate) struct Complete {
+    pub(crate) view: Arc<SetView>,
+    pub(crate) requests: Requests,
+    /// Ranks without a request, because they have joined, ascending.
+    pub(crate) excused: Vec<Rank>,
+}
+
 /// Poisoned rounds of all names that may wait for ranks at once.
 pub(crate) const POISONED_MAX: usize = limits::PENDING_PER_SESSION_MAX;
 
 impl Negotiation {
-    /// A rank of the set is ready for a request.
-    pub(crate) fn ready(&mut self, now: Time, view: &SetView, rank: Rank, request: Request) -> Outcome {
+    /// A rank is ready for a request; it belongs to the view.
+    pub(crate) fn announce(&mut self, now: Time, view: &Arc<SetView>, rank: Rank, request: Request) -> Announced {
         let key = (request.set, request.name.clone());
-        let rounds = self.names.entry(key.clone()).or_default();
-        let round = match next_round(rounds, rank) {
+        let name = self.name(&key, view);
+        let round = name.next_round(rank);
+        let rounds = &mut name.rounds;
+        let round = match round {
             Some(round) => round,
-            None if rounds.back().is_some_and(Round::is_open) => return Outcome::Contradiction,
+            None if rounds.back().is_some_and(Round::is_open) => return Announced::Contradiction,
             None => {
-                rounds.push_back(Round { since: now, state: State::Open(BTreeMap::new()) });
+                rounds.push_back(Round { since: now, state: State::Open(Requests::new()) });
                 rounds.len() - 1
             }
         };
-        match &mut rounds[round].state {
-            State::Poisoned(_) => {
-                self.take_part(&key, round, view, rank);
-                Outcome::Wait
-            }
-            State::Open(requests) => {
-                let open = self.open.entry(rank).or_default();
-                if *open >= limits::PENDING_PER_SESSION_MAX {
-                    return Outcome::Contradiction;
-                }
+        let open = self.open.entry(rank).or_default();
+        match self.names.get_mut(&key).map(|name| &mut name.rounds[round].state) {
+            Some(State::Open(_)) if *open >= limits::PENDING_PER_SESSION_MAX => Announced::Contradiction,
+            Some(State::Open(requests)) => {
                 *open += 1;
                 requests.insert(rank, request);
-                if requests.len() < view.ranks.len() {
-                    return Outcome::Wait;
-                }
-                let requests = std::mem::take(requests);
-                close(&mut self.open, requests.keys());
-                self.remove(&key, round);
-                Outcome::Ready(requests)
+                Announced::Open
             }
+            _ => Announced::Poisoned(self.take_part(&key, round, [rank], request.group)),
         }
     }
 
-    /// A rank's request was refused or withdrawn.
+    /// Takes out the open round of a name when all ranks have announced that have not joined.
+    pub(crate) fn take_complete(&mut self, key: &Key, joined: &BTreeSet<Rank>) -> Option<Complete> {
+        let name = self.names.get_mut(key)?;
+        let view = Arc::clone(&name.view);
+        let Some(Round { state: State::Open(requests), .. }) = name.rounds.back_mut() else { return None };
+        let excused = excused(&view, joined, |rank| requests.contains_key(&rank));
+        if requests.len() + excused.len() < view.ranks.len() {
+            return None;
+        }
+        let requests = std::mem::take(requests);
+        name.rounds.pop_back();
+        close(&mut self.open, requests.keys());
+        self.drop_empty(key);
+        Some(Complete { view, requests, excused })
+    }
+
+    /// A rank's request was refused or withdrawn; it belongs to the view.
     pub(crate) fn void(
         &mut self,
         now: Time,
-        view: &SetView,
-        (rank, name): (Rank, TensorName),
-        (void, failure): (Void, Failure),
-    ) -> Outcome {
-        let key = (view.topology.set, name);
-        let rounds = self.names.entry(key.clone()).or_default();
+        view: &Arc<SetView>,
+        (rank, key): (Rank, &Key),
+        (void, group): (Void, Option<Group>),
+        joined: &BTreeSet<Rank>,
+    ) -> Voided {
+        let name = self.name(key, view);
+        let round = name.next_round(rank);
+        let rounds = &mut name.rounds;
         let announced = rounds.back().is_some_and(|round| round.is_open() && round.has(rank));
-        let round = next_round(rounds, rank);
         let (round, poisons) = match (void, announced, round) {
             (_, true, _) => (rounds.len() - 1, true),
             (Void::Withdrawn, false, _) => {
-                self.drop_empty(&key);
-                return Outcome::Wait;
+                self.drop_empty(key);
+                return Voided::Late;
             }
             (Void::Refused, false, Some(round)) => (round, rounds[round].is_open()),
             (Void::Refused, false, None) => {
-                rounds.push_back(Round { since: now, state: State::Open(BTreeMap::new()) });
+                rounds.push_back(Round { since: now, state: State::Open(Requests::new()) });
                 (rounds.len() - 1, true)
             }
         };
-        if poisons {
-            if self.poisoned >= POISONED_MAX {
-                return Outcome::Overflow;
-            }
-            let ranks = rounds[round].poison();
-            close(&mut self.open, ranks.iter());
-            self.poisoned += 1;
+        if !poisons {
+            return Voided::Poisoned(self.take_part(key, round, [rank], group));
         }
-        self.take_part(&key, round, view, rank);
-        if poisons { Outcome::Poisoned(failure) } else { Outcome::Wait }
+        if self.poisoned >= POISONED_MAX {
+            return Voided::Overflow;
+        }
+        self.poisoned += 1;
+        let requests = self.name(key, view).rounds[round].poison();
+        close(&mut self.open, requests.keys());
+        let excused = excused(view, joined, |other| other == rank || requests.contains_key(&other));
+        self.name(key, view).has_gaps |= !excused.is_empty();
+        let group = group.or_else(|| requests.values().find_map(|request| request.group.clone()));
+        let taking_part = std::iter::once(rank).chain(excused.iter().copied());
+        let group = self.take_part(key, round, taking_part, group);
+        Voided::Now { requests, excused, group }
     }
 
-    /// Forgets everything: the epoch is over.
-    pub(crate) fn clear(&mut self) {
-        *self = Self::default();
+    /// Forgets a set: it is gone, or all its ranks have joined.
+    pub(crate) fn remove_set(&mut self, set: SetId) {
+        for key in self.names_of(set) {
+            for round in self.names.remove(&key).into_iter().flat_map(|name| name.rounds) {
+                match round.state {
+                    State::Open(requests) => close(&mut self.open, requests.keys()),
+                    State::Poisoned { .. } => self.poisoned -= 1,
+                }
+            }
+        }
+    }
+
+    /// The names of a set that wait for ranks.
+    pub(crate) fn names_of(&self, set: SetId) -> Vec<Key> {
+        // Names are in the order of their sets.
+        let behind = self.names.keys().skip_while(|(of, _)| *of < set);
+        behind.take_while(|(of, _)| *of == set).cloned().collect()
     }
 
     /// How many names wait for ranks.
@@ -145,63 +218,89 @@ impl Negotiation {
         self.names.len()
     }
 
-    /// Names that wait for ranks, with one of their requests, the time of the first announcement and the ranks that have
-    /// announced.
+    /// Names that wait for ranks.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = Waiting<'_>> {
-        self.names.values().filter_map(|rounds| match rounds.back() {
+        self.names.values().filter_map(|name| match name.rounds.back() {
             Some(Round { since, state: State::Open(requests) }) => {
-                requests.values().next().map(|request| Waiting { request, since: *since, announced: requests })
+                let request = requests.values().next()?;
+                Some(Waiting { request, since: *since, announced: requests, view: &name.view })
             }
             _ => None,
         })
     }
 
-    fn take_part(&mut self, key: &(SetId, TensorName), round: usize, view: &SetView, rank: Rank) {
-        let Some(State::Poisoned(ranks)) =
-            self.names.get_mut(key).and_then(|rounds| rounds.get_mut(round)).map(|round| &mut round.state)
-        else {
-            return;
+    fn name(&mut self, key: &Key, view: &Arc<SetView>) -> &mut Name {
+        let new = || Name { view: Arc::clone(view), rounds: VecDeque::new(), has_gaps: false };
+        self.names.entry(key.clone()).or_insert_with(new)
+    }
+
+    /// Ranks take part in a poisoned round. Returns its group when that is said for the first time.
+    fn take_part(
+        &mut self,
+        key: &Key,
+        round: usize,
+        who: impl IntoIterator<Item = Rank>,
+        group: Option<Group>,
+    ) -> Option<Group> {
+        let name = self.names.get_mut(key)?;
+        let Some(State::Poisoned { ranks, grouped }) = name.rounds.get_mut(round).map(|round| &mut round.state) else {
+            return None;
         };
-        ranks.insert(rank);
-        if ranks.len() == view.ranks.len() {
+        ranks.extend(who);
+        let new = group.filter(|_| !*grouped);
+        *grouped |= new.is_some();
+        if ranks.len() == name.view.ranks.len() {
             self.poisoned -= 1;
-            self.remove(key, round);
+            name.rounds.remove(round);
+            self.drop_empty(key);
         }
+        new
     }
 
-    fn remove(&mut self, key: &(SetId, TensorName), round: usize) {
-        if let Some(rounds) = self.names.get_mut(key) {
-            rounds.remove(round);
-        }
-        self.drop_empty(key);
-    }
-
-    fn drop_empty(&mut self, key: &(SetId, TensorName)) {
-        if self.names.get(key).is_some_and(VecDeque::is_empty) {
+    fn drop_empty(&mut self, key: &Key) {
+        if self.names.get(key).is_some_and(|name| name.rounds.is_empty()) {
             self.names.remove(key);
         }
     }
 }
 
-/// The first round that a rank has yet to take part in. A rank takes part in one after the other, so those that have it come
-/// first: a rank that runs far ahead with refusals costs the logarithm of their number each, not the number.
-fn next_round(rounds: &VecDeque<Round>, rank: Rank) -> Option<usize> {
-    let next = rounds.partition_point(|round| round.has(rank));
-    (next < rounds.len()).then_some(next)
+/// Ranks of the view that have joined and take no part, ascending. Joining concerns the set of all ranks only.
+fn excused(view: &SetView, joined: &BTreeSet<Rank>, takes_part: impl Fn(Rank) -> bool) -> Vec<Rank> {
+    if !view.is_world() {
+        return Vec::new();
+    }
+    joined.iter().copied().filter(|rank| view.contains(*rank) && !takes_part(*rank)).collect()
+}
+
+impl Name {
+    /// The first round that a rank has yet to take part in. A rank takes part in one after the other, so those that have it
+    /// come first: a rank that runs far ahead with refusals costs the logarithm of their number each, not the number.
+    fn next_round(&self, rank: Rank) -> Option<usize> {
+        if self.has_gaps {
+            return self.rounds.iter().position(|round| !round.has(rank));
+        }
+        let next = self.rounds.partition_point(|round| round.has(rank));
+        (next < self.rounds.len()).then_some(next)
+    }
 }
 
 /// A name that waits for ranks.
 #[derive(Debug)]
 pub(crate) struct Waiting<'a> {
+    /// One of its requests.
     pub(crate) request: &'a Request,
+    /// When the first rank announced it.
     pub(crate) since: Time,
-    announced: &'a BTreeMap<Rank, Request>,
+    announced: &'a Requests,
+    view: &'a SetView,
 }
 
 impl Waiting<'_> {
-    /// Who is missing, ascending.
-    pub(crate) fn missing(&self, view: &SetView) -> Vec<Rank> {
-        view.ranks.iter().copied().filter(|rank| !self.announced.contains_key(rank)).collect()
+    /// Who is missing and has not joined, ascending.
+    pub(crate) fn missing(&self, joined: &BTreeSet<Rank>) -> Vec<Rank> {
+        let excused = |rank: &Rank| self.view.is_world() && joined.contains(rank);
+        let missing = |rank: &Rank| !self.announced.contains_key(rank) && !excused(rank);
+        self.view.ranks.iter().copied().filter(missing).collect()
     }
 }
 
@@ -213,16 +312,16 @@ impl Round {
     fn has(&self, rank: Rank) -> bool {
         match &self.state {
             State::Open(requests) => requests.contains_key(&rank),
-            State::Poisoned(ranks) => ranks.contains(&rank),
+            State::Poisoned { ranks, .. } => ranks.contains(&rank),
         }
     }
 
-    /// The ranks whose requests were open.
-    fn poison(&mut self) -> BTreeSet<Rank> {
-        let State::Open(requests) = &self.state else { return BTreeSet::new() };
-        let ranks: BTreeSet<Rank> = requests.keys().copied().collect();
-        self.state = State::Poisoned(ranks.clone());
-        ranks
+    /// The requests that were open.
+    fn poison(&mut self) -> Requests {
+        let State::Open(requests) = &mut self.state else { return Requests::new() };
+        let requests = std::mem::take(requests);
+        self.state = State::Poisoned { ranks: requests.keys().copied().collect(), grouped: false };
+        requests
     }
 }
 

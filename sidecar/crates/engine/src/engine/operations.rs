@@ -77,7 +77,15 @@ impl Participant {
         if seq <= self.last_seq {
             return Err(format!("it follows {}", self.last_seq));
         }
-        let view = cx.set(order.set).ok_or_else(|| format!("{} does not exist here", order.set))?;
+        let view = self.sets.view(cx, order.set).ok_or_else(|| format!("{} does not exist here", order.set))?;
+        let view = match order.pair {
+            None => view,
+            Some(pair) => {
+                let (from, to) = (pair.from, pair.to);
+                let stranger = || format!("{from} and {to} exchange no messages in {}", order.set);
+                view.pair(cx.me(), pair).map(Arc::new).ok_or_else(stranger)?
+            }
+        };
         let admission = admission::prepare(&view, &mut self.requests, self.epoch, seq, order)?;
         self.last_seq = seq;
         Ok(Running { admission: Arc::new(admission), reports: view.first_member() == cx.me() })

@@ -1,103 +1,173 @@
 //! The coordinator's queues: what is ready, what is ordered and not done.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use ronde_collectives::{Choice, algorithm_of, select};
 use ronde_wire::control::{Order, OrderedTensor};
-use ronde_wire::{Cause, Codec, Control, Epoch, Failure, Rank, Request, Seq, SetId, limits};
+use ronde_wire::{Collective, Control, Epoch, Pair, Rank, Seq, SetId, SidecarIndex, TensorName, limits};
 
 use super::admission;
-use super::context::{Context, SetView};
+use super::context::Context;
 use super::fusion::{ReadyTensor, next_bucket};
+use super::groups::Ready;
+use super::mismatch::{Requests, lead};
+use super::sets::SetView;
+use super::shapes::{Results, element_bytes, ordered_tensor, work, work_kind};
 
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(crate) struct Ordering {
-    sets: BTreeMap<SetId, SetQueue>,
-    in_flight: BTreeMap<Seq, SetId>,
+    queues: BTreeMap<Scope, Queue>,
+    in_flight: BTreeMap<Seq, (Scope, SidecarIndex)>,
     last: Seq,
+    /// The end of a join, which goes out behind what was ready without the ranks that had joined.
+    all_joined: Option<(TensorName, Rank)>,
 }
 
-#[derive(Debug, Default)]
-struct SetQueue {
+/// What has a queue of its own: a process set, and each two ranks of it with their messages in one direction, which are not to
+/// wait for what the others do.
+type Scope = (SetId, Option<Pair>);
+
+#[derive(Debug)]
+struct Queue {
+    view: Arc<SetView>,
     ready: VecDeque<ReadyTensor>,
     in_flight: usize,
 }
 
 impl Ordering {
-    pub(crate) fn clear(&mut self) {
-        *self = Self::default();
+    /// Puts a tensor behind those that are ready in its scope.
+    pub(crate) fn push(&mut self, view: &Arc<SetView>, tensor: ReadyTensor) {
+        let scope = (view.topology.set, pair_of(&tensor));
+        let new = || Queue { view: Arc::clone(view), ready: VecDeque::new(), in_flight: 0 };
+        self.queues.entry(scope).or_insert_with(new).ready.push_back(tensor);
     }
 
-    /// A tensor that all ranks of the set have announced alike.
-    ///
-    /// # Errors
-    /// A refusal for all ranks when no result can hold it.
-    pub(crate) fn push(
-        &mut self,
-        cx: &Context,
-        view: &SetView,
-        requests: &BTreeMap<Rank, Request>,
-    ) -> Result<(), Failure> {
-        let Some(first) = requests.values().next() else { return Ok(()) };
-        let tensor = ready_tensor(cx, view, first, requests).map_err(|reason| {
-            let reason = format!("tensor {} of {}: {reason}", first.name, first.set);
-            Failure::new(Cause::Refused, reason).with_tensor(first.name.clone())
-        })?;
-        self.sets.entry(view.topology.set).or_default().ready.push_back(tensor);
-        Ok(())
+    /// All ranks have joined, the last of them this one.
+    pub(crate) fn push_all_joined(&mut self, name: TensorName, last: Rank) {
+        self.all_joined = Some((name, last));
     }
 
-    /// Orders as much as may be in flight, set by set.
+    /// Forgets what is ready in a set that is gone: its requests are rejected by each sidecar.
+    pub(crate) fn remove_set(&mut self, set: SetId) {
+        for (_, queue) in self.queues.iter_mut().filter(|((of, _), _)| *of == set) {
+            queue.ready.clear();
+        }
+        self.drop_idle();
+    }
+
+    /// Takes out what is ready without any of these ranks, because they had joined.
+    pub(crate) fn take_joined(&mut self, ranks: &BTreeSet<Rank>) -> Vec<Ready> {
+        let mut taken = Vec::new();
+        for (_, queue) in self.queues.range_mut(WORLD) {
+            let without = |tensor: &ReadyTensor| tensor.joined.iter().any(|rank| ranks.contains(rank));
+            let (stranded, kept) = std::mem::take(&mut queue.ready).into_iter().partition(without);
+            queue.ready = kept;
+            let stranded: VecDeque<ReadyTensor> = stranded;
+            taken.extend(stranded.into_iter().map(|tensor| (Arc::clone(&queue.view), tensor)));
+        }
+        taken
+    }
+
+    /// Orders as much as may be in flight, scope by scope.
     pub(crate) fn order(&mut self, cx: &mut Context, epoch: Epoch) {
-        for (&set, queue) in &mut self.sets {
+        for (&scope, queue) in &mut self.queues {
             while queue.in_flight < cx.config.buckets_in_flight {
                 let bucket = next_bucket(&mut queue.ready, cx.config.fusion_threshold_bytes);
-                let (Some(view), false) = (cx.set(set), bucket.is_empty()) else { break };
+                if bucket.is_empty() {
+                    break;
+                }
                 queue.in_flight += 1;
                 self.last.0 += 1;
-                self.in_flight.insert(self.last, set);
-                send_order(cx, &view, epoch, self.last, bucket);
+                self.in_flight.insert(self.last, (scope, queue.view.first_member()));
+                send_order(cx, &queue.view, epoch, self.last, bucket);
             }
         }
+        self.send_all_joined(cx, epoch);
     }
 
-    /// The set of an operation that is ordered and not done.
-    pub(crate) fn set_of(&self, seq: Seq) -> Option<SetId> {
-        self.in_flight.get(&seq).copied()
+    /// The sidecar that reports an operation, which is ordered and not done.
+    pub(crate) fn reporter(&self, seq: Seq) -> Option<SidecarIndex> {
+        self.in_flight.get(&seq).map(|(_, reporter)| *reporter)
     }
 
     /// An operation is done at the first member.
     pub(crate) fn done(&mut self, seq: Seq) {
-        if let Some(queue) = self.in_flight.remove(&seq).and_then(|set| self.sets.get_mut(&set)) {
-            queue.in_flight -= 1;
+        let scope = self.in_flight.remove(&seq).map(|(scope, _)| scope);
+        let Some(queue) = scope.and_then(|scope| self.queues.get_mut(&scope)) else { return };
+        queue.in_flight -= 1;
+        self.drop_idle();
+    }
+
+    fn drop_idle(&mut self) {
+        self.queues.retain(|_, queue| queue.in_flight > 0 || !queue.ready.is_empty());
+    }
+
+    fn send_all_joined(&mut self, cx: &mut Context, epoch: Epoch) {
+        let waits =
+            self.queues.range(WORLD).any(|(_, queue)| queue.ready.iter().any(|tensor| !tensor.joined.is_empty()));
+        if let Some((name, last)) = self.all_joined.take_if(|_| !waits) {
+            for sidecar in cx.sidecars.clone() {
+                cx.send(sidecar, epoch, Seq(0), Control::AllJoined { name: name.clone(), last });
+            }
         }
     }
 }
 
-fn ready_tensor(
+/// The queues of the set of all ranks; it is the first of all sets.
+const WORLD: std::ops::RangeToInclusive<Scope> = ..=(SetId::WORLD, None);
+
+/// What is ordered for requests that were found to fit together.
+///
+/// # Errors
+/// A refusal for all ranks, in words, when no result can hold it.
+pub(crate) fn ready_tensor(
     cx: &Context,
     view: &SetView,
-    first: &Request,
-    requests: &BTreeMap<Rank, Request>,
+    requests: &Requests,
+    joined: Vec<Rank>,
 ) -> Result<ReadyTensor, String> {
-    let kind = admission::work_kind(&first.collective)
-        .ok_or_else(|| format!("{} is not performed by this version", first.collective.name()))?;
-    let gathers = kind == ronde_collectives::WorkKind::AllGather;
-    let rows = |request: &Request| request.shape.dimensions().first().copied().unwrap_or_default();
-    let rows = if gathers { requests.values().map(rows).collect() } else { Vec::new() };
-    let tensor = OrderedTensor { name: first.name.clone(), shape: first.shape.clone(), rows };
-    let output = admission::output(&kind, &tensor).ok_or("the result has more elements than can be addressed")?;
-    let element_bytes = admission::element_bytes(first.dtype);
+    let request = lead(requests).ok_or("the rank whose tensor counts has not asked for it")?;
+    let pair = requests.first_key_value().and_then(|(rank, first)| first.collective.pair(*rank));
+    let name = request.collective.name();
+    let kind = work_kind(&request.collective, request.dtype, request.codec, pair)
+        .ok_or_else(|| format!("{name} is not performed as an operation of its own"))?;
+    let tensor = ordered_tensor(request, requests.values());
+    let results = Results::of(&request.collective, pair, view, &tensor)
+        .ok_or("the result has more elements than can be addressed")?;
+    let element_bytes = element_bytes(request.dtype);
+    let bytes = results.largest().saturating_mul(u64::from(element_bytes));
+    let most = cx.config.result_bytes_max;
+    if bytes > most {
+        return Err(format!(
+            "{name} has a result of {bytes} bytes, more than the {most} bytes of arena_bytes_max; raise that, or cut the tensor"
+        ));
+    }
+    let elements = work(kind.clone(), request.dtype, view, std::slice::from_ref(&tensor)).elements();
     Ok(ReadyTensor {
-        algorithm: algorithm_of(&view.topology, &kind, element_bytes, output.elements(), &cx.config.cost),
-        bytes: output.elements().saturating_mul(u64::from(element_bytes)),
+        algorithm: algorithm_of(&view.topology, &kind, element_bytes, elements, &cx.config.cost),
+        bytes,
         tensor,
-        collective: first.collective.clone(),
-        dtype: first.dtype,
-        prescale: first.prescale,
-        postscale: first.postscale,
+        collective: without_splits(&request.collective),
+        dtype: request.dtype,
+        prescale: request.prescale,
+        postscale: request.postscale,
+        codec: request.codec,
+        joined,
     })
+}
+
+/// Splits differ from rank to rank and stand in the order's rows.
+fn without_splits(collective: &Collective) -> Collective {
+    match collective {
+        Collective::AllToAll { .. } => Collective::AllToAll { splits: Vec::new() },
+        other => other.clone(),
+    }
+}
+
+fn pair_of(tensor: &ReadyTensor) -> Option<Pair> {
+    Pair::of_message(&tensor.tensor.name).map(|(pair, _)| pair)
 }
 
 fn send_order(cx: &mut Context, view: &SetView, epoch: Epoch, seq: Seq, bucket: Vec<ReadyTensor>) {
@@ -113,27 +183,16 @@ fn send_order(cx: &mut Context, view: &SetView, epoch: Epoch, seq: Seq, bucket: 
 
 fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTensor>) -> Option<Order> {
     let first = bucket.first()?;
-    let (collective, dtype) = (first.collective.clone(), first.dtype);
-    let (prescale, postscale) = (first.prescale, first.postscale);
-    let kind = admission::work_kind(&collective)?;
+    let pair = pair_of(first);
+    let ReadyTensor { collective, dtype, prescale, postscale, codec, joined, .. } = first.clone();
+    let kind = work_kind(&collective, dtype, codec, pair)?;
     let tensors: Vec<OrderedTensor> = bucket.into_iter().map(|ready| ready.tensor).collect();
-    let work = admission::work(kind, dtype, &tensors);
+    let work = work(kind, dtype, view, &tensors);
     let Choice { tuning, reason, .. } = select(&view.topology, &work, lanes(cx, view), &cx.config.cost);
     cx.note_selection(reason);
     let digest = admission::digest(&view.topology, &work, &tuning);
-    Some(Order {
-        set: view.topology.set,
-        collective,
-        dtype,
-        prescale,
-        postscale,
-        codec: Codec::None,
-        pair: None,
-        joined: Vec::new(),
-        tensors,
-        tuning,
-        digest,
-    })
+    let set = view.topology.set;
+    Some(Order { set, collective, dtype, prescale, postscale, codec, pair, joined, tensors, tuning, digest })
 }
 
 /// Lanes that all members offer, as far as the coordinator knows.

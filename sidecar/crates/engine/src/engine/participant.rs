@@ -6,11 +6,14 @@ use ronde_wire::control::Announcement;
 use ronde_wire::{Cause, Control, Epoch, Failure, Rank, RequestId, Seq, SidecarIndex, World};
 
 use super::context::Context;
+use super::remembered::Announcer;
 use super::requests::Requests;
+use super::sets::SetTable;
 use super::wording;
 use crate::event::{Action, Admission, Time};
 
-/// The state; what it does stands in this file (epochs) and in `submission`, `operations` and `watch`.
+/// The state; what it does stands in this file (epochs) and in `submission`, `answers`, `operations` and
+/// `watch`.
 #[derive(Debug, Default)]
 pub(crate) struct Participant {
     pub(super) phase: Phase,
@@ -21,6 +24,8 @@ pub(crate) struct Participant {
     /// Ranks that take part in this one.
     pub(super) present: BTreeMap<Rank, Presence>,
     pub(super) requests: Requests,
+    pub(super) sets: SetTable,
+    pub(super) announcer: Announcer,
     pub(super) admitted: BTreeMap<Seq, Running>,
     pub(super) last_seq: Seq,
     /// An order could not be followed; the epoch is about to end.
@@ -214,6 +219,8 @@ impl Participant {
         self.epoch = epoch;
         self.last_seq = Seq(0);
         self.broken = false;
+        self.sets.clear();
+        self.announcer.clear();
         self.waiting.clear();
         self.present = ranks.iter().map(|rank| (*rank, Presence { heard: cx.now, left: false })).collect();
     }

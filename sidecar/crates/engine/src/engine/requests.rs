@@ -1,9 +1,9 @@
 //! Requests of local ranks that have no answer yet, by name and by number; and what is known of names that failed before
 //! a rank asked for them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use ronde_wire::{Failure, Rank, Request, RequestId, Seq, SetId, TensorName};
+use ronde_wire::{Collective, Failure, Rank, Request, RequestId, Seq, SetId, TensorName};
 
 use crate::event::Time;
 
@@ -17,6 +17,8 @@ pub(crate) struct Requests {
     numbers: BTreeMap<(Rank, RequestId), Key>,
     counts: BTreeMap<Rank, usize>,
     rounds: BTreeMap<Key, Ahead>,
+    /// Ranks with a join.
+    joined: BTreeSet<Rank>,
 }
 
 /// A request without an answer.
@@ -66,6 +68,11 @@ impl Requests {
         self.numbers.contains_key(&(rank, request))
     }
 
+    /// Whether the rank has joined and has no answer yet.
+    pub(crate) fn has_joined(&self, rank: Rank) -> bool {
+        self.joined.contains(&rank)
+    }
+
     /// How many requests of a rank have no answer.
     pub(crate) fn of(&self, rank: Rank) -> usize {
         self.counts.get(&rank).copied().unwrap_or_default()
@@ -73,6 +80,9 @@ impl Requests {
 
     pub(crate) fn insert(&mut self, key: Key, request: RequestId, what: Request, now: Time) {
         *self.counts.entry(key.2).or_default() += 1;
+        if what.collective == Collective::Join {
+            self.joined.insert(key.2);
+        }
         self.numbers.insert((key.2, request), key.clone());
         self.pending.insert(key, Pending { request, what, since: now, ordered: None });
     }
@@ -140,7 +150,41 @@ impl Requests {
         if let Some(count) = self.counts.get_mut(&rank) {
             *count -= 1;
         }
-        self.pending.remove(&key).is_some()
+        let pending = self.pending.remove(&key);
+        if pending.as_ref().is_some_and(|pending| pending.what.collective == Collective::Join) {
+            self.joined.remove(&rank);
+        }
+        pending.is_some()
+    }
+
+    /// Takes out the rank's request by this name when it fits and is not ordered.
+    pub(crate) fn answer(&mut self, key: &Key, fits: impl Fn(&Collective) -> bool) -> Option<RequestId> {
+        let pending = self.pending.get(key).filter(|pending| pending.ordered.is_none())?;
+        let request = pending.request;
+        if !fits(&pending.what.collective) {
+            return None;
+        }
+        self.remove(key.2, request);
+        Some(request)
+    }
+
+    /// Takes out what is asked of a set and not ordered, and forgets the set.
+    pub(crate) fn take_set(&mut self, set: SetId) -> Vec<(Rank, RequestId, TensorName)> {
+        let of_set = |(key, pending): (&Key, &Pending)| {
+            let taken = key.0 == set && pending.ordered.is_none();
+            taken.then(|| (key.2, pending.request, key.1.clone()))
+        };
+        let taken: Vec<_> = self.pending.iter().filter_map(of_set).collect();
+        for (rank, request, _) in &taken {
+            self.remove(*rank, *request);
+        }
+        self.rounds.retain(|key, _| key.0 != set);
+        taken
+    }
+
+    /// Forgets rejections of a set that ranks have not met.
+    pub(crate) fn forget_rejections(&mut self, set: SetId) {
+        self.rounds.retain(|key, ahead| key.0 != set || ahead.refused > 0);
     }
 
     /// Takes out all requests, or those only for which nothing is ordered, ascending by rank and number.

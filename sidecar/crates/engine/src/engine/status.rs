@@ -46,6 +46,10 @@ pub struct Stats {
     pub stale_frames: u64,
     /// Control messages that break the protocol; their sender was disconnected.
     pub protocol_violations: u64,
+    /// Requests announced by a number, because they had been announced before.
+    pub announced_again: u64,
+    /// Remembered requests that were forgotten for others.
+    pub cache_evictions: u64,
     /// Heartbeats sent.
     pub heartbeats: u64,
     /// Pauses of this process itself, longer than the suspicion time, that were noticed afterwards.
@@ -176,8 +180,8 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         ranks_missing: ranks_missing(cx, participant, coordinator),
         pending: participant.requests.len(),
         pending_requests: pending_requests(participant, now),
-        negotiating: coordinator.map_or(0, |c| c.negotiation.len()),
-        waiting_tensors: coordinator.map_or_else(Vec::new, |c| waiting_tensors(cx, c, now)),
+        negotiating: coordinator.map_or(0, |c| c.agreement.negotiation.len()),
+        waiting_tensors: coordinator.map_or_else(Vec::new, |c| waiting_tensors(c, now)),
         selections: cx.selections.iter().cloned().collect(),
         last_to_be_ready: coordinator.map_or_else(Vec::new, |c| c.last_to_be_ready.clone()),
         in_flight: participant.admitted.len(),
@@ -223,21 +227,17 @@ fn pending_requests(participant: &Participant, now: Time) -> Vec<PendingStatus> 
     oldest.into_iter().take(STATUS_ENTRIES_MAX).map(entry).collect()
 }
 
-fn waiting_tensors(cx: &Context, coordinator: &Coordinator, now: Time) -> Vec<WaitingTensor> {
-    let mut oldest: Vec<_> = coordinator.negotiation.waiting().collect();
+fn waiting_tensors(coordinator: &Coordinator, now: Time) -> Vec<WaitingTensor> {
+    let mut oldest: Vec<_> = coordinator.agreement.negotiation.waiting().collect();
     oldest.sort_by_key(|waiting| waiting.since);
-    let entry = |waiting: Waiting<'_>| {
-        // Known since the announcement.
-        let view = cx.known_set(waiting.request.set)?;
-        Some(WaitingTensor {
-            set: waiting.request.set,
-            name: waiting.request.name.clone(),
-            collective: waiting.request.collective.name(),
-            missing: waiting.missing(view),
-            age_ms: now.ms_since(waiting.since),
-        })
+    let entry = |waiting: Waiting<'_>| WaitingTensor {
+        set: waiting.request.set,
+        name: waiting.request.name.clone(),
+        collective: waiting.request.collective.name(),
+        missing: waiting.missing(&coordinator.agreement.joined),
+        age_ms: now.ms_since(waiting.since),
     };
-    oldest.into_iter().take(STATUS_ENTRIES_MAX).filter_map(entry).collect()
+    oldest.into_iter().take(STATUS_ENTRIES_MAX).map(entry).collect()
 }
 
 fn link_status(peer: SidecarIndex, link: &Link, now: Time) -> LinkStatus {

@@ -1,14 +1,17 @@
-//! Requests of local ranks: checked, announced, withdrawn, rejected.
+//! Requests of local ranks: checked, announced, withdrawn.
 
-use ronde_collectives::kernels;
+use std::sync::Arc;
+
 use ronde_wire::control::{Announcement, Intent};
-use ronde_wire::{
-    Cause, Collective, Control, DType, Failure, Rank, ReduceOp, Request, RequestId, Seq, SetId, TensorName, limits,
-};
+use ronde_wire::{Cause, Collective, Control, Failure, Group, Rank, Request, RequestId, Seq, SetId, limits};
 
 use super::context::Context;
+use super::negotiation::Key as Name;
 use super::participant::{Participant, Phase};
-use super::requests::{Key, Rejected};
+use super::performed;
+use super::requests::Key;
+use super::sets::SetView;
+use crate::event::Action;
 
 impl Participant {
     /// A worker's request.
@@ -16,36 +19,41 @@ impl Participant {
         cx.stats.submitted += 1;
         self.heard(cx, rank);
         let key = (what.set, what.name.clone(), rank);
-        if let Err(failure) = self.check_accepts(cx, rank, request, &what) {
-            let rank_at_fault = failure.rank.or(Some(rank));
-            self.refuse(cx, (rank, request), Failure { rank: rank_at_fault, ..failure });
-            return;
-        }
-        if let Err(reason) = self.check_room(rank).and_then(|()| check_performed(cx, &what)) {
+        let view = match self.check_accepts(cx, rank, request, &what) {
+            Ok(view) => view,
+            Err(failure) => {
+                let rank_at_fault = failure.rank.or(Some(rank));
+                self.refuse(cx, (rank, request), Failure { rank: rank_at_fault, ..failure });
+                return;
+            }
+        };
+        let checked = self.check_room(rank).and_then(|()| performed::check(&cx.config.world, &view, &what));
+        if let Err(reason) = checked {
             let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(what.name);
-            self.void(key, failure.clone());
+            self.void(key, failure.clone(), what.group);
             self.refuse(cx, (rank, request), failure);
             return;
         }
         if let Some(failure) = self.requests.take_rejection(&key) {
             // This round of the name has failed already. The coordinator counts who has taken part.
-            self.announce_void(&key, failure.clone());
+            self.announce_void(&key, failure.clone(), what.group);
             self.complete(cx, rank, request, Err(failure));
             return;
         }
-        self.outbox.push(Announcement { rank, intent: Intent::Ready(what.clone()) });
+        self.announce(cx, rank, &what);
         self.requests.insert(key, request, what, cx.now);
     }
 
     /// The service has refused a request by itself.
-    pub(crate) fn refused_by_service(&mut self, cx: &mut Context, rank: Rank, set: SetId, name: TensorName, why: &str) {
+    pub(crate) fn refused_by_service(&mut self, cx: &mut Context, rank: Rank, (set, name): Name, why: &str) {
         cx.stats.refused += 1;
-        let member = cx.set(set).is_some_and(|view| view.contains(rank));
+        let member = self.sets.scope(cx, set, &name).is_some_and(|view| view.contains(rank));
+        let joined = set == SetId::WORLD && self.requests.has_joined(rank);
         let key = (set, name, rank);
         // While a request by this name is pending, the refused one was a second: the first stays valid.
-        if self.is_active() && member && self.takes_part(rank) && !self.requests.has(&key) {
+        if self.is_active() && member && !joined && self.takes_part(rank) && !self.requests.has(&key) {
             let failure = Failure::new(Cause::Refused, why).with_rank(rank).with_tensor(key.1.clone());
-            self.void(key, failure);
+            self.void(key, failure, None);
         }
     }
 
@@ -58,29 +66,9 @@ impl Participant {
             return;
         }
         let Some(what) = self.requests.unordered(rank, request) else { return };
-        let (set, name) = (what.set, what.name.clone());
+        let (set, name, group) = (what.set, what.name.clone(), what.group.clone());
         let failure = Failure::new(Cause::TimedOut, reason).with_rank(rank).with_tensor(name.clone());
-        self.outbox.push(Announcement { rank, intent: Intent::Void { set, name, failure } });
-    }
-
-    /// The coordinator rejects a name.
-    pub(crate) fn rejected(&mut self, cx: &mut Context, set: SetId, name: &TensorName, failure: &Failure) {
-        let Some(view) = cx.set(set) else { return };
-        cx.stats.rejected += 1;
-        let failure =
-            Failure { reason: Failure::new(failure.cause, failure.reason.as_str()).reason, ..failure.clone() };
-        for &rank in &view.local_ranks {
-            match self.requests.reject((set, name.clone(), rank), &failure) {
-                Rejected::Request(request) => self.complete(cx, rank, request, Err(failure.clone())),
-                Rejected::Answered | Rejected::Ahead => {}
-                Rejected::Overflow => {
-                    let reason =
-                        format!("more than {} rejections wait for {rank}", super::requests::REJECTED_AHEAD_MAX);
-                    self.fail(cx, Seq(0), &Failure::new(Cause::Bug, reason));
-                    return;
-                }
-            }
-        }
+        self.outbox.push(Announcement { rank, intent: Intent::Void { set, name, failure, group } });
     }
 
     /// Sends what was submitted, in as few messages as frames allow.
@@ -103,7 +91,13 @@ impl Participant {
     }
 
     /// What does not concern other ranks: they cannot know of this request.
-    fn check_accepts(&self, cx: &mut Context, rank: Rank, request: RequestId, what: &Request) -> Result<(), Failure> {
+    fn check_accepts(
+        &self,
+        cx: &mut Context,
+        rank: Rank,
+        request: RequestId,
+        what: &Request,
+    ) -> Result<Arc<SetView>, Failure> {
         let refused = |reason: String| Err(Failure::new(Cause::Refused, reason));
         if let Phase::Closing(failure) = &self.phase {
             return Err(failure.clone());
@@ -114,18 +108,7 @@ impl Participant {
         if !self.takes_part(rank) {
             return refused(format!("{rank} does not take part in {}; attach and wait for the next epoch", self.epoch));
         }
-        let Some(view) = cx.set(what.set) else {
-            return refused(format!(
-                "Process set provided does not exist, or has not been registered. It is {}.",
-                what.set
-            ));
-        };
-        if !view.contains(rank) {
-            return refused(format!(
-                "Rank {} is not a member of the provided process set. It is {}.",
-                rank.0, what.set
-            ));
-        }
+        let view = self.check_set(cx, rank, what).map_err(|reason| Failure::new(Cause::Refused, reason))?;
         if self.requests.has(&(what.set, what.name.clone(), rank)) || self.requests.has_number(rank, request) {
             return refused(format!(
                 "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is \
@@ -133,7 +116,22 @@ impl Participant {
                 what.name
             ));
         }
-        Ok(())
+        Ok(view)
+    }
+
+    /// Those who perform a request.
+    fn check_set(&self, cx: &mut Context, rank: Rank, what: &Request) -> Result<Arc<SetView>, String> {
+        let set = what.set;
+        let unknown = || format!("Process set provided does not exist, or has not been registered. It is {set}.");
+        let view = self.sets.view(cx, set).ok_or_else(unknown)?;
+        if !view.contains(rank) {
+            return Err(format!("Rank {} is not a member of the provided process set. It is {set}.", rank.0));
+        }
+        if view.is_world() && self.requests.has_joined(rank) {
+            return Err(format!("{rank} has joined; wait for the join first"));
+        }
+        performed::check_message(&view, rank, what)?;
+        self.sets.scope(cx, set, &what.name).ok_or_else(unknown)
     }
 
     fn check_room(&self, rank: Rank) -> Result<(), String> {
@@ -153,16 +151,38 @@ impl Participant {
         self.complete(cx, rank, request, Err(failure));
     }
 
+    fn announce(&mut self, cx: &mut Context, rank: Rank, what: &Request) {
+        let words = self.announcer.announce(what);
+        cx.stats.announced_again += u64::from(matches!(words.intent, Intent::Again { .. }));
+        if words.evicts {
+            cx.stats.cache_evictions += 1;
+            if cx.stats.cache_evictions == 1 {
+                self.warn_of_evictions(cx);
+            }
+        }
+        self.outbox.push(Announcement { rank, intent: words.intent });
+    }
+
+    fn warn_of_evictions(&self, cx: &mut Context) {
+        let text = format!(
+            "More than {} different requests are made by turns; the least recent ones are announced in full again. Give \
+             tensors the same name in every step.",
+            limits::ANNOUNCE_SLOTS_MAX
+        );
+        let suspects = self.noticed().clone();
+        cx.act(Action::Notice { sidecars: suspects.sidecars, ranks: suspects.ranks, text });
+    }
+
     /// The rank's part in the next round of a name is a refusal: all other ranks' requests of the round fail.
-    fn void(&mut self, key: Key, failure: Failure) {
-        self.announce_void(&key, failure);
+    fn void(&mut self, key: Key, failure: Failure, group: Option<Group>) {
+        self.announce_void(&key, failure, group);
         self.requests.refuse(key);
     }
 
-    fn announce_void(&mut self, (set, name, rank): &Key, failure: Failure) {
+    fn announce_void(&mut self, (set, name, rank): &Key, failure: Failure, group: Option<Group>) {
         // The cause says that this is no withdrawal.
         let failure = Failure { cause: Cause::Refused, ..failure };
-        let intent = Intent::Void { set: *set, name: name.clone(), failure };
+        let intent = Intent::Void { set: *set, name: name.clone(), failure, group };
         self.outbox.push(Announcement { rank: *rank, intent });
     }
 }
@@ -172,36 +192,23 @@ fn no_epoch(rank: Rank) -> Failure {
     Failure::new(Cause::Refused, reason)
 }
 
-/// What the other ranks' requests of the same name fail with, too.
-fn check_performed(cx: &mut Context, what: &Request) -> Result<(), String> {
-    let name = what.collective.name();
-    match what.collective {
-        Collective::AllGather | Collective::Barrier => Ok(()),
-        Collective::AllReduce { op } if kernels::supports(what.dtype, op) && !kernels::is_nary(op) => Ok(()),
-        Collective::AllReduce { op: ReduceOp::Average } if what.dtype == DType::Bool => {
-            Err(format!("{name} cannot average bool; use max (any rank's) or min (every rank's), or cast to float32"))
-        }
-        Collective::AllReduce { op } => Err(format!("{name} with reduction {op} is not supported by this version")),
-        Collective::Broadcast { root } => {
-            let in_set = cx.set(what.set).is_some_and(|view| view.contains(root));
-            if in_set {
-                Ok(())
-            } else {
-                Err(format!("received invalid root rank: rank {} is not in {}", root.0, what.set))
-            }
-        }
-        _ => Err(format!("{name} is not supported by this version")),
-    }
-}
-
 /// The most bytes that an intent takes in a frame: numbers have at most ten.
 fn frame_bytes(intent: &Intent) -> usize {
+    let group_bytes = |group: &Option<Group>| group.as_ref().map_or(0, |group| group.name.as_str().len() + 20);
     match intent {
         Intent::Again { .. } => 24,
         Intent::Ready(request) | Intent::Remember { request, .. } => {
-            request.name.as_str().len() + 10 * (request.shape.dimensions().len() + 8) + 16
+            let listed = match &request.collective {
+                Collective::AllToAll { splits } => splits.len(),
+                Collective::AddSet { ranks } => ranks.len(),
+                _ => 0,
+            };
+            let numbers = request.shape.dimensions().len() + listed + 10;
+            request.name.as_str().len() + group_bytes(&request.group) + 10 * numbers + 16
         }
-        Intent::Void { name, failure, .. } => 2 * name.as_str().len() + failure.reason.len() + 10 * 8,
+        Intent::Void { name, failure, group, .. } => {
+            2 * name.as_str().len() + group_bytes(group) + failure.reason.len() + 10 * 8
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use ronde_wire::{
 };
 
 use super::cluster::{Cluster, name, sum};
-use crate::engine::{admission, context::Context};
+use crate::engine::{admission, context::Context, shapes};
 use crate::event::{Event, Time};
 
 const PLACEMENT: [u32; 4] = [0, 0, 1, 2];
@@ -77,6 +77,7 @@ fn announcement() -> impl Strategy<Value = Announcement> {
         set: SetId(set),
         name,
         failure,
+        group: None,
     });
     (small(), prop_oneof![3 => ready, 1 => void]).prop_map(|(rank, intent)| Announcement { rank: Rank(rank), intent })
 }
@@ -119,10 +120,10 @@ fn order() -> impl Strategy<Value = Order> {
 fn seal(order: &mut Order) {
     let world = World::new(PLACEMENT.map(SidecarIndex).into()).expect("a world");
     let config = crate::EngineConfig::new(SidecarIndex(0), world);
-    let view = Context::new(config, Time(0)).set(order.set);
-    let kind = admission::work_kind(&order.collective);
+    let view = Context::new(config, Time(0)).world_set(order.set);
+    let kind = shapes::work_kind(&order.collective, order.dtype, order.codec, order.pair);
     let (Some(view), Some(kind)) = (view, kind) else { return };
-    let work = admission::work(kind, order.dtype, &order.tensors);
+    let work = shapes::work(kind, order.dtype, &view, &order.tensors);
     order.digest = admission::digest(&view.topology, &work, &order.tuning);
 }
 

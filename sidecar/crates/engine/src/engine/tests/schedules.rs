@@ -57,8 +57,8 @@ impl Log {
         }
         let what = match odd {
             0 => sum(NAMES[name], &[9]),
-            1 => request(NAMES[name], Collective::Join, &[]),
-            2 => request(NAMES[name], Collective::AllReduce { op: ReduceOp::Adasum }, &[4]),
+            1 => request(NAMES[name], Collective::Broadcast { root: Rank(77) }, &[4]),
+            2 => request(NAMES[name], Collective::Reduce { op: ReduceOp::Adasum, root: Rank(0) }, &[4]),
             3 => request(NAMES[name], Collective::AllGather, &[u64::from(rank), 2]),
             _ => sum(NAMES[name], &[4]),
         };

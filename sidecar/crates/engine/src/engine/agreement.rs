@@ -1,0 +1,293 @@
+//! The coordinator's negotiation: from announcements to orders and rejections. Everything here belongs to one epoch.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ronde_wire::control::{Announcement, Intent};
+use ronde_wire::{
+    Cause, Collective, Control, Epoch, Failure, Group, Pair, Rank, Request, Seq, SetId, SidecarIndex, TensorName,
+};
+
+use super::context::Context;
+use super::coordinator::{Violation, check_served};
+use super::groups::{Groups, Ready};
+use super::mismatch::Requests;
+use super::negotiation::{Announced, Complete, Key, Negotiation, POISONED_MAX, Void, Voided};
+use super::ordering::{Ordering, ready_tensor};
+use super::remembered::Remembered;
+use super::roster::Roster;
+use super::sets::SetView;
+use super::{mismatch, performed, wording};
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct Agreement {
+    pub(super) epoch: Epoch,
+    pub(super) negotiation: Negotiation,
+    pub(super) ordering: Ordering,
+    pub(super) groups: Groups,
+    pub(super) roster: Roster,
+    /// Ranks that have joined.
+    pub(super) joined: BTreeSet<Rank>,
+    last_joined: Rank,
+    remembered: Remembered,
+    /// What the epoch has to end with.
+    fatal: Option<Failure>,
+    /// The rank whose announcement completed the newest round.
+    last_to_be_ready: Option<Rank>,
+}
+
+impl Agreement {
+    /// A new epoch, or none.
+    pub(crate) fn reset(&mut self, epoch: Epoch) {
+        *self = Self { epoch, ..Self::default() };
+    }
+
+    /// One announcement of a sidecar.
+    ///
+    /// # Errors
+    /// How it breaks the protocol.
+    pub(crate) fn announced(
+        &mut self,
+        cx: &mut Context,
+        from: SidecarIndex,
+        Announcement { rank, intent }: Announcement,
+    ) -> Result<(), Violation> {
+        check_served(cx, from, &[rank])?;
+        match intent {
+            Intent::Ready(request) => self.ready(cx, (from, rank), request),
+            Intent::Remember { slot, request } => {
+                self.remembered.remember(from, slot, &request)?;
+                self.ready(cx, (from, rank), request)
+            }
+            Intent::Again { slot } => {
+                let request = self.remembered.recall(from, slot)?;
+                self.ready(cx, (from, rank), request)
+            }
+            Intent::Void { set, name, failure, group } => {
+                let Some(view) = self.scope(cx, from, rank, (set, &name))? else { return Ok(()) };
+                self.void(cx, &view, (rank, &(set, name)), (&failure, group));
+                Ok(())
+            }
+        }
+    }
+
+    /// What the epoch has to end with, if anything.
+    pub(crate) fn take_fatal(&mut self) -> Option<Failure> {
+        self.fatal.take()
+    }
+
+    /// The rank that all others have waited for, after an announcement that completed a round.
+    pub(crate) fn take_last_to_be_ready(&mut self) -> Option<Rank> {
+        self.last_to_be_ready.take()
+    }
+
+    /// A sidecar has heard that a set is gone.
+    ///
+    /// # Errors
+    /// When it was not told.
+    pub(crate) fn forgotten(&mut self, from: SidecarIndex, set: SetId) -> Result<(), Violation> {
+        self.roster.forgotten(from, set)
+    }
+
+    /// Those who agree about a name; `None` when its set is gone, which the sender has yet to hear.
+    fn scope(
+        &self,
+        cx: &mut Context,
+        from: SidecarIndex,
+        rank: Rank,
+        (set, name): (SetId, &TensorName),
+    ) -> Result<Option<Arc<SetView>>, Violation> {
+        match self.roster.sets.scope(cx, set, name) {
+            _ if self.roster.is_leaving(from, set) => Ok(None),
+            Some(view) if view.contains(rank) => Ok(Some(view)),
+            Some(_) => Err(format!("speaks for {rank} about {name} in {set}, which it has no part in")),
+            None => Err(format!("speaks of tensor {name} of {set}, which does not exist")),
+        }
+    }
+
+    fn ready(
+        &mut self,
+        cx: &mut Context,
+        (from, rank): (SidecarIndex, Rank),
+        request: Request,
+    ) -> Result<(), Violation> {
+        let key: Key = (request.set, request.name.clone());
+        let Some(view) = self.scope(cx, from, rank, (key.0, &key.1))? else { return Ok(()) };
+        if request.collective.pair(rank) != Pair::of_message(&key.1).map(|(pair, _)| pair) {
+            return Err(format!("announces {} of {rank} as {}", request.collective.name(), key.1));
+        }
+        let joins = request.collective == Collective::Join && key.0 == SetId::WORLD;
+        match self.negotiation.announce(cx.now, &view, rank, request) {
+            Announced::Open => {
+                if joins {
+                    self.join(cx, rank, &key);
+                }
+                if self.decide(cx, &key) {
+                    self.last_to_be_ready = Some(rank);
+                }
+                Ok(())
+            }
+            Announced::Poisoned(group) => {
+                self.leave_group(&key, group);
+                Ok(())
+            }
+            Announced::Contradiction => Err(format!("announces tensor {} of {} twice for {rank}", key.1, key.0)),
+        }
+    }
+
+    /// A rank takes no part any more in what it has not announced. What waited for it alone is complete now.
+    fn join(&mut self, cx: &mut Context, rank: Rank, join: &Key) {
+        self.joined.insert(rank);
+        self.last_joined = rank;
+        // The join itself comes last: when it is complete there is nothing else.
+        for key in self.negotiation.names_of(SetId::WORLD).into_iter().filter(|key| key != join) {
+            self.decide(cx, &key);
+        }
+    }
+
+    /// Orders or rejects a name when everybody has announced it. False while it waits.
+    fn decide(&mut self, cx: &mut Context, key: &Key) -> bool {
+        let Some(complete) = self.negotiation.take_complete(key, &self.joined) else { return false };
+        if let Err(failure) = self.perform(cx, key, &complete) {
+            cx.stats.mismatches += 1;
+            self.reject(cx, &complete.view, key, &failure, &complete.excused);
+            self.failed(cx, key, &complete.requests);
+        }
+        true
+    }
+
+    fn perform(&mut self, cx: &mut Context, key: &Key, complete: &Complete) -> Result<(), Failure> {
+        let Complete { view, requests, excused } = complete;
+        mismatch::check(requests, excused)?;
+        for (rank, request) in requests {
+            // The sidecars have checked the same: this is for those that are not honest.
+            performed::check(&cx.config.world, view, request).map_err(|why| refusal(key, &why).with_rank(*rank))?;
+        }
+        let Some((_, first)) = requests.first_key_value() else { return Ok(()) };
+        let refused = |why: String| refusal(key, &why);
+        match &first.collective {
+            Collective::Join => self.all_joined(cx, key),
+            Collective::AddSet { ranks } => self.roster.add(cx, self.epoch, &key.1, ranks).map_err(refused)?,
+            Collective::RemoveSet { set } => self.remove_set(cx, &key.1, *set),
+            _ => {
+                let tensor = ready_tensor(cx, view, requests, excused.clone()).map_err(refused)?;
+                let ready = (Arc::clone(view), tensor);
+                let released = match &first.group {
+                    Some(group) => self.groups.ready(group, ready).map_err(refused)?,
+                    None => vec![ready],
+                };
+                self.push(released);
+            }
+        }
+        Ok(())
+    }
+
+    fn void(
+        &mut self,
+        cx: &mut Context,
+        view: &Arc<SetView>,
+        (rank, key): (Rank, &Key),
+        (failure, group): (&Failure, Option<Group>),
+    ) {
+        // The cause tells the two apart: a withdrawal that comes too late must not harm the name's next round.
+        let (void, verb) = match failure.cause {
+            Cause::TimedOut => (Void::Withdrawn, "was withdrawn"),
+            _ => (Void::Refused, "was refused"),
+        };
+        let why = &failure.reason;
+        let reason = format!("the request of {rank} for tensor {} of {} {verb}: {why}", key.1, key.0);
+        let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(key.1.clone());
+        match self.negotiation.void(cx.now, view, (rank, key), (void, group), &self.joined) {
+            Voided::Now { requests, excused, group } => {
+                self.reject(cx, view, key, &failure, &excused);
+                self.leave_group(key, group);
+                self.unjoin(cx, &requests);
+            }
+            Voided::Poisoned(group) => self.leave_group(key, group),
+            Voided::Late => {
+                // Ready on all ranks, but its group is not.
+                if let Some((view, tensor)) = self.groups.withdraw(key.0, &key.1) {
+                    self.reject(cx, &view, key, &failure, &tensor.joined);
+                }
+            }
+            Voided::Overflow => {
+                let reason = format!(
+                    "{rank} has had more than {POISONED_MAX} requests refused that other ranks never asked for"
+                );
+                self.fatal = Some(Failure::new(Cause::Bug, reason).with_rank(rank));
+            }
+        }
+    }
+
+    /// A round was rejected: its groups go on without it, and who joined in it has not.
+    fn failed(&mut self, cx: &mut Context, key: &Key, requests: &Requests) {
+        let mut groups: Vec<&Group> = requests.values().filter_map(|request| request.group.as_ref()).collect();
+        groups.dedup();
+        for group in groups {
+            self.leave_group(key, Some(group.clone()));
+        }
+        self.unjoin(cx, requests);
+    }
+
+    fn leave_group(&mut self, (set, name): &Key, group: Option<Group>) {
+        let released = group.map(|group| self.groups.rejected(*set, &group, name)).unwrap_or_default();
+        self.push(released);
+    }
+
+    fn push(&mut self, released: Vec<Ready>) {
+        for (view, tensor) in released {
+            self.ordering.push(&view, tensor);
+        }
+    }
+
+    /// All ranks have joined: every name begins anew.
+    fn all_joined(&mut self, cx: &mut Context, key: &Key) {
+        let joined = std::mem::take(&mut self.joined);
+        let incomplete = self.groups.take_joined(&joined);
+        self.reject_each(cx, incomplete, "other tensors of its group are missing, and all ranks have joined");
+        self.negotiation.remove_set(SetId::WORLD);
+        self.ordering.push_all_joined(key.1.clone(), self.last_joined);
+    }
+
+    /// Joins that failed: what was to be performed without these ranks cannot be any more.
+    fn unjoin(&mut self, cx: &mut Context, requests: &Requests) {
+        let joins = requests.iter().filter(|(_, request)| request.collective == Collective::Join);
+        let ranks: BTreeSet<Rank> = joins.map(|(rank, _)| *rank).filter(|rank| self.joined.remove(rank)).collect();
+        if ranks.is_empty() {
+            return;
+        }
+        let mut stranded = self.groups.take_joined(&ranks);
+        stranded.extend(self.ordering.take_joined(&ranks));
+        let who = wording::ranks(&ranks.into_iter().collect::<Vec<_>>());
+        self.reject_each(cx, stranded, &format!("it was to be performed without {who}, whose join has failed"));
+    }
+
+    fn reject_each(&self, cx: &mut Context, tensors: Vec<Ready>, why: &str) {
+        for (view, tensor) in tensors {
+            let key = (view.topology.set, tensor.tensor.name);
+            self.reject(cx, &view, &key, &refusal(&key, why), &tensor.joined);
+        }
+    }
+
+    /// Unknown sets and the set of all ranks stay as they are, which the ranks learn in the same way.
+    fn remove_set(&mut self, cx: &mut Context, name: &TensorName, set: SetId) {
+        if self.roster.remove(cx, self.epoch, name, set) {
+            self.negotiation.remove_set(set);
+            self.groups.remove_set(set);
+            self.ordering.remove_set(set);
+        }
+    }
+
+    fn reject(&self, cx: &mut Context, view: &SetView, (set, name): &Key, failure: &Failure, excused: &[Rank]) {
+        for member in &view.topology.members {
+            let (failure, excused) = (failure.clone(), excused.to_vec());
+            let reject = Control::Reject { set: *set, name: name.clone(), failure, excused };
+            cx.send(member.sidecar, self.epoch, Seq(0), reject);
+        }
+    }
+}
+
+fn refusal((set, name): &Key, why: &str) -> Failure {
+    Failure::new(Cause::Refused, format!("tensor {name} of {set}: {why}")).with_tensor(name.clone())
+}

@@ -1,0 +1,206 @@
+//! Requests that were announced before and are announced by a number: a training step asks for the same as the last.
+
+use std::collections::BTreeMap;
+
+use ronde_wire::control::Intent;
+use ronde_wire::{Collective, Request, SetId, SidecarIndex, TensorName, limits};
+
+/// The announcing side's table: the least recently used request makes room for a new one.
+#[derive(Debug, Default)]
+pub(crate) struct Announcer {
+    slots: Vec<Slot>,
+    by_name: BTreeMap<(SetId, TensorName), u16>,
+    /// Slots by when they were last used, oldest first.
+    by_use: BTreeMap<u64, u16>,
+    uses: u64,
+}
+
+#[derive(Debug)]
+struct Slot {
+    request: Request,
+    used: u64,
+}
+
+/// How a request is announced.
+#[derive(Debug)]
+pub(crate) struct Words {
+    pub(crate) intent: Intent,
+    /// Whether another request was forgotten for it.
+    pub(crate) evicts: bool,
+}
+
+impl Announcer {
+    /// How a request is announced that goes out next.
+    pub(crate) fn announce(&mut self, request: &Request) -> Words {
+        if !is_remembered(request) {
+            return Words { intent: Intent::Ready(request.clone()), evicts: false };
+        }
+        let key = (request.set, request.name.clone());
+        let (slot, evicts) = match self.by_name.get(&key) {
+            Some(slot) => (*slot, false),
+            None => self.free_slot(),
+        };
+        self.uses += 1;
+        let index = usize::from(slot);
+        let known = self.slots.get(index).is_some_and(|slot| is_same(&slot.request, request));
+        let now = Slot { request: request.clone(), used: self.uses };
+        match self.slots.get_mut(index) {
+            Some(slot) => {
+                self.by_use.remove(&slot.used);
+                *slot = now;
+            }
+            None => self.slots.push(now),
+        }
+        self.by_use.insert(self.uses, slot);
+        self.by_name.insert(key, slot);
+        let intent = if known { Intent::Again { slot } } else { Intent::Remember { slot, request: request.clone() } };
+        Words { intent, evicts }
+    }
+
+    /// Forgets everything: both sides do when an epoch begins.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// A number that is not in use, or the one that was not used for longest, and whether it had to be taken away.
+    fn free_slot(&mut self) -> (u16, bool) {
+        match u16::try_from(self.slots.len()) {
+            Ok(next) if self.slots.len() < limits::ANNOUNCE_SLOTS_MAX => (next, false),
+            _ => {
+                let oldest = self.by_use.first_key_value().map_or(0, |(_, slot)| *slot);
+                if let Some(Slot { request, .. }) = self.slots.get(usize::from(oldest)) {
+                    self.by_name.remove(&(request.set, request.name.clone()));
+                }
+                (oldest, true)
+            }
+        }
+    }
+}
+
+/// The coordinator's table.
+#[derive(Debug, Default)]
+pub(crate) struct Remembered {
+    slots: BTreeMap<(SidecarIndex, u16), Request>,
+}
+
+impl Remembered {
+    /// The request that a sidecar remembers under a number from here on.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words that follow "it".
+    pub(crate) fn remember(&mut self, from: SidecarIndex, slot: u16, request: &Request) -> Result<(), String> {
+        if usize::from(slot) >= limits::ANNOUNCE_SLOTS_MAX {
+            return Err(format!("remembers a request as {slot}; numbers are below {}", limits::ANNOUNCE_SLOTS_MAX));
+        }
+        if !is_remembered(request) {
+            return Err(format!("remembers a request for {}, which is never remembered", request.collective.name()));
+        }
+        self.slots.insert((from, slot), request.clone());
+        Ok(())
+    }
+
+    /// # Errors
+    /// In words that follow "it".
+    pub(crate) fn recall(&self, from: SidecarIndex, slot: u16) -> Result<Request, String> {
+        let known = self.slots.get(&(from, slot));
+        known.cloned().ok_or_else(|| format!("repeats the request {slot}, which it never made"))
+    }
+}
+
+/// What a training step asks for again and again.
+fn is_remembered(request: &Request) -> bool {
+    let repeats = matches!(
+        request.collective,
+        Collective::AllReduce { .. }
+            | Collective::AllGather
+            | Collective::ReduceScatter { .. }
+            | Collective::Broadcast { .. }
+            | Collective::Barrier
+    );
+    repeats && request.group.is_none()
+}
+
+/// Equal in every bit: 0 is not -0.
+fn is_same(one: &Request, other: &Request) -> bool {
+    let scales = |request: &Request| (request.prescale.to_bits(), request.postscale.to_bits());
+    one == other && scales(one) == scales(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use ronde_wire::{DType, ReduceOp, Shape};
+
+    use super::*;
+
+    fn sum(name: &str, rows: u64) -> Request {
+        let (name, shape) = (TensorName::new(name).expect("a name"), Shape::new(vec![rows]).expect("a shape"));
+        Request::new(SetId::WORLD, name, Collective::AllReduce { op: ReduceOp::Sum }, DType::F32, shape)
+    }
+
+    /// Both sides agree about every announcement of a long, repetitive and overflowing sequence.
+    #[test]
+    fn what_is_recalled_is_what_was_announced() {
+        let (mut announcer, mut remembered) = (Announcer::default(), Remembered::default());
+        let from = SidecarIndex(3);
+        let (mut again, mut evictions) = (0, 0);
+        for n in 0_u64..20_000 {
+            // Two names that come at every turn among more names than there are slots; some change their shape.
+            let name = if n % 3 == 0 { n % 2 } else { 2 + n * 7_919 % 1_999 };
+            let request = sum(&name.to_string(), n / 5_000);
+            let words = announcer.announce(&request);
+            evictions += u64::from(words.evicts);
+            let heard = match words.intent {
+                Intent::Remember { slot, request } => {
+                    remembered.remember(from, slot, &request).expect("a slot within the limit");
+                    request
+                }
+                Intent::Again { slot } => {
+                    again += 1;
+                    remembered.recall(from, slot).expect("remembered before")
+                }
+                intent => panic!("{intent:?}"),
+            };
+            assert_eq!(heard, request);
+        }
+        assert!(again > 6_000 && evictions > 0, "{again} of 20,000, {evictions}");
+        assert!(remembered.slots.len() <= limits::ANNOUNCE_SLOTS_MAX);
+    }
+
+    #[test]
+    fn the_least_recently_used_request_is_forgotten_first() {
+        let mut announcer = Announcer::default();
+        let most = limits::ANNOUNCE_SLOTS_MAX;
+        for n in 0..most {
+            assert!(!announcer.announce(&sum(&n.to_string(), 1)).evicts);
+        }
+        assert!(matches!(announcer.announce(&sum("0", 1)).intent, Intent::Again { slot: 0 }));
+        let words = announcer.announce(&sum("new", 1));
+        assert!(words.evicts && matches!(words.intent, Intent::Remember { slot: 1, .. }));
+        assert!(matches!(announcer.announce(&sum("0", 1)).intent, Intent::Again { .. }));
+        assert!(matches!(announcer.announce(&sum("1", 1)).intent, Intent::Remember { slot: 2, .. }));
+    }
+
+    #[test]
+    fn any_difference_is_a_miss() {
+        let base = sum("t", 4);
+        let different = [
+            sum("t", 5),
+            Request { prescale: 2.0, ..base.clone() },
+            Request { dtype: DType::F64, ..base.clone() },
+            Request { codec: ronde_wire::Codec::Bf16, ..base.clone() },
+            Request { collective: Collective::ReduceScatter { op: ReduceOp::Sum }, ..base.clone() },
+            Request { prescale: 0.0, ..base.clone() },
+        ];
+        for other in different {
+            let mut announcer = Announcer::default();
+            announcer.announce(&base);
+            assert!(matches!(announcer.announce(&other).intent, Intent::Remember { slot: 0, .. }), "{other:?}");
+            assert!(matches!(announcer.announce(&base).intent, Intent::Remember { slot: 0, .. }), "{other:?}");
+        }
+        let zero = Request { prescale: 0.0, ..base.clone() };
+        let minus_zero = Request { prescale: -0.0, ..base };
+        let mut announcer = Announcer::default();
+        announcer.announce(&zero);
+        assert!(matches!(announcer.announce(&minus_zero).intent, Intent::Remember { .. }), "they differ in a bit");
+    }
+}

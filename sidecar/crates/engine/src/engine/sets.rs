@@ -1,0 +1,131 @@
+//! Process sets as a sidecar sees them: those of the world, and what an epoch has added and removed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ronde_wire::{Member, Pair, ProcessSet, Rank, SetId, SetTopology, SidecarIndex, TensorName, World, WorldError};
+
+use super::context::Context;
+
+/// Those who perform an operation together: a process set, or two of its ranks for a message.
+#[derive(Debug)]
+pub(crate) struct SetView {
+    pub(crate) topology: SetTopology,
+    /// All ranks of the set, ascending.
+    pub(crate) ranks: Vec<Rank>,
+    /// This sidecar's position among the members.
+    pub(crate) me: Option<Member>,
+    /// The ranks of the set that this sidecar serves, ascending.
+    pub(crate) local_ranks: Vec<Rank>,
+    /// Whether it is two ranks of a set.
+    pub(crate) is_pair: bool,
+}
+
+impl SetView {
+    pub(crate) fn new(me: SidecarIndex, topology: SetTopology) -> Self {
+        let me = topology.member(me);
+        let local_ranks = me.map(|me| topology.members[me.index()].ranks.clone()).unwrap_or_default();
+        Self { ranks: topology.ranks(), me, local_ranks, topology, is_pair: false }
+    }
+
+    /// The part of the set that exchanges a message; `None` when it lacks one of the two, or they are one.
+    pub(crate) fn pair(&self, me: SidecarIndex, pair: Pair) -> Option<Self> {
+        let inside = pair.from != pair.to && self.contains(pair.from) && self.contains(pair.to);
+        let restricted = || Self::new(me, self.topology.restricted_to(&[pair.from, pair.to]));
+        inside.then(|| Self { is_pair: true, ..restricted() })
+    }
+
+    pub(crate) fn contains(&self, rank: Rank) -> bool {
+        self.position(rank).is_some()
+    }
+
+    /// The rank's place in the set.
+    pub(crate) fn position(&self, rank: Rank) -> Option<usize> {
+        self.ranks.binary_search(&rank).ok()
+    }
+
+    /// Whether this sidecar serves the rank, and it is in the set.
+    pub(crate) fn serves(&self, rank: Rank) -> bool {
+        self.local_ranks.binary_search(&rank).is_ok()
+    }
+
+    /// Whether it is the set of all ranks, or two ranks of it.
+    pub(crate) fn is_world(&self) -> bool {
+        self.topology.set == SetId::WORLD
+    }
+
+    /// The sidecar that reports operations of the set as done.
+    pub(crate) fn first_member(&self) -> SidecarIndex {
+        self.topology.members[0].sidecar
+    }
+}
+
+/// The sets that exist, from one side's point of view: coordinator and participant learn of a change at different times.
+#[derive(Debug, Default)]
+pub(crate) struct SetTable {
+    /// Against the world: what was added, and `None` for what was removed.
+    changed: BTreeMap<SetId, Option<Arc<SetView>>>,
+}
+
+impl SetTable {
+    /// The world's sets again: what an epoch has changed ends with it.
+    pub(crate) fn clear(&mut self) {
+        self.changed.clear();
+    }
+
+    /// The view of a set, `None` when there is none.
+    pub(crate) fn view(&self, cx: &mut Context, set: SetId) -> Option<Arc<SetView>> {
+        match self.changed.get(&set) {
+            Some(changed) => changed.clone(),
+            None => cx.world_set(set),
+        }
+    }
+
+    /// The view of those who agree about a name of a set: two of its ranks for the name of a message.
+    pub(crate) fn scope(&self, cx: &mut Context, set: SetId, name: &TensorName) -> Option<Arc<SetView>> {
+        let view = self.view(cx, set)?;
+        match Pair::of_message(name) {
+            Some((pair, _)) => view.pair(cx.me(), pair).map(Arc::new),
+            None => Some(view),
+        }
+    }
+
+    /// A set with exactly these ranks, ascending.
+    pub(crate) fn with_ranks(&self, world: &World, ranks: &[Rank]) -> Option<SetId> {
+        let of_world = world.sets().iter().filter(|set| !self.changed.contains_key(&set.id) && set.ranks == ranks);
+        let added = self.changed.iter().filter(|(_, view)| view.as_ref().is_some_and(|view| view.ranks == ranks));
+        of_world.map(|set| set.id).chain(added.map(|(id, _)| *id)).next()
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self, world: &World) -> usize {
+        let unchanged = world.sets().iter().filter(|set| !self.changed.contains_key(&set.id)).count();
+        unchanged + self.changed.values().flatten().count()
+    }
+
+    /// The least id that is greater than all that were ever used.
+    pub(crate) fn unused(&self, world: &World) -> SetId {
+        let ids = world.sets().iter().map(|set| set.id).chain(self.changed.keys().copied());
+        SetId(ids.map(|id| id.0).max().unwrap_or_default().saturating_add(1))
+    }
+
+    /// # Errors
+    /// [`WorldError`] when the set is not well formed or its id is in use.
+    pub(crate) fn add(&mut self, cx: &mut Context, set: &ProcessSet) -> Result<(), WorldError> {
+        if self.view(cx, set.id).is_some() {
+            return Err(WorldError::SetIds);
+        }
+        let topology = cx.config.world.topology_of(set)?;
+        self.changed.insert(set.id, Some(Arc::new(SetView::new(cx.me(), topology))));
+        Ok(())
+    }
+
+    /// False for the set of all ranks, and when there is no such set.
+    pub(crate) fn remove(&mut self, cx: &mut Context, set: SetId) -> bool {
+        let exists = set != SetId::WORLD && self.view(cx, set).is_some();
+        if exists {
+            self.changed.insert(set, None);
+        }
+        exists
+    }
+}
