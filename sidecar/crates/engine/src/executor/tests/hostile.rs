@@ -34,7 +34,7 @@ impl Fixture {
         let admission = admission(epoch, seq);
         let bytes = vec![0; 4 * usize::try_from(ELEMENTS).expect("small")];
         self.memory.inputs.insert((seq, 0, Rank(0)), bytes.clone());
-        self.memory.outputs.insert((seq, 0), bytes);
+        self.memory.outputs.insert((seq, 0, None), bytes);
         self.executor.handle_admission(Arc::clone(&admission));
         admission
     }
@@ -229,14 +229,14 @@ fn done_waits_until_everything_has_left_the_queue() {
     fixture.executor.handle_link_up(PEER, 1 << 20);
     let admission = Arc::new(Admission { plan: broadcast(), ..(*admission(Epoch(1), Seq(1))).clone() });
     fixture.memory.inputs.insert((Seq(1), 0, Rank(0)), vec![7; 40]);
-    fixture.memory.outputs.insert((Seq(1), 0), vec![0; 40]);
+    fixture.memory.outputs.insert((Seq(1), 0, None), vec![0; 40]);
     fixture.executor.handle_admission(admission);
     let actions = fixture.actions();
     let done = |a: &ExecutorAction| matches!(a, ExecutorAction::Done { seq: Seq(1), .. });
     assert!(actions.iter().any(|a| matches!(a, ExecutorAction::Send { .. })) && !actions.iter().any(done));
     fixture.executor.handle_sent(PEER, 1);
     assert!(fixture.actions().iter().any(done));
-    assert_eq!(fixture.memory.outputs[&(Seq(1), 0)], [7; 40]);
+    assert_eq!(fixture.memory.outputs[&(Seq(1), 0, None)], [7; 40]);
 }
 
 fn broadcast() -> ronde_collectives::plan::Plan {

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use ronde_collectives::plan as make_plan;
-use ronde_collectives::plan::{Work, WorkKind};
+use ronde_collectives::plan::Work;
 use ronde_wire::frame::Chunk;
-use ronde_wire::{Codec, DType, Epoch, Lane, Rank, ReduceOp, Seq, SetTopology, SidecarIndex, TensorName, Tuning};
+use ronde_wire::{Epoch, Lane, Rank, Seq, SetTopology, SidecarIndex};
 
-use crate::event::{Admission, AdmittedTensor, Arithmetic};
+use super::jobs::{Job, encode};
+use crate::event::{Admission, Arithmetic};
 use crate::executor::{Executor, ExecutorAction, ExecutorConfig};
 use crate::memory::{InputPlace, Memory, MemoryError, OutputPlace};
 
@@ -20,7 +21,7 @@ const SWEEPS_MAX: usize = 100_000;
 #[derive(Default)]
 pub(super) struct PlainMemory {
     pub(super) inputs: BTreeMap<(Seq, u32, Rank), Vec<u8>>,
-    pub(super) outputs: BTreeMap<(Seq, u32), Vec<u8>>,
+    pub(super) outputs: BTreeMap<(Seq, u32, Option<Rank>), Vec<u8>>,
     /// Ranks whose process writes into its tensors while they travel.
     pub(super) scribblers: Vec<Rank>,
     reads: u64,
@@ -42,22 +43,12 @@ impl Memory for PlainMemory {
     }
 
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
-        let output = self.outputs.get_mut(&(place.seq, place.tensor));
+        let output = self.outputs.get_mut(&(place.seq, place.tensor, place.rank));
         let output = output.ok_or_else(|| MemoryError(format!("no output at {place:?}")))?;
         let start = usize::try_from(place.offset).expect("small tensors");
         output[start..start + from.len()].copy_from_slice(from);
         Ok(())
     }
-}
-
-/// One operation of a test.
-#[derive(Clone, Debug)]
-pub(super) struct Job {
-    pub(super) kind: WorkKind,
-    pub(super) dtype: DType,
-    pub(super) op: Option<ReduceOp>,
-    pub(super) tensors: Vec<Vec<u64>>,
-    pub(super) tuning: Tuning,
 }
 
 enum Message {
@@ -71,6 +62,8 @@ pub(super) struct Node {
     pub(super) memory: PlainMemory,
     /// Not yet handed to each lane.
     waiting: Vec<VecDeque<Arc<Admission>>>,
+    /// What it takes part in.
+    expected: Vec<Seq>,
     pub(super) done: Vec<Seq>,
 }
 
@@ -90,6 +83,30 @@ pub(super) struct Net {
     pub(super) peak: [u64; 3],
 }
 
+impl Node {
+    /// Inputs of the local ranks that contribute, and places for the results that belong here.
+    fn take_memory(&mut self, seq: Seq, job: &Job, topology: &SetTopology, input: &impl Fn(u32, Rank, u64) -> Vec<u8>) {
+        let ranks = topology.ranks();
+        let me = topology.member(self.sidecar).expect("a member");
+        let local = &topology.members[me.index()].ranks;
+        let present: Vec<Rank> = local.iter().copied().filter(|rank| !job.joined.contains(rank)).collect();
+        for (tensor, counts) in (0..).zip(&job.tensors) {
+            for &rank in &present {
+                if let Some(elements) = job.input(&ranks, counts, rank) {
+                    let bytes = (0..elements).flat_map(|element| input(tensor, rank, element)).collect();
+                    self.memory.inputs.insert((seq, tensor, rank), bytes);
+                }
+            }
+            for (whose, elements) in job.outputs(&ranks, counts) {
+                if whose.map_or(!present.is_empty(), |rank| present.contains(&rank)) {
+                    let bytes = usize::try_from(elements).expect("small") * job.dtype.size_bytes();
+                    self.memory.outputs.insert((seq, tensor, whose), vec![0xEE; bytes]);
+                }
+            }
+        }
+    }
+}
+
 impl Net {
     pub(super) fn new(topology: SetTopology, lanes: u16, grant_bytes: u64, choices: Vec<u8>) -> Self {
         let node = |sidecar: SidecarIndex| {
@@ -101,7 +118,7 @@ impl Net {
             };
             let waiting = (0..lanes).map(|_| VecDeque::new()).collect();
             let lanes = (0..lanes).map(executor).collect();
-            Node { sidecar, lanes, memory: PlainMemory::default(), waiting, done: Vec::new() }
+            Node { sidecar, lanes, memory: PlainMemory::default(), waiting, expected: Vec::new(), done: Vec::new() }
         };
         let nodes = topology.members.iter().map(|member| node(member.sidecar)).collect();
         let (links, up, unreported) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
@@ -122,47 +139,66 @@ impl Net {
         net
     }
 
-    /// Plans an operation for all members; their executors get it when the choices say so.
+    /// Plans an operation for all members; their executors get it when the choices say so. `input` gives the bytes of an
+    /// element by tensor, rank and index.
     pub(super) fn submit(&mut self, job: &Job, input: impl Fn(u32, Rank, u64) -> Vec<u8>) -> Seq {
         self.jobs += 1;
         let seq = Seq(self.jobs);
         let element_bytes = u32::try_from(job.dtype.size_bytes()).expect("at most 8");
         let work = Work { kind: job.kind.clone(), element_bytes, tensors: job.tensors.clone() };
-        let ranks = self.topology.ranks();
-        for (index, node) in self.nodes.iter_mut().enumerate() {
-            let me = self.topology.member(node.sidecar).expect("a member");
-            let plan = make_plan(me, &self.topology, &work, &job.tuning).expect("a plan");
-            let local_ranks = self.topology.members[index].ranks.clone();
-            let mut tensors = Vec::new();
-            for (tensor, counts) in (0..).zip(&job.tensors) {
-                let elements: u64 = counts.iter().sum();
-                let bytes = usize::try_from(elements).expect("small") * job.dtype.size_bytes();
-                node.memory.outputs.insert((seq, tensor), vec![0xEE; bytes]);
-                for rank in &local_ranks {
-                    let position = ranks.iter().position(|r| r == rank).expect("of the set");
-                    let count = if counts.len() == 1 { counts[0] } else { counts[position] };
-                    let bytes = (0..count).flat_map(|element| input(tensor, *rank, element)).collect();
-                    node.memory.inputs.insert((seq, tensor, *rank), bytes);
-                }
-                let name = TensorName::new(format!("t{tensor}")).expect("a name");
-                tensors.push(AdmittedTensor { name, requests: Vec::new(), own: false });
-            }
-            let count = u32::try_from(ranks.len()).expect("few");
-            let arithmetic = Arithmetic {
-                dtype: job.dtype,
-                op: job.op,
-                ranks: count,
-                prescale: 1.0,
-                postscale: 1.0,
-                codec: Codec::None,
+        let topology = job.topology(&self.topology);
+        for node in &mut self.nodes {
+            let Some(me) = topology.member(node.sidecar) else { continue };
+            node.take_memory(seq, job, &topology, &input);
+            let admission = Admission {
+                epoch: EPOCH,
+                seq,
+                plan: make_plan(me, &topology, &work, &job.tuning).expect("a plan"),
+                arithmetic: Arithmetic {
+                    dtype: job.dtype,
+                    op: job.op,
+                    ranks: u32::try_from(topology.size()).expect("few"),
+                    prescale: job.prescale,
+                    postscale: job.postscale,
+                    codec: job.codec,
+                },
+                tensors: Vec::new(),
+                local_ranks: topology.members[me.index()].ranks.clone(),
+                joined: topology.members[me.index()].ranks.iter().copied().filter(|r| job.joined.contains(r)).collect(),
+                topology: topology.clone(),
             };
-            let topology = self.topology.clone();
-            let admission =
-                Admission { epoch: EPOCH, seq, topology, plan, arithmetic, tensors, local_ranks, joined: Vec::new() };
             let admission = Arc::new(admission);
+            node.expected.extend(node.waiting.iter().map(|_| seq));
             node.waiting.iter_mut().for_each(|queue| queue.push_back(Arc::clone(&admission)));
         }
         seq
+    }
+
+    /// Submits a job whose inputs are its own values.
+    pub(super) fn submit_values(&mut self, job: &Job) -> Seq {
+        let ranks = job.topology(&self.topology).size();
+        self.submit(job, |tensor, rank, element| encode(job.dtype, job.value(ranks, tensor, rank, element)))
+    }
+
+    /// Compares all results of a job with what they must be; those that all ranks get are equal bit by bit.
+    pub(super) fn assert_results(&self, seq: Seq, job: &Job) {
+        let topology = job.topology(&self.topology);
+        for ((tensor, whose), expected) in job.expected(&self.topology) {
+            let results = self.results(seq, tensor, whose);
+            let joined = |ranks: &[Rank]| ranks.iter().all(|rank| job.joined.contains(rank));
+            let having = |whose| match whose {
+                None => topology.members.iter().filter(|member| !joined(&member.ranks)).count(),
+                Some(_) => 1,
+            };
+            assert_eq!(results.len(), having(whose), "{seq} of {job:?}");
+            expected.assert_equals(job.dtype, results[0], &format!("tensor {tensor} for {whose:?}, {seq} of {job:?}"));
+            assert!(results.iter().all(|result| *result == results[0]), "all ranks end bit-equal: {seq} of {job:?}");
+        }
+    }
+
+    /// A result, at each member that has it.
+    pub(super) fn results(&self, seq: Seq, tensor: u32, whose: Option<Rank>) -> Vec<&[u8]> {
+        self.nodes.iter().filter_map(|node| node.memory.outputs.get(&(seq, tensor, whose))).map(Vec::as_slice).collect()
     }
 
     /// Lets things happen in the order of the choices until nothing more does.
@@ -196,13 +232,27 @@ impl Net {
         panic!("it does not come to rest");
     }
 
+    /// Admits what is submitted, and says why each member cannot perform it.
+    pub(super) fn failures(&mut self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        for node in &mut self.nodes {
+            for (executor, waiting) in node.lanes.iter_mut().zip(&mut node.waiting) {
+                waiting.drain(..).for_each(|admission| executor.handle_admission(admission));
+                while let Some(action) = executor.poll_action(&mut node.memory) {
+                    if let ExecutorAction::Failed { reason, .. } = action {
+                        reasons.push(reason);
+                    }
+                }
+            }
+        }
+        reasons
+    }
+
     pub(super) fn assert_all_done(&self) {
         for node in &self.nodes {
             let mut done = node.done.clone();
             done.sort_unstable();
-            let lanes = node.lanes.len() as u64;
-            let expected: Vec<Seq> = (0..self.jobs * lanes).map(|i| Seq(1 + i / lanes)).collect();
-            assert_eq!(done, expected, "{} completed", node.sidecar);
+            assert_eq!(done, node.expected, "{} completed", node.sidecar);
             for executor in &node.lanes {
                 let left = executor.private_bytes();
                 assert_eq!((left.registers, left.parked, left.early), (0, 0, 0), "{left:?}");

@@ -1,0 +1,188 @@
+//! Chunks of every form that are not what the plan says, and chunks around a prelude.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ronde_collectives::plan as make_plan;
+use ronde_collectives::plan::{Form, Transfer, Work, WorkKind};
+use ronde_wire::frame::{Chunk, ChunkHeader};
+use ronde_wire::{Algorithm, Codec, DType, Epoch, Lane, Member, Rank, ReduceOp, Seq, SidecarIndex, Tuning};
+
+use super::topology;
+use super::world::PlainMemory;
+use crate::event::{Admission, Arithmetic};
+use crate::executor::{Executor, ExecutorAction, ExecutorConfig, Violation};
+
+const PEER: SidecarIndex = SidecarIndex(1);
+const ELEMENTS: u64 = 20_000;
+const SEQ: Seq = Seq(1);
+
+/// One operation of three ranks; this member has the one in the middle, the peer has the others.
+struct Fixture {
+    executor: Executor,
+    memory: PlainMemory,
+    admission: Arc<Admission>,
+}
+
+impl Fixture {
+    fn new(kind: WorkKind, op: ReduceOp, codec: Codec) -> Self {
+        let topology = topology(&[1, 0, 1]);
+        let work = Work { kind, element_bytes: 4, tensors: vec![vec![ELEMENTS]] };
+        let tuning = Tuning { algorithm: Algorithm::Direct, chunk_bytes: 4_096, lanes: 1, window: 1 };
+        let plan = make_plan(Member(0), &topology, &work, &tuning).expect("a plan");
+        let arithmetic = Arithmetic { dtype: DType::F32, op: Some(op), ranks: 3, prescale: 1.0, postscale: 1.0, codec };
+        let (epoch, local_ranks) = (Epoch(1), vec![Rank(1)]);
+        let (tensors, joined) = (Vec::new(), Vec::new());
+        let admission = Admission { epoch, seq: SEQ, topology, plan, arithmetic, tensors, local_ranks, joined };
+        let mut memory = PlainMemory::default();
+        let bytes = vec![0; 4 * usize::try_from(ELEMENTS).expect("small")];
+        memory.inputs.insert((SEQ, 0, Rank(1)), bytes.clone());
+        memory.outputs.insert((SEQ, 0, None), bytes);
+        let config = ExecutorConfig { me: SidecarIndex(0), lane: Lane(0), early_grant_bytes: 1 << 20 };
+        let mut executor = Executor::new(config);
+        executor.handle_epoch(epoch);
+        executor.handle_link_up(PEER, 1 << 20);
+        let admission = Arc::new(admission);
+        executor.handle_admission(Arc::clone(&admission));
+        Self { executor, memory, admission }
+    }
+
+    fn chunk(&self, strand: u32, round: u32) -> Chunk {
+        let transfers = &self.admission.plan.strands[strand as usize].rounds[round as usize].transfers;
+        let received = transfers.iter().find_map(|transfer| match *transfer {
+            Transfer::Receive { span, form, .. } => Some((span, form)),
+            Transfer::Send { .. } => None,
+        });
+        let (span, form) = received.expect("a round in which something comes");
+        let element_bytes = match form {
+            Form::Values => 4,
+            Form::Encoded => 2,
+            Form::EachRank => 2 * 4,
+            Form::Measures => 8,
+        };
+        let header = ChunkHeader { lane: Lane(0), strand, round, start: span.start, len: span.len };
+        let data = Bytes::from(vec![0; usize::try_from(span.len * element_bytes).expect("small")]);
+        Chunk { epoch: Epoch(1), seq: SEQ, early: true, header, data }
+    }
+
+    /// The rounds of a strand in which something comes.
+    fn rounds(&self, strand: u32) -> Vec<u32> {
+        let receives = |transfer: &Transfer| matches!(transfer, Transfer::Receive { .. });
+        let rounds = (0..).zip(&self.admission.plan.strands[strand as usize].rounds);
+        rounds.filter(|(_, round)| round.transfers.iter().any(receives)).map(|(number, _)| number).collect()
+    }
+
+    fn last_round(&self, strand: u32) -> u32 {
+        *self.rounds(strand).last().expect("something comes")
+    }
+
+    fn hear(&mut self, chunk: Chunk) -> Result<(), Violation> {
+        self.executor.handle_chunk(PEER, chunk)
+    }
+
+    /// Everything that can be done now, with the port taking every chunk at once. Gives the strands of what was sent, and
+    /// whether the operation is done.
+    fn settle(&mut self) -> (Vec<u32>, bool) {
+        let (mut strands, mut done) = (Vec::new(), false);
+        while let Some(action) = self.executor.poll_action(&mut self.memory) {
+            match action {
+                ExecutorAction::Send { chunk, .. } => {
+                    strands.push(chunk.header.strand);
+                    self.executor.handle_sent(PEER, 1);
+                }
+                ExecutorAction::Done { .. } => done = true,
+                ExecutorAction::Worked | ExecutorAction::Open { .. } | ExecutorAction::Admitted { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        (strands, done)
+    }
+}
+
+fn coded() -> Fixture {
+    Fixture::new(WorkKind::AllReduceCoded { encoded_bytes: 2 }, ReduceOp::Sum, Codec::Bf16)
+}
+
+fn median() -> Fixture {
+    Fixture::new(WorkKind::AllReduceNAry, ReduceOp::Median, Codec::None)
+}
+
+fn clipped_mean() -> Fixture {
+    Fixture::new(WorkKind::AllReduceTwoPass { measures: 1 }, ReduceOp::ClippedMean, Codec::None)
+}
+
+fn adaptive_sum() -> Fixture {
+    Fixture::new(WorkKind::AllReduceAdaptive, ReduceOp::Adasum, Codec::None)
+}
+
+/// Of what is right for another form, or for a member with another number of ranks, nothing is taken.
+#[test]
+fn chunks_have_the_length_of_their_form() {
+    for (mut fixture, last) in
+        [(coded(), false), (median(), false), (median(), true), (clipped_mean(), true), (adaptive_sum(), true)]
+    {
+        let round = if last { fixture.last_round(0) } else { 0 };
+        let good = fixture.chunk(0, round);
+        let (bytes, span) = (good.data.len(), usize::try_from(good.header.len).expect("small"));
+        let other_forms = [2, 4, 8].map(|each| each * span);
+        let wrong = other_forms.into_iter().chain([0, bytes - 1, bytes + 1, bytes / 2, 2 * bytes, 1 << 20]);
+        for wrong in wrong.filter(|wrong| *wrong != bytes) {
+            let chunk = Chunk { data: Bytes::from(vec![0; wrong]), ..good.clone() };
+            let refused = fixture.hear(chunk);
+            assert!(matches!(refused, Err(Violation::Span { .. })), "{wrong} bytes for {bytes}: {refused:?}");
+        }
+        let mut longer = good.clone();
+        (longer.header.len, longer.data) = (good.header.len + 1, Bytes::from(vec![0; bytes / span * (span + 1)]));
+        assert!(matches!(fixture.hear(longer), Err(Violation::Span { .. })), "as long as it says, and not as planned");
+        assert_eq!(fixture.hear(good), Ok(()));
+    }
+}
+
+/// Nothing but the prelude is sent before it is concluded; what comes for later strands waits.
+#[test]
+fn no_strand_begins_before_the_prelude_is_over() {
+    for mut fixture in [clipped_mean(), adaptive_sum()] {
+        assert_eq!(fixture.hear(fixture.chunk(1, 0)), Ok(()), "the peer may have concluded");
+        let mut begun = fixture.settle().0;
+        for round in fixture.rounds(0) {
+            assert!(!begun.is_empty() && begun.iter().all(|strand| *strand == 0), "{begun:?}");
+            assert_eq!(fixture.hear(fixture.chunk(0, round)), Ok(()));
+            begun = fixture.settle().0;
+        }
+        // The first stage and, as the peer's part is here, the second.
+        assert_eq!(begun, [1, 1]);
+    }
+}
+
+#[test]
+fn a_peer_cannot_run_far_ahead_of_a_prelude() {
+    for mut fixture in [clipped_mean(), adaptive_sum()] {
+        fixture.settle();
+        let ahead = [1, 2, 3, 4].map(|strand| fixture.hear(fixture.chunk(strand, 0)));
+        assert_eq!(ahead[..3], [Ok(()), Ok(()), Ok(())]);
+        assert_eq!(ahead[3], Err(Violation::Ahead { seq: SEQ, strands_max: 3 }));
+        assert!(fixture.settle().0.is_empty());
+    }
+}
+
+/// Measures are a peer's word: whatever they are, the operation ends and nothing panics.
+#[test]
+fn measures_may_be_anything() {
+    for measure in [f64::NAN, f64::INFINITY, -1.0, f64::MAX, -0.0, f64::from_bits(1), f64::NEG_INFINITY] {
+        for mut fixture in [clipped_mean(), adaptive_sum()] {
+            let mut done = fixture.settle().1;
+            for strand in 0..u32::try_from(fixture.admission.plan.strands.len()).expect("few strands") {
+                for round in fixture.rounds(strand) {
+                    assert!(!done);
+                    let mut chunk = fixture.chunk(strand, round);
+                    if strand == 0 && round == fixture.last_round(0) {
+                        chunk.data = measure.to_le_bytes().repeat(chunk.data.len() / 8).into();
+                    }
+                    assert_eq!(fixture.hear(chunk), Ok(()));
+                    done = fixture.settle().1;
+                }
+            }
+            assert!(done, "{measure}");
+        }
+    }
+}
