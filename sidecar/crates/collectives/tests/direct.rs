@@ -12,9 +12,9 @@ use performed::{Outcome, Task, perform};
 use ronde_collectives::cost::FLIGHT_BYTES_MAX;
 use ronde_collectives::kernels::{self, decode, encode};
 use ronde_collectives::planner::predicted;
-use ronde_collectives::{CostModel, Form, Register, Span, Step, Strand, Transfer, Work, WorkKind, plan, select};
+use ronde_collectives::{CostModel, Form, Register, Span, Step, Strand, Transfer, Work, WorkKind, check, plan, select};
 use ronde_wire::{Algorithm, Codec, DType, Member, ReduceOp, SetTopology, Tuning, limits};
-use worlds::{flat, placed};
+use worlds::{flat, placed, plans};
 
 #[test]
 fn coded_sums_are_rounded_once_on_each_way() {
@@ -55,6 +55,24 @@ fn a_prelude_of_many_rounds_measures_everything() {
     let rounds = measured(&flat(3), WorkKind::AllReduceAdaptive, ReduceOp::Adasum, 1_100_003);
     assert!(rounds > 2, "only {rounds} rounds");
     measured(&flat(3), WorkKind::AllReduceTwoPass { measures: 1 }, ReduceOp::ClippedMean, 1_100_003);
+}
+
+/// The checker's list of works is too small for these.
+#[test]
+fn a_prelude_of_many_rounds_is_proved() {
+    let dealt = placed(&[0, 1, 0, 2, 1, 0, 2, 2], |_| true);
+    for topology in [flat(2), flat(3), flat(5), dealt] {
+        for kind in [WorkKind::AllReduceTwoPass { measures: 3 }, WorkKind::AllReduceAdaptive] {
+            let work = Work { kind, element_bytes: 256, tensors: vec![vec![40_001]] };
+            let tuning = Tuning { algorithm: Algorithm::Direct, chunk_bytes: 1 << 20, lanes: 2, window: 2 };
+            let plans = plans(&topology, &work, &tuning);
+            let rounds = plans[0].strands[0].rounds.len();
+            assert!(rounds > 3, "only {rounds} rounds");
+            if let Err(violation) = check(&topology, &work, &tuning, &plans) {
+                panic!("{violation}\n{topology:?}\n{work:?}");
+            }
+        }
+    }
 }
 
 /// However many members there are, their registers of the strands in flight, and those of a prelude, are bounded.

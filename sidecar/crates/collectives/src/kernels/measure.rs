@@ -1,7 +1,7 @@
 //! What two-pass and adaptive reducers measure: sums of squares and inner products, in f64.
 //!
-//! Partial sums are taken in one fixed pattern: element `i` of a block goes to partial sum `i % 16`, and these are added as
-//! a binary tree. So a result depends on how values are cut into calls, and on nothing else.
+//! Partial sums are taken in one fixed pattern: a call is cut into blocks of 128 elements, element `i` of a block goes to
+//! partial sum `i % 8`, and these are added as a binary tree. So a result depends on how values are cut into calls, and on nothing else.
 
 use std::marker::PhantomData;
 
@@ -54,11 +54,12 @@ impl<E: Sample> pulp::WithSimd for Squares<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: pulp::Simd>(self, _: S) {
+    fn with_simd<S: pulp::Simd>(self, simd: S) {
         let mut block = [0.0; BLOCK];
         for bytes in self.values.chunks(BLOCK * E::BYTES) {
             widen::<E>(bytes, &mut block);
-            *self.sum += product(&block, &block);
+            let [product] = products(simd, &block, &[block]);
+            *self.sum += product;
         }
     }
 }
@@ -73,7 +74,7 @@ impl<E: Sample> pulp::WithSimd for Products<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: pulp::Simd>(self, _: S) {
+    fn with_simd<S: pulp::Simd>(self, simd: S) {
         let bytes = self.operands[0].len();
         let mut blocks = vec![[0.0; BLOCK]; self.operands.len()];
         for start in (0..bytes).step_by(BLOCK * E::BYTES) {
@@ -81,12 +82,28 @@ impl<E: Sample> pulp::WithSimd for Products<'_, E> {
             for (operand, block) in self.operands.iter().zip(&mut blocks) {
                 widen::<E>(&operand[start..end], block);
             }
-            let pairs =
-                blocks.iter().enumerate().flat_map(|(row, left)| blocks[row..].iter().map(move |right| (left, right)));
-            for (entry, (left, right)) in self.gram.iter_mut().zip(pairs) {
-                *entry += product(left, right);
+            let mut gram = &mut self.gram[..];
+            for row in 0..blocks.len() {
+                let (entries, below) = gram.split_at_mut(blocks.len() - row);
+                gram = below;
+                add_row(simd, &blocks[row..], entries);
             }
         }
+    }
+}
+
+/// Adds the products of the first block with each one. Several at once read the first only once.
+#[inline(always)]
+fn add_row<S: pulp::Simd>(simd: S, blocks: &[[f64; BLOCK]], entries: &mut [f64]) {
+    let (groups, rest) = blocks.as_chunks::<TOGETHER>();
+    let (entry_groups, entry_rest) = entries.as_chunks_mut::<TOGETHER>();
+    for (group, entries) in groups.iter().zip(entry_groups) {
+        let found = products(simd, &blocks[0], group);
+        entries.iter_mut().zip(found).for_each(|(entry, product)| *entry += product);
+    }
+    for (block, entry) in rest.iter().zip(entry_rest) {
+        let [product] = products(simd, &blocks[0], std::array::from_ref(block));
+        *entry += product;
     }
 }
 
@@ -98,28 +115,41 @@ fn widen<E: Sample>(bytes: &[u8], block: &mut [f64; BLOCK]) {
     block.iter_mut().zip(&values).for_each(|(wide, value)| *wide = value.to_f64());
 }
 
+/// In vectors of `S`, of which several hold the partial sums when they are short.
 #[inline(always)]
-fn product(left: &[f64; BLOCK], right: &[f64; BLOCK]) -> f64 {
-    let mut partial = [0.0; PARTIAL];
-    for (left, right) in left.as_chunks::<PARTIAL>().0.iter().zip(right.as_chunks::<PARTIAL>().0) {
-        for lane in 0..PARTIAL {
-            partial[lane] += left[lane] * right[lane];
+fn products<S: pulp::Simd, const N: usize>(simd: S, left: &[f64; BLOCK], rights: &[[f64; BLOCK]; N]) -> [f64; N] {
+    const { assert!(PARTIAL.is_multiple_of(S::F64_LANES)) };
+    let vectors = PARTIAL / S::F64_LANES;
+    let left = S::as_simd_f64s(left).0;
+    let rights = rights.each_ref().map(|right| S::as_simd_f64s(right).0);
+    let mut partial = [[simd.splat_f64s(0.0); PARTIAL]; N];
+    for start in (0..left.len()).step_by(vectors) {
+        for (partial, right) in partial.iter_mut().zip(&rights) {
+            for vector in 0..vectors {
+                let product = simd.mul_f64s(left[start + vector], right[start + vector]);
+                partial[vector] = simd.add_f64s(partial[vector], product);
+            }
         }
     }
-    let mut width = PARTIAL / 2;
-    while width > 0 {
-        for lane in 0..width {
-            partial[lane] += partial[lane + width];
-        }
-        width /= 2;
-    }
-    partial[0]
+    partial.map(|partial| {
+        let mut lanes = [0.0; PARTIAL];
+        S::as_mut_simd_f64s(&mut lanes).0.copy_from_slice(&partial[..vectors]);
+        total(lanes)
+    })
 }
 
-/// Elements of a block: those of 16 ranks, widened, fill a first-level cache.
-const BLOCK: usize = 256;
-/// Partial sums: four vectors, which hides the latency of an addition.
-const PARTIAL: usize = 16;
+/// As a binary tree: four apart, then two, then one.
+#[inline(always)]
+fn total([a, b, c, d, e, f, g, h]: [f64; PARTIAL]) -> f64 {
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
+}
+
+/// Elements of a block: those of 32 ranks, widened, fill a first-level cache.
+const BLOCK: usize = 128;
+/// Partial sums of a product: two vectors.
+const PARTIAL: usize = 8;
+/// Products with one block that are taken together: their partial sums stay in registers.
+const TOGETHER: usize = 4;
 
 #[cfg(test)]
 mod tests {

@@ -107,29 +107,52 @@ impl<E: Sample> pulp::WithSimd for Median<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(mut self, _: S) {
-        let ranks = self.rows.len();
-        let (lower, upper) = ((ranks - 1) / 2, ranks / 2);
-        let mut start = 0;
-        for into in self.into.chunks_mut(LANES * E::BYTES) {
-            let (end, len) = (start + into.len(), into.len() / E::BYTES);
+        let group_bytes = LANES * E::BYTES;
+        let whole = self.into.len() / group_bytes * group_bytes;
+        let into = std::mem::take(&mut self.into);
+        let mut medians = [E::Wide::default(); LANES];
+        for start in (0..whole).step_by(group_bytes) {
+            // A length that the compiler knows, here and below.
+            let end = start + group_bytes;
+            self.load(|operand, values| E::load(&operand[start..end], values));
+            self.sorted_medians(&mut medians);
+            E::store(&medians, &mut into[start..end]);
+        }
+        if whole < into.len() {
+            let rest = (into.len() - whole) / E::BYTES;
+            self.load(|operand, values| E::load(&operand[whole..], &mut values[..rest]));
+            self.sorted_medians(&mut medians);
+            E::store(&medians[..rest], &mut into[whole..]);
+        }
+    }
+}
+
+impl<E: Sample> Median<'_, E> {
+    /// A group of elements of each rank to its row.
+    #[inline(always)]
+    fn load(&mut self, load: impl Fn(&[u8], &mut [E::Wide; LANES])) {
+        for (operand, row) in self.operands.iter().zip(&mut self.rows) {
             let mut values = [E::Wide::default(); LANES];
-            let mut nan = [false; LANES];
-            for (operand, row) in self.operands.iter().zip(&mut self.rows) {
-                E::load(&operand[start..end], &mut values[..len]);
-                nan.iter_mut().zip(&values).for_each(|(nan, value)| *nan |= value.not_a_number());
-                row.iter_mut().zip(&values).for_each(|(key, value)| *key = value.key());
-            }
-            for &(low, high) in self.exchanges {
-                exchange(&mut self.rows, low, high);
-            }
-            for lane in 0..LANES {
-                let middle = E::Wide::from_key(self.rows[lower][lane]);
-                let other = E::Wide::from_key(self.rows[upper][lane]);
-                let median = if lower == upper { middle } else { middle.mean(other) };
-                values[lane] = if nan[lane] { E::Wide::nan() } else { median };
-            }
-            E::store(&values[..len], into);
-            start = end;
+            load(operand, &mut values);
+            row.iter_mut().zip(&values).for_each(|(key, value)| *key = value.key());
+        }
+    }
+
+    /// Sorts the rows. NaN comes to one of the ends, by its sign.
+    #[inline(always)]
+    fn sorted_medians(&mut self, medians: &mut [E::Wide; LANES]) {
+        for &(low, high) in self.exchanges {
+            exchange(&mut self.rows, low, high);
+        }
+        let ranks = self.rows.len();
+        let (least, greatest) = (&self.rows[0], &self.rows[ranks - 1]);
+        let (lower, upper) = (&self.rows[(ranks - 1) / 2], &self.rows[ranks / 2]);
+        for lane in 0..LANES {
+            let (lower, upper) = (E::Wide::from_key(lower[lane]), E::Wide::from_key(upper[lane]));
+            let median = if ranks % 2 == 1 { lower } else { lower.mean(upper) };
+            let (least, greatest) = (E::Wide::from_key(least[lane]), E::Wide::from_key(greatest[lane]));
+            let nan = least.not_a_number() | greatest.not_a_number();
+            medians[lane] = if nan { E::Wide::nan() } else { median };
         }
     }
 }
@@ -169,8 +192,8 @@ fn sorting_network(rows: usize) -> Vec<(usize, usize)> {
 
 /// Elements that are summed together: their sums and one rank's values stay in a first-level cache.
 const GROUP: usize = 256;
-/// Elements that are sorted together: with 256 ranks the rows of f32 keys are 16 KiB.
-const LANES: usize = 16;
+/// Elements that are sorted together: four vectors of f32 keys, and with 256 ranks rows of 32 KiB.
+const LANES: usize = 32;
 
 #[cfg(test)]
 mod tests {

@@ -20,8 +20,9 @@ use super::measure::gram_len;
 /// With `p` the largest power of two that is not above `ranks`, the first `2 (ranks - p)` ranks combine in pairs of
 /// neighbours, then `p` operands do, level by level. All operands are linear combinations of the ranks' values, so all
 /// inner products follow from the matrix, and so does one weight for each rank. Where operands cancel so far that nothing
-/// but the rounding of the matrix is left of `|a|^2`, the factor is that of a zero. When a number of the matrix is not
-/// finite, the weights of two or more ranks are NaN, as the combination itself would be.
+/// but the rounding of the matrix is left of `|a|^2`, the factor is that of a zero; the result's length is bounded all the
+/// same. When a number of the matrix is not finite, the weights of two or more ranks are NaN, as the combination itself
+/// would be.
 ///
 /// # Errors
 /// [`KernelError`] when the operation has no weights, there are no ranks, or the number of measures does not fit.
