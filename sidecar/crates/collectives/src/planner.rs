@@ -8,9 +8,9 @@ use crate::algorithms::{
 };
 use crate::plan::{Counts, MEASURES_MAX, Plan, Round, Strand, Work, WorkKind};
 
-/// Bytes that a step of a prelude measures at once. It does not depend on the tuning, because the order of the sums that it
+/// Bytes that a step of a prelude measures at once, where it needs no transfer. It does not depend on the tuning, because the order of the sums that it
 /// makes does not either.
-pub const MEASURED_BYTES: u64 = 64 << 10;
+pub const MEASURED_BYTES: u64 = 1 << 20;
 
 /// The most strands that a plan may have: 2^20 chunks of 64 KiB are 64 GiB for each piece. Bounds the memory of a plan.
 pub const STRANDS_MAX: u64 = 1 << 20;
@@ -145,9 +145,14 @@ impl<'a> Inputs<'a> {
         check_tuning(work, tuning)?;
         check_work(topology, work)?;
         let chunk_elements = u64::from(tuning.chunk_bytes / work.element_bytes);
-        let values_each = if work.kind.is_nary() { topology.size() as u64 } else { 1 };
-        let strands = work.elements().div_ceil((chunk_elements / values_each).max(1));
-        within("the number of chunks", strands, 0, STRANDS_MAX)?;
+        within("the number of chunks", work.elements().div_ceil(chunk_elements), 0, STRANDS_MAX)?;
+        if work.kind.is_nary() {
+            // Ranks' values lie side by side, and strands cut pieces.
+            let values_each = topology.members.iter().map(|member| member.ranks.len() as u64).max().unwrap_or(1);
+            let piece = work.elements().div_ceil(topology.len() as u64);
+            let strands = piece.div_ceil((chunk_elements / values_each).max(1));
+            within("the number of chunks", strands, 0, STRANDS_MAX)?;
+        }
         Ok(Self { topology, work, tuning, chunk_elements })
     }
 

@@ -4,8 +4,8 @@ mod worlds;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ronde_collectives::{Target, Work, WorkKind, check};
-use ronde_wire::{Algorithm, SetTopology, Tuning};
+use ronde_collectives::{Span, Target, Work, WorkKind, check};
+use ronde_wire::{Algorithm, Rank, SetTopology, Tuning};
 use worlds::{flat, placed, plans, work};
 
 fn topologies() -> impl Strategy<Value = SetTopology> {
@@ -17,40 +17,104 @@ fn topologies() -> impl Strategy<Value = SetTopology> {
     prop_oneof![(2..9_u32).prop_map(flat), scattered, subset].prop_filter("several members", |t| t.len() > 1)
 }
 
-fn cuts(algorithm: Algorithm) -> impl Strategy<Value = Tuning> {
-    (select(&[4_u32 << 10, 5_000, 64 << 10, 1 << 20]), 1..4_u16, 1..5_u16)
-        .prop_map(move |(chunk_bytes, lanes, window)| Tuning { algorithm, chunk_bytes, lanes, window })
+/// How a bucket is cut, but for the algorithm.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    chunk_bytes: u32,
+    lanes: u16,
+    window: u16,
 }
 
+impl Cut {
+    fn with(self, algorithm: Algorithm) -> Tuning {
+        let Self { chunk_bytes, lanes, window } = self;
+        Tuning { algorithm, chunk_bytes, lanes, window }
+    }
+}
+
+fn cuts() -> impl Strategy<Value = Cut> {
+    (select(&[4_u32 << 10, 5_000, 64 << 10, 1 << 20]), 1..4_u16, 1..5_u16)
+        .prop_map(|(chunk_bytes, lanes, window)| Cut { chunk_bytes, lanes, window })
+}
+
+/// How the elements of one result are computed, after all plans passed the checker.
 fn expressions(
     topology: &SetTopology,
     work: &Work,
     tuning: &Tuning,
-    tensor: u32,
-) -> Vec<(ronde_collectives::Span, String)> {
+    (tensor, target): (usize, Target),
+) -> Vec<(Span, String)> {
     let plans = plans(topology, work, tuning);
     let proof = check(topology, work, tuning, &plans).unwrap_or_else(|violation| panic!("{violation}"));
-    proof.result(tensor, Target::EveryRank)
+    proof.result(u32::try_from(tensor).expect("few tensors"), target)
+}
+
+/// What is reduced element by element in a bucket of any tensors.
+fn reductions() -> impl Strategy<Value = (Algorithm, WorkKind)> {
+    select(&[
+        (Algorithm::Ring, WorkKind::AllReduce),
+        (Algorithm::RecursiveDoubling, WorkKind::AllReduce),
+        (Algorithm::HalvingDoubling, WorkKind::AllReduce),
+        (Algorithm::Direct, WorkKind::AllReduceCoded { encoded_bytes: 128 }),
+        (Algorithm::Direct, WorkKind::AllReduceNAry),
+        (Algorithm::BinomialTree, WorkKind::Reduce { root: Rank(1) }),
+    ])
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
     #[test]
-    fn all_reduce(
+    fn reduction(
         topology in topologies(),
         bucket in proptest::collection::vec(0..300_u64, 1..6),
         which in 0..6_usize,
-        cuts in prop_oneof![
-            (cuts(Algorithm::Ring), cuts(Algorithm::Ring)),
-            (cuts(Algorithm::RecursiveDoubling), cuts(Algorithm::RecursiveDoubling)),
-        ],
+        (algorithm, kind) in reductions(),
+        (a, b) in (cuts(), cuts()),
     ) {
         let which = which % bucket.len();
-        let together = work(WorkKind::AllReduce, bucket.iter().map(|count| vec![*count]).collect());
-        let alone = work(WorkKind::AllReduce, vec![vec![bucket[which]]]);
-        let in_bucket = expressions(&topology, &together, &cuts.0, u32::try_from(which).expect("below 6"));
-        prop_assert_eq!(in_bucket, expressions(&topology, &alone, &cuts.1, 0));
+        let kind = match kind {
+            WorkKind::Reduce { .. } => WorkKind::Reduce { root: topology.ranks()[0] },
+            other => other,
+        };
+        let target = kind.root().map_or(Target::EveryRank, Target::One);
+        let together = work(kind.clone(), bucket.iter().map(|count| vec![*count]).collect());
+        let alone = work(kind, vec![vec![bucket[which]]]);
+        let in_bucket = expressions(&topology, &together, &a.with(algorithm), (which, target));
+        prop_assert_eq!(in_bucket, expressions(&topology, &alone, &b.with(algorithm), (0, target)));
+    }
+
+    #[test]
+    fn reduce_scatter(
+        topology in topologies(),
+        counts in proptest::collection::vec(proptest::collection::vec(0..80_u64, 12), 1..4),
+        which in 0..4_usize,
+        (a, b) in (cuts(), cuts()),
+    ) {
+        let which = which % counts.len();
+        let bucket: Vec<Vec<u64>> = counts.iter().map(|counts| counts[..topology.size()].to_vec()).collect();
+        let alone = work(WorkKind::ReduceScatter, vec![bucket[which].clone()]);
+        let together = work(WorkKind::ReduceScatter, bucket);
+        for rank in topology.ranks() {
+            let of_rank = |tensor| (tensor, Target::One(rank));
+            let in_bucket = expressions(&topology, &together, &a.with(Algorithm::Ring), of_rank(which));
+            prop_assert_eq!(in_bucket, expressions(&topology, &alone, &b.with(Algorithm::Ring), of_rank(0)));
+        }
+    }
+
+    /// What a prelude measures is summed in one order however the rest is cut.
+    #[test]
+    fn preludes(topology in topologies(), count in 0..1_500_u64, adaptive in any::<bool>(), (a, b) in (cuts(), cuts())) {
+        let kind = if adaptive { WorkKind::AllReduceAdaptive } else { WorkKind::AllReduceTwoPass { measures: 1 } };
+        // Elements that are large enough for several rounds of measuring.
+        let work = Work { element_bytes: 4 << 10, ..work(kind, vec![vec![count]]) };
+        let [a, b] = [a, b].map(|cut| {
+            let tuning = cut.with(Algorithm::Direct);
+            let plans = plans(&topology, &work, &tuning);
+            let proof = check(&topology, &work, &tuning, &plans).unwrap_or_else(|violation| panic!("{violation}"));
+            (proof.measured.clone(), proof.result(0, Target::EveryRank))
+        });
+        prop_assert_eq!(a, b);
     }
 
     #[test]
@@ -58,29 +122,42 @@ proptest! {
         topology in topologies(),
         counts in proptest::collection::vec(proptest::collection::vec(0..80_u64, 12), 1..4),
         which in 0..4_usize,
-        cuts in (cuts(Algorithm::Ring), cuts(Algorithm::Ring)),
+        (a, b) in (cuts(), cuts()),
     ) {
         let which = which % counts.len();
         let bucket: Vec<Vec<u64>> = counts.iter().map(|counts| counts[..topology.size()].to_vec()).collect();
         let alone = work(WorkKind::AllGather, vec![bucket[which].clone()]);
         let together = work(WorkKind::AllGather, bucket);
-        let in_bucket = expressions(&topology, &together, &cuts.0, u32::try_from(which).expect("below 4"));
-        prop_assert_eq!(in_bucket, expressions(&topology, &alone, &cuts.1, 0));
+        let in_bucket = expressions(&topology, &together, &a.with(Algorithm::Ring), (which, Target::EveryRank));
+        prop_assert_eq!(in_bucket, expressions(&topology, &alone, &b.with(Algorithm::Ring), (0, Target::EveryRank)));
     }
 }
 
 #[test]
 fn expressions_are_what_the_algorithms_promise() {
-    let tuning = |algorithm| Tuning { algorithm, chunk_bytes: 4 << 10, lanes: 1, window: 1 };
-    let four = work(WorkKind::AllReduce, vec![vec![5]]);
-    let texts = |topology: &SetTopology, algorithm| {
-        let runs = expressions(topology, &four, &tuning(algorithm), 0);
+    let cut = Cut { chunk_bytes: 4 << 10, lanes: 1, window: 1 };
+    let texts = |topology: &SetTopology, algorithm, kind: WorkKind, counts: Vec<u64>, target| {
+        let work = work(kind, vec![counts]);
+        let runs = expressions(topology, &work, &cut.with(algorithm), (0, target));
         runs.into_iter().map(|(span, text)| format!("{}+{} {text}", span.start, span.len)).collect::<Vec<_>>()
     };
+    let all_reduce =
+        |topology: &SetTopology, algorithm| texts(topology, algorithm, WorkKind::AllReduce, vec![5], Target::EveryRank);
     let ring =
         ["0+2 [(((r0 r1) r2) r3)]", "2+1 [(((r1 r2) r3) r0)]", "3+1 [(((r2 r3) r0) r1)]", "4+1 [(((r3 r0) r1) r2)]"];
-    assert_eq!(texts(&flat(4), Algorithm::Ring), ring);
-    assert_eq!(texts(&flat(4), Algorithm::RecursiveDoubling), ["0+5 [((r0 r1) (r2 r3))]"]);
-    assert_eq!(texts(&flat(3), Algorithm::RecursiveDoubling), ["0+5 [((r0 r1) r2)]"]);
-    assert_eq!(texts(&placed(&[1, 0, 1], |_| true), Algorithm::RecursiveDoubling), ["0+5 [(r1 (r0 r2))]"]);
+    assert_eq!(all_reduce(&flat(4), Algorithm::Ring), ring);
+    for algorithm in [Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling] {
+        assert_eq!(all_reduce(&flat(4), algorithm), ["0+5 [((r0 r1) (r2 r3))]"]);
+        assert_eq!(all_reduce(&flat(3), algorithm), ["0+5 [((r0 r1) r2)]"]);
+        assert_eq!(all_reduce(&placed(&[1, 0, 1], |_| true), algorithm), ["0+5 [(r1 (r0 r2))]"]);
+    }
+    let direct = |kind| texts(&flat(3), Algorithm::Direct, kind, vec![5], Target::EveryRank);
+    let coded = direct(WorkKind::AllReduceCoded { encoded_bytes: 128 });
+    assert_eq!(coded, ["0+5 <[((<r0> <r1>) <r2>)]>"]);
+    assert_eq!(direct(WorkKind::AllReduceNAry), ["0+5 [{r0 r1 r2}]"]);
+    let root = Rank(1);
+    let reduced = texts(&flat(4), Algorithm::BinomialTree, WorkKind::Reduce { root }, vec![5], Target::One(root));
+    assert_eq!(reduced, ["0+5 [((r1 r2) (r3 r0))]"]);
+    let share = texts(&flat(3), Algorithm::Ring, WorkKind::ReduceScatter, vec![2, 2, 1], Target::One(Rank(1)));
+    assert_eq!(share, ["0+2 [((r2 r0) r1)]"]);
 }

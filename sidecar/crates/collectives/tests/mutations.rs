@@ -1,69 +1,14 @@
 //! The checker bites: each way to spoil correct plans is named for what it is.
 
+mod spoilt;
 mod worlds;
 
-use ronde_collectives::check::{At, Proof, Violation};
+use ronde_collectives::check::Violation;
 use ronde_collectives::plan::REGISTERS_MAX;
-use ronde_collectives::{Form, Plan, Register, Round, Span, Step, Transfer, WorkKind, check};
-use ronde_wire::{Algorithm, Lane, Member, Rank, SetTopology, Tuning};
-use worlds::{flat, placed, plans, work};
-
-/// Correct plans, to be spoilt.
-struct Case {
-    topology: SetTopology,
-    work: ronde_collectives::Work,
-    tuning: Tuning,
-    plans: Vec<Plan>,
-}
-
-impl Case {
-    fn new(topology: SetTopology, algorithm: Algorithm, kind: WorkKind, tensors: Vec<Vec<u64>>) -> Self {
-        let work = work(kind, tensors);
-        let tuning = Tuning { algorithm, chunk_bytes: 4 << 10, lanes: 2, window: 2 };
-        let plans = plans(&topology, &work, &tuning);
-        Self { topology, work, tuning, plans }
-    }
-
-    fn ring() -> Self {
-        Self::new(flat(4), Algorithm::Ring, WorkKind::AllReduce, vec![vec![101], vec![30]])
-    }
-
-    fn doubling() -> Self {
-        Self::new(flat(5), Algorithm::RecursiveDoubling, WorkKind::AllReduce, vec![vec![50]])
-    }
-
-    fn round(&mut self, at: At) -> &mut Round {
-        &mut self.plans[at.member.index()].strands[at.strand].rounds[at.round]
-    }
-
-    fn check(&self) -> Result<Proof, Violation> {
-        check(&self.topology, &self.work, &self.tuning, &self.plans)
-    }
-
-    /// The violation of a plan that was correct.
-    fn violation(&self) -> Violation {
-        self.check().err().unwrap_or_else(|| panic!("the spoilt plans passed"))
-    }
-}
-
-fn at(member: u32, strand: usize, round: usize) -> At {
-    At { member: Member(member), strand, round }
-}
-
-/// Spoils one round of the plans and expects a violation.
-macro_rules! spoilt {
-    ($name:ident, $case:expr, $at:expr, |$round:ident| $change:expr, $violation:pat $(if $guard:expr)?) => {
-        #[test]
-        fn $name() {
-            let mut case = $case;
-            case.check().expect("the plans are correct before they are spoilt");
-            let $round = case.round($at);
-            $change;
-            let violation = case.violation();
-            assert!(matches!(violation, $violation $(if $guard)?), "{violation}: {violation:?}");
-        }
-    };
-}
+use ronde_collectives::{Form, Register, Round, Span, Step, Transfer, WorkKind};
+use ronde_wire::{Algorithm, Lane, Member, Rank};
+use spoilt::{Case, at};
+use worlds::{flat, placed};
 
 spoilt!(a_contribution_left_out, Case::ring(), at(1, 0, 0), |round| round.steps.clear(), Violation::Stale { at: place, .. } if place == at(1, 0, 0));
 spoilt!(a_later_contribution_left_out, Case::ring(), at(1, 0, 2), |round| { round.steps.remove(0); }, Violation::Stale { at: place, .. } if place == at(1, 0, 2));

@@ -3,11 +3,25 @@
 mod worlds;
 
 use proptest::prelude::*;
-use ronde_collectives::{CostModel, PlanError, Work, WorkKind, algorithm_of, check, plan, select};
+use ronde_collectives::cost::FLIGHT_BYTES_MAX;
+use ronde_collectives::planner::predicted;
+use ronde_collectives::{CostModel, Counts, PlanError, Work, WorkKind, algorithm_of, check, plan, select};
 use ronde_wire::{Algorithm, Member, Rank, SetId, SetTopology, Tuning, limits};
 use worlds::{flat, placed, plans};
 
 const TUNING: Tuning = Tuning { algorithm: Algorithm::Ring, chunk_bytes: 65_536, lanes: 1, window: 2 };
+
+const ALGORITHMS: [Algorithm; 9] = [
+    Algorithm::Local,
+    Algorithm::Ring,
+    Algorithm::RecursiveDoubling,
+    Algorithm::BinomialTree,
+    Algorithm::Dissemination,
+    Algorithm::HalvingDoubling,
+    Algorithm::Pairwise,
+    Algorithm::Linear,
+    Algorithm::Direct,
+];
 
 fn all_reduce(tensors: Vec<Vec<u64>>) -> Work {
     Work { kind: WorkKind::AllReduce, element_bytes: 4, tensors }
@@ -22,14 +36,23 @@ fn algorithms_that_do_not_perform_the_work() {
     use Algorithm as A;
     let one_count = vec![vec![4]];
     let kinds = [
-        (WorkKind::AllReduce, one_count.clone(), vec![A::Ring, A::RecursiveDoubling]),
-        (WorkKind::Broadcast { root: Rank(1) }, one_count, vec![A::BinomialTree]),
+        (WorkKind::AllReduce, one_count.clone(), vec![A::Ring, A::RecursiveDoubling, A::HalvingDoubling]),
+        (WorkKind::AllReduceCoded { encoded_bytes: 2 }, one_count.clone(), vec![A::Direct]),
+        (WorkKind::AllReduceNAry, one_count.clone(), vec![A::Direct]),
+        (WorkKind::AllReduceTwoPass { measures: 1 }, one_count.clone(), vec![A::Direct]),
+        (WorkKind::AllReduceAdaptive, one_count.clone(), vec![A::Direct]),
+        (WorkKind::Broadcast { root: Rank(1) }, one_count.clone(), vec![A::BinomialTree]),
+        (WorkKind::Reduce { root: Rank(1) }, one_count, vec![A::BinomialTree]),
         (WorkKind::AllGather, vec![vec![4, 5, 6]], vec![A::Ring]),
+        (WorkKind::ReduceScatter, vec![vec![4, 5, 6]], vec![A::Ring]),
+        (WorkKind::Gather { root: Rank(1) }, vec![vec![4, 5, 6]], vec![A::Linear]),
+        (WorkKind::Scatter { root: Rank(1) }, vec![vec![4, 5, 6]], vec![A::Linear]),
+        (WorkKind::AllToAll, vec![vec![1, 2, 3, 4, 5, 6, 7, 8, 9]], vec![A::Pairwise]),
         (WorkKind::Barrier, Vec::new(), vec![A::Dissemination]),
     ];
     for (kind, tensors, performing) in kinds {
         let work = Work { kind, element_bytes: 4, tensors };
-        for algorithm in [A::Local, A::Ring, A::RecursiveDoubling, A::BinomialTree, A::Dissemination] {
+        for algorithm in ALGORITHMS {
             let tuning = Tuning { algorithm, ..TUNING };
             let several = plan(Member(0), &flat(3), &work, &tuning);
             assert_eq!(several.is_ok(), performing.contains(&algorithm), "{algorithm} {work:?}");
@@ -72,6 +95,27 @@ fn limits_that_are_broken() {
     assert_eq!(limit(&Work { element_bytes: 0, ..work.clone() }, &TUNING), "element_bytes");
     assert_eq!(limit(&Work { kind: WorkKind::Barrier, ..work }, &TUNING), "the number of tensors");
     assert_eq!(limit(&all_reduce(vec![vec![1]; limits::BUCKET_TENSORS_MAX + 1]), &TUNING), "the number of tensors");
+    let several = vec![vec![1], vec![2]];
+    for (kind, tensors, what) in [
+        (WorkKind::AllReduceCoded { encoded_bytes: 0 }, several.clone(), "encoded_bytes"),
+        (WorkKind::AllReduceCoded { encoded_bytes: 5 }, several.clone(), "encoded_bytes"),
+        (WorkKind::AllReduceTwoPass { measures: 0 }, vec![vec![1]], "measures"),
+        (WorkKind::AllReduceTwoPass { measures: 65 }, vec![vec![1]], "measures"),
+        (WorkKind::AllReduceTwoPass { measures: 1 }, several.clone(), "the number of tensors"),
+        (WorkKind::AllReduceAdaptive, several, "the number of tensors"),
+    ] {
+        assert_eq!(limit(&Work { kind, element_bytes: 4, tensors }, &TUNING), what);
+    }
+    let many = placed(&(0..limits::NARY_RANKS_MAX as u32 + 1).map(|rank| rank % 128).collect::<Vec<_>>(), |_| true);
+    for kind in [
+        WorkKind::AllReduceNAry,
+        WorkKind::AllReduceTwoPass { measures: 1 },
+        WorkKind::AllReduceAdaptive,
+        WorkKind::AllToAll,
+    ] {
+        let refused = refused(&many, &Work { kind, element_bytes: 4, tensors: Vec::new() }, &TUNING);
+        assert!(matches!(refused, PlanError::Limit { what: "the number of ranks", max: 256, .. }), "{refused}");
+    }
     for huge in [vec![vec![u64::MAX]], vec![vec![u64::MAX], vec![u64::MAX]]] {
         assert_eq!(limit(&all_reduce(huge), &TUNING), "the number of chunks");
     }
@@ -108,6 +152,47 @@ fn a_reason_names_the_candidates() {
     assert_eq!(local.reason, "all-reduce of 24 MiB over 1 members: local, nothing is sent");
 }
 
+fn every_kind(root: Rank) -> [WorkKind; 13] {
+    [
+        WorkKind::AllReduce,
+        WorkKind::AllReduceCoded { encoded_bytes: 2 },
+        WorkKind::AllReduceNAry,
+        WorkKind::AllReduceTwoPass { measures: 1 },
+        WorkKind::AllReduceAdaptive,
+        WorkKind::ReduceScatter,
+        WorkKind::Reduce { root },
+        WorkKind::Broadcast { root },
+        WorkKind::AllGather,
+        WorkKind::Gather { root },
+        WorkKind::Scatter { root },
+        WorkKind::AllToAll,
+        WorkKind::Barrier,
+    ]
+}
+
+/// A strand of a gather at the root, or of a direct all-reduce, holds a chunk for each member.
+#[test]
+fn memory_is_bounded_in_large_sets() {
+    let ranks: Vec<u32> = (0..256).collect();
+    for members in [2, 16, 64, 256] {
+        let topology = placed(&ranks[..members], |_| true);
+        for kind in every_kind(Rank(0)) {
+            let tensor = match kind.counts() {
+                Counts::One => vec![100 << 20],
+                Counts::EachRank => vec![1 << 20; members],
+                Counts::EachPair => vec![1 << 14; members * members],
+            };
+            let tensors = if kind == WorkKind::Barrier { Vec::new() } else { vec![tensor] };
+            let work = Work { kind, element_bytes: 4, tensors };
+            let tuning = select(&topology, &work, 4, &CostModel::default()).tuning;
+            let held = u64::from(predicted(&topology, &work, &tuning).expect("it was selected").held_chunks);
+            let Tuning { chunk_bytes, lanes, window, .. } = tuning;
+            let bytes = u64::from(chunk_bytes) * u64::from(lanes) * u64::from(window) * held;
+            assert!(bytes <= FLIGHT_BYTES_MAX, "{} over {members}: {bytes}", work.kind.name());
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) })]
 
@@ -115,17 +200,19 @@ proptest! {
     #[test]
     fn selections_are_sound(
         members in 1..8_u32,
-        kind in 0..4_u32,
+        kind in 0..13_usize,
         counts in proptest::collection::vec(0..400_000_u64, 1..5),
         lanes in 0..20_u16,
     ) {
         let topology = flat(members);
-        let kind = [WorkKind::AllReduce, WorkKind::Broadcast { root: Rank(0) }, WorkKind::AllGather, WorkKind::Barrier]
-            [kind as usize].clone();
-        let tensors = match kind {
-            WorkKind::Barrier => Vec::new(),
-            WorkKind::AllGather => vec![counts.iter().cycle().copied().take(topology.size()).collect()],
-            _ => counts.iter().map(|count| vec![*count]).collect(),
+        let kind = every_kind(Rank(members - 1))[kind].clone();
+        let long = || counts.iter().cycle().copied();
+        let tensors = match kind.counts() {
+            _ if kind == WorkKind::Barrier => Vec::new(),
+            Counts::EachRank => vec![long().take(topology.size()).collect()],
+            Counts::EachPair => vec![long().take(topology.size().pow(2)).collect()],
+            Counts::One if kind.measures() => vec![vec![counts[0]]],
+            Counts::One => counts.iter().map(|count| vec![*count]).collect(),
         };
         let model = CostModel::default();
         let work = Work { kind, element_bytes: 4, tensors };

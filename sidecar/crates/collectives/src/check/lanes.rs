@@ -4,7 +4,7 @@
 //! order up to the window, and posts a round's transfers together; a send is complete when the receiver has taken the
 //! chunk from the lane's head. The schedule decides what happens next among everything that can happen.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use ronde_wire::{Lane, Member};
 
@@ -17,11 +17,11 @@ pub enum Delivery {
     /// There is no lane: a chunk goes straight from the sender's register to the posted receive, never waits behind
     /// another one, and is stored nowhere in between.
     Rendezvous,
-    /// As soon as it has started the operation: it has room for a chunk that comes before its receive is posted.
-    WhenStarted,
-    /// As soon as it has begun the strand: it has room for the chunks of the strands in its window only, which bounds
-    /// what lies there whatever the sender does.
-    WhenBegun,
+    /// As soon as it has started the operation: it has room for a chunk that comes before its receive is posted. Senders are
+    /// held back as the executor does it: a strand keeps its place in the sender's window until everybody to whom it sent
+    /// there and from whom it hears nothing has ended it too, and has said so by a token. That bounds what lies at a
+    /// receiver.
+    Paced,
     /// Only when the matching receive is posted: no room at the receiver at all, and a head that must wait holds up what
     /// stands behind it.
     WhenPosted,
@@ -68,12 +68,12 @@ pub struct Explored {
 }
 
 /// Two operations on the same lanes: every member starts `a` before `b`, and everything else interleaves in every
-/// schedule of [`Schedule::many`], as the executor delivers ([`Delivery::WhenStarted`]).
+/// schedule of [`Schedule::many`], as the executor delivers ([`Delivery::Paced`]).
 ///
 /// # Errors
 /// [`Violation::Stuck`] when a schedule comes to a point where nothing can happen.
 pub fn check_interleaved(a: &[Plan], b: &[Plan]) -> Result<Explored, Violation> {
-    explore(&[a, b], Delivery::WhenStarted, &Schedule::many(a.len(), RANDOM_SCHEDULES))
+    explore(&[a, b], Delivery::Paced, &Schedule::many(a.len(), RANDOM_SCHEDULES))
 }
 
 /// Random schedules of [`check_interleaved`].
@@ -99,13 +99,14 @@ enum Event {
     Start { member: Member },
     Post(Place),
     Take(Link),
+    Token(Place),
 }
 
 impl Event {
     fn member(self) -> Member {
         match self {
             Self::Start { member } => member,
-            Self::Post(place) => place.member,
+            Self::Post(place) | Self::Token(place) => place.member,
             Self::Take(link) => link.to,
         }
     }
@@ -152,9 +153,10 @@ struct Queue {
 #[derive(Default)]
 struct Progress {
     round: usize,
-    begun: bool,
     posted: bool,
     done: bool,
+    /// Tokens that are awaited, less those that came before the strand was over here.
+    tokens: isize,
     /// Transfers of the posted round that are not complete.
     open: Vec<Half>,
     /// Chunks that came before their receive was posted.
@@ -208,6 +210,7 @@ impl<'a> Network<'a> {
                 Event::Start { member } => self.start(member),
                 Event::Post(place) => self.post(place),
                 Event::Take(link) => self.take(link),
+                Event::Token(place) => self.hear_token(place),
             }
         }
         self.check_done(schedule)?;
@@ -258,7 +261,6 @@ impl<'a> Network<'a> {
             let progress = &mut self.progress[operation][member.index()][strand];
             if let Some(round) = next_transfers(&plan.strands[strand], 0) {
                 progress.round = round;
-                progress.begun = true;
                 window.in_flight += 1;
                 self.ready.push_back(Event::Post(Place { member, operation, strand }));
             } else {
@@ -266,9 +268,6 @@ impl<'a> Network<'a> {
             }
         }
         self.windows.insert((member, operation, lane), window);
-        if self.delivery == Delivery::WhenBegun {
-            self.offer_all(member);
-        }
     }
 
     /// Looks at the heads of all lanes that lead to a member.
@@ -336,8 +335,7 @@ impl<'a> Network<'a> {
         let Some(queue) = self.links.get(&link) else { return };
         let Some(&head) = queue.chunks.front() else { return };
         let can = match self.delivery {
-            Delivery::WhenStarted => head.operation < self.started[link.to.index()],
-            Delivery::WhenBegun => self.progress[head.operation][link.to.index()][head.strand].begun,
+            Delivery::Paced => head.operation < self.started[link.to.index()],
             Delivery::Rendezvous | Delivery::WhenPosted => self.posted(link, head),
         };
         if can && !queue.offered {
@@ -372,11 +370,41 @@ impl<'a> Network<'a> {
             self.ready.push_back(Event::Post(place));
         } else {
             progress.done = true;
-            if let Some(window) = self.windows.get_mut(&(member, operation, content.lane)) {
-                window.in_flight -= 1;
-            }
-            self.begin(member, operation, content.lane);
+            self.end(place);
         }
+    }
+
+    /// A strand's rounds are over: its place in the window is free at once, or with the last token.
+    fn end(&mut self, place: Place) {
+        let Place { member, operation, strand } = place;
+        let content = &self.operations[operation][member.index()].strands[strand];
+        if self.delivery == Delivery::Paced {
+            let (takers, givers) = one_way(content);
+            let tokens = givers.into_iter().map(|member| Event::Token(Place { member, operation, strand }));
+            self.ready.extend(tokens);
+            let progress = &mut self.progress[operation][member.index()][strand];
+            progress.tokens += isize::try_from(takers.len()).unwrap_or(isize::MAX);
+            if progress.tokens > 0 {
+                return;
+            }
+        }
+        self.release(member, operation, content.lane);
+    }
+
+    fn hear_token(&mut self, place: Place) {
+        let Place { member, operation, strand } = place;
+        let progress = &mut self.progress[operation][member.index()][strand];
+        progress.tokens -= 1;
+        if progress.done && progress.tokens == 0 {
+            self.release(member, operation, self.operations[operation][member.index()].strands[strand].lane);
+        }
+    }
+
+    fn release(&mut self, member: Member, operation: usize, lane: Lane) {
+        if let Some(window) = self.windows.get_mut(&(member, operation, lane)) {
+            window.in_flight -= 1;
+        }
+        self.begin(member, operation, lane);
     }
 
     fn check_done(&self, schedule: Schedule) -> Result<(), Violation> {
@@ -402,6 +430,18 @@ impl<'a> Network<'a> {
             head.map(|(link, head)| (head.operation, At { member: link.from, strand: head.strand, round: head.round }));
         Violation::Stuck { operation, at, head, schedule: format!("{schedule:?}") }
     }
+}
+
+/// To whom a member sends in a strand without hearing from them, and from whom it hears without sending to them.
+fn one_way(strand: &Strand) -> (Vec<Member>, Vec<Member>) {
+    let (mut takers, mut givers) = (BTreeSet::new(), BTreeSet::new());
+    for transfer in strand.rounds.iter().flat_map(|round| &round.transfers) {
+        match *transfer {
+            Transfer::Send { to, .. } => takers.insert(to),
+            Transfer::Receive { from, .. } => givers.insert(from),
+        };
+    }
+    (takers.difference(&givers).copied().collect(), givers.difference(&takers).copied().collect())
 }
 
 /// The first round from `round` on that has transfers.

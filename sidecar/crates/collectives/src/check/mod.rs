@@ -97,7 +97,7 @@ pub fn check(topology: &SetTopology, work: &Work, tuning: &Tuning, plans: &[Plan
     let computed = values::check(&bucket)?;
     transfers::check_closed_form(&bucket, &form)?;
     explore(&[plans], Delivery::Rendezvous, &[Schedule::Fair, Schedule::NewestFirst])?;
-    explore(&[plans], Delivery::WhenStarted, &Schedule::few(plans.len()))?;
+    explore(&[plans], Delivery::Paced, &Schedule::few(plans.len()))?;
     let measured = computed.measured.iter().map(|measured| measured.spans.to_vec()).collect();
     let Predicted { rounds, sent_bytes, reduced_bytes, .. } = form;
     let (results, expressions) = (computed.results, computed.expressions);

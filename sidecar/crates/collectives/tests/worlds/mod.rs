@@ -159,10 +159,8 @@ fn works_of(topology: &SetTopology, kind: &WorkKind, count: u64, split: usize) -
         }
     };
     if kind.measures() {
+        // One tensor in a bucket, of larger elements for several rounds of measuring.
         works.truncate(1);
-    }
-    if *kind == WorkKind::AllReduceAdaptive {
-        // Larger elements, for several rounds of measuring.
         works.iter_mut().for_each(|work| work.element_bytes = 4 << 10);
     }
     works
