@@ -6,9 +6,12 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WORKERS = pathlib.Path(__file__).parent / "workers"
 PACKAGE = pathlib.Path(__file__).parent.parent / "python"
@@ -23,6 +26,8 @@ def world() -> World:
     """Runs a script of `workers/` as every rank of a job and returns what the ranks print; fails when the job does.
 
     world("collectives.py", ranks=4, sidecars=2)
+
+    What follows the numbers are the script's arguments; `options` are those of `ronde run`.
     """
     binary = os.environ.get("RONDE_BIN")
     if not binary:
@@ -30,8 +35,8 @@ def world() -> World:
     if not pathlib.Path(binary).is_file():
         pytest.fail(f"RONDE_BIN is {binary}, where there is no file; build the binary `ronde` first (`make build`)")
 
-    def run(script: str, ranks: int, sidecars: int, *arguments: str) -> str:
-        job = [binary, "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120"]
+    def run(script: str, ranks: int, sidecars: int, *arguments: str, options: Sequence[str] = ()) -> str:
+        job = [binary, "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120", *options]
         command = [*job, sys.executable, str(WORKERS / script), *arguments]
         environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(PACKAGE), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(

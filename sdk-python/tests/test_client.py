@@ -130,7 +130,7 @@ def test_splits_are_given_back_when_splits_were_given() -> None:
     result, received = client.alltoall(mine, numpy.array([0, 1, 3, 0], numpy.int32))
     numpy.testing.assert_array_equal(result, mine)
     assert (received.dtype, received.tolist()) == (numpy.int32, [2, 0, 0, 0])
-    assert [options["splits"] for *_, options in session.submitted] == [[1, 1, 1, 1], [0, 1, 3, 0]]
+    assert [options for *_, options in session.submitted] == [{}, {"splits": [0, 1, 3, 0]}]
 
 
 def test_groups_are_submitted_together_and_given_back_in_order() -> None:
@@ -182,23 +182,15 @@ def test_wrong_arguments_are_not_submitted() -> None:
     session.submitted.clear()
     tensor = numpy.zeros(4)
     wrong: list[tuple[str, Callable[[], Any]]] = [
-        ("invalid root rank 4", lambda: client.broadcast(tensor, 4)),
-        ("invalid root rank -1", lambda: client.scatter(tensor, -1)),
+        ("ranks are integers from 0, not -1", lambda: client.scatter(tensor, -1)),
         ("out is of type", lambda: client.allreduce(numpy.zeros(2), out=numpy.zeros(1))),
         ("out is of type", lambda: client.allreduce(numpy.zeros(2), out=numpy.zeros(2, numpy.int64))),
         ("complex128 is not supported", lambda: client.allgather(numpy.zeros(1, numpy.complex128))),
         ("NoneType is no tensor", lambda: client.reduce(None, 0)),
-        ("does not support scalar", lambda: client.reduce_scatter(numpy.float32(1.0))),
-        ("does not support scalar", lambda: client.grouped_reduce_scatter([numpy.float32(1.0)])),
-        ("does not support scalar", lambda: client.alltoall(numpy.float32(1.0))),
-        ("6 rows among 4 ranks", lambda: client.alltoall(numpy.zeros(6))),
-        ("1-D integers, such as int32, not 2-D", lambda: client.alltoall(tensor, numpy.zeros((2, 2), int))),
-        ("1-D integers, such as int32, not 1-D float64", lambda: client.alltoall(tensor, [1.0, 1.0, 1.0, 1.0])),
-        ("each of 4 ranks", lambda: client.alltoall(tensor, [2, 2])),
-        ("each of 4 ranks", lambda: client.alltoall(tensor, [-1, 5, 0, 0])),
-        ("add up to 3, but the tensor has 4 rows", lambda: client.alltoall(tensor, [0, 1, 1, 1])),
-        ("cannot send to or receive from itself", lambda: client.send(tensor, 1)),
-        ("invalid rank 4 of a message", lambda: client.recv(4)),
+        ("1-D integers, such as int32", lambda: client.alltoall(tensor, numpy.zeros((2, 2), int))),
+        ("1-D integers, such as int32", lambda: client.alltoall(tensor, [1.0, 1.0, 1.0, 1.0])),
+        ("that are 0 or more", lambda: client.alltoall(tensor, [-1, 5, 0, 0])),
+        ("ranks are integers from 0, not 1.5", lambda: client.recv(1.5)),  # type: ignore[arg-type]
         ("tags are integers", lambda: client.recv(2, tag=-1)),
         ("ranks are integers", lambda: client.add_process_set(["one"])),  # type: ignore[list-item]
         ("not a member of the provided process set", lambda: client.allreduce(tensor, process_set=others)),

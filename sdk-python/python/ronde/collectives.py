@@ -15,7 +15,6 @@ from ronde.submission import (
     reduction,
     splits_of,
     tag_number,
-    with_rows,
 )
 from ronde.tensors import integers_like, source_of
 
@@ -144,8 +143,7 @@ class Collectives(Submission):
         """All ranks' tensors, one after the other along the first dimension, on every rank.
 
         The dimensions are the same on all ranks but for the first, the rows, which may differ and be 0. The result is
-        of shape (sum of all ranks' rows, *rest). Raises what is common; MismatchError also for scalars, which have no
-        rows.
+        of shape (sum of all ranks' rows, *rest). Raises what is common; ValueError also for a scalar: it has no rows.
         """
         return self.allgather_async(tensor, name, process_set=process_set).wait()
 
@@ -194,8 +192,7 @@ class Collectives(Submission):
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """`broadcast` in flight."""
-        root = self._root(root_rank, process_set)
-        return self._submit("broadcast", tensor, name, process_set, out=out, root=root)
+        return self._submit("broadcast", tensor, name, process_set, out=out, root=rank_number(root_rank))
 
     def reduce_scatter(
         self,
@@ -229,10 +226,8 @@ class Collectives(Submission):
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """`reduce_scatter` in flight."""
-        source = with_rows(tensor, "reduce_scatter")
-        return self._submit(
-            "reducescatter", source, name, process_set, **reduction(op, prescale_factor, postscale_factor)
-        )
+        options = reduction(op, prescale_factor, postscale_factor)
+        return self._submit("reducescatter", tensor, name, process_set, **options)
 
     def grouped_reduce_scatter(
         self,
@@ -261,10 +256,8 @@ class Collectives(Submission):
         process_set: ProcessSet | None = None,
     ) -> GroupHandle:
         """`grouped_reduce_scatter` in flight."""
-        sources = [with_rows(tensor, "grouped_reduce_scatter") for tensor in tensors]
-        return self._submit_group(
-            "reducescatter", sources, name, process_set, **reduction(op, prescale_factor, postscale_factor)
-        )
+        options = reduction(op, prescale_factor, postscale_factor)
+        return self._submit_group("reducescatter", tensors, name, process_set, **options)
 
     def alltoall(
         self, tensor: Any, splits: Any = None, name: str | None = None, *, process_set: ProcessSet | None = None
@@ -285,8 +278,7 @@ class Collectives(Submission):
         self, tensor: Any, splits: Any = None, name: str | None = None, *, process_set: ProcessSet | None = None
     ) -> Handle:
         """`alltoall` in flight."""
-        source = with_rows(tensor, "alltoall")
-        rows = splits_of(splits, source.shape[0], self._set(process_set).size())
+        source = source_of(tensor)
         read_rows, is_told = read_tensor(source.empty), splits is not None
 
         def read(operation: _ronde.Operation) -> Any:
@@ -294,7 +286,7 @@ class Collectives(Submission):
             result = read_rows(operation)
             return (result, integers_like(result, received)) if is_told else result
 
-        return self._submit("alltoall", source, name, process_set, read=read, splits=rows)
+        return self._submit("alltoall", source, name, process_set, read=read, **splits_of(splits))
 
     def reduce(
         self,
@@ -331,7 +323,7 @@ class Collectives(Submission):
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """`reduce` in flight."""
-        root = self._root(root_rank, process_set)
+        root = rank_number(root_rank)
         source, options = source_of(tensor), reduction(op, prescale_factor, postscale_factor)
         read = self._for_root(root, source)
         return self._submit("reduce", source, name, process_set, read=read, root=root, **options)
@@ -346,7 +338,7 @@ class Collectives(Submission):
         self, tensor: Any, root_rank: int, name: str | None = None, *, process_set: ProcessSet | None = None
     ) -> Handle:
         """`gather` in flight."""
-        root = self._root(root_rank, process_set)
+        root = rank_number(root_rank)
         source = source_of(tensor)
         return self._submit("gather", source, name, process_set, read=self._for_root(root, source), root=root)
 
@@ -359,7 +351,7 @@ class Collectives(Submission):
                      one, and anything else, such as None, for NumPy's.
         root_rank -- as for `broadcast`
 
-        Raises what `broadcast` does; MismatchError also for a scalar, which has no rows.
+        Raises what `broadcast` does; ValueError also for a scalar, which has no rows.
         """
         return self.scatter_async(tensor, root_rank, name, process_set=process_set).wait()
 
@@ -367,7 +359,7 @@ class Collectives(Submission):
         self, tensor: Any, root_rank: int, name: str | None = None, *, process_set: ProcessSet | None = None
     ) -> Handle:
         """`scatter` in flight."""
-        root = self._root(root_rank, process_set)
+        root = rank_number(root_rank)
         if root == self._session.rank:
             return self._submit("scatter", tensor, name, process_set, root=root)
         return self._request("scatter", read_any(tensor), name, process_set, root=root)
@@ -385,8 +377,8 @@ class Collectives(Submission):
 
     def send_async(self, tensor: Any, to_rank: int, tag: int = 0, *, process_set: ProcessSet | None = None) -> Handle:
         """`send` in flight."""
-        peer = self._peer(to_rank, process_set)
-        return self._submit("send", tensor, None, process_set, read=read_nothing, root=peer, tag=tag_number(tag))
+        to, tag = rank_number(to_rank), tag_number(tag)
+        return self._submit("send", tensor, None, process_set, read=read_nothing, root=to, tag=tag)
 
     def recv(self, from_rank: int, tag: int = 0, *, like: Any = None, process_set: ProcessSet | None = None) -> Any:
         """The tensor that one other rank sends with `send`, of the sender's type and shape.
@@ -402,8 +394,8 @@ class Collectives(Submission):
         self, from_rank: int, tag: int = 0, *, like: Any = None, process_set: ProcessSet | None = None
     ) -> Handle:
         """`recv` in flight."""
-        peer = self._peer(from_rank, process_set)
-        return self._request("recv", read_any(like), None, process_set, root=peer, tag=tag_number(tag))
+        root, tag = rank_number(from_rank), tag_number(tag)
+        return self._request("recv", read_any(like), None, process_set, root=root, tag=tag)
 
     def barrier(self, name: str | None = None, *, process_set: ProcessSet | None = None) -> None:
         """Returns when every rank has called it with this name; without one, equally often.

@@ -90,20 +90,6 @@ class Submission:
         number = self._set(process_set).id
         return {"set": number} if number else {}
 
-    def _root(self, rank: int, process_set: ProcessSet | None) -> int:
-        members = self._set(process_set)
-        if rank not in members.ranks:
-            raise ValueError(f"invalid root rank {rank}: it is no rank of {members}")
-        return rank_number(rank)
-
-    def _peer(self, rank: int, process_set: ProcessSet | None) -> int:
-        members = self._set(process_set)
-        if rank not in members.ranks:
-            raise ValueError(f"invalid rank {rank} of a message: it is no rank of {members}")
-        if rank == self._session.rank:
-            raise ValueError(f"rank {rank} cannot send to or receive from itself")
-        return rank_number(rank)
-
     def _for_root(self, root: int, source: Source) -> Callable[[_ronde.Operation], Any]:
         return read_tensor(source.empty) if root == self._session.rank else read_nothing
 
@@ -147,31 +133,16 @@ def _target_like(out: Any, source: Source) -> Target:
     return target
 
 
-def with_rows(tensor: Any, operation: str) -> Source:
-    """A tensor that is no scalar."""
-    source = source_of(tensor)
-    if not source.shape:
-        raise ValueError(f"{operation} does not support scalars: give the tensor a first dimension, which is divided")
-    return source
-
-
-def splits_of(splits: Any, rows: int, ranks: int) -> list[int]:
-    """How many rows each rank gets."""
+def splits_of(splits: Any) -> dict[str, Any]:
+    """How many rows each rank gets; whether they fit the tensor and the ranks is the native client's to check."""
     if splits is None:
-        if rows % ranks:
-            raise ValueError(
-                f"alltoall divides the tensor's {rows} rows among {ranks} ranks, which does not go evenly; give splits"
-            )
-        return [rows // ranks] * ranks
+        return {}
     array = numpy.asarray(splits)
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise ValueError(f"alltoall needs splits as 1-D integers, such as int32, not {array.ndim}-D {array.dtype.name}")
-    given = [int(split) for split in array]
-    if len(given) != ranks or min(given) < 0:
-        raise ValueError(f"alltoall needs splits for each of {ranks} ranks, 0 or more, not {given}")
-    if sum(given) != rows:
-        raise ValueError(f"the splits {given} add up to {sum(given)}, but the tensor has {rows} rows")
-    return given
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (array < 0).any():
+        raise ValueError(
+            f"alltoall takes splits as 1-D integers, such as int32, that are 0 or more, one for each rank; not {splits}"
+        )
+    return {"splits": array.tolist()}
 
 
 def reduction(op: int, prescale_factor: float, postscale_factor: float, codec: str | None = None) -> dict[str, Any]:
