@@ -1,4 +1,31 @@
 //! The executor: performs the plans of admitted operations on one lane, chunk by chunk.
+//!
+//! **What is touched how often.** In bytes, all members together, where every rank's tensor has `B` bytes (with scatter: the
+//! root's), `N` ranks are on `n` members, and `p` is the largest power of two that is not above `n`. A byte that is read is
+//! copied once from the input's memory into a register, one that is written once from a register into a result; reducing
+//! reads two bytes and writes one, an n-ary reduction reads all operands and writes one of `N`. What is sent is shared with
+//! the transport, what is received stays where it was received: copies are made only where a plan writes to what a
+//! transport still holds, which no plan does in steady state. Where a member has several ranks, or there is a prescale, a
+//! pairwise contribution passes through blocks that stay in a first-level cache.
+//!
+//! | work | read | reduced | sent | written |
+//! |---|---|---|---|---|
+//! | all-reduce, ring | N B | (n-1) B | 2 (n-1) B | n B |
+//! | all-reduce, recursive doubling | N B | (p log2 p + n-p) B | (p log2 p + 2 (n-p)) B | n B |
+//! | all-reduce, halving-doubling | N B | (n-1) B | 2 (n-1) B | n B |
+//! | coded; (n+1) B are encoded, 2 n B decoded | N B | (n-1) B | 2 (n-1) B, encoded | n B |
+//! | n-ary | N B | N B | (N/n + 1) (n-1) B | n B |
+//! | two-pass; N B are measured | 2 N B | N B | (N/n + 1) (n-1) B | n B |
+//! | adaptive; N B are measured | 2 N B | N B | (2 N/n + 1) (n-1) B | n B |
+//! | reduce-scatter, reduce | N B | (n-1) B | (n-1) B | B |
+//! | broadcast | B | 0 | (n-1) B | n B |
+//! | all-gather | N B | 0 | (n-1) N B | n N B |
+//! | gather | N B | 0 | what is not at the root | N B |
+//! | scatter | B | 0 | what is not for the root's member | B |
+//! | all-to-all | N B | 0 | what is not for the own member | N B |
+//!
+//! An average, or a postscale, reads and writes a reduced byte once more where it is complete: `B` in all, and `p B` with
+//! recursive doubling. A decoded byte is written to a register before it is reduced or copied to a result.
 
 mod arithmetic;
 mod inputs;
@@ -252,7 +279,8 @@ impl Executor {
         }
     }
 
-    /// The next thing to do, after at most about one chunk's work; `None` until something happens.
+    /// The next thing to do, after at most one step of a plan: a chunk's work, or that of a chunk of each member where a
+    /// step sees all of them. `None` until something happens.
     pub fn poll_action(&mut self, memory: &mut dyn Memory) -> Option<ExecutorAction> {
         let action = match self.outbox.pop_front() {
             Some(action) => action,

@@ -104,7 +104,7 @@ impl Arithmetician {
     }
 
     pub(super) fn inputs<'a>(&self, at: &'a mut Workplace<'_>) -> Inputs<'a> {
-        Inputs { admission: at.admission, sizes: self.sizes, memory: at.memory }
+        Inputs { admission: at.admission, sizes: self.sizes, stats: at.stats, memory: at.memory }
     }
 
     fn reduce_local(&mut self, inputs: &mut Inputs<'_>, slice: &Slice, into: &mut [u8]) -> Result<(), StepError> {

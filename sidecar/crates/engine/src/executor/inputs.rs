@@ -6,6 +6,7 @@ use ronde_wire::Rank;
 
 use super::arithmetic::StepError;
 use super::sizes::Sizes;
+use super::stats::ExecutorStats;
 use crate::event::Admission;
 use crate::memory::{InputPlace, Memory, MemoryError};
 
@@ -13,6 +14,7 @@ use crate::memory::{InputPlace, Memory, MemoryError};
 pub(super) struct Inputs<'a> {
     pub(super) admission: &'a Admission,
     pub(super) sizes: Sizes,
+    pub(super) stats: &'a mut ExecutorStats,
     pub(super) memory: &'a mut dyn Memory,
 }
 
@@ -29,6 +31,7 @@ impl Inputs<'_> {
             into.fill(0);
             return Ok(());
         }
+        self.stats.contributed_bytes += into.len() as u64;
         let offset = slice.input_start * self.sizes.element_bytes as u64 + skipped_bytes as u64;
         self.memory.read(InputPlace { seq: self.admission.seq, tensor: slice.tensor, rank, offset }, into)
     }

@@ -21,7 +21,7 @@ pub struct ExecutorStats {
     pub chunks_held: u64,
     /// Chunks of another epoch, or of an operation that failed: dropped.
     pub chunks_dropped: u64,
-    /// Bytes of local contributions that were read.
+    /// Bytes of local contributions that were read, again for each pass over them.
     pub contributed_bytes: u64,
     /// Bytes that were reduced into others; all operands of an n-ary reduction count.
     pub reduced_bytes: u64,

@@ -70,14 +70,12 @@ impl Registers {
             Step::Contribute { into, span } => {
                 let mut buffer = self.renew(into, arithmetician.sizes.values(span), at.buffers);
                 arithmetician.contribute(span, &mut buffer, at)?;
-                at.stats.contributed_bytes += buffer.len() as u64;
                 self.put(into, buffer);
             }
             Step::ContributeEach { into, span } => {
                 let ranks = at.admission.local_ranks.len();
                 let mut buffer = self.renew(into, arithmetician.sizes.of(Form::EachRank, span, ranks), at.buffers);
                 arithmetician.contribute_each(span, &mut buffer, at)?;
-                at.stats.contributed_bytes += buffer.len() as u64;
                 self.put(into, buffer);
             }
             Step::Reduce { left, right, into, span } => {

@@ -143,15 +143,12 @@ impl Run {
     }
 
     fn receive(&mut self, parked: &mut Parked, buffers: &mut Buffers) {
-        let (strand, round) = (self.strand, self.round);
-        let registers = &mut self.registers;
-        self.unreceived.retain(|&(from, into)| match parked.take(from, strand, round) {
-            Some(data) => {
-                registers.receive(into, data, buffers);
-                false
-            }
-            None => true,
-        });
+        while let Some((from, data)) = parked.take(self.strand, self.round) {
+            let index = self.unreceived.iter().position(|(member, _)| *member == from);
+            let index = index.expect("a chunk is parked only where the plan receives it, and once");
+            let (_, into) = self.unreceived.swap_remove(index);
+            self.registers.receive(into, data, buffers);
+        }
     }
 
     fn send(
@@ -172,38 +169,50 @@ impl Run {
     }
 }
 
-/// Chunks that came before their round, by sender, strand and round.
+/// Chunks that came before their round.
 #[derive(Debug, Default)]
 pub(super) struct Parked {
-    chunks: BTreeMap<(Member, u32), Vec<(usize, Bytes)>>,
+    /// By strand and sender, with their rounds; never an empty list.
+    chunks: BTreeMap<(u32, Member), Vec<(usize, Bytes)>>,
+    /// How many of these lists each sender has.
+    strands: BTreeMap<Member, usize>,
     bytes: u64,
 }
 
 impl Parked {
     pub(super) fn has(&self, from: Member, strand: u32, round: usize) -> bool {
-        self.chunks.get(&(from, strand)).is_some_and(|chunks| chunks.iter().any(|(r, _)| *r == round))
+        self.chunks.get(&(strand, from)).is_some_and(|chunks| chunks.iter().any(|(r, _)| *r == round))
     }
 
     /// Of how many strands chunks of a member are parked, once one of `strand` is added.
     pub(super) fn strands_with(&self, from: Member, strand: u32) -> usize {
-        let others = self.chunks.range((from, 0)..=(from, u32::MAX)).filter(|((_, s), _)| *s != strand);
-        others.count() + 1
+        let parked = self.strands.get(&from).copied().unwrap_or(0);
+        parked + usize::from(!self.chunks.contains_key(&(strand, from)))
     }
 
     pub(super) fn put(&mut self, from: Member, strand: u32, round: usize, data: Bytes) {
         self.bytes += data.len() as u64;
-        self.chunks.entry((from, strand)).or_default().push((round, data));
+        let chunks = self.chunks.entry((strand, from)).or_default();
+        if chunks.is_empty() {
+            *self.strands.entry(from).or_default() += 1;
+        }
+        chunks.push((round, data));
     }
 
-    fn take(&mut self, from: Member, strand: u32, round: usize) -> Option<Bytes> {
-        let chunks = self.chunks.get_mut(&(from, strand))?;
-        let index = chunks.iter().position(|(r, _)| *r == round)?;
-        let (_, data) = chunks.swap_remove(index);
-        if chunks.is_empty() {
-            self.chunks.remove(&(from, strand));
+    /// Any chunk of a round.
+    fn take(&mut self, strand: u32, round: usize) -> Option<(Member, Bytes)> {
+        let lists = self.chunks.range_mut((strand, Member(0))..=(strand, Member(u32::MAX)));
+        let (from, data, empty) = lists.into_iter().find_map(|((_, from), chunks)| {
+            let index = chunks.iter().position(|(r, _)| *r == round)?;
+            let (_, data) = chunks.swap_remove(index);
+            Some((*from, data, chunks.is_empty()))
+        })?;
+        if empty {
+            self.chunks.remove(&(strand, from));
+            self.strands.entry(from).and_modify(|strands| *strands -= 1);
         }
         self.bytes -= data.len() as u64;
-        Some(data)
+        Some((from, data))
     }
 
     pub(super) fn bytes(&self) -> u64 {

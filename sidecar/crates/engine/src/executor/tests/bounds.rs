@@ -7,6 +7,7 @@ use ronde_wire::{Algorithm, Codec, DType, Rank, ReduceOp, Tuning};
 use super::jobs::{Job, KINDS, kind_of, op_of};
 use super::topology;
 use super::world::Net;
+use crate::executor::ExecutorStats;
 
 const CHUNK_BYTES: u64 = 4_096;
 
@@ -92,7 +93,7 @@ fn direct_plans_of_many_members_keep_to_their_registers() {
 #[test]
 fn nothing_is_copied_in_steady_state() {
     let topology = topology(&[0, 1, 2]);
-    for (kind, passes) in [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 2)] {
+    for (kind, passes) in [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2)] {
         let (kind, algorithm) = kind_of(kind, Rank(0));
         let tuning = Tuning { algorithm, chunk_bytes: 4_096, lanes: 1, window: 2 };
         let mut job = Job::new(kind, DType::F32, None, vec![vec![50_000]], tuning);
@@ -138,4 +139,49 @@ fn strands_with_and_without_replies_mix() {
     net.assert_all_done();
     net.assert_results(seq, &job);
     assert!(net.peak[1] >= 5 * CHUNK_BYTES, "it came to that: {:?}", net.peak);
+}
+
+/// Three members with two ranks each, in thirds of a rank's tensor: what the table in the executor's header says.
+#[test]
+fn every_byte_is_touched_as_often_as_the_table_says() {
+    // Kind, then read, reduced, sent, written.
+    for (kind, expected) in [
+        (0, [18, 6, 12, 9]),
+        (1, [18, 9, 12, 9]),
+        (2, [18, 6, 12, 9]),
+        (3, [18, 6, 6, 9]),
+        (4, [18, 18, 18, 9]),
+        (5, [36, 18, 18, 9]),
+        (6, [36, 18, 30, 9]),
+        (7, [18, 6, 6, 3]),
+        (8, [18, 6, 6, 3]),
+        (9, [3, 0, 6, 9]),
+        (10, [18, 0, 36, 54]),
+        (11, [18, 0, 12, 18]),
+        (12, [18, 0, 12, 18]),
+        (14, [3, 0, 2, 3]),
+    ] {
+        let third_bytes = 4 * 4_002;
+        let (kind, algorithm) = kind_of(kind, Rank(2));
+        let counts = match kind {
+            WorkKind::AllGather | WorkKind::Gather { .. } => vec![3 * 4_002; 6],
+            WorkKind::ReduceScatter | WorkKind::Scatter { .. } => vec![4_002 / 2; 6],
+            WorkKind::AllToAll => vec![4_002 / 2; 36],
+            _ => vec![3 * 4_002],
+        };
+        let tuning = Tuning { algorithm, chunk_bytes: 4_096, lanes: 1, window: 3 };
+        let mut job = Job::new(kind, DType::F32, None, vec![counts], tuning);
+        job.op = op_of(&job.kind, 1);
+        let mut net = Net::new(topology(&[0, 0, 1, 1, 2, 2]), 1, 1 << 20, vec![17, 4, 211]);
+        net.submit_values(&job);
+        net.run();
+        net.assert_all_done();
+        let sum =
+            |read: fn(&ExecutorStats) -> u64| net.nodes.iter().map(|node| read(node.lanes[0].stats())).sum::<u64>();
+        // Less than a third is what the measures take.
+        let found =
+            [sum(|s| s.contributed_bytes), sum(|s| s.reduced_bytes), sum(|s| s.sent_bytes), sum(|s| s.published_bytes)];
+        assert_eq!(found.map(|bytes| bytes / third_bytes), expected, "{job:?}");
+        assert_eq!(sum(|s| s.copied_bytes), 0, "{job:?}");
+    }
 }
