@@ -1,6 +1,8 @@
 //! What the coordinator says about names besides orders: rejections, and what is agreed without an operation.
 
-use ronde_wire::{Cause, Collective, Control, DType, Detail, Failure, ProcessSet, Rank, Seq, SetId, TensorName};
+use ronde_wire::{
+    Cause, Collective, Control, DType, Detail, Failure, ProcessSet, Rank, RequestId, Seq, SetId, TensorName,
+};
 
 use super::context::Context;
 use super::negotiation::Key;
@@ -31,63 +33,73 @@ impl Participant {
 
     /// All ranks have joined. No name of the set of all ranks is under way any more; all of them begin anew.
     pub(crate) fn all_joined(&mut self, cx: &mut Context, name: &TensorName, last: Rank) {
+        let Some(asked) = self.asked(cx, name, |what| *what == Collective::Join) else { return };
         self.requests.forget_rejections(SetId::WORLD);
-        self.answer(cx, name, &Detail::LastJoined(last), |what| *what == Collective::Join);
+        self.answer(cx, asked, &Detail::LastJoined(last));
     }
 
     /// There is a new process set.
     pub(crate) fn set_added(&mut self, cx: &mut Context, name: &TensorName, set: &ProcessSet) {
-        if !self.is_active() {
-            cx.stats.stale_frames += 1;
-        } else if let Err(error) = self.sets.add(cx, set) {
-            let reason = format!("{} cannot be added: {error}", set.id);
-            self.fail(cx, Seq(0), &Failure::new(Cause::Bug, reason));
-        } else {
-            let asked = |what: &Collective| match what {
-                Collective::AddSet { ranks } => {
-                    let mut ranks = ranks.clone();
-                    ranks.sort_unstable();
-                    ranks == set.ranks
-                }
-                _ => false,
-            };
-            self.answer(cx, name, &Detail::Set(set.id), asked);
+        let fits = |what: &Collective| match what {
+            Collective::AddSet { ranks } => {
+                let mut ranks = ranks.clone();
+                ranks.sort_unstable();
+                ranks == set.ranks
+            }
+            _ => false,
+        };
+        let Some(asked) = self.asked(cx, name, fits) else { return };
+        match self.sets.add(cx, set) {
+            Ok(()) => self.answer(cx, asked, &Detail::Set(set.id)),
+            Err(error) => {
+                let failure = Failure::new(Cause::Bug, format!("{} cannot be added: {error}", set.id));
+                asked.iter().for_each(|(rank, request)| self.complete(cx, *rank, *request, Err(failure.clone())));
+                self.fail(cx, Seq(0), &failure);
+            }
         }
     }
 
     /// A process set is gone; what is asked of it and not ordered fails. When there is none, the ranks learn that.
     pub(crate) fn set_removed(&mut self, cx: &mut Context, name: &TensorName, set: SetId) {
-        if !self.is_active() {
-            cx.stats.stale_frames += 1;
+        let Some(asked) = self.asked(cx, name, |what| *what == Collective::RemoveSet { set }) else { return };
+        if !self.sets.remove(cx, set) {
+            self.answer(cx, asked, &Detail::None);
             return;
         }
-        let removed = self.sets.remove(cx, set);
-        if removed {
-            for (rank, request, name) in self.requests.take_set(set) {
-                let failure = Failure::new(Cause::Refused, format!("{set} was removed")).with_tensor(name);
-                self.complete(cx, rank, request, Err(failure));
-            }
-            // What was submitted before goes out before: the coordinator takes nothing about the set behind this.
-            self.flush(cx);
-            self.to_coordinator(cx, Seq(0), Control::SetForgotten { set });
+        for (rank, request, name) in self.requests.take_set(set) {
+            let failure = Failure::new(Cause::Refused, format!("{set} was removed")).with_tensor(name);
+            self.complete(cx, rank, request, Err(failure));
         }
-        let detail = if removed { Detail::Set(set) } else { Detail::None };
-        self.answer(cx, name, &detail, |what| *what == Collective::RemoveSet { set });
+        // What was submitted before goes out before: the coordinator takes nothing about the old set behind this.
+        self.flush(cx);
+        self.to_coordinator(cx, Seq(0), Control::SetForgotten { set });
+        self.answer(cx, asked, &Detail::Set(set));
     }
 
-    /// Completes the requests of all local ranks by a name of the set of all ranks.
-    fn answer(&mut self, cx: &mut Context, name: &TensorName, detail: &Detail, fits: impl Fn(&Collective) -> bool) {
+    /// Takes out the requests of all local ranks by a name of the set of all ranks. `None` when one of them has not asked for
+    /// what the coordinator answers: the epoch ends then.
+    fn asked(
+        &mut self,
+        cx: &mut Context,
+        name: &TensorName,
+        fits: impl Fn(&Collective) -> bool,
+    ) -> Option<Vec<(Rank, RequestId)>> {
         if !self.is_active() {
             cx.stats.stale_frames += 1;
-            return;
+            return None;
         }
         let ranks = cx.world_set(SetId::WORLD).map(|world| world.local_ranks.clone()).unwrap_or_default();
-        for rank in ranks {
-            let Some(request) = self.requests.answer(&(SetId::WORLD, name.clone(), rank), &fits) else {
-                let reason = format!("{name} was answered with {detail:?}, which {rank} has not asked for");
-                self.fail(cx, Seq(0), &Failure::new(Cause::Bug, reason).with_tensor(name.clone()));
-                return;
-            };
+        let key = |rank| (SetId::WORLD, name.clone(), rank);
+        if let Some(rank) = ranks.iter().find(|rank| !self.requests.fits(&key(**rank), &fits)) {
+            let reason = format!("{name} was answered by the coordinator, which {rank} has not asked for");
+            self.fail(cx, Seq(0), &Failure::new(Cause::Bug, reason).with_tensor(name.clone()));
+            return None;
+        }
+        Some(ranks.into_iter().filter_map(|rank| Some((rank, self.requests.take_one(&key(rank))?))).collect())
+    }
+
+    fn answer(&self, cx: &mut Context, asked: Vec<(Rank, RequestId)>, detail: &Detail) {
+        for (rank, request) in asked {
             let completion = Completion {
                 epoch: self.epoch,
                 seq: Seq(0),

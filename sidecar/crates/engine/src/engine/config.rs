@@ -3,6 +3,8 @@
 use ronde_collectives::CostModel;
 use ronde_wire::{SidecarIndex, World, limits};
 
+use super::wording;
+
 /// The settings of an engine. All but `me` and `world` have defaults.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -67,6 +69,15 @@ impl EngineConfig {
             self.stall_shutdown_ms = self.stall_shutdown_ms.max(self.stall_warning_ms);
         }
         self
+    }
+
+    /// What [`Self::in_order`] changes that its user would wonder about, in words.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        if self.stall_shutdown_ms == 0 || self.stall_shutdown_ms >= self.stall_warning_ms {
+            return Vec::new();
+        }
+        let (given, taken) = (wording::seconds(self.stall_shutdown_ms), wording::seconds(self.stall_warning_ms));
+        vec![format!("stall_shutdown of {given} is shorter than stall_warning; it is {taken} now")]
     }
 }
 

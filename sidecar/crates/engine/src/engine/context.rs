@@ -24,6 +24,8 @@ pub(crate) struct Context {
     pub(crate) stats: Stats,
     /// Why the newest orders got their algorithms, newest last.
     pub(crate) selections: VecDeque<String>,
+    /// Settings that were brought into order, in words.
+    pub(crate) notes: Vec<String>,
     pub(crate) actions: VecDeque<Action>,
     /// Messages of this sidecar to itself: the same code handles them as those of others.
     pub(crate) loopback: VecDeque<Envelope>,
@@ -43,6 +45,7 @@ pub(crate) struct Envelope {
 
 impl Context {
     pub(crate) fn new(config: EngineConfig, now: Time) -> Self {
+        let notes = config.notes();
         let config = config.in_order();
         let sidecars = config.world.sidecars();
         let peers = sidecars.iter().copied().filter(|s| *s != config.me);
@@ -52,6 +55,7 @@ impl Context {
             links: Links::new(peers, now),
             stats: Stats::default(),
             selections: VecDeque::new(),
+            notes,
             actions: VecDeque::new(),
             loopback: VecDeque::new(),
             sets: BTreeMap::new(),

@@ -157,13 +157,15 @@ impl Requests {
         pending.is_some()
     }
 
-    /// Takes out the rank's request by this name when it fits and is not ordered.
-    pub(crate) fn answer(&mut self, key: &Key, fits: impl Fn(&Collective) -> bool) -> Option<RequestId> {
-        let pending = self.pending.get(key).filter(|pending| pending.ordered.is_none())?;
-        let request = pending.request;
-        if !fits(&pending.what.collective) {
-            return None;
-        }
+    /// Whether the rank's request by this name is not ordered and fits.
+    pub(crate) fn fits(&self, key: &Key, fits: impl Fn(&Collective) -> bool) -> bool {
+        let pending = self.pending.get(key).filter(|pending| pending.ordered.is_none());
+        pending.is_some_and(|pending| fits(&pending.what.collective))
+    }
+
+    /// Takes out the rank's request by this name.
+    pub(crate) fn take_one(&mut self, key: &Key) -> Option<RequestId> {
+        let request = self.pending.get(key)?.request;
         self.remove(key.2, request);
         Some(request)
     }

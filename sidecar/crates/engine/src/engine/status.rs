@@ -106,6 +106,8 @@ pub struct Status {
     pub suspect_sidecars: Vec<SidecarIndex>,
     /// Ranks that are silent.
     pub suspect_ranks: Vec<Rank>,
+    /// Settings that were brought into order, in words.
+    pub notes: Vec<String>,
     /// Why the last epoch ended.
     pub last_failure: Option<Failure>,
     /// The control links.
@@ -187,6 +189,7 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         in_flight: participant.admitted.len(),
         suspect_sidecars: suspects.sidecars.clone(),
         suspect_ranks: suspects.ranks.clone(),
+        notes: cx.notes.clone(),
         last_failure: participant.last_failure.clone(),
         links: cx.links.iter().map(|(peer, link)| link_status(peer, link, now)).collect(),
         stats: cx.stats.clone(),

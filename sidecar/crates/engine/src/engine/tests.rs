@@ -1,9 +1,13 @@
 //! Engines driven by hand: a tiny cluster in one thread.
 
 mod cluster;
+mod collectives;
+mod dynamic;
 mod epochs;
 mod hostile;
+mod joins;
 mod liveness;
+mod messages;
 mod names;
 mod operations;
 mod schedules;

@@ -5,8 +5,8 @@ use proptest::option;
 use proptest::prelude::*;
 use ronde_wire::control::{Announcement, Intent, Order, OrderedTensor};
 use ronde_wire::{
-    Algorithm, Cause, Collective, Control, DType, Epoch, Failure, Rank, ReduceOp, Request, Seq, SetId, Shape,
-    SidecarIndex, Tuning, World,
+    Algorithm, Cause, Codec, Collective, Control, DType, Epoch, Failure, Group, Pair, ProcessSet, Rank, ReduceOp,
+    Request, Seq, SetId, Shape, SidecarIndex, Tuning, World,
 };
 
 use super::cluster::{Cluster, name, sum};
@@ -27,20 +27,49 @@ fn shape() -> impl Strategy<Value = Shape> {
     vec(prop_oneof![5 => 0_u64..5, 1 => any::<u64>()], 0..4).prop_map(|d| Shape::new(d).unwrap_or_default())
 }
 
+fn op() -> impl Strategy<Value = ReduceOp> {
+    prop::sample::select(vec![
+        ReduceOp::Sum,
+        ReduceOp::Average,
+        ReduceOp::Adasum,
+        ReduceOp::Min,
+        ReduceOp::Median,
+        ReduceOp::ClippedMean,
+    ])
+}
+
 fn collective() -> impl Strategy<Value = Collective> {
+    let some_rank = || small().prop_map(Rank);
     prop_oneof![
-        Just(Collective::AllReduce { op: ReduceOp::Sum }),
-        Just(Collective::AllReduce { op: ReduceOp::Adasum }),
-        Just(Collective::AllGather),
-        Just(Collective::Barrier),
-        Just(Collective::Join),
-        small().prop_map(|root| Collective::Broadcast { root: Rank(root) }),
-        vec(any::<u64>(), 0..3).prop_map(|splits| Collective::AllToAll { splits }),
+        3 => op().prop_map(|op| Collective::AllReduce { op }),
+        1 => Just(Collective::AllGather),
+        1 => Just(Collective::Barrier),
+        2 => Just(Collective::Join),
+        1 => op().prop_map(|op| Collective::ReduceScatter { op }),
+        1 => (op(), some_rank()).prop_map(|(op, root)| Collective::Reduce { op, root }),
+        1 => some_rank().prop_map(|root| Collective::Broadcast { root }),
+        1 => some_rank().prop_map(|root| Collective::Gather { root }),
+        1 => some_rank().prop_map(|root| Collective::Scatter { root }),
+        1 => vec(number(), 0..5).prop_map(|splits| Collective::AllToAll { splits }),
+        1 => (some_rank(), 0_u32..2).prop_map(|(to, tag)| Collective::Send { to, tag }),
+        1 => (some_rank(), 0_u32..2).prop_map(|(from, tag)| Collective::Recv { from, tag }),
+        1 => vec(some_rank(), 0..4).prop_map(|ranks| Collective::AddSet { ranks }),
+        1 => (0_u32..4).prop_map(|set| Collective::RemoveSet { set: SetId(set) }),
     ]
 }
 
+fn pair() -> impl Strategy<Value = Pair> {
+    (small(), small()).prop_map(|(from, to)| Pair { from: Rank(from), to: Rank(to) })
+}
+
+fn group() -> impl Strategy<Value = Option<Group>> {
+    option::weighted(0.2, (tensor_name(), prop_oneof![0_u32..4, any::<u32>()]))
+        .prop_map(|group| group.map(|(name, size)| Group { name, size }))
+}
+
 fn tensor_name() -> impl Strategy<Value = ronde_wire::TensorName> {
-    prop_oneof![Just("t"), Just("u"), Just("v")].prop_map(name)
+    let message = (pair(), 0_u32..2).prop_map(|(pair, tag)| pair.message_name(tag, 0));
+    prop_oneof![4 => prop_oneof![Just("t"), Just("u"), Just("v")].prop_map(name), 1 => message]
 }
 
 fn failure() -> impl Strategy<Value = Failure> {
@@ -55,31 +84,35 @@ fn failure() -> impl Strategy<Value = Failure> {
 }
 
 fn request() -> impl Strategy<Value = Request> {
-    let dtype = prop::sample::select(DType::ALL.to_vec());
-    (0_u32..3, tensor_name(), collective(), dtype, shape(), any::<f64>()).prop_map(
-        |(set, name, collective, dtype, shape, prescale)| Request {
-            set: SetId(set),
-            name,
-            collective,
-            dtype,
-            shape,
+    let dtype = prop_oneof![Just(DType::F32), prop::sample::select(DType::ALL.to_vec())];
+    let codec = prop_oneof![3 => Just(Codec::None), 1 => Just(Codec::Bf16)];
+    let prescale = prop_oneof![4 => Just(1.0), 1 => any::<f64>()];
+    let kind = (collective(), dtype, shape(), codec);
+    (0_u32..3, tensor_name(), kind, prescale, group()).prop_map(
+        |(set, name, (collective, dtype, shape, codec), prescale, group)| Request {
             prescale,
-            postscale: 1.0,
-            codec: ronde_wire::Codec::None,
-            group: None,
+            codec,
+            group,
+            ..Request::new(SetId(set), name, collective, dtype, shape)
         },
     )
 }
 
 fn announcement() -> impl Strategy<Value = Announcement> {
-    let ready = request().prop_map(Intent::Ready);
-    let void = (0_u32..3, tensor_name(), failure()).prop_map(|(set, name, failure)| Intent::Void {
+    let void = (0_u32..3, tensor_name(), failure(), group()).prop_map(|(set, name, failure, group)| Intent::Void {
         set: SetId(set),
         name,
         failure,
-        group: None,
+        group,
     });
-    (small(), prop_oneof![3 => ready, 1 => void]).prop_map(|(rank, intent)| Announcement { rank: Rank(rank), intent })
+    let slot = || prop_oneof![4 => 0_u16..2, 1 => any::<u16>()];
+    let intent = prop_oneof![
+        6 => request().prop_map(Intent::Ready),
+        2 => (slot(), request()).prop_map(|(slot, request)| Intent::Remember { slot, request }),
+        1 => slot().prop_map(|slot| Intent::Again { slot }),
+        2 => void,
+    ];
+    (small(), intent).prop_map(|(rank, intent)| Announcement { rank: Rank(rank), intent })
 }
 
 fn order() -> impl Strategy<Value = Order> {
@@ -89,13 +122,19 @@ fn order() -> impl Strategy<Value = Order> {
         Algorithm::RecursiveDoubling,
         Algorithm::BinomialTree,
         Algorithm::Dissemination,
+        Algorithm::HalvingDoubling,
+        Algorithm::Pairwise,
+        Algorithm::Linear,
+        Algorithm::Direct,
     ];
     let chunk_bytes = prop_oneof![Just(0), Just(4_096_u32), Just(65_536), any::<u32>()];
     let tuning = (prop::sample::select(algorithms), chunk_bytes, 0_u16..20, 0_u16..80)
         .prop_map(|(algorithm, chunk_bytes, lanes, window)| Tuning { algorithm, chunk_bytes, lanes, window });
     let tensor = (tensor_name(), shape(), vec(prop_oneof![4 => 0_u64..9, 1 => any::<u64>()], 0..5))
         .prop_map(|(name, shape, rows)| OrderedTensor { name, shape, rows });
-    (request(), vec(tensor, 0..4), tuning, any::<bool>()).prop_map(|(like, tensors, tuning, honest)| {
+    let others = (option::weighted(0.2, pair()), vec(small().prop_map(Rank), 0..3));
+    (request(), vec(tensor, 0..4), tuning, any::<bool>(), others).prop_map(|(like, tensors, tuning, honest, others)| {
+        let (pair, joined) = others;
         let mut order = Order {
             set: like.set,
             collective: like.collective,
@@ -103,8 +142,8 @@ fn order() -> impl Strategy<Value = Order> {
             prescale: like.prescale,
             postscale: like.postscale,
             codec: like.codec,
-            pair: None,
-            joined: Vec::new(),
+            pair,
+            joined,
             tensors,
             tuning,
             digest: [0; 16],
@@ -118,12 +157,18 @@ fn order() -> impl Strategy<Value = Order> {
 
 /// Gives an order the digest that its content has, so that the checks behind the digest are reached.
 fn seal(order: &mut Order) {
-    let world = World::new(PLACEMENT.map(SidecarIndex).into()).expect("a world");
+    seal_for(&PLACEMENT, order);
+}
+
+pub(super) fn seal_for(placement: &[u32], order: &mut Order) {
+    let world = World::new(placement.iter().copied().map(SidecarIndex).collect()).expect("a world");
     let config = crate::EngineConfig::new(SidecarIndex(0), world);
-    let view = Context::new(config, Time(0)).world_set(order.set);
+    let set = Context::new(config, Time(0)).world_set(order.set);
     let kind = shapes::work_kind(&order.collective, order.dtype, order.codec, order.pair);
-    let (Some(view), Some(kind)) = (view, kind) else { return };
-    let work = shapes::work(kind, order.dtype, &view, &order.tensors);
+    let (Some(set), Some(kind)) = (set, kind) else { return };
+    let pair = order.pair.and_then(|pair| set.pair(SidecarIndex(0), pair));
+    let view = pair.as_ref().unwrap_or(&set);
+    let work = shapes::work(kind, order.dtype, view, &order.tensors);
     order.digest = admission::digest(&view.topology, &work, &order.tuning);
 }
 
@@ -142,12 +187,17 @@ fn control() -> impl Strategy<Value = Control> {
         (small(), ".{0,40}").prop_map(|(s, reason)| Control::Unreachable { sidecar: SidecarIndex(s), reason }),
         world.prop_map(|world| Control::EpochBegin { world }),
         failure().prop_map(|failure| Control::EpochEnd { failure }),
-        (0_u32..3, tensor_name(), failure()).prop_map(|(set, name, failure)| Control::Reject {
-            excused: Vec::new(),
+        (0_u32..3, tensor_name(), failure(), ranks()).prop_map(|(set, name, failure, excused)| Control::Reject {
+            excused,
             set: SetId(set),
             name,
             failure
         }),
+        (tensor_name(), 0_u32..3, ranks())
+            .prop_map(|(name, id, ranks)| Control::SetAdded { name, set: ProcessSet { id: SetId(id), ranks } }),
+        (tensor_name(), 0_u32..3).prop_map(|(name, set)| Control::SetRemoved { name, set: SetId(set) }),
+        (0_u32..3).prop_map(|set| Control::SetForgotten { set: SetId(set) }),
+        (tensor_name(), small()).prop_map(|(name, last)| Control::AllJoined { name, last: Rank(last) }),
         Just(Control::Done),
         failure().prop_map(|failure| Control::Failed { failure }),
         (vec(small().prop_map(SidecarIndex), 0..3), ranks())

@@ -1,8 +1,8 @@
 //! Silence, lost links, pauses, stalls: all in virtual time.
 
-use ronde_wire::{Cause, Control, Rank, SidecarIndex, World};
+use ronde_wire::{Cause, Collective, Control, Group, Rank, Request, SidecarIndex, World};
 
-use super::cluster::{Cluster, sum};
+use super::cluster::{Cluster, name, request, sum};
 use crate::engine::EngineConfig;
 use crate::event::Event;
 
@@ -218,6 +218,60 @@ fn stalls_are_reported_with_ranks_and_names_and_taken_back() {
     advance_with_workers(&mut cluster, 2_500, None);
     assert_eq!(cluster.notices.len(), 2);
     assert_eq!(cluster.notices[1].2, []);
+}
+
+#[test]
+fn a_stall_ends_the_epoch_where_that_is_asked_for() {
+    let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
+    let adjust = |config| EngineConfig { stall_warning_ms: 2_000, stall_shutdown_ms: 3_000, ..config };
+    let mut cluster = Cluster::of(world, adjust).started();
+    // Joins wait by their nature, and who has joined is not missing.
+    let joined = cluster.submit(3, request("join", Collective::Join, &[0]));
+    cluster.run();
+    advance_with_workers(&mut cluster, 4_000, None);
+    assert!(cluster.notices.is_empty() && cluster.ended.is_empty());
+    let pending: Vec<_> = [0, 1].map(|rank| (rank, cluster.submit(rank, sum("late", &[4])))).into();
+    cluster.run();
+    advance_with_workers(&mut cluster, 2_900, None);
+    assert_eq!((cluster.notices.len(), cluster.notices[0].2.as_slice()), (1, [Rank(2)].as_slice()));
+    assert!(cluster.ended.is_empty());
+    advance_with_workers(&mut cluster, 400, None);
+    for (rank, request) in pending.into_iter().chain([(3, joined)]) {
+        let failure = cluster.failure(rank, request);
+        let words = "ronde has been shut down: tensors have waited for some ranks for more than 3.0 seconds, the limit of \
+                     stall_shutdown.\nMissing ranks:\n2: [late]";
+        assert!(failure.reason.contains(words), "{failure}");
+        assert_eq!((failure.cause, failure.rank), (Cause::ShutDown, Some(Rank(2))));
+    }
+    assert_eq!(cluster.ended.len(), 3);
+}
+
+#[test]
+fn a_shutdown_does_not_come_before_the_warning() {
+    let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
+    let adjust = |config| EngineConfig { stall_warning_ms: 2_000, stall_shutdown_ms: 500, ..config };
+    let mut cluster = Cluster::of(world, adjust).started();
+    let status = cluster.engines[0].status(cluster.now);
+    assert_eq!(status.notes, ["stall_shutdown of 0.5 seconds is shorter than stall_warning; it is 2.0 seconds now"]);
+    cluster.submit(0, sum("late", &[4]));
+    cluster.run();
+    advance_with_workers(&mut cluster, 1_900, None);
+    assert!(cluster.ended.is_empty());
+    advance_with_workers(&mut cluster, 400, None);
+    assert_eq!(cluster.ended.len(), 3);
+}
+
+#[test]
+fn a_group_that_lacks_tensors_is_named() {
+    let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
+    let mut cluster = Cluster::of(world, |config| EngineConfig { stall_warning_ms: 2_000, ..config }).started();
+    let group = Group { name: name("layer.1"), size: 3 };
+    cluster.submit_all(&Request { group: Some(group), ..sum("a", &[4]) });
+    cluster.submit(0, sum("late", &[4]));
+    cluster.run();
+    advance_with_workers(&mut cluster, 2_800, None);
+    let text = &cluster.notices[0].3;
+    assert!(text.contains("\nGroup layer.1 of process set 0 has 1 of its 3 tensors."), "{text}");
 }
 
 #[test]

@@ -1,0 +1,378 @@
+//! Process sets that come and go, groups, and requests that are announced by number.
+
+use ronde_wire::control::{Announcement, Intent};
+use ronde_wire::{
+    Cause, Collective, Control, DType, Detail, Group, Pair, ProcessSet, Rank, ReduceOp, Request, RequestId, SetId,
+    limits,
+};
+
+use super::cluster::{Cluster, name, request, sum};
+use crate::event::Event;
+
+const FOUR_ON_THREE: [u32; 4] = [0, 0, 1, 2];
+
+fn add(ranks: &[u32]) -> Request {
+    let ranks = ranks.iter().copied().map(Rank).collect();
+    Request { dtype: DType::U8, ..request("add", Collective::AddSet { ranks }, &[0]) }
+}
+
+fn remove(set: u32) -> Request {
+    Request { dtype: DType::U8, ..request("remove", Collective::RemoveSet { set: SetId(set) }, &[0]) }
+}
+
+/// What all ranks learn.
+fn detail(cluster: &Cluster, requests: &[RequestId]) -> Detail {
+    let detail = |(rank, request): (u32, &RequestId)| {
+        let done = cluster.outcome(rank, *request).as_ref().expect("a result");
+        assert_eq!((done.shape.to_string(), done.own), ("[0]".to_owned(), false));
+        done.detail.clone()
+    };
+    let details: Vec<Detail> = (0..).zip(requests).map(detail).collect();
+    assert!(details.iter().all(|detail| *detail == details[0]), "{details:?}");
+    details[0].clone()
+}
+
+fn asked(cluster: &mut Cluster, what: &Request) -> Detail {
+    let requests = cluster.submit_all(what);
+    cluster.run();
+    detail(cluster, &requests)
+}
+
+fn set(id: u32) -> Detail {
+    Detail::Set(SetId(id))
+}
+
+/// The ranks of a set reduce within it.
+fn works(cluster: &mut Cluster, set: u32, ranks: &[u32]) {
+    let what = Request { set: SetId(set), ..sum("within", &[4]) };
+    let requests: Vec<_> = ranks.iter().map(|rank| (*rank, cluster.submit(*rank, what.clone()))).collect();
+    cluster.run();
+    assert!(requests.iter().all(|(rank, request)| cluster.outcome(*rank, *request).is_ok()));
+}
+
+#[test]
+fn sets_are_added_and_removed_and_their_ids_used_again_in_order() {
+    let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[1, 2]]).started();
+    assert_eq!(asked(&mut cluster, &add(&[3, 0])), set(2));
+    works(&mut cluster, 2, &[0, 3]);
+    assert_eq!(asked(&mut cluster, &add(&[2])), set(3));
+    works(&mut cluster, 3, &[2]);
+    assert_eq!(asked(&mut cluster, &remove(3)), set(3));
+    assert_eq!(asked(&mut cluster, &remove(1)), set(1));
+    let gone = cluster.submit(1, Request { set: SetId(1), ..sum("t", &[1]) });
+    cluster.run();
+    assert!(cluster.failure(1, gone).reason.contains("Process set provided does not exist"));
+    for none in [0, 1, 3, 99] {
+        assert_eq!(asked(&mut cluster, &remove(none)), Detail::None);
+    }
+    assert_eq!(asked(&mut cluster, &add(&[1, 2, 3])), set(3));
+    assert_eq!(asked(&mut cluster, &add(&[1, 2])), set(1));
+    assert_eq!(asked(&mut cluster, &add(&[1, 3])), set(4));
+    works(&mut cluster, 3, &[1, 2, 3]);
+    works(&mut cluster, 1, &[1, 2]);
+    works(&mut cluster, 4, &[1, 3]);
+    assert!(cluster.ended.is_empty() && cluster.disconnects.is_empty());
+}
+
+#[test]
+fn sets_that_make_no_sense_are_refused_on_all_ranks() {
+    let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[1, 2]]).started();
+    let odd = [
+        (add(&[2, 1]), "duplicate process set: ranks 1-2 are process set 1 already"),
+        (add(&[0, 1, 2, 3]), "duplicate process set: ranks 0-3 are process set 0 already"),
+        (add(&[1, 3, 1]), "a process set names rank 1 twice"),
+        (add(&[1, 4]), "a process set cannot have rank 4: there are 4 ranks"),
+        (add(&[]), "a process set has at least one rank"),
+        (Request { group: Some(Group { name: name("g"), size: 1 }), ..add(&[1]) }, "cannot be in a group"),
+    ];
+    for (what, words) in odd {
+        let requests = cluster.submit_all(&what);
+        cluster.run();
+        for (rank, request) in (0..).zip(requests) {
+            let failure = cluster.failure(rank, request);
+            assert!(failure.reason.contains(words) && failure.cause == Cause::Refused, "{failure} lacks {words}");
+        }
+    }
+    let different = |rank: u32| if rank == 2 { add(&[1]) } else { add(&[0, 1]) };
+    let requests: Vec<_> = (0..4).map(|rank| cluster.submit(rank, different(rank))).collect();
+    cluster.run();
+    let words = "Mismatched process sets: One rank asked for ranks 0-1, but another rank for rank 1.";
+    assert!(cluster.common_failure(&requests).reason.contains(words));
+    let different = |rank: u32| remove(if rank == 3 { 1 } else { 2 });
+    let requests: Vec<_> = (0..4).map(|rank| cluster.submit(rank, different(rank))).collect();
+    cluster.run();
+    let words = "Mismatched process sets: One rank asked for process set 2, but another rank for process set 1.";
+    assert!(cluster.common_failure(&requests).reason.contains(words));
+    let elsewhere = Request { set: SetId(1), ..add(&[1]) };
+    let refused = cluster.submit(1, elsewhere);
+    cluster.run();
+    assert!(cluster.failure(1, refused).reason.contains("ADD_PROCESS_SET is for the set of all ranks"));
+    assert_eq!(asked(&mut cluster, &add(&[0, 1])), set(2), "a list in another order is the same");
+    assert!(cluster.ended.is_empty());
+}
+
+#[test]
+fn what_is_pending_on_a_removed_set_fails_and_what_is_under_way_completes() {
+    let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[0, 2, 3]]).started();
+    cluster.executes = false;
+    let in_set = |what: Request| Request { set: SetId(1), ..what };
+    let under_way: Vec<_> = [0, 2, 3].map(|rank| (rank, cluster.submit(rank, in_set(sum("a", &[4]))))).into();
+    cluster.run();
+    let mut pending: Vec<_> = [0, 2].map(|rank| (rank, cluster.submit(rank, in_set(sum("b", &[4]))))).into();
+    let message = Pair { from: Rank(2), to: Rank(3) }.message_name(0, 0);
+    let send = request(message.as_str(), Collective::Send { to: Rank(3), tag: 0 }, &[1]);
+    pending.push((2, cluster.submit(2, in_set(send))));
+    let group = Some(Group { name: name("g"), size: 2 });
+    let grouped = in_set(Request { group, ..sum("c", &[4]) });
+    pending.extend([0, 2, 3].map(|rank| (rank, cluster.submit(rank, grouped.clone()))));
+    cluster.run();
+    assert_eq!(asked(&mut cluster, &remove(1)), set(1));
+    for (rank, request) in pending {
+        let failure = cluster.failure(rank, request);
+        assert!(failure.reason.contains("process set 1 was removed") && failure.cause == Cause::Refused, "{failure}");
+    }
+    cluster.execute_all();
+    assert!(under_way.iter().all(|(rank, request)| cluster.outcome(*rank, *request).is_ok()));
+    cluster.executes = true;
+    assert_eq!(asked(&mut cluster, &add(&[0, 2])), set(1));
+    works(&mut cluster, 1, &[0, 2]);
+    assert_eq!(cluster.engines[0].status(cluster.now).negotiating, 0);
+}
+
+#[test]
+fn a_late_word_about_a_removed_set_is_not_taken_for_its_successor() {
+    let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[1, 2]]).started();
+    let in_set = Request { set: SetId(1), ..sum("t", &[4]) };
+    // Everybody asks for both at once; sidecar 1 is slow to hear of the end of the old set.
+    let removes = cluster.submit_all(&remove(1));
+    let adds = cluster.submit_all(&add(&[0, 1]));
+    cluster.drain_all();
+    cluster.deliver((1, 0));
+    cluster.deliver((2, 0));
+    cluster.drain_all();
+    let stale = cluster.submit(1, in_set);
+    cluster.run();
+    assert!(cluster.failure(1, stale).reason.contains("process set 1 was removed"));
+    assert_eq!(detail(&cluster, &removes), set(1));
+    assert_eq!(detail(&cluster, &adds), set(2), "the id is not free before all have heard that");
+    works(&mut cluster, 2, &[0, 1]);
+    assert_eq!(asked(&mut cluster, &add(&[0, 2])), set(1));
+    assert!(cluster.ended.is_empty() && cluster.disconnects.is_empty());
+}
+
+#[test]
+fn sets_of_an_epoch_end_with_it() {
+    let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[1, 2]]).started();
+    assert_eq!(asked(&mut cluster, &add(&[0, 3])), set(2));
+    assert_eq!(asked(&mut cluster, &remove(1)), set(1));
+    for rank in 0..4 {
+        cluster.goodbye(rank);
+    }
+    cluster.run();
+    cluster.attach_all();
+    cluster.run();
+    works(&mut cluster, 1, &[1, 2]);
+    let gone = cluster.submit(3, Request { set: SetId(2), ..sum("t", &[1]) });
+    cluster.run();
+    assert!(cluster.failure(3, gone).reason.contains("Process set provided does not exist"));
+}
+
+#[test]
+fn a_table_of_sets_changes_on_the_coordinators_word_only_and_never_into_nonsense() {
+    let ranks = |ranks: &[u32]| ranks.iter().copied().map(Rank).collect::<Vec<_>>();
+    let added = |id, list: &[u32]| Control::SetAdded {
+        name: name("add"),
+        set: ProcessSet { id: SetId(id), ranks: ranks(list) },
+    };
+    let removed = Control::SetRemoved { name: name("remove"), set: SetId(1) };
+    for message in [added(5, &[0]), removed.clone()] {
+        let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[1, 2]]).started();
+        cluster.control(1, 2, (1, 0), message);
+        cluster.run();
+        assert!(cluster.disconnects[0].2.contains("sends what only the coordinator sends"));
+    }
+    let odd = [
+        (added(0, &[0]), "process set 0 cannot be added"),
+        (added(1, &[0]), "process set 1 cannot be added"),
+        (added(5, &[]), "which rank 1 has not asked for"),
+        (added(5, &[1, 0]), "which rank 1 has not asked for"),
+        (added(5, &[0, 77]), "which rank 1 has not asked for"),
+        (removed, "which rank 1 has not asked for"),
+    ];
+    for (message, words) in odd {
+        let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[1, 2]]).started();
+        let pending = cluster.submit(1, sum("t", &[1]));
+        cluster.submit(1, add(&[0]));
+        cluster.control(1, 0, (1, 0), message);
+        cluster.run();
+        let failure = cluster.failure(1, pending);
+        assert!(failure.reason.contains(words), "{failure} lacks {words}");
+    }
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    cluster.control(0, 1, (1, 0), Control::SetForgotten { set: SetId(1) });
+    cluster.run();
+    assert!(cluster.disconnects[0].2.contains("it forgets process set 1, of whose end it was not told"));
+}
+
+fn grouped(tensor: &str, group: &str, size: u32) -> Request {
+    Request { group: Some(Group { name: name(group), size }), ..sum(tensor, &[4]) }
+}
+
+#[test]
+fn a_group_is_ordered_when_all_of_it_is_ready() {
+    let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
+    let all = |cluster: &mut Cluster, tensor| {
+        let requests = cluster.submit_all(&grouped(tensor, "g", 3));
+        cluster.run();
+        requests
+    };
+    let a = all(&mut cluster, "a");
+    let alone = cluster.submit_all(&sum("alone", &[4]));
+    cluster.run();
+    let b = all(&mut cluster, "b");
+    assert_eq!(cluster.buckets(0), [["alone"]]);
+    let c = all(&mut cluster, "c");
+    assert_eq!(cluster.buckets(0), [vec!["alone"], vec!["a", "b", "c"]]);
+    assert!([a, b, c, alone].iter().all(|requests| cluster.all_completed(requests)));
+}
+
+#[test]
+fn a_rejected_tensor_leaves_its_group() {
+    let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
+    let refused = |tensor| Request { dtype: DType::Bool, ..grouped(tensor, "g", 3) };
+    let refused = |tensor| Request { collective: Collective::AllReduce { op: ReduceOp::Average }, ..refused(tensor) };
+    for round in 0..3 {
+        // In turn: all ranks' requests are refused, one rank's is, they do not fit together.
+        let a = cluster.submit_all(&grouped("a", "g", 3));
+        let odd: Vec<_> = (0..4)
+            .map(|rank| {
+                let what = match (round, rank) {
+                    (0, _) | (1, 2) => refused("b"),
+                    (2, 3) => Request { dtype: DType::F64, ..grouped("b", "g", 3) },
+                    _ => grouped("b", "g", 3),
+                };
+                cluster.submit(rank, what)
+            })
+            .collect();
+        cluster.run();
+        assert!(cluster.is_pending(a[0]));
+        let c = cluster.submit_all(&grouped("c", "g", 3));
+        cluster.run();
+        assert!((0..).zip(odd).all(|(rank, request)| cluster.outcome(rank, request).is_err()));
+        assert!(cluster.all_completed(&a) && cluster.all_completed(&c), "round {round}");
+    }
+    // Withdrawn while it is ready and waits for the rest.
+    let a = cluster.submit_all(&grouped("a", "g", 2));
+    cluster.run();
+    cluster.withdraw(2, a[2]);
+    cluster.run();
+    assert!(cluster.common_failure(&a).reason.contains("was withdrawn"));
+    let b = cluster.submit_all(&grouped("b", "g", 2));
+    cluster.run();
+    assert!(cluster.all_completed(&b) && cluster.ended.is_empty());
+}
+
+#[test]
+fn a_refusal_without_its_group_counts_when_another_rank_names_it() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    let reason = "the slot is outside of the segment".to_owned();
+    cluster.event(0, Event::Refused { rank: Rank(0), set: SetId::WORLD, name: name("a"), reason });
+    let b = cluster.submit_all(&grouped("b", "g", 2));
+    cluster.run();
+    assert!(cluster.is_pending(b[0]));
+    let a = cluster.submit(1, grouped("a", "g", 2));
+    cluster.run();
+    assert!(cluster.failure(1, a).reason.contains("outside of the segment") && cluster.all_completed(&b));
+}
+
+#[test]
+fn tensors_of_a_group_agree_about_its_size() {
+    let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
+    let a = cluster.submit_all(&grouped("a", "g", 2));
+    let b = cluster.submit_all(&grouped("b", "g", 3));
+    cluster.run();
+    assert!(cluster.common_failure(&b).reason.contains("group g has 2 tensors, but b says 3"));
+    assert!(cluster.all_completed(&a));
+}
+
+#[test]
+fn ranks_run_ahead_through_uses_of_a_group() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    let mut requests = vec![Vec::new(), Vec::new()];
+    let odd = Request { dtype: DType::F64, ..grouped("a", "g", 2) };
+    // The first use of `a` is rejected, and its second is ready before the first use of `b`.
+    for (rank, what) in [(0, grouped("a", "g", 2)), (1, odd), (0, grouped("a", "g", 2)), (1, grouped("a", "g", 2))] {
+        requests[rank as usize].push(cluster.submit(rank, what));
+        cluster.run();
+    }
+    for rank in [0, 1] {
+        requests[rank as usize].push(cluster.submit(rank, grouped("b", "g", 2)));
+        cluster.run();
+    }
+    assert_eq!(cluster.buckets(0), [["b"]], "it was the last of the first use");
+    for rank in [0, 1] {
+        requests[rank as usize].push(cluster.submit(rank, grouped("b", "g", 2)));
+        cluster.run();
+    }
+    for rank in [0_u32, 1] {
+        let of_rank = &requests[rank as usize];
+        let ends: Vec<bool> = of_rank.iter().map(|request| cluster.outcome(rank, *request).is_ok()).collect();
+        assert_eq!(ends, [false, true, true, true]);
+    }
+}
+
+#[test]
+fn what_comes_again_is_announced_by_number() {
+    let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
+    for step in 0..5 {
+        let a = cluster.submit_all(&sum("a", &[4]));
+        let b = cluster.submit_all(&request("b", Collective::AllGather, &[1 + step / 4]));
+        cluster.run();
+        assert!(cluster.all_completed(&a) && cluster.all_completed(&b));
+    }
+    let again: Vec<u64> = cluster.engines.iter().map(|engine| engine.stats().announced_again).collect();
+    // Twice five announcements of each rank; each sidecar says each request once in full, and `b` again when it has changed.
+    assert_eq!(again, [20 - 3, 10 - 3, 10 - 3]);
+    for rank in 0..4 {
+        cluster.goodbye(rank);
+    }
+    cluster.run();
+    cluster.attach_all();
+    cluster.run();
+    let a = cluster.submit_all(&sum("a", &[4]));
+    cluster.run();
+    assert!(cluster.all_completed(&a), "both sides have forgotten everything");
+    assert_eq!(cluster.engines[1].stats().announced_again, again[1]);
+}
+
+#[test]
+fn the_first_eviction_is_said_once() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    for n in 0..limits::ANNOUNCE_SLOTS_MAX + 2 {
+        cluster.submit_all(&sum(&n.to_string(), &[1]));
+    }
+    cluster.run();
+    assert_eq!(cluster.engines[1].stats().cache_evictions, 2);
+    let said = cluster.notices.iter().filter(|(_, _, _, text)| text.contains("More than 1024 different requests"));
+    assert_eq!(said.count(), 2, "each sidecar says it once");
+}
+
+#[test]
+fn numbers_that_stand_for_nothing_break_the_protocol() {
+    let barrier = request("b", Collective::Barrier, &[0]);
+    let gather = request("g", Collective::Gather { root: Rank(0) }, &[1]);
+    let too_large = u16::try_from(limits::ANNOUNCE_SLOTS_MAX).expect("a small number");
+    let odd = [
+        (Intent::Again { slot: 0 }, "it repeats the request 0, which it never made"),
+        (Intent::Again { slot: u16::MAX }, "it repeats the request 65535, which it never made"),
+        (Intent::Remember { slot: too_large, request: barrier }, "it remembers a request as 1024"),
+        (Intent::Remember { slot: 0, request: gather }, "it remembers a request for GATHER, which is never remembered"),
+    ];
+    for (intent, words) in odd {
+        let mut cluster = Cluster::new(&[0, 1]).started();
+        let announcements = vec![Announcement { rank: Rank(1), intent }];
+        cluster.control(0, 1, (1, 0), Control::Announce { announcements });
+        cluster.run();
+        assert!(cluster.disconnects[0].2.contains(words), "{:?}", cluster.disconnects);
+    }
+}
