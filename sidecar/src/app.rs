@@ -309,6 +309,7 @@ fn engine_config(settings: &Settings, world: &World) -> EngineConfig {
         lanes: settings.lanes,
         peer_timeout_ms: settings.peer_timeout_ms,
         fusion_threshold_bytes: settings.fusion_threshold_bytes,
+        result_bytes_max: settings.arena_bytes_max,
         ..EngineConfig::new(settings.me, world.clone())
     }
 }
