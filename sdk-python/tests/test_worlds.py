@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Callable
 
 import pytest
 
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+# Less than the largest tensor of bad_inputs.py, in MiB.
+ARENA_MB = "16"
 # One rank; all on one sidecar; one each; unequal numbers.
 WORLDS = [(1, 1), (2, 1), (2, 2), (3, 2)]
 
@@ -18,6 +22,19 @@ def test_collectives_agree_with_numpy(world: Callable[..., str], ranks: int, sid
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (3, 2)])
 def test_failures_are_told_to_everybody(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("failures.py", ranks, sidecars).count("were told") == ranks
+
+
+@pytest.mark.parametrize(("ranks", "sidecars"), [(3, 1), (3, 2)])
+def test_bad_input_is_told_in_words(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+    output = world("bad_inputs.py", ranks, sidecars, options=("--arena-mb", ARENA_MB))
+    assert output.count("told in words") == ranks
+
+
+def test_the_example_shows_every_rank(world: Callable[..., str]) -> None:
+    output = world(str(EXAMPLES / "collectives.py"), 4, 2)
+    for rank in range(4):
+        assert output.count(f"rank {rank} ") >= 15
+    assert "rank 2   [20 21 22 23 24]         -> [72]" in output, output
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), [(1, 1), (2, 2)])

@@ -145,6 +145,9 @@ def check_calls() -> None:
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.float(), torch.full((5,), float(size)))
 
+    # Of vectors that point the same way it is their mean.
+    torch.testing.assert_close(hvd.allreduce(torch.ones(4), op=hvd.Adasum), torch.ones(4))
+
     strided = torch.arange(12.0).reshape(3, 4).t()
     torch.testing.assert_close(hvd.allreduce(strided, op=hvd.Average), strided)
     inplace = torch.zeros(4, 3).t()

@@ -107,7 +107,7 @@ def allreduce(
     tensor      -- dense, on any device; of the types of `ronde.Client.allreduce`, the same type and shape on all ranks
     average     -- deprecated: op=Average or op=Sum
     compression -- what is done to the tensor before, and undone after; the result has the type of `tensor`
-    op          -- Average unless given; Sum, Min, Max, Product. Not Adasum, which this version refuses.
+    op          -- Average unless given; any of `ronde.Client.allreduce`
 
     The result has the type, shape and device of `tensor`. Scales, the average of integers, bool and what is raised are
     as for `ronde.Client.allreduce`; ValueError also when both `average` and `op` are given.
