@@ -118,17 +118,7 @@ impl<'a> Participant<'a> {
         let (dtype, op, codec) = (DType::F32, self.task.op, self.task.codec);
         match step {
             Step::Contribute { into, span } => {
-                let mut reducer = BlockReducer::new(dtype, op, 1.0).expect("elementwise");
-                let mut sum = Vec::new();
-                for block in span_blocks(span) {
-                    let start = sum.len();
-                    for (index, rank) in self.local_ranks().into_iter().enumerate() {
-                        let values = self.input(rank, block);
-                        sum.resize(start + values.len(), 0);
-                        if index == 0 { reducer.first(&values) } else { reducer.add(&values) }.expect("equal lengths");
-                    }
-                    reducer.store(&mut sum[start..]).expect("equal lengths");
-                }
+                let sum = self.local_sum(span);
                 self.registers.insert(into, sum);
             }
             Step::ContributeEach { into, span } => {
@@ -167,23 +157,49 @@ impl<'a> Participant<'a> {
                 self.registers.insert(register, values);
             }
             Step::MeasureOwn { into, span } => {
-                let inputs: Vec<Vec<u8>> = self.local_ranks().into_iter().map(|rank| self.input(rank, span)).collect();
-                let mut sums = self.measures(into, inputs.len());
-                for (values, sum) in inputs.iter().zip(&mut sums) {
-                    kernels::add_sum_of_squares(dtype, values, sum).expect("whole elements");
-                }
+                let sums = self.with_sums_of_squares(into, span);
                 self.registers.insert(into, measures_bytes(&sums));
             }
             Step::MeasureAll { first, into, span } => {
-                let operands = self.of_all_ranks(first, span);
-                let operands: Vec<&[u8]> = operands.iter().map(Vec::as_slice).collect();
-                let mut gram = self.measures(into, operands.len() * (operands.len() + 1) / 2);
-                kernels::add_products(dtype, &operands, &mut gram).expect("equal lengths");
+                let gram = self.with_products(first, into, span);
                 self.registers.insert(into, measures_bytes(&gram));
             }
             Step::Conclude { first } => self.conclude(first),
             Step::Publish { from, span } => self.publish(from, span),
         }
+    }
+
+    /// Block by block, as a lane does it.
+    fn local_sum(&self, span: Span) -> Vec<u8> {
+        let mut reducer = BlockReducer::new(DType::F32, self.task.op, 1.0).expect("elementwise");
+        let mut sum = Vec::new();
+        for block in span_blocks(span) {
+            let start = sum.len();
+            for (index, rank) in self.local_ranks().into_iter().enumerate() {
+                let values = self.input(rank, block);
+                sum.resize(start + values.len(), 0);
+                if index == 0 { reducer.first(&values) } else { reducer.add(&values) }.expect("equal lengths");
+            }
+            reducer.store(&mut sum[start..]).expect("equal lengths");
+        }
+        sum
+    }
+
+    fn with_sums_of_squares(&self, into: Register, span: Span) -> Vec<f64> {
+        let ranks = self.local_ranks();
+        let mut sums = self.measures(into, ranks.len());
+        for (rank, sum) in ranks.into_iter().zip(&mut sums) {
+            kernels::add_sum_of_squares(DType::F32, &self.input(rank, span), sum).expect("whole elements");
+        }
+        sums
+    }
+
+    fn with_products(&self, first: Register, into: Register, span: Span) -> Vec<f64> {
+        let operands = self.of_all_ranks(first, span);
+        let operands: Vec<&[u8]> = operands.iter().map(Vec::as_slice).collect();
+        let mut gram = self.measures(into, operands.len() * (operands.len() + 1) / 2);
+        kernels::add_products(DType::F32, &operands, &mut gram).expect("equal lengths");
+        gram
     }
 
     fn conclude(&mut self, first: Register) {
