@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use proptest::prelude::*;
 use ronde_collectives::plan as make_plan;
 use ronde_collectives::plan::{Form, Transfer, Work, WorkKind};
 use ronde_wire::frame::{Chunk, ChunkHeader};
@@ -11,7 +12,7 @@ use ronde_wire::{Algorithm, Codec, DType, Epoch, Lane, Member, Rank, ReduceOp, S
 use super::topology;
 use super::world::PlainMemory;
 use crate::event::{Admission, Arithmetic};
-use crate::executor::{Executor, ExecutorAction, ExecutorConfig, Violation};
+use crate::executor::{Executor, ExecutorAction, ExecutorConfig, ROUND_TAKEN, Violation};
 
 const PEER: SidecarIndex = SidecarIndex(1);
 const ELEMENTS: u64 = 20_000;
@@ -70,6 +71,10 @@ impl Fixture {
         let receives = |transfer: &Transfer| matches!(transfer, Transfer::Receive { .. });
         let rounds = (0..).zip(&self.admission.plan.strands[strand as usize].rounds);
         rounds.filter(|(_, round)| round.transfers.iter().any(receives)).map(|(number, _)| number).collect()
+    }
+
+    fn strands(&self) -> u32 {
+        u32::try_from(self.admission.plan.strands.len()).expect("few strands")
     }
 
     fn last_round(&self, strand: u32) -> u32 {
@@ -171,7 +176,7 @@ fn measures_may_be_anything() {
     for measure in [f64::NAN, f64::INFINITY, -1.0, f64::MAX, -0.0, f64::from_bits(1), f64::NEG_INFINITY] {
         for mut fixture in [clipped_mean(), adaptive_sum()] {
             let mut done = fixture.settle().1;
-            for strand in 0..u32::try_from(fixture.admission.plan.strands.len()).expect("few strands") {
+            for strand in 0..fixture.strands() {
                 for round in fixture.rounds(strand) {
                     assert!(!done);
                     let mut chunk = fixture.chunk(strand, round);
@@ -183,6 +188,46 @@ fn measures_may_be_anything() {
                 }
             }
             assert!(done, "{measure}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    /// A peer that sends anything in any order, right chunks among it, until it is found out: nothing panics, and nothing is
+    /// held beyond the bounds.
+    #[test]
+    fn a_peer_may_send_anything(
+        plan in 0_usize..4,
+        chunks in prop::collection::vec((0_u32..6, 0_u32..6, 0_usize..12, any::<bool>()), 1..60),
+    ) {
+        let mut fixture = [coded, median, clipped_mean, adaptive_sum][plan]();
+        // A prelude's part of two ranks and its measures; two chunks of three strands.
+        let most = 2 * 4 * ELEMENTS / 2 + 8 * 6 + 3 * 2 * 4_096;
+        for (strand, round, change, settle) in chunks {
+            let right = fixture.rounds(strand.min(fixture.strands() - 1));
+            let right = right.contains(&round).then(|| fixture.chunk(strand.min(fixture.strands() - 1), round));
+            let header = ChunkHeader { lane: Lane(0), strand, round, start: 0, len: 1 };
+            let (epoch, data) = (Epoch(1), Bytes::from_static(&[0; 4]));
+            let mut chunk = right.unwrap_or(Chunk { epoch, seq: SEQ, early: false, header, data });
+            match change {
+                0 => chunk.header.round = ROUND_TAKEN,
+                1 => (chunk.header.round, chunk.header.len, chunk.data) = (ROUND_TAKEN, 0, Bytes::new()),
+                2 => chunk.header.strand = u32::MAX,
+                3 => chunk.header.start = u64::MAX,
+                4 => chunk.header.len = u64::MAX,
+                5 => chunk.data = Bytes::new(),
+                _ => {}
+            }
+            let found_out = fixture.hear(chunk).is_err();
+            prop_assert!(fixture.executor.private_bytes().parked <= most);
+            if settle {
+                fixture.settle();
+            }
+            if found_out {
+                return Ok(());
+            }
         }
     }
 }
