@@ -23,6 +23,7 @@ pub(crate) fn accept(
         request: submission.request,
         set: submission.what.set,
         name: Some(submission.what.name.clone()),
+        group: submission.what.group.clone(),
         reason,
     };
     if session.pending.contains_key(&submission.request) || session.held.contains_key(&submission.request) {

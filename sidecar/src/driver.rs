@@ -163,7 +163,7 @@ impl Driver {
             Command::Submit { session, submission } => self.submit(session, *submission),
             Command::Abstain { session, set, name, reason } => {
                 if let Some(rank) = self.heard(session) {
-                    self.handle(Event::Refused { rank, set, name, reason });
+                    self.handle(Event::Refused { rank, set, name, group: None, reason });
                 }
             }
             Command::Withdraw { session, request, reason } => {
@@ -293,14 +293,14 @@ impl Driver {
 
     /// Answers a request that never reached the engine, and lets the other ranks know where they can.
     fn refuse(&mut self, id: SessionId, rank: Rank, refused: Refused) {
-        let Refused { request, set, name, reason } = refused;
+        let Refused { request, set, name, group, reason } = refused;
         let mut failure = Failure::new(Cause::Refused, reason.clone()).with_rank(rank);
         failure.tensor.clone_from(&name);
         if let Some(session) = self.sessions.get_mut(id) {
             send_failed(session, request, &failure);
         }
         if let Some(name) = name {
-            self.handle(Event::Refused { rank, set, name, reason });
+            self.handle(Event::Refused { rank, set, name, group, reason });
         }
     }
 

@@ -144,12 +144,12 @@ impl Cluster {
         let workload = Arc::clone(&part.workload);
         let asked = &workload.items[item];
         let (what, name) = (asked.request(rank, &part.added), asked.name.clone());
-        let set = what.set;
+        let (set, group) = (what.set, what.group.clone());
         if asked.mischief == Mischief::Refused(rank) {
             part.is_over(item);
             self.note(|| format!("{rank} is refused {name} of {set}"));
             let reason = "the tensor is too strange".to_owned();
-            self.tell_engine(host, Event::Refused { rank, set, name, reason });
+            self.tell_engine(host, Event::Refused { rank, set, name, group, reason });
             return;
         }
         self.next_request += 1;

@@ -48,6 +48,8 @@ pub struct Refused {
     pub set: SetId,
     /// The operation's name, where it is one; without it other ranks cannot be told.
     pub name: Option<TensorName>,
+    /// The group of the operation's tensor, which goes on without it.
+    pub group: Option<Group>,
     /// What is wrong and what to do.
     pub reason: String,
 }
@@ -62,10 +64,12 @@ impl Submission {
         let set = SetId(message.process_set);
         let name = TensorName::new(message.name.as_str());
         let known_name = name.as_ref().ok().cloned();
+        let group = message.group.clone().and_then(|group| group_from(group).ok());
         name.map_err(ConvertError::from).and_then(|name| parse_named(message, name, me)).map_err(|error| Refused {
             request,
             set,
             name: known_name,
+            group,
             reason: error.to_string(),
         })
     }

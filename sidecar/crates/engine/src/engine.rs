@@ -91,8 +91,8 @@ impl Engine {
             Event::RankLeft { rank, failure } => self.participant.leave(cx, rank, failure),
             Event::RankHeard { rank } => self.participant.heard(cx, rank),
             Event::Submitted { rank, request, what } => self.participant.submit(cx, rank, request, what),
-            Event::Refused { rank, set, name, reason } => {
-                self.participant.refused_by_service(cx, rank, (set, name), &reason);
+            Event::Refused { rank, set, name, group, reason } => {
+                self.participant.refused_by_service(cx, rank, (set, name), group, &reason);
             }
             Event::Withdrawn { rank, request, reason } => self.participant.withdraw(cx, rank, request, &reason),
             Event::LinkUp { peer, lanes } => self.link_up(peer, lanes),

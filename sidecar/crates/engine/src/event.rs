@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ronde_collectives::plan::Plan;
 use ronde_wire::{
-    Codec, Control, DType, Detail, Epoch, Failure, Rank, ReduceOp, Request, RequestId, Seq, SetId, SetTopology, Shape,
-    SidecarIndex, TensorName,
+    Codec, Control, DType, Detail, Epoch, Failure, Group, Rank, ReduceOp, Request, RequestId, Seq, SetId, SetTopology,
+    Shape, SidecarIndex, TensorName,
 };
 
 /// A point in time: microseconds since a start that the caller chooses. Only differences matter.
@@ -64,6 +64,8 @@ pub enum Event {
         set: SetId,
         /// The name.
         name: TensorName,
+        /// The request's group, where it is known: the group goes on without it.
+        group: Option<Group>,
         /// Why.
         reason: String,
     },

@@ -246,6 +246,7 @@ impl Agreement {
         let joined = std::mem::take(&mut self.joined);
         let incomplete = self.groups.take_joined(&joined);
         self.reject_each(cx, incomplete, "other tensors of its group are missing, and all ranks have joined");
+        self.groups.forget_rejected(SetId::WORLD);
         self.negotiation.remove_set(SetId::WORLD);
         self.ordering.push_all_joined(key.1.clone(), self.last_joined);
     }

@@ -72,6 +72,14 @@ impl Groups {
         self.take(|(_, tensor)| tensor.joined.iter().any(|rank| ranks.contains(rank)), usize::MAX)
     }
 
+    /// Forgets uses of a set's groups of which nothing is ready.
+    pub(crate) fn forget_rejected(&mut self, set: SetId) {
+        for (_, uses) in self.uses.iter_mut().filter(|((of, _), _)| *of == set) {
+            uses.retain(|of_use| !of_use.ready.is_empty());
+        }
+        self.uses.retain(|_, uses| !uses.is_empty());
+    }
+
     /// Forgets the groups of a set.
     pub(crate) fn remove_set(&mut self, set: SetId) {
         self.uses.retain(|(of, _), _| *of != set);

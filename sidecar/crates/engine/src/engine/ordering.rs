@@ -105,12 +105,15 @@ impl Ordering {
     }
 
     fn send_all_joined(&mut self, cx: &mut Context, epoch: Epoch) {
-        let waits =
-            self.queues.range(WORLD).any(|(_, queue)| queue.ready.iter().any(|tensor| !tensor.joined.is_empty()));
-        if let Some((name, last)) = self.all_joined.take_if(|_| !waits) {
-            for sidecar in cx.sidecars.clone() {
-                cx.send(sidecar, epoch, Seq(0), Control::AllJoined { name: name.clone(), last });
-            }
+        let Some((name, last)) = self.all_joined.take() else { return };
+        let without_somebody =
+            |(_, queue): (&Scope, &Queue)| queue.ready.iter().any(|tensor| !tensor.joined.is_empty());
+        if self.queues.range(WORLD).any(without_somebody) {
+            self.all_joined = Some((name, last));
+            return;
+        }
+        for sidecar in cx.sidecars.clone() {
+            cx.send(sidecar, epoch, Seq(0), Control::AllJoined { name: name.clone(), last });
         }
     }
 }

@@ -45,7 +45,14 @@ impl Participant {
     }
 
     /// The service has refused a request by itself.
-    pub(crate) fn refused_by_service(&mut self, cx: &mut Context, rank: Rank, (set, name): Name, why: &str) {
+    pub(crate) fn refused_by_service(
+        &mut self,
+        cx: &mut Context,
+        rank: Rank,
+        (set, name): Name,
+        group: Option<Group>,
+        why: &str,
+    ) {
         cx.stats.refused += 1;
         let member = self.sets.scope(cx, set, &name).is_some_and(|view| view.contains(rank));
         let joined = set == SetId::WORLD && self.requests.has_joined(rank);
@@ -53,7 +60,7 @@ impl Participant {
         // While a request by this name is pending, the refused one was a second: the first stays valid.
         if self.is_active() && member && !joined && self.takes_part(rank) && !self.requests.has(&key) {
             let failure = Failure::new(Cause::Refused, why).with_rank(rank).with_tensor(key.1.clone());
-            self.void(key, failure, None);
+            self.void(key, failure, group);
         }
     }
 

@@ -8,6 +8,7 @@ mod hostile;
 mod joins;
 mod liveness;
 mod messages;
+mod mixtures;
 mod names;
 mod operations;
 mod schedules;

@@ -276,7 +276,7 @@ fn a_rejected_tensor_leaves_its_group() {
 fn a_refusal_without_its_group_counts_when_another_rank_names_it() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     let reason = "the slot is outside of the segment".to_owned();
-    cluster.event(0, Event::Refused { rank: Rank(0), set: SetId::WORLD, name: name("a"), reason });
+    cluster.event(0, Event::Refused { rank: Rank(0), set: SetId::WORLD, name: name("a"), group: None, reason });
     let b = cluster.submit_all(&grouped("b", "g", 2));
     cluster.run();
     assert!(cluster.is_pending(b[0]));

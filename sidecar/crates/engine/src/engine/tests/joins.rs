@@ -148,7 +148,10 @@ fn who_has_joined_asks_for_nothing_more_in_the_set_of_all_ranks() {
         cluster.run();
         assert!(cluster.failure(1, refused).reason.contains("rank 1 has joined; wait for the join first"));
     }
-    cluster.event(0, Event::Refused { rank: Rank(1), set: SetId::WORLD, name: name("t"), reason: "odd".to_owned() });
+    cluster.event(
+        0,
+        Event::Refused { rank: Rank(1), set: SetId::WORLD, name: name("t"), group: None, reason: "odd".to_owned() },
+    );
     let in_set = Request { set: SetId(1), ..reduce("t", ReduceOp::Max) };
     let pair = [(1, cluster.submit(1, in_set.clone())), (2, cluster.submit(2, in_set))];
     cluster.run();

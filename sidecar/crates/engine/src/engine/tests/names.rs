@@ -74,13 +74,13 @@ fn the_service_may_refuse() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let early = cluster.submit(0, sum("t", &[4]));
     let reason = "the slot is outside of the segment".to_owned();
-    cluster.event(1, Event::Refused { rank: Rank(3), set: SetId::WORLD, name: name("t"), reason });
+    cluster.event(1, Event::Refused { rank: Rank(3), set: SetId::WORLD, name: name("t"), group: None, reason });
     cluster.run();
     assert!(cluster.failure(0, early).reason.contains("rank 3 for tensor t of process set 0 was refused: the slot"));
     // A refusal while a request by the same name is pending was of a second one.
     let pending = cluster.submit(3, sum("u", &[4]));
     let again = "a tensor with the same name".to_owned();
-    cluster.event(1, Event::Refused { rank: Rank(3), set: SetId::WORLD, name: name("u"), reason: again });
+    cluster.event(1, Event::Refused { rank: Rank(3), set: SetId::WORLD, name: name("u"), group: None, reason: again });
     for rank in 0..3 {
         cluster.submit(rank, sum("u", &[4]));
     }

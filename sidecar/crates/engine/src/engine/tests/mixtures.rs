@@ -1,0 +1,198 @@
+//! Random schedules of everything at once: joins, messages, groups, sets that come and go, refusals and withdrawals.
+//!
+//! Whatever ranks ask for, and in whatever order: as long as sidecars are honest no epoch ends, nobody is taken for hostile,
+//! and when all ranks give up what they wait for, everything has exactly one answer and new operations work.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use ronde_wire::{Codec, Collective, DType, Detail, Group, Pair, Rank, ReduceOp, Request, RequestId, SetId};
+
+use super::cluster::{Cluster, name, request, sum};
+
+const PLACEMENT: [u32; 5] = [0, 1, 1, 2, 0];
+const RANKS: u32 = 5;
+
+/// One step of a schedule; numbers are taken modulo what there is.
+#[derive(Clone, Debug)]
+enum Step {
+    Submit { rank: u32, set: u32, what: What },
+    Withdraw { request: usize },
+    Deliver { wire: usize },
+    Execute { operation: usize },
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    Reduce { name: usize, odd: u8 },
+    Grouped { name: usize, size: u32 },
+    Gather { name: usize },
+    Join { name: usize },
+    Barrier,
+    Message { other: u32, sends: bool, count: u64 },
+    AddSet { ranks: u8 },
+    RemoveSet { set: u32 },
+}
+
+fn what() -> impl Strategy<Value = What> {
+    prop_oneof![
+        8 => (0_usize..3, 0_u8..10).prop_map(|(name, odd)| What::Reduce { name, odd }),
+        3 => (0_usize..3, 1_u32..3).prop_map(|(name, size)| What::Grouped { name, size }),
+        2 => (0_usize..3).prop_map(|name| What::Gather { name }),
+        3 => prop_oneof![9 => Just(0_usize), 1 => Just(1)].prop_map(|name| What::Join { name }),
+        1 => Just(What::Barrier),
+        4 => (0..RANKS, any::<bool>(), 0_u64..2)
+            .prop_map(|(other, sends, count)| What::Message { other, sends, count }),
+        3 => prop_oneof![4 => Just(3_u8), 1 => 0_u8..32].prop_map(|ranks| What::AddSet { ranks }),
+        3 => prop_oneof![4 => Just(1_u32), 1 => 0_u32..4].prop_map(|set| What::RemoveSet { set }),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let set = prop_oneof![6 => Just(0_u32), 3 => Just(1), 1 => Just(2)];
+    prop_oneof![
+        10 => (0..RANKS, set, what()).prop_map(|(rank, set, what)| Step::Submit { rank, set, what }),
+        1 => any::<usize>().prop_map(|request| Step::Withdraw { request }),
+        12 => any::<usize>().prop_map(|wire| Step::Deliver { wire }),
+        3 => any::<usize>().prop_map(|operation| Step::Execute { operation }),
+    ]
+}
+
+/// What a rank asks for.
+fn asked(rank: u32, set: u32, what: &What) -> Request {
+    const NAMES: [&str; 3] = ["a", "b", "c"];
+    const JOINS: [&str; 2] = ["join", "another join"];
+    let set = SetId(set);
+    let made = match *what {
+        What::Reduce { name, odd: 0 } => request(NAMES[name], Collective::Broadcast { root: Rank(9) }, &[4]),
+        What::Reduce { name, odd: 1 } => request(NAMES[name], Collective::AllReduce { op: ReduceOp::Max }, &[4]),
+        What::Reduce { name, odd: 2 } => Request { codec: Codec::F16, ..sum(NAMES[name], &[4]) },
+        What::Reduce { name, .. } => sum(NAMES[name], &[4]),
+        What::Grouped { name: tensor, size } => {
+            Request { group: Some(Group { name: name("g"), size }), ..sum(NAMES[tensor], &[4]) }
+        }
+        What::Gather { name } => request(NAMES[name], Collective::AllGather, &[u64::from(rank), 2]),
+        What::Join { name } => Request { dtype: DType::U8, ..request(JOINS[name], Collective::Join, &[0]) },
+        What::Barrier => request("barrier", Collective::Barrier, &[0]),
+        What::Message { other, sends, count } => {
+            let (me, other) = (Rank(rank), Rank(other));
+            let pair = if sends { Pair { from: me, to: other } } else { Pair { from: other, to: me } };
+            let collective =
+                if sends { Collective::Send { to: other, tag: 0 } } else { Collective::Recv { from: other, tag: 0 } };
+            request(pair.message_name(0, count).as_str(), collective, &[3])
+        }
+        What::AddSet { ranks } => {
+            let ranks = (0..RANKS).filter(|rank| ranks >> rank & 1 == 1).map(Rank).collect();
+            request("add", Collective::AddSet { ranks }, &[0])
+        }
+        What::RemoveSet { set } => request("remove", Collective::RemoveSet { set: SetId(set) }, &[0]),
+    };
+    Request { set, ..made }
+}
+
+struct Play {
+    cluster: Cluster,
+    submitted: Vec<(u32, RequestId)>,
+}
+
+impl Play {
+    fn new() -> Self {
+        let mut cluster = Cluster::with_sets(&PLACEMENT, &[&[1, 2, 4]]).started();
+        cluster.executes = false;
+        Self { cluster, submitted: Vec::new() }
+    }
+
+    fn step(&mut self, step: &Step) {
+        let cluster = &mut self.cluster;
+        match step {
+            Step::Submit { rank, set, what } => {
+                self.submitted.push((*rank, cluster.submit(*rank, asked(*rank, *set, what))));
+            }
+            Step::Withdraw { request } if !self.submitted.is_empty() => {
+                let (rank, request) = self.submitted[request % self.submitted.len()];
+                cluster.withdraw(rank, request);
+            }
+            Step::Deliver { wire } => {
+                let loaded = cluster.loaded();
+                if !loaded.is_empty() {
+                    cluster.deliver(loaded[wire % loaded.len()]);
+                }
+            }
+            Step::Execute { operation } if !cluster.unexecuted.is_empty() => {
+                cluster.execute(operation % cluster.unexecuted.len());
+            }
+            Step::Withdraw { .. } | Step::Execute { .. } => {}
+        }
+        self.cluster.drain_all();
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..1_000 {
+            self.cluster.run();
+            if self.cluster.unexecuted.is_empty() {
+                return;
+            }
+            self.cluster.execute_all();
+        }
+        panic!("operations without end");
+    }
+
+    /// Everybody stops waiting.
+    fn give_up(&mut self) {
+        self.settle();
+        for (rank, request) in self.submitted.clone() {
+            if self.cluster.is_pending(request) {
+                self.cluster.withdraw(rank, request);
+            }
+        }
+        self.settle();
+    }
+
+    /// A name that nobody has used works in the set of all ranks.
+    fn works(&mut self) {
+        let requests = self.cluster.submit_all(&sum("fresh", &[4]));
+        self.settle();
+        assert!(self.cluster.all_completed(&requests));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn honest_sidecars_never_fall_out(steps in vec(step(), 1..160)) {
+        let mut play = Play::new();
+        steps.iter().for_each(|step| play.step(step));
+        play.give_up();
+        prop_assert!(play.cluster.ended.is_empty(), "{:?}", play.cluster.ended);
+        prop_assert!(play.cluster.disconnects.is_empty(), "{:?}", play.cluster.disconnects);
+        for (rank, request) in &play.submitted {
+            let _ = play.cluster.outcome(*rank, *request);
+        }
+        play.works();
+        let status = play.cluster.engines[0].status(play.cluster.now);
+        prop_assert_eq!((status.pending, status.in_flight), (0, 0));
+    }
+
+    /// Joins end: when every rank that has not joined does so, by the same name, all learn of the same last one.
+    #[test]
+    fn everybody_can_join_after_anything(steps in vec(step(), 1..120)) {
+        let mut play = Play::new();
+        steps.iter().for_each(|step| play.step(step));
+        play.give_up();
+        let join = Request { dtype: DType::U8, ..request("a fresh join", Collective::Join, &[0]) };
+        let requests = play.cluster.submit_all(&join);
+        play.settle();
+        let last: Vec<&Detail> = (0..)
+            .zip(&requests)
+            .map(|(rank, request)| &play.cluster.outcome(rank, *request).as_ref().expect("all have joined").detail)
+            .collect();
+        prop_assert!(last.iter().all(|detail| *detail == last[0] && matches!(detail, Detail::LastJoined(_))), "{last:?}");
+        // Every name of the set of all ranks begins anew.
+        for name in ["a", "b", "c", "join"] {
+            let requests = play.cluster.submit_all(&sum(name, &[4]));
+            play.settle();
+            prop_assert!(play.cluster.all_completed(&requests), "{name}");
+        }
+        prop_assert!(play.cluster.ended.is_empty() && play.cluster.disconnects.is_empty());
+    }
+}
