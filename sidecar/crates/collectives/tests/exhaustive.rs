@@ -2,9 +2,10 @@
 
 mod worlds;
 
-use ronde_collectives::check;
-use ronde_wire::SetTopology;
-use worlds::{Breadth, cases, flat, placements, plans};
+use proptest::prelude::*;
+use ronde_collectives::{Span, Target, WorkKind, check};
+use ronde_wire::{Algorithm, SetTopology};
+use worlds::{Breadth, cases, flat, placed, placements, plans, tunings, work};
 
 #[test]
 fn worlds_of_one_rank_each() {
@@ -31,4 +32,47 @@ fn check_all(topology: &SetTopology, breadth: Breadth) -> usize {
         }
     }
     cases.len()
+}
+
+/// A message is a scatter over its two ranks, of which the sender keeps nothing.
+#[test]
+fn messages_between_any_two_ranks() {
+    let world = placed(&[0, 1, 2, 1, 0], |_| true);
+    for from in world.ranks() {
+        for to in world.ranks().into_iter().filter(|to| *to != from) {
+            let two = world.restricted_to(&[from, to]);
+            for elements in [0, 1, 1_009] {
+                let counts = two.ranks().iter().map(|rank| if *rank == to { elements } else { 0 }).collect();
+                let work = work(WorkKind::Scatter { root: from }, vec![counts]);
+                let algorithm = if two.len() == 1 { Algorithm::Local } else { Algorithm::Linear };
+                for tuning in tunings(algorithm) {
+                    let plans = plans(&two, &work, &tuning);
+                    let proof = check(&two, &work, &tuning, &plans).unwrap_or_else(|violation| panic!("{violation}"));
+                    let arrived = proof.result(0, Target::One(to));
+                    let whole = (Span { start: 0, len: elements }, format!("r{}", from.0));
+                    assert_eq!(arrived, if elements == 0 { vec![] } else { vec![whole] });
+                    assert_eq!(proof.result(0, Target::One(from)), vec![]);
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(60) })]
+
+    /// Larger worlds than can be enumerated.
+    #[test]
+    fn worlds_beyond(
+        placement in proptest::collection::vec(0..40_u32, 18..60),
+        number in any::<u16>(),
+        which in any::<proptest::sample::Index>(),
+    ) {
+        let topology = placed(&placement, |_| true);
+        let cases = cases(&topology, Breadth::Sample(usize::from(number)));
+        for (work, tuning) in cases.iter().skip(which.index(cases.len())).step_by(17) {
+            let plans = plans(&topology, work, tuning);
+            check(&topology, work, tuning, &plans).map_err(|violation| TestCaseError::fail(violation.to_string()))?;
+        }
+    }
 }

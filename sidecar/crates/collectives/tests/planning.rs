@@ -4,8 +4,9 @@ mod worlds;
 
 use proptest::prelude::*;
 use ronde_collectives::cost::FLIGHT_BYTES_MAX;
+use ronde_collectives::plan::REGISTERS_MAX;
 use ronde_collectives::planner::predicted;
-use ronde_collectives::{CostModel, Counts, PlanError, Work, WorkKind, algorithm_of, check, plan, select};
+use ronde_collectives::{CostModel, Counts, PlanError, Transfer, Work, WorkKind, algorithm_of, check, plan, select};
 use ronde_wire::{Algorithm, Member, Rank, SetId, SetTopology, Tuning, limits};
 use worlds::{flat, placed, plans};
 
@@ -150,6 +151,29 @@ fn a_reason_names_the_candidates() {
     }
     let local = select(&flat(1), &work, 2, &CostModel::default());
     assert_eq!(local.reason, "all-reduce of 24 MiB over 1 members: local, nothing is sent");
+}
+
+/// The largest set: a strand that holds something of everybody still names registers that exist.
+#[test]
+fn registers_suffice_for_the_largest_set() {
+    assert_eq!(limits::SIDECARS_MAX, 1_024);
+    let topology = flat(1_024);
+    for (kind, tensors) in [
+        (WorkKind::AllReduceCoded { encoded_bytes: 2 }, vec![vec![5_000]]),
+        (WorkKind::Gather { root: Rank(1_023) }, vec![vec![3; 1_024]]),
+        (WorkKind::Scatter { root: Rank(1_023) }, vec![vec![3; 1_024]]),
+    ] {
+        let work = Work { kind, element_bytes: 4, tensors };
+        let tuning = select(&topology, &work, 1, &CostModel::default()).tuning;
+        let plan = plan(Member(1_023), &topology, &work, &tuning).expect("the limits allow it");
+        let transfers = plan.strands.iter().flat_map(|strand| &strand.rounds).flat_map(|round| &round.transfers);
+        let register = |transfer: &Transfer| match *transfer {
+            Transfer::Send { from, .. } => from.0,
+            Transfer::Receive { into, .. } => into.0,
+        };
+        let highest = transfers.map(register).max().expect("something travels");
+        assert!(highest < REGISTERS_MAX, "{}: register {highest}", work.kind.name());
+    }
 }
 
 fn every_kind(root: Rank) -> [WorkKind; 13] {

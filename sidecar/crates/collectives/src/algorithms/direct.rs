@@ -26,7 +26,7 @@
 
 use ronde_wire::Member;
 
-use super::{Predicted, direct_prelude, member, number, trimmed};
+use super::{Predicted, direct_prelude, member, number, piece_lens, trimmed};
 use crate::plan::{Form, Layout, Plan, Register, Round, Span, Step, Transfer, WorkKind};
 use crate::planner::Inputs;
 
@@ -179,11 +179,4 @@ fn sent_bytes(inputs: &Inputs<'_>, values: u64) -> u64 {
         WorkKind::AllReduceCoded { encoded_bytes } => values * u64::from(encoded_bytes),
         _ => inputs.bytes(values),
     }
-}
-
-/// The lengths of the pieces, without the layout; the first is the longest.
-fn piece_lens(inputs: &Inputs<'_>) -> Vec<u64> {
-    let pieces = inputs.members_count();
-    let part = |piece| move |&len: &u64| Span { start: 0, len }.part(pieces, piece).len;
-    (0..pieces).map(|piece| inputs.work.tensors.iter().flatten().map(part(piece)).sum()).collect()
 }

@@ -149,6 +149,13 @@ fn trimmed(mut rounds: Vec<Round>) -> Vec<Round> {
     rounds
 }
 
+/// The lengths of the pieces, without the layout; the first is the longest.
+fn piece_lens(inputs: &Inputs<'_>) -> Vec<u64> {
+    let pieces = inputs.members_count();
+    let part = |piece| move |&len: &u64| Span { start: 0, len }.part(pieces, piece).len;
+    (0..pieces).map(|piece| inputs.work.tensors.iter().flatten().map(part(piece)).sum()).collect()
+}
+
 /// The lengths of the members' blocks, without the layout.
 fn block_lens(inputs: &Inputs<'_>) -> Vec<u64> {
     let order = inputs.topology.ranks();

@@ -20,7 +20,7 @@
 
 use ronde_wire::Member;
 
-use super::{Predicted, back, neighbours, number, trimmed};
+use super::{Predicted, back, neighbours, number, piece_lens, trimmed};
 use crate::plan::{Layout, Plan, Register, Round, Span};
 use crate::planner::Inputs;
 
@@ -57,13 +57,6 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
         chunks: number(2 * members as u64 - 2),
         ..Predicted::idle(members)
     }
-}
-
-/// The lengths of the pieces, without the layout; the first is the longest.
-fn piece_lens(inputs: &Inputs<'_>) -> Vec<u64> {
-    let pieces = inputs.members_count();
-    let part = |piece| move |&len: &u64| Span { start: 0, len }.part(pieces, piece).len;
-    (0..pieces).map(|piece| inputs.work.tensors.iter().flatten().map(part(piece)).sum()).collect()
 }
 
 /// The rounds of one strand; `parts[i]` is its part of piece `i`.

@@ -312,9 +312,12 @@ impl<'a> Network<'a> {
     }
 
     fn take(&mut self, link: Link) {
-        let queue = self.links.entry(link).or_default();
+        let Some(queue) = self.links.get_mut(&link) else { return };
         queue.offered = false;
         let Some(head) = queue.chunks.pop_front() else { return };
+        if queue.chunks.is_empty() {
+            self.links.remove(&link);
+        }
         let Head { operation, strand, round } = head;
         let receiver = Place { member: link.to, operation, strand };
         let sender = Place { member: link.from, operation, strand };
@@ -332,14 +335,14 @@ impl<'a> Network<'a> {
 
     /// Puts taking a lane's head among the ready events when it can be taken.
     fn offer(&mut self, link: Link) {
-        let Some(queue) = self.links.get(&link) else { return };
+        let Some(queue) = self.links.get(&link).filter(|queue| !queue.offered) else { return };
         let Some(&head) = queue.chunks.front() else { return };
         let can = match self.delivery {
             Delivery::Paced => head.operation < self.started[link.to.index()],
             Delivery::Rendezvous | Delivery::WhenPosted => self.posted(link, head),
         };
-        if can && !queue.offered {
-            self.links.entry(link).or_default().offered = true;
+        if can && let Some(queue) = self.links.get_mut(&link) {
+            queue.offered = true;
             self.ready.push_back(Event::Take(link));
         }
     }
