@@ -8,7 +8,7 @@ use ronde::{Codec, Collective, DType, Rank, ReduceOp, SetId};
 /// Keyword arguments of a submission; each kind of collective looks at its own.
 #[derive(Debug, Default)]
 pub(crate) struct Arguments {
-    op: u32,
+    op: i64,
     prescale: Option<f64>,
     postscale: Option<f64>,
     codec: String,

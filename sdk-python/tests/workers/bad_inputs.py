@@ -116,6 +116,7 @@ def check_arguments(trial: Trial) -> None:
         ("must be finite and not zero", lambda: client.allreduce(X, prescale_factor=0.0)),
         ("must be finite and not zero", lambda: client.allreduce(X, postscale_factor=float("inf"))),
         ("op 9 is none of", lambda: client.allreduce(X, op=9)),
+        ("op -1 is none of", lambda: client.allreduce(X, op=-1)),
         ("codec zip is not known", lambda: client.allreduce(X, codec="zip")),
         ("name", lambda: client.allreduce(X, name="n" * 1_000)),
     ]

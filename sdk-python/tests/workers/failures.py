@@ -20,6 +20,35 @@ def expect(
     raise AssertionError(f"{name} went well")
 
 
+def check_dropped_group_and_message(client: ronde.Client, odd: bool) -> None:
+    """What is dropped in flight fails for those who take part, and for nobody else."""
+    tensors, last = [numpy.zeros(2), numpy.ones(3)], client.size - 1
+    if odd:
+        group, message = client.grouped_allreduce_async(tensors, name="group"), client.send_async(tensors[0], 0)
+        assert not group.poll()
+        assert not message.poll()
+        del group, message
+    client.barrier("dropped")
+    calls = [] if odd else [lambda: client.grouped_allreduce(tensors, name="group")]
+    if client.rank == 0:
+        calls.append(lambda: client.recv(last))
+    for call in calls:
+        try:
+            call()
+        except ronde.RefusedError as error:
+            assert error.rank == last, error.rank
+        else:
+            raise AssertionError("what another rank dropped went well")
+    # The next ones of the same names work.
+    sent = client.send_async(tensors[1], 0) if odd else None
+    for result, tensor in zip(client.grouped_allreduce(tensors, ronde.Sum, "group"), tensors):
+        numpy.testing.assert_array_equal(result, client.size * tensor)
+    if client.rank == 0:
+        numpy.testing.assert_array_equal(client.recv(last), tensors[1])
+    if sent is not None:
+        sent.wait()
+
+
 def main() -> None:
     """Disagreements about shape, type and reduction; a request that is dropped; what Python's side refuses."""
     with ronde.connect() as client:
@@ -42,6 +71,8 @@ def main() -> None:
         else:
             client.barrier("given up")
             assert "given up" in expect(ronde.RefusedError, client, numpy.zeros(2), "given up")
+
+        check_dropped_group_and_message(client, odd)
 
         for wrong in (numpy.zeros(2, numpy.complex64), [1.0, 2.0], "text"):
             try:
