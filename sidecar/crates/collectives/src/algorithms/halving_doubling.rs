@@ -55,7 +55,7 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     let shape = Shape::new(members);
     let pieces = pieces(&shape);
     let piece = |index: u64| Span { start: 0, len: elements }.part(pieces, index).len;
-    let agreeing = |v: u64, step: u32| (v % (2 << step)..pieces).step_by(2 << step).map(piece).sum::<u64>();
+    let agreeing = |v: u64, step: u32| agreeing(elements, pieces, v, 2 << step);
     let bytes = |m: usize| match shape.role(m) {
         Role::Excess { .. } => (elements, 0),
         Role::Core { number, folded } => {
@@ -75,6 +75,12 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
         chunks: number(2 * pieces - 2 + folded),
         ..Predicted::idle(members)
     }
+}
+
+/// The elements of all pieces `i` with `i mod modulus = v mod modulus`. The first `elements % pieces` are one longer.
+fn agreeing(elements: u64, pieces: u64, v: u64, modulus: u64) -> u64 {
+    let (each, longer, first) = (elements / pieces, elements % pieces, v % modulus);
+    pieces / modulus * each + longer.saturating_sub(first).div_ceil(modulus)
 }
 
 /// A core member in a strand of the piece that `owner` owns.
