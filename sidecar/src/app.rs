@@ -305,12 +305,15 @@ fn lane_addresses(join: &Join, lane: Lane) -> HashMap<SidecarIndex, Vec<SocketAd
 }
 
 fn engine_config(settings: &Settings, world: &World) -> EngineConfig {
+    let defaults = EngineConfig::new(settings.me, world.clone());
     EngineConfig {
         lanes: settings.lanes,
         peer_timeout_ms: settings.peer_timeout_ms,
         fusion_threshold_bytes: settings.fusion_threshold_bytes,
+        stall_warning_ms: settings.stall_warning_ms.unwrap_or(defaults.stall_warning_ms),
+        stall_shutdown_ms: settings.stall_shutdown_ms,
         result_bytes_max: settings.arena_bytes_max,
-        ..EngineConfig::new(settings.me, world.clone())
+        ..defaults
     }
 }
 

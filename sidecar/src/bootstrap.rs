@@ -56,6 +56,10 @@ pub(crate) struct Start {
     pub(crate) arena_bytes_max: Option<u64>,
     /// Bytes of one bucket; 0 switches fusion off; a default when absent.
     pub(crate) fusion_threshold_bytes: Option<u64>,
+    /// Age after which a tensor that waits for some ranks is reported, milliseconds; a default when absent.
+    pub(crate) stall_warning_ms: Option<u64>,
+    /// Age after which such a tensor ends the epoch, milliseconds; never when absent or 0.
+    pub(crate) stall_shutdown_ms: Option<u64>,
 }
 
 /// What a sidecar needs to take part.

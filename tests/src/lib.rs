@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+pub mod crew;
 pub mod harness;
 pub mod raw;
 pub mod regression;

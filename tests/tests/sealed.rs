@@ -109,6 +109,9 @@ impl Pair {
             peer_timeout_ms: None,
             start_timeout_ms: START_TIMEOUT_MS,
             arena_bytes_max: None,
+            fusion_threshold_bytes: None,
+            stall_warning_ms: None,
+            stall_shutdown_ms: None,
             namespace: None,
         };
         let (good, bad) = (Sidecar::start(&options("test", good))?, Sidecar::start(&options(bad_job, bad))?);

@@ -41,6 +41,8 @@ pub struct Plan<'a> {
     placement: Vec<u32>,
     peer_timeout_ms: Option<u64>,
     arena_bytes_max: Option<u64>,
+    fusion_threshold_bytes: Option<u64>,
+    stall_ms: Option<(u64, u64)>,
     network: Option<&'a Network>,
 }
 
@@ -48,7 +50,14 @@ impl<'a> Plan<'a> {
     /// A job with this sidecar for each rank.
     #[must_use]
     pub fn of(placement: &[u32]) -> Self {
-        Self { placement: placement.to_vec(), peer_timeout_ms: None, arena_bytes_max: None, network: None }
+        Self {
+            placement: placement.to_vec(),
+            peer_timeout_ms: None,
+            arena_bytes_max: None,
+            fusion_threshold_bytes: None,
+            stall_ms: None,
+            network: None,
+        }
     }
 
     /// With a time after which a silent peer is dead.
@@ -61,6 +70,18 @@ impl<'a> Plan<'a> {
     #[must_use]
     pub fn arena_bytes_max(self, bytes: u64) -> Self {
         Self { arena_bytes_max: Some(bytes), ..self }
+    }
+
+    /// With this many bytes in a bucket, 0 for no fusion.
+    #[must_use]
+    pub fn fusion_threshold_bytes(self, bytes: u64) -> Self {
+        Self { fusion_threshold_bytes: Some(bytes), ..self }
+    }
+
+    /// With tensors that wait for some ranks reported after the first time and ending the epoch after the second.
+    #[must_use]
+    pub fn stall_ms(self, warning: u64, shutdown: u64) -> Self {
+        Self { stall_ms: Some((warning, shutdown)), ..self }
     }
 
     /// With each sidecar on the host of its index.
@@ -115,6 +136,9 @@ impl<'a> Plan<'a> {
             peer_timeout_ms: self.peer_timeout_ms,
             start_timeout_ms: 30_000,
             arena_bytes_max: self.arena_bytes_max,
+            fusion_threshold_bytes: self.fusion_threshold_bytes,
+            stall_warning_ms: self.stall_ms.map(|(warning, _)| warning),
+            stall_shutdown_ms: self.stall_ms.map(|(_, shutdown)| shutdown),
             namespace: self.network.map(|network| network.host(index)),
         }
     }

@@ -31,6 +31,12 @@ pub struct SidecarOptions {
     pub start_timeout_ms: u64,
     /// The most bytes of inputs, and of results, of one session; the default when absent.
     pub arena_bytes_max: Option<u64>,
+    /// Bytes of one bucket; the default when absent.
+    pub fusion_threshold_bytes: Option<u64>,
+    /// Age after which a tensor that waits for some ranks is reported; the default when absent.
+    pub stall_warning_ms: Option<u64>,
+    /// Age after which such a tensor ends the epoch; never when absent.
+    pub stall_shutdown_ms: Option<u64>,
     /// The network namespace to run in.
     pub namespace: Option<String>,
 }
@@ -76,7 +82,9 @@ impl Sidecar {
             "peer_timeout_ms": options.peer_timeout_ms,
             "start_timeout_ms": options.start_timeout_ms,
             "arena_bytes_max": options.arena_bytes_max,
-            "fusion_threshold_bytes": null,
+            "fusion_threshold_bytes": options.fusion_threshold_bytes,
+            "stall_warning_ms": options.stall_warning_ms,
+            "stall_shutdown_ms": options.stall_shutdown_ms,
         });
         process.say(&start.to_string())?;
         let bound = process.await_line("the bound line", PATIENCE, |line| message(line, "bound"))?;

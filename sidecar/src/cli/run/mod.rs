@@ -61,9 +61,15 @@ pub(super) struct RunArgs {
     /// Data lanes between two sidecars. [default: by the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=ronde_wire::limits::LANES_MAX as i64))]
     lanes: Option<u16>,
-    /// The most that is fused into one operation; 0 switches fusion off. [default: 64]
+    /// The most that is fused into one operation; 0 switches fusion off. [default: 64, or HOROVOD_FUSION_THRESHOLD in bytes]
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(0..=65_536))]
     fusion_threshold_mb: Option<u64>,
+    /// Age after which a tensor that waits for some ranks is reported. [default: 60]
+    #[arg(long, value_name = "SECONDS", env = "HOROVOD_STALL_CHECK_TIME_SECONDS", value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    stall_check_warning_time_seconds: Option<u64>,
+    /// Age after which such a tensor ends the job, at least that of the report; 0 for never. [default: 0]
+    #[arg(long, value_name = "SECONDS", env = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", value_parser = clap::value_parser!(u64).range(0..=604_800))]
+    stall_check_shutdown_time_seconds: Option<u64>,
     /// Shared memory for the inputs of one worker, and as much for its results. [default: 4096]
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     arena_mb: Option<u64>,
@@ -129,6 +135,8 @@ struct Settings {
     peer_timeout: Option<Duration>,
     lanes: Option<u16>,
     fusion_threshold_bytes: Option<u64>,
+    stall_warning: Option<Duration>,
+    stall_shutdown: Option<Duration>,
     arena_bytes_max: Option<u64>,
     output_dir: Option<PathBuf>,
     timestamps: bool,
@@ -158,7 +166,12 @@ impl Settings {
             start_timeout: Duration::from_secs(args.start_timeout),
             peer_timeout: args.peer_timeout,
             lanes: args.lanes,
-            fusion_threshold_bytes: args.fusion_threshold_mb.map(|megabytes| megabytes << 20),
+            fusion_threshold_bytes: match args.fusion_threshold_mb {
+                Some(megabytes) => Some(megabytes << 20),
+                None => bytes_of("HOROVOD_FUSION_THRESHOLD")?,
+            },
+            stall_warning: args.stall_check_warning_time_seconds.map(Duration::from_secs),
+            stall_shutdown: args.stall_check_shutdown_time_seconds.map(Duration::from_secs),
             arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
             output_dir: args.output_filename,
             timestamps: args.prefix_output_with_timestamp,
@@ -177,6 +190,13 @@ fn hosts_of(args: &RunArgs) -> anyhow::Result<Vec<Host>> {
         (None, Some(path)) => hosts::parse_file(&read(path)?)?,
         (None, None) => Host::local(args.num_proc),
     })
+}
+
+/// A number of bytes in the launcher's environment.
+fn bytes_of(variable: &str) -> anyhow::Result<Option<u64>> {
+    let Some(text) = std::env::var_os(variable) else { return Ok(None) };
+    let bytes = text.to_str().and_then(|text| text.trim().parse().ok());
+    bytes.map(Some).with_context(|| format!("{variable} is {}; it is a number of bytes", text.display()))
 }
 
 /// The variables that are text; others cannot travel and are left out.

@@ -107,6 +107,8 @@ impl Job<'_> {
                 start_timeout_ms: milliseconds(settings.start_timeout),
                 arena_bytes_max: settings.arena_bytes_max,
                 fusion_threshold_bytes: settings.fusion_threshold_bytes,
+                stall_warning_ms: settings.stall_warning.map(milliseconds),
+                stall_shutdown_ms: settings.stall_shutdown.map(milliseconds),
             };
             let link = &self.links[place.host];
             let environment = environment::for_sidecar(&settings.caller, sidecar, settings.verbose);

@@ -103,6 +103,17 @@ impl SetTable {
         unchanged + self.changed.values().flatten().count()
     }
 
+    /// All but the set of all ranks, by id: those that were added behind those of the world.
+    pub(crate) fn others<'a>(&'a self, world: &'a World) -> impl Iterator<Item = ProcessSet> + 'a {
+        let of_world =
+            world.sets().iter().filter(|set| set.id != SetId::WORLD && !self.changed.contains_key(&set.id)).cloned();
+        let added = self
+            .changed
+            .iter()
+            .filter_map(|(id, view)| view.as_ref().map(|view| ProcessSet { id: *id, ranks: view.ranks.clone() }));
+        of_world.chain(added)
+    }
+
     /// The least id that is greater than all that were ever used.
     pub(crate) fn unused(&self, world: &World) -> SetId {
         let ids = world.sets().iter().map(|set| set.id).chain(self.changed.keys().copied());

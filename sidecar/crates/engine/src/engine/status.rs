@@ -1,6 +1,6 @@
 //! What an engine tells people: counters, and a picture of the moment.
 
-use ronde_wire::{Epoch, Failure, Rank, RequestId, SetId, SidecarIndex, TensorName};
+use ronde_wire::{Epoch, Failure, ProcessSet, Rank, RequestId, SetId, SidecarIndex, TensorName};
 use serde::Serialize;
 
 use super::context::Context;
@@ -88,6 +88,12 @@ pub struct Status {
     /// Ranks whose attachment is missing for the next epoch: of all sidecars at the coordinator, of this one elsewhere.
     /// Empty within an epoch.
     pub ranks_missing: Vec<Rank>,
+    /// Ranks that have joined and wait for the others: of all sidecars at the coordinator, of this one elsewhere.
+    pub ranks_joined: Vec<Rank>,
+    /// How many process sets there are, that of all ranks included.
+    pub sets: usize,
+    /// The other ones, in order of their ids.
+    pub process_sets: Vec<ProcessSet>,
     /// Requests of local ranks that have no answer yet.
     pub pending: usize,
     /// The oldest of them.
@@ -180,6 +186,9 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         ranks_in_epoch: participant.present.iter().filter(|(_, p)| !p.left).map(|(rank, _)| *rank).collect(),
         ranks_waiting: participant.waiting.iter().copied().collect(),
         ranks_missing: ranks_missing(cx, participant, coordinator),
+        ranks_joined: ranks_joined(participant, coordinator),
+        sets: participant.sets.len(&cx.config.world),
+        process_sets: participant.sets.others(&cx.config.world).take(STATUS_ENTRIES_MAX).collect(),
         pending: participant.requests.len(),
         pending_requests: pending_requests(participant, now),
         negotiating: coordinator.map_or(0, |c| c.agreement.negotiation.len()),
@@ -212,6 +221,13 @@ fn ranks_missing(cx: &Context, participant: &Participant, coordinator: Option<&C
             mine.into_iter().filter(|rank| !participant.waiting.contains(rank)).collect()
         }
         None => Vec::new(),
+    }
+}
+
+fn ranks_joined(participant: &Participant, coordinator: Option<&Coordinator>) -> Vec<Rank> {
+    match coordinator {
+        Some(coordinator) => coordinator.agreement.joined.iter().copied().collect(),
+        None => participant.present.keys().copied().filter(|rank| participant.requests.has_joined(*rank)).collect(),
     }
 }
 
