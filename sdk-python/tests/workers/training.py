@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ronde.torch as hvd
+from ronde.torch import mpi_ops
 
 STEPS = 50
 ROWS = 8
@@ -159,6 +160,24 @@ def check_calls() -> None:
     assert hvd.poll(handle)
 
 
+def check_kinds() -> None:
+    """Collectives that `ronde.torch` has not, on its tensors: results are PyTorch's where it is asked for."""
+    client, size = mpi_ops.client(), hvd.size()
+    mine = torch.arange(size, dtype=torch.bfloat16)
+    result, received = client.alltoall(mine, torch.ones(size, dtype=torch.int32))
+    torch.testing.assert_close(result, torch.full((size,), hvd.rank(), dtype=torch.bfloat16))
+    torch.testing.assert_close(received, torch.ones(size, dtype=torch.int32))
+    torch.testing.assert_close(client.scatter(mine, 0), mine[hvd.rank() : hvd.rank() + 1])
+    torch.testing.assert_close(client.reduce_scatter(mine, op=hvd.Max), mine[hvd.rank() : hvd.rank() + 1])
+    if size > 1:
+        sent = client.send_async(mine, (hvd.rank() + 1) % size)
+        message = client.recv((hvd.rank() - 1) % size, like=mine)
+        torch.testing.assert_close(message, mine)
+        sent.wait()
+    for each in client.grouped_allgather([mine, mine.to(torch.int16)]):
+        assert each.shape == (size * size,)
+
+
 def main() -> None:
     """Everything; then again after a new start."""
     torch.set_num_threads(1)
@@ -166,6 +185,7 @@ def main() -> None:
         hvd.init()
         assert hvd.is_initialized()
         check_calls()
+        check_kinds()
         check_equals_single_process(lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), hvd.Compression.none, 1e-5)
         check_equals_single_process(lambda p: torch.optim.Adam(p, lr=0.01), hvd.Compression.none, 1e-4)
         check_equals_single_process(lambda p: torch.optim.SGD(p, lr=0.05), hvd.Compression.fp16, 2e-2)
