@@ -18,7 +18,7 @@ pub(crate) struct ReadyTensor {
     /// Ranks of the set without a request, because they have joined, ascending.
     pub(crate) joined: Vec<Rank>,
     pub(crate) algorithm: Algorithm,
-    /// Bytes of the largest result, which count against the threshold.
+    /// Bytes of the tensor, of all ranks together where they differ, which count against the threshold.
     pub(crate) bytes: u64,
 }
 

@@ -140,7 +140,8 @@ pub(crate) fn ready_tensor(
     let results = Results::of(&request.collective, pair, view, &tensor)
         .ok_or("the result has more elements than can be addressed")?;
     let element_bytes = element_bytes(request.dtype);
-    let bytes = results.largest().saturating_mul(u64::from(element_bytes));
+    let bytes_of = |elements: u64| elements.saturating_mul(u64::from(element_bytes));
+    let bytes = bytes_of(results.largest());
     let most = cx.config.result_bytes_max;
     if bytes > most {
         return Err(format!(
@@ -150,7 +151,7 @@ pub(crate) fn ready_tensor(
     let elements = work(kind.clone(), request.dtype, view, std::slice::from_ref(&tensor)).elements();
     Ok(ReadyTensor {
         algorithm: algorithm_of(&view.topology, &kind, element_bytes, elements, &cx.config.cost),
-        bytes,
+        bytes: bytes_of(elements),
         tensor,
         collective: without_splits(&request.collective),
         dtype: request.dtype,

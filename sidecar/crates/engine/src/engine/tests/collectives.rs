@@ -10,6 +10,9 @@ use crate::engine::EngineConfig;
 
 const FOUR_ON_TWO: [u32; 4] = [0, 0, 1, 1];
 
+/// What each rank asks for.
+type RequestOf = Box<dyn Fn(u32) -> Request>;
+
 /// Shapes of all ranks' results as text, and whether they have their own.
 fn results(cluster: &Cluster, requests: &[RequestId]) -> Vec<(String, bool)> {
     let result = |(rank, request): (u32, &RequestId)| {
@@ -36,7 +39,7 @@ fn splits_of(rank: u32) -> Vec<u64> {
 fn results_have_the_shapes_of_their_collectives() {
     let root = Rank(2);
     let no_tensor = |collective| Request { dtype: DType::U8, ..request("t", collective, &[0]) };
-    let scatter = |rank| {
+    let scatter = move |rank| {
         let collective = Collective::Scatter { root };
         if rank == 2 { request("t", collective, &[6, 5]) } else { no_tensor(collective) }
     };
@@ -48,7 +51,7 @@ fn results_have_the_shapes_of_their_collectives() {
     let same = |collective: Collective| move |_: u32| request("t", collective.clone(), &[6, 5]);
     let reduce = |op| Collective::AllReduce { op };
     let none = "[0]";
-    let cases: Vec<(Box<dyn Fn(u32) -> Request>, Vec<(String, bool)>)> = vec![
+    let cases: Vec<(RequestOf, Vec<(String, bool)>)> = vec![
         (Box::new(same(reduce(ReduceOp::Product))), shared("[6, 5]")),
         (Box::new(same(reduce(ReduceOp::Median))), shared("[6, 5]")),
         (Box::new(same(reduce(ReduceOp::ClippedMean))), shared("[6, 5]")),
@@ -94,13 +97,13 @@ fn an_all_to_all_says_what_came_from_whom() {
 }
 
 /// What one rank asks for is refused; all ranks hear why, and the next operation by the name works.
-fn assert_refused(cluster: &mut Cluster, odd: Request, words: &str) {
+fn assert_refused(cluster: &mut Cluster, odd: &Request, words: &str) {
     let usual = |odd: &Request| Request { name: odd.name.clone(), ..sum("t", &[4]) };
-    let early = cluster.submit(1, usual(&odd));
+    let early = cluster.submit(1, usual(odd));
     cluster.run();
     let refused = cluster.submit(2, odd.clone());
     cluster.run();
-    let late = cluster.submit(3, usual(&odd));
+    let late = cluster.submit(3, usual(odd));
     let refused_too = cluster.submit(0, odd.clone());
     cluster.run();
     for (rank, request) in [(1, early), (2, refused), (3, late), (0, refused_too)] {
@@ -108,7 +111,7 @@ fn assert_refused(cluster: &mut Cluster, odd: Request, words: &str) {
         assert!(failure.reason.contains(words) && failure.cause == Cause::Refused, "{failure} lacks {words}");
     }
     assert!(cluster.failure(1, early).reason.contains("rank 2"), "the culprit is named");
-    let again = cluster.submit_all(&usual(&odd));
+    let again = cluster.submit_all(&usual(odd));
     cluster.run();
     assert!(cluster.all_completed(&again), "every rank has taken part in the failed round");
     assert!(cluster.ended.is_empty());
@@ -150,7 +153,7 @@ fn what_makes_no_sense_is_refused_by_name_on_all_ranks() {
     ];
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     for (what, words) in odd {
-        assert_refused(&mut cluster, what, words);
+        assert_refused(&mut cluster, &what, words);
     }
 }
 

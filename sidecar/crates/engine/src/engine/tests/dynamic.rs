@@ -112,6 +112,23 @@ fn sets_that_make_no_sense_are_refused_on_all_ranks() {
 }
 
 #[test]
+fn there_are_only_so_many_sets() {
+    // The subsets of 11 ranks in order of their bits, but for the whole.
+    let subset = |bits: u32| (0..11).filter(|rank| bits >> rank & 1 == 1).collect::<Vec<u32>>();
+    let most = u32::try_from(limits::SETS_MAX).expect("a small number");
+    let sets: Vec<Vec<u32>> = (1..most).map(subset).collect();
+    let sets: Vec<&[u32]> = sets.iter().map(Vec::as_slice).collect();
+    let mut cluster = Cluster::with_sets(&[0; 11], &sets).started();
+    let requests = cluster.submit_all(&add(&subset(most)));
+    cluster.run();
+    assert!(
+        cluster.common_failure(&requests).reason.contains("there are 1024 process sets, the most that a job may have")
+    );
+    assert_eq!(asked(&mut cluster, &remove(7)), set(7));
+    assert_eq!(asked(&mut cluster, &add(&subset(most))), set(7));
+}
+
+#[test]
 fn what_is_pending_on_a_removed_set_fails_and_what_is_under_way_completes() {
     let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[0, 2, 3]]).started();
     cluster.executes = false;
@@ -298,7 +315,7 @@ fn tensors_of_a_group_agree_about_its_size() {
 #[test]
 fn ranks_run_ahead_through_uses_of_a_group() {
     let mut cluster = Cluster::new(&[0, 1]).started();
-    let mut requests = vec![Vec::new(), Vec::new()];
+    let mut requests = [Vec::new(), Vec::new()];
     let odd = Request { dtype: DType::F64, ..grouped("a", "g", 2) };
     // The first use of `a` is rejected, and its second is ready before the first use of `b`.
     for (rank, what) in [(0, grouped("a", "g", 2)), (1, odd), (0, grouped("a", "g", 2)), (1, grouped("a", "g", 2))] {

@@ -1,6 +1,6 @@
 //! Orders: fusion, bounds, sequence, digests.
 
-use ronde_wire::{Algorithm, Cause, Collective, Control, DType, Request, Seq, SetId};
+use ronde_wire::{Algorithm, Cause, Collective, Control, DType, ReduceOp, Request, Seq, SetId};
 
 use super::cluster::{Cluster, request, sum};
 use crate::engine::EngineConfig;
@@ -48,6 +48,27 @@ fn threshold_zero_orders_one_by_one() {
     }
     cluster.run();
     assert_eq!(cluster.buckets(0), [["a"], ["b"], ["c"]]);
+}
+
+#[test]
+fn the_threshold_bounds_whole_tensors() {
+    let world = Cluster::new(&[0, 1]).world;
+    let collectives = [
+        (Collective::AllGather, 8),
+        (Collective::ReduceScatter { op: ReduceOp::Sum }, 16),
+        (Collective::AllReduce { op: ReduceOp::Median }, 16),
+    ];
+    for (collective, rows) in collectives {
+        for (threshold, buckets) in [(3 * 64, 1), (3 * 64 - 1, 2), (0, 3)] {
+            let adjust = |config| EngineConfig { fusion_threshold_bytes: threshold, ..config };
+            let mut cluster = Cluster::of(world.clone(), adjust).started();
+            for tensor in ["a", "b", "c"] {
+                cluster.submit_all(&request(tensor, collective.clone(), &[rows]));
+            }
+            cluster.run();
+            assert_eq!(cluster.buckets(1).len(), buckets, "{collective:?}, {threshold}");
+        }
+    }
 }
 
 #[test]
