@@ -21,10 +21,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin;
-use crate::bootstrap::{FromSidecar, Join, Summary, ToSidecar};
+use crate::bootstrap::{FromSidecar, Join, Peer, Summary, ToSidecar};
 use crate::cli::SidecarArgs;
 use crate::cli::codes::{Code, coded};
 use crate::config::{Settings, world_of};
+use crate::credentials;
 use crate::driver::{Driver, Inbox, Phase};
 use crate::lane::{self, LaneConfig, LaneHandle, LaneReport};
 use crate::operations::Operations;
@@ -33,19 +34,15 @@ use crate::runtime_dir::{RuntimeDir, random_bytes};
 use crate::segments::{self, Segments};
 use crate::service::Service;
 use crate::sessions::Sessions;
+use crate::standalone;
 
-/// `ronde sidecar`: takes part in one job, as the launcher says on standard input.
+/// `ronde sidecar`: takes part in one job, as the launcher says on standard input, or the certificate and command line.
 pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
-    if !args.bootstrap {
-        let text = "only --bootstrap is supported; sidecars are started by `ronde run`";
-        eprintln!("ronde sidecar: {}", Code::NoCredentials.mark(text));
-        return ExitCode::from(EXIT_USAGE);
-    }
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(log_filter()).init();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = runtime.context("cannot start the control thread's runtime").and_then(|runtime| {
-        let result = runtime.block_on(sidecar());
+        let result = runtime.block_on(sidecar(args));
         // A read of standard input cannot be interrupted, and the launcher may keep it open.
         runtime.shutdown_background();
         result
@@ -54,25 +51,23 @@ pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let reason = coded(&error, Code::SidecarCannotGoOn);
-            tracing::error!("{reason}");
+            match args.bootstrap {
+                true => tracing::error!("{reason}"),
+                false => eprintln!("ronde sidecar: {reason}"),
+            }
             say(&FromSidecar::Fatal { reason });
             ExitCode::FAILURE
         }
     }
 }
 
-async fn sidecar() -> anyhow::Result<()> {
-    // Who am I, and where do I listen?
-    let mut launcher = Launcher::new();
-    let settings = launcher.start().await?;
-    let ports = Ports::bind(&settings)?;
-    let key = KeyRequest::generate().context("cannot make a key")?;
-    say(&ports.bound(&key));
-
-    // Who are the others?
-    let join = launcher.join().await?;
-    let world = world_of(&join, settings.me).context(Code::SidecarSettings)?;
-    let identity = identity(&settings, key, &join)?;
+async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
+    // Who am I, where do I listen, and who are the others?
+    let mut launcher = args.bootstrap.then(Launcher::new);
+    let Membership { settings, ports, identity, peers, world } = match &mut launcher {
+        Some(launcher) => launcher.membership().await?,
+        None => standalone::membership(args).await?,
+    };
     let incarnation = Incarnation(u64::from_le_bytes(random_bytes()?));
 
     // Data threads: a lane each, with its socket and its executor.
@@ -87,8 +82,8 @@ async fn sidecar() -> anyhow::Result<()> {
     let options = QuicOptions { start_timeout: settings.start_timeout, ..QuicOptions::default() };
     let mut lanes = Vec::new();
     for (lane, port) in (0..).map(Lane).zip(ports.lanes) {
-        let peers = lane_addresses(&join, lane);
-        let start = start_port(port, &identity, hello(Purpose::Data(lane)), peers, options.clone());
+        let addresses = lane_addresses(&peers, lane);
+        let start = start_port(port, &identity, hello(Purpose::Data(lane)), addresses, options.clone());
         lanes.push(spawn_lane(&settings, lane, start, report_sender.clone())?);
     }
     drop(report_sender);
@@ -106,14 +101,18 @@ async fn sidecar() -> anyhow::Result<()> {
     let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
     let service = Service {
         commands: command_sender.clone(),
-        description: description(&settings, &join, &world),
+        description: description(&settings, &peers, &world),
         allowed_uids: BTreeSet::from([nix::unistd::geteuid().as_raw()]),
     };
     let mut server = tokio::spawn(service.bind(&paths::rpc_socket(directory.path()))?);
-    let admin = admin::serve(admin::Pages::new(command_sender)).await?;
+    if let Some(certs) = args.certs.clone().filter(|_| launcher.is_none()) {
+        tokio::spawn(credentials::watch(certs, Arc::clone(&identity), command_sender.clone()));
+    }
+    let admin = admin::serve(admin::Pages::new(command_sender, settings.job.clone())).await?;
+    directory.write_admin(admin)?;
 
     // The control thread: engine, control links, sessions.
-    let control_peers = join.peers.iter().map(|peer| (SidecarIndex(peer.sidecar), vec![peer.control])).collect();
+    let control_peers = peers.iter().map(|peer| (SidecarIndex(peer.sidecar), vec![peer.control])).collect();
     let control = start_port(ports.control, &identity, hello(Purpose::Control), control_peers, options)()?;
     let results = Results::new(result_bytes_max(&settings, &world), segments.clone())?;
     let mut driver = Driver {
@@ -141,7 +140,7 @@ async fn sidecar() -> anyhow::Result<()> {
     driver
         .run(&mut inbox, Phase::Serving, async {
             tokio::select! {
-                () = launcher.closed() => {}
+                () = closed(&mut launcher) => {}
                 () = signals.next() => {}
                 ended = &mut server => tracing::error!(?ended, "the service of rpc.sock has ended"),
             }
@@ -176,22 +175,34 @@ async fn finish(mut driver: Driver, settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What a sidecar knows before it serves.
+pub(crate) struct Membership {
+    pub(crate) settings: Settings,
+    pub(crate) ports: Ports,
+    pub(crate) identity: Arc<Identity>,
+    /// All sidecars of the job.
+    pub(crate) peers: Vec<Peer>,
+    pub(crate) world: World,
+}
+
 /// The sockets of a sidecar, bound before anybody knows who it is.
-struct Ports {
+pub(crate) struct Ports {
     control: BoundPort,
     lanes: Vec<BoundPort>,
 }
 
 impl Ports {
-    fn bind(settings: &Settings) -> anyhow::Result<Self> {
-        let any_port = SocketAddr::new(settings.address, 0);
-        let bind = || {
-            QuicPort::bind(any_port, &SocketOptions::default())
-                .context("cannot bind a UDP port")
-                .context(Code::PortBind)
+    /// Binds the control port and behind it one port for each lane; any free ports when none is given.
+    pub(crate) fn bind(settings: &Settings) -> anyhow::Result<Self> {
+        let bind = |offset: u16| {
+            let port = settings.port.map_or(Some(0), |first| first.checked_add(offset));
+            let port = port.context("the port of a lane would be above 65535; give a lower one")?;
+            let address = SocketAddr::new(settings.address, port);
+            QuicPort::bind(address, &SocketOptions::default()).context("cannot bind a UDP port")
         };
-        let lanes = (0..settings.lanes).map(|_| bind()).collect::<anyhow::Result<_>>()?;
-        Ok(Self { control: bind()?, lanes })
+        let control = bind(0).context(Code::PortBind)?;
+        let lanes = (1..=settings.lanes).map(bind).collect::<anyhow::Result<_>>().context(Code::PortBind)?;
+        Ok(Self { control, lanes })
     }
 
     fn bound(&self, key: &KeyRequest) -> FromSidecar {
@@ -212,6 +223,18 @@ struct Launcher {
 impl Launcher {
     fn new() -> Self {
         Self { lines: BufReader::new(tokio::io::stdin()).lines() }
+    }
+
+    /// The exchange of lines at whose end the sidecar knows everybody.
+    async fn membership(&mut self) -> anyhow::Result<Membership> {
+        let settings = self.start().await?;
+        let ports = Ports::bind(&settings)?;
+        let key = KeyRequest::generate().context("cannot make a key")?;
+        say(&ports.bound(&key));
+        let join = self.join().await?;
+        let world = world_of(&join.placement, &join.peers, settings.me).context(Code::SidecarSettings)?;
+        let identity = identity(&settings, key, &join)?;
+        Ok(Membership { settings, ports, identity, peers: join.peers, world })
     }
 
     async fn start(&mut self) -> anyhow::Result<Settings> {
@@ -243,6 +266,14 @@ impl Launcher {
         while let Ok(Some(line)) = self.lines.next_line().await {
             tracing::warn!(bytes = line.len(), "an unexpected line of the launcher is ignored");
         }
+    }
+}
+
+/// Resolves when the launcher has closed its end; never without one.
+async fn closed(launcher: &mut Option<Launcher>) {
+    match launcher {
+        Some(launcher) => launcher.closed().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -298,10 +329,10 @@ fn spawn_lane(
     lane::spawn(config, start, reports)
 }
 
-fn lane_addresses(join: &Join, lane: Lane) -> HashMap<SidecarIndex, Vec<SocketAddr>> {
+fn lane_addresses(peers: &[Peer], lane: Lane) -> HashMap<SidecarIndex, Vec<SocketAddr>> {
     // A peer may offer fewer lanes; plans then use no more than those, so a missing address is never dialled.
-    let address = |peer: &crate::bootstrap::Peer| peer.lanes.get(usize::from(lane.0)).copied();
-    join.peers.iter().filter_map(|peer| Some((SidecarIndex(peer.sidecar), vec![address(peer)?]))).collect()
+    let address = |peer: &Peer| peer.lanes.get(usize::from(lane.0)).copied();
+    peers.iter().filter_map(|peer| Some((SidecarIndex(peer.sidecar), vec![address(peer)?]))).collect()
 }
 
 fn engine_config(settings: &Settings, world: &World) -> EngineConfig {
@@ -325,8 +356,8 @@ fn result_bytes_max(settings: &Settings, world: &World) -> u64 {
     settings.arena_bytes_max.saturating_mul(sessions).saturating_mul(1 + world.size() as u64)
 }
 
-fn description(settings: &Settings, join: &Join, world: &World) -> v1::Description {
-    let host = join.peers.iter().find(|peer| peer.sidecar == settings.me.0).map(|peer| peer.host.clone());
+fn description(settings: &Settings, peers: &[Peer], world: &World) -> v1::Description {
+    let host = peers.iter().find(|peer| peer.sidecar == settings.me.0).map(|peer| peer.host.clone());
     v1::Description {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol_min: PROTOCOL_VERSION_MIN,
@@ -351,8 +382,6 @@ fn log_filter() -> tracing_subscriber::EnvFilter {
     tracing_subscriber::EnvFilter::try_from_env("RONDE_LOG").unwrap_or_else(|_| "warn".into())
 }
 
-/// A command line that cannot be used (`EX_USAGE`).
-const EXIT_USAGE: u8 = 64;
 /// Messages from workers that wait for the control thread; a full queue slows the workers' streams down.
 const COMMANDS_MAX: usize = 4_096;
 /// Reports of lanes that wait for the control thread; a full queue slows the lanes down.

@@ -42,8 +42,10 @@ pub(crate) struct Start {
     pub(crate) trust_domain: String,
     /// The sidecar's index.
     pub(crate) sidecar: u32,
-    /// The address to listen on and to be reached at; ports are chosen by the system.
+    /// The address to listen on and to be reached at.
     pub(crate) address: IpAddr,
+    /// The control port, which those of the lanes follow; the system chooses when absent.
+    pub(crate) port: Option<u16>,
     /// Where the session directory is made; the sidecar chooses (XDG_RUNTIME_DIR or the system's temporary directory) when absent.
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Lanes to each peer; by the number of cores when absent.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use ronde_wire::{JobName, SidecarIndex, World, limits};
 
-use crate::bootstrap::{Join, Start};
+use crate::bootstrap::{Peer, Start};
 
 /// Checked settings.
 #[derive(Clone, Debug)]
@@ -20,6 +20,8 @@ pub(crate) struct Settings {
     pub(crate) me: SidecarIndex,
     /// The address of all ports.
     pub(crate) address: IpAddr,
+    /// The control port, which those of the lanes follow; any free ones when absent.
+    pub(crate) port: Option<u16>,
     /// Where the session directory is made.
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Lanes to each peer. Default: one up to 4 cores, then one for 4 cores, at most 4.
@@ -67,6 +69,7 @@ impl Settings {
             trust_domain: start.trust_domain,
             me: SidecarIndex(start.sidecar),
             address: start.address,
+            port: start.port,
             runtime_dir: start.runtime_dir,
             lanes,
             peer_timeout_ms,
@@ -84,17 +87,17 @@ impl Settings {
     }
 }
 
-/// The membership that a [`Join`] describes.
+/// The membership: for each rank its sidecar's index, and where the sidecars are.
 ///
 /// # Errors
 /// When it is not well formed, or a sidecar with ranks has no address.
-pub(crate) fn world_of(join: &Join, me: SidecarIndex) -> anyhow::Result<World> {
-    let placement = join.placement.iter().map(|index| SidecarIndex(*index)).collect();
+pub(crate) fn world_of(placement: &[u32], peers: &[Peer], me: SidecarIndex) -> anyhow::Result<World> {
+    let placement = placement.iter().map(|index| SidecarIndex(*index)).collect();
     let world = World::new(placement).context("the placement of ranks is not usable")?;
     ensure!(!world.ranks_of(me).is_empty(), "no rank is placed on {me}; a sidecar without ranks has nothing to do");
     for sidecar in world.sidecars() {
-        let known = join.peers.iter().any(|peer| peer.sidecar == sidecar.0);
-        ensure!(known, "{sidecar} serves ranks, but the launcher gave no address for it");
+        let known = peers.iter().any(|peer| peer.sidecar == sidecar.0);
+        ensure!(known, "{sidecar} serves ranks, but there is no address for it");
     }
     Ok(world)
 }

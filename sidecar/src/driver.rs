@@ -8,7 +8,7 @@ use ronde_engine::{Action, Admission, Completion, Engine, Event, Time};
 use ronde_rpc::convert::{Refused, Submission};
 use ronde_rpc::v1;
 use ronde_rpc::v1::server_message::Message;
-use ronde_transport::{DownReason, Outgoing, Port, PortEvent, QuicPort, Role, SendError, next_event};
+use ronde_transport::{DownReason, Identity, Outgoing, Port, PortEvent, QuicPort, Role, SendError, next_event};
 use ronde_wire::{Cause, Control, Epoch, Failure, FrameKind, Rank, RequestId, Seq, SidecarIndex, World, limits};
 use tokio::sync::mpsc;
 use tokio::time::{Instant as Deadline, sleep_until};
@@ -188,6 +188,7 @@ impl Driver {
                     session.goodbye = Some(reason);
                 }
             }
+            Command::Identity(identity) => self.install_identity(&identity),
             Command::Closed { session, reason } => self.close_session(session, &reason),
             Command::Snapshot(reply) => {
                 let snapshot = self.snapshot();
@@ -195,6 +196,13 @@ impl Driver {
                 tokio::spawn(async move { drop(reply.send(snapshot.await)) });
             }
         }
+    }
+
+    fn install_identity(&mut self, identity: &Arc<Identity>) {
+        if let Err(error) = self.control.install_identity(Arc::clone(identity)) {
+            tracing::warn!(%error, "the control port keeps its certificate");
+        }
+        self.tell_lanes(|| LaneCommand::Identity(Arc::clone(identity)));
     }
 
     fn handle_report(&mut self, report: LaneReport) {
@@ -474,6 +482,7 @@ impl Driver {
     /// The state of everything at this moment; lanes that do not answer in time count as zeros.
     pub(crate) fn snapshot(&self) -> impl Future<Output = Snapshot> + Send + use<> {
         let asked: Vec<_> = self.lanes.iter().map(LaneHandle::ask_stats).collect();
+        let peers = self.world.sidecars();
         let mut snapshot = Snapshot {
             status: self.engine.status(self.now()),
             engine: self.engine.stats().clone(),
@@ -481,6 +490,8 @@ impl Driver {
             lanes: Vec::with_capacity(asked.len()),
             results: self.operations.results().usage(),
             sessions: self.sessions.len(),
+            up: self.started.elapsed(),
+            paths: peers.into_iter().filter_map(|peer| Some((peer, self.control.path(peer)?))).collect(),
         };
         async move {
             for answer in asked {

@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use anyhow::Context;
 use ronde_engine::{Admission, Executor, ExecutorAction, ExecutorConfig, ExecutorStats};
-use ronde_transport::{Outgoing, Port, PortEvent, PortStats, QuicPort, Role, next_event};
+use ronde_transport::{Identity, Outgoing, Port, PortEvent, PortStats, QuicPort, Role, next_event};
 use ronde_wire::frame::Chunk;
 use ronde_wire::{Epoch, FrameKind, Lane, Seq, SidecarIndex};
 use tokio::sync::{mpsc, oneshot};
@@ -20,6 +20,8 @@ pub(crate) enum LaneCommand {
     EpochEnd(Epoch),
     /// Perform this.
     Admit(Arc<Admission>, Arc<OperationMemory>),
+    /// Take a fresh certificate for links made from now on.
+    Identity(Arc<Identity>),
     /// Report counters.
     Stats(oneshot::Sender<LaneStats>),
     /// Close all links and end the thread.
@@ -194,6 +196,11 @@ impl LaneThread {
             LaneCommand::Admit(admission, memory) => {
                 self.memory.insert(admission.seq, memory);
                 self.executor.handle_admission(admission);
+            }
+            LaneCommand::Identity(identity) => {
+                if let Err(error) = self.port.install_identity(identity) {
+                    tracing::warn!(%error, "a lane keeps its certificate");
+                }
             }
             LaneCommand::Stats(reply) => {
                 let stats = LaneStats { port: self.port.stats(), executor: *self.executor.stats() };

@@ -11,6 +11,7 @@ mod app;
 mod bootstrap;
 mod cli;
 mod config;
+mod credentials;
 mod delivery;
 mod driver;
 mod lane;
@@ -21,6 +22,7 @@ mod runtime_dir;
 mod segments;
 mod service;
 mod sessions;
+mod standalone;
 
 fn main() -> ExitCode {
     cli::main()

@@ -1,8 +1,9 @@
-//! The session directory: two sockets and a token file for each local rank, and nothing else. It is all that a worker's
-//! container shares with its sidecar.
+//! The session directory: two sockets, a token file for each local rank, and the address of the admin pages. It is all that
+//! a worker's container shares with its sidecar.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write;
+use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -46,6 +47,15 @@ impl RuntimeDir {
         self.dir.path()
     }
 
+    /// Writes where the admin pages are, for `ronde status`.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub(crate) fn write_admin(&self, admin: SocketAddr) -> anyhow::Result<()> {
+        let path = self.path().join(ADMIN_FILE);
+        fs::write(&path, format!("{admin}\n")).with_context(|| format!("cannot write {}", path.display()))
+    }
+
     /// Draws a token for a rank and writes it to a file that only this uid can read.
     ///
     /// # Errors
@@ -74,10 +84,13 @@ pub(crate) fn random_bytes<const N: usize>() -> anyhow::Result<[u8; N]> {
     Ok(bytes)
 }
 
-fn default_base() -> PathBuf {
+/// Where session directories are made when nobody says otherwise.
+pub(crate) fn default_base() -> PathBuf {
     std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from)
 }
 
+/// The file with the address of the admin pages.
+pub(crate) const ADMIN_FILE: &str = "admin";
 /// `sun_path` has 108 bytes with its final zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 

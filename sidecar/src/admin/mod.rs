@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
@@ -11,7 +12,8 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use ronde_engine::{Stats, Status};
 use ronde_shm::ArenaUsage;
-use ronde_transport::PortStats;
+use ronde_transport::{PathStats, PortStats};
+use ronde_wire::{JobName, SidecarIndex};
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, oneshot};
 
@@ -19,6 +21,7 @@ use crate::lane::LaneStats;
 use crate::service::Command;
 
 mod metrics;
+mod page;
 
 /// The state of a sidecar at one moment.
 pub(crate) struct Snapshot {
@@ -34,19 +37,24 @@ pub(crate) struct Snapshot {
     pub(crate) results: ArenaUsage,
     /// Live sessions.
     pub(crate) sessions: usize,
+    /// How long the sidecar has served.
+    pub(crate) up: Duration,
+    /// The control links that are up.
+    pub(crate) paths: Vec<(SidecarIndex, PathStats)>,
 }
 
 /// What the pages need: the way to the driver, which is asked for one snapshot at a time, however many people look.
 #[derive(Clone)]
 pub(crate) struct Pages {
     commands: mpsc::Sender<Command>,
+    job: JobName,
     turn: Arc<Mutex<()>>,
 }
 
 impl Pages {
-    /// Pages about the driver at the other end.
-    pub(crate) fn new(commands: mpsc::Sender<Command>) -> Self {
-        Self { commands, turn: Arc::default() }
+    /// Pages about the driver at the other end, which takes part in this job.
+    pub(crate) fn new(commands: mpsc::Sender<Command>, job: JobName) -> Self {
+        Self { commands, job, turn: Arc::default() }
     }
 
     /// The state of the sidecar; `None` when it is ending.
@@ -87,7 +95,7 @@ async fn healthz(State(pages): State<Pages>) -> impl IntoResponse {
 
 async fn status(State(pages): State<Pages>) -> impl IntoResponse {
     match pages.snapshot().await {
-        Some(snapshot) => axum::Json(snapshot.status).into_response(),
+        Some(snapshot) => axum::Json(page::StatusPage::new(pages.job, snapshot)).into_response(),
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }
 }

@@ -1,5 +1,6 @@
 //! Options in the form that Horovod's launcher takes (`-np 4`, `-hostfile FILE`), which clap has no word for.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
 use clap::{Arg, ArgAction, Command};
@@ -26,6 +27,27 @@ pub(super) fn normalise(cli: &Command, arguments: Vec<OsString>) -> Vec<OsString
     }
     rewritten.extend(rest);
     rewritten
+}
+
+/// The options in front of the first word that is none, by the id of their argument, with the value that each has.
+pub(super) fn given(command: &Command, arguments: &[OsString]) -> BTreeMap<String, Option<OsString>> {
+    let mut found = BTreeMap::new();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next().filter(|argument| is_option(argument)) {
+        let option = long_form(argument);
+        let text = option.to_string_lossy();
+        let (name, attached) = text.split_once('=').map_or((&*text, None), |(name, value)| (name, Some(value.into())));
+        let value =
+            attached.or_else(|| if takes_following_value(command, &option) { rest.next().cloned() } else { None });
+        let is_named = |arg: &&Arg| match name.strip_prefix("--") {
+            Some(long) => arg.get_long() == Some(long),
+            None => arg.get_short().is_some() && arg.get_short() == name.chars().nth(1),
+        };
+        if let Some(arg) = command.get_arguments().find(is_named) {
+            found.insert(arg.get_id().to_string(), value);
+        }
+    }
+    found
 }
 
 /// `--` ends the options as well as a first positional does.
@@ -85,6 +107,23 @@ mod tests {
         assert_eq!(normalised("ronde run -Ha:1 -np 4 sh"), "ronde run -Ha:1 --num-proc 4 sh");
         assert_eq!(normalised("ronde run -- sh -np 5"), "ronde run -- sh -np 5");
         assert_eq!(normalised("ronde sidecar -np 4"), "ronde sidecar -np 4");
+    }
+
+    #[test]
+    fn given_options_are_found_with_their_values() {
+        let given = |line: &str| {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let command = run_command();
+            let run = command.find_subcommand("run").expect("it is there");
+            let show = |(name, value): (String, Option<OsString>)| match value {
+                Some(value) => format!("{name}={}", value.to_string_lossy()),
+                None => name,
+            };
+            super::given(run, &words).into_iter().map(show).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(given("--num-proc 2 -H a:1 --verbose sh --hostfile x"), "hosts=a:1 num-proc=2 verbose");
+        assert_eq!(given("--hostfile=f --verbose -- --num-proc 3"), "hostfile=f verbose");
+        assert_eq!(given("-Ha:1 --unknown"), "hosts");
     }
 
     #[test]

@@ -6,25 +6,33 @@
 //! | `sidecar` | serves the workers of one host | [`sidecar`] |
 //! | `agent` (hidden) | the launcher's hand on one host | [`agent`] |
 //! | `exec-worker` (hidden) | ties a worker's life to its agent's, then becomes the worker | [`agent::exec`] |
+//! | `certs` | makes and looks at keys and certificates | [`certs`] |
+//! | `check` | says whether hosts are fit for jobs | [`check`] |
+//! | `status` | shows what sidecars are doing | [`status`] |
+//! | `completions` | prints a script that completes words in a shell | here |
 //! | `explain` | says what an error code means | [`explain`] |
 //! | `version` | prints the version | here |
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use codes::Code;
 
 mod agent;
 mod arguments;
+mod certs;
+mod check;
 pub(crate) mod codes;
 #[cfg(test)]
 mod documents;
 mod envelope;
 mod explain;
+mod layers;
 mod run;
 mod sidecar;
+mod status;
 
 pub(crate) use sidecar::SidecarArgs;
 
@@ -48,6 +56,14 @@ enum Command {
     /// Become a worker that ends with its agent.
     #[command(hide = true)]
     ExecWorker(agent::exec::ExecArgs),
+    /// Make and look at keys and certificates of jobs without the launcher.
+    Certs(certs::CertsArgs),
+    /// Say whether this host, and others, are fit for jobs.
+    Check(check::CheckArgs),
+    /// Show what the sidecars of this host are doing.
+    Status(status::StatusArgs),
+    /// Print a script with which a shell completes the words of `ronde`.
+    Completions(CompletionsArgs),
     /// Say what an error code means and what to do.
     Explain(explain::ExplainArgs),
     /// Print the version.
@@ -55,10 +71,23 @@ enum Command {
     Version,
 }
 
+/// Arguments of `ronde completions`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = COMPLETIONS_EXAMPLES)]
+struct CompletionsArgs {
+    /// Which shell.
+    shell: clap_complete::Shell,
+}
+
 /// Parses the command line and does what it says.
 pub(crate) fn main() -> ExitCode {
     let arguments = arguments::normalise(&Cli::command(), std::env::args_os().collect());
-    let cli = match Cli::try_parse_from(arguments) {
+    let cli = match layers::layered(Cli::command(), &arguments, |name| std::env::var(name).ok()) {
+        Ok(cli) => cli,
+        Err(mistakes) => return fail(Code::ConfigFile, &mistakes.to_string(), EXIT_USAGE),
+    };
+    let parsed = cli.try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
@@ -67,6 +96,13 @@ pub(crate) fn main() -> ExitCode {
         Command::Sidecar(args) => crate::app::main(&args),
         Command::Agent => agent::main(),
         Command::ExecWorker(args) => agent::exec::main(&args),
+        Command::Certs(args) => certs::main(&args),
+        Command::Check(args) => check::main(&args),
+        Command::Status(args) => status::main(&args),
+        Command::Completions(args) => {
+            clap_complete::generate(args.shell, &mut Cli::command(), "ronde", &mut std::io::stdout());
+            ExitCode::SUCCESS
+        }
         Command::Explain(args) => explain::main(&args),
         Command::Version => {
             print(concat!("ronde ", env!("CARGO_PKG_VERSION"), "\n"));
@@ -107,6 +143,10 @@ const EXAMPLES: &str = "Examples:
   ronde run -np 4 python train.py
   ronde run -np 8 -H alpha:4,beta:4 python train.py --epochs 3";
 
+const COMPLETIONS_EXAMPLES: &str = "Examples:
+  ronde completions bash > ~/.local/share/bash-completion/completions/ronde
+  ronde completions zsh > ~/.zfunc/_ronde";
+
 const VERSION_EXAMPLES: &str = "Examples:
   ronde version
   ronde --version";
@@ -122,11 +162,15 @@ mod tests {
 
     #[test]
     fn every_help_ends_with_two_examples() {
-        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+        fn check(command: &clap::Command) {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let examples = help.lines().filter(|line| line.starts_with("  ronde")).count();
-            assert_eq!(examples, 2, "{}: {help}", command.get_name());
+            let (_, examples) = help.rsplit_once("Examples:\n").unwrap_or_default();
+            let examples: Vec<&str> = examples.lines().collect();
+            assert_eq!(examples.len(), 2, "{}: {help}", command.get_name());
+            assert!(examples.iter().all(|line| line.starts_with("  ronde ")), "{}: {help}", command.get_name());
+            command.get_subcommands().filter(|command| !command.is_hide_set()).for_each(check);
         }
+        check(&Cli::command());
     }
 
     #[test]
@@ -140,6 +184,16 @@ mod tests {
         assert_eq!(args.command, ["python", "train.py", "-np", "9", "--verbose", "--", "-x"]);
         assert_eq!(args.num_proc, 2);
         assert!(!args.verbose);
+    }
+
+    #[test]
+    fn every_shell_gets_a_script_that_knows_the_subcommands() {
+        for shell in clap::ValueEnum::value_variants() {
+            let mut script = Vec::new();
+            clap_complete::generate::<clap_complete::Shell, _>(*shell, &mut Cli::command(), "ronde", &mut script);
+            let script = String::from_utf8(script).expect("a script is text");
+            assert!(script.contains("certs") && script.contains("num-proc"), "{shell:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! `ronde sidecar`: its arguments. The work is [`crate::app`]'s.
 
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
 use clap::Args;
+use ronde_wire::limits;
 
 /// Arguments of `ronde sidecar`.
 #[derive(Args, Debug)]
@@ -9,10 +14,52 @@ pub(crate) struct SidecarArgs {
     /// Take configuration and certificate from a launcher: one JSON object a line on standard input and output.
     #[arg(long)]
     pub(crate) bootstrap: bool,
+    /// A configuration file (TOML) with a table for each subcommand; the environment and the command line count more.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The directory with cert.pem, key.pem and ca.pem, as `ronde certs issue` makes it.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) certs: Option<PathBuf>,
+    /// Where all sidecars of the job are, in the order of their indices, this one included. Data lanes take the ports
+    /// behind the named one.
+    #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',')]
+    pub(crate) peers: Vec<String>,
+    /// For each rank, the index of its sidecar. [default: one rank on each sidecar]
+    #[arg(long, value_name = "INDEX,...", value_delimiter = ',')]
+    pub(crate) placement: Vec<u32>,
+    /// The address to listen on. [default: what this sidecar's entry in --peers stands for]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<IpAddr>,
+    /// Where the directory with the workers' sockets is made. [default: XDG_RUNTIME_DIR or the temporary directory]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) runtime_dir: Option<PathBuf>,
+    /// How long the names and links of the other sidecars may take to come.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) start_timeout: u64,
+    /// Silence after which a worker or a sidecar is given up, more than one second. [default: 5]
+    #[arg(long, value_name = "SECONDS", value_parser = super::run::seconds)]
+    pub(crate) peer_timeout: Option<Duration>,
+    /// Data lanes between two sidecars. [default: by the number of cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=limits::LANES_MAX as i64))]
+    pub(crate) lanes: Option<u16>,
+    /// The most that is fused into one operation; 0 switches fusion off. [default: 64]
+    #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(0..=65_536))]
+    pub(crate) fusion_threshold_mb: Option<u64>,
+    /// Age after which a tensor that waits for some ranks is reported. [default: 60]
+    #[arg(long, value_name = "SECONDS", env = "HOROVOD_STALL_CHECK_TIME_SECONDS", value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    pub(crate) stall_check_warning_time_seconds: Option<u64>,
+    /// Age after which such a tensor ends the job, at least that of the report; 0 for never. [default: 0]
+    #[arg(long, value_name = "SECONDS", env = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", value_parser = clap::value_parser!(u64).range(0..=604_800))]
+    pub(crate) stall_check_shutdown_time_seconds: Option<u64>,
+    /// Shared memory for the inputs of one worker, and as much for its results. [default: 4096]
+    #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub(crate) arena_mb: Option<u64>,
 }
 
-const EXAMPLES: &str = "A sidecar is normally started by `ronde run`.
+const EXAMPLES: &str =
+    "A sidecar is normally started by `ronde run`. With --certs it needs no launcher; it prints a JSON line with its
+socket directory and the ranks' token files when workers may come.
 
 Examples:
-  ronde sidecar --bootstrap
-  ronde sidecar --bootstrap < launcher.jsonl";
+  ronde sidecar --certs /etc/ronde/sidecar-0 --peers alpha:7400,beta:7400
+  ronde sidecar --certs /etc/ronde/sidecar-1 --peers alpha:7400,beta:7400 --placement 0,0,1,1";

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use anyhow::Context;
 use ronde_rpc::convert::{Claim, Refused, Submission};
@@ -12,6 +13,7 @@ use ronde_rpc::v1::client_message::Message as ClientMessage;
 use ronde_rpc::v1::ronde_server::{Ronde, RondeServer};
 use ronde_rpc::{negotiate_protocol, v1};
 use ronde_shm::SessionToken;
+use ronde_transport::Identity;
 use ronde_wire::{Rank, RequestId, SetId, TensorName, limits};
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
@@ -46,6 +48,8 @@ pub(crate) enum Command {
         /// Why.
         reason: String,
     },
+    /// A fresh certificate for the links made from now on.
+    Identity(Arc<Identity>),
     /// A worker no longer waits.
     Withdraw {
         /// Whose.

@@ -1,19 +1,21 @@
 //! The job's certificate authority, and a sidecar's request to it.
 //!
-//! The launcher holds the authority; its key never leaves [`JobCa`]. Each sidecar makes its own key ([`KeyRequest`]), sends
-//! the request over the launcher's pipe and gets a certificate back, so no private key ever travels.
+//! The launcher holds the authority in memory; its key never leaves [`JobCa`]. Each sidecar makes its own key
+//! ([`KeyRequest`]), sends the request over the launcher's pipe and gets a certificate back, so no private key ever travels.
+//! A job without the launcher keeps authority and keys in files ([`JobCa::key_pem`], [`KeyRequest::key_pem`]).
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
 };
 use ronde_wire::{JobName, SidecarIndex};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use time::OffsetDateTime;
+use x509_parser::extensions::GeneralName;
 
 use crate::identity::{Identity, IdentityError, SpiffeId, TrustDomain};
 
@@ -52,8 +54,41 @@ impl JobCa {
         let mut params = parameters(&format!("ronde job {job}"), validity);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.subject_alt_names = vec![SanType::URI(authority_uri(&trust_domain, &job).try_into()?)];
         let certificate_pem = params.self_signed(&key)?.pem();
         Ok(Self { job, trust_domain, certificate_pem, issuer: Issuer::new(params, key) })
+    }
+
+    /// Reads an authority that was kept: the first certificate of `certificate_pem`, and its key.
+    ///
+    /// # Errors
+    /// [`CaError`] when a PEM cannot be read, the certificate names no job, or the key is another one's.
+    pub fn from_pem(certificate_pem: &str, key_pem: &str) -> Result<Self, CaError> {
+        let key = KeyPair::from_pem(key_pem).map_err(CaError::Key)?;
+        let chain = certificates(certificate_pem)?;
+        let certificate = chain.first().ok_or(CaError::NoAuthority)?;
+        let (_, parsed) = x509_parser::parse_x509_certificate(certificate).map_err(|_| CaError::NoAuthority)?;
+        if parsed.public_key().raw != key.subject_public_key_info() {
+            return Err(CaError::OtherKey);
+        }
+        let names = parsed.subject_alternative_name().ok().flatten();
+        let uri = names.and_then(|names| match names.value.general_names[..] {
+            [GeneralName::URI(uri)] => Some(uri.to_owned()),
+            _ => None,
+        });
+        // An authority's name is what its sidecars' ids begin with.
+        let first =
+            uri.and_then(|uri| format!("{uri}/sidecar/0").parse::<SpiffeId>().ok()).ok_or(CaError::NoAuthority)?;
+        let issuer = Issuer::from_ca_cert_der(certificate, key)?;
+        let SpiffeId { job, trust_domain, .. } = first;
+        Ok(Self { job, trust_domain, certificate_pem: certificate_pem.to_owned(), issuer })
+    }
+
+    /// The authority's private key in PEM (PKCS #8), to be kept where nobody else can read it: whoever has it can be any
+    /// sidecar of the job. The launcher does not ask for it.
+    #[must_use]
+    pub fn key_pem(&self) -> String {
+        self.issuer.key().serialize_pem()
     }
 
     /// Issues a certificate for the key of a request (PEM). Of the request only the key counts; the name is the
@@ -122,6 +157,12 @@ impl KeyRequest {
         &self.request_pem
     }
 
+    /// The private key in PEM (PKCS #8), to be kept where only its sidecar can read it.
+    #[must_use]
+    pub fn key_pem(&self) -> String {
+        self.key.serialize_pem()
+    }
+
     /// Joins the key with the certificate (or chain, leaf first) that was issued for it, and with the authority's.
     ///
     /// # Errors
@@ -151,6 +192,15 @@ pub enum CaError {
         /// What it has.
         found: usize,
     },
+    /// A private key is not one that is understood.
+    #[error("the private key cannot be read: {0}")]
+    Key(rcgen::Error),
+    /// An authority's key does not belong to its certificate.
+    #[error("the authority's key is not the one of its certificate")]
+    OtherKey,
+    /// A certificate is not that of a job's authority.
+    #[error("this is not the certificate of a job's authority: it names no spiffe://<trust domain>/job/<job>")]
+    NoAuthority,
     /// A key or certificate cannot be made.
     #[error("the certificate cannot be made: {0}")]
     Certificate(#[from] rcgen::Error),
@@ -162,7 +212,11 @@ pub enum CaError {
     Identity(#[from] IdentityError),
 }
 
-fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, CaError> {
+fn authority_uri(trust_domain: &TrustDomain, job: &JobName) -> String {
+    format!("spiffe://{trust_domain}/job/{job}")
+}
+
+pub(crate) fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, CaError> {
     CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().map_err(CaError::Pem)
 }
 
@@ -237,9 +291,50 @@ mod tests {
             of(again(), "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", root, id.clone()),
             "cannot be read",
         );
-        fails(of(again(), root, root, id.clone()), "has 0 subject alternative names");
+        fails(of(again(), root, root, id.clone()), "an id reads");
         let identity = of(one, &certificate, root, id).expect("its own key");
         assert!(identity.not_after().as_secs() > UnixTime::now().as_secs());
+    }
+
+    #[test]
+    fn an_authority_that_was_kept_issues_as_before() {
+        let ca = ca("a");
+        let kept = JobCa::from_pem(ca.ca_certificate_pem(), &ca.key_pem()).expect("its own parts");
+        let key = KeyRequest::generate().expect("a key");
+        let certificate = kept.issue(key.request_pem(), SidecarIndex(3), hour()).expect("a certificate");
+        let identity = Identity::from_pem(&certificate, &key.key_pem(), ca.ca_certificate_pem()).expect("an identity");
+        assert_eq!(*identity.id(), ca.id_of(SidecarIndex(3)));
+        identity.check(SystemTime::now()).expect("a fresh certificate of this authority");
+        let fails = |certificate: &str, key: &str, with: &str| {
+            let error = JobCa::from_pem(certificate, key).expect_err("parts that do not belong together").to_string();
+            assert!(error.contains(with), "{error:?} does not say {with:?}");
+        };
+        fails(ca.ca_certificate_pem(), &key.key_pem(), "not the one of its certificate");
+        fails(&certificate, &key.key_pem(), "names no spiffe://");
+        fails("", &key.key_pem(), "names no spiffe://");
+        fails(ca.ca_certificate_pem(), "no key", "private key cannot be read");
+    }
+
+    #[test]
+    fn an_own_certificate_is_checked_as_a_peer_would() {
+        let (ca, other) = (ca("a"), self::ca("a"));
+        let words = |validity: Validity, root: &JobCa| {
+            let key = KeyRequest::generate().expect("a key");
+            let certificate = ca.issue(key.request_pem(), SidecarIndex(3), validity).expect("a certificate");
+            let identity = Identity::from_pem(&certificate, &key.key_pem(), root.ca_certificate_pem());
+            identity.expect("parts that fit").check(SystemTime::now()).map_err(|error| error.to_string())
+        };
+        let now = SystemTime::now();
+        let hours = |from: u64, to: u64| Validity {
+            not_before: now - Duration::from_secs(36_000) + Duration::from_secs(3_600 * from),
+            not_after: now - Duration::from_secs(36_000) + Duration::from_secs(3_600 * to),
+        };
+        assert_eq!(words(hour(), &ca), Ok(()));
+        assert_eq!(words(hour(), &other), Err("the certificate is not signed by an authority of this job".to_owned()));
+        let expired = words(hours(0, 9), &ca).expect_err("it is over");
+        assert!(expired.starts_with("the certificate expired at 20") && expired.contains('Z'), "{expired}");
+        let early = words(hours(11, 12), &ca).expect_err("it has not begun");
+        assert!(early.starts_with("the certificate is not valid before 20"), "{early}");
     }
 
     #[test]

@@ -3,11 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use ronde_wire::{JobName, SidecarIndex};
 use rustls::crypto::CryptoProvider;
 use rustls::sign::CertifiedKey;
 use rustls::{CipherSuite, RootCertStore};
+use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
@@ -100,6 +102,7 @@ pub struct Identity {
     certificate_chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     roots: Vec<CertificateDer<'static>>,
+    not_before: UnixTime,
     not_after: UnixTime,
 }
 
@@ -122,15 +125,52 @@ impl Identity {
         }
         let signer = crypto_provider().key_provider.load_private_key(key.clone_key()).map_err(IdentityError::Key)?;
         CertifiedKey::new(certificate_chain.clone(), signer).keys_match().map_err(IdentityError::Key)?;
-        let identity = Self { id, certificate_chain, key, roots, not_after: claims.not_after };
+        let CertificateClaims { not_before, not_after, .. } = claims;
+        let identity = Self { id, certificate_chain, key, roots, not_before, not_after };
         identity.root_store()?;
         Ok(identity)
+    }
+
+    /// Reads an identity that was kept: the chain (leaf first), its key, and the authorities. Its id is the certificate's.
+    ///
+    /// # Errors
+    /// [`CaError`](crate::CaError) when a PEM cannot be read or the parts do not belong together.
+    pub fn from_pem(certificate_pem: &str, key_pem: &str, ca_pem: &str) -> Result<Self, crate::CaError> {
+        let chain = crate::ca::certificates(certificate_pem)?;
+        let roots = crate::ca::certificates(ca_pem)?;
+        let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(crate::CaError::Pem)?;
+        let leaf = chain.first().ok_or(IdentityError::NoCertificate)?;
+        let id = CertificateClaims::parse(leaf)?.id;
+        Ok(Self::new(id, chain, key, roots)?)
+    }
+
+    /// Says before any peer does whether the certificate is valid at `now` and signed by an authority of the job.
+    ///
+    /// # Errors
+    /// [`IdentityError::Expired`], [`IdentityError::NotYetValid`], [`IdentityError::OtherAuthority`], or what webpki says
+    /// as [`IdentityError::Refused`].
+    pub fn check(&self, now: SystemTime) -> Result<(), IdentityError> {
+        let now = UnixTime::since_unix_epoch(now.duration_since(UNIX_EPOCH).unwrap_or_default());
+        let (not_before, not_after) = (self.not_before, self.not_after);
+        if now > not_after {
+            return Err(IdentityError::Expired { at: utc(not_after) });
+        }
+        if now < not_before {
+            return Err(IdentityError::NotYetValid { from: utc(not_before) });
+        }
+        crate::verifier::check_chain(&self.certificate_chain, &self.root_store()?, now)
     }
 
     /// The id in the certificate.
     #[must_use]
     pub fn id(&self) -> &SpiffeId {
         &self.id
+    }
+
+    /// When the certificate begins to be valid.
+    #[must_use]
+    pub fn not_before(&self) -> UnixTime {
+        self.not_before
     }
 
     /// When the certificate stops being valid.
@@ -217,6 +257,21 @@ pub enum IdentityError {
         /// Who is named.
         found: Box<SpiffeId>,
     },
+    /// The certificate's time is over.
+    #[error("the certificate expired at {at}; issue a fresh one, or set this host's clock if it is wrong")]
+    Expired {
+        /// When, in UTC.
+        at: String,
+    },
+    /// The certificate's time has not come.
+    #[error("the certificate is not valid before {from}; set this host's clock if it is wrong")]
+    NotYetValid {
+        /// From when on it is, in UTC.
+        from: String,
+    },
+    /// The certificate does not pass for another reason.
+    #[error("the certificate is not accepted: {0}")]
+    Refused(rustls::Error),
     /// No authority that is accepted here has signed the certificate.
     #[error("the certificate is not signed by an authority of this job")]
     OtherAuthority,
@@ -237,6 +292,7 @@ pub enum IdentityError {
 /// What ronde reads in a certificate besides what webpki checks.
 pub(crate) struct CertificateClaims {
     pub(crate) id: SpiffeId,
+    pub(crate) not_before: UnixTime,
     pub(crate) not_after: UnixTime,
 }
 
@@ -256,8 +312,8 @@ impl CertificateClaims {
         if certificate.extended_key_usage().map_err(|error| unreadable(error.to_string()))?.is_none() {
             return Err(IdentityError::NoUsage);
         }
-        let seconds = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0);
-        Ok(Self { id, not_after: UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds)) })
+        let validity = certificate.validity();
+        Ok(Self { id, not_before: unix_time(&validity.not_before), not_after: unix_time(&validity.not_after) })
     }
 }
 
@@ -268,6 +324,27 @@ pub(crate) fn crypto_provider() -> Arc<CryptoProvider> {
     provider.cipher_suites.retain(|suite| suite.tls13().is_some());
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
     Arc::new(provider)
+}
+
+fn unix_time(time: &x509_parser::time::ASN1Time) -> UnixTime {
+    let seconds = u64::try_from(time.timestamp()).unwrap_or(0);
+    UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds))
+}
+
+/// A time as people write it: `2026-11-20 14:00:00Z`.
+#[must_use]
+pub fn utc(time: UnixTime) -> String {
+    let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    let Ok(time) = time::OffsetDateTime::from_unix_timestamp(seconds) else { return "the far future".to_owned() };
+    let (year, month, day) = time.to_calendar_date();
+    let (hour, minute, second) = time.to_hms();
+    format!("{year:04}-{:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z", u8::from(month))
+}
+
+/// The suite that two sidecars of one release agree on: the first of the list that both have.
+#[must_use]
+pub fn first_suite() -> &'static str {
+    crypto_provider().cipher_suites.first().and_then(|suite| suite.suite().as_str()).unwrap_or("none")
 }
 
 fn shortened(text: &str) -> String {

@@ -16,7 +16,7 @@ mod verifier;
 
 pub use ca::{CaError, JobCa, KeyRequest, Validity};
 pub use hello::LocalHello;
-pub use identity::{Identity, IdentityError, SpiffeId, TrustDomain};
+pub use identity::{Identity, IdentityError, SpiffeId, TrustDomain, first_suite, utc};
 pub use memory::{MemoryMesh, MemoryPort};
 pub use port::{DownReason, Outgoing, Port, PortEvent, PortStats, Role, SendError, next_event};
-pub use quic::{BoundPort, QuicError, QuicOptions, QuicPort, SocketOptions};
+pub use quic::{BoundPort, PathStats, QuicError, QuicOptions, QuicPort, SocketOptions};

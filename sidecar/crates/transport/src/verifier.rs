@@ -135,6 +135,26 @@ impl ClientCertVerifier for AcceptVerifier {
     }
 }
 
+/// Checks an own chain as the peers will.
+pub(crate) fn check_chain(
+    chain: &[CertificateDer<'_>],
+    roots: &RootCertStore,
+    now: UnixTime,
+) -> Result<(), IdentityError> {
+    let (leaf, intermediates) = chain.split_first().ok_or(IdentityError::NoCertificate)?;
+    let provider = crate::identity::crypto_provider();
+    let algorithms = provider.signature_verification_algorithms.all;
+    let certificate = ParsedCertificate::try_from(leaf).map_err(IdentityError::Refused)?;
+    verify_server_cert_signed_by_trust_anchor(&certificate, roots, intermediates, now, algorithms).map_err(|error| {
+        match error {
+            Error::InvalidCertificate(CertificateError::BadSignature | CertificateError::UnknownIssuer) => {
+                IdentityError::OtherAuthority
+            }
+            other => IdentityError::Refused(other),
+        }
+    })
+}
+
 /// Carries the text to both sides: the QUIC layer puts it into the reason of its close frame.
 fn refuse(error: IdentityError) -> Error {
     Error::Other(OtherError(Arc::new(error)))

@@ -18,7 +18,7 @@ use super::output::Item;
 
 /// The remote shell by default. It never asks for a password, since nobody could answer, and it knows the hosts it may
 /// talk to: a host that only pretends to be one would get a certificate of the job.
-pub(super) const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15";
+pub(in crate::cli) const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15";
 
 /// The connection to an agent.
 pub(super) struct Link {

@@ -18,6 +18,8 @@ use environment::Export;
 use hosts::Host;
 use placement::Placement;
 
+pub(super) use agents::SSH;
+
 mod address;
 mod agents;
 mod environment;
@@ -54,7 +56,7 @@ pub(super) struct RunArgs {
     remote_ronde: Option<PathBuf>,
     /// How long hosts, sidecars and workers may take to start.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, env = "HOROVOD_START_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    start_timeout: u64,
+    pub(super) start_timeout: u64,
     /// Silence after which a worker or a sidecar is given up, more than one second. [default: 5]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     peer_timeout: Option<Duration>,
@@ -89,8 +91,11 @@ pub(super) struct RunArgs {
     #[arg(long)]
     pub(super) verbose: bool,
     /// Set a variable for the workers, or pass one on that is withheld otherwise; may be repeated.
-    #[arg(short = 'x', value_name = "NAME[=VALUE]")]
+    #[arg(short = 'x', long, value_name = "NAME[=VALUE]")]
     export: Vec<Export>,
+    /// A configuration file (TOML) with a table for each subcommand; the environment and the command line count more.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// A program that takes the place of `ronde sidecar --bootstrap`, for tests.
     #[arg(long, hide = true, value_name = "PROGRAM")]
     sidecar_command: Option<String>,
@@ -213,7 +218,7 @@ fn random_job_name() -> anyhow::Result<JobName> {
     Ok(JobName::new(format!("run-{number:016x}"))?)
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     let given: f64 = text.parse().map_err(|error| format!("{error}"))?;
     if !(1.1..=86_400.0).contains(&given) {
         return Err("it must be between 1.1 and 86400 seconds: silence is only suspect for the first one".to_owned());

@@ -101,6 +101,7 @@ impl Job<'_> {
                 trust_domain: TRUST_DOMAIN.to_owned(),
                 sidecar,
                 address: self.address_of(place.host),
+                port: None,
                 runtime_dir: None,
                 lanes: settings.lanes,
                 peer_timeout_ms: settings.peer_timeout.map(milliseconds),

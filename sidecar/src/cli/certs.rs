@@ -1,0 +1,282 @@
+//! `ronde certs`: keys and certificates of jobs that are started without the launcher.
+//!
+//! The authority's directory (`ca.pem`, `ca-key.pem`) stays with whoever issues; each sidecar's (`cert.pem`, `key.pem`,
+//! `ca.pem`) goes to its host.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, anyhow, ensure};
+use clap::{Args, Subcommand};
+use ronde_transport::{Identity, JobCa, KeyRequest, TrustDomain, Validity, utc};
+use ronde_wire::{JobName, SidecarIndex, limits};
+
+use super::codes::{Code, coded};
+use crate::credentials::{self, AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE};
+use files::{NewFile, create_all, replace};
+
+mod files;
+
+/// Arguments of `ronde certs`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct CertsArgs {
+    #[command(subcommand)]
+    command: CertsCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum CertsCommand {
+    /// Make the authority of a job.
+    Init(InitArgs),
+    /// Make a key and a certificate for each of some sidecars.
+    Issue(IssueArgs),
+    /// Replace the key and the certificate of sidecars; running ones take them for new links.
+    Rotate(RotateArgs),
+    /// Say what directories hold and whether it can be used.
+    Inspect(InspectArgs),
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = INIT_EXAMPLES)]
+struct InitArgs {
+    /// The job's name: 1 to 63 characters of a-z, 0-9, '-', '_' and '.'.
+    #[arg(long, value_name = "NAME", value_parser = |name: &str| JobName::new(name))]
+    job: JobName,
+    /// The name of whoever runs jobs here.
+    #[arg(long, value_name = "NAME", default_value = "ronde.local", value_parser = |name: &str| TrustDomain::new(name))]
+    trust_domain: TrustDomain,
+    /// The authority's directory; it is made.
+    directory: PathBuf,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = ISSUE_EXAMPLES)]
+struct IssueArgs {
+    /// The authority's directory.
+    #[arg(long, value_name = "DIR")]
+    authority: PathBuf,
+    /// The indices of the sidecars: 0, 0,1 or 0-15.
+    #[arg(long, value_name = "INDICES", value_parser = indices)]
+    sidecars: Indices,
+    /// How long the certificates are valid.
+    #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAYS_MAX))]
+    days: u64,
+    /// Where the directories sidecar-INDEX are made.
+    directory: PathBuf,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = ROTATE_EXAMPLES)]
+struct RotateArgs {
+    /// The authority's directory.
+    #[arg(long, value_name = "DIR")]
+    authority: PathBuf,
+    /// How long the certificates are valid.
+    #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAYS_MAX))]
+    days: u64,
+    /// The sidecars' directories.
+    #[arg(required = true)]
+    directories: Vec<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = INSPECT_EXAMPLES)]
+struct InspectArgs {
+    /// Directories of sidecars or authorities.
+    #[arg(required = true)]
+    directories: Vec<PathBuf>,
+}
+
+/// Indices of sidecars, each once.
+type Indices = BTreeSet<u32>;
+
+/// Does what was asked for; prints what was made or found.
+pub(super) fn main(args: &CertsArgs) -> ExitCode {
+    let done = match &args.command {
+        CertsCommand::Init(args) => init(args),
+        CertsCommand::Issue(args) => issue(args),
+        CertsCommand::Rotate(args) => rotate(args),
+        CertsCommand::Inspect(args) => inspect(args),
+    };
+    match done {
+        Ok(text) => {
+            super::print(&text);
+            ExitCode::SUCCESS
+        }
+        Err(error) => super::fail(Code::CertificateFiles, &coded(&error, Code::CertificateFiles), EXIT_FAILURE),
+    }
+}
+
+fn init(args: &InitArgs) -> anyhow::Result<String> {
+    let InitArgs { job, trust_domain, directory } = args;
+    let validity = Validity::starting(SystemTime::now(), AUTHORITY_VALIDITY);
+    let ca = JobCa::generate(job.clone(), trust_domain.clone(), validity).context(Code::CertificateNotIssued)?;
+    create_all(&[
+        NewFile::secret(directory.join(AUTHORITY_KEY_FILE), ca.key_pem()),
+        NewFile::public(directory.join(AUTHORITY_FILE), ca.ca_certificate_pem().to_owned()),
+    ])?;
+    let directory = directory.display();
+    Ok(format!("{directory}: the authority of job {job} of {trust_domain}; keep {AUTHORITY_KEY_FILE} to yourself\n"))
+}
+
+fn issue(args: &IssueArgs) -> anyhow::Result<String> {
+    let ca = authority(&args.authority)?;
+    let (mut files, mut text) = (Vec::new(), String::new());
+    for index in &args.sidecars {
+        let directory = args.directory.join(format!("sidecar-{index}"));
+        let fresh = Fresh::issue(&ca, SidecarIndex(*index), args.days)?;
+        text.push_str(&format!("{}: {}\n", directory.display(), fresh.describe()));
+        files.extend(fresh.files(&directory, &ca));
+    }
+    create_all(&files)?;
+    Ok(text)
+}
+
+fn rotate(args: &RotateArgs) -> anyhow::Result<String> {
+    let ca = authority(&args.authority)?;
+    let mut fresh = Vec::new();
+    // All are looked at before any is replaced.
+    for directory in &args.directories {
+        let old = credentials::read(directory)?;
+        let expected = ca.id_of(old.id().sidecar);
+        let found = old.id();
+        if *found != expected {
+            let text = format!("{} is {found}'s, not of this authority's {expected}", directory.display());
+            return Err(anyhow!(text)).context(Code::CertificateForeign);
+        }
+        fresh.push((directory, Fresh::issue(&ca, expected.sidecar, args.days)?));
+    }
+    let mut text = String::new();
+    for (directory, fresh) in &fresh {
+        // The certificate comes last: a sidecar that looks in between finds that the pair does not fit and waits.
+        fresh.files(directory, &ca).iter().try_for_each(replace)?;
+        text.push_str(&format!("{}: {}\n", directory.display(), fresh.describe()));
+    }
+    Ok(text)
+}
+
+fn inspect(args: &InspectArgs) -> anyhow::Result<String> {
+    let (mut text, mut bad) = (String::new(), 0);
+    for directory in &args.directories {
+        let name = directory.display();
+        match describe(directory) {
+            Ok(found) => text.push_str(&format!("ok    {name}: {found}\n")),
+            Err(error) => {
+                bad += 1;
+                text.push_str(&format!("fail  {name}: {}\n", coded(&error, Code::CertificateFiles)));
+            }
+        }
+    }
+    if bad > 0 {
+        super::print(&text);
+        return Err(anyhow!("{bad} of {} directories cannot be used", args.directories.len()))
+            .context(Code::CertificatesUnusable);
+    }
+    Ok(text)
+}
+
+fn describe(directory: &Path) -> anyhow::Result<String> {
+    if directory.join(AUTHORITY_KEY_FILE).exists() {
+        let id = authority(directory)?.id_of(SidecarIndex(0));
+        return Ok(format!("the authority of job {} of {}", id.job, id.trust_domain));
+    }
+    Ok(describe_identity(&credentials::load(directory)?, SystemTime::now()))
+}
+
+fn describe_identity(identity: &Identity, now: SystemTime) -> String {
+    let now = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let left = identity.not_after().as_secs().saturating_sub(now);
+    let left = match left / SECONDS_PER_DAY {
+        0 => format!("{} hours", left / 3_600),
+        days => format!("{days} days"),
+    };
+    let (from, until) = (utc(identity.not_before()), utc(identity.not_after()));
+    format!("{}, valid from {from} until {until} (for {left})", identity.id())
+}
+
+fn authority(directory: &Path) -> anyhow::Result<JobCa> {
+    let key = credentials::read_key(&directory.join(AUTHORITY_KEY_FILE))?;
+    let certificate = credentials::read_text(&directory.join(AUTHORITY_FILE))?;
+    let ca = JobCa::from_pem(&certificate, &key);
+    ca.with_context(|| format!("the authority in {} cannot be used", directory.display()))
+        .context(Code::CertificateFiles)
+}
+
+/// A fresh key with its certificate.
+struct Fresh {
+    key: KeyRequest,
+    certificate: String,
+    description: String,
+}
+
+impl Fresh {
+    fn issue(ca: &JobCa, sidecar: SidecarIndex, days: u64) -> anyhow::Result<Self> {
+        let validity = Validity::starting(SystemTime::now(), Duration::from_secs(days * SECONDS_PER_DAY));
+        let make = || {
+            let key = KeyRequest::generate()?;
+            let certificate = ca.issue(key.request_pem(), sidecar, validity)?;
+            Ok::<_, ronde_transport::CaError>((key, certificate))
+        };
+        let (key, certificate) = make().context(Code::CertificateNotIssued)?;
+        let description = format!("{}, valid for {days} days", ca.id_of(sidecar));
+        Ok(Self { key, certificate, description })
+    }
+
+    fn describe(&self) -> &str {
+        &self.description
+    }
+
+    /// The certificate last.
+    fn files(&self, directory: &Path, ca: &JobCa) -> [NewFile; 3] {
+        [
+            NewFile::public(directory.join(AUTHORITY_FILE), ca.ca_certificate_pem().to_owned()),
+            NewFile::secret(directory.join(KEY_FILE), self.key.key_pem()),
+            NewFile::public(directory.join(CERTIFICATE_FILE), self.certificate.clone()),
+        ]
+    }
+}
+
+/// Reads `0`, `0,2` or `0-15`.
+fn indices(text: &str) -> anyhow::Result<Indices> {
+    let mut found = Indices::new();
+    for item in text.split(',') {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        let number =
+            |text: &str| text.trim().parse::<u32>().with_context(|| format!("{item:?} is not INDEX or FIRST-LAST"));
+        let (first, last) = (number(first)?, number(last)?);
+        ensure!(first <= last, "{item:?} is empty; give FIRST-LAST");
+        let max = limits::SIDECARS_MAX - 1;
+        ensure!((last as usize) <= max, "{item:?} is out of range; indices are 0 to {max}");
+        found.extend(first..=last);
+    }
+    Ok(found)
+}
+
+/// The authority's private key.
+const AUTHORITY_KEY_FILE: &str = "ca-key.pem";
+const SECONDS_PER_DAY: u64 = 86_400;
+const DAYS_MAX: u64 = 3_650;
+const AUTHORITY_VALIDITY: Duration = Duration::from_secs(DAYS_MAX * SECONDS_PER_DAY);
+const EXIT_FAILURE: u8 = 1;
+
+const EXAMPLES: &str = "Examples:
+  ronde certs init --job nightly authority
+  ronde certs issue --authority authority --sidecars 0-3 certs";
+const INIT_EXAMPLES: &str = "Examples:
+  ronde certs init --job nightly authority
+  ronde certs init --job nightly --trust-domain cluster.example authority";
+const ISSUE_EXAMPLES: &str = "Examples:
+  ronde certs issue --authority authority --sidecars 0-3 certs
+  ronde certs issue --authority authority --sidecars 4 --days 7 certs";
+const ROTATE_EXAMPLES: &str = "Examples:
+  ronde certs rotate --authority authority certs/sidecar-0
+  ronde certs rotate --authority authority --days 7 certs/sidecar-0 certs/sidecar-1";
+const INSPECT_EXAMPLES: &str = "Examples:
+  ronde certs inspect certs/sidecar-0
+  ronde certs inspect authority certs/sidecar-0 certs/sidecar-1";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+
+use clap::Parser;
+use tempfile::TempDir;
+
+use super::*;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    args: CertsArgs,
+}
+
+/// Runs `certs` with these words, of which `@` stands for the directory.
+fn certs(directory: &TempDir, words: &str) -> Result<String, String> {
+    let root = directory.path().display().to_string();
+    let words = format!("certs {}", words.replace('@', &root));
+    let line = Line::try_parse_from(words.split(' ')).map_err(|error| error.to_string())?;
+    let done = match &line.args.command {
+        CertsCommand::Init(args) => init(args),
+        CertsCommand::Issue(args) => issue(args),
+        CertsCommand::Rotate(args) => rotate(args),
+        CertsCommand::Inspect(args) => inspect(args),
+    };
+    done.map(|text| text.replace(&root, "@")).map_err(|error| coded(&error, Code::CertificateFiles).replace(&root, "@"))
+}
+
+/// An authority with sidecars 0 and 1.
+fn job() -> TempDir {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    certs(&directory, "init --job night @/ca").expect("a fresh authority");
+    certs(&directory, "issue --authority @/ca --sidecars 0-1 @").expect("fresh certificates");
+    directory
+}
+
+fn contents(directory: &TempDir, name: &str) -> String {
+    fs::read_to_string(directory.path().join(name)).expect("it was made")
+}
+
+fn fails(result: Result<String, String>, with: &[&str]) {
+    let error = result.expect_err("refused");
+    for words in with {
+        assert!(error.contains(words), "{error:?} does not say {words:?}");
+    }
+}
+
+#[test]
+fn what_is_issued_is_good_and_keys_are_closed_to_others() {
+    let directory = job();
+    let text = certs(&directory, "inspect @/ca @/sidecar-0 @/sidecar-1").expect("all good");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "ok    @/ca: the authority of job night of ronde.local");
+    assert!(
+        lines[2].starts_with("ok    @/sidecar-1: spiffe://ronde.local/job/night/sidecar/1, valid from 20"),
+        "{text}"
+    );
+    assert!(lines[2].ends_with("(for 29 days)") || lines[2].ends_with("(for 30 days)"), "{text}");
+    for key in ["ca/ca-key.pem", "sidecar-0/key.pem"] {
+        let mode = fs::metadata(directory.path().join(key)).expect("it was made").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{key}");
+    }
+}
+
+#[test]
+fn nothing_is_overwritten() {
+    let directory = job();
+    let before = contents(&directory, "sidecar-1/key.pem");
+    fails(certs(&directory, "init --job night @/ca"), &["@/ca/ca-key.pem exists", "RONDE-E508"]);
+    fails(certs(&directory, "issue --authority @/ca --sidecars 1,2 @"), &["sidecar-1/ca.pem exists", "rotate"]);
+    assert_eq!(contents(&directory, "sidecar-1/key.pem"), before);
+    assert!(!directory.path().join("sidecar-2").exists(), "half of it was made");
+}
+
+#[test]
+fn rotation_replaces_key_and_certificate_of_the_same_sidecar() {
+    let directory = job();
+    let before = [contents(&directory, "sidecar-0/key.pem"), contents(&directory, "sidecar-0/cert.pem")];
+    let text = certs(&directory, "rotate --authority @/ca --days 7 @/sidecar-0").expect("of this authority");
+    assert_eq!(text, "@/sidecar-0: spiffe://ronde.local/job/night/sidecar/0, valid for 7 days\n");
+    assert_ne!(contents(&directory, "sidecar-0/key.pem"), before[0]);
+    assert_ne!(contents(&directory, "sidecar-0/cert.pem"), before[1]);
+    let left = fs::read_dir(directory.path().join("sidecar-0")).expect("it was made").count();
+    assert_eq!(left, 3, "nothing but the three files");
+}
+
+#[test]
+fn a_directory_of_another_authority_is_not_rotated() {
+    let directory = job();
+    certs(&directory, "init --job day @/other").expect("a fresh authority");
+    let before = contents(&directory, "sidecar-0/key.pem");
+    fails(
+        certs(&directory, "rotate --authority @/other @/sidecar-1 @/sidecar-0"),
+        &["@/sidecar-1 is spiffe://ronde.local/job/night/sidecar/1's", "job/day/sidecar/1", "RONDE-E507"],
+    );
+    assert_eq!(contents(&directory, "sidecar-0/key.pem"), before);
+}
+
+#[test]
+fn an_open_key_is_refused_with_the_command_that_closes_it() {
+    let directory = job();
+    for (key, words) in
+        [("sidecar-0/key.pem", "inspect @/sidecar-0"), ("ca/ca-key.pem", "issue --authority @/ca --sidecars 7 @")]
+    {
+        let path = directory.path().join(key);
+        for mode in [0o640, 0o604, 0o620, 0o602] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).expect("the file is ours");
+            let error = match credentials::read_key(&path) {
+                Ok(_) => panic!("mode {mode:o} is taken"),
+                Err(error) => coded(&error, Code::CertificateFiles),
+            };
+            assert!(error.contains(&format!("has mode {mode:04o}")), "{error}");
+            assert!(error.contains("run: chmod 600 /") && error.contains("RONDE-E503"), "{error}");
+        }
+        assert!(certs(&directory, words).is_err(), "{words}");
+        fs::set_permissions(&path, Permissions::from_mode(0o400)).expect("the file is ours");
+        certs(&directory, words).expect("closed again");
+    }
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused() {
+    let directory = job();
+    let copy = |from: &str, to: &str| fs::copy(directory.path().join(from), directory.path().join(to)).expect("ours");
+    copy("sidecar-1/cert.pem", "sidecar-0/cert.pem");
+    let error = credentials::load(&directory.path().join("sidecar-0")).expect_err("another's key");
+    let error = coded(&error, Code::NoCredentials);
+    assert!(error.contains("the key does not serve the certificate") && error.contains("RONDE-E504"), "{error}");
+    certs(&directory, "init --job night @/other").expect("a fresh authority of the same name");
+    copy("other/ca.pem", "sidecar-1/ca.pem");
+    let error = credentials::load(&directory.path().join("sidecar-1")).expect_err("another authority's");
+    let error = coded(&error, Code::NoCredentials);
+    assert!(error.contains("not signed by an authority of this job") && error.contains("RONDE-E507"), "{error}");
+    fs::remove_file(directory.path().join("sidecar-1/key.pem")).expect("ours");
+    fails(certs(&directory, "inspect @/sidecar-1"), &["1 of 1 directories cannot be used", "RONDE-E509"]);
+}
+
+#[test]
+fn a_certificate_out_of_its_time_is_refused() {
+    let directory = job();
+    let ca = authority(&directory.path().join("ca")).expect("good");
+    let now = SystemTime::now();
+    let day = Duration::from_secs(SECONDS_PER_DAY);
+    for (not_before, not_after, words, code) in [
+        (now - day * 2, now - day, "the certificate expired at 20", "RONDE-E505"),
+        (now + day, now + day * 2, "the certificate is not valid before 20", "RONDE-E506"),
+    ] {
+        let key = KeyRequest::generate().expect("a key");
+        let validity = Validity { not_before, not_after };
+        let certificate = ca.issue(key.request_pem(), SidecarIndex(0), validity).expect("a certificate");
+        let sidecar = directory.path().join("sidecar-0");
+        fs::write(sidecar.join(KEY_FILE), key.key_pem()).expect("ours");
+        fs::write(sidecar.join(CERTIFICATE_FILE), certificate).expect("ours");
+        let error = coded(&credentials::load(&sidecar).expect_err("out of its time"), Code::NoCredentials);
+        assert!(error.contains(words) && error.contains(code), "{error}");
+    }
+}
+
+#[test]
+fn indices_are_read() {
+    let read =
+        |text| indices(text).map(|found| found.into_iter().collect::<Vec<_>>()).map_err(|error| error.to_string());
+    assert_eq!(read("3"), Ok(vec![3]));
+    assert_eq!(read("0-2,1,5"), Ok(vec![0, 1, 2, 5]));
+    for (text, words) in [("", "is not INDEX"), ("2-1", "is empty"), ("0-1024", "0 to 1023"), ("a", "is not INDEX")] {
+        assert!(read(text).is_err_and(|error| error.contains(words)), "{text:?}");
+    }
+}

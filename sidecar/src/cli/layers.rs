@@ -1,0 +1,212 @@
+//! Where the value of an option comes from: the command line, else the environment, else the configuration file, else its
+//! default.
+//!
+//! Values of the environment and the file become clap's defaults, after they were checked as clap would check them. So all
+//! mistakes of both are reported at once, each with its place, and the command line stays clap's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::builder::Resettable;
+use clap::{Arg, ArgAction, Command};
+
+use super::arguments;
+
+#[cfg(test)]
+mod document;
+mod file;
+
+/// The subcommands whose options can be set elsewhere than on the command line.
+pub(super) const CONFIGURED: [&str; 2] = ["run", "sidecar"];
+/// The variable that names the configuration file.
+pub(super) const CONFIG_VARIABLE: &str = "RONDE_CONFIG";
+
+/// Gives the options of the subcommand that `arguments` name the values that the environment and the file have for them,
+/// unless they are given there.
+///
+/// # Errors
+/// All that is wrong in the file, and in the variables of this subcommand.
+pub(super) fn layered(
+    cli: Command,
+    arguments: &[OsString],
+    lookup: impl Fn(&str) -> Option<String>,
+) -> Result<Command, Mistakes> {
+    let name = arguments.get(1).and_then(|name| name.to_str()).unwrap_or_default();
+    let Some(command) = CONFIGURED.iter().find(|known| **known == name).and_then(|name| cli.find_subcommand(name))
+    else {
+        return Ok(described(cli));
+    };
+    let given = arguments::given(command, &arguments[2..]);
+    let mut mistakes = Mistakes::default();
+    let path = given.get("config").cloned().flatten().map(PathBuf::from);
+    let path = path.or_else(|| lookup(CONFIG_VARIABLE).map(PathBuf::from));
+    let mut in_file = path.map(|path| file::read(&cli, &path, &mut mistakes)).unwrap_or_default();
+    let mut from: BTreeMap<String, (Source, Vec<String>)> = BTreeMap::new();
+    for arg in options(command) {
+        let id = arg.get_id().to_string();
+        let file = in_file.remove(&(name.to_owned(), id.clone())).map(|values| (Source::File, values));
+        if let Some(value) = of_environment(command, arg, &lookup, &mut mistakes).or(file) {
+            from.insert(id, value);
+        }
+    }
+    let given: BTreeSet<&str> = given.keys().map(String::as_str).collect();
+    for (one, other) in ALTERNATIVES {
+        settle((one, other), &given, &mut from, &mut mistakes);
+    }
+    if !mistakes.0.is_empty() {
+        return Err(mistakes);
+    }
+    Ok(described(cli).mut_subcommand(name, |command| {
+        command.mut_args(|arg| match from.remove(arg.get_id().as_str()) {
+            Some((_, values)) => arg.required(false).default_values(values),
+            None => arg,
+        })
+    }))
+}
+
+/// What is wrong, each with its place.
+#[derive(Debug, Default)]
+pub(super) struct Mistakes(Vec<String>);
+
+impl Mistakes {
+    fn note(&mut self, place: impl fmt::Display, what: impl fmt::Display) {
+        self.0.push(format!("{place}: {what}"));
+    }
+}
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.len() {
+            1 => f.write_str("a mistake in the configuration")?,
+            count => write!(f, "{count} mistakes in the configuration")?,
+        }
+        self.0.iter().try_for_each(|mistake| write!(f, "\n  {mistake}"))
+    }
+}
+
+/// The options that can be set elsewhere than on the command line.
+pub(super) fn options(command: &Command) -> impl Iterator<Item = &Arg> {
+    let is_set_here_only = |arg: &&Arg| ["config", "bootstrap", "help", "version"].contains(&arg.get_id().as_str());
+    command
+        .get_arguments()
+        .filter(|arg| arg.get_long().is_some() && !arg.is_hide_set())
+        .filter(move |arg| !is_set_here_only(arg))
+}
+
+/// The variables of an option: its own, and the one that it takes over from Horovod.
+pub(super) fn variables(command: &Command, arg: &Arg) -> (String, Option<String>) {
+    let long = arg.get_long().unwrap_or_default();
+    let own = format!("RONDE_{}_{long}", command.get_name()).replace('-', "_").to_ascii_uppercase();
+    (own, arg.get_env().map(|name| name.to_string_lossy().into_owned()))
+}
+
+/// Where a value comes from, the strongest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    CommandLine,
+    Environment,
+    Horovod,
+    File,
+}
+
+fn of_environment(
+    command: &Command,
+    arg: &Arg,
+    lookup: &impl Fn(&str) -> Option<String>,
+    mistakes: &mut Mistakes,
+) -> Option<(Source, Vec<String>)> {
+    let (own, horovod) = variables(command, arg);
+    let horovod = horovod.map(|name| (Source::Horovod, name));
+    let (source, name, value) = [(Source::Environment, own)]
+        .into_iter()
+        .chain(horovod)
+        .find_map(|(source, name)| lookup(&name).map(|value| (source, name, value)))?;
+    let values = match arg.get_value_delimiter() {
+        Some(delimiter) => value.split(delimiter).map(str::to_owned).collect(),
+        None => vec![value],
+    };
+    match check(arg, &values) {
+        Ok(values) => Some((source, values)),
+        Err(what) => {
+            mistakes.note(name, what);
+            None
+        }
+    }
+}
+
+/// Of two options that exclude each other the stronger source counts; the command line's own conflicts are clap's.
+fn settle(
+    (one, other): (&str, &str),
+    given: &BTreeSet<&str>,
+    from: &mut BTreeMap<String, (Source, Vec<String>)>,
+    mistakes: &mut Mistakes,
+) {
+    let source = |id: &str| match given.contains(id) {
+        true => Some(Source::CommandLine),
+        false => from.get(id).map(|(source, _)| *source),
+    };
+    match (source(one), source(other)) {
+        (Some(first), Some(second)) if first < second => drop(from.remove(other)),
+        (Some(first), Some(second)) if first > second => drop(from.remove(one)),
+        (Some(first), Some(_)) if first > Source::CommandLine => {
+            mistakes.note(format!("{one} and {other}"), "only one of both can be set");
+        }
+        _ => {}
+    }
+}
+
+/// Checks values as clap will, and gives them the form in which it takes them.
+fn check(arg: &Arg, values: &[String]) -> Result<Vec<String>, String> {
+    if matches!(arg.get_action(), ArgAction::SetTrue) {
+        let [value] = values else { return Err("it is true or false".to_owned()) };
+        return match value.to_ascii_lowercase().as_str() {
+            "true" | "1" | "yes" | "on" => Ok(vec!["true".to_owned()]),
+            "false" | "0" | "no" | "off" => Ok(vec!["false".to_owned()]),
+            _ => Err(format!("{value:?} is not true or false")),
+        };
+    }
+    // Alone in a command of its own, so that nothing else is missing or in conflict.
+    let long = arg.get_long().unwrap_or_default().to_owned();
+    let name = arg.get_value_names().and_then(|names| names.first()).map_or("VALUE", |name| name.as_str()).to_owned();
+    let parser = arg.get_value_parser().clone();
+    let alone = Arg::new("value").long(&long).value_name(name).action(ArgAction::Append).value_parser(parser);
+    let words = values.iter().map(|value| format!("--{long}={value}"));
+    let parsed = Command::new("check").no_binary_name(true).arg(alone).try_get_matches_from(words);
+    match parsed {
+        Ok(_) => Ok(values.to_vec()),
+        Err(error) => {
+            let text = error.to_string();
+            let text = text.lines().next().unwrap_or_default();
+            Err(text.strip_prefix("error: ").unwrap_or(text).to_owned())
+        }
+    }
+}
+
+/// Names the variables in the help of every option that has some.
+fn described(cli: Command) -> Command {
+    CONFIGURED.iter().fold(cli, |cli, name| {
+        cli.mut_subcommand(name, |command| {
+            let texts: BTreeMap<String, String> = options(&command)
+                .map(|arg| {
+                    let (own, horovod) = variables(&command, arg);
+                    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                    let horovod = horovod.map(|name| format!(" or {name}")).unwrap_or_default();
+                    (arg.get_id().to_string(), format!("{help} [env: {own}{horovod}]"))
+                })
+                .collect();
+            command.mut_args(|arg| match texts.get(arg.get_id().as_str()) {
+                // Read here, not by clap, which knows only one variable and reports mistakes one by one.
+                Some(help) => arg.help(help.clone()).env(Resettable::Reset),
+                None => arg,
+            })
+        })
+    })
+}
+
+/// Options of `run` that exclude each other.
+const ALTERNATIVES: [(&str, &str); 1] = [("hosts", "hostfile")];
+
+#[cfg(test)]
+mod tests;

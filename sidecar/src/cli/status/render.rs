@@ -1,0 +1,200 @@
+//! A status page in words.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+/// What people want to know of a sidecar, from two of its pages that lie `seconds` apart. Fields that another version does
+/// not have are left out.
+pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
+    let mut text = String::new();
+    // A string cannot fail to be written to.
+    let mut line = |words: String| {
+        let _ = writeln!(text, "{words}");
+    };
+    line(head(now));
+    let ranks = |name: &str| list(&now[name]);
+    line(format!("  ranks here: {} in the epoch, {} wait for it", ranks("ranks_in_epoch"), ranks("ranks_waiting")));
+    if has_entries(&now["ranks_missing"]) {
+        line(format!("  not attached yet: ranks {}", ranks("ranks_missing")));
+    }
+    if has_entries(&now["suspect_ranks"]) || has_entries(&now["suspect_sidecars"]) {
+        line(format!("  silent: ranks {}, sidecars {}", ranks("suspect_ranks"), ranks("suspect_sidecars")));
+    }
+    entries(&now["links"]).for_each(|link| line(link_line(link, now)));
+    line(traffic(before, now, seconds));
+    entries(&now["waiting_tensors"]).for_each(|waiting| {
+        let missing = list(&waiting["missing"]);
+        line(format!(
+            "  waits: {} {} for ranks {missing} since {}",
+            lower(&waiting["collective"]),
+            word(&waiting["name"]),
+            since(waiting)
+        ));
+    });
+    let unordered = entries(&now["pending_requests"]).filter(|request| request["ordered"] == false);
+    unordered.take(PENDING_SHOWN_MAX).for_each(|request| {
+        let (rank, name) = (&request["rank"], word(&request["name"]));
+        line(format!("  rank {rank} waits in {} {name} since {}", lower(&request["collective"]), since(request)));
+    });
+    if let Some(reason) = now["last_failure"]["reason"].as_str() {
+        line(format!("  the last epoch ended: {reason}"));
+    }
+    text
+}
+
+fn head(now: &Value) -> String {
+    let number = |name: &str| now[name].as_u64().unwrap_or_default();
+    let role = if now["sidecar"] == now["coordinator"] { " (coordinator)" } else { "" };
+    let version = now["version"].as_str().map(|version| format!(", ronde {version}")).unwrap_or_default();
+    format!(
+        "job {}: sidecar {}{role} of {} ranks, epoch {} {}, up {}{version}",
+        now["job"].as_str().unwrap_or("?"),
+        number("sidecar"),
+        number("world_size"),
+        number("epoch"),
+        now["phase"].as_str().unwrap_or("?"),
+        duration(number("up_ms"))
+    )
+}
+
+fn link_line(link: &Value, now: &Value) -> String {
+    let peer = link["peer"].as_u64().unwrap_or_default();
+    if link["up"] != true {
+        return format!("  link to sidecar {peer}: down");
+    }
+    let mut text = format!("  link to sidecar {peer}: {}, {}", word(&now["transport"]), word(&now["cipher"]));
+    if let Some(path) = entries(&now["paths"]).find(|path| path["peer"] == peer) {
+        let number = |name: &str| path[name].as_u64().unwrap_or_default();
+        let round_trip_us = number("round_trip_us");
+        let (bytes, lost, sent) = (number("datagram_bytes"), number("packets_lost"), number("packets_sent"));
+        // A string cannot fail to be written to.
+        let _ =
+            write!(text, ", round trip {round_trip_us} us, datagrams of {bytes} bytes, {lost} of {sent} packets lost");
+    }
+    text
+}
+
+fn traffic(before: &Value, now: &Value, seconds: f64) -> String {
+    let total = |page: &Value, name: &str| page["traffic"][name].as_u64().unwrap_or_default();
+    let rate = |name: &str| {
+        let grown = total(now, name).saturating_sub(total(before, name));
+        #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
+        let per_second = grown as f64 / seconds.max(f64::EPSILON);
+        bytes(per_second)
+    };
+    #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
+    let all = |name: &str| bytes(total(now, name) as f64);
+    let operations = total(now, "operations").saturating_sub(total(before, "operations"));
+    format!(
+        "  traffic: {}/s out, {}/s in, {operations} operations in {seconds:.1} s; {} out and {} in so far",
+        rate("sealed_bytes"),
+        rate("opened_bytes"),
+        all("sealed_bytes"),
+        all("opened_bytes")
+    )
+}
+
+/// Three digits and a unit.
+fn bytes(count: f64) -> String {
+    let units = ["B", "kB", "MB", "GB", "TB"];
+    let mut scaled = count;
+    let mut unit = 0;
+    while scaled >= 999.5 && unit + 1 < units.len() {
+        scaled /= 1_000.0;
+        unit += 1;
+    }
+    let digits = if unit == 0 || scaled >= 99.95 { 0 } else { 1 };
+    format!("{scaled:.digits$} {}", units[unit])
+}
+
+fn since(entry: &Value) -> String {
+    duration(entry["age_ms"].as_u64().unwrap_or_default())
+}
+
+fn duration(milliseconds: u64) -> String {
+    let seconds = milliseconds / 1_000;
+    match seconds {
+        0 => format!("{milliseconds} ms"),
+        1..=119 => format!("{seconds} s"),
+        120..=7_199 => format!("{} min", seconds / 60),
+        _ => format!("{} h", seconds / 3_600),
+    }
+}
+
+fn entries(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array().map(Vec::as_slice).unwrap_or_default().iter()
+}
+
+fn has_entries(list: &Value) -> bool {
+    entries(list).next().is_some()
+}
+
+fn list(numbers: &Value) -> String {
+    let numbers: Vec<String> = entries(numbers).map(ToString::to_string).collect();
+    if numbers.is_empty() { "none".to_owned() } else { numbers.join(" ") }
+}
+
+fn word(value: &Value) -> &str {
+    value.as_str().unwrap_or("?")
+}
+
+fn lower(value: &Value) -> String {
+    word(value).to_ascii_lowercase()
+}
+
+const PENDING_SHOWN_MAX: usize = 10;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_page_is_told_in_lines() {
+        let mut now = json!({
+            "job": "night", "version": "0.1.0", "sidecar": 0, "coordinator": 0, "world_size": 4, "epoch": 2,
+            "phase": "active", "up_ms": 125_000, "ranks_in_epoch": [0, 1], "ranks_waiting": [], "ranks_missing": [],
+            "suspect_ranks": [3], "suspect_sidecars": [1], "transport": "QUIC", "cipher": "TLS_X",
+            "links": [{ "peer": 1, "up": true }, { "peer": 2, "up": false }],
+            "paths": [{ "peer": 1, "round_trip_us": 120, "datagram_bytes": 1452, "packets_lost": 1, "packets_sent": 9 }],
+            "waiting_tensors": [{ "name": "allreduce.w", "collective": "ALLREDUCE", "missing": [2, 3], "age_ms": 3_100 }],
+            "pending_requests": [
+                { "rank": 1, "name": "allreduce.w", "collective": "ALLREDUCE", "ordered": false, "age_ms": 900 },
+                { "rank": 0, "name": "allreduce.v", "collective": "ALLREDUCE", "ordered": true, "age_ms": 900 },
+            ],
+            "last_failure": { "reason": "rank 3 is gone" },
+            "traffic": { "sealed_bytes": 1_000, "opened_bytes": 0, "operations": 1 },
+        });
+        let before = now.clone();
+        now["traffic"] = json!({ "sealed_bytes": 5_001_000, "opened_bytes": 4_000, "operations": 8 });
+        let expected = "\
+job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0.1.0
+  ranks here: 0 1 in the epoch, none wait for it
+  silent: ranks 3, sidecars 1
+  link to sidecar 1: QUIC, TLS_X, round trip 120 us, datagrams of 1452 bytes, 1 of 9 packets lost
+  link to sidecar 2: down
+  traffic: 2.5 MB/s out, 2.0 kB/s in, 7 operations in 2.0 s; 5.0 MB out and 4.0 kB in so far
+  waits: allreduce allreduce.w for ranks 2 3 since 3 s
+  rank 1 waits in allreduce allreduce.w since 900 ms
+  the last epoch ended: rank 3 is gone
+";
+        assert_eq!(render(&before, &now, 2.0), expected);
+    }
+
+    #[test]
+    fn a_page_of_another_version_does_not_make_it_panic() {
+        for page in
+            [json!(null), json!({}), json!([1]), json!({ "links": 3, "traffic": [], "paths": [{}], "sidecar": "x" })]
+        {
+            assert!(render(&page, &page, 0.0).starts_with("job ?: sidecar 0"));
+        }
+    }
+
+    #[test]
+    fn amounts_have_two_or_three_digits() {
+        let shown = [0.0, 999.0, 1_000.0, 99_940.0, 999_400.0, 1.5e9, 2e15].map(bytes);
+        assert_eq!(shown, ["0 B", "999 B", "1.0 kB", "99.9 kB", "999 kB", "1.5 GB", "2000 TB"]);
+    }
+}

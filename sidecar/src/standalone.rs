@@ -1,0 +1,171 @@
+//! A sidecar without a launcher: who it is says its certificate, who the others are its command line or configuration file.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use ronde_wire::SidecarIndex;
+use tokio::time::{Instant, sleep};
+
+use crate::app::{Membership, Ports};
+use crate::bootstrap::{Peer, Start};
+use crate::cli::SidecarArgs;
+use crate::cli::codes::Code;
+use crate::config::{Settings, world_of};
+use crate::credentials;
+
+/// Reads the credentials, looks up the peers and binds the ports.
+///
+/// # Errors
+/// What cannot be used, with its code.
+pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership> {
+    let directory = args.certs.as_deref().context(NO_CREDENTIALS).context(Code::NoCredentials)?;
+    let identity = Arc::new(credentials::load(directory)?);
+    let me = identity.id().sidecar;
+    let deadline = Instant::now() + Duration::from_secs(args.start_timeout);
+    let places = args.peers.iter().map(|peer| Place::parse(peer)).collect::<anyhow::Result<Vec<_>>>();
+    let places = places.context(Code::SidecarSettings)?;
+    let own = own_place(&places, me).context(Code::SidecarSettings)?;
+    let address = match args.listen {
+        Some(address) => address,
+        None => look_up(own, None, deadline).await?.ip(),
+    };
+    let settings = Settings::new(Start {
+        job: identity.id().job.clone(),
+        trust_domain: identity.id().trust_domain.to_string(),
+        sidecar: me.0,
+        address,
+        port: Some(own.port),
+        runtime_dir: args.runtime_dir.clone(),
+        lanes: args.lanes,
+        peer_timeout_ms: args.peer_timeout.map(milliseconds),
+        start_timeout_ms: args.start_timeout.saturating_mul(1_000),
+        arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
+        fusion_threshold_bytes: args.fusion_threshold_mb.map(|megabytes| megabytes << 20),
+        stall_warning_ms: args.stall_check_warning_time_seconds.map(|seconds| seconds * 1_000),
+        stall_shutdown_ms: args.stall_check_shutdown_time_seconds.map(|seconds| seconds * 1_000),
+    })
+    .context(Code::SidecarSettings)?;
+    // Bound first: who looks this sidecar up finds it.
+    let ports = Ports::bind(&settings)?;
+    let mut peers = Vec::with_capacity(places.len());
+    for (index, place) in (0_u32..).zip(&places) {
+        let control = look_up(place, Some(address), deadline).await?;
+        peers.push(Peer { sidecar: index, host: place.host.clone(), control, lanes: lanes_behind(control) });
+    }
+    let placement = if args.placement.is_empty() { (0..).take(peers.len()).collect() } else { args.placement.clone() };
+    let world = world_of(&placement, &peers, me).context(Code::SidecarSettings)?;
+    Ok(Membership { settings, ports, identity, peers, world })
+}
+
+fn own_place(places: &[Place], me: SidecarIndex) -> anyhow::Result<&Place> {
+    let count = places.len();
+    ensure!(
+        count > 0,
+        "no peers are given; name all sidecars in the order of their indices: --peers alpha:7400,beta:7400"
+    );
+    places
+        .get(me.0 as usize)
+        .with_context(|| format!("the certificate is {me}'s, but --peers names {count} sidecars, 0 to {}", count - 1))
+}
+
+/// Where a sidecar is said to be.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    host: String,
+    port: u16,
+}
+
+impl Place {
+    /// Reads `HOST:PORT`; an IPv6 address stands in brackets.
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        let wrong = || anyhow!("{text:?} is not HOST:PORT, for example alpha:7400 or [fd00::1]:7400");
+        let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+        let host = match host.strip_prefix('[') {
+            Some(rest) => rest.strip_suffix(']').ok_or_else(wrong)?,
+            None if host.contains(':') => bail!(wrong()),
+            None => host,
+        };
+        let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?;
+        ensure!(!host.is_empty(), wrong());
+        Ok(Self { host: host.to_owned(), port })
+    }
+}
+
+/// Looks a name up until it stands for an address of the same family as this sidecar's: where containers are started
+/// together, names come with them.
+async fn look_up(place: &Place, like: Option<IpAddr>, deadline: Instant) -> anyhow::Result<SocketAddr> {
+    let Place { host, port } = place;
+    loop {
+        let found = tokio::net::lookup_host((host.as_str(), *port)).await;
+        let reason = match found {
+            Ok(mut addresses) => {
+                match addresses.find(|found| like.is_none_or(|like| like.is_ipv4() == found.is_ipv4())) {
+                    Some(address) => return Ok(address),
+                    None => "it has no address of this sidecar's family (IPv4 or IPv6)".to_owned(),
+                }
+            }
+            Err(error) => error.to_string(),
+        };
+        if Instant::now() + LOOK_UP_PAUSE > deadline {
+            return Err(anyhow!("cannot look up {host:?} of --peers: {reason}")).context(Code::PeerMissing);
+        }
+        sleep(LOOK_UP_PAUSE).await;
+    }
+}
+
+/// The ports of a sidecar's lanes follow its control port.
+fn lanes_behind(control: SocketAddr) -> Vec<SocketAddr> {
+    let offsets = 1..=u16::try_from(ronde_wire::limits::LANES_MAX).unwrap_or(u16::MAX);
+    let ports = offsets.filter_map(|offset| control.port().checked_add(offset));
+    ports.map(|port| SocketAddr::new(control.ip(), port)).collect()
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+const NO_CREDENTIALS: &str = "there are no credentials; start the job with `ronde run`, which hands them over a pipe, or give \
+     --certs DIR with what `ronde certs issue` has made";
+const LOOK_UP_PAUSE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_read_and_nonsense_is_refused() {
+        let place = |host: &str, port| Place { host: host.to_owned(), port };
+        assert_eq!(Place::parse("alpha:7400").expect("good"), place("alpha", 7_400));
+        assert_eq!(Place::parse("[fd00::1]:7400").expect("good"), place("fd00::1", 7_400));
+        for bad in ["", "alpha", "alpha:", ":7400", "alpha:0", "alpha:65536", "fd00::1:7400", "[fd00::1:7400", "[]:1"] {
+            let error = Place::parse(bad).expect_err(bad).to_string();
+            assert!(error.contains("is not HOST:PORT"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_lanes_follow_the_control_port() {
+        let lanes = lanes_behind("10.0.0.1:7400".parse().expect("an address"));
+        assert_eq!(lanes[0].port(), 7_401);
+        assert_eq!(lanes.len(), ronde_wire::limits::LANES_MAX);
+        assert_eq!(lanes_behind("10.0.0.1:65535".parse().expect("an address")), []);
+    }
+
+    #[test]
+    fn the_certificate_says_which_place_is_the_own() {
+        let places = [Place::parse("a:1").expect("good"), Place::parse("b:2").expect("good")];
+        assert_eq!(own_place(&places, SidecarIndex(1)).expect("there").port, 2);
+        let error = own_place(&places, SidecarIndex(2)).expect_err("not there").to_string();
+        assert!(error.contains("--peers names 2 sidecars, 0 to 1"), "{error}");
+        assert!(own_place(&[], SidecarIndex(0)).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_name_that_does_not_come_is_named() {
+        let place = Place { host: "nowhere.invalid".to_owned(), port: 1 };
+        let error = look_up(&place, None, Instant::now()).await.expect_err("reserved for names that do not exist");
+        assert!(format!("{error:#}").contains("cannot look up \"nowhere.invalid\" of --peers"), "{error:#}");
+    }
+}
