@@ -14,7 +14,7 @@ use ronde_shm::{OwnedSegment, SegmentId, Share};
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, sum};
 use ronde_tests::raw::{DECENT, Manners, RawSession, claim, session_token};
 use ronde_tests::script::{Fill, digest, scatter};
-use ronde_wire::{Cause, limits};
+use ronde_wire::{Cause, Collective, Rank, limits};
 
 const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
 
@@ -194,6 +194,52 @@ fn submissions_are_refused_each_with_its_reason() -> Result<()> {
     session.say(Say::Submit(submission(500, "other", 100, inline(Fill::Whole { seed: 2 }, 2, 100))))?;
     let refused = session.await_failed(500)?;
     ensure!(refused.reason.contains("is in use"), "{}", refused.reason);
+    check_sum_of_all(&mut cluster, &mut session, 1_000, "afterwards")
+}
+
+#[test]
+fn requests_of_any_kind_that_cannot_be_are_refused() -> Result<()> {
+    let (mut cluster, mut session, _) = with_raw_rank(DECENT)?;
+    let whole = || inline(Fill::Whole { seed: 1 }, 2, 100);
+    let of = |collective: Collective| v1::Submit {
+        collective: Some(collective.into()),
+        ..submission(0, "refused", 100, whole())
+    };
+    let splits = |splits: &[u64]| of(Collective::AllToAll { splits: splits.to_vec() });
+    let cases = [
+        ("splits", splits(&[])),
+        ("splits", splits(&[50, 49, 0, 0])),
+        ("splits", splits(&[u64::MAX, 101, 0, 0])),
+        ("splits", splits(&[50, 50])),
+        ("takes no input", of(Collective::Scatter { root: Rank(0) })),
+        ("takes no input", of(Collective::Recv { from: Rank(0), tag: 0 })),
+        ("takes no input", of(Collective::Join)),
+        ("root", of(Collective::Broadcast { root: Rank(4) })),
+        ("to is 4096", of(Collective::Send { to: Rank(4_096), tag: 0 })),
+        ("message", of(Collective::Send { to: Rank(0), tag: 0 })),
+        (
+            "group size",
+            v1::Submit { group: Some(v1::Group { name: "g".to_owned(), size: 0 }), ..of(Collective::AllGather) },
+        ),
+    ];
+    for (request, (words, submit)) in (1..).zip(cases) {
+        session.say(Say::Submit(v1::Submit { request, ..submit }))?;
+        let refused = session.await_failed(request)?;
+        println!("{}", refused.reason);
+        ensure!(refused.reason.contains(words), "{:?} does not say {words:?}", refused.reason);
+        ensure!(refused.cause() == v1::Cause::Refused, "{refused:?}");
+    }
+    // Who takes no part says so, and whoever waits is told; what nobody can wait for is passed over.
+    let abstain = |name: &str, process_set| {
+        Say::Abstain(v1::Abstain { name: name.to_owned(), process_set, reason: "no room".to_owned() })
+    };
+    session.say(abstain("", 0))?;
+    session.say(abstain("allreduce.elsewhere", 77))?;
+    let pending = cluster.workers[0].submit(sum("abstained", 100, Fill::Whole { seed: 1 }))?;
+    session.say(abstain("allreduce.abstained", 0))?;
+    let (_, failed) = cluster.workers[0].failure(pending, PATIENCE)?;
+    ensure!(failed.cause == Some(Cause::Refused) && failed.rank == Some(2), "{failed:?}");
+    ensure!(failed.text.contains("no room"), "{}", failed.text);
     check_sum_of_all(&mut cluster, &mut session, 1_000, "afterwards")
 }
 
