@@ -72,8 +72,21 @@ impl Participant {
         }
         // What was submitted before goes out before: the coordinator takes nothing about the old set behind this.
         self.flush(cx);
-        self.to_coordinator(cx, Seq(0), Control::SetForgotten { set });
+        self.leaving.insert(set);
+        self.forget_sets(cx);
         self.answer(cx, asked, &Detail::Set(set));
+    }
+
+    /// Gives the ids of removed sets back, once no operation of theirs is under way here: a new set by the same id may use
+    /// the same names.
+    pub(crate) fn forget_sets(&mut self, cx: &mut Context) {
+        for set in std::mem::take(&mut self.leaving) {
+            if self.admitted.values().any(|running| running.admission.topology.set == set) {
+                self.leaving.insert(set);
+            } else {
+                self.to_coordinator(cx, Seq(0), Control::SetForgotten { set });
+            }
+        }
     }
 
     /// Takes out the requests of all local ranks by a name of the set of all ranks. `None` when one of them has not asked for

@@ -57,6 +57,9 @@ impl Participant {
         if reports && self.is_active() {
             self.to_coordinator(cx, seq, Control::Done);
         }
+        if self.is_active() {
+            self.forget_sets(cx);
+        }
         if let (Phase::Closing(failure), true) = (&self.phase, self.admitted.is_empty()) {
             let failure = failure.clone();
             self.end(cx, &failure);

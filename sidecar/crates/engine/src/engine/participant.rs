@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ronde_wire::control::Announcement;
-use ronde_wire::{Cause, Control, Epoch, Failure, Rank, RequestId, Seq, SidecarIndex, World};
+use ronde_wire::{Cause, Control, Epoch, Failure, Rank, RequestId, Seq, SetId, SidecarIndex, World};
 
 use super::context::Context;
 use super::remembered::Announcer;
@@ -25,6 +25,8 @@ pub(crate) struct Participant {
     pub(super) present: BTreeMap<Rank, Presence>,
     pub(super) requests: Requests,
     pub(super) sets: SetTable,
+    /// Sets that are gone, but operations of theirs are not done here: their names are not free before.
+    pub(super) leaving: BTreeSet<SetId>,
     pub(super) announcer: Announcer,
     pub(super) admitted: BTreeMap<Seq, Running>,
     pub(super) last_seq: Seq,
@@ -220,6 +222,7 @@ impl Participant {
         self.last_seq = Seq(0);
         self.broken = false;
         self.sets.clear();
+        self.leaving.clear();
         self.announcer.clear();
         self.waiting.clear();
         self.present = ranks.iter().map(|rank| (*rank, Presence { heard: cx.now, left: false })).collect();

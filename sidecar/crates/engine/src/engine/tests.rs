@@ -11,4 +11,5 @@ mod messages;
 mod mixtures;
 mod names;
 mod operations;
+mod reused;
 mod schedules;

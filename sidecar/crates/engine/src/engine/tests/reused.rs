@@ -1,0 +1,35 @@
+//! The id of a removed set, which another set gets.
+
+use ronde_wire::{Collective, DType, Detail, Rank, Request, SetId};
+
+use super::cluster::{Cluster, request, sum};
+
+/// An operation may still be under way at one sidecar when the first member has reported it as done and the set is removed.
+/// A new set by the same id must not meet its names.
+#[test]
+fn an_id_is_free_when_the_operations_of_its_set_are_done_everywhere() {
+    let mut cluster = Cluster::with_sets(&[0, 0, 1, 2], &[&[0, 2, 3]]).started();
+    cluster.executes = false;
+    let in_set = |set| Request { set: SetId(set), ..sum("t", &[4]) };
+    let under_way = [0, 2, 3].map(|rank| (rank, cluster.submit(rank, in_set(1))));
+    cluster.run();
+    cluster.execute(0);
+    learned(&mut cluster, Collective::RemoveSet { set: SetId(1) }, 1);
+    learned(&mut cluster, Collective::AddSet { ranks: vec![Rank(2), Rank(3)] }, 2);
+    let again = [2, 3].map(|rank| (rank, cluster.submit(rank, in_set(2))));
+    cluster.run();
+    cluster.execute_all();
+    assert!(under_way.iter().chain(&again).all(|(rank, request)| cluster.outcome(*rank, *request).is_ok()));
+    learned(&mut cluster, Collective::AddSet { ranks: vec![Rank(0), Rank(2)] }, 1);
+    assert!(cluster.ended.is_empty() && cluster.disconnects.is_empty());
+}
+
+fn learned(cluster: &mut Cluster, collective: Collective, set: u32) {
+    let what = Request { dtype: DType::U8, ..request("arrange", collective, &[0]) };
+    let requests = cluster.submit_all(&what);
+    cluster.run();
+    for (rank, request) in (0..).zip(requests) {
+        let done = cluster.outcome(rank, request).as_ref().expect("a result");
+        assert_eq!(done.detail, Detail::Set(SetId(set)));
+    }
+}
