@@ -5,11 +5,11 @@
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use ronde_tests::sim::{Options, Saboteur, run};
+use ronde_tests::sim::{Met, Options, Saboteur, run};
 
 fn main() -> anyhow::Result<ExitCode> {
     let (first, count, options) = parse(std::env::args().skip(1))?;
-    let mut failures = 0;
+    let (mut failures, mut met) = (0, Met::new());
     for seed in first..first + count {
         match run(seed, &options) {
             Ok(report) if count == 1 => {
@@ -17,12 +17,19 @@ fn main() -> anyhow::Result<ExitCode> {
                 println!("seed {seed}: {:?}", ronde_tests::sim::Report { results: Default::default(), ..report });
                 println!("{results} results to compare");
             }
-            Ok(_) => {}
+            Ok(report) => {
+                for (what, count) in report.met {
+                    *met.entry(what).or_default() += count;
+                }
+            }
             Err(failed) => {
                 failures += 1;
                 println!("{failed}");
             }
         }
+    }
+    if !met.is_empty() {
+        println!("met: {met:?}");
     }
     println!("{count} seeds from {first}, {failures} failed");
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -29,7 +29,7 @@ pub(super) fn is_named(failure: &Failure, item: &Item) -> bool {
     let refused = |culprit| failure.cause == Cause::Refused && failure.rank == Some(culprit);
     let excused = match item.excuse {
         Some(Excuse::Removed) => failure.cause == Cause::Refused && failure.reason.contains("was removed"),
-        Some(Excuse::Joins) => failure.reason.contains(NOT_WITH_JOIN),
+        Some(Excuse::JoinFails) => failure.cause == Cause::Refused && failure.reason.contains("whose join has failed"),
         None => false,
     };
     excused

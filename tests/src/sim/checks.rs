@@ -9,7 +9,7 @@ use ronde_wire::{Cause, Detail, Epoch, Failure, Rank, RequestId, Seq, SetId, Sid
 
 use super::blame::{blame, is_named};
 use super::faults::Faults;
-use super::item::{Item, Kind, Mischief};
+use super::item::{Item, Kind, Mischief, Place};
 use super::workload::Workload;
 
 /// What a correct cluster keeps to.
@@ -64,6 +64,8 @@ struct Asked {
     rank: Rank,
     workload: Arc<Workload>,
     item: usize,
+    /// While the first request by this name is pending.
+    twice: bool,
 }
 
 /// How an item went for those who have their answer.
@@ -80,6 +82,9 @@ struct Went {
 /// Results by epoch, the index of the item, and the rank.
 pub type Results = BTreeMap<(Epoch, usize, Rank), Vec<u8>>;
 
+/// How often a run met what it is made for, by name.
+pub type Met = BTreeMap<&'static str, u64>;
+
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
     open: BTreeMap<RequestId, Asked>,
@@ -94,13 +99,19 @@ pub(super) struct Oracle {
     added: BTreeMap<(Epoch, usize), SetId>,
     /// For comparison between runs.
     pub(super) results: Results,
+    pub(super) met: Met,
     pub(super) successes: u64,
     pub(super) failures: u64,
 }
 
 impl Oracle {
     pub(super) fn asked(&mut self, rank: Rank, request: RequestId, workload: &Arc<Workload>, item: usize) {
-        self.open.insert(request, Asked { rank, workload: Arc::clone(workload), item });
+        self.open.insert(request, Asked { rank, workload: Arc::clone(workload), item, twice: false });
+    }
+
+    /// A rank asks by a name that it has a request by without an answer.
+    pub(super) fn asked_twice(&mut self, rank: Rank, request: RequestId, workload: &Arc<Workload>, item: usize) {
+        self.open.insert(request, Asked { rank, workload: Arc::clone(workload), item, twice: true });
     }
 
     /// The coordinator begins an epoch. Where all sidecars were started again, it may have the number of an earlier one.
@@ -130,13 +141,13 @@ impl Oracle {
         self.open.values().map(one).collect::<Vec<_>>().join(", ")
     }
 
-    /// An answer; gives the item.
+    /// An answer; gives the item that is over.
     pub(super) fn completed(
         &mut self,
         (rank, request): (Rank, RequestId),
         outcome: Result<(&Completion, &[u8]), &Failure>,
         faults: &Faults,
-    ) -> Result<(Epoch, usize), Violated> {
+    ) -> Result<Option<(Epoch, usize)>, Violated> {
         if !self.answered.insert(request) {
             return violated(Property::Answered, format!("{request} of {rank} got two answers"));
         }
@@ -144,10 +155,13 @@ impl Oracle {
             return violated(Property::Answered, format!("{rank} got an answer to {request}, which it did not ask"));
         };
         match outcome {
+            Ok(_) if asked.twice => {
+                return violated(Property::Agreement, format!("{} got a result twice", who(&asked)));
+            }
             Ok((completion, bytes)) => self.succeeded(&asked, completion, bytes)?,
             Err(failure) => self.failed(&asked, failure, faults)?,
         }
-        Ok((asked.workload.epoch, asked.item))
+        Ok((!asked.twice).then_some((asked.workload.epoch, asked.item)))
     }
 
     /// An operation is admitted somewhere.
@@ -187,6 +201,7 @@ impl Oracle {
 
     fn succeeded(&mut self, asked: &Asked, completion: &Completion, bytes: &[u8]) -> Result<(), Violated> {
         self.successes += 1;
+        self.count(&asked.workload.items[asked.item], "");
         let (rank, epoch) = (asked.rank, asked.workload.epoch);
         let item = &asked.workload.items[asked.item];
         let who = who(asked);
@@ -226,13 +241,40 @@ impl Oracle {
         Ok(())
     }
 
+    fn count(&mut self, item: &Item, failure: &str) {
+        let mut met = |what| *self.met.entry(what).or_default() += 1;
+        match item.mischief {
+            _ if failure.is_empty() => {
+                met(item.what());
+                if item.group.is_some() {
+                    met("group");
+                }
+                if item.askers.len() < item.ranks.len() && item.supports_join() {
+                    met("with joined ranks");
+                }
+                if matches!(item.place, Place::Added(_)) {
+                    met("in an added set");
+                }
+            }
+            Mischief::Mismatch(..) => met("mismatch"),
+            Mischief::Refused(_) => met("refused"),
+            Mischief::Absurd(_) => met("absurd"),
+            Mischief::Withdrawn(_) => met("withdrawn"),
+            Mischief::Nonsense(_) => met("nonsense"),
+            Mischief::Joined => met("not with join"),
+            Mischief::None | Mischief::Missing => {
+                met(if failure.contains("was removed") { "removed" } else { "join failed" });
+            }
+        }
+    }
+
     /// What the first rank learns is plausible; all others learn the same.
     fn first_success(&mut self, asked: &Asked, who: &str, detail: &Detail) -> Result<(), Violated> {
         let (epoch, item) = (asked.workload.epoch, &asked.workload.items[asked.item]);
         let plausible = match (&item.kind, detail) {
             (Kind::Join, Detail::LastJoined(rank)) => item.ranks.contains(rank),
             (Kind::AddSet(_), Detail::Set(set)) => {
-                let fixed = asked.workload.items.iter().any(|item| item.place == super::item::Place::Fixed(*set));
+                let fixed = asked.workload.items.iter().any(|item| item.place == Place::Fixed(*set));
                 let free = !fixed && !self.sets.values().any(|other| other == set);
                 self.sets.insert((epoch, asked.item), *set);
                 self.added.insert((epoch, asked.item), *set);
@@ -257,8 +299,16 @@ impl Oracle {
         let who = format!("{}: {failure}", who(asked));
         match failure.cause {
             Cause::Bug => return violated(Property::NoBug, who),
-            cause if cause.ends_epoch() => return blame(failure, faults, &asked.workload, &who),
+            cause if cause.ends_epoch() => {
+                let stalls = failure.cause == Cause::ShutDown && asked.workload.staller.is_some();
+                *self.met.entry("stalled").or_default() += u64::from(stalls);
+                return blame(failure, faults, &asked.workload, &who);
+            }
             _ => {}
+        }
+        if asked.twice && failure.cause == Cause::Refused && failure.reason.contains("a tensor with the same name") {
+            *self.met.entry("the same name twice").or_default() += 1;
+            return Ok(());
         }
         if item.mischief == Mischief::None && item.excuse.is_none() {
             return violated(Property::Agreement, format!("without any reason {who}"));
@@ -267,6 +317,7 @@ impl Oracle {
             let text = format!("{:?}, {:?} is behind it, which is not said to {who}", item.mischief, item.excuse);
             return violated(Property::Culprit, text);
         }
+        self.count(item, &failure.reason);
         let went = self.went.entry((asked.workload.epoch, asked.item)).or_default();
         went.failed.push(asked.rank);
         if went.succeeded.is_empty() {

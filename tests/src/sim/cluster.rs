@@ -8,7 +8,7 @@ use ronde_collectives::CostModel;
 use ronde_engine::EngineConfig;
 use ronde_wire::{Epoch, ProcessSet, Rank, SetId, SidecarIndex, World};
 
-use super::checks::{Oracle, Property, Results, Violated, violated};
+use super::checks::{Met, Oracle, Property, Results, Violated, violated};
 use super::faults::Faults;
 use super::host::Host;
 use super::link::Network;
@@ -52,6 +52,8 @@ pub struct Report {
     pub piped: u64,
     /// Whether the planted bug had an opportunity.
     pub sabotaged: bool,
+    /// What was met how often.
+    pub met: Met,
     /// Results, when they are to be compared between runs.
     pub results: Results,
 }
@@ -95,6 +97,10 @@ const PATIENCE_US: u64 = 90_000_000;
 const WATCH_US: u64 = 300_000;
 /// A run that takes more is not getting anywhere.
 const HAPPENINGS_MAX: u64 = 5_000_000;
+
+/// Longer than anything takes that is not stalled, faults included.
+const STALL_SHUTDOWN_MS: u64 = 12_000;
+const STALL_WARNING_MS: u64 = 3_000;
 
 impl Cluster {
     pub(super) fn new(seed: u64, options: &Options) -> Self {
@@ -259,6 +265,7 @@ impl Cluster {
     /// Nothing is left over where all work is done.
     fn finish(mut self) -> Result<Report, Violated> {
         for host in &self.hosts {
+            *self.oracle.met.entry("announced again").or_default() += host.engine.stats().announced_again;
             for (number, lane) in host.lanes.iter().enumerate() {
                 let left = lane.executor.private_bytes();
                 if left.registers + left.parked + left.early > 0 {
@@ -274,6 +281,7 @@ impl Cluster {
         self.report.failures = self.oracle.failures;
         self.report.virtual_us = self.schedule.now_us();
         self.report.sabotaged = self.sabotage.as_ref().is_some_and(|sabotage| sabotage.struck);
+        self.report.met = self.oracle.met;
         self.report.results = self.oracle.results;
         Ok(self.report)
     }
@@ -283,14 +291,15 @@ impl Setup {
     /// `fixed` decides what results depend on, `rng` what they must not depend on.
     fn new(seed: u64, fixed: &mut Rng, rng: &mut Rng, options: &Options) -> Self {
         let world = world(fixed);
-        let floats = options.floats_variant.is_some();
+        let floats = options.floats_variant.is_some() || options.saboteur == Some(Saboteur::UnroundedOwner);
         let cost = CostModel {
             alpha_us: [0.5, 5.0, 60.0][fixed.usize(..3)],
             beta_us_per_byte: [1e-4, 1e-3, 1e-2][fixed.usize(..3)],
             gamma_us_per_byte: 1e-4,
         };
         let leavers_until = Epoch(if floats || options.saboteur.is_some() { 0 } else { fixed.u64(..3) });
-        let recipe = Recipe { seed, leavers_until, any_floats: floats, mischief: !floats, stalls: false };
+        let (stalls, saboteur) = (fixed.u8(..4) == 0 && options.saboteur.is_none(), options.saboteur);
+        let recipe = Recipe { seed, leavers_until, any_floats: floats, mischief: !floats, stalls, saboteur };
         Self {
             world,
             lanes: rng.u16(1..=3),
@@ -308,6 +317,8 @@ impl Setup {
             fusion_threshold_bytes: self.fusion_threshold_bytes,
             buckets_in_flight: self.buckets_in_flight,
             cost: self.cost,
+            stall_warning_ms: if self.recipe.stalls { STALL_WARNING_MS } else { 60_000 },
+            stall_shutdown_ms: if self.recipe.stalls { STALL_SHUTDOWN_MS } else { 0 },
             ..EngineConfig::new(me, self.world.clone())
         };
         Host::new(config, self.grant_bytes, life, now)

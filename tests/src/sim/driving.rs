@@ -12,6 +12,7 @@ use super::checks::{Property, Violated, violated};
 use super::cluster::Cluster;
 use super::host::{Command, LaneMemory, Report};
 use super::link::{ConnectionId, Direction, Message, Plane};
+use super::saboteur::Saboteur;
 use super::schedule::Happening;
 
 /// The control thread.
@@ -107,19 +108,22 @@ impl Cluster {
     }
 
     fn send_control(&mut self, host: usize, to: SidecarIndex, frame: (Epoch, Seq, Control)) {
-        let (epoch, seq, mut message) = frame;
+        let (epoch, seq, message) = frame;
         let direction = Direction { plane: Plane::Control, from: host, to: self.position(to) };
-        if !matches!(message, Control::Heartbeat { .. }) {
-            let me = self.hosts[host].index;
-            self.note(|| format!("{me} to {to}: {epoch}, {seq}, {}", brief(&message)));
-        }
-        if let Some(sabotage) = &mut self.sabotage {
-            let ahead = self.network.undelivered(direction).iter_mut();
-            if !sabotage.pass(&mut message, ahead) {
-                return;
+        let sent = match &mut self.sabotage {
+            Some(sabotage) => {
+                let ahead = self.network.undelivered(direction).iter_mut();
+                sabotage.pass((direction.from, direction.to), (seq, message), ahead)
             }
+            None => vec![(seq, message)],
+        };
+        for (seq, message) in sent {
+            if !matches!(message, Control::Heartbeat { .. }) {
+                let me = self.hosts[host].index;
+                self.note(|| format!("{me} to {to}: {epoch}, {seq}, {}", brief(&message)));
+            }
+            self.network.send(&mut self.schedule, &mut self.rng, direction, Message::Control(epoch, seq, message));
         }
-        self.network.send(&mut self.schedule, &mut self.rng, direction, Message::Control(epoch, seq, message));
     }
 
     fn epoch_ended(&mut self, host: usize, epoch: Epoch, failure: &Failure) -> Result<(), Violated> {
@@ -138,16 +142,17 @@ impl Cluster {
     fn admit(&mut self, host: usize, mut admission: Arc<Admission>) -> Result<(), Violated> {
         let (me, life) = (self.hosts[host].index, self.hosts[host].life);
         self.note(|| format!("{me} admits {}: {} tensors", admission.seq, admission.tensors.len()));
+        self.oracle.admitted(me, life, &admission)?;
         if let Some(sabotage) = &mut self.sabotage {
             sabotage.alter(Arc::make_mut(&mut admission));
         }
-        self.oracle.admitted(me, life, &admission)?;
         let strands = admission.plan.strands.len();
         self.report.piped += u64::from(strands > usize::from(self.setup.lanes) * admission.plan.window);
         if admission.tensors.len() > 1 {
             self.report.fused += admission.tensors.len() as u64;
         }
-        self.hosts[host].reserve(&admission);
+        let garbage = self.sabotage.as_ref().is_some_and(|sabotage| sabotage.saboteur == Saboteur::JoinedGarbage);
+        self.hosts[host].reserve(&admission, garbage);
         self.tell_lanes(host, &Command::Admit(admission));
         Ok(())
     }
@@ -166,7 +171,13 @@ impl Cluster {
         let result = match outcome {
             Ok(completion) => {
                 let operation = process.operations.get(&(completion.epoch, completion.seq));
-                let place = (completion.tensor, completion.own.then_some(rank));
+                let source = match (&mut self.sabotage, operation) {
+                    (Some(sabotage), Some(operation)) => {
+                        sabotage.result_of(rank, operation.ranks_like(completion.tensor, rank))
+                    }
+                    _ => rank,
+                };
+                let place = (completion.tensor, completion.own.then_some(source));
                 match operation.and_then(|operation| operation.outputs.get(&place)) {
                     Some(bytes) => Ok((completion, bytes.as_slice())),
                     // What is agreed by messages alone is the result of no operation.
@@ -179,7 +190,7 @@ impl Cluster {
             }
             Err(failure) => Err(failure),
         };
-        let (epoch, item) = self.oracle.completed((rank, request), result, &self.faults)?;
+        let Some((epoch, item)) = self.oracle.completed((rank, request), result, &self.faults)? else { return Ok(()) };
         self.note(|| match outcome {
             Ok(_) => format!("{rank} has item {item}"),
             Err(failure) => format!("{rank} fails with item {item}: {failure}"),

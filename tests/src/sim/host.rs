@@ -95,7 +95,7 @@ impl Host {
     }
 
     /// Reserves the results of an operation and pins its inputs.
-    pub(super) fn reserve(&mut self, admission: &Admission) {
+    pub(super) fn reserve(&mut self, admission: &Admission, reads_garbage: bool) {
         let (mut inputs, mut outputs) = (BTreeMap::new(), BTreeMap::new());
         let element_bytes = admission.arithmetic.dtype.size_bytes();
         for (index, tensor) in (0..).zip(&admission.tensors) {
@@ -107,8 +107,18 @@ impl Host {
                 outputs.insert((index, tensor.own.then_some(rank)), vec![0xEE; elements * element_bytes]);
             }
         }
-        let operation = Operation { lanes_left: self.lanes.len(), inputs, outputs, reads_garbage: false };
+        let operation = Operation { lanes_left: self.lanes.len(), inputs, outputs, reads_garbage };
         self.operations.insert((admission.epoch, admission.seq), operation);
+    }
+}
+
+impl Operation {
+    /// Ranks whose own results of a tensor are as long as a rank's, but others.
+    pub(super) fn ranks_like(&self, tensor: u32, rank: Rank) -> impl Iterator<Item = Rank> {
+        let own = self.outputs.get(&(tensor, Some(rank)));
+        let alike = move |bytes: &Vec<u8>| own.is_some_and(|own| own.len() == bytes.len() && own != bytes);
+        let of_tensor = self.outputs.iter().filter(move |((of, _), bytes)| *of == tensor && alike(bytes));
+        of_tensor.filter_map(|((_, rank), _)| *rank)
     }
 }
 

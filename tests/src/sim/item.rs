@@ -104,8 +104,8 @@ pub(super) enum Difference {
 pub(super) enum Excuse {
     /// Its set is removed while it is pending.
     Removed,
-    /// Somebody joins while it is pending, which it does not support.
-    Joins,
+    /// Somebody's join fails, without whom it was to be performed.
+    JoinFails,
 }
 
 /// Which sets a rank has added, by item.
@@ -119,7 +119,7 @@ impl Item {
     pub(super) fn request(&self, rank: Rank, added: &Added) -> Request {
         let mut request = self.plain_request(rank, added);
         match self.mischief {
-            Mischief::Mismatch(culprit, difference) if culprit == rank => self.differ(&mut request, difference),
+            Mischief::Mismatch(culprit, difference) if culprit == rank => self.differ(rank, &mut request, difference),
             Mischief::Absurd(culprit) if culprit == rank => self.make_absurd(&mut request),
             _ => {}
         }
@@ -171,6 +171,29 @@ impl Item {
             }
             Kind::Join | Kind::AddSet(_) | Kind::RemoveSet(Some(_)) => None,
             _ => Some(Detail::None),
+        }
+    }
+
+    /// The name of what is done.
+    pub(super) fn what(&self) -> &'static str {
+        match self.kind {
+            Kind::AllReduce(ReduceOp::Median) => "median",
+            Kind::AllReduce(ReduceOp::ClippedMean) => "clipped mean",
+            Kind::AllReduce(ReduceOp::Adasum) => "adasum",
+            Kind::AllReduce(_) if self.codec != Codec::None => "coded all-reduce",
+            Kind::AllReduce(_) => "all-reduce",
+            Kind::AllGather => "all-gather",
+            Kind::ReduceScatter(_) => "reduce-scatter",
+            Kind::Broadcast(_) => "broadcast",
+            Kind::AllToAll => "all-to-all",
+            Kind::Reduce(..) => "reduce",
+            Kind::Gather(_) => "gather",
+            Kind::Scatter(_) => "scatter",
+            Kind::Message(..) => "message",
+            Kind::Barrier => "barrier",
+            Kind::Join => "join",
+            Kind::AddSet(_) => "add set",
+            Kind::RemoveSet(_) => "remove set",
         }
     }
 
@@ -254,13 +277,16 @@ impl Item {
         }
     }
 
-    fn differ(&self, request: &mut Request, difference: Difference) {
+    fn differ(&self, rank: Rank, request: &mut Request, difference: Difference) {
         match difference {
             Difference::Type => request.dtype = if self.dtype == DType::F32 { DType::F64 } else { DType::F32 },
             Difference::Operation if self.kind == Kind::AllGather => {
                 request.collective = Collective::AllReduce { op: ReduceOp::Max };
             }
-            Difference::Operation => request.collective = Collective::AllGather,
+            Difference::Operation => {
+                // Nothing else is scaled.
+                (request.collective, request.prescale, request.postscale) = (Collective::AllGather, 1.0, 1.0);
+            }
             Difference::Dimensions => {
                 let mut dimensions = request.shape.dimensions().to_vec();
                 dimensions.push(3);
@@ -270,12 +296,12 @@ impl Item {
                 let other = if self.reduction() == Some(ReduceOp::Max) { ReduceOp::Min } else { ReduceOp::Max };
                 match &mut request.collective {
                     Collective::AllReduce { op } | Collective::ReduceScatter { op } | Collective::Reduce { op, .. } => {
-                        *op = other
+                        *op = other;
                     }
                     _ => {}
                 }
             }
-            Difference::Root => self.turn_to_another_root(&mut request.collective),
+            Difference::Root => self.turn_to_another_root(rank, &mut request.collective),
             Difference::Scale => request.postscale *= 3.0,
             Difference::Codec => request.codec = if self.codec == Codec::F16 { Codec::Bf16 } else { Codec::F16 },
             Difference::List => {
@@ -287,14 +313,15 @@ impl Item {
         }
     }
 
-    fn turn_to_another_root(&self, collective: &mut Collective) {
+    /// To one that is not the rank itself: nobody becomes a root without a tensor.
+    fn turn_to_another_root(&self, rank: Rank, collective: &mut Collective) {
         match collective {
             Collective::Broadcast { root }
             | Collective::Reduce { root, .. }
             | Collective::Gather { root }
             | Collective::Scatter { root } => {
-                let next = (self.position(*root) + 1) % self.ranks.len();
-                *root = self.ranks[next];
+                let other = self.ranks.iter().find(|other| **other != rank && **other != *root);
+                *root = other.copied().unwrap_or(rank);
             }
             _ => {}
         }

@@ -6,6 +6,7 @@ use fastrand::Rng;
 use ronde_wire::{Codec, DType, Group, Pair, Rank, ReduceOp, SetId, TensorName, World};
 
 use super::item::{Difference, Excuse, Item, Kind, Mischief, NO_SET, Place};
+use super::saboteur::Saboteur;
 use super::workload::Recipe;
 
 /// An epoch's items while they are made.
@@ -34,7 +35,8 @@ impl<'a> Mix<'a> {
 
     pub(super) fn items(mut self) -> Vec<Item> {
         self.some();
-        while ENABLED.joins && self.rng.u8(..4) == 0 && self.items.len() < ITEMS_MAX {
+        let joins_one_in = if self.favours(Saboteur::JoinedGarbage) { 2 } else { 4 };
+        while self.rng.u8(..joins_one_in) == 0 && self.items.len() < ITEMS_MAX {
             self.join();
             self.some();
         }
@@ -45,9 +47,12 @@ impl<'a> Mix<'a> {
         let most = [3, 12, 40][self.rng.usize(..3)];
         for _ in 0..self.rng.usize(1..=most) {
             match self.rng.u8(..20) {
-                0 if ENABLED.groups => self.group(),
-                1 if ENABLED.messages => self.messages(),
-                2 if ENABLED.sets => self.passing_set(),
+                0 => self.group(),
+                1 => self.messages(),
+                2 => self.passing_set(),
+                8.. if self.favours(Saboteur::ReleasedTwice) => self.group(),
+                8.. if self.favours(Saboteur::CrossedMessages) => self.messages(),
+                8.. if self.favours(Saboteur::EarlyRemoval) => self.passing_set(),
                 3 if self.recipe.mischief => self.nonsense(),
                 4..8 => self.follow(),
                 _ => {
@@ -56,6 +61,10 @@ impl<'a> Mix<'a> {
                 }
             }
         }
+    }
+
+    fn favours(&self, saboteur: Saboteur) -> bool {
+        self.recipe.saboteur == Some(saboteur)
     }
 
     fn any_set(&mut self) -> (Place, Vec<Rank>) {
@@ -207,12 +216,12 @@ impl<'a> Mix<'a> {
                 let item = self.draw(place, vec![one], sum);
                 Item { mischief: Mischief::Nonsense("is not a member of the provided process set"), ..item }
             }
-            2 if ENABLED.messages => {
+            2 => {
                 let item =
                     self.draw(Place::Fixed(SetId::WORLD), vec![one], Kind::Message(Pair { from: one, to: one }, 0));
                 Item { mischief: Mischief::Nonsense("itself"), ..item }
             }
-            3 if ENABLED.sets => self.draw(Place::Fixed(SetId::WORLD), world, Kind::RemoveSet(None)),
+            3 => self.draw(Place::Fixed(SetId::WORLD), world, Kind::RemoveSet(None)),
             _ => return,
         };
         item.group = None;
@@ -231,10 +240,18 @@ impl<'a> Mix<'a> {
             if askers.is_empty() {
                 break;
             }
-            let kind = self.kind(&world);
+            let other = world[self.rng.usize(..world.len())];
+            let kind = match self.kind(&world) {
+                Kind::Barrier if !askers.contains(&other) => Kind::Message(Pair { from: askers[0], to: other }, 7),
+                other => other,
+            };
             let mut item = self.draw(place, world.clone(), kind);
+            if let Kind::Message(pair, tag) = item.kind {
+                let name = format!("message.{}.{}.{tag}.{}", pair.from.0, pair.to.0, self.items.len());
+                item.name = TensorName::new(name).expect("a short name");
+            }
             let all = askers.len() == world.len();
-            item.askers = askers;
+            item.askers = if matches!(item.kind, Kind::Message(..)) { vec![askers[0]] } else { askers };
             item.mischief = match item.supports_join() || all {
                 true => self.mischief(&item),
                 false if self.recipe.mischief => Mischief::Joined,
@@ -242,24 +259,31 @@ impl<'a> Mix<'a> {
             };
             self.push(item);
         }
-        let mut joining = self.draw(place, world, Kind::Join);
-        for (index, item) in self.items.iter_mut().enumerate() {
-            if item.place != place || item.kind == Kind::Join {
-                continue;
-            }
-            let message = matches!(item.kind, Kind::Message(..));
-            let plain = item.mischief == Mischief::None && item.is_performed() && !message;
-            if item.supports_join() || item.mischief == Mischief::Joined {
-                joining.behind.push(index);
-            } else if plain && self.recipe.mischief && self.rng.u8(..4) == 0 {
-                item.excuse = Some(Excuse::Joins);
-                joining.behind.push(index);
-            } else {
-                joining.after.push(index);
+        let joined = self.joining(&world, None);
+        let fails = self.items[joined].mischief != Mischief::None;
+        let joined = if fails { self.joining(&world, Some(joined)) } else { joined };
+        self.base = vec![joined];
+    }
+
+    /// All ranks join, each of them when it has asked for everything else. When that may fail they try again.
+    fn joining(&mut self, world: &[Rank], failed: Option<usize>) -> usize {
+        let place = Place::Fixed(SetId::WORLD);
+        let mut joining = self.draw(place, world.to_vec(), Kind::Join);
+        let culprit = world[self.rng.usize(..world.len())];
+        joining.mischief = match self.rng.u8(..6) {
+            _ if !self.recipe.mischief || failed.is_some() => Mischief::None,
+            0 => Mischief::Refused(culprit),
+            1 => Mischief::Withdrawn(culprit),
+            _ => Mischief::None,
+        };
+        joining.after.extend(failed);
+        for (index, item) in self.items.iter_mut().enumerate().filter(|(_, item)| item.place == place) {
+            joining.behind.push(index);
+            if joining.mischief != Mischief::None && item.askers.len() < item.ranks.len() && item.supports_join() {
+                item.excuse = Some(Excuse::JoinFails);
             }
         }
-        let joined = self.push(joining);
-        self.base = vec![joined];
+        self.push(joining)
     }
 
     fn push(&mut self, mut item: Item) -> usize {
@@ -283,7 +307,7 @@ impl<'a> Mix<'a> {
             0 | 1 if !differences.is_empty() => {
                 Mischief::Mismatch(culprit, differences[self.rng.usize(..differences.len())])
             }
-            2 | 3 if !message => Mischief::Refused(culprit),
+            2 | 3 => Mischief::Refused(culprit),
             4 if !message => Mischief::Absurd(culprit),
             5 | 6 => Mischief::Withdrawn(culprit),
             _ => Mischief::None,
@@ -298,14 +322,14 @@ impl<'a> Mix<'a> {
             0 => Kind::Barrier,
             1 => Kind::Broadcast(member),
             2 => Kind::AllGather,
-            3 if ENABLED.moves => Kind::ReduceScatter(op),
-            4 if ENABLED.moves => Kind::AllToAll,
-            5 if ENABLED.moves => Kind::Reduce(op, member),
-            6 if ENABLED.moves => Kind::Gather(member),
-            7 if ENABLED.moves => Kind::Scatter(member),
-            8 if ENABLED.nary => Kind::AllReduce(ReduceOp::Median),
-            9 if ENABLED.nary => Kind::AllReduce(ReduceOp::ClippedMean),
-            10 if ENABLED.nary => Kind::AllReduce(ReduceOp::Adasum),
+            3 => Kind::ReduceScatter(op),
+            4 => Kind::AllToAll,
+            5 => Kind::Reduce(op, member),
+            6 => Kind::Gather(member),
+            7 => Kind::Scatter(member),
+            8 => Kind::AllReduce(ReduceOp::Median),
+            9 => Kind::AllReduce(ReduceOp::ClippedMean),
+            10 => Kind::AllReduce(ReduceOp::Adasum),
             11..15 => Kind::AllReduce(op),
             // Most traffic is alike, so that there is something to fuse.
             _ => Kind::AllReduce(ReduceOp::Sum),
@@ -327,8 +351,9 @@ impl<'a> Mix<'a> {
         };
         let plain_sum = matches!(kind, Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average)) && dtype == DType::F32;
         let codec = match self.rng.u8(..6) {
-            0 if plain_sum && ENABLED.codecs => Codec::F16,
-            1 if plain_sum && ENABLED.codecs => Codec::Bf16,
+            0.. if plain_sum && self.favours(Saboteur::UnroundedOwner) => Codec::F16,
+            0 if plain_sum => Codec::F16,
+            1 if plain_sum => Codec::Bf16,
             _ => Codec::None,
         };
         let scaled = reduction == Some(ReduceOp::Sum) && dtype == DType::F32 && self.rng.u8(..4) == 0;
@@ -375,20 +400,6 @@ impl<'a> Mix<'a> {
 /// No epoch has many more items.
 const ITEMS_MAX: usize = 100;
 
-/// What takes part already.
-struct Enabled {
-    moves: bool,
-    nary: bool,
-    codecs: bool,
-    groups: bool,
-    messages: bool,
-    sets: bool,
-    joins: bool,
-}
-
-const ENABLED: Enabled =
-    Enabled { moves: false, nary: false, codecs: false, groups: false, messages: false, sets: false, joins: false };
-
 fn is_between(item: &Item, pair: Pair) -> bool {
     matches!(item.kind, Kind::Message(other, _) if other == pair)
 }
@@ -409,11 +420,11 @@ fn differences(item: &Item) -> Vec<Difference> {
         possible.extend([Difference::Reduction, Difference::Scale]);
     }
     let rooted = matches!(item.kind, Kind::Broadcast(_) | Kind::Reduce(..) | Kind::Gather(_) | Kind::Scatter(_));
-    if rooted && item.askers.len() == item.ranks.len() {
+    if rooted && item.askers.len() == item.ranks.len() && item.ranks.len() > 2 {
         possible.push(Difference::Root);
     }
     let may_be_coded = matches!(item.kind, Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average));
-    if may_be_coded && item.dtype == DType::F32 && ENABLED.codecs {
+    if may_be_coded && item.dtype == DType::F32 {
         possible.push(Difference::Codec);
     }
     possible

@@ -25,7 +25,7 @@ mod workload;
 
 use std::fmt;
 
-pub use checks::{Property, Results, Violated};
+pub use checks::{Met, Property, Results, Violated};
 pub use cluster::{Options, Report};
 pub use saboteur::Saboteur;
 

@@ -1,12 +1,17 @@
 //! Planted bugs: what a wrong sidecar would do, done to the messages, plans and answers of a right one. Each of them must
 //! be caught by the check that is there for it.
 
-use ronde_collectives::plan::Step;
-use ronde_engine::Admission;
-use ronde_wire::frame::Chunk;
-use ronde_wire::{Control, Epoch, Tuning};
+use std::collections::{BTreeMap, BTreeSet};
 
+use ronde_collectives::plan::{Plan, Round, Slice, Step, Target};
+use ronde_engine::Admission;
+use ronde_wire::control::Intent;
+use ronde_wire::frame::Chunk;
+use ronde_wire::{Collective, Control, Epoch, Rank, Request, Seq, SetId, TensorName, Tuning};
+
+use super::item::{Item, Kind};
 use super::link::Message;
+use super::workload::Workload;
 
 /// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,17 +28,41 @@ pub enum Saboteur {
     ForgottenWaiter,
     /// One sidecar uses another tuning than the ordered one.
     LocalTuning,
+    /// A rank that has joined contributes what happens to lie there instead of zeros.
+    JoinedGarbage,
+    /// Two blocks of a result are written to each other's places.
+    SwappedBlocks,
+    /// Two messages between the same ranks are delivered under each other's tag and turn.
+    CrossedMessages,
+    /// A rank gets the result of its neighbour on the same host.
+    ForeignResult,
+    /// The owner of a piece keeps the exact values of which all others get the encoded ones.
+    UnroundedOwner,
+    /// A repeated announcement means an older request by the same name.
+    StaleAnnouncement,
+    /// A process set is gone at one sidecar before an operation that is in flight.
+    EarlyRemoval,
+    /// What is left of a group, one of whose tensors was rejected, is ordered twice.
+    ReleasedTwice,
 }
 
 impl Saboteur {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 14] = [
         Self::LostResponse,
         Self::DoubleCount,
         Self::CrossedOrders,
         Self::StaleEpoch,
         Self::ForgottenWaiter,
         Self::LocalTuning,
+        Self::JoinedGarbage,
+        Self::SwappedBlocks,
+        Self::CrossedMessages,
+        Self::ForeignResult,
+        Self::UnroundedOwner,
+        Self::StaleAnnouncement,
+        Self::EarlyRemoval,
+        Self::ReleasedTwice,
     ];
 
     /// The saboteur of a name as [`Debug`] writes it.
@@ -49,22 +78,36 @@ pub(super) struct Sabotage {
     pub(super) saboteur: Saboteur,
     patience: u32,
     pub(super) struck: bool,
+    /// Requests by the sidecar that announces them and the number under which they are remembered.
+    remembered: BTreeMap<(usize, u16), Request>,
+    /// The groups of tensors that were announced.
+    groups: BTreeMap<(SetId, TensorName), TensorName>,
+    /// The names by which sidecars ask for the removal of sets.
+    removals: BTreeMap<(usize, SetId), TensorName>,
+    /// Groups with a tensor that was rejected.
+    reduced_groups: BTreeSet<TensorName>,
 }
 
 impl Sabotage {
     pub(super) fn new(saboteur: Saboteur, patience: u32) -> Self {
-        Self { saboteur, patience, struck: false }
+        let (remembered, groups, removals, reduced_groups) = Default::default();
+        Self { saboteur, patience, struck: false, remembered, groups, removals, reduced_groups }
     }
 
-    /// A control message that is about to be sent; false when it vanishes. `ahead` is what is on its way already.
-    pub(super) fn pass<'a>(&mut self, message: &mut Control, ahead: impl Iterator<Item = &'a mut Message>) -> bool {
-        match (self.saboteur, message) {
-            (Saboteur::LostResponse, Control::Order(_) | Control::Reject { .. }) => !self.strikes(),
-            (Saboteur::LocalTuning, Control::Order(order)) => {
-                if self.strikes() {
-                    order.tuning = Tuning { window: order.tuning.window % 8 + 1, ..order.tuning };
-                }
-                true
+    /// What is sent instead of a control message; `ahead` is what is on its way already.
+    pub(super) fn pass<'a>(
+        &mut self,
+        (from, to): (usize, usize),
+        (seq, mut message): (Seq, Control),
+        ahead: impl Iterator<Item = &'a mut Message>,
+    ) -> Vec<(Seq, Control)> {
+        let reduced_group = self.is_reduced_group(&message);
+        match (self.saboteur, &mut message) {
+            (Saboteur::LostResponse, Control::Order(_) | Control::Reject { .. }) if self.strikes() => {
+                return Vec::new();
+            }
+            (Saboteur::LocalTuning, Control::Order(order)) if self.strikes() => {
+                order.tuning = Tuning { window: order.tuning.window % 8 + 1, ..order.tuning };
             }
             (Saboteur::CrossedOrders, Control::Order(order)) => {
                 let other = ahead.filter_map(|message| match message {
@@ -76,26 +119,46 @@ impl Sabotage {
                 {
                     std::mem::swap(other, order);
                 }
-                true
             }
-            _ => true,
+            (Saboteur::StaleAnnouncement, Control::Announce { announcements }) => {
+                for announcement in announcements {
+                    self.repeat_wrongly(from, &mut announcement.intent);
+                }
+            }
+            (Saboteur::EarlyRemoval, Control::Announce { announcements }) => {
+                for announcement in announcements {
+                    self.note_removal(from, &announcement.intent);
+                }
+            }
+            (Saboteur::EarlyRemoval, Control::Order(order)) => {
+                if let Some(name) = self.removals.get(&(to, order.set)).cloned()
+                    && self.strikes()
+                {
+                    let removed = Control::SetRemoved { name, set: order.set };
+                    return vec![(Seq(0), removed), (seq, message)];
+                }
+            }
+            (Saboteur::ReleasedTwice, _) if reduced_group && self.strikes() => {
+                return vec![(seq, message.clone()), (Seq(seq.0 + 1), message)];
+            }
+            _ => {}
         }
+        vec![(seq, message)]
     }
 
     /// A plan that is about to be performed.
     pub(super) fn alter(&mut self, admission: &mut Admission) {
-        if self.saboteur != Saboteur::DoubleCount {
-            return;
-        }
-        let rounds = admission.plan.strands.iter_mut().flat_map(|strand| &mut strand.rounds);
-        for round in rounds {
-            let reduce = round.steps.iter().position(|step| matches!(step, Step::Reduce { .. }));
-            if let Some(at) = reduce
-                && self.strikes()
-            {
-                round.steps.insert(at, round.steps[at]);
-                return;
+        match self.saboteur {
+            Saboteur::DoubleCount => self.reduce_twice(&mut admission.plan),
+            Saboteur::SwappedBlocks => self.swap_blocks(admission),
+            Saboteur::UnroundedOwner => self.publish_early(&mut admission.plan),
+            Saboteur::JoinedGarbage => {
+                let takes_part = admission.tensors.iter().any(|tensor| !tensor.requests.is_empty());
+                if takes_part && !admission.joined.is_empty() && admission.plan.layout.elements > 0 && self.strikes() {
+                    admission.joined.clear();
+                }
             }
+            _ => {}
         }
     }
 
@@ -110,6 +173,117 @@ impl Sabotage {
     /// Whether an answer gets lost.
     pub(super) fn forgets(&mut self) -> bool {
         self.saboteur == Saboteur::ForgottenWaiter && self.strikes()
+    }
+
+    /// Of which rank a rank gets the result; `others` have such ones, too.
+    pub(super) fn result_of(&mut self, rank: Rank, mut others: impl Iterator<Item = Rank>) -> Rank {
+        let other = others.find(|other| *other != rank);
+        other.filter(|_| self.saboteur == Saboteur::ForeignResult && self.strikes()).unwrap_or(rank)
+    }
+
+    /// Which item's tensor a rank hands over for one.
+    pub(super) fn hands_over(&mut self, rank: Rank, workload: &Workload, item: usize) -> usize {
+        let wanted = &workload.items[item];
+        let Kind::Message(pair, _) = wanted.kind else { return item };
+        let like = |(index, other): &(usize, &Item)| {
+            let alike = matches!(other.kind, Kind::Message(others, _) if others == pair) && other.place == wanted.place;
+            *index != item && alike && other.elements_of(rank) > 0
+        };
+        let other = workload.items.iter().enumerate().find(like).map(|(index, _)| index);
+        let confuses = self.saboteur == Saboteur::CrossedMessages && pair.from == rank;
+        other.filter(|_| confuses && self.strikes()).unwrap_or(item)
+    }
+
+    fn reduce_twice(&mut self, plan: &mut Plan) {
+        let rounds = plan.strands.iter_mut().flat_map(|strand| &mut strand.rounds);
+        for round in rounds {
+            let reduce = round.steps.iter().position(|step| matches!(step, Step::Reduce { .. }));
+            if let Some(at) = reduce
+                && self.strikes()
+            {
+                round.steps.insert(at, round.steps[at]);
+                return;
+            }
+        }
+    }
+
+    /// Two parts of one local rank's own result, as long as each other and from different ranks.
+    fn swap_blocks(&mut self, admission: &mut Admission) {
+        let slices = &mut admission.plan.layout.slices;
+        let of_local = |slice: &Slice| match slice.target {
+            Target::One(rank) => admission.local_ranks.contains(&rank),
+            Target::EveryRank => false,
+        };
+        for first in 0..slices.len() {
+            let (a, rest) = (slices[first], first + 1..slices.len());
+            let alike = |b: &Slice| {
+                (a.target, a.tensor, a.span.len) == (b.target, b.tensor, b.span.len) && a.source != b.source
+            };
+            let Some(second) = rest.clone().find(|second| of_local(&a) && alike(&slices[*second])) else { continue };
+            if self.strikes() {
+                let start = slices[second].output_start;
+                slices[second].output_start = std::mem::replace(&mut slices[first].output_start, start);
+                return;
+            }
+        }
+    }
+
+    fn publish_early(&mut self, plan: &mut Plan) {
+        for strand in &mut plan.strands {
+            let finish = |round: &Round| round.steps.iter().position(|step| matches!(step, Step::Finish { .. }));
+            let found = strand.rounds.iter().enumerate().find_map(|(index, round)| Some((index, finish(round)?)));
+            let Some((index, at)) = found else { continue };
+            let Step::Finish { register, .. } = strand.rounds[index].steps[at] else { continue };
+            let publishes = |step: &Step| matches!(step, Step::Publish { from, .. } if *from == register);
+            let Some(last) = strand.rounds.get_mut(index + 1) else { continue };
+            let Some(publish) = last.steps.iter().position(publishes) else { continue };
+            if self.strikes() {
+                let publish = last.steps.remove(publish);
+                strand.rounds[index].steps.insert(at + 1, publish);
+                return;
+            }
+        }
+    }
+
+    fn note_removal(&mut self, from: usize, intent: &Intent) {
+        if let Intent::Ready(request) = intent
+            && let Collective::RemoveSet { set } = request.collective
+        {
+            self.removals.insert((from, set), request.name.clone());
+        }
+    }
+
+    /// Says that the request is the one that was remembered before under its number.
+    fn repeat_wrongly(&mut self, from: usize, intent: &mut Intent) {
+        let Intent::Remember { slot, request } = intent else { return };
+        let (slot, request) = (*slot, request.clone());
+        let name = request.name.clone();
+        let before = self.remembered.insert((from, slot), request);
+        if before.is_some_and(|before| before.name == name) && self.strikes() {
+            *intent = Intent::Again { slot };
+        }
+    }
+
+    fn is_reduced_group(&mut self, message: &Control) -> bool {
+        match message {
+            Control::Announce { announcements } => {
+                for announcement in announcements {
+                    if let Intent::Ready(Request { set, name, group: Some(group), .. }) = &announcement.intent {
+                        self.groups.insert((*set, name.clone()), group.name.clone());
+                    }
+                }
+                false
+            }
+            Control::Reject { set, name, .. } => {
+                self.reduced_groups.extend(self.groups.get(&(*set, name.clone())).cloned());
+                false
+            }
+            Control::Order(order) => order.tensors.iter().any(|tensor| {
+                let group = self.groups.get(&(order.set, tensor.name.clone()));
+                group.is_some_and(|group| self.reduced_groups.contains(group))
+            }),
+            _ => false,
+        }
     }
 
     fn strikes(&mut self) -> bool {

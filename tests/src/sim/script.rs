@@ -9,7 +9,7 @@ use super::checks::{Property, Violated, violated};
 use super::cluster::Cluster;
 use super::faults::Fault;
 use super::host::Command;
-use super::item::Mischief;
+use super::item::{Added, Mischief};
 use super::schedule::Happening;
 use super::worker::{Pace, Part, State};
 
@@ -143,7 +143,7 @@ impl Cluster {
         let Some(part) = self.workers[rank.index()].part() else { return };
         let workload = Arc::clone(&part.workload);
         let asked = &workload.items[item];
-        let (what, name) = (asked.request(rank, &part.added), asked.name.clone());
+        let (mut what, name) = (asked.request(rank, &part.added), asked.name.clone());
         let (set, group) = (what.set, what.group.clone());
         if asked.mischief == Mischief::Refused(rank) {
             part.is_over(item);
@@ -151,6 +151,11 @@ impl Cluster {
             let reason = "the tensor is too strange".to_owned();
             self.tell_engine(host, Event::Refused { rank, set, name, group, reason });
             return;
+        }
+        let given = self.sabotage.as_mut().map_or(item, |sabotage| sabotage.hands_over(rank, &workload, item));
+        if given != item {
+            let other = workload.items[given].request(rank, &Added::new());
+            (what.dtype, what.shape) = (other.dtype, other.shape);
         }
         self.next_request += 1;
         let request = RequestId(self.next_request);
@@ -161,8 +166,17 @@ impl Cluster {
         }
         self.note(|| format!("{rank} asks for item {item}, {name} of {set}, as {request}"));
         self.oracle.asked(rank, request, &workload, item);
-        self.hosts[host].inputs.insert((rank, request), Arc::new(workload.input(item, rank)));
+        self.hosts[host].inputs.insert((rank, request), Arc::new(workload.input(given, rank)));
+        let plain = asked.mischief == Mischief::None && asked.excuse.is_none() && asked.is_performed();
+        let again = (plain && self.rng.u8(..64) == 0).then(|| what.clone());
         self.tell_engine(host, Event::Submitted { rank, request, what });
+        if let Some(what) = again {
+            self.next_request += 1;
+            let request = RequestId(self.next_request);
+            self.note(|| format!("{rank} asks for item {item} twice, as {request}"));
+            self.oracle.asked_twice(rank, request, &workload, item);
+            self.tell_engine(host, Event::Submitted { rank, request, what });
+        }
     }
 
     fn leave_if_done(&mut self, rank: Rank) {

@@ -1,10 +1,13 @@
 //! What the ranks ask for in one epoch, as a function of seed and epoch.
 
+use std::collections::BTreeSet;
+
 use fastrand::Rng;
 use ronde_wire::{Epoch, Rank, World};
 
-use super::item::{Item, Mischief};
+use super::item::{Item, Kind, Mischief};
 use super::mix::Mix;
+use super::saboteur::Saboteur;
 
 /// What one epoch is for.
 #[derive(Clone, Debug)]
@@ -29,16 +32,19 @@ pub(super) struct Recipe {
     pub(super) mischief: bool,
     /// Whether an engine ends an epoch that stalls.
     pub(super) stalls: bool,
+    /// There is more of what a planted bug needs.
+    pub(super) saboteur: Option<Saboteur>,
 }
 
 impl Workload {
     pub(super) fn new(recipe: &Recipe, world: &World, epoch: Epoch) -> Self {
         let mut rng = Rng::with_seed(recipe.seed.wrapping_mul(0x9E37_79B9) ^ epoch.0);
-        let mut items = Mix::new(&mut rng, recipe, world).items();
+        let items = Mix::new(&mut rng, recipe, world).items();
         let mut leaver = (epoch <= recipe.leavers_until).then(|| world.sets()[0].ranks[rng.usize(..world.size())]);
         let mut staller = None;
         if leaver.is_some() && recipe.stalls {
-            (leaver, staller) = (None, stall(&mut rng, &mut items));
+            staller = stall(&mut rng, &items);
+            leaver = leaver.filter(|_| staller.is_none());
         }
         Self { epoch, items, leaver, staller, any_floats: recipe.any_floats }
     }
@@ -56,11 +62,20 @@ impl Workload {
     }
 }
 
-/// Somebody does not ask for an item that nothing else ends.
-fn stall(rng: &mut Rng, items: &mut [Item]) -> Option<(Rank, usize)> {
-    let plain = |item: &Item| item.mischief == Mischief::None && item.excuse.is_none() && item.askers.len() > 1;
-    let candidates: Vec<usize> = (0..items.len()).filter(|index| plain(&items[*index])).collect();
-    let chosen = *candidates.get(rng.usize(..candidates.len().max(1)))?;
+/// Somebody does not ask for an item on which nothing else depends. None where ranks may join instead.
+fn stall(rng: &mut Rng, items: &[Item]) -> Option<(Rank, usize)> {
+    let awaited: BTreeSet<usize> =
+        items.iter().flat_map(|item| item.after.iter().chain(&item.behind)).copied().collect();
+    let plain = |index: &usize| {
+        let item = &items[*index];
+        let undisturbed = item.mischief == Mischief::None && item.excuse.is_none() && item.is_performed();
+        undisturbed && item.askers.len() > 1 && !awaited.contains(index)
+    };
+    let candidates: Vec<usize> = (0..items.len()).filter(plain).collect();
+    if candidates.is_empty() || items.iter().any(|item| item.kind == Kind::Join) {
+        return None;
+    }
+    let chosen = candidates[rng.usize(..candidates.len())];
     let askers = &items[chosen].askers;
     Some((askers[rng.usize(..askers.len())], chosen))
 }
