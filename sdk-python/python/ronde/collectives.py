@@ -71,7 +71,8 @@ class Collectives(Submission):
                   of integers is truncated toward zero. Of bool, Sum and Max are `or`, Product and Min are `and`, and
                   Average is refused. float16 and bfloat16 are accumulated in float32.
         prescale_factor, postscale_factor -- multiply each rank's tensor before the reduction and the result after it;
-                  finite and not 0. Integers are multiplied as float64 and truncated toward zero, saturating.
+                  finite and not 0. Integers are multiplied as float64 and truncated toward zero, saturating;
+                  their average with a postscale is the sum times postscale / ranks, truncated once.
         out    -- a NumPy array or PyTorch tensor of the same type and shape, for the result; may be `tensor`. It is
                   written when the result is waited for. After an error its elements mean nothing.
         codec  -- "float16" or "bfloat16": how the elements are written on the way between sidecars, each rounded twice;

@@ -1,10 +1,10 @@
 """What reductions give by NumPy, and how far from that a result may be.
 
-Integers and booleans are exact: sums and products wrap, an average is the wrapped sum's quotient truncated toward zero,
-factors multiply as float64 and truncate, saturating. Floating-point references are computed in float64 (float64's own
-in long double, where the machine has a longer one). A result r of a reference R is good when |r - R| <= bound, where u
-is the type's unit roundoff (half an ulp of 1), n the number of ranks, and S the sum of the absolute values of the
-terms, scaled as the result is:
+Integers and booleans are exact: sums and products wrap, an average is the wrapped sum's quotient truncated toward
+zero, factors multiply as float64 and truncate, saturating; an average with a postscale is the sum times postscale /
+n, truncated. Floating-point references are computed in float64 (float64's own in long double, where the machine has a
+longer one). A result r of a reference R is good when |r - R| <= bound, where u is the type's unit roundoff (half an
+ulp of 1), n the number of ranks, and S the sum of the absolute values of the terms, scaled as the result is:
 
 sum, average    (n + 2) u S. Each term is rounded when prescaled, n - 1 times when it is added to others, and once when
                 the result is scaled: n + 1 roundings, and one unit for their products. float16 and bfloat16 are rounded
@@ -138,6 +138,8 @@ def _exact(op: str, kind: Type, tensors: list[Array], prescale: float, postscale
         total = operands[0].copy()
         for operand in operands[1:]:
             total = numpy.asarray(combine(total, operand)).astype(total.dtype)
+    if op == "average" and postscale != 1.0:
+        return scaled(kind, total, postscale / len(tensors))
     if op == "average":
         whole = total.astype(numpy.int64)
         # Toward zero, unlike `//`.

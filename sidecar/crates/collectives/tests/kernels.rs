@@ -243,7 +243,7 @@ fn integers_truncate_and_saturate() {
     assert_eq!(i64::from_le_bytes(bytes), i64::MAX - 1, "a factor of 1 does not pass through f64");
     let mut bytes = 10_i64.to_le_bytes();
     finish(DType::I64, ReduceOp::Average, 4, 3.0, &mut bytes).expect("one element");
-    assert_eq!(i64::from_le_bytes(bytes), 6, "the quotient is truncated before it is scaled");
+    assert_eq!(i64::from_le_bytes(bytes), 7, "10 * 0.75 is truncated once");
 }
 
 #[test]

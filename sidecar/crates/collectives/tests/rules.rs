@@ -170,8 +170,9 @@ proptest! {
         for (found, bits) in found.chunks(dtype.size_bytes()).zip(&values) {
             let prescaled = |value: i128| if prescale == 1.0 { value } else { scaled(dtype, value, prescale) };
             let sum = others.iter().fold(prescaled(whole(dtype, *bits)), |sum, other| sum + prescaled(*other));
-            let average = whole(dtype, load(&bytes(sum))) / i128::from(ranks);
-            let expected = if postscale == 1.0 { average } else { scaled(dtype, average, postscale) };
+            let sum = whole(dtype, load(&bytes(sum)));
+            let exact = sum / i128::from(ranks);
+            let expected = if postscale == 1.0 { exact } else { scaled(dtype, sum, postscale / f64::from(ranks)) };
             prop_assert_eq!(whole(dtype, load(found)), expected, "{} {} {}", dtype, prescale, postscale);
         }
     }

@@ -9,7 +9,8 @@
 //! Scaling follows Horovod: integers are multiplied as f64 and truncated toward zero, saturating; f64 in f64; f32 is
 //! multiplied in f64 and rounded once to f32, so an average is not rounded by an inexact `1 / size` in f32 first; f16 and
 //! bf16 go through f32 in the same way. A factor of 1 leaves every value alone. The average of integers is the integer
-//! quotient of the sum, truncated toward zero, exactly, and only then scaled.
+//! quotient of the sum, truncated toward zero, exactly; with another postscale it is the sum times `postscale / ranks`,
+//! truncated once.
 
 mod block;
 mod codec;
@@ -178,7 +179,7 @@ pub fn scale(dtype: DType, factor: f64, bytes: &mut [u8]) -> Result<(), KernelEr
 
 /// What a complete reduction over `ranks` ranks becomes: an average is divided, then everything is scaled.
 ///
-/// Floating-point averages are multiplied by `postscale / ranks` once; integer ones are divided exactly, then scaled.
+/// Averages are multiplied by `postscale / ranks` once; integer ones are divided exactly when there is no postscale.
 /// N-ary reductions are only scaled.
 ///
 /// # Errors
@@ -194,12 +195,12 @@ pub fn finish(dtype: DType, op: ReduceOp, ranks: u32, postscale: f64, bytes: &mu
     if ranks == 0 {
         return Err(KernelError::NoRanks);
     }
-    if dtype.is_float() {
+    if dtype.is_float() || postscale != 1.0 {
         return scale(dtype, postscale / f64::from(ranks), bytes);
     }
     check_length(dtype, bytes.len())?;
     with_element!(dtype, op, E => E::map(bytes, |value| value.quotient(ranks)));
-    scale(dtype, postscale, bytes)
+    Ok(())
 }
 
 /// The elementwise functions behind the operations.
