@@ -163,8 +163,8 @@ fn an_announcement_that_means_an_older_request_is_caught() {
 
 #[test]
 fn a_set_that_is_gone_before_an_order_is_caught() {
-    // What the others perform has failed there, or cannot be admitted any more.
-    caught(Saboteur::EarlyRemoval, &[Property::Agreement, Property::NoBug]);
+    // What the others perform has failed there or cannot be admitted, or the coordinator hears that the set is forgotten.
+    caught(Saboteur::EarlyRemoval, &[Property::Agreement, Property::NoBug, Property::Protocol]);
 }
 
 #[test]
