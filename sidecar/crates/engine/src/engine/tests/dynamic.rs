@@ -157,6 +157,32 @@ fn what_is_pending_on_a_removed_set_fails_and_what_is_under_way_completes() {
 }
 
 #[test]
+fn an_id_is_not_used_again_before_the_last_operation_of_its_set_is_done_everywhere() {
+    let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[1, 2]]).started();
+    cluster.executes = false;
+    let in_set = |ranks: &[u32], cluster: &mut Cluster| {
+        let what = Request { set: SetId(1), ..sum("t", &[4]) };
+        ranks.iter().map(|rank| (*rank, cluster.submit(*rank, what.clone()))).collect::<Vec<_>>()
+    };
+    let old = in_set(&[1, 2], &mut cluster);
+    cluster.run();
+    assert_eq!(asked(&mut cluster, &remove(1)), set(1));
+    assert_eq!(asked(&mut cluster, &add(&[0, 1])), set(2));
+    assert_eq!(asked(&mut cluster, &remove(2)), set(2));
+    // The first member is done, the other one is not.
+    cluster.execute(0);
+    cluster.run();
+    assert_eq!(asked(&mut cluster, &add(&[0, 1])), set(2));
+    cluster.execute_all();
+    assert!(old.iter().all(|(rank, request)| cluster.outcome(*rank, *request).is_ok()));
+    assert_eq!(asked(&mut cluster, &add(&[0, 2])), set(1));
+    let new = in_set(&[0, 2], &mut cluster);
+    cluster.run();
+    cluster.execute_all();
+    assert!(new.iter().all(|(rank, request)| cluster.outcome(*rank, *request).is_ok()));
+}
+
+#[test]
 fn a_late_word_about_a_removed_set_is_not_taken_for_its_successor() {
     let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[1, 2]]).started();
     let in_set = Request { set: SetId(1), ..sum("t", &[4]) };
