@@ -28,6 +28,9 @@ fn drawn(rank: i64, i: i64) -> i64 {
     (rank * 7 + i * 3) % 11 + 1
 }
 
+/// Element i of a result.
+type Reference = fn(i64) -> i64;
+
 fn fold(i: i64, fold: fn(i64, i64) -> i64) -> i64 {
     (0..SIZE).map(|rank| drawn(rank, i)).reduce(fold).unwrap_or(0)
 }
@@ -35,7 +38,7 @@ fn fold(i: i64, fold: fn(i64, i64) -> i64) -> i64 {
 #[test]
 fn reductions() -> Result<()> {
     each_way(|crew| {
-        let expected: [(ReduceOp, fn(i64) -> i64); 5] = [
+        let expected: [(ReduceOp, Reference); 5] = [
             (ReduceOp::Sum, |i| fold(i, |a, b| a + b)),
             (ReduceOp::Average, |i| fold(i, |a, b| a + b) / SIZE),
             (ReduceOp::Min, |i| fold(i, i64::min)),

@@ -15,7 +15,7 @@ pub(super) fn section() -> String {
             match item {
                 syn::Item::Macro(numbers) if numbers.mac.path.is_ident("number") => text.push_str(&number(numbers)),
                 syn::Item::Struct(item) if is_sent(&item.attrs) && !LOCAL.iter().any(|name| item.ident == name) => {
-                    text.push_str(&structure(item))
+                    text.push_str(&structure(item));
                 }
                 syn::Item::Enum(item) if is_sent(&item.attrs) => text.push_str(&enumeration(item)),
                 _ => {}
