@@ -35,7 +35,7 @@ impl<'a> Mix<'a> {
 
     pub(super) fn items(mut self) -> Vec<Item> {
         self.some();
-        let joins_one_in = if self.favours(Saboteur::JoinedGarbage) { 2 } else { 4 };
+        let joins_one_in = if self.favours(Saboteur::JoinedGarbage) { 1 } else { 4 };
         while self.rng.u8(..joins_one_in) == 0 && self.items.len() < ITEMS_MAX {
             self.join();
             self.some();
