@@ -1,9 +1,9 @@
 //! `ronde check`: whether this host, and others, are fit for jobs. One line a finding, with the fix.
 
-use std::io::Read;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::process::ExitCode;
+use std::time::SystemTime;
 
 use clap::Args;
 
@@ -13,12 +13,13 @@ use judge::{Facts, Finding, Mark, compare, fail, judge};
 
 mod judge;
 mod probe;
+mod reach;
 
 /// Arguments of `ronde check`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct CheckArgs {
-    /// Also look at these hosts, and compare versions and clocks with theirs.
+    /// Also look at these hosts, and compare versions and clocks with theirs, and send datagrams there.
     #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
     hosts: Vec<String>,
     /// The command that reaches other hosts; host and command line are added to it.
@@ -36,13 +37,7 @@ pub(super) struct CheckArgs {
 pub(super) fn main(args: &CheckArgs) -> ExitCode {
     let own = probe::probe();
     if args.facts {
-        return match serde_json::to_string(&own) {
-            Ok(text) => {
-                super::print(&format!("{text}\n"));
-                ExitCode::SUCCESS
-            }
-            Err(error) => super::fail(Code::HostUnfit, &format!("the facts are no JSON: {error}"), EXIT_FAILURE),
-        };
+        return answer(own);
     }
     let mut worst = report("", &judge(&own));
     for host in &args.hosts {
@@ -56,6 +51,23 @@ pub(super) fn main(args: &CheckArgs) -> ExitCode {
     }
 }
 
+/// The asked host's part: prints its facts, and echoes datagrams for as long as the asking one listens.
+fn answer(mut own: Facts) -> ExitCode {
+    let any: [SocketAddr; 2] = [(Ipv6Addr::UNSPECIFIED, 0).into(), (Ipv4Addr::UNSPECIFIED, 0).into()];
+    let socket = UdpSocket::bind(&any[..]);
+    own.echo_port = socket.as_ref().ok().and_then(|socket| socket.local_addr().ok()).map(|address| address.port());
+    match serde_json::to_string(&own) {
+        Ok(text) => reach::print_line(&text),
+        Err(error) => {
+            return super::fail(Code::HostUnfit, &format!("the facts are no JSON: {error}"), EXIT_FAILURE);
+        }
+    }
+    if let Ok(socket) = socket {
+        reach::echo(&socket);
+    }
+    ExitCode::SUCCESS
+}
+
 /// Prints findings; the worst mark of them.
 fn report(prefix: &str, findings: &[Finding]) -> Mark {
     for finding in findings {
@@ -65,63 +77,17 @@ fn report(prefix: &str, findings: &[Finding]) -> Mark {
 }
 
 fn of_host(args: &CheckArgs, host: &str, own: &Facts) -> Vec<Finding> {
-    let began = Instant::now();
     let asked_unix_ms = unix_ms();
-    match ask(args, host) {
-        Ok(facts) => {
-            let round_trip_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-            let mut findings = compare(own, &facts, asked_unix_ms + round_trip_ms / 2, round_trip_ms);
-            // Said by the comparison already.
-            findings.extend(judge(&facts).into_iter().filter(|finding| finding.topic != "version"));
-            findings
-        }
-        Err(reason) => {
-            let fix = "check that `ssh HOST true` works without a password and that ronde is installed there";
-            vec![fail("reach", reason, fix)]
-        }
-    }
-}
-
-/// Asks a host for its facts by the remote shell.
-fn ask(args: &CheckArgs, host: &str) -> Result<Facts, String> {
-    let ronde = args.remote_ronde.clone().map_or_else(std::env::current_exe, Ok).map_err(|error| error.to_string())?;
-    let quoted = ronde.to_string_lossy().replace('\'', r"'\''");
-    let mut words = args.remote_shell.split_whitespace();
-    let program = words.next().ok_or("--remote-shell is empty; give a command like ssh")?;
-    let mut command = Command::new(program);
-    command.args(words).arg(host).arg(format!("exec '{quoted}' check --facts"));
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut child = child.map_err(|error| format!("cannot start {program:?}: {error}"))?;
-    let (answer, said) = (drain(child.stdout.take()), drain(child.stderr.take()));
-    let deadline = Instant::now() + ANSWER_WAIT;
-    let status = loop {
-        match child.try_wait().map_err(|error| error.to_string())? {
-            Some(status) => break status,
-            None if Instant::now() > deadline => {
-                // It may have ended in this moment.
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("no answer within {} s", ANSWER_WAIT.as_secs()));
-            }
-            None => std::thread::sleep(ANSWER_POLL),
-        }
+    let judged = |facts: &Facts, round_trip_ms: u64| {
+        let mut findings = compare(own, facts, asked_unix_ms + round_trip_ms / 2, round_trip_ms);
+        // Said by the comparison already.
+        findings.extend(judge(facts).into_iter().filter(|finding| finding.topic != "version"));
+        findings
     };
-    let (answer, said) = (answer.join().unwrap_or_default(), said.join().unwrap_or_default());
-    let last = said.lines().last().unwrap_or_default();
-    if !status.success() {
-        return Err(format!("the remote shell ended with {status}: {last}"));
-    }
-    serde_json::from_str(&answer)
-        .map_err(|error| format!("its answer is not understood, it may run another version: {error}"))
-}
-
-/// Reads a pipe in a thread of its own, so that a full one does not stop the process behind it.
-fn drain(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut text = Vec::new();
-        // What could be read counts.
-        let _ = pipe.map(|pipe| pipe.take(ANSWER_BYTES_MAX).read_to_end(&mut text));
-        String::from_utf8_lossy(&text).into_owned()
+    let ronde = args.remote_ronde.clone().map_or_else(std::env::current_exe, Ok).map_err(|error| error.to_string());
+    ronde.and_then(|ronde| reach::ask(&args.remote_shell, host, &ronde, judged)).unwrap_or_else(|reason| {
+        let fix = "check that `ssh HOST true` works without a password and that ronde is installed there";
+        vec![fail("reach", reason, fix)]
     })
 }
 
@@ -130,58 +96,8 @@ fn unix_ms() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-const ANSWER_WAIT: Duration = Duration::from_secs(30);
-const ANSWER_POLL: Duration = Duration::from_millis(20);
-const ANSWER_BYTES_MAX: u64 = 1 << 20;
 const EXIT_FAILURE: u8 = 1;
 
 const EXAMPLES: &str = "Examples:
   ronde check
   ronde check --hosts alpha,beta --remote-ronde /opt/ronde/bin/ronde";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn args(remote_shell: &str) -> CheckArgs {
-        CheckArgs {
-            hosts: vec![],
-            remote_shell: remote_shell.to_owned(),
-            remote_ronde: Some("/r".into()),
-            facts: false,
-        }
-    }
-
-    /// A remote shell that does what a script says.
-    fn shell(script: &str) -> (tempfile::TempDir, CheckArgs) {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let path = directory.path().join("shell");
-        std::fs::write(&path, script).expect("it is ours");
-        let args = args(&format!("sh {}", path.display()));
-        (directory, args)
-    }
-
-    #[test]
-    fn a_host_that_answers_is_judged_and_compared() {
-        let own = probe::probe();
-        let facts = serde_json::to_string(&Facts { version: "0.0.1".to_owned(), ..own.clone() }).expect("JSON");
-        let (_directory, args) =
-            shell(&format!("test \"$1 $2\" = \"h exec '/r' check --facts\" && cat <<'END'\n{facts}\nEND\n"));
-        let findings = of_host(&args, "h", &own);
-        assert_eq!(findings[0].mark, Mark::Fail);
-        assert!(findings[0].found.contains("ronde 0.0.1 there"), "{findings:?}");
-        assert!(findings.len() > 5, "{findings:?}");
-    }
-
-    #[test]
-    fn a_host_that_does_not_answer_says_why() {
-        let own = probe::probe();
-        let (_directory, args) = shell("echo 'Permission denied (publickey).' >&2; exit 255");
-        let findings = of_host(&args, "h", &own);
-        assert!(findings[0].to_string().contains("255: Permission denied (publickey)."), "{findings:?}");
-        let (_directory, args) = shell("echo hello");
-        assert!(of_host(&args, "h", &own)[0].to_string().contains("not understood"));
-        let findings = of_host(&self::args("/nowhere/ssh"), "h", &own);
-        assert!(findings[0].to_string().contains("cannot start \"/nowhere/ssh\""), "{findings:?}");
-    }
-}

@@ -68,7 +68,8 @@ fn found(given: Option<PathBuf>, base: &Path) -> anyhow::Result<Vec<SocketAddr>>
     if let Some(directory) = given {
         return Ok(vec![address_in(&directory)?]);
     }
-    let entries = std::fs::read_dir(base).with_context(|| format!("cannot read {}", base.display()))?;
+    let entries = std::fs::read_dir(base).with_context(|| format!("cannot read {}", base.display()));
+    let entries = entries.context(Code::NoSidecarFound)?;
     let mut directories: Vec<PathBuf> = entries
         .flatten()
         .filter(|entry| entry.file_name().to_string_lossy().starts_with("ronde-"))

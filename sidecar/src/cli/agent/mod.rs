@@ -296,7 +296,7 @@ async fn drained(tasks: &mut JoinSet<()>) {
 }
 
 /// The addresses of this host, those of other hosts' concern first.
-fn own_addresses() -> Vec<IpAddr> {
+pub(super) fn own_addresses() -> Vec<IpAddr> {
     let Ok(interfaces) = nix::ifaddrs::getifaddrs() else { return Vec::new() };
     let mut addresses: Vec<IpAddr> = interfaces
         .filter_map(|interface| interface.address)

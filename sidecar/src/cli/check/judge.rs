@@ -1,6 +1,7 @@
 //! What the facts about a host mean: one finding each, with the fix where something is to be done. Nothing is read here.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,10 @@ pub(super) struct Facts {
     pub(super) socket_base_usable: Result<(), String>,
     /// Whether a UDP socket can be bound; why not.
     pub(super) udp: Result<(), String>,
+    /// The host's addresses, those of the loopback last.
+    pub(super) addresses: Vec<IpAddr>,
+    /// The port on which it echoes datagrams while it is asked.
+    pub(super) echo_port: Option<u16>,
     /// NVIDIA devices.
     pub(super) gpus: usize,
     /// The NCCL library.
@@ -157,7 +162,7 @@ fn buffer(topic: &'static str, sysctl: &str, bytes: Option<u64>, good_bytes: u64
     match bytes {
         None => warn(topic, format!("{sysctl} cannot be read"), "run `ronde check` outside of the container too"),
         Some(bytes) if bytes >= good_bytes => ok(topic, format!("{sysctl} is {bytes}")),
-        Some(bytes) => warn(topic, format!("{sysctl} is {bytes}, packets are lost in bursts"), &fix),
+        Some(bytes) => warn(topic, format!("{sysctl} is {bytes}, packets may be lost in bursts"), &fix),
     }
 }
 
@@ -252,7 +257,8 @@ fn needed(topic: &'static str, found: &str, is: &Result<(), String>, fix: &str) 
     }
 }
 
-fn ok(topic: &'static str, found: String) -> Finding {
+/// A finding that is as it should be.
+pub(super) fn ok(topic: &'static str, found: String) -> Finding {
     Finding { mark: Mark::Ok, topic, found, fix: None }
 }
 
@@ -302,6 +308,8 @@ mod tests {
             socket_base: "/run/user/1000".into(),
             socket_base_usable: Ok(()),
             udp: Ok(()),
+            addresses: vec![],
+            echo_port: None,
             gpus: 0,
             nccl: None,
         }
