@@ -12,7 +12,7 @@ const SABOTAGE_SEEDS: u64 = 40;
 const CAUGHT_MIN: usize = 5;
 
 /// What the seeds have to meet together.
-const MET: [&str; 31] = [
+const MET: [&str; 32] = [
     "absurd",
     "adasum",
     "add set",
@@ -41,6 +41,7 @@ const MET: [&str; 31] = [
     "scatter",
     "stalled",
     "the same name twice",
+    "too large",
     "announced again",
     "with joined ranks",
     "withdrawn",

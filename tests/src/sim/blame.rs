@@ -32,7 +32,9 @@ pub(super) fn is_named(failure: &Failure, item: &Item) -> bool {
         Some(Excuse::JoinFails) => failure.cause == Cause::Refused && failure.reason.contains("whose join has failed"),
         None => false,
     };
+    let too_large = item.too_large && failure.cause == Cause::Refused && failure.reason.contains("arena_bytes_max");
     excused
+        || too_large
         || match item.mischief {
             // The culprit is the first that differs from the lowest rank.
             Mischief::Mismatch(culprit, _) => {

@@ -244,6 +244,7 @@ impl Oracle {
     fn count(&mut self, item: &Item, failure: &str) {
         let mut met = |what| *self.met.entry(what).or_default() += 1;
         match item.mischief {
+            _ if failure.contains("arena_bytes_max") => met("too large"),
             _ if failure.is_empty() => {
                 met(item.what());
                 if item.group.is_some() {
@@ -310,7 +311,7 @@ impl Oracle {
             *self.met.entry("the same name twice").or_default() += 1;
             return Ok(());
         }
-        if item.mischief == Mischief::None && item.excuse.is_none() {
+        if item.mischief == Mischief::None && item.excuse.is_none() && !item.too_large {
             return violated(Property::Agreement, format!("without any reason {who}"));
         }
         if !is_named(failure, item) {

@@ -299,7 +299,10 @@ impl Setup {
         };
         let leavers_until = Epoch(if floats || options.saboteur.is_some() { 0 } else { fixed.u64(..3) });
         let (stalls, saboteur) = (fixed.u8(..4) == 0 && options.saboteur.is_none(), options.saboteur);
-        let recipe = Recipe { seed, leavers_until, any_floats: floats, mischief: !floats, stalls, saboteur };
+        let small = fixed.u8(..5) == 0 && !floats && options.saboteur.is_none();
+        let result_bytes_max = if small { 30_000 } else { u64::MAX };
+        let recipe =
+            Recipe { seed, leavers_until, any_floats: floats, mischief: !floats, stalls, result_bytes_max, saboteur };
         Self {
             world,
             lanes: rng.u16(1..=3),
@@ -317,6 +320,7 @@ impl Setup {
             fusion_threshold_bytes: self.fusion_threshold_bytes,
             buckets_in_flight: self.buckets_in_flight,
             cost: self.cost,
+            result_bytes_max: self.recipe.result_bytes_max,
             stall_warning_ms: if self.recipe.stalls { STALL_WARNING_MS } else { 60_000 },
             stall_shutdown_ms: if self.recipe.stalls { STALL_SHUTDOWN_MS } else { 0 },
             ..EngineConfig::new(me, self.world.clone())

@@ -29,6 +29,8 @@ pub(super) struct Item {
     pub(super) scales: (f64, f64),
     pub(super) mischief: Mischief,
     pub(super) excuse: Option<Excuse>,
+    /// Whether somebody's result is larger than a result may be: it fails on all ranks.
+    pub(super) too_large: bool,
     /// Items that a rank waits for before it asks.
     pub(super) after: Vec<usize>,
     /// Items that a rank asks for before.
@@ -204,7 +206,13 @@ impl Item {
 
     /// Whether it fails on all ranks for certain.
     pub(super) fn must_fail(&self) -> bool {
-        !matches!(self.mischief, Mischief::None | Mischief::Withdrawn(_))
+        self.too_large || !matches!(self.mischief, Mischief::None | Mischief::Withdrawn(_))
+    }
+
+    /// The bytes of the largest result.
+    pub(super) fn result_bytes(&self) -> u64 {
+        let elements = self.ranks.iter().map(|rank| self.output(*rank).elements()).max().unwrap_or_default();
+        elements * self.dtype.size_bytes() as u64
     }
 
     /// Whether ranks that have joined take part in it without asking.

@@ -292,6 +292,7 @@ impl<'a> Mix<'a> {
             Place::Added(adding) => item.after.push(adding),
             Place::Fixed(_) => {}
         }
+        item.too_large = item.is_performed() && item.result_bytes() > self.recipe.result_bytes_max;
         self.items.push(item);
         self.items.len() - 1
     }
@@ -362,11 +363,11 @@ impl<'a> Mix<'a> {
         *count += 1;
         let name = TensorName::new(format!("tensor.{count}")).expect("a short name");
         let (dimensions, columns, rows, splits) = self.extent(&kind, ranks.len());
-        let (mischief, excuse, group) = (Mischief::None, None, None);
+        let (mischief, excuse, group, too_large) = (Mischief::None, None, None, false);
         let (after, behind, salt) = (Vec::new(), Vec::new(), self.rng.u64(..));
         let askers = ranks.clone();
         #[rustfmt::skip]
-        let item = Item { place, ranks, askers, name, kind, dtype, codec, group, dimensions, columns, rows, splits, scales, mischief, excuse, after, behind, salt };
+        let item = Item { place, ranks, askers, name, kind, dtype, codec, group, dimensions, columns, rows, splits, scales, mischief, excuse, too_large, after, behind, salt };
         item
     }
 

@@ -167,7 +167,8 @@ impl Cluster {
         self.note(|| format!("{rank} asks for item {item}, {name} of {set}, as {request}"));
         self.oracle.asked(rank, request, &workload, item);
         self.hosts[host].inputs.insert((rank, request), Arc::new(workload.input(given, rank)));
-        let plain = asked.mischief == Mischief::None && asked.excuse.is_none() && asked.is_performed();
+        let plain =
+            asked.mischief == Mischief::None && asked.excuse.is_none() && asked.is_performed() && !asked.too_large;
         let again = (plain && self.rng.u8(..64) == 0).then(|| what.clone());
         self.tell_engine(host, Event::Submitted { rank, request, what });
         if let Some(what) = again {

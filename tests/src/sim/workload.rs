@@ -32,6 +32,8 @@ pub(super) struct Recipe {
     pub(super) mischief: bool,
     /// Whether an engine ends an epoch that stalls.
     pub(super) stalls: bool,
+    /// What a result may have at most.
+    pub(super) result_bytes_max: u64,
     /// There is more of what a planted bug needs.
     pub(super) saboteur: Option<Saboteur>,
 }
@@ -68,7 +70,8 @@ fn stall(rng: &mut Rng, items: &[Item]) -> Option<(Rank, usize)> {
         items.iter().flat_map(|item| item.after.iter().chain(&item.behind)).copied().collect();
     let plain = |index: &usize| {
         let item = &items[*index];
-        let undisturbed = item.mischief == Mischief::None && item.excuse.is_none() && item.is_performed();
+        let undisturbed =
+            !item.must_fail() && item.mischief == Mischief::None && item.excuse.is_none() && item.is_performed();
         undisturbed && item.askers.len() > 1 && !awaited.contains(index)
     };
     let candidates: Vec<usize> = (0..items.len()).filter(plain).collect();
