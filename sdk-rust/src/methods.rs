@@ -65,7 +65,7 @@ macro_rules! for_each_operation {
             barrier, barrier_async<'a>(label: impl Into<Label<'a>>,) -> () = Operation::barrier(label);
 
             /// This rank has no more tensors: it takes part with zeros in what others reduce, until all ranks of the world
-            /// have joined. Gives the rank that joined last. Numbers of operations without a name begin anew then.
+            /// have joined. Gives the rank that joined last. Operations without a name are numbered anew then.
             join, join_async() -> u32 = Operation::join();
 
             /// Forms a process set of some global ranks. All ranks of the world call it, with the same ranks.

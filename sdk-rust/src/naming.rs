@@ -14,8 +14,19 @@ use crate::tensor::TensorRef;
 pub(crate) struct Names {
     me: Rank,
     counters: HashMap<Counted, u64>,
-    /// The ranks of the sets that there are, ascending.
-    sets: HashMap<SetId, Vec<Rank>>,
+    /// The sets that there are.
+    sets: HashMap<SetId, Known>,
+    /// How often the numbers of a set have begun anew. All ranks hear in the same order what makes them.
+    generation: u64,
+}
+
+/// A set that there is.
+#[derive(Debug)]
+struct Known {
+    /// Its ranks, ascending.
+    ranks: Vec<Rank>,
+    /// Where its numbers begin: beyond all that its id had before, whose names may be under way still.
+    first: u64,
 }
 
 /// What is counted by itself: calls without a name of one kind in one set, so that an operation that only some ranks name,
@@ -27,16 +38,28 @@ enum Counted {
     Message { set: SetId, from: Rank, to: Rank, tag: u32 },
 }
 
+impl Counted {
+    fn set(self) -> SetId {
+        let (Self::Single { set, .. } | Self::Group { set, .. } | Self::Message { set, .. }) = self;
+        set
+    }
+}
+
 impl Names {
     /// The names of a rank before its epoch has begun.
     pub(crate) fn new(me: Rank) -> Self {
-        Self { me, counters: HashMap::new(), sets: HashMap::new() }
+        Self { me, counters: HashMap::new(), sets: HashMap::new(), generation: 0 }
     }
 
-    /// A set has come to be. Its number may have been another's, whose counts mean nothing any more.
+    /// The epoch has begun, with so many ranks.
+    pub(crate) fn begin(&mut self, size: u32) {
+        self.sets.insert(SetId::WORLD, Known { ranks: (0..size).map(Rank).collect(), first: 0 });
+    }
+
+    /// A set has come to be, of ascending ranks. Its number may have been another's.
     pub(crate) fn add_set(&mut self, set: SetId, ranks: Vec<Rank>) {
-        self.forget_counts(set);
-        self.sets.insert(set, ranks);
+        let first = self.begin_anew(set);
+        self.sets.insert(set, Known { ranks, first });
     }
 
     /// A set is gone.
@@ -45,9 +68,12 @@ impl Names {
         self.sets.remove(&set);
     }
 
-    /// All ranks have joined, some after more operations than others: from here on they count from zero again.
+    /// All ranks have joined, some after more operations than others: from here on they count alike again.
     pub(crate) fn all_joined(&mut self) {
-        self.forget_counts(SetId::WORLD);
+        let first = self.begin_anew(SetId::WORLD);
+        if let Some(world) = self.sets.get_mut(&SetId::WORLD) {
+            world.first = first;
+        }
     }
 
     /// Whether there is such a set, as far as this rank has heard.
@@ -126,7 +152,13 @@ impl Names {
     }
 
     fn next(&self, counted: Option<Counted>) -> u64 {
-        counted.and_then(|counted| self.counters.get(&counted).copied()).unwrap_or(0)
+        let number = |counted| self.counters.get(&counted).copied().unwrap_or_else(|| self.first(counted.set()));
+        counted.map_or(0, number)
+    }
+
+    /// Where the numbers of a set begin.
+    fn first(&self, set: SetId) -> u64 {
+        self.sets.get(&set).map_or(0, |known| known.first)
     }
 
     fn take(&mut self, counted: Option<Counted>) -> Result<(), Error> {
@@ -138,14 +170,20 @@ impl Names {
                 ),
             });
         }
-        *self.counters.entry(counted).or_default() += 1;
+        let first = self.first(counted.set());
+        *self.counters.entry(counted).or_insert(first) += 1;
         Ok(())
     }
 
+    /// Forgets the counts of a set. Gives the number from which on it counts, that of no request before.
+    fn begin_anew(&mut self, set: SetId) -> u64 {
+        self.forget_counts(set);
+        self.generation += 1;
+        self.generation << GENERATION_SHIFT
+    }
+
     fn forget_counts(&mut self, of: SetId) {
-        self.counters.retain(|counted, _| match counted {
-            Counted::Single { set, .. } | Counted::Group { set, .. } | Counted::Message { set, .. } => *set != of,
-        });
+        self.counters.retain(|counted, _| counted.set() != of);
     }
 
     // === Checks ===
@@ -178,7 +216,7 @@ impl Names {
 
     fn check_ranks(&self, operation: &Operation<'_>) -> Result<(), Error> {
         // Of sets that this rank has not heard of the sidecar decides.
-        let Some(ranks) = self.sets.get(&operation.label.set) else { return Ok(()) };
+        let Some(Known { ranks, .. }) = self.sets.get(&operation.label.set) else { return Ok(()) };
         let set = operation.label.set;
         let kind = operation.collective.name();
         if let Some(root) = operation.collective.root()
@@ -201,7 +239,7 @@ impl Names {
 
     fn checked_splits(&self, set: SetId, shape: &Shape, splits: &[u64]) -> Result<Vec<u64>, Error> {
         let rows = shape.dimensions().first().copied().unwrap_or(0);
-        let ranks = self.sets.get(&set).map(Vec::len);
+        let ranks = self.sets.get(&set).map(|known| known.ranks.len());
         if splits.is_empty() {
             let Some(ranks) = ranks else {
                 return Err(Error::argument(format!(
@@ -280,5 +318,7 @@ fn tensor_name(name: String) -> Result<TensorName, Error> {
 
 /// What a rank without a contribution states.
 const NOTHING: TensorRef<'static> = TensorRef { dtype: DType::U8, shape: &[0], bytes: &[] };
+/// Bits of the numbers of one generation; nothing of the one before is under way when they run out.
+const GENERATION_SHIFT: u32 = 32;
 /// Counters of one session. Only tags make many: one for each pair and tag.
 const COUNTERS_MAX: usize = 65_536;

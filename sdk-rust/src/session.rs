@@ -375,7 +375,7 @@ impl Listener {
             }
             Some(Heard::EpochBegan(message)) => {
                 let view = EpochView::parse(&message).map_err(|error| Error::protocol(&error))?;
-                self.session.lock_table().names.add_set(SetId::WORLD, (0..view.size).map(Rank).collect());
+                self.session.lock_table().names.begin(view.size);
                 self.tell_began(Ok(view));
             }
             Some(Heard::Notice(notice)) => self.note(notice.text),

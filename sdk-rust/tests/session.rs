@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fake::{Fake, Settings};
 use ronde::blocking::{self, Progress};
-use ronde::{Blame, Cause, Client, Error, Operation, ReduceOp, ReduceOptions, Tensor, TensorRef, Transfer};
+use ronde::{Blame, Cause, Client, Collective, Error, Operation, ReduceOp, ReduceOptions, Tensor, TensorRef, Transfer};
 
 /// Both ways for tensors to travel pass the same tests.
 const TRANSFERS: [Transfer; 2] = [Transfer::Arena, Transfer::Inline];
@@ -322,14 +322,59 @@ fn every_operation_has_its_name_and_gives_what_belongs_to_it() {
             "grouped_allreduce.x_2of2",
             "grouped_broadcast.noname.0_1of1",
             "add_process_set.noname.0",
-            "barrier.noname.0",
+            "barrier.noname.4294967296",
             "remove_process_set.noname.0",
             "barrier.noname.0",
             "join.noname.0",
-            "barrier.noname.0",
+            "barrier.noname.8589934592",
         ];
         assert_eq!(names, wanted);
     }
+}
+
+#[test]
+fn numbers_that_begin_anew_are_not_those_of_requests_under_way() {
+    let fake = Fake::start(Settings { size: 2, never: ".0", ..Settings::default() });
+    let client = connect(&fake, Transfer::Arena);
+    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+    let part = TensorRef::from(&tensor);
+    let sum = || client.allreduce_async(None, &tensor, ReduceOp::Sum).expect("submitted");
+    let names = || {
+        let group = client.grouped_allreduce_async(None, &[part], ReduceOp::Sum).expect("submitted");
+        let handles = group.into_iter().chain([sum()]);
+        let mut names: Vec<_> = handles.map(|handle| handle.name().expect("this process").to_owned()).collect();
+        names.push(client.send_async(&tensor, 1, 5).expect("submitted").name().expect("this process").to_owned());
+        names
+    };
+    let pending = sum();
+    assert_eq!(pending.name().expect("this process"), "allreduce.noname.0");
+    assert_eq!(names(), ["grouped_allreduce.noname.0_1of1", "allreduce.noname.1", "message.0.1.5.0"]);
+    for number in ["4294967296", "8589934592"] {
+        client.submit_from(&Operation::new("j", Collective::Join, None)).expect("submitted").wait().expect("joined");
+        assert!(!pending.poll());
+        assert_eq!(
+            names(),
+            [
+                format!("grouped_allreduce.noname.{number}_1of1"),
+                format!("allreduce.noname.{number}"),
+                format!("message.0.1.5.{number}")
+            ]
+        );
+    }
+
+    // The fake sidecar gives every set the same number.
+    let set = |name: &str| {
+        let add = Operation::new(name, Collective::AddSet { ranks: vec![ronde::Rank(0)] }, None);
+        client.submit_from(&add).expect("submitted").wait().expect("a set");
+        let barrier = client.barrier_async(ronde::SetId(7)).expect("submitted");
+        barrier.name().expect("this process").to_owned()
+    };
+    let of_first = set("first");
+    let remove = Operation::new("first", Collective::RemoveSet { set: ronde::SetId(7) }, None);
+    client.submit_from(&remove).expect("submitted").wait().expect("removed");
+    assert_eq!([of_first, set("second")], ["barrier.noname.12884901888", "barrier.noname.17179869184"]);
+    // What goes on without change counts on.
+    assert_eq!(sum().name().expect("this process"), "allreduce.noname.8589934593");
 }
 
 #[test]

@@ -42,6 +42,8 @@ pub(crate) struct Settings {
     /// Whether heartbeats are answered.
     pub(crate) answers: bool,
     pub(crate) peer_timeout_ms: u32,
+    /// What a name contains that is never answered.
+    pub(crate) never: &'static str,
 }
 
 impl Default for Settings {
@@ -53,6 +55,7 @@ impl Default for Settings {
             begins: true,
             answers: true,
             peer_timeout_ms: 60_000,
+            never: "never",
         }
     }
 }
@@ -312,14 +315,14 @@ impl Server {
         }
     }
 
-    /// `hold`: answers when `flush` comes, last one first. `never`: does not answer. `mismatch`: fails. `end`: ends the epoch.
+    /// `hold`: answers when `flush` comes, last one first. [`Settings::never`]: does not answer. `mismatch`: fails. `end`: ends the epoch.
     /// `short`: answers with too few bytes. All others: echoes.
     async fn submit(&mut self, submission: Submission) {
         let name = submission.what.name.as_str().to_owned();
         let word = |word: &str| name.contains(word);
         if word("hold") {
             self.held.push(submission);
-        } else if word("never") {
+        } else if word(self.settings.never) {
             // Stays pending.
         } else if word("flush") {
             while let Some(held) = self.held.pop() {
