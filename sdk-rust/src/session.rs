@@ -489,7 +489,8 @@ impl Silence {
 fn learn(table: &mut Table, collective: &Collective, detail: &Detail) {
     match (collective, detail) {
         (Collective::AddSet { ranks }, Detail::Set(set)) => table.names.add_set(*set, ranks.clone()),
-        (Collective::RemoveSet { set }, _) => table.names.remove_set(*set),
+        // Without its number in the answer there was no such set to remove, or it is the one that stays.
+        (Collective::RemoveSet { set }, Detail::Set(_)) if *set != SetId::WORLD => table.names.remove_set(*set),
         (Collective::Join, _) => table.names.all_joined(),
         _ => {}
     }

@@ -378,6 +378,19 @@ fn numbers_that_begin_anew_are_not_those_of_requests_under_way() {
 }
 
 #[test]
+fn a_set_that_was_not_removed_stays() {
+    let fake = Fake::start(Settings { size: 2, ..Settings::default() });
+    let client = connect(&fake, Transfer::Arena);
+    for set in [ronde::SetId::WORLD, ronde::SetId(8)] {
+        client.remove_process_set_async(set).expect("submitted").wait().expect("there was none to remove");
+    }
+    let tensor = Tensor::of(&[2], &[1_i32, 2]).expect("a tensor");
+    let error = client.broadcast(None, &tensor, 2).expect_err("the set of all ranks is known");
+    assert!(error.to_string().contains("invalid root rank 2"), "{error}");
+    assert_eq!(client.alltoall(None, &tensor, None).expect("divided by two ranks").received_splits, [1, 1]);
+}
+
+#[test]
 fn messages_are_counted_for_each_pair_of_ranks_and_tag() {
     let fake = Fake::start(Settings { size: 3, ..Settings::default() });
     let client = connect(&fake, Transfer::Arena);

@@ -368,6 +368,7 @@ impl Server {
             Collective::AllToAll { splits } => Detail::Splits(splits),
             Collective::Join => Detail::LastJoined(RANK),
             Collective::AddSet { .. } => Detail::Set(SetId(7)),
+            Collective::RemoveSet { set: SetId(7) } => Detail::Set(SetId(7)),
             _ => Detail::None,
         };
         let completion = Completion { request, epoch, seq, dtype, shape, result, detail };
