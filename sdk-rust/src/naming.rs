@@ -209,6 +209,12 @@ impl Names {
             Collective::AllToAll { splits } => {
                 Collective::AllToAll { splits: self.checked_splits(operation.label.set, &shape, splits)? }
             }
+            // Answers are looked up by ascending ranks.
+            Collective::AddSet { ranks } => {
+                let mut ranks = ranks.clone();
+                ranks.sort_unstable();
+                Collective::AddSet { ranks }
+            }
             collective => collective.clone(),
         };
         Ok(Checked { collective, dtype, shape })

@@ -391,6 +391,19 @@ fn a_set_that_was_not_removed_stays() {
 }
 
 #[test]
+fn the_ranks_of_a_new_set_come_in_any_order() {
+    let fake = Fake::start(Settings { size: 3, ..Settings::default() });
+    let client = connect(&fake, Transfer::Arena);
+    let ranks = [2, 1, 0].map(ronde::Rank).to_vec();
+    let add = Operation::new(None, Collective::AddSet { ranks }, None);
+    client.submit_from(&add).expect("submitted").wait().expect("a set");
+    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+    for root in 0..3 {
+        client.broadcast(ronde::SetId(7), &tensor, root).expect("a rank of the set");
+    }
+}
+
+#[test]
 fn messages_are_counted_for_each_pair_of_ranks_and_tag() {
     let fake = Fake::start(Settings { size: 3, ..Settings::default() });
     let client = connect(&fake, Transfer::Arena);
