@@ -15,7 +15,7 @@ use crate::session::Session;
 use crate::tensor::Tensor;
 
 /// An operation in flight that gives a `T`. Dropping it withdraws the operation unless it is complete: if it is not ordered
-/// yet, it then fails on all ranks.
+/// yet, it then fails on all ranks. A join cannot be taken back: the rank stays joined.
 #[derive(Debug)]
 pub struct Handle<T = Output> {
     flight: ForkSafe<Flight>,
@@ -44,7 +44,8 @@ impl Handle {
         (name, collective): (TensorName, Collective),
         promise: Promise<Arrived>,
     ) -> Self {
-        let timeout = session.operation_timeout;
+        // A join waits for the slowest rank of the job, and cannot be taken back.
+        let timeout = session.operation_timeout.filter(|_| collective != Collective::Join);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let timeout = timeout.unwrap_or_default();
         let flight =

@@ -23,7 +23,7 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// How long to wait for all other ranks to attach.
     pub start_timeout: Duration,
-    /// How long an operation may take before its waiter gives up; `None` for as long as it takes.
+    /// How long an operation may take before its waiter gives up; `None` for as long as it takes. Not for joins.
     pub operation_timeout: Option<Duration>,
     /// The program's name and version, for the sidecar's logs.
     pub client_name: String,

@@ -180,13 +180,14 @@ impl Session {
         over.map_or(Ok(table), Err)
     }
 
-    /// The waiter of a request has gone. Does nothing when it has been answered.
+    /// The waiter of a request has gone. Does nothing when it has been answered, nor for a join, which cannot be taken back.
     pub(crate) fn withdraw(&self, request: RequestId, reason: &str) {
         if self.fork_guard.is_child() {
             return;
         }
-        let waiter = self.lock_table().entry_mut(request).map(|entry| entry.waiter.take());
-        if waiter.is_some() {
+        let leave = |entry: &mut Entry| (entry.waiter.take(), entry.collective == Collective::Join);
+        let left = self.lock_table().entry_mut(request).map(leave);
+        if let Some((_, false)) = left {
             // When the message cannot be sent, the session is over or the sidecar does not read: either way the request ends
             // with the session.
             let _ = self.say(Say::Withdraw(v1::Withdraw { request: request.0, reason: reason.to_owned() }));

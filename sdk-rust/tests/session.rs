@@ -236,6 +236,21 @@ fn the_callers_own_deadline_withdraws_the_operation() {
 }
 
 #[test]
+fn a_join_has_no_deadline_and_is_not_withdrawn() {
+    let fake = Fake::start(Settings { never: "join", ..Settings::default() });
+    let mut options = fake.options();
+    options.operation_timeout = Some(Duration::from_millis(10));
+    let client = blocking::Client::connect(options).expect("a session");
+    let mut join = client.join_async().expect("submitted");
+    for _ in 0..3 {
+        assert_eq!(join.wait_timeout(Duration::from_millis(20)).expect("alive"), Progress::NotReady);
+    }
+    drop(join);
+    client.barrier("behind it").expect("the session goes on");
+    assert!(!fake.heard().contains(&"withdraw".to_owned()));
+}
+
+#[test]
 fn limits_are_errors_at_once() {
     let fake = Fake::start(Settings { arena_bytes_max: 1 << 20, pending_max: 2, ..Settings::default() });
     let client = connect(&fake, Transfer::Arena);
