@@ -157,9 +157,8 @@ impl Session {
     /// This rank takes no part in an operation that others may wait for.
     fn abstain(&self, what: Request, reason: &str) {
         if !self.fork_guard.is_child() {
-            // When the message cannot be sent, the session is over or the sidecar does not read: either way it ends.
             let (name, process_set, reason) = (what.name.into(), what.set.0, reason.to_owned());
-            let _ = self.say(Say::Abstain(v1::Abstain { name, process_set, reason }));
+            self.say_or_end(Say::Abstain(v1::Abstain { name, process_set, reason }));
         }
     }
 
@@ -188,17 +187,14 @@ impl Session {
         let leave = |entry: &mut Entry| (entry.waiter.take(), entry.collective == Collective::Join);
         let left = self.lock_table().entry_mut(request).map(leave);
         if let Some((_, false)) = left {
-            // When the message cannot be sent, the session is over or the sidecar does not read: either way the request ends
-            // with the session.
-            let _ = self.say(Say::Withdraw(v1::Withdraw { request: request.0, reason: reason.to_owned() }));
+            self.say_or_end(Say::Withdraw(v1::Withdraw { request: request.0, reason: reason.to_owned() }));
         }
     }
 
     /// A result has been read.
     pub(crate) fn release(&self, request: RequestId) {
         if !self.fork_guard.is_child() {
-            // As for a withdrawal.
-            let _ = self.say(Say::Release(v1::Release { request: request.0 }));
+            self.say_or_end(Say::Release(v1::Release { request: request.0 }));
         }
     }
 
@@ -280,11 +276,21 @@ impl Session {
         self.outgoing.try_send(v1::ClientMessage { message: Some(message) }).map_err(|error| match error {
             TrySendError::Full(_) => Error::Limit {
                 reason: format!(
-                    "{OUTGOING_MAX} messages wait for the sidecar, which does not read; see whether it is alive"
+                    "{} messages wait for the sidecar, which does not read; see whether it is alive",
+                    self.outgoing.max_capacity()
                 ),
             },
             TrySendError::Closed(_) => self.stream_closed(),
         })
+    }
+
+    /// Says what must not be lost, as other ranks would wait for ever: when the sidecar does not take it, the session ends.
+    fn say_or_end(&self, message: Say) {
+        // Where it is the stream that has closed the task knows better words.
+        if let Err(full @ Error::Limit { .. }) = self.say(message) {
+            self.end(&full);
+            self.closing.notify_one();
+        }
     }
 
     /// Why the queue is closed; the task keeps its own words for it as the session's end, a moment later at most.
@@ -519,3 +525,35 @@ const NOTICES_MAX: usize = 64;
 const OWN_PAUSE: Duration = Duration::from_secs(1);
 /// How long to listen after the farewell.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use ronde_rpc::convert::SESSION_TOKEN_BYTES;
+
+    use super::*;
+
+    #[test]
+    fn what_others_count_on_and_is_not_taken_ends_the_session() {
+        let claimed = Claimed {
+            session_token: [0; SESSION_TOKEN_BYTES],
+            protocol: 1,
+            heartbeat_ms: 1_000,
+            peer_timeout_ms: 10_000,
+            arena_bytes_max: 1 << 20,
+            inline_bytes_max: 1 << 20,
+            pending_max: 10,
+        };
+        let (outgoing, _unread) = mpsc::channel(2);
+        let session = Arc::new(Session::new((PathBuf::new(), Rank(0)), outgoing, claimed, None, None));
+        let draft = || session.draft(&Operation::barrier(None));
+        let submitted = session.submit(draft().expect("open"), Input::Bytes(&[])).expect("room");
+        drop(draft().expect("open"));
+        assert!(session.over().is_none(), "there was room to abstain");
+        let refused = session.submit(draft().expect("open"), Input::Bytes(&[])).expect_err("full");
+        let over = session.over().expect("the other ranks cannot be told that this one takes no part");
+        for error in [refused, over] {
+            assert!(error.to_string().contains("2 messages wait for the sidecar, which does not read"), "{error}");
+        }
+        assert!(submitted.poll(), "it has failed with the session");
+    }
+}
