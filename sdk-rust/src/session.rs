@@ -158,7 +158,8 @@ impl Session {
     fn abstain(&self, what: Request, reason: &str) {
         if !self.fork_guard.is_child() {
             let (name, process_set, reason) = (what.name.into(), what.set.0, reason.to_owned());
-            self.say_or_end(Say::Abstain(v1::Abstain { name, process_set, reason }));
+            let group = what.group.map(v1::Group::from);
+            self.say_or_end(Say::Abstain(v1::Abstain { name, process_set, reason, group }));
         }
     }
 

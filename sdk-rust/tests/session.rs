@@ -296,7 +296,7 @@ fn what_a_limit_refuses_is_told_to_the_other_ranks_and_takes_its_number() {
     let small = TensorRef::from(&small);
     client.grouped_allgather("parts", &[small, small, small]).expect_err("three are too many");
     fake.wait_for("submit grouped_allgather.parts_2of3");
-    fake.wait_for("abstain 0 grouped_allgather.parts_3of3");
+    fake.wait_for("abstain 0 grouped_allgather.parts_3of3 of 3 of grouped_allgather.parts");
     fake.wait_for("withdraw");
 }
 

@@ -161,9 +161,9 @@ impl Driver {
         match command {
             Command::Claim(claim) => self.claim(*claim),
             Command::Submit { session, submission } => self.submit(session, *submission),
-            Command::Abstain { session, set, name, reason } => {
+            Command::Abstain { session, set, name, group, reason } => {
                 if let Some(rank) = self.heard(session) {
-                    self.handle(Event::Refused { rank, set, name, group: None, reason });
+                    self.handle(Event::Refused { rank, set, name, group, reason });
                 }
             }
             Command::Withdraw { session, request, reason } => {

@@ -231,7 +231,7 @@ fn requests_of_any_kind_that_cannot_be_are_refused() -> Result<()> {
     }
     // Who takes no part says so, and whoever waits is told; what nobody can wait for is passed over.
     let abstain = |name: &str, process_set| {
-        Say::Abstain(v1::Abstain { name: name.to_owned(), process_set, reason: "no room".to_owned() })
+        Say::Abstain(v1::Abstain { name: name.to_owned(), process_set, reason: "no room".to_owned(), group: None })
     };
     session.say(abstain("", 0))?;
     session.say(abstain("allreduce.elsewhere", 77))?;

@@ -9,7 +9,7 @@ pub use collective::{collective_from, dtype_from, reduce_op_from};
 pub use session::{
     Claim, Claimed, Completion, EpochView, RankToken, SESSION_TOKEN_BYTES, TOKEN_BYTES, negotiate_protocol,
 };
-pub use submission::{Place, Refused, Submission};
+pub use submission::{Place, Refused, Submission, group_from};
 
 use ronde_wire::ids::NameError;
 use ronde_wire::limits;

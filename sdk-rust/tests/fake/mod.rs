@@ -268,7 +268,11 @@ impl Server {
                 self.fail(RequestId(message.request), Failure::new(Cause::Refused, "withdrawn")).await;
             }
             Heard::Release(_) => self.shared.note("release"),
-            Heard::Abstain(message) => self.shared.note(format!("abstain {} {}", message.process_set, message.name)),
+            Heard::Abstain(message) => {
+                let group = message.group.map(|group| format!(" of {} of {}", group.size, group.name));
+                let (set, name) = (message.process_set, message.name);
+                self.shared.note(format!("abstain {set} {name}{}", group.unwrap_or_default()));
+            }
             Heard::Heartbeat(_) => {
                 self.shared.note("heartbeat");
                 if self.settings.answers {

@@ -8,13 +8,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use anyhow::Context;
-use ronde_rpc::convert::{Claim, Refused, Submission};
+use ronde_rpc::convert::{Claim, Refused, Submission, group_from};
 use ronde_rpc::v1::client_message::Message as ClientMessage;
 use ronde_rpc::v1::ronde_server::{Ronde, RondeServer};
 use ronde_rpc::{negotiate_protocol, v1};
 use ronde_shm::SessionToken;
 use ronde_transport::Identity;
-use ronde_wire::{Rank, RequestId, SetId, TensorName, limits};
+use ronde_wire::{Group, Rank, RequestId, SetId, TensorName, limits};
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
@@ -45,6 +45,8 @@ pub(crate) enum Command {
         set: SetId,
         /// The name.
         name: TensorName,
+        /// The group that goes on without it.
+        group: Option<Group>,
         /// Why.
         reason: String,
     },
@@ -249,10 +251,10 @@ impl Reader {
                 Some(ClientMessage::Heartbeat(_)) => Command::Heartbeat { session },
                 Some(ClientMessage::Goodbye(m)) => Command::Goodbye { session, reason: m.reason },
                 Some(ClientMessage::Claim(_)) => return "it claimed twice in one session".to_owned(),
-                Some(ClientMessage::Abstain(m)) => match TensorName::new(m.name) {
-                    Ok(name) => Command::Abstain { session, set: SetId(m.process_set), name, reason: m.reason },
-                    // Nobody waits for a name that is none.
-                    Err(_) => continue,
+                // Nobody waits for a name that is none.
+                Some(ClientMessage::Abstain(m)) => match abstention(session, m) {
+                    Some(command) => command,
+                    None => continue,
                 },
                 // A message of a later protocol version: it was not negotiated, so it may be ignored.
                 None => continue,
@@ -266,6 +268,13 @@ impl Reader {
         // When the driver is gone the process is ending; its streams close by themselves.
         let _ = self.commands.send(command).await;
     }
+}
+
+/// `None` for a name that is none. A group that is none has no tensors that could go on.
+fn abstention(session: SessionId, message: v1::Abstain) -> Option<Command> {
+    let name = TensorName::new(message.name).ok()?;
+    let group = message.group.and_then(|group| group_from(group).ok());
+    Some(Command::Abstain { session, set: SetId(message.process_set), name, group, reason: message.reason })
 }
 
 /// Messages waiting for one worker: a completion for each pending request, and room for the rest.

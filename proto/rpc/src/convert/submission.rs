@@ -89,7 +89,7 @@ impl Submission {
             postscale,
             input: self.place.into_message(),
             codec: codec.name().to_owned(),
-            group: group.map(|group| v1::Group { name: group.name.into(), size: group.size }),
+            group: group.map(v1::Group::from),
         }
     }
 }
@@ -168,7 +168,11 @@ fn parse_named(message: v1::Submit, name: TensorName, me: Rank) -> Result<Submis
     Ok(Submission { request: RequestId(message.request), what, place })
 }
 
-fn group_from(message: v1::Group) -> Result<Group, ConvertError> {
+/// Parses a group.
+///
+/// # Errors
+/// [`ConvertError::Missing`] and [`ConvertError::TooLarge`] for its size, [`ConvertError::Name`].
+pub fn group_from(message: v1::Group) -> Result<Group, ConvertError> {
     let (given, max) = (u64::from(message.size), limits::GROUP_TENSORS_MAX as u64);
     if given == 0 {
         return Err(ConvertError::Missing { field: "group size", hint: "a group has at least one tensor" });
@@ -177,6 +181,12 @@ fn group_from(message: v1::Group) -> Result<Group, ConvertError> {
         return Err(ConvertError::TooLarge { field: "group size", given, max });
     }
     Ok(Group { name: TensorName::new(message.name)?, size: message.size })
+}
+
+impl From<Group> for v1::Group {
+    fn from(group: Group) -> Self {
+        Self { name: group.name.into(), size: group.size }
+    }
 }
 
 fn check_scale(field: &'static str, given: f64, collective: &Collective) -> Result<(), ConvertError> {

@@ -335,6 +335,9 @@ pub struct Abstain {
     pub process_set: u32,
     #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
+    /// The group that goes on without it.
+    #[prost(message, optional, tag = "4")]
+    pub group: ::core::option::Option<Group>,
 }
 /// The worker no longer waits. If the operation is not ordered yet it fails on all ranks; otherwise it completes and the
 /// result is dropped.
