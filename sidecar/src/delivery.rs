@@ -12,12 +12,21 @@ use crate::operations::{Operations, ResultId};
 use crate::segments::Segments;
 use crate::sessions::{Held, Pending, Session};
 
+/// What bounds the results of a session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ResultBounds {
+    /// Bytes of results that pending and held requests may take: `arena_bytes_max`.
+    pub(crate) bytes_max: u64,
+    /// The number of ranks of the submission's set; 0 when there is no such set.
+    pub(crate) set_ranks: u64,
+}
+
 /// Checks a submission against its session: the place must exist and the limits must leave room.
 pub(crate) fn accept(
     session: &mut Session,
     segments: &Segments,
     submission: Submission,
-    (result_bytes_max, ranks): (u64, u64),
+    bounds: ResultBounds,
 ) -> Result<Submission, Refused> {
     let refuse = |reason: String| Refused {
         request: submission.request,
@@ -54,25 +63,49 @@ pub(crate) fn accept(
             Input::Arena { segment: mapped, offset: *offset, bytes: *bytes }
         }
     };
-    let result_bytes = expected_result_bytes(session.rank, &submission);
-    let gathered_bytes = result_bytes.saturating_mul(ranks);
-    let gathers = matches!(submission.what.collective, Collective::AllGather | Collective::Gather { .. });
-    let inline = matches!(submission.place, Place::Inline(_));
-    if inline && gathers && gathered_bytes > limits::INLINE_BYTES_MAX as u64 {
-        return Err(refuse(format!(
-            "a result of about {gathered_bytes} bytes does not fit into messages, which take {}; use shared memory",
-            limits::INLINE_BYTES_MAX
-        )));
-    }
-    if session.result_bytes + result_bytes > result_bytes_max {
-        return Err(refuse(format!(
-            "{result_bytes} bytes of result exceed arena_bytes_max = {result_bytes_max}: {} are pending or not released; raise it (--arena-mb) or keep fewer tensors in flight",
-            session.result_bytes
-        )));
-    }
+    let result_bytes = check_result(session, &submission, bounds).map_err(refuse)?;
     session.result_bytes += result_bytes;
     session.pending.insert(submission.request, Pending { input, result_bytes });
     Ok(submission)
+}
+
+/// What the result counts for, where the session has room for it.
+fn check_result(session: &Session, submission: &Submission, bounds: ResultBounds) -> Result<u64, String> {
+    let ResultBounds { bytes_max, set_ranks } = bounds;
+    let held = session.result_bytes;
+    let result_bytes = expected_result_bytes(session.rank, submission);
+    let gathered_bytes = result_bytes.saturating_mul(set_ranks);
+    let collective = &submission.what.collective;
+    let gathers = matches!(collective, Collective::AllGather | Collective::Gather { .. });
+    let inline = matches!(submission.place, Place::Inline(_));
+    if inline && gathers && gathered_bytes > limits::INLINE_BYTES_MAX as u64 {
+        return Err(format!(
+            "a result of about {gathered_bytes} bytes does not fit into messages, which take {}; use shared memory",
+            limits::INLINE_BYTES_MAX
+        ));
+    }
+    if held.saturating_add(result_bytes) > bytes_max {
+        return Err(format!(
+            "{result_bytes} bytes of result exceed arena_bytes_max = {bytes_max}: {held} are pending or not released; raise it (--arena-mb) or keep fewer tensors in flight"
+        ));
+    }
+    if held >= bytes_max && hangs_on_others(session.rank, collective) {
+        let kind = collective.name();
+        return Err(format!(
+            "the result of {kind} has a size that only other ranks know, and {held} bytes of results, which are pending or not released, have reached arena_bytes_max = {bytes_max}; raise it (--arena-mb) or keep fewer tensors in flight"
+        ));
+    }
+    Ok(result_bytes)
+}
+
+/// Whether the size of the result hangs on other ranks' tensors, of which the request says nothing.
+fn hangs_on_others(me: Rank, collective: &Collective) -> bool {
+    match collective {
+        Collective::AllGather | Collective::AllToAll { .. } | Collective::Recv { .. } => true,
+        Collective::Gather { root } => *root == me,
+        Collective::Scatter { root } => *root != me,
+        _ => false,
+    }
 }
 
 /// What a result takes as far as the request tells: results that hang on other ranks' tensors count by the contribution
@@ -168,3 +201,101 @@ pub(crate) fn epoch_view(world: &World, me: SidecarIndex, rank: Rank, epoch: Epo
 
 /// Bytes of one part of an inline result: what the control thread may copy at once.
 const PART_BYTES: u64 = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use bytes::Bytes;
+    use ronde_rpc::RankToken;
+    use ronde_rpc::convert::TOKEN_BYTES;
+    use ronde_shm::SessionToken;
+    use ronde_wire::{Codec, DType, ReduceOp, Request, Shape, TensorName};
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::sessions::Sessions;
+
+    const ME: Rank = Rank(0);
+
+    /// A session of rank 0 that asks for one thing after another.
+    struct Asking {
+        sessions: Sessions,
+        bounds: ResultBounds,
+        requests: u64,
+    }
+
+    impl Asking {
+        fn new(bytes_max: u64, set_ranks: u64) -> Self {
+            let token = RankToken::new(&[1; TOKEN_BYTES]).expect("a token");
+            let mut sessions = Sessions::new(HashMap::from([(ME, token)]));
+            let (outgoing, _) = mpsc::channel(1);
+            sessions.claim(ME, &token, SessionToken::from_bytes([2; 16]), outgoing).expect("a session");
+            Self { sessions, bounds: ResultBounds { bytes_max, set_ranks }, requests: 0 }
+        }
+
+        /// Why it is refused, if so.
+        fn refusal(&mut self, collective: Collective, bytes: usize) -> Option<String> {
+            self.requests += 1;
+            let place = if bytes > 0 { Place::Inline(Bytes::from(vec![0; bytes])) } else { Place::None };
+            let what = Request {
+                set: SetId::WORLD,
+                name: TensorName::new(format!("t.{}", self.requests)).expect("a name"),
+                collective,
+                dtype: DType::U8,
+                shape: Shape::new(vec![bytes as u64]).expect("a shape"),
+                prescale: 1.0,
+                postscale: 1.0,
+                codec: Codec::None,
+                group: None,
+            };
+            let submission = Submission { request: RequestId(self.requests), what, place };
+            let session = self.sessions.of_rank(ME).expect("it lives");
+            accept(session, &Segments::default(), submission, self.bounds).err().map(|refused| refused.reason)
+        }
+    }
+
+    #[test]
+    fn results_of_unknown_size_are_refused_once_the_limit_is_reached() {
+        let (me, other) = (ME, Rank(1));
+        let unknown = || {
+            [
+                Collective::Recv { from: other, tag: 0 },
+                Collective::Scatter { root: other },
+                Collective::AllGather,
+                Collective::Gather { root: me },
+                Collective::AllToAll { splits: vec![0, 0] },
+            ]
+        };
+        let mut asking = Asking::new(100, 2);
+        assert_eq!(asking.refusal(Collective::AllReduce { op: ReduceOp::Sum }, 99), None);
+        for collective in unknown() {
+            assert_eq!(asking.refusal(collective, 0), None);
+        }
+        assert_eq!(asking.refusal(Collective::AllReduce { op: ReduceOp::Sum }, 1), None);
+        for collective in unknown() {
+            let kind = collective.name();
+            let reason = asking.refusal(collective, 0).expect("the limit is reached");
+            for words in [kind, "100 bytes of results", "arena_bytes_max = 100", "--arena-mb"] {
+                assert!(reason.contains(words), "{reason:?} lacks {words:?}");
+            }
+        }
+        for nothing in [
+            Collective::Barrier,
+            Collective::Join,
+            Collective::Send { to: other, tag: 0 },
+            Collective::Gather { root: other },
+            Collective::Reduce { op: ReduceOp::Sum, root: other },
+        ] {
+            assert_eq!(asking.refusal(nothing, 0), None);
+        }
+    }
+
+    #[test]
+    fn what_a_set_gathers_inside_messages_counts_its_own_ranks() {
+        let half = limits::INLINE_BYTES_MAX / 2;
+        assert_eq!(Asking::new(u64::MAX, 2).refusal(Collective::AllGather, half), None);
+        let reason = Asking::new(u64::MAX, 3).refusal(Collective::AllGather, half).expect("three halves");
+        assert!(reason.contains("does not fit into messages"), "{reason}");
+    }
+}

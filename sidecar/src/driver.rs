@@ -17,7 +17,7 @@ use crate::admin::Snapshot;
 use crate::app::say;
 use crate::bootstrap::FromSidecar;
 use crate::cli::codes::Code;
-use crate::delivery::{accept, deliver, epoch_view, result_id, send_failed};
+use crate::delivery::{ResultBounds, accept, deliver, epoch_view, result_id, send_failed};
 use crate::lane::{LaneCommand, LaneHandle, LaneReport};
 use crate::memory::Input;
 use crate::operations::Operations;
@@ -288,9 +288,10 @@ impl Driver {
 
     fn submit(&mut self, id: SessionId, submission: Result<Submission, Refused>) {
         let Some(rank) = self.heard(id) else { return };
-        let (arena_bytes_max, ranks) = (self.arena_bytes_max, self.world.size() as u64);
+        let set_ranks = submission.as_ref().ok().and_then(|submission| self.engine.set_size(submission.what.set));
+        let bounds = ResultBounds { bytes_max: self.arena_bytes_max, set_ranks: set_ranks.unwrap_or(0) as u64 };
         let Some(session) = self.sessions.get_mut(id) else { return };
-        let accepted = submission.and_then(|s| accept(session, &self.segments, s, (arena_bytes_max, ranks)));
+        let accepted = submission.and_then(|submission| accept(session, &self.segments, submission, bounds));
         match accepted {
             Ok(submission) => {
                 self.handle(Event::Submitted { rank, request: submission.request, what: submission.what });

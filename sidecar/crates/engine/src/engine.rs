@@ -33,7 +33,7 @@ mod tests;
 mod watch;
 mod wording;
 
-use ronde_wire::{Cause, Control, Epoch, Failure, Seq, SidecarIndex};
+use ronde_wire::{Cause, Control, Epoch, Failure, Seq, SetId, SidecarIndex};
 
 pub use self::config::EngineConfig;
 pub use self::status::{EnginePhase, LinkStatus, PendingStatus, STATUS_ENTRIES_MAX, Stats, Status, WaitingTensor};
@@ -141,6 +141,11 @@ impl Engine {
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.participant.is_idle() && !self.coordinator.as_ref().is_some_and(Coordinator::is_busy)
+    }
+
+    /// The number of ranks of a process set, `None` when there is none as far as this sidecar has heard.
+    pub fn set_size(&mut self, set: SetId) -> Option<usize> {
+        self.participant.sets.view(&mut self.context, set).map(|view| view.ranks.len())
     }
 
     /// A picture of the moment.

@@ -151,7 +151,10 @@ fn what_is_pending_on_a_removed_set_fails_and_what_is_under_way_completes() {
     cluster.execute_all();
     assert!(under_way.iter().all(|(rank, request)| cluster.outcome(*rank, *request).is_ok()));
     cluster.executes = true;
+    let sizes = |cluster: &mut Cluster| [0, 1, 2].map(|set| cluster.engines[0].set_size(SetId(set)));
+    assert_eq!(sizes(&mut cluster), [Some(4), None, None]);
     assert_eq!(asked(&mut cluster, &add(&[0, 2])), set(1));
+    assert_eq!(sizes(&mut cluster), [Some(4), Some(2), None]);
     works(&mut cluster, 1, &[0, 2]);
     assert_eq!(cluster.engines[0].status(cluster.now).negotiating, 0);
 }
