@@ -294,9 +294,9 @@ fn what_a_limit_refuses_is_told_to_the_other_ranks_and_takes_its_number() {
     // Of a group all that is left out is told, and what was submitted is withdrawn.
     let client = connect(&fake, Transfer::Arena);
     let small = TensorRef::from(&small);
-    client.grouped_allgather("parts", &[small, small, small]).expect_err("three are too many");
-    fake.wait_for("submit grouped_allgather.parts_2of3");
-    fake.wait_for("abstain 0 grouped_allgather.parts_3of3 of 3 of grouped_allgather.parts");
+    client.grouped_allgather("never", &[small, small, small]).expect_err("three are too many");
+    fake.wait_for("submit grouped_allgather.never_2of3");
+    fake.wait_for("abstain 0 grouped_allgather.never_3of3 of 3 of grouped_allgather.never");
     fake.wait_for("withdraw");
 }
 
