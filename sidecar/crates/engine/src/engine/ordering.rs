@@ -41,7 +41,10 @@ impl Ordering {
     pub(crate) fn push(&mut self, view: &Arc<SetView>, tensor: ReadyTensor) {
         let scope = (view.topology.set, pair_of(&tensor));
         let new = || Queue { view: Arc::clone(view), ready: VecDeque::new(), in_flight: 0 };
-        self.queues.entry(scope).or_insert_with(new).ready.push_back(tensor);
+        let queue = self.queues.entry(scope).or_insert_with(new);
+        // The id may have been another set's: what is ready is the new one's alone.
+        queue.view = Arc::clone(view);
+        queue.ready.push_back(tensor);
     }
 
     /// All ranks have joined, the last of them this one.
@@ -138,7 +141,7 @@ pub(crate) fn ready_tensor(
         .ok_or_else(|| format!("{name} is not performed as an operation of its own"))?;
     let tensor = ordered_tensor(request, requests.values());
     let results = Results::of(&request.collective, pair, view, &tensor)
-        .ok_or("the result has more elements than can be addressed")?;
+        .ok_or_else(|| format!("{name} has a result of more elements than a tensor may have, 2^48; cut the tensor"))?;
     let element_bytes = element_bytes(request.dtype);
     let bytes_of = |elements: u64| elements.saturating_mul(u64::from(element_bytes));
     let bytes = bytes_of(results.largest());

@@ -262,7 +262,10 @@ fn a_result_that_is_too_large_is_refused_on_all_ranks() {
             request("t", Collective::ReduceScatter { op: ReduceOp::Sum }, &[65]),
             "REDUCESCATTER has a result of 68 bytes",
         ),
-        (request("t", Collective::AllGather, &[1 << 47]), "more elements than can be addressed"),
+        (
+            request("t", Collective::AllGather, &[1 << 47]),
+            "ALLGATHER has a result of more elements than a tensor may have",
+        ),
     ];
     for (what, words) in too_large {
         let requests = cluster.submit_all(&what);

@@ -1,6 +1,6 @@
 //! The id of a removed set, which another set gets.
 
-use ronde_wire::{Collective, DType, Detail, Rank, Request, SetId};
+use ronde_wire::{Collective, Control, DType, Detail, Rank, Request, SetId};
 
 use super::cluster::{Cluster, request, sum};
 
@@ -21,6 +21,29 @@ fn an_id_is_free_when_the_operations_of_its_set_are_done_everywhere() {
     cluster.execute_all();
     assert!(under_way.iter().chain(&again).all(|(rank, request)| cluster.outcome(*rank, *request).is_ok()));
     learned(&mut cluster, Collective::AddSet { ranks: vec![Rank(0), Rank(2)] }, 1);
+    assert!(cluster.ended.is_empty() && cluster.disconnects.is_empty());
+}
+
+/// Even when a sidecar says too early that it has forgotten a set.
+#[test]
+fn an_operation_of_a_new_set_goes_to_its_own_members() {
+    let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[1, 2]]).started();
+    cluster.executes = false;
+    let in_set = |tensor| Request { set: SetId(1), ..sum(tensor, &[4]) };
+    for rank in [1, 2] {
+        cluster.submit(rank, in_set("old"));
+    }
+    cluster.run();
+    learned(&mut cluster, Collective::RemoveSet { set: SetId(1) }, 1);
+    for sidecar in [1, 2] {
+        cluster.control(0, sidecar, (1, 0), Control::SetForgotten { set: SetId(1) });
+    }
+    learned(&mut cluster, Collective::AddSet { ranks: vec![Rank(0), Rank(2)] }, 1);
+    cluster.executes = true;
+    let new = [0, 2].map(|rank| (rank, cluster.submit(rank, in_set("new"))));
+    cluster.run();
+    assert!(new.iter().all(|(rank, request)| cluster.outcome(*rank, *request).is_ok()));
+    assert_eq!(cluster.admitted.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 2]);
     assert!(cluster.ended.is_empty() && cluster.disconnects.is_empty());
 }
 
