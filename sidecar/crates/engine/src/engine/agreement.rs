@@ -10,7 +10,7 @@ use ronde_wire::{
 
 use super::context::Context;
 use super::coordinator::{Violation, check_served};
-use super::groups::{Groups, Ready};
+use super::groups::{Groups, Overflow, Ready, USES_MAX};
 use super::mismatch::Requests;
 use super::negotiation::{Announced, Complete, Key, Negotiation, POISONED_MAX, Void, Voided};
 use super::ordering::{Ordering, ready_tensor};
@@ -129,7 +129,7 @@ impl Agreement {
                 Ok(())
             }
             Announced::Poisoned(group) => {
-                self.leave_group(&key, group);
+                self.leave_group(cx, &key, group);
                 Ok(())
             }
             Announced::Contradiction => Err(format!("announces tensor {} of {} twice for {rank}", key.1, key.0)),
@@ -174,7 +174,7 @@ impl Agreement {
                 let tensor = ready_tensor(cx, view, requests, excused.clone()).map_err(refused)?;
                 let ready = (Arc::clone(view), tensor);
                 let released = match &first.group {
-                    Some(group) => self.groups.ready(group, ready).map_err(refused)?,
+                    Some(group) => self.groups.ready(cx.now, group, ready),
                     None => vec![ready],
                 };
                 self.push(released);
@@ -201,13 +201,13 @@ impl Agreement {
         match self.negotiation.void(cx.now, view, (rank, key), (void, group), &self.joined) {
             Voided::Now { requests, excused, group } => {
                 self.reject(cx, view, key, &failure, &excused);
-                self.leave_group(key, group);
+                self.leave_group(cx, key, group);
                 self.unjoin(cx, &requests);
             }
-            Voided::Poisoned(group) => self.leave_group(key, group),
+            Voided::Poisoned(group) => self.leave_group(cx, key, group),
             Voided::Late => {
                 // Ready on all ranks, but its group is not.
-                if let Some((view, tensor)) = self.groups.withdraw(key.0, &key.1) {
+                if let Some((view, tensor)) = self.groups.withdraw(key) {
                     self.reject(cx, &view, key, &failure, &tensor.joined);
                 }
             }
@@ -222,17 +222,27 @@ impl Agreement {
 
     /// A round was rejected: its groups go on without it, and who joined in it has not.
     fn failed(&mut self, cx: &mut Context, key: &Key, requests: &Requests) {
-        let mut groups: Vec<&Group> = requests.values().filter_map(|request| request.group.as_ref()).collect();
-        groups.dedup();
-        for group in groups {
-            self.leave_group(key, Some(group.clone()));
+        let group = |request: &Request| request.group.as_ref().map(|group| (group.name.clone(), group.size));
+        let groups: BTreeSet<(TensorName, u32)> = requests.values().filter_map(group).collect();
+        for (name, size) in groups {
+            self.leave_group(cx, key, Some(Group { name, size }));
         }
         self.unjoin(cx, requests);
     }
 
-    fn leave_group(&mut self, (set, name): &Key, group: Option<Group>) {
-        let released = group.map(|group| self.groups.rejected(*set, &group, name)).unwrap_or_default();
-        self.push(released);
+    fn leave_group(&mut self, cx: &Context, (set, name): &Key, group: Option<Group>) {
+        let Some(group) = group else { return };
+        match self.groups.rejected(cx.now, *set, &group, name) {
+            Ok(released) => self.push(released),
+            Err(Overflow) => {
+                let reason = format!(
+                    "tensor {name} of {set} has failed in {USES_MAX} uses of group {}, of which other tensors were never \
+                     asked for; ask for all tensors of a group in every step",
+                    group.name
+                );
+                self.fatal = Some(Failure::new(Cause::Bug, reason).with_tensor(name.clone()));
+            }
+        }
     }
 
     fn push(&mut self, released: Vec<Ready>) {
@@ -244,8 +254,10 @@ impl Agreement {
     /// All ranks have joined: every name begins anew.
     fn all_joined(&mut self, cx: &mut Context, key: &Key) {
         let joined = std::mem::take(&mut self.joined);
-        let incomplete = self.groups.take_joined(&joined);
-        self.reject_each(cx, incomplete, "other tensors of its group are missing, and all ranks have joined");
+        for (incomplete, progress) in self.groups.take_joined(&joined) {
+            let why = format!("{progress}, and all ranks have joined; ask for all tensors of a group before a join");
+            self.reject_each(cx, vec![incomplete], &why);
+        }
         self.groups.forget_rejected(SetId::WORLD);
         self.negotiation.remove_set(SetId::WORLD);
         self.ordering.push_all_joined(key.1.clone(), self.last_joined);
@@ -258,7 +270,7 @@ impl Agreement {
         if ranks.is_empty() {
             return;
         }
-        let mut stranded = self.groups.take_joined(&ranks);
+        let mut stranded: Vec<Ready> = self.groups.take_joined(&ranks).into_iter().map(|(ready, _)| ready).collect();
         stranded.extend(self.ordering.take_joined(&ranks));
         let who = wording::ranks(&ranks.into_iter().collect::<Vec<_>>());
         self.reject_each(cx, stranded, &format!("it was to be performed without {who}, whose join has failed"));

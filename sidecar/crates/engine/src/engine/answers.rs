@@ -67,7 +67,11 @@ impl Participant {
             return;
         }
         for (rank, request, name) in self.requests.take_set(set) {
-            let failure = Failure::new(Cause::Refused, format!("{set} was removed")).with_tensor(name);
+            let reason = format!(
+                "tensor {name}: {set} was removed before all its ranks had asked for it; remove a set when nothing is \
+                 pending on it"
+            );
+            let failure = Failure::new(Cause::Refused, reason).with_tensor(name);
             self.complete(cx, rank, request, Err(failure));
         }
         // What was submitted before goes out before: the coordinator takes nothing about the old set behind this.

@@ -2,14 +2,17 @@
 //!
 //! A tensor that is rejected leaves its group, so that the rest still completes. Like a name, a group is used again and
 //! again, and its tensors run ahead of each other when some fail: a tensor's k-th use belongs to the group's k-th use.
+//! Groups of one name and different sizes are different groups.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use ronde_wire::{Group, Rank, SetId, TensorName};
+use ronde_wire::{Group, Rank, SetId, TensorName, limits};
 
 use super::fusion::ReadyTensor;
+use super::negotiation::Key;
 use super::sets::SetView;
+use crate::event::Time;
 
 /// A tensor that is ready, with those who perform it.
 pub(crate) type Ready = (Arc<SetView>, ReadyTensor);
@@ -17,64 +20,107 @@ pub(crate) type Ready = (Arc<SetView>, ReadyTensor);
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
-    uses: BTreeMap<(SetId, TensorName), VecDeque<Use>>,
+    uses: BTreeMap<GroupKey, VecDeque<Use>>,
+    /// The group in which a tensor is ready. It is so once: the ranks that have asked for it wait for their answer.
+    ready_in: BTreeMap<Key, GroupKey>,
 }
+
+/// A set, and a group's name and size.
+type GroupKey = (SetId, TensorName, u32);
 
 /// One use of a group.
 #[derive(Debug)]
 struct Use {
     size: usize,
+    /// When the first of the tensors that wait became ready.
+    since: Time,
     /// The tensors that are ready or rejected.
     decided: BTreeSet<TensorName>,
     ready: Vec<Ready>,
 }
 
+/// A group of which tensors wait for others.
+#[derive(Debug)]
+pub(crate) struct Waiting<'a> {
+    pub(crate) set: SetId,
+    pub(crate) name: &'a TensorName,
+    of_use: &'a Use,
+}
+
+/// A tensor was rejected in too many uses of its group that wait for other tensors.
+#[derive(Debug)]
+pub(crate) struct Overflow;
+
 /// Uses of one group of which rejected tensors are remembered. Ready ones are bounded by what ranks may have pending.
-const USES_MAX: usize = 64;
+pub(crate) const USES_MAX: usize = 64;
 
 impl Groups {
     /// A tensor of a group is ready. Returns what can be ordered now.
-    ///
-    /// # Errors
-    /// A refusal in words when the group is said to have another size; the tensor counts as rejected then.
-    pub(crate) fn ready(&mut self, group: &Group, ready: Ready) -> Result<Vec<Ready>, String> {
+    pub(crate) fn ready(&mut self, now: Time, group: &Group, ready: Ready) -> Vec<Ready> {
         let (set, name) = (ready.0.topology.set, ready.1.tensor.name.clone());
-        let key = (set, group.name.clone());
-        let uses = self.uses.entry(key.clone()).or_default();
-        let of_use = next_use(uses, group, &name);
-        let (size, given) = (of_use.size, group.size);
-        if size != given as usize {
-            return Err(format!("group {} has {size} tensors, but {name} says {given}", group.name));
+        let key = group_key(set, group);
+        let of_use = next_use(self.uses.entry(key.clone()).or_default(), now, group, &name);
+        if of_use.ready.is_empty() {
+            of_use.since = now;
         }
-        of_use.decided.insert(name);
+        of_use.decided.insert(name.clone());
         of_use.ready.push(ready);
-        Ok(self.release(&key))
-    }
-
-    /// A tensor of a group is rejected. Returns what can be ordered now.
-    pub(crate) fn rejected(&mut self, set: SetId, group: &Group, name: &TensorName) -> Vec<Ready> {
-        let key = (set, group.name.clone());
-        let uses = self.uses.entry(key.clone()).or_default();
-        if uses.len() < USES_MAX || uses.iter().any(|of_use| !of_use.decided.contains(name)) {
-            next_use(uses, group, name).decided.insert(name.clone());
-        }
+        self.ready_in.insert((set, name), key.clone());
         self.release(&key)
     }
 
-    /// Takes out a tensor that is ready and waits for others of its group; it counts as rejected.
-    pub(crate) fn withdraw(&mut self, set: SetId, name: &TensorName) -> Option<Ready> {
-        let mut taken = self.take(|ready| ready.0.topology.set == set && ready.1.tensor.name == *name, 1);
-        taken.pop()
+    /// A tensor of a group is rejected. Returns what can be ordered now.
+    ///
+    /// # Errors
+    /// When that was so in [`USES_MAX`] uses already.
+    pub(crate) fn rejected(
+        &mut self,
+        now: Time,
+        set: SetId,
+        group: &Group,
+        name: &TensorName,
+    ) -> Result<Vec<Ready>, Overflow> {
+        let key = group_key(set, group);
+        let uses = self.uses.entry(key.clone()).or_default();
+        if uses.len() >= USES_MAX && uses.iter().all(|of_use| of_use.decided.contains(name)) {
+            return Err(Overflow);
+        }
+        next_use(uses, now, group, name).decided.insert(name.clone());
+        Ok(self.release(&key))
     }
 
-    /// Takes out what is ready without any of these ranks, because they had joined; it counts as rejected.
-    pub(crate) fn take_joined(&mut self, ranks: &BTreeSet<Rank>) -> Vec<Ready> {
-        self.take(|(_, tensor)| tensor.joined.iter().any(|rank| ranks.contains(rank)), usize::MAX)
+    /// Takes out a tensor that is ready and waits for others of its group; it counts as rejected.
+    pub(crate) fn withdraw(&mut self, key: &Key) -> Option<Ready> {
+        let uses = self.uses.get_mut(&self.ready_in.remove(key)?)?;
+        uses.iter_mut().find_map(|of_use| {
+            let position = of_use.ready.iter().position(|(_, ready)| ready.tensor.name == key.1)?;
+            Some(of_use.ready.remove(position))
+        })
+    }
+
+    /// Takes out what is ready without any of these ranks, because they had joined; it counts as rejected. With each stands
+    /// what its group has.
+    pub(crate) fn take_joined(&mut self, ranks: &BTreeSet<Rank>) -> Vec<(Ready, String)> {
+        let mut taken = Vec::new();
+        for ((set, name, _), uses) in &mut self.uses {
+            for of_use in uses {
+                let progress = Waiting { set: *set, name, of_use }.progress();
+                let without = |(_, tensor): &Ready| tensor.joined.iter().any(|rank| ranks.contains(rank));
+                let (stranded, kept): (Vec<Ready>, _) =
+                    std::mem::take(&mut of_use.ready).into_iter().partition(without);
+                of_use.ready = kept;
+                for ready in stranded {
+                    self.ready_in.remove(&(*set, ready.1.tensor.name.clone()));
+                    taken.push((ready, progress.clone()));
+                }
+            }
+        }
+        taken
     }
 
     /// Forgets uses of a set's groups of which nothing is ready.
     pub(crate) fn forget_rejected(&mut self, set: SetId) {
-        for (_, uses) in self.uses.iter_mut().filter(|((of, _), _)| *of == set) {
+        for (_, uses) in self.uses.iter_mut().filter(|((of, ..), _)| *of == set) {
             uses.retain(|of_use| !of_use.ready.is_empty());
         }
         self.uses.retain(|_, uses| !uses.is_empty());
@@ -82,32 +128,20 @@ impl Groups {
 
     /// Forgets the groups of a set.
     pub(crate) fn remove_set(&mut self, set: SetId) {
-        self.uses.retain(|(of, _), _| *of != set);
+        self.uses.retain(|(of, ..), _| *of != set);
+        self.ready_in.retain(|(of, _), _| *of != set);
     }
 
-    /// Groups of which tensors wait for others, with how many are decided, and how many it has.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = (&(SetId, TensorName), usize, usize)> {
-        let first = |uses: &VecDeque<Use>| uses.iter().find(|of_use| !of_use.ready.is_empty()).map(Use::progress);
-        self.uses.iter().filter_map(move |(key, uses)| first(uses).map(|(decided, size)| (key, decided, size)))
-    }
-
-    fn take(&mut self, chosen: impl Fn(&Ready) -> bool, most: usize) -> Vec<Ready> {
-        let mut taken = Vec::new();
-        for of_use in self.uses.values_mut().flatten() {
-            let mut position = 0;
-            while position < of_use.ready.len() && taken.len() < most {
-                if chosen(&of_use.ready[position]) {
-                    taken.push(of_use.ready.remove(position));
-                } else {
-                    position += 1;
-                }
-            }
-        }
-        taken
+    /// Groups of which tensors wait for others, each with its first such use.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = Waiting<'_>> {
+        self.uses.iter().filter_map(|((set, name, _), uses)| {
+            let of_use = uses.iter().find(|of_use| !of_use.ready.is_empty())?;
+            Some(Waiting { set: *set, name, of_use })
+        })
     }
 
     /// Ends the uses in which everything is decided.
-    fn release(&mut self, key: &(SetId, TensorName)) -> Vec<Ready> {
+    fn release(&mut self, key: &GroupKey) -> Vec<Ready> {
         let Some(uses) = self.uses.get_mut(key) else { return Vec::new() };
         let mut released = Vec::new();
         while uses.front().is_some_and(|of_use| of_use.decided.len() >= of_use.size) {
@@ -116,21 +150,58 @@ impl Groups {
         if uses.is_empty() {
             self.uses.remove(key);
         }
+        for (_, ready) in &released {
+            self.ready_in.remove(&(key.0, ready.tensor.name.clone()));
+        }
         released
     }
 }
 
-impl Use {
-    fn progress(&self) -> (usize, usize) {
-        (self.decided.len(), self.size)
+impl Waiting<'_> {
+    /// When the first of its tensors became ready.
+    pub(crate) fn since(&self) -> Time {
+        self.of_use.since
+    }
+
+    /// Whether it waits for this tensor of a group.
+    pub(crate) fn lacks(&self, set: SetId, group: &Group, tensor: &TensorName) -> bool {
+        let same = set == self.set && group.name == *self.name && group.size as usize == self.of_use.size;
+        same && !self.of_use.decided.contains(tensor)
+    }
+
+    /// How many tensors are neither ready nor rejected.
+    pub(crate) fn missing(&self) -> usize {
+        self.of_use.size.saturating_sub(self.of_use.decided.len())
+    }
+
+    /// "group g of process set 0 has 2 of its 3 tensors (a, b)": with those that were rejected.
+    pub(crate) fn progress(&self) -> String {
+        let decided = &self.of_use.decided;
+        let mut names =
+            decided.iter().take(limits::REPORT_NAMES_MAX).map(TensorName::as_str).collect::<Vec<_>>().join(", ");
+        if decided.len() > limits::REPORT_NAMES_MAX {
+            names.push_str(" and others");
+        }
+        format!(
+            "group {} of {} has {} of its {} tensors ({names})",
+            self.name,
+            self.set,
+            decided.len(),
+            self.of_use.size
+        )
     }
 }
 
+fn group_key(set: SetId, group: &Group) -> GroupKey {
+    (set, group.name.clone(), group.size)
+}
+
 /// The first use in which nothing is known of the tensor.
-fn next_use<'a>(uses: &'a mut VecDeque<Use>, group: &Group, name: &TensorName) -> &'a mut Use {
+fn next_use<'a>(uses: &'a mut VecDeque<Use>, now: Time, group: &Group, name: &TensorName) -> &'a mut Use {
     let position = uses.iter().position(|of_use| !of_use.decided.contains(name)).unwrap_or(uses.len());
     if position == uses.len() {
-        uses.push_back(Use { size: group.size as usize, decided: BTreeSet::new(), ready: Vec::new() });
+        let size = group.size as usize;
+        uses.push_back(Use { size, since: now, decided: BTreeSet::new(), ready: Vec::new() });
     }
     &mut uses[position]
 }

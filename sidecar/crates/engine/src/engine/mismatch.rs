@@ -125,7 +125,7 @@ fn scalar(requests: &Requests) -> Option<Difference> {
     let is_scalar = |rank: Rank, r: &Request| r.collective.has_input(rank) && r.shape.dimensions().is_empty();
     let (rank, _) = requests.iter().find(|(rank, request)| is_scalar(**rank, request))?;
     let lowest = requests.keys().next() == Some(rank);
-    let who = if lowest { "Process-set rank zero".to_owned() } else { capitalised(&rank.to_string()) };
+    let who = if lowest { "Process-set rank zero".to_owned() } else { wording::capitalised(&rank.to_string()) };
     let text = format!("{who} tried to {operation} a rank-zero tensor: give it a first dimension. It is {rank}.");
     Some(Difference { text, culprit: *rank })
 }
@@ -209,7 +209,7 @@ fn joined(requests: &Requests, excused: &[Rank]) -> Option<Difference> {
         let text = format!("Mismatched operations: {who} joined by another name; give all joins the same one.");
         return Some(Difference { text, culprit });
     }
-    let operation = capitalised(&collective.name().to_lowercase());
+    let operation = wording::capitalised(&collective.name().to_lowercase());
     let what = match collective {
         Collective::AllReduce { op } => format!("{operation} with reduction {op}"),
         _ => operation,
@@ -260,11 +260,6 @@ fn operation_name(requests: &Requests) -> &'static str {
 
 fn dimension(shape: &Shape, index: usize) -> u64 {
     shape.dimensions().get(index).copied().unwrap_or_default()
-}
-
-fn capitalised(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// Different values listed with their ranks.

@@ -1,12 +1,13 @@
-//! Names that some ranks have announced long ago and others have not: Horovod's stall report.
+//! Names that some ranks have announced long ago and others have not, and groups that lack tensors: Horovod's stall report.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use ronde_wire::{Cause, Collective, Failure, Rank, SidecarIndex, limits};
+use ronde_wire::{Cause, Collective, Failure, Rank, Request, SidecarIndex, TensorName, limits};
 
 use super::agreement::Agreement;
 use super::context::Context;
+use super::groups::Waiting;
 use super::wording;
 use crate::event::{Action, Time};
 
@@ -36,41 +37,121 @@ impl Stalls {
             return None;
         }
         self.checked = Some(cx.now);
-        let stalled = stalled(cx, agreement, warning_ms);
+        let stalled = Stalled::find(cx, agreement, warning_ms);
         let was_reported = std::mem::replace(&mut self.reported, !stalled.is_empty());
         if stalled.is_empty() {
-            let text = "No tensor waits for a rank for long any more.".to_owned();
+            let text = "No tensor waits for a rank or for its group for long any more.".to_owned();
             let (sidecars, ranks) = suspects.clone();
             return was_reported.then_some(Action::Notice { sidecars, ranks, text });
         }
-        let text = words(&stalled, agreement, warning_ms);
-        let ranks = stalled.into_keys().collect();
+        let text = stalled.warning(warning_ms);
+        let ranks = stalled.missing.into_keys().collect();
         Some(Action::Notice { sidecars: suspects.0.clone(), ranks, text })
     }
 }
 
-/// What the epoch ends with when a tensor has waited for `stall_shutdown_ms`.
+/// What the epoch ends with when a tensor has waited for `stall_shutdown_ms`, for ranks or for its group.
 pub(crate) fn shutdown(cx: &Context, agreement: &Agreement) -> Option<Failure> {
     let limit_ms = cx.config.stall_shutdown_ms;
     if limit_ms == 0 {
         return None;
     }
-    let stalled = stalled(cx, agreement, limit_ms);
-    let first = *stalled.keys().next()?;
-    let seconds = wording::seconds(limit_ms);
+    let stalled = Stalled::find(cx, agreement, limit_ms);
+    if stalled.is_empty() {
+        return None;
+    }
+    let first = stalled.missing.keys().next().copied();
+    let what = if first.is_some() { "some ranks" } else { "others of their groups" };
     let reason = format!(
-        "ronde has been shut down: tensors have waited for some ranks for more than {seconds}, the limit of \
-         stall_shutdown.\nMissing ranks:{}",
-        list(&stalled)
+        "ronde has been shut down: tensors have waited for {what} for more than {}, the limit of stall_shutdown.{}",
+        wording::seconds(limit_ms),
+        stalled.list()
     );
-    Some(Failure::new(Cause::ShutDown, reason).with_rank(first))
+    Some(Failure { rank: first, ..Failure::new(Cause::ShutDown, reason) })
+}
+
+/// What has waited for long.
+struct Stalled {
+    missing: Missing,
+    /// Groups of which tensors wait for others, in words.
+    groups: Vec<String>,
+}
+
+impl Stalled {
+    fn find(cx: &Context, agreement: &Agreement, age_ms: u64) -> Self {
+        let old = |waiting: &Waiting<'_>| cx.now.ms_since(waiting.since()) >= age_ms;
+        let groups = agreement.groups.waiting().filter(old).take(limits::REPORT_NAMES_MAX);
+        let groups = groups.map(|waiting| group(cx, agreement, &waiting)).collect();
+        Self { missing: missing(cx, agreement, age_ms), groups }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.groups.is_empty()
+    }
+
+    fn warning(&self, warning_ms: u64) -> String {
+        if self.missing.is_empty() {
+            let seconds = wording::seconds(warning_ms);
+            return format!(
+                "One or more tensors wait for others of their groups for more than {seconds}. Have all ranks ask for all \
+                 tensors of a group, or give the group its true size.{}",
+                self.list()
+            );
+        }
+        format!(
+            "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting \
+             for remainder of ranks for more than {} seconds. Have all ranks run the same operations, or find out what \
+             holds these up.{}",
+            warning_ms / 1_000,
+            self.list()
+        )
+    }
+
+    /// Missing ranks and groups, on lines of their own.
+    fn list(&self) -> String {
+        let mut text = String::new();
+        if !self.missing.is_empty() {
+            text.push_str("\nMissing ranks:");
+        }
+        for (rank, (names, more)) in self.missing.iter().take(RANKS_MAX) {
+            let _ = write!(text, "\n{}: [{}", rank.0, names.join(", "));
+            let _ = if *more > 0 { write!(text, " and {more} more]") } else { write!(text, "]") };
+        }
+        if self.missing.len() > RANKS_MAX {
+            let _ = write!(text, "\nand {} more ranks", self.missing.len() - RANKS_MAX);
+        }
+        for group in &self.groups {
+            let _ = write!(text, "\n{group}");
+        }
+        text
+    }
+}
+
+/// A group that waits, in words: what it has, since when, and what it lacks.
+fn group(cx: &Context, agreement: &Agreement, waiting: &Waiting<'_>) -> String {
+    let progress = waiting.progress();
+    let age = wording::seconds(cx.now.ms_since(waiting.since()));
+    let lacks = |request: &Request| {
+        request.group.as_ref().is_some_and(|group| waiting.lacks(request.set, group, &request.name))
+    };
+    let asked: Vec<&TensorName> =
+        agreement.negotiation.waiting().filter(|name| lacks(name.request)).map(|name| &name.request.name).collect();
+    let unknown = waiting.missing().saturating_sub(asked.len());
+    let mut text = format!("{} since {age};", wording::capitalised(&progress));
+    if !asked.is_empty() {
+        let names: Vec<&str> = asked.iter().take(limits::REPORT_NAMES_MAX).map(|name| name.as_str()).collect();
+        let more = if asked.len() > names.len() { " and others" } else { "" };
+        let _ = write!(text, " some ranks have asked for {}{more},", names.join(", "));
+    }
+    let _ = write!(text, " nobody for {unknown} more.");
+    text
 }
 
 /// For each missing rank the names that wait for it, and how many more there are.
 type Missing = BTreeMap<Rank, (Vec<String>, usize)>;
 
 /// What has waited for so long. A join waits for the slowest rank by its nature, so it does not count.
-fn stalled(cx: &Context, agreement: &Agreement, age_ms: u64) -> Missing {
+fn missing(cx: &Context, agreement: &Agreement, age_ms: u64) -> Missing {
     let mut missing = Missing::new();
     for waiting in agreement.negotiation.waiting() {
         if cx.now.ms_since(waiting.since) < age_ms || waiting.request.collective == Collective::Join {
@@ -86,32 +167,6 @@ fn stalled(cx: &Context, agreement: &Agreement, age_ms: u64) -> Missing {
         }
     }
     missing
-}
-
-fn words(missing: &Missing, agreement: &Agreement, warning_ms: u64) -> String {
-    let mut text = format!(
-        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for \
-         remainder of ranks for more than {} seconds. Have all ranks run the same operations, or find out what holds these \
-         up.\nMissing ranks:{}",
-        warning_ms / 1_000,
-        list(missing)
-    );
-    for ((set, name), decided, size) in agreement.groups.waiting().take(limits::REPORT_NAMES_MAX) {
-        let _ = write!(text, "\nGroup {name} of {set} has {decided} of its {size} tensors.");
-    }
-    text
-}
-
-fn list(missing: &Missing) -> String {
-    let mut text = String::new();
-    for (rank, (names, more)) in missing.iter().take(RANKS_MAX) {
-        let _ = write!(text, "\n{}: [{}", rank.0, names.join(", "));
-        let _ = if *more > 0 { write!(text, " and {more} more]") } else { write!(text, "]") };
-    }
-    if missing.len() > RANKS_MAX {
-        let _ = write!(text, "\nand {} more ranks", missing.len() - RANKS_MAX);
-    }
-    text
 }
 
 /// Ranks listed in one report.

@@ -43,6 +43,12 @@ pub(crate) fn rank_numbers(ranks: &[Rank]) -> String {
     text
 }
 
+/// The text with a capital first.
+pub(crate) fn capitalised(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
 /// Runs of ranks named in one list.
 const RUNS_MAX: usize = 16;
 

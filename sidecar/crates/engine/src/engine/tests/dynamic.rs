@@ -332,13 +332,58 @@ fn a_refusal_without_its_group_counts_when_another_rank_names_it() {
 }
 
 #[test]
-fn tensors_of_a_group_agree_about_its_size() {
+fn groups_of_different_sizes_are_different_groups() {
     let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
     let a = cluster.submit_all(&grouped("a", "g", 2));
     let b = cluster.submit_all(&grouped("b", "g", 3));
+    let c = cluster.submit_all(&grouped("c", "g", 3));
     cluster.run();
-    assert!(cluster.common_failure(&b).reason.contains("group g has 2 tensors, but b says 3"));
-    assert!(cluster.all_completed(&a));
+    assert!(cluster.is_pending(a[0]) && cluster.is_pending(b[0]));
+    let d = cluster.submit_all(&grouped("d", "g", 2));
+    cluster.run();
+    assert!(cluster.all_completed(&a) && cluster.all_completed(&d) && cluster.is_pending(c[0]));
+    let e = cluster.submit_all(&grouped("e", "g", 3));
+    cluster.run();
+    assert!([b, c, e].iter().all(|requests| cluster.all_completed(requests)));
+    let odd: Vec<_> = (0..4).map(|rank| cluster.submit(rank, grouped("a", "g", 2 + rank / 3))).collect();
+    cluster.run();
+    let words = "One rank had group g of 2 tensors, but another rank had g of 3 tensors. (ranks 0-2";
+    let failure = cluster.common_failure(&odd);
+    assert!(failure.reason.contains(words) && failure.rank == Some(Rank(3)), "{failure}");
+}
+
+#[test]
+fn a_tensor_of_several_groups_leaves_each_of_them_once() {
+    let mut cluster = Cluster::new(&[0, 1, 2]).started();
+    let odd: Vec<_> =
+        (0..).zip(["g", "h", "g"]).map(|(rank, group)| cluster.submit(rank, grouped("a", group, 2))).collect();
+    cluster.run();
+    assert!(cluster.common_failure(&odd).reason.contains("Mismatched groups"));
+    let first = cluster.submit_all(&grouped("b", "g", 2));
+    cluster.run();
+    assert!(cluster.all_completed(&first));
+    let second = cluster.submit_all(&grouped("b", "g", 2));
+    cluster.run();
+    assert!(cluster.is_pending(second[0]), "the second use of a is missing");
+    let a = cluster.submit_all(&grouped("a", "g", 2));
+    cluster.run();
+    assert!(cluster.all_completed(&second) && cluster.all_completed(&a));
+}
+
+#[test]
+fn a_group_of_which_one_tensor_fails_without_end_ends_the_epoch() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    for round in 0..65 {
+        assert!(cluster.ended.is_empty(), "round {round}");
+        cluster.submit(0, grouped("a", "g", 2));
+        cluster.submit(1, Request { dtype: DType::F64, ..grouped("a", "g", 2) });
+        cluster.run();
+    }
+    let (_, _, failure) = &cluster.ended[0];
+    let words =
+        "tensor a of process set 0 has failed in 64 uses of group g, of which other tensors were never asked for";
+    assert!(failure.reason.contains(words) && failure.cause == Cause::Bug, "{failure}");
+    assert_eq!(cluster.ended.len(), 2);
 }
 
 #[test]

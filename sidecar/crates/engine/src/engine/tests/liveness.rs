@@ -264,14 +264,30 @@ fn a_shutdown_does_not_come_before_the_warning() {
 #[test]
 fn a_group_that_lacks_tensors_is_named() {
     let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
-    let mut cluster = Cluster::of(world, |config| EngineConfig { stall_warning_ms: 2_000, ..config }).started();
-    let group = Group { name: name("layer.1"), size: 3 };
-    cluster.submit_all(&Request { group: Some(group), ..sum("a", &[4]) });
-    cluster.submit(0, sum("late", &[4]));
+    let adjust = |config| EngineConfig { stall_warning_ms: 2_000, stall_shutdown_ms: 4_000, ..config };
+    let mut cluster = Cluster::of(world, adjust).started();
+    let grouped = |tensor| Request { group: Some(Group { name: name("layer.1"), size: 3 }), ..sum(tensor, &[4]) };
+    let held = cluster.submit_all(&grouped("a"));
     cluster.run();
-    advance_with_workers(&mut cluster, 2_800, None);
+    advance_with_workers(&mut cluster, 1_900, None);
+    assert!(cluster.notices.is_empty());
+    cluster.submit(0, grouped("b"));
+    cluster.run();
+    advance_with_workers(&mut cluster, 700, None);
     let text = &cluster.notices[0].3;
-    assert!(text.contains("\nGroup layer.1 of process set 0 has 1 of its 3 tensors."), "{text}");
+    assert!(
+        text.starts_with("One or more tensors wait for others of their groups for more than 2.0 seconds."),
+        "{text}"
+    );
+    let words = "\nGroup layer.1 of process set 0 has 1 of its 3 tensors (a) since 2.";
+    assert!(text.contains(words), "{text}");
+    assert!(text.ends_with(" seconds; some ranks have asked for b, nobody for 1 more."), "{text}");
+    advance_with_workers(&mut cluster, 1_900, None);
+    let failure = cluster.common_failure(&held);
+    let words = "ronde has been shut down: tensors have waited for others of their groups for more than 4.0 seconds, the \
+                 limit of stall_shutdown.\nGroup layer.1 of process set 0 has 1 of its 3 tensors (a)";
+    assert!(failure.reason.contains(words), "{failure}");
+    assert_eq!((failure.cause, failure.rank), (Cause::ShutDown, None));
 }
 
 #[test]
