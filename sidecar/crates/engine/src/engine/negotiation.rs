@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use ronde_wire::{Group, Rank, Request, SetId, TensorName, limits};
+use ronde_wire::{Collective, Group, Rank, Request, SetId, TensorName, limits};
 
 use super::mismatch::Requests;
 use super::sets::SetView;
@@ -93,7 +93,8 @@ pub(crate) enum Voided {
 pub(crate) enum Void {
     /// A submission that was refused: the rank's part in its next round.
     Refused,
-    /// A request announced before. When it is ordered or rejected already, the void comes too late and means nothing.
+    /// A request announced before. When it is ordered or rejected already, the void comes too late and means nothing. Nor
+    /// does it mean anything for a join: others may have gone on without the rank.
     Withdrawn,
 }
 
@@ -165,7 +166,9 @@ impl Negotiation {
         let round = name.next_round(rank);
         let rounds = &mut name.rounds;
         let announced = rounds.back().is_some_and(|round| round.is_open() && round.has(rank));
+        let joins = announced && rounds.back().is_some_and(|round| round.has_joined(rank));
         let (round, poisons) = match (void, announced, round) {
+            (Void::Withdrawn, true, _) if joins => return Voided::Late,
             (_, true, _) => (rounds.len() - 1, true),
             (Void::Withdrawn, false, _) => {
                 self.drop_empty(key);
@@ -314,6 +317,11 @@ impl Round {
             State::Open(requests) => requests.contains_key(&rank),
             State::Poisoned { ranks, .. } => ranks.contains(&rank),
         }
+    }
+
+    fn has_joined(&self, rank: Rank) -> bool {
+        let State::Open(requests) = &self.state else { return false };
+        requests.get(&rank).is_some_and(|request| request.collective == Collective::Join)
     }
 
     /// The requests that were open.

@@ -65,7 +65,8 @@ impl Participant {
     }
 
     /// A worker no longer waits. When the request is not ordered yet it fails on all ranks; otherwise the operation
-    /// completes. Either way its `Complete` comes, once nothing touches its memory any more.
+    /// completes. Either way its `Complete` comes, once nothing touches its memory any more. A join cannot be taken back: it is
+    /// answered when all ranks have joined, as the others may have performed operations without this one.
     pub(crate) fn withdraw(&mut self, cx: &mut Context, rank: Rank, request: RequestId, reason: &str) {
         cx.stats.withdrawn += 1;
         self.heard(cx, rank);

@@ -203,9 +203,10 @@ fn a_failed_join_is_none() {
     let joined = cluster.submit(3, join());
     let stranded: Vec<_> = [0, 1, 2].map(|rank| (rank, cluster.submit(rank, sum("t", &[4])))).into();
     cluster.run();
-    cluster.withdraw(3, joined);
+    let reason = "no".to_owned();
+    cluster.event(0, Event::Refused { rank: Rank(0), set: SetId::WORLD, name: name("join"), group: None, reason });
     cluster.run();
-    assert!(cluster.failure(3, joined).reason.contains("was withdrawn"));
+    assert!(cluster.failure(3, joined).reason.contains("was refused"));
     for (rank, request) in stranded {
         let failure = cluster.failure(rank, request);
         assert!(failure.reason.contains("to be performed without rank 3, whose join has failed"), "{failure}");
@@ -213,15 +214,47 @@ fn a_failed_join_is_none() {
     cluster.execute_all();
     cluster.executes = true;
     // The others were told that the name is rejected, so they have to use it once more.
-    let failed: Vec<_> = [0, 1, 2].map(|rank| (rank, cluster.submit(rank, join()))).into();
+    let failed: Vec<_> = [1, 2].map(|rank| (rank, cluster.submit(rank, join()))).into();
     cluster.run();
     for (rank, request) in failed {
-        assert!(cluster.failure(rank, request).reason.contains("was withdrawn"));
+        assert!(cluster.failure(rank, request).reason.contains("was refused"));
     }
     let all = cluster.submit_all(&sum("t", &[4]));
     let joins = cluster.submit_all(&join());
     cluster.run();
     assert!(cluster.all_completed(&all) && cluster.all_completed(&joins) && cluster.ended.is_empty());
+}
+
+/// The others have performed operations without the rank: it could not count its own any more.
+#[test]
+fn a_join_cannot_be_taken_back() {
+    let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
+    cluster.executes = false;
+    // Two buckets are in flight, so what is ready without rank 3 stays in the queue.
+    for tensor in ["a", "b"] {
+        cluster.submit_all(&request(tensor, Collective::Barrier, &[0]));
+    }
+    cluster.run();
+    let joined = cluster.submit(3, join());
+    let without: Vec<_> = [0, 1, 2].map(|rank| (rank, cluster.submit(rank, sum("t", &[4])))).into();
+    cluster.run();
+    cluster.withdraw(3, joined);
+    cluster.run();
+    assert!(cluster.is_pending(joined) && without.iter().all(|(_, request)| cluster.is_pending(*request)));
+    cluster.executes = true;
+    cluster.execute_all();
+    assert!(without.iter().all(|(rank, request)| cluster.outcome(*rank, *request).is_ok()));
+    let refused = cluster.submit(3, sum("t", &[4]));
+    cluster.run();
+    assert!(cluster.failure(3, refused).reason.contains("rank 3 has joined; wait for the join first"));
+    let others = [0, 1, 2].map(|rank| (rank, cluster.submit(rank, join())));
+    cluster.run();
+    for (rank, request) in others.into_iter().chain([(3, joined)]) {
+        assert_eq!(last_joined(&cluster, rank, request), 2);
+    }
+    let all = cluster.submit_all(&sum("t", &[4]));
+    cluster.run();
+    assert!(cluster.all_completed(&all) && cluster.ended.is_empty());
 }
 
 #[test]

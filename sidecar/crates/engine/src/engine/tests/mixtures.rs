@@ -59,7 +59,7 @@ fn what() -> impl Strategy<Value = What> {
         8 => (0_usize..3, 0_u8..10).prop_map(|(name, odd)| What::Reduce { name, odd }),
         3 => (0_usize..3, 1_u32..3).prop_map(|(name, size)| What::Grouped { name, size }),
         2 => (0_usize..3).prop_map(|name| What::Gather { name }),
-        3 => prop_oneof![40 => Just(0_usize), 1 => Just(1)].prop_map(|name| What::Join { name }),
+        3 => prop_oneof![40 => Just(0_usize), 1 => Just(1), 2 => Just(2)].prop_map(|name| What::Join { name }),
         1 => Just(What::Barrier),
         4 => (0..RANKS, any::<bool>(), 0_u64..1)
             .prop_map(|(other, sends, count)| What::Message { other, sends, count }),
@@ -93,6 +93,11 @@ fn asked(rank: u32, set: u32, what: &What) -> Request {
             Request { group: Some(Group { name: name("g"), size }), ..sum(NAMES[tensor], &[4]) }
         }
         What::Gather { name } => request(NAMES[name], Collective::AllGather, &[u64::from(rank), 2]),
+        What::Join { name: 2 } => {
+            // It is refused: a join has no group.
+            let group = Some(Group { name: name("g"), size: 1 });
+            Request { group, ..request("join", Collective::Join, &[0]) }
+        }
         What::Join { name } => Request { dtype: DType::U8, ..request(JOINS[name], Collective::Join, &[0]) },
         What::Barrier => request("barrier", Collective::Barrier, &[0]),
         What::Message { other, sends, count } => {
@@ -172,6 +177,30 @@ impl Play {
             }
         }
         self.settle();
+        self.join_the_joined();
+    }
+
+    /// Joins cannot be taken back: the others join, too, by each name that was used for one.
+    fn join_the_joined(&mut self) {
+        while let Some(name) = self.pending_join() {
+            let ranks: Vec<u32> =
+                (0..).take(self.cluster.world.size()).filter(|rank| !self.has_joined(*rank)).collect();
+            for rank in ranks {
+                let what = Request { dtype: DType::U8, ..request(&name, Collective::Join, &[0]) };
+                self.cluster.submit(rank, what);
+            }
+            self.settle();
+        }
+    }
+
+    fn pending_join(&self) -> Option<String> {
+        let of = |sidecar: &crate::engine::Engine| sidecar.status(self.cluster.now).pending_requests;
+        let mut pending = self.cluster.engines.iter().flat_map(of);
+        pending.find(|pending| pending.collective == "JOIN").map(|pending| pending.name.to_string())
+    }
+
+    fn has_joined(&self, rank: u32) -> bool {
+        self.cluster.engines[0].status(self.cluster.now).ranks_joined.contains(&Rank(rank))
     }
 
     /// A name that nobody has used works in the set of all ranks.
