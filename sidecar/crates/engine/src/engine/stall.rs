@@ -137,14 +137,16 @@ fn group(cx: &Context, agreement: &Agreement, waiting: &Waiting<'_>) -> String {
     let asked: Vec<&TensorName> =
         agreement.negotiation.waiting().filter(|name| lacks(name.request)).map(|name| &name.request.name).collect();
     let unknown = waiting.missing().saturating_sub(asked.len());
-    let mut text = format!("{} since {age};", wording::capitalised(&progress));
+    let mut lacking = Vec::new();
     if !asked.is_empty() {
         let names: Vec<&str> = asked.iter().take(limits::REPORT_NAMES_MAX).map(|name| name.as_str()).collect();
         let more = if asked.len() > names.len() { " and others" } else { "" };
-        let _ = write!(text, " some ranks have asked for {}{more},", names.join(", "));
+        lacking.push(format!("some ranks have asked for {}{more}", names.join(", ")));
     }
-    let _ = write!(text, " nobody for {unknown} more.");
-    text
+    if unknown > 0 {
+        lacking.push(format!("nobody for {unknown} more"));
+    }
+    format!("{} since {age}; {}.", wording::capitalised(&progress), lacking.join(", "))
 }
 
 /// For each missing rank the names that wait for it, and how many more there are.

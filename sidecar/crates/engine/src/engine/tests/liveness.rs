@@ -282,8 +282,11 @@ fn a_group_that_lacks_tensors_is_named() {
     let words = "\nGroup layer.1 of process set 0 has 1 of its 3 tensors (a) since 2.";
     assert!(text.contains(words), "{text}");
     assert!(text.ends_with(" seconds; some ranks have asked for b, nobody for 1 more."), "{text}");
+    cluster.submit(1, grouped("c"));
+    cluster.run();
     advance_with_workers(&mut cluster, 1_900, None);
     let failure = cluster.common_failure(&held);
+    assert!(failure.reason.contains("; some ranks have asked for b, c."), "{failure}");
     let words = "ronde has been shut down: tensors have waited for others of their groups for more than 4.0 seconds, the \
                  limit of stall_shutdown.\nGroup layer.1 of process set 0 has 1 of its 3 tensors (a)";
     assert!(failure.reason.contains(words), "{failure}");
