@@ -12,7 +12,7 @@ use super::{KernelError, check_length, check_lengths, is_nary};
 /// [`ReduceOp::Median`] takes the middle value of each element, and the mean of the two middle ones when the number of
 /// ranks is even, computed in f32 for types of up to four bytes and in f64 otherwise; -0 is less than +0, and NaN wins.
 /// It has no weights. [`ReduceOp::ClippedMean`] and [`ReduceOp::Adasum`] add `weight * value` rank by rank in f64 and
-/// round once; a weight of exactly 0 leaves the rank's values out, whatever they are. [`weights`](super::weights) says
+/// round once; a weight of exactly 0 leaves the rank's values out, whatever they are. [`weights`](super::weights()) says
 /// what weights are.
 ///
 /// # Errors
