@@ -71,9 +71,10 @@ impl Link {
         self.tell(self.owed)
     }
 
-    /// What was in flight is lost, and so is what it was sent for; the engine hears of it by other ways.
+    /// What was in flight is lost, and so is what it was sent for; the engine hears of it by other ways. What the peer has
+    /// admitted it says again on the next link, unless it is another process by then, which knows of nothing.
     pub(super) fn handle_down(&mut self) {
-        *self = Self { heard: self.heard, owed: self.owed.max(self.told), ..Self::default() };
+        *self = Self { owed: self.owed.max(self.told), ..Self::default() };
     }
 
     /// Whether the peer was told that an operation is admitted.

@@ -196,6 +196,20 @@ fn nothing_is_sent_before_the_link_is_up_and_the_credit_known() {
     assert!(matches!(again[..], [ExecutorAction::Open { peer: PEER }]), "{again:?}");
 }
 
+/// The lane may hear of the new link before it hears that the epoch is over. (Seed 9452 of the simulation.)
+#[test]
+fn what_a_peer_has_admitted_is_not_believed_of_the_process_that_replaces_it() {
+    let mut fixture = Fixture::new();
+    fixture.executor.handle_link_up(PEER, GRANT_BYTES);
+    fixture.executor.handle_admitted(PEER, Epoch(1), Seq(1));
+    fixture.executor.handle_link_down(PEER);
+    fixture.executor.handle_link_up(PEER, GRANT_BYTES);
+    fixture.admit(Epoch(1), Seq(1));
+    let actions = fixture.actions();
+    assert!(actions.iter().any(|a| matches!(a, ExecutorAction::Send { chunk, .. } if chunk.early)), "{actions:?}");
+    assert!(!actions.iter().any(|a| matches!(a, ExecutorAction::Send { chunk, .. } if !chunk.early)), "{actions:?}");
+}
+
 /// Lanes and the control plane overtake each other: a peer may speak of an epoch before it has begun here.
 #[test]
 fn a_peer_may_admit_in_an_epoch_that_has_yet_to_begin_here() {
