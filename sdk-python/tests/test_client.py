@@ -141,6 +141,7 @@ def test_groups_are_submitted_together_and_given_back_in_order() -> None:
         client.grouped_allreduce(tensors, ronde.Sum, "g"),
         client.grouped_allgather(tensors),
         client.grouped_reduce_scatter(tensors),
+        client.grouped_broadcast(tensors, 1),
     ):
         for result, tensor in zip(results, tensors):
             numpy.testing.assert_array_equal(result, tensor)

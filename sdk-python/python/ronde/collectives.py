@@ -195,6 +195,28 @@ class Collectives(Submission):
         """`broadcast` in flight."""
         return self._submit("broadcast", tensor, name, process_set, out=out, root=rank_number(root_rank))
 
+    def grouped_broadcast(
+        self,
+        tensors: Sequence[Any],
+        root_rank: int,
+        name: str | None = None,
+        *,
+        process_set: ProcessSet | None = None,
+    ) -> list[Any]:
+        """`broadcast` of several tensors, none of which is sent before all are there on all ranks."""
+        return self.grouped_broadcast_async(tensors, root_rank, name, process_set=process_set).wait()
+
+    def grouped_broadcast_async(
+        self,
+        tensors: Sequence[Any],
+        root_rank: int,
+        name: str | None = None,
+        *,
+        process_set: ProcessSet | None = None,
+    ) -> GroupHandle:
+        """`grouped_broadcast` in flight."""
+        return self._submit_group("broadcast", tensors, name, process_set, root=rank_number(root_rank))
+
     def reduce_scatter(
         self,
         tensor: Any,

@@ -32,6 +32,17 @@ OPS = {
 }
 WHOLE = ("adasum", "median", "clipped_mean")  # see all ranks' tensors at once
 GROUP_TENSORS = 3
+# What reduces nothing.
+MOVING = (
+    "allgather",
+    "grouped_allgather",
+    "broadcast",
+    "grouped_broadcast",
+    "alltoall",
+    "gather",
+    "scatter",
+    "message",
+)
 # Elements of the few tensors that are cut into several chunks. Of the longest type they still fit a message.
 LARGE = 120_011
 
@@ -107,7 +118,7 @@ def combinations() -> list[Combination]:
     for dtype in TYPES:
         for collective in ("allreduce", "grouped_allreduce", "reduce_scatter", "grouped_reduce_scatter", "reduce"):
             found += [Combination(collective, dtype, op) for op in ops(collective, dtype)]
-        for collective in ("allgather", "grouped_allgather", "broadcast", "alltoall", "gather", "scatter", "message"):
+        for collective in MOVING:
             found.append(Combination(collective, dtype))
     for codec in CODECS:
         for op in ("sum", "average"):
@@ -200,7 +211,7 @@ def submit(client: ronde.Client, case: Case, sets: list[ronde.ProcessSet]) -> An
         some.update(op=OPS[what.op], prescale_factor=case.scales[0], postscale_factor=case.scales[1])
     if what.codec:
         some["codec"] = what.codec
-    if what.collective in ("broadcast", "reduce", "gather", "scatter"):
+    if what.collective in ("broadcast", "grouped_broadcast", "reduce", "gather", "scatter"):
         some["root_rank"] = case.root
     if what.collective == "alltoall":
         some["splits"] = case.splits[case.members.index(client.rank)]
@@ -220,8 +231,8 @@ def expected(case: Case, me: int, absent: frozenset[int] = frozenset()) -> list[
         return [rows_of(each, case, place) for each in whole] if "scatter" in what.collective else whole
     if what.collective in ("allgather", "grouped_allgather") or (what.collective == "gather" and at_root):
         return [Expected(numpy.concatenate(column)) for column in columns]
-    if what.collective == "broadcast" or (what.collective == "message" and me == case.to):
-        return [Expected(tensors[case.root][0])]
+    if what.collective in ("broadcast", "grouped_broadcast") or (what.collective == "message" and me == case.to):
+        return [Expected(tensor) for tensor in tensors[case.root]]
     if what.collective == "scatter":
         return [rows_of(Expected(tensors[case.root][0]), case, place)]
     if what.collective == "alltoall":
