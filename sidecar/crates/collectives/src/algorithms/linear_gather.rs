@@ -12,20 +12,14 @@
 
 use ronde_wire::Member;
 
-use super::{Predicted, block_lens, linear_predicted, root_member, trimmed};
+use super::{Predicted, block_lens, linear_predicted, plan_of_blocks, root_member, trimmed};
 use crate::plan::{Layout, Plan, Register, Round, Span};
 use crate::planner::Inputs;
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let (layout, blocks) = Layout::member_major(inputs);
-    let longest = blocks.iter().map(|block| block.len).max().unwrap_or(0);
-    let count = inputs.strand_count(longest);
     let root = root_member(inputs);
-    let strands = inputs.strands(count, |index| {
-        let parts: Vec<Span> = blocks.iter().map(|block| block.part(count, index)).collect();
-        rounds(me, root, &parts)
-    });
-    Plan { layout, strands, window: inputs.window(), prelude: false }
+    plan_of_blocks(inputs, layout, &blocks, |parts| rounds(me, root, parts))
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {

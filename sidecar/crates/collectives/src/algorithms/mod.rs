@@ -37,7 +37,7 @@ pub mod ring_reduce_scatter;
 
 use ronde_wire::{Member, Rank};
 
-use crate::plan::{Form, Register, Round, Span, Step, Transfer};
+use crate::plan::{Form, Layout, Plan, Register, Round, Span, Step, Transfer};
 use crate::planner::Inputs;
 
 /// What the closed form of an algorithm says about all members' plans. The checker compares it with the plans.
@@ -139,6 +139,22 @@ impl Round {
             self.transfers.push(transfer);
         }
     }
+}
+
+/// A plan whose strand `c` does with part `c` of every block what `rounds` says of those parts.
+fn plan_of_blocks(
+    inputs: &Inputs<'_>,
+    layout: Layout,
+    blocks: &[Span],
+    rounds: impl Fn(&[Span]) -> Vec<Round>,
+) -> Plan {
+    let longest = blocks.iter().map(|block| block.len).max().unwrap_or(0);
+    let count = inputs.strand_count(longest);
+    let strands = inputs.strands(count, |index| {
+        let parts: Vec<Span> = blocks.iter().map(|block| block.part(count, index)).collect();
+        rounds(&parts)
+    });
+    Plan { layout, strands, window: inputs.window(), prelude: false }
 }
 
 /// Trailing empty rounds say nothing.

@@ -20,7 +20,7 @@
 
 use ronde_wire::Member;
 
-use super::{Predicted, back, neighbours, number, piece_lens, trimmed};
+use super::{Predicted, back, neighbours, number, piece_lens, plan_of_blocks, trimmed};
 use crate::plan::{Layout, Plan, Register, Round, Span};
 use crate::planner::Inputs;
 
@@ -32,13 +32,7 @@ const OWN: Register = Register(2);
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let (layout, pieces) = Layout::piece_major(&inputs.counts(), inputs.members_count());
-    let longest = pieces.iter().map(|piece| piece.len).max().unwrap_or(0);
-    let count = inputs.strand_count(longest);
-    let strands = inputs.strands(count, |index| {
-        let parts: Vec<Span> = pieces.iter().map(|piece| piece.part(count, index)).collect();
-        rounds(me.index(), &parts)
-    });
-    Plan { layout, strands, window: inputs.window(), prelude: false }
+    plan_of_blocks(inputs, layout, &pieces, |parts| rounds(me.index(), parts))
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {

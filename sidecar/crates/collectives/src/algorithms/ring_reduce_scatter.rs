@@ -14,7 +14,7 @@
 
 use ronde_wire::Member;
 
-use super::{Predicted, back, block_lens, neighbours, number, trimmed};
+use super::{Predicted, back, block_lens, neighbours, number, plan_of_blocks, trimmed};
 use crate::plan::{Layout, Plan, Register, Round, Span};
 use crate::planner::Inputs;
 
@@ -26,13 +26,7 @@ const OWN: Register = Register(2);
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let (layout, blocks) = Layout::member_major(inputs);
-    let longest = blocks.iter().map(|block| block.len).max().unwrap_or(0);
-    let count = inputs.strand_count(longest);
-    let strands = inputs.strands(count, |index| {
-        let parts: Vec<Span> = blocks.iter().map(|block| block.part(count, index)).collect();
-        rounds(me.index(), &parts)
-    });
-    Plan { layout, strands, window: inputs.window(), prelude: false }
+    plan_of_blocks(inputs, layout, &blocks, |parts| rounds(me.index(), parts))
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
