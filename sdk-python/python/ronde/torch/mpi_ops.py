@@ -26,7 +26,7 @@ def init(comm: None = None, process_sets: None = None, **settings: Any) -> None:
     if comm is not None:
         raise ValueError("ronde has not been built with MPI support: leave comm out, ranks come from `ronde run`")
     if process_sets is not None:
-        raise NotImplementedError("process sets are not supported yet; all ranks form one set")
+        raise NotImplementedError("ronde.torch takes no process sets yet: leave them out; `ronde.connect` has them")
     if _client is not None:
         return
     _client = connect(**settings)
