@@ -1,7 +1,6 @@
 //! The wiring of a sidecar process, from its first line of input to its last of output. Read this first.
 
 use std::collections::{BTreeSet, HashMap};
-use std::io::IsTerminal;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -28,6 +27,7 @@ use crate::config::{Settings, world_of};
 use crate::credentials;
 use crate::driver::{Driver, Inbox, Phase};
 use crate::lane::{self, LaneConfig, LaneHandle, LaneReport};
+use crate::logging::{self, LogFormat};
 use crate::operations::Operations;
 use crate::results::Results;
 use crate::runtime_dir::{RuntimeDir, random_bytes};
@@ -38,8 +38,7 @@ use crate::standalone;
 
 /// `ronde sidecar`: takes part in one job, as the launcher says on standard input, or the certificate and command line.
 pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(log_filter()).init();
+    logging::start(&args.logs);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = runtime.context("cannot start the control thread's runtime").and_then(|runtime| {
         let result = runtime.block_on(sidecar(args));
@@ -51,7 +50,7 @@ pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let reason = coded(&error, Code::SidecarCannotGoOn);
-            match args.bootstrap {
+            match args.bootstrap || args.logs.log_format == LogFormat::Json {
                 true => tracing::error!("{reason}"),
                 false => eprintln!("ronde sidecar: {reason}"),
             }
@@ -239,7 +238,10 @@ impl Launcher {
 
     async fn start(&mut self) -> anyhow::Result<Settings> {
         match self.next().await? {
-            ToSidecar::Start(start) => Settings::new(start).context(Code::SidecarSettings),
+            ToSidecar::Start(start) => {
+                logging::identify(&start.job, SidecarIndex(start.sidecar));
+                Settings::new(start).context(Code::SidecarSettings)
+            }
             ToSidecar::Join(_) => bail!("the launcher sent a join before the start"),
         }
     }
@@ -376,10 +378,6 @@ pub(crate) fn say(message: &FromSidecar) {
         Ok(line) => drop(writeln!(std::io::stdout(), "{line}")),
         Err(error) => tracing::error!(%error, "a line for the launcher cannot be written"),
     }
-}
-
-fn log_filter() -> tracing_subscriber::EnvFilter {
-    tracing_subscriber::EnvFilter::try_from_env("RONDE_LOG").unwrap_or_else(|_| "warn".into())
 }
 
 /// Messages from workers that wait for the control thread; a full queue slows the workers' streams down.

@@ -208,11 +208,17 @@ impl Driver {
     fn handle_report(&mut self, report: LaneReport) {
         match report {
             LaneReport::Done(epoch, seq) => {
+                let operation = self.operations.name(epoch, seq).map(tracing::field::display);
+                tracing::debug!(epoch = epoch.0, seq = seq.0, operation, "a lane has done its part of an operation");
                 if self.operations.lane_done(epoch, seq) {
                     self.handle(Event::Executed { epoch, seq });
                 }
             }
-            LaneReport::Failed(epoch, seq, reason) => self.handle(Event::ExecutionFailed { epoch, seq, reason }),
+            LaneReport::Failed(epoch, seq, reason) => {
+                let operation = self.operations.name(epoch, seq).map(tracing::field::display);
+                tracing::error!(epoch = epoch.0, seq = seq.0, operation, reason, "a lane cannot perform an operation");
+                self.handle(Event::ExecutionFailed { epoch, seq, reason });
+            }
             LaneReport::LetGo(epoch) => self.operations.lane_let_go(epoch),
             LaneReport::LinkDown(peer, reason) => self.handle(Event::LinkDown { peer, reason }),
             LaneReport::Ended(lane) => {
@@ -416,6 +422,9 @@ impl Driver {
     }
 
     fn admit(&mut self, admission: &Arc<Admission>) {
+        let (epoch, seq, tensors) = (admission.epoch, admission.seq, &admission.tensors);
+        let operation = tensors.first().map(|tensor| tracing::field::display(&tensor.name));
+        tracing::debug!(epoch = epoch.0, seq = seq.0, operation, tensors = tensors.len(), "an operation begins");
         let sessions = &mut self.sessions;
         let mut input = |rank: Rank, request: RequestId| {
             let pending = sessions.of_rank(rank).and_then(|session| session.pending.get(&request));
@@ -426,7 +435,6 @@ impl Driver {
                 self.tell_lanes(|| LaneCommand::Admit(Arc::clone(admission), Arc::clone(&memory)));
             }
             Err(error) => {
-                let (epoch, seq) = (admission.epoch, admission.seq);
                 self.handle(Event::ExecutionFailed {
                     epoch,
                     seq,
@@ -443,6 +451,9 @@ impl Driver {
             (Ok(completion), Some(session)) => deliver(session, operations, request, completion),
             (Ok(completion), None) => operations.release(result_id(rank, &completion)),
             (Err(failure), Some(session)) => {
+                let operation = failure.tensor.as_ref().map(tracing::field::display);
+                let reason = &failure.reason;
+                tracing::debug!(rank = rank.0, request = request.0, operation, reason, "a request has failed");
                 // Without an entry it is an earlier session's request, whose number may mean another one here.
                 if let Some(pending) = session.pending.remove(&request) {
                     session.result_bytes -= pending.result_bytes;
@@ -483,7 +494,6 @@ impl Driver {
     /// The state of everything at this moment; lanes that do not answer in time count as zeros.
     pub(crate) fn snapshot(&self) -> impl Future<Output = Snapshot> + Send + use<> {
         let asked: Vec<_> = self.lanes.iter().map(LaneHandle::ask_stats).collect();
-        let peers = self.world.sidecars();
         let mut snapshot = Snapshot {
             status: self.engine.status(self.now()),
             engine: self.engine.stats().clone(),
@@ -492,7 +502,8 @@ impl Driver {
             results: self.operations.results().usage(),
             sessions: self.sessions.len(),
             up: self.started.elapsed(),
-            paths: peers.into_iter().filter_map(|peer| Some((peer, self.control.path(peer)?))).collect(),
+            paths: self.control.paths(),
+            inputs_mapped_bytes: self.segments.mapped_bytes(),
         };
         async move {
             for answer in asked {

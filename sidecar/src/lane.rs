@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use anyhow::Context;
 use ronde_engine::{Admission, Executor, ExecutorAction, ExecutorConfig, ExecutorStats};
-use ronde_transport::{Identity, Outgoing, Port, PortEvent, PortStats, QuicPort, Role, next_event};
+use ronde_transport::{Identity, Outgoing, PathStats, Port, PortEvent, PortStats, QuicPort, Role, next_event};
 use ronde_wire::frame::Chunk;
 use ronde_wire::{Epoch, FrameKind, Lane, Seq, SidecarIndex};
 use tokio::sync::{mpsc, oneshot};
@@ -56,12 +56,14 @@ impl Drop for EndReport {
 }
 
 /// Counters of a lane.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct LaneStats {
     /// Of its port.
     pub(crate) port: PortStats,
     /// Of its executor.
     pub(crate) executor: ExecutorStats,
+    /// The ways to the peers whose link is up.
+    pub(crate) paths: Vec<(SidecarIndex, PathStats)>,
 }
 
 /// The control thread's end of a lane.
@@ -203,7 +205,8 @@ impl LaneThread {
                 }
             }
             LaneCommand::Stats(reply) => {
-                let stats = LaneStats { port: self.port.stats(), executor: *self.executor.stats() };
+                let stats =
+                    LaneStats { port: self.port.stats(), executor: *self.executor.stats(), paths: self.port.paths() };
                 // The asker may have given up; nobody else waits for this.
                 let _ = reply.send(stats);
             }

@@ -15,6 +15,7 @@ mod credentials;
 mod delivery;
 mod driver;
 mod lane;
+mod logging;
 mod memory;
 mod operations;
 mod results;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ronde_engine::{Admission, AdmittedTensor};
-use ronde_wire::{Epoch, Rank, RequestId, Seq};
+use ronde_wire::{Epoch, Rank, RequestId, Seq, TensorName};
 
 use crate::memory::{Input, OperationMemory, TensorMemory};
 use crate::results::{ResultSlot, Results};
@@ -34,6 +34,8 @@ pub(crate) struct Operations {
 }
 
 struct Running {
+    /// The first tensor's name, for logs.
+    name: Option<TensorName>,
     memory: Arc<OperationMemory>,
     lanes_left: usize,
 }
@@ -74,7 +76,8 @@ impl Operations {
             }
         }
         let memory = Arc::new(OperationMemory { tensors });
-        let running = Running { memory: Arc::clone(&memory), lanes_left: self.lanes };
+        let name = admission.tensors.first().map(|tensor| tensor.name.clone());
+        let running = Running { name, memory: Arc::clone(&memory), lanes_left: self.lanes };
         self.running.insert((admission.epoch, admission.seq), running);
         Ok(memory)
     }
@@ -107,6 +110,11 @@ impl Operations {
     fn release_outputs(&mut self, tensors: &[TensorMemory]) {
         let slots = tensors.iter().flat_map(|tensor| &tensor.outputs);
         slots.for_each(|(_, slot)| self.results.release(slot.slot));
+    }
+
+    /// The name of the first tensor of an operation that runs.
+    pub(crate) fn name(&self, epoch: Epoch, seq: Seq) -> Option<&TensorName> {
+        self.running.get(&(epoch, seq))?.name.as_ref()
     }
 
     /// A lane has done its part. True when it was the last: the results are readable now.

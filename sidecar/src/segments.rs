@@ -54,6 +54,11 @@ impl Segments {
         self.lock().sessions.iter().find(|s| s.token == *token)?.inputs.get(&segment).cloned()
     }
 
+    /// Bytes of all input segments of live sessions.
+    pub(crate) fn mapped_bytes(&self) -> u64 {
+        self.lock().sessions.iter().map(|session| session.mapped_bytes).sum()
+    }
+
     /// Makes a result segment known to workers.
     pub(crate) fn add_result(&self, id: SegmentId, segment: Arc<OwnedSegment>) {
         self.lock().results.insert(id, segment);

@@ -14,6 +14,7 @@ use crate::cli::SidecarArgs;
 use crate::cli::codes::Code;
 use crate::config::{Settings, world_of};
 use crate::credentials;
+use crate::logging;
 
 /// Reads the credentials, looks up the peers and binds the ports.
 ///
@@ -23,6 +24,7 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
     let directory = args.certs.as_deref().context(NO_CREDENTIALS).context(Code::NoCredentials)?;
     let identity = Arc::new(credentials::load(directory)?);
     let me = identity.id().sidecar;
+    logging::identify(&identity.id().job, me);
     let deadline = Instant::now() + Duration::from_secs(args.start_timeout);
     let places = args.peers.iter().map(|peer| Place::parse(peer)).collect::<anyhow::Result<Vec<_>>>();
     let places = places.context(Code::SidecarSettings)?;

@@ -1,88 +1,123 @@
 //! The one place where metrics have names. Cores keep plain counters; a scrape copies them into Prometheus' text form.
 //!
-//! Names end in a base unit or in `_total`; the only label is `port`, which is `control` or `lane<n>`.
+//! Names begin with `ronde_`; counters end in `_total`, and what has a unit names a base unit in front of that. Labels are
+//! `port` (`control` or `lane<n>`), `peer` (a sidecar's index), `rank` and `version`.
 
-use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
-use ronde_transport::PortStats;
+use prometheus::proto::MetricFamily;
+use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
+use ronde_engine::ExecutorStats;
+use ronde_transport::{PathStats, PortStats};
 
 use super::Snapshot;
+
+#[cfg(test)]
+mod document;
+mod table;
+
+use table::METRICS;
+
+/// A metric of the page.
+struct Metric {
+    name: &'static str,
+    /// What it says, for people: a sentence.
+    help: &'static str,
+    kind: Kind,
+    /// What its samples are told apart by.
+    labels: &'static [&'static str],
+    read: fn(&Snapshot) -> Vec<Sample>,
+}
+
+/// How a value changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// It only grows while the process lives.
+    Counter,
+    /// It goes up and down.
+    Gauge,
+}
+
+/// Values of labels, in the order of their names, and the value.
+type Sample = (Vec<String>, f64);
 
 /// The page.
 ///
 /// # Errors
 /// When two metrics have the same name, which no scrape with other numbers changes.
 pub(super) fn render(snapshot: &Snapshot) -> prometheus::Result<String> {
-    let registry = Registry::new();
-    for (name, help, value) in sidecar_metrics(snapshot) {
-        if name.ends_with("_total") {
-            let counter = IntCounter::new(name, help)?;
-            counter.inc_by(value);
-            registry.register(Box::new(counter))?;
-        } else {
-            let gauge = IntGauge::new(name, help)?;
-            // Gauges beyond 2^63 do not occur; they would show as the greatest number rather than as a negative one.
-            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-            registry.register(Box::new(gauge))?;
-        }
-    }
-    for (name, help, read) in PORT_METRICS {
-        let family = IntCounterVec::new(Opts::new(name, help), &["port"])?;
-        family.with_label_values(&["control"]).inc_by(read(&snapshot.control));
-        for (index, lane) in snapshot.lanes.iter().enumerate() {
-            family.with_label_values(&[&format!("lane{index}")]).inc_by(read(&lane.port));
-        }
-        registry.register(Box::new(family))?;
-    }
     let mut text = Vec::new();
-    TextEncoder::new().encode(&registry.gather(), &mut text)?;
+    TextEncoder::new().encode(&gather(snapshot)?, &mut text)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// A metric: name, help, value.
-type Metric = (&'static str, &'static str, u64);
-/// A metric of a port: name, help, where its value is.
-type PortMetric = (&'static str, &'static str, fn(&PortStats) -> u64);
-
-fn sidecar_metrics(snapshot: &Snapshot) -> Vec<Metric> {
-    let engine = &snapshot.engine;
-    let lanes = |read: fn(&ronde_engine::ExecutorStats) -> u64| snapshot.lanes.iter().map(|l| read(&l.executor)).sum();
-    vec![
-        ("ronde_sessions", "Live sessions of local workers.", snapshot.sessions as u64),
-        ("ronde_requests_submitted_total", "Requests that workers submitted here.", engine.submitted),
-        ("ronde_requests_completed_total", "Requests that completed.", engine.completed),
-        ("ronde_requests_failed_total", "Requests that failed.", engine.failed),
-        (
-            "ronde_requests_announced_again_total",
-            "Requests announced by a number, because they were announced before.",
-            engine.announced_again,
-        ),
-        ("ronde_cache_evictions_total", "Remembered requests forgotten for others.", engine.cache_evictions),
-        ("ronde_process_sets", "Process sets that there are.", snapshot.status.sets as u64),
-        ("ronde_ranks_joined", "Ranks known to have joined.", snapshot.status.ranks_joined.len() as u64),
-        ("ronde_operations_total", "Operations performed here; fused tensors are one operation.", engine.executed),
-        ("ronde_tensors_total", "Tensors in the operations performed here.", engine.tensors_executed),
-        ("ronde_epochs_total", "Epochs that began.", engine.epochs),
-        ("ronde_stale_frames_total", "Control frames of other epochs, dropped.", engine.stale_frames),
-        ("ronde_contributed_bytes_total", "Bytes read from local contributions.", lanes(|s| s.contributed_bytes)),
-        ("ronde_reduced_bytes_total", "Bytes reduced into others.", lanes(|s| s.reduced_bytes)),
-        ("ronde_published_bytes_total", "Bytes of results written.", lanes(|s| s.published_bytes)),
-        (
-            "ronde_private_copies_bytes_total",
-            "Private bytes copied because they were shared.",
-            lanes(|s| s.copied_bytes),
-        ),
-        ("ronde_early_chunks_total", "Chunks held before their operation was admitted.", lanes(|s| s.chunks_held)),
-        ("ronde_dropped_chunks_total", "Chunks of other epochs, dropped.", lanes(|s| s.chunks_dropped)),
-        ("ronde_result_mapped_bytes", "Shared memory of result segments.", snapshot.results.mapped_bytes),
-        ("ronde_result_in_use_bytes", "Shared memory of results not yet released.", snapshot.results.in_use_bytes),
-    ]
+fn gather(snapshot: &Snapshot) -> prometheus::Result<Vec<MetricFamily>> {
+    let registry = Registry::new();
+    for metric in METRICS {
+        let options = Opts::new(metric.name, metric.help);
+        let samples = (metric.read)(snapshot);
+        let labelled = |(labels, value): Sample, set: &dyn Fn(&[&str], f64)| {
+            set(&labels.iter().map(String::as_str).collect::<Vec<_>>(), value);
+        };
+        match metric.kind {
+            Kind::Counter => {
+                let family = CounterVec::new(options, metric.labels)?;
+                let set = |labels: &[&str], value| family.with_label_values(labels).inc_by(value);
+                samples.into_iter().for_each(|sample| labelled(sample, &set));
+                registry.register(Box::new(family))?;
+            }
+            Kind::Gauge => {
+                let family = GaugeVec::new(options, metric.labels)?;
+                let set = |labels: &[&str], value| family.with_label_values(labels).set(value);
+                samples.into_iter().for_each(|sample| labelled(sample, &set));
+                registry.register(Box::new(family))?;
+            }
+        }
+    }
+    Ok(registry.gather())
 }
 
-const PORT_METRICS: [PortMetric; 6] = [
-    ("ronde_sealed_bytes_total", "Bytes handed to encryption.", |s| s.sealed_bytes),
-    ("ronde_opened_bytes_total", "Bytes that came out of decryption.", |s| s.opened_bytes),
-    ("ronde_frames_sent_total", "Frames sent.", |s| s.frames_sent),
-    ("ronde_frames_received_total", "Frames received.", |s| s.frames_received),
-    ("ronde_links_opened_total", "Links that were opened.", |s| s.links_opened),
-    ("ronde_refusals_total", "Connections and hellos that were refused.", |s| s.refusals),
-];
+/// A value of the whole sidecar.
+fn one(value: f64) -> Vec<Sample> {
+    vec![(Vec::new(), value)]
+}
+
+/// The sum over all lanes.
+fn lanes(snapshot: &Snapshot, read: fn(&ExecutorStats) -> u64) -> Vec<Sample> {
+    one(number(snapshot.lanes.iter().map(|lane| read(&lane.executor)).sum()))
+}
+
+/// A value for each port.
+fn ports(snapshot: &Snapshot, read: fn(&PortStats) -> u64) -> Vec<Sample> {
+    let control = (vec![CONTROL.to_owned()], number(read(&snapshot.control)));
+    let lanes = snapshot.lanes.iter().enumerate();
+    let lanes = lanes.map(|(index, lane)| (vec![format!("lane{index}")], number(read(&lane.port))));
+    std::iter::once(control).chain(lanes).collect()
+}
+
+/// A value for each link that is up.
+fn links(snapshot: &Snapshot, read: fn(&PathStats) -> f64) -> Vec<Sample> {
+    let lanes = snapshot.lanes.iter().enumerate().map(|(index, lane)| (format!("lane{index}"), &lane.paths));
+    let ports = std::iter::once((CONTROL.to_owned(), &snapshot.paths)).chain(lanes);
+    ports
+        .flat_map(|(port, paths)| {
+            paths.iter().map(move |(peer, path)| (vec![peer.0.to_string(), port.clone()], read(path)))
+        })
+        .collect()
+}
+
+/// A value for each rank.
+fn by_rank(values: &[u64], unit: f64) -> Vec<Sample> {
+    values.iter().enumerate().map(|(rank, value)| (vec![rank.to_string()], number(*value) * unit)).collect()
+}
+
+/// Prometheus has one type of number, whose whole values are exact up to 2^53.
+#[expect(clippy::cast_precision_loss, reason = "what is lost beyond 2^53 is a part in 2^53")]
+fn number(value: u64) -> f64 {
+    value as f64
+}
+
+fn count(value: usize) -> f64 {
+    number(value as u64)
+}
+
+/// The label of the control port.
+const CONTROL: &str = "control";

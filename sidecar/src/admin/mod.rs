@@ -35,6 +35,8 @@ pub(crate) struct Snapshot {
     pub(crate) lanes: Vec<LaneStats>,
     /// Shared memory for results.
     pub(crate) results: ArenaUsage,
+    /// Shared memory of live sessions' inputs.
+    pub(crate) inputs_mapped_bytes: u64,
     /// Live sessions.
     pub(crate) sessions: usize,
     /// How long the sidecar has served.

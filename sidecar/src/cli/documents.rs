@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Fails when `docs/<name>` is not `expected`; writes it instead when RONDE_REGENERATE is set.
-pub(super) fn hold(name: &str, expected: &str) {
+pub(crate) fn hold(name: &str, expected: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name);
     if std::fs::read_to_string(&path).is_ok_and(|shown| shown == expected) {
         return;

@@ -26,7 +26,7 @@ mod certs;
 mod check;
 pub(crate) mod codes;
 #[cfg(test)]
-mod documents;
+pub(crate) mod documents;
 mod envelope;
 mod explain;
 mod layers;

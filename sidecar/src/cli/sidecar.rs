@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use ronde_wire::limits;
 
+use crate::logging::LogArgs;
+
 /// Arguments of `ronde sidecar`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -54,6 +56,8 @@ pub(crate) struct SidecarArgs {
     /// Shared memory for the inputs of one worker, and as much for its results. [default: 4096]
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub(crate) arena_mb: Option<u64>,
+    #[command(flatten)]
+    pub(crate) logs: LogArgs,
 }
 
 const EXAMPLES: &str =

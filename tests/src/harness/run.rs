@@ -143,6 +143,13 @@ impl Job {
         })
     }
 
+    /// Whether a line of either output that has come is one of these.
+    #[must_use]
+    pub fn has_line(&self, is: impl Fn(&str) -> bool) -> bool {
+        let lines = self.collected.lock();
+        lines.stdout.lines().chain(lines.stderr.lines()).any(is)
+    }
+
     /// Waits until a worker runs, and returns its process.
     ///
     /// # Panics

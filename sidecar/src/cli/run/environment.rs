@@ -8,6 +8,7 @@ use ronde_wire::JobName;
 
 use super::super::envelope::Environment;
 use super::placement::RankPlace;
+use crate::logging::{LOG_VARIABLE, LogArgs};
 
 /// A `-x` of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,10 +51,14 @@ pub(super) fn common(caller: &Environment, exports: &[Export]) -> Environment {
 }
 
 /// What a sidecar is told besides its bootstrap: how much to log, and its index, by which people know it from others.
-pub(super) fn for_sidecar(caller: &Environment, sidecar: u32, verbose: bool) -> Environment {
+pub(super) fn for_sidecar(caller: &Environment, sidecar: u32, verbose: bool, logs: &LogArgs) -> Environment {
     let mut environment: Environment = caller.iter().filter(|(name, _)| name == LOG_VARIABLE).cloned().collect();
     if verbose && environment.is_empty() {
         set(&mut environment, LOG_VARIABLE, "info");
+    }
+    set(&mut environment, "RONDE_SIDECAR_LOG_FORMAT", logs.log_format.name());
+    if let Some(level) = logs.log_level {
+        set(&mut environment, "RONDE_SIDECAR_LOG_LEVEL", level.name());
     }
     set(&mut environment, "RONDE_SIDECAR", &sidecar.to_string());
     environment
@@ -130,11 +135,10 @@ const TORCH_NAMES: [(&str, &str); 4] =
 
 const WITHHELD: [&str; 5] = ["OLDPWD", "_HOROVOD_SECRET_KEY", "RONDE_JOB", "RONDE_SOCKET", "RONDE_TOKEN_FILE"];
 
-const LOG_VARIABLE: &str = "RONDE_LOG";
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::logging::{LogFormat, LogLevel};
     use proptest::prelude::*;
 
     fn environment(pairs: &[(&str, &str)]) -> Environment {
@@ -226,11 +230,17 @@ mod tests {
 
     #[test]
     fn verbose_raises_the_sidecars_log_unless_the_caller_chose() {
-        let level =
-            |caller: &Environment, verbose| value(&for_sidecar(caller, 3, verbose), "RONDE_LOG").map(str::to_owned);
+        let plain = LogArgs { log_format: LogFormat::Text, log_level: None };
+        let level = |caller: &Environment, verbose| {
+            value(&for_sidecar(caller, 3, verbose, &plain), "RONDE_LOG").map(str::to_owned)
+        };
         assert_eq!(level(&environment(&[("A", "1")]), false), None);
         assert_eq!(level(&Environment::new(), true), Some("info".to_owned()));
         assert_eq!(level(&environment(&[("RONDE_LOG", "trace")]), true), Some("trace".to_owned()));
+        let logs = LogArgs { log_format: LogFormat::Json, log_level: Some(LogLevel::Debug) };
+        let told = for_sidecar(&Environment::new(), 3, false, &logs);
+        assert_eq!(value(&told, "RONDE_SIDECAR_LOG_FORMAT"), Some("json"));
+        assert_eq!(value(&told, "RONDE_SIDECAR_LOG_LEVEL"), Some("debug"));
     }
 
     proptest! {

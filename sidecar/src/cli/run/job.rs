@@ -13,9 +13,10 @@ use super::super::envelope::ToAgent;
 use super::Settings;
 use super::agents::{Event, Link, Receivers};
 use super::failure::{Failure, ranks};
-use super::output::Printer;
+use super::output::{Form, Printer};
 use super::report::{HostReport, Report, SidecarReport};
 use super::state::State;
+use crate::logging::LogFormat;
 
 /// Runs a job and returns the launcher's exit code.
 pub(super) async fn run(settings: &Settings) -> u8 {
@@ -54,8 +55,10 @@ pub(super) struct Job<'a> {
 impl<'a> Job<'a> {
     fn new(settings: &'a Settings) -> anyhow::Result<Self> {
         let placement = &settings.placement;
-        let printer = Printer::start(placement.size(), settings.output_dir.as_deref(), settings.timestamps)
-            .context(Code::OutputFiles)?;
+        let json_of_job = (settings.logs.log_format == LogFormat::Json).then(|| settings.job.to_string());
+        let form = Form { timestamps: settings.timestamps, json_of_job };
+        let printer =
+            Printer::start(placement.size(), settings.output_dir.as_deref(), form).context(Code::OutputFiles)?;
         let (sender, events) = mpsc::channel(QUEUE_EVENTS);
         Ok(Self {
             state: State::new(placement.clone(), settings.command.first().map_or("", String::as_str)),

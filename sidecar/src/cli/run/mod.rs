@@ -14,6 +14,7 @@ use ronde_wire::JobName;
 
 use super::codes::{Code, coded};
 use super::envelope::Environment;
+use crate::logging::LogArgs;
 use environment::Export;
 use hosts::Host;
 use placement::Placement;
@@ -90,6 +91,8 @@ pub(super) struct RunArgs {
     /// Say what is done.
     #[arg(long)]
     pub(super) verbose: bool,
+    #[command(flatten)]
+    logs: LogArgs,
     /// Set a variable for the workers, or pass one on that is withheld otherwise; may be repeated.
     #[arg(short = 'x', long, value_name = "NAME[=VALUE]")]
     export: Vec<Export>,
@@ -145,6 +148,7 @@ struct Settings {
     arena_bytes_max: Option<u64>,
     output_dir: Option<PathBuf>,
     timestamps: bool,
+    logs: LogArgs,
     report: Option<PathBuf>,
     verbose: bool,
 }
@@ -180,6 +184,7 @@ impl Settings {
             arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
             output_dir: args.output_filename,
             timestamps: args.prefix_output_with_timestamp,
+            logs: args.logs,
             report: args.report,
             verbose: args.verbose,
         })

@@ -7,20 +7,29 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::Context;
-use time::OffsetDateTime;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
+use super::super::codes::Code;
 use super::super::envelope::Stream;
+use crate::logging;
 
 /// The way to the thread that writes.
 pub(super) struct Printer {
     queue: mpsc::Sender<Item>,
     done: oneshot::Receiver<()>,
     broken: watch::Receiver<Option<String>>,
+}
+
+/// What lines look like.
+pub(super) struct Form {
+    /// Whether those of workers begin with the time.
+    pub(super) timestamps: bool,
+    /// The job, when those of sidecars and the launcher are JSON.
+    pub(super) json_of_job: Option<String>,
 }
 
 /// Something to write.
@@ -50,7 +59,7 @@ impl Printer {
     ///
     /// # Errors
     /// When the files under `directory` cannot be made.
-    pub(super) fn start(ranks: u32, directory: Option<&Path>, timestamps: bool) -> anyhow::Result<Self> {
+    pub(super) fn start(ranks: u32, directory: Option<&Path>, form: Form) -> anyhow::Result<Self> {
         let files = directory.map(|directory| RankFiles::create(directory, ranks)).transpose()?;
         let (queue, items) = mpsc::channel(QUEUE_ITEMS);
         let (finished, done) = oneshot::channel();
@@ -58,7 +67,7 @@ impl Printer {
         thread::Builder::new()
             .name("output".to_owned())
             .spawn(move || {
-                print_all(items, files, timestamps, &break_sender);
+                print_all(items, files, &form, &break_sender);
                 // Nobody waits for it any more when this fails.
                 let _ = finished.send(());
             })
@@ -99,11 +108,11 @@ impl Printer {
 fn print_all(
     mut items: mpsc::Receiver<Item>,
     mut files: Option<RankFiles>,
-    timestamps: bool,
+    form: &Form,
     broken: &watch::Sender<Option<String>>,
 ) {
     while let Some(item) = items.blocking_recv() {
-        let console = write_console(&item, timestamps);
+        let console = write_console(&item, form);
         let filed = match (&mut files, &item) {
             (Some(files), Item::Output { rank, stream, text }) => files.write(*rank, *stream, text),
             _ => Ok(()),
@@ -118,20 +127,38 @@ fn print_all(
     }
 }
 
-fn write_console(item: &Item, timestamps: bool) -> io::Result<()> {
+fn write_console(item: &Item, form: &Form) -> io::Result<()> {
     match item {
         Item::Output { rank, stream, text } => {
-            let time = if timestamps { now() } else { String::new() };
+            let time = if form.timestamps { logging::now() } else { String::new() };
             let lines = prefixed(&format!("{time}[{rank}]<{stream}>:"), text);
             match stream {
                 Stream::Stdout => io::stdout().lock().write_all(lines.as_bytes()),
                 Stream::Stderr => io::stderr().lock().write_all(lines.as_bytes()),
             }
         }
-        Item::Log { sidecar, text } => {
-            io::stderr().lock().write_all(prefixed(&format!("[sidecar {sidecar}]: "), text).as_bytes())
-        }
-        Item::Notice(text) => io::stderr().lock().write_all(format!("ronde: {text}\n").as_bytes()),
+        Item::Log { sidecar, text } => io::stderr().lock().write_all(form.log(*sidecar, text).as_bytes()),
+        Item::Notice(text) => io::stderr().lock().write_all(form.notice(text).as_bytes()),
+    }
+}
+
+impl Form {
+    /// The lines of a sidecar's log.
+    fn log(&self, sidecar: u32, text: &str) -> String {
+        let Some(job) = &self.json_of_job else { return prefixed(&format!("[sidecar {sidecar}]: "), text) };
+        let target = format!("sidecar {sidecar}");
+        // Not all that a process writes is its own doing: the system's loader and allocator have other forms.
+        let line = |line: &str| {
+            if line.starts_with('{') { line.to_owned() } else { logging::json_line("WARN", job, &target, line) }
+        };
+        text.lines().map(|text| line(text) + "\n").collect()
+    }
+
+    /// What the launcher says itself.
+    fn notice(&self, text: &str) -> String {
+        let Some(job) = &self.json_of_job else { return format!("ronde: {text}\n") };
+        let level = if Code::of(text).is_some() { "ERROR" } else { "INFO" };
+        logging::json_line(level, job, "ronde::run", text) + "\n"
     }
 }
 
@@ -145,14 +172,6 @@ fn prefixed(prefix: &str, text: &str) -> String {
         whole.push('\n');
         whole
     })
-}
-
-/// The time as RFC 3339 writes it, in UTC.
-fn now() -> String {
-    let now = OffsetDateTime::from(SystemTime::now());
-    let (year, month, day) = now.to_calendar_date();
-    let (hour, minute, second, milli) = now.time().as_hms_milli();
-    format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z", u8::from(month))
 }
 
 /// Two files for each rank, which hold exactly what it wrote.
@@ -203,10 +222,17 @@ mod tests {
     }
 
     #[test]
-    fn the_time_has_one_form() {
-        let now = now();
-        let shape: String = now.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
-        assert_eq!(shape, "0000-00-00T00:00:00.000Z");
+    fn with_json_every_line_but_the_workers_is_an_object() {
+        let form = Form { timestamps: false, json_of_job: Some("run-1".to_owned()) };
+        let lines =
+            form.log(3, "{\"job\":\"run-1\"}\nstack overflow\n") + &form.notice("ended [RONDE-E301]\nlast lines");
+        let lines: Vec<serde_json::Value> =
+            lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert!(lines.len() == 3 && lines.iter().all(|line| line["job"] == "run-1"), "{lines:?}");
+        assert_eq!((&lines[1]["target"], &lines[1]["message"]), (&"sidecar 3".into(), &"stack overflow".into()));
+        assert_eq!((&lines[2]["level"], &lines[2]["target"]), (&"ERROR".into(), &"ronde::run".into()));
+        let text = Form { timestamps: false, json_of_job: None };
+        assert_eq!(text.log(3, "a\nb\n") + &text.notice("c"), "[sidecar 3]: a\n[sidecar 3]: b\nronde: c\n");
     }
 
     #[test]

@@ -112,7 +112,7 @@ impl Job<'_> {
                 stall_shutdown_ms: settings.stall_shutdown.map(milliseconds),
             };
             let link = &self.links[place.host];
-            let environment = environment::for_sidecar(&settings.caller, sidecar, settings.verbose);
+            let environment = environment::for_sidecar(&settings.caller, sidecar, settings.verbose, &settings.logs);
             link.tell(ToAgent::StartSidecar { sidecar, program: settings.sidecar_command.clone(), environment });
             link.tell(ToAgent::Sidecar { sidecar, line: ToSidecar::Start(start) });
             self.state.sidecars[sidecar as usize].started = true;

@@ -18,6 +18,7 @@ use super::remembered::Remembered;
 use super::roster::Roster;
 use super::sets::SetView;
 use super::{mismatch, performed, wording};
+use crate::event::Time;
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -33,8 +34,8 @@ pub(crate) struct Agreement {
     remembered: Remembered,
     /// What the epoch has to end with.
     fatal: Option<Failure>,
-    /// The rank whose announcement completed the newest round.
-    last_to_be_ready: Option<Rank>,
+    /// The rank whose announcement completed the newest round, and for how many microseconds the others had waited.
+    last_to_be_ready: Option<(Rank, u64)>,
 }
 
 impl Agreement {
@@ -77,8 +78,9 @@ impl Agreement {
         self.fatal.take()
     }
 
-    /// The rank that all others have waited for, after an announcement that completed a round.
-    pub(crate) fn take_last_to_be_ready(&mut self) -> Option<Rank> {
+    /// The rank that all others have waited for, after an announcement that completed a round, and for how many
+    /// microseconds.
+    pub(crate) fn take_last_to_be_ready(&mut self) -> Option<(Rank, u64)> {
         self.last_to_be_ready.take()
     }
 
@@ -123,8 +125,8 @@ impl Agreement {
                 if joins {
                     self.join(cx, rank, &key);
                 }
-                if self.decide(cx, &key) {
-                    self.last_to_be_ready = Some(rank);
+                if let Some(since) = self.decide(cx, &key) {
+                    self.last_to_be_ready = Some((rank, cx.now.0.saturating_sub(since.0)));
                 }
                 Ok(())
             }
@@ -146,19 +148,19 @@ impl Agreement {
         }
     }
 
-    /// Orders or rejects a name when everybody has announced it. False while it waits.
-    fn decide(&mut self, cx: &mut Context, key: &Key) -> bool {
-        let Some(complete) = self.negotiation.take_complete(key, &self.joined) else { return false };
+    /// Orders or rejects a name when everybody has announced it, and says since when it waited. `None` while it waits.
+    fn decide(&mut self, cx: &mut Context, key: &Key) -> Option<Time> {
+        let complete = self.negotiation.take_complete(key, &self.joined)?;
         if let Err(failure) = self.perform(cx, key, &complete) {
             cx.stats.mismatches += 1;
             self.reject(cx, &complete.view, key, &failure, &complete.excused);
             self.failed(cx, key, &complete.requests);
         }
-        true
+        Some(complete.since)
     }
 
     fn perform(&mut self, cx: &mut Context, key: &Key, complete: &Complete) -> Result<(), Failure> {
-        let Complete { view, requests, excused } = complete;
+        let Complete { view, requests, excused, .. } = complete;
         mismatch::check(requests, excused)?;
         for (rank, request) in requests {
             // The sidecars have checked the same: this is for those that are not honest.

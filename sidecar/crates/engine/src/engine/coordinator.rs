@@ -25,6 +25,8 @@ pub(crate) struct Coordinator {
     pub(super) stalls: Stalls,
     /// For each rank, how often its announcement was the one that all others waited for.
     pub(super) last_to_be_ready: Vec<u64>,
+    /// For each rank, for how many microseconds others have waited for it in all.
+    pub(super) waited_for_us: Vec<u64>,
     suspect_ranks: BTreeMap<SidecarIndex, Vec<Rank>>,
     suspects_sent: (Vec<SidecarIndex>, Vec<Rank>),
 }
@@ -314,9 +316,11 @@ impl Coordinator {
                 return Ok(());
             }
             self.agreement.announced(cx, from, announcement)?;
-            if let Some(rank) = self.agreement.take_last_to_be_ready() {
+            if let Some((rank, waited_us)) = self.agreement.take_last_to_be_ready() {
                 self.last_to_be_ready.resize(cx.config.world.size(), 0);
                 self.last_to_be_ready[rank.index()] += 1;
+                self.waited_for_us.resize(cx.config.world.size(), 0);
+                self.waited_for_us[rank.index()] += waited_us;
             }
             if let Some(failure) = self.agreement.take_fatal() {
                 self.end(cx, &failure);

@@ -105,6 +105,8 @@ pub(crate) struct Complete {
     pub(crate) requests: Requests,
     /// Ranks without a request, because they have joined, ascending.
     pub(crate) excused: Vec<Rank>,
+    /// When the first rank announced it.
+    pub(crate) since: Time,
 }
 
 /// Poisoned rounds of all names that may wait for ranks at once.
@@ -141,16 +143,16 @@ impl Negotiation {
     pub(crate) fn take_complete(&mut self, key: &Key, joined: &BTreeSet<Rank>) -> Option<Complete> {
         let name = self.names.get_mut(key)?;
         let view = Arc::clone(&name.view);
-        let Some(Round { state: State::Open(requests), .. }) = name.rounds.back_mut() else { return None };
+        let Some(Round { state: State::Open(requests), since }) = name.rounds.back_mut() else { return None };
         let excused = excused(&view, joined, |rank| requests.contains_key(&rank));
         if requests.len() + excused.len() < view.ranks.len() {
             return None;
         }
-        let requests = std::mem::take(requests);
+        let (requests, since) = (std::mem::take(requests), *since);
         name.rounds.pop_back();
         close(&mut self.open, requests.keys());
         self.drop_empty(key);
-        Some(Complete { view, requests, excused })
+        Some(Complete { view, requests, excused, since })
     }
 
     /// A rank's request was refused or withdrawn; it belongs to the view.

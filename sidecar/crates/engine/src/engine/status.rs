@@ -106,6 +106,8 @@ pub struct Status {
     pub selections: Vec<String>,
     /// Coordinator: for each rank, how often it was the last to be ready; the slowest rank has most. Empty elsewhere.
     pub last_to_be_ready: Vec<u64>,
+    /// Coordinator: for each rank, for how many microseconds the others have waited for it in all. Empty elsewhere.
+    pub waited_for_us: Vec<u64>,
     /// Operations admitted here and not finished.
     pub in_flight: usize,
     /// Sidecars that are silent.
@@ -195,6 +197,7 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         waiting_tensors: coordinator.map_or_else(Vec::new, |c| waiting_tensors(c, now)),
         selections: cx.selections.iter().cloned().collect(),
         last_to_be_ready: coordinator.map_or_else(Vec::new, |c| c.last_to_be_ready.clone()),
+        waited_for_us: coordinator.map_or_else(Vec::new, |c| c.waited_for_us.clone()),
         in_flight: participant.admitted.len(),
         suspect_sidecars: suspects.sidecars.clone(),
         suspect_ranks: suspects.ranks.clone(),

@@ -149,14 +149,26 @@ impl QuicPort {
     /// What is known of the way to a peer whose link is up.
     #[must_use]
     pub fn path(&self, peer: SidecarIndex) -> Option<PathStats> {
-        let path = self.shared.connection(peer)?.stats().path;
+        let stats = self.shared.connection(peer)?.stats();
+        let path = stats.path;
         Some(PathStats {
             round_trip: path.rtt,
             datagram_bytes: path.current_mtu,
             window_bytes: path.cwnd,
             packets_sent: path.sent_packets,
             packets_lost: path.lost_packets,
+            lost_bytes: path.lost_bytes,
+            sent_bytes: stats.udp_tx.bytes,
+            received_bytes: stats.udp_rx.bytes,
         })
+    }
+
+    /// The ways to all peers whose link is up, by peer.
+    #[must_use]
+    pub fn paths(&self) -> Vec<(SidecarIndex, PathStats)> {
+        let mut peers: Vec<SidecarIndex> = self.shared.peers.keys().copied().collect();
+        peers.sort_unstable();
+        peers.into_iter().filter_map(|peer| Some((peer, self.path(peer)?))).collect()
     }
 
     /// Closes every link with a reason and waits until the peers have heard of it, at most a second. Without it, a port
@@ -221,6 +233,12 @@ pub struct PathStats {
     pub packets_sent: u64,
     /// Packets declared lost.
     pub packets_lost: u64,
+    /// Bytes in them, which are sent again.
+    pub lost_bytes: u64,
+    /// UDP payload sent.
+    pub sent_bytes: u64,
+    /// UDP payload received.
+    pub received_bytes: u64,
 }
 
 /// A port that cannot be bound or started.

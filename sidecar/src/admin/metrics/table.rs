@@ -1,0 +1,203 @@
+//! All metrics, in the order of the document.
+
+use super::{Kind, Metric, Sample, Snapshot, by_rank, count, lanes, links, number, one, ports};
+
+/// All metrics.
+pub(super) const METRICS: &[Metric] = &[
+    // === The sidecar ===
+    gauge("ronde_build_info", "Always 1; the label tells the version.", &["version"], |_| {
+        vec![(vec![env!("CARGO_PKG_VERSION").to_owned()], 1.0)]
+    }),
+    gauge("ronde_uptime_seconds", "Time since the sidecar began to serve.", &[], |s| one(s.up.as_secs_f64())),
+    gauge("ronde_epoch", "The number of the newest epoch; 0 before the first.", &[], |s| one(number(s.status.epoch.0))),
+    counter("ronde_epochs_total", "Epochs that began.", &[], |s| one(number(s.engine.epochs))),
+    gauge("ronde_sessions", "Live sessions of local workers.", &[], |s| one(count(s.sessions))),
+    gauge("ronde_suspect_sidecars", "Sidecars that are silent, as far as is known here.", &[], |s| {
+        one(count(s.status.suspect_sidecars.len()))
+    }),
+    gauge("ronde_suspect_ranks", "Ranks that are silent, as far as is known here.", &[], |s| {
+        one(count(s.status.suspect_ranks.len()))
+    }),
+    counter("ronde_pauses_total", "Times that this process stood still for a second or more.", &[], |s| {
+        one(number(s.engine.pauses))
+    }),
+    counter(
+        "ronde_protocol_violations_total",
+        "Control messages that broke the protocol; their sender was disconnected.",
+        &[],
+        |s| one(number(s.engine.protocol_violations)),
+    ),
+    counter("ronde_stale_frames_total", "Control frames of other epochs, dropped.", &[], |s| {
+        one(number(s.engine.stale_frames))
+    }),
+    // === Requests ===
+    counter("ronde_requests_submitted_total", "Requests that workers submitted here.", &[], |s| {
+        one(number(s.engine.submitted))
+    }),
+    counter("ronde_requests_completed_total", "Requests that completed.", &[], |s| one(number(s.engine.completed))),
+    counter("ronde_requests_failed_total", "Requests that failed, refused ones included.", &[], |s| {
+        one(number(s.engine.failed))
+    }),
+    counter("ronde_requests_refused_total", "Requests that were refused here.", &[], |s| one(number(s.engine.refused))),
+    counter("ronde_requests_withdrawn_total", "Requests that ranks stopped waiting for.", &[], |s| {
+        one(number(s.engine.withdrawn))
+    }),
+    counter(
+        "ronde_requests_announced_again_total",
+        "Requests announced by a number, because they were announced before.",
+        &[],
+        |s| one(number(s.engine.announced_again)),
+    ),
+    counter("ronde_cache_evictions_total", "Remembered requests forgotten for others.", &[], |s| {
+        one(number(s.engine.cache_evictions))
+    }),
+    counter(
+        "ronde_names_rejected_total",
+        "Names that failed on all ranks, as the coordinator told this sidecar.",
+        &[],
+        |s| one(number(s.engine.rejected)),
+    ),
+    gauge("ronde_requests_pending", "Requests of local ranks without an answer.", &[], |s| {
+        one(count(s.status.pending))
+    }),
+    gauge("ronde_process_sets", "Process sets that there are.", &[], |s| one(count(s.status.sets))),
+    gauge("ronde_ranks_joined", "Ranks known to have joined.", &[], |s| one(count(s.status.ranks_joined.len()))),
+    // === Who waits for whom; at the coordinator ===
+    gauge("ronde_names_waiting", "Coordinator: names that some ranks have asked for and others not.", &[], |s| {
+        one(count(s.status.negotiating))
+    }),
+    counter(
+        "ronde_last_to_be_ready_total",
+        "Coordinator: how often the rank was the last to ask for an operation.",
+        &["rank"],
+        |s| by_rank(&s.status.last_to_be_ready, 1.0),
+    ),
+    counter(
+        "ronde_waited_for_seconds_total",
+        "Coordinator: where the rank was the last to ask for an operation, the time since the first rank did.",
+        &["rank"],
+        |s| by_rank(&s.status.waited_for_us, MICROSECOND),
+    ),
+    counter("ronde_mismatches_total", "Coordinator: operations on which ranks disagreed.", &[], |s| {
+        one(number(s.engine.mismatches))
+    }),
+    // === Operations and fusion ===
+    counter(
+        "ronde_operations_total",
+        "Operations performed here; tensors fused into one bucket are one operation.",
+        &[],
+        |s| one(number(s.engine.executed)),
+    ),
+    counter("ronde_tensors_total", "Tensors in the operations performed here.", &[], |s| {
+        one(number(s.engine.tensors_executed))
+    }),
+    gauge("ronde_operations_in_flight", "Operations admitted here and not finished.", &[], |s| {
+        one(count(s.status.in_flight))
+    }),
+    counter("ronde_ordered_operations_total", "Coordinator: operations ordered.", &[], |s| {
+        one(number(s.engine.ordered_operations))
+    }),
+    counter("ronde_ordered_tensors_total", "Coordinator: tensors in them.", &[], |s| {
+        one(number(s.engine.ordered_tensors))
+    }),
+    counter("ronde_fused_tensors_total", "Coordinator: tensors that shared a bucket with others.", &[], |s| {
+        one(number(s.engine.fused_tensors))
+    }),
+    // === Bytes of tensors ===
+    counter("ronde_contributed_bytes_total", "Bytes read from local contributions.", &[], |s| {
+        lanes(s, |e| e.contributed_bytes)
+    }),
+    counter("ronde_reduced_bytes_total", "Bytes reduced into others.", &[], |s| lanes(s, |e| e.reduced_bytes)),
+    counter("ronde_encoded_bytes_total", "Bytes of elements that a codec encoded.", &[], |s| {
+        lanes(s, |e| e.encoded_bytes)
+    }),
+    counter("ronde_decoded_bytes_total", "Bytes of elements that a codec decoded.", &[], |s| {
+        lanes(s, |e| e.decoded_bytes)
+    }),
+    counter(
+        "ronde_measured_bytes_total",
+        "Bytes of contributions that a reduction measured before it began.",
+        &[],
+        |s| lanes(s, |e| e.measured_bytes),
+    ),
+    counter("ronde_published_bytes_total", "Bytes of results written.", &[], |s| lanes(s, |e| e.published_bytes)),
+    counter("ronde_private_copies_bytes_total", "Private bytes copied because they were shared.", &[], |s| {
+        lanes(s, |e| e.copied_bytes)
+    }),
+    counter("ronde_chunks_sent_total", "Chunks of tensors given to the transport.", &[], |s| {
+        lanes(s, |e| e.chunks_sent)
+    }),
+    counter("ronde_chunks_received_total", "Chunks of tensors that came.", &[], |s| lanes(s, |e| e.chunks_received)),
+    counter("ronde_early_chunks_total", "Chunks held before their operation was admitted.", &[], |s| {
+        lanes(s, |e| e.chunks_held)
+    }),
+    counter("ronde_dropped_chunks_total", "Chunks of other epochs, dropped.", &[], |s| lanes(s, |e| e.chunks_dropped)),
+    // === Shared memory ===
+    gauge("ronde_input_mapped_bytes", "Shared memory of the live sessions' inputs.", &[], |s| {
+        one(number(s.inputs_mapped_bytes))
+    }),
+    gauge("ronde_result_mapped_bytes", "Shared memory of result segments.", &[], |s| {
+        one(number(s.results.mapped_bytes))
+    }),
+    gauge("ronde_result_in_use_bytes", "Shared memory of results not yet released.", &[], |s| {
+        one(number(s.results.in_use_bytes))
+    }),
+    // === Ports ===
+    counter("ronde_sealed_bytes_total", "Bytes handed to encryption.", &["port"], |s| ports(s, |p| p.sealed_bytes)),
+    counter("ronde_opened_bytes_total", "Bytes that came out of decryption.", &["port"], |s| {
+        ports(s, |p| p.opened_bytes)
+    }),
+    counter("ronde_frames_sent_total", "Frames sent.", &["port"], |s| ports(s, |p| p.frames_sent)),
+    counter("ronde_frames_received_total", "Frames received.", &["port"], |s| ports(s, |p| p.frames_received)),
+    counter("ronde_links_opened_total", "Links that were opened.", &["port"], |s| ports(s, |p| p.links_opened)),
+    counter("ronde_refusals_total", "Connections and hellos that were refused.", &["port"], |s| {
+        ports(s, |p| p.refusals)
+    }),
+    // === Links that are up ===
+    counter("ronde_link_sent_bytes_total", "Bytes of UDP sent since the link came up.", PEER_AND_PORT, |s| {
+        links(s, |p| number(p.sent_bytes))
+    }),
+    counter("ronde_link_received_bytes_total", "Bytes of UDP received since the link came up.", PEER_AND_PORT, |s| {
+        links(s, |p| number(p.received_bytes))
+    }),
+    counter("ronde_link_packets_sent_total", "Packets sent since the link came up.", PEER_AND_PORT, |s| {
+        links(s, |p| number(p.packets_sent))
+    }),
+    counter(
+        "ronde_link_packets_lost_total",
+        "Packets lost since the link came up; what was in them is sent again.",
+        PEER_AND_PORT,
+        |s| links(s, |p| number(p.packets_lost)),
+    ),
+    counter("ronde_link_lost_bytes_total", "Bytes in the packets that were lost.", PEER_AND_PORT, |s| {
+        links(s, |p| number(p.lost_bytes))
+    }),
+    gauge("ronde_link_round_trip_seconds", "The smoothed round trip.", PEER_AND_PORT, |s| {
+        links(s, |p| p.round_trip.as_secs_f64())
+    }),
+    gauge("ronde_link_datagram_bytes", "The largest datagram that goes through.", PEER_AND_PORT, |s| {
+        links(s, |p| f64::from(p.datagram_bytes))
+    }),
+    gauge("ronde_link_window_bytes", "The congestion window.", PEER_AND_PORT, |s| links(s, |p| number(p.window_bytes))),
+];
+
+const fn counter(
+    name: &'static str,
+    help: &'static str,
+    labels: &'static [&'static str],
+    read: fn(&Snapshot) -> Vec<Sample>,
+) -> Metric {
+    Metric { name, help, kind: Kind::Counter, labels, read }
+}
+
+const fn gauge(
+    name: &'static str,
+    help: &'static str,
+    labels: &'static [&'static str],
+    read: fn(&Snapshot) -> Vec<Sample>,
+) -> Metric {
+    Metric { name, help, kind: Kind::Gauge, labels, read }
+}
+
+const PEER_AND_PORT: &[&str] = &["peer", "port"];
+const MICROSECOND: f64 = 1e-6;

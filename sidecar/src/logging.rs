@@ -1,0 +1,326 @@
+//! Log lines: one of text or JSON for each event, with the job and the sidecar on every line.
+//!
+//! The events' own fields have fixed names: `rank`, `peer`, `epoch`, `seq`, `operation` (a tensor's name), `reason`. Lines
+//! hold names and numbers, never elements of tensors, tokens or keys.
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fmt;
+use std::io::IsTerminal;
+use std::panic::PanicHookInfo;
+use std::sync::OnceLock;
+use std::time::SystemTime;
+
+use clap::{Args, ValueEnum};
+use ronde_wire::{JobName, SidecarIndex};
+use serde_json::Value;
+use time::OffsetDateTime;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// The options about logs.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct LogArgs {
+    /// What log lines look like: text for people, or json with one object a line.
+    #[arg(long, value_name = "FORMAT", value_enum, hide_possible_values = true, default_value_t = LogFormat::Text)]
+    pub(crate) log_format: LogFormat,
+    /// The least serious lines that sidecars log: error, warn, info, debug or trace. [default: the filter in RONDE_LOG, else warn]
+    #[arg(long, value_name = "LEVEL", value_enum, hide_possible_values = true)]
+    pub(crate) log_level: Option<LogLevel>,
+}
+
+/// What log lines look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One object a line.
+    Json,
+}
+
+/// How serious a line is at least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    /// What ends something.
+    Error,
+    /// What somebody should look at.
+    Warn,
+    /// What happens once an epoch or a session.
+    Info,
+    /// What happens once an operation.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+impl LogFormat {
+    /// The word on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+}
+
+impl LogLevel {
+    /// The word on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+
+    /// Of other crates no more than warnings, as they log by the packet.
+    fn filter(self) -> EnvFilter {
+        let others = if self == Self::Error { "error" } else { "warn" };
+        EnvFilter::new(format!("{others},ronde={}", self.name()))
+    }
+}
+
+/// Sends the events of this process to its standard error.
+pub(crate) fn start(options: &LogArgs) {
+    let from_environment = || std::env::var(LOG_VARIABLE).ok().map(EnvFilter::try_new);
+    let (filter, mistake) = match (options.log_level, from_environment()) {
+        (Some(level), _) => (level.filter(), None),
+        (None, Some(Ok(filter))) => (filter, None),
+        (None, Some(Err(error))) => (LogLevel::Warn.filter(), Some(error)),
+        (None, None) => (LogLevel::Warn.filter(), None),
+    };
+    let lines = Lines { format: options.log_format };
+    let colours = options.log_format == LogFormat::Text && std::io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .with_env_filter(filter)
+        .event_format(lines)
+        .init();
+    std::panic::set_hook(Box::new(log_panic));
+    if let Some(error) = mistake {
+        tracing::warn!(%error, "{LOG_VARIABLE} is not understood, so that warnings are logged");
+    }
+}
+
+/// From here on every line says who writes it.
+pub(crate) fn identify(job: &JobName, sidecar: SidecarIndex) {
+    // A process takes part in one job.
+    let _ = WHO.set(Who { job: job.to_string(), sidecar: sidecar.0 });
+}
+
+/// A line of JSON as this process's own events make them, for a program that has no subscriber.
+pub(crate) fn json_line(level: &str, job: &str, target: &str, message: &str) -> String {
+    let mut line = json_head(level, Value::from(job), Value::Null, target);
+    push_json(&mut line, "message", &Value::from(message));
+    line + "}"
+}
+
+/// The time as RFC 3339 writes it, in UTC.
+pub(crate) fn now() -> String {
+    let now = OffsetDateTime::from(SystemTime::now());
+    let (year, month, day) = now.to_calendar_date();
+    let (hour, minute, second, milli) = now.time().as_hms_milli();
+    format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z", u8::from(month))
+}
+
+struct Who {
+    job: String,
+    sidecar: u32,
+}
+
+static WHO: OnceLock<Who> = OnceLock::new();
+
+/// The form of a line.
+struct Lines {
+    format: LogFormat,
+}
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let metadata = event.metadata();
+        let (level, target, who) = (metadata.level().as_str(), metadata.target(), WHO.get());
+        let line = match self.format {
+            LogFormat::Json => json(level, target, who, &fields),
+            LogFormat::Text => text(&coloured(level, writer.has_ansi_escapes()), target, who, &fields),
+        };
+        writeln!(writer, "{line}")
+    }
+}
+
+/// What an event says.
+#[derive(Default)]
+struct Fields {
+    message: String,
+    others: Vec<(&'static str, Value)>,
+}
+
+impl Fields {
+    fn add(&mut self, field: &Field, value: impl Into<Value>) {
+        self.others.push((field.name(), value.into()));
+    }
+}
+
+impl Visit for Fields {
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.add(field, value);
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.add(field, value);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.add(field, value);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.add(field, value);
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => value.clone_into(&mut self.message),
+            _ => self.add(field, value),
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        match field.name() {
+            "message" => self.message = format!("{value:?}"),
+            _ => self.add(field, format!("{value:?}")),
+        }
+    }
+}
+
+fn json(level: &str, target: &str, who: Option<&Who>, fields: &Fields) -> String {
+    let job = who.map_or(Value::Null, |who| Value::from(who.job.as_str()));
+    let mut line = json_head(level, job, who.map_or(Value::Null, |who| Value::from(who.sidecar)), target);
+    push_json(&mut line, "message", &Value::from(fields.message.as_str()));
+    for (name, value) in fields.others.iter().filter(|(name, _)| !JSON_KEYS.contains(name)) {
+        push_json(&mut line, name, value);
+    }
+    line + "}"
+}
+
+fn json_head(level: &str, job: Value, sidecar: Value, target: &str) -> String {
+    let mut line = "{".to_owned();
+    let head = [Value::from(now()), Value::from(level), job, sidecar, Value::from(target)];
+    JSON_KEYS.iter().zip(&head).for_each(|(name, value)| push_json(&mut line, name, value));
+    line
+}
+
+fn push_json(line: &mut String, name: &str, value: &Value) {
+    if line.len() > 1 {
+        line.push(',');
+    }
+    line.push_str(&format!("{}:{value}", Value::from(name)));
+}
+
+fn text(level: &str, target: &str, who: Option<&Who>, fields: &Fields) -> String {
+    let mut line = format!("{} {level} {target}: {}", now(), printable(&fields.message, true));
+    if let Some(Who { job, sidecar }) = who {
+        line.push_str(&format!(" job={job} sidecar={sidecar}"));
+    }
+    for (name, value) in &fields.others {
+        let value = match value {
+            Value::String(text) if text.contains([' ', '"', '=']) || text.is_empty() => format!("{text:?}"),
+            Value::String(text) => printable(text, false),
+            other => other.to_string(),
+        };
+        line.push_str(&format!(" {name}={value}"));
+    }
+    line
+}
+
+fn coloured(level: &str, colours: bool) -> String {
+    let colour = match level {
+        _ if !colours => return format!("{level:>5}"),
+        "ERROR" => 31,
+        "WARN" => 33,
+        "INFO" => 32,
+        _ => 34,
+    };
+    format!("\x1b[{colour}m{level:>5}\x1b[0m")
+}
+
+/// Words of workers and peers are in some lines: none of them moves a terminal's cursor.
+fn printable(text: &str, lines: bool) -> String {
+    let escaped = |c: char| c.is_control() && !(lines && c == '\n');
+    if !text.contains(escaped) {
+        return text.to_owned();
+    }
+    text.chars().flat_map(|c| if escaped(c) { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let place = panic.location().map(ToString::to_string).unwrap_or_default();
+    let payload = panic.payload();
+    let said = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let trace = Backtrace::capture();
+    let trace = if trace.status() == BacktraceStatus::Captured { trace.to_string() } else { String::new() };
+    tracing::error!(place, trace, "a thread panicked; this is a bug in ronde: {}", said.unwrap_or("no text"));
+}
+
+/// A finer filter than --log-level, in the language of the crate `tracing-subscriber`.
+pub(crate) const LOG_VARIABLE: &str = "RONDE_LOG";
+/// What stands on every line, in this order, in front of the event's own fields.
+const JSON_KEYS: [&str; 6] = ["time", "level", "job", "sidecar", "target", "message"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(message: &str, others: Vec<(&'static str, Value)>) -> Fields {
+        Fields { message: message.to_owned(), others }
+    }
+
+    #[test]
+    fn a_line_of_json_has_who_and_what_and_no_key_twice() {
+        let who = Who { job: "run-1".to_owned(), sidecar: 3 };
+        let fields =
+            fields("gone:\n\"x\"", vec![("rank", 2.into()), ("job", "other".into()), ("reason", "\x1b".into())]);
+        let line = json("WARN", "ronde::driver", Some(&who), &fields);
+        assert!(!line.contains('\n') && line.matches("\"job\"").count() == 1, "{line}");
+        let value: Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!((&value["job"], &value["sidecar"], &value["rank"]), (&"run-1".into(), &3.into(), &2.into()));
+        assert_eq!((&value["message"], &value["reason"]), (&"gone:\n\"x\"".into(), &"\x1b".into()));
+        let unknown: Value = serde_json::from_str(&json("WARN", "t", None, &fields)).expect("JSON");
+        assert!(unknown["job"].is_null() && unknown["sidecar"].is_null());
+        let own: Value = serde_json::from_str(&json_line("INFO", "run-1", "ronde::run", "said")).expect("JSON");
+        assert_eq!((&own["job"], &own["message"]), (&"run-1".into(), &"said".into()));
+    }
+
+    #[test]
+    fn a_line_of_text_moves_no_cursor() {
+        let who = Who { job: "run-1".to_owned(), sidecar: 3 };
+        let others = vec![("rank", 2.into()), ("reason", "two words".into()), ("name", "a\x1b[2J\nb".into())];
+        let line = text(" WARN", "ronde", Some(&who), &fields("first\nsecond \x1b[2J", others));
+        let (_, line) = line.split_once(' ').expect("the time comes first");
+        let expected = " WARN ronde: first\nsecond \\u{1b}[2J job=run-1 sidecar=3 rank=2 reason=\"two words\" name=a\\u{1b}[2J\\nb";
+        assert_eq!(line, expected);
+    }
+
+    #[test]
+    fn the_time_has_one_form() {
+        let shape: String = now().chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+        assert_eq!(shape, "0000-00-00T00:00:00.000Z");
+    }
+
+    #[test]
+    fn others_are_quieter_than_ronde() {
+        assert_eq!(LogLevel::Debug.filter().to_string(), "ronde=debug,warn");
+        assert_eq!(LogLevel::Error.filter().to_string(), "ronde=error,error");
+    }
+}
