@@ -19,6 +19,8 @@ PYTHON ?= python3
 CARGO ?= cargo
 FIRST ?= 0
 SEEDS ?= 10000
+OPTIONS ?=
+BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-wire ronde-collectives ronde-engine
 EXTENSION := sdk-python/python/ronde/_ronde.abi3.so
 
@@ -85,6 +87,19 @@ test-rust:
 .PHONY: test-python
 test-python:
 	cd sdk-python && $(RONDE_PYTHON) -m pytest -q
+
+# The binary and the extension are release builds, in a package of their own that nothing else imports.
+.PHONY: bench
+bench: export PYTHONPATH = $(BENCH)/package
+bench: ## Measure against PyTorch Gloo and Open MPI, all results checked: 10 minutes (OPTIONS=--quick: one)
+	@tests/setup/debian.sh
+	@$(PYTHON) tests/setup/environment.py training bench
+	$(CARGO) build --release --package ronde-sidecar --package ronde-python
+	@rm -rf $(BENCH)/package && mkdir -p $(BENCH)/package && cp -R sdk-python/python/ronde $(BENCH)/package
+	@install $(CARGO_TARGET_DIR)/release/lib_ronde.so $(BENCH)/package/ronde/_ronde.abi3.so
+	@$(CARGO_TARGET_DIR)/release/ronde bench collectives $(OPTIONS) \
+	    --json $(BENCH)/bench.json --markdown $(BENCH)/bench.md --plot $(BENCH)/bench.png
+	@echo "make bench: bench.json, bench.md and bench.png are in $(BENCH)"
 
 .PHONY: sim
 sim: ## Simulate 10,000 clusters, each under its own seed (FIRST=n SEEDS=n for others)

@@ -8,10 +8,12 @@ Stages; each brings the first with it:
     base       a virtual environment with NumPy
     tools      ruff, mypy, pytest
     training   PyTorch for CPUs and scikit-learn
+    bench      what the benchmark draws with, and Open MPI as a peer
 
 The environment lies outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
-it is for and the requirements' content: checkouts with equal requirements share it, and a change makes a new one. A
-system Python that has torch lends it.
+it is for and the requirements' content: checkouts with equal requirements share it, and a change makes a new one. Those
+of `bench` are no part of the name: a change installs them into the environment that is there. A system Python that has
+torch lends it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-STAGES = ["base", "tools", "training"]
+NAMING_STAGES = ["base", "tools", "training"]
+STAGES = [*NAMING_STAGES, "bench"]
 
 
 def main() -> int:
@@ -43,7 +46,7 @@ def main() -> int:
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for stage in ["base", *asked]:
-            if not (folder / f".{stage}").exists():
+            if not stamp(folder, stage).exists():
                 make(stage, folder)
     return 0
 
@@ -52,7 +55,7 @@ def make(stage: str, folder: pathlib.Path) -> None:
     """Installs one stage and notes that it is there."""
     start = time.monotonic()
     python = str(folder / "bin" / "python")
-    requirements = HERE / f"requirements-{stage}.txt"
+    requirements = requirements_of(stage)
     if stage == "base":
         print(f"making a virtual environment in {folder}", flush=True)
         run(sys.executable, "-m", "venv", "--clear", str(folder))
@@ -61,17 +64,29 @@ def make(stage: str, folder: pathlib.Path) -> None:
     run(python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "-r", str(requirements))
     if stage == "training":
         run(python, str(HERE / "pytorch.py"), python)
-    (folder / f".{stage}").touch()
+    stamp(folder, stage).touch()
     print(f"{stage}: done in {time.monotonic() - start:.0f} s", flush=True)
 
 
 def location() -> pathlib.Path:
     """Where the environment of this Python and these requirements lies."""
     key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {torch_home()}".encode())
-    for path in sorted(HERE.glob("requirements-*.txt")):
-        key.update(path.read_bytes())
+    for stage in NAMING_STAGES:
+        key.update(requirements_of(stage).read_bytes())
     cache = os.environ.get("RONDE_CACHE") or os.path.expanduser("~/.cache/ronde")
     return pathlib.Path(cache) / f"python-{key.hexdigest()[:12]}"
+
+
+def requirements_of(stage: str) -> pathlib.Path:
+    """The file that lists a stage's requirements."""
+    return HERE / f"requirements-{stage}.txt"
+
+
+def stamp(folder: pathlib.Path, stage: str) -> pathlib.Path:
+    """The file that says that a stage is there."""
+    if stage in NAMING_STAGES:
+        return folder / f".{stage}"
+    return folder / f".{stage}-{hashlib.sha256(requirements_of(stage).read_bytes()).hexdigest()[:12]}"
 
 
 def torch_home() -> str | None:

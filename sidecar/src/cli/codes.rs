@@ -1,7 +1,7 @@
 //! Error codes: what every error at a command line carries, and what `ronde explain` and `docs/ERRORS.md` say of it.
 //!
 //! The first digit is the part that failed: 1 the command line and files, 2 hosts and the launcher, 3 workers, 4 sidecars,
-//! 5 keys and certificates, 6 asking a running job. A number is never given to another error later on.
+//! 5 keys and certificates, 6 asking a running job, 7 the benchmark. A number is never given to another error later on.
 
 use std::fmt;
 
@@ -93,6 +93,10 @@ pub(crate) enum Code {
     NoSidecarFound = 602,
     /// A sidecar does not answer.
     StatusUnreachable = 603,
+    /// The benchmark's Python cannot be run.
+    PythonNotRun = 701,
+    /// The benchmark's Python lacks packages.
+    PythonPackages = 702,
 }
 
 impl Code {

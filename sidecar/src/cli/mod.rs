@@ -9,6 +9,7 @@
 //! | `certs` | makes and looks at keys and certificates | [`certs`] |
 //! | `check` | says whether hosts are fit for jobs | [`check`] |
 //! | `status` | shows what sidecars are doing | [`status`] |
+//! | `bench` | measures ronde against its peers | [`bench`] |
 //! | `completions` | prints a script that completes words in a shell | here |
 //! | `explain` | says what an error code means | [`explain`] |
 //! | `version` | prints the version | here |
@@ -22,6 +23,7 @@ use codes::Code;
 
 mod agent;
 mod arguments;
+mod bench;
 mod certs;
 mod check;
 pub(crate) mod codes;
@@ -62,6 +64,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Show what the sidecars of this host are doing.
     Status(status::StatusArgs),
+    /// Measure ronde against its peers on this machine, every result checked.
+    Bench(bench::BenchArgs),
     /// Print a script with which a shell completes the words of `ronde`.
     Completions(CompletionsArgs),
     /// Say what an error code means and what to do.
@@ -99,6 +103,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Certs(args) => certs::main(&args),
         Command::Check(args) => check::main(&args),
         Command::Status(args) => status::main(&args),
+        Command::Bench(args) => bench::main(&args),
         Command::Completions(args) => {
             clap_complete::generate(args.shell, &mut Cli::command(), "ronde", &mut std::io::stdout());
             ExitCode::SUCCESS

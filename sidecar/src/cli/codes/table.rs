@@ -238,4 +238,16 @@ pub(crate) const TABLE: &[Entry] = &[
         meaning: "The sidecar's admin pages on its loopback port cannot be read: it has ended, is ending, or is not on this host.",
         remedy: "See whether the job still runs. The pages are served on the loopback only; from another host use `ssh HOST ronde status`.",
     },
+    Entry {
+        code: Code::PythonNotRun,
+        title: "the benchmark cannot be started",
+        meaning: "`ronde bench` is a Python package; the interpreter that RONDE_PYTHON names, else `python3` on PATH, cannot be run or ended with an error.",
+        remedy: "Install Python 3.9 or later, or name an interpreter in RONDE_PYTHON: `RONDE_PYTHON=/path/to/python3 ronde bench`.",
+    },
+    Entry {
+        code: Code::PythonPackages,
+        title: "the benchmark's Python lacks packages",
+        meaning: "The interpreter that RONDE_PYTHON names, else `python3` on PATH, does not find packages that the benchmark needs: ronde itself, NumPy, or PyTorch, whose Gloo is the peer.",
+        remedy: "Run the pip command of the message. When they are in an environment that is not active, name its interpreter in RONDE_PYTHON.",
+    },
 ];

@@ -1,0 +1,214 @@
+"""The command line of the benchmark: `ronde bench` and `python3 -m ronde.bench`."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ronde.bench import cases, report, run, ways
+from ronde.bench.cases import COLLECTIVES, DEFAULT, FULL, QUICK, RANKS_MAX, World
+from ronde.bench.errors import BenchError, UsageError
+from ronde.bench.groups import LABELS
+from ronde.bench.train import Training
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SUBCOMMANDS = ("collectives", "train", "report")
+PEERS = ("gloo", "mpi")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Does what the command line says; returns the process's exit status."""
+    try:
+        options = parse(sys.argv[1:] if arguments is None else arguments)
+        options.action(options)
+    except BenchError as error:
+        print(f"ronde bench: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("ronde bench: interrupted; nothing is written", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """A checked command line; `action` is what to do. Raises UsageError; ends the process for --help."""
+    words = list(arguments)
+    if not words or (words[0] not in SUBCOMMANDS and words[0] not in ("-h", "--help")):
+        words.insert(0, SUBCOMMANDS[0])
+    return _parser().parse_args(words)
+
+
+def _collectives(options: argparse.Namespace) -> None:
+    extent = QUICK if options.quick else FULL if options.full else DEFAULT
+    chosen = cases.cases(extent, options.collectives or COLLECTIVES, options.sizes or (), options.rounds)
+    training = Training("mlp", ways.BATCHES["mlp"], options.rounds or extent.train_rounds, 1) if options.train else None
+    bench = run.Run("collectives", options.seed, _told(options))
+    worlds = _worlds(bench, options.hosts, extent.hosts, options.ranks or extent.ranks)
+    _finish(bench.measure(worlds, chosen, options.peers, training), options)
+
+
+def _train(options: argparse.Namespace) -> None:
+    training = Training(options.model, options.batch or ways.BATCHES[options.model], options.rounds, RANKS_MAX)
+    bench = run.Run("train", options.seed, _told(options))
+    worlds = _worlds(bench, options.hosts, (1,), options.ranks or DEFAULT.ranks)
+    _finish(bench.measure(worlds, [], [], training), options)
+
+
+def _report(options: argparse.Namespace) -> None:
+    report.show(report.read(options.file), None, options.markdown, options.plot)
+
+
+def _finish(found: dict[str, Any], options: argparse.Namespace) -> None:
+    report.finish(found)
+    report.show(found, options.json, options.markdown, getattr(options, "plot", None))
+
+
+def _worlds(bench: run.Run, asked: Sequence[int] | None, usual: Sequence[int], ranks: Sequence[int]) -> list[World]:
+    """One host first. Several hosts that nobody asked for are left out where they cannot be."""
+    hosts = list(asked or usual)
+    reason = run.why_no_hosts()
+    if reason is not None and max(hosts) > 1:
+        if asked:
+            raise UsageError(f"--hosts {max(hosts)}: {reason}")
+        bench.report["notes"].append(f"several hosts are left out: {reason}")
+        hosts = [1]
+    worlds = [World(host, rank) for host in hosts for rank in ranks]
+    for world in worlds:
+        run.check_world(world)
+    return worlds
+
+
+def _told(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in vars(options).items() if isinstance(value, (int, str, list, type(None)))}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}\n{self.format_usage().rstrip()}\nsee `ronde bench --help`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="ronde bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(title="subcommands", required=True)
+    add = commands.add_parser
+    collectives = add(
+        "collectives",
+        help="collectives and a training step against peers (default)",
+        epilog=_EXAMPLES[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    train = add(
+        "train",
+        help="training: samples a second and scaling efficiency",
+        epilog=_EXAMPLES[1],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    again = add(
+        "report",
+        help="show the report in a JSON file again",
+        epilog=_EXAMPLES[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    collectives.set_defaults(action=_collectives)
+    train.set_defaults(action=_train)
+    again.set_defaults(action=_report)
+    _add_collectives(collectives)
+    _add_train(train)
+    again.add_argument("file", type=pathlib.Path, metavar="FILE.json")
+    for command in (collectives, train):
+        _add_common(command)
+    for command in (collectives, again):
+        command.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw all-reduce into a PNG file")
+    for command in (collectives, train, again):
+        command.add_argument("--markdown", type=pathlib.Path, metavar="FILE", help="write the tables as Markdown")
+    return parser
+
+
+def _add_collectives(parser: argparse.ArgumentParser) -> None:
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--quick", action="store_true", help="about a minute: one host, few sizes and rounds")
+    extent.add_argument("--full", action="store_true", help="every power of 4 up to 256 MB, many rounds")
+    parser.add_argument("--collectives", type=_listed(_collective), metavar="NAME,...", help=", ".join(COLLECTIVES))
+    parser.add_argument("--sizes", type=_listed(cases.parse_size), metavar="SIZE,...", help="such as 4,64KB,16MB")
+    parser.add_argument(
+        "--peers", type=_listed(_peer), default=list(PEERS), metavar="NAME,...", help="gloo, mpi (default: both)"
+    )
+    parser.add_argument("--rounds", type=_positive, metavar="N", help="turns of each backend for each case")
+    parser.add_argument(
+        "--no-train", dest="train", action="store_false", help="leave the training step of a perceptron out"
+    )
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", choices=sorted(ways.BATCHES), default="mlp", help="default: mlp")
+    parser.add_argument(
+        "--batch", type=_positive, metavar="N", help="samples a rank and step; the default is the model's"
+    )
+    parser.add_argument(
+        "--rounds", type=_positive, default=DEFAULT.train_rounds, metavar="N", help="turns of each way to train"
+    )
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=_listed(_ranks), metavar="N,...", help="world sizes (default: 2,4)")
+    parser.add_argument(
+        "--hosts",
+        type=_listed(_positive),
+        metavar="N,...",
+        help="on how many hosts; several are network namespaces and need root",
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all data (default: 1)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything that was found")
+
+
+def _listed(one: Any) -> Any:
+    def many(text: str) -> list[Any]:
+        return [one(part) for part in text.split(",")]
+
+    return many
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def _ranks(text: str) -> int:
+    if not text.isdigit() or not 2 <= int(text) <= RANKS_MAX:
+        raise UsageError(f"{text!r} ranks cannot be measured; give 2 to {RANKS_MAX}")
+    return int(text)
+
+
+def _collective(text: str) -> str:
+    if text not in COLLECTIVES:
+        raise UsageError(f"{text!r} is no collective; there are {', '.join(COLLECTIVES)}")
+    return text
+
+
+def _peer(text: str) -> str:
+    if text not in PEERS:
+        raise UsageError(f"{text!r} is no peer; there are {', '.join(LABELS[name] + f' ({name})' for name in PEERS)}")
+    return text
+
+
+def _end(number: int, _frame: object) -> None:
+    # Raised where the benchmark is, so that it ends ranks and removes hosts on its way out.
+    sys.exit(128 + number)
+
+
+_EXAMPLES = (
+    "Examples:\n  ronde bench --quick\n  ronde bench --collectives allreduce --sizes 4,1MB --plot bench.png",
+    "Examples:\n  ronde bench train --model resnet50 --ranks 2\n  ronde bench train --model cnn --json cnn.json",
+    "Examples:\n  ronde bench report bench.json\n  ronde bench report bench.json --markdown table.md --plot bench.png",
+)
+
+if __name__ == "__main__":
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sign, _end)
+    sys.exit(main())

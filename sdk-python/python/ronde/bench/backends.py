@@ -1,0 +1,155 @@
+"""The libraries that are compared, each behind the same few calls."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import TYPE_CHECKING, Any, Callable, Protocol
+
+import numpy
+
+from ronde.bench.data import ROOT_RANK
+
+if TYPE_CHECKING:
+    Array = numpy.ndarray[Any, Any]
+    # Does the collective on the input it was made for; gives this rank's result, an array or a tensor in main memory.
+    Operation = Callable[[], Any]
+
+# Where a result goes: over the input; into memory that was there before; into memory that the call allocates.
+IN_PLACE, INTO, NEW = "in place", "into", "new"
+
+
+class Backend(Protocol):
+    """A rank's connection to the others by one library."""
+
+    rank: int
+    ranks: int
+    versions: dict[str, str]
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it."""
+
+    def operations(self, collective: str, tensor: Array) -> dict[str, Operation]:
+        """The ways to do a collective on a float32 input, by where the result goes; the usual first."""
+
+    def close(self) -> None:
+        """Ends the connection in order."""
+
+
+class Ronde:
+    """ronde through the client of `ronde.torch`, with tensors, which it takes in faster than arrays."""
+
+    def __init__(self) -> None:
+        import torch
+
+        import ronde.torch
+
+        torch.set_num_threads(1)
+        ronde.torch.init()
+        self._torch, self._library = torch, ronde.torch
+        self.rank, self.ranks = ronde.torch.rank(), ronde.torch.size()
+        self.versions = {"ronde": ronde.__version__, "torch": str(torch.__version__)}
+
+    def barrier(self) -> None:
+        """A barrier of the client."""
+        self._library.barrier()
+
+    def operations(self, collective: str, tensor: Array) -> dict[str, Operation]:
+        """All-reduce and broadcast write into a tensor of the caller; the others allocate their results."""
+        client, total = self._library.mpi_ops.client(), self._library.Sum
+        whole = self._torch.from_numpy(tensor)
+        part = whole[: len(tensor) // self.ranks]
+        return {
+            "allreduce": {
+                IN_PLACE: lambda: client.allreduce(whole, total, out=whole),
+                NEW: lambda: client.allreduce(whole, total),
+            },
+            "broadcast": {IN_PLACE: lambda: client.broadcast(whole, ROOT_RANK, out=whole)},
+            "allgather": {NEW: lambda: client.allgather(part)},
+            "reduce_scatter": {NEW: lambda: client.reduce_scatter(whole, total)},
+            "alltoall": {NEW: lambda: client.alltoall(whole)},
+        }[collective]
+
+    def close(self) -> None:
+        """Leaves the job."""
+        self._library.shutdown()
+
+
+class Gloo:
+    """PyTorch's process group on Gloo: plain TCP."""
+
+    def __init__(self, rank: int, ranks: int, rendezvous: str) -> None:
+        import torch
+        import torch.distributed
+
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
+        self._torch, self._group = torch, torch.distributed
+        self.rank, self.ranks = rank, ranks
+        self.versions = {"torch": str(torch.__version__)}
+
+    def barrier(self) -> None:
+        """A barrier of the group."""
+        self._group.barrier()
+
+    def operations(self, collective: str, tensor: Array) -> dict[str, Operation]:
+        """Tensors share the arrays' memory."""
+        group = self._group
+        share = len(tensor) // self.ranks
+        whole = self._torch.from_numpy(tensor)
+        out = numpy.empty(share if collective == "reduce_scatter" else len(tensor), numpy.float32)
+        target, part = self._torch.from_numpy(out), whole[:share]
+        return {
+            "allreduce": {IN_PLACE: _giving(tensor, group.all_reduce, whole)},
+            "broadcast": {IN_PLACE: _giving(tensor, group.broadcast, whole, ROOT_RANK)},
+            "allgather": {INTO: _giving(out, group.all_gather_into_tensor, target, part)},
+            "reduce_scatter": {INTO: _giving(out, group.reduce_scatter_tensor, target, whole)},
+            "alltoall": {INTO: _giving(out, group.all_to_all_single, target, whole)},
+        }[collective]
+
+    def close(self) -> None:
+        """Leaves the group."""
+        self._group.destroy_process_group()
+
+
+class OpenMpi:
+    """Open MPI through mpi4py's calls on buffers, which copy nothing."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self._mpi, self._world = MPI, MPI.COMM_WORLD
+        self.rank, self.ranks = self._world.Get_rank(), self._world.Get_size()
+        library = MPI.Get_library_version().split(",")[0]
+        self.versions = {"mpi": library.strip("\0 "), "mpi4py": importlib.metadata.version("mpi4py")}
+
+    def barrier(self) -> None:
+        """A barrier of all ranks."""
+        self._world.Barrier()
+
+    def operations(self, collective: str, tensor: Array) -> dict[str, Operation]:
+        """Reductions are in place where MPI has that."""
+        world, mpi = self._world, self._mpi
+        share = len(tensor) // self.ranks
+        part = tensor[:share]
+        out = numpy.empty(share if collective == "reduce_scatter" else len(tensor), numpy.float32)
+        return {
+            "allreduce": {IN_PLACE: _giving(tensor, world.Allreduce, mpi.IN_PLACE, tensor, mpi.SUM)},
+            "broadcast": {IN_PLACE: _giving(tensor, world.Bcast, tensor, ROOT_RANK)},
+            "allgather": {INTO: _giving(out, world.Allgather, part, out)},
+            "reduce_scatter": {INTO: _giving(out, world.Reduce_scatter_block, tensor, out, mpi.SUM)},
+            "alltoall": {INTO: _giving(out, world.Alltoall, tensor, out)},
+        }[collective]
+
+    def close(self) -> None:
+        """Ends MPI."""
+        self._mpi.Finalize()
+
+
+def _giving(result: Array, call: Callable[..., Any], *arguments: Any) -> Operation:
+    """An operation by a call that writes its result into memory that was there before."""
+
+    def operation() -> Array:
+        call(*arguments)
+        return result
+
+    return operation

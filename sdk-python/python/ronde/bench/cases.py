@@ -1,0 +1,129 @@
+"""What is measured: worlds, collectives, sizes, how often."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+from ronde.bench.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+KB = 1 << 10
+MB = 1 << 20
+ELEMENT_BYTES = 4  # float32, the type of gradients
+COLLECTIVES = ("allreduce", "allgather", "broadcast", "reduce_scatter", "alltoall")
+RANKS_MAX = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """So many ranks on so many hosts; hosts are this machine, or network namespaces of it."""
+
+    hosts: int
+    ranks: int
+
+    @property
+    def ranks_per_host(self) -> int:
+        """As many on each host."""
+        return self.ranks // self.hosts
+
+    def title(self) -> str:
+        """For people."""
+        return f"{'one host' if self.hosts == 1 else f'{self.hosts} hosts'}, {self.ranks} ranks"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One collective at one size.
+
+    nbytes     -- of the larger of input and result at one rank
+    iterations -- timed ones of each backend's turn
+    rounds     -- turns of each backend
+    loops      -- turns without barriers, in which CPU time is counted
+    """
+
+    collective: str
+    nbytes: int
+    iterations: int
+    rounds: int
+    loops: int
+
+    def count(self, ranks: int) -> int:
+        """Elements of the larger of input and result at one rank; divisible by the ranks where they share them."""
+        count = max(1, self.nbytes // ELEMENT_BYTES)
+        return count if self.collective in ("allreduce", "broadcast") else max(1, count // ranks) * ranks
+
+    def title(self) -> str:
+        """For people."""
+        return f"{self.collective} {size_text(self.nbytes)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """How much is measured: the choice between --quick, the default and --full.
+
+    allreduce_sizes, other_sizes -- bytes
+    rounds, loops                -- as in `Case`
+    share                        -- of the default's iterations in a turn
+    train_rounds                 -- turns of each way to train, of `TRAIN_STEPS` steps
+    """
+
+    allreduce_sizes: tuple[int, ...]
+    other_sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+    hosts: tuple[int, ...]
+    rounds: int
+    loops: int
+    share: float
+    train_rounds: int
+
+
+QUICK = Extent((4, 4 * KB, 64 * KB, MB, 16 * MB), (64 * KB,), (2, 4), (1,), 3, 1, 0.5, 2)
+DEFAULT = Extent(
+    (4, KB, 4 * KB, 64 * KB, MB, 16 * MB, 64 * MB, 256 * MB), (4 * KB, MB, 16 * MB), (2, 4), (1, 2), 5, 2, 1.0, 5
+)
+FULL = Extent(
+    tuple(4**power for power in range(1, 15)), (4 * KB, 64 * KB, MB, 16 * MB, 64 * MB), (2, 4), (1, 2), 11, 4, 1.5, 11
+)
+TRAIN_STEPS = 3
+
+
+def cases(
+    extent: Extent, collectives: Iterable[str] = COLLECTIVES, sizes: Sequence[int] = (), rounds: int | None = None
+) -> list[Case]:
+    """The cases of one world; `sizes` in bytes replace those of the extent."""
+    rounds = rounds or extent.rounds
+    found = []
+    for collective in collectives:
+        own = extent.allreduce_sizes if collective == "allreduce" else extent.other_sizes
+        for nbytes in sizes or own:
+            iterations = max(1, round(_iterations(nbytes) * extent.share))
+            found.append(Case(collective, nbytes, iterations, rounds, min(rounds, extent.loops)))
+    return found
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `4`, `64KB`, `16MB`; units are powers of 1,024."""
+    found = re.fullmatch(r"(\d{1,12})\s*([KM]?)B?", text.strip().upper())
+    nbytes = int(found[1]) * {"": 1, "K": KB, "M": MB}[found[2]] if found else 0
+    if nbytes < ELEMENT_BYTES:
+        raise UsageError(f"{text!r} is no size of at least {ELEMENT_BYTES} bytes: give 4, 64KB or 16MB")
+    return nbytes
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes for people."""
+    for unit, factor in (("MB", MB), ("KB", KB)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.4g} {unit}"
+    return f"{nbytes} B"
+
+
+def _iterations(nbytes: int) -> int:
+    for limit, iterations in ((64 * KB, 40), (MB, 12), (16 * MB, 4), (64 * MB, 2)):
+        if nbytes <= limit:
+            return iterations
+    return 1

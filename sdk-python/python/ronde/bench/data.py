@@ -1,0 +1,153 @@
+"""Seeded inputs, and the check of every element of every result.
+
+The input of a rank is drawn from Generator(PCG64([seed, rank, iteration])): float32, uniform in [0, 1). Every rank can
+draw every other's, so each checks its own result by itself, block by block, without memory for whole references.
+
+Sums are compared with the float64 sum of the inputs. n numbers that are not negative, added in float32 in any order,
+are off by at most g = (n - 1) u / (1 - (n - 1) u) times their sum, u = 2^-24; the check allows n instead of n - 1, for
+the reference's own rounding. Results that only move elements must be equal bit by bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Array = numpy.ndarray[Any, Any]
+
+BLOCK_ELEMENTS = 1 << 17
+UNIT_ROUNDOFF = 2.0**-24
+ROOT_RANK = 0  # of broadcasts
+# The sum of float32 may not pass 2^128 while a loop reduces its own result again and again.
+GROWTH_BITS_MAX = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """Which inputs: those of all ranks in one iteration."""
+
+    collective: str
+    count: int
+    ranks: int
+    seed: int
+    iteration: int
+
+    def fill(self, out: Array, rank: int) -> None:
+        """Draws a rank's input, `out` being float32 of `count` elements."""
+        generator = self._generator(rank)
+        for start in range(0, len(out), BLOCK_ELEMENTS):
+            generator.random(out=out[start : start + BLOCK_ELEMENTS], dtype=numpy.float32)
+
+    def parts(self, rank: int) -> Iterator[Array]:
+        """A rank's input, block by block; each is overwritten by the next."""
+        generator = self._generator(rank)
+        block = numpy.empty(min(self.count, BLOCK_ELEMENTS), numpy.float32)
+        for start in range(0, self.count, BLOCK_ELEMENTS):
+            part = block[: min(BLOCK_ELEMENTS, self.count - start)]
+            generator.random(out=part, dtype=numpy.float32)
+            yield part
+
+    def _generator(self, rank: int) -> numpy.random.Generator:
+        return numpy.random.Generator(numpy.random.PCG64([self.seed, rank, self.iteration]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong:
+    """The first element that is wrong."""
+
+    element: int
+    got: float
+    expected: float
+
+
+def find_wrong(draw: Draw, rank: int, result: Array, repeats: int = 1) -> Wrong | None:
+    """The first wrong element of a rank's result, or None.
+
+    repeats -- how often the all-reduce was done, each time on its own result
+    """
+    if result.dtype != numpy.float32 or result.shape != (result_count(draw),):
+        raise ValueError(f"a result is float32 of {result_count(draw)} elements, not {result.dtype} of {result.shape}")
+    if draw.collective == "allreduce":
+        return _find_in_sum(draw, 0, result, repeats)
+    if draw.collective == "reduce_scatter":
+        return _find_in_sum(draw, rank * len(result), result, repeats)
+    return _find_in_moved(draw, rank, result)
+
+
+def result_count(draw: Draw) -> int:
+    """Elements of a rank's result."""
+    return draw.count // draw.ranks if draw.collective == "reduce_scatter" else draw.count
+
+
+def repeats_max(ranks: int) -> int:
+    """How often a loop may reduce its own result before it has to begin anew."""
+    return max(1, int(GROWTH_BITS_MAX / numpy.log2(max(2, ranks))))
+
+
+def error_bound(ranks: int, repeats: int = 1) -> float:
+    """How far a sum may be off, as a share of it."""
+    terms = ranks * repeats * UNIT_ROUNDOFF
+    return terms / (1.0 - terms)
+
+
+def _find_in_sum(draw: Draw, start: int, result: Array, repeats: int) -> Wrong | None:
+    """Compares a run of the sum of all inputs, from element `start` of them on."""
+    bound = error_bound(draw.ranks, repeats)
+    growth = float(draw.ranks) ** (repeats - 1)
+    offset = 0
+    for blocks in zip(*(draw.parts(rank) for rank in range(draw.ranks))):
+        first, last = max(start, offset), min(start + len(result), offset + len(blocks[0]))
+        if first < last:
+            inside = slice(first - offset, last - offset)
+            expected = numpy.zeros(last - first, numpy.float64)
+            for block in blocks:
+                expected += block[inside]
+            expected *= growth
+            got = result[first - start : last - start]
+            # What is not a number is not within the bound.
+            bad = ~(numpy.abs(got - expected) <= bound * expected)
+            if wrong := _first(bad, got, expected, first - start):
+                return wrong
+        offset += len(blocks[0])
+    return None
+
+
+def _find_in_moved(draw: Draw, rank: int, result: Array) -> Wrong | None:
+    """Compares elements that were moved and must be the same bits."""
+    share = draw.count // draw.ranks
+    if draw.collective == "broadcast":
+        return _find_in_run(draw, ROOT_RANK, 0, result, 0)
+    starts = {"allgather": 0, "alltoall": rank * share}
+    for source in range(draw.ranks):
+        part = result[source * share : (source + 1) * share]
+        if wrong := _find_in_run(draw, source, starts[draw.collective], part, source * share):
+            return wrong
+    return None
+
+
+def _find_in_run(draw: Draw, source: int, start: int, result: Array, place: int) -> Wrong | None:
+    """Compares a run with the input of rank `source` from element `start` on; `place` is the run's in the result."""
+    offset = 0
+    for block in draw.parts(source):
+        first, last = max(start, offset), min(start + len(result), offset + len(block))
+        if first < last:
+            expected = block[first - offset : last - offset]
+            got = result[first - start : last - start]
+            if wrong := _first(got != expected, got, expected, place + first - start):
+                return wrong
+        offset += len(block)
+        if offset >= start + len(result):
+            break
+    return None
+
+
+def _first(bad: Array, got: Array, expected: Array, place: int) -> Wrong | None:
+    if not bad.any():
+        return None
+    index = int(bad.argmax())
+    return Wrong(place + index, float(got[index]), float(expected[index]))

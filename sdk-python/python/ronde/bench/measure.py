@@ -1,0 +1,111 @@
+"""Measures the cases of a world: backends take turns, so that whatever else the machine does hits all alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from ronde.bench.errors import WrongResultError
+from ronde.bench.summary import Summary, slowest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ronde.bench.cases import Case
+    from ronde.bench.groups import Group
+    from ronde.bench.progress import Progress
+
+# Iterations before the first that counts; checked as well.
+WARM_UP = 2
+# A loop is long enough for its CPU time to be told from that of its beginning and end.
+LOOP_SECONDS = 0.3
+LOOP_ITERATIONS_LEAST = 2
+LOOP_ITERATIONS_MOST = 4000
+# Where iterations of different purposes begin, so that none has the data of another.
+FIRST_WARM_UP = 1_000_000
+FIRST_LOOP = 2_000_000
+NANOSECONDS = 1e-9
+GIGABYTE = 1e9
+
+
+@dataclasses.dataclass
+class Series:
+    """What is known of one backend's way to do a case: all its samples."""
+
+    group: Group
+    variant: str
+    times: list[int] = dataclasses.field(default_factory=list)  # nanoseconds of each iteration
+    loop_times: list[float] = dataclasses.field(default_factory=list)  # seconds of an iteration without barriers
+    cpu: list[float] = dataclasses.field(default_factory=list)  # seconds for a GB
+
+    def entry(self) -> dict[str, Any]:
+        """For the report; times in seconds."""
+        return {
+            "backend": self.group.name,
+            "variant": self.variant,
+            "seconds": dataclasses.asdict(Summary.of([time * NANOSECONDS for time in self.times])),
+            "back_to_back_seconds": Summary.of(self.loop_times).median if self.loop_times else None,
+            "cpu_seconds_per_gb": Summary.of(self.cpu).median if self.cpu else None,
+        }
+
+
+def measure_case(case: Case, groups: Sequence[Group], seed: int, progress: Progress) -> dict[str, Any]:
+    """All backends on one case; what the report says of it. Raises WrongResultError."""
+    all_series = [series for group in groups for series in _open(case, group, seed)]
+    for series in all_series:
+        _measure(case, series, FIRST_WARM_UP, WARM_UP)
+    for turn in range(case.rounds):
+        for series in all_series:
+            series.times += _measure(case, series, turn * case.iterations, case.iterations)
+            progress.turn()
+    for turn in range(case.loops):
+        for series in all_series:
+            _loop(case, series, FIRST_LOOP + turn)
+            progress.turn()
+    for group in groups:
+        group.ask("close")
+    entries = [series.entry() for series in all_series]
+    return {"collective": case.collective, "bytes": case.nbytes, "dtype": "float32", "entries": entries}
+
+
+def turns(case: Case, variants: int) -> int:
+    """How many turns a case has."""
+    return (case.rounds + case.loops) * variants
+
+
+def variants(name: str, collective: str) -> int:
+    """In how many ways a backend does a collective."""
+    return 2 if (name, collective) == ("ronde", "allreduce") else 1
+
+
+def _open(case: Case, group: Group, seed: int) -> list[Series]:
+    answers = group.ask("open", collective=case.collective, count=case.count(group.ranks), seed=seed)
+    return [Series(group, variant) for variant in answers[0]["variants"]]
+
+
+def _measure(case: Case, series: Series, first: int, iterations: int) -> list[int]:
+    answers = series.group.ask("measure", variant=series.variant, first=first, iterations=iterations)
+    _check(case, series, answers)
+    return slowest([answer["nanoseconds"] for answer in answers])
+
+
+def _loop(case: Case, series: Series, iteration: int) -> None:
+    median = Summary.of(series.times).median * NANOSECONDS
+    iterations = min(LOOP_ITERATIONS_MOST, max(LOOP_ITERATIONS_LEAST, round(LOOP_SECONDS / median)))
+    series.group.ask("prepare", iteration=iteration)
+    before = series.group.cpu_seconds()
+    answers = series.group.ask("loop", variant=series.variant, iterations=iterations)
+    used = series.group.cpu_seconds() - before
+    _check(case, series, series.group.ask("check"))
+    series.loop_times.append(max(answer["nanoseconds"] for answer in answers) * NANOSECONDS / iterations)
+    series.cpu.append(used * GIGABYTE / (case.nbytes * iterations))
+
+
+def _check(case: Case, series: Series, answers: Sequence[dict[str, Any]]) -> None:
+    for rank, answer in enumerate(answers):
+        if wrong := answer.get("wrong"):
+            raise WrongResultError(
+                f"{series.group.label} ({series.variant}) gave a wrong result: {case.title()}, {series.group.ranks} "
+                f"ranks, iteration {wrong['iteration']}, rank {rank}, element {wrong['element']}: "
+                f"{wrong['got']!r} instead of {wrong['expected']!r}"
+            )

@@ -1,0 +1,104 @@
+"""Two hosts on one machine: network namespaces on a bridge, links with an MTU of 1,500 bytes. Needs root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+from ronde.bench.errors import BenchError
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Sequence
+
+REMOVAL_SECONDS_MAX = 20.0
+
+
+class Network:
+    """Hosts `0` to `hosts - 1`, each with an address; `close` removes them.
+
+    A shell that waits on a pipe removes them, so they go when this process ends, however it ends.
+    """
+
+    def __init__(self, hosts: int, folder: pathlib.Path) -> None:
+        self._prefix = f"ronde-bench-{os.getpid()}"
+        self._hosts = hosts
+        self._switch = f"{self._prefix}-sw"
+        self._guard = self._guarded()
+        try:
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+        self._write_remote_shell(folder / "remote-shell")
+
+    @staticmethod
+    def why_not() -> str | None:
+        """Why there can be no hosts here, or None."""
+        if os.environ.get("RONDE_NO_NETNS") == "1":
+            return "RONDE_NO_NETNS=1"
+        if os.geteuid() != 0:
+            return "network namespaces need root"
+        if shutil.which("ip") is None:
+            return "`ip` (iproute2) is not installed"
+        return None
+
+    def address(self, host: int) -> str:
+        """A host's address."""
+        return f"10.77.0.{host + 1}"
+
+    def link(self, host: int) -> str:
+        """The name of a host's link."""
+        return f"v{host}"
+
+    def on(self, host: int, command: Sequence[str]) -> list[str]:
+        """The command line that runs a command on a host."""
+        return ["ip", "netns", "exec", self._host(host), *command]
+
+    def close(self) -> None:
+        """Removes the hosts."""
+        assert self._guard.stdin is not None  # it was opened as a pipe
+        self._guard.stdin.close()
+        self._guard.wait(REMOVAL_SECONDS_MAX)
+
+    def _host(self, host: int) -> str:
+        return f"{self._prefix}-h{host}"
+
+    def _guarded(self) -> subprocess.Popen[bytes]:
+        names = [*map(self._host, range(self._hosts)), self._switch]
+        removal = "; ".join(f"ip netns del {name}" for name in names)
+        # In a session of its own: an interrupt at the terminal ends the benchmark, then this.
+        return subprocess.Popen(
+            ["sh", "-c", f"trap '' HUP INT TERM; read _; {removal}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _make(self) -> None:
+        _ip("netns", "add", self._switch)
+        _ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
+        _ip("-n", self._switch, "link", "set", "br0", "up")
+        for host in range(self._hosts):
+            name, link, port = self._host(host), self.link(host), f"p{host}"
+            _ip("netns", "add", name)
+            _ip("-n", self._switch, "link", "add", port, "type", "veth", "peer", "name", link, "netns", name)
+            _ip("-n", self._switch, "link", "set", port, "master", "br0", "up")
+            _ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", link)
+            _ip("-n", name, "link", "set", link, "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+
+    def _write_remote_shell(self, path: pathlib.Path) -> None:
+        cases = "".join(f"{self.address(host)}) name={self._host(host)};; " for host in range(self._hosts))
+        path.write_text(f'host=$1; shift; case $host in {cases}esac\nexec ip netns exec "$name" sh -c "$*"\n')
+        # The launcher divides it at blanks, of which a temporary directory has none.
+        self.remote_shell = f"sh {path}"
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BenchError(f"`ip {' '.join(arguments)}`: {done.stderr.strip()}")

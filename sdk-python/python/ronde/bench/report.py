@@ -1,0 +1,62 @@
+"""Reports as files: written, read again, and shown."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+from ronde.bench.errors import BenchError
+from ronde.bench.run import SCHEMA
+from ronde.bench.table import render
+
+# Busy with other work on average; more of it and figures are not the machine's own.
+OTHER_WORK_CORES_MOST = 0.1
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+    """A report that `write_json` has written."""
+    try:
+        report: dict[str, Any] = json.loads(path.read_text())
+        schema = report.get("schema")
+    except (OSError, ValueError, AttributeError) as error:
+        raise BenchError(f"{path} cannot be read as a report: {error}") from error
+    if schema != SCHEMA:
+        raise BenchError(f"{path} is of schema {schema!r}; this release reads {SCHEMA!r}")
+    return report
+
+
+def finish(report: dict[str, Any]) -> None:
+    """Notes what is known only at the end."""
+    for world in report["worlds"]:
+        cores = world["other_work_cores"]
+        if cores > OTHER_WORK_CORES_MOST:
+            report["notes"].append(
+                f"with {world['ranks']} ranks on {world['hosts']} host(s) other work took {cores:.2f} cores: "
+                "times are worth little; repeat it on a quiet machine"
+            )
+
+
+def show(
+    report: dict[str, Any], json_path: pathlib.Path | None, markdown: pathlib.Path | None, plot: pathlib.Path | None
+) -> None:
+    """Prints the tables and writes what is asked for."""
+    # Figures first: a picture that cannot be drawn must not take them along.
+    if json_path is not None:
+        _write(json_path, json.dumps(report, indent=1) + "\n")
+    sys.stdout.write(render(report))
+    sys.stdout.flush()
+    if markdown is not None:
+        _write(markdown, render(report, markdown=True))
+    if plot is not None:
+        from ronde.bench.plot import draw
+
+        draw(report, plot)
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise BenchError(f"{path} cannot be written: {error}") from error

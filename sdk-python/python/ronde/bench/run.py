@@ -1,0 +1,178 @@
+"""Runs a benchmark: world after world, each with one group of ranks for every backend."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+from ronde.bench import groups, machine, processes
+from ronde.bench.errors import BenchError
+from ronde.bench.groups import LABELS, Group
+from ronde.bench.measure import measure_case, turns, variants
+from ronde.bench.network import Network
+from ronde.bench.progress import Progress
+from ronde.bench.train import Training, measure_training
+from ronde.bench.ways import WAYS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ronde.bench.cases import Case, World
+
+SCHEMA = "ronde-bench/1"
+IDLE_SECONDS = 2.0
+# What all backends together hold of a tensor at one rank: inputs, results, segments, buffers of libraries.
+COPIES_OF_A_TENSOR = 12
+MEMORY_SHARE_MOST = 0.8
+
+
+class Run:
+    """A benchmark under way and the report that grows by it."""
+
+    def __init__(self, kind: str, seed: int, options: dict[str, Any]) -> None:
+        self.seed = seed
+        self._progress: Progress | None = None
+        self.report: dict[str, Any] = {
+            "schema": SCHEMA,
+            "kind": kind,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "seed": seed,
+            "options": options,
+            "machine": machine.describe(),
+            "notes": [],
+            "worlds": [],
+        }
+        self.report["notes"] += machine.warnings(self.report["machine"])
+
+    def measure(
+        self, worlds: Sequence[World], cases: Sequence[Case], peers: Sequence[str], training: Training | None
+    ) -> dict[str, Any]:
+        """Measures cases, if there are any, and training, if it is given, in each world; the report."""
+        backends = ["ronde", *peers]
+        if training is not None:
+            backends += [name for name in WAYS if name not in backends]
+        self._progress = Progress(sum(_turns(world, cases, backends, training) for world in worlds))
+        for note in self.report["notes"]:
+            self._progress.say(f"warning: {note}")
+        try:
+            for world in worlds:
+                self.report["worlds"].append(self._world(world, cases, backends, training))
+        finally:
+            self._progress.close()
+        self.report["machine"]["load_average_after"] = list(os.getloadavg())
+        return self.report
+
+    def _world(
+        self, world: World, cases: Sequence[Case], backends: Sequence[str], training: Training | None
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {"hosts": world.hosts, "ranks": world.ranks, "backends": {}, "missing": {}, "cases": []}
+        with self._groups(world, backends, found, max((case.nbytes for case in cases), default=0)) as ready:
+            for case in cases:
+                self._case(world, case, ready, found)
+            if training is not None and world.hosts <= training.hosts_most:
+                self._part(f"{world.title()}: training {training.model}")
+                trainers = [group for group in ready if group.name in WAYS]
+                found["training"] = measure_training(training, trainers, self.seed, self._shown())
+        return found
+
+    def _case(self, world: World, case: Case, ready: Sequence[Group], found: dict[str, Any]) -> None:
+        self._part(f"{world.title()}: {case.title()}")
+        needed = case.nbytes * world.ranks * COPIES_OF_A_TENSOR
+        available = int(machine.memory_available_bytes() * MEMORY_SHARE_MOST)
+        if needed > available:
+            note = (
+                f"{world.title()}: {case.title()} is left out: it may take {needed >> 20} MB, and {available >> 20} MB"
+            )
+            self._note(f"{note} are there for it")
+            return
+        found["cases"].append(measure_case(case, ready, self.seed, self._shown()))
+
+    @contextlib.contextmanager
+    def _groups(
+        self, world: World, backends: Sequence[str], found: dict[str, Any], largest_bytes: int
+    ) -> Iterator[list[Group]]:
+        """The groups of a world, ready; what is said of them goes into `found`."""
+        self._part(f"{world.title()}: starting")
+        with contextlib.ExitStack() as stack:
+            folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ronde-bench-")))
+            network = None
+            if world.hosts > 1:
+                network = stack.enter_context(contextlib.closing(Network(world.hosts, folder)))
+            ready = []
+            for name in backends:
+                if reason := groups.why_not(name, world):
+                    found["missing"][name] = reason
+                    self._note(f"{world.title()}: {LABELS[name]} is left out: {reason}")
+                    continue
+                group = groups.start(name, world, network, folder, largest_bytes)
+                ready.append(stack.enter_context(contextlib.closing(group)))
+            for group in list(ready):
+                group.wait_until_ready()
+            others = _OtherWork(ready)
+            found["backends"] = _idle(ready)
+            yield ready
+            found["other_work_cores"] = others.cores()
+
+    def _part(self, title: str) -> None:
+        self._shown().part(title)
+
+    def _note(self, text: str) -> None:
+        self.report["notes"].append(text)
+        self._shown().say(text)
+
+    def _shown(self) -> Progress:
+        assert self._progress is not None  # `measure` makes it
+        return self._progress
+
+
+def _turns(world: World, cases: Sequence[Case], backends: Sequence[str], training: Training | None) -> int:
+    """How many turns a world has."""
+    there = [name for name in backends if groups.why_not(name, world) is None]
+    steps = training.turns() if training is not None and world.hosts <= training.hosts_most else 0
+    return steps + sum(turns(case, sum(variants(name, case.collective) for name in there)) for case in cases)
+
+
+class _OtherWork:
+    """What the machine does besides the benchmark, from its making on."""
+
+    def __init__(self, ready: Sequence[Group]) -> None:
+        self._processes = set().union(*(group.processes for group in ready), {os.getpid()})
+        self._start = self._now()
+
+    def cores(self) -> float:
+        """On average so many cores were busy with other work."""
+        wall, busy, own = (now - start for now, start in zip(self._now(), self._start))
+        return max(0.0, (busy - own) / wall)
+
+    def _now(self) -> tuple[float, float, float]:
+        return time.monotonic(), processes.busy_seconds(), processes.cpu_seconds(self._processes)
+
+
+def _idle(ready: Sequence[Group]) -> dict[str, Any]:
+    """What groups take while they have nothing to do, in shares of one core."""
+    watched = {group.name: (group, group.sidecars()) for group in ready}
+    before = {name: (group.cpu_seconds(), processes.cpu_seconds(cars)) for name, (group, cars) in watched.items()}
+    time.sleep(IDLE_SECONDS)
+    found = {}
+    for name, (group, cars) in watched.items():
+        whole, sidecars = before[name]
+        found[name] = {"versions": group.versions, "idle_cores": (group.cpu_seconds() - whole) / IDLE_SECONDS}
+        if cars:
+            used = processes.cpu_seconds(cars) - sidecars
+            found[name]["idle_cores_of_a_sidecar"] = used / IDLE_SECONDS / len(cars)
+    return found
+
+
+def why_no_hosts() -> str | None:
+    """Why there can be no worlds of several hosts, or None."""
+    return Network.why_not()
+
+
+def check_world(world: World) -> None:
+    """Raises BenchError for a world that cannot be."""
+    if world.ranks % world.hosts:
+        raise BenchError(f"{world.ranks} ranks cannot be divided evenly among {world.hosts} hosts")

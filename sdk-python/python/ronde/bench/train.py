@@ -1,0 +1,109 @@
+"""Measures training steps of a world: ways to train take turns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from ronde.bench.cases import TRAIN_STEPS
+from ronde.bench.errors import WrongResultError
+from ronde.bench.measure import NANOSECONDS
+from ronde.bench.summary import Summary, slowest
+from ronde.bench.ways import ALONE, LABELS, SYNCHRONOUS, WAYS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ronde.bench.groups import Group
+    from ronde.bench.progress import Progress
+
+FIRST_CHECK = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What is trained.
+
+    batch      -- samples a rank and step
+    rounds     -- turns of each way
+    hosts_most -- worlds of more hosts do without
+    """
+
+    model: str
+    batch: int
+    rounds: int
+    hosts_most: int
+
+    def turns(self) -> int:
+        """Turns of all ways together."""
+        return self.rounds * sum(map(len, WAYS.values()))
+
+
+def measure_training(training: Training, groups: Sequence[Group], seed: int, progress: Progress) -> dict[str, Any]:
+    """All ways to train in one world; what the report says of it. Raises WrongResultError."""
+    all_series = []
+    for group in groups:
+        ways = WAYS[group.name]
+        group.ask("train_open", model=training.model, batch=training.batch, seed=seed, ways=ways)
+        all_series += [_Series(group, way) for way in ways]
+    for series in all_series:
+        series.check(training)
+    for turn in range(training.rounds):
+        for series in all_series:
+            series.measure(turn * TRAIN_STEPS)
+            progress.turn()
+    for series in all_series:
+        series.compare_ranks(training)
+    parameters = all_series[0].ask("train_parameters")[0]["parameters"]
+    entries = [series.entry(training) for series in all_series]
+    for group in groups:
+        group.ask("close")
+    return {"model": training.model, "batch": training.batch, "parameters": parameters, "entries": entries}
+
+
+class _Series:
+    """One way to train and its samples."""
+
+    def __init__(self, group: Group, way: str) -> None:
+        self.group = group
+        self.way = way
+        self.ranks = 1 if way == ALONE else group.ranks
+        self.times: list[int] = []
+        self.cpu: list[float] = []
+
+    def ask(self, what: str, **arguments: Any) -> list[dict[str, Any]]:
+        return self.group.ask(what, self.ranks, way=self.way, **arguments)
+
+    def check(self, training: Training) -> None:
+        """Compares the gradients of one step with their mean, computed alone."""
+        for rank, answer in enumerate(self.ask("train_check", step=FIRST_CHECK)):
+            if wrong := answer.get("wrong"):
+                raise WrongResultError(
+                    f"{LABELS[self.way]} gave a wrong gradient: {training.model}, {self.ranks} ranks, rank {rank}, "
+                    f"parameter {wrong['parameter']}, element {wrong['element']}: {wrong['got']!r} instead of "
+                    f"{wrong['expected']!r}"
+                )
+
+    def measure(self, first: int) -> None:
+        before = self.group.cpu_seconds()
+        answers = self.ask("train_steps", first=first, steps=TRAIN_STEPS)
+        # One step more than is timed.
+        self.cpu.append((self.group.cpu_seconds() - before) / (TRAIN_STEPS + 1))
+        self.times += slowest([answer["nanoseconds"] for answer in answers])
+
+    def compare_ranks(self, training: Training) -> None:
+        """After the last step all ranks must have the same parameters, bit by bit."""
+        digests = [answer["digest"] for answer in self.ask("train_digest")]
+        if self.way in SYNCHRONOUS and len(set(digests)) != 1:
+            raise WrongResultError(f"after training {training.model} by {LABELS[self.way]} the ranks' weights differ")
+
+    def entry(self, training: Training) -> dict[str, Any]:
+        """For the report; times in seconds."""
+        seconds = Summary.of([time * NANOSECONDS for time in self.times])
+        return {
+            "way": self.way,
+            "ranks": self.ranks,
+            "seconds": dataclasses.asdict(seconds),
+            "samples_per_second": self.ranks * training.batch / seconds.median,
+            "cpu_seconds_per_step": Summary.of(self.cpu).median,
+        }

@@ -1,0 +1,154 @@
+"""Training steps on one rank: the same model, data and optimizer, and several ways to bring gradients together."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy
+import torch
+from torch import nn
+
+from ronde.bench.models import KINDS
+from ronde.bench.ways import ALONE, BARRIER, DDP, RONDE
+
+if TYPE_CHECKING:
+    from ronde.bench.backends import Backend
+
+# Of the largest gradient of a tensor. Ranks compute in float32, and gradients of deep networks carry its rounding far.
+GRADIENT_TOLERANCE = 1e-4
+LEARNING_RATE = 0.01
+
+
+class Trainer:
+    """The models of one rank, one for each way to train."""
+
+    def __init__(self, backend: Backend, model: str, batch: int, seed: int, ways: list[str]) -> None:
+        torch.set_num_threads(1)
+        self.backend = backend
+        self.kind = KINDS[model]
+        self.batch = batch
+        self.seed = seed
+        self.ways = {way: _Way(way, backend, self._model()) for way in ways}
+
+    def train_check(self, way: str, step: int) -> dict[str, Any]:
+        """Makes a step and compares its gradients with the mean of those that all ranks' data give alone."""
+        ranks = 1 if way == ALONE else self.backend.ranks
+        own = self.ways[way]
+        alone = copy.deepcopy(own.model)
+        expected = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in alone.parameters()]
+        for rank in range(ranks) if ranks > 1 and way != BARRIER else [self.backend.rank]:
+            alone.zero_grad()
+            _loss(alone, *self._sample(rank, step)).backward()
+            for index, parameter in enumerate(alone.parameters()):
+                assert parameter.grad is not None  # every parameter takes part
+                expected[index] += parameter.grad
+        share = 1.0 if way == BARRIER else 1.0 / ranks
+        wrong = None
+        own.gradients(*self._sample(self.backend.rank, step))
+        for (name, parameter), total in zip(own.model.named_parameters(), expected):
+            assert parameter.grad is not None
+            wrong = wrong or _find_wrong(name, parameter.grad, total * share)
+        own.apply()
+        return {"wrong": wrong} if wrong else {}
+
+    def train_steps(self, way: str, first: int, steps: int) -> dict[str, Any]:
+        """Times steps; one more before them is not timed."""
+        own = self.ways[way]
+        samples = [self._sample(self.backend.rank, first + step) for step in range(steps)]
+        if way != ALONE:
+            self.backend.barrier()
+        own.step(*samples[0])
+        nanoseconds = []
+        for sample in samples:
+            start = time.perf_counter_ns()
+            own.step(*sample)
+            nanoseconds.append(time.perf_counter_ns() - start)
+        return {"nanoseconds": nanoseconds}
+
+    def train_digest(self, way: str) -> dict[str, Any]:
+        """The parameters' bits as one number, to be compared between ranks."""
+        digest = hashlib.sha256()
+        for parameter in self.ways[way].model.parameters():
+            digest.update(parameter.detach().numpy().tobytes())
+        return {"digest": digest.hexdigest()}
+
+    def train_parameters(self, way: str) -> dict[str, Any]:
+        """How many parameters are trained."""
+        return {"parameters": sum(parameter.numel() for parameter in self.ways[way].model.parameters())}
+
+    def _model(self) -> nn.Module:
+        # The same for all ranks and ways.
+        torch.manual_seed(self.seed)
+        return self.kind.make()
+
+    def _sample(self, rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = numpy.random.Generator(numpy.random.PCG64([self.seed, rank, step]))
+        images = generator.random((self.batch, *self.kind.shape), dtype=numpy.float32)
+        labels = generator.integers(0, self.kind.classes, self.batch)
+        return torch.from_numpy(images), torch.from_numpy(labels)
+
+
+class _Way:
+    """A model and how it is trained."""
+
+    def __init__(self, way: str, backend: Backend, model: nn.Module) -> None:
+        self.model = model
+        self._forward: Callable[[torch.Tensor], torch.Tensor] = model
+        self._optimizer: Any = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+        self._barrier = backend.barrier if way == BARRIER else None
+        self._is_ronde = way == RONDE
+        if way == DDP:
+            self._forward = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        elif way == RONDE:
+            import ronde.torch
+
+            named = model.named_parameters()
+            self._optimizer = ronde.torch.DistributedOptimizer(self._optimizer, named_parameters=named)
+            ronde.torch.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """A whole step."""
+        self._backward(images, labels)
+        self._optimizer.step()
+
+    def gradients(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """The first part of a step: gradients as the optimizer will use them."""
+        self._backward(images, labels)
+        if self._is_ronde:
+            self._optimizer.synchronize()
+
+    def apply(self) -> None:
+        """The rest of a step behind `gradients`."""
+        if not self._is_ronde:
+            self._optimizer.step()
+            return
+        with self._optimizer.skip_synchronize():
+            self._optimizer.step()
+
+    def _backward(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        self._optimizer.zero_grad()
+        _loss(self._forward, images, labels).backward()
+        if self._barrier is not None:
+            self._barrier()
+
+
+def _loss(forward: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(forward(images), labels)
+
+
+def _find_wrong(name: str, got: torch.Tensor, expected: torch.Tensor) -> dict[str, Any] | None:
+    limit = GRADIENT_TOLERANCE * expected.abs().max()
+    # What is not a number is not within the limit.
+    bad = ~((got - expected).abs() <= limit).flatten()
+    if not bad.any():
+        return None
+    index = int(bad.to(torch.uint8).argmax())
+    return {
+        "parameter": name,
+        "element": index,
+        "got": float(got.flatten()[index]),
+        "expected": float(expected.flatten()[index]),
+    }

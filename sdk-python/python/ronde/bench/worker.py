@@ -1,0 +1,59 @@
+"""A rank of the benchmark: joins its backend, then does what it is told until told to end.
+
+The benchmark starts it: `python3 -m ronde.bench.worker --control SOCKET --backend ronde`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from ronde.bench.control import Channel
+from ronde.bench.station import Station
+
+if TYPE_CHECKING:
+    from ronde.bench.backends import Backend
+
+
+def main() -> int:
+    """Serves until the benchmark ends; returns the process's exit status."""
+    options = _parser().parse_args()
+    channel = Channel.connect(options.control)
+    try:
+        backend = connect(options)
+        channel.send({"rank": backend.rank, "pid": os.getpid(), "versions": backend.versions})
+        station = Station(backend)
+        while (command := channel.receive()) is not None and command["do"] != "end":
+            channel.send(station.handle(command))
+        backend.close()
+    except Exception as error:
+        traceback.print_exc()
+        channel.send({"error": f"{type(error).__name__}: {error}"})
+        return 1
+    return 0
+
+
+def connect(options: argparse.Namespace) -> Backend:
+    """Joins the other ranks."""
+    from ronde.bench import backends
+
+    if options.backend == "gloo":
+        return backends.Gloo(options.rank, options.ranks, options.rendezvous)
+    return backends.Ronde() if options.backend == "ronde" else backends.OpenMpi()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--control", required=True, metavar="SOCKET")
+    parser.add_argument("--backend", required=True, choices=["ronde", "gloo", "mpi"])
+    parser.add_argument("--rank", type=int, help="of Gloo; others learn theirs from their launchers")
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--rendezvous", metavar="FILE", help="where Gloo's ranks find each other")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,360 @@
+"""The benchmark's parts: figures, tables, the command line, and what finds a wrong element."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pytest
+
+from ronde.bench import cases, data, processes
+from ronde.bench.__main__ import main, parse
+from ronde.bench.cases import Case, World
+from ronde.bench.control import Channel, Listener, ask
+from ronde.bench.data import Draw
+from ronde.bench.errors import BenchError, UsageError, WrongResultError
+from ronde.bench.measure import measure_case
+from ronde.bench.progress import Progress
+from ronde.bench.summary import Summary, slowest
+from ronde.bench.table import render, time_text
+
+if TYPE_CHECKING:
+    import pathlib
+
+COUNT = 3 * data.BLOCK_ELEMENTS // 2 + 6  # more than a block, not a whole number of them
+
+
+def test_a_summary_has_quartiles_as_they_are_usually_interpolated() -> None:
+    assert Summary.of([4, 1, 3, 2, 5]) == Summary(5, 1, 2, 3, 4, 5)
+    assert Summary.of([1, 2, 3, 4]) == Summary(4, 1, 1.75, 2.5, 3.25, 4)
+    assert Summary.of([7]) == Summary(1, 7, 7, 7, 7, 7)
+    with pytest.raises(ValueError, match="no samples"):
+        Summary.of([])
+
+
+def test_an_iteration_takes_as_long_as_its_slowest_rank() -> None:
+    assert slowest([[1, 5, 2], [3, 4, 2]]) == [3, 5, 2]
+    with pytest.raises(ValueError, match="different numbers"):
+        slowest([[1, 2], [1]])
+
+
+def result_of(draw: Draw, rank: int, repeats: int = 1) -> Any:
+    """What a collective must give, computed at once instead of block by block."""
+    inputs = []
+    for source in range(draw.ranks):
+        share = draw.count // draw.ranks
+        inputs.append(numpy.empty(share if draw.collective == "allgather" else draw.count, numpy.float32))
+        draw.fill(inputs[-1], source)
+    if draw.collective in ("allreduce", "reduce_scatter"):
+        total = inputs[0].copy()
+        for one in inputs[1:]:
+            total += one
+        total *= numpy.float32(draw.ranks ** (repeats - 1))
+        return total if draw.collective == "allreduce" else numpy.split(total, draw.ranks)[rank]
+    if draw.collective == "broadcast":
+        return inputs[data.ROOT_RANK]
+    if draw.collective == "allgather":
+        return numpy.concatenate(inputs)
+    return numpy.concatenate([numpy.split(one, draw.ranks)[rank] for one in inputs])
+
+
+@pytest.mark.parametrize("collective", cases.COLLECTIVES)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_wrong_element_is_found(collective: str, ranks: int) -> None:
+    draw = Draw(collective, COUNT // ranks * ranks, ranks, seed=5, iteration=7)
+    for rank in range(ranks):
+        right = result_of(draw, rank)
+        assert data.find_wrong(draw, rank, right) is None
+        for place in (0, len(right) // 2, len(right) - 1):
+            for value in (right[place] * numpy.float32(1.000001), numpy.float32("nan"), numpy.float32(-1)):
+                result = right.copy()
+                result[place] = value
+                wrong = data.find_wrong(draw, rank, result)
+                assert wrong is not None
+                assert wrong.element == place
+                assert wrong.expected == pytest.approx(right[place])
+
+
+def test_the_data_of_another_iteration_rank_or_seed_is_wrong() -> None:
+    draw = Draw("allreduce", 64, 2, seed=1, iteration=1)
+    right = result_of(draw, 0)
+    for other in (Draw("allreduce", 64, 2, 1, 2), Draw("allreduce", 64, 2, 2, 1), Draw("allreduce", 64, 3, 1, 1)):
+        assert data.find_wrong(other, 0, right) is not None
+
+
+def test_a_loop_on_its_own_result_stays_finite_and_is_checked() -> None:
+    for ranks in (2, 4, 64):
+        repeats = data.repeats_max(ranks)
+        draw = Draw("allreduce", 128, ranks, seed=3, iteration=0)
+        result = result_of(draw, 0, repeats)
+        assert numpy.isfinite(result).all()
+        assert data.find_wrong(draw, 0, result, repeats) is None
+        assert data.find_wrong(draw, 0, result, repeats - 1) is not None
+
+
+def test_sizes_are_read_and_shown() -> None:
+    assert [cases.parse_size(text) for text in ("4", "64KB", "1 mb", "4k")] == [4, 65536, 1 << 20, 4096]
+    assert [cases.size_text(nbytes) for nbytes in (4, 1536, 256 << 20)] == ["4 B", "1.5 KB", "256 MB"]
+    for text in ("", "3", "-4", "1GB", "x", "1.5MB"):
+        with pytest.raises(UsageError, match="no size"):
+            cases.parse_size(text)
+    for seconds, text in (
+        (8e-7, "0.8 us"),
+        (1.234e-5, "12.3 us"),
+        (2.34e-4, "234 us"),
+        (0.0123, "12.3 ms"),
+        (2, "2 s"),
+    ):
+        assert time_text(seconds) == text
+
+
+def test_elements_are_shared_evenly() -> None:
+    assert Case("allgather", 4096, 1, 1, 1).count(3) == 1023
+    assert Case("allreduce", 4096, 1, 1, 1).count(3) == 1024
+    assert Case("alltoall", 4, 1, 1, 1).count(4) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--sizes", "1GB"], "no size"),
+        (["--ranks", "1"], "ranks cannot be measured"),
+        (["--collectives", "gossip"], "there are allreduce"),
+        (["--peers", "nccl"], "no peer"),
+        (["--quick", "--full"], "not allowed with"),
+        (["train", "--model", "gpt"], "invalid choice"),
+        (["report"], "required"),
+        (["--rounds", "0"], "from 1 on"),
+        (["--hosts", "2", "--ranks", "3"], "divided evenly"),
+        (["report", "/no/such/file"], "cannot be read"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ronde.bench.run.why_no_hosts", lambda: None)
+    monkeypatch.setattr("ronde.bench.machine.ronde_binary", lambda: sys.executable)
+    monkeypatch.setattr("ronde.bench.machine._versions", lambda: {"ronde_build": "release"})
+    assert main(words) in (2, 64)
+    assert text in capsys.readouterr().err
+
+
+def test_hosts_that_nobody_asked_for_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RONDE_NO_NETNS", "1")
+    assert parse(["--quick"]).hosts is None
+    monkeypatch.setattr("ronde.bench.machine._versions", lambda: {"ronde_build": "release"})
+    assert main(["--hosts", "2"]) == 64
+
+
+def entry(backend: str, variant: str, median: float) -> dict[str, Any]:
+    seconds = Summary(3, median / 2, median * 0.9, median, median * 1.1, median * 2).__dict__
+    return {
+        "backend": backend,
+        "variant": variant,
+        "seconds": seconds,
+        "back_to_back_seconds": median,
+        "cpu_seconds_per_gb": 1.25,
+    }
+
+
+def a_report() -> dict[str, Any]:
+    entries = [entry("ronde", "in place", 1e-3), entry("ronde", "new", 3e-3), entry("gloo", "in place", 2e-3)]
+    case = {"collective": "allreduce", "bytes": 1 << 20, "dtype": "float32", "entries": entries}
+    small = {**case, "bytes": 4}
+    ways = ["ronde", "ddp", "barrier", "alone"]
+    steps = [
+        {
+            "way": way,
+            "ranks": 1 if way == "alone" else 2,
+            "seconds": Summary(3, *[seconds] * 5).__dict__,
+            "samples_per_second": (1 if way == "alone" else 2) * 64 / seconds,
+            "cpu_seconds_per_step": 0.5,
+        }
+        for way, seconds in zip(ways, (0.24, 0.3, 0.2, 0.16))
+    ]
+    training = {"model": "mlp", "batch": 64, "parameters": 25_175_050, "entries": steps}
+    world = {
+        "hosts": 1,
+        "ranks": 2,
+        "backends": {"ronde": {"versions": {}, "idle_cores": 0.01, "idle_cores_of_a_sidecar": 0.004}, "gloo": {}},
+        "missing": {},
+        "cases": [small, case],
+        "training": training,
+        "other_work_cores": 0.01,
+    }
+    machine = {
+        "cores": 2,
+        "cpu_model": "a processor",
+        "memory_bytes": 8 << 30,
+        "kernel": "6.1",
+        "architecture": "x86_64",
+        "load_average_before": [0.1, 0.1, 0.1],
+        "load_average_after": [2.0, 1.0, 0.5],
+        "versions": {"ronde": "1", "ronde_build": "release"},
+    }
+    return {"schema": "ronde-bench/1", "machine": machine, "notes": ["a note"], "worlds": [world]}
+
+
+def test_the_table_shows_medians_ratios_and_cpu() -> None:
+    text = render(a_report())
+    rows = {
+        line.split(",")[0] + "," + line.split(",")[1][:9]: line.split() for line in text.splitlines() if "," in line
+    }
+    assert rows["allreduce 1 MB, in place"][-3:] == ["0.50", "1.25", "1.25"]
+    assert " 1.50  " in next(line for line in text.splitlines() if line.startswith("allreduce 1 MB, new"))
+    assert "1.25" not in next(line for line in text.splitlines() if line.startswith("allreduce 4 B, new"))
+    trained = next(line for line in text.splitlines() if line.startswith("ronde DistributedOptimizer"))
+    assert trained.split()[-4:] == ["1.20", "533.3", "0.67", "0.5"]
+    assert "0.40% of a core" in text
+    assert "Note: a note" in text
+
+
+def test_the_table_as_markdown_has_as_many_cells_in_each_row() -> None:
+    lines = render(a_report(), markdown=True).splitlines()
+    tables = [list(rows) for is_table, rows in groupby(lines, lambda line: line.startswith("|")) if is_table]
+    assert [{row.count("|") for row in rows} for rows in tables] == [{7}, {7}]
+    assert "| allreduce 1 MB, in place | 1 ms [900 us, 1.1 ms] | 2 ms [1.8 ms, 2.2 ms] | 0.50 | 1.25 | 1.25 |" in lines
+
+
+def test_a_report_is_read_again_and_others_are_refused(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, markdown = tmp_path / "a.json", tmp_path / "a.md"
+    path.write_text(json.dumps(a_report()))
+    assert main(["report", str(path), "--markdown", str(markdown)]) == 0
+    assert capsys.readouterr().out == render(a_report())
+    assert markdown.read_text() == render(a_report(), markdown=True)
+    path.write_text(json.dumps({"schema": "ronde-bench/0"}))
+    assert main(["report", str(path)]) == 2
+    path.write_text("[]")
+    assert main(["report", str(path)]) == 2
+
+
+def test_the_plot_is_a_picture(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(a_report()))
+    assert main(["report", str(path), "--plot", str(tmp_path / "a.png")]) == 0
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Pretender:
+    """A group that answers without any ranks, wrongly when asked to."""
+
+    name, label, ranks = "gloo", "Gloo", 2
+
+    def __init__(self, wrong_what: str | None) -> None:
+        self.wrong_what = wrong_what
+        self.asked: list[str] = []
+
+    def ask(self, what: str, **arguments: Any) -> list[dict[str, Any]]:
+        self.asked.append(what)
+        answers: list[dict[str, Any]] = [{}, {}]
+        if what == "open":
+            return [{"variants": ["in place"]}] * 2
+        if what == "measure":
+            answers = [{"nanoseconds": [1000 * (rank + 1)] * arguments["iterations"]} for rank in range(2)]
+        if what == "loop":
+            answers = [{"nanoseconds": 500 * arguments["iterations"]}] * 2
+        if what == self.wrong_what:
+            answers[1] = {**answers[1], "wrong": {"iteration": 3, "element": 17, "got": 2.0, "expected": 1.0}}
+        return answers
+
+    def cpu_seconds(self) -> float:
+        return 1.5 * self.asked.count("loop")
+
+
+def test_a_case_takes_the_slowest_rank_and_counts_cpu_for_bytes() -> None:
+    group: Any = Pretender(None)
+    found = measure_case(Case("allreduce", 1 << 20, 4, 3, 1), [group], 1, Progress(4))
+    (only,) = found["entries"]
+    assert only["seconds"]["median"] == pytest.approx(2e-6)
+    assert only["seconds"]["samples"] == 12
+    assert only["back_to_back_seconds"] == pytest.approx(5e-7)
+    assert only["cpu_seconds_per_gb"] == pytest.approx(1.5 * 1e9 / (4000 * (1 << 20)))
+    assert group.asked[-1] == "close"
+
+
+@pytest.mark.parametrize("what", ["measure", "check"])
+def test_a_wrong_result_names_case_rank_and_element(what: str) -> None:
+    group: Any = Pretender(what)
+    named = "allreduce 1 MB, 2 ranks, iteration 3, rank 1, element 17: 2.0 instead of 1.0"
+    with pytest.raises(WrongResultError, match=named) as raised:
+        measure_case(Case("allreduce", 1 << 20, 4, 3, 1), [group], 1, Progress(4))
+    assert raised.value.exit_status == 1
+
+
+def test_a_failed_rank_is_heard_though_others_say_nothing(tmp_path: pathlib.Path) -> None:
+    listener = Listener(tmp_path / "control")
+    workers = [Channel.connect(str(tmp_path / "control")) for _ in range(2)]
+    for rank, worker in enumerate(workers):
+        worker.send({"rank": 1 - rank})
+    channels, hellos = listener.gather(2, lambda: None)
+    listener.close()
+    assert [hello["rank"] for hello in hellos] == [0, 1]
+    workers[0].send({"error": "broken"})
+    with pytest.raises(BenchError, match="rank 1: broken"):
+        ask(channels, {"do": "something"})
+    workers[1].close()
+    with pytest.raises(BenchError, match="rank 0 has ended"):
+        ask(channels[:1], {"do": "something"})
+
+
+def test_messages_in_pieces_are_put_together() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    thread = threading.Thread(target=lambda: [theirs.sendall(part) for part in (b'{"a"', b": 1}", b"\n")])
+    thread.start()
+    assert channel.receive() == {"a": 1}
+    thread.join()
+    theirs.close()
+    assert channel.receive() is None
+
+
+def test_cpu_time_is_that_of_a_tree_of_processes() -> None:
+    program = "import subprocess, sys; sys.stdout.write('x'); sys.stdout.flush(); subprocess.run(['cat'])"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.read(1)
+        found = processes.tree([parent.pid])
+        assert parent.pid in found
+        assert os.getpid() not in found
+        assert found < processes.tree([os.getpid()])
+        assert 0 < processes.cpu_seconds(found) < processes.busy_seconds()
+        assert processes.command_line(parent.pid)[:2] == [sys.executable, "-c"]
+        parent.stdin.close()  # type: ignore[union-attr]
+    assert processes.cpu_seconds([parent.pid]) == 0.0
+
+
+def test_a_real_run_checks_and_reports(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not os.environ.get("RONDE_BIN"):
+        pytest.skip("RONDE_BIN does not name the binary `ronde`; run the tests by `make test-python`")
+    path = tmp_path / "a.json"
+    words = ["--ranks", "2", "--hosts", "1", "--sizes", "4,64KB", "--collectives", "allreduce", "--rounds", "1"]
+    status = main([*words, "--peers", "gloo", "--no-train", "--json", str(path)])
+    shown = capsys.readouterr()
+    assert status == 0, shown.err
+    report = json.loads(path.read_text())
+    (world,) = report["worlds"]
+    assert {key for key in report["machine"] if key.startswith("load")} == {"load_average_before", "load_average_after"}
+    assert world["backends"]["ronde"]["idle_cores_of_a_sidecar"] < 1
+    for case in world["cases"]:
+        assert [(entry["backend"], entry["variant"]) for entry in case["entries"]] == [
+            ("ronde", "in place"),
+            ("ronde", "new"),
+            ("gloo", "in place"),
+        ]
+        for one in case["entries"]:
+            assert 0 < one["seconds"]["least"] <= one["seconds"]["median"] <= one["seconds"]["most"]
+            assert one["cpu_seconds_per_gb"] > 0
+    assert World(world["hosts"], world["ranks"]).title() in shown.out
+    # On ronde as well as on Gloo, the copy of the report in the file shows the same.
+    assert main(["report", str(path)]) == 0
+    assert capsys.readouterr().out == shown.out
