@@ -10,9 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ronde_engine::{Engine, EngineConfig, Time};
 use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, paths, v1};
-use ronde_transport::{
-    BoundPort, Identity, KeyRequest, LocalHello, QuicOptions, QuicPort, SocketOptions, SpiffeId, TrustDomain,
-};
+use ronde_transport::{BoundPort, Identity, KeyRequest, LocalHello, QuicOptions, QuicPort, SpiffeId, TrustDomain};
 use ronde_wire::control::Purpose;
 use ronde_wire::{Cause, Incarnation, Lane, SidecarIndex, World};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
@@ -26,9 +24,11 @@ use crate::cli::codes::{Code, coded};
 use crate::config::{Settings, world_of};
 use crate::credentials;
 use crate::driver::{Driver, Inbox, Phase};
+use crate::interfaces::{self, InterfaceAddress};
 use crate::lane::{self, LaneConfig, LaneHandle, LaneReport};
 use crate::logging::{self, LogFormat};
 use crate::operations::Operations;
+use crate::ports::Ports;
 use crate::results::Results;
 use crate::runtime_dir::{RuntimeDir, random_bytes};
 use crate::segments::{self, Segments};
@@ -80,8 +80,10 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     };
     let options = QuicOptions { start_timeout: settings.start_timeout, ..QuicOptions::default() };
     let mut lanes = Vec::new();
+    let own_addresses = interfaces::of_this_host();
     for (lane, port) in (0..).map(Lane).zip(ports.lanes) {
-        let addresses = lane_addresses(&peers, lane);
+        // A peer may offer fewer lanes; plans then use no more than those, so a missing address is never dialled.
+        let addresses = addresses(&peers, &own_addresses, |peer| peer.lanes.get(usize::from(lane.0)).copied());
         let start = start_port(port, &identity, hello(Purpose::Data(lane)), addresses, options.clone());
         lanes.push(spawn_lane(&settings, lane, start, report_sender.clone())?);
     }
@@ -111,7 +113,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     directory.write_admin(admin)?;
 
     // The control thread: engine, control links, sessions.
-    let control_peers = peers.iter().map(|peer| (SidecarIndex(peer.sidecar), vec![peer.control])).collect();
+    let control_peers = addresses(&peers, &own_addresses, |peer| Some(peer.control));
     let control = start_port(ports.control, &identity, hello(Purpose::Control), control_peers, options)()?;
     let results = Results::new(result_bytes_max(&settings, &world), segments.clone())?;
     let mut driver = Driver {
@@ -182,36 +184,6 @@ pub(crate) struct Membership {
     /// All sidecars of the job.
     pub(crate) peers: Vec<Peer>,
     pub(crate) world: World,
-}
-
-/// The sockets of a sidecar, bound before anybody knows who it is.
-pub(crate) struct Ports {
-    control: BoundPort,
-    lanes: Vec<BoundPort>,
-}
-
-impl Ports {
-    /// Binds the control port and behind it one port for each lane; any free ports when none is given.
-    pub(crate) fn bind(settings: &Settings) -> anyhow::Result<Self> {
-        let bind = |offset: u16| {
-            let port = settings.port.map_or(Some(0), |first| first.checked_add(offset));
-            let port = port.context("the port of a lane would be above 65535; give a lower one")?;
-            let address = SocketAddr::new(settings.address, port);
-            QuicPort::bind(address, &SocketOptions::default()).context("cannot bind a UDP port")
-        };
-        let control = bind(0).context(Code::PortBind)?;
-        let lanes = (1..=settings.lanes).map(bind).collect::<anyhow::Result<_>>().context(Code::PortBind)?;
-        Ok(Self { control, lanes })
-    }
-
-    fn bound(&self, key: &KeyRequest) -> FromSidecar {
-        FromSidecar::Bound {
-            certificate_request: key.request_pem().to_owned(),
-            control: self.control.local_addr(),
-            lanes: self.lanes.iter().map(BoundPort::local_addr).collect(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-        }
-    }
 }
 
 /// The launcher's end of standard input.
@@ -331,10 +303,14 @@ fn spawn_lane(
     lane::spawn(config, start, reports)
 }
 
-fn lane_addresses(peers: &[Peer], lane: Lane) -> HashMap<SidecarIndex, Vec<SocketAddr>> {
-    // A peer may offer fewer lanes; plans then use no more than those, so a missing address is never dialled.
-    let address = |peer: &Peer| peer.lanes.get(usize::from(lane.0)).copied();
-    peers.iter().filter_map(|peer| Some((SidecarIndex(peer.sidecar), vec![address(peer)?]))).collect()
+/// Where to dial each peer's port that `port` names, best first.
+fn addresses(
+    peers: &[Peer],
+    own: &[InterfaceAddress],
+    port: impl Fn(&Peer) -> Option<SocketAddr>,
+) -> HashMap<SidecarIndex, Vec<SocketAddr>> {
+    let ways = |peer: &Peer| Some((SidecarIndex(peer.sidecar), interfaces::ways_to(peer, port(peer)?.port(), own)));
+    peers.iter().filter_map(ways).collect()
 }
 
 fn engine_config(settings: &Settings, world: &World) -> EngineConfig {

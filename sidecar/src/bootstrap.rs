@@ -5,6 +5,8 @@
 //! sidecar  → launcher  Bound     my certificate request (the key stays here) and the addresses I listen on
 //! launcher → sidecar   Join      your certificate, the job's CA certificate, all peers, the placement of ranks
 //! sidecar  → launcher  Serving   the directory with my sockets and the ranks' token files
+//! sidecar  → launcher  Dialling  which other sidecar is asked for a control link, then Linked: it is up
+//! sidecar  → launcher  Attached  a worker has come
 //! sidecar  → launcher  Left      a worker's session has ended
 //! sidecar  → launcher  Ended     counters, when the sidecar has drained
 //! sidecar  → launcher  Fatal     why it cannot go on; it exits with a non-zero status behind it
@@ -18,6 +20,9 @@ use std::path::PathBuf;
 
 use ronde_wire::JobName;
 use serde::{Deserialize, Serialize};
+
+use crate::interfaces::InterfaceAddress;
+use crate::ports::PortRange;
 
 /// The most bytes of one line.
 pub(crate) const LINE_BYTES_MAX: usize = 4 << 20;
@@ -42,10 +47,13 @@ pub(crate) struct Start {
     pub(crate) trust_domain: String,
     /// The sidecar's index.
     pub(crate) sidecar: u32,
-    /// The address to listen on and to be reached at.
-    pub(crate) address: IpAddr,
+    /// The addresses to listen on, the one to be named by first.
+    pub(crate) addresses: Vec<IpAddr>,
     /// The control port, which those of the lanes follow; the system chooses when absent.
     pub(crate) port: Option<u16>,
+    /// The range of which ports are taken when none is given.
+    #[serde(default)]
+    pub(crate) ports: Option<PortRange>,
     /// Where the session directory is made; the sidecar chooses (XDG_RUNTIME_DIR or the system's temporary directory) when absent.
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Lanes to each peer; by the number of cores when absent.
@@ -90,6 +98,9 @@ pub(crate) struct Peer {
     pub(crate) control: SocketAddr,
     /// The address of each lane's port.
     pub(crate) lanes: Vec<SocketAddr>,
+    /// All its addresses, with the same ports; the ones above alone when empty. Which of them leads there is found out.
+    #[serde(default)]
+    pub(crate) addresses: Vec<InterfaceAddress>,
 }
 
 /// To the launcher.
@@ -115,6 +126,23 @@ pub(crate) enum FromSidecar {
         token_files: Vec<TokenFile>,
         /// Where /metrics, /status and /healthz are served (loopback).
         admin: SocketAddr,
+    },
+    /// It asks a peer for the control link that it needs.
+    Dialling {
+        /// The peer's index.
+        peer: u32,
+    },
+    /// A control link is up, whichever side asked for it.
+    Linked {
+        /// The peer's index.
+        peer: u32,
+        /// The address at which the peer is reached, or from which it came.
+        address: IpAddr,
+    },
+    /// A worker has come and shown its token.
+    Attached {
+        /// Its rank.
+        rank: u32,
     },
     /// A worker's session has ended, for whatever reason: said before other workers hear of it, so that the launcher can
     /// tell who left first from who failed because of that.

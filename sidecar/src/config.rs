@@ -8,6 +8,7 @@ use anyhow::{Context, ensure};
 use ronde_wire::{JobName, SidecarIndex, World, limits};
 
 use crate::bootstrap::{Peer, Start};
+use crate::ports::PortChoice;
 
 /// Checked settings.
 #[derive(Clone, Debug)]
@@ -18,10 +19,10 @@ pub(crate) struct Settings {
     pub(crate) trust_domain: String,
     /// This sidecar.
     pub(crate) me: SidecarIndex,
-    /// The address of all ports.
-    pub(crate) address: IpAddr,
-    /// The control port, which those of the lanes follow; any free ones when absent.
-    pub(crate) port: Option<u16>,
+    /// The addresses of all ports, at least one.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// The ports.
+    pub(crate) ports: PortChoice,
     /// Where the session directory is made.
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Lanes to each peer. Default: one up to 4 cores, then one for 4 cores, at most 4.
@@ -64,12 +65,22 @@ impl Settings {
             start.sidecar,
             limits::SIDECARS_MAX
         );
+        let addresses = start.addresses.len();
+        ensure!(
+            (1..=limits::ADDRESSES_MAX).contains(&addresses),
+            "a sidecar listens on 1 to {} addresses, not {addresses}",
+            limits::ADDRESSES_MAX
+        );
         Ok(Self {
             job: start.job,
             trust_domain: start.trust_domain,
             me: SidecarIndex(start.sidecar),
-            address: start.address,
-            port: start.port,
+            addresses: start.addresses,
+            ports: match (start.port, start.ports) {
+                (Some(port), _) => PortChoice::From(port),
+                (None, Some(range)) => PortChoice::Within(range),
+                (None, None) => PortChoice::Any,
+            },
             runtime_dir: start.runtime_dir,
             lanes,
             peer_timeout_ms,

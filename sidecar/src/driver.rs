@@ -138,6 +138,9 @@ impl Driver {
         let coordinator = self.world.coordinator();
         let peers = if self.me == coordinator { self.world.sidecars() } else { vec![coordinator] };
         for sidecar in peers.into_iter().filter(|s| *s != self.me) {
+            if self.control_role() == Role::Dial {
+                say(&FromSidecar::Dialling { peer: sidecar.0 });
+            }
             self.control.open(sidecar, self.control_role());
         }
     }
@@ -229,7 +232,12 @@ impl Driver {
 
     fn handle_port(&mut self, event: PortEvent) {
         match event {
-            PortEvent::Up { peer, hello } => self.handle(Event::LinkUp { peer, lanes: hello.lanes }),
+            PortEvent::Up { peer, hello } => {
+                if let Some(path) = self.control.path(peer) {
+                    say(&FromSidecar::Linked { peer: peer.0, address: path.peer_address.ip() });
+                }
+                self.handle(Event::LinkUp { peer, lanes: hello.lanes });
+            }
             PortEvent::Frame { from, frame } if frame.header.kind == FrameKind::Control => {
                 match Control::from_frame(&frame) {
                     Ok(message) => {
@@ -284,6 +292,7 @@ impl Driver {
                 session.claimed_during = running;
                 session.send(Message::Claimed(message.into_message()));
             }
+            say(&FromSidecar::Attached { rank: claim.rank.0 });
             self.handle(Event::RankAttached { rank: claim.rank });
         }
         if let Err(Ok(id)) = reply.send(claimed) {

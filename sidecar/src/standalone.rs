@@ -8,13 +8,15 @@ use anyhow::{Context, anyhow, bail, ensure};
 use ronde_wire::SidecarIndex;
 use tokio::time::{Instant, sleep};
 
-use crate::app::{Membership, Ports};
+use crate::app::Membership;
 use crate::bootstrap::{Peer, Start};
 use crate::cli::SidecarArgs;
 use crate::cli::codes::Code;
 use crate::config::{Settings, world_of};
 use crate::credentials;
+use crate::interfaces::{self, Selector};
 use crate::logging;
+use crate::ports::Ports;
 
 /// Reads the credentials, looks up the peers and binds the ports.
 ///
@@ -29,16 +31,19 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
     let places = args.peers.iter().map(|peer| Place::parse(peer)).collect::<anyhow::Result<Vec<_>>>();
     let places = places.context(Code::SidecarSettings)?;
     let own = own_place(&places, me).context(Code::SidecarSettings)?;
-    let address = match args.listen {
-        Some(address) => address,
-        None => look_up(own, None, deadline).await?.ip(),
+    let addresses = match args.listen {
+        Some(address) => vec![address],
+        None if !args.network_interfaces.is_empty() => named_addresses(&args.network_interfaces)?,
+        None => vec![look_up(own, None, deadline).await?.ip()],
     };
+    let address = addresses[0];
     let settings = Settings::new(Start {
         job: identity.id().job.clone(),
         trust_domain: identity.id().trust_domain.to_string(),
         sidecar: me.0,
-        address,
+        addresses,
         port: Some(own.port),
+        ports: None,
         runtime_dir: args.runtime_dir.clone(),
         lanes: args.lanes,
         peer_timeout_ms: args.peer_timeout.map(milliseconds),
@@ -54,11 +59,26 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
     let mut peers = Vec::with_capacity(places.len());
     for (index, place) in (0_u32..).zip(&places) {
         let control = look_up(place, Some(address), deadline).await?;
-        peers.push(Peer { sidecar: index, host: place.host.clone(), control, lanes: lanes_behind(control) });
+        let (host, lanes) = (place.host.clone(), lanes_behind(control));
+        peers.push(Peer { sidecar: index, host, control, lanes, addresses: Vec::new() });
     }
     let placement = if args.placement.is_empty() { (0..).take(peers.len()).collect() } else { args.placement.clone() };
     let world = world_of(&placement, &peers, me).context(Code::SidecarSettings)?;
     Ok(Membership { settings, ports, identity, peers, world })
+}
+
+/// The addresses that `--network-interfaces` means, at least one.
+fn named_addresses(selectors: &[Selector]) -> anyhow::Result<Vec<IpAddr>> {
+    let found = interfaces::of_this_host();
+    let addresses: Vec<IpAddr> = interfaces::select(&found, selectors).iter().map(|own| own.address).collect();
+    if addresses.is_empty() {
+        let asked: Vec<String> = selectors.iter().map(ToString::to_string).collect();
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        let (asked, found) = (asked.join(","), found.join(", "));
+        let text = format!("no interface or network of --network-interfaces {asked} is on this host; it has {found}");
+        return Err(anyhow!(text)).context(Code::NoInterface);
+    }
+    Ok(addresses)
 }
 
 fn own_place(places: &[Place], me: SidecarIndex) -> anyhow::Result<&Place> {

@@ -3,7 +3,8 @@
 # root; otherwise says what is missing and goes on: the tests that need it fail and name it.
 set -euo pipefail
 
-declare -A packages=([ip]=iproute2 [tc]=iproute2 [tcpdump]=tcpdump [openssl]=openssl [git]=git)
+declare -A packages=([ip]=iproute2 [tc]=iproute2 [tcpdump]=tcpdump [openssl]=openssl [git]=git [ssh]=openssh-client
+    [sshd]=openssh-server)
 missing=()
 for command in "${!packages[@]}"; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${packages[$command]}")

@@ -30,6 +30,8 @@ pub const PENDING_PER_SESSION_MAX: usize = 65_536;
 pub const EARLY_BUFFER_BYTES: usize = 4 << 20;
 /// Lanes between two sidecars.
 pub const LANES_MAX: usize = 16;
+/// Addresses of one sidecar that its peers try.
+pub const ADDRESSES_MAX: usize = 16;
 /// Strands of one plan that may be in flight at once on one lane.
 pub const WINDOW_MAX: usize = 64;
 /// Tensors in one group.

@@ -35,6 +35,7 @@ struct Traffic {
 #[derive(Serialize)]
 struct Path {
     peer: u32,
+    address: String,
     round_trip_us: u64,
     datagram_bytes: u16,
     packets_sent: u64,
@@ -53,6 +54,7 @@ impl StatusPage {
         let whole = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
         let path = |(peer, path): &(ronde_wire::SidecarIndex, ronde_transport::PathStats)| Path {
             peer: peer.0,
+            address: path.peer_address.to_string(),
             round_trip_us: whole(path.round_trip.as_micros()),
             datagram_bytes: path.datagram_bytes,
             packets_sent: path.packets_sent,

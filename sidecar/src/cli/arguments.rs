@@ -40,7 +40,7 @@ pub(super) fn given(command: &Command, arguments: &[OsString]) -> BTreeMap<Strin
         let value =
             attached.or_else(|| if takes_following_value(command, &option) { rest.next().cloned() } else { None });
         let is_named = |arg: &&Arg| match name.strip_prefix("--") {
-            Some(long) => arg.get_long() == Some(long),
+            Some(long) => is_long(arg, long),
             None => arg.get_short().is_some() && arg.get_short() == name.chars().nth(1),
         };
         if let Some(arg) = command.get_arguments().find(is_named) {
@@ -69,11 +69,15 @@ fn long_form(argument: &OsStr) -> OsString {
 fn takes_following_value(run: &Command, option: &OsStr) -> bool {
     let text = option.to_string_lossy();
     let is_named = |arg: &&Arg| match text.strip_prefix("--") {
-        Some(long) => arg.get_long() == Some(long),
+        Some(long) => is_long(arg, long),
         None => arg.get_short().is_some_and(|short| text[1..].chars().eq([short])),
     };
     let takes_value = |arg: &Arg| matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
     run.get_arguments().find(is_named).is_some_and(takes_value)
+}
+
+fn is_long(arg: &Arg, name: &str) -> bool {
+    arg.get_long() == Some(name) || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
 }
 
 const SINGLE_DASH: [(&str, &str); 3] =
@@ -90,6 +94,7 @@ mod tests {
                 .arg(value("num-proc"))
                 .arg(value("hostfile"))
                 .arg(value("hosts").short('H'))
+                .arg(value("network-interfaces").alias("network-interface"))
                 .arg(Arg::new("verbose").long("verbose").action(ArgAction::SetTrue)),
         )
     }
@@ -104,6 +109,10 @@ mod tests {
         assert_eq!(normalised("ronde run -np 4 sh -np 5"), "ronde run --num-proc 4 sh -np 5");
         assert_eq!(normalised("ronde run -np=4 --verbose sh"), "ronde run --num-proc=4 --verbose sh");
         assert_eq!(normalised("ronde run -H a:1 -hostfile f sh -np 5"), "ronde run -H a:1 --hostfile f sh -np 5");
+        assert_eq!(
+            normalised("ronde run --network-interface eth0 -np 4 sh"),
+            "ronde run --network-interface eth0 --num-proc 4 sh"
+        );
         assert_eq!(normalised("ronde run -Ha:1 -np 4 sh"), "ronde run -Ha:1 --num-proc 4 sh");
         assert_eq!(normalised("ronde run -- sh -np 5"), "ronde run -- sh -np 5");
         assert_eq!(normalised("ronde sidecar -np 4"), "ronde sidecar -np 4");

@@ -51,6 +51,16 @@ pub(crate) enum Code {
     OutputFiles = 212,
     /// The launcher's hand on a host cannot go on.
     AgentFailed = 213,
+    /// A host has no interface that was asked for.
+    NoInterface = 214,
+    /// The key of a host is not known, or another one.
+    HostKey = 215,
+    /// A host does not let the user in.
+    LogIn = 216,
+    /// A host does not answer the remote shell.
+    HostSilent = 217,
+    /// ronde is not on a host, or not where it was looked for.
+    RondeMissing = 218,
     /// A worker failed.
     WorkerFailed = 301,
     /// A worker's command cannot be run.

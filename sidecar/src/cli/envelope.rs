@@ -14,7 +14,6 @@
 
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
@@ -24,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::bootstrap::{FromSidecar, LINE_BYTES_MAX, ToSidecar};
+use crate::interfaces::InterfaceAddress;
 
 /// Names and values of environment variables.
 pub(super) type Environment = Vec<(String, String)>;
@@ -86,7 +86,7 @@ pub(super) enum FromAgent {
         /// The host's own name.
         hostname: String,
         /// The addresses of its interfaces that are up, loopback last.
-        addresses: Vec<IpAddr>,
+        interfaces: Vec<InterfaceAddress>,
         /// A TCP port that is free until the first worker starts.
         port: u16,
     },

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use ronde_wire::limits;
 
+use crate::interfaces::Selector;
 use crate::logging::LogArgs;
 
 /// Arguments of `ronde sidecar`.
@@ -32,6 +33,16 @@ pub(crate) struct SidecarArgs {
     /// The address to listen on. [default: what this sidecar's entry in --peers stands for]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<IpAddr>,
+    /// Listen on the addresses of the first interface or network in this list that this host has, a star for the end of a
+    /// name.
+    #[arg(
+        long,
+        alias = "network-interface",
+        value_name = "NAME|CIDR,...",
+        value_delimiter = ',',
+        conflicts_with = "listen"
+    )]
+    pub(crate) network_interfaces: Vec<Selector>,
     /// Where the directory with the workers' sockets is made. [default: XDG_RUNTIME_DIR or the temporary directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) runtime_dir: Option<PathBuf>,

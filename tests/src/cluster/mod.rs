@@ -15,7 +15,7 @@ pub mod sidecar;
 pub mod worker;
 
 pub use capture::{Capture, Captured};
-pub use network::Network;
+pub use network::{Network, Shape};
 pub use process::{Line, Process};
 pub use sidecar::{Authority, Sidecar, SidecarOptions};
 pub use worker::{Failed, Outcome, Worker, sum};

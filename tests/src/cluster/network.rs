@@ -14,6 +14,19 @@ use nix::sched::{CloneFlags, setns};
 pub struct Network {
     prefix: String,
     hosts: u32,
+    shape: Shape,
+}
+
+/// What hosts look like from inside.
+#[derive(Clone, Debug, Default)]
+pub struct Shape {
+    /// The names of the links, by host; `v0`, `v1` and so on when absent.
+    pub links: &'static [&'static str],
+    /// Whether hosts have IPv6 addresses and no IPv4.
+    pub ipv6: bool,
+    /// Whether each host has a bridge `docker0` with the same address, and an interface `aux0` in a network that leads
+    /// nowhere; both are up.
+    pub dead_ends: bool,
 }
 
 impl Network {
@@ -22,9 +35,17 @@ impl Network {
     /// # Errors
     /// When this user may not, with what to do.
     pub fn up(hosts: u32) -> Result<Self> {
+        Self::shaped(hosts, Shape::default())
+    }
+
+    /// The same with hosts that look otherwise.
+    ///
+    /// # Errors
+    /// As [`Self::up`].
+    pub fn shaped(hosts: u32, shape: Shape) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let prefix = format!("ronde{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let network = Self { prefix, hosts };
+        let network = Self { prefix, hosts, shape };
         network.make().context(
             "tests with hosts of their own need root and iproute2 (`ip netns`); run them as root, or set RONDE_NO_NETNS=1 to leave them out",
         )?;
@@ -50,13 +71,21 @@ impl Network {
     /// A host's address.
     #[must_use]
     pub fn address(&self, index: u32) -> String {
-        format!("10.77.0.{}", index + 1)
+        if self.shape.ipv6 { format!("fd77::{:x}", index + 1) } else { format!("10.77.0.{}", index + 1) }
     }
 
     /// The name of a host's link, inside its namespace.
     #[must_use]
     pub fn link(&self, index: u32) -> String {
-        format!("v{index}")
+        self.shape.links.get(index as usize).map_or_else(|| format!("v{index}"), |name| (*name).to_owned())
+    }
+
+    /// Lets no UDP leave a host any more.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn block_udp(&self, index: u32) -> Result<()> {
+        ip(&["-n", &self.host(index), "rule", "add", "ipproto", "udp", "blackhole"])
     }
 
     /// Cuts a host's link, or mends it.
@@ -106,9 +135,28 @@ impl Network {
             ip(&["netns", "add", &host])?;
             ip(&["-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", &link, "netns", &host])?;
             ip(&["-n", &switch, "link", "set", &port, "master", "br0", "up"])?;
-            ip(&["-n", &host, "addr", "add", &format!("{}/24", self.address(index)), "dev", &link])?;
+            if self.shape.dead_ends {
+                self.make_dead_ends(index)?;
+            }
+            let prefix_length = if self.shape.ipv6 { 64 } else { 24 };
+            // An IPv6 address is not usable while the kernel looks for its double.
+            let no_search: &[&str] = if self.shape.ipv6 { &["nodad"] } else { &[] };
+            let address = format!("{}/{prefix_length}", self.address(index));
+            ip(&[&["-n", &host, "addr", "add", &address, "dev", &link], no_search].concat())?;
             ip(&["-n", &host, "link", "set", &link, "up"])?;
             ip(&["-n", &host, "link", "set", "lo", "up"])?;
+        }
+        Ok(())
+    }
+
+    fn make_dead_ends(&self, index: u32) -> Result<()> {
+        let host = self.host(index);
+        let addresses =
+            [("aux0", "dummy", format!("10.99.0.{}/24", index + 1)), ("docker0", "bridge", DOCKER.to_owned())];
+        for (name, kind, address) in addresses {
+            ip(&["-n", &host, "link", "add", name, "type", kind])?;
+            ip(&["-n", &host, "addr", "add", &address, "dev", name])?;
+            ip(&["-n", &host, "link", "set", name, "up"])?;
         }
         Ok(())
     }
@@ -122,6 +170,9 @@ impl Drop for Network {
         }
     }
 }
+
+/// The address that the bridge has wherever nobody has changed it.
+const DOCKER: &str = "172.17.0.1/16";
 
 fn ip(arguments: &[&str]) -> Result<()> {
     let output = Command::new("ip").args(arguments).output().context("`ip` cannot be started")?;

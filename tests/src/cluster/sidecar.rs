@@ -76,7 +76,7 @@ impl Sidecar {
             "job": options.job,
             "trust_domain": TRUST_DOMAIN,
             "sidecar": index,
-            "address": options.address,
+            "addresses": [options.address],
             "runtime_dir": options.runtime_dir,
             "lanes": null,
             "peer_timeout_ms": options.peer_timeout_ms,

@@ -27,6 +27,28 @@ impl RemoteShell {
         shell
     }
 
+    /// A script that is found as `ssh` in [`RemoteShell::directory`]: `$host` and `$command` are the last two arguments.
+    /// Whole command lines are noted.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    #[must_use]
+    pub fn as_ssh(body: &str) -> Self {
+        let shell = Self::script("exit 1");
+        let words = "for word; do host=$command; command=$word; done";
+        let text = format!("#!/bin/sh\necho \"$*\" >> '{}'\n{words}\n{body}\n", shell.calls_file().display());
+        let path = shell.directory().join("ssh");
+        fs::write(&path, text).expect("the directory was just made");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the file was just made");
+        shell
+    }
+
+    /// Where the script is.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
     /// Every host is this one.
     #[must_use]
     pub fn here() -> Self {
@@ -36,8 +58,16 @@ impl RemoteShell {
     /// Reaches the first `hosts` hosts of a network by their addresses.
     #[must_use]
     pub fn into_network(network: &Network, hosts: u32) -> Self {
-        let names: String =
-            (0..hosts).map(|host| format!("{}) name={};;\n", network.address(host), network.host(host))).collect();
+        Self::by_name(network, &(0..hosts).map(|host| network.address(host)).collect::<Vec<_>>())
+    }
+
+    /// Reaches the first hosts of a network by these names.
+    #[must_use]
+    pub fn by_name(network: &Network, names: &[impl AsRef<str>]) -> Self {
+        let names: String = (0..)
+            .zip(names)
+            .map(|(host, name)| format!("{}) name={};;\n", name.as_ref(), network.host(host)))
+            .collect();
         Self::script(&format!(
             "case \"$1\" in\n{names}*) echo \"no host $1\" >&2; exit 255;;\nesac\nexec ip netns exec \"$name\" sh -c \"$2\""
         ))
@@ -57,7 +87,6 @@ impl RemoteShell {
     }
 
     fn calls_file(&self) -> PathBuf {
-        let directory: &Path = self.directory.path();
-        directory.join("calls")
+        self.directory().join("calls")
     }
 }

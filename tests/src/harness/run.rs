@@ -15,6 +15,7 @@ use nix::sys::signal::Signal;
 
 use super::process::{Process, marked};
 use super::ronde_binary;
+use crate::cluster::Network;
 
 /// A command line of `ronde run` in the making.
 pub struct Run {
@@ -64,6 +65,18 @@ impl Run {
     #[must_use]
     pub fn in_directory(mut self, directory: &Path) -> Self {
         self.command.current_dir(directory);
+        self
+    }
+
+    /// Starts the launcher on a host of a network.
+    #[must_use]
+    pub fn on_host(mut self, network: &Network, index: u32) -> Self {
+        let mut command = network.command(index, self.command.get_program().to_str().expect("a path of this project"));
+        command.args(self.command.get_args());
+        for (name, value) in self.command.get_envs() {
+            command.env(name, value.unwrap_or_default());
+        }
+        self.command = command;
         self
     }
 

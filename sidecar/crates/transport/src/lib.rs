@@ -19,4 +19,4 @@ pub use hello::LocalHello;
 pub use identity::{Identity, IdentityError, SpiffeId, TrustDomain, first_suite, utc};
 pub use memory::{MemoryMesh, MemoryPort};
 pub use port::{DownReason, Outgoing, Port, PortEvent, PortStats, Role, SendError, next_event};
-pub use quic::{BoundPort, PathStats, QuicError, QuicOptions, QuicPort, SocketOptions};
+pub use quic::{BoundPort, PathStats, QuicError, QuicOptions, QuicPort, Routes, SocketOptions};

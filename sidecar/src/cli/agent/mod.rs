@@ -5,7 +5,7 @@
 //! waits for the bounded queue to the launcher on its own account and can be told to end its process all the same.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use super::codes::{Code, coded};
 use super::envelope::{self, Environment, FromAgent, ToAgent};
 use crate::bootstrap::ToSidecar;
+use crate::interfaces;
 
 pub(super) mod exec;
 mod orphans;
@@ -126,7 +127,8 @@ impl Agent {
             self.port.as_ref().and_then(|listener| listener.local_addr().ok()).map_or(0, |address| address.port());
         let hostname = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        self.tell(FromAgent::Hello { version, hostname, addresses: own_addresses(), port }).await;
+        let interfaces = interfaces::of_this_host().into_iter().take(INTERFACES_MAX).collect();
+        self.tell(FromAgent::Hello { version, hostname, interfaces, port }).await;
     }
 
     async fn obey(&mut self, command: ToAgent) {
@@ -295,22 +297,6 @@ async fn drained(tasks: &mut JoinSet<()>) {
     while tasks.join_next().await.is_some() {}
 }
 
-/// The addresses of this host, those of other hosts' concern first.
-pub(super) fn own_addresses() -> Vec<IpAddr> {
-    let Ok(interfaces) = nix::ifaddrs::getifaddrs() else { return Vec::new() };
-    let mut addresses: Vec<IpAddr> = interfaces
-        .filter_map(|interface| interface.address)
-        .filter_map(|address| {
-            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-        })
-        // A link-local address means nothing without its interface.
-        .filter(|address| !matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()))
-        .collect();
-    addresses.sort_by_key(|address| (address.is_loopback(), address.is_ipv6()));
-    addresses
-}
-
 /// The binary that started workers and sidecars run from: this one.
 fn own_binary() -> anyhow::Result<PathBuf> {
     std::env::current_exe().context("cannot find the ronde binary")
@@ -324,6 +310,8 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 /// Messages that wait for the launcher to read: with 64 KiB of output in each, 4 MiB.
 const QUEUE_TO_LAUNCHER: usize = 64;
 const QUEUE_OF_COMMANDS: usize = 64;
+/// A host of many containers has a few hundred addresses; the launcher chooses among the first of them.
+const INTERFACES_MAX: usize = 512;
 const OUTPUT_BUFFER_BYTES: usize = 256 << 10;
 /// Between asking and killing when the launcher has gone.
 const LEAVE_GRACE: Duration = Duration::from_secs(5);

@@ -11,7 +11,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{AccessFlags, access};
 
 use super::judge::{Facts, Interface, Limit};
-use crate::cli::agent::own_addresses;
+use crate::interfaces;
 use crate::runtime_dir;
 
 /// Looks at everything.
@@ -32,7 +32,7 @@ pub(super) fn probe() -> Facts {
         socket_base_usable: access(&base, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|error| error.to_string()),
         socket_base: base,
         udp: UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map(drop).map_err(|error| error.to_string()),
-        addresses: own_addresses(),
+        addresses: interfaces::of_this_host().into_iter().map(|found| found.address).collect(),
         echo_port: None,
         gpus: gpus(),
         nccl: nccl(),

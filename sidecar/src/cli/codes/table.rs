@@ -113,6 +113,36 @@ pub(crate) const TABLE: &[Entry] = &[
         remedy: "When you have started it yourself: do not, `ronde run` does. Otherwise install the same version on all hosts, and see that nothing in the shell's start files on that host writes to standard output.",
     },
     Entry {
+        code: Code::NoInterface,
+        title: "a host has no interface that was asked for",
+        meaning: "None of the interfaces and networks of --network-interfaces is up on the hosts that the message names. For each of them it lists the addresses and interfaces that are there. No sidecar was started.",
+        remedy: "Name an interface or network of each host; the list is searched from the left on each host, so that `ens5,enp1s0` and `10.1.0.0/16` serve hosts whose interfaces have different names. Without the option all addresses are tried.",
+    },
+    Entry {
+        code: Code::HostKey,
+        title: "the key of a host is not known, or is another one",
+        meaning: "ssh does not know the host's key, or knows another one, and asks before it goes on. Nobody is there to answer, and a host that only pretends to be the right one would get a certificate of the job, so the key is never taken unseen.",
+        remedy: "Log in once by hand, `ssh HOST true`, and compare the fingerprint; or put the key from a source that you trust into ~/.ssh/known_hosts (`ssh-keyscan HOST` prints it in that form). When the host was installed anew, remove its old key with `ssh-keygen -R HOST` first. When it was not, find out who answers there.",
+    },
+    Entry {
+        code: Code::LogIn,
+        title: "a host does not let you in",
+        meaning: "ssh reached the host, but none of your keys is accepted there, or ssh does not use the key because others may read its file. Passwords are not asked for.",
+        remedy: "Put your public key there with `ssh-copy-id HOST`, name the right private key with --ssh-identity-file, or load it into the agent with `ssh-add`; `chmod 600` a private key that is open to others. `ssh -o BatchMode=yes HOST true` must succeed.",
+    },
+    Entry {
+        code: Code::HostSilent,
+        title: "a host does not answer",
+        meaning: "The remote shell found no address for the host's name, nobody listening at its port, nothing that comes back, or a connection that is closed before the log-in. The message has its words.",
+        remedy: "See that the host is up and its name right (`getent hosts HOST`), that sshd runs there, and that its port is the one of --ssh-port (22 unless ssh's configuration says otherwise) and open in the firewall. When sshd closes connections of many at once, raise MaxStartups there.",
+    },
+    Entry {
+        code: Code::RondeMissing,
+        title: "ronde is not on a host",
+        meaning: "The log-in worked, but the binary is not at the path where it was looked for, which is the launcher's own path unless --remote-ronde gives another, or it cannot be run there.",
+        remedy: "Install the same version of ronde at the same path on all hosts, or name its path there with --remote-ronde; `ssh HOST PATH version` must print the version.",
+    },
+    Entry {
         code: Code::WorkerFailed,
         title: "a worker failed",
         meaning: "The named rank ended with a code other than 0 or by a signal, and all other ranks were ended because of it. Ranks that failed later, because this one was missing, are not reported.",

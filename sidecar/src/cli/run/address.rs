@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 
 use super::hosts::{Host, LOCAL};
+use crate::interfaces::InterfaceAddress;
 
 /// The address where all hosts are this one.
 pub(super) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -15,11 +16,14 @@ pub(super) fn is_local(host: &Host) -> bool {
     }
 }
 
-/// Chooses where a host's sidecar listens: an address that its name stands for and that the host really has; else,
-/// behind an alias or a translated address, the first one that the host has.
-pub(super) fn choose(resolved: &[IpAddr], own: &[IpAddr]) -> Option<IpAddr> {
-    let usable = |address: &&IpAddr| own.contains(address) && !address.is_loopback();
-    resolved.iter().find(usable).or_else(|| own.first()).copied()
+/// The loopback as an address of an interface.
+pub(super) fn loopback() -> InterfaceAddress {
+    InterfaceAddress { interface: "lo".to_owned(), address: LOOPBACK, prefix_length: 8 }
+}
+
+/// Puts the addresses that are `preferred` first: those that a host's name stands for, since the user has said it.
+pub(super) fn put_first(addresses: &mut [InterfaceAddress], preferred: &[IpAddr]) {
+    addresses.sort_by_key(|own| !preferred.contains(&own.address));
 }
 
 /// The addresses that a host's name stands for; none when it cannot be looked up, as an alias of the remote shell cannot.
@@ -28,7 +32,7 @@ pub(super) async fn resolve(host: &Host) -> Vec<IpAddr> {
         return vec![address];
     }
     let found = tokio::net::lookup_host((host.name.as_str(), 0)).await;
-    found.map(|addresses| addresses.map(|address| address.ip()).collect()).unwrap_or_default()
+    found.map(|addresses| addresses.map(|address| address.ip().to_canonical()).collect()).unwrap_or_default()
 }
 
 /// The address of this host that packets to `peer` come from. Nothing is sent.
@@ -62,19 +66,17 @@ mod tests {
     }
 
     #[test]
-    fn a_name_counts_when_the_host_has_its_address() {
-        let own = [address("10.0.0.2"), address("10.1.0.2"), address("127.0.0.1")];
-        assert_eq!(choose(&[address("10.1.0.2")], &own), Some(own[1]));
-        assert_eq!(choose(&[address("203.0.113.1")], &own), Some(own[0]));
-        assert_eq!(choose(&[address("127.0.0.1"), address("10.1.0.2")], &own), Some(own[1]));
-        assert_eq!(choose(&[], &own), Some(own[0]));
-        assert_eq!(choose(&[address("10.1.0.2")], &[]), None);
+    fn addresses_that_a_name_stands_for_come_first() {
+        let at = |text: &str| InterfaceAddress { interface: "e".into(), address: address(text), prefix_length: 24 };
+        let mut own = [at("10.0.0.2"), at("10.1.0.2"), at("10.2.0.2")];
+        put_first(&mut own, &[address("203.0.113.1"), address("10.1.0.2")]);
+        assert_eq!(own, [at("10.1.0.2"), at("10.0.0.2"), at("10.2.0.2")]);
     }
 
     #[test]
     fn this_host_is_known_by_its_names() {
         let is_local = |name: &str| is_local(&Host { name: name.into(), slots: std::num::NonZeroU32::MIN });
-        for name in ["localhost", "127.0.0.1", "127.0.0.9", "::1"] {
+        for name in ["localhost", "127.0.0.1", "127.0.0.9", "::1", "::ffff:127.0.0.1"] {
             assert!(is_local(name), "{name}");
         }
         for name in ["192.0.2.123", "nowhere.invalid"] {

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -15,10 +14,6 @@ use tokio::time::timeout;
 
 use super::super::envelope::{self, FromAgent, Status, ToAgent};
 use super::output::Item;
-
-/// The remote shell by default. It never asks for a password, since nobody could answer, and it knows the hosts it may
-/// talk to: a host that only pretends to be one would get a certificate of the job.
-pub(in crate::cli) const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15";
 
 /// The connection to an agent.
 pub(super) struct Link {
@@ -91,14 +86,6 @@ impl Link {
     pub(super) fn kill(&self) {
         self.kill.send_replace(true);
     }
-}
-
-/// The command that runs an agent on another host. The remote side is a shell, so the path is quoted for one.
-pub(super) fn remote_command(remote_shell: &[String], host: &str, ronde: &Path) -> Vec<String> {
-    let quoted = ronde.to_string_lossy().replace('\'', r"'\''");
-    let mut command = remote_shell.to_vec();
-    command.extend([host.to_owned(), format!("exec '{quoted}' agent")]);
-    command
 }
 
 async fn watch_over(
@@ -250,17 +237,3 @@ const BANNER_LINES_MAX: usize = 100;
 const TAIL_LINES: usize = 20;
 /// How long the last lines of an ended connection may be on their way.
 const REST_WAIT: Duration = Duration::from_secs(2);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_path_survives_the_remote_shell() {
-        let shell = ["ssh".to_owned(), "-p22".to_owned()];
-        let command = remote_command(&shell, "beta", Path::new("/opt/it's here/ronde"));
-        assert_eq!(command, ["ssh", "-p22", "beta", r"exec '/opt/it'\''s here/ronde' agent"]);
-        let echoed = std::process::Command::new("sh").args(["-c", &command[3].replace("exec", "echo")]).output();
-        assert_eq!(echoed.expect("sh exists").stdout, b"/opt/it's here/ronde agent\n");
-    }
-}

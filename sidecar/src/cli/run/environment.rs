@@ -17,6 +17,13 @@ pub(super) struct Export {
     value: Option<String>,
 }
 
+impl Export {
+    /// A variable with a value.
+    pub(super) fn value(name: &str, value: String) -> Self {
+        Self { name: name.to_owned(), value: Some(value) }
+    }
+}
+
 impl FromStr for Export {
     type Err = ExportError;
 

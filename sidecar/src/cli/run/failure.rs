@@ -8,6 +8,8 @@ use nix::sys::signal::Signal;
 use super::super::agent::exec::EXIT_NOT_FOUND;
 use super::super::codes::Code;
 use super::super::envelope::Status;
+use super::shell::Trouble;
+use crate::interfaces::InterfaceAddress;
 
 /// The first thing that went wrong. What follows from it is not reported.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +63,7 @@ pub(super) enum Failure {
         error: std::io::Error,
     },
     /// A host could not be reached.
-    #[error("cannot start ronde on host {host} ({}): {status}{}{}", ranks(.placed), remote_advice(.status), tail("what it said", .stderr_tail))]
+    #[error("cannot start ronde on host {host} ({}): {status}{}{}", ranks(.placed), advice(*.trouble), tail("what it said", .stderr_tail))]
     Unreachable {
         /// The host.
         host: String,
@@ -69,6 +71,8 @@ pub(super) enum Failure {
         placed: Range<u32>,
         /// How the agent or the remote shell ended.
         status: LinkStatus,
+        /// What the remote shell's words mean, when they are known.
+        trouble: Option<Trouble>,
         /// The last lines it wrote.
         stderr_tail: Vec<String>,
     },
@@ -110,6 +114,14 @@ pub(super) enum Failure {
         /// The host.
         host: String,
     },
+    /// `--network-interfaces` means nothing that a host has.
+    #[error("no interface or network of --network-interfaces {asked} is on {}{}", named(.hosts), existing(.hosts))]
+    NoInterface {
+        /// What was asked for.
+        asked: String,
+        /// The hosts, each with what it has.
+        hosts: Vec<(String, Vec<InterfaceAddress>)>,
+    },
     /// A sidecar's certificate could not be issued.
     #[error("the sidecar of {} on host {host} gets no certificate: {reason}", ranks(.served))]
     Certificate {
@@ -121,8 +133,10 @@ pub(super) enum Failure {
         reason: String,
     },
     /// Not everything started in time.
-    #[error("not everything started within {seconds} s (--start-timeout):{}", list(.missing))]
+    #[error("Timed out waiting for {awaited}: not everything started within {seconds} s (--start-timeout):{}", list(.missing))]
     StartTimeout {
+        /// What was waited for.
+        awaited: &'static str,
         /// The time it had.
         seconds: u64,
         /// What did not.
@@ -150,7 +164,7 @@ pub(super) struct Missing {
     /// The ranks that cannot run without it.
     pub(super) placed: Range<u32>,
     /// What was awaited.
-    pub(super) awaited: &'static str,
+    pub(super) awaited: String,
     /// The last lines of whoever was awaited.
     pub(super) said: Vec<String>,
 }
@@ -185,11 +199,12 @@ impl Failure {
             Self::Sidecar { .. } => Code::SidecarEnded,
             Self::Fatal { reason, .. } => Code::of(reason).unwrap_or(Code::SidecarCannotGoOn),
             Self::Spawn { .. } => Code::RemoteShellStart,
-            Self::Unreachable { .. } => Code::HostUnreachable,
+            Self::Unreachable { trouble, .. } => trouble.map_or(Code::HostUnreachable, Trouble::code),
             Self::Lost { .. } => Code::HostLost,
             Self::Version { .. } => Code::VersionDiffers,
             Self::Refused { .. } => Code::HostRefused,
             Self::NoAddress { .. } => Code::NoAddress,
+            Self::NoInterface { .. } => Code::NoInterface,
             Self::Certificate { .. } => Code::CertificateNotIssued,
             Self::StartTimeout { .. } => Code::StartTimeout,
             Self::Interrupted { .. } => Code::Interrupted,
@@ -221,19 +236,8 @@ fn not_found(status: &Status, command: &str) -> String {
     format!(" (command not found: {command})")
 }
 
-fn remote_advice(link: &LinkStatus) -> &'static str {
-    match link {
-        LinkStatus { remote: true, status: Status::Code(127) } => {
-            "; if ronde is installed elsewhere on that host, give --remote-ronde"
-        }
-        LinkStatus { remote: true, status: Status::Code(126) } => {
-            "; the ronde binary on that host cannot be executed, see --remote-ronde"
-        }
-        LinkStatus { remote: true, status: Status::Code(255) } => {
-            "; check that `ssh HOST true` works without a password, or give --remote-shell"
-        }
-        _ => "",
-    }
+fn advice(trouble: Option<Trouble>) -> String {
+    trouble.map_or_else(String::new, |trouble| format!("; {}", trouble.advice()))
 }
 
 fn tail(what: &str, lines: &[String]) -> String {
@@ -244,13 +248,30 @@ fn tail(what: &str, lines: &[String]) -> String {
 }
 
 fn list(missing: &[Missing]) -> String {
+    let more = missing.len().saturating_sub(LISTED_MAX);
+    let more = if more > 0 { format!("\nand {more} more") } else { String::new() };
     let line = |missing: &Missing| {
         let Missing { host, placed, awaited, said } = missing;
         format!("\n{} on host {host}: {awaited}{}", ranks(placed), tail("what was said", said))
     };
-    missing.iter().map(line).collect()
+    missing.iter().take(LISTED_MAX).map(line).collect::<String>() + &more
 }
 
+fn named(hosts: &[(String, Vec<InterfaceAddress>)]) -> String {
+    let names: Vec<&str> = hosts.iter().take(LISTED_MAX).map(|(host, _)| host.as_str()).collect();
+    format!("host{} {}", if names.len() == 1 { "" } else { "s" }, names.join(", "))
+}
+
+fn existing(hosts: &[(String, Vec<InterfaceAddress>)]) -> String {
+    let line = |(host, found): &(String, Vec<InterfaceAddress>)| {
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        format!("\nhost {host} has {}", found.join(", "))
+    };
+    hosts.iter().take(LISTED_MAX).map(line).collect()
+}
+
+/// How many hosts, sidecars or ranks one message lists.
+const LISTED_MAX: usize = 32;
 const EXIT_UNAVAILABLE: u8 = 69;
 const EXIT_IO: u8 = 74;
 
@@ -284,8 +305,13 @@ mod tests {
 
     #[test]
     fn what_did_not_start_is_listed() {
-        let missing = |host: &str, placed| Missing { host: host.into(), placed, awaited: "no answer", said: vec![] };
-        let failure = Failure::StartTimeout { seconds: 30, missing: vec![missing("a", 0..1), missing("b", 2..5)] };
+        let missing =
+            |host: &str, placed| Missing { host: host.into(), placed, awaited: "no answer".into(), said: vec![] };
+        let failure = Failure::StartTimeout {
+            awaited: "all",
+            seconds: 30,
+            missing: vec![missing("a", 0..1), missing("b", 2..5)],
+        };
         let text = failure.to_string();
         assert!(text.ends_with("\nrank 0 on host a: no answer\nranks 2-4 on host b: no answer"), "{text}");
     }

@@ -18,9 +18,9 @@ impl Host {
         NonZeroU32::new(ranks).map(|slots| Self { name: LOCAL.to_owned(), slots }).into_iter().collect()
     }
 
-    /// The address when the host was given as one.
+    /// The address when the host was given as one; an IPv4 address in the form of IPv6 is that IPv4 address.
     pub(super) fn address(&self) -> Option<IpAddr> {
-        self.name.parse().ok()
+        self.name.parse::<IpAddr>().ok().map(|address| address.to_canonical())
     }
 }
 

@@ -108,6 +108,7 @@ impl<'a> Job<'a> {
 
     async fn work(&mut self) -> Result<(), Failure> {
         self.start().await?;
+        self.joined().await?;
         self.wait_until(None, |state| state.first_failed.is_some() || state.workers_ended()).await?;
         if self.state.first_failed.is_some() {
             // Who left before it may be to blame and about to end; the culprit's last lines explain it.

@@ -14,12 +14,15 @@ use ronde_wire::JobName;
 
 use super::codes::{Code, coded};
 use super::envelope::Environment;
+use crate::interfaces::Selector;
 use crate::logging::LogArgs;
+use crate::ports::PortRange;
 use environment::Export;
 use hosts::Host;
 use placement::Placement;
+use shell::RemoteShell;
 
-pub(super) use agents::SSH;
+pub(super) use shell::SSH;
 
 mod address;
 mod agents;
@@ -30,8 +33,10 @@ mod job;
 mod output;
 mod placement;
 mod report;
+mod shell;
 mod start;
 mod state;
+mod ways;
 
 /// Arguments of `ronde run`.
 #[derive(Args, Debug)]
@@ -50,14 +55,28 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "K")]
     sidecars: Option<u32>,
     /// The command that reaches other hosts; host and command line are added to it.
-    #[arg(long, value_name = "CMD", default_value = agents::SSH)]
+    #[arg(long, value_name = "CMD", default_value = SSH)]
     remote_shell: String,
+    /// The port of ssh on other hosts. [default: what ssh's configuration says]
+    #[arg(short = 'p', long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    ssh_port: Option<u16>,
+    /// The private key for ssh. [default: what ssh's configuration says]
+    #[arg(short = 'i', long, value_name = "FILE")]
+    ssh_identity_file: Option<PathBuf>,
+    /// The addresses that sidecars use: those of the first interface or network in this list that a host has, a star for
+    /// the end of a name. [default: all but the loopback; which leads to a peer is found out]
+    #[arg(long, alias = "network-interface", value_name = "NAME|CIDR,...", value_delimiter = ',')]
+    network_interfaces: Vec<Selector>,
+    /// The UDP ports that sidecars take: one for control messages and one for each lane. [default: any free ones]
+    #[arg(long, value_name = "LOW-HIGH")]
+    ports: Option<PortRange>,
     /// Where the ronde binary is on other hosts. [default: where it is on this one]
     #[arg(long, value_name = "PATH")]
     remote_ronde: Option<PathBuf>,
-    /// How long hosts, sidecars and workers may take to start.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, env = "HOROVOD_START_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub(super) start_timeout: u64,
+    /// How long hosts, sidecars and workers may take to start, and from the first rank that joins to the last. [default:
+    /// 30, and 100 for ranks to join]
+    #[arg(long, value_name = "SECONDS", env = "HOROVOD_START_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(super) start_timeout: Option<u64>,
     /// Silence after which a worker or a sidecar is given up, more than one second. [default: 5]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     peer_timeout: Option<Duration>,
@@ -135,11 +154,15 @@ struct Settings {
     directory: PathBuf,
     caller: Environment,
     exports: Vec<Export>,
-    remote_shell: Vec<String>,
+    remote_shell: RemoteShell,
+    network_interfaces: Vec<Selector>,
+    ports: Option<PortRange>,
     ronde: PathBuf,
     remote_ronde: PathBuf,
     sidecar_command: Option<Vec<String>>,
     start_timeout: Duration,
+    /// From the first rank that joins to the last.
+    join_timeout: Duration,
     peer_timeout: Option<Duration>,
     lanes: Option<u16>,
     fusion_threshold_bytes: Option<u64>,
@@ -157,8 +180,8 @@ impl Settings {
     fn new(args: RunArgs) -> anyhow::Result<Self> {
         let hosts = hosts_of(&args).context(Code::Hosts)?;
         let ronde = std::env::current_exe().context("cannot find the ronde binary").context(Code::LauncherStart)?;
-        let remote_shell: Vec<String> = args.remote_shell.split_whitespace().map(str::to_owned).collect();
-        anyhow::ensure!(!remote_shell.is_empty(), "--remote-shell is empty; give a command like ssh");
+        let remote_shell = RemoteShell::new(&args.remote_shell, args.ssh_port, args.ssh_identity_file.as_deref())?;
+        let exports = exports(args.export, args.start_timeout);
         Ok(Self {
             job: args.job.map_or_else(random_job_name, Ok)?,
             placement: Placement::new(args.num_proc, &hosts, args.sidecars).context(Code::Placement)?,
@@ -167,12 +190,15 @@ impl Settings {
                 .context("cannot find the working directory")
                 .context(Code::LauncherStart)?,
             caller: callers_environment(),
-            exports: args.export,
+            exports,
             remote_shell,
+            network_interfaces: args.network_interfaces,
+            ports: args.ports,
             remote_ronde: args.remote_ronde.unwrap_or_else(|| ronde.clone()),
             ronde,
             sidecar_command: args.sidecar_command.map(|program| vec![program]),
-            start_timeout: Duration::from_secs(args.start_timeout),
+            start_timeout: Duration::from_secs(args.start_timeout.unwrap_or(START_TIMEOUT_SECONDS)),
+            join_timeout: Duration::from_secs(args.start_timeout.unwrap_or(JOIN_TIMEOUT_SECONDS)),
             peer_timeout: args.peer_timeout,
             lanes: args.lanes,
             fusion_threshold_bytes: match args.fusion_threshold_mb {
@@ -200,6 +226,15 @@ fn hosts_of(args: &RunArgs) -> anyhow::Result<Vec<Host>> {
         (None, Some(path)) => hosts::parse_file(&read(path)?)?,
         (None, None) => Host::local(args.num_proc),
     })
+}
+
+/// A worker that waits for others gives up by itself after two minutes; behind the launcher, which knows who is missing.
+fn exports(mut given: Vec<Export>, start_timeout: Option<u64>) -> Vec<Export> {
+    let worker = start_timeout.map(|seconds| seconds + JOIN_SLACK_SECONDS);
+    if let (Some(seconds), None) = (worker, std::env::var_os(WORKER_START_TIMEOUT)) {
+        given.insert(0, Export::value(WORKER_START_TIMEOUT, seconds.to_string()));
+    }
+    given
 }
 
 /// A number of bytes in the launcher's environment.
@@ -231,6 +266,11 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(given))
 }
 
+const START_TIMEOUT_SECONDS: u64 = 30;
+const JOIN_TIMEOUT_SECONDS: u64 = 100;
+const JOIN_SLACK_SECONDS: u64 = 20;
+/// What the SDKs read it from.
+const WORKER_START_TIMEOUT: &str = "RONDE_START_TIMEOUT";
 /// The system refuses something (`EX_OSERR`).
 const EXIT_SYSTEM: u8 = 71;
 

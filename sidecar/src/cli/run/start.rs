@@ -5,16 +5,18 @@ use std::time::{Duration, SystemTime};
 
 use ronde_transport::{JobCa, TrustDomain, Validity};
 use ronde_wire::SidecarIndex;
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 
 use super::super::envelope::ToAgent;
 use super::address;
-use super::agents::{Link, remote_command};
+use super::agents::Link;
 use super::environment::{self, Identity};
 use super::failure::{Failure, ranks};
 use super::job::Job;
-use super::state::Step;
+use super::state::{State, Step};
+use super::ways;
 use crate::bootstrap::{Join, Peer, Start, ToSidecar};
+use crate::interfaces;
 
 impl Job<'_> {
     /// Starts everything.
@@ -30,6 +32,8 @@ impl Job<'_> {
         self.join_sidecars()?;
         self.reached(Step::Serving).await?;
         self.tell_of_sidecars().await;
+        self.reached(Step::Linked).await?;
+        self.tell_of_ways().await;
         self.start_workers();
         self.reached(Step::Workers).await
     }
@@ -37,12 +41,29 @@ impl Job<'_> {
     async fn reached(&mut self, step: Step) -> Result<(), Failure> {
         let deadline = self.start_deadline;
         // A worker may fail before the last one has started.
-        let done = |state: &super::state::State| state.missing(step).is_empty() || state.first_failed.is_some();
+        let done = |state: &State| state.missing(step).is_empty() || state.first_failed.is_some();
         if self.wait_until(Some(deadline), done).await? {
             return Ok(());
         }
         let seconds = self.settings.start_timeout.as_secs();
-        Err(Failure::StartTimeout { seconds, missing: self.state.missing(step) })
+        Err(Failure::StartTimeout { awaited: step.awaited(), seconds, missing: self.state.missing(step) })
+    }
+
+    /// Waits until all ranks have joined once one has: the others wait for those that do not. A command that never joins
+    /// is left alone.
+    ///
+    /// # Errors
+    /// Which ranks have not joined in time, or what else ends the job.
+    pub(super) async fn joined(&mut self) -> Result<(), Failure> {
+        let over = |state: &State| state.first_failed.is_some() || state.workers_ended();
+        self.wait_until(None, |state| over(state) || state.some_attached()).await?;
+        let deadline = Instant::now() + self.settings.join_timeout;
+        let done = |state: &State| over(state) || state.missing(Step::Attached).is_empty();
+        if self.wait_until(Some(deadline), done).await? {
+            return Ok(());
+        }
+        let (seconds, step) = (self.settings.join_timeout.as_secs(), Step::Attached);
+        Err(Failure::StartTimeout { awaited: step.awaited(), seconds, missing: self.state.missing(step) })
     }
 
     fn reach_hosts(&mut self) -> Result<(), Failure> {
@@ -53,7 +74,7 @@ impl Job<'_> {
             let command = if local {
                 vec![settings.ronde.to_string_lossy().into_owned(), "agent".to_owned()]
             } else {
-                remote_command(&settings.remote_shell, &host.name, &settings.remote_ronde)
+                settings.remote_shell.agent(&host.name, &settings.remote_ronde)
             };
             let placed = settings.placement.ranks_of_host(index);
             let link = Link::start(index, &command, self.commands_max(index), self.receivers()).map_err(|error| {
@@ -71,26 +92,46 @@ impl Job<'_> {
         3 * sidecars + placement.ranks_of_host(host).len() + FRAMING_COMMANDS
     }
 
-    /// Chooses where each host's sidecars listen: the loopback when there is no other host.
+    /// Chooses the addresses at which each host's sidecars listen: those that the user allows, or all but the loopback, and
+    /// the loopback alone when there is no other host.
     async fn choose_addresses(&mut self) -> Result<(), Failure> {
-        if self.state.hosts.iter().all(|host| !host.remote) {
-            self.state.hosts.iter_mut().for_each(|host| host.address = Some(address::LOOPBACK));
+        let (placement, selectors) = (&self.settings.placement, &self.settings.network_interfaces);
+        if selectors.is_empty() && self.state.hosts.iter().all(|host| !host.remote) {
+            self.state.hosts.iter_mut().for_each(|host| host.addresses = vec![address::loopback()]);
             return Ok(());
         }
-        let placement = &self.settings.placement;
+        for state in &mut self.state.hosts {
+            let found = state.hello.as_ref().map_or(&[][..], |hello| &hello.interfaces);
+            state.addresses = interfaces::select(found, selectors);
+        }
         let mut some_remote = None;
         for (host, state) in placement.hosts.iter().zip(&mut self.state.hosts).filter(|(_, state)| state.remote) {
             let resolved = timeout_at(self.start_deadline, address::resolve(host)).await.unwrap_or_default();
-            let own = state.hello.as_ref().map_or(&[][..], |hello| &hello.addresses);
-            state.address = address::choose(&resolved, own);
-            some_remote = some_remote.or(state.address);
+            address::put_first(&mut state.addresses, &resolved);
+            some_remote = some_remote.or(state.addresses.first().map(|own| own.address));
         }
         for (host, state) in placement.hosts.iter().zip(&mut self.state.hosts).filter(|(_, state)| !state.remote) {
-            let given = host.address().filter(|address| !address.is_loopback());
-            state.address = given.or_else(|| some_remote.and_then(address::towards));
+            let given = host.address().or_else(|| some_remote.and_then(address::towards));
+            address::put_first(&mut state.addresses, given.as_slice());
         }
-        let homeless = placement.hosts.iter().zip(&self.state.hosts).find(|(_, state)| state.address.is_none());
-        homeless.map_or(Ok(()), |(host, _)| Err(Failure::NoAddress { host: host.name.clone() }))
+        self.check_addresses()
+    }
+
+    fn check_addresses(&self) -> Result<(), Failure> {
+        let selectors = &self.settings.network_interfaces;
+        let hosts = self.settings.placement.hosts.iter().zip(&self.state.hosts);
+        let mut without = hosts.filter(|(_, state)| state.addresses.is_empty()).map(|(host, state)| {
+            (host.name.clone(), state.hello.as_ref().map_or_else(Vec::new, |hello| hello.interfaces.clone()))
+        });
+        if selectors.is_empty() {
+            return without.next().map_or(Ok(()), |(host, _)| Err(Failure::NoAddress { host }));
+        }
+        let hosts: Vec<_> = without.collect();
+        if hosts.is_empty() {
+            return Ok(());
+        }
+        let asked: Vec<String> = selectors.iter().map(ToString::to_string).collect();
+        Err(Failure::NoInterface { asked: asked.join(","), hosts })
     }
 
     fn start_sidecars(&mut self) {
@@ -100,8 +141,9 @@ impl Job<'_> {
                 job: settings.job.clone(),
                 trust_domain: TRUST_DOMAIN.to_owned(),
                 sidecar,
-                address: self.address_of(place.host),
+                addresses: self.state.hosts[place.host].addresses.iter().map(|own| own.address).collect(),
                 port: None,
+                ports: settings.ports,
                 runtime_dir: None,
                 lanes: settings.lanes,
                 peer_timeout_ms: settings.peer_timeout.map(milliseconds),
@@ -157,6 +199,7 @@ impl Job<'_> {
                 host: placement.host_of_sidecar(sidecar as usize).to_owned(),
                 control: bound.control,
                 lanes: bound.lanes.clone(),
+                addresses: self.state.hosts[placement.sidecars[sidecar as usize].host].addresses.clone(),
             })
             .collect()
     }
@@ -200,6 +243,17 @@ impl Job<'_> {
         }
     }
 
+    async fn tell_of_ways(&self) {
+        let lines = ways::chosen(&self.settings.placement, &self.state, self.settings.verbose);
+        let shown = if self.settings.verbose { lines.len() } else { WAYS_SHOWN_MAX };
+        for line in lines.iter().take(shown) {
+            self.printer.notice(line.as_str()).await;
+        }
+        if let Some(more) = lines.len().checked_sub(shown).filter(|more| *more > 0) {
+            self.printer.notice(format!("and {more} more sidecars; --verbose shows all")).await;
+        }
+    }
+
     fn no_certificate(&self, sidecar: u32, reason: String) -> Failure {
         let place = &self.settings.placement.sidecars[sidecar as usize];
         let host = self.settings.placement.hosts[place.host].name.clone();
@@ -207,7 +261,7 @@ impl Job<'_> {
     }
 
     fn address_of(&self, host: usize) -> IpAddr {
-        self.state.hosts[host].address.unwrap_or(address::LOOPBACK)
+        self.state.hosts[host].addresses.first().map_or(address::LOOPBACK, |own| own.address)
     }
 }
 
@@ -217,6 +271,8 @@ fn milliseconds(duration: Duration) -> u64 {
 
 /// Prepare, stop, close and kill, with room for kills that a user repeats.
 const FRAMING_COMMANDS: usize = 32;
+/// Sidecars whose addresses are told without being asked for.
+const WAYS_SHOWN_MAX: usize = 16;
 const TRUST_DOMAIN: &str = "ronde.local";
 /// Longer than any job: certificates are not renewed while one runs.
 const CERTIFICATE_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3_600);

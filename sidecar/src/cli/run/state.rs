@@ -1,5 +1,6 @@
 //! What the launcher knows of its job: tables of hosts, sidecars and workers, filled by events. Pure.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -8,7 +9,10 @@ use super::super::envelope::{FromAgent, Status};
 use super::agents::{Event, Tail};
 use super::failure::{Failure, LinkStatus, Missing};
 use super::placement::Placement;
+use super::shell::Trouble;
+use super::ways;
 use crate::bootstrap::{FromSidecar, Summary};
+use crate::interfaces::InterfaceAddress;
 
 /// The tables.
 pub(super) struct State {
@@ -31,8 +35,8 @@ pub(super) struct State {
 pub(super) struct HostState {
     /// Whether it is reached through the remote shell.
     pub(super) remote: bool,
-    /// The address at which its sidecars listen, once chosen.
-    pub(super) address: Option<IpAddr>,
+    /// The addresses at which its sidecars listen, once chosen; workers are told the first.
+    pub(super) addresses: Vec<InterfaceAddress>,
     /// What its agent said first.
     pub(super) hello: Option<Hello>,
     /// How the connection to it ended.
@@ -43,8 +47,8 @@ pub(super) struct HostState {
 /// An agent's first words.
 #[derive(Debug)]
 pub(super) struct Hello {
-    /// Its addresses, loopback last.
-    pub(super) addresses: Vec<IpAddr>,
+    /// The addresses of its interfaces, loopback last.
+    pub(super) interfaces: Vec<InterfaceAddress>,
     /// A port that is free on it.
     pub(super) port: u16,
 }
@@ -58,6 +62,10 @@ pub(super) struct SidecarState {
     pub(super) bound: Option<Bound>,
     /// Its session directory.
     pub(super) serving: Option<Serving>,
+    /// The sidecars that it asks for a control link.
+    pub(super) dialled: BTreeSet<u32>,
+    /// The sidecars that it has a control link to, and where each was reached or came from.
+    pub(super) linked: BTreeMap<u32, IpAddr>,
     /// What it did.
     pub(super) summary: Option<Summary>,
     /// How it ended.
@@ -92,6 +100,8 @@ pub(super) struct Serving {
 pub(super) struct WorkerState {
     /// Whether it runs, or has run.
     pub(super) started: bool,
+    /// Whether it has joined the job.
+    pub(super) attached: bool,
     /// How it ended.
     pub(super) exited: Option<Status>,
     /// The last lines of its standard error, when all it wrote has come.
@@ -107,8 +117,26 @@ pub(super) enum Step {
     Bound,
     /// Every sidecar takes workers.
     Serving,
+    /// Every sidecar has the control links that it asked for.
+    Linked,
     /// Every worker runs.
     Workers,
+    /// Every worker has joined, if one has.
+    Attached,
+}
+
+impl Step {
+    /// What is waited for, for people.
+    pub(super) fn awaited(self) -> &'static str {
+        match self {
+            Self::Hosts => "hosts to start ronde",
+            Self::Bound => "sidecars to open their ports",
+            Self::Serving => "sidecars to serve",
+            Self::Linked => "sidecars to reach each other",
+            Self::Workers => "workers to start",
+            Self::Attached => "all ranks to join",
+        }
+    }
 }
 
 impl State {
@@ -155,7 +183,11 @@ impl State {
             Step::Serving => {
                 self.missing_sidecars("its sidecar does not serve yet", |sidecar| sidecar.serving.is_some())
             }
-            Step::Workers => self.missing_workers(),
+            Step::Linked => self.missing_links(),
+            Step::Workers => {
+                self.missing_workers(|worker| (!worker.started).then(|| "its process has not been started".to_owned()))
+            }
+            Step::Attached => self.missing_workers(not_attached),
         }
     }
 
@@ -164,6 +196,11 @@ impl State {
         let heard = |rank: &u32| self.hosts[self.host_of_rank(*rank)].closed.is_none();
         let running = |(_, worker): &(u32, &WorkerState)| worker.started && worker.stderr_tail.is_none();
         !(0_u32..).zip(&self.workers).filter(running).any(|(rank, _)| heard(&rank))
+    }
+
+    /// Whether a worker has joined the job.
+    pub(super) fn some_attached(&self) -> bool {
+        self.workers.iter().any(|worker| worker.attached)
     }
 
     /// Whether all sidecars that were started have ended, as far as their hosts can be heard.
@@ -213,13 +250,13 @@ impl State {
 
     fn handle_message(&mut self, host: usize, message: FromAgent) -> Result<(), Failure> {
         match message {
-            FromAgent::Hello { version, hostname: _, addresses, port } => {
+            FromAgent::Hello { version, hostname: _, interfaces, port } => {
                 let ours = env!("CARGO_PKG_VERSION");
                 if version != ours {
                     let host = self.host_name(host);
                     return Err(Failure::Version { host, theirs: version, ours: ours.to_owned() });
                 }
-                self.hosts[host].hello = Some(Hello { addresses, port });
+                self.hosts[host].hello = Some(Hello { interfaces, port });
             }
             FromAgent::Sidecar { sidecar, line } => return self.handle_line(host, sidecar, line),
             FromAgent::SidecarLog { sidecar, text } => self.sidecar_on(host, sidecar)?.log.push(&text),
@@ -267,6 +304,13 @@ impl State {
                 let token_files = token_files.into_iter().map(|file| file.path).collect();
                 state.serving = Some(Serving { socket_dir, token_files, admin });
             }
+            FromSidecar::Dialling { peer } => {
+                state.dialled.insert(peer);
+            }
+            FromSidecar::Linked { peer, address } => {
+                state.linked.insert(peer, address);
+            }
+            FromSidecar::Attached { rank } => self.worker_on(host, rank)?.attached = true,
             FromSidecar::Left { rank } => {
                 self.worker_on(host, rank)?;
                 // A worker may attach again: its latest end counts.
@@ -284,11 +328,12 @@ impl State {
         state.closed = Some(status);
         let status = LinkStatus { remote: state.remote, status };
         let (greeted, stderr_tail) = (state.hello.is_some(), state.said.lines());
+        let trouble = Trouble::of(Some(status.status), &stderr_tail).filter(|_| status.remote);
         let (host, placed) = (self.host_name(host), self.placement.ranks_of_host(host));
         Err(if greeted {
             Failure::Lost { host, placed, status, stderr_tail }
         } else {
-            Failure::Unreachable { host, placed, status, stderr_tail }
+            Failure::Unreachable { host, placed, status, trouble, stderr_tail }
         })
     }
 
@@ -318,38 +363,67 @@ impl State {
                 host: self.host_name(host),
                 placed: self.placement.ranks_of_host(host),
                 awaited: if state.remote {
-                    "the remote shell has not started ronde there"
+                    let trouble = Trouble::of(None, &state.said.lines()).map(Trouble::advice);
+                    let advice = trouble.unwrap_or("does `ssh HOST true` come back at once?");
+                    format!("the remote shell has not started ronde there; {advice}")
                 } else {
-                    "its agent has not answered"
+                    "its agent has not answered".to_owned()
                 },
                 said: state.said.lines(),
             })
             .collect()
     }
 
-    fn missing_sidecars(&self, awaited: &'static str, done: fn(&SidecarState) -> bool) -> Vec<Missing> {
+    fn missing_sidecars(&self, awaited: &str, done: fn(&SidecarState) -> bool) -> Vec<Missing> {
         let places = self.placement.sidecars.iter().zip(&self.sidecars);
         places
             .filter(|(_, state)| !done(state))
             .map(|(place, state)| Missing {
                 host: self.host_name(place.host),
                 placed: place.ranks.clone(),
-                awaited,
+                awaited: awaited.to_owned(),
                 said: state.log.lines(),
             })
             .collect()
     }
 
-    fn missing_workers(&self) -> Vec<Missing> {
-        let waiting = (0_u32..).zip(&self.workers).filter(|(_, worker)| !worker.started);
-        waiting
-            .map(|(rank, _)| Missing {
-                host: self.host_name(self.host_of_rank(rank)),
-                placed: rank..rank + 1,
-                awaited: "its process has not been started",
-                said: Vec::new(),
+    /// Sidecars ask each for the links that it needs; all but the first need at least one.
+    fn missing_links(&self) -> Vec<Missing> {
+        let places = (0_u32..).zip(self.placement.sidecars.iter().zip(&self.sidecars));
+        places
+            .filter_map(|(sidecar, (place, state))| {
+                let awaited = match state.dialled.iter().find(|peer| !state.linked.contains_key(peer)) {
+                    Some(peer) => format!(
+                        "sidecar {sidecar} does not reach sidecar {peer} on host {} at {}; is UDP between the two \
+                         blocked? `ronde check --hosts` tells; --ports and --network-interfaces choose others",
+                        self.placement.host_of_sidecar(*peer as usize),
+                        ways::addresses_of(&self.placement, self, *peer)
+                    ),
+                    None if state.dialled.is_empty() && sidecar > 0 => {
+                        format!("sidecar {sidecar} has not asked for a link to the others")
+                    }
+                    None => return None,
+                };
+                let (host, placed) = (self.host_name(place.host), place.ranks.clone());
+                Some(Missing { host, placed, awaited, said: state.log.lines() })
             })
             .collect()
+    }
+
+    /// Ranks of one host that lack the same are one entry.
+    fn missing_workers(&self, lack: fn(&WorkerState) -> Option<String>) -> Vec<Missing> {
+        let mut missing: Vec<Missing> = Vec::new();
+        for (rank, worker) in (0_u32..).zip(&self.workers) {
+            let Some(awaited) = lack(worker) else { continue };
+            let host = self.host_name(self.host_of_rank(rank));
+            match missing.last_mut() {
+                Some(last) if last.host == host && last.awaited == awaited && last.placed.end == rank => {
+                    last.placed.end += 1;
+                }
+                _ => missing.push(Missing { host, placed: rank..rank + 1, awaited, said: Vec::new() }),
+            }
+        }
+        missing
     }
 
     fn served(&self, sidecar: u32) -> Range<u32> {
@@ -363,6 +437,16 @@ impl State {
     fn host_name(&self, host: usize) -> String {
         self.placement.hosts[host].name.clone()
     }
+}
+
+fn not_attached(worker: &WorkerState) -> Option<String> {
+    if worker.attached {
+        return None;
+    }
+    Some(match worker.exited {
+        Some(status) => format!("its process {status} and never joined the job"),
+        None => "its process runs, but has not joined the job (`ronde.init`), while others wait for it".to_owned(),
+    })
 }
 
 #[cfg(test)]

@@ -68,7 +68,10 @@ fn link_line(link: &Value, now: &Value) -> String {
         let number = |name: &str| path[name].as_u64().unwrap_or_default();
         let round_trip_us = number("round_trip_us");
         let (bytes, lost, sent) = (number("datagram_bytes"), number("packets_lost"), number("packets_sent"));
-        // A string cannot fail to be written to.
+        if let Some(address) = path["address"].as_str() {
+            // A string cannot fail to be written to.
+            let _ = write!(text, ", at {address}");
+        }
         let _ =
             write!(text, ", round trip {round_trip_us} us, datagrams of {bytes} bytes, {lost} of {sent} packets lost");
     }
@@ -158,7 +161,7 @@ mod tests {
             "phase": "active", "up_ms": 125_000, "ranks_in_epoch": [0, 1], "ranks_waiting": [], "ranks_missing": [],
             "suspect_ranks": [3], "suspect_sidecars": [1], "transport": "QUIC", "cipher": "TLS_X",
             "links": [{ "peer": 1, "up": true }, { "peer": 2, "up": false }],
-            "paths": [{ "peer": 1, "round_trip_us": 120, "datagram_bytes": 1452, "packets_lost": 1, "packets_sent": 9 }],
+            "paths": [{ "peer": 1, "address": "10.0.1.2:7400", "round_trip_us": 120, "datagram_bytes": 1452, "packets_lost": 1, "packets_sent": 9 }],
             "waiting_tensors": [{ "name": "allreduce.w", "collective": "ALLREDUCE", "missing": [2, 3], "age_ms": 3_100 }],
             "pending_requests": [
                 { "rank": 1, "name": "allreduce.w", "collective": "ALLREDUCE", "ordered": false, "age_ms": 900 },
@@ -173,7 +176,7 @@ mod tests {
 job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0.1.0
   ranks here: 0 1 in the epoch, none wait for it
   silent: ranks 3, sidecars 1
-  link to sidecar 1: QUIC, TLS_X, round trip 120 us, datagrams of 1452 bytes, 1 of 9 packets lost
+  link to sidecar 1: QUIC, TLS_X, at 10.0.1.2:7400, round trip 120 us, datagrams of 1452 bytes, 1 of 9 packets lost
   link to sidecar 2: down
   traffic: 2.5 MB/s out, 2.0 kB/s in, 7 operations in 2.0 s; 5.0 MB out and 4.0 kB in so far
   waits: allreduce allreduce.w for ranks 2 3 since 3 s

@@ -1,5 +1,6 @@
 //! Connections from peers, up to the hello.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,12 +18,26 @@ use crate::hello;
 use crate::identity::{CertificateClaims, IdentityError};
 use crate::port::DownReason;
 
-/// Accepts connections until the endpoint is closed.
-pub(super) async fn accept_all(shared: Arc<Shared>) {
+/// Accepts connections until the endpoint is closed; those to other addresses than `own` are not answered, unless there
+/// are none.
+pub(super) async fn accept_all(shared: Arc<Shared>, own: Vec<IpAddr>) {
     let places = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let port = shared.endpoint.local_addr().map_or(0, |address| address.port());
     while let Some(incoming) = shared.endpoint.accept().await {
+        let to = incoming.local_ip().map(|address| address.to_canonical());
+        if !own.is_empty() && to.is_some_and(|to| !own.contains(&to)) {
+            tracing::debug!(from = %incoming.remote_address(), ?to, "a connection to an address that is not in use");
+            incoming.ignore();
+            continue;
+        }
+        // An address that the peer's host has as well leads back here.
+        let from = incoming.remote_address();
+        if from.port() == port && Some(from.ip().to_canonical()) == to {
+            incoming.refuse();
+            continue;
+        }
         let Ok(place) = places.clone().try_acquire_owned() else {
-            tracing::warn!(from = %incoming.remote_address(), "too many handshakes at once; the peer tries again");
+            tracing::warn!(%from, "too many handshakes at once; the peer tries again");
             incoming.refuse();
             continue;
         };

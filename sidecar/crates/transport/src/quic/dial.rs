@@ -1,10 +1,10 @@
-//! Connections to peers: again with growing pauses until the start timeout.
+//! Links to peers: a connection, a hello, and again with growing pauses until the start timeout.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::ConnectionError;
+use quinn::{Connection, ConnectionError};
 use ronde_wire::control::{self, Hello, Refusal};
 use ronde_wire::{Frame, FrameKind, SidecarIndex};
 use tokio::time::{sleep, timeout};
@@ -12,8 +12,8 @@ use tokio::time::{sleep, timeout};
 use super::accept::claims_of;
 use super::closing::{self, CloseCode, Ending};
 use super::link::{self, ReadStop, Wire};
+use super::race::Course;
 use super::state::Shared;
-use super::tls;
 use crate::hello;
 use crate::port::DownReason;
 
@@ -43,19 +43,22 @@ enum Failure {
     Again(String),
 }
 
-async fn dial_until_final(shared: &Shared, peer: SidecarIndex, last: &mut String) -> Result<(Wire, Hello), DownReason> {
-    let addresses = shared.peers.get(&peer).map_or(&[][..], Vec::as_slice);
-    if addresses.is_empty() {
-        return Err(DownReason::Lost(format!("no address of {peer} is known")));
-    }
+async fn dial_until_final(
+    shared: &Arc<Shared>,
+    peer: SidecarIndex,
+    last: &mut String,
+) -> Result<(Wire, Hello), DownReason> {
+    let mut course = Course::new(shared, peer);
     let (mut pause, mut patience) = (PAUSE_FIRST, PATIENCE_FIRST);
     loop {
-        for address in addresses {
-            match attempt(shared, peer, *address, patience).await {
+        match course.run(shared, patience).await {
+            Ok(connection) => match greet(shared, peer, connection).await {
                 Ok(made) => return Ok(made),
                 Err(Failure::Final(reason)) => return Err(reason),
-                Err(Failure::Again(text)) => *last = format!("{address}: {text}"),
-            }
+                Err(Failure::Again(text)) => *last = text,
+            },
+            Err(Some(reason)) => return Err(reason),
+            Err(None) => *last = course.words(),
         }
         sleep(pause).await;
         pause = (pause * 2).min(PAUSE_LAST);
@@ -63,21 +66,11 @@ async fn dial_until_final(shared: &Shared, peer: SidecarIndex, last: &mut String
     }
 }
 
-async fn attempt(
-    shared: &Shared,
-    peer: SidecarIndex,
-    address: SocketAddr,
-    patience: Duration,
-) -> Result<(Wire, Hello), Failure> {
-    let local = |text: String| Failure::Final(DownReason::Lost(text));
+/// Says hello on a connection that is the peer's, and reads its answer.
+async fn greet(shared: &Shared, peer: SidecarIndex, connection: Connection) -> Result<(Wire, Hello), Failure> {
+    let address = connection.remote_address();
     let identity = shared.identity();
-    let config = tls::client_config(&identity, peer, shared.transport.clone()).map_err(|e| local(e.to_string()))?;
-    let connecting = shared.endpoint.connect_with(config, address, SERVER_NAME).map_err(|e| local(e.to_string()))?;
-    let connection = match timeout(patience, connecting).await {
-        Ok(Ok(connection)) => connection,
-        Ok(Err(error)) => return Err(shared.dial_failure(peer, address, &error)),
-        Err(_) => return Err(Failure::Again("no answer".to_owned())),
-    };
+    let local = |text: String| Failure::Final(DownReason::Lost(text));
     let claims = claims_of(&connection).map_err(|error| local(error.to_string()))?;
     let failed = |error: &ConnectionError| shared.dial_failure(peer, address, error);
     let (mut send, mut recv) = connection.open_bi().await.map_err(|error| failed(&error))?;
@@ -129,7 +122,7 @@ impl Shared {
 
     fn dial_failure(&self, peer: SidecarIndex, address: SocketAddr, error: &ConnectionError) -> Failure {
         match Ending::of(error) {
-            Ending::Other(reason) => Failure::Again(reason.to_string()),
+            Ending::Other(reason) => Failure::Again(format!("{address}: {reason}")),
             ending => {
                 let (Ending::RefusedHere(text) | Ending::RefusedThere(text)) = &ending else {
                     unreachable!("the third variant was matched above")
@@ -141,8 +134,6 @@ impl Shared {
     }
 }
 
-/// Names play no part: the verifier looks for an id, and no name is sent.
-const SERVER_NAME: &str = "sidecar.invalid";
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
 const PAUSE_LAST: Duration = Duration::from_millis(500);
 /// How long a handshake may take before another is tried: a peer whose socket was not yet bound lost the first datagram.

@@ -8,9 +8,10 @@
 //! ```text
 //! mod      the port, what its owner calls          accept   connections from peers, up to the hello
 //! options  settings, their figures                 dial     connections to peers, again until the start timeout
-//! state    links and events behind one lock        link     frames in both directions until the link is down
-//! socket   the UDP socket, batches                 probe    is the process of a silent peer still there?
-//! tls      configurations for quinn and rustls     closing  why a connection ended
+//! state    links and events behind one lock        race     which of a peer's addresses answers first
+//! socket   the UDP socket, batches                 routes   where peers were reached, for all ports
+//! tls      configurations for quinn and rustls     link     frames in both directions until the link is down
+//! closing  why a connection ended                  probe    is the process of a silent peer still there?
 //! ```
 
 mod accept;
@@ -20,6 +21,8 @@ mod link;
 mod options;
 mod outbox;
 mod probe;
+mod race;
+mod routes;
 mod socket;
 mod state;
 mod tls;
@@ -27,7 +30,7 @@ mod tls;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -41,6 +44,7 @@ use crate::identity::{Identity, IdentityError};
 use crate::port::{Outgoing, Port, PortEvent, PortStats, Role, SendError};
 pub use options::{Congestion, QuicOptions, SocketOptions};
 pub(crate) use outbox::outbox_bytes_max;
+pub use routes::Routes;
 use socket::BatchLimitedSocket;
 use state::Shared;
 
@@ -52,9 +56,23 @@ pub struct BoundPort {
     local_addr: SocketAddr,
     receive_buffer_bytes: usize,
     send_buffer_bytes: usize,
+    routes: Routes,
+    own_addresses: Vec<IpAddr>,
 }
 
 impl BoundPort {
+    /// Shares what is found out about ways to peers with the other ports of the sidecar.
+    #[must_use]
+    pub fn sharing(self, routes: Routes) -> Self {
+        Self { routes, ..self }
+    }
+
+    /// Takes connections to these addresses of the host only, where the socket is bound to all of them.
+    #[must_use]
+    pub fn only_at(self, own_addresses: Vec<IpAddr>) -> Self {
+        Self { own_addresses, ..self }
+    }
+
     /// Where peers dial.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
@@ -108,8 +126,9 @@ impl BoundPort {
         let endpoint =
             Endpoint::new_with_abstract_socket(tls::endpoint_config(), Some(server), socket, Arc::new(TokioRuntime))
                 .map_err(QuicError::Socket)?;
-        let shared = Arc::new(Shared::new(identity, hello, peers, options, transport, endpoint.clone()));
-        tokio::spawn(accept::accept_all(shared.clone()));
+        let shared = Shared::new(identity, hello, peers, options, transport, endpoint.clone(), self.routes);
+        let shared = Arc::new(shared);
+        tokio::spawn(accept::accept_all(shared.clone(), self.own_addresses));
         Ok(QuicPort { shared, local_addr })
     }
 }
@@ -149,9 +168,11 @@ impl QuicPort {
     /// What is known of the way to a peer whose link is up.
     #[must_use]
     pub fn path(&self, peer: SidecarIndex) -> Option<PathStats> {
-        let stats = self.shared.connection(peer)?.stats();
+        let connection = self.shared.connection(peer)?;
+        let stats = connection.stats();
         let path = stats.path;
         Some(PathStats {
+            peer_address: canonical(connection.remote_address()),
             round_trip: path.rtt,
             datagram_bytes: path.current_mtu,
             window_bytes: path.cwnd,
@@ -223,6 +244,8 @@ impl fmt::Debug for QuicPort {
 /// The way to a peer, as the connection has measured it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathStats {
+    /// Where the peer is reached, or where its packets come from.
+    pub peer_address: SocketAddr,
     /// The smoothed round-trip time.
     pub round_trip: Duration,
     /// The largest datagram that goes through, in bytes of UDP payload.
@@ -261,6 +284,11 @@ pub enum QuicError {
     /// TLS does not accept the certificate and key.
     #[error("the identity cannot be used for TLS: {0}")]
     Tls(#[from] rustls::Error),
+}
+
+/// An address as people know it: a socket for both families has IPv4 addresses in the form of IPv6.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// How long a port that is shut down waits for its peers to acknowledge.

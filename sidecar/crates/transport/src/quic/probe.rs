@@ -12,6 +12,8 @@ use quinn::Connection;
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::canonical;
+
 /// Returns when the peer's host says, several times in a row, that nobody listens at the peer's address.
 pub(super) async fn until_unreachable(connection: &Connection) {
     let (mut heard, mut since) = (datagrams_received(connection), Instant::now());
@@ -21,7 +23,7 @@ pub(super) async fn until_unreachable(connection: &Connection) {
         if now != heard {
             (heard, since) = (now, Instant::now());
         } else if since.elapsed() >= QUIET {
-            if is_gone(connection.remote_address()).await && datagrams_received(connection) == heard {
+            if is_gone(canonical(connection.remote_address())).await && datagrams_received(connection) == heard {
                 return;
             }
             since = Instant::now();

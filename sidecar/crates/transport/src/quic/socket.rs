@@ -13,7 +13,7 @@ use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{BoundPort, SocketOptions};
+use super::{BoundPort, Routes, SocketOptions};
 
 /// Binds a socket with buffers as large as asked for, or as large as the system lets them be.
 pub(super) fn bind(addr: SocketAddr, options: &SocketOptions) -> io::Result<BoundPort> {
@@ -24,6 +24,10 @@ pub(super) fn bind(addr: SocketAddr, options: &SocketOptions) -> io::Result<Boun
     }
     if setsockopt(&socket, sockopt::SndBufForce, &options.send_buffer_bytes).is_err() {
         socket.set_send_buffer_size(options.send_buffer_bytes)?;
+    }
+    if addr.is_ipv6() && addr.ip().is_unspecified() {
+        // The wildcard is for both families, whatever net.ipv6.bindv6only says.
+        socket.set_only_v6(false)?;
     }
     socket.bind(&addr.into())?;
     let (receive_buffer_bytes, send_buffer_bytes) = (socket.recv_buffer_size()?, socket.send_buffer_size()?);
@@ -36,7 +40,8 @@ pub(super) fn bind(addr: SocketAddr, options: &SocketOptions) -> io::Result<Boun
     }
     let socket = UdpSocket::from(socket);
     let local_addr = socket.local_addr()?;
-    Ok(BoundPort { socket, local_addr, receive_buffer_bytes, send_buffer_bytes })
+    let (routes, own_addresses) = (Routes::default(), Vec::new());
+    Ok(BoundPort { socket, local_addr, receive_buffer_bytes, send_buffer_bytes, routes, own_addresses })
 }
 
 /// The runtime's socket with batches that fit. Sending, quinn gives up to ten datagrams to one call whatever their size, and the

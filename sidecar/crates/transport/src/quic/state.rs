@@ -12,9 +12,9 @@ use ronde_wire::{Frame, Incarnation, SidecarIndex};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::QuicOptions;
 use super::closing::{self, CloseCode};
 use super::outbox::Outbox;
+use super::{QuicOptions, Routes};
 use crate::identity::{Identity, IdentityError};
 use crate::port::{DownReason, Outgoing, PortEvent, PortStats, Role, SendError};
 
@@ -26,6 +26,7 @@ pub(super) struct Shared {
     pub(super) transport: Arc<TransportConfig>,
     pub(super) endpoint: Endpoint,
     pub(super) counters: Counters,
+    pub(super) routes: Routes,
     state: Mutex<State>,
     /// Told when the owner has taken events.
     space: Notify,
@@ -82,6 +83,7 @@ impl Shared {
         options: QuicOptions,
         transport: Arc<TransportConfig>,
         endpoint: Endpoint,
+        routes: Routes,
     ) -> Self {
         let state = State {
             identity,
@@ -93,8 +95,8 @@ impl Shared {
             generation: 0,
             last_refusal: None,
         };
-        let counters = Counters::default();
-        Self { hello, peers, options, transport, endpoint, counters, state: Mutex::new(state), space: Notify::new() }
+        let (counters, state, space) = (Counters::default(), Mutex::new(state), Notify::new());
+        Self { hello, peers, options, transport, endpoint, counters, routes, state, space }
     }
 
     pub(super) fn identity(&self) -> Arc<Identity> {
@@ -202,6 +204,7 @@ impl Shared {
         let mut state = self.lock();
         let phase = state.phase_of(peer, generation).filter(|phase| matches!(phase, Phase::Opening { .. }))?;
         *phase = Phase::Up { connection: connection.clone() };
+        self.routes.note(peer, connection.remote_address().ip());
         Some(self.finish_up(state, peer, hello))
     }
 
@@ -233,6 +236,7 @@ impl Shared {
                 state.insert(peer, phase, Arc::new(Outbox::new(self.hello.purpose)));
             }
         }
+        self.routes.note(peer, connection.remote_address().ip());
         Some(self.finish_up(state, peer, hello))
     }
 

@@ -9,7 +9,7 @@ fn state() -> State {
 
 fn hello(version: &str) -> Event {
     let (version, hostname) = (version.to_owned(), "h".to_owned());
-    Event::Message(FromAgent::Hello { version, hostname, addresses: vec![], port: 1 })
+    Event::Message(FromAgent::Hello { version, hostname, interfaces: vec![], port: 1 })
 }
 
 fn exited(rank: u32, status: Status) -> Event {
