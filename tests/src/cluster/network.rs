@@ -149,12 +149,13 @@ impl Network {
         Ok(())
     }
 
+    /// What goes into `aux0` comes out where nobody takes it.
     fn make_dead_ends(&self, index: u32) -> Result<()> {
-        let host = self.host(index);
-        let addresses =
-            [("aux0", "dummy", format!("10.99.0.{}/24", index + 1)), ("docker0", "bridge", DOCKER.to_owned())];
-        for (name, kind, address) in addresses {
-            ip(&["-n", &host, "link", "add", name, "type", kind])?;
+        let (host, switch, end) = (self.host(index), self.switch(), format!("aux{index}"));
+        ip(&["-n", &host, "link", "add", "aux0", "type", "veth", "peer", "name", &end, "netns", &switch])?;
+        ip(&["-n", &switch, "link", "set", &end, "up"])?;
+        ip(&["-n", &host, "link", "add", "docker0", "type", "bridge"])?;
+        for (name, address) in [("aux0", format!("10.99.0.{}/24", index + 1)), ("docker0", DOCKER.to_owned())] {
             ip(&["-n", &host, "addr", "add", &address, "dev", name])?;
             ip(&["-n", &host, "link", "set", name, "up"])?;
         }

@@ -100,6 +100,7 @@ fn snapshot() -> Snapshot {
     let mut status = Engine::new(EngineConfig::new(me, world), Time(0)).status(Time(0));
     (status.last_to_be_ready, status.waited_for_us) = (vec![1, 2], vec![3, 4]);
     let path = PathStats {
+        peer_address: ([127, 0, 0, 1], 7_400).into(),
         round_trip: Duration::from_micros(50),
         datagram_bytes: 1_452,
         window_bytes: 1,

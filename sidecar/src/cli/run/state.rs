@@ -392,7 +392,7 @@ impl State {
         let places = (0_u32..).zip(self.placement.sidecars.iter().zip(&self.sidecars));
         places
             .filter_map(|(sidecar, (place, state))| {
-                let awaited = match state.dialled.iter().find(|peer| !state.linked.contains_key(peer)) {
+                let awaited = match state.dialled.iter().find(|peer| !self.is_linked(sidecar, **peer)) {
                     Some(peer) => format!(
                         "sidecar {sidecar} does not reach sidecar {peer} on host {} at {}; is UDP between the two \
                          blocked? `ronde check --hosts` tells; --ports and --network-interfaces choose others",
@@ -408,6 +408,13 @@ impl State {
                 Some(Missing { host, placed, awaited, said: state.log.lines() })
             })
             .collect()
+    }
+
+    /// Whether both ends have said so: each tells the other's address.
+    fn is_linked(&self, one: u32, other: u32) -> bool {
+        let knows =
+            |from: u32, to: u32| self.sidecars.get(from as usize).is_some_and(|from| from.linked.contains_key(&to));
+        knows(one, other) && knows(other, one)
     }
 
     /// Ranks of one host that lack the same are one entry.
