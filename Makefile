@@ -17,11 +17,14 @@ export PYO3_NO_PYTHON = 1
 
 PYTHON ?= python3
 CARGO ?= cargo
+PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
+WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
 FIRST ?= 0
 SEEDS ?= 10000
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-wire ronde-collectives ronde-engine
+PYTHON_FOLDERS := tests/setup tests/product
 EXTENSION := sdk-python/python/ronde/_ronde.abi3.so
 
 .PHONY: help
@@ -39,12 +42,36 @@ test: setup lint build test-rust test-python ## Do everything that CI does: set-
 .PHONY: setup
 setup: ## Install what the tests need: packages of the distribution, a Python environment
 	@tests/setup/debian.sh
-	@$(PYTHON) tests/setup/environment.py tools training
+	@$(PYTHON) tests/setup/environment.py tools training packaging
 
 .PHONY: build
 build: ## Build the binary ronde, the crates and the Python extension
 	$(CARGO) build --workspace
 	@install -D $(CARGO_TARGET_DIR)/debug/lib_ronde.so $(EXTENSION).new && mv $(EXTENSION).new $(EXTENSION)
+
+.PHONY: wheel
+wheel: ## Make the wheel for PyPI in dist/ (WHEEL_TARGET=aarch64-unknown-linux-gnu for another machine)
+	@$(PYTHON) tests/setup/environment.py packaging cross
+	$(PACKING_PYTHON) sdk-python/packaging/wheel.py --target $(WHEEL_TARGET)
+
+.PHONY: wheel-test
+wheel-test: ## Make wheels for x86-64 and aarch64, install and try them on every Python of this machine (10 minutes)
+	@tests/setup/debian.sh cross
+	@$(PYTHON) tests/setup/environment.py tools packaging cross
+	$(PACKING_PYTHON) sdk-python/packaging/wheel.py --target x86_64-unknown-linux-gnu
+	$(PACKING_PYTHON) sdk-python/packaging/wheel.py --target aarch64-unknown-linux-gnu
+	for wheel in dist/ronde-*-manylinux_2_28_*.whl; do \
+	    RONDE_WHEEL=$$wheel RONDE_ALL_PYTHONS=1 $(RONDE_PYTHON) -m pytest -q -c sdk-python/pyproject.toml tests/product/test_wheel.py; \
+	done
+
+.PHONY: newcomer-test
+newcomer-test: wheel ## Follow the README's quickstart in a fresh Debian, as a newcomer without a compiler (needs root)
+	@tests/setup/debian.sh newcomer
+	$(PYTHON) tests/product/newcomer.py
+
+.PHONY: package
+package: ## Check that the published crates can be packaged, and build each from its package
+	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --allow-dirty
 
 .PHONY: lint
 lint: lint-rust lint-pure lint-deny lint-python ## Check formatting, lints, documentation, purity and types
@@ -76,8 +103,8 @@ lint-deny:
 .PHONY: lint-python
 lint-python:
 	cd sdk-python && $(RONDE_PYTHON) -m ruff check . && $(RONDE_PYTHON) -m ruff format --check .
-	$(RONDE_PYTHON) -m ruff check --config sdk-python/pyproject.toml tests/setup
-	$(RONDE_PYTHON) -m ruff format --check --config sdk-python/pyproject.toml tests/setup
+	$(RONDE_PYTHON) -m ruff check --config sdk-python/pyproject.toml $(PYTHON_FOLDERS)
+	$(RONDE_PYTHON) -m ruff format --check --config sdk-python/pyproject.toml $(PYTHON_FOLDERS)
 	cd sdk-python && $(RONDE_PYTHON) -m mypy
 
 .PHONY: test-rust
@@ -87,6 +114,7 @@ test-rust:
 .PHONY: test-python
 test-python:
 	cd sdk-python && $(RONDE_PYTHON) -m pytest -q
+	$(RONDE_PYTHON) -m pytest -q -c sdk-python/pyproject.toml tests/product
 
 # The binary and the extension are release builds, in a package of their own that nothing else imports.
 .PHONY: bench

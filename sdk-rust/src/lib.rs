@@ -56,3 +56,12 @@ pub use outcome::{Exchanged, Outcome, Output, ProcessSet};
 pub use ronde_rpc::EpochView;
 pub use ronde_wire::{Cause, Codec, Collective, DType, Detail, Failure, JobName, Rank, ReduceOp, SetId, Shape};
 pub use tensor::{Element, Tensor, TensorRef};
+
+/// The programs of the READMEs, compiled: the documents' runner (tests/documents) asks for each page to stand here.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../README.md")]
+    mod sdk {}
+    #[doc = include_str!("../../README.md")]
+    mod project {}
+}

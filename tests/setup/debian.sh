@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
 # Installs from Debian or Ubuntu what the tests use besides cargo, gcc and python3, when it is missing and the caller is
-# root; otherwise says what is missing and goes on: the tests that need it fail and name it.
+# root; otherwise says what is missing and goes on: the tests that need it fail and name it. With an argument, what that
+# recipe needs besides: `cross` runs programs of another machine, `newcomer` makes a system in a folder.
 set -euo pipefail
 
 declare -A packages=([ip]=iproute2 [tc]=iproute2 [tcpdump]=tcpdump [openssl]=openssl [git]=git [ssh]=openssh-client
     [sshd]=openssh-server)
+case "${1:-}" in
+cross) packages[qemu-aarch64-static]=qemu-user-static ;;
+newcomer) packages[debootstrap]=debootstrap ;;
+esac
 missing=()
+[ "${1:-}" != cross ] || [ -d /usr/aarch64-linux-gnu/lib ] || missing+=(libc6-arm64-cross)
 for command in "${!packages[@]}"; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${packages[$command]}")
 done

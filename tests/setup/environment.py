@@ -1,7 +1,7 @@
 """Makes the Python environment that tests and demo run in. Does only what is missing, and says what it does.
 
     python3 tests/setup/environment.py STAGE...     makes these stages; prints nothing when all are there
-    python3 tests/setup/environment.py path         prints the environment's python
+    python3 tests/setup/environment.py path [STAGE] prints the python of the environment with this stage
 
 Stages; each brings the first with it:
 
@@ -9,6 +9,11 @@ Stages; each brings the first with it:
     tools      ruff, mypy, pytest
     training   PyTorch for CPUs and scikit-learn
     bench      what the benchmark draws with, and Open MPI as a peer
+
+Two stages are an environment of their own, as nothing of it is imported by tests (`path packaging` prints its python):
+
+    packaging  what packs wheels
+    cross      what compiles them against an old glibc, and for other machines
 
 The environment lies outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
 it is for and the requirements' content: checkouts with equal requirements share it, and a change makes a new one. Those
@@ -27,28 +32,39 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-NAMING_STAGES = ["base", "tools", "training"]
-STAGES = [*NAMING_STAGES, "bench"]
+# Each environment's stages; its first one makes it.
+ENVIRONMENTS = {"python": ["base", "tools", "training", "bench"], "packaging": ["packaging", "cross"]}
+# Their requirements are no part of the environment's name.
+UNNAMED_STAGES = {"bench"}
 
 
 def main() -> int:
     """Makes the stages that are asked for; returns the process's exit status."""
     asked = sys.argv[1:]
-    folder = location()
-    if asked == ["path"]:
-        print(folder / "bin" / "python")
+    known = [stage for stages in ENVIRONMENTS.values() for stage in stages]
+    if asked[:1] == ["path"] and len(asked) <= 2 and set(asked[1:]) <= set(known):
+        kind = next(kind for kind, stages in ENVIRONMENTS.items() if (asked[1:] or ["base"])[0] in stages)
+        print(location(kind) / "bin" / "python")
         return 0
-    if not asked or not set(asked) <= set(STAGES):
+    if not asked or not set(asked) <= set(known):
         print(__doc__, file=sys.stderr)
         return 64
+    for kind, stages in ENVIRONMENTS.items():
+        if wanted := [stage for stage in stages if stage in asked]:
+            make_all(kind, [stages[0], *wanted])
+    return 0
+
+
+def make_all(kind: str, wanted: list[str]) -> None:
+    """Makes what is missing of an environment's stages."""
+    folder = location(kind)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Two checkouts may be set up at once, and both mean the same environment.
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for stage in ["base", *asked]:
+        for stage in wanted:
             if not stamp(folder, stage).exists():
                 make(stage, folder)
-    return 0
 
 
 def make(stage: str, folder: pathlib.Path) -> None:
@@ -56,9 +72,10 @@ def make(stage: str, folder: pathlib.Path) -> None:
     start = time.monotonic()
     python = str(folder / "bin" / "python")
     requirements = requirements_of(stage)
-    if stage == "base":
+    if any(stage == stages[0] for stages in ENVIRONMENTS.values()):
         print(f"making a virtual environment in {folder}", flush=True)
         run(sys.executable, "-m", "venv", "--clear", str(folder))
+    if stage == "base":
         lend_torch(folder)
     print(f"installing {', '.join(names(requirements))}", flush=True)
     run(python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "-r", str(requirements))
@@ -68,13 +85,14 @@ def make(stage: str, folder: pathlib.Path) -> None:
     print(f"{stage}: done in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def location() -> pathlib.Path:
-    """Where the environment of this Python and these requirements lies."""
+def location(kind: str) -> pathlib.Path:
+    """Where an environment of this Python and these requirements lies."""
     key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {torch_home()}".encode())
-    for stage in NAMING_STAGES:
-        key.update(requirements_of(stage).read_bytes())
+    for stage in ENVIRONMENTS[kind]:
+        if stage not in UNNAMED_STAGES:
+            key.update(requirements_of(stage).read_bytes())
     cache = os.environ.get("RONDE_CACHE") or os.path.expanduser("~/.cache/ronde")
-    return pathlib.Path(cache) / f"python-{key.hexdigest()[:12]}"
+    return pathlib.Path(cache) / f"{kind}-{key.hexdigest()[:12]}"
 
 
 def requirements_of(stage: str) -> pathlib.Path:
@@ -84,7 +102,7 @@ def requirements_of(stage: str) -> pathlib.Path:
 
 def stamp(folder: pathlib.Path, stage: str) -> pathlib.Path:
     """The file that says that a stage is there."""
-    if stage in NAMING_STAGES:
+    if stage not in UNNAMED_STAGES:
         return folder / f".{stage}"
     return folder / f".{stage}-{hashlib.sha256(requirements_of(stage).read_bytes()).hexdigest()[:12]}"
 

@@ -11,6 +11,8 @@ mod floors;
 mod licences;
 #[path = "tidy/limits_table.rs"]
 mod limits_table;
+#[path = "tidy/packages.rs"]
+mod packages;
 #[path = "tidy/purity.rs"]
 mod purity;
 #[path = "tidy/sizes.rs"]

@@ -20,6 +20,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use codes::Code;
+use ronde_wire::frame::{PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
 
 mod agent;
 mod arguments;
@@ -70,7 +71,7 @@ enum Command {
     Completions(CompletionsArgs),
     /// Say what an error code means and what to do.
     Explain(explain::ExplainArgs),
-    /// Print the version.
+    /// Print the versions: of ronde, and of what two sidecars have to agree on.
     #[command(after_help = VERSION_EXAMPLES)]
     Version,
 }
@@ -110,7 +111,7 @@ pub(crate) fn main() -> ExitCode {
         }
         Command::Explain(args) => explain::main(&args),
         Command::Version => {
-            print(concat!("ronde ", env!("CARGO_PKG_VERSION"), "\n"));
+            print(&version());
             ExitCode::SUCCESS
         }
     }
@@ -134,6 +135,21 @@ fn fail(code: Code, text: &str, exit: u8) -> ExitCode {
     // A closed terminal cannot be told anything.
     let _ = writeln!(std::io::stderr(), "ronde: {}", code.mark(text));
     ExitCode::from(exit)
+}
+
+/// What `ronde version` says. Two installations work together when their wire versions overlap and their planner
+/// versions are equal; the commit is known when the build was told.
+fn version() -> String {
+    let commit = match option_env!("RONDE_COMMIT") {
+        Some(commit) if !commit.is_empty() => format!("commit {commit}\n"),
+        _ => String::new(),
+    };
+    let wire = if WIRE_VERSION_MIN == WIRE_VERSION {
+        WIRE_VERSION.to_string()
+    } else {
+        format!("{WIRE_VERSION_MIN} to {WIRE_VERSION}")
+    };
+    format!("ronde {}\nwire {wire}\nplanner {PLANNER_VERSION}\n{commit}", env!("CARGO_PKG_VERSION"))
 }
 
 /// Prints an answer; a reader that has gone needs none.
@@ -199,6 +215,15 @@ mod tests {
             let script = String::from_utf8(script).expect("a script is text");
             assert!(script.contains("certs") && script.contains("num-proc"), "{shell:?}");
         }
+    }
+
+    #[test]
+    fn the_version_says_what_sidecars_have_to_agree_on() {
+        let version = version();
+        let lines: Vec<&str> = version.lines().collect();
+        assert_eq!(lines[0], concat!("ronde ", env!("CARGO_PKG_VERSION")));
+        assert!(lines[1].starts_with("wire ") && lines[1].ends_with(&WIRE_VERSION.to_string()), "{version}");
+        assert_eq!(lines[2], format!("planner {PLANNER_VERSION}"));
     }
 
     #[test]

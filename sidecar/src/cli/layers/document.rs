@@ -62,6 +62,7 @@ several values the first in this order counts:
 
 The file is TOML, with a table for each subcommand whose keys are the long options:
 
+<!-- not run: alpha and beta are not hosts of this network; the tests of `ronde` read such files -->
 ```toml
 [run]
 num-proc = 8

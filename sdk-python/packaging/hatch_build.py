@@ -1,0 +1,56 @@
+"""Puts what cargo builds into the wheel: the extension module, and the command `ronde` as a script of the environment.
+
+The wheel has two compiled artefacts of one workspace, a library and a program. Builders of Python wheels for Rust make
+one of them and know no place for the other; so cargo builds both at once, with the same features, and this hook only
+says where they go. pip lays a script into the environment's `bin` folder: the command is the program itself, with no
+Python in between.
+
+`wheel.py` names the artefacts in the environment; without it (`pip install ./sdk-python`) cargo builds them here.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sysconfig
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+# Both are there, or cargo is asked.
+BINARY_VARIABLE = "RONDE_WHEEL_BINARY"
+EXTENSION_VARIABLE = "RONDE_WHEEL_EXTENSION"
+# The tag's last part; without it, this machine's.
+PLATFORM_VARIABLE = "RONDE_WHEEL_PLATFORM"
+# The extension uses the stable ABI of this Python and every later one (sdk-python/Cargo.toml).
+PYTHON_TAG = "cp39-abi3"
+
+
+class Artefacts(BuildHookInterface):  # type: ignore[type-arg]
+    """The hook; hatchling finds it by its base class."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Says what goes where and for which machines the wheel is."""
+        if version == "editable":
+            return
+        binary, extension = given() or self.built()
+        platform = os.environ.get(PLATFORM_VARIABLE) or sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"{PYTHON_TAG}-{platform}"
+        build_data["force_include"][extension] = "ronde/_ronde.abi3.so"
+        build_data["shared_scripts"][binary] = "ronde"
+
+    def built(self) -> tuple[str, str]:
+        """Builds the artefacts in the checkout around this folder."""
+        workspace = pathlib.Path(self.root).parent
+        target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or workspace / "target")
+        command = ["cargo", "build", "--release", "--locked", "--package", "ronde-sidecar", "--package", "ronde-python"]
+        subprocess.run(command, cwd=workspace, check=True)
+        return str(target / "release" / "ronde"), str(target / "release" / "lib_ronde.so")
+
+
+def given() -> tuple[str, str] | None:
+    """The artefacts that the environment names."""
+    binary, extension = os.environ.get(BINARY_VARIABLE), os.environ.get(EXTENSION_VARIABLE)
+    return (binary, extension) if binary and extension else None

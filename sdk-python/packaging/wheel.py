@@ -1,0 +1,127 @@
+"""Makes the wheel: SDK, extension module and the command `ronde`, for Linux and every Python from 3.9 on.
+
+    make wheel                                          for this machine's kind of processor
+    make wheel WHEEL_TARGET=aarch64-unknown-linux-gnu   for another, compiled here
+
+Both artefacts are compiled against glibc 2.28 by zig, which brings the libraries of all versions and machines, and the
+wheel is refused when one of them asks for more than manylinux_2_28 promises. With `--dev` the artefacts are those of
+`make build`: the same packaging in seconds, for this machine only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import zipfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+GLIBC = (2, 28)
+WHEEL_BYTES_MAX = 40_000_000
+# What manylinux_2_28 promises to be on a host, as far as Rust's artefacts use it.
+LIBRARIES = re.compile(r"(libc|libm|libdl|libpthread|librt|libutil|libgcc_s|ld-linux-(x86-64|aarch64))\.so\.\d+")
+# As readelf calls them, and as the wheel's name does.
+MACHINES = {"Advanced Micro Devices X86-64": "x86_64", "AArch64": "aarch64"}
+
+
+def main() -> int:
+    """Makes one wheel; returns the process's exit status."""
+    arguments = parsed(sys.argv[1:])
+    target_folder = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.dev:
+        folder, platform = target_folder / "debug", f"linux_{os.uname().machine}"
+    else:
+        folder = compiled(arguments.target, target_folder)
+        platform = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{arguments.target.split('-')[0]}"
+    artefacts = [folder / "ronde", folder / "lib_ronde.so"]
+    if not arguments.dev:
+        offences = [text for path in artefacts for text in too_new(path, GLIBC)]
+        if offences:
+            sys.exit("this is no manylinux_2_28 wheel:\n" + "\n".join(offences))
+    path = packed(artefacts, platform, arguments.out)
+    describe(path)
+    return 0 if path.stat().st_size <= WHEEL_BYTES_MAX else f"{path} is larger than {WHEEL_BYTES_MAX:,} bytes"
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default=f"{os.uname().machine}-unknown-linux-gnu", help="as rustc names it")
+    parser.add_argument("--dev", action="store_true", help="package what `make build` has built")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "dist", help="the folder for the wheel")
+    return parser.parse_args(arguments)
+
+
+def compiled(target: str, target_folder: pathlib.Path) -> pathlib.Path:
+    """Compiles both artefacts for a target and glibc 2.28; returns the folder where they are."""
+    installed = subprocess.run(["rustup", "target", "list", "--installed"], check=False, capture_output=True, text=True)
+    if installed.returncode == 0 and target not in installed.stdout.split():
+        subprocess.run(["rustup", "target", "add", target], check=True)
+    tools = str(pathlib.Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "RONDE_COMMIT": commit()}
+    versioned = f"{target}.{GLIBC[0]}.{GLIBC[1]}"
+    packages = ["--package", "ronde-sidecar", "--package", "ronde-python"]
+    cargo = os.environ.get("CARGO", "cargo")
+    command = [cargo, "zigbuild", "--locked", "--release", "--target", versioned, *packages]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    return target_folder / target / "release"
+
+
+def commit() -> str:
+    """The commit that is checked out, empty when this is no checkout."""
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(describe, cwd=ROOT, check=False, capture_output=True, text=True).stdout.strip()
+
+
+def packed(artefacts: list[pathlib.Path], platform: str, out: pathlib.Path) -> pathlib.Path:
+    """Packs the wheel; returns its path."""
+    binary, extension = (str(path) for path in artefacts)
+    named = {"RONDE_WHEEL_BINARY": binary, "RONDE_WHEEL_EXTENSION": extension, "RONDE_WHEEL_PLATFORM": platform}
+    pattern = f"ronde-*-{platform}.whl"
+    for former in out.glob(pattern):
+        former.unlink()
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out.resolve())]
+    # hatchling notes files' times, and zip knows none before 1980: one time for all makes the same wheel again.
+    environment = {**os.environ, **named, "SOURCE_DATE_EPOCH": "1577836800"}
+    subprocess.run(command, cwd=ROOT / "sdk-python", env=environment, check=True)
+    (path,) = out.glob(pattern)
+    return path
+
+
+def too_new(path: pathlib.Path, glibc: tuple[int, int]) -> list[str]:
+    """What an artefact asks for that a system with this glibc does not have."""
+    versions = set(re.findall(r"Name: GLIBC_(\d+)\.(\d+)", readelf("-V", path)))
+    symbols = [f"GLIBC_{major}.{minor}" for major, minor in sorted(versions) if (int(major), int(minor)) > glibc]
+    libraries = [
+        name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", readelf("-d", path)) if not LIBRARIES.fullmatch(name)
+    ]
+    return [f"{path} asks for {name}" for name in [*symbols, *libraries]]
+
+
+def machine(path: pathlib.Path) -> str:
+    """The processor that an artefact is for."""
+    name = re.search(r"Machine:\s+(.+)", readelf("-h", path))
+    return MACHINES.get(name[1].strip(), name[1]) if name else "none: this is no program"
+
+
+def readelf(option: str, path: pathlib.Path) -> str:
+    """What readelf says; it reads programs of all machines."""
+    return subprocess.run(["readelf", "-W", option, str(path)], check=True, capture_output=True, text=True).stdout
+
+
+def describe(path: pathlib.Path) -> None:
+    """Prints the sizes of the wheel and of what is in it."""
+    with zipfile.ZipFile(path) as wheel:
+        large = sorted(wheel.infolist(), key=lambda entry: -entry.file_size)[:2]
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    for entry in large:
+        print(f"    {entry.filename}: {entry.file_size / 1e6:.1f} MB, {entry.compress_size / 1e6:.1f} MB packed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The fenced blocks of a page of documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pathlib
+
+# What a block's words mean to the tests. A language that is in neither is a mistake in the page.
+RUN = {"sh", "python", "rust", "toml"}
+SHOWN = {"", "text", "console"}
+
+FENCE = re.compile(r"(?P<indent> *)```(?P<words>[^`]*)")
+NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.{8,}) -->")
+OUTPUT = "<!-- output -->"
+# In the first line of a file: its name, and how it is run. Without a command a later block runs it.
+FILE = re.compile(r"(#|//) (?P<name>[\w.-]+\.\w+)(: (?P<command>.+))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block, and what is said about it right above."""
+
+    page: str
+    line: int
+    heading: str
+    language: str
+    text: str
+    # Why no test runs it.
+    not_run: str | None = None
+    # Its lines are among what the block before it prints.
+    is_output: bool = False
+
+    @property
+    def file(self) -> tuple[str, str | None] | None:
+        """The file that the block is, and the command that runs it."""
+        match = FILE.fullmatch(self.text.split("\n", 1)[0])
+        return (match["name"], match["command"]) if match else None
+
+    def __str__(self) -> str:
+        """Where it is, as editors open it."""
+        return f"{self.page}:{self.line}"
+
+
+def blocks(page: str, text: str) -> list[Block]:
+    """All blocks of a page, in order."""
+    found: list[Block] = []
+    above, heading, opening = "", "", None
+    lines: list[str] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if opening is not None:
+            start, mark, indent, language = opening
+            if line.strip() == "```":
+                said = NOT_RUN.fullmatch(mark)
+                reason = said["reason"] if said else None
+                content = "\n".join(row[len(indent) :] if row.startswith(indent) else row for row in lines)
+                found.append(Block(page, start, heading, language, content, reason, mark == OUTPUT))
+                above, opening = "", None
+            else:
+                lines.append(line)
+        elif fence := FENCE.fullmatch(line):
+            # Rust's compiler is told more behind a comma: `rust,no_run`.
+            language = fence["words"].strip().split(",")[0].split(" ")[0]
+            opening, lines = (number, above, fence["indent"], language), []
+        else:
+            above = line.strip()
+            heading = line.lstrip("# ") if line.startswith("#") else heading
+    if opening is not None:
+        raise ValueError(f"{page}:{opening[0]}: the block does not end")
+    return found
+
+
+def of_section(page: pathlib.Path, heading: str) -> list[Block]:
+    """The blocks under one heading of a page."""
+    return [block for block in blocks(page.name, page.read_text()) if block.heading == heading]

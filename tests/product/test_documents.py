@@ -1,0 +1,175 @@
+"""What the documentation tells readers to type works.
+
+Every block in a language that can be run is run, page by page in order, in a folder of the page's own, with the wheel
+installed; or it says right above why not: `<!-- not run: REASON -->`. A block that is a file says so in its first line,
+with the command that runs it: `# mean.py: ronde run -np 4 python mean.py`. Text under `<!-- output -->` is what the one
+before it prints. Programs in Rust are compiled as documentation tests of sdk-rust/src/lib.rs.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from blocks import RUN, SHOWN, Block, blocks
+from installed import provide_numpy, wheelhouse
+from terminal import BlockError, Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in ["*.md", "docs/*.md", "*/README.md", "*/*/README.md", "sidecar/crates/*/README.md"]
+    for path in ROOT.glob(pattern)
+    if not any(part in {"target", "dist", ".venv"} for part in path.parts) and path.name != "CHANGELOG.md"
+)
+
+
+@pytest.fixture(scope="session")
+def reader(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables of somebody who has installed the wheel, and PyTorch, into an environment that is active."""
+    folder = tmp_path_factory.mktemp("reader") / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = str(folder / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    provide_numpy(python)
+    # numpy and torch are those of the tests' environment.
+    site = next(folder.glob("lib/python*/site-packages"))
+    lent = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (site / "lent.pth").write_text("\n".join(lent) + "\n")
+    return {
+        "PATH": f"{folder / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "LC_ALL": "C.UTF-8",
+        "TERM": "dumb",
+        # What pages install comes from the wheels that are here.
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheelhouse()),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+
+
+@pytest.fixture
+def terminal(reader: dict[str, str], wheel: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[Terminal]:
+    """A terminal in a fresh folder, with the wheel where `make wheel` puts it."""
+    terminal = Terminal(tmp_path, {**reader, "HOME": str(tmp_path)})
+    (terminal.work / "dist").mkdir()
+    os.symlink(wheel, terminal.work / "dist" / wheel.name)
+    yield terminal
+    terminal.close()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_work(page: str, terminal: Terminal) -> None:
+    for block in blocks(page, (ROOT / page).read_text()):
+        assert block.language in RUN | SHOWN, f"{block}: `{block.language}` is none of {sorted(RUN)}, text and console"
+        if block.language == "rust" and block.not_run is None:
+            assert page in compiled_pages(), (
+                f"{block}: the page is not among the tests at the end of sdk-rust/src/lib.rs"
+            )
+        elif (block.language in RUN or block.is_output) and block.not_run is None:
+            terminal.run(block)
+
+
+def test_every_kind_of_block_is_found_and_run() -> None:
+    readme = blocks("README.md", (ROOT / "README.md").read_text())
+    assert {"sh", "python", "rust"} <= {block.language for block in readme}
+    assert any(block.file and block.file[1] for block in readme), "README.md has no program with its command"
+    assert any(block.is_output for block in readme), "README.md shows no output"
+
+
+def compiled_pages() -> set[str]:
+    """The pages whose Rust programs are compiled."""
+    source = (ROOT / "sdk-rust" / "src" / "lib.rs").read_text()
+    included = re.findall(r'#\[doc = include_str!\("(.+)"\)\]', source)
+    return {os.path.normpath(f"sdk-rust/src/{path}") for path in included}
+
+
+PAGE = """# One
+<!-- not run: it would reformat the disk -->
+```sh
+format
+```
+Text, then a list:
+
+1. step
+   ```python
+   # a.py: python a.py
+   if True:
+       print("hello   there")
+   ```
+
+<!-- output -->
+```text
+hello there
+```
+## Two
+```sh
+export COLOUR=red
+mkdir folder && cd folder
+```
+```sh
+echo "$COLOUR in $(basename "$PWD")"
+```
+<!-- output -->
+```text
+red in folder
+```
+"""
+
+
+def test_blocks_carry_what_is_said_above_them() -> None:
+    found = blocks("page.md", PAGE)
+    assert [(block.language, block.line, block.heading) for block in found] == [
+        ("sh", 3, "One"),
+        ("python", 9, "One"),
+        ("text", 16, "One"),
+        ("sh", 20, "Two"),
+        ("sh", 24, "Two"),
+        ("text", 28, "Two"),
+    ]
+    assert found[0].not_run == "it would reformat the disk"
+    assert found[1].file == ("a.py", "python a.py")
+    assert found[1].text == '# a.py: python a.py\nif True:\n    print("hello   there")'
+    assert [block.is_output for block in found] == [False, False, True, False, False, True]
+    with pytest.raises(ValueError, match=r"page\.md:1: the block does not end"):
+        blocks("page.md", "```sh\ntrue\n")
+
+
+def test_a_terminal_goes_on_where_it_was(tmp_path: pathlib.Path) -> None:
+    terminal = Terminal(tmp_path, {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"})
+    for block in blocks("page.md", PAGE)[1:]:
+        terminal.run(block)
+    assert terminal.output == "red in folder\n"
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "words"),
+    [
+        ("sh", "echo before; false\necho after", "status 1"),
+        ("python", "raise KeyError('gone')", "gone"),
+        ("toml", "key = 1", "first line"),
+    ],
+)
+def test_a_block_that_fails_says_where_and_what(language: str, text: str, words: str, tmp_path: pathlib.Path) -> None:
+    terminal = Terminal(tmp_path, dict(os.environ))
+    with pytest.raises(BlockError) as failed:
+        terminal.run(Block("page.md", 7, "", language, text))
+    assert words in str(failed.value)
+    assert "page.md:7" in str(failed.value)
+    assert "after" not in terminal.output
+
+
+def test_output_that_is_not_printed_is_a_failure(tmp_path: pathlib.Path) -> None:
+    terminal = Terminal(tmp_path, dict(os.environ))
+    terminal.run(Block("page.md", 1, "", "sh", "echo one; echo two"))
+    terminal.run(Block("page.md", 5, "", "text", "two", is_output=True))
+    with pytest.raises(BlockError, match="three"):
+        terminal.run(Block("page.md", 9, "", "text", "one\nthree", is_output=True))

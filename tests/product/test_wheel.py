@@ -1,0 +1,92 @@
+"""The wheel, installed into fresh environments where there is nothing to compile with.
+
+RONDE_WHEEL names the wheel; without it the artefacts of `make build` are packed in the same way. The oldest and the
+newest Python of the machine install it, with RONDE_ALL_PYTHONS=1 all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from installed import Installed
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+# The functions of the script that makes wheels.
+PACKING = runpy.run_path(str(ROOT / "sdk-python" / "packaging" / "wheel.py"))
+COMPILERS = ["cargo", "rustc", "cc", "gcc", "clang", "ld", "protoc", "cmake", "make"]
+WHEEL_BYTES_MAX = 40_000_000
+
+ALLREDUCE = """
+import numpy as np, ronde
+with ronde.connect() as client:
+    mean = client.allreduce(np.arange(3, dtype=np.float32) * client.rank)
+    print("rank", client.rank, "has", mean.tolist())
+"""
+
+
+def interpreters() -> list[str]:
+    """The machine's Pythons from 3.9 on that can make environments, one of each version, the oldest first."""
+    folders = [pathlib.Path(entry) for entry in os.environ.get("PATH", "").split(":")]
+    homes = os.environ.get("PYENV_ROOT"), pathlib.Path.home() / ".pyenv"
+    folders += [path for home in homes if home for path in pathlib.Path(home).glob("versions/*/bin")]
+    found: dict[int, str] = {}
+    for path in [sys.executable, *(str(path) for folder in folders for path in folder.glob("python3.*"))]:
+        if path != sys.executable and not re.search(r"/python3\.\d+$", path):
+            continue
+        probe = "import sys, venv, ensurepip; print(sys.version_info[1] if sys.version_info >= (3, 9) else '')"
+        done = subprocess.run([path, "-c", probe], check=False, capture_output=True, text=True)
+        if done.returncode == 0 and done.stdout.strip():
+            found.setdefault(int(done.stdout), path)
+    versions = sorted(found)
+    chosen = versions if os.environ.get("RONDE_ALL_PYTHONS") == "1" else sorted({versions[0], versions[-1]})
+    return [found[version] for version in chosen]
+
+
+@pytest.mark.parametrize("python", interpreters())
+def test_a_job_runs_where_nothing_can_be_compiled(python: str, wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    installed = Installed(python, wheel, tmp_path / "environment")
+    assert [name for name in COMPILERS if shutil.which(name, path=str(installed.bin))] == []
+    lines = installed.says("ronde", "run", "-np", "2", "--sidecars", "2", "python", "-c", ALLREDUCE).splitlines()
+    assert sorted(line.split("has ")[1] for line in lines if "has " in line) == ["[0.0, 0.5, 1.0]"] * 2
+    version = installed.says("ronde", "version")
+    assert re.match(r"ronde \d+\.\d+\.\d+\nwire \d", version)
+    assert installed.says("python", "-m", "ronde", "version") == version
+    assert "ronde" in installed.says("ronde", "check")
+    assert installed.says("python", "-c", "import ronde; print(ronde.__version__)").strip() in version
+    files = installed.says("python", "-c", "import importlib.metadata as m; print(*m.files('ronde'), sep='\\n')")
+    assert {"ronde/py.typed", "ronde/_ronde.pyi", "ronde/torch/__init__.py"} <= set(files.split())
+
+
+def test_the_wheel_holds_what_it_should_and_no_more(wheel: pathlib.Path) -> None:
+    assert wheel.stat().st_size <= WHEEL_BYTES_MAX
+    assert re.fullmatch(r"ronde-[\d.]+-cp39-abi3-(manylinux_2_28|linux)_(x86_64|aarch64)\.whl", wheel.name)
+    source = ROOT / "sdk-python" / "python"
+    sources = {str(path.relative_to(source)) for path in source.rglob("*.py*") if path.suffix in {".py", ".pyi"}}
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    packaged = {name for name in names if ".dist-info/" not in name}
+    binary = next(name for name in packaged if name.endswith(".data/scripts/ronde"))
+    assert packaged == sources | {"ronde/py.typed", "ronde/_ronde.abi3.so", binary}
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_artefacts_ask_for_no_newer_glibc_than_the_tag_says(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.endswith(("/scripts/ronde", ".so"))]
+        paths = [pathlib.Path(archive.extract(name, tmp_path)) for name in names]
+    assert len(paths) == 2
+    for path in paths:
+        assert wheel.stem.endswith(PACKING["machine"](path))
+        assert PACKING["too_new"](path, (2, 99)) == []
+        # Every program needs more than the first glibc: the look into the file sees versions.
+        assert any("GLIBC_" in text for text in PACKING["too_new"](path, (2, 1)))
+        if "manylinux_2_28" in wheel.name:
+            assert PACKING["too_new"](path, (2, 28)) == []
