@@ -78,6 +78,26 @@ pub enum ShmError {
         /// The size of the memfd, in bytes.
         actual: u64,
     },
+    /// A ring cannot have this capacity.
+    #[error("a ring of {capacity} bytes a direction cannot be; it is a power of two from {least} to {most}")]
+    RingCapacity {
+        /// What was asked for, in bytes.
+        capacity: u64,
+        /// The smallest, in bytes.
+        least: u64,
+        /// The largest, in bytes.
+        most: u64,
+    },
+    /// The memfd does not begin like a ring of this release.
+    #[error(
+        "the memfd holds no ring of layout {ours} (it says {version}); install the same release of ronde on both sides"
+    )]
+    RingLayout {
+        /// The number where the version stands.
+        version: u32,
+        /// The version of this release.
+        ours: u32,
+    },
     /// The kernel refused an operation.
     #[error("{operation} failed for {subject}: {source}")]
     System {
@@ -138,12 +158,14 @@ impl ShmError {
             | Self::SegmentSize { .. }
             | Self::SegmentName { .. }
             | Self::ConnectionBroken
+            | Self::RingCapacity { .. }
             | Self::UsedAfterFork(_)
             | Self::ForkTableFull { .. } => Blame::Caller,
             Self::OverLimit { .. }
             | Self::NotMemfd { .. }
             | Self::MissingSeals { .. }
             | Self::WrongSize { .. }
+            | Self::RingLayout { .. }
             | Self::Protocol(_)
             | Self::PeerClosed { .. }
             | Self::TimedOut { .. }
@@ -183,7 +205,7 @@ pub enum ProtocolError {
     #[error("a line holds a byte that is not printable ASCII")]
     NotText,
     /// The first word is none of the protocol's.
-    #[error("a line starts with a word that is neither ATTACH nor RESULT, or in a reply neither OK nor ERR")]
+    #[error("a line starts with a word that is neither ATTACH, RESULT nor RING, or in a reply neither OK nor ERR")]
     UnknownWord,
     /// Too few or too many words.
     #[error("a line has the wrong number of words, or words not separated by exactly one space")]

@@ -2,7 +2,8 @@
 //!
 //! - [`segment`]: sealed memfds, mapped and populated, reached by copies only.
 //! - [`arena`]: which bytes of which segment are leased. Pure bookkeeping.
-//! - [`passing`]: handing segments over a Unix socket (`mem.sock`), a protocol of two requests.
+//! - [`passing`]: handing segments over a Unix socket (`mem.sock`), a protocol of three requests.
+//! - [`ring`]: messages of a session without system calls, over a pair of rings.
 //! - [`fork`]: what keeps a forked child from holding or using its parent's session.
 //! - [`error`]: [`ShmError`], which says who is to blame.
 //!
@@ -12,8 +13,9 @@
 //! # unsafe
 //!
 //! This crate is one of the few where `unsafe` is allowed. Each block carries a `SAFETY:` comment that can be checked by
-//! reading its own module, and each idea has a module of its own: `mapping` (a mapping and copies out of and into
-//! it), `passing::descriptor` (control messages that carry descriptors), [`fork`] (a fork handler).
+//! reading its own module, and each idea has a module of its own: `mapping` (a mapping, copies out of and into it, and
+//! its atomic numbers), `passing::descriptor` (control messages that carry descriptors), `ring::futex` (sleeping on such a
+//! number), [`fork`] (a fork handler).
 //!
 //! Everything blocks; no async runtime is involved. Callers who have one wrap these calls.
 
@@ -22,6 +24,7 @@ pub mod error;
 pub mod fork;
 mod mapping;
 pub mod passing;
+pub mod ring;
 pub mod segment;
 
 pub use arena::{Arena, ArenaConfig, ArenaError, ArenaUsage, Lease, LeaseError, SegmentId, Slot};

@@ -25,6 +25,7 @@ use std::hint::black_box;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -177,6 +178,26 @@ impl Mapping<ReadWrite> {
         // are mapped and writable (A is ReadWrite). The source is private, so the two do not overlap.
         unsafe { opaque_copy(self.base.as_ptr().byte_add(offset), source.as_ptr().cast(), source.len()) };
         Some(())
+    }
+
+    /// The number at `offset`, or `None` when it is not inside or not aligned.
+    pub(crate) fn atomic_u64(&self, offset: u64) -> Option<&AtomicU64> {
+        let offset = self.checked_offset(offset, size_of::<u64>())?;
+        // SAFETY: checked_offset says that the bytes are mapped, and they stay so while `self` is borrowed; they are writable
+        // and, as the base is page-aligned, aligned. An atomic may be written by others at any time, other processes
+        // included. Within this process the bytes are reached in this way or by opaque copies, which are atomic byte by byte.
+        offset
+            .is_multiple_of(align_of::<AtomicU64>())
+            .then(|| unsafe { AtomicU64::from_ptr(self.base.as_ptr().byte_add(offset).cast()) })
+    }
+
+    /// The number at `offset`, or `None` when it is not inside or not aligned.
+    pub(crate) fn atomic_u32(&self, offset: u64) -> Option<&AtomicU32> {
+        let offset = self.checked_offset(offset, size_of::<u32>())?;
+        // SAFETY: as for `atomic_u64`.
+        offset
+            .is_multiple_of(align_of::<AtomicU32>())
+            .then(|| unsafe { AtomicU32::from_ptr(self.base.as_ptr().byte_add(offset).cast()) })
     }
 }
 

@@ -4,6 +4,9 @@
 //! |---|---|---|---|
 //! | `ATTACH <token> <segment> <bytes>` | the input segment | `OK` or `ERR <reason>` | none |
 //! | `RESULT <token> <segment>` | none | `OK <bytes>` or `ERR <reason>` | the result segment with `OK` |
+//! | `RING <token> <capacity>` | the session's ring ([`crate::ring`]) | `OK` or `ERR <reason>` | none |
+//!
+//! After the `OK` of a `RING` the connection carries no more lines: it is the ring's bell, a byte each way means "look".
 //!
 //! Lines end in `\n`, are printable ASCII and have at most [`LINE_BYTES_MAX`] bytes. Words are separated by exactly one space. A
 //! token is 32 lowercase hex digits, numbers are decimal without sign or leading zeros, so each message has one spelling.
@@ -14,6 +17,7 @@
 //! exchange for each segment of a session, a few in its life.
 
 mod client;
+pub(crate) mod connection;
 mod credentials;
 pub(crate) mod descriptor;
 mod message;

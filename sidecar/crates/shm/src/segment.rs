@@ -58,14 +58,7 @@ impl OwnedSegment {
     pub fn create(name: &str, bytes: usize, share: Share) -> Result<Self, ShmError> {
         let label = format!("segment {name}");
         let bytes = whole_pages(bytes, &label)?;
-        let fd = create_memfd(name)?;
-        let length = libc::off_t::try_from(bytes.get())
-            .map_err(|_| ShmError::SegmentSize { segment: label.clone(), bytes: bytes.get() as u64 })?;
-        ftruncate(&fd, length).map_err(|errno| ShmError::system("ftruncate", label.as_str(), errno))?;
-        let size_seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
-        add_seals(fd.as_fd(), size_seals, &label)?;
-        let fd = SealedFd::verify(fd, size_seals, &label)?;
-        let mapping = Mapping::new(&fd, &label, POPULATED_BYTES_MAX)?;
+        let (fd, mapping) = sized_memfd(name, &label, bytes)?;
         // F_SEAL_FUTURE_WRITE spares mappings that exist, so it comes after ours; F_SEAL_SEAL comes last of all.
         let last_seals = match share {
             Share::Writable => SealFlag::F_SEAL_SEAL,
@@ -185,6 +178,30 @@ impl PeerSegment {
     }
 }
 
+/// A memfd of its own that its peer may write, with all seals, and its mapping.
+pub(crate) fn sealed_memfd(
+    name: &str,
+    label: &str,
+    bytes: NonZeroUsize,
+) -> Result<(SealedFd, Mapping<ReadWrite>), ShmError> {
+    let (fd, mapping) = sized_memfd(name, label, bytes)?;
+    fd.add_seals(SealFlag::F_SEAL_SEAL, label)?;
+    Ok((fd, mapping))
+}
+
+/// A memfd whose size is sealed, and its mapping. Further seals are to follow.
+fn sized_memfd(name: &str, label: &str, bytes: NonZeroUsize) -> Result<(SealedFd, Mapping<ReadWrite>), ShmError> {
+    let fd = create_memfd(name)?;
+    let length = libc::off_t::try_from(bytes.get())
+        .map_err(|_| ShmError::SegmentSize { segment: label.to_owned(), bytes: bytes.get() as u64 })?;
+    ftruncate(&fd, length).map_err(|errno| ShmError::system("ftruncate", label, errno))?;
+    let size_seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+    add_seals(fd.as_fd(), size_seals, label)?;
+    let fd = SealedFd::verify(fd, size_seals, label)?;
+    let mapping = Mapping::new(&fd, label, POPULATED_BYTES_MAX)?;
+    Ok((fd, mapping))
+}
+
 /// A fresh memfd, closed on exec, sealable, and not executable where the kernel knows how to say so.
 fn create_memfd(name: &str) -> Result<OwnedFd, ShmError> {
     let refused = || ShmError::SegmentName { name: name.to_owned() };
@@ -203,7 +220,7 @@ fn create_memfd(name: &str) -> Result<OwnedFd, ShmError> {
 }
 
 /// `bytes` rounded up to whole pages.
-fn whole_pages(bytes: usize, segment: &str) -> Result<NonZeroUsize, ShmError> {
+pub(crate) fn whole_pages(bytes: usize, segment: &str) -> Result<NonZeroUsize, ShmError> {
     let wrong_size = || ShmError::SegmentSize { segment: segment.to_owned(), bytes: bytes as u64 };
     let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|page| usize::try_from(page).ok());
     let rounded = bytes.checked_next_multiple_of(page.unwrap_or(PAGE_BYTES_MAX)).ok_or_else(wrong_size)?;
@@ -215,7 +232,8 @@ fn out_of_range(segment: &str, offset: u64, len: usize, size: u64) -> ShmError {
 }
 
 /// What a peer's memfd must carry: a size that never changes, and no seal to come.
-const SEALS_OF_PEER: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
+pub(crate) const SEALS_OF_PEER: SealFlag =
+    SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
 
 /// The largest page of any Linux, used when the system does not tell its own.
 const PAGE_BYTES_MAX: usize = 65_536;

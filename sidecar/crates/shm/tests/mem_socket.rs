@@ -10,12 +10,14 @@ use std::time::Duration;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use ronde_shm::error::ProtocolError;
 use ronde_shm::passing::{LINE_BYTES_MAX, Received, recv_with_fd, send_with_fd};
+use ronde_shm::ring::{Bell, PeerRing, Pushed, RingEnd, Rung, Wait, WorkerRing};
 use ronde_shm::{
     MemClient, MemClientConfig, MemHost, OwnedSegment, PeerSegment, SegmentId, ServeOutcome, SessionToken, Share,
     ShmError, serve_one,
 };
 
 const BYTES: usize = 8_192;
+const RING_BYTES: u64 = 8_192;
 /// Long enough for a machine that does other things; tests that wait for it to pass use a short one of their own.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const HEX: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
@@ -41,12 +43,13 @@ struct OneSession {
     attached: Vec<(SegmentId, PeerSegment)>,
     results: Vec<Arc<OwnedSegment>>,
     room_bytes: u64,
+    ring: Option<RingEnd>,
 }
 
 impl OneSession {
     fn new() -> Self {
         let result = OwnedSegment::create("result", BYTES, Share::ReadOnlyForOthers).expect("segment");
-        Self { attached: Vec::new(), results: vec![Arc::new(result)], room_bytes: 2 * BYTES as u64 }
+        Self { attached: Vec::new(), results: vec![Arc::new(result)], room_bytes: 2 * BYTES as u64, ring: None }
     }
 }
 
@@ -71,6 +74,18 @@ impl MemHost for OneSession {
         let index = usize::try_from(segment.0).map_err(|error| error.to_string())?;
         self.results.get(index).cloned().ok_or_else(|| format!("there is no result segment {segment}"))
     }
+
+    fn check_ring(&mut self, given: &SessionToken, capacity: u64) -> Result<(), String> {
+        if *given != token() {
+            return Err("no such session".to_owned());
+        }
+        if capacity == RING_BYTES { Ok(()) } else { Err(format!("a ring has {RING_BYTES} bytes here")) }
+    }
+
+    fn ring(&mut self, _: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String> {
+        self.ring = Some(ring.into_end(Bell::over(bell).map_err(|error| error.to_string())?));
+        Ok(())
+    }
 }
 
 /// Serves on a thread until the worker hangs up or breaks the protocol.
@@ -79,7 +94,7 @@ fn serve(sidecar: UnixStream) -> std::thread::JoinHandle<(OneSession, Result<(),
         let mut host = OneSession::new();
         loop {
             match serve_one(&sidecar, &mut host) {
-                Ok(ServeOutcome::Closed) => return (host, Ok(())),
+                Ok(ServeOutcome::Closed | ServeOutcome::Ringing) => return (host, Ok(())),
                 Ok(_) => {}
                 Err(error) => return (host, Err(error)),
             }
@@ -113,6 +128,59 @@ fn segments_go_both_ways_over_a_socket_with_a_name() {
     assert_eq!(host.attached[0].0, SegmentId(7));
     host.attached[0].1.copy_to(100, &mut read).expect("inside");
     assert_eq!(&read, b"from the worker");
+}
+
+#[test]
+fn a_ring_is_handed_over_and_its_connection_becomes_the_bell() {
+    let client = |worker| MemClient::over(worker, config()).expect("a client");
+    let made = |capacity| WorkerRing::create(capacity).expect("memory");
+    let refused = |outcome: Result<RingEnd, ShmError>| match outcome {
+        Err(ShmError::Refused { request, reason }) => (request, reason),
+        other => panic!("expected a refusal, not {other:?}"),
+    };
+    let (worker, sidecar) = pair();
+    let served = serve(sidecar);
+    let stranger = SessionToken::from_bytes([0xab; 16]);
+    let (request, reason) = refused(client(worker).ring(&stranger, made(RING_BYTES)));
+    assert_eq!((request.as_str(), reason.as_str()), ("a ring of 8192 bytes a direction", "no such session"));
+    served.join().expect("served").1.expect("in order");
+
+    let (worker, sidecar) = pair();
+    let served = serve(sidecar);
+    assert_eq!(refused(client(worker).ring(&token(), made(2 * RING_BYTES))).1, "a ring has 8192 bytes here");
+    served.join().expect("served").1.expect("in order");
+
+    let (worker, sidecar) = pair();
+    let served = serve(sidecar);
+    let mut worker = client(worker).ring(&token(), made(RING_BYTES)).expect("attached");
+    let (host, outcome) = served.join().expect("served");
+    outcome.expect("in order");
+    let mut sidecar = host.ring.expect("it was handed over");
+    let mut message = Vec::new();
+    assert!(sidecar.consumer.arm(Wait::Bell).expect("in order"));
+    assert_eq!(worker.producer.push(b"there"), Ok(Pushed::Done));
+    worker.producer.wake();
+    assert_eq!(sidecar.bell.hush(), Rung::All);
+    assert!(sidecar.consumer.pop(&mut message).expect("in order"));
+    assert_eq!(message, b"there");
+    assert_eq!(sidecar.producer.push(b"and back"), Ok(Pushed::Done));
+    assert!(worker.consumer.pop(&mut message).expect("in order"));
+    assert_eq!(message, b"and back");
+    drop(sidecar);
+    assert_eq!(worker.bell.hush(), Rung::Ended);
+}
+
+#[test]
+fn a_ring_that_is_none_is_refused_with_the_reason() {
+    let (worker, sidecar) = pair();
+    let served = serve(sidecar);
+    let segment = OwnedSegment::create("no ring", BYTES, Share::Writable).expect("segment");
+    let line = format!("RING {HEX} {RING_BYTES}\n");
+    send_with_fd(&worker, line.as_bytes(), Some(segment.fd())).expect("sent");
+    let Received::Line { line, fd: None } = recv_with_fd(&worker).expect("a reply") else { panic!("no reply") };
+    assert!(line.starts_with("ERR the ring of the session was announced with"), "{line}");
+    drop(worker);
+    assert!(served.join().expect("served").0.ring.is_none());
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! The worker's end of `mem.sock`.
 
-use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use super::connection::Connection;
 use super::credentials::{Credentials, peer_credentials};
 use super::descriptor::{Received, recv_with_fd, send_with_fd};
 use super::message::{MemReply, MemRequest};
@@ -13,6 +13,7 @@ use super::token::SessionToken;
 use crate::arena::SegmentId;
 use crate::error::{ProtocolError, ShmError};
 use crate::fork::ForkSafe;
+use crate::ring::{Bell, RingEnd, WorkerRing};
 use crate::segment::{OwnedSegment, PeerSegment};
 
 /// How a [`MemClient`] behaves.
@@ -97,6 +98,24 @@ impl MemClient {
         }
     }
 
+    /// Hands a ring to the sidecar, which maps it before this returns. The connection becomes the ring's bell.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MemClient::attach`].
+    pub fn ring(mut self, token: &SessionToken, ring: WorkerRing) -> Result<RingEnd, ShmError> {
+        let request = MemRequest::Ring { token: *token, capacity: ring.capacity() };
+        match self.exchange(request, Some(ring.fd()))? {
+            (MemReply::Attached, None) => {}
+            (MemReply::Refused { reason }, None) => return Err(refused(request, reason)),
+            (MemReply::Attached | MemReply::Refused { .. }, Some(_)) => {
+                return Err(ProtocolError::UnexpectedDescriptor.into());
+            }
+            (MemReply::Result { .. }, _) => return Err(ProtocolError::UnexpectedReply.into()),
+        }
+        Ok(ring.into_end(Bell::of(self.stream)?))
+    }
+
     /// Who the sidecar is, as the kernel knows it.
     ///
     /// # Errors
@@ -137,23 +156,6 @@ fn receive_reply(stream: &UnixStream) -> Result<(MemReply, Option<OwnedFd>), Shm
 
 fn refused(request: MemRequest, reason: String) -> ShmError {
     ShmError::Refused { request: request.describe(), reason }
-}
-
-/// A stream that ends for all copies of its descriptor when this one is dropped.
-#[derive(Debug)]
-struct Connection(UnixStream);
-
-impl AsFd for Connection {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        // Fails only when the peer has gone already.
-        let _ = self.0.shutdown(Shutdown::Both);
-    }
 }
 
 const REPLY: &str = "waiting for a reply";

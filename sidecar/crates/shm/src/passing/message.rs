@@ -26,6 +26,13 @@ pub enum MemRequest {
         /// The segment's number among the result segments.
         segment: SegmentId,
     },
+    /// Map the ring whose descriptor comes with this line. After the reply the connection is the ring's bell.
+    Ring {
+        /// The worker's session.
+        token: SessionToken,
+        /// Bytes of each direction.
+        capacity: u64,
+    },
 }
 
 impl MemRequest {
@@ -46,6 +53,9 @@ impl MemRequest {
                 token: words.next()?.parse()?,
                 segment: SegmentId(decimal(words.next()?, "segment number")?),
             },
+            "RING" => {
+                Self::Ring { token: words.next()?.parse()?, capacity: decimal(words.next()?, "number of bytes")? }
+            }
             _ => return Err(ProtocolError::UnknownWord),
         };
         words.end()?;
@@ -58,6 +68,7 @@ impl MemRequest {
         match self {
             Self::Attach { token, segment, bytes } => format!("ATTACH {token} {segment} {bytes}\n"),
             Self::Result { token, segment } => format!("RESULT {token} {segment}\n"),
+            Self::Ring { token, capacity } => format!("RING {token} {capacity}\n"),
         }
     }
 
@@ -67,6 +78,7 @@ impl MemRequest {
         match self {
             Self::Attach { segment, bytes, .. } => format!("to attach input segment {segment} of {bytes} bytes"),
             Self::Result { segment, .. } => format!("result segment {segment}"),
+            Self::Ring { capacity, .. } => format!("a ring of {capacity} bytes a direction"),
         }
     }
 }
@@ -74,7 +86,7 @@ impl MemRequest {
 /// What the sidecar answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MemReply {
-    /// The input segment is mapped.
+    /// The input segment or the ring is mapped.
     Attached,
     /// The result segment's descriptor comes with this line.
     Result {

@@ -9,6 +9,7 @@ use super::message::{MemReply, MemRequest};
 use super::token::SessionToken;
 use crate::arena::SegmentId;
 use crate::error::{ProtocolError, ShmError};
+use crate::ring::PeerRing;
 use crate::segment::{OwnedSegment, PeerSegment};
 
 /// The sessions behind `mem.sock`. Reasons travel to the worker's user: say what is wrong and what to do.
@@ -38,6 +39,21 @@ pub trait MemHost {
     ///
     /// The reason why there is none.
     fn result(&mut self, token: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String>;
+
+    /// Whether this session may have a ring of this capacity. Asked before anything is mapped.
+    ///
+    /// # Errors
+    ///
+    /// The reason why not, such as an unknown token.
+    fn check_ring(&mut self, token: &SessionToken, capacity: u64) -> Result<(), String>;
+
+    /// Takes over a worker's ring, mapped and checked, and its bell, which is the connection on which it came. The reply is
+    /// still to be sent on it: do not ring before the worker says in another way that it has got it.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it is declined; it is then unmapped.
+    fn ring(&mut self, token: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String>;
 }
 
 /// What [`serve_one`] came to.
@@ -45,6 +61,8 @@ pub trait MemHost {
 pub enum ServeOutcome {
     /// A request was granted.
     Granted(MemRequest),
+    /// A ring was attached: the connection is its bell, so serve no more on it.
+    Ringing,
     /// A request was understood and declined; the worker was told.
     Refused {
         /// The request.
@@ -72,7 +90,7 @@ pub fn serve_one(stream: &UnixStream, host: &mut dyn MemHost) -> Result<ServeOut
         Err(error) => return Err(tell(stream, error)),
     };
     let request = MemRequest::parse(&line).map_err(|error| tell(stream, error.into()))?;
-    let (granted, reply) = match answer(request, fd, host).map_err(|error| tell(stream, error.into()))? {
+    let (granted, reply) = match answer(stream, request, fd, host).map_err(|error| tell(stream, error.into()))? {
         Ok(granted) => granted,
         Err(reason) => {
             send_with_fd(stream, MemReply::Refused { reason: reason.clone() }.to_line().as_bytes(), None)?;
@@ -81,7 +99,10 @@ pub fn serve_one(stream: &UnixStream, host: &mut dyn MemHost) -> Result<ServeOut
     };
     let fd = granted.as_ref().map(|segment| segment.fd());
     send_with_fd(stream, reply.to_line().as_bytes(), fd)?;
-    Ok(ServeOutcome::Granted(request))
+    Ok(match request {
+        MemRequest::Ring { .. } => ServeOutcome::Ringing,
+        MemRequest::Attach { .. } | MemRequest::Result { .. } => ServeOutcome::Granted(request),
+    })
 }
 
 /// A granted request: the segment whose descriptor goes with the reply, and the reply.
@@ -89,6 +110,7 @@ type Granted = (Option<Arc<OwnedSegment>>, MemReply);
 
 /// Decides on a request: granted, declined with a reason, or outside the protocol.
 fn answer(
+    stream: &UnixStream,
     request: MemRequest,
     fd: Option<OwnedFd>,
     host: &mut dyn MemHost,
@@ -101,7 +123,10 @@ fn answer(
             let bytes = segment.len();
             (Some(segment), MemReply::Result { bytes })
         })),
-        (MemRequest::Attach { .. }, None) => Err(ProtocolError::MissingDescriptor),
+        (MemRequest::Ring { token, capacity }, Some(fd)) => {
+            Ok(ring(stream, host, &token, capacity, fd).map(|()| (None, MemReply::Attached)))
+        }
+        (MemRequest::Attach { .. } | MemRequest::Ring { .. }, None) => Err(ProtocolError::MissingDescriptor),
         (MemRequest::Result { .. }, Some(_)) => Err(ProtocolError::UnexpectedDescriptor),
     }
 }
@@ -117,6 +142,19 @@ fn attach(
     let name = format!("input segment {segment}");
     let mapped = PeerSegment::map_named(&name, fd, bytes, limit_bytes).map_err(|error| error.to_string())?;
     host.attach(token, segment, mapped)
+}
+
+fn ring(
+    stream: &UnixStream,
+    host: &mut dyn MemHost,
+    token: &SessionToken,
+    capacity: u64,
+    fd: OwnedFd,
+) -> Result<(), String> {
+    host.check_ring(token, capacity)?;
+    let ring = PeerRing::map(fd, capacity).map_err(|error| error.to_string())?;
+    let bell = stream.try_clone().map_err(|error| format!("the sidecar has no descriptor left: {error}"))?;
+    host.ring(token, ring, bell)
 }
 
 /// Tells the peer about an error that ends the connection, and passes the error on.

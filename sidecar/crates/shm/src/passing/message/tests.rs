@@ -18,7 +18,9 @@ fn requests() -> impl Strategy<Value = MemRequest> {
             segment: SegmentId(segment),
             bytes
         }),
-        (token, any::<u32>()).prop_map(|(token, segment)| MemRequest::Result { token, segment: SegmentId(segment) }),
+        (token.clone(), any::<u32>())
+            .prop_map(|(token, segment)| MemRequest::Result { token, segment: SegmentId(segment) }),
+        (token, any::<u64>()).prop_map(|(token, capacity)| MemRequest::Ring { token, capacity }),
     ]
 }
 
@@ -27,6 +29,7 @@ fn near_lines() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just("ATTACH".to_owned()),
         Just("RESULT".to_owned()),
+        Just("RING".to_owned()),
         Just("OK".to_owned()),
         Just("ERR".to_owned()),
         Just(" ".to_owned()),
@@ -100,6 +103,9 @@ fn hostile_requests_are_refused_for_the_right_reason() {
         (format!("ATTACH  {TOKEN} 1 2"), ProtocolError::WordCount),
         (format!(" ATTACH {TOKEN} 1 2"), ProtocolError::WordCount),
         (format!("RESULT {TOKEN} 1 2"), ProtocolError::WordCount),
+        (format!("RING {TOKEN}"), ProtocolError::WordCount),
+        (format!("RING {TOKEN} 4096 1"), ProtocolError::WordCount),
+        (format!("RING {TOKEN} 04096"), number("number of bytes")),
         (format!("attach {TOKEN} 1 2"), ProtocolError::UnknownWord),
         (format!("DETACH {TOKEN} 1"), ProtocolError::UnknownWord),
         ("OK".to_owned(), ProtocolError::UnknownWord),
