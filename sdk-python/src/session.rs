@@ -16,6 +16,7 @@ use crate::wait_in_slices;
 /// A session with the sidecar.
 #[pyclass(frozen, module = "ronde._ronde")]
 pub(crate) struct Session {
+    submission_path: &'static str,
     /// `None` once closed. Locked for a moment and only while attached, so that no thread holds it when another one forks.
     client: Mutex<Option<Arc<Client>>>,
     view: EpochView,
@@ -40,8 +41,8 @@ impl Session {
         options.client_name = client_name;
         let mut connecting = Connecting::start(options).map_err(|error| raise(&error))?;
         let client = wait_in_slices(py, |slice| connecting.wait_timeout(slice).map_err(|error| raise(&error)))?;
-        let view = *client.view();
-        Ok(Self { client: Mutex::new(Some(Arc::new(client))), view })
+        let (submission_path, view) = (client.submission_path(), *client.view());
+        Ok(Self { submission_path, client: Mutex::new(Some(Arc::new(client))), view })
     }
 
     /// Submits a collective on the tensor at `address`, whose bytes have been copied when this returns; without a type
@@ -130,6 +131,12 @@ impl Session {
     /// The sidecar's messages for people since the last call.
     fn take_notices(&self) -> Vec<String> {
         self.client().map(|client| client.take_notices()).unwrap_or_default()
+    }
+
+    /// How operations reach the sidecar.
+    #[getter]
+    fn submission_path(&self) -> &'static str {
+        self.submission_path
     }
 
     #[getter]

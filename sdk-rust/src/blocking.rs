@@ -120,6 +120,12 @@ impl Client {
         self.view.size
     }
 
+    /// How what is submitted reaches the sidecar: `ring`, in shared memory, or `grpc`, on the session's stream.
+    #[must_use]
+    pub fn submission_path(&self) -> &'static str {
+        self.inner.get().map_or("grpc", |inner| inner.client.submission_path())
+    }
+
     /// Why nothing can be submitted any more, if so.
     #[must_use]
     pub fn over(&self) -> Option<Error> {

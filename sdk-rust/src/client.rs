@@ -1,10 +1,12 @@
 //! [`Client`]: the asynchronous client.
 
+use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ronde_rpc::{EpochView, paths};
+use ronde_rpc::v1::client_message::Message as Say;
+use ronde_rpc::{EpochView, paths, v1};
 use ronde_shm::ForkSafe;
 use ronde_wire::SetId;
 use tokio::sync::oneshot;
@@ -14,12 +16,13 @@ use tokio::time::timeout;
 use crate::connect;
 use crate::error::Error;
 use crate::handle::Handle;
+use crate::listener::Listener;
 use crate::memory::{LeasedSlot, Memory};
 use crate::methods::{for_each_group, for_each_operation};
 use crate::operation::{Label, Operation, ReduceOptions};
 use crate::options::{Options, Transfer};
 use crate::outcome::{Exchanged, ProcessSet};
-use crate::session::{Draft, Input, Listener, Session};
+use crate::session::{Draft, Input, Session};
 use crate::tensor::{Tensor, TensorRef};
 
 /// A worker's session with its sidecar, in an epoch that has begun.
@@ -57,18 +60,23 @@ impl Client {
                 Some(Arc::new(Memory::connect(&socket, &attached.claimed)?))
             }
         };
+        let ring = connect::attach_ring(&options, &attached.claimed).await;
         let session = Arc::new(Session::new(
             (options.socket_dir, options.rank),
             attached.outgoing,
             attached.claimed,
-            memory,
+            (memory, ring),
             options.operation_timeout,
         ));
-        let (began, begins) = oneshot::channel();
-        let listener = Listener { session: Arc::clone(&session), incoming: attached.incoming, began: Some(began) };
+        let ((began, begins), (told, taken)) = (oneshot::channel(), oneshot::channel());
+        session.on_begin(began);
+        let listener = Listener::new(Arc::clone(&session), attached.incoming, told)?;
+        if session.ring().is_some() {
+            session.say_on_stream(Say::RingReady(v1::RingReady {}))?;
+        }
         let open = Open { session, listener: Some(tokio::spawn(listener.run())) };
         let begun = tokio::select! {
-            begun = begin(&open.session, begins, options.start_timeout) => begun,
+            begun = begin(&open.session, begins, taken, options.start_timeout) => begun,
             () = &mut cancelled => Err(Error::Closed),
         };
         match begun {
@@ -191,6 +199,15 @@ impl Client {
     #[must_use]
     pub fn size(&self) -> u32 {
         self.view.size
+    }
+
+    /// How what is submitted reaches the sidecar: `ring`, in shared memory, or `grpc`, on the session's stream.
+    #[must_use]
+    pub fn submission_path(&self) -> &'static str {
+        match self.open.get() {
+            Ok(open) if open.session.ring().is_some() => "ring",
+            _ => "grpc",
+        }
     }
 
     /// Why nothing can be submitted any more: the epoch's failure, the sidecar's end, or the client's own.
@@ -328,9 +345,20 @@ impl Drop for Open {
 async fn begin(
     session: &Session,
     begins: oneshot::Receiver<Result<EpochView, Error>>,
+    taken: oneshot::Receiver<()>,
     waits: Duration,
 ) -> Result<EpochView, Error> {
-    match timeout(waits, begins).await {
+    let begun = async {
+        let view = begins.await;
+        if let (Ok(Ok(view)), Some(ring)) = (&view, session.ring()) {
+            let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+            ring.allow_spinning(cores, view.local_size as usize);
+            // Fails with the session, which the first call then tells.
+            let _ = taken.await;
+        }
+        view
+    };
+    match timeout(waits, begun).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(_)) => Err(session.over().unwrap_or(Error::Closed)),
         Err(_) => {

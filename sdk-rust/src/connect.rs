@@ -13,7 +13,8 @@ use ronde_rpc::v1::client_message::Message as Say;
 use ronde_rpc::v1::ronde_client::RondeClient;
 use ronde_rpc::v1::server_message::Message as Heard;
 use ronde_rpc::{Claim, Claimed, PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, RankToken, paths, v1};
-use ronde_shm::ForkSafe;
+use ronde_shm::ring::WorkerRing;
+use ronde_shm::{ForkSafe, MemClient, MemClientConfig, SessionToken};
 use ronde_wire::limits;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
@@ -25,8 +26,11 @@ use tonic::{Code, Streaming};
 use tower::service_fn;
 
 use crate::error::Error;
-use crate::options::Options;
-use crate::session::{OUTGOING_MAX, describe};
+use crate::listener::describe;
+use crate::memory::EXCHANGE_TIMEOUT;
+use crate::options::{Options, Transfer};
+use crate::ring::Ring;
+use crate::session::OUTGOING_MAX;
 
 /// A claimed rank: the answer, and both directions of the stream.
 pub(crate) struct Attached {
@@ -57,6 +61,29 @@ pub(crate) async fn attach(options: &Options, token: RankToken) -> Result<Attach
         }
         sleep(pause).await;
         pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// The session's ring, where both sides have one, attached on `mem.sock`. Without one all messages travel on the stream,
+/// which needs nothing more.
+pub(crate) async fn attach_ring(options: &Options, claimed: &Claimed) -> Option<Ring> {
+    let wanted = options.ring == crate::options::Ring::Auto && options.transfer == Transfer::Arena;
+    if !wanted || claimed.ring_bytes == 0 {
+        return None;
+    }
+    let (socket, token) = (paths::mem_socket(&options.socket_dir), SessionToken::from_bytes(claimed.session_token));
+    let capacity = claimed.ring_bytes;
+    let config = MemClientConfig { timeout: EXCHANGE_TIMEOUT, result_bytes_max: 0 };
+    let attach =
+        move || MemClient::connect(&socket, config)?.ring(&token, WorkerRing::create(capacity)?).map(Ring::new);
+    match tokio::task::spawn_blocking(attach).await {
+        Ok(Ok(ring)) => Some(ring),
+        Ok(Err(error)) => {
+            tracing::info!(target: "ronde", %error, "no ring: all messages travel on the session's stream");
+            None
+        }
+        // The runtime is ending, and the session with it.
+        Err(_) => None,
     }
 }
 

@@ -64,7 +64,7 @@ impl<T: Outcome> Handle<T> {
     #[must_use]
     pub fn poll(&self) -> bool {
         // In a child there is nothing to wait for: the call that waits says so.
-        self.flight.get().map_or(true, |flight| flight.is_answered() || flight.promise.is_ready())
+        self.flight.get().map_or(true, |flight| flight.is_answered() || flight.session.poll(&flight.promise))
     }
 
     /// The operation's name, as the ranks know it.
@@ -125,7 +125,7 @@ impl<T: Outcome> Handle<T> {
         }
         let now = Instant::now();
         let left = flight.deadline.map_or(slice, |deadline| deadline.saturating_duration_since(now).min(slice));
-        flight.arrived = flight.promise.wait_timeout(left);
+        flight.arrived = flight.session.wait(&flight.promise, left);
         if flight.arrived.is_none() && flight.deadline.is_some_and(|deadline| now >= deadline) {
             flight.arrived = Some(Err(flight.give_up()));
         }

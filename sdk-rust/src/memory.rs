@@ -163,7 +163,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// How long the sidecar may take to map a segment.
-const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Small enough that a small program pays little for pages, large enough that a model needs few segments.
 const SEGMENT_BYTES_MIN: u64 = 16 << 20;
 /// A cache line, and what vector instructions like.

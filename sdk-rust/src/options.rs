@@ -29,6 +29,19 @@ pub struct Options {
     pub client_name: String,
     /// How tensors reach the sidecar.
     pub transfer: Transfer,
+    /// How messages reach the sidecar.
+    pub ring: Ring,
+}
+
+/// How messages reach the sidecar.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ring {
+    /// Over a ring in shared memory where the sidecar takes one and tensors travel through shared memory too; else as with
+    /// `Off`.
+    #[default]
+    Auto,
+    /// On the session's gRPC stream.
+    Off,
 }
 
 /// How tensors reach the sidecar.
@@ -56,12 +69,13 @@ impl Options {
             operation_timeout: None,
             client_name: concat!("ronde-rust ", env!("CARGO_PKG_VERSION")).to_owned(),
             transfer: Transfer::default(),
+            ring: Ring::default(),
         }
     }
 
     /// Reads the environment, as `ronde run` sets it: RONDE_SOCKET (else `$XDG_RUNTIME_DIR/ronde`, else `/run/ronde`),
     /// RONDE_JOB, RONDE_RANK, RONDE_TOKEN_FILE (else the rank's file in the session directory), and, in seconds,
-    /// RONDE_CONNECT_TIMEOUT, RONDE_START_TIMEOUT, RONDE_OPERATION_TIMEOUT.
+    /// RONDE_CONNECT_TIMEOUT, RONDE_START_TIMEOUT, RONDE_OPERATION_TIMEOUT. RONDE_RING=0 switches the ring off.
     ///
     /// # Errors
     /// [`Error::Settings`] with all problems at once.
@@ -81,8 +95,9 @@ impl Options {
         let connect = problems.note(seconds(&lookup, "RONDE_CONNECT_TIMEOUT"));
         let start = problems.note(seconds(&lookup, "RONDE_START_TIMEOUT"));
         let operation = problems.note(seconds(&lookup, "RONDE_OPERATION_TIMEOUT"));
-        let (Some(socket_dir), Some(job), Some(rank), Some(connect), Some(start), Some(operation)) =
-            (socket_dir, job, rank, connect, start, operation)
+        let ring = problems.note(ring(&lookup));
+        let (Some(socket_dir), Some(job), Some(rank), Some(connect), Some(start), Some(operation), Some(ring)) =
+            (socket_dir, job, rank, connect, start, operation, ring)
         else {
             return Err(Error::Settings { problems: problems.0 });
         };
@@ -90,6 +105,7 @@ impl Options {
         options.connect_timeout = connect.unwrap_or(CONNECT_TIMEOUT);
         options.start_timeout = start.unwrap_or(START_TIMEOUT);
         options.operation_timeout = operation;
+        options.ring = ring;
         if let Some(path) = lookup("RONDE_TOKEN_FILE") {
             options.token_file = path.into();
         }
@@ -145,6 +161,16 @@ fn rank(lookup: &impl Fn(&str) -> Option<String>) -> Result<Rank, String> {
     rank.map(Rank).ok_or_else(|| format!("RONDE_RANK is {text:?}; it is a number from 0 to {}", limits::RANKS_MAX - 1))
 }
 
+fn ring(lookup: &impl Fn(&str) -> Option<String>) -> Result<Ring, String> {
+    match lookup("RONDE_RING").as_deref() {
+        None | Some("1") => Ok(Ring::Auto),
+        Some("0") => Ok(Ring::Off),
+        Some(text) => {
+            Err(format!("RONDE_RING is {text:?}; it is 0 for no ring, or 1 for one where the sidecar takes it"))
+        }
+    }
+}
+
 fn seconds(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<Duration>, String> {
     let Some(text) = lookup(name) else { return Ok(None) };
     let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
@@ -162,24 +188,37 @@ mod tests {
 
     #[test]
     fn all_problems_are_told_at_once() {
-        let settings = [("RONDE_RANK", "-1"), ("RONDE_START_TIMEOUT", "soon"), ("XDG_RUNTIME_DIR", "/nowhere")];
+        let settings = [
+            ("RONDE_RANK", "-1"),
+            ("RONDE_START_TIMEOUT", "soon"),
+            ("RONDE_RING", "maybe"),
+            ("XDG_RUNTIME_DIR", "/nowhere"),
+        ];
         let lookup = |name: &str| settings.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
         let Err(Error::Settings { problems }) = Options::from_lookup(lookup) else { panic!("accepted") };
         let text = problems.join("\n");
-        for wanted in ["RONDE_SOCKET is not set", "/nowhere/ronde", "RONDE_JOB is not set", "\"-1\"", "\"soon\""] {
+        let all =
+            ["RONDE_SOCKET is not set", "/nowhere/ronde", "RONDE_JOB is not set", "\"-1\"", "\"soon\"", "\"maybe\""];
+        for wanted in all {
             assert!(text.contains(wanted), "{text} does not say {wanted}");
         }
-        assert_eq!(problems.len(), 4);
+        assert_eq!(problems.len(), 5);
     }
 
     #[test]
     fn settings_are_taken_over() {
-        let settings =
-            [("RONDE_SOCKET", "/s"), ("RONDE_JOB", "mnist"), ("RONDE_RANK", "3"), ("RONDE_OPERATION_TIMEOUT", "0.5")];
+        let settings = [
+            ("RONDE_SOCKET", "/s"),
+            ("RONDE_JOB", "mnist"),
+            ("RONDE_RANK", "3"),
+            ("RONDE_OPERATION_TIMEOUT", "0.5"),
+            ("RONDE_RING", "0"),
+        ];
         let lookup = |name: &str| settings.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
         let options = Options::from_lookup(lookup).expect("complete settings");
         assert_eq!(options.token_file, Path::new("/s/rank-3.token"));
         assert_eq!(options.operation_timeout, Some(Duration::from_millis(500)));
         assert_eq!((options.rank, options.job.as_str()), (Rank(3), "mnist"));
+        assert_eq!(options.ring, Ring::Off);
     }
 }

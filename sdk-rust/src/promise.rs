@@ -11,7 +11,10 @@ use crate::error::Error;
 
 /// The two sides of a value to come.
 pub(crate) fn promise<T>() -> (Fulfil<T>, Promise<T>) {
-    let cell = Arc::new(Cell { state: Mutex::new(State { outcome: None, waker: None }), ready: Condvar::new() });
+    let cell = Arc::new(Cell {
+        state: Mutex::new(State { outcome: None, waker: None, nudged: false, sleepers: 0 }),
+        ready: Condvar::new(),
+    });
     (Fulfil { cell: Some(Arc::clone(&cell)) }, Promise { cell })
 }
 
@@ -27,13 +30,33 @@ impl<T> Promise<T> {
         self.cell.lock().outcome.is_some()
     }
 
+    /// Takes the value, if it is there.
+    pub(crate) fn take(&self) -> Option<Result<T, Error>> {
+        self.cell.lock().outcome.take()
+    }
+
     /// Takes the value, waiting for it at most `slice`; `None` when it is not there yet.
     pub(crate) fn wait_timeout(&self, slice: Duration) -> Option<Result<T, Error>> {
-        let state = self.cell.lock();
-        let waiting = |state: &mut State<T>| state.outcome.is_none();
-        let outcome = self.cell.ready.wait_timeout_while(state, slice, waiting);
-        outcome.unwrap_or_else(PoisonError::into_inner).0.outcome.take()
+        self.cell.sleep(slice, |state| state.outcome.is_none()).outcome.take()
     }
+
+    /// Waits at most `slice` for the value or a [`Nudge`], which is then used up. Does not take the value.
+    pub(crate) fn wait_for_nudge(&self, slice: Duration) {
+        self.cell.sleep(slice, |state| state.outcome.is_none() && !state.nudged).nudged = false;
+    }
+}
+
+impl<T: Send + 'static> Promise<T> {
+    /// What wakes [`Promise::wait_for_nudge`].
+    pub(crate) fn nudge(&self) -> Arc<dyn Nudge> {
+        Arc::clone(&self.cell) as Arc<dyn Nudge>
+    }
+}
+
+/// Wakes a thread that waits for a promise, which goes on without an answer.
+pub(crate) trait Nudge: Send + Sync {
+    /// Wakes it, now or when it waits next.
+    fn nudge(&self);
 }
 
 impl<T> Future for Promise<T> {
@@ -82,6 +105,9 @@ struct Cell<T> {
 struct State<T> {
     outcome: Option<Result<T, Error>>,
     waker: Option<Waker>,
+    nudged: bool,
+    /// Threads that wait for `ready`: nobody else is worth a system call.
+    sleepers: usize,
 }
 
 impl<T> Cell<T> {
@@ -90,15 +116,43 @@ impl<T> Cell<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Sleeps while `waiting`, at most for `slice`.
+    fn sleep(&self, slice: Duration, waiting: impl Fn(&State<T>) -> bool) -> MutexGuard<'_, State<T>> {
+        let mut state = self.lock();
+        if !waiting(&state) {
+            return state;
+        }
+        state.sleepers += 1;
+        let woken = self.ready.wait_timeout_while(state, slice, |state| waiting(state));
+        let mut state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        state.sleepers -= 1;
+        state
+    }
+
     fn deliver(&self, outcome: Result<T, Error>) {
-        let waker = {
+        let (waker, sleepers) = {
             let mut state = self.lock();
             state.outcome = Some(outcome);
-            state.waker.take()
+            (state.waker.take(), state.sleepers)
         };
-        self.ready.notify_all();
+        if sleepers > 0 {
+            self.ready.notify_all();
+        }
         if let Some(waker) = waker {
             waker.wake();
+        }
+    }
+}
+
+impl<T: Send> Nudge for Cell<T> {
+    fn nudge(&self) {
+        let sleepers = {
+            let mut state = self.lock();
+            state.nudged = true;
+            state.sleepers
+        };
+        if sleepers > 0 {
+            self.ready.notify_all();
         }
     }
 }

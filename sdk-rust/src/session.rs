@@ -1,7 +1,7 @@
-//! A session: the state that a client's calls and its background task share, and that task.
+//! A session: the state that a client's calls and its background task share.
 //!
-//! The task owns the incoming stream. It hands completions to their waiters, sends heartbeats, and when the stream or the
-//! epoch ends it tells every waiter why, with the failure kept for those who come later.
+//! What calls say goes over the ring where there is one, and else on the stream; what the sidecar says comes in
+//! [`hearing`](crate::hearing), from the task or from a thread that waits.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -11,19 +11,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
-use ronde_rpc::{Claimed, Completion, EpochView, Place, Submission, v1};
+use ronde_rpc::{Claimed, EpochView, Place, Submission, v1};
 use ronde_shm::ForkGuard;
-use ronde_wire::{Collective, Detail, Failure, Rank, Request, RequestId, SetId};
+use ronde_wire::{Collective, Rank, Request, RequestId, SetId};
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::time::{Instant, MissedTickBehavior};
-use tonic::{Status, Streaming};
 
 use crate::error::Error;
 use crate::handle::{Arrived, Handle, sidecar_gone};
 use crate::memory::{LeasedSlot, Memory};
 use crate::operation::{Label, Operation};
-use crate::promise::promise;
+use crate::promise::{Promise, promise};
+use crate::ring::{Ring, Urgency};
 use crate::table::{Entry, Table};
 
 /// What calls and the task share.
@@ -34,14 +32,18 @@ pub(crate) struct Session {
     /// `None` when tensors travel in messages.
     pub(crate) memory: Option<Arc<Memory>>,
     pub(crate) operation_timeout: Option<Duration>,
-    directory: PathBuf,
+    pub(crate) directory: PathBuf,
     outgoing: mpsc::Sender<v1::ClientMessage>,
+    /// `None` when all messages travel on the stream.
+    ring: Option<Ring>,
     me: Rank,
     table: Mutex<Table>,
     /// Why results in shared memory are no longer this session's: its stream has ended.
     released: OnceLock<Error>,
     notices: Mutex<VecDeque<String>>,
-    closing: Notify,
+    /// Told when the epoch begins, or why it does not.
+    began: Mutex<Option<oneshot::Sender<Result<EpochView, Error>>>>,
+    pub(crate) closing: Notify,
 }
 
 /// An operation that has its name and is not submitted yet. Dropping it tells the other ranks that this one takes no part.
@@ -83,7 +85,7 @@ impl Session {
         (directory, me): (PathBuf, Rank),
         outgoing: mpsc::Sender<v1::ClientMessage>,
         claimed: Claimed,
-        memory: Option<Arc<Memory>>,
+        (memory, ring): (Option<Arc<Memory>>, Option<Ring>),
         operation_timeout: Option<Duration>,
     ) -> Self {
         Self {
@@ -93,10 +95,12 @@ impl Session {
             operation_timeout,
             directory,
             outgoing,
+            ring,
             me,
             table: Mutex::new(Table::new(me)),
             released: OnceLock::new(),
             notices: Mutex::default(),
+            began: Mutex::default(),
             closing: Notify::new(),
         }
     }
@@ -146,7 +150,7 @@ impl Session {
             Entry { collective: what.collective.clone(), waiter: Some(fulfil), _input: input, parts: Vec::new() };
         let request = self.lock_table().insert(entry, self.pending_max())?;
         let message = Submission { request, what: what.clone(), place }.into_message();
-        if let Err(error) = self.say(Say::Submit(message)) {
+        if let Err(error) = self.say(Say::Submit(message), Urgency::Now) {
             self.lock_table().remove(request);
             return Err(error);
         }
@@ -192,11 +196,42 @@ impl Session {
         }
     }
 
-    /// A result has been read.
+    /// A result has been read. The sidecar need not know before it gets something to do.
     pub(crate) fn release(&self, request: RequestId) {
         if !self.fork_guard.is_child() {
-            self.say_or_end(Say::Release(v1::Release { request: request.0 }));
+            let said = self.say(Say::Release(v1::Release { request: request.0 }), Urgency::WithTheNext);
+            self.must_be_said(said);
         }
+    }
+
+    /// Waits at most `slice` for an answer; the thread that waits reads for the others, too.
+    pub(crate) fn wait(
+        self: &Arc<Self>,
+        promise: &Promise<Arrived>,
+        slice: Duration,
+    ) -> Option<Result<Arrived, Error>> {
+        match &self.ring {
+            Some(ring) => ring.wait(promise, slice, &|message| self.hear(message)),
+            None => promise.wait_timeout(slice),
+        }
+    }
+
+    /// Whether an answer is there. Looks at the ring, if nobody else does.
+    pub(crate) fn poll(self: &Arc<Self>, promise: &Promise<Arrived>) -> bool {
+        if let Some(ring) = self.ring.as_ref().filter(|_| !promise.is_ready()) {
+            ring.glance(&|message| self.hear(message));
+        }
+        promise.is_ready()
+    }
+
+    /// The ring, if there is one.
+    pub(crate) fn ring(&self) -> Option<&Ring> {
+        self.ring.as_ref()
+    }
+
+    /// Who is to be told when the epoch begins, or why it does not.
+    pub(crate) fn on_begin(&self, told: oneshot::Sender<Result<EpochView, Error>>) {
+        *self.lock_began() = Some(told);
     }
 
     /// Ends the session in order; everybody who still waits gets [`Error::Closed`].
@@ -207,7 +242,7 @@ impl Session {
         // First, as the farewell lets the sidecar lease the results' memory again.
         self.let_results_go(&Error::Closed);
         // Fails when the stream has ended, and then there is nobody to part from.
-        let _ = self.say(Say::Goodbye(v1::Goodbye { reason: reason.to_owned() }));
+        let _ = self.say_on_stream(Say::Goodbye(v1::Goodbye { reason: reason.to_owned() }));
         self.end(&Error::Closed);
         self.closing.notify_one();
     }
@@ -272,7 +307,17 @@ impl Session {
         self.claimed.pending_max as usize
     }
 
-    fn say(&self, message: Say) -> Result<(), Error> {
+    /// Says something over the ring if there is one, else on the stream.
+    fn say(&self, message: Say, urgency: Urgency) -> Result<(), Error> {
+        let Some(ring) = &self.ring else { return self.say_on_stream(message) };
+        if ring.is_over() {
+            return Err(self.stream_closed());
+        }
+        ring.say(&v1::ClientMessage { message: Some(message) }, urgency)
+    }
+
+    /// Says on the stream what belongs there whether there is a ring or not: what tells of life and its end.
+    pub(crate) fn say_on_stream(&self, message: Say) -> Result<(), Error> {
         use mpsc::error::TrySendError;
         self.outgoing.try_send(v1::ClientMessage { message: Some(message) }).map_err(|error| match error {
             TrySendError::Full(_) => Error::Limit {
@@ -287,8 +332,13 @@ impl Session {
 
     /// Says what must not be lost, as other ranks would wait for ever: when the sidecar does not take it, the session ends.
     fn say_or_end(&self, message: Say) {
-        // Where it is the stream that has closed the task knows better words.
-        if let Err(full @ Error::Limit { .. }) = self.say(message) {
+        let said = self.say(message, Urgency::Now);
+        self.must_be_said(said);
+    }
+
+    fn must_be_said(&self, said: Result<(), Error>) {
+        // Where it is the stream or the ring that is over the task knows better words.
+        if let Err(full @ Error::Limit { .. }) = said {
             self.end(&full);
             self.closing.notify_one();
         }
@@ -301,232 +351,39 @@ impl Session {
 
     /// From now on the sidecar may use the memory of results for others. Not so when only the epoch ends. The first reason
     /// stays.
-    fn let_results_go(&self, why: &Error) {
+    pub(crate) fn let_results_go(&self, why: &Error) {
         let _ = self.released.set(why.clone());
         fence(Ordering::SeqCst);
     }
 
     /// Nothing can be submitted from now on, and every waiter is told why. The first reason stays.
-    fn end(&self, why: &Error) {
+    pub(crate) fn end(&self, why: &Error) {
         let entries = self.lock_table().end(why.clone());
         for waiter in entries.into_iter().filter_map(|entry| entry.waiter) {
             waiter.with(Err(why.clone()));
         }
+        if let Some(ring) = &self.ring {
+            ring.kick();
+        }
     }
 
     /// A panic elsewhere leaves the table whole: each change is a single call.
-    fn lock_table(&self) -> MutexGuard<'_, Table> {
+    pub(crate) fn lock_table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_notices(&self) -> MutexGuard<'_, VecDeque<String>> {
+    pub(crate) fn lock_began(&self) -> MutexGuard<'_, Option<oneshot::Sender<Result<EpochView, Error>>>> {
+        self.began.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn lock_notices(&self) -> MutexGuard<'_, VecDeque<String>> {
         self.notices.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The background task of a session.
-pub(crate) struct Listener {
-    pub(crate) session: Arc<Session>,
-    pub(crate) incoming: Streaming<v1::ServerMessage>,
-    /// Told when the epoch begins, or why it does not.
-    pub(crate) began: Option<oneshot::Sender<Result<EpochView, Error>>>,
-}
-
-impl Listener {
-    /// Runs until the stream ends, or for a while after the session was closed.
-    pub(crate) async fn run(mut self) {
-        let session = Arc::clone(&self.session);
-        let mut heartbeat = tokio::time::interval(Duration::from_millis(session.claimed.heartbeat_ms.into()));
-        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut closes_at: Option<Instant> = None;
-        let mut silence = Silence::new(Duration::from_millis(session.claimed.peer_timeout_ms.into()));
-        let why = loop {
-            tokio::select! {
-                biased;
-                heard = self.incoming.message() => match heard {
-                    Ok(Some(message)) => {
-                        silence.broken();
-                        if let Err(error) = self.hear(message) { break error }
-                    }
-                    Ok(None) => break self.gone("it ended the session"),
-                    Err(status) => break self.gone(&describe(&status)),
-                },
-                _ = heartbeat.tick(), if closes_at.is_none() => {
-                    if silence.is_too_long() {
-                        let timeout = silence.timeout.as_secs_f64();
-                        break self.gone(&format!("it has been silent for {timeout:.1} s, the peer timeout"));
-                    }
-                    // A full queue means that the sidecar does not read; it will not miss this one.
-                    let _ = session.say(Say::Heartbeat(v1::Heartbeat {}));
-                }
-                () = session.closing.notified() => closes_at = Some(Instant::now() + CLOSE_TIMEOUT),
-                () = sleep_until(closes_at) => break Error::Closed,
-            }
-        };
-        self.session.let_results_go(&why);
-        self.session.end(&why);
-        self.tell_began(Err(self.session.over().unwrap_or(why)));
-    }
-
-    fn hear(&mut self, message: v1::ServerMessage) -> Result<(), Error> {
-        match message.message {
-            Some(Heard::Completed(message)) => return self.complete(message),
-            Some(Heard::ResultPart(part)) => return self.add_part(&part),
-            Some(Heard::Failed(message)) => {
-                let failure = Failure::from(message.failure.unwrap_or_default());
-                self.answer(RequestId(message.request), Err(failure.into()));
-            }
-            Some(Heard::EpochEnded(message)) => {
-                let error = Error::Failure(Failure::from(message.failure.unwrap_or_default()));
-                self.session.end(&error);
-                self.tell_began(Err(error));
-            }
-            Some(Heard::EpochBegan(message)) => {
-                let view = EpochView::parse(&message).map_err(|error| Error::protocol(&error))?;
-                self.session.lock_table().names.begin(view.size);
-                self.tell_began(Ok(view));
-            }
-            Some(Heard::Notice(notice)) => self.note(notice.text),
-            // A second answer to the claim says nothing new; an empty message is one of a later version.
-            Some(Heard::Claimed(_) | Heard::Alive(_)) | None => {}
-        }
-        Ok(())
-    }
-
-    fn complete(&self, message: v1::Completed) -> Result<(), Error> {
-        let completion = Completion::parse(message).map_err(|error| Error::protocol(&error))?;
-        let request = completion.request;
-        let entry = {
-            let mut table = self.session.lock_table();
-            let entry = table.remove(request);
-            if let Some(entry) = &entry {
-                // Before the waiter hears of it and goes on with the next operation.
-                learn(&mut table, &entry.collective, &completion.detail);
-            }
-            entry
-        };
-        let Some(entry) = entry else {
-            // A result that came after its request ended is of no use, but must be given back.
-            drop(Arrived::new(&self.session, completion, Vec::new()));
-            return Ok(());
-        };
-        let arrived = Arrived::new(&self.session, completion, entry.parts);
-        if let Some(waiter) = entry.waiter {
-            waiter.with(Ok(arrived));
-        }
-        Ok(())
-    }
-
-    fn add_part(&self, part: &v1::ResultPart) -> Result<(), Error> {
-        let mut table = self.session.lock_table();
-        let Some(entry) = table.entry_mut(RequestId(part.request)) else { return Ok(()) };
-        let limit = self.session.claimed.arena_bytes_max;
-        if (entry.parts.len() + part.data.len()) as u64 > limit {
-            return Err(Error::Protocol { reason: format!("a result in parts is over arena_bytes_max = {limit}") });
-        }
-        entry.parts.extend_from_slice(&part.data);
-        Ok(())
-    }
-
-    fn answer(&self, request: RequestId, outcome: Result<Arrived, Error>) {
-        let entry = self.session.lock_table().remove(request);
-        if let Some(waiter) = entry.and_then(|entry| entry.waiter) {
-            waiter.with(outcome);
-        }
-    }
-
-    fn note(&self, text: String) {
-        tracing::warn!(target: "ronde", "{text}");
-        let mut notices = self.session.lock_notices();
-        notices.truncate(NOTICES_MAX - 1);
-        notices.push_back(text);
-    }
-
-    fn tell_began(&mut self, outcome: Result<EpochView, Error>) {
-        if let Some(began) = self.began.take() {
-            // Nobody listens when `connect` was given up.
-            let _ = began.send(outcome);
-        }
-    }
-
-    fn gone(&self, how: &str) -> Error {
-        Error::Failure(sidecar_gone(&self.session.directory, how))
-    }
-}
-
-/// Also when the task panics or its runtime is dropped, every waiter gets an answer.
-impl Drop for Listener {
-    fn drop(&mut self) {
-        // In a forked child the lock may be held by a thread that does not exist there.
-        if !self.session.fork_guard.is_child() {
-            self.session.let_results_go(&Error::Closed);
-            self.session.end(&Error::Closed);
-        }
-    }
-}
-
-/// For how long the sidecar has said nothing. Looked at with every heartbeat: when this process itself stood still, the
-/// time between two looks tells, and the sidecar gets a fresh grace.
-struct Silence {
-    timeout: Duration,
-    heard: Instant,
-    looked: Instant,
-}
-
-impl Silence {
-    fn new(timeout: Duration) -> Self {
-        let now = Instant::now();
-        Self { timeout, heard: now, looked: now }
-    }
-
-    fn broken(&mut self) {
-        self.heard = Instant::now();
-    }
-
-    fn is_too_long(&mut self) -> bool {
-        let now = Instant::now();
-        if now - self.looked > OWN_PAUSE {
-            self.heard = now;
-        }
-        self.looked = now;
-        now - self.heard > self.timeout
-    }
-}
-
-/// What a completed operation changes about sets and numbers.
-fn learn(table: &mut Table, collective: &Collective, detail: &Detail) {
-    match (collective, detail) {
-        (Collective::AddSet { ranks }, Detail::Set(set)) => table.names.add_set(*set, ranks.clone()),
-        // Without its number in the answer there was no such set to remove, or it is the one that stays.
-        (Collective::RemoveSet { set }, Detail::Set(_)) if *set != SetId::WORLD => table.names.remove_set(*set),
-        (Collective::Join, _) => table.names.all_joined(),
-        _ => {}
-    }
-}
-
-/// What a status tells a user, in one line.
-pub(crate) fn describe(status: &Status) -> String {
-    let cause = std::error::Error::source(status).map(|source| format!(" ({source})")).unwrap_or_default();
-    format!("{}{cause}", status.message())
-}
-
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }
 
 /// Messages waiting to be sent: a submission and a release or withdrawal for every request that may be pending, and room for
 /// heartbeats and the farewell.
 pub(crate) const OUTGOING_MAX: usize = 2 * ronde_wire::limits::PENDING_PER_SESSION_MAX + 64;
-/// Notices kept for the program; further ones replace the newest.
-const NOTICES_MAX: usize = 64;
-/// Two heartbeats that are further apart than this mean that this process stood still.
-const OWN_PAUSE: Duration = Duration::from_secs(1);
-/// How long to listen after the farewell.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-
 #[cfg(test)]
 mod tests {
     use ronde_rpc::convert::SESSION_TOKEN_BYTES;
@@ -543,9 +400,10 @@ mod tests {
             arena_bytes_max: 1 << 20,
             inline_bytes_max: 1 << 20,
             pending_max: 10,
+            ring_bytes: 0,
         };
         let (outgoing, _unread) = mpsc::channel(2);
-        let session = Arc::new(Session::new((PathBuf::new(), Rank(0)), outgoing, claimed, None, None));
+        let session = Arc::new(Session::new((PathBuf::new(), Rank(0)), outgoing, claimed, (None, None), None));
         let draft = || session.draft(&Operation::barrier(None));
         let submitted = session.submit(draft().expect("open"), Input::Bytes(&[])).expect("room");
         drop(draft().expect("open"));

@@ -8,15 +8,32 @@ use std::time::Duration;
 
 use fake::{Fake, Settings};
 use ronde::blocking::{self, Progress};
-use ronde::{Blame, Cause, Client, Error, Operation, ReduceOp, ReduceOptions, Tensor, TensorRef, Transfer};
+use ronde::{
+    Blame, Cause, Client, Error, Operation, Options, ReduceOp, ReduceOptions, Ring, Tensor, TensorRef, Transfer,
+};
 
-/// Both ways for tensors to travel pass the same tests.
-const TRANSFERS: [Transfer; 2] = [Transfer::Arena, Transfer::Inline];
+/// How tensors and messages travel.
+type Way = (Transfer, Ring);
 
-fn connect(fake: &Fake, transfer: Transfer) -> blocking::Client {
+/// Tensors in shared memory, messages over a ring.
+const BY_RING: Way = (Transfer::Arena, Ring::Auto);
+/// Tensors in shared memory, messages on the stream.
+const BY_STREAM: Way = (Transfer::Arena, Ring::Off);
+/// All ways pass the same tests.
+const WAYS: [Way; 3] = [BY_RING, BY_STREAM, (Transfer::Inline, Ring::Auto)];
+/// The ways with shared memory.
+const SHARED: [Way; 2] = [BY_RING, BY_STREAM];
+
+fn options(fake: &Fake, way: Way) -> Options {
     let mut options = fake.options();
-    options.transfer = transfer;
-    blocking::Client::connect(options).expect("a session")
+    (options.transfer, options.ring) = way;
+    options
+}
+
+fn connect(fake: &Fake, way: Way) -> blocking::Client {
+    let client = blocking::Client::connect(options(fake, way)).expect("a session");
+    assert_eq!(client.submission_path(), if way == BY_RING { "ring" } else { "grpc" });
+    client
 }
 
 fn numbers(count: u64) -> Vec<f32> {
@@ -25,9 +42,9 @@ fn numbers(count: u64) -> Vec<f32> {
 
 #[test]
 fn tensors_come_back_as_they_were_sent() {
-    for transfer in TRANSFERS {
+    for way in WAYS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, transfer);
+        let client = connect(&fake, way);
         assert_eq!((client.rank(), client.size()), (0, 1));
         for count in [0, 1, 3, 1_000, 250_000] {
             let values = numbers(count);
@@ -51,23 +68,25 @@ fn tensors_come_back_as_they_were_sent() {
 
 #[test]
 fn every_result_in_shared_memory_is_released_once() {
-    let fake = Fake::start(Settings::default());
-    let client = connect(&fake, Transfer::Arena);
-    for _ in 0..5 {
-        client.allgather(None, TensorRef::of(&[2], &[1_i64, 2]).expect("a tensor")).expect("a result");
+    for way in SHARED {
+        let fake = Fake::start(Settings::default());
+        let client = connect(&fake, way);
+        for _ in 0..5 {
+            client.allgather(None, TensorRef::of(&[2], &[1_i64, 2]).expect("a tensor")).expect("a result");
+        }
+        drop(client);
+        fake.wait_for("closed");
+        let count = |word: &str| fake.heard().iter().filter(|heard| *heard == word).count();
+        assert_eq!(count("release"), 5);
+        assert_eq!(count("goodbye"), 1);
     }
-    drop(client);
-    fake.wait_for("closed");
-    let count = |word: &str| fake.heard().iter().filter(|heard| *heard == word).count();
-    assert_eq!(count("release"), 5);
-    assert_eq!(count("goodbye"), 1);
 }
 
 #[test]
 fn completions_find_their_waiters_in_any_order() {
-    for transfer in TRANSFERS {
+    for way in WAYS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, transfer);
+        let client = connect(&fake, way);
         let handles: Vec<_> = (0..40_u32)
             .map(|i| {
                 let bytes = i.to_le_bytes();
@@ -87,9 +106,9 @@ fn completions_find_their_waiters_in_any_order() {
 
 #[test]
 fn a_result_is_read_into_memory_of_the_caller() {
-    for transfer in TRANSFERS {
+    for way in WAYS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, transfer);
+        let client = connect(&fake, way);
         let bytes = [1_u8, 2, 3, 4];
         let tensor = TensorRef { dtype: ronde::DType::U8, shape: &[2, 2], bytes: &bytes };
         let mut handle = client.allgather_async(None, tensor).expect("submitted");
@@ -111,34 +130,36 @@ fn a_result_is_read_into_memory_of_the_caller() {
 
 #[test]
 fn a_result_in_shared_memory_is_the_sessions_until_its_stream_ends() {
-    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-    let mut fake = Fake::start(Settings::default());
-    let client = connect(&fake, Transfer::Arena);
-    let finished = |client: &blocking::Client| {
-        let mut handle = client.allgather_async(None, &tensor).expect("submitted");
-        while handle.wait_timeout(Duration::from_secs(1)).expect("alive") == Progress::NotReady {}
-        handle
-    };
-    let (before, after) = (finished(&client), finished(&client));
-    client.allgather("end", &tensor).expect_err("the epoch ends");
-    assert_eq!(before.wait().expect("the stream goes on"), tensor);
-    drop(client);
-    assert!(matches!(after.wait(), Err(Error::Closed)), "its memory may be another's");
+    for way in SHARED {
+        let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+        let mut fake = Fake::start(Settings::default());
+        let client = connect(&fake, way);
+        let finished = |client: &blocking::Client| {
+            let mut handle = client.allgather_async(None, &tensor).expect("submitted");
+            while handle.wait_timeout(Duration::from_secs(1)).expect("alive") == Progress::NotReady {}
+            handle
+        };
+        let (before, after) = (finished(&client), finished(&client));
+        client.allgather("end", &tensor).expect_err("the epoch ends");
+        assert_eq!(before.wait().expect("the stream goes on"), tensor);
+        drop(client);
+        assert!(matches!(after.wait(), Err(Error::Closed)), "its memory may be another's");
 
-    let client = connect(&fake, Transfer::Arena);
-    let (after, never) = (finished(&client), Operation::allgather(Some("never"), &tensor));
-    let never = client.submit_from(&never).expect("submitted");
-    fake.die();
-    never.wait().expect_err("gone");
-    let error = after.wait().expect_err("its memory may be another's");
-    assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
+        let client = connect(&fake, way);
+        let (after, never) = (finished(&client), Operation::allgather(Some("never"), &tensor));
+        let never = client.submit_from(&never).expect("submitted");
+        fake.die();
+        never.wait().expect_err("gone");
+        let error = after.wait().expect_err("its memory may be another's");
+        assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
+    }
 }
 
 #[test]
 fn results_that_came_in_messages_outlive_the_session() {
     let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
     let fake = Fake::start(Settings::default());
-    let client = connect(&fake, Transfer::Inline);
+    let client = connect(&fake, (Transfer::Inline, Ring::Auto));
     let mut handle = client.allgather_async(None, &tensor).expect("submitted");
     while handle.wait_timeout(Duration::from_secs(1)).expect("alive") == Progress::NotReady {}
     drop(client);
@@ -147,9 +168,9 @@ fn results_that_came_in_messages_outlive_the_session() {
 
 #[test]
 fn a_failed_operation_names_its_culprit_and_the_session_goes_on() {
-    for transfer in TRANSFERS {
+    for way in WAYS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, transfer);
+        let client = connect(&fake, way);
         let tensor = Tensor::of(&[3], &[1.0_f32; 3]).expect("a tensor");
         let error = client.allreduce("mismatch", &tensor, ReduceOptions::default()).expect_err("mismatch");
         let failure = error.failure().expect("a failure of all ranks");
@@ -162,188 +183,214 @@ fn a_failed_operation_names_its_culprit_and_the_session_goes_on() {
 
 #[test]
 fn the_end_of_the_epoch_reaches_every_waiter_and_who_comes_later() {
-    let fake = Fake::start(Settings::default());
-    let client = connect(&fake, Transfer::Arena);
-    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-    let waiting = client.submit_from(&Operation::allgather(Some("never"), &tensor));
-    let waiting = waiting.expect("submitted");
-    for error in [
-        client.allgather("end", &tensor).expect_err("ended"),
-        waiting.wait().expect_err("ended"),
-        client.allgather("later", &tensor).expect_err("ended"),
-        client.over().expect("over"),
-    ] {
-        let failure = error.failure().unwrap_or_else(|| panic!("{error}"));
-        assert_eq!((failure.cause, failure.rank), (Cause::RankLost, Some(ronde::Rank(2))));
-        assert_eq!(failure.reason, "rank 2 was killed");
-        assert_eq!((error.blame(), error.is_local_to_call()), (Blame::Peer, false));
+    for way in SHARED {
+        let fake = Fake::start(Settings::default());
+        let client = connect(&fake, way);
+        let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+        let waiting = client.submit_from(&Operation::allgather(Some("never"), &tensor));
+        let waiting = waiting.expect("submitted");
+        for error in [
+            client.allgather("end", &tensor).expect_err("ended"),
+            waiting.wait().expect_err("ended"),
+            client.allgather("later", &tensor).expect_err("ended"),
+            client.over().expect("over"),
+        ] {
+            let failure = error.failure().unwrap_or_else(|| panic!("{error}"));
+            assert_eq!((failure.cause, failure.rank), (Cause::RankLost, Some(ronde::Rank(2))));
+            assert_eq!(failure.reason, "rank 2 was killed");
+            assert_eq!((error.blame(), error.is_local_to_call()), (Blame::Peer, false));
+        }
+        drop(client);
+        let again = connect(&fake, way);
+        assert_eq!(again.allgather("later", &tensor).expect("a new epoch"), tensor);
     }
-    drop(client);
-    let again = connect(&fake, Transfer::Arena);
-    assert_eq!(again.allgather("later", &tensor).expect("a new epoch"), tensor);
 }
 
 #[test]
 fn the_death_of_the_sidecar_reaches_every_waiter() {
-    let mut fake = Fake::start(Settings::default());
-    let client = connect(&fake, Transfer::Arena);
-    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-    let operation = Operation::allgather(Some("never"), &tensor);
-    let waiting = client.submit_from(&operation).expect("submitted");
-    fake.die();
-    let error = waiting.wait().expect_err("gone");
-    assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
-    let wanted = format!("the sidecar at {} is gone: ", fake.directory.path().display());
-    assert!(error.to_string().starts_with(&wanted), "{error}");
-    let later = client.allgather(None, &tensor).expect_err("gone");
-    assert_eq!(later.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
+    for way in SHARED {
+        let mut fake = Fake::start(Settings::default());
+        let client = connect(&fake, way);
+        let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+        let operation = Operation::allgather(Some("never"), &tensor);
+        let waiting = client.submit_from(&operation).expect("submitted");
+        fake.die();
+        let error = waiting.wait().expect_err("gone");
+        assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
+        let wanted = format!("the sidecar at {} is gone: ", fake.directory.path().display());
+        assert!(error.to_string().starts_with(&wanted), "{error}");
+        let later = client.allgather(None, &tensor).expect_err("gone");
+        assert_eq!(later.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
+    }
 }
 
 #[test]
 fn a_sidecar_that_stands_still_is_given_up() {
-    let fake = Fake::start(Settings { answers: false, peer_timeout_ms: 200, ..Settings::default() });
-    let client = connect(&fake, Transfer::Arena);
-    let error = client.barrier("never").expect_err("silent");
-    assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
-    assert!(error.to_string().contains("silent for 0.2 s"), "{error}");
+    for way in SHARED {
+        let fake = Fake::start(Settings { answers: false, peer_timeout_ms: 200, ..Settings::default() });
+        let client = connect(&fake, way);
+        let error = client.barrier("never").expect_err("silent");
+        assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
+        assert!(error.to_string().contains("silent for 0.2 s"), "{error}");
+    }
 }
 
 #[test]
 fn a_dropped_handle_withdraws_and_a_finished_one_does_not() {
-    let fake = Fake::start(Settings::default());
-    let client = connect(&fake, Transfer::Arena);
-    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-    let submit = |name| client.submit_from(&Operation::allgather(Some(name), &tensor));
-    let finished = submit("fine").expect("submitted");
-    client.barrier(None).expect("a barrier");
-    assert!(finished.poll());
-    drop(finished);
-    fake.wait_for("release");
-    assert!(!fake.heard().contains(&"withdraw".to_owned()));
-    drop(submit("never").expect("submitted"));
-    fake.wait_for("withdraw");
+    for way in SHARED {
+        let fake = Fake::start(Settings::default());
+        let client = connect(&fake, way);
+        let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+        let submit = |name| client.submit_from(&Operation::allgather(Some(name), &tensor));
+        let finished = submit("fine").expect("submitted");
+        client.barrier(None).expect("a barrier");
+        assert!(finished.poll());
+        drop(finished);
+        fake.wait_for("release");
+        assert!(!fake.heard().contains(&"withdraw".to_owned()));
+        drop(submit("never").expect("submitted"));
+        fake.wait_for("withdraw");
+    }
 }
 
 #[test]
 fn the_callers_own_deadline_withdraws_the_operation() {
-    let fake = Fake::start(Settings::default());
-    let mut options = fake.options();
-    options.operation_timeout = Some(Duration::from_millis(20));
-    let client = blocking::Client::connect(options).expect("a session");
-    let error = client.barrier("never").expect_err("late");
-    assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::TimedOut));
-    assert!(error.to_string().contains("barrier.never"), "{error}");
-    fake.wait_for("withdraw");
+    for way in SHARED {
+        let fake = Fake::start(Settings::default());
+        let mut options = options(&fake, way);
+        options.operation_timeout = Some(Duration::from_millis(20));
+        let client = blocking::Client::connect(options).expect("a session");
+        let error = client.barrier("never").expect_err("late");
+        assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::TimedOut));
+        assert!(error.to_string().contains("barrier.never"), "{error}");
+        fake.wait_for("withdraw");
+    }
 }
 
 #[test]
 fn a_join_has_no_deadline_and_is_not_withdrawn() {
-    let fake = Fake::start(Settings { never: "join", ..Settings::default() });
-    let mut options = fake.options();
-    options.operation_timeout = Some(Duration::from_millis(10));
-    let client = blocking::Client::connect(options).expect("a session");
-    let mut join = client.join_async().expect("submitted");
-    for _ in 0..3 {
-        assert_eq!(join.wait_timeout(Duration::from_millis(20)).expect("alive"), Progress::NotReady);
+    for way in SHARED {
+        let fake = Fake::start(Settings { never: "join", ..Settings::default() });
+        let mut options = options(&fake, way);
+        options.operation_timeout = Some(Duration::from_millis(10));
+        let client = blocking::Client::connect(options).expect("a session");
+        let mut join = client.join_async().expect("submitted");
+        for _ in 0..3 {
+            assert_eq!(join.wait_timeout(Duration::from_millis(20)).expect("alive"), Progress::NotReady);
+        }
+        drop(join);
+        client.barrier("behind it").expect("the session goes on");
+        assert!(!fake.heard().contains(&"withdraw".to_owned()));
     }
-    drop(join);
-    client.barrier("behind it").expect("the session goes on");
-    assert!(!fake.heard().contains(&"withdraw".to_owned()));
 }
 
 #[test]
 fn limits_are_errors_at_once() {
-    let fake = Fake::start(Settings { arena_bytes_max: 1 << 20, pending_max: 2, ..Settings::default() });
-    let client = connect(&fake, Transfer::Arena);
-    let large = vec![0_u8; 2 << 20];
-    let tensor = TensorRef::of(&[2 << 20], &large).expect("a tensor");
-    let error = client.allgather(None, tensor).expect_err("too large");
-    assert!(matches!(error, Error::Limit { .. }) && error.to_string().contains("arena_bytes_max"), "{error}");
+    for way in SHARED {
+        let fake = Fake::start(Settings { arena_bytes_max: 1 << 20, pending_max: 2, ..Settings::default() });
+        let client = connect(&fake, way);
+        let large = vec![0_u8; 2 << 20];
+        let tensor = TensorRef::of(&[2 << 20], &large).expect("a tensor");
+        let error = client.allgather(None, tensor).expect_err("too large");
+        assert!(matches!(error, Error::Limit { .. }) && error.to_string().contains("arena_bytes_max"), "{error}");
 
-    let small = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-    let submit = || client.submit_from(&Operation::allgather(None, &small));
-    client.allgather("fine", &small).expect("the session goes on");
-    let operation = Operation::allgather(Some("never"), &small);
-    let _held: Vec<_> = (0..2).map(|_| client.submit_from(&operation).expect("room")).collect();
-    let error = submit().expect_err("too many");
-    assert!(matches!(error, Error::Limit { .. }) && error.to_string().contains("2 requests are pending"), "{error}");
+        let small = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+        let submit = || client.submit_from(&Operation::allgather(None, &small));
+        client.allgather("fine", &small).expect("the session goes on");
+        let operation = Operation::allgather(Some("never"), &small);
+        let _held: Vec<_> = (0..2).map(|_| client.submit_from(&operation).expect("room")).collect();
+        let error = submit().expect_err("too many");
+        assert!(
+            matches!(error, Error::Limit { .. }) && error.to_string().contains("2 requests are pending"),
+            "{error}"
+        );
 
-    let inline = connect(&fake, Transfer::Inline);
-    let error = inline.allgather(None, tensor).expect_err("too large");
-    assert!(matches!(error, Error::Limit { .. }) && error.to_string().contains("inline_bytes_max"), "{error}");
+        let inline = connect(&fake, (Transfer::Inline, Ring::Auto));
+        let error = inline.allgather(None, tensor).expect_err("too large");
+        assert!(matches!(error, Error::Limit { .. }) && error.to_string().contains("inline_bytes_max"), "{error}");
+    }
 }
 
 #[test]
 fn what_a_limit_refuses_is_told_to_the_other_ranks_and_takes_its_number() {
-    let fake = Fake::start(Settings { arena_bytes_max: 1 << 20, pending_max: 2, ..Settings::default() });
-    let client = connect(&fake, Transfer::Arena);
-    let large = vec![0_u8; 2 << 20];
-    let tensor = TensorRef::of(&[2 << 20], &large).expect("a tensor");
-    client.allgather(None, tensor).expect_err("too large for the arena");
-    fake.wait_for("abstain 0 allgather.noname.0");
-    let small = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-    let second = client.allgather_async(None, &small).expect("submitted");
-    assert_eq!(second.name().expect("this process"), "allgather.noname.1");
-    second.wait().expect("a result");
-    let never = Operation::allgather("never", &small);
-    let held: Vec<_> = (0..2).map(|_| client.submit_from(&never).expect("room")).collect();
-    client.allgather(("third", ronde::SetId(4)), &small).expect_err("too many");
-    fake.wait_for("abstain 4 allgather.third");
-    drop(held);
-    drop(client);
+    for way in SHARED {
+        let fake = Fake::start(Settings { arena_bytes_max: 1 << 20, pending_max: 2, ..Settings::default() });
+        let client = connect(&fake, way);
+        let large = vec![0_u8; 2 << 20];
+        let tensor = TensorRef::of(&[2 << 20], &large).expect("a tensor");
+        client.allgather(None, tensor).expect_err("too large for the arena");
+        fake.wait_for("abstain 0 allgather.noname.0");
+        let small = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+        let second = client.allgather_async(None, &small).expect("submitted");
+        assert_eq!(second.name().expect("this process"), "allgather.noname.1");
+        second.wait().expect("a result");
+        let never = Operation::allgather("never", &small);
+        let held: Vec<_> = (0..2).map(|_| client.submit_from(&never).expect("room")).collect();
+        client.allgather(("third", ronde::SetId(4)), &small).expect_err("too many");
+        fake.wait_for("abstain 4 allgather.third");
+        drop(held);
+        drop(client);
 
-    // Of a group all that is left out is told, and what was submitted is withdrawn.
-    let client = connect(&fake, Transfer::Arena);
-    let small = TensorRef::from(&small);
-    client.grouped_allgather("never", &[small, small, small]).expect_err("three are too many");
-    fake.wait_for("submit grouped_allgather.never_2of3");
-    fake.wait_for("abstain 0 grouped_allgather.never_3of3 of 3 of grouped_allgather.never");
-    fake.wait_for("withdraw");
+        // Of a group all that is left out is told, and what was submitted is withdrawn.
+        let client = connect(&fake, way);
+        let small = TensorRef::from(&small);
+        client.grouped_allgather("never", &[small, small, small]).expect_err("three are too many");
+        fake.wait_for("submit grouped_allgather.never_2of3");
+        fake.wait_for("abstain 0 grouped_allgather.never_3of3 of 3 of grouped_allgather.never");
+        fake.wait_for("withdraw");
+    }
 }
 
 #[test]
 fn wrong_arguments_never_reach_the_sidecar() {
-    let fake = Fake::start(Settings::default());
-    let client = connect(&fake, Transfer::Arena);
-    let bytes = [0_u8; 7];
-    let wrong_length = TensorRef { dtype: ronde::DType::F32, shape: &[2], bytes: &bytes };
-    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-    let long = "x".repeat(600);
-    let scalar = TensorRef { dtype: ronde::DType::U8, shape: &[], bytes: &[1] };
-    for (error, words) in [
-        (client.reduce_scatter(None, scalar, ReduceOp::Sum).expect_err("scalar"), "does not support scalar"),
-        (client.allgather(None, scalar).expect_err("scalar"), "does not support scalar"),
-        (client.alltoall(None, &tensor, Some(&[1, 0])).expect_err("splits"), "2 splits, but process set 0 has 1 ranks"),
-        (client.alltoall(None, &tensor, Some(&[2])).expect_err("splits"), "do not add up to the 1 rows"),
-        (client.broadcast(None, &tensor, 1).expect_err("root"), "invalid root rank 1"),
-        (client.scatter(None, None, 0).expect_err("no tensor"), "hands over the tensor of SCATTER"),
-        (client.send(&tensor, 0, 0).expect_err("itself"), "no messages for itself"),
-        (client.recv(4, 0).expect_err("nobody"), "rank 4, which is not in"),
-        (client.grouped_allgather(None, &[]).expect_err("empty"), "at least one tensor"),
-    ] {
-        assert!(matches!(error, Error::Argument { .. }) && error.to_string().contains(words), "{error}");
+    for way in SHARED {
+        let fake = Fake::start(Settings::default());
+        let client = connect(&fake, way);
+        let bytes = [0_u8; 7];
+        let wrong_length = TensorRef { dtype: ronde::DType::F32, shape: &[2], bytes: &bytes };
+        let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+        let long = "x".repeat(600);
+        let scalar = TensorRef { dtype: ronde::DType::U8, shape: &[], bytes: &[1] };
+        for (error, words) in [
+            (client.reduce_scatter(None, scalar, ReduceOp::Sum).expect_err("scalar"), "does not support scalar"),
+            (client.allgather(None, scalar).expect_err("scalar"), "does not support scalar"),
+            (
+                client.alltoall(None, &tensor, Some(&[1, 0])).expect_err("splits"),
+                "2 splits, but process set 0 has 1 ranks",
+            ),
+            (client.alltoall(None, &tensor, Some(&[2])).expect_err("splits"), "do not add up to the 1 rows"),
+            (client.broadcast(None, &tensor, 1).expect_err("root"), "invalid root rank 1"),
+            (client.scatter(None, None, 0).expect_err("no tensor"), "hands over the tensor of SCATTER"),
+            (client.send(&tensor, 0, 0).expect_err("itself"), "no messages for itself"),
+            (client.recv(4, 0).expect_err("nobody"), "rank 4, which is not in"),
+            (client.grouped_allgather(None, &[]).expect_err("empty"), "at least one tensor"),
+        ] {
+            assert!(matches!(error, Error::Argument { .. }) && error.to_string().contains(words), "{error}");
+        }
+        for error in [
+            client.allgather(None, wrong_length).expect_err("7 bytes"),
+            client.allgather(long.as_str(), &tensor).expect_err("name"),
+            client.allreduce(None, &tensor, ReduceOptions { prescale: 0.0, ..Default::default() }).expect_err("scale"),
+            client
+                .allreduce(None, &tensor, ReduceOptions { postscale: f64::NAN, ..Default::default() })
+                .expect_err("scale"),
+        ] {
+            assert!(matches!(error, Error::Argument { .. }), "{error}");
+        }
+        assert!(TensorRef::of(&[3], &[1.0_f32]).is_err());
+        assert!(!fake.heard().iter().any(|heard| heard.starts_with("submit")));
     }
-    for error in [
-        client.allgather(None, wrong_length).expect_err("7 bytes"),
-        client.allgather(long.as_str(), &tensor).expect_err("name"),
-        client.allreduce(None, &tensor, ReduceOptions { prescale: 0.0, ..Default::default() }).expect_err("scale"),
-        client
-            .allreduce(None, &tensor, ReduceOptions { postscale: f64::NAN, ..Default::default() })
-            .expect_err("scale"),
-    ] {
-        assert!(matches!(error, Error::Argument { .. }), "{error}");
-    }
-    assert!(TensorRef::of(&[3], &[1.0_f32]).is_err());
-    assert!(!fake.heard().iter().any(|heard| heard.starts_with("submit")));
 }
 
 #[test]
 fn a_result_of_the_wrong_length_is_the_sidecars_fault() {
-    let fake = Fake::start(Settings::default());
-    let client = connect(&fake, Transfer::Arena);
-    let tensor = Tensor::of(&[2], &[1_i32, 2]).expect("a tensor");
-    let error = client.allgather("short", &tensor).expect_err("one byte");
-    assert!(matches!(error, Error::Protocol { .. }) && error.blame() == Blame::Peer, "{error}");
+    for way in SHARED {
+        let fake = Fake::start(Settings::default());
+        let client = connect(&fake, way);
+        let tensor = Tensor::of(&[2], &[1_i32, 2]).expect("a tensor");
+        let error = client.allgather("short", &tensor).expect_err("one byte");
+        assert!(matches!(error, Error::Protocol { .. }) && error.blame() == Blame::Peer, "{error}");
+    }
 }
 
 #[test]
@@ -364,48 +411,54 @@ fn a_wrong_token_or_none_is_refused_with_the_reason() {
 
 #[test]
 fn what_is_missing_is_named_when_the_job_does_not_start() {
-    let fake = Fake::start(Settings { begins: false, ..Settings::default() });
-    let mut options = fake.options();
-    // Long enough for the sidecar's notice to be there on a loaded machine, which the heartbeat that follows shows.
-    options.start_timeout = Duration::from_millis(500);
-    let error = blocking::Client::connect(options.clone()).expect_err("not started");
-    assert!(matches!(error, Error::Start { .. }), "{error}");
-    assert!(error.to_string().contains("waiting for rank 3 of sidecar 1"), "{error}");
-    fake.wait_for("goodbye");
+    for way in SHARED {
+        let fake = Fake::start(Settings { begins: false, ..Settings::default() });
+        let mut options = options(&fake, way);
+        // Long enough for the sidecar's notice to be there on a loaded machine, which the heartbeat that follows shows.
+        options.start_timeout = Duration::from_millis(500);
+        let error = blocking::Client::connect(options.clone()).expect_err("not started");
+        assert!(matches!(error, Error::Start { .. }), "{error}");
+        assert!(error.to_string().contains("waiting for rank 3 of sidecar 1"), "{error}");
+        fake.wait_for("goodbye");
 
-    options.socket_dir = fake.directory.path().join("nowhere");
-    options.connect_timeout = Duration::from_millis(20);
-    let error = blocking::Client::connect(options).expect_err("no sidecar");
-    assert!(matches!(error, Error::Connect { .. }), "{error}");
-    assert!(error.to_string().contains("RONDE_SOCKET"), "{error}");
+        options.socket_dir = fake.directory.path().join("nowhere");
+        options.connect_timeout = Duration::from_millis(20);
+        let error = blocking::Client::connect(options).expect_err("no sidecar");
+        assert!(matches!(error, Error::Connect { .. }), "{error}");
+        assert!(error.to_string().contains("RONDE_SOCKET"), "{error}");
+    }
 }
 
 #[test]
 fn giving_up_while_connecting_ends_the_session_in_order() {
-    let fake = Fake::start(Settings { begins: false, ..Settings::default() });
-    let mut connecting = blocking::Connecting::start(fake.options()).expect("a thread");
-    fake.wait_for("heartbeat");
-    assert!(connecting.wait_timeout(Duration::ZERO).expect("still waiting").is_none());
-    drop(connecting);
-    fake.wait_for("goodbye");
-    fake.wait_for("closed");
+    for way in SHARED {
+        let fake = Fake::start(Settings { begins: false, ..Settings::default() });
+        let mut connecting = blocking::Connecting::start(options(&fake, way)).expect("a thread");
+        fake.wait_for("heartbeat");
+        assert!(connecting.wait_timeout(Duration::ZERO).expect("still waiting").is_none());
+        drop(connecting);
+        fake.wait_for("goodbye");
+        fake.wait_for("closed");
+    }
 }
 
 #[test]
 fn heartbeats_go_on_while_the_program_does_nothing() {
-    let fake = Fake::start(Settings::default());
-    let _client = connect(&fake, Transfer::Arena);
-    while fake.heard().iter().filter(|heard| *heard == "heartbeat").count() < 5 {
-        std::thread::yield_now();
+    for way in SHARED {
+        let fake = Fake::start(Settings::default());
+        let _client = connect(&fake, way);
+        while fake.heard().iter().filter(|heard| *heard == "heartbeat").count() < 5 {
+            std::thread::yield_now();
+        }
     }
 }
 
 #[tokio::test]
 async fn the_asynchronous_client_overlaps_operations() {
-    for transfer in TRANSFERS {
+    for way in WAYS {
         let fake = tokio::task::spawn_blocking(|| Fake::start(Settings::default())).await.expect("started");
         let mut options = fake.options();
-        options.transfer = transfer;
+        (options.transfer, options.ring) = way;
         let client = Client::connect(options).await.expect("a session");
         let values = numbers(200_000);
         let shape = [200_000];
@@ -448,34 +501,38 @@ async fn unnamed_operations_are_numbered_in_the_order_of_their_calls() {
 
 #[test]
 fn the_end_of_the_runtime_reaches_every_waiter() {
-    let fake = Fake::start(Settings::default());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-    let client = runtime.block_on(Client::connect(fake.options())).expect("a session");
-    let waiting = runtime.block_on(client.allgather_async("never", &tensor)).expect("submitted");
-    drop(runtime);
-    assert!(waiting.poll());
-    assert!(matches!(client.over(), Some(Error::Closed)));
-    let other = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    assert!(matches!(other.block_on(waiting.wait()), Err(Error::Closed)));
-    assert!(matches!(other.block_on(client.allgather("later", &tensor)), Err(Error::Closed)));
+    for way in SHARED {
+        let fake = Fake::start(Settings::default());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
+        let client = runtime.block_on(Client::connect(options(&fake, way))).expect("a session");
+        let waiting = runtime.block_on(client.allgather_async("never", &tensor)).expect("submitted");
+        drop(runtime);
+        assert!(waiting.poll());
+        assert!(matches!(client.over(), Some(Error::Closed)));
+        let other = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        assert!(matches!(other.block_on(waiting.wait()), Err(Error::Closed)));
+        assert!(matches!(other.block_on(client.allgather("later", &tensor)), Err(Error::Closed)));
+    }
 }
 
 // Forking needs unsafe code, which this crate forbids: ronde-shm forks in its own tests, and the Python SDK in its.
 #[test]
 fn a_session_does_not_outlive_its_process() {
-    let fake = Fake::start(Settings::default());
-    let me = std::env::current_exe().expect("this test");
-    let mut child = Command::new(me)
-        .args(["--exact", "be_a_worker_that_is_killed", "--ignored", "--nocapture"])
-        .env("RONDE_TEST_SOCKET", fake.directory.path())
-        .spawn()
-        .expect("a process");
-    fake.wait_for("submit allgather.never");
-    child.kill().expect("killed");
-    child.wait().expect("ended");
-    fake.wait_for("closed");
-    assert!(!fake.heard().contains(&"goodbye".to_owned()));
+    for way in SHARED {
+        let fake = Fake::start(Settings::default());
+        let me = std::env::current_exe().expect("this test");
+        let mut child = Command::new(me)
+            .args(["--exact", "be_a_worker_that_is_killed", "--ignored", "--nocapture"])
+            .env("RONDE_TEST_SOCKET", fake.directory.path())
+            .spawn()
+            .expect("a process");
+        fake.wait_for("submit allgather.never");
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+        fake.wait_for("closed");
+        assert!(!fake.heard().contains(&"goodbye".to_owned()));
+    }
 }
 
 #[test]
@@ -483,7 +540,9 @@ fn a_session_does_not_outlive_its_process() {
 fn be_a_worker_that_is_killed() {
     let Some(directory) = std::env::var_os("RONDE_TEST_SOCKET") else { return };
     let job = ronde::JobName::new("test").expect("a name");
-    let client = blocking::Client::connect(ronde::Options::new(directory, job, fake::RANK)).expect("a session");
+    let mut options = Options::new(directory, job, fake::RANK);
+    options.ring = if std::env::var("RONDE_TEST_RING").as_deref() == Ok("1") { Ring::Auto } else { Ring::Off };
+    let client = blocking::Client::connect(options).expect("a session");
     let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
     let _ = client.allgather("never", &tensor);
 }

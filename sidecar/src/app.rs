@@ -102,6 +102,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
     let service = Service {
         commands: command_sender.clone(),
+        segments: segments.clone(),
         description: description(&settings, &peers, &world),
         allowed_uids: BTreeSet::from([nix::unistd::geteuid().as_raw()]),
     };

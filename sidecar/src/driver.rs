@@ -23,7 +23,7 @@ use crate::memory::Input;
 use crate::operations::Operations;
 use crate::segments::Segments;
 use crate::service::{ClaimRequest, Command};
-use crate::sessions::{SessionId, Sessions};
+use crate::sessions::{Session, SessionId, Sessions};
 
 /// Everything the control thread owns.
 pub(crate) struct Driver {
@@ -183,12 +183,22 @@ impl Driver {
                 if self.heard(id).is_some()
                     && let Some(session) = self.sessions.get_mut(id)
                 {
-                    session.send(Message::Alive(v1::Alive {}));
+                    session.answer_heartbeat();
                 }
             }
             Command::Goodbye { session, reason } => {
                 if let Some(session) = self.sessions.get_mut(session) {
                     session.goodbye = Some(reason);
+                }
+            }
+            Command::Ring { session, ring } => {
+                if let Some(session) = self.sessions.get_mut(session) {
+                    session.switch_to(*ring);
+                }
+            }
+            Command::Room { session } => {
+                if let Some(session) = self.sessions.get_mut(session) {
+                    session.flush_ring();
                 }
             }
             Command::Identity(identity) => self.install_identity(&identity),
@@ -285,6 +295,7 @@ impl Driver {
                 arena_bytes_max: self.arena_bytes_max,
                 inline_bytes_max: limits::INLINE_BYTES_MAX as u64,
                 pending_max: u32::try_from(limits::PENDING_PER_SESSION_MAX).unwrap_or(u32::MAX),
+                ring_bytes: limits::RING_BYTES as u64,
             };
             tracing::info!(rank = claim.rank.0, client = claim.client, pid = claim.pid, uid, "a worker has come");
             let running = self.running;
@@ -484,11 +495,12 @@ impl Driver {
         }
     }
 
-    /// A worker that does not read its messages is treated as gone.
+    /// A worker that messages do not reach is treated as gone.
     fn end_deaf_sessions(&mut self) {
-        let deaf: Vec<SessionId> = self.sessions.iter_mut().filter(|s| s.is_deaf()).map(|s| s.id).collect();
-        for id in deaf {
-            self.close_session(id, "it does not read the messages of its session");
+        let lost = |session: &mut Session| Some((session.id, session.lost()?.to_owned()));
+        let lost: Vec<(SessionId, String)> = self.sessions.iter_mut().filter_map(lost).collect();
+        for (id, reason) in lost {
+            self.close_session(id, &reason);
             self.perform_actions();
         }
     }
@@ -510,6 +522,7 @@ impl Driver {
             lanes: Vec::with_capacity(asked.len()),
             results: self.operations.results().usage(),
             sessions: self.sessions.len(),
+            ring_sessions: self.sessions.with_ring(),
             up: self.started.elapsed(),
             paths: self.control.paths(),
             inputs_mapped_bytes: self.segments.mapped_bytes(),

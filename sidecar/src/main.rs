@@ -21,6 +21,7 @@ mod memory;
 mod operations;
 mod ports;
 mod results;
+mod ring;
 mod runtime_dir;
 mod segments;
 mod service;

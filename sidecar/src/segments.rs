@@ -9,10 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
+use ronde_shm::ring::PeerRing;
 use ronde_shm::{
     MemHost, OwnedSegment, PeerSegment, SegmentId, ServeOutcome, SessionToken, peer_credentials, serve_one,
 };
 use ronde_wire::limits;
+
+use crate::ring::AttachedRing;
 
 /// The table; cheap to clone.
 #[derive(Clone, Default)]
@@ -35,12 +38,21 @@ struct SessionSegments {
     limit_bytes: u64,
     mapped_bytes: u64,
     inputs: HashMap<SegmentId, Arc<PeerSegment>>,
+    ring: RingPlace,
+}
+
+/// The one ring that a session may have.
+enum RingPlace {
+    Free,
+    Attached(AttachedRing),
+    Taken,
 }
 
 impl Segments {
     /// Lets a session attach segments, up to its limit.
     pub(crate) fn open_session(&self, token: SessionToken, uid: u32, limit_bytes: u64) {
-        let session = SessionSegments { token, uid, limit_bytes, mapped_bytes: 0, inputs: HashMap::new() };
+        let (inputs, ring) = (HashMap::new(), RingPlace::Free);
+        let session = SessionSegments { token, uid, limit_bytes, mapped_bytes: 0, inputs, ring };
         self.lock().sessions.push(session);
     }
 
@@ -57,6 +69,16 @@ impl Segments {
     /// Bytes of all input segments of live sessions.
     pub(crate) fn mapped_bytes(&self) -> u64 {
         self.lock().sessions.iter().map(|session| session.mapped_bytes).sum()
+    }
+
+    /// The ring that a session has attached. Once only.
+    pub(crate) fn take_ring(&self, token: &SessionToken) -> Option<AttachedRing> {
+        let mut tables = self.lock();
+        let session = tables.sessions.iter_mut().find(|s| s.token == *token)?;
+        match std::mem::replace(&mut session.ring, RingPlace::Taken) {
+            RingPlace::Attached(ring) => Some(ring),
+            RingPlace::Free | RingPlace::Taken => None,
+        }
     }
 
     /// Makes a result segment known to workers.
@@ -122,7 +144,8 @@ fn serve_connection(segments: &Segments, stream: &UnixStream) {
         match serve_one(stream, &mut host) {
             Ok(ServeOutcome::Granted(_) | ServeOutcome::Idle) => {}
             Ok(ServeOutcome::Refused { request, reason }) => tracing::warn!(?request, reason, "mem.sock: refused"),
-            Ok(ServeOutcome::Closed) => return,
+            // The session's reader has a ring's bell now.
+            Ok(ServeOutcome::Closed | ServeOutcome::Ringing) => return,
             Err(error) => {
                 tracing::warn!(%error, "mem.sock: a connection is closed");
                 return;
@@ -180,6 +203,30 @@ impl MemHost for ConnectionHost {
         self.with_session(token, |_| Ok(()))?;
         let found = self.segments.lock().results.get(&segment).cloned();
         found.ok_or_else(|| format!("there is no result segment {segment}"))
+    }
+
+    fn check_ring(&mut self, token: &SessionToken, capacity: u64) -> Result<(), String> {
+        self.with_session(token, |session| session.check_ring(capacity))
+    }
+
+    fn ring(&mut self, token: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String> {
+        self.with_session(token, |session| {
+            session.check_ring(ring.capacity())?;
+            session.ring = RingPlace::Attached(AttachedRing { ring, bell });
+            Ok(())
+        })
+    }
+}
+
+impl SessionSegments {
+    fn check_ring(&self, capacity: u64) -> Result<(), String> {
+        if capacity != limits::RING_BYTES as u64 {
+            return Err(format!("a ring has {} bytes a direction, as Claimed says", limits::RING_BYTES));
+        }
+        match self.ring {
+            RingPlace::Free => Ok(()),
+            RingPlace::Attached(_) | RingPlace::Taken => Err("the session has a ring already".to_owned()),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use ronde_rpc::v1::server_message::Message::{Alive, RingTaken};
 use ronde_rpc::{RankToken, v1};
 use ronde_shm::SessionToken;
 use ronde_wire::{Epoch, Rank, RequestId};
@@ -11,6 +12,7 @@ use tonic::Status;
 
 use crate::memory::Input;
 use crate::operations::ResultId;
+use crate::ring::{DEAF, RingOut};
 
 /// A session's number within this process; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -30,6 +32,8 @@ pub(crate) struct Session {
     /// Joins mem.sock to it.
     pub(crate) token: SessionToken,
     outgoing: Outgoing,
+    /// Where messages go instead of the stream, once the worker has asked for it.
+    ring: Option<RingOut>,
     /// Requests that are not over.
     pub(crate) pending: HashMap<RequestId, Pending>,
     /// Completed requests whose result is not released.
@@ -40,7 +44,8 @@ pub(crate) struct Session {
     pub(crate) goodbye: Option<String>,
     /// The epoch that was running when it claimed its rank: that epoch's end does not concern it.
     pub(crate) claimed_during: Option<Epoch>,
-    deaf: bool,
+    /// Why a message did not reach the worker.
+    lost: Option<String>,
 }
 
 /// A request that is not over.
@@ -65,17 +70,57 @@ impl Session {
         matches!(self.pending.get(&request).map(|p| &p.input), Some(Input::Inline(_)))
     }
 
-    /// Queues a message for the worker. One that does not read, so that its queue is full, is [deaf](Self::is_deaf) from
-    /// then on.
+    /// Queues a message for the worker. When that fails, as with one that does not read, the session [must
+    /// end](Self::lost).
     pub(crate) fn send(&mut self, message: v1::server_message::Message) {
-        let queued = self.outgoing.try_send(Ok(v1::ServerMessage { message: Some(message) }));
-        // A stream that is closed is reported by its reader, which knows how it ended.
-        self.deaf |= matches!(queued, Err(mpsc::error::TrySendError::Full(_)));
+        let message = v1::ServerMessage { message: Some(message) };
+        if let Some(ring) = &mut self.ring {
+            let sent = ring.send(message);
+            self.note(sent);
+        } else {
+            self.send_on_stream(message);
+        }
     }
 
-    /// Whether a message could not be queued.
-    pub(crate) fn is_deaf(&self) -> bool {
-        self.deaf
+    /// Answers a heartbeat, on the stream whatever else goes over a ring.
+    pub(crate) fn answer_heartbeat(&mut self) {
+        self.send_on_stream(v1::ServerMessage { message: Some(Alive(v1::Alive {})) });
+    }
+
+    /// From now on messages go over a ring, which the worker is told on the stream.
+    pub(crate) fn switch_to(&mut self, ring: RingOut) {
+        self.send_on_stream(v1::ServerMessage { message: Some(RingTaken(v1::RingTaken {})) });
+        self.ring = Some(ring);
+    }
+
+    /// The worker has made room in its ring.
+    pub(crate) fn flush_ring(&mut self) {
+        let flushed = self.ring.as_mut().map_or(Ok(()), RingOut::flush);
+        self.note(flushed);
+    }
+
+    /// Whether messages go over a ring.
+    pub(crate) fn has_ring(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    /// Why a message could not be queued, if so.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
+
+    fn send_on_stream(&mut self, message: v1::ServerMessage) {
+        // A stream that is closed is reported by its reader, which knows how it ended.
+        if let Err(mpsc::error::TrySendError::Full(_)) = self.outgoing.try_send(Ok(message)) {
+            self.note(Err(DEAF.to_owned()));
+        }
+    }
+
+    /// The first reason stays.
+    fn note(&mut self, sent: Result<(), String>) {
+        if let Err(reason) = sent {
+            self.lost.get_or_insert(reason);
+        }
     }
 }
 
@@ -124,12 +169,13 @@ impl Sessions {
             rank,
             token: session_token,
             outgoing,
+            ring: None,
             pending: HashMap::new(),
             held: HashMap::new(),
             result_bytes: 0,
             goodbye: None,
             claimed_during: None,
-            deaf: false,
+            lost: None,
         };
         self.live.insert(id, session);
         self.by_rank.insert(rank, id);
@@ -157,6 +203,11 @@ impl Sessions {
     /// All live sessions.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Session> {
         self.live.values_mut()
+    }
+
+    /// How many of them talk over a ring.
+    pub(crate) fn with_ring(&self) -> usize {
+        self.live.values().filter(|session| session.has_ring()).count()
     }
 
     /// How many there are.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use ronde::blocking::Client;
-use ronde::{Error, JobName, Options, Rank, ReduceOp, Tensor, TensorRef, Transfer};
+use ronde::{Error, JobName, Options, Rank, ReduceOp, Ring, Tensor, TensorRef, Transfer};
 
 use crate::cluster::{Cluster, PATIENCE, Plan};
 
@@ -15,18 +15,34 @@ pub struct Crew {
     pub cluster: Cluster,
 }
 
+/// How tensors and messages travel between clients and sidecars.
+#[derive(Clone, Copy, Debug)]
+pub struct Way(pub Transfer, pub Ring);
+
+/// With a ring where there can be one.
+impl From<Transfer> for Way {
+    fn from(transfer: Transfer) -> Self {
+        Self(transfer, Ring::Auto)
+    }
+}
+
+/// All ways: a ring and shared memory, gRPC and shared memory, gRPC alone.
+pub const WAYS: [Way; 3] =
+    [Way(Transfer::Arena, Ring::Auto), Way(Transfer::Arena, Ring::Off), Way(Transfer::Inline, Ring::Auto)];
+
 impl Crew {
     /// Starts the sidecars of a plan and connects all ranks. An operation that takes longer than [`PATIENCE`] fails.
     ///
     /// # Errors
     /// What did not start, with its words.
-    pub fn start(plan: Plan<'_>, transfer: Transfer) -> Result<Self> {
+    pub fn start(plan: Plan<'_>, way: impl Into<Way>) -> Result<Self> {
+        let Way(transfer, ring) = way.into();
         let cluster = plan.sidecars("")?;
         let mut all = Vec::new();
         for rank in cluster.ranks() {
             let socket_dir = cluster.sidecar_of(rank).socket_dir()?;
             let mut options = Options::new(socket_dir, JobName::new(cluster.job.as_str())?, Rank(rank));
-            options.transfer = transfer;
+            (options.transfer, options.ring) = (transfer, ring);
             options.operation_timeout = Some(PATIENCE);
             all.push(options);
         }

@@ -1,5 +1,6 @@
 //! A worker that keeps to nothing but the wire: it says what it wants on `rpc.sock`, in any order, or does not read.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
@@ -8,7 +9,8 @@ use anyhow::{Context, Result, bail, ensure};
 use ronde_rpc::v1::client_message::Message as Say;
 use ronde_rpc::v1::ronde_client::RondeClient;
 use ronde_rpc::v1::server_message::Message as Heard;
-use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, paths, v1};
+use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, paths, ring, v1};
+use ronde_shm::ring::{Pushed, RingEnd, Wait, WorkerRing};
 use ronde_shm::{MemClient, MemClientConfig, SessionToken};
 use ronde_wire::Rank;
 use tokio::sync::mpsc;
@@ -150,10 +152,80 @@ impl RawSession {
         Ok(MemClient::connect(&paths::mem_socket(&self.directory), config)?)
     }
 
+    /// Attaches a ring and waits until the sidecar speaks there.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn take_ring(&mut self, claimed: &v1::Claimed) -> Result<RawRing> {
+        let ring = WorkerRing::create(claimed.ring_bytes)?;
+        let memory = File::from(ring.fd().try_clone_to_owned()?);
+        let end = self.memory()?.ring(&session_token(claimed)?, ring)?;
+        self.say(Say::RingReady(v1::RingReady {}))?;
+        self.await_message("the ring", |heard| matches!(heard, Heard::RingTaken(_)).then_some(()))?;
+        Ok(RawRing { memory, end, kept: Vec::new() })
+    }
+
     fn keep(&mut self, heard: Heard) {
         if !matches!(heard, Heard::Alive(_)) {
             self.kept.push(heard);
         }
+    }
+}
+
+/// A ring whose messages, and every other byte, the test writes.
+#[derive(Debug)]
+pub struct RawRing {
+    /// The memory.
+    pub memory: File,
+    /// The worker's end.
+    pub end: RingEnd,
+    kept: Vec<Heard>,
+}
+
+impl RawRing {
+    /// Writes a message and wakes the sidecar.
+    ///
+    /// # Errors
+    /// When there is no room.
+    pub fn say(&mut self, message: Say) -> Result<()> {
+        self.write(message)?;
+        self.end.producer.wake();
+        Ok(())
+    }
+
+    /// Writes a message and wakes nobody.
+    ///
+    /// # Errors
+    /// When there is no room.
+    pub fn write(&mut self, message: Say) -> Result<()> {
+        let mut bytes = Vec::new();
+        ring::encode(&v1::ClientMessage { message: Some(message) }, &mut bytes);
+        ensure!(self.end.producer.push(&bytes)? == Pushed::Done, "the ring is full");
+        Ok(())
+    }
+
+    /// Waits for a message; others are kept for later waits.
+    ///
+    /// # Errors
+    /// When none comes in time.
+    pub fn await_message<T>(&mut self, what: &str, find: impl Fn(&Heard) -> Option<T>) -> Result<T> {
+        if let Some(index) = self.kept.iter().position(|heard| find(heard).is_some()) {
+            return find(&self.kept.remove(index)).context("it was found a moment ago");
+        }
+        let (deadline, mut bytes) = (Instant::now() + PATIENCE, Vec::new());
+        while Instant::now() < deadline {
+            if self.end.consumer.pop(&mut bytes)? {
+                let message: v1::ServerMessage = ring::decode(&bytes)?;
+                let heard = message.message.context("the sidecar sends no empty messages")?;
+                match find(&heard) {
+                    Some(found) => return Ok(found),
+                    None => self.kept.push(heard),
+                }
+            } else if self.end.consumer.arm(Wait::Futex)? {
+                self.end.consumer.sleep(deadline.saturating_duration_since(Instant::now()));
+            }
+        }
+        bail!("waited {PATIENCE:?} for {what}; heard {:?}", self.kept)
     }
 }
 

@@ -1,20 +1,19 @@
-//! Every collective through the Rust client over three real sidecars, with tensors in shared memory and inside messages.
+//! Every collective through the Rust client over three real sidecars, with tensors in shared memory and inside messages,
+//! with messages over a ring and over gRPC.
 
 use anyhow::{Context, Result, ensure};
 use ronde::blocking::{Client, Handle};
 use ronde::{Codec, Error, Operation, Output, ReduceOp, ReduceOptions, Tensor, TensorRef, Transfer};
 use ronde_tests::cluster::Plan;
-use ronde_tests::crew::{Crew, floats, nothing, numbers};
-
-const TRANSFERS: [Transfer; 2] = [Transfer::Arena, Transfer::Inline];
+use ronde_tests::crew::{Crew, WAYS, floats, nothing, numbers};
 
 /// Two ranks on the first and on the last sidecar, one on the one between.
 const PLACEMENT: [u32; 5] = [0, 0, 1, 2, 2];
 const SIZE: i64 = 5;
 
 fn each_way(check: impl Fn(&Crew) -> Result<()>) -> Result<()> {
-    for transfer in TRANSFERS {
-        check(&Crew::start(Plan::of(&PLACEMENT), transfer)?)?;
+    for way in WAYS {
+        check(&Crew::start(Plan::of(&PLACEMENT), way)?)?;
     }
     Ok(())
 }

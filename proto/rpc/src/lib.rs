@@ -2,7 +2,8 @@
 //! checked conversions to and from the types of `ronde-wire`.
 //!
 //! The messages of [`v1`] stay in the service and the SDK; what goes further in has passed [`convert`], which parses
-//! once into types that cannot be wrong. [`paths`] names the files by which the two find each other.
+//! once into types that cannot be wrong. [`paths`] names the files by which the two find each other;
+//! [`ring`] writes and reads the messages that go over a session's ring.
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +22,7 @@ pub mod v1 {
 
 pub mod convert;
 pub mod paths;
+pub mod ring;
 
 pub use convert::{
     Claim, Claimed, Completion, ConvertError, EpochView, Place, RankToken, Refused, Submission, negotiate_protocol,

@@ -209,6 +209,7 @@ fn answers_of_the_sidecar_are_checked_too() {
         arena_bytes_max: 1 << 30,
         inline_bytes_max: 1 << 20,
         pending_max: 100,
+        ring_bytes: 1 << 18,
     };
     assert_eq!(Claimed::parse(&claimed.clone().into_message()), Ok(claimed.clone()));
     assert!(Claimed::parse(&v1::Claimed { heartbeat_ms: 0, ..claimed.clone().into_message() }).is_err());

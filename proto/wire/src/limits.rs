@@ -26,6 +26,8 @@ pub const CHUNK_BYTES_MIN: usize = 4 << 10;
 pub const INLINE_BYTES_MAX: usize = 1 << 20;
 /// Requests that one session may have pending.
 pub const PENDING_PER_SESSION_MAX: usize = 65_536;
+/// Bytes of each direction of the ring of a session.
+pub const RING_BYTES: usize = 256 << 10;
 /// Bytes of chunks for operations not yet admitted that a receiver holds for one peer, over all lanes.
 pub const EARLY_BUFFER_BYTES: usize = 4 << 20;
 /// Lanes between two sidecars.

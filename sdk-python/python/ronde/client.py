@@ -24,6 +24,7 @@ def connect(
     start_timeout: float | None = None,
     operation_timeout: float | None = None,
     inline: bool = False,
+    ring: bool | None = None,
 ) -> Client:
     """Pairs with the sidecar of this host, claims a rank and waits until all ranks of the job have done so.
 
@@ -40,6 +41,8 @@ def connect(
     operation_timeout -- how long an operation may take before this rank gives it up; else RONDE_OPERATION_TIMEOUT, else
                          as long as it takes
     inline            -- sends small tensors inside messages instead of through shared memory
+    ring              -- whether messages go over a ring in shared memory, where the sidecar takes one, instead of gRPC; else
+                         RONDE_RING (0 or 1), else they do
 
     Raises, with `cause`:
     RondeError    -- "settings": a setting is missing or wrong (all are told at once); "token": the token file cannot
@@ -57,6 +60,7 @@ def connect(
         "RONDE_CONNECT_TIMEOUT": connect_timeout,
         "RONDE_START_TIMEOUT": start_timeout,
         "RONDE_OPERATION_TIMEOUT": operation_timeout,
+        "RONDE_RING": None if ring is None else int(ring),
     }
     settings = {name: str(value) for name, value in given.items() if value is not None}
     return Client(_ronde.Session.connect(settings, inline, f"ronde-python {_ronde.__version__}"))
@@ -84,6 +88,11 @@ class Client(Collectives):
     def is_open(self) -> bool:
         """Whether operations can be submitted: the client is not closed and its epoch not over."""
         return self._session.is_open
+
+    @property
+    def submission_path(self) -> str:
+        """How operations reach the sidecar: "ring", in shared memory, or "grpc"."""
+        return self._session.submission_path
 
     @property
     def rank(self) -> int:

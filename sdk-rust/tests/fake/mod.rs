@@ -3,7 +3,7 @@
 //! What it does with a request hangs on the request's name, so that tests can ask for any behaviour: see [`Server::submit`].
 
 use std::collections::HashMap;
-use std::os::unix::net::UnixListener as StdUnixListener;
+use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -14,9 +14,11 @@ use ronde_rpc::convert::TOKEN_BYTES;
 use ronde_rpc::v1::client_message::Message as Heard;
 use ronde_rpc::v1::ronde_server::{Ronde, RondeServer};
 use ronde_rpc::v1::server_message::Message as Say;
-use ronde_rpc::{Claim, Claimed, Completion, EpochView, Place, Submission, paths, v1};
+use ronde_rpc::{Claim, Claimed, Completion, EpochView, Place, Submission, paths, ring, v1};
+use ronde_shm::ring::{Bell, Consumer, PeerRing, Producer, Pushed, RingEnd, Wait};
 use ronde_shm::{MemHost, OwnedSegment, PeerSegment, SegmentId, ServeOutcome, SessionToken, Share, serve_one};
 use ronde_wire::{Collective, Detail, Epoch, RequestId, Seq, SetId};
+use tokio::io::AsyncReadExt;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -42,6 +44,8 @@ pub(crate) struct Settings {
     /// Whether heartbeats are answered.
     pub(crate) answers: bool,
     pub(crate) peer_timeout_ms: u32,
+    /// Whether it takes rings.
+    pub(crate) rings: bool,
     /// What a name contains that is never answered.
     pub(crate) never: &'static str,
 }
@@ -55,6 +59,7 @@ impl Default for Settings {
             begins: true,
             answers: true,
             peer_timeout_ms: 60_000,
+            rings: true,
             never: "never",
         }
     }
@@ -124,11 +129,13 @@ const SESSION_TOKEN: [u8; 16] = [5; 16];
 /// Where results go: one segment, written from the start again and again.
 const RESULT_SEGMENT: u32 = 9;
 const RESULT_BYTES: usize = 32 << 20;
+const RING_BYTES: u64 = 64 << 10;
 
 #[derive(Default)]
 struct Shared {
     inputs: Mutex<HashMap<u32, PeerSegment>>,
     results: Mutex<Results>,
+    ring: Mutex<Option<RingEnd>>,
     log: Arc<Mutex<Vec<String>>>,
 }
 
@@ -181,11 +188,12 @@ fn serve_memory(directory: &Path, shared: Arc<Shared>) {
     std::thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
             let mut host = Host(Arc::clone(&shared));
-            std::thread::spawn(
-                move || {
-                    while !matches!(serve_one(&stream, &mut host), Ok(ServeOutcome::Closed) | Err(_)) {}
-                },
-            );
+            std::thread::spawn(move || {
+                while matches!(
+                    serve_one(&stream, &mut host),
+                    Ok(ServeOutcome::Granted(_) | ServeOutcome::Refused { .. } | ServeOutcome::Idle)
+                ) {}
+            });
         }
     });
 }
@@ -204,6 +212,16 @@ impl MemHost for Host {
 
     fn result(&mut self, _: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String> {
         if segment.0 == RESULT_SEGMENT { Ok(self.0.result_segment()) } else { Err("no such segment".to_owned()) }
+    }
+
+    fn check_ring(&mut self, token: &SessionToken, _: u64) -> Result<(), String> {
+        if token.to_bytes() == SESSION_TOKEN { Ok(()) } else { Err("unknown token".to_owned()) }
+    }
+
+    fn ring(&mut self, _: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String> {
+        let bell = Bell::over(bell).map_err(|error| error.to_string())?;
+        *self.0.ring.lock().expect("the ring") = Some(ring.into_end(bell));
+        Ok(())
     }
 }
 
@@ -231,13 +249,22 @@ impl Ronde for Service {
             outgoing,
             held: Vec::new(),
             epoch: 1,
+            ring: None,
         };
         let mut incoming = request.into_inner();
         tokio::spawn(async move {
-            while let Ok(Some(message)) = incoming.message().await {
-                let Some(message) = message.message else { continue };
-                server.hear(message).await;
+            loop {
+                tokio::select! {
+                    biased;
+                    message = incoming.message() => match message {
+                        Ok(Some(message)) => server.hear_if_any(message).await,
+                        Ok(None) | Err(_) => break,
+                    },
+                    () = rung(server.ring.as_mut()) => {}
+                }
+                server.read_ring().await;
             }
+            server.read_ring().await;
             server.shared.note("closed");
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
@@ -252,9 +279,51 @@ struct Server {
     /// Submissions that are answered later.
     held: Vec<Submission>,
     epoch: u64,
+    ring: Option<OpenRing>,
+}
+
+/// A ring in use.
+struct OpenRing {
+    producer: Producer,
+    consumer: Consumer,
+    listening: tokio::net::UnixStream,
+}
+
+async fn rung(ring: Option<&mut OpenRing>) {
+    let Some(ring) = ring else { return std::future::pending().await };
+    if !matches!(ring.listening.read(&mut [0; 64]).await, Ok(1..)) {
+        // The end of the stream follows.
+        return std::future::pending().await;
+    }
 }
 
 impl Server {
+    fn open_ring(&mut self) {
+        let ring = self.shared.ring.lock().expect("the ring").take();
+        let RingEnd { producer, consumer, bell } = ring.expect("attached before RingReady");
+        let listening = bell.listen().expect("a descriptor");
+        let listening = tokio::net::UnixStream::from_std(listening).expect("a runtime");
+        self.ring = Some(OpenRing { producer, consumer, listening });
+        self.shared.note("ring");
+    }
+
+    async fn read_ring(&mut self) {
+        let mut bytes = Vec::new();
+        while let Some(ring) = &mut self.ring {
+            if ring.consumer.pop(&mut bytes).expect("the client keeps the ring in order") {
+                self.hear_if_any(ring::decode(&bytes).expect("a message")).await;
+            } else if ring.consumer.arm(Wait::Bell).expect("in order") {
+                return;
+            }
+        }
+    }
+
+    async fn hear_if_any(&mut self, message: v1::ClientMessage) {
+        if let Some(message) = message.message {
+            self.hear(message).await;
+        }
+    }
+
     async fn hear(&mut self, message: Heard) {
         match message {
             Heard::Claim(claim) => self.claim(&claim).await,
@@ -276,10 +345,14 @@ impl Server {
             Heard::Heartbeat(_) => {
                 self.shared.note("heartbeat");
                 if self.settings.answers {
-                    self.say(Say::Alive(v1::Alive {})).await;
+                    self.say_on_stream(Say::Alive(v1::Alive {})).await;
                 }
             }
             Heard::Goodbye(_) => self.shared.note("goodbye"),
+            Heard::RingReady(_) => {
+                self.say(Say::RingTaken(v1::RingTaken {})).await;
+                self.open_ring();
+            }
         }
     }
 
@@ -299,6 +372,7 @@ impl Server {
             arena_bytes_max: self.settings.arena_bytes_max,
             inline_bytes_max: 1 << 20,
             pending_max: self.settings.pending_max,
+            ring_bytes: if self.settings.rings { RING_BYTES } else { 0 },
         };
         self.say(Say::Claimed(claimed.into_message())).await;
         if self.settings.begins {
@@ -383,7 +457,18 @@ impl Server {
         self.say(Say::Failed(v1::Failed { request: request.0, failure: Some((&failure).into()) })).await;
     }
 
+    /// Over the ring, if there is one; waits for room then.
     async fn say(&mut self, message: Say) {
+        let Some(ring) = &mut self.ring else { return self.say_on_stream(message).await };
+        let mut bytes = Vec::new();
+        ring::encode(&v1::ServerMessage { message: Some(message) }, &mut bytes);
+        while ring.producer.push(&bytes).expect("the client keeps the ring in order") == Pushed::Full {
+            tokio::task::yield_now().await;
+        }
+        ring.producer.wake();
+    }
+
+    async fn say_on_stream(&mut self, message: Say) {
         // The client may have gone already.
         let _ = self.outgoing.send(Ok(v1::ServerMessage { message: Some(message) })).await;
     }

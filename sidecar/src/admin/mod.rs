@@ -39,6 +39,8 @@ pub(crate) struct Snapshot {
     pub(crate) inputs_mapped_bytes: u64,
     /// Live sessions.
     pub(crate) sessions: usize,
+    /// Those of them whose messages go over a ring.
+    pub(crate) ring_sessions: usize,
     /// How long the sidecar has served.
     pub(crate) up: Duration,
     /// The control links that are up.

@@ -18,10 +18,18 @@ pub(super) struct StatusPage {
     /// The first suite of the list that all sidecars of a release have alike, which is the one that they agree on.
     cipher: &'static str,
     traffic: Traffic,
+    sessions: Sessions,
     /// Control links that are up.
     paths: Vec<Path>,
     #[serde(flatten)]
     engine: Status,
+}
+
+/// Workers that are attached, and how what they submit comes here.
+#[derive(Serialize)]
+struct Sessions {
+    live: usize,
+    over_ring: usize,
 }
 
 /// Of all ports since the start.
@@ -67,6 +75,7 @@ impl StatusPage {
             transport: "QUIC",
             cipher: first_suite(),
             traffic,
+            sessions: Sessions { live: snapshot.sessions, over_ring: snapshot.ring_sessions },
             paths: snapshot.paths.iter().map(path).collect(),
             engine: snapshot.status,
         }

@@ -126,6 +126,8 @@ pub struct Claimed {
     pub inline_bytes_max: u64,
     /// The most requests pending at once; at least 1.
     pub pending_max: u32,
+    /// Bytes of each direction of a ring; 0 when the sidecar takes none.
+    pub ring_bytes: u64,
 }
 
 impl Claimed {
@@ -144,6 +146,7 @@ impl Claimed {
             arena_bytes_max: message.arena_bytes_max,
             inline_bytes_max: message.inline_bytes_max.min(limits::INLINE_BYTES_MAX as u64),
             pending_max: positive("pending_max", message.pending_max)?,
+            ring_bytes: message.ring_bytes,
         })
     }
 
@@ -158,6 +161,7 @@ impl Claimed {
             arena_bytes_max: self.arena_bytes_max,
             inline_bytes_max: self.inline_bytes_max,
             pending_max: self.pending_max,
+            ring_bytes: self.ring_bytes,
         }
     }
 }

@@ -21,7 +21,7 @@ pub struct Description {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ClientMessage {
-    #[prost(oneof = "client_message::Message", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "client_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub message: ::core::option::Option<client_message::Message>,
 }
 /// Nested message and enum types in `ClientMessage`.
@@ -42,11 +42,13 @@ pub mod client_message {
         Goodbye(super::Goodbye),
         #[prost(message, tag = "7")]
         Abstain(super::Abstain),
+        #[prost(message, tag = "8")]
+        RingReady(super::RingReady),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ServerMessage {
-    #[prost(oneof = "server_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "server_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub message: ::core::option::Option<server_message::Message>,
 }
 /// Nested message and enum types in `ServerMessage`.
@@ -69,6 +71,8 @@ pub mod server_message {
         Notice(super::Notice),
         #[prost(message, tag = "8")]
         Alive(super::Alive),
+        #[prost(message, tag = "9")]
+        RingTaken(super::RingTaken),
     }
 }
 /// Asks for a rank of a job. Refused (gRPC status) when the token is wrong, the rank is not placed here, the uid is not
@@ -112,6 +116,9 @@ pub struct Claimed {
     pub inline_bytes_max: u64,
     #[prost(uint32, tag = "7")]
     pub pending_max: u32,
+    /// Bytes of each direction of a ring, if the sidecar takes one; 0 if not. See docs/PROTOCOL.md.
+    #[prost(uint64, tag = "8")]
+    pub ring_bytes: u64,
 }
 /// All ranks have attached: operations may be submitted. Also the answer to "who am I".
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -358,6 +365,12 @@ pub struct Release {
 /// still.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Heartbeat {}
+/// The worker has attached a ring on mem.sock. What it says from now on goes over the ring, but for Heartbeat and Goodbye.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RingReady {}
+/// The answer: what the sidecar says from now on goes over the ring, but for Alive. What it said before comes first.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RingTaken {}
 /// An orderly end: nothing of this rank is pending any more, or it does not care.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Goodbye {

@@ -43,7 +43,7 @@ mod futex;
 mod memory;
 mod producer;
 
-pub use bell::{Bell, Rung};
+pub use bell::Bell;
 pub use consumer::{Consumer, Kick, Wait};
 pub use ends::{PeerRing, RingEnd, WorkerRing};
 pub use memory::{RING_BYTES_MAX, RING_BYTES_MIN};

@@ -1,6 +1,6 @@
 //! `mem.sock` end to end, and against peers that break its protocol.
 
-use std::io::{IoSlice, Read, Write};
+use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use ronde_shm::error::ProtocolError;
 use ronde_shm::passing::{LINE_BYTES_MAX, Received, recv_with_fd, send_with_fd};
-use ronde_shm::ring::{Bell, PeerRing, Pushed, RingEnd, Rung, Wait, WorkerRing};
+use ronde_shm::ring::{Bell, PeerRing, Pushed, RingEnd, Wait, WorkerRing};
 use ronde_shm::{
     MemClient, MemClientConfig, MemHost, OwnedSegment, PeerSegment, SegmentId, ServeOutcome, SessionToken, Share,
     ShmError, serve_one,
@@ -160,14 +160,16 @@ fn a_ring_is_handed_over_and_its_connection_becomes_the_bell() {
     assert!(sidecar.consumer.arm(Wait::Bell).expect("in order"));
     assert_eq!(worker.producer.push(b"there"), Ok(Pushed::Done));
     worker.producer.wake();
-    assert_eq!(sidecar.bell.hush(), Rung::All);
+    let mut listening = sidecar.bell.listen().expect("a descriptor");
+    assert_eq!(listening.read(&mut [0; 16]).expect("rung"), 1);
+    assert_eq!(listening.read(&mut [0; 16]).expect_err("once").kind(), ErrorKind::WouldBlock);
     assert!(sidecar.consumer.pop(&mut message).expect("in order"));
     assert_eq!(message, b"there");
     assert_eq!(sidecar.producer.push(b"and back"), Ok(Pushed::Done));
     assert!(worker.consumer.pop(&mut message).expect("in order"));
     assert_eq!(message, b"and back");
     drop(sidecar);
-    assert_eq!(worker.bell.hush(), Rung::Ended);
+    assert_eq!(worker.bell.listen().expect("a descriptor").read(&mut [0; 16]).expect("the end"), 0);
 }
 
 #[test]

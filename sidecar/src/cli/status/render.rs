@@ -15,6 +15,9 @@ pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
     line(head(now));
     let ranks = |name: &str| list(&now[name]);
     line(format!("  ranks here: {} in the epoch, {} wait for it", ranks("ranks_in_epoch"), ranks("ranks_waiting")));
+    if let (Some(live), Some(ring)) = (now["sessions"]["live"].as_u64(), now["sessions"]["over_ring"].as_u64()) {
+        line(format!("  workers attached: {live}, {ring} of them submit over a ring in shared memory"));
+    }
     if has_entries(&now["ranks_missing"]) {
         line(format!("  not attached yet: ranks {}", ranks("ranks_missing")));
     }

@@ -113,7 +113,8 @@ impl MemClient {
             }
             (MemReply::Result { .. }, _) => return Err(ProtocolError::UnexpectedReply.into()),
         }
-        Ok(ring.into_end(Bell::of(self.stream)?))
+        self.stream.get()?;
+        Ok(ring.into_end(Bell::of(self.stream)))
     }
 
     /// Who the sidecar is, as the kernel knows it.

@@ -96,7 +96,7 @@ pub struct RingEnd {
     pub producer: Producer,
     /// From the other side.
     pub consumer: Consumer,
-    /// Readable when the other side rings.
+    /// What wakes both sides.
     pub bell: Arc<Bell>,
 }
 

@@ -1,0 +1,115 @@
+//! What the sidecar says, handed to those who wait for it. Called by the session's task, and by whichever thread reads the ring.
+
+use std::sync::Arc;
+
+use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::{Completion, EpochView, v1};
+use ronde_wire::{Collective, Detail, Failure, RequestId, SetId};
+
+use crate::error::Error;
+use crate::handle::Arrived;
+use crate::session::Session;
+use crate::table::Table;
+
+impl Session {
+    /// Hears one message.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for one that ends the session.
+    pub(crate) fn hear(self: &Arc<Self>, message: v1::ServerMessage) -> Result<(), Error> {
+        match message.message {
+            Some(Heard::Completed(message)) => return self.complete(message),
+            Some(Heard::ResultPart(part)) => return self.add_part(&part),
+            Some(Heard::Failed(message)) => {
+                let failure = Failure::from(message.failure.unwrap_or_default());
+                self.answer(RequestId(message.request), Err(failure.into()));
+            }
+            Some(Heard::EpochEnded(message)) => {
+                let error = Error::Failure(Failure::from(message.failure.unwrap_or_default()));
+                self.end(&error);
+                self.tell_began(Err(error));
+            }
+            Some(Heard::EpochBegan(message)) => {
+                let view = EpochView::parse(&message).map_err(|error| Error::protocol(&error))?;
+                self.lock_table().names.begin(view.size);
+                self.tell_began(Ok(view));
+            }
+            Some(Heard::Notice(notice)) => self.note(notice.text),
+            // A second answer to the claim says nothing new; an empty message is one of a later version. The task looks
+            // for RingTaken itself.
+            Some(Heard::Claimed(_) | Heard::Alive(_) | Heard::RingTaken(_)) | None => {}
+        }
+        Ok(())
+    }
+
+    /// Whoever waits for the begin is told what became of it.
+    pub(crate) fn tell_began(&self, outcome: Result<EpochView, Error>) {
+        if let Some(began) = self.lock_began().take() {
+            // Nobody listens when `connect` was given up.
+            let _ = began.send(outcome);
+        }
+    }
+
+    fn complete(self: &Arc<Self>, message: v1::Completed) -> Result<(), Error> {
+        let completion = Completion::parse(message).map_err(|error| Error::protocol(&error))?;
+        let request = completion.request;
+        let entry = {
+            let mut table = self.lock_table();
+            let entry = table.remove(request);
+            if let Some(entry) = &entry {
+                // Before the waiter hears of it and goes on with the next operation.
+                learn(&mut table, &entry.collective, &completion.detail);
+            }
+            entry
+        };
+        let Some(entry) = entry else {
+            // A result that came after its request ended is of no use, but must be given back.
+            drop(Arrived::new(self, completion, Vec::new()));
+            return Ok(());
+        };
+        let arrived = Arrived::new(self, completion, entry.parts);
+        if let Some(waiter) = entry.waiter {
+            waiter.with(Ok(arrived));
+        }
+        Ok(())
+    }
+
+    fn add_part(&self, part: &v1::ResultPart) -> Result<(), Error> {
+        let mut table = self.lock_table();
+        let Some(entry) = table.entry_mut(RequestId(part.request)) else { return Ok(()) };
+        let limit = self.claimed.arena_bytes_max;
+        if (entry.parts.len() + part.data.len()) as u64 > limit {
+            return Err(Error::Protocol { reason: format!("a result in parts is over arena_bytes_max = {limit}") });
+        }
+        entry.parts.extend_from_slice(&part.data);
+        Ok(())
+    }
+
+    fn answer(&self, request: RequestId, outcome: Result<Arrived, Error>) {
+        let entry = self.lock_table().remove(request);
+        if let Some(waiter) = entry.and_then(|entry| entry.waiter) {
+            waiter.with(outcome);
+        }
+    }
+
+    fn note(&self, text: String) {
+        tracing::warn!(target: "ronde", "{text}");
+        let mut notices = self.lock_notices();
+        notices.truncate(NOTICES_MAX - 1);
+        notices.push_back(text);
+    }
+}
+
+/// What a completed operation changes about sets and numbers.
+fn learn(table: &mut Table, collective: &Collective, detail: &Detail) {
+    match (collective, detail) {
+        (Collective::AddSet { ranks }, Detail::Set(set)) => table.names.add_set(*set, ranks.clone()),
+        // Without its number in the answer there was no such set to remove, or it is the one that stays.
+        (Collective::RemoveSet { set }, Detail::Set(_)) if *set != SetId::WORLD => table.names.remove_set(*set),
+        (Collective::Join, _) => table.names.all_joined(),
+        _ => {}
+    }
+}
+
+/// Notices kept for the program; further ones replace the newest.
+const NOTICES_MAX: usize = 64;

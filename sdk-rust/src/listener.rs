@@ -1,0 +1,205 @@
+//! The background task of a session. It owns the incoming stream, sends heartbeats and attends to the ring while nobody
+//! waits; when the stream or the epoch ends it tells every waiter why, with the failure kept for those who come later.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ronde_rpc::v1;
+use ronde_rpc::v1::client_message::Message as Say;
+use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_shm::ForkSafe;
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, MissedTickBehavior};
+use tonic::{Status, Streaming};
+
+use crate::error::Error;
+use crate::handle::sidecar_gone;
+use crate::ring::Ring;
+use crate::session::Session;
+
+/// The background task of a session.
+pub(crate) struct Listener {
+    session: Arc<Session>,
+    incoming: Streaming<v1::ServerMessage>,
+    /// Told when the sidecar speaks over the ring.
+    taken: Option<oneshot::Sender<()>>,
+    /// `None` without a ring, and once the sidecar has closed it.
+    bell: Option<ForkSafe<UnixStream>>,
+}
+
+impl Listener {
+    /// A task for a session. To be called in the runtime in which it will run.
+    ///
+    /// # Errors
+    /// [`Error::Thread`] when the runtime cannot wait for the ring's bell.
+    pub(crate) fn new(
+        session: Arc<Session>,
+        incoming: Streaming<v1::ServerMessage>,
+        taken: oneshot::Sender<()>,
+    ) -> Result<Self, Error> {
+        let bell = session.ring().map(listen).transpose()?;
+        Ok(Self { session, incoming, taken: Some(taken), bell })
+    }
+
+    /// Runs until the stream ends, or for a while after the session was closed.
+    pub(crate) async fn run(mut self) {
+        let why = self.listen().await;
+        let session = &self.session;
+        if let Some(ring) = session.ring() {
+            ring.finish(&|message| session.hear(message));
+        }
+        session.let_results_go(&why);
+        session.end(&why);
+        session.tell_began(Err(session.over().unwrap_or(why)));
+    }
+
+    /// Listens; says why no longer.
+    async fn listen(&mut self) -> Error {
+        let session = Arc::clone(&self.session);
+        let mut heartbeat = tokio::time::interval(Duration::from_millis(session.claimed.heartbeat_ms.into()));
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut closes_at: Option<Instant> = None;
+        let mut silence = Silence::new(Duration::from_millis(session.claimed.peer_timeout_ms.into()));
+        loop {
+            tokio::select! {
+                biased;
+                heard = self.incoming.message() => match heard {
+                    Ok(Some(message)) => {
+                        silence.broken();
+                        if let Err(error) = self.hear(message) { return error }
+                    }
+                    Ok(None) => return self.gone("it ended the session"),
+                    Err(status) => return self.gone(&describe(&status)),
+                },
+                _ = heartbeat.tick(), if closes_at.is_none() => {
+                    if silence.is_too_long() {
+                        let timeout = silence.timeout.as_secs_f64();
+                        return self.gone(&format!("it has been silent for {timeout:.1} s, the peer timeout"));
+                    }
+                    // A full queue means that the sidecar does not read; it will not miss this one.
+                    let _ = session.say_on_stream(Say::Heartbeat(v1::Heartbeat {}));
+                }
+                () = session.closing.notified() => closes_at = Some(Instant::now() + CLOSE_TIMEOUT),
+                () = sleep_until(closes_at) => return Error::Closed,
+                ended = rung(self.bell.as_mut()) => {
+                    self.bell = self.bell.take().filter(|_| !ended);
+                    if let Err(error) = self.attend() { return error }
+                }
+                () = attention(session.ring()) => {
+                    if let Err(error) = self.attend() { return error }
+                }
+            }
+        }
+    }
+
+    /// Hears a message of the stream.
+    fn hear(&mut self, message: v1::ServerMessage) -> Result<(), Error> {
+        let taken = matches!(message.message, Some(Heard::RingTaken(_)));
+        self.session.hear(message)?;
+        let Some(ring) = self.session.ring().filter(|_| taken) else { return Ok(()) };
+        ring.open();
+        if let Some(taken) = self.taken.take() {
+            // Nobody listens when `connect` was given up.
+            let _ = taken.send(());
+        }
+        self.attend()
+    }
+
+    /// Looks at the ring.
+    ///
+    /// # Errors
+    /// What broke it.
+    fn attend(&self) -> Result<(), Error> {
+        let Some(ring) = self.session.ring() else { return Ok(()) };
+        ring.attend(&|message| self.session.hear(message));
+        ring.take_broken().map_or(Ok(()), Err)
+    }
+
+    fn gone(&self, how: &str) -> Error {
+        Error::Failure(sidecar_gone(&self.session.directory, how))
+    }
+}
+
+/// Also when the task panics or its runtime is dropped, every waiter gets an answer.
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // In a forked child the lock may be held by a thread that does not exist there.
+        if !self.session.fork_guard.is_child() {
+            if let Some(ring) = self.session.ring() {
+                // Nobody hears what is left in it.
+                ring.finish(&|_| Err(Error::Closed));
+            }
+            self.session.let_results_go(&Error::Closed);
+            self.session.end(&Error::Closed);
+        }
+    }
+}
+
+/// For how long the sidecar has said nothing. Looked at with every heartbeat: when this process itself stood still, the
+/// time between two looks tells, and the sidecar gets a fresh grace.
+struct Silence {
+    timeout: Duration,
+    heard: Instant,
+    looked: Instant,
+}
+
+impl Silence {
+    fn new(timeout: Duration) -> Self {
+        let now = Instant::now();
+        Self { timeout, heard: now, looked: now }
+    }
+
+    fn broken(&mut self) {
+        self.heard = Instant::now();
+    }
+
+    fn is_too_long(&mut self) -> bool {
+        let now = Instant::now();
+        if now - self.looked > OWN_PAUSE {
+            self.heard = now;
+        }
+        self.looked = now;
+        now - self.heard > self.timeout
+    }
+}
+
+/// The ring's bell, for this runtime.
+fn listen(ring: &Ring) -> Result<ForkSafe<UnixStream>, Error> {
+    let stream = UnixStream::from_std(ring.bell().listen()?);
+    Ok(ForkSafe::with_fd(stream.map_err(|error| Error::Thread { reason: error.to_string() })?)?)
+}
+
+/// Waits for the ring's bell, for ever without one. Says whether the sidecar has closed it. May be cancelled.
+async fn rung(bell: Option<&mut ForkSafe<UnixStream>>) -> bool {
+    let Some(Ok(bell)) = bell.map(ForkSafe::get_mut) else { return std::future::pending().await };
+    !matches!(bell.read(&mut [0; RUNG_MAX]).await, Ok(1..))
+}
+
+async fn attention(ring: Option<&Ring>) {
+    match ring {
+        Some(ring) => ring.attention().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What a status tells a user, in one line.
+pub(crate) fn describe(status: &Status) -> String {
+    let cause = std::error::Error::source(status).map(|source| format!(" ({source})")).unwrap_or_default();
+    format!("{}{cause}", status.message())
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Two heartbeats that are further apart than this mean that this process stood still.
+const OWN_PAUSE: Duration = Duration::from_secs(1);
+/// How long to listen after the farewell.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Wake-ups taken at once; more are taken in the next turn.
+const RUNG_MAX: usize = 1_024;

@@ -1,0 +1,431 @@
+//! A session's ring as its threads share it: whoever sends writes into it, and one of those who wait reads for all.
+//!
+//! # Who reads
+//!
+//! The receiver is in a lock. A thread that waits for an answer tries to take it; who gets it *leads*: it reads what
+//! comes, hands each answer to its waiter, and sleeps on the ring's futex in between, until its own answer is there. The others
+//! *follow*: they sleep on their own promise. A leader that goes wakes one follower, which takes over. While nobody leads, the
+//! session's task does: the receiver is then armed for the bell, which wakes the task.
+//!
+//! No message is overlooked when the roles change. A leader that goes arms the bell while it still holds the lock, and arming
+//! looks once more whether something has come. The task that is rung for and finds the lock taken sets `rung`, passes a fence
+//! and tries again; a leader lets the lock go, passes a fence and looks at `rung`. So either the task gets the lock, or
+//! the leader sees that it was there and sends for it. Whoever fulfils a promise from elsewhere (the end of the session) kicks the
+//! leader after that, and a leader looks at its promise between arming and sleeping.
+//!
+//! # Who waits for room
+//!
+//! A message for which the ring has no room goes to a queue with a bound, which is flushed when the sidecar has read and rings.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use ronde_rpc::{ring, v1};
+use ronde_shm::ring::{Bell, Consumer, Kick, Producer, Pushed, RingEnd, RingError, Wait};
+use tokio::sync::Notify;
+
+use crate::error::Error;
+use crate::promise::{Nudge, Promise};
+use crate::session::OUTGOING_MAX;
+
+/// What a message of the sidecar is given to.
+pub(crate) type Hear<'a> = &'a dyn Fn(v1::ServerMessage) -> Result<(), Error>;
+
+/// How soon the sidecar is to see a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// At once.
+    Now,
+    /// With the next one, or the next heartbeat: not worth a wake-up of its own.
+    WithTheNext,
+}
+
+/// The ring of one session.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    sender: Mutex<Sender>,
+    receiver: Mutex<Receiver>,
+    /// Wakes the leader.
+    kick: Kick,
+    bell: Arc<Bell>,
+    phase: AtomicU8,
+    /// The bell rang while somebody held the receiver.
+    rung: AtomicBool,
+    /// The session's task is to look.
+    attention: Notify,
+    followers: Followers,
+    /// Whether a leader may look for a moment before it sleeps.
+    spins: AtomicBool,
+    /// What broke it, until the task takes it.
+    broken: Mutex<Option<Error>>,
+}
+
+/// Threads that wait while another one leads.
+#[derive(Default)]
+struct Followers(Mutex<VecDeque<Arc<dyn Nudge>>>);
+
+impl fmt::Debug for Followers {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Followers")
+    }
+}
+
+#[derive(Debug)]
+struct Sender {
+    producer: Producer,
+    /// Encoded messages that wait for room, oldest first; at most [`OUTGOING_MAX`].
+    backlog: VecDeque<Vec<u8>>,
+    /// Memory of the last message.
+    message: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Receiver {
+    consumer: Consumer,
+    /// Memory of the last message.
+    message: Vec<u8>,
+}
+
+impl Ring {
+    pub(crate) fn new(end: RingEnd) -> Self {
+        let RingEnd { producer, consumer, bell } = end;
+        Self {
+            kick: consumer.kick(),
+            sender: Mutex::new(Sender { producer, backlog: VecDeque::new(), message: Vec::new() }),
+            receiver: Mutex::new(Receiver { consumer, message: Vec::new() }),
+            bell,
+            phase: AtomicU8::new(NOT_TAKEN),
+            rung: AtomicBool::new(false),
+            attention: Notify::new(),
+            followers: Followers::default(),
+            spins: AtomicBool::new(false),
+            broken: Mutex::default(),
+        }
+    }
+
+    /// What the session's task waits for besides [`Ring::attention`].
+    pub(crate) fn bell(&self) -> &Arc<Bell> {
+        &self.bell
+    }
+
+    /// Resolves when the session's task is to [attend](Ring::attend).
+    pub(crate) async fn attention(&self) {
+        self.attention.notified().await;
+    }
+
+    /// What broke the ring, once.
+    pub(crate) fn take_broken(&self) -> Option<Error> {
+        lock(&self.broken).take()
+    }
+
+    /// Sends a message, or keeps it until there is room.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] when the sidecar does not read or the message is too long; [`Error::Protocol`].
+    pub(crate) fn say(&self, message: &v1::ClientMessage, urgency: Urgency) -> Result<(), Error> {
+        let mut sender = lock(&self.sender);
+        let said = sender.say(message, urgency);
+        drop(sender);
+        said.inspect_err(|error| {
+            if matches!(error, Error::Protocol { .. }) {
+                self.break_down(error.clone());
+            }
+        })
+    }
+
+    /// The sidecar says that from now on it speaks here. To be attended next.
+    pub(crate) fn open(&self) {
+        self.phase.store(OPEN, Ordering::SeqCst);
+    }
+
+    /// Lets leaders look for a moment before they sleep, if `cores` are more than the `local_ranks` and two: only then does
+    /// looking take no core from another rank, the sidecar's control thread or the other threads of the program.
+    pub(crate) fn allow_spinning(&self, cores: usize, local_ranks: usize) {
+        self.spins.store(cores > local_ranks + 2, Ordering::Relaxed);
+    }
+
+    /// Waits at most `slice` for a promise; reads for everybody if nobody else does. Takes the answer.
+    pub(crate) fn wait<T: Send + 'static>(
+        &self,
+        promise: &Promise<T>,
+        slice: Duration,
+        hear: Hear<'_>,
+    ) -> Option<Result<T, Error>> {
+        let deadline = Instant::now().checked_add(slice);
+        let mut answer = promise.take();
+        let mut left = Some(slice);
+        while answer.is_none() {
+            let Some(rest) = left else { break };
+            if self.is_open() {
+                let receiver = self.try_receiver().or_else(|| self.follow(promise, rest));
+                if let Some(receiver) = receiver {
+                    self.lead(receiver, &|| promise.is_ready(), deadline, hear);
+                }
+                answer = promise.take();
+            } else {
+                answer = promise.wait_timeout(rest);
+            }
+            left = rest_until(deadline);
+        }
+        self.promote();
+        answer
+    }
+
+    /// Reads what is there, if nobody else does.
+    pub(crate) fn glance(&self, hear: Hear<'_>) {
+        if !self.is_open() {
+            return;
+        }
+        if let Some(mut receiver) = self.try_receiver() {
+            self.read(&mut receiver, hear);
+            self.leave(receiver);
+        }
+    }
+
+    /// The bell rang, or somebody sent for the task: sends what waited for room, and reads if nobody leads.
+    pub(crate) fn attend(&self, hear: Hear<'_>) {
+        if let Err(error) = lock(&self.sender).flush() {
+            self.break_down(error);
+        }
+        self.rung.store(true, Ordering::SeqCst);
+        // The note comes before the attempt: see the module's header.
+        fence(Ordering::SeqCst);
+        if let Some(mut receiver) = self.try_receiver().filter(|_| self.is_open()) {
+            self.rung.store(false, Ordering::SeqCst);
+            self.read(&mut receiver, hear);
+            self.leave(receiver);
+        }
+    }
+
+    /// The session's stream has ended: what the sidecar wrote before is read, and nothing after.
+    pub(crate) fn finish(&self, hear: Hear<'_>) {
+        if self.phase.swap(OVER, Ordering::SeqCst) != OPEN {
+            return;
+        }
+        self.kick.now();
+        // A leader sees the phase, and goes.
+        let mut receiver = lock(&self.receiver);
+        // More messages than fit into the ring were not there when the stream ended.
+        for _ in 0..ronde_wire::limits::RING_BYTES {
+            match receiver.pop() {
+                Ok(Some(message)) => {
+                    if hear(message).is_err() {
+                        return;
+                    }
+                }
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+
+    /// A promise was fulfilled by something else than a message: whoever leads looks at its own.
+    pub(crate) fn kick(&self) {
+        self.kick.now();
+    }
+
+    /// Whether nothing goes over the ring any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.phase.load(Ordering::SeqCst) == OVER
+    }
+
+    fn is_open(&self) -> bool {
+        self.phase.load(Ordering::SeqCst) == OPEN
+    }
+
+    /// Reads, and sleeps in between, until `ready`, the deadline or the end.
+    fn lead(
+        &self,
+        mut receiver: MutexGuard<'_, Receiver>,
+        ready: &dyn Fn() -> bool,
+        deadline: Option<Instant>,
+        hear: Hear<'_>,
+    ) {
+        receiver.consumer.disarm();
+        while self.read(&mut receiver, hear) && !ready() {
+            let Some(left) = rest_until(deadline) else { break };
+            if self.spin(&mut receiver) {
+                continue;
+            }
+            match receiver.consumer.arm(Wait::Futex) {
+                // What was fulfilled before the arming has kicked nobody.
+                Ok(true) if ready() || !self.is_open() => break,
+                Ok(true) => receiver.consumer.sleep(left),
+                Ok(false) => {}
+                Err(error) => {
+                    self.break_down(protocol(error));
+                    break;
+                }
+            }
+        }
+        self.leave(receiver);
+    }
+
+    /// Reads what is there, up to a bound. False when the ring is over.
+    fn read(&self, receiver: &mut Receiver, hear: Hear<'_>) -> bool {
+        for _ in 0..AT_ONCE {
+            if !self.is_open() {
+                return false;
+            }
+            let heard = match receiver.pop() {
+                Ok(Some(message)) => hear(message),
+                Ok(None) => return true,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = heard {
+                self.break_down(error);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Lets the receiver go, such that the next message wakes the session's task.
+    fn leave(&self, mut receiver: MutexGuard<'_, Receiver>) {
+        let armed = receiver.consumer.arm(Wait::Bell);
+        drop(receiver);
+        // The receiver is free before the look at the note: see the module's header.
+        fence(Ordering::SeqCst);
+        match armed {
+            Ok(armed) => {
+                if self.rung.swap(false, Ordering::SeqCst) || !armed {
+                    self.attention.notify_one();
+                }
+            }
+            Err(error) => self.break_down(protocol(error)),
+        }
+    }
+
+    /// Waits until the promise is kept, the leader goes or the time is over; gives the receiver if it has become free before
+    /// that.
+    fn follow<T: Send + 'static>(&self, promise: &Promise<T>, slice: Duration) -> Option<MutexGuard<'_, Receiver>> {
+        let me = promise.nudge();
+        lock(&self.followers.0).push_back(Arc::clone(&me));
+        // A leader that went before it could see this follower has left the receiver free.
+        let receiver = self.try_receiver();
+        if receiver.is_none() {
+            promise.wait_for_nudge(slice);
+        }
+        lock(&self.followers.0).retain(|follower| !Arc::ptr_eq(follower, &me));
+        receiver
+    }
+
+    /// Wakes one follower, which leads if nobody does.
+    fn promote(&self) {
+        let next = lock(&self.followers.0).pop_front();
+        if let Some(next) = next {
+            next.nudge();
+        }
+    }
+
+    /// Looks for a moment whether something comes, where that is allowed. Says whether it did.
+    fn spin(&self, receiver: &mut Receiver) -> bool {
+        if !self.spins.load(Ordering::Relaxed) {
+            return false;
+        }
+        let until = Instant::now() + SPIN;
+        while Instant::now() < until {
+            // What is broken is told by the attempt to read it.
+            if receiver.consumer.is_ready().unwrap_or(true) {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
+    }
+
+    /// `None` while another thread has it.
+    fn try_receiver(&self) -> Option<MutexGuard<'_, Receiver>> {
+        match self.receiver.try_lock() {
+            Ok(receiver) => Some(receiver),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Nothing goes over the ring from now on; the session's task ends the session. The first reason stays.
+    fn break_down(&self, error: Error) {
+        self.phase.store(OVER, Ordering::SeqCst);
+        lock(&self.broken).get_or_insert(error);
+        self.kick.now();
+        self.attention.notify_one();
+    }
+}
+
+impl Sender {
+    fn say(&mut self, message: &v1::ClientMessage, urgency: Urgency) -> Result<(), Error> {
+        ring::encode(message, &mut self.message);
+        let (bytes, limit) = (self.message.len() as u64, self.producer.message_bytes_max());
+        if bytes > limit {
+            return Err(Error::Limit { reason: RingError::TooLong { bytes, limit }.to_string() });
+        }
+        if self.backlog.is_empty() && self.producer.push(&self.message).map_err(protocol)? == Pushed::Done {
+            if urgency == Urgency::Now {
+                self.producer.wake();
+            }
+            return Ok(());
+        }
+        if self.backlog.len() >= OUTGOING_MAX {
+            let reason =
+                format!("{OUTGOING_MAX} messages wait for the sidecar, which does not read; see whether it is alive");
+            return Err(Error::Limit { reason });
+        }
+        self.backlog.push_back(self.message.clone());
+        self.flush()
+    }
+
+    /// Sends what waits, as far as there is room.
+    fn flush(&mut self) -> Result<(), Error> {
+        let Self { producer, backlog, .. } = self;
+        while let Some(message) = backlog.front() {
+            if producer.push(message).map_err(protocol)? == Pushed::Done {
+                backlog.pop_front();
+            } else if !producer.want_room(message.len() as u64).map_err(protocol)? {
+                break;
+            }
+        }
+        producer.wake();
+        Ok(())
+    }
+}
+
+impl Receiver {
+    fn pop(&mut self) -> Result<Option<v1::ServerMessage>, Error> {
+        if !self.consumer.pop(&mut self.message).map_err(protocol)? {
+            return Ok(None);
+        }
+        let message = ring::decode(&self.message);
+        message
+            .map(Some)
+            .map_err(|error| Error::Protocol { reason: format!("what came over the ring is no message: {error}") })
+    }
+}
+
+fn protocol(error: RingError) -> Error {
+    match error {
+        RingError::UsedAfterFork(error) => error.into(),
+        broken => Error::Protocol { reason: broken.to_string() },
+    }
+}
+
+/// What is left until a deadline; `None` when it has passed. Without a deadline, a long time.
+fn rest_until(deadline: Option<Instant>) -> Option<Duration> {
+    let Some(deadline) = deadline else { return Some(Duration::MAX) };
+    deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+}
+
+/// A panic elsewhere leaves what these locks guard whole: each change is a single call.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The sidecar has not said yet that it speaks here.
+const NOT_TAKEN: u8 = 0;
+const OPEN: u8 = 1;
+const OVER: u8 = 2;
+/// Messages read before the reader looks after other things.
+const AT_ONCE: usize = 256;
+/// How long a leader looks before it sleeps, where it may.
+const SPIN: Duration = Duration::from_micros(20);

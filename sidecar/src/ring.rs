@@ -1,0 +1,145 @@
+//! A session's ring, the sidecar's side: what its reader waits for, and what the control thread sends.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ronde_rpc::{ring, v1};
+use ronde_shm::ring::{Bell, Consumer, PeerRing, Producer, Pushed, RingEnd, RingError, Wait};
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+
+use crate::service::OUTGOING_MAX;
+
+/// A ring that a worker has attached and that nobody uses yet.
+pub(crate) struct AttachedRing {
+    /// The memory.
+    pub(crate) ring: PeerRing,
+    /// The connection that is the bell.
+    pub(crate) bell: std::os::unix::net::UnixStream,
+}
+
+impl AttachedRing {
+    /// Takes the ring into use, on the control thread.
+    ///
+    /// # Errors
+    /// Why its bell cannot be waited for.
+    pub(crate) fn open(self) -> Result<(RingIn, RingOut), String> {
+        let bell = Bell::over(self.bell).map_err(|error| error.to_string())?;
+        let listening = bell.listen().map_err(|error| error.to_string())?;
+        let listening = UnixStream::from_std(listening)
+            .map_err(|error| format!("the sidecar cannot wait for the ring's bell: {error}"))?;
+        let RingEnd { producer, consumer, .. } = self.ring.into_end(bell);
+        let waits_for_room = Arc::new(AtomicBool::new(false));
+        let incoming =
+            RingIn { bell: Some(listening), consumer, message: Vec::new(), room: Arc::clone(&waits_for_room) };
+        let outgoing = RingOut { producer, backlog: VecDeque::new(), message: Vec::new(), waits_for_room };
+        Ok((incoming, outgoing))
+    }
+}
+
+/// What the worker says.
+pub(crate) struct RingIn {
+    /// `None` once the worker has closed it.
+    bell: Option<UnixStream>,
+    consumer: Consumer,
+    /// Memory of the last message.
+    message: Vec<u8>,
+    room: Arc<AtomicBool>,
+}
+
+impl RingIn {
+    /// The next message, if there is one.
+    ///
+    /// # Errors
+    /// How the worker broke the ring.
+    pub(crate) fn pop(&mut self) -> Result<Option<v1::ClientMessage>, String> {
+        if !self.consumer.pop(&mut self.message).map_err(|error| error.to_string())? {
+            return Ok(None);
+        }
+        let message = ring::decode(&self.message);
+        message.map(Some).map_err(|error| format!("what it wrote to its ring is no message: {error}"))
+    }
+
+    /// Whether nothing is there, so that the bell is to be waited for.
+    ///
+    /// # Errors
+    /// How the worker broke the ring.
+    pub(crate) fn arm(&mut self) -> Result<bool, RingError> {
+        self.consumer.arm(Wait::Bell)
+    }
+
+    /// Waits for the bell. May be cancelled.
+    pub(crate) async fn rung(&mut self) {
+        let Some(bell) = &mut self.bell else { return std::future::pending().await };
+        if !matches!(bell.read(&mut [0; RUNG_MAX]).await, Ok(1..)) {
+            // The worker has closed it. Its stream tells the rest.
+            self.bell = None;
+        }
+    }
+
+    /// Whether messages for the worker wait for room, which the bell may have announced.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.room.load(Ordering::Relaxed)
+    }
+}
+
+/// What is said to the worker.
+pub(crate) struct RingOut {
+    producer: Producer,
+    /// Messages that wait for room, oldest first; at most [`OUTGOING_MAX`].
+    backlog: VecDeque<v1::ServerMessage>,
+    /// Memory of the last message.
+    message: Vec<u8>,
+    waits_for_room: Arc<AtomicBool>,
+}
+
+impl RingOut {
+    /// Sends a message, or keeps it until there is room.
+    ///
+    /// # Errors
+    /// Why the session must end: the worker does not read, or broke the ring.
+    pub(crate) fn send(&mut self, message: v1::ServerMessage) -> Result<(), String> {
+        if self.backlog.is_empty() && self.push(&message)? == Pushed::Done {
+            self.producer.wake();
+            return Ok(());
+        }
+        if self.backlog.len() >= OUTGOING_MAX {
+            return Err(DEAF.to_owned());
+        }
+        self.backlog.push_back(message);
+        self.flush()
+    }
+
+    /// Sends what waits, as far as there is room.
+    ///
+    /// # Errors
+    /// Those of [`RingOut::send`].
+    pub(crate) fn flush(&mut self) -> Result<(), String> {
+        while let Some(message) = self.backlog.pop_front() {
+            if self.push(&message)? == Pushed::Full && !self.retry(&message)? {
+                self.backlog.push_front(message);
+                break;
+            }
+        }
+        self.waits_for_room.store(!self.backlog.is_empty(), Ordering::Relaxed);
+        self.producer.wake();
+        Ok(())
+    }
+
+    fn push(&mut self, message: &v1::ServerMessage) -> Result<Pushed, String> {
+        ring::encode(message, &mut self.message);
+        self.producer.push(&self.message).map_err(|error| error.to_string())
+    }
+
+    /// Asks for room, and takes it if it came in this moment.
+    fn retry(&mut self, message: &v1::ServerMessage) -> Result<bool, String> {
+        let room = self.producer.want_room(self.message.len() as u64).map_err(|error| error.to_string())?;
+        Ok(room && self.push(message)? == Pushed::Done)
+    }
+}
+
+/// Why a session with a worker that does not read ends.
+pub(crate) const DEAF: &str = "it does not read the messages of its session";
+/// Wake-ups taken at once; more are taken in the next turn.
+const RUNG_MAX: usize = 1_024;
