@@ -28,7 +28,13 @@ fn main() -> anyhow::Result<()> {
     times.sort();
     let at = |percent: usize| times[(times.len() - 1) * percent / 100].as_micros();
     if client.rank() == 0 {
-        println!("{} {bytes} B: median {} us, 10 % {} us, 90 % {} us", client.submission_path(), at(50), at(10), at(90));
+        println!(
+            "{} {bytes} B: median {} us, 10 % {} us, 90 % {} us",
+            client.submission_path(),
+            at(50),
+            at(10),
+            at(90)
+        );
     }
     Ok(())
 }

@@ -525,6 +525,7 @@ fn a_session_does_not_outlive_its_process() {
         let mut child = Command::new(me)
             .args(["--exact", "be_a_worker_that_is_killed", "--ignored", "--nocapture"])
             .env("RONDE_TEST_SOCKET", fake.directory.path())
+            .env("RONDE_TEST_RING", if way == BY_RING { "1" } else { "0" })
             .spawn()
             .expect("a process");
         fake.wait_for("submit allgather.never");

@@ -91,8 +91,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
 
     // Local workers: their directory, sockets, tokens and shared memory.
     let directory = RuntimeDir::create(settings.runtime_dir.as_deref(), &settings.job, settings.me)?;
-    let segments = Segments::default();
-    segments::serve(segments.clone(), &paths::mem_socket(directory.path()))?;
+    let segments = segments::serve(&paths::mem_socket(directory.path()))?;
     let (mut tokens, mut token_files) = (HashMap::new(), Vec::new());
     for rank in world.ranks_of(settings.me) {
         let (token, file) = directory.write_token(rank)?;

@@ -92,11 +92,14 @@ impl Segments {
     }
 }
 
-/// Serves mem.sock in `dir` on threads of its own: one that accepts, and one a connection, most of the time asleep.
+/// Serves mem.sock on threads of its own: one that accepts, and one a connection, most of the time asleep. Gives the table of
+/// what comes there.
 ///
 /// # Errors
 /// When the socket cannot be bound.
-pub(crate) fn serve(segments: Segments, socket: &Path) -> anyhow::Result<()> {
+pub(crate) fn serve(socket: &Path) -> anyhow::Result<Segments> {
+    let segments = Segments::default();
+    let table = segments.clone();
     let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
     let accept = move || {
         for stream in listener.incoming() {
@@ -110,7 +113,7 @@ pub(crate) fn serve(segments: Segments, socket: &Path) -> anyhow::Result<()> {
         }
     };
     std::thread::Builder::new().name("ronde-mem".into()).spawn(accept).context("cannot start the mem.sock thread")?;
-    Ok(())
+    Ok(table)
 }
 
 fn start_connection(segments: &Segments, stream: UnixStream) {

@@ -1,15 +1,15 @@
 //! Names of operations and sets, as the sidecar hears them.
 
-use ronde::{Collective, Operation, ReduceOp, Tensor, TensorRef, Transfer};
+use ronde::{Collective, Operation, ReduceOp, Tensor, TensorRef};
 
 use crate::fake::{Fake, Settings};
-use crate::{TRANSFERS, connect};
+use crate::{BY_RING, WAYS, connect};
 
 #[test]
 fn every_operation_has_its_name_and_gives_what_belongs_to_it() {
-    for transfer in TRANSFERS {
+    for way in WAYS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, transfer);
+        let client = connect(&fake, way);
         let owned = Tensor::of(&[2], &[1_i32, 2]).expect("a tensor");
         let tensor = TensorRef::from(&owned);
         assert_eq!(client.reduce_scatter("x", tensor, ReduceOp::Sum).expect("a result"), owned);
@@ -55,7 +55,7 @@ fn every_operation_has_its_name_and_gives_what_belongs_to_it() {
 #[test]
 fn numbers_that_begin_anew_are_not_those_of_requests_under_way() {
     let fake = Fake::start(Settings { size: 2, never: ".0", ..Settings::default() });
-    let client = connect(&fake, Transfer::Arena);
+    let client = connect(&fake, BY_RING);
     let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
     let part = TensorRef::from(&tensor);
     let sum = || client.allreduce_async(None, &tensor, ReduceOp::Sum).expect("submitted");
@@ -100,7 +100,7 @@ fn numbers_that_begin_anew_are_not_those_of_requests_under_way() {
 #[test]
 fn a_set_that_was_not_removed_stays() {
     let fake = Fake::start(Settings { size: 2, ..Settings::default() });
-    let client = connect(&fake, Transfer::Arena);
+    let client = connect(&fake, BY_RING);
     for set in [ronde::SetId::WORLD, ronde::SetId(8)] {
         client.remove_process_set_async(set).expect("submitted").wait().expect("there was none to remove");
     }
@@ -113,7 +113,7 @@ fn a_set_that_was_not_removed_stays() {
 #[test]
 fn the_ranks_of_a_new_set_come_in_any_order() {
     let fake = Fake::start(Settings { size: 3, ..Settings::default() });
-    let client = connect(&fake, Transfer::Arena);
+    let client = connect(&fake, BY_RING);
     let ranks = [2, 1, 0].map(ronde::Rank).to_vec();
     let add = Operation::new(None, Collective::AddSet { ranks }, None);
     client.submit_from(&add).expect("submitted").wait().expect("a set");
@@ -126,7 +126,7 @@ fn the_ranks_of_a_new_set_come_in_any_order() {
 #[test]
 fn messages_are_counted_for_each_pair_of_ranks_and_tag() {
     let fake = Fake::start(Settings { size: 3, ..Settings::default() });
-    let client = connect(&fake, Transfer::Arena);
+    let client = connect(&fake, BY_RING);
     let tensor = Tensor::of(&[2], &[1_i32, 2]).expect("a tensor");
     client.send(&tensor, 1, 5).expect("sent");
     client.send(&tensor, 1, 5).expect("sent");

@@ -119,6 +119,7 @@ fn snapshot() -> Snapshot {
         results: ronde_shm::ArenaUsage { mapped_bytes: 0, in_use_bytes: 0, slots: 0, segments: 0 },
         inputs_mapped_bytes: 0,
         sessions: 0,
+        ring_sessions: 0,
         up: Duration::from_secs(1),
         paths,
     }
