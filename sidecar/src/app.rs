@@ -31,7 +31,7 @@ use crate::operations::Operations;
 use crate::ports::Ports;
 use crate::results::Results;
 use crate::runtime_dir::{RuntimeDir, random_bytes};
-use crate::segments::{self, Segments};
+use crate::segments;
 use crate::service::Service;
 use crate::sessions::Sessions;
 use crate::standalone;
