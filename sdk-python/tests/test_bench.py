@@ -22,6 +22,7 @@ from ronde.bench.data import Draw
 from ronde.bench.errors import BenchError, UsageError, WrongResultError
 from ronde.bench.measure import measure_case
 from ronde.bench.progress import Progress
+from ronde.bench.station import Station
 from ronde.bench.summary import Summary, slowest
 from ronde.bench.table import render, time_text
 
@@ -73,7 +74,7 @@ def test_every_wrong_element_is_found(collective: str, ranks: int) -> None:
         right = result_of(draw, rank)
         assert data.find_wrong(draw, rank, right) is None
         for place in (0, len(right) // 2, len(right) - 1):
-            for value in (right[place] * numpy.float32(1.000001), numpy.float32("nan"), numpy.float32(-1)):
+            for value in (numpy.nextafter(right[place], numpy.float32(-1)), numpy.float32("nan")):
                 result = right.copy()
                 result[place] = value
                 wrong = data.find_wrong(draw, rank, result)
@@ -243,6 +244,47 @@ def test_the_plot_is_a_picture(tmp_path: pathlib.Path) -> None:
     path.write_text(json.dumps(a_report()))
     assert main(["report", str(path), "--plot", str(tmp_path / "a.png")]) == 0
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Alone:
+    """A backend of one rank, which breaks an element of one result."""
+
+    rank, ranks = 0, 1
+    versions: dict[str, str] = {}  # noqa: RUF012
+
+    def __init__(self, breaks: int) -> None:
+        self.breaks = breaks
+        self.calls = 0
+        self.barriers = 0
+
+    def barrier(self) -> None:
+        self.barriers += 1
+
+    def operations(self, collective: str, tensor: Any) -> dict[str, Any]:
+        def operation() -> Any:
+            self.calls += 1
+            if self.calls == self.breaks:
+                tensor[9] += 1
+            return tensor
+
+        return {"in place": operation}
+
+
+def test_a_rank_checks_each_iteration_and_the_end_of_a_loop() -> None:
+    backend: Any = Alone(breaks=3)
+    station = Station(backend)
+    assert station.handle({"do": "open", "collective": "allreduce", "count": 12, "seed": 1})["variants"] == ["in place"]
+    answer = station.handle({"do": "measure", "variant": "in place", "first": 10, "iterations": 4})
+    assert (answer["wrong"]["iteration"], answer["wrong"]["element"]) == (12, 9)
+    assert answer["wrong"]["got"] == answer["wrong"]["expected"] + 1
+    assert backend.barriers == 3
+    for breaks, found in ((99, set()), (10, {"wrong"})):
+        backend.breaks, backend.calls = breaks, 0
+        station.handle({"do": "prepare", "iteration": 20})
+        assert station.handle({"do": "loop", "variant": "in place", "iterations": 10})["nanoseconds"] > 0
+        assert set(station.handle({"do": "check"})) == found
+    assert backend.barriers == 3
+    assert station.handle({"do": "close"}) == {}
 
 
 class Pretender:

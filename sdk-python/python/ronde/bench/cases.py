@@ -43,6 +43,7 @@ class Case:
     iterations -- timed ones of each backend's turn
     rounds     -- turns of each backend
     loops      -- turns without barriers, in which CPU time is counted
+    warm_up    -- iterations before the first that counts, checked as well
     """
 
     collective: str
@@ -50,6 +51,7 @@ class Case:
     iterations: int
     rounds: int
     loops: int
+    warm_up: int = 2
 
     def count(self, ranks: int) -> int:
         """Elements of the larger of input and result at one rank; divisible by the ranks where they share them."""
@@ -95,13 +97,16 @@ def cases(
     extent: Extent, collectives: Iterable[str] = COLLECTIVES, sizes: Sequence[int] = (), rounds: int | None = None
 ) -> list[Case]:
     """The cases of one world; `sizes` in bytes replace those of the extent."""
-    rounds = rounds or extent.rounds
     found = []
     for collective in collectives:
         own = extent.allreduce_sizes if collective == "allreduce" else extent.other_sizes
         for nbytes in sizes or own:
             iterations = max(1, round(_iterations(nbytes) * extent.share))
-            found.append(Case(collective, nbytes, iterations, rounds, min(rounds, extent.loops)))
+            # What takes seconds is repeated less often.
+            is_huge = nbytes > 64 * MB
+            turns = rounds or (extent.rounds // 2 + 1 if is_huge else extent.rounds)
+            loops = min(turns, 1 if is_huge else extent.loops)
+            found.append(Case(collective, nbytes, iterations, turns, loops, 1 if nbytes > MB else 2))
     return found
 
 

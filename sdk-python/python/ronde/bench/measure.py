@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ronde.bench.groups import Group
     from ronde.bench.progress import Progress
 
-# Iterations before the first that counts; checked as well.
-WARM_UP = 2
 # A loop is long enough for its CPU time to be told from that of its beginning and end.
 LOOP_SECONDS = 0.3
 LOOP_ITERATIONS_LEAST = 2
@@ -53,7 +51,7 @@ def measure_case(case: Case, groups: Sequence[Group], seed: int, progress: Progr
     """All backends on one case; what the report says of it. Raises WrongResultError."""
     all_series = [series for group in groups for series in _open(case, group, seed)]
     for series in all_series:
-        _measure(case, series, FIRST_WARM_UP, WARM_UP)
+        _measure(case, series, FIRST_WARM_UP, case.warm_up)
     for turn in range(case.rounds):
         for series in all_series:
             series.times += _measure(case, series, turn * case.iterations, case.iterations)
