@@ -29,6 +29,7 @@ use crate::lane::{self, LaneConfig, LaneHandle, LaneReport};
 use crate::logging::{self, LogFormat};
 use crate::operations::Operations;
 use crate::ports::Ports;
+use crate::prompt::Prompt;
 use crate::results::Results;
 use crate::runtime_dir::{RuntimeDir, random_bytes};
 use crate::segments;
@@ -120,6 +121,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         me: settings.me,
         engine: Engine::new(engine_config(&settings, &world), Time(0)),
         control,
+        prompt: Prompt::new(settings.me),
         operations: Operations::new(results, lanes.len()),
         lanes,
         sessions: Sessions::new(tokens),
@@ -319,6 +321,7 @@ fn engine_config(settings: &Settings, world: &World) -> EngineConfig {
         lanes: settings.lanes,
         peer_timeout_ms: settings.peer_timeout_ms,
         fusion_threshold_bytes: settings.fusion_threshold_bytes,
+        eager_bytes: settings.eager_bytes.unwrap_or(defaults.eager_bytes),
         stall_warning_ms: settings.stall_warning_ms.unwrap_or(defaults.stall_warning_ms),
         stall_shutdown_ms: settings.stall_shutdown_ms,
         result_bytes_max: settings.arena_bytes_max,

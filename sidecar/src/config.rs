@@ -35,6 +35,9 @@ pub(crate) struct Settings {
     pub(crate) arena_bytes_max: u64,
     /// Bytes of one bucket. Default: [`limits::FUSION_THRESHOLD_BYTES`].
     pub(crate) fusion_threshold_bytes: u64,
+    /// Bytes of a contribution up to which operations travel eagerly; 0 for none. Default: the engine's. The coordinator's
+    /// counts.
+    pub(crate) eager_bytes: Option<u32>,
     /// Age after which a tensor that waits for some ranks is reported. Default: the engine's.
     pub(crate) stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch; 0 for never, the default.
@@ -87,6 +90,7 @@ impl Settings {
             start_timeout: Duration::from_millis(start.start_timeout_ms),
             arena_bytes_max: start.arena_bytes_max.unwrap_or(ARENA_BYTES_MAX),
             fusion_threshold_bytes: start.fusion_threshold_bytes.unwrap_or(limits::FUSION_THRESHOLD_BYTES),
+            eager_bytes: start.eager_bytes,
             stall_warning_ms: start.stall_warning_ms,
             stall_shutdown_ms: start.stall_shutdown_ms.unwrap_or(0),
         })

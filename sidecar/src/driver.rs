@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use ronde_engine::{Action, Admission, Completion, Engine, Event, Time};
 use ronde_rpc::convert::{Refused, Submission};
 use ronde_rpc::v1;
@@ -19,8 +20,9 @@ use crate::bootstrap::FromSidecar;
 use crate::cli::codes::Code;
 use crate::delivery::{ResultBounds, accept, deliver, epoch_view, result_id, send_failed};
 use crate::lane::{LaneCommand, LaneHandle, LaneReport};
-use crate::memory::Input;
+use crate::memory::{Input, OperationMemory};
 use crate::operations::Operations;
+use crate::prompt::Prompt;
 use crate::segments::Segments;
 use crate::service::{ClaimRequest, Command};
 use crate::sessions::{Session, SessionId, Sessions};
@@ -41,6 +43,8 @@ pub(crate) struct Driver {
     pub(crate) sessions: Sessions,
     /// Their shared memory.
     pub(crate) segments: Segments,
+    /// Performs small operations.
+    pub(crate) prompt: Prompt,
     /// What is being performed, and results.
     pub(crate) operations: Operations,
     /// The zero of the engine's time.
@@ -223,7 +227,7 @@ impl Driver {
             LaneReport::Done(epoch, seq) => {
                 let operation = self.operations.name(epoch, seq).map(tracing::field::display);
                 tracing::debug!(epoch = epoch.0, seq = seq.0, operation, "a lane has done its part of an operation");
-                if self.operations.lane_done(epoch, seq) {
+                if self.operations.part_done(epoch, seq) {
                     self.handle(Event::Executed { epoch, seq });
                 }
             }
@@ -320,10 +324,37 @@ impl Driver {
         let accepted = submission.and_then(|submission| accept(session, &self.segments, submission, bounds));
         match accepted {
             Ok(submission) => {
-                self.handle(Event::Submitted { rank, request: submission.request, what: submission.what });
+                let due = self.engine.contribution_bytes(rank, &submission.what);
+                match self.contribution(id, submission.request, due) {
+                    Ok(contribution) => {
+                        let (request, what) = (submission.request, submission.what);
+                        self.handle(Event::Submitted { rank, request, what, contribution });
+                    }
+                    Err(reason) => self.give_back(id, rank, &submission, reason),
+                }
             }
             Err(refused) => self.refuse(id, rank, refused),
         }
+    }
+
+    /// A copy of an accepted request's input that travels along with its announcement; empty when nothing is `due`.
+    fn contribution(&mut self, id: SessionId, request: RequestId, due: usize) -> Result<Bytes, String> {
+        let pending = self.sessions.get_mut(id).and_then(|session| session.pending.get(&request));
+        match pending.map(|pending| &pending.input) {
+            Some(input) if due > 0 => input.copy(due),
+            _ => Ok(Bytes::new()),
+        }
+    }
+
+    /// Refuses a request that was accepted.
+    fn give_back(&mut self, id: SessionId, rank: Rank, submission: &Submission, reason: String) {
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        if let Some(pending) = session.pending.remove(&submission.request) {
+            session.result_bytes -= pending.result_bytes;
+        }
+        let what = &submission.what;
+        let (name, group) = (Some(what.name.clone()), what.group.clone());
+        self.refuse(id, rank, Refused { request: submission.request, set: what.set, name, group, reason });
     }
 
     /// Answers a request that never reached the engine, and lets the other ranks know where they can.
@@ -416,6 +447,7 @@ impl Driver {
         self.begun = true;
         self.running = Some(epoch);
         tracing::info!(epoch = epoch.0, ranks = self.world.size(), "an epoch has begun");
+        self.prompt.begin_epoch(epoch);
         self.tell_lanes(|| LaneCommand::Epoch(epoch));
         let Self { sessions, world, me, .. } = self;
         for session in sessions.iter_mut() {
@@ -428,6 +460,7 @@ impl Driver {
         tracing::info!(epoch = epoch.0, cause = ?failure.cause, reason = failure.reason, "the epoch is over");
         self.running = None;
         self.operations.end_epoch(epoch);
+        self.prompt.end_epoch(epoch);
         self.tell_lanes(|| LaneCommand::EpochEnd(epoch));
         for session in self.sessions.iter_mut().filter(|session| session.claimed_during != Some(epoch)) {
             session.send(Message::EpochEnded(v1::EpochEnded { epoch: epoch.0, failure: Some(failure.into()) }));
@@ -450,17 +483,30 @@ impl Driver {
             let pending = sessions.of_rank(rank).and_then(|session| session.pending.get(&request));
             pending.map_or(Input::None, |pending| pending.input.clone())
         };
-        match self.operations.admit(admission, &mut input) {
+        let promptly = Prompt::takes(admission);
+        let threads = if promptly { 1 } else { self.operations.lanes() };
+        match self.operations.admit(admission, threads, &mut input) {
+            Ok(memory) if promptly => self.perform(admission, memory),
             Ok(memory) => {
                 self.tell_lanes(|| LaneCommand::Admit(Arc::clone(admission), Arc::clone(&memory)));
             }
             Err(error) => {
-                self.handle(Event::ExecutionFailed {
-                    epoch,
-                    seq,
-                    reason: format!("no memory for the result: {error:#}"),
-                });
+                let reason = format!("no memory for the result: {error:#}");
+                self.handle(Event::ExecutionFailed { epoch, seq, reason });
             }
+        }
+    }
+
+    /// Performs a small operation on this thread.
+    fn perform(&mut self, admission: &Arc<Admission>, memory: Arc<OperationMemory>) {
+        let (epoch, seq) = (admission.epoch, admission.seq);
+        match self.prompt.perform(admission, memory) {
+            Ok(()) => {
+                if self.operations.part_done(epoch, seq) {
+                    self.handle(Event::Executed { epoch, seq });
+                }
+            }
+            Err(reason) => self.handle(Event::ExecutionFailed { epoch, seq, reason }),
         }
     }
 
@@ -520,6 +566,7 @@ impl Driver {
             engine: self.engine.stats().clone(),
             control: self.control.stats(),
             lanes: Vec::with_capacity(asked.len()),
+            prompt: self.prompt.stats(),
             results: self.operations.results().usage(),
             sessions: self.sessions.len(),
             ring_sessions: self.sessions.with_ring(),

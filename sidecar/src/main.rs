@@ -20,6 +20,7 @@ mod logging;
 mod memory;
 mod operations;
 mod ports;
+mod prompt;
 mod results;
 mod ring;
 mod runtime_dir;

@@ -30,6 +30,24 @@ pub(crate) enum Input {
     None,
 }
 
+impl Input {
+    /// A private copy of the whole contribution, which has `bytes` bytes.
+    ///
+    /// # Errors
+    /// When it has not, or its memory cannot be read, in words.
+    pub(crate) fn copy(&self, bytes: usize) -> Result<Bytes, String> {
+        match self {
+            Self::Inline(data) if data.len() == bytes => Ok(data.clone()),
+            Self::Arena { segment, offset, bytes: given } if *given == bytes as u64 => {
+                let mut copy = vec![0; bytes];
+                segment.copy_to(*offset, &mut copy).map_err(|error| error.to_string())?;
+                Ok(copy.into())
+            }
+            _ => Err(format!("the contribution has not the {bytes} bytes that its shape says")),
+        }
+    }
+}
+
 /// The memory of one admitted operation, by tensor.
 pub(crate) struct OperationMemory {
     /// One for each tensor, in the operation's order.
@@ -44,6 +62,8 @@ pub(crate) struct TensorMemory {
     pub(crate) outputs: Vec<(Option<Rank>, ResultSlot)>,
     /// How many local ranks read a shared result: those that have asked for it.
     pub(crate) readers: usize,
+    /// Whether the plan also publishes results of ranks that are elsewhere, for nobody.
+    pub(crate) eager: bool,
 }
 
 /// The operations that a lane performs now.
@@ -102,6 +122,9 @@ impl Memory for LaneMemory {
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
         let tensor = self.operation(place.seq)?.tensors.get(place.tensor as usize);
         let output = tensor.and_then(|tensor| tensor.outputs.iter().find(|(rank, _)| *rank == place.rank));
+        if output.is_none() && place.rank.is_some() && tensor.is_some_and(|tensor| tensor.eager) {
+            return Ok(());
+        }
         let (_, output) = output.ok_or_else(|| MemoryError(format!("{place:?} has no result here")))?;
         let end = place.offset.checked_add(from.len() as u64);
         if end.is_none_or(|end| end > output.slot.len) {

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use ronde_engine::{Admission, AdmittedTensor};
 use ronde_wire::{Epoch, Rank, RequestId, Seq, TensorName};
 
@@ -37,7 +38,7 @@ struct Running {
     /// The first tensor's name, for logs.
     name: Option<TensorName>,
     memory: Arc<OperationMemory>,
-    lanes_left: usize,
+    threads_left: usize,
 }
 
 struct Readable {
@@ -51,23 +52,29 @@ impl Operations {
         Self { results, lanes, running: HashMap::new(), readable: HashMap::new(), draining: HashMap::new() }
     }
 
-    /// Reserves an operation's results and puts its memory together. `input` finds a request's contribution.
+    /// Reserves an operation's results and puts its memory together. `input` finds a request's contribution. `threads` is the
+    /// number of those that perform a part of it.
     ///
     /// # Errors
     /// When there is no memory for the results; nothing is reserved then.
     pub(crate) fn admit(
         &mut self,
         admission: &Admission,
+        threads: usize,
         mut input: impl FnMut(Rank, RequestId) -> Input,
     ) -> anyhow::Result<Arc<OperationMemory>> {
         let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
         let mut tensors = Vec::with_capacity(admission.tensors.len());
-        for tensor in &admission.tensors {
+        for (index, tensor) in admission.tensors.iter().enumerate() {
             match self.lease_outputs(tensor, element_bytes) {
                 Ok(outputs) => {
                     let requests = tensor.requests.iter();
-                    let inputs = requests.map(|of| (of.rank, input(of.rank, of.request))).collect();
-                    tensors.push(TensorMemory { inputs, outputs, readers: tensor.requests.len() });
+                    let inputs = match admission.contributions.get(index) {
+                        Some(came) => contributed(admission, came),
+                        None => requests.map(|of| (of.rank, input(of.rank, of.request))).collect(),
+                    };
+                    let (readers, eager) = (tensor.requests.len(), admission.is_eager());
+                    tensors.push(TensorMemory { inputs, outputs, readers, eager });
                 }
                 Err(error) => {
                     self.release_outputs(&tensors);
@@ -77,7 +84,7 @@ impl Operations {
         }
         let memory = Arc::new(OperationMemory { tensors });
         let name = admission.tensors.first().map(|tensor| tensor.name.clone());
-        let running = Running { name, memory: Arc::clone(&memory), lanes_left: self.lanes };
+        let running = Running { name, memory: Arc::clone(&memory), threads_left: threads };
         self.running.insert((admission.epoch, admission.seq), running);
         Ok(memory)
     }
@@ -117,15 +124,15 @@ impl Operations {
         self.running.get(&(epoch, seq))?.name.as_ref()
     }
 
-    /// A lane has done its part. True when it was the last: the results are readable now.
-    pub(crate) fn lane_done(&mut self, epoch: Epoch, seq: Seq) -> bool {
+    /// A thread has done its part. True when it was the last: the results are readable now.
+    pub(crate) fn part_done(&mut self, epoch: Epoch, seq: Seq) -> bool {
         // What was done just before the epoch ended has no readers any more; letting go frees it.
         if self.draining.contains_key(&epoch) {
             return false;
         }
         let Some(running) = self.running.get_mut(&(epoch, seq)) else { return false };
-        running.lanes_left -= 1;
-        if running.lanes_left > 0 {
+        running.threads_left -= 1;
+        if running.threads_left > 0 {
             return false;
         }
         if let Some(running) = self.running.remove(&(epoch, seq)) {
@@ -177,8 +184,19 @@ impl Operations {
         }
     }
 
+    /// How many lanes there are.
+    pub(crate) fn lanes(&self) -> usize {
+        self.lanes
+    }
+
     /// Numbers for metrics.
     pub(crate) fn results(&self) -> &Results {
         &self.results
     }
+}
+
+/// The contributions to a tensor that came with the order, by rank.
+fn contributed(admission: &Admission, came: &[Bytes]) -> Vec<(Rank, Input)> {
+    let inline = |(rank, bytes): (&Rank, &Bytes)| (*rank, Input::Inline(bytes.clone()));
+    admission.local_ranks.iter().zip(came).map(inline).collect()
 }

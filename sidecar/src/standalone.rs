@@ -50,6 +50,7 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
         start_timeout_ms: args.start_timeout.saturating_mul(1_000),
         arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
         fusion_threshold_bytes: args.fusion_threshold_mb.map(|megabytes| megabytes << 20),
+        eager_bytes: args.eager_bytes,
         stall_warning_ms: args.stall_check_warning_time_seconds.map(|seconds| seconds * 1_000),
         stall_shutdown_ms: args.stall_check_shutdown_time_seconds.map(|seconds| seconds * 1_000),
     })

@@ -110,6 +110,7 @@ impl Pair {
             start_timeout_ms: START_TIMEOUT_MS,
             arena_bytes_max: None,
             fusion_threshold_bytes: None,
+            eager_bytes: None,
             stall_warning_ms: None,
             stall_shutdown_ms: None,
             namespace: None,

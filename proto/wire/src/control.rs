@@ -117,6 +117,9 @@ pub enum Control {
     EpochBegin {
         /// The membership.
         world: World,
+        /// Bytes of a contribution up to which operations of the epoch travel eagerly; 0 for none,
+        /// [`crate::limits::EAGER_BYTES_MAX`] at most.
+        eager_bytes: u32,
     },
     /// From the coordinator: the epoch of the frame is over, nothing of it will complete any more.
     EpochEnd {
@@ -195,6 +198,16 @@ pub struct Announcement {
     pub rank: Rank,
     /// What.
     pub intent: Intent,
+    /// The rank's contribution, where the request travels eagerly; empty otherwise.
+    pub contribution: Bytes,
+}
+
+impl Announcement {
+    /// What a rank announces without a contribution.
+    #[must_use]
+    pub const fn new(rank: Rank, intent: Intent) -> Self {
+        Self { rank, intent, contribution: Bytes::new() }
+    }
 }
 
 /// A request, or the end of one.
@@ -253,6 +266,9 @@ pub struct Order {
     pub tuning: Tuning,
     /// SHA-256 over all inputs of the plan, first 16 bytes: a sidecar that finds another fails, naming itself.
     pub digest: [u8; 16],
+    /// For an eager operation: for each tensor the contribution of each rank of the set, in rank order, empty for ranks that
+    /// have none. Empty otherwise.
+    pub contributions: Vec<Vec<Bytes>>,
 }
 
 /// A tensor of an order, so complete that a sidecar without a request for it (its ranks have joined) can take part.

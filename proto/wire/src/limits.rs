@@ -48,6 +48,10 @@ pub const NARY_RANKS_MAX: usize = 256;
 pub const BUCKET_TENSORS_MAX: usize = 1_024;
 /// Bytes of one bucket unless a single tensor is larger.
 pub const FUSION_THRESHOLD_BYTES: u64 = 64 << 20;
+/// Bytes of a contribution that may travel eagerly, in the announcement and in the order.
+pub const EAGER_BYTES_MAX: usize = 4 << 10;
+/// Bytes of all contributions that one order carries.
+pub const EAGER_ORDER_BYTES_MAX: usize = 64 << 10;
 /// Buckets of one process set that the coordinator keeps ordered ahead.
 pub const BUCKETS_IN_FLIGHT: usize = 2;
 /// Bytes of a reason in a [`crate::Failure`]; longer texts are cut at a character border.

@@ -26,6 +26,9 @@ pub enum Algorithm {
     Linear,
     /// Two stages without relays: pieces to their owners, results from their owners.
     Direct,
+    /// Nothing is exchanged: the order carries the contributions of all ranks, and each member does what one member that
+    /// serves them all would do.
+    Eager,
 }
 
 impl Algorithm {
@@ -42,6 +45,7 @@ impl Algorithm {
             Self::Pairwise => "pairwise",
             Self::Linear => "linear",
             Self::Direct => "direct",
+            Self::Eager => "eager",
         }
     }
 }

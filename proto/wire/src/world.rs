@@ -237,6 +237,12 @@ impl SetTopology {
         u32::try_from(index).ok().map(Member)
     }
 
+    /// The same ranks, all in one place: what an eager operation is planned for, as every member has all contributions.
+    #[must_use]
+    pub fn in_one_place(&self, sidecar: SidecarIndex) -> Self {
+        Self { set: self.set, members: vec![SetMember { sidecar, ranks: self.ranks() }] }
+    }
+
     /// The part of the set that some of its ranks are: what a message between two of them is planned for.
     #[must_use]
     pub fn restricted_to(&self, ranks: &[Rank]) -> Self {

@@ -80,9 +80,10 @@ fn one(value: f64) -> Vec<Sample> {
     vec![(Vec::new(), value)]
 }
 
-/// The sum over all lanes.
+/// The sum over all lanes and the control thread.
 fn lanes(snapshot: &Snapshot, read: fn(&ExecutorStats) -> u64) -> Vec<Sample> {
-    one(number(snapshot.lanes.iter().map(|lane| read(&lane.executor)).sum()))
+    let lanes: u64 = snapshot.lanes.iter().map(|lane| read(&lane.executor)).sum();
+    one(number(lanes + read(&snapshot.prompt)))
 }
 
 /// A value for each port.

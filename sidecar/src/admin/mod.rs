@@ -33,6 +33,8 @@ pub(crate) struct Snapshot {
     pub(crate) control: PortStats,
     /// Counters of each lane.
     pub(crate) lanes: Vec<LaneStats>,
+    /// Counters of small operations, which the control thread performs.
+    pub(crate) prompt: ExecutorStats,
     /// Shared memory for results.
     pub(crate) results: ArenaUsage,
     /// Shared memory of live sessions' inputs.

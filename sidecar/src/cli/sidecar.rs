@@ -58,6 +58,9 @@ pub(crate) struct SidecarArgs {
     /// The most that is fused into one operation; 0 switches fusion off. [default: 64]
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(0..=65_536))]
     pub(crate) fusion_threshold_mb: Option<u64>,
+    /// Tensors of up to so many bytes a rank travel with the messages that agree about them; 0 for none. [default: 4096]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=limits::EAGER_BYTES_MAX as i64))]
+    pub(crate) eager_bytes: Option<u32>,
     /// Age after which a tensor that waits for some ranks is reported. [default: 60]
     #[arg(long, value_name = "SECONDS", env = "HOROVOD_STALL_CHECK_TIME_SECONDS", value_parser = clap::value_parser!(u64).range(1..=604_800))]
     pub(crate) stall_check_warning_time_seconds: Option<u64>,

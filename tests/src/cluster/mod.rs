@@ -42,6 +42,7 @@ pub struct Plan<'a> {
     peer_timeout_ms: Option<u64>,
     arena_bytes_max: Option<u64>,
     fusion_threshold_bytes: Option<u64>,
+    eager_bytes: Option<u32>,
     stall_ms: Option<(u64, u64)>,
     network: Option<&'a Network>,
 }
@@ -55,6 +56,7 @@ impl<'a> Plan<'a> {
             peer_timeout_ms: None,
             arena_bytes_max: None,
             fusion_threshold_bytes: None,
+            eager_bytes: None,
             stall_ms: None,
             network: None,
         }
@@ -76,6 +78,12 @@ impl<'a> Plan<'a> {
     #[must_use]
     pub fn fusion_threshold_bytes(self, bytes: u64) -> Self {
         Self { fusion_threshold_bytes: Some(bytes), ..self }
+    }
+
+    /// With this many bytes of a contribution that may travel eagerly, 0 for none.
+    #[must_use]
+    pub fn eager_bytes(self, bytes: u32) -> Self {
+        Self { eager_bytes: Some(bytes), ..self }
     }
 
     /// With tensors that wait for some ranks reported after the first time and ending the epoch after the second.
@@ -137,6 +145,7 @@ impl<'a> Plan<'a> {
             start_timeout_ms: 30_000,
             arena_bytes_max: self.arena_bytes_max,
             fusion_threshold_bytes: self.fusion_threshold_bytes,
+            eager_bytes: self.eager_bytes,
             stall_warning_ms: self.stall_ms.map(|(warning, _)| warning),
             stall_shutdown_ms: self.stall_ms.map(|(_, shutdown)| shutdown),
             namespace: self.network.map(|network| network.host(index)),

@@ -33,6 +33,8 @@ pub struct SidecarOptions {
     pub arena_bytes_max: Option<u64>,
     /// Bytes of one bucket; the default when absent.
     pub fusion_threshold_bytes: Option<u64>,
+    /// Bytes of a contribution up to which operations travel eagerly, 0 for none.
+    pub eager_bytes: Option<u32>,
     /// Age after which a tensor that waits for some ranks is reported; the default when absent.
     pub stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch; never when absent.
@@ -83,6 +85,7 @@ impl Sidecar {
             "start_timeout_ms": options.start_timeout_ms,
             "arena_bytes_max": options.arena_bytes_max,
             "fusion_threshold_bytes": options.fusion_threshold_bytes,
+            "eager_bytes": options.eager_bytes,
             "stall_warning_ms": options.stall_warning_ms,
             "stall_shutdown_ms": options.stall_shutdown_ms,
         });

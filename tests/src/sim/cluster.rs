@@ -66,6 +66,7 @@ pub(super) struct Setup {
     pub(super) grant_bytes: u64,
     fusion_threshold_bytes: u64,
     buckets_in_flight: usize,
+    eager_bytes: u32,
     cost: CostModel,
     recipe: Recipe,
 }
@@ -300,6 +301,8 @@ impl Setup {
         let leavers_until = Epoch(if floats || options.saboteur.is_some() { 0 } else { fixed.u64(..3) });
         let (stalls, saboteur) = (fixed.u8(..4) == 0 && options.saboteur.is_none(), options.saboteur);
         let small = fixed.u8(..5) == 0 && !floats && options.saboteur.is_none();
+        // A part of what the bits depend on.
+        let eager_bytes = [0, 0, 40, 4_096][fixed.usize(..4)];
         let result_bytes_max = if small { 30_000 } else { u64::MAX };
         let recipe =
             Recipe { seed, leavers_until, any_floats: floats, mischief: !floats, stalls, result_bytes_max, saboteur };
@@ -309,6 +312,7 @@ impl Setup {
             grant_bytes: [0, 54, 400, 6_000, 4 << 20][rng.usize(..5)],
             fusion_threshold_bytes: [0, 2_000, 64 << 20][rng.usize(..3)],
             buckets_in_flight: rng.usize(1..=3),
+            eager_bytes,
             cost,
             recipe,
         }
@@ -319,6 +323,7 @@ impl Setup {
             lanes: self.lanes,
             fusion_threshold_bytes: self.fusion_threshold_bytes,
             buckets_in_flight: self.buckets_in_flight,
+            eager_bytes: self.eager_bytes,
             cost: self.cost,
             result_bytes_max: self.recipe.result_bytes_max,
             stall_warning_ms: if self.recipe.stalls { STALL_WARNING_MS } else { 60_000 },

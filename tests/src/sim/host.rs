@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use ronde_engine::{
     Admission, Engine, EngineConfig, Executor, ExecutorConfig, InputPlace, Memory, MemoryError, OutputPlace, Time,
 };
-use ronde_wire::{Epoch, Lane, Rank, RequestId, Seq, SidecarIndex};
+use ronde_wire::{Epoch, Lane, Rank, Request, RequestId, Seq, SidecarIndex};
 
 /// A sidecar's process; a new one after a crash.
 #[derive(Debug)]
@@ -63,6 +64,8 @@ pub(super) struct Operation {
     inputs: BTreeMap<(u32, Rank), Arc<Vec<u8>>>,
     /// Results by tensor, and by rank where each has its own.
     pub(super) outputs: BTreeMap<(u32, Option<Rank>), Vec<u8>>,
+    /// Whether results of ranks elsewhere are published here, too, for nobody.
+    eager: bool,
     /// A planted bug: contributions that are not there are read as garbage.
     pub(super) reads_garbage: bool,
 }
@@ -94,6 +97,14 @@ impl Host {
         }
     }
 
+    /// What travels along with a request whose input is here.
+    pub(super) fn contribution(&mut self, rank: Rank, request: RequestId, what: &Request) -> Bytes {
+        match self.engine.contribution_bytes(rank, what) {
+            0 => Bytes::new(),
+            _ => self.inputs.get(&(rank, request)).map(|input| Bytes::copy_from_slice(input)).unwrap_or_default(),
+        }
+    }
+
     /// Reserves the results of an operation and pins its inputs.
     pub(super) fn reserve(&mut self, admission: &Admission, reads_garbage: bool) {
         let (mut inputs, mut outputs) = (BTreeMap::new(), BTreeMap::new());
@@ -107,7 +118,13 @@ impl Host {
                 outputs.insert((index, tensor.own.then_some(rank)), vec![0xEE; elements * element_bytes]);
             }
         }
-        let operation = Operation { lanes_left: self.lanes.len(), inputs, outputs, reads_garbage };
+        for (index, contributions) in (0..).zip(&admission.contributions) {
+            for (rank, came) in admission.local_ranks.iter().zip(contributions) {
+                inputs.insert((index, *rank), Arc::new(came.to_vec()));
+            }
+        }
+        let eager = admission.is_eager();
+        let operation = Operation { lanes_left: self.lanes.len(), inputs, outputs, eager, reads_garbage };
         self.operations.insert((admission.epoch, admission.seq), operation);
     }
 }
@@ -144,7 +161,9 @@ impl Memory for LaneMemory<'_> {
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
         let gone = || MemoryError(format!("nothing lies at {place:?}"));
         let operation = self.operations.get_mut(&(self.epoch, place.seq)).ok_or_else(gone)?;
-        let output = operation.outputs.get_mut(&(place.tensor, place.rank)).ok_or_else(gone)?;
+        let Some(output) = operation.outputs.get_mut(&(place.tensor, place.rank)) else {
+            return if operation.eager && place.rank.is_some() { Ok(()) } else { Err(gone()) };
+        };
         let start = usize::try_from(place.offset).map_err(|_| gone())?;
         output.get_mut(start..start + from.len()).ok_or_else(gone)?.copy_from_slice(from);
         Ok(())

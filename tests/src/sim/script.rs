@@ -170,13 +170,16 @@ impl Cluster {
         let plain =
             asked.mischief == Mischief::None && asked.excuse.is_none() && asked.is_performed() && !asked.too_large;
         let again = (plain && self.rng.u8(..64) == 0).then(|| what.clone());
-        self.tell_engine(host, Event::Submitted { rank, request, what });
+        let contribution = self.hosts[host].contribution(rank, request, &what);
+        self.tell_engine(host, Event::Submitted { rank, request, what, contribution });
         if let Some(what) = again {
+            let first = request;
             self.next_request += 1;
             let request = RequestId(self.next_request);
             self.note(|| format!("{rank} asks for item {item} twice, as {request}"));
             self.oracle.asked_twice(rank, request, &workload, item);
-            self.tell_engine(host, Event::Submitted { rank, request, what });
+            let contribution = self.hosts[host].contribution(rank, first, &what);
+            self.tell_engine(host, Event::Submitted { rank, request, what, contribution });
         }
     }
 

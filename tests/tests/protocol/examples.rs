@@ -65,7 +65,7 @@ fn controls() -> Vec<Example> {
         )
     };
     let failure = Failure::new(Cause::RankLost, "rank 1 is gone").with_rank(Rank(1)).with_sidecar(SidecarIndex(0));
-    let announce = |rank, intent| Announcement { rank: Rank(rank), intent };
+    let announce = |rank, intent| Announcement::new(Rank(rank), intent);
     let announcements = vec![
         announce(0, Intent::Remember { slot: 5, request: ready.clone() }),
         announce(1, Intent::Again { slot: 5 }),
@@ -91,11 +91,12 @@ fn controls() -> Vec<Example> {
         tensors: vec![OrderedTensor { name: ready.name, shape: ready.shape, rows: Vec::new() }],
         tuning: Tuning { algorithm: Algorithm::RecursiveDoubling, chunk_bytes: 65_536, lanes: 1, window: 1 },
         digest: std::array::from_fn(|index| u8::try_from(index).expect("16 bytes")),
+        contributions: Vec::new(),
     };
     vec![
         control("heartbeat", 3, 0, Control::Heartbeat { sent_us: 1_000_000, echo_us: 0, held_us: 127 }),
         control("attached", 0, 0, Control::Attached { ranks: vec![Rank(0), Rank(1)] }),
-        control("epoch begin", 3, 0, Control::EpochBegin { world: world.expect("a world") }),
+        control("epoch begin", 3, 0, Control::EpochBegin { world: world.expect("a world"), eager_bytes: 4_096 }),
         control("announce", 3, 0, Control::Announce { announcements }),
         control("order", 3, 17, Control::Order(order)),
         control("done", 3, 17, Control::Done),

@@ -11,6 +11,7 @@ mod answers;
 mod config;
 mod context;
 mod coordinator;
+mod eager;
 mod fusion;
 mod groups;
 mod liveness;
@@ -33,7 +34,7 @@ mod tests;
 mod watch;
 mod wording;
 
-use ronde_wire::{Cause, Control, Epoch, Failure, Seq, SetId, SidecarIndex};
+use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Request, Seq, SetId, SidecarIndex};
 
 pub use self::config::EngineConfig;
 pub use self::status::{EnginePhase, LinkStatus, PendingStatus, STATUS_ENTRIES_MAX, Stats, Status, WaitingTensor};
@@ -90,7 +91,9 @@ impl Engine {
             Event::RankAttached { rank } => self.participant.attach(cx, rank),
             Event::RankLeft { rank, failure } => self.participant.leave(cx, rank, failure),
             Event::RankHeard { rank } => self.participant.heard(cx, rank),
-            Event::Submitted { rank, request, what } => self.participant.submit(cx, rank, request, what),
+            Event::Submitted { rank, request, what, contribution } => {
+                self.participant.submit(cx, rank, request, (what, contribution));
+            }
             Event::Refused { rank, set, name, group, reason } => {
                 self.participant.refused_by_service(cx, rank, (set, name), group, &reason);
             }
@@ -146,6 +149,13 @@ impl Engine {
     /// The number of ranks of a process set, `None` when there is none as far as this sidecar has heard.
     pub fn set_size(&mut self, set: SetId) -> Option<usize> {
         self.participant.sets.view(&mut self.context, set).map(|view| view.ranks.len())
+    }
+
+    /// How many bytes of a rank's contribution are to come with its [`Event::Submitted`]: all of it where the request travels
+    /// eagerly, 0 otherwise.
+    pub fn contribution_bytes(&mut self, rank: Rank, what: &Request) -> usize {
+        let Some(view) = self.participant.sets.view(&mut self.context, what.set) else { return 0 };
+        self.participant.contribution_bytes(&view, rank, what)
     }
 
     /// A picture of the moment.
@@ -277,8 +287,8 @@ impl Engine {
 
     fn handle_coordinator(&mut self, epoch: Epoch, seq: Seq, message: Control) {
         let (cx, participant) = (&mut self.context, &mut self.participant);
-        if let Control::EpochBegin { world } = message {
-            participant.begin(cx, epoch, &world);
+        if let Control::EpochBegin { world, eager_bytes } = message {
+            participant.begin(cx, epoch, &world, eager_bytes);
             return;
         }
         if epoch != participant.epoch || participant.is_idle() {

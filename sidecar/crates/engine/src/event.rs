@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use ronde_collectives::plan::Plan;
 use ronde_wire::{
     Codec, Control, DType, Detail, Epoch, Failure, Group, Rank, ReduceOp, Request, RequestId, Seq, SetId, SetTopology,
@@ -54,6 +55,8 @@ pub enum Event {
         request: RequestId,
         /// What it wants.
         what: Request,
+        /// Its contribution where that travels along, as [`crate::Engine::contribution_bytes`] says; empty otherwise.
+        contribution: Bytes,
     },
     /// The service refused a request whose set and name are known; the worker has its answer already. The other ranks
     /// must not wait for it.
@@ -222,6 +225,17 @@ pub struct Admission {
     pub local_ranks: Vec<Rank>,
     /// Those of them that have joined, ascending: they contribute zeros, and there is no request of theirs.
     pub joined: Vec<Rank>,
+    /// For an eager operation: for each tensor the contribution of each of `local_ranks`, which are all ranks of the set
+    /// then, as if all of them were here. What the plan publishes for ranks that are not is dropped. Empty otherwise.
+    pub contributions: Vec<Vec<Bytes>>,
+}
+
+impl Admission {
+    /// Whether it came with all that it needs.
+    #[must_use]
+    pub fn is_eager(&self) -> bool {
+        !self.contributions.is_empty()
+    }
 }
 
 /// How the elements of an operation are combined.

@@ -103,6 +103,9 @@ pub(super) const METRICS: &[Metric] = &[
     counter("ronde_fused_tensors_total", "Coordinator: tensors that shared a bucket with others.", &[], |s| {
         one(number(s.engine.fused_tensors))
     }),
+    counter("ronde_prompt_operations_total", "Operations so small that the control thread performed them.", &[], |s| {
+        one(number(s.prompt.operations_done))
+    }),
     // === Bytes of tensors ===
     counter("ronde_contributed_bytes_total", "Bytes read from local contributions.", &[], |s| {
         lanes(s, |e| e.contributed_bytes)

@@ -86,6 +86,9 @@ pub(super) struct RunArgs {
     /// The most that is fused into one operation; 0 switches fusion off. [default: 64, or HOROVOD_FUSION_THRESHOLD in bytes]
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(0..=65_536))]
     fusion_threshold_mb: Option<u64>,
+    /// Tensors of up to so many bytes a rank travel with the messages that agree about them; 0 for none. [default: 4096]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=ronde_wire::limits::EAGER_BYTES_MAX as i64))]
+    eager_bytes: Option<u32>,
     /// Age after which a tensor that waits for some ranks is reported. [default: 60]
     #[arg(long, value_name = "SECONDS", env = "HOROVOD_STALL_CHECK_TIME_SECONDS", value_parser = clap::value_parser!(u64).range(1..=604_800))]
     stall_check_warning_time_seconds: Option<u64>,
@@ -166,6 +169,7 @@ struct Settings {
     peer_timeout: Option<Duration>,
     lanes: Option<u16>,
     fusion_threshold_bytes: Option<u64>,
+    eager_bytes: Option<u32>,
     stall_warning: Option<Duration>,
     stall_shutdown: Option<Duration>,
     arena_bytes_max: Option<u64>,
@@ -201,6 +205,7 @@ impl Settings {
             join_timeout: Duration::from_secs(args.start_timeout.unwrap_or(JOIN_TIMEOUT_SECONDS)),
             peer_timeout: args.peer_timeout,
             lanes: args.lanes,
+            eager_bytes: args.eager_bytes,
             fusion_threshold_bytes: match args.fusion_threshold_mb {
                 Some(megabytes) => Some(megabytes << 20),
                 None => bytes_of("HOROVOD_FUSION_THRESHOLD")?,

@@ -150,6 +150,7 @@ impl Job<'_> {
                 start_timeout_ms: milliseconds(settings.start_timeout),
                 arena_bytes_max: settings.arena_bytes_max,
                 fusion_threshold_bytes: settings.fusion_threshold_bytes,
+                eager_bytes: settings.eager_bytes,
                 stall_warning_ms: settings.stall_warning.map(milliseconds),
                 stall_shutdown_ms: settings.stall_shutdown.map(milliseconds),
             };

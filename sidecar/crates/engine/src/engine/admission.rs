@@ -3,9 +3,10 @@
 use ronde_collectives::plan::Work;
 use ronde_collectives::{digest_input, plan};
 use ronde_wire::control::{Order, OrderedTensor};
-use ronde_wire::{Collective, Epoch, Rank, ReduceOp, Request, Seq, SetTopology, Tuning, limits};
+use ronde_wire::{Algorithm, Collective, Epoch, Member, Rank, ReduceOp, Request, Seq, SetTopology, Tuning, limits};
 use sha2::{Digest, Sha256};
 
+use super::eager;
 use super::requests::Requests;
 use super::sets::SetView;
 use super::shapes::{Results, work, work_kind};
@@ -43,7 +44,9 @@ pub(crate) fn prepare(
     if digest(&view.topology, &work, &order.tuning) != order.digest {
         return Err("the digest of the plan's inputs differs from the coordinator's".to_owned());
     }
-    let plan = plan(me, &view.topology, &work, &order.tuning).map_err(|error| error.to_string())?;
+    eager::check(view, order, &work.kind)?;
+    let ways = ways(view, me, order);
+    let plan = plan(ways.me, &ways.topology, &work, &ways.tuning).map_err(|error| error.to_string())?;
     let mut tensors = Vec::with_capacity(order.tensors.len());
     for (tensor, results) in order.tensors.iter().zip(results) {
         let requests = answer(view, requests, seq, (order, tensor), &results)?;
@@ -57,9 +60,29 @@ pub(crate) fn prepare(
         postscale: order.postscale,
         codec: order.codec,
     };
-    let joined = view.local_ranks.iter().copied().filter(|rank| is_joined(order, *rank)).collect();
-    let (topology, local_ranks) = (view.topology.clone(), view.local_ranks.clone());
-    Ok(Admission { epoch, seq, topology, plan, arithmetic, tensors, local_ranks, joined })
+    let Ways { topology, local_ranks, .. } = ways;
+    let joined = local_ranks.iter().copied().filter(|rank| is_joined(order, *rank)).collect();
+    let contributions = order.contributions.clone();
+    Ok(Admission { epoch, seq, topology, plan, arithmetic, tensors, local_ranks, joined, contributions })
+}
+
+/// What the plan is made for: the set as it is, or, when the order carries all contributions, as if this sidecar served all
+/// ranks.
+struct Ways {
+    topology: SetTopology,
+    me: Member,
+    local_ranks: Vec<Rank>,
+    tuning: Tuning,
+}
+
+fn ways(view: &SetView, me: Member, order: &Order) -> Ways {
+    let tuning = order.tuning;
+    if tuning.algorithm == Algorithm::Eager {
+        let topology = view.topology.in_one_place(view.topology.sidecar(me));
+        let tuning = Tuning { algorithm: Algorithm::Local, ..tuning };
+        return Ways { topology, me: Member(0), local_ranks: view.ranks.clone(), tuning };
+    }
+    Ways { topology: view.topology.clone(), me, local_ranks: view.local_ranks.clone(), tuning }
 }
 
 /// Whether tensors of a collective may share a bucket with others of the same.

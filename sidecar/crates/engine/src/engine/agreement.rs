@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{
     Cause, Collective, Control, Epoch, Failure, Group, Pair, Rank, Request, Seq, SetId, SidecarIndex, TensorName,
@@ -12,12 +13,12 @@ use super::context::Context;
 use super::coordinator::{Violation, check_served};
 use super::groups::{Groups, Overflow, Ready, USES_MAX};
 use super::mismatch::Requests;
-use super::negotiation::{Announced, Complete, Key, Negotiation, POISONED_MAX, Void, Voided};
+use super::negotiation::{Announced, Complete, Contributions, Key, Negotiation, POISONED_MAX, Void, Voided};
 use super::ordering::{Ordering, ready_tensor};
 use super::remembered::Remembered;
 use super::roster::Roster;
 use super::sets::SetView;
-use super::{mismatch, performed, wording};
+use super::{eager, mismatch, performed, wording};
 use crate::event::Time;
 
 /// See the module's text.
@@ -52,18 +53,18 @@ impl Agreement {
         &mut self,
         cx: &mut Context,
         from: SidecarIndex,
-        Announcement { rank, intent }: Announcement,
+        Announcement { rank, intent, contribution }: Announcement,
     ) -> Result<(), Violation> {
         check_served(cx, from, &[rank])?;
         match intent {
-            Intent::Ready(request) => self.ready(cx, (from, rank), request),
+            Intent::Ready(request) => self.ready(cx, (from, rank), (request, contribution)),
             Intent::Remember { slot, request } => {
                 self.remembered.remember(from, slot, &request)?;
-                self.ready(cx, (from, rank), request)
+                self.ready(cx, (from, rank), (request, contribution))
             }
             Intent::Again { slot } => {
                 let request = self.remembered.recall(from, slot)?;
-                self.ready(cx, (from, rank), request)
+                self.ready(cx, (from, rank), (request, contribution))
             }
             Intent::Void { set, name, failure, group } => {
                 let Some(view) = self.scope(cx, from, rank, (set, &name))? else { return Ok(()) };
@@ -112,15 +113,25 @@ impl Agreement {
         &mut self,
         cx: &mut Context,
         (from, rank): (SidecarIndex, Rank),
-        request: Request,
+        (request, contribution): (Request, Bytes),
     ) -> Result<(), Violation> {
         let key: Key = (request.set, request.name.clone());
         let Some(view) = self.scope(cx, from, rank, (key.0, &key.1))? else { return Ok(()) };
         if request.collective.pair(rank) != Pair::of_message(&key.1).map(|(pair, _)| pair) {
             return Err(format!("announces {} of {rank} as {}", request.collective.name(), key.1));
         }
+        let (given, due) =
+            (contribution.len(), eager::contribution_bytes(&view, rank, &request, cx.config.eager_bytes));
+        if given != due.unwrap_or(0) {
+            return Err(format!(
+                "sends {given} bytes along with tensor {} of {}, not {}",
+                key.1,
+                key.0,
+                due.unwrap_or(0)
+            ));
+        }
         let joins = request.collective == Collective::Join && key.0 == SetId::WORLD;
-        match self.negotiation.announce(cx.now, &view, rank, request) {
+        match self.negotiation.announce(cx.now, &view, rank, (request, contribution)) {
             Announced::Open => {
                 if joins {
                     self.join(cx, rank, &key);
@@ -150,8 +161,9 @@ impl Agreement {
 
     /// Orders or rejects a name when everybody has announced it, and says since when it waited. `None` while it waits.
     fn decide(&mut self, cx: &mut Context, key: &Key) -> Option<Time> {
-        let complete = self.negotiation.take_complete(key, &self.joined)?;
-        if let Err(failure) = self.perform(cx, key, &complete) {
+        let mut complete = self.negotiation.take_complete(key, &self.joined)?;
+        let contributions = std::mem::take(&mut complete.contributions);
+        if let Err(failure) = self.perform(cx, key, &complete, contributions) {
             cx.stats.mismatches += 1;
             self.reject(cx, &complete.view, key, &failure, &complete.excused);
             self.failed(cx, key, &complete.requests);
@@ -159,7 +171,13 @@ impl Agreement {
         Some(complete.since)
     }
 
-    fn perform(&mut self, cx: &mut Context, key: &Key, complete: &Complete) -> Result<(), Failure> {
+    fn perform(
+        &mut self,
+        cx: &mut Context,
+        key: &Key,
+        complete: &Complete,
+        contributions: Contributions,
+    ) -> Result<(), Failure> {
         let Complete { view, requests, excused, .. } = complete;
         mismatch::check(requests, excused)?;
         for (rank, request) in requests {
@@ -173,7 +191,7 @@ impl Agreement {
             Collective::AddSet { ranks } => self.roster.add(cx, self.epoch, &key.1, ranks).map_err(refused)?,
             Collective::RemoveSet { set } => self.remove_set(cx, &key.1, *set),
             _ => {
-                let tensor = ready_tensor(cx, view, requests, excused.clone()).map_err(refused)?;
+                let tensor = ready_tensor(cx, view, (requests, contributions), excused.clone()).map_err(refused)?;
                 let ready = (Arc::clone(view), tensor);
                 let released = match &first.group {
                     Some(group) => self.groups.ready(cx.now, group, ready),

@@ -24,6 +24,9 @@ pub struct EngineConfig {
     pub fusion_threshold_bytes: u64,
     /// Buckets of one process set that are ordered and not done; at least 1. Default 2.
     pub buckets_in_flight: usize,
+    /// Bytes of a contribution up to which operations travel eagerly, at most [`limits::EAGER_BYTES_MAX`]; 0 switches that off.
+    /// Only the coordinator's counts. Default: the most.
+    pub eager_bytes: u32,
     /// Age after which a tensor that waits for some ranks is reported, in milliseconds. Default 60,000.
     pub stall_warning_ms: u64,
     /// Age after which a tensor that waits for some ranks ends the epoch, in milliseconds; 0 for never. A shorter time than
@@ -49,6 +52,7 @@ impl EngineConfig {
             peer_timeout_ms: limits::PEER_TIMEOUT_MS,
             fusion_threshold_bytes: limits::FUSION_THRESHOLD_BYTES,
             buckets_in_flight: limits::BUCKETS_IN_FLIGHT,
+            eager_bytes: EAGER_BYTES_MOST,
             stall_warning_ms: STALL_WARNING_MS,
             stall_shutdown_ms: 0,
             result_bytes_max: u64::MAX,
@@ -64,6 +68,7 @@ impl EngineConfig {
         self.heartbeat_ms = self.heartbeat_ms.clamp(1, self.suspect_ms / 2);
         self.buckets_in_flight = self.buckets_in_flight.max(1);
         self.lanes = self.lanes.max(1);
+        self.eager_bytes = self.eager_bytes.min(EAGER_BYTES_MOST);
         self.stall_warning_ms = self.stall_warning_ms.max(1);
         if self.stall_shutdown_ms > 0 {
             self.stall_shutdown_ms = self.stall_shutdown_ms.max(self.stall_warning_ms);
@@ -80,6 +85,11 @@ impl EngineConfig {
         vec![format!("stall_shutdown of {given} is shorter than stall_warning; it is {taken} now")]
     }
 }
+
+/// [`limits::EAGER_BYTES_MAX`] as a setting holds it.
+#[allow(clippy::cast_possible_truncation, reason = "4 KiB, checked by the assertion below")]
+pub(crate) const EAGER_BYTES_MOST: u32 = limits::EAGER_BYTES_MAX as u32;
+const _: () = assert!(EAGER_BYTES_MOST as usize == limits::EAGER_BYTES_MAX);
 
 /// Horovod's default of 60 seconds.
 const STALL_WARNING_MS: u64 = 60_000;

@@ -90,8 +90,7 @@ impl Coordinator {
         self.told.remove(&peer);
         if self.is_running() && cx.sidecars.contains(&peer) {
             self.told.insert(peer, self.epoch);
-            let world = cx.config.world.clone();
-            cx.send(peer, self.epoch, Seq(0), Control::EpochBegin { world });
+            cx.send(peer, self.epoch, Seq(0), epoch_begin(cx));
         }
     }
 
@@ -222,9 +221,8 @@ impl Coordinator {
         self.attached.clear();
         cx.links.rebase(cx.now);
         for sidecar in cx.sidecars.clone() {
-            let world = cx.config.world.clone();
             self.told.insert(sidecar, self.epoch);
-            cx.send(sidecar, self.epoch, Seq(0), Control::EpochBegin { world });
+            cx.send(sidecar, self.epoch, Seq(0), epoch_begin(cx));
         }
     }
 
@@ -362,6 +360,10 @@ impl Coordinator {
             cx.send(to, self.epoch, Seq(0), message);
         }
     }
+}
+
+fn epoch_begin(cx: &Context) -> Control {
+    Control::EpochBegin { world: cx.config.world.clone(), eager_bytes: cx.config.eager_bytes }
 }
 
 pub(crate) fn check_served(cx: &Context, from: SidecarIndex, ranks: &[Rank]) -> Result<(), Violation> {

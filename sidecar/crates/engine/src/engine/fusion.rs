@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use bytes::Bytes;
 use ronde_wire::{Algorithm, Codec, Collective, DType, Rank, control::OrderedTensor, limits};
 
 use super::admission::may_share;
@@ -18,14 +19,19 @@ pub(crate) struct ReadyTensor {
     /// Ranks of the set without a request, because they have joined, ascending.
     pub(crate) joined: Vec<Rank>,
     pub(crate) algorithm: Algorithm,
-    /// Bytes of the tensor, of all ranks together where they differ, which count against the threshold.
+    /// Bytes of the tensor, of all ranks together where they differ, which count against the threshold; of all contributions
+    /// together where they travel along.
     pub(crate) bytes: u64,
+    /// For an eager tensor the contribution of each rank of the set, in rank order; empty otherwise.
+    pub(crate) contributions: Vec<Bytes>,
 }
 
 /// Takes the next bucket: the first tensor, and all compatible ones behind it, in order, as long as they fit. What is not
 /// taken keeps its order. Empty only when the queue is.
 pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u64) -> Vec<ReadyTensor> {
     let Some(first) = queue.pop_front() else { return Vec::new() };
+    let is_eager = first.algorithm == Algorithm::Eager;
+    let threshold_bytes = if is_eager { threshold_bytes.min(EAGER_BYTES) } else { threshold_bytes };
     let mut room = Room::new(&first, threshold_bytes);
     let mut bucket = vec![first];
     if !may_share(&bucket[0].collective) || threshold_bytes == 0 || bucket[0].bytes > threshold_bytes {
@@ -80,6 +86,12 @@ impl Room {
     }
 }
 
+/// The most bytes that the length of a contribution takes in a frame.
+const LENGTH_BYTES: usize = 2;
+
+/// Contributions of an order, in bytes.
+const EAGER_BYTES: u64 = limits::EAGER_ORDER_BYTES_MAX as u64;
+
 /// Bytes of an order's tensors; the rest of the frame is for what stands once in an order.
 const ORDER_FRAME_BYTES: usize = limits::CONTROL_FRAME_BYTES_MAX - 4_096;
 
@@ -97,7 +109,8 @@ impl ReadyTensor {
     /// The most bytes that it takes in an order's frame: numbers have at most ten.
     fn frame_bytes(&self) -> usize {
         let numbers = self.tensor.shape.dimensions().len() + self.tensor.rows.len() + 3;
-        self.tensor.name.as_str().len() + 10 * numbers
+        let contributions: usize = self.contributions.iter().map(|bytes| bytes.len() + LENGTH_BYTES).sum();
+        self.tensor.name.as_str().len() + 10 * numbers + contributions
     }
 }
 
@@ -123,6 +136,7 @@ mod tests {
             joined: Vec::new(),
             algorithm: Algorithm::Ring,
             bytes,
+            contributions: Vec::new(),
         }
     }
 

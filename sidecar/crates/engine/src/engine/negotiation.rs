@@ -11,11 +11,15 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use ronde_wire::{Collective, Group, Rank, Request, SetId, TensorName, limits};
 
 use super::mismatch::Requests;
 use super::sets::SetView;
 use crate::event::Time;
+
+/// Contributions that came along with announcements.
+pub(crate) type Contributions = BTreeMap<Rank, Bytes>;
 
 /// A name of a set.
 pub(crate) type Key = (SetId, TensorName);
@@ -46,8 +50,8 @@ struct Round {
 
 #[derive(Debug)]
 enum State {
-    /// Requests are collected.
-    Open(Requests),
+    /// Requests are collected, with the contributions that came along.
+    Open(Requests, Contributions),
     /// It has failed everywhere; these ranks have taken part.
     Poisoned {
         ranks: BTreeSet<Rank>,
@@ -103,6 +107,8 @@ pub(crate) enum Void {
 pub(crate) struct Complete {
     pub(crate) view: Arc<SetView>,
     pub(crate) requests: Requests,
+    /// What came along with them; nothing for a rank whose contribution did not.
+    pub(crate) contributions: Contributions,
     /// Ranks without a request, because they have joined, ascending.
     pub(crate) excused: Vec<Rank>,
     /// When the first rank announced it.
@@ -114,7 +120,13 @@ pub(crate) const POISONED_MAX: usize = limits::PENDING_PER_SESSION_MAX;
 
 impl Negotiation {
     /// A rank is ready for a request; it belongs to the view.
-    pub(crate) fn announce(&mut self, now: Time, view: &Arc<SetView>, rank: Rank, request: Request) -> Announced {
+    pub(crate) fn announce(
+        &mut self,
+        now: Time,
+        view: &Arc<SetView>,
+        rank: Rank,
+        (request, contribution): (Request, Bytes),
+    ) -> Announced {
         let key = (request.set, request.name.clone());
         let name = self.name(&key, view);
         let round = name.next_round(rank);
@@ -123,16 +135,19 @@ impl Negotiation {
             Some(round) => round,
             None if rounds.back().is_some_and(Round::is_open) => return Announced::Contradiction,
             None => {
-                rounds.push_back(Round { since: now, state: State::Open(Requests::new()) });
+                rounds.push_back(Round { since: now, state: State::Open(Requests::new(), Contributions::new()) });
                 rounds.len() - 1
             }
         };
         let open = self.open.entry(rank).or_default();
         match self.names.get_mut(&key).map(|name| &mut name.rounds[round].state) {
-            Some(State::Open(_)) if *open >= limits::PENDING_PER_SESSION_MAX => Announced::Contradiction,
-            Some(State::Open(requests)) => {
+            Some(State::Open(..)) if *open >= limits::PENDING_PER_SESSION_MAX => Announced::Contradiction,
+            Some(State::Open(requests, contributions)) => {
                 *open += 1;
                 requests.insert(rank, request);
+                if !contribution.is_empty() {
+                    contributions.insert(rank, contribution);
+                }
                 Announced::Open
             }
             _ => Announced::Poisoned(self.take_part(&key, round, [rank], request.group)),
@@ -143,16 +158,18 @@ impl Negotiation {
     pub(crate) fn take_complete(&mut self, key: &Key, joined: &BTreeSet<Rank>) -> Option<Complete> {
         let name = self.names.get_mut(key)?;
         let view = Arc::clone(&name.view);
-        let Some(Round { state: State::Open(requests), since }) = name.rounds.back_mut() else { return None };
+        let Some(Round { state: State::Open(requests, contributions), since }) = name.rounds.back_mut() else {
+            return None;
+        };
         let excused = excused(&view, joined, |rank| requests.contains_key(&rank));
         if requests.len() + excused.len() < view.ranks.len() {
             return None;
         }
-        let (requests, since) = (std::mem::take(requests), *since);
+        let (requests, contributions, since) = (std::mem::take(requests), std::mem::take(contributions), *since);
         name.rounds.pop_back();
         close(&mut self.open, requests.keys());
         self.drop_empty(key);
-        Some(Complete { view, requests, excused, since })
+        Some(Complete { view, requests, contributions, excused, since })
     }
 
     /// A rank's request was refused or withdrawn; it belongs to the view.
@@ -178,7 +195,7 @@ impl Negotiation {
             }
             (Void::Refused, false, Some(round)) => (round, rounds[round].is_open()),
             (Void::Refused, false, None) => {
-                rounds.push_back(Round { since: now, state: State::Open(Requests::new()) });
+                rounds.push_back(Round { since: now, state: State::Open(Requests::new(), Contributions::new()) });
                 (rounds.len() - 1, true)
             }
         };
@@ -204,7 +221,7 @@ impl Negotiation {
         for key in self.names_of(set) {
             for round in self.names.remove(&key).into_iter().flat_map(|name| name.rounds) {
                 match round.state {
-                    State::Open(requests) => close(&mut self.open, requests.keys()),
+                    State::Open(requests, _) => close(&mut self.open, requests.keys()),
                     State::Poisoned { .. } => self.poisoned -= 1,
                 }
             }
@@ -226,7 +243,7 @@ impl Negotiation {
     /// Names that wait for ranks.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = Waiting<'_>> {
         self.names.values().filter_map(|name| match name.rounds.back() {
-            Some(Round { since, state: State::Open(requests) }) => {
+            Some(Round { since, state: State::Open(requests, _) }) => {
                 let request = requests.values().next()?;
                 Some(Waiting { request, since: *since, announced: requests, view: &name.view })
             }
@@ -311,24 +328,24 @@ impl Waiting<'_> {
 
 impl Round {
     fn is_open(&self) -> bool {
-        matches!(self.state, State::Open(_))
+        matches!(self.state, State::Open(..))
     }
 
     fn has(&self, rank: Rank) -> bool {
         match &self.state {
-            State::Open(requests) => requests.contains_key(&rank),
+            State::Open(requests, _) => requests.contains_key(&rank),
             State::Poisoned { ranks, .. } => ranks.contains(&rank),
         }
     }
 
     fn has_joined(&self, rank: Rank) -> bool {
-        let State::Open(requests) = &self.state else { return false };
+        let State::Open(requests, _) = &self.state else { return false };
         requests.get(&rank).is_some_and(|request| request.collective == Collective::Join)
     }
 
     /// The requests that were open.
     fn poison(&mut self) -> Requests {
-        let State::Open(requests) = &mut self.state else { return Requests::new() };
+        let State::Open(requests, _) = &mut self.state else { return Requests::new() };
         let requests = std::mem::take(requests);
         self.state = State::Poisoned { ranks: requests.keys().copied().collect(), grouped: false };
         requests

@@ -91,7 +91,8 @@ impl Participant {
         };
         let admission = admission::prepare(&view, &mut self.requests, self.epoch, seq, order)?;
         self.last_seq = seq;
-        Ok(Running { admission: Arc::new(admission), reports: view.first_member() == cx.me() })
+        let reports = view.first_member() == cx.me() && !admission.is_eager();
+        Ok(Running { admission: Arc::new(admission), reports })
     }
 
     fn take_admitted(&mut self, cx: &mut Context, epoch: Epoch, seq: Seq) -> Option<Running> {

@@ -3,17 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use bytes::Bytes;
+use ronde_collectives::plan::Work;
 use ronde_collectives::{Choice, algorithm_of, select};
 use ronde_wire::control::{Order, OrderedTensor};
-use ronde_wire::{Collective, Control, Epoch, Pair, Rank, Seq, SetId, SidecarIndex, TensorName, limits};
+use ronde_wire::{
+    Algorithm, Collective, Control, Epoch, Pair, Rank, Seq, SetId, SidecarIndex, TensorName, Tuning, limits,
+};
 
-use super::admission;
 use super::context::Context;
 use super::fusion::{ReadyTensor, next_bucket};
 use super::groups::Ready;
 use super::mismatch::{Requests, lead};
+use super::negotiation::Contributions;
 use super::sets::SetView;
 use super::shapes::{Results, element_bytes, ordered_tensor, work, work_kind};
+use super::{admission, eager};
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -32,6 +37,8 @@ type Scope = (SetId, Option<Pair>);
 #[derive(Debug)]
 struct Queue {
     view: Arc<SetView>,
+    /// What is ready and travels eagerly: ordered at once, whatever else is in flight.
+    eager: VecDeque<ReadyTensor>,
     ready: VecDeque<ReadyTensor>,
     in_flight: usize,
 }
@@ -40,11 +47,13 @@ impl Ordering {
     /// Puts a tensor behind those that are ready in its scope.
     pub(crate) fn push(&mut self, view: &Arc<SetView>, tensor: ReadyTensor) {
         let scope = (view.topology.set, pair_of(&tensor));
-        let new = || Queue { view: Arc::clone(view), ready: VecDeque::new(), in_flight: 0 };
+        let (eager, ready) = (VecDeque::new(), VecDeque::new());
+        let new = || Queue { view: Arc::clone(view), eager, ready, in_flight: 0 };
         let queue = self.queues.entry(scope).or_insert_with(new);
         // The id may have been another set's: what is ready is the new one's alone.
         queue.view = Arc::clone(view);
-        queue.ready.push_back(tensor);
+        let of_kind = if tensor.algorithm == Algorithm::Eager { &mut queue.eager } else { &mut queue.ready };
+        of_kind.push_back(tensor);
     }
 
     /// All ranks have joined, the last of them this one.
@@ -55,6 +64,7 @@ impl Ordering {
     /// Forgets what is ready in a set that is gone: its requests are rejected by each sidecar.
     pub(crate) fn remove_set(&mut self, set: SetId) {
         for (_, queue) in self.queues.iter_mut().filter(|((of, _), _)| *of == set) {
+            queue.eager.clear();
             queue.ready.clear();
         }
         self.drop_idle();
@@ -65,24 +75,32 @@ impl Ordering {
         let mut taken = Vec::new();
         for (_, queue) in self.queues.range_mut(WORLD) {
             let without = |tensor: &ReadyTensor| tensor.joined.iter().any(|rank| ranks.contains(rank));
-            let (stranded, kept) = std::mem::take(&mut queue.ready).into_iter().partition(without);
-            queue.ready = kept;
-            let stranded: VecDeque<ReadyTensor> = stranded;
-            taken.extend(stranded.into_iter().map(|tensor| (Arc::clone(&queue.view), tensor)));
+            for of_kind in [&mut queue.eager, &mut queue.ready] {
+                let (stranded, kept) = std::mem::take(of_kind).into_iter().partition(without);
+                *of_kind = kept;
+                let stranded: VecDeque<ReadyTensor> = stranded;
+                taken.extend(stranded.into_iter().map(|tensor| (Arc::clone(&queue.view), tensor)));
+            }
         }
         taken
     }
 
-    /// Orders as much as may be in flight, scope by scope.
+    /// Orders what travels eagerly, and as much of the rest as may be in flight, scope by scope.
     pub(crate) fn order(&mut self, cx: &mut Context, epoch: Epoch) {
         for (&scope, queue) in &mut self.queues {
+            while !queue.eager.is_empty() {
+                let bucket = next_bucket(&mut queue.eager, cx.config.fusion_threshold_bytes);
+                self.last.0 += 1;
+                // It is over when the order has arrived: nobody reports it.
+                send_order(cx, &queue.view, epoch, self.last, bucket);
+            }
             while queue.in_flight < cx.config.buckets_in_flight {
                 let bucket = next_bucket(&mut queue.ready, cx.config.fusion_threshold_bytes);
                 if bucket.is_empty() {
                     break;
                 }
-                queue.in_flight += 1;
                 self.last.0 += 1;
+                queue.in_flight += 1;
                 self.in_flight.insert(self.last, (scope, queue.view.first_member()));
                 send_order(cx, &queue.view, epoch, self.last, bucket);
             }
@@ -104,13 +122,12 @@ impl Ordering {
     }
 
     fn drop_idle(&mut self) {
-        self.queues.retain(|_, queue| queue.in_flight > 0 || !queue.ready.is_empty());
+        self.queues.retain(|_, queue| queue.in_flight > 0 || !queue.eager.is_empty() || !queue.ready.is_empty());
     }
 
     fn send_all_joined(&mut self, cx: &mut Context, epoch: Epoch) {
         let Some((name, last)) = self.all_joined.take() else { return };
-        let without_somebody =
-            |(_, queue): (&Scope, &Queue)| queue.ready.iter().any(|tensor| !tensor.joined.is_empty());
+        let without_somebody = |(_, queue): (&Scope, &Queue)| queue.tensors().any(|tensor| !tensor.joined.is_empty());
         if self.queues.range(WORLD).any(without_somebody) {
             self.all_joined = Some((name, last));
             return;
@@ -118,6 +135,12 @@ impl Ordering {
         for sidecar in cx.sidecars.clone() {
             cx.send(sidecar, epoch, Seq(0), Control::AllJoined { name: name.clone(), last });
         }
+    }
+}
+
+impl Queue {
+    fn tensors(&self) -> impl Iterator<Item = &ReadyTensor> {
+        self.eager.iter().chain(&self.ready)
     }
 }
 
@@ -131,7 +154,7 @@ const WORLD: std::ops::RangeToInclusive<Scope> = ..=(SetId::WORLD, None);
 pub(crate) fn ready_tensor(
     cx: &Context,
     view: &SetView,
-    requests: &Requests,
+    (requests, came): (&Requests, Contributions),
     joined: Vec<Rank>,
 ) -> Result<ReadyTensor, String> {
     let request = lead(requests).ok_or("the rank whose tensor counts has not asked for it")?;
@@ -152,9 +175,18 @@ pub(crate) fn ready_tensor(
         ));
     }
     let elements = work(kind.clone(), request.dtype, view, std::slice::from_ref(&tensor)).elements();
+    let eager = eager::gathered(view, requests, came, cx.config.eager_bytes);
+    let (algorithm, bytes) = match &eager {
+        Some(contributions) => (Algorithm::Eager, contributions.iter().map(|bytes| bytes.len() as u64).sum()),
+        None => {
+            let algorithm = algorithm_of(&view.topology, &kind, element_bytes, elements, &cx.config.cost);
+            (algorithm, bytes_of(elements))
+        }
+    };
     Ok(ReadyTensor {
-        algorithm: algorithm_of(&view.topology, &kind, element_bytes, elements, &cx.config.cost),
-        bytes: bytes_of(elements),
+        algorithm,
+        bytes,
+        contributions: eager.unwrap_or_default(),
         tensor,
         collective: without_splits(&request.collective),
         dtype: request.dtype,
@@ -193,13 +225,34 @@ fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTensor>) -> Opt
     let pair = pair_of(first);
     let ReadyTensor { collective, dtype, prescale, postscale, codec, joined, .. } = first.clone();
     let kind = work_kind(&collective, dtype, codec, pair)?;
-    let tensors: Vec<OrderedTensor> = bucket.into_iter().map(|ready| ready.tensor).collect();
+    let is_eager = first.algorithm == Algorithm::Eager;
+    let (tensors, contributions): (Vec<OrderedTensor>, Vec<Vec<Bytes>>) =
+        bucket.into_iter().map(|ready| (ready.tensor, ready.contributions)).unzip();
+    let contributions = if is_eager { contributions } else { Vec::new() };
     let work = work(kind, dtype, view, &tensors);
-    let Choice { tuning, reason, .. } = select(&view.topology, &work, lanes(cx, view), &cx.config.cost);
-    cx.note_selection(reason);
+    let tuning = if is_eager { eager::TUNING } else { selected(cx, view, &work) };
     let digest = admission::digest(&view.topology, &work, &tuning);
     let set = view.topology.set;
-    Some(Order { set, collective, dtype, prescale, postscale, codec, pair, joined, tensors, tuning, digest })
+    Some(Order {
+        set,
+        collective,
+        dtype,
+        prescale,
+        postscale,
+        codec,
+        pair,
+        joined,
+        tensors,
+        tuning,
+        digest,
+        contributions,
+    })
+}
+
+fn selected(cx: &mut Context, view: &SetView, work: &Work) -> Tuning {
+    let Choice { tuning, reason, .. } = select(&view.topology, work, lanes(cx, view), &cx.config.cost);
+    cx.note_selection(reason);
+    tuning
 }
 
 /// Lanes that all members offer, as far as the coordinator knows.

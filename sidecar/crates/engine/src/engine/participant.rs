@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ronde_wire::control::Announcement;
 use ronde_wire::{Cause, Control, Epoch, Failure, Rank, RequestId, Seq, SetId, SidecarIndex, World};
 
+use super::config::EAGER_BYTES_MOST;
 use super::context::Context;
 use super::remembered::Announcer;
 use super::requests::Requests;
@@ -27,6 +28,8 @@ pub(crate) struct Participant {
     pub(super) sets: SetTable,
     /// Sets that are gone, but operations of theirs are not done here: their names are not free before.
     pub(super) leaving: BTreeSet<SetId>,
+    /// Bytes of a contribution up to which the epoch's operations travel eagerly.
+    pub(super) eager_bytes: u32,
     pub(super) announcer: Announcer,
     pub(super) admitted: BTreeMap<Seq, Running>,
     pub(super) last_seq: Seq,
@@ -104,7 +107,7 @@ impl Participant {
     }
 
     /// The coordinator begins an epoch.
-    pub(crate) fn begin(&mut self, cx: &mut Context, epoch: Epoch, world: &World) {
+    pub(crate) fn begin(&mut self, cx: &mut Context, epoch: Epoch, world: &World, eager_bytes: u32) {
         if epoch <= self.epoch {
             // Said again on a new link. An epoch that this sidecar has ended on its own cannot be entered again.
             if epoch == self.epoch && self.is_idle() {
@@ -121,6 +124,7 @@ impl Participant {
         let mine = cx.config.world.ranks_of(cx.me());
         let (here, missing): (Vec<Rank>, Vec<Rank>) = mine.into_iter().partition(|rank| self.waiting.contains(rank));
         self.enter(cx, epoch, &here);
+        self.eager_bytes = eager_bytes.min(EAGER_BYTES_MOST);
         if *world != cx.config.world {
             let reason = "its configuration of ranks, sidecars and process sets differs from the coordinator's; \
                           start all sidecars with the same one";

@@ -153,7 +153,8 @@ fn shares(rows: u64, ranks: usize) -> impl Iterator<Item = u64> {
     (0..parts).map(move |position| whole.part(parts, position).len)
 }
 
-fn counts(kind: &WorkKind, view: &SetView, tensor: &OrderedTensor) -> Vec<u64> {
+/// Element counts of a tensor, as the kind of work has them.
+pub(crate) fn counts(kind: &WorkKind, view: &SetView, tensor: &OrderedTensor) -> Vec<u64> {
     let (elements, row) = (tensor.shape.elements(), tensor.shape.row_elements());
     let by_rows = |rows: &u64| rows.saturating_mul(row);
     match kind {

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{Cause, Collective, Control, Failure, Group, Rank, Request, RequestId, Seq, SetId, limits};
 
 use super::context::Context;
+use super::eager;
 use super::negotiation::Key as Name;
 use super::participant::{Participant, Phase};
 use super::performed;
@@ -15,7 +17,13 @@ use crate::event::Action;
 
 impl Participant {
     /// A worker's request.
-    pub(crate) fn submit(&mut self, cx: &mut Context, rank: Rank, request: RequestId, what: Request) {
+    pub(crate) fn submit(
+        &mut self,
+        cx: &mut Context,
+        rank: Rank,
+        request: RequestId,
+        (what, contribution): (Request, Bytes),
+    ) {
         cx.stats.submitted += 1;
         self.heard(cx, rank);
         let key = (what.set, what.name.clone(), rank);
@@ -27,7 +35,10 @@ impl Participant {
                 return;
             }
         };
-        let checked = self.check_room(rank).and_then(|()| performed::check(&cx.config.world, &view, &what));
+        let checked = self
+            .check_room(rank)
+            .and_then(|()| performed::check(&cx.config.world, &view, &what))
+            .and_then(|()| self.check_contribution(&view, rank, &what, &contribution));
         if let Err(reason) = checked {
             let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(what.name);
             self.void(key, failure.clone(), what.group);
@@ -40,8 +51,20 @@ impl Participant {
             self.complete(cx, rank, request, Err(failure));
             return;
         }
-        self.announce(cx, rank, &what);
+        self.announce(cx, rank, &what, contribution);
         self.requests.insert(key, request, what, cx.now);
+    }
+
+    /// How many bytes of a rank's contribution travel along with its announcement.
+    pub(crate) fn contribution_bytes(&self, view: &SetView, rank: Rank, what: &Request) -> usize {
+        eager::contribution_bytes(view, rank, what, self.eager_bytes).unwrap_or(0)
+    }
+
+    fn check_contribution(&self, view: &SetView, rank: Rank, what: &Request, came: &Bytes) -> Result<(), String> {
+        match self.contribution_bytes(view, rank, what) {
+            due if due == came.len() => Ok(()),
+            due => Err(format!("{} of {due} bytes of its contribution came along; this is a bug in ronde", came.len())),
+        }
     }
 
     /// The service has refused a request by itself.
@@ -76,7 +99,7 @@ impl Participant {
         let Some(what) = self.requests.unordered(rank, request) else { return };
         let (set, name, group) = (what.set, what.name.clone(), what.group.clone());
         let failure = Failure::new(Cause::TimedOut, reason).with_rank(rank).with_tensor(name.clone());
-        self.outbox.push(Announcement { rank, intent: Intent::Void { set, name, failure, group } });
+        self.outbox.push(Announcement::new(rank, Intent::Void { set, name, failure, group }));
     }
 
     /// Sends what was submitted, in as few messages as frames allow.
@@ -84,7 +107,7 @@ impl Participant {
         let mut batch = Vec::new();
         let mut bytes = 0;
         for announcement in std::mem::take(&mut self.outbox) {
-            let size = frame_bytes(&announcement.intent);
+            let size = frame_bytes(&announcement.intent) + announcement.contribution.len();
             if bytes + size > ANNOUNCE_FRAME_BYTES && !batch.is_empty() {
                 let announcements = std::mem::take(&mut batch);
                 self.to_coordinator(cx, Seq(0), Control::Announce { announcements });
@@ -159,7 +182,7 @@ impl Participant {
         self.complete(cx, rank, request, Err(failure));
     }
 
-    fn announce(&mut self, cx: &mut Context, rank: Rank, what: &Request) {
+    fn announce(&mut self, cx: &mut Context, rank: Rank, what: &Request, contribution: Bytes) {
         let words = self.announcer.announce(what);
         cx.stats.announced_again += u64::from(matches!(words.intent, Intent::Again { .. }));
         if words.evicts {
@@ -168,7 +191,7 @@ impl Participant {
                 self.warn_of_evictions(cx);
             }
         }
-        self.outbox.push(Announcement { rank, intent: words.intent });
+        self.outbox.push(Announcement { rank, intent: words.intent, contribution });
     }
 
     fn warn_of_evictions(&self, cx: &mut Context) {
@@ -191,7 +214,7 @@ impl Participant {
         // The cause says that this is no withdrawal.
         let failure = Failure { cause: Cause::Refused, ..failure };
         let intent = Intent::Void { set: *set, name: name.clone(), failure, group };
-        self.outbox.push(Announcement { rank: *rank, intent });
+        self.outbox.push(Announcement::new(*rank, intent));
     }
 }
 

@@ -3,6 +3,7 @@
 mod cluster;
 mod collectives;
 mod dynamic;
+mod eager;
 mod epochs;
 mod hostile;
 mod joins;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use bytes::Bytes;
 use ronde_wire::{
     Cause, Collective, Control, DType, Epoch, Failure, ProcessSet, Rank, ReduceOp, Request, RequestId, Seq, SetId,
     Shape, SidecarIndex, TensorName, World,
@@ -53,7 +54,12 @@ impl Cluster {
 
     pub(super) fn of(world: World, adjust: impl Fn(EngineConfig) -> EngineConfig) -> Self {
         let now = Time(1_000_000);
-        let engine = |me| Engine::new(adjust(EngineConfig::new(SidecarIndex(me), world.clone())), now);
+        let engine = |me| {
+            Engine::new(
+                adjust(EngineConfig { eager_bytes: 0, ..EngineConfig::new(SidecarIndex(me), world.clone()) }),
+                now,
+            )
+        };
         let count = world.sidecars().len();
         Self {
             engines: (0..).map(engine).take(count).collect(),
@@ -109,7 +115,10 @@ impl Cluster {
     pub(super) fn submit(&mut self, rank: u32, what: Request) -> RequestId {
         self.next_request += 1;
         let request = RequestId(self.next_request);
-        self.event(self.home(Rank(rank)), Event::Submitted { rank: Rank(rank), request, what });
+        let home = self.home(Rank(rank));
+        let due = self.engines[home].contribution_bytes(Rank(rank), &what);
+        let contribution = Bytes::from(vec![rank.to_le_bytes()[0]; due]);
+        self.event(home, Event::Submitted { rank: Rank(rank), request, what, contribution });
         request
     }
 

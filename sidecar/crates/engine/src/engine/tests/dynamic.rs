@@ -461,7 +461,7 @@ fn numbers_that_stand_for_nothing_break_the_protocol() {
     ];
     for (intent, words) in odd {
         let mut cluster = Cluster::new(&[0, 1]).started();
-        let announcements = vec![Announcement { rank: Rank(1), intent }];
+        let announcements = vec![Announcement::new(Rank(1), intent)];
         cluster.control(0, 1, (1, 0), Control::Announce { announcements });
         cluster.run();
         assert!(cluster.disconnects[0].2.contains(words), "{:?}", cluster.disconnects);

@@ -313,7 +313,7 @@ fn messages_of_other_epochs_are_dropped_and_counted() {
         cluster.control(0, 1, (epoch, 0), Control::Failed { failure: Failure::new(Cause::Bug, "old") });
         assert_eq!(cluster.engines[0].stats().stale_frames, before + 1);
     }
-    cluster.control(1, 0, (1, 0), Control::EpochBegin { world: cluster.world.clone() });
+    cluster.control(1, 0, (1, 0), Control::EpochBegin { world: cluster.world.clone(), eager_bytes: 0 });
     cluster.run();
     assert!(cluster.is_pending(pending) && cluster.ended.len() == 2, "epoch 2 goes on");
     let again = (1..4).map(|rank| cluster.submit(rank, sum("t", &[1]))).count();

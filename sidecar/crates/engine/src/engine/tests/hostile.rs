@@ -112,7 +112,10 @@ fn announcement() -> impl Strategy<Value = Announcement> {
         1 => slot().prop_map(|slot| Intent::Again { slot }),
         2 => void,
     ];
-    (small(), intent).prop_map(|(rank, intent)| Announcement { rank: Rank(rank), intent })
+    (small(), intent, prop::collection::vec(any::<u8>(), 0..9)).prop_map(|(rank, intent, came)| {
+        let contribution = came.into();
+        Announcement { rank: Rank(rank), intent, contribution }
+    })
 }
 
 fn order() -> impl Strategy<Value = Order> {
@@ -126,15 +129,18 @@ fn order() -> impl Strategy<Value = Order> {
         Algorithm::Pairwise,
         Algorithm::Linear,
         Algorithm::Direct,
+        Algorithm::Eager,
     ];
     let chunk_bytes = prop_oneof![Just(0), Just(4_096_u32), Just(65_536), any::<u32>()];
     let tuning = (prop::sample::select(algorithms), chunk_bytes, 0_u16..20, 0_u16..80)
         .prop_map(|(algorithm, chunk_bytes, lanes, window)| Tuning { algorithm, chunk_bytes, lanes, window });
     let tensor = (tensor_name(), shape(), vec(prop_oneof![4 => 0_u64..9, 1 => any::<u64>()], 0..5))
         .prop_map(|(name, shape, rows)| OrderedTensor { name, shape, rows });
-    let others = (option::weighted(0.2, pair()), vec(small().prop_map(Rank), 0..3));
+    let came = option::weighted(0.3, vec(vec(vec(any::<u8>(), 0..9).prop_map(bytes::Bytes::from), 0..4), 0..4));
+    let others =
+        (option::weighted(0.2, pair()), vec(small().prop_map(Rank), 0..3), came.prop_map(Option::unwrap_or_default));
     (request(), vec(tensor, 0..4), tuning, any::<bool>(), others).prop_map(|(like, tensors, tuning, honest, others)| {
-        let (pair, joined) = others;
+        let (pair, joined, contributions) = others;
         let mut order = Order {
             set: like.set,
             collective: like.collective,
@@ -147,6 +153,7 @@ fn order() -> impl Strategy<Value = Order> {
             tensors,
             tuning,
             digest: [0; 16],
+            contributions,
         };
         if honest {
             seal(&mut order);
@@ -185,7 +192,7 @@ fn control() -> impl Strategy<Value = Control> {
         ranks().prop_map(|ranks| Control::Attached { ranks }),
         (small(), failure()).prop_map(|(rank, failure)| Control::Left { rank: Rank(rank), failure }),
         (small(), ".{0,40}").prop_map(|(s, reason)| Control::Unreachable { sidecar: SidecarIndex(s), reason }),
-        world.prop_map(|world| Control::EpochBegin { world }),
+        (world, any::<u32>()).prop_map(|(world, eager_bytes)| Control::EpochBegin { world, eager_bytes }),
         failure().prop_map(|failure| Control::EpochEnd { failure }),
         (0_u32..3, tensor_name(), failure(), ranks()).prop_map(|(set, name, failure, excused)| Control::Reject {
             excused,
@@ -272,9 +279,7 @@ fn a_sidecar_speaks_only_for_its_own_ranks() {
         Control::Attached { ranks: vec![Rank(0)] },
         Control::Left { rank: Rank(0), failure: Failure::new(Cause::RankLost, "gone") },
         Control::SuspectRanks { ranks: vec![Rank(3), Rank(99)] },
-        Control::Announce {
-            announcements: vec![Announcement { rank: Rank(0), intent: Intent::Ready(sum("t", &[1])) }],
-        },
+        Control::Announce { announcements: vec![Announcement::new(Rank(0), Intent::Ready(sum("t", &[1])))] },
         Control::Done,
         Control::Unreachable { sidecar: SidecarIndex(77), reason: String::new() },
         Control::EpochEnd { failure: Failure::new(Cause::RankLost, "gone") },

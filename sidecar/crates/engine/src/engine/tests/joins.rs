@@ -345,7 +345,7 @@ fn an_end_that_nobody_waits_for_is_a_fault_of_the_coordinator() {
     let mut cluster = Cluster::with_sets(&[0, 1], &[&[0, 1]]).started();
     let honest = cluster.submit(0, Request { set: SetId(1), ..sum("join", &[1]) });
     let intent = Intent::Ready(Request { set: SetId(1), ..join() });
-    cluster.control(0, 1, (1, 0), Control::Announce { announcements: vec![Announcement { rank: Rank(1), intent }] });
+    cluster.control(0, 1, (1, 0), Control::Announce { announcements: vec![Announcement::new(Rank(1), intent)] });
     cluster.run();
     assert!(cluster.failure(0, honest).reason.contains("Mismatched operations"));
 }

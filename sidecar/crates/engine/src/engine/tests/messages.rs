@@ -182,7 +182,7 @@ fn a_message_is_announced_under_its_own_name_only() {
     ];
     for request in wrong {
         let mut cluster = Cluster::new(&SIX_ON_THREE).started();
-        let announcements = vec![Announcement { rank: Rank(2), intent: Intent::Ready(request) }];
+        let announcements = vec![Announcement::new(Rank(2), Intent::Ready(request))];
         cluster.control(0, 1, (1, 0), Control::Announce { announcements });
         cluster.run();
         assert_eq!(cluster.disconnects.len(), 1);

@@ -67,6 +67,7 @@ fn admission(epoch: Epoch, seq: Seq) -> Arc<Admission> {
         tensors: Vec::new(),
         local_ranks: vec![Rank(0)],
         joined: Vec::new(),
+        contributions: Vec::new(),
     })
 }
 

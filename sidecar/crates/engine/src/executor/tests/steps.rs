@@ -29,6 +29,7 @@ fn perform(layout: Layout, rounds: Vec<Round>, memory: &mut PlainMemory) -> Vec<
         tensors: Vec::new(),
         local_ranks: vec![Rank(0), Rank(1), Rank(3)],
         joined: vec![Rank(1)],
+        contributions: Vec::new(),
     };
     let mut executor = Executor::new(ExecutorConfig { me: SidecarIndex(0), lane: Lane(0), early_grant_bytes: 1 << 20 });
     executor.handle_epoch(Epoch(1));

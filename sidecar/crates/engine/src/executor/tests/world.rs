@@ -166,6 +166,7 @@ impl Net {
                 local_ranks: topology.members[me.index()].ranks.clone(),
                 joined: topology.members[me.index()].ranks.iter().copied().filter(|r| job.joined.contains(r)).collect(),
                 topology: topology.clone(),
+                contributions: Vec::new(),
             };
             let admission = Arc::new(admission);
             node.expected.extend(node.waiting.iter().map(|_| seq));

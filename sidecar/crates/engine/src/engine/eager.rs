@@ -1,0 +1,104 @@
+//! The eager way of small operations: each rank's contribution rides in its announcement, and the order carries them all, so
+//! that nothing is exchanged behind it. Every member then does what a single member that serves all ranks would do.
+//!
+//! Whether a contribution travels along is a function of the request, the set and the epoch's threshold alone, so that
+//! announcing and ordering side agree, and so that the order of a reduction never depends on who came first.
+
+use bytes::Bytes;
+use ronde_collectives::plan::WorkKind;
+use ronde_wire::control::{Order, OrderedTensor};
+use ronde_wire::{Algorithm, Codec, Collective, Rank, Request, Tuning, limits};
+
+use super::mismatch::Requests;
+use super::negotiation::Contributions;
+use super::sets::SetView;
+use super::shapes::{counts, work_kind};
+
+/// How eager plans are cut: one strand, as an order's contributions are smaller than this chunk.
+pub(crate) const TUNING: Tuning =
+    Tuning { algorithm: Algorithm::Eager, chunk_bytes: limits::EAGER_ORDER_BYTES_MAX as u32, lanes: 1, window: 1 };
+
+/// Bytes of its contribution that a rank's announcement carries: `None` when the request does not travel eagerly.
+pub(crate) fn contribution_bytes(view: &SetView, rank: Rank, request: &Request, threshold_bytes: u32) -> Option<usize> {
+    let alone = view.topology.len() <= 1;
+    if threshold_bytes == 0 || alone || view.is_pair || request.codec != Codec::None {
+        return None;
+    }
+    let kind = work_kind(&request.collective, request.dtype, request.codec, None)?;
+    if kind.measures() {
+        return None;
+    }
+    if !contributes(&request.collective, rank) {
+        return Some(0);
+    }
+    let bytes = request.shape.elements() * request.dtype.size_bytes() as u64;
+    let most = (threshold_bytes as usize).min(limits::EAGER_ORDER_BYTES_MAX / view.ranks.len().max(1));
+    usize::try_from(bytes).ok().filter(|bytes| *bytes <= most)
+}
+
+/// All contributions to a tensor in rank order, where each of them came along; `None` when the tensor does not travel eagerly.
+pub(crate) fn gathered(
+    view: &SetView,
+    requests: &Requests,
+    mut came: Contributions,
+    threshold_bytes: u32,
+) -> Option<Vec<Bytes>> {
+    let of_rank = |rank: &Rank| match requests.get(rank) {
+        Some(request) => {
+            contribution_bytes(view, *rank, request, threshold_bytes)?;
+            Some(came.remove(rank).unwrap_or_default())
+        }
+        // It has joined.
+        None => Some(Bytes::new()),
+    };
+    view.ranks.iter().map(of_rank).collect()
+}
+
+/// Whether an eager order carries what its plan reads.
+///
+/// # Errors
+/// What it lacks, in words.
+pub(crate) fn check(view: &SetView, order: &Order, kind: &WorkKind) -> Result<(), String> {
+    if order.tuning.algorithm != Algorithm::Eager {
+        return if order.contributions.is_empty() { Ok(()) } else { Err("it carries contributions".to_owned()) };
+    }
+    if order.tuning != TUNING || order.pair.is_some() || kind.measures() || order.codec != Codec::None {
+        return Err("it cannot be eager".to_owned());
+    }
+    if order.contributions.len() != order.tensors.len() {
+        let count = order.contributions.len();
+        return Err(format!("it carries contributions to {count} of {} tensors", order.tensors.len()));
+    }
+    for (tensor, contributions) in order.tensors.iter().zip(&order.contributions) {
+        let expected = view.ranks.iter().map(|rank| contributed_bytes(view, (order, tensor), kind, *rank));
+        if !expected.eq(contributions.iter().map(|bytes| bytes.len() as u64)) {
+            return Err(format!("the contributions to tensor {} are not what its shape says", tensor.name));
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that a rank contributes to an ordered tensor. The shapes of its results are known to be valid.
+fn contributed_bytes(view: &SetView, (order, tensor): (&Order, &OrderedTensor), kind: &WorkKind, rank: Rank) -> u64 {
+    if !contributes(&order.collective, rank) || order.joined.binary_search(&rank).is_ok() {
+        return 0;
+    }
+    let position = view.position(rank).unwrap_or_default();
+    let ranks = view.ranks.len();
+    let elements = match kind {
+        WorkKind::AllGather | WorkKind::Gather { .. } => {
+            counts(kind, view, tensor).get(position).copied().unwrap_or_default()
+        }
+        WorkKind::AllToAll => counts(kind, view, tensor).iter().skip(position * ranks).take(ranks).sum(),
+        _ => tensor.shape.elements(),
+    };
+    elements.saturating_mul(order.dtype.size_bytes() as u64)
+}
+
+/// Whether the operation reads a rank's tensor.
+fn contributes(collective: &Collective, rank: Rank) -> bool {
+    match collective {
+        Collective::Broadcast { root } => *root == rank,
+        _ => collective.has_input(rank),
+    }
+}
