@@ -62,8 +62,6 @@ pub(crate) struct TensorMemory {
     pub(crate) outputs: Vec<(Option<Rank>, ResultSlot)>,
     /// How many local ranks read a shared result: those that have asked for it.
     pub(crate) readers: usize,
-    /// Whether the plan also publishes results of ranks that are elsewhere, for nobody.
-    pub(crate) eager: bool,
 }
 
 /// The operations that a lane performs now.
@@ -122,9 +120,6 @@ impl Memory for LaneMemory {
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
         let tensor = self.operation(place.seq)?.tensors.get(place.tensor as usize);
         let output = tensor.and_then(|tensor| tensor.outputs.iter().find(|(rank, _)| *rank == place.rank));
-        if output.is_none() && place.rank.is_some() && tensor.is_some_and(|tensor| tensor.eager) {
-            return Ok(());
-        }
         let (_, output) = output.ok_or_else(|| MemoryError(format!("{place:?} has no result here")))?;
         let end = place.offset.checked_add(from.len() as u64);
         if end.is_none_or(|end| end > output.slot.len) {

@@ -73,8 +73,7 @@ impl Operations {
                         Some(came) => contributed(admission, came),
                         None => requests.map(|of| (of.rank, input(of.rank, of.request))).collect(),
                     };
-                    let (readers, eager) = (tensor.requests.len(), admission.is_eager());
-                    tensors.push(TensorMemory { inputs, outputs, readers, eager });
+                    tensors.push(TensorMemory { inputs, outputs, readers: tensor.requests.len() });
                 }
                 Err(error) => {
                     self.release_outputs(&tensors);

@@ -10,7 +10,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use ronde_engine::{Stats, Status};
+use ronde_engine::{ExecutorStats, Stats, Status};
 use ronde_shm::ArenaUsage;
 use ronde_transport::{PathStats, PortStats};
 use ronde_wire::{JobName, SidecarIndex};

@@ -64,8 +64,6 @@ pub(super) struct Operation {
     inputs: BTreeMap<(u32, Rank), Arc<Vec<u8>>>,
     /// Results by tensor, and by rank where each has its own.
     pub(super) outputs: BTreeMap<(u32, Option<Rank>), Vec<u8>>,
-    /// Whether results of ranks elsewhere are published here, too, for nobody.
-    eager: bool,
     /// A planted bug: contributions that are not there are read as garbage.
     pub(super) reads_garbage: bool,
 }
@@ -97,12 +95,13 @@ impl Host {
         }
     }
 
-    /// What travels along with a request whose input is here.
+    /// What travels along with a request whose input is here. A request that differs from the other ranks' may say another
+    /// length than that of the input.
     pub(super) fn contribution(&mut self, rank: Rank, request: RequestId, what: &Request) -> Bytes {
-        match self.engine.contribution_bytes(rank, what) {
-            0 => Bytes::new(),
-            _ => self.inputs.get(&(rank, request)).map(|input| Bytes::copy_from_slice(input)).unwrap_or_default(),
-        }
+        let due = self.engine.contribution_bytes(rank, what);
+        let mut bytes = self.inputs.get(&(rank, request)).map(|input| input.to_vec()).unwrap_or_default();
+        bytes.resize(due, 0);
+        bytes.into()
     }
 
     /// Reserves the results of an operation and pins its inputs.
@@ -119,12 +118,11 @@ impl Host {
             }
         }
         for (index, contributions) in (0..).zip(&admission.contributions) {
-            for (rank, came) in admission.local_ranks.iter().zip(contributions) {
+            for (rank, came) in admission.local_ranks.iter().zip(contributions).filter(|(_, came)| !came.is_empty()) {
                 inputs.insert((index, *rank), Arc::new(came.to_vec()));
             }
         }
-        let eager = admission.is_eager();
-        let operation = Operation { lanes_left: self.lanes.len(), inputs, outputs, eager, reads_garbage };
+        let operation = Operation { lanes_left: self.lanes.len(), inputs, outputs, reads_garbage };
         self.operations.insert((admission.epoch, admission.seq), operation);
     }
 }
@@ -161,9 +159,7 @@ impl Memory for LaneMemory<'_> {
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
         let gone = || MemoryError(format!("nothing lies at {place:?}"));
         let operation = self.operations.get_mut(&(self.epoch, place.seq)).ok_or_else(gone)?;
-        let Some(output) = operation.outputs.get_mut(&(place.tensor, place.rank)) else {
-            return if operation.eager && place.rank.is_some() { Ok(()) } else { Err(gone()) };
-        };
+        let output = operation.outputs.get_mut(&(place.tensor, place.rank)).ok_or_else(gone)?;
         let start = usize::try_from(place.offset).map_err(|_| gone())?;
         output.get_mut(start..start + from.len()).ok_or_else(gone)?.copy_from_slice(from);
         Ok(())

@@ -81,6 +81,7 @@ fn algorithm_number(algorithm: Algorithm) -> u32 {
         Algorithm::Pairwise => 6,
         Algorithm::Linear => 7,
         Algorithm::Direct => 8,
+        Algorithm::Eager => 9,
         _ => u32::MAX,
     }
 }

@@ -221,12 +221,13 @@ pub struct Admission {
     pub arithmetic: Arithmetic,
     /// The tensors of the bucket, in its order.
     pub tensors: Vec<AdmittedTensor>,
-    /// This sidecar's ranks of the topology, ascending: they contribute.
+    /// The ranks whose contributions are here, ascending: those that this sidecar serves, or, in an eager operation, all.
     pub local_ranks: Vec<Rank>,
+    /// The ranks of the operation that this sidecar serves, ascending: they get results.
+    pub served: Vec<Rank>,
     /// Those of them that have joined, ascending: they contribute zeros, and there is no request of theirs.
     pub joined: Vec<Rank>,
-    /// For an eager operation: for each tensor the contribution of each of `local_ranks`, which are all ranks of the set
-    /// then, as if all of them were here. What the plan publishes for ranks that are not is dropped. Empty otherwise.
+    /// For an eager operation: for each tensor the contribution of each of `local_ranks`. Empty otherwise.
     pub contributions: Vec<Vec<Bytes>>,
 }
 

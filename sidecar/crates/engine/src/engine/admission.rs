@@ -63,7 +63,8 @@ pub(crate) fn prepare(
     let Ways { topology, local_ranks, .. } = ways;
     let joined = local_ranks.iter().copied().filter(|rank| is_joined(order, *rank)).collect();
     let contributions = order.contributions.clone();
-    Ok(Admission { epoch, seq, topology, plan, arithmetic, tensors, local_ranks, joined, contributions })
+    let served = view.local_ranks.clone();
+    Ok(Admission { epoch, seq, topology, plan, arithmetic, tensors, local_ranks, served, joined, contributions })
 }
 
 /// What the plan is made for: the set as it is, or, when the order carries all contributions, as if this sidecar served all

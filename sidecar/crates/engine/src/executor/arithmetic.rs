@@ -242,12 +242,10 @@ pub(super) struct Workplace<'a> {
 /// Whose result a target is here, as [`OutputPlace::rank`] says it; `None` when nobody here gets it: ranks that have
 /// joined have no results.
 fn result_of(admission: &Admission, target: Target) -> Option<Option<Rank>> {
-    let (local, joined) = (&admission.local_ranks, &admission.joined);
+    let gets_one = |rank: &Rank| admission.joined.binary_search(rank).is_err();
     match target {
-        Target::EveryRank => (joined.len() < local.len()).then_some(None),
-        Target::One(rank) => {
-            (local.binary_search(&rank).is_ok() && joined.binary_search(&rank).is_err()).then_some(Some(rank))
-        }
+        Target::EveryRank => admission.served.iter().any(gets_one).then_some(None),
+        Target::One(rank) => (admission.served.binary_search(&rank).is_ok() && gets_one(&rank)).then_some(Some(rank)),
     }
 }
 

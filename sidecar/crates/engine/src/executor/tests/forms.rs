@@ -32,10 +32,20 @@ impl Fixture {
         let tuning = Tuning { algorithm: Algorithm::Direct, chunk_bytes: 4_096, lanes: 1, window: 1 };
         let plan = make_plan(Member(0), &topology, &work, &tuning).expect("a plan");
         let arithmetic = Arithmetic { dtype: DType::F32, op: Some(op), ranks: 3, prescale: 1.0, postscale: 1.0, codec };
-        let (epoch, local_ranks) = (Epoch(1), vec![Rank(1)]);
+        let (epoch, local_ranks, served) = (Epoch(1), vec![Rank(1)], vec![Rank(1)]);
         let (tensors, joined, contributions) = (Vec::new(), Vec::new(), Vec::new());
-        let admission =
-            Admission { epoch, seq: SEQ, topology, plan, arithmetic, tensors, local_ranks, joined, contributions };
+        let admission = Admission {
+            epoch,
+            seq: SEQ,
+            topology,
+            plan,
+            arithmetic,
+            tensors,
+            served,
+            local_ranks,
+            joined,
+            contributions,
+        };
         let mut memory = PlainMemory::default();
         let bytes = vec![0; 4 * usize::try_from(ELEMENTS).expect("small")];
         memory.inputs.insert((SEQ, 0, Rank(1)), bytes.clone());

@@ -66,6 +66,7 @@ fn admission(epoch: Epoch, seq: Seq) -> Arc<Admission> {
         arithmetic,
         tensors: Vec::new(),
         local_ranks: vec![Rank(0)],
+        served: vec![Rank(0)],
         joined: Vec::new(),
         contributions: Vec::new(),
     })

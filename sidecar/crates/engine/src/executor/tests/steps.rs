@@ -28,6 +28,7 @@ fn perform(layout: Layout, rounds: Vec<Round>, memory: &mut PlainMemory) -> Vec<
         arithmetic: Arithmetic { dtype, op, ranks: 4, prescale: 1.0, postscale: 1.0, codec },
         tensors: Vec::new(),
         local_ranks: vec![Rank(0), Rank(1), Rank(3)],
+        served: vec![Rank(0), Rank(1), Rank(3)],
         joined: vec![Rank(1)],
         contributions: Vec::new(),
     };

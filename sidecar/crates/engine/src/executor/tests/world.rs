@@ -164,6 +164,7 @@ impl Net {
                 },
                 tensors: Vec::new(),
                 local_ranks: topology.members[me.index()].ranks.clone(),
+                served: topology.members[me.index()].ranks.clone(),
                 joined: topology.members[me.index()].ranks.iter().copied().filter(|r| job.joined.contains(r)).collect(),
                 topology: topology.clone(),
                 contributions: Vec::new(),
