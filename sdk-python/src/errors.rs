@@ -1,8 +1,10 @@
 //! Errors of the client as Python's exceptions. The classes are defined in `ronde/errors.py`, which also picks one.
 
+use std::time::Duration;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use ronde::{Cause, Error};
+use ronde::{Cause, Error, Exit, Record};
 
 /// The exception for an error. Attaches; call it with no lock held.
 pub(crate) fn raise(error: &Error) -> PyErr {
@@ -17,6 +19,7 @@ pub(crate) fn raise(error: &Error) -> PyErr {
         failure.and_then(|failure| failure.sidecar).map(|sidecar| sidecar.0),
         failure.and_then(|failure| failure.tensor.as_ref()).map(|name| name.as_str().to_owned()),
         error.blame().name(),
+        failure.and_then(|failure| failure.record.as_deref()).map(record_parts),
     );
     Python::attach(|py| {
         let make = py.import("ronde.errors").and_then(|errors| errors.getattr("from_parts"));
@@ -26,6 +29,32 @@ pub(crate) fn raise(error: &Error) -> PyErr {
         }
     })
 }
+
+/// The arguments of `ronde.FailureRecord`, in order.
+#[expect(clippy::type_complexity, reason = "a tuple is what becomes the arguments of a call in Python")]
+fn record_parts(
+    record: &Record,
+) -> (u32, &str, Option<u32>, Option<String>, Option<i32>, Option<i32>, bool, Option<CallParts<'_>>, &[String]) {
+    let (exit_code, signal) = match record.exit {
+        Some(Exit::Code(code)) => (Some(code), None),
+        Some(Exit::Signal(signal)) => (None, Some(signal)),
+        Some(Exit::OutOfMemory) | None => (None, None),
+    };
+    let call = record.last_call.as_ref().map(|call| {
+        (
+            call.collective.as_str(),
+            call.operation.as_str(),
+            call.site.as_deref(),
+            Duration::from_millis(call.age_ms).as_secs_f64(),
+        )
+    });
+    let ended = record.exit.map(|exit| exit.to_string());
+    let out_of_memory = record.exit == Some(Exit::OutOfMemory);
+    (record.rank.0, &record.host, record.pid, ended, exit_code, signal, out_of_memory, call, &record.stderr_tail)
+}
+
+/// Collective, operation, place, seconds before.
+type CallParts<'a> = (&'a str, &'a str, Option<&'a str>, f64);
 
 /// The word that becomes `RondeError.cause`.
 fn cause_name(error: &Error) -> &'static str {

@@ -47,7 +47,7 @@ impl Session {
 
     /// Submits a collective on the tensor at `address`, whose bytes have been copied when this returns; without a type
     /// there is no tensor.
-    #[pyo3(signature = (kind, dtype, shape, address, nbytes, *, name=None, set=0, **arguments))]
+    #[pyo3(signature = (kind, dtype, shape, address, nbytes, *, name=None, set=0, site=None, **arguments))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python are the options struct of this call")]
     #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
     fn submit(
@@ -60,6 +60,7 @@ impl Session {
         nbytes: usize,
         name: Option<String>,
         set: u32,
+        site: Option<String>,
         arguments: Option<Arguments>,
     ) -> PyResult<Operation> {
         let client = self.client()?;
@@ -72,14 +73,15 @@ impl Session {
             let label = Label { name: name.as_deref(), set: SetId(set) };
             let handle = source.with(|bytes| {
                 let tensor = dtype.map(|dtype| TensorRef { dtype, shape: &shape, bytes });
-                client.submit_from(&options.apply(ronde::Operation::new(label, collective, tensor)))
+                let operation = options.apply(ronde::Operation::new(label, collective, tensor));
+                client.submit_from(&ronde::Operation { site, ..operation })
             });
             handle.map(Operation::new).map_err(|error| raise(&error))
         })
     }
 
     /// Submits a group of one collective on tensors, each given as type, shape, address and length.
-    #[pyo3(signature = (kind, tensors, *, name=None, set=0, **arguments))]
+    #[pyo3(signature = (kind, tensors, *, name=None, set=0, site=None, **arguments))]
     #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
     fn submit_group(
         &self,
@@ -88,6 +90,7 @@ impl Session {
         tensors: Vec<(String, Vec<u64>, usize, usize)>,
         name: Option<String>,
         set: u32,
+        site: Option<String>,
         arguments: Option<Arguments>,
     ) -> PyResult<Vec<Operation>> {
         let client = self.client()?;
@@ -103,7 +106,8 @@ impl Session {
                 let parts = contents.iter().zip(&dtypes).zip(&tensors);
                 let operations = parts.map(|((bytes, dtype), (_, shape, ..))| {
                     let tensor = Some(TensorRef { dtype: *dtype, shape, bytes });
-                    options.apply(ronde::Operation::new(label, collective.clone(), tensor))
+                    let operation = options.apply(ronde::Operation::new(label, collective.clone(), tensor));
+                    ronde::Operation { site: site.clone(), ..operation }
                 });
                 client.submit_group_from(label, &operations.collect::<Vec<_>>())
             });
@@ -112,10 +116,24 @@ impl Session {
         })
     }
 
-    /// Ends the session in order. Does nothing the second time.
-    fn close(&self, py: Python<'_>) {
+    /// Ends the session in order; the other ranks are told the reason, if there is one. Does nothing the second time.
+    #[pyo3(signature = (reason=None))]
+    fn close(&self, py: Python<'_>, reason: Option<&str>) {
         let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(client));
+        py.detach(|| {
+            if let (Some(client), Some(reason)) = (&client, reason) {
+                client.part(reason);
+            }
+            drop(client);
+        });
+    }
+
+    /// Lets go of the session without a farewell: it breaks when the process ends, and counts as lost then. For a program that
+    /// an exception ends, whose traceback the other ranks are to get. Nothing can be submitted any more.
+    fn abandon(&self) {
+        let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Not dropped: that says farewell.
+        std::mem::forget(client);
     }
 
     /// Whether operations can be submitted: it is neither closed nor has its epoch ended.

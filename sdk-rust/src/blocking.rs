@@ -15,7 +15,7 @@ use crate::client::Client as AsyncClient;
 use crate::error::Error;
 use crate::handle::Arrived;
 use crate::methods::{for_each_group, for_each_operation};
-use crate::operation::{Label, Operation, ReduceOptions};
+use crate::operation::{Label, Operation, ReduceOptions, Site};
 use crate::options::Options;
 use crate::outcome::{Exchanged, Outcome, Output, ProcessSet};
 use crate::tensor::{Tensor, TensorRef};
@@ -55,6 +55,7 @@ impl Client {
     ///
     /// # Errors
     /// Those of [`Client::allreduce`].
+    #[track_caller]
     pub fn remove_process_set(&self, set: SetId) -> Result<bool, Error> {
         if set == SetId::WORLD || !self.inner.get()?.client.knows_set(set)? {
             return Ok(false);
@@ -67,8 +68,9 @@ impl Client {
     ///
     /// # Errors
     /// Those of [`Client::allreduce_async`].
+    #[track_caller]
     pub fn remove_process_set_async(&self, set: SetId) -> Result<Handle<()>, Error> {
-        Ok(self.submit_from(&Operation::remove_process_set(set))?.giving())
+        Ok(self.submit_from(&Site::here().of(Operation::remove_process_set(set)))?.giving())
     }
 
     /// Submits any operation; the bytes are copied once, into shared memory. Blocks only while the arena grows. When a limit
@@ -100,6 +102,13 @@ impl Client {
     /// Why the session is over.
     pub fn knows_set(&self, set: SetId) -> Result<bool, Error> {
         self.inner.get()?.client.knows_set(set)
+    }
+
+    /// [`crate::Client::part`].
+    pub fn part(&self, reason: &str) {
+        if let Ok(inner) = self.inner.get() {
+            inner.client.part(reason);
+        }
     }
 
     /// The rank, sizes and positions in the epoch.
@@ -149,6 +158,7 @@ macro_rules! operations {
             ///
             /// # Errors
             /// [`Error::Argument`] and [`Error::Limit`] at once; [`Error::Failure`] with the culprit when it fails.
+            #[track_caller]
             pub fn $name$(<$life>)?(&self, $($argument: $type),*) -> Result<$gives, Error> {
                 self.$start($($argument),*)?.wait()
             }
@@ -157,8 +167,9 @@ macro_rules! operations {
             ///
             /// # Errors
             /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
+            #[track_caller]
             pub fn $start$(<$life>)?(&self, $($argument: $type),*) -> Result<Handle<$gives>, Error> {
-                Ok(self.submit_from(&$operation)?.giving())
+                Ok(self.submit_from(&Site::here().of($operation))?.giving())
             }
         )*}
     };
@@ -172,6 +183,7 @@ macro_rules! groups {
             ///
             /// # Errors
             /// Those of the operation on one tensor, of the first that fails.
+            #[track_caller]
             pub fn $name<'a>(
                 &self,
                 label: impl Into<Label<'a>>,
@@ -185,17 +197,19 @@ macro_rules! groups {
             ///
             /// # Errors
             /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
+            #[track_caller]
             pub fn $start<'a>(
                 &self,
                 label: impl Into<Label<'a>>,
                 tensors: &[TensorRef<'a>],
                 $($argument: $type),*
             ) -> Result<Vec<Handle<Tensor>>, Error> {
+                let site = Site::here();
                 let label = label.into();
                 $(let $argument = $argument.into();)*
                 let make = $operation;
-                let operations: Vec<_> =
-                    tensors.iter().map(|tensor| make(Label { name: None, ..label }, *tensor, $($argument),*)).collect();
+                let one = |tensor: &_| site.of(make(Label { name: None, ..label }, *tensor, $($argument),*));
+                let operations: Vec<_> = tensors.iter().map(one).collect();
                 let handles = self.submit_group_from(label, &operations)?;
                 Ok(handles.into_iter().map(Handle::giving).collect())
             }

@@ -19,7 +19,7 @@ use crate::handle::Handle;
 use crate::listener::Listener;
 use crate::memory::{LeasedSlot, Memory};
 use crate::methods::{for_each_group, for_each_operation};
-use crate::operation::{Label, Operation, ReduceOptions};
+use crate::operation::{Label, Operation, ReduceOptions, Site};
 use crate::options::{Options, Transfer};
 use crate::outcome::{Exchanged, ProcessSet};
 use crate::session::{Draft, Input, Session};
@@ -178,6 +178,13 @@ impl Client {
         }
     }
 
+    /// Ends the session in order, as dropping the client does, but tells the other ranks why.
+    pub fn part(&self, reason: &str) {
+        if let Ok(open) = self.open.get() {
+            open.session.close(reason);
+        }
+    }
+
     /// The session's task, for whoever keeps the runtime going until it ends.
     pub(crate) fn take_listener(&mut self) -> Option<JoinHandle<()>> {
         self.open.get_mut().ok().and_then(|open| open.listener.take())
@@ -233,16 +240,20 @@ macro_rules! operations {
             ///
             /// # Errors
             /// [`Error::Argument`] and [`Error::Limit`] at once; [`Error::Failure`] with the culprit when it fails.
-            pub async fn $name$(<$life>)?(&self, $($argument: $type),*) -> Result<$gives, Error> {
-                self.$start($($argument),*).await?.wait().await
+            #[track_caller]
+            pub fn $name$(<$life>)?(&self, $($argument: $type),*) -> impl Future<Output = Result<$gives, Error>> {
+                let started = self.$start($($argument),*);
+                async move { started.await?.wait().await }
             }
 
             #[doc = concat!("[`Client::", stringify!($name), "`] that returns when the tensor has been handed over.")]
             ///
             /// # Errors
             /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
-            pub async fn $start$(<$life>)?(&self, $($argument: $type),*) -> Result<Handle<$gives>, Error> {
-                Ok(self.submit(&$operation).await?.giving())
+            #[track_caller]
+            pub fn $start$(<$life>)?(&self, $($argument: $type),*) -> impl Future<Output = Result<Handle<$gives>, Error>> {
+                let site = Site::here();
+                async move { Ok(self.submit(&site.of($operation)).await?.giving()) }
             }
         )*}
     };
@@ -256,36 +267,44 @@ macro_rules! groups {
             ///
             /// # Errors
             /// Those of the operation on one tensor, of the first that fails.
-            pub async fn $name<'a>(
+            #[track_caller]
+            pub fn $name<'a>(
                 &self,
                 label: impl Into<Label<'a>>,
                 tensors: &[TensorRef<'a>],
                 $($argument: $type),*
-            ) -> Result<Vec<Tensor>, Error> {
-                let mut results = Vec::with_capacity(tensors.len());
-                for handle in self.$start(label, tensors, $($argument),*).await? {
-                    results.push(handle.wait().await?);
+            ) -> impl Future<Output = Result<Vec<Tensor>, Error>> {
+                let started = self.$start(label, tensors, $($argument),*);
+                async move {
+                    let mut results = Vec::with_capacity(tensors.len());
+                    for handle in started.await? {
+                        results.push(handle.wait().await?);
+                    }
+                    Ok(results)
                 }
-                Ok(results)
             }
 
             #[doc = concat!("[`Client::", stringify!($name), "`] that returns when the tensors have been handed over.")]
             ///
             /// # Errors
             /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
-            pub async fn $start<'a>(
+            #[track_caller]
+            pub fn $start<'a>(
                 &self,
                 label: impl Into<Label<'a>>,
                 tensors: &[TensorRef<'a>],
                 $($argument: $type),*
-            ) -> Result<Vec<Handle<Tensor>>, Error> {
+            ) -> impl Future<Output = Result<Vec<Handle<Tensor>>, Error>> {
+                let site = Site::here();
                 let label = label.into();
                 $(let $argument = $argument.into();)*
                 let make = $operation;
-                let operations: Vec<_> =
-                    tensors.iter().map(|tensor| make(Label { name: None, ..label }, *tensor, $($argument),*)).collect();
-                let handles = self.submit_group(label, &operations).await?;
-                Ok(handles.into_iter().map(Handle::giving).collect())
+                let one = |tensor: &_| site.of(make(Label { name: None, ..label }, *tensor, $($argument),*));
+                let operations: Vec<_> = tensors.iter().map(one).collect();
+                async move {
+                    let handles = self.submit_group(label, &operations).await?;
+                    Ok(handles.into_iter().map(Handle::giving).collect())
+                }
             }
         )*}
     };

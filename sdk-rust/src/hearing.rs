@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ronde_rpc::v1::server_message::Message as Heard;
 use ronde_rpc::{Completion, EpochView, v1};
-use ronde_wire::{Collective, Detail, Failure, RequestId, SetId};
+use ronde_wire::{Collective, Detail, RequestId, SetId};
 
 use crate::error::Error;
 use crate::handle::Arrived;
@@ -21,11 +21,11 @@ impl Session {
             Some(Heard::Completed(message)) => return self.complete(message),
             Some(Heard::ResultPart(part)) => return self.add_part(&part),
             Some(Heard::Failed(message)) => {
-                let failure = Failure::from(message.failure.unwrap_or_default());
+                let failure = self.recorded(message.failure);
                 self.answer(RequestId(message.request), Err(failure.into()));
             }
             Some(Heard::EpochEnded(message)) => {
-                let error = Error::Failure(Failure::from(message.failure.unwrap_or_default()));
+                let error = Error::Failure(self.recorded(message.failure));
                 self.end(&error);
                 self.tell_began(Err(error));
             }

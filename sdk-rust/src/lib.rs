@@ -57,7 +57,9 @@ pub use operation::{Label, Operation, ReduceOptions};
 pub use options::{Options, Ring, Transfer};
 pub use outcome::{Exchanged, Outcome, Output, ProcessSet};
 pub use ronde_rpc::EpochView;
-pub use ronde_wire::{Cause, Codec, Collective, DType, Detail, Failure, JobName, Rank, ReduceOp, SetId, Shape};
+pub use ronde_wire::{
+    Call, Cause, Codec, Collective, DType, Detail, Exit, Failure, JobName, Rank, Record, ReduceOp, SetId, Shape,
+};
 pub use tensor::{Element, Tensor, TensorRef};
 
 /// The programs of the READMEs, compiled: the documents' runner (tests/documents) asks for each page to stand here.

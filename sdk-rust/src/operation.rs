@@ -1,5 +1,7 @@
 //! What is asked for: [`Operation`], its name and set, and what can be given with a reduction.
 
+use std::panic::Location;
+
 use ronde_wire::{Codec, Collective, Rank, ReduceOp, SetId};
 
 use crate::tensor::TensorRef;
@@ -88,6 +90,9 @@ pub struct Operation<'a> {
     pub postscale: f64,
     /// How contributions travel between sidecars; for an all-reduce only.
     pub codec: Codec,
+    /// Where in the program it was asked for, as `file:line`: for reports of stalls and failures. Methods of the clients fill
+    /// it in by themselves.
+    pub site: Option<String>,
 }
 
 impl<'a> Operation<'a> {
@@ -95,7 +100,13 @@ impl<'a> Operation<'a> {
     #[must_use]
     pub fn new(label: impl Into<Label<'a>>, collective: Collective, tensor: Option<TensorRef<'a>>) -> Self {
         let label = label.into();
-        Self { label, collective, tensor, prescale: 1.0, postscale: 1.0, codec: Codec::None }
+        Self { label, collective, tensor, prescale: 1.0, postscale: 1.0, codec: Codec::None, site: None }
+    }
+
+    /// Says where in the program it is asked for.
+    #[must_use]
+    pub fn at(self, site: impl ToString) -> Self {
+        Self { site: Some(site.to_string()), ..self }
     }
 
     /// The reduction of all tensors, for every rank.
@@ -210,5 +221,22 @@ impl<'a> Operation<'a> {
     fn scaled(self, options: ReduceOptions) -> Self {
         let ReduceOptions { prescale, postscale, codec, .. } = options;
         Self { prescale, postscale, codec, ..self }
+    }
+}
+
+/// A place in the caller's program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Site(&'static Location<'static>);
+
+impl Site {
+    /// Where the caller of the function stands that calls this, if that function tracks its caller.
+    #[track_caller]
+    pub(crate) fn here() -> Self {
+        Self(Location::caller())
+    }
+
+    /// The operation, asked for from here.
+    pub(crate) fn of<'a>(&self, operation: Operation<'a>) -> Operation<'a> {
+        operation.at(format_args!("{}:{}", self.0.file(), self.0.line()))
     }
 }

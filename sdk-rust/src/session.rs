@@ -13,7 +13,7 @@ use bytes::Bytes;
 use ronde_rpc::v1::client_message::Message as Say;
 use ronde_rpc::{Claimed, EpochView, Place, Submission, v1};
 use ronde_shm::ForkGuard;
-use ronde_wire::{Collective, Rank, Request, RequestId, SetId};
+use ronde_wire::{Collective, Failure, Rank, Record, Request, RequestId, SetId};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::error::Error;
@@ -43,6 +43,8 @@ pub(crate) struct Session {
     notices: Mutex<VecDeque<String>>,
     /// Told when the epoch begins, or why it does not.
     began: Mutex<Option<oneshot::Sender<Result<EpochView, Error>>>>,
+    /// What was told of the rank that failed first.
+    record: OnceLock<Arc<Record>>,
     pub(crate) closing: Notify,
 }
 
@@ -52,6 +54,8 @@ pub(crate) struct Draft {
     session: Arc<Session>,
     /// `None` once it has been submitted or refused.
     what: Option<Request>,
+    /// Where it was asked for.
+    site: Option<String>,
 }
 
 impl Draft {
@@ -99,6 +103,7 @@ impl Session {
             me,
             table: Mutex::new(Table::new(me)),
             released: OnceLock::new(),
+            record: OnceLock::new(),
             notices: Mutex::default(),
             began: Mutex::default(),
             closing: Notify::new(),
@@ -111,7 +116,7 @@ impl Session {
     /// [`Error::Argument`], or why the session is over.
     pub(crate) fn draft(self: &Arc<Self>, operation: &Operation<'_>) -> Result<Draft, Error> {
         let what = self.open_table()?.names.request(operation)?;
-        Ok(Draft { session: Arc::clone(self), what: Some(what) })
+        Ok(Draft { session: Arc::clone(self), what: Some(what), site: operation.site.clone() })
     }
 
     /// [`Session::draft`] for operations that become ready together.
@@ -124,15 +129,16 @@ impl Session {
         operations: &[Operation<'_>],
     ) -> Result<Vec<Draft>, Error> {
         let requests = self.open_table()?.names.group(label, operations)?;
-        let draft = |what| Draft { session: Arc::clone(self), what: Some(what) };
-        Ok(requests.into_iter().map(draft).collect())
+        let sites = operations.iter().map(|operation| operation.site.clone());
+        let draft = |(what, site)| Draft { session: Arc::clone(self), what: Some(what), site };
+        Ok(requests.into_iter().zip(sites).map(draft).collect())
     }
 
     /// Submits an operation. Copies the input; blocks only while the arena grows. When it is refused, the other ranks are
     /// told that this one does not take part.
     pub(crate) fn submit(self: &Arc<Self>, mut draft: Draft, input: Input<'_>) -> Result<Handle, Error> {
         let Some(what) = draft.what.as_ref() else { return Err(Error::Closed) };
-        match self.hand_over(what, input) {
+        match self.hand_over(what, draft.site.clone(), input) {
             Ok(handle) => {
                 draft.what = None;
                 Ok(handle)
@@ -141,7 +147,7 @@ impl Session {
         }
     }
 
-    fn hand_over(self: &Arc<Self>, what: &Request, input: Input<'_>) -> Result<Handle, Error> {
+    fn hand_over(self: &Arc<Self>, what: &Request, site: Option<String>, input: Input<'_>) -> Result<Handle, Error> {
         self.fork_guard.check()?;
         self.lock_table().check_open(self.pending_max())?;
         let (place, input) = self.place(&what.collective, input)?;
@@ -149,7 +155,7 @@ impl Session {
         let entry =
             Entry { collective: what.collective.clone(), waiter: Some(fulfil), _input: input, parts: Vec::new() };
         let request = self.lock_table().insert(entry, self.pending_max())?;
-        let message = Submission { request, what: what.clone(), place }.into_message();
+        let message = Submission { request, what: what.clone(), place, site }.into_message();
         if let Err(error) = self.say(Say::Submit(message), Urgency::Now) {
             self.lock_table().remove(request);
             return Err(error);
@@ -354,6 +360,18 @@ impl Session {
     pub(crate) fn let_results_go(&self, why: &Error) {
         let _ = self.released.set(why.clone());
         fence(Ordering::SeqCst);
+    }
+
+    /// The failure with the record of the rank that failed, which comes with the first failure of its kind only.
+    pub(crate) fn recorded(&self, message: Option<v1::Failure>) -> Failure {
+        let mut failure = Failure::from(message.unwrap_or_default());
+        if let Some(record) = &failure.record {
+            // An epoch ends once in a session, so what is there already is of the same failure.
+            let _ = self.record.set(Arc::clone(record));
+        } else if failure.cause.ends_epoch() {
+            failure.record = self.record.get().cloned().filter(|record| failure.rank == Some(record.rank));
+        }
+        failure
     }
 
     /// Nothing can be submitted from now on, and every waiter is told why. The first reason stays.

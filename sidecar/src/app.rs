@@ -1,6 +1,6 @@
 //! The wiring of a sidecar process, from its first line of input to its last of output. Read this first.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -33,7 +33,7 @@ use crate::prompt::Prompt;
 use crate::results::Results;
 use crate::runtime_dir::{RuntimeDir, random_bytes};
 use crate::segments;
-use crate::service::Service;
+use crate::service::{Command, Service};
 use crate::sessions::Sessions;
 use crate::standalone;
 
@@ -110,7 +110,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     if let Some(certs) = args.certs.clone().filter(|_| launcher.is_none()) {
         tokio::spawn(credentials::watch(certs, Arc::clone(&identity), command_sender.clone()));
     }
-    let admin = admin::serve(admin::Pages::new(command_sender, settings.job.clone())).await?;
+    let admin = admin::serve(admin::Pages::new(command_sender.clone(), settings.job.clone())).await?;
     directory.write_admin(admin)?;
 
     // The control thread: engine, control links, sessions.
@@ -119,7 +119,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let results = Results::new(result_bytes_max(&settings, &world), segments.clone())?;
     let mut driver = Driver {
         me: settings.me,
-        engine: Engine::new(engine_config(&settings, &world), Time(0)),
+        engine: Engine::new(engine_config(&settings, &peers, &world), Time(0)),
         control,
         prompt: Prompt::new(settings.me),
         operations: Operations::new(results, lanes.len()),
@@ -131,6 +131,8 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         peer_timeout_ms: settings.peer_timeout_ms,
         running: None,
         begun: false,
+        tells_of_exits: settings.tells_of_exits,
+        exits: BTreeMap::new(),
         fatal: None,
         world,
     };
@@ -143,7 +145,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     driver
         .run(&mut inbox, Phase::Serving, async {
             tokio::select! {
-                () = closed(&mut launcher) => {}
+                () = closed(&mut launcher, &command_sender) => {}
                 () = signals.next() => {}
                 ended = &mut server => tracing::error!(?ended, "the service of rpc.sock has ended"),
             }
@@ -152,10 +154,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     if server.is_finished() {
         driver.fatal.get_or_insert_with(|| "the service of rpc.sock has ended; see the log above".to_owned());
     }
-    let patience = async {
-        tokio::select! { () = tokio::time::sleep(DRAIN_TIMEOUT) => {}, () = signals.next() => {} }
-    };
-    driver.run(&mut inbox, Phase::Draining, patience).await;
+    driver.run(&mut inbox, Phase::Draining, signals.next_or_after(DRAIN_TIMEOUT)).await;
     server.abort();
     finish(driver, &settings).await
 }
@@ -216,14 +215,14 @@ impl Launcher {
                 logging::identify(&start.job, SidecarIndex(start.sidecar));
                 Settings::new(start).context(Code::SidecarSettings)
             }
-            ToSidecar::Join(_) => bail!("the launcher sent a join before the start"),
+            ToSidecar::Join(_) | ToSidecar::WorkerExited(_) => bail!("the launcher's first line is not the start"),
         }
     }
 
     async fn join(&mut self) -> anyhow::Result<Join> {
         match self.next().await? {
             ToSidecar::Join(join) => Ok(join),
-            ToSidecar::Start(_) => bail!("the launcher sent a second start"),
+            ToSidecar::Start(_) | ToSidecar::WorkerExited(_) => bail!("the launcher's second line is not the join"),
         }
     }
 
@@ -237,18 +236,22 @@ impl Launcher {
         serde_json::from_str(&line).context("the launcher's line is not understood")
     }
 
-    /// Resolves when the launcher has closed its end or is gone.
-    async fn closed(&mut self) {
+    /// Passes on what the launcher says; resolves when it has closed its end or is gone.
+    async fn closed(&mut self, commands: &mpsc::Sender<Command>) {
         while let Ok(Some(line)) = self.lines.next_line().await {
-            tracing::warn!(bytes = line.len(), "an unexpected line of the launcher is ignored");
+            match serde_json::from_str(&line) {
+                // Fails only when the control thread has ended, and the process with it.
+                Ok(ToSidecar::WorkerExited(exited)) => drop(commands.send(Command::WorkerExited(exited)).await),
+                _ => tracing::warn!(bytes = line.len(), "an unexpected line of the launcher is ignored"),
+            }
         }
     }
 }
 
 /// Resolves when the launcher has closed its end; never without one.
-async fn closed(launcher: &mut Option<Launcher>) {
+async fn closed(launcher: &mut Option<Launcher>, commands: &mpsc::Sender<Command>) {
     match launcher {
-        Some(launcher) => launcher.closed().await,
+        Some(launcher) => launcher.closed(commands).await,
         None => std::future::pending().await,
     }
 }
@@ -263,6 +266,10 @@ impl Signals {
     fn new() -> anyhow::Result<Self> {
         let install = |kind| signal(kind).context("cannot install a signal handler");
         Ok(Self { term: install(SignalKind::terminate())?, interrupt: install(SignalKind::interrupt())? })
+    }
+
+    async fn next_or_after(&mut self, patience: Duration) {
+        tokio::select! { () = tokio::time::sleep(patience) => {}, () = self.next() => {} }
     }
 
     async fn next(&mut self) {
@@ -315,7 +322,7 @@ fn addresses(
     peers.iter().filter_map(ways).collect()
 }
 
-fn engine_config(settings: &Settings, world: &World) -> EngineConfig {
+fn engine_config(settings: &Settings, peers: &[Peer], world: &World) -> EngineConfig {
     let defaults = EngineConfig::new(settings.me, world.clone());
     EngineConfig {
         lanes: settings.lanes,
@@ -325,6 +332,7 @@ fn engine_config(settings: &Settings, world: &World) -> EngineConfig {
         stall_warning_ms: settings.stall_warning_ms.unwrap_or(defaults.stall_warning_ms),
         stall_shutdown_ms: settings.stall_shutdown_ms,
         result_bytes_max: settings.arena_bytes_max,
+        host: host_of(settings, peers),
         ..defaults
     }
 }
@@ -338,16 +346,20 @@ fn result_bytes_max(settings: &Settings, world: &World) -> u64 {
 }
 
 fn description(settings: &Settings, peers: &[Peer], world: &World) -> v1::Description {
-    let host = peers.iter().find(|peer| peer.sidecar == settings.me.0).map(|peer| peer.host.clone());
     v1::Description {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol_min: PROTOCOL_VERSION_MIN,
         protocol_max: PROTOCOL_VERSION,
         job: settings.job.to_string(),
         sidecar: settings.me.0,
-        host: host.unwrap_or_default(),
+        host: host_of(settings, peers),
         ranks: world.ranks_of(settings.me).into_iter().map(|rank| rank.0).collect(),
     }
+}
+
+/// The name of this sidecar's host, as the others know it.
+fn host_of(settings: &Settings, peers: &[Peer]) -> String {
+    peers.iter().find(|peer| peer.sidecar == settings.me.0).map(|peer| peer.host.clone()).unwrap_or_default()
 }
 
 /// One line for the launcher. Standard output carries nothing else.

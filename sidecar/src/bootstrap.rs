@@ -8,6 +8,8 @@
 //! sidecar  → launcher  Dialling  which other sidecar is asked for a control link, then Linked: it is up
 //! sidecar  → launcher  Attached  a worker has come
 //! sidecar  → launcher  Left      a worker's session has ended
+//! launcher → sidecar   WorkerExited  how a worker's process ended, and its last words: the agent on the same host says it
+//! sidecar  → launcher  Noted     and what that worker asked for last
 //! sidecar  → launcher  Ended     counters, when the sidecar has drained
 //! sidecar  → launcher  Fatal     why it cannot go on; it exits with a non-zero status behind it
 //! ```
@@ -18,7 +20,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use ronde_wire::JobName;
+use ronde_wire::{Exit, JobName};
 use serde::{Deserialize, Serialize};
 
 use crate::interfaces::InterfaceAddress;
@@ -35,6 +37,22 @@ pub(crate) enum ToSidecar {
     Start(Start),
     /// The second line, when all sidecars are bound.
     Join(Join),
+    /// A worker's process has ended.
+    WorkerExited(WorkerExited),
+}
+
+/// How a worker ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WorkerExited {
+    /// Its rank.
+    pub(crate) rank: u32,
+    /// The number of its process.
+    pub(crate) pid: u32,
+    /// How it ended.
+    pub(crate) exit: Exit,
+    /// The last lines of its standard error, oldest first.
+    pub(crate) stderr_tail: Vec<String>,
 }
 
 /// Who a sidecar is and where it listens.
@@ -72,6 +90,9 @@ pub(crate) struct Start {
     pub(crate) stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch, milliseconds; never when absent or 0.
     pub(crate) stall_shutdown_ms: Option<u64>,
+    /// Whether the sidecar is told how its workers' processes end.
+    #[serde(default)]
+    pub(crate) tells_of_exits: bool,
 }
 
 /// What a sidecar needs to take part.
@@ -151,6 +172,13 @@ pub(crate) enum FromSidecar {
     Left {
         /// Its rank.
         rank: u32,
+    },
+    /// The answer to [`WorkerExited`].
+    Noted {
+        /// The rank.
+        rank: u32,
+        /// What it asked for last, in words.
+        last_call: Option<String>,
     },
     /// The sidecar has drained.
     Ended {

@@ -42,6 +42,8 @@ pub(crate) struct Settings {
     pub(crate) stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch; 0 for never, the default.
     pub(crate) stall_shutdown_ms: u64,
+    /// Whether the sidecar is told how its workers' processes end.
+    pub(crate) tells_of_exits: bool,
 }
 
 impl Settings {
@@ -93,6 +95,7 @@ impl Settings {
             eager_bytes: start.eager_bytes,
             stall_warning_ms: start.stall_warning_ms,
             stall_shutdown_ms: start.stall_shutdown_ms.unwrap_or(0),
+            tells_of_exits: start.tells_of_exits,
         })
     }
 

@@ -1,5 +1,7 @@
 //! What passes between a session and the engine's answers: the check of a submission, the delivery of a result.
 
+use std::sync::Arc;
+
 use ronde_engine::Completion;
 use ronde_rpc::convert::{EpochView, Place, Refused, Submission};
 use ronde_rpc::v1;
@@ -174,8 +176,17 @@ pub(crate) fn result_id(rank: Rank, completion: &Completion) -> ResultId {
 }
 
 /// Tells a worker that a request has failed.
+///
+/// Many may fail for the same reason, whose record is told once.
 pub(crate) fn send_failed(session: &mut Session, request: RequestId, failure: &Failure) {
-    session.send(Message::Failed(v1::Failed { request: request.0, failure: Some(failure.into()) }));
+    let is_told = matches!((&session.told, &failure.record), (Some(told), Some(record)) if Arc::ptr_eq(told, record));
+    let mut message = v1::Failure::from(failure);
+    if is_told {
+        message.record = None;
+    } else if failure.record.is_some() {
+        session.told.clone_from(&failure.record);
+    }
+    session.send(Message::Failed(v1::Failed { request: request.0, failure: Some(message) }));
 }
 
 /// A rank's own view of the world: its place among the ranks of its sidecar and among the sidecars.
@@ -249,7 +260,7 @@ mod tests {
                 codec: Codec::None,
                 group: None,
             };
-            let submission = Submission { request: RequestId(self.requests), what, place };
+            let submission = Submission { request: RequestId(self.requests), what, place, site: None };
             let session = self.sessions.of_rank(ME).expect("it lives");
             accept(session, &Segments::default(), submission, self.bounds).err().map(|refused| refused.reason)
         }

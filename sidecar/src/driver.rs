@@ -1,6 +1,7 @@
 //! The control thread's loop: joins engine, control port, lanes and sessions. What happens becomes an engine event; what
 //! the engine wants becomes a message to somebody. Nothing is decided here.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use tokio::time::{Instant as Deadline, sleep_until};
 
 use crate::admin::Snapshot;
 use crate::app::say;
-use crate::bootstrap::FromSidecar;
+use crate::bootstrap::{FromSidecar, WorkerExited};
 use crate::cli::codes::Code;
 use crate::delivery::{ResultBounds, accept, deliver, epoch_view, result_id, send_failed};
 use crate::lane::{LaneCommand, LaneHandle, LaneReport};
@@ -57,6 +58,10 @@ pub(crate) struct Driver {
     pub(crate) running: Option<Epoch>,
     /// Whether there has been an epoch: before the first, a link that does not come is fatal.
     pub(crate) begun: bool,
+    /// Whether this sidecar is told how its workers' processes end.
+    pub(crate) tells_of_exits: bool,
+    /// Ends that were told before the worker's stream was over.
+    pub(crate) exits: BTreeMap<Rank, WorkerExited>,
     /// Set when a link that the job needs did not come at all.
     pub(crate) fatal: Option<String>,
 }
@@ -94,7 +99,8 @@ impl Driver {
         tokio::pin!(stop);
         let Inbox { commands, reports } = inbox;
         while self.fatal.is_none() && (phase == Phase::Serving || !self.is_drained()) {
-            let timeout = self.engine.poll_timeout().map(|at| self.instant(at));
+            let departure = self.next_departure().map(Deadline::from_std);
+            let timeout = self.engine.poll_timeout().map(|at| self.instant(at)).into_iter().chain(departure).min();
             let wake = tokio::select! {
                 report = reports.recv() => Wake::Lane(report),
                 event = next_event(&mut self.control) => Wake::Port(event),
@@ -109,7 +115,10 @@ impl Driver {
                 }
                 Wake::Lane(Some(report)) => self.handle_report(report),
                 Wake::Port(event) => self.handle_port(event),
-                Wake::Timeout => self.engine.handle_timeout(self.now()),
+                Wake::Timeout => {
+                    self.end_departures(Instant::now());
+                    self.engine.handle_timeout(self.now());
+                }
                 Wake::Service(None) | Wake::Lane(None) | Wake::Stop => return,
             }
             self.perform_actions();
@@ -149,7 +158,7 @@ impl Driver {
         }
     }
 
-    fn now(&self) -> Time {
+    pub(crate) fn now(&self) -> Time {
         Time(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
 
@@ -157,7 +166,7 @@ impl Driver {
         Deadline::from_std(self.started + Duration::from_micros(at.0))
     }
 
-    fn handle(&mut self, event: Event) {
+    pub(crate) fn handle(&mut self, event: Event) {
         let now = self.now();
         self.engine.handle_event(now, event);
     }
@@ -192,7 +201,8 @@ impl Driver {
             }
             Command::Goodbye { session, reason } => {
                 if let Some(session) = self.sessions.get_mut(session) {
-                    session.goodbye = Some(reason);
+                    // A second one, of a client that is dropped, knows less.
+                    session.goodbye.get_or_insert(reason);
                 }
             }
             Command::Ring { session, ring } => {
@@ -206,7 +216,8 @@ impl Driver {
                 }
             }
             Command::Identity(identity) => self.install_identity(&identity),
-            Command::Closed { session, reason } => self.close_session(session, &reason),
+            Command::Closed { session, reason } => self.stream_over(session, reason),
+            Command::WorkerExited(exited) => self.worker_exited(exited),
             Command::Snapshot(reply) => {
                 let snapshot = self.snapshot();
                 // Collected beside the loop: a busy lane answers late. The asker may have gone.
@@ -288,6 +299,7 @@ impl Driver {
 
     fn claim(&mut self, request: ClaimRequest) {
         let ClaimRequest { claim, uid, protocol, session_token, outgoing, reply } = request;
+        self.make_room(claim.rank);
         let claimed = self.sessions.claim(claim.rank, &claim.token, session_token, outgoing);
         if let Ok(id) = claimed {
             self.segments.open_session(session_token, uid, self.arena_bytes_max);
@@ -305,6 +317,7 @@ impl Driver {
             let running = self.running;
             if let Some(session) = self.sessions.get_mut(id) {
                 session.claimed_during = running;
+                session.pid = claim.pid;
                 session.send(Message::Claimed(message.into_message()));
             }
             say(&FromSidecar::Attached { rank: claim.rank.0 });
@@ -318,6 +331,10 @@ impl Driver {
 
     fn submit(&mut self, id: SessionId, submission: Result<Submission, Refused>) {
         let Some(rank) = self.heard(id) else { return };
+        if let Ok(Submission { what, site, .. }) = &submission {
+            let (collective, operation, site) = (what.collective.name(), what.name.clone(), site.clone());
+            self.handle(Event::Called { rank, collective, operation, site });
+        }
         let set_ranks = submission.as_ref().ok().and_then(|submission| self.engine.set_size(submission.what.set));
         let bounds = ResultBounds { bytes_max: self.arena_bytes_max, set_ranks: set_ranks.unwrap_or(0) as u64 };
         let Some(session) = self.sessions.get_mut(id) else { return };
@@ -376,24 +393,6 @@ impl Driver {
             session.result_bytes -= held.result_bytes;
             self.operations.release(held.result);
         }
-    }
-
-    fn close_session(&mut self, id: SessionId, reason: &str) {
-        let Some(session) = self.sessions.close(id) else { return };
-        self.segments.close_session(&session.token);
-        for held in session.held.into_values() {
-            self.operations.release(held.result);
-        }
-        let rank = session.rank;
-        let failure = match session.goodbye {
-            Some(said) => Failure::new(Cause::ShutDown, format!("{rank} has shut down: {said}")),
-            None => Failure::new(Cause::RankLost, format!("{rank} on {} is gone: {reason}", self.me)),
-        };
-        let orderly = failure.cause == Cause::ShutDown;
-        tracing::info!(rank = rank.0, orderly, reason, "a worker has left");
-        // Said before anybody fails because of it: the launcher blames who left first, not who exits first.
-        say(&FromSidecar::Left { rank: rank.0 });
-        self.handle(Event::RankLeft { rank, failure: failure.with_rank(rank).with_sidecar(self.me) });
     }
 
     // === What the engine wants ===
@@ -543,10 +542,14 @@ impl Driver {
 
     /// A worker that messages do not reach is treated as gone.
     fn end_deaf_sessions(&mut self) {
-        let lost = |session: &mut Session| Some((session.id, session.lost()?.to_owned()));
+        let lost = |session: &mut Session| {
+            let reason = session.lost().filter(|_| session.departing.is_none())?;
+            Some((session.id, reason.to_owned()))
+        };
         let lost: Vec<(SessionId, String)> = self.sessions.iter_mut().filter_map(lost).collect();
         for (id, reason) in lost {
-            self.close_session(id, &reason);
+            // Its process may have ended, so that messages find nobody, before the end of its stream is read.
+            self.stream_over(id, reason);
             self.perform_actions();
         }
     }

@@ -13,6 +13,7 @@ mod cli;
 mod config;
 mod credentials;
 mod delivery;
+mod departures;
 mod driver;
 mod interfaces;
 mod lane;

@@ -2,11 +2,13 @@
 //! it holds, and where to send messages.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
 
 use ronde_rpc::v1::server_message::Message::{Alive, RingTaken};
 use ronde_rpc::{RankToken, v1};
 use ronde_shm::SessionToken;
-use ronde_wire::{Epoch, Rank, RequestId};
+use ronde_wire::{Epoch, Rank, Record, RequestId};
 use tokio::sync::mpsc;
 use tonic::Status;
 
@@ -42,10 +44,24 @@ pub(crate) struct Session {
     pub(crate) result_bytes: u64,
     /// Whether its end is expected: a goodbye has come.
     pub(crate) goodbye: Option<String>,
+    /// Its stream is over, but not yet its part in operations: see `crate::departures`.
+    pub(crate) departing: Option<Departing>,
+    /// Its process, as that says itself; 0 when it does not.
+    pub(crate) pid: u32,
+    /// The record of a first failure that the worker was told.
+    pub(crate) told: Option<Arc<Record>>,
     /// The epoch that was running when it claimed its rank: that epoch's end does not concern it.
     pub(crate) claimed_during: Option<Epoch>,
     /// Why a message did not reach the worker.
     lost: Option<String>,
+}
+
+/// A session whose stream is over.
+pub(crate) struct Departing {
+    /// What was seen.
+    pub(crate) reason: String,
+    /// When the others are told, even if nothing more is known then.
+    pub(crate) until: Instant,
 }
 
 /// A request that is not over.
@@ -174,6 +190,9 @@ impl Sessions {
             held: HashMap::new(),
             result_bytes: 0,
             goodbye: None,
+            departing: None,
+            pid: 0,
+            told: None,
             claimed_during: None,
             lost: None,
         };

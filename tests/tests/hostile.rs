@@ -110,6 +110,7 @@ fn submission(request: u64, name: &str, elements: u64, input: v1::place::Place) 
         input: Some(v1::Place { place: Some(input) }),
         codec: String::new(),
         group: None,
+        call_site: None,
     }
 }
 

@@ -221,6 +221,26 @@ fn a_wrong_command_line_is_explained() {
     assert!(ended.code == Some(64) && ended.stderr.contains("Invalid host input"), "{ended}");
 }
 
+#[test]
+fn a_configuration_file_with_three_mistakes_starts_nothing() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let file = directory.path().join("ronde.toml");
+    fs::write(&file, "[run]\nlanes = 99\nnum_proc = 2\n\n[other]\n").expect("a temporary directory is writable");
+    let options = ["--config".as_ref(), file.as_os_str()];
+    let ended = Run::new(1).options(options).start(sh("echo started")).wait(DEADLINE);
+    assert_eq!(ended.code, Some(64), "{ended}");
+    assert!(ended.stderr.starts_with("ronde: 3 mistakes in the configuration [RONDE-E104]\n"), "{ended}");
+    for (line, what) in [(2, "lanes: invalid value '99'"), (3, "has no key num_proc"), (5, "there is no table [other]")]
+    {
+        let place = format!("{}:{line}: ", file.display());
+        assert!(
+            ended.stderr.lines().any(|said| said.contains(&place) && said.contains(what)),
+            "{place}{what}: {ended}"
+        );
+    }
+    assert!(ended.stdout.is_empty(), "{ended}");
+}
+
 /// Workers with children: some in the worker's group, some in a session of their own.
 const FAMILY: &str = "sleep 1000 & setsid sleep 1000 & setsid sh -c 'sleep 1000 & sleep 1000' & echo ready; wait";
 

@@ -1,5 +1,7 @@
 //! Conversions: what is sent is what is parsed, and nothing outside the rules gets through.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use proptest::prelude::*;
 use prost::Message as _;
@@ -8,8 +10,8 @@ use ronde_rpc::{
     Claim, Claimed, Completion, ConvertError, EpochView, Place, RankToken, Submission, negotiate_protocol,
 };
 use ronde_wire::{
-    Cause, Codec, Collective, DType, Detail, Epoch, Failure, Group, JobName, Rank, ReduceOp, Request, RequestId, Seq,
-    SetId, Shape, SidecarIndex, TensorName, limits,
+    Call, Cause, Codec, Collective, DType, Detail, Epoch, Exit, Failure, Group, JobName, Rank, Record, ReduceOp,
+    Request, RequestId, Seq, SetId, Shape, SidecarIndex, TensorName, limits,
 };
 
 proptest! {
@@ -270,6 +272,7 @@ fn good() -> v1::Submit {
         input: Some(arena(0, 12)),
         codec: String::new(),
         group: None,
+        call_site: None,
     }
 }
 
@@ -322,7 +325,8 @@ fn any_submission() -> impl Strategy<Value = Submission> {
                 group,
                 ..Request::new(SetId(set), name, collective, dtype, shape)
             };
-            Submission { request: RequestId(request), what, place }
+            let site = (extra % 3 > 0).then(|| format!("train.py:{extra}"));
+            Submission { request: RequestId(request), what, place, site }
         },
     )
 }
@@ -361,13 +365,36 @@ fn any_failure() -> impl Strategy<Value = Failure> {
         Cause::Bug,
     ]);
     let names = prop::option::of("[a-z]{1,20}");
-    (causes, any::<Option<u32>>(), any::<Option<u32>>(), names, ".{0,50}").prop_map(
-        |(cause, rank, sidecar, tensor, reason)| {
-            let mut failure = Failure::new(cause, reason);
+    let record = prop::option::of(any_record());
+    (causes, any::<Option<u32>>(), any::<Option<u32>>(), names, ".{0,50}", record).prop_map(
+        |(cause, rank, sidecar, tensor, reason, record)| {
+            let mut failure = Failure::new(cause, reason).with_record(record.map(Arc::new));
             failure.rank = rank.map(Rank);
             failure.sidecar = sidecar.map(SidecarIndex);
             failure.tensor = tensor.map(|name| TensorName::new(name).expect("short"));
             failure
+        },
+    )
+}
+
+fn any_record() -> impl Strategy<Value = Record> {
+    let exit =
+        prop_oneof![any::<i32>().prop_map(Exit::Code), any::<i32>().prop_map(Exit::Signal), Just(Exit::OutOfMemory)];
+    let call = ("[a-z]{1,10}", "[a-z.]{1,20}", prop::option::of(r"[a-z/]{1,20}\.py:[0-9]{1,4}"), any::<u64>());
+    let call = call.prop_map(|(collective, operation, site, age_ms)| {
+        let operation = TensorName::new(operation).expect("short");
+        Call { collective, operation, site, age_ms }
+    });
+    let tail = prop::collection::vec("[ -~]{0,50}", 0..20);
+    let some = (prop::option::of(exit), prop::option::of(call));
+    (any::<u32>(), "[a-z0-9]{0,20}", any::<Option<u32>>(), some, tail).prop_map(
+        |(rank, host, pid, (exit, last_call), stderr_tail)| Record {
+            rank: Rank(rank),
+            host,
+            pid,
+            exit,
+            last_call,
+            stderr_tail,
         },
     )
 }
@@ -388,6 +415,7 @@ fn any_message() -> impl Strategy<Value = v1::Submit> {
             input: Place::Arena { segment, offset, bytes }.into_message(),
             codec: String::new(),
             group: None,
+            call_site: None,
         },
     )
 }

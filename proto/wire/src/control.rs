@@ -12,6 +12,7 @@ use crate::dtype::DType;
 use crate::failure::Failure;
 use crate::frame::{Frame, FrameError, FrameKind, PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
 use crate::ids::{Epoch, Incarnation, JobName, Lane, Rank, Seq, SetId, SidecarIndex, TensorName};
+use crate::record::Activity;
 use crate::request::{Group, Request, Shape};
 use crate::tuning::Tuning;
 use crate::world::{ProcessSet, World};
@@ -188,6 +189,16 @@ pub enum Control {
     SuspectRanks {
         /// The ranks.
         ranks: Vec<Rank>,
+    },
+    /// From the coordinator: what do these ranks do? They hold others up.
+    AskActivity {
+        /// The ranks, all placed on the receiver; at most [`crate::limits::REPORT_RANKS_MAX`].
+        ranks: Vec<Rank>,
+    },
+    /// To the coordinator: the answer.
+    Activities {
+        /// What is known of them, in the order of the question.
+        activities: Vec<Activity>,
     },
 }
 

@@ -1,11 +1,13 @@
 //! Why an operation, a session or an epoch ended: data that every waiter gets, with the culprit named.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Rank, SidecarIndex, TensorName};
 use crate::limits;
+use crate::record::Record;
 
 /// What kind of thing went wrong; decides whether the job goes on and which exception a user sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -72,6 +74,8 @@ pub struct Failure {
     pub tensor: Option<TensorName>,
     /// The message for people; at most [`limits::REASON_BYTES_MAX`] bytes.
     pub reason: String,
+    /// Of a rank that failed, where anything is known: how, and what it did last.
+    pub record: Option<Arc<Record>>,
 }
 
 impl Failure {
@@ -84,7 +88,22 @@ impl Failure {
             end -= 1;
         }
         reason.truncate(end);
-        Self { cause, rank: None, sidecar: None, tensor: None, reason }
+        Self { cause, rank: None, sidecar: None, tensor: None, reason, record: None }
+    }
+
+    /// What came from the network, cut to the limits of a failure.
+    #[must_use]
+    pub fn within_limits(self) -> Self {
+        let reason = Self::new(self.cause, self.reason).reason;
+        let record = self.record.map(|record| Arc::new(Arc::unwrap_or_clone(record).within_limits()));
+        Self { reason, record, ..self }
+    }
+
+    /// Adds what is known of the rank.
+    #[must_use]
+    pub fn with_record(mut self, record: Option<Arc<Record>>) -> Self {
+        self.record = record;
+        self
     }
 
     /// Names the rank.
@@ -111,7 +130,8 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.reason)
+        f.write_str(&self.reason)?;
+        self.record.as_ref().map_or(Ok(()), |record| record.fmt(f))
     }
 }
 

@@ -56,6 +56,14 @@ pub const EAGER_ORDER_BYTES_MAX: usize = 64 << 10;
 pub const BUCKETS_IN_FLIGHT: usize = 2;
 /// Bytes of a reason in a [`crate::Failure`]; longer texts are cut at a character border.
 pub const REASON_BYTES_MAX: usize = 4_096;
+/// Bytes of text in a [`crate::Record`] of a first failure.
+pub const RECORD_BYTES_MAX: usize = 8 << 10;
+/// Lines of standard error in such a record.
+pub const RECORD_LINES_MAX: usize = 20;
+/// Bytes of the place in a program from which an operation was called; of longer ones the end counts.
+pub const CALL_SITE_BYTES_MAX: usize = 256;
+/// Ranks listed in one report of missing ranks, and asked for their last calls.
+pub const REPORT_RANKS_MAX: usize = 16;
 /// Names listed in one report of missing ranks.
 pub const REPORT_NAMES_MAX: usize = 6;
 

@@ -10,7 +10,16 @@ The program runs under `ronde run -np N python program.py`. `ronde.torch` has th
 
 from ronde._ronde import __version__
 from ronde.client import Client, connect
-from ronde.errors import MismatchError, PeerLostError, RefusedError, RondeError, ShutDownError, TimedOutError
+from ronde.errors import (
+    FailureRecord,
+    LastCall,
+    MismatchError,
+    PeerLostError,
+    RefusedError,
+    RondeError,
+    ShutDownError,
+    TimedOutError,
+)
 from ronde.handle import GroupHandle, Handle
 from ronde.ops import Adasum, Average, ClippedMean, Max, Median, Min, Product, Sum
 from ronde.process_set import ProcessSet
@@ -22,8 +31,10 @@ __all__ = [
     "Bfloat16",
     "Client",
     "ClippedMean",
+    "FailureRecord",
     "GroupHandle",
     "Handle",
+    "LastCall",
     "Max",
     "Median",
     "Min",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from ronde.process_set import ProcessSet
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+_REASON_LENGTH_MAX = 500
 
 
 def connect(
@@ -66,6 +69,18 @@ def connect(
     return Client(_ronde.Session.connect(settings, inline, f"ronde-python {_ronde.__version__}"))
 
 
+def _end(session: _ronde.Session) -> None:
+    """Parts from the sidecar in order, unless an exception ends the program: the others are told of that instead.
+
+    They hear of it when the process has gone, with its exit code and its traceback.
+    """
+    # Set before exit handlers run; at a prompt it is any line's exception.
+    if getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1"):
+        session.abandon()
+    else:
+        session.close()
+
+
 class Client(Collectives):
     """A worker's session with its sidecar. Made by `connect`; ends with `close` or as a context manager.
 
@@ -78,7 +93,7 @@ class Client(Collectives):
         self._session = session
         self._sets = {0: ProcessSet(0, range(session.size), session.rank)}
         # Also when the program ends without a word: a session that just breaks counts as a lost rank.
-        weakref.finalize(self, session.close)
+        weakref.finalize(self, _end, session)
 
     def close(self) -> None:
         """Ends the session in order: the epoch ends for all ranks. Operations in flight fail."""
@@ -135,4 +150,7 @@ class Client(Collectives):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        else:
+            self._session.close(f"{kind.__name__}: {error}"[:_REASON_LENGTH_MAX])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy
 
+from ronde.call_site import call_site
 from ronde.handle import GroupHandle, Handle
 from ronde.tensors import Source, kind_of, source_of, target_of
 
@@ -44,7 +45,7 @@ class Submission:
         """One operation on a tensor, which may be a source already; without a `read` its result is of the same kind."""
         source = tensor if isinstance(tensor, Source) else source_of(tensor)
         read = read or read_tensor(source.empty, None if out is None else _target_like(out, source))
-        options.update(_named(name), **self._numbered(process_set))
+        options.update(_named(name), **self._numbered(process_set), site=call_site())
         operation = self._session.submit(kind, source.dtype, source.shape, source.address, source.nbytes, **options)
         return Handle(self.log_notices, operation, read)
 
@@ -52,7 +53,7 @@ class Submission:
         self, kind: str, tensors: Sequence[Any], name: str | None, process_set: ProcessSet | None, **options: Any
     ) -> GroupHandle:
         sources = [tensor if isinstance(tensor, Source) else source_of(tensor) for tensor in tensors]
-        options.update(_named(name), **self._numbered(process_set))
+        options.update(_named(name), **self._numbered(process_set), site=call_site())
         if not sources:
             return GroupHandle([])
         parts = [(source.dtype, source.shape, source.address, source.nbytes) for source in sources]
@@ -69,7 +70,7 @@ class Submission:
         **options: Any,
     ) -> Handle:
         """One operation to which this rank brings no tensor."""
-        options.update(_named(name), **self._numbered(process_set))
+        options.update(_named(name), **self._numbered(process_set), site=call_site())
         return Handle(self.log_notices, self._session.submit(kind, None, (), 0, 0, **options), read)
 
     def _set(self, process_set: ProcessSet | None) -> ProcessSet:

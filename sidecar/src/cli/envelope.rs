@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 
 use nix::sys::signal::Signal;
+use ronde_wire::Exit;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -59,6 +60,8 @@ pub(super) enum ToAgent {
     StartWorker {
         /// Its rank.
         rank: u32,
+        /// The index of the sidecar that serves it, on the same host.
+        sidecar: u32,
         /// Program and arguments.
         command: Vec<String>,
         /// Variables added to the prepared environment.
@@ -180,6 +183,8 @@ pub(super) enum Status {
     Code(i32),
     /// It was ended by this signal.
     Signal(i32),
+    /// It was ended because memory ran out.
+    OutOfMemory,
 }
 
 impl Status {
@@ -193,6 +198,7 @@ impl Status {
         let code = match self {
             Self::Code(code) => code,
             Self::Signal(signal) => 128 + signal,
+            Self::OutOfMemory => 128 + Signal::SIGKILL as i32,
         };
         // An exit code has eight bits; the mask is what the system does too.
         u8::try_from(code & 0xff).unwrap_or(u8::MAX)
@@ -212,12 +218,16 @@ impl From<ExitStatus> for Status {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Code(code) => write!(f, "exited with code {code}"),
-            Self::Signal(signal) => match Signal::try_from(signal) {
-                Ok(name) => write!(f, "was ended by signal {signal} ({name})"),
-                Err(_) => write!(f, "was ended by signal {signal}"),
-            },
+        Exit::from(*self).fmt(f)
+    }
+}
+
+impl From<Status> for Exit {
+    fn from(status: Status) -> Self {
+        match status {
+            Status::Code(code) => Self::Code(code),
+            Status::Signal(signal) => Self::Signal(signal),
+            Status::OutOfMemory => Self::OutOfMemory,
         }
     }
 }
@@ -282,7 +292,7 @@ mod tests {
     #[test]
     fn a_status_reads_like_a_shell_reports_it() {
         assert_eq!(Status::Code(3).shell_code(), 3);
-        assert_eq!(Status::Signal(9).shell_code(), 137);
+        assert_eq!((Status::Signal(9).shell_code(), Status::OutOfMemory.shell_code()), (137, 137));
         assert_eq!(Status::Signal(9).to_string(), "was ended by signal 9 (SIGKILL)");
         assert_eq!(Status::Signal(40).to_string(), "was ended by signal 40");
     }

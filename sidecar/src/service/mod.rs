@@ -24,6 +24,7 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::admin::Snapshot;
+use crate::bootstrap::WorkerExited;
 use crate::ring::RingOut;
 use crate::segments::Segments;
 use crate::sessions::{Outgoing, SessionId};
@@ -102,6 +103,8 @@ pub(crate) enum Command {
         /// What was seen.
         reason: String,
     },
+    /// The process of a worker has ended.
+    WorkerExited(WorkerExited),
     /// For status and metrics.
     Snapshot(oneshot::Sender<Snapshot>),
 }

@@ -1,13 +1,15 @@
 //! Whole frames as bytes, with what they say.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_wire::control::{Announcement, Hello, Intent, Order, OrderedTensor, Purpose, Refusal, encode};
 use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN};
 use ronde_wire::{
-    Algorithm, Cause, Codec, Collective, Control, DType, Epoch, Failure, Frame, FrameKind, Incarnation, JobName, Lane,
-    ProcessSet, Rank, ReduceOp, Request, Seq, SetId, Shape, SidecarIndex, TensorName, Tuning, World,
+    Activity, Algorithm, Call, Cause, Codec, Collective, Control, DType, Epoch, Exit, Failure, Frame, FrameKind,
+    Incarnation, JobName, Lane, ProcessSet, Rank, Record, ReduceOp, Request, Seq, SetId, Shape, SidecarIndex,
+    TensorName, Tuning, World,
 };
 
 /// The section of the document.
@@ -32,7 +34,7 @@ type Example = (&'static str, String, Vec<u8>);
 
 fn greetings() -> Vec<Example> {
     let hello = Hello {
-        wire_versions: (2, 2),
+        wire_versions: (3, 3),
         planner_version: 2,
         job: JobName::new("digits").expect("a job's name"),
         sidecar: SidecarIndex(1),
@@ -65,6 +67,7 @@ fn controls() -> Vec<Example> {
         )
     };
     let failure = Failure::new(Cause::RankLost, "rank 1 is gone").with_rank(Rank(1)).with_sidecar(SidecarIndex(0));
+    let failure = failure.with_record(Some(Arc::new(record())));
     let announce = |rank, intent| Announcement::new(Rank(rank), intent);
     let announcements = vec![
         announce(0, Intent::Remember { slot: 5, request: ready.clone() }),
@@ -102,7 +105,33 @@ fn controls() -> Vec<Example> {
         control("done", 3, 17, Control::Done),
         control("set added", 3, 0, Control::SetAdded { name: name("add_process_set.0"), set: set(5, &[1, 2]) }),
         control("epoch end", 3, 0, Control::EpochEnd { failure }),
+        control("ask activity", 3, 0, Control::AskActivity { ranks: vec![Rank(2)] }),
+        control("activities", 3, 0, Control::Activities { activities: vec![activity()] }),
     ]
+}
+
+fn record() -> Record {
+    Record {
+        rank: Rank(1),
+        host: "beta".to_owned(),
+        pid: Some(4_321),
+        exit: Some(Exit::Code(1)),
+        last_call: Some(call()),
+        stderr_tail: vec!["ValueError: x".to_owned()],
+    }
+}
+
+fn activity() -> Activity {
+    Activity { rank: Rank(2), heard_ms: Some(50), last_call: Some(call()), pending: 1, oldest: Some(name("b")) }
+}
+
+fn call() -> Call {
+    Call {
+        collective: "allreduce".to_owned(),
+        operation: name("allreduce.grad"),
+        site: Some("train.py:88".to_owned()),
+        age_ms: 300,
+    }
 }
 
 fn data() -> Vec<Example> {

@@ -86,3 +86,39 @@ fn links_and_names_are_found() {
     );
     assert_eq!(normal(Path::new("docs/../proto/./a.rs")), "proto/a.rs");
 }
+
+#[test]
+fn words_that_the_troubleshooting_page_quotes_are_said() {
+    let page = Source::read("docs/TROUBLESHOOTING.md");
+    let sources = files("rs").into_iter().chain(files("py")).filter(|source| !source.path.starts_with("tests/"));
+    let sources: String = sources.map(|source| in_one_line(&source.text)).collect();
+    let quoted = page.text.lines().filter_map(|line| line.strip_prefix("> "));
+    let fragments: Vec<&str> = quoted.flat_map(|line| line.split('…')).map(str::trim).collect();
+    let fragments: Vec<&str> = fragments.into_iter().filter(|words| words.len() >= WORDS_MIN).collect();
+    assert!(fragments.len() > 40, "only {} quotations were found; the scan is broken", fragments.len());
+    let mut offences: Vec<String> =
+        fragments.iter().filter(|words| !sources.contains(**words)).map(|words| format!("> {words}")).collect();
+    let known = Source::read("docs/ERRORS.md").text;
+    let codes = page.text.split("RONDE-E").skip(1).map(|rest| format!("## RONDE-E{}:", rest.get(..3).unwrap_or(rest)));
+    offences.extend(codes.filter(|code| !known.contains(code.as_str())));
+    hold(
+        "Words that docs/TROUBLESHOOTING.md quotes stand in the source, and codes that it names exist.",
+        "People search for the words that they see. Quote what is said now; … stands for what differs.",
+        &offences,
+    );
+}
+
+/// Source without the breaks of long texts and the marks of their quotation marks.
+fn in_one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, behind)) = rest.split_once("\\\n") {
+        line.push_str(before);
+        rest = behind.trim_start();
+    }
+    line.push_str(rest);
+    line.replace("\\\"", "\"")
+}
+
+/// Shorter pieces between two names say nothing.
+const WORDS_MIN: usize = 8;

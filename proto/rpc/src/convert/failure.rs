@@ -1,6 +1,8 @@
 //! Failures. Reading one never fails: a waiter must hear of a failure even when a newer peer words it differently.
 
-use ronde_wire::{Cause, Failure, Rank, SidecarIndex, TensorName};
+use std::sync::Arc;
+
+use ronde_wire::{Call, Cause, Exit, Failure, Rank, Record, SidecarIndex, TensorName};
 
 use crate::v1;
 
@@ -28,7 +30,56 @@ impl From<&Failure> for v1::Failure {
             sidecar: failure.sidecar.map(|sidecar| sidecar.0),
             tensor: failure.tensor.clone().map(String::from),
             reason: failure.reason.clone(),
+            record: failure.record.as_deref().map(v1::Record::from),
         }
+    }
+}
+
+impl From<&Record> for v1::Record {
+    fn from(record: &Record) -> Self {
+        let exit = |exit| match exit {
+            Exit::Code(code) => v1::record::Exit::ExitCode(code),
+            Exit::Signal(signal) => v1::record::Exit::Signal(signal),
+            Exit::OutOfMemory => v1::record::Exit::OutOfMemory(true),
+        };
+        let call = |call: &Call| v1::Call {
+            collective: call.collective.clone(),
+            operation: call.operation.clone().into(),
+            site: call.site.clone(),
+            age_ms: call.age_ms,
+        };
+        Self {
+            rank: record.rank.0,
+            host: record.host.clone(),
+            pid: record.pid,
+            exit: record.exit.map(exit),
+            last_call: record.last_call.as_ref().map(call),
+            stderr_tail: record.stderr_tail.clone(),
+        }
+    }
+}
+
+impl From<v1::Record> for Record {
+    /// Texts are cut; a call without a proper name is left out.
+    fn from(message: v1::Record) -> Self {
+        let exit = |exit| match exit {
+            v1::record::Exit::ExitCode(code) => Some(Exit::Code(code)),
+            v1::record::Exit::Signal(signal) => Some(Exit::Signal(signal)),
+            v1::record::Exit::OutOfMemory(happened) => happened.then_some(Exit::OutOfMemory),
+        };
+        let call = |call: v1::Call| {
+            let operation = TensorName::new(call.operation).ok()?;
+            Some(Call { collective: call.collective, operation, site: call.site, age_ms: call.age_ms })
+        };
+        let record = Self {
+            rank: Rank(message.rank),
+            host: message.host,
+            pid: message.pid,
+            exit: message.exit.and_then(exit),
+            last_call: message.last_call.and_then(call),
+            stderr_tail: message.stderr_tail,
+        };
+        record.within_limits()
     }
 }
 
@@ -39,6 +90,7 @@ impl From<v1::Failure> for Failure {
         failure.rank = message.rank.map(Rank);
         failure.sidecar = message.sidecar.map(SidecarIndex);
         failure.tensor = message.tensor.and_then(|name| TensorName::new(name).ok());
+        failure.record = message.record.map(|record| Arc::new(record.into()));
         failure
     }
 }

@@ -1,7 +1,7 @@
 //! Submissions: what a worker asks for and where its bytes lie.
 
 use bytes::Bytes;
-use ronde_wire::{Codec, Collective, DType, Group, Rank, Request, RequestId, SetId, Shape, TensorName, limits};
+use ronde_wire::{Call, Codec, Collective, DType, Group, Rank, Request, RequestId, SetId, Shape, TensorName, limits};
 
 use super::collective::{collective_from, dtype_from};
 use super::{ConvertError, printable};
@@ -18,6 +18,8 @@ pub struct Submission {
     /// Where the input lies; exactly as long as type and shape ask for. Where there is none, nowhere, or empty inline bytes
     /// when the result is to come inside messages.
     pub place: Place,
+    /// Where in the worker's program it was asked for; cut to its limit.
+    pub site: Option<String>,
 }
 
 /// Where a tensor's bytes lie.
@@ -90,6 +92,7 @@ impl Submission {
             input: self.place.into_message(),
             codec: codec.name().to_owned(),
             group: group.map(v1::Group::from),
+            call_site: self.site,
         }
     }
 }
@@ -144,6 +147,7 @@ fn parse_named(message: v1::Submit, name: TensorName, me: Rank) -> Result<Submis
     check_scale("prescale", message.prescale, &collective)?;
     check_scale("postscale", message.postscale, &collective)?;
     let place = Place::parse(message.input)?;
+    let site = message.call_site.and_then(Call::fit_site);
     let (dtype, shape) = if collective.has_input(me) {
         let (dtype, shape) = (dtype_from(message.dtype)?, Shape::new(message.shape)?);
         check_place(dtype, &shape, &place)?;
@@ -165,7 +169,7 @@ fn parse_named(message: v1::Submit, name: TensorName, me: Rank) -> Result<Submis
         codec,
         group,
     };
-    Ok(Submission { request: RequestId(message.request), what, place })
+    Ok(Submission { request: RequestId(message.request), what, place, site })
 }
 
 /// Parses a group.

@@ -323,6 +323,10 @@ pub struct Submit {
     /// The tensors with which this one becomes ready.
     #[prost(message, optional, tag = "11")]
     pub group: ::core::option::Option<Group>,
+    /// Where in the caller's program it was asked for, as "file:line", at most 256 bytes; for people who wonder what a rank
+    /// did last.
+    #[prost(string, optional, tag = "12")]
+    pub call_site: ::core::option::Option<::prost::alloc::string::String>,
 }
 /// Tensors that are ordered together: none of them before all of them are ready on all ranks.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -423,6 +427,55 @@ pub struct Failure {
     pub tensor: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(string, tag = "5")]
     pub reason: ::prost::alloc::string::String,
+    /// Of a rank that failed, where anything is known. Of failures of one session that end the same epoch, the first and the
+    /// EpochEnded have it.
+    #[prost(message, optional, tag = "6")]
+    pub record: ::core::option::Option<Record>,
+}
+/// A first failure: how a rank's process ended, what it did last, its last words. Control characters are escaped.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Record {
+    #[prost(uint32, tag = "1")]
+    pub rank: u32,
+    #[prost(string, tag = "2")]
+    pub host: ::prost::alloc::string::String,
+    #[prost(uint32, optional, tag = "3")]
+    pub pid: ::core::option::Option<u32>,
+    #[prost(message, optional, tag = "7")]
+    pub last_call: ::core::option::Option<Call>,
+    /// Oldest first, at most 20.
+    #[prost(string, repeated, tag = "8")]
+    pub stderr_tail: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Unset where nobody watched the process: only a launcher does.
+    #[prost(oneof = "record::Exit", tags = "4, 5, 6")]
+    pub exit: ::core::option::Option<record::Exit>,
+}
+/// Nested message and enum types in `Record`.
+pub mod record {
+    /// Unset where nobody watched the process: only a launcher does.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Exit {
+        #[prost(int32, tag = "4")]
+        ExitCode(i32),
+        #[prost(int32, tag = "5")]
+        Signal(i32),
+        #[prost(bool, tag = "6")]
+        OutOfMemory(bool),
+    }
+}
+/// A call of a worker, as its sidecar heard it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Call {
+    /// In lower case, such as "allreduce".
+    #[prost(string, tag = "1")]
+    pub collective: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub operation: ::prost::alloc::string::String,
+    #[prost(string, optional, tag = "3")]
+    pub site: ::core::option::Option<::prost::alloc::string::String>,
+    /// Milliseconds since.
+    #[prost(uint64, tag = "4")]
+    pub age_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Failed {

@@ -7,7 +7,16 @@ optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_par
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 """
 
-from ronde.errors import MismatchError, PeerLostError, RefusedError, RondeError, ShutDownError, TimedOutError
+from ronde.errors import (
+    FailureRecord,
+    LastCall,
+    MismatchError,
+    PeerLostError,
+    RefusedError,
+    RondeError,
+    ShutDownError,
+    TimedOutError,
+)
 from ronde.handle import Handle
 from ronde.ops import Adasum, Average, Max, Min, Product, Sum
 from ronde.torch.compression import Compression
@@ -44,7 +53,9 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "FailureRecord",
     "Handle",
+    "LastCall",
     "Max",
     "Min",
     "MismatchError",

@@ -5,6 +5,7 @@
 //! *coordinator* of the whole job. Both work on one context; messages to this sidecar itself take an
 //! internal queue instead of the network, so there is one code path for near and far.
 
+mod activity;
 mod admission;
 mod agreement;
 mod answers;
@@ -34,11 +35,12 @@ mod tests;
 mod watch;
 mod wording;
 
-use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Request, Seq, SetId, SidecarIndex};
+use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Record, Request, Seq, SetId, SidecarIndex};
 
 pub use self::config::EngineConfig;
 pub use self::status::{EnginePhase, LinkStatus, PendingStatus, STATUS_ENTRIES_MAX, Stats, Status, WaitingTensor};
 
+use self::activity::LastCall;
 use self::context::{Context, Envelope};
 use self::coordinator::Coordinator;
 use self::liveness::Stamps;
@@ -91,6 +93,9 @@ impl Engine {
             Event::RankAttached { rank } => self.participant.attach(cx, rank),
             Event::RankLeft { rank, failure } => self.participant.leave(cx, rank, failure),
             Event::RankHeard { rank } => self.participant.heard(cx, rank),
+            Event::Called { rank, collective, operation, site } => {
+                self.participant.called(cx, rank, LastCall { collective, operation, site, at: cx.now });
+            }
             Event::Submitted { rank, request, what, contribution } => {
                 self.participant.submit(cx, rank, request, (what, contribution));
             }
@@ -156,6 +161,12 @@ impl Engine {
     pub fn contribution_bytes(&mut self, rank: Rank, what: &Request) -> usize {
         let Some(view) = self.participant.sets.view(&mut self.context, what.set) else { return 0 };
         self.participant.contribution_bytes(&view, rank, what)
+    }
+
+    /// What is known of a rank that is placed here, for the others, should it fail: where it is and what it did last.
+    #[must_use]
+    pub fn record(&self, rank: Rank, now: Time) -> Record {
+        self.participant.record(&self.context, rank, now)
     }
 
     /// A picture of the moment.
@@ -271,7 +282,8 @@ impl Engine {
             | Control::SetAdded { .. }
             | Control::SetRemoved { .. }
             | Control::AllJoined { .. }
-            | Control::Suspects { .. } => {
+            | Control::Suspects { .. }
+            | Control::AskActivity { .. } => {
                 if from != cx.coordinator {
                     return Err("sends what only the coordinator sends".to_owned());
                 }
@@ -304,6 +316,7 @@ impl Engine {
             Control::SetAdded { name, set } => participant.set_added(cx, &name, &set),
             Control::SetRemoved { name, set } => participant.set_removed(cx, &name, set),
             Control::AllJoined { name, last } => participant.all_joined(cx, &name, last),
+            Control::AskActivity { ranks } => participant.tell_activity(cx, &ranks),
             Control::Suspects { sidecars, ranks } => participant.suspects(cx, Suspects { sidecars, ranks }),
             _ => {}
         }

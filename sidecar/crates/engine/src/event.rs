@@ -47,6 +47,17 @@ pub enum Event {
         /// The rank.
         rank: Rank,
     },
+    /// A worker asks for an operation; what becomes of it follows as [`Event::Submitted`] or [`Event::Refused`].
+    Called {
+        /// The rank.
+        rank: Rank,
+        /// What it asks for: [`ronde_wire::Collective::name`].
+        collective: &'static str,
+        /// The operation's name.
+        operation: TensorName,
+        /// The place in its program, where that is known.
+        site: Option<String>,
+    },
     /// A worker's checked request.
     Submitted {
         /// The rank.

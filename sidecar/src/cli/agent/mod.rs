@@ -17,12 +17,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use self::memory::MemoryWatch;
 use super::codes::{Code, coded};
 use super::envelope::{self, Environment, FromAgent, ToAgent};
 use crate::bootstrap::ToSidecar;
 use crate::interfaces;
 
 pub(super) mod exec;
+mod memory;
 mod orphans;
 mod sidecar;
 mod stream;
@@ -104,6 +106,7 @@ struct Agent {
     sidecars: JoinSet<()>,
     sidecars_order: watch::Sender<SidecarsOrder>,
     sidecar_lines: BTreeMap<u32, mpsc::Sender<ToSidecar>>,
+    memory: MemoryWatch,
 }
 
 impl Agent {
@@ -119,6 +122,7 @@ impl Agent {
             sidecars: JoinSet::new(),
             sidecars_order: watch::Sender::new(SidecarsOrder::Run),
             sidecar_lines: BTreeMap::new(),
+            memory: MemoryWatch::new(),
         })
     }
 
@@ -138,7 +142,9 @@ impl Agent {
                 self.start_sidecar(sidecar, program, environment).await;
             }
             ToAgent::Sidecar { sidecar, line } => self.pass_on(sidecar, line).await,
-            ToAgent::StartWorker { rank, command, environment } => self.start_worker(rank, command, environment).await,
+            ToAgent::StartWorker { rank, sidecar, command, environment } => {
+                self.start_worker((rank, sidecar), command, environment).await;
+            }
             ToAgent::StopWorkers { grace_ms } => self.stop_workers(Duration::from_millis(grace_ms)),
             ToAgent::CloseSidecars => self.close_sidecars(),
             ToAgent::Kill => self.kill_all(),
@@ -176,13 +182,17 @@ impl Agent {
         }
     }
 
-    async fn start_worker(&mut self, rank: u32, command: Vec<String>, own: Environment) {
+    async fn start_worker(&mut self, (rank, sidecar): (u32, u32), command: Vec<String>, own: Environment) {
         self.port = None;
         let environment = self.environment.iter().cloned().chain(own);
         match worker::Worker::start(rank, &command, environment, &self.directory) {
             Ok(worker) => {
                 self.tell(FromAgent::WorkerStarted { rank, pid: worker.pid() }).await;
-                self.workers.spawn(worker.watch_over(self.launcher.clone(), self.workers_order.subscribe()));
+                let memory = self.memory.worker(worker.pid());
+                // Not a sender of its own: the input of a sidecar ends when this agent says so.
+                let sidecar = self.sidecar_lines.get(&sidecar).map(mpsc::Sender::downgrade);
+                let told = worker::Told { launcher: self.launcher.clone(), sidecar };
+                self.workers.spawn(worker.watch_over(told, memory, self.workers_order.subscribe()));
             }
             Err(error) => self.tell(FromAgent::Refused { reason: format!("rank {rank}: {error:#}") }).await,
         }

@@ -65,7 +65,7 @@ impl Sidecar {
         let directory = Arc::new(OnceLock::new());
         let mut reader = tokio::spawn(read_lines(index, output, launcher.clone(), directory.clone()));
         let wrap = move |text| FromAgent::SidecarLog { sidecar: index, text };
-        let mut log = tokio::spawn(stream::forward(log, launcher.clone(), wrap));
+        let mut log = tokio::spawn(stream::forward(log, launcher.clone(), stream::Tail::default(), wrap));
         let status = wait(&mut self.child, self.group, &writer, order).await;
         writer.abort();
         // The lines and the log that a sidecar wrote last explain its end: they go first.

@@ -1,22 +1,23 @@
 //! A process's output, cut into whole lines.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::ToLauncher;
 use crate::cli::envelope::FromAgent;
 
-/// Reads `source` to its end and sends it on in texts of whole lines; returns the last lines.
+/// Reads `source` to its end and sends it on in texts of whole lines; `tail` gets the last ones.
 ///
 /// Waits while the queue to the launcher is full, so that a worker that writes faster than anybody reads waits too.
 pub(super) async fn forward(
     mut source: impl AsyncRead + Unpin,
     launcher: ToLauncher,
+    tail: Tail,
     wrap: impl Fn(String) -> FromAgent,
-) -> Vec<String> {
+) {
     let mut cutter = LineCutter::default();
-    let mut tail = Tail::default();
     let mut buffer = vec![0; READ_BYTES];
     loop {
         // An error of a pipe is as good as its end.
@@ -28,7 +29,7 @@ pub(super) async fn forward(
             let _ = launcher.send(wrap(text)).await;
         }
         if count == 0 {
-            return tail.lines.into();
+            return;
         }
     }
 }
@@ -61,21 +62,29 @@ impl LineCutter {
     }
 }
 
-/// The last lines of a stream.
-#[derive(Default)]
-struct Tail {
-    lines: VecDeque<String>,
-}
+/// The last lines of a stream so far; clones are of the same ones.
+#[derive(Clone, Default)]
+pub(super) struct Tail(Arc<Mutex<VecDeque<String>>>);
 
 impl Tail {
-    fn push(&mut self, text: &str) {
+    /// The lines, oldest first.
+    pub(super) fn lines(&self) -> Vec<String> {
+        self.lock().iter().cloned().collect()
+    }
+
+    fn push(&self, text: &str) {
+        let mut lines = self.lock();
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
-            if self.lines.len() == TAIL_LINES {
-                self.lines.pop_front();
+            if lines.len() == TAIL_LINES {
+                lines.pop_front();
             }
             let end = (0..=line.len().min(TAIL_LINE_BYTES)).rev().find(|end| line.is_char_boundary(*end));
-            self.lines.push_back(line[..end.unwrap_or(0)].to_owned());
+            lines.push_back(line[..end.unwrap_or(0)].to_owned());
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -141,12 +150,12 @@ mod tests {
 
     #[test]
     fn the_tail_keeps_the_last_lines_that_say_something() {
-        let mut tail = Tail::default();
+        let tail = Tail::default();
         (0..50).for_each(|number| tail.push(&format!("line {number}\n\n")));
-        assert_eq!(tail.lines.len(), TAIL_LINES);
-        assert_eq!(tail.lines.back().map(String::as_str), Some("line 49"));
+        assert_eq!(tail.lines().len(), TAIL_LINES);
+        assert_eq!(tail.lines().last().map(String::as_str), Some("line 49"));
         tail.push(&"é".repeat(TAIL_LINE_BYTES));
-        assert_eq!(tail.lines.back().map(String::len), Some(TAIL_LINE_BYTES));
+        assert_eq!(tail.lines().last().map(String::len), Some(TAIL_LINE_BYTES));
     }
 
     proptest! {

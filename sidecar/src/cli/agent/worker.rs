@@ -8,10 +8,12 @@ use anyhow::Context;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
+use super::memory::WorkerWatch;
 use super::{ToLauncher, WorkersOrder, stream};
+use crate::bootstrap::{ToSidecar, WorkerExited};
 use crate::cli::envelope::{FromAgent, Status, Stream};
 
 /// A running worker.
@@ -50,32 +52,62 @@ impl Worker {
 
     /// The process id.
     pub(super) fn pid(&self) -> u32 {
-        self.group.0.as_raw().unsigned_abs()
+        self.group.pid()
     }
 
     /// Passes on its output and its end, and ends it when told to.
-    pub(super) async fn watch_over(mut self, launcher: ToLauncher, order: watch::Receiver<WorkersOrder>) {
-        let rank = self.rank;
+    pub(super) async fn watch_over(
+        mut self,
+        told: Told,
+        mut memory: WorkerWatch,
+        order: watch::Receiver<WorkersOrder>,
+    ) {
+        let (rank, launcher) = (self.rank, told.launcher.clone());
         let output = |stream| move |text| FromAgent::Output { rank, stream, text };
         let stdout = self.child.stdout.take().expect("piped at start");
         let stderr = self.child.stderr.take().expect("piped at start");
-        let mut stdout = tokio::spawn(stream::forward(stdout, launcher.clone(), output(Stream::Stdout)));
-        let mut stderr = tokio::spawn(stream::forward(stderr, launcher.clone(), output(Stream::Stderr)));
-        let status = wait(&mut self.child, self.group, order).await;
+        let tail = stream::Tail::default();
+        let (unseen, seen) = (stream::Tail::default(), tail.clone());
+        let mut stdout = tokio::spawn(stream::forward(stdout, launcher.clone(), unseen, output(Stream::Stdout)));
+        let mut stderr = tokio::spawn(stream::forward(stderr, launcher.clone(), seen, output(Stream::Stderr)));
+        let status = wait(&mut self.child, self.group, &mut memory, order).await;
         // What a worker leaves in its group has lost its purpose. The leader's number cannot belong to others yet: it was
         // freed an instant ago.
         self.group.signal(Signal::SIGKILL);
         // The receiver of both messages has gone only when the agent leaves.
         let _ = launcher.send(FromAgent::WorkerExited { rank, status }).await;
-        let read_all = async { (&mut stdout).await.and((&mut stderr).await) };
-        let stderr_tail = match timeout(OUTPUT_WAIT, read_all).await {
-            Ok(read) => read.unwrap_or_default(),
-            // Somebody that left the group still holds the pipes.
-            Err(_) => Vec::new(),
+        // Its last words are in the pipe when it has ended; who left the group may hold the other end for longer.
+        let is_read = timeout(LAST_WORDS_WAIT, &mut stderr).await.is_ok();
+        told.sidecar(WorkerExited { rank, pid: self.group.pid(), exit: status.into(), stderr_tail: tail.lines() })
+            .await;
+        let read_all = async {
+            // Fails only with a panic, which is reported where it happens.
+            let _ = (&mut stdout).await;
+            if !is_read {
+                let _ = (&mut stderr).await;
+            }
         };
+        let _ = timeout(OUTPUT_WAIT, read_all).await;
         stdout.abort();
         stderr.abort();
-        let _ = launcher.send(FromAgent::WorkerDrained { rank, stderr_tail }).await;
+        let _ = launcher.send(FromAgent::WorkerDrained { rank, stderr_tail: tail.lines() }).await;
+    }
+}
+
+/// Who hears how a worker ended.
+pub(super) struct Told {
+    /// The launcher.
+    pub(super) launcher: ToLauncher,
+    /// The sidecar that serves it, which tells the other ranks.
+    pub(super) sidecar: Option<mpsc::WeakSender<ToSidecar>>,
+}
+
+impl Told {
+    /// A sidecar reads all the time; one that has ended tells nobody any more.
+    async fn sidecar(&self, exited: WorkerExited) {
+        if let Some(lines) = self.sidecar.as_ref().and_then(mpsc::WeakSender::upgrade) {
+            let _ = lines.send(ToSidecar::WorkerExited(exited)).await;
+        }
     }
 }
 
@@ -90,19 +122,36 @@ impl Group {
         Ok(Self(Pid::from_raw(id)))
     }
 
+    /// The process that leads it.
+    fn pid(self) -> u32 {
+        self.0.as_raw().unsigned_abs()
+    }
+
     /// Signals every process of the group; that none is left is as well.
     pub(super) fn signal(self, signal: Signal) {
         let _ = killpg(self.0, signal);
     }
 }
 
-async fn wait(child: &mut Child, group: Group, mut order: watch::Receiver<WorkersOrder>) -> Status {
+async fn wait(
+    child: &mut Child,
+    group: Group,
+    memory: &mut WorkerWatch,
+    mut order: watch::Receiver<WorkersOrder>,
+) -> Status {
     let mut kill_at = None;
     let mut obeys = true;
+    let mut looks = interval(LOOK_EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     order.mark_changed();
     loop {
         tokio::select! {
-            status = child.wait() => return status.map_or(Status::Code(-1), Status::from),
+            status = child.wait() => {
+                let status = status.map_or(Status::Code(-1), Status::from);
+                let killed = status == Status::Signal(Signal::SIGKILL as i32);
+                return if killed && memory.has_run_out() { Status::OutOfMemory } else { status };
+            }
+            _ = looks.tick() => memory.look(),
             changed = order.changed(), if obeys => {
                 obeys = changed.is_ok();
                 match *order.borrow_and_update() {
@@ -124,5 +173,10 @@ async fn wait(child: &mut Child, group: Group, mut order: watch::Receiver<Worker
     }
 }
 
+/// How often the control group of a worker is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long an ended worker's last words may be on their way, before its sidecar is told of its end without them; less
+/// than a sidecar waits for that.
+const LAST_WORDS_WAIT: Duration = Duration::from_millis(150);
 /// How long an ended worker's output may still be on its way.
 const OUTPUT_WAIT: Duration = Duration::from_secs(2);

@@ -145,8 +145,8 @@ pub(crate) const TABLE: &[Entry] = &[
     Entry {
         code: Code::WorkerFailed,
         title: "a worker failed",
-        meaning: "The named rank ended with a code other than 0 or by a signal, and all other ranks were ended because of it. Ranks that failed later, because this one was missing, are not reported.",
-        remedy: "The last lines of its standard error are below the message. SIGKILL that nobody sent is most often the out-of-memory killer: see `dmesg` on the host. SIGSEGV: run it with PYTHONFAULTHANDLER=1.",
+        meaning: "The named rank ended with a code other than 0 or by a signal, and all other ranks were told of it and ended. Ranks that failed later, because this one was missing, are not reported.",
+        remedy: "Its last call and the last lines of its standard error are below the message. Where its control group counts them, a kill by the out-of-memory killer is called so; elsewhere a SIGKILL that nobody sent is most often one: see `dmesg` on the host. SIGSEGV: run it with PYTHONFAULTHANDLER=1.",
     },
     Entry {
         code: Code::WorkerNotRun,
@@ -158,13 +158,13 @@ pub(crate) const TABLE: &[Entry] = &[
         code: Code::SidecarEnded,
         title: "a sidecar ended while it was needed",
         meaning: "The process that serves the named ranks ended without saying why: it was killed, or it crashed. The last lines of its log are below the message.",
-        remedy: "SIGKILL that nobody sent is most often the out-of-memory killer: see `dmesg`, and lower --arena-mb. Anything else is worth a report with the lines of the log; RONDE_LOG=debug gives more of them.",
+        remedy: "SIGKILL that nobody sent is most often the out-of-memory killer: see `dmesg`, and lower --arena-mb. Anything else is worth a report with the lines of the log; --log-level debug gives more of them.",
     },
     Entry {
         code: Code::SidecarCannotGoOn,
         title: "a sidecar cannot go on",
         meaning: "The sidecar met a condition that it cannot serve its ranks under, and said so; the message has its reason.",
-        remedy: "Do what the reason says; RONDE_LOG=debug on that host gives the lines before it.",
+        remedy: "Do what the reason says; --log-level debug gives the lines before it.",
     },
     Entry {
         code: Code::SidecarSettings,

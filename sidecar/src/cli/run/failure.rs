@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use nix::sys::signal::Signal;
+use ronde_wire::Exit;
 
 use super::super::agent::exec::EXIT_NOT_FOUND;
 use super::super::codes::Code;
@@ -15,7 +16,7 @@ use crate::interfaces::InterfaceAddress;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     /// A worker failed.
-    #[error("rank {rank} on host {host} {status}{}{}", not_found(.status, .command), tail("its stderr", .stderr_tail))]
+    #[error("rank {rank} on host {host} {status}{}{}{}{}", memory_advice(.status), not_found(.status, .command), called(.last_call), tail("its stderr", .stderr_tail))]
     Worker {
         /// Its rank.
         rank: u32,
@@ -25,6 +26,8 @@ pub(super) enum Failure {
         status: Status,
         /// The first word of its command.
         command: String,
+        /// What it asked for last.
+        last_call: Option<String>,
         /// The last lines of its standard error.
         stderr_tail: Vec<String>,
     },
@@ -240,6 +243,14 @@ fn advice(trouble: Option<Trouble>) -> String {
     trouble.map_or_else(String::new, |trouble| format!("; {}", trouble.advice()))
 }
 
+fn memory_advice(status: &Status) -> &'static str {
+    Exit::from(*status).advice()
+}
+
+fn called(last_call: &Option<String>) -> String {
+    last_call.as_ref().map(|call| format!("\nits last call was {call}")).unwrap_or_default()
+}
+
 fn tail(what: &str, lines: &[String]) -> String {
     if lines.is_empty() {
         return String::new();
@@ -281,7 +292,8 @@ mod tests {
 
     fn worker(status: Status) -> Failure {
         let stderr_tail = vec!["Traceback".to_owned(), "ValueError".to_owned()];
-        Failure::Worker { rank: 2, host: "beta".into(), status, command: "pythn".into(), stderr_tail }
+        let last_call = Some("allreduce 'grad' at train.py:88".to_owned());
+        Failure::Worker { rank: 2, host: "beta".into(), status, command: "pythn".into(), last_call, stderr_tail }
     }
 
     #[test]
@@ -289,9 +301,13 @@ mod tests {
         let failure = worker(Status::Signal(11));
         assert_eq!(
             failure.to_string(),
-            "rank 2 on host beta was ended by signal 11 (SIGSEGV)\nlast lines of its stderr:\n  Traceback\n  ValueError"
+            "rank 2 on host beta was ended by signal 11 (SIGSEGV)\nits last call was allreduce 'grad' at train.py:88\nlast lines of its stderr:\n  Traceback\n  ValueError"
         );
         assert_eq!(failure.exit_code(), 139);
+        assert!(worker(Status::Signal(9)).to_string().contains("(SIGKILL); unless somebody sent it, memory ran out"));
+        let starved = worker(Status::OutOfMemory);
+        assert!(starved.to_string().contains("on host beta was killed by the out-of-memory killer; give"), "{starved}");
+        assert_eq!(starved.exit_code(), 137);
         assert!(worker(Status::Code(127)).to_string().contains("exited with code 127 (command not found: pythn)"));
     }
 

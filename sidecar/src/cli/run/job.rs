@@ -32,6 +32,10 @@ pub(super) async fn run(settings: &Settings) -> u8 {
     if let Some(failure) = &failure {
         job.announce(failure).await;
     }
+    if matches!(failure, Some(Failure::Worker { .. })) {
+        // The others are told why at this moment; what they make of it is worth more than a quick end.
+        job.settle(HEARING_WAIT, State::workers_ended).await;
+    }
     job.end(failure.is_some()).await;
     job.close(failure.as_ref(), began).await
 }
@@ -293,6 +297,8 @@ const DRAIN: Duration = Duration::from_secs(10);
 const LEAVE: Duration = Duration::from_secs(5);
 /// What a message needs.
 const SLACK: Duration = Duration::from_secs(3);
+/// How long the other ranks may take to say how they heard of the first failure, before they are asked to end.
+const HEARING_WAIT: Duration = Duration::from_secs(1);
 const BLAME_WAIT: Duration = Duration::from_secs(3);
 /// A file that cannot be written (`EX_CANTCREAT`).
 const EXIT_CANNOT_CREATE: u8 = 73;

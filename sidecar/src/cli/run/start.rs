@@ -153,6 +153,7 @@ impl Job<'_> {
                 eager_bytes: settings.eager_bytes,
                 stall_warning_ms: settings.stall_warning.map(milliseconds),
                 stall_shutdown_ms: settings.stall_shutdown.map(milliseconds),
+                tells_of_exits: true,
             };
             let link = &self.links[place.host];
             let environment = environment::for_sidecar(&settings.caller, sidecar, settings.verbose, &settings.logs);
@@ -223,8 +224,9 @@ impl Job<'_> {
                 token_file: &serving.token_files[place.local_rank as usize],
                 master,
             };
-            let (rank, command, environment) = (place.rank, settings.command.clone(), identity.environment());
-            self.links[place.host].tell(ToAgent::StartWorker { rank, command, environment });
+            let (rank, sidecar) = (place.rank, place.sidecar);
+            let (command, environment) = (settings.command.clone(), identity.environment());
+            self.links[place.host].tell(ToAgent::StartWorker { rank, sidecar, command, environment });
         }
     }
 

@@ -104,6 +104,10 @@ pub(super) struct WorkerState {
     pub(super) attached: bool,
     /// How it ended.
     pub(super) exited: Option<Status>,
+    /// Whether its sidecar has heard how it ended.
+    pub(super) noted: bool,
+    /// What it asked for last, as its sidecar said then.
+    pub(super) last_call: Option<String>,
     /// The last lines of its standard error, when all it wrote has come.
     pub(super) stderr_tail: Option<Vec<String>>,
 }
@@ -225,14 +229,20 @@ impl State {
             host: self.host_name(self.host_of_rank(rank)),
             status: worker.exited?,
             command: self.command.clone(),
+            last_call: worker.last_call.clone(),
             stderr_tail: worker.stderr_tail.clone().unwrap_or_default(),
         })
     }
 
-    /// Whether it is known which worker is to blame, and its last lines have come.
+    /// Whether it is known which worker is to blame, what it did last, and its last lines have come.
     pub(super) fn worker_failure_is_complete(&self) -> bool {
         let has_exited = |rank: &u32| self.workers[*rank as usize].exited.is_some();
-        let is_drained = |rank: u32| self.workers[rank as usize].stderr_tail.is_some();
+        let is_heard = |rank: u32| {
+            let sidecar = self.placement.sidecars.iter().position(|place| place.ranks.contains(&rank));
+            sidecar.is_some_and(|sidecar| self.sidecars[sidecar].exited.is_none() && self.sidecars[sidecar].started)
+        };
+        let is_told = |rank: u32| self.workers[rank as usize].noted || !is_heard(rank);
+        let is_drained = |rank: u32| self.workers[rank as usize].stderr_tail.is_some() && is_told(rank);
         self.left_before_the_first_failed().iter().all(has_exited) && self.culprit().is_some_and(is_drained)
     }
 
@@ -311,6 +321,10 @@ impl State {
                 state.linked.insert(peer, address);
             }
             FromSidecar::Attached { rank } => self.worker_on(host, rank)?.attached = true,
+            FromSidecar::Noted { rank, last_call } => {
+                let worker = self.worker_on(host, rank)?;
+                (worker.noted, worker.last_call) = (true, last_call);
+            }
             FromSidecar::Left { rank } => {
                 self.worker_on(host, rank)?;
                 // A worker may attach again: its latest end counts.

@@ -16,8 +16,7 @@ impl Participant {
     pub(crate) fn rejected(&mut self, cx: &mut Context, key: &Key, failure: &Failure, excused: &[Rank]) {
         let Some(view) = self.sets.scope(cx, key.0, &key.1) else { return };
         cx.stats.rejected += 1;
-        let failure =
-            Failure { reason: Failure::new(failure.cause, failure.reason.as_str()).reason, ..failure.clone() };
+        let failure = failure.clone().within_limits();
         for &rank in view.local_ranks.iter().filter(|rank| !excused.contains(rank)) {
             match self.requests.reject((key.0, key.1.clone(), rank), &failure) {
                 Rejected::Request(request) => self.complete(cx, rank, request, Err(failure.clone())),

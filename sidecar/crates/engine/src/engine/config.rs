@@ -12,6 +12,8 @@ pub struct EngineConfig {
     pub me: SidecarIndex,
     /// Who takes part; equal on all sidecars, which each epoch verifies.
     pub world: World,
+    /// The name of this sidecar's host, for people. Default: empty.
+    pub host: String,
     /// Lanes that this sidecar offers to each peer. Default 1.
     pub lanes: u16,
     /// Time between two heartbeats, in milliseconds; at most half of `suspect_ms` is used. Default 100.
@@ -46,6 +48,7 @@ impl EngineConfig {
         Self {
             me,
             world,
+            host: String::new(),
             lanes: 1,
             heartbeat_ms: limits::HEARTBEAT_MS,
             suspect_ms: limits::SUSPECT_MS,

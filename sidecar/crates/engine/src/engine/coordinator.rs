@@ -9,7 +9,7 @@ use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Seq, SidecarIndex};
 use super::agreement::Agreement;
 use super::context::Context;
 use super::stall::Stalls;
-use super::{stall, wording};
+use super::wording;
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -75,6 +75,13 @@ impl Coordinator {
                 self.failed(cx, from, failure);
                 Ok(())
             }
+            Control::Activities { activities } => {
+                let ranks: Vec<Rank> = activities.iter().map(|activity| activity.rank).collect();
+                check_served(cx, from, &ranks)?;
+                self.stalls.answered(cx, from, activities);
+                self.stalls.check(cx, &self.agreement, &self.suspects_sent);
+                Ok(())
+            }
             Control::SuspectRanks { ranks } => {
                 check_served(cx, from, &ranks)?;
                 self.suspect_ranks.insert(from, ranks);
@@ -117,12 +124,10 @@ impl Coordinator {
             self.end(cx, &Failure::new(Cause::SidecarLost, reason).with_sidecar(peer));
         }
         self.report_suspects(cx);
-        if let Some(failure) = stall::shutdown(cx, &self.agreement) {
+        if let Some(failure) = self.stalls.shutdown(cx, &self.agreement) {
             self.end(cx, &failure);
         }
-        if let Some(notice) = self.stalls.check(cx, &self.agreement, &self.suspects_sent) {
-            cx.act(notice);
-        }
+        self.stalls.check(cx, &self.agreement, &self.suspects_sent);
     }
 
     /// Orders what is ready. Called when all messages at hand are handled, so that what became ready together travels
@@ -260,7 +265,8 @@ impl Coordinator {
         } else {
             Failure::new(Cause::RankLost, format!("{who}{why}"))
         };
-        self.end(cx, &named.with_rank(rank).with_sidecar(from));
+        let record = failure.clone().within_limits().record;
+        self.end(cx, &named.with_rank(rank).with_sidecar(from).with_record(record));
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ronde_wire::control::Announcement;
 use ronde_wire::{Cause, Control, Epoch, Failure, Rank, RequestId, Seq, SetId, SidecarIndex, World};
 
+use super::activity::LastCall;
 use super::config::EAGER_BYTES_MOST;
 use super::context::Context;
 use super::remembered::Announcer;
@@ -56,6 +57,7 @@ pub(crate) enum Phase {
 pub(crate) struct Presence {
     pub(super) heard: Time,
     pub(super) left: bool,
+    pub(super) last_call: Option<LastCall>,
 }
 
 /// An operation that is performed.
@@ -143,7 +145,7 @@ impl Participant {
     /// The coordinator ends the epoch.
     pub(crate) fn epoch_ended(&mut self, cx: &mut Context, failure: Failure) {
         // From the network: cut to the limits of a failure.
-        let failure = Failure { reason: Failure::new(failure.cause, failure.reason).reason, ..failure };
+        let failure = failure.within_limits();
         // Said a second time, what was ordered cannot be finished.
         if failure.cause != Cause::ShutDown || self.admitted.is_empty() || !self.is_active() {
             self.end(cx, &failure);
@@ -229,7 +231,8 @@ impl Participant {
         self.leaving.clear();
         self.announcer.clear();
         self.waiting.clear();
-        self.present = ranks.iter().map(|rank| (*rank, Presence { heard: cx.now, left: false })).collect();
+        self.present =
+            ranks.iter().map(|rank| (*rank, Presence { heard: cx.now, left: false, last_call: None })).collect();
     }
 
     fn refuse_ended(&self, cx: &mut Context) {

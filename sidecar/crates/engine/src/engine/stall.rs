@@ -1,9 +1,9 @@
 //! Names that some ranks have announced long ago and others have not, and groups that lack tensors: Horovod's stall report.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use ronde_wire::{Cause, Collective, Failure, Rank, Request, SidecarIndex, TensorName, limits};
+use ronde_wire::{Activity, Cause, Collective, Control, Failure, Rank, Request, Seq, SidecarIndex, TensorName, limits};
 
 use super::agreement::Agreement;
 use super::context::Context;
@@ -12,10 +12,22 @@ use super::wording;
 use crate::event::{Action, Time};
 
 /// Remembers what was reported, so that each report comes once an interval and is taken back.
+///
+/// Before a report the sidecars of missing ranks are asked what these do; it waits for the answers, but not for long.
 #[derive(Debug, Default)]
 pub(crate) struct Stalls {
     checked: Option<Time>,
     reported: bool,
+    asked: Option<Asked>,
+    /// What the ranks asked about last do, and when that was told.
+    activities: BTreeMap<Rank, (Time, Activity)>,
+}
+
+/// A report that waits for answers.
+#[derive(Debug)]
+struct Asked {
+    at: Time,
+    awaited: BTreeSet<SidecarIndex>,
 }
 
 impl Stalls {
@@ -23,51 +35,87 @@ impl Stalls {
         *self = Self::default();
     }
 
-    /// The report that is due, if one is. Looks four times per `stall_warning_ms`, so a name is reported at an age between
-    /// one and one and a quarter of it, then once an interval.
-    pub(crate) fn check(
-        &mut self,
-        cx: &Context,
-        agreement: &Agreement,
-        suspects: &(Vec<SidecarIndex>, Vec<Rank>),
-    ) -> Option<Action> {
+    /// Makes the report that is due, if one is. Looks four times per `stall_warning_ms`, so a name is reported at an age
+    /// between one and one and a quarter of it, then once an interval.
+    pub(crate) fn check(&mut self, cx: &mut Context, agreement: &Agreement, suspects: &(Vec<SidecarIndex>, Vec<Rank>)) {
+        if let Some(asked) = &self.asked {
+            if asked.awaited.is_empty() || cx.now.ms_since(asked.at) >= ACTIVITY_WAIT_MS {
+                self.report(cx, agreement, suspects);
+            }
+            return;
+        }
         let warning_ms = cx.config.stall_warning_ms;
         let interval_ms = if self.reported { warning_ms } else { warning_ms / 4 };
         if self.checked.is_some_and(|checked| cx.now.ms_since(checked) < interval_ms) {
-            return None;
+            return;
         }
         self.checked = Some(cx.now);
+        let missing = missing(cx, agreement, warning_ms);
+        if missing.is_empty() {
+            self.report(cx, agreement, suspects);
+        } else {
+            self.ask(cx, agreement, missing.into_keys().take(limits::REPORT_RANKS_MAX));
+        }
+    }
+
+    /// A sidecar tells what its ranks do.
+    pub(crate) fn answered(&mut self, cx: &Context, from: SidecarIndex, activities: Vec<Activity>) {
+        // Who answers late, or without having been asked, tells nothing that a report could use.
+        if self.asked.as_mut().is_some_and(|asked| asked.awaited.remove(&from)) {
+            let activities = activities.into_iter().take(limits::REPORT_RANKS_MAX);
+            self.activities.extend(activities.map(|of| (of.rank, (cx.now, of.within_limits()))));
+        }
+    }
+
+    /// What the epoch ends with when a tensor has waited for `stall_shutdown_ms`, for ranks or for its group.
+    pub(crate) fn shutdown(&self, cx: &Context, agreement: &Agreement) -> Option<Failure> {
+        let limit_ms = cx.config.stall_shutdown_ms;
+        if limit_ms == 0 {
+            return None;
+        }
+        let stalled = Stalled::find(cx, agreement, limit_ms);
+        if stalled.is_empty() {
+            return None;
+        }
+        let first = stalled.missing.keys().next().copied();
+        let what = if first.is_some() { "some ranks" } else { "others of their groups" };
+        let reason = format!(
+            "ronde has been shut down: tensors have waited for {what} for more than {}, the limit of stall_shutdown.{}",
+            wording::seconds(limit_ms),
+            stalled.list(cx, &self.activities)
+        );
+        Some(Failure { rank: first, ..Failure::new(Cause::ShutDown, reason) })
+    }
+
+    fn ask(&mut self, cx: &mut Context, agreement: &Agreement, ranks: impl Iterator<Item = Rank>) {
+        let mut by_sidecar: BTreeMap<SidecarIndex, Vec<Rank>> = BTreeMap::new();
+        for rank in ranks {
+            if let Some(sidecar) = cx.config.world.sidecar_of(rank) {
+                by_sidecar.entry(sidecar).or_default().push(rank);
+            }
+        }
+        self.activities.clear();
+        self.asked = Some(Asked { at: cx.now, awaited: by_sidecar.keys().copied().collect() });
+        for (sidecar, ranks) in by_sidecar {
+            cx.send(sidecar, agreement.epoch, Seq(0), Control::AskActivity { ranks });
+        }
+    }
+
+    fn report(&mut self, cx: &mut Context, agreement: &Agreement, suspects: &(Vec<SidecarIndex>, Vec<Rank>)) {
+        self.asked = None;
+        let warning_ms = cx.config.stall_warning_ms;
         let stalled = Stalled::find(cx, agreement, warning_ms);
         let was_reported = std::mem::replace(&mut self.reported, !stalled.is_empty());
-        if stalled.is_empty() {
+        let (sidecars, suspect_ranks) = suspects.clone();
+        if !stalled.is_empty() {
+            let text = stalled.warning(warning_ms) + &stalled.list(cx, &self.activities);
+            let ranks = stalled.missing.into_keys().collect();
+            cx.act(Action::Notice { sidecars, ranks, text });
+        } else if was_reported {
             let text = "No tensor waits for a rank or for its group for long any more.".to_owned();
-            let (sidecars, ranks) = suspects.clone();
-            return was_reported.then_some(Action::Notice { sidecars, ranks, text });
+            cx.act(Action::Notice { sidecars, ranks: suspect_ranks, text });
         }
-        let text = stalled.warning(warning_ms);
-        let ranks = stalled.missing.into_keys().collect();
-        Some(Action::Notice { sidecars: suspects.0.clone(), ranks, text })
     }
-}
-
-/// What the epoch ends with when a tensor has waited for `stall_shutdown_ms`, for ranks or for its group.
-pub(crate) fn shutdown(cx: &Context, agreement: &Agreement) -> Option<Failure> {
-    let limit_ms = cx.config.stall_shutdown_ms;
-    if limit_ms == 0 {
-        return None;
-    }
-    let stalled = Stalled::find(cx, agreement, limit_ms);
-    if stalled.is_empty() {
-        return None;
-    }
-    let first = stalled.missing.keys().next().copied();
-    let what = if first.is_some() { "some ranks" } else { "others of their groups" };
-    let reason = format!(
-        "ronde has been shut down: tensors have waited for {what} for more than {}, the limit of stall_shutdown.{}",
-        wording::seconds(limit_ms),
-        stalled.list()
-    );
-    Some(Failure { rank: first, ..Failure::new(Cause::ShutDown, reason) })
 }
 
 /// What has waited for long.
@@ -94,34 +142,38 @@ impl Stalled {
             let seconds = wording::seconds(warning_ms);
             return format!(
                 "One or more tensors wait for others of their groups for more than {seconds}. Have all ranks ask for all \
-                 tensors of a group, or give the group its true size.{}",
-                self.list()
+                 tensors of a group, or give the group its true size."
             );
         }
         format!(
             "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting \
              for remainder of ranks for more than {} seconds. Have all ranks run the same operations, or find out what \
-             holds these up.{}",
-            warning_ms / 1_000,
-            self.list()
+             holds these up.",
+            warning_ms / 1_000
         )
     }
 
-    /// Missing ranks and groups, on lines of their own.
-    fn list(&self) -> String {
+    /// Missing ranks, groups, and what the ranks do as far as that was told, on lines of their own.
+    fn list(&self, cx: &Context, activities: &BTreeMap<Rank, (Time, Activity)>) -> String {
         let mut text = String::new();
         if !self.missing.is_empty() {
             text.push_str("\nMissing ranks:");
         }
-        for (rank, (names, more)) in self.missing.iter().take(RANKS_MAX) {
-            let _ = write!(text, "\n{}: [{}", rank.0, names.join(", "));
-            let _ = if *more > 0 { write!(text, " and {more} more]") } else { write!(text, "]") };
+        for (rank, missed) in self.missing.iter().take(limits::REPORT_RANKS_MAX) {
+            let _ = write!(text, "\n{}: [{}", rank.0, missed.names.join(", "));
+            let _ = if missed.more > 0 { write!(text, " and {} more]", missed.more) } else { write!(text, "]") };
         }
-        if self.missing.len() > RANKS_MAX {
-            let _ = write!(text, "\nand {} more ranks", self.missing.len() - RANKS_MAX);
+        if self.missing.len() > limits::REPORT_RANKS_MAX {
+            let _ = write!(text, "\nand {} more ranks", self.missing.len() - limits::REPORT_RANKS_MAX);
         }
         for group in &self.groups {
             let _ = write!(text, "\n{group}");
+        }
+        for (rank, missed) in &self.missing {
+            let Some((told, activity)) = activities.get(rank) else { continue };
+            let age = wording::seconds(cx.now.ms_since(missed.since));
+            let now = activity.clone().older_by(cx.now.ms_since(*told));
+            let _ = write!(text, "\n{rank} has not asked for {} for {age}; {now}.", missed.oldest);
         }
         text
     }
@@ -149,8 +201,19 @@ fn group(cx: &Context, agreement: &Agreement, waiting: &Waiting<'_>) -> String {
     format!("{} since {age}; {}.", wording::capitalised(&progress), lacking.join(", "))
 }
 
-/// For each missing rank the names that wait for it, and how many more there are.
-type Missing = BTreeMap<Rank, (Vec<String>, usize)>;
+/// For each missing rank what waits for it.
+type Missing = BTreeMap<Rank, Missed>;
+
+/// What waits for a rank.
+struct Missed {
+    /// Some of the names.
+    names: Vec<String>,
+    /// How many more there are.
+    more: usize,
+    /// The one that waits for longest, and since when.
+    oldest: TensorName,
+    since: Time,
+}
 
 /// What has waited for so long. A join waits for the slowest rank by its nature, so it does not count.
 fn missing(cx: &Context, agreement: &Agreement, age_ms: u64) -> Missing {
@@ -160,16 +223,21 @@ fn missing(cx: &Context, agreement: &Agreement, age_ms: u64) -> Missing {
             continue;
         }
         for rank in waiting.missing(&agreement.joined) {
-            let (names, more) = missing.entry(rank).or_default();
-            if names.len() < limits::REPORT_NAMES_MAX {
-                names.push(waiting.request.name.to_string());
+            let (name, since) = (&waiting.request.name, waiting.since);
+            let first = || Missed { names: Vec::new(), more: 0, oldest: name.clone(), since };
+            let missed = missing.entry(rank).or_insert_with(first);
+            if since < missed.since {
+                (missed.oldest, missed.since) = (name.clone(), since);
+            }
+            if missed.names.len() < limits::REPORT_NAMES_MAX {
+                missed.names.push(name.to_string());
             } else {
-                *more += 1;
+                missed.more += 1;
             }
         }
     }
     missing
 }
 
-/// Ranks listed in one report.
-const RANKS_MAX: usize = 16;
+/// How long a report waits for what the missing ranks do.
+const ACTIVITY_WAIT_MS: u64 = 500;

@@ -212,7 +212,7 @@ impl Participant {
 
     fn announce_void(&mut self, (set, name, rank): &Key, failure: Failure, group: Option<Group>) {
         // The cause says that this is no withdrawal.
-        let failure = Failure { cause: Cause::Refused, ..failure };
+        let failure = Failure { cause: Cause::Refused, record: None, ..failure };
         let intent = Intent::Void { set: *set, name: name.clone(), failure, group };
         self.outbox.push(Announcement::new(*rank, intent));
     }

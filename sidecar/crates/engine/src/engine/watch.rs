@@ -1,5 +1,7 @@
 //! Who is late, as this sidecar sees and hears it: its own ranks, the coordinator, and the coordinator's reports.
 
+use std::sync::Arc;
+
 use ronde_wire::{Cause, Control, Failure, Rank, Seq, SidecarIndex};
 
 use super::context::Context;
@@ -92,7 +94,9 @@ impl Participant {
         for rank in dead {
             let silence = wording::seconds(cx.config.peer_timeout_ms);
             let reason = format!("{rank} has been silent for {silence}: its process is stopped or overloaded");
+            let record = Some(Arc::new(self.record(cx, rank, cx.now)));
             let failure = Failure::new(Cause::RankLost, reason).with_rank(rank).with_sidecar(cx.me());
+            let failure = failure.with_record(record);
             cx.act(Action::EndSession { rank, failure: failure.clone() });
             self.leave(cx, rank, failure);
         }

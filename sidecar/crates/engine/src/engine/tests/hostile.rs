@@ -1,12 +1,14 @@
 //! Peers that say anything: nothing panics, nobody else's rank is touched.
 
+use std::sync::Arc;
+
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use ronde_wire::control::{Announcement, Intent, Order, OrderedTensor};
 use ronde_wire::{
-    Algorithm, Cause, Codec, Collective, Control, DType, Epoch, Failure, Group, Pair, ProcessSet, Rank, ReduceOp,
-    Request, Seq, SetId, Shape, SidecarIndex, Tuning, World,
+    Activity, Algorithm, Call, Cause, Codec, Collective, Control, DType, Epoch, Exit, Failure, Group, Pair, ProcessSet,
+    Rank, Record, ReduceOp, Request, Seq, SetId, Shape, SidecarIndex, Tuning, World,
 };
 
 use super::cluster::{Cluster, name, sum};
@@ -80,7 +82,24 @@ fn failure() -> impl Strategy<Value = Failure> {
         sidecar: None,
         tensor: None,
         reason: "é".repeat(length),
+        record: (length % 3 == 0).then(|| Arc::new(record(length))),
     })
+}
+
+fn record(length: usize) -> Record {
+    let call = Call { collective: "x".repeat(length), operation: name("t"), site: None, age_ms: u64::MAX };
+    let stderr_tail = vec!["\x1b".repeat(length); length % 100];
+    let exit = Some(Exit::Signal(i32::MIN));
+    Record { rank: Rank(u32::MAX), host: "h".repeat(length), pid: None, exit, last_call: Some(call), stderr_tail }
+}
+
+fn activities() -> impl Strategy<Value = Vec<Activity>> {
+    let activity = (small(), option::of(number()), option::of(0_usize..1_000), any::<u32>());
+    let activity = activity.prop_map(|(rank, heard_ms, length, pending)| {
+        let last_call = length.and_then(|length| record(length).last_call);
+        Activity { rank: Rank(rank), heard_ms, last_call, pending, oldest: Some(name("t")) }
+    });
+    vec(activity, 0..40)
 }
 
 fn request() -> impl Strategy<Value = Request> {
@@ -210,6 +229,8 @@ fn control() -> impl Strategy<Value = Control> {
         (vec(small().prop_map(SidecarIndex), 0..3), ranks())
             .prop_map(|(sidecars, ranks)| Control::Suspects { sidecars, ranks }),
         ranks().prop_map(|ranks| Control::SuspectRanks { ranks }),
+        ranks().prop_map(|ranks| Control::AskActivity { ranks }),
+        activities().prop_map(|activities| Control::Activities { activities }),
     ];
     let announce = vec(announcement(), 0..6).prop_map(|announcements| Control::Announce { announcements });
     prop_oneof![4 => announce, 6 => order().prop_map(Control::Order), 10 => others]
@@ -279,6 +300,10 @@ fn a_sidecar_speaks_only_for_its_own_ranks() {
         Control::Attached { ranks: vec![Rank(0)] },
         Control::Left { rank: Rank(0), failure: Failure::new(Cause::RankLost, "gone") },
         Control::SuspectRanks { ranks: vec![Rank(3), Rank(99)] },
+        Control::Activities {
+            activities: vec![Activity { rank: Rank(0), heard_ms: None, last_call: None, pending: 0, oldest: None }],
+        },
+        Control::AskActivity { ranks: vec![Rank(1)] },
         Control::Announce { announcements: vec![Announcement::new(Rank(0), Intent::Ready(sum("t", &[1])))] },
         Control::Done,
         Control::Unreachable { sidecar: SidecarIndex(77), reason: String::new() },

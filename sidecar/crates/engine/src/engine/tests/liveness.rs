@@ -1,6 +1,8 @@
 //! Silence, lost links, pauses, stalls: all in virtual time.
 
-use ronde_wire::{Cause, Collective, Control, Group, Rank, Request, SidecarIndex, World};
+use std::sync::Arc;
+
+use ronde_wire::{Cause, Collective, Control, Failure, Group, Rank, Record, Request, SidecarIndex, World, limits};
 
 use super::cluster::{Cluster, name, request, sum};
 use crate::engine::EngineConfig;
@@ -305,4 +307,80 @@ fn a_world_of_one_sidecar_needs_nobody() {
     cluster.run();
     assert!(cluster.engines[0].is_drained());
     assert_eq!(cluster.engines[0].poll_timeout(), None);
+}
+
+fn called(cluster: &mut Cluster, rank: u32, operation: &str, line: u32) {
+    let (rank, operation) = (Rank(rank), name(operation));
+    let site = Some(format!("train.py:{line}"));
+    cluster.event(cluster.home(rank), Event::Called { rank, collective: "ALLGATHER", operation, site });
+}
+
+#[test]
+fn a_stall_is_reported_with_what_the_missing_ranks_do() {
+    let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
+    let mut cluster = Cluster::of(world, |config| EngineConfig { stall_warning_ms: 2_000, ..config }).started();
+    called(&mut cluster, 2, "allgather.x", 88);
+    cluster.submit(2, request("allgather.x", Collective::AllGather, &[1]));
+    advance_with_workers(&mut cluster, 1_000, None);
+    for rank in [0, 1] {
+        cluster.submit(rank, sum("allreduce.grad.7", &[4]));
+    }
+    cluster.run();
+    advance_with_workers(&mut cluster, 2_700, None);
+    // The two are on two other sidecars; one of them has called nothing. The first report may be of the other stall.
+    let (.., text) = cluster.notices.last().expect("a report");
+    for words in [
+        "\n2: [allreduce.grad.7]\n",
+        "rank 2 has not asked for allreduce.grad.7 for 2.",
+        "; its last call was allgather 'x' at train.py:88, 3.",
+        " seconds ago; allgather.x of it has no answer yet; its process was heard 0.",
+        "\nrank 3 has not asked for allgather.x for 3.",
+        "; it has called nothing yet, and none of its calls is without an answer; its process was heard",
+    ] {
+        assert!(text.contains(words), "{words:?} is not in {text}");
+    }
+}
+
+#[test]
+fn a_report_does_not_wait_for_a_sidecar_that_says_nothing() {
+    let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
+    let mut cluster = Cluster::of(world, |config| EngineConfig { stall_warning_ms: 2_000, ..config }).started();
+    for rank in [0, 1, 2] {
+        cluster.submit(rank, sum("t", &[4]));
+    }
+    cluster.run();
+    advance_with_workers(&mut cluster, 1_900, None);
+    cluster.stopped[2] = true;
+    advance_with_workers(&mut cluster, 1_300, None);
+    let stalls: Vec<_> = cluster.notices.iter().filter(|(.., text)| text.contains("Missing ranks:\n3: [t]")).collect();
+    assert_eq!(stalls.len(), 1, "{:?}", cluster.notices);
+    assert!(!stalls[0].3.contains("has not asked"), "nothing is known: {}", stalls[0].3);
+}
+
+#[test]
+fn a_silent_rank_leaves_a_record_for_everybody() {
+    let mut cluster = Cluster::new(&THREE).started();
+    called(&mut cluster, 2, "allgather.x", 88);
+    let pending = cluster.submit(0, sum("t", &[4]));
+    cluster.run();
+    advance_with_workers(&mut cluster, 6_000, Some(2));
+    let record = cluster.failure(0, pending).record.clone().expect("a record");
+    let call = record.last_call.as_ref().expect("it has called something");
+    assert_eq!((record.rank, call.to_string().as_str()), (Rank(2), "allgather 'x' at train.py:88"));
+    assert!(cluster.ended.iter().all(|(.., failure)| failure.record.as_ref() == Some(&record)));
+}
+
+#[test]
+fn a_record_from_the_network_is_cut() {
+    let mut cluster = Cluster::new(&THREE).started();
+    let pending = cluster.submit(0, sum("t", &[4]));
+    cluster.run();
+    let stderr_tail = vec!["\x1b[2J".repeat(100_000); 50];
+    let record = cluster.engines[1].record(Rank(1), cluster.now);
+    let record = Record { stderr_tail, ..record };
+    let failure = Failure::new(Cause::RankLost, "gone").with_record(Some(Arc::new(record)));
+    cluster.control(0, 1, (1, 0), Control::Left { rank: Rank(1), failure });
+    cluster.run();
+    let told = cluster.failure(0, pending).to_string();
+    assert!(told.len() < limits::REASON_BYTES_MAX + 2 * limits::RECORD_BYTES_MAX && !told.contains('\x1b'), "{told}");
 }

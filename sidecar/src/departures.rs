@@ -1,0 +1,132 @@
+//! How sessions end, and what the other ranks are told of it.
+//!
+//! A worker's stream breaks in the moment in which its process ends. Why it ended only its parent knows: the launcher's
+//! agent on this host, which reads the worker's last words and says both a moment later. So where there is one, a session
+//! whose stream is over is *departing* for at most [`EXIT_WAIT`], or [`FAREWELL_WAIT`] behind a goodbye: its contributions stay and what was agreed on goes on;
+//! then the others hear of its end and the reason at once.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ronde_engine::Event;
+use ronde_wire::{Cause, Exit, Failure, Rank, Record};
+
+use crate::app::say;
+use crate::bootstrap::{FromSidecar, WorkerExited};
+use crate::driver::Driver;
+use crate::sessions::{Departing, Session, SessionId};
+
+impl Driver {
+    /// The stream of a session is over.
+    pub(crate) fn stream_over(&mut self, id: SessionId, reason: String) {
+        let Some(session) = self.sessions.get_mut(id).filter(|session| session.departing.is_none()) else { return };
+        let rank = session.rank;
+        if !self.tells_of_exits {
+            self.close_session(id, &reason);
+            return;
+        }
+        let wait = if session.goodbye.is_some() { FAREWELL_WAIT } else { EXIT_WAIT };
+        session.departing = Some(Departing { reason, until: Instant::now() + wait });
+        say_left(rank);
+        if let Some(exited) = self.exits.remove(&rank) {
+            self.depart(id, Some(exited));
+        }
+    }
+
+    /// The launcher's agent says how a worker's process has ended.
+    pub(crate) fn worker_exited(&mut self, exited: WorkerExited) {
+        let rank = Rank(exited.rank);
+        tracing::info!(rank = rank.0, pid = exited.pid, ended = %exited.exit, "a worker's process has ended");
+        let last_call = self.engine.record(rank, self.now()).last_call.map(|call| call.to_string());
+        say(&FromSidecar::Noted { rank: rank.0, last_call });
+        let session = self.sessions.of_rank(rank);
+        match session.filter(|session| session.departing.is_some()).map(|session| session.id) {
+            Some(id) => self.depart(id, Some(exited)),
+            // Its stream may take a moment longer. Ranks of others are none of this sidecar's business.
+            None if self.world.sidecar_of(rank) == Some(self.me) => drop(self.exits.insert(rank, exited)),
+            None => {}
+        }
+    }
+
+    /// A rank begins anew: what is known of its last process is history.
+    pub(crate) fn make_room(&mut self, rank: Rank) {
+        self.exits.remove(&rank);
+        let session = self.sessions.of_rank(rank).filter(|session| session.departing.is_some());
+        if let Some(id) = session.map(|session| session.id) {
+            self.depart(id, None);
+        }
+    }
+
+    /// Ends the sessions of which nothing more has come to be known in time.
+    pub(crate) fn end_departures(&mut self, now: Instant) {
+        let due = |session: &&mut Session| session.departing.as_ref().is_some_and(|departing| departing.until <= now);
+        let due: Vec<SessionId> = self.sessions.iter_mut().filter(due).map(|session| session.id).collect();
+        due.into_iter().for_each(|id| self.depart(id, None));
+    }
+
+    /// When the next such session ends.
+    pub(crate) fn next_departure(&mut self) -> Option<Instant> {
+        self.sessions.iter_mut().filter_map(|session| session.departing.as_ref().map(|departing| departing.until)).min()
+    }
+
+    /// Ends a session at once.
+    pub(crate) fn close_session(&mut self, id: SessionId, reason: &str) {
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        if session.departing.is_none() {
+            let rank = session.rank;
+            session.departing = Some(Departing { reason: reason.to_owned(), until: Instant::now() });
+            say_left(rank);
+        }
+        self.depart(id, None);
+    }
+
+    /// The session's part in operations is over.
+    fn depart(&mut self, id: SessionId, exited: Option<WorkerExited>) {
+        let Some(session) = self.sessions.close(id) else { return };
+        self.segments.close_session(&session.token);
+        let failure = self.failure_of(&session, exited);
+        for held in session.held.into_values() {
+            self.operations.release(held.result);
+        }
+        let orderly = failure.cause == Cause::ShutDown;
+        tracing::info!(rank = session.rank.0, orderly, reason = failure.reason, "a worker has left");
+        self.handle(Event::RankLeft { rank: session.rank, failure });
+    }
+
+    /// What the others are told.
+    fn failure_of(&self, session: &Session, exited: Option<WorkerExited>) -> Failure {
+        let (rank, me) = (session.rank, self.me);
+        let well = exited.as_ref().is_none_or(|exited| exited.exit == Exit::Code(0));
+        let failure = |cause, reason: String| Failure::new(cause, reason).with_rank(rank).with_sidecar(me);
+        if let Some(said) = session.goodbye.as_ref().filter(|_| well) {
+            return failure(Cause::ShutDown, format!("{rank} has shut down: {said}"));
+        }
+        let record = self.engine.record(rank, self.now());
+        let reason = match &exited {
+            Some(WorkerExited { exit, .. }) => {
+                let unexpected = if well { " without parting from its sidecar" } else { "" };
+                format!("{rank} on host {} {exit}{unexpected}{}", record.host, exit.advice())
+            }
+            None => {
+                let seen = session.departing.as_ref().map(|departing| departing.reason.as_str()).unwrap_or_default();
+                let unknown =
+                    if self.tells_of_exits { "" } else { "; no launcher watches it, so see its own output for why" };
+                format!("{rank} on {me} is gone: {seen}{unknown}")
+            }
+        };
+        let (exit, stderr_tail) = exited.map_or((None, Vec::new()), |exited| (Some(exited.exit), exited.stderr_tail));
+        let record = Record { pid: Some(session.pid).filter(|pid| *pid > 0), exit, stderr_tail, ..record };
+        failure(Cause::RankLost, reason).with_record(Some(Arc::new(record.within_limits())))
+    }
+}
+
+/// Said before anybody fails because of it: the launcher blames who left first, not who exits first.
+fn say_left(rank: Rank) {
+    say(&FromSidecar::Left { rank: rank.0 });
+}
+
+/// How long the end of a worker's stream is kept back for the reason. Long enough for an agent to read its last words, and
+/// less than a third of what anybody notices.
+const EXIT_WAIT: Duration = Duration::from_millis(300);
+/// The same behind a goodbye, which an interpreter says some time before it ends. That it was no failure is no urgent news.
+const FAREWELL_WAIT: Duration = Duration::from_secs(1);

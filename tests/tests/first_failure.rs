@@ -1,0 +1,33 @@
+//! What the others are told when a rank is gone and no launcher watches it. `sdk-python/tests/test_first_failure.py` has the
+//! rest: with a launcher, and with places in a program.
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use ronde_tests::cluster::{PATIENCE, Plan, sum};
+use ronde_tests::script::Fill;
+use ronde_wire::Cause;
+
+const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+
+#[test]
+fn without_a_launcher_the_last_call_is_known_and_the_rest_is_said_to_be_unknown() -> Result<()> {
+    let mut cluster = Plan::of(&[0, 0, 1]).start(WORKER)?;
+    let fill = Fill::Whole { seed: 1 };
+    cluster.workers[2].submit(sum("only here", 100, fill))?;
+    let pending = [0, 1].map(|rank| (rank, cluster.workers[rank].submit(sum("elsewhere", 100, fill))));
+    cluster.workers[2].process.signal(Signal::SIGKILL)?;
+    let mut texts = Vec::new();
+    for (rank, id) in pending {
+        let (_, failed) = cluster.workers[rank].failure(id?, PATIENCE)?;
+        ensure!(failed.cause == Some(Cause::RankLost) && failed.rank == Some(2), "{failed:?}");
+        texts.push(failed.text);
+    }
+    println!("{}", texts[0]);
+    ensure!(texts[0] == texts[1], "all ranks are told the same: {texts:?}");
+    let lines: Vec<&str> = texts[0].lines().collect();
+    let first = lines.first().context("a text has a line")?;
+    ensure!(first.starts_with("rank 2 on sidecar 1 is gone: ") && first.contains("no launcher watches it"), "{first}");
+    ensure!(lines[1].starts_with("Its last call was allreduce 'only here', 0."), "{lines:?}");
+    ensure!(lines.len() == 2, "{lines:?}");
+    Ok(())
+}
