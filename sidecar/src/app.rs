@@ -22,7 +22,7 @@ use crate::bootstrap::{FromSidecar, Join, Peer, Summary, ToSidecar};
 use crate::cli::SidecarArgs;
 use crate::cli::codes::{Code, coded};
 use crate::config::{Settings, world_of};
-use crate::credentials;
+use crate::credentials::{self, Credentials};
 use crate::driver::{Driver, Inbox, Phase};
 use crate::interfaces::{self, InterfaceAddress};
 use crate::lane::{self, LaneConfig, LaneHandle, LaneReport};
@@ -64,7 +64,7 @@ pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
 async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     // Who am I, where do I listen, and who are the others?
     let mut launcher = args.bootstrap.then(Launcher::new);
-    let Membership { settings, ports, identity, peers, world } = match &mut launcher {
+    let Membership { settings, ports, identity, renewal, peers, world } = match &mut launcher {
         Some(launcher) => launcher.membership().await?,
         None => standalone::membership(args).await?,
     };
@@ -107,9 +107,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         allowed_uids: BTreeSet::from([nix::unistd::geteuid().as_raw()]),
     };
     let mut server = tokio::spawn(service.bind(&paths::rpc_socket(directory.path()))?);
-    if let Some(certs) = args.certs.clone().filter(|_| launcher.is_none()) {
-        tokio::spawn(credentials::watch(certs, Arc::clone(&identity), command_sender.clone()));
-    }
+    tokio::spawn(credentials::keep_fresh(renewal, Arc::clone(&identity), command_sender.clone()));
     let admin = admin::serve(admin::Pages::new(command_sender.clone(), settings.job.clone())).await?;
     directory.write_admin(admin)?;
 
@@ -182,6 +180,8 @@ pub(crate) struct Membership {
     pub(crate) settings: Settings,
     pub(crate) ports: Ports,
     pub(crate) identity: Arc<Identity>,
+    /// Where fresh identities come from; absent when a launcher gave the only one.
+    pub(crate) renewal: Option<Credentials>,
     /// All sidecars of the job.
     pub(crate) peers: Vec<Peer>,
     pub(crate) world: World,
@@ -206,7 +206,7 @@ impl Launcher {
         let join = self.join().await?;
         let world = world_of(&join.placement, &join.peers, settings.me).context(Code::SidecarSettings)?;
         let identity = identity(&settings, key, &join)?;
-        Ok(Membership { settings, ports, identity, peers: join.peers, world })
+        Ok(Membership { settings, ports, identity, renewal: None, peers: join.peers, world })
     }
 
     async fn start(&mut self) -> anyhow::Result<Settings> {

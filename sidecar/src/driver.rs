@@ -564,6 +564,7 @@ impl Driver {
     /// The state of everything at this moment; lanes that do not answer in time count as zeros.
     pub(crate) fn snapshot(&self) -> impl Future<Output = Snapshot> + Send + use<> {
         let asked: Vec<_> = self.lanes.iter().map(LaneHandle::ask_stats).collect();
+        let protected = |peer| Some((peer, self.control.security(peer)?));
         let mut snapshot = Snapshot {
             status: self.engine.status(self.now()),
             engine: self.engine.stats().clone(),
@@ -575,6 +576,7 @@ impl Driver {
             ring_sessions: self.sessions.with_ring(),
             up: self.started.elapsed(),
             paths: self.control.paths(),
+            security: self.world.sidecars().into_iter().filter_map(protected).collect(),
             inputs_mapped_bytes: self.segments.mapped_bytes(),
         };
         async move {

@@ -36,7 +36,7 @@ impl RuntimeDir {
         let longest = paths::mem_socket(dir.path()).as_os_str().len();
         ensure!(
             longest <= SOCKET_PATH_BYTES_MAX,
-            "the path {} is {longest} bytes long, but a Unix socket's may have {SOCKET_PATH_BYTES_MAX}; give a shorter job name or runtime directory",
+            "the path of a socket in {} is {longest} bytes long, but a Unix socket's may have {SOCKET_PATH_BYTES_MAX}; give a shorter directory with --runtime-dir or XDG_RUNTIME_DIR, or a shorter job name",
             dir.path().display()
         );
         Ok(Self { dir })

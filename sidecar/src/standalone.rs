@@ -1,4 +1,4 @@
-//! A sidecar without a launcher: who it is says its certificate, who the others are its command line or configuration file.
+//! A sidecar without a launcher: who it is say its credentials, who the others are its command line or configuration file.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::bootstrap::{Peer, Start};
 use crate::cli::SidecarArgs;
 use crate::cli::codes::Code;
 use crate::config::{Settings, world_of};
-use crate::credentials;
+use crate::credentials::Credentials;
 use crate::interfaces::{self, Selector};
 use crate::logging;
 use crate::ports::Ports;
@@ -23,8 +23,8 @@ use crate::ports::Ports;
 /// # Errors
 /// What cannot be used, with its code.
 pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership> {
-    let directory = args.certs.as_deref().context(NO_CREDENTIALS).context(Code::NoCredentials)?;
-    let identity = Arc::new(credentials::load(directory)?);
+    let mut credentials = Credentials::named(args)?;
+    let identity = Arc::new(credentials.load()?);
     let me = identity.id().sidecar;
     logging::identify(&identity.id().job, me);
     let deadline = Instant::now() + Duration::from_secs(args.start_timeout);
@@ -66,7 +66,7 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
     }
     let placement = if args.placement.is_empty() { (0..).take(peers.len()).collect() } else { args.placement.clone() };
     let world = world_of(&placement, &peers, me).context(Code::SidecarSettings)?;
-    Ok(Membership { settings, ports, identity, peers, world })
+    Ok(Membership { settings, ports, identity, renewal: Some(credentials), peers, world })
 }
 
 /// The addresses that `--network-interfaces` means, at least one.
@@ -91,7 +91,7 @@ fn own_place(places: &[Place], me: SidecarIndex) -> anyhow::Result<&Place> {
     );
     places
         .get(me.0 as usize)
-        .with_context(|| format!("the certificate is {me}'s, but --peers names {count} sidecars, 0 to {}", count - 1))
+        .with_context(|| format!("this is {me}, but --peers names {count} sidecars, 0 to {}", count - 1))
 }
 
 /// Where a sidecar is said to be.
@@ -150,8 +150,6 @@ fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-const NO_CREDENTIALS: &str = "there are no credentials; start the job with `ronde run`, which hands them over a pipe, or give \
-     --certs DIR with what `ronde certs issue` has made";
 const LOOK_UP_PAUSE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -178,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_certificate_says_which_place_is_the_own() {
+    fn the_own_place_is_the_one_of_the_own_index() {
         let places = [Place::parse("a:1").expect("good"), Place::parse("b:2").expect("good")];
         assert_eq!(own_place(&places, SidecarIndex(1)).expect("there").port, 2);
         let error = own_place(&places, SidecarIndex(2)).expect_err("not there").to_string();

@@ -197,7 +197,16 @@ fn an_expired_certificate_is_refused() -> Result<()> {
     let certificate = pair.authority.issue_expired(pair.bad.certificate_request()?, 1)?;
     let ca = pair.authority.certificate().to_owned();
     pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
-    pair.refused(&["sidecar 1", "expired"])
+    pair.refused(&["sidecar 1", "expired at 20", "correct that clock"])
+}
+
+#[test]
+fn a_certificate_that_is_not_valid_yet_is_refused_with_a_word_on_clocks() -> Result<()> {
+    let mut pair = Pair::start(0, "test", 1)?;
+    let certificate = pair.authority.issue_early(pair.bad.certificate_request()?, 1)?;
+    let ca = pair.authority.certificate().to_owned();
+    pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
+    pair.refused(&["sidecar 1", "not valid before 20", "compare the clocks of the hosts"])
 }
 
 #[test]

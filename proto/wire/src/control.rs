@@ -46,6 +46,8 @@ pub struct Hello {
     pub early_credit_bytes: u64,
     /// How many lanes the sender offers.
     pub lanes: u16,
+    /// Whether the connection takes the place of one that is up, which ends when both directions have gone over.
+    pub replaces: bool,
 }
 
 impl Hello {

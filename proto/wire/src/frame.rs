@@ -60,11 +60,13 @@ pub enum FrameKind {
     Chunk = 4,
     /// The sender has admitted every operation up to this frame's seq; no payload.
     Admitted = 5,
+    /// To the side that dialled: the sender has another certificate, the connection should be replaced; no payload.
+    Renew = 6,
 }
 
 impl FrameKind {
     fn from_number(number: u8) -> Option<Self> {
-        [Self::Hello, Self::Refusal, Self::Control, Self::Chunk, Self::Admitted]
+        [Self::Hello, Self::Refusal, Self::Control, Self::Chunk, Self::Admitted, Self::Renew]
             .into_iter()
             .find(|kind| *kind as u8 == number)
     }
@@ -75,7 +77,7 @@ impl FrameKind {
         match self {
             Self::Hello | Self::Refusal | Self::Control => limits::CONTROL_FRAME_BYTES_MAX,
             Self::Chunk => limits::CHUNK_FRAME_BYTES_MAX,
-            Self::Admitted => 0,
+            Self::Admitted | Self::Renew => 0,
         }
     }
 }
@@ -206,6 +208,12 @@ impl Frame {
     #[must_use]
     pub fn admitted(epoch: Epoch, seq: Seq) -> Self {
         Self::new(FrameKind::Admitted, epoch, seq, Bytes::new())
+    }
+
+    /// Asks the side that dialled to replace the connection.
+    #[must_use]
+    pub fn renew() -> Self {
+        Self::new(FrameKind::Renew, Epoch(0), Seq(0), Bytes::new())
     }
 
     /// Bytes on the stream: header and payload.

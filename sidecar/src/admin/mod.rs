@@ -12,7 +12,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use ronde_engine::{ExecutorStats, Stats, Status};
 use ronde_shm::ArenaUsage;
-use ronde_transport::{PathStats, PortStats};
+use ronde_transport::{LinkSecurity, PathStats, PortStats};
 use ronde_wire::{JobName, SidecarIndex};
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -47,6 +47,8 @@ pub(crate) struct Snapshot {
     pub(crate) up: Duration,
     /// The control links that are up.
     pub(crate) paths: Vec<(SidecarIndex, PathStats)>,
+    /// How they are protected.
+    pub(crate) security: Vec<(SidecarIndex, LinkSecurity)>,
 }
 
 /// What the pages need: the way to the driver, which is asked for one snapshot at a time, however many people look.

@@ -1,8 +1,8 @@
 //! What `/status` says besides the engine's own picture: the job, the traffic, and the way to each peer.
 
 use ronde_engine::Status;
-use ronde_transport::first_suite;
-use ronde_wire::JobName;
+use ronde_transport::{CertificateFacts, LinkSecurity, PathStats, utc};
+use ronde_wire::{JobName, SidecarIndex};
 use serde::Serialize;
 
 use super::Snapshot;
@@ -15,8 +15,6 @@ pub(super) struct StatusPage {
     up_ms: u64,
     /// What all links run over.
     transport: &'static str,
-    /// The first suite of the list that all sidecars of a release have alike, which is the one that they agree on.
-    cipher: &'static str,
     traffic: Traffic,
     sessions: Sessions,
     /// Control links that are up.
@@ -48,6 +46,59 @@ struct Path {
     datagram_bytes: u16,
     packets_sent: u64,
     packets_lost: u64,
+    #[serde(flatten)]
+    security: Option<Security>,
+}
+
+/// How a link is protected.
+#[derive(Serialize)]
+struct Security {
+    /// The suite that seals this link: the only one that both sides offer and take.
+    cipher: &'static str,
+    /// How its keys were agreed on: likewise.
+    key_exchange: &'static str,
+    /// What this side has shown when the link's connection was made.
+    certificate: Certificate,
+    /// What the peer has shown.
+    peer_certificate: Certificate,
+}
+
+impl Security {
+    fn of(security: &LinkSecurity) -> Self {
+        Self {
+            cipher: security.suite,
+            key_exchange: security.key_exchange,
+            certificate: Certificate::of(&security.own),
+            peer_certificate: Certificate::of(&security.peer),
+        }
+    }
+}
+
+/// A certificate of a link's connection.
+#[derive(Serialize)]
+struct Certificate {
+    serial: String,
+    until: String,
+}
+
+impl Certificate {
+    fn of(facts: &CertificateFacts) -> Self {
+        Self { serial: facts.serial.clone(), until: utc(facts.not_after) }
+    }
+}
+
+impl Path {
+    fn of(peer: SidecarIndex, path: &PathStats, security: Option<&LinkSecurity>) -> Self {
+        Self {
+            peer: peer.0,
+            address: path.peer_address.to_string(),
+            round_trip_us: whole(path.round_trip.as_micros()),
+            datagram_bytes: path.datagram_bytes,
+            packets_sent: path.packets_sent,
+            packets_lost: path.packets_lost,
+            security: security.map(Security::of),
+        }
+    }
 }
 
 impl StatusPage {
@@ -59,25 +110,21 @@ impl StatusPage {
             opened_bytes: ports().map(|port| port.opened_bytes).sum(),
             operations: snapshot.engine.executed,
         };
-        let whole = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
-        let path = |(peer, path): &(ronde_wire::SidecarIndex, ronde_transport::PathStats)| Path {
-            peer: peer.0,
-            address: path.peer_address.to_string(),
-            round_trip_us: whole(path.round_trip.as_micros()),
-            datagram_bytes: path.datagram_bytes,
-            packets_sent: path.packets_sent,
-            packets_lost: path.packets_lost,
-        };
+        let security =
+            |of: SidecarIndex| snapshot.security.iter().find(|(peer, _)| *peer == of).map(|(_, found)| found);
         Self {
             job,
             version: env!("CARGO_PKG_VERSION"),
             up_ms: whole(snapshot.up.as_millis()),
             transport: "QUIC",
-            cipher: first_suite(),
             traffic,
             sessions: Sessions { live: snapshot.sessions, over_ring: snapshot.ring_sessions },
-            paths: snapshot.paths.iter().map(path).collect(),
+            paths: snapshot.paths.iter().map(|(peer, path)| Path::of(*peer, path, security(*peer))).collect(),
             engine: snapshot.status,
         }
     }
+}
+
+fn whole(number: u128) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
 }

@@ -1,7 +1,7 @@
 //! `ronde certs`: keys and certificates of jobs that are started without the launcher.
 //!
 //! The authority's directory (`ca.pem`, `ca-key.pem`) stays with whoever issues; each sidecar's (`cert.pem`, `key.pem`,
-//! `ca.pem`) goes to its host.
+//! `ca.pem`) goes to its host. A secret's file stands for all of that on each host that has it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow, ensure};
 use clap::{Args, Subcommand};
-use ronde_transport::{Identity, JobCa, KeyRequest, TrustDomain, Validity, utc};
+use ronde_transport::{CaError, Identity, JobCa, JobSecret, KeyRequest, TrustDomain, Validity, bundle, utc};
 use ronde_wire::{JobName, SidecarIndex, limits};
 
 use super::codes::{Code, coded};
-use crate::credentials::{self, AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE};
+use crate::credentials::{AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, code_of, directory, private_file};
 use files::{NewFile, create_all, replace};
 
 mod files;
@@ -35,6 +35,8 @@ enum CertsCommand {
     Issue(IssueArgs),
     /// Replace the key and the certificate of sidecars; running ones take them for new links.
     Rotate(RotateArgs),
+    /// Make a file with a secret from which all sidecars of a job issue for themselves.
+    Secret(SecretArgs),
     /// Say what directories hold and whether it can be used.
     Inspect(InspectArgs),
 }
@@ -77,9 +79,23 @@ struct RotateArgs {
     /// How long the certificates are valid.
     #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAYS_MAX))]
     days: u64,
+    /// The ca.pem of another authority of the same job that is accepted too: the next one, or the one before. Without it,
+    /// only --authority is.
+    #[arg(long, value_name = "FILE")]
+    trust: Vec<PathBuf>,
+    /// Change the authority without the steps that keep a running job together.
+    #[arg(long)]
+    at_once: bool,
     /// The sidecars' directories.
     #[arg(required = true)]
     directories: Vec<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = SECRET_EXAMPLES)]
+struct SecretArgs {
+    /// The file; it is made, with mode 0600.
+    file: PathBuf,
 }
 
 #[derive(Args, Debug)]
@@ -95,13 +111,7 @@ type Indices = BTreeSet<u32>;
 
 /// Does what was asked for; prints what was made or found.
 pub(super) fn main(args: &CertsArgs) -> ExitCode {
-    let done = match &args.command {
-        CertsCommand::Init(args) => init(args),
-        CertsCommand::Issue(args) => issue(args),
-        CertsCommand::Rotate(args) => rotate(args),
-        CertsCommand::Inspect(args) => inspect(args),
-    };
-    match done {
+    match perform(&args.command) {
         Ok(text) => {
             super::print(&text);
             ExitCode::SUCCESS
@@ -110,12 +120,22 @@ pub(super) fn main(args: &CertsArgs) -> ExitCode {
     }
 }
 
+fn perform(command: &CertsCommand) -> anyhow::Result<String> {
+    match command {
+        CertsCommand::Init(args) => init(args),
+        CertsCommand::Issue(args) => issue(args),
+        CertsCommand::Rotate(args) => rotate(args),
+        CertsCommand::Secret(args) => secret(args),
+        CertsCommand::Inspect(args) => inspect(args),
+    }
+}
+
 fn init(args: &InitArgs) -> anyhow::Result<String> {
     let InitArgs { job, trust_domain, directory } = args;
     let validity = Validity::starting(SystemTime::now(), AUTHORITY_VALIDITY);
     let ca = JobCa::generate(job.clone(), trust_domain.clone(), validity).context(Code::CertificateNotIssued)?;
     create_all(&[
-        NewFile::secret(directory.join(AUTHORITY_KEY_FILE), ca.key_pem()),
+        NewFile::secret(directory.join(AUTHORITY_KEY_FILE), ca.key_pem().into()),
         NewFile::public(directory.join(AUTHORITY_FILE), ca.ca_certificate_pem().to_owned()),
     ])?;
     let directory = directory.display();
@@ -129,7 +149,7 @@ fn issue(args: &IssueArgs) -> anyhow::Result<String> {
         let directory = args.directory.join(format!("sidecar-{index}"));
         let fresh = Fresh::issue(&ca, SidecarIndex(*index), args.days)?;
         text.push_str(&format!("{}: {}\n", directory.display(), fresh.describe()));
-        files.extend(fresh.files(&directory, &ca));
+        files.extend(fresh.files(&directory, ca.ca_certificate_pem()));
     }
     create_all(&files)?;
     Ok(text)
@@ -137,25 +157,66 @@ fn issue(args: &IssueArgs) -> anyhow::Result<String> {
 
 fn rotate(args: &RotateArgs) -> anyhow::Result<String> {
     let ca = authority(&args.authority)?;
+    let bundle = accepted(args, &ca)?;
     let mut fresh = Vec::new();
     // All are looked at before any is replaced.
-    for directory in &args.directories {
-        let old = credentials::read(directory)?;
+    for path in &args.directories {
+        let old = directory::read(path)?;
         let expected = ca.id_of(old.id().sidecar);
         let found = old.id();
         if *found != expected {
-            let text = format!("{} is {found}'s, not of this authority's {expected}", directory.display());
+            let text = format!("{} is {found}'s, not of this authority's {expected}", path.display());
             return Err(anyhow!(text)).context(Code::CertificateForeign);
         }
-        fresh.push((directory, Fresh::issue(&ca, expected.sidecar, args.days)?));
+        if !args.at_once {
+            check_step(path, &old, &ca, &bundle).context(Code::AuthorityStep)?;
+        }
+        fresh.push((path, Fresh::issue(&ca, expected.sidecar, args.days)?));
     }
     let mut text = String::new();
     for (directory, fresh) in &fresh {
         // The certificate comes last: a sidecar that looks in between finds that the pair does not fit and waits.
-        fresh.files(directory, &ca).iter().try_for_each(replace)?;
+        fresh.files(directory, &bundle).iter().try_for_each(replace)?;
         text.push_str(&format!("{}: {}\n", directory.display(), fresh.describe()));
     }
     Ok(text)
+}
+
+/// The certificates of all authorities that are accepted from now on.
+fn accepted(args: &RotateArgs, ca: &JobCa) -> anyhow::Result<String> {
+    let others: Vec<String> =
+        args.trust.iter().map(|path| directory::read_text(path)).collect::<anyhow::Result<_>>()?;
+    let pems: Vec<&str> = [ca.ca_certificate_pem()].into_iter().chain(others.iter().map(String::as_str)).collect();
+    bundle(&pems, &ca.id_of(SidecarIndex(0)))
+        .map_err(|error| {
+            let code = match &error {
+                CaError::Identity(error) => code_of(error),
+                _ => Code::CertificateFiles,
+            };
+            anyhow!(error).context(code)
+        })
+        .context("an authority of --trust cannot be used")
+}
+
+/// Sidecars that run take a rotation one after another: those before it and those behind it must accept each other.
+fn check_step(directory: &Path, old: &Identity, ca: &JobCa, bundle: &str) -> anyhow::Result<()> {
+    let directory = directory.display();
+    ensure!(
+        old.accepts(ca.ca_certificate_pem())?,
+        "{directory} does not know this authority yet; first run `ronde certs rotate` with the authority of before and --trust for this one's ca.pem"
+    );
+    ensure!(
+        old.is_accepted_by(bundle)?,
+        "the certificate in {directory} is of an authority that would not be accepted any more; keep that one with --trust until all sidecars have new certificates"
+    );
+    Ok(())
+}
+
+fn secret(args: &SecretArgs) -> anyhow::Result<String> {
+    let secret = JobSecret::generate().context(Code::CertificateNotIssued)?;
+    create_all(&[NewFile::secret(args.file.clone(), secret.to_text())])?;
+    let file = args.file.display();
+    Ok(format!("{file}: a job's secret; copy it to the hosts of the job over a channel that nobody else reads\n"))
 }
 
 fn inspect(args: &InspectArgs) -> anyhow::Result<String> {
@@ -178,12 +239,12 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<String> {
     Ok(text)
 }
 
-fn describe(directory: &Path) -> anyhow::Result<String> {
-    if directory.join(AUTHORITY_KEY_FILE).exists() {
-        let id = authority(directory)?.id_of(SidecarIndex(0));
+fn describe(path: &Path) -> anyhow::Result<String> {
+    if path.join(AUTHORITY_KEY_FILE).exists() {
+        let id = authority(path)?.id_of(SidecarIndex(0));
         return Ok(format!("the authority of job {} of {}", id.job, id.trust_domain));
     }
-    Ok(describe_identity(&credentials::load(directory)?, SystemTime::now()))
+    Ok(describe_identity(&directory::load(path)?, SystemTime::now()))
 }
 
 fn describe_identity(identity: &Identity, now: SystemTime) -> String {
@@ -194,15 +255,18 @@ fn describe_identity(identity: &Identity, now: SystemTime) -> String {
         days => format!("{days} days"),
     };
     let (from, until) = (utc(identity.not_before()), utc(identity.not_after()));
-    format!("{}, valid from {from} until {until} (for {left})", identity.id())
+    let accepts = match identity.authorities() {
+        1 => String::new(),
+        several => format!(", accepts {several} authorities"),
+    };
+    format!("{}, valid from {from} until {until} (for {left}){accepts}", identity.id())
 }
 
-fn authority(directory: &Path) -> anyhow::Result<JobCa> {
-    let key = credentials::read_key(&directory.join(AUTHORITY_KEY_FILE))?;
-    let certificate = credentials::read_text(&directory.join(AUTHORITY_FILE))?;
+fn authority(path: &Path) -> anyhow::Result<JobCa> {
+    let key = private_file::read(&path.join(AUTHORITY_KEY_FILE))?;
+    let certificate = directory::read_text(&path.join(AUTHORITY_FILE))?;
     let ca = JobCa::from_pem(&certificate, &key);
-    ca.with_context(|| format!("the authority in {} cannot be used", directory.display()))
-        .context(Code::CertificateFiles)
+    ca.with_context(|| format!("the authority in {} cannot be used", path.display())).context(Code::CertificateFiles)
 }
 
 /// A fresh key with its certificate.
@@ -230,10 +294,10 @@ impl Fresh {
     }
 
     /// The certificate last.
-    fn files(&self, directory: &Path, ca: &JobCa) -> [NewFile; 3] {
+    fn files(&self, directory: &Path, authorities: &str) -> [NewFile; 3] {
         [
-            NewFile::public(directory.join(AUTHORITY_FILE), ca.ca_certificate_pem().to_owned()),
-            NewFile::secret(directory.join(KEY_FILE), self.key.key_pem()),
+            NewFile::public(directory.join(AUTHORITY_FILE), authorities.to_owned()),
+            NewFile::secret(directory.join(KEY_FILE), self.key.key_pem().into()),
             NewFile::public(directory.join(CERTIFICATE_FILE), self.certificate.clone()),
         ]
     }
@@ -273,7 +337,10 @@ const ISSUE_EXAMPLES: &str = "Examples:
   ronde certs issue --authority authority --sidecars 4 --days 7 certs";
 const ROTATE_EXAMPLES: &str = "Examples:
   ronde certs rotate --authority authority certs/sidecar-0
-  ronde certs rotate --authority authority --days 7 certs/sidecar-0 certs/sidecar-1";
+  ronde certs rotate --authority authority --trust next/ca.pem certs/sidecar-0 certs/sidecar-1";
+const SECRET_EXAMPLES: &str = "Examples:
+  ronde certs secret /etc/ronde/secret
+  ronde certs secret secret";
 const INSPECT_EXAMPLES: &str = "Examples:
   ronde certs inspect certs/sidecar-0
   ronde certs inspect authority certs/sidecar-0 certs/sidecar-1";

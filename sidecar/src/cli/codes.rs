@@ -97,6 +97,10 @@ pub(crate) enum Code {
     FileExists = 508,
     /// `ronde certs inspect` found what cannot be used.
     CertificatesUnusable = 509,
+    /// A file holds no job's secret.
+    JobSecret = 510,
+    /// An authority would be changed in one step.
+    AuthorityStep = 511,
     /// `ronde check` found what keeps jobs from running.
     HostUnfit = 601,
     /// There is no sidecar to ask.

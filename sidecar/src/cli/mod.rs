@@ -52,7 +52,7 @@ enum Command {
     /// Start a job: sidecars, workers, and a watch over both.
     Run(Box<run::RunArgs>),
     /// Serve the workers of this host.
-    Sidecar(SidecarArgs),
+    Sidecar(Box<SidecarArgs>),
     /// Start and watch processes on this host for a launcher on standard input and output.
     #[command(hide = true)]
     Agent,

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use ronde_wire::limits;
+use ronde_transport::TrustDomain;
+use ronde_wire::{JobName, limits};
 
 use crate::interfaces::Selector;
 use crate::logging::LogArgs;
@@ -23,6 +24,21 @@ pub(crate) struct SidecarArgs {
     /// The directory with cert.pem, key.pem and ca.pem, as `ronde certs issue` makes it.
     #[arg(long, value_name = "DIR")]
     pub(crate) certs: Option<PathBuf>,
+    /// In place of --certs: the file with the job's secret, as `ronde certs secret` makes it. Needs --job and --index.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) job_secret_file: Option<PathBuf>,
+    /// With --job-secret-file: the job's name, the same on all hosts.
+    #[arg(long, value_name = "NAME", value_parser = |name: &str| JobName::new(name))]
+    pub(crate) job: Option<JobName>,
+    /// With --job-secret-file: this sidecar's place in --peers, from 0.
+    #[arg(long, value_name = "I")]
+    pub(crate) index: Option<u32>,
+    /// With --job-secret-file: the name of whoever runs jobs here, the same on all hosts.
+    #[arg(long, value_name = "NAME", default_value = "ronde.local", value_parser = |name: &str| TrustDomain::new(name))]
+    pub(crate) trust_domain: TrustDomain,
+    /// With --job-secret-file: how long each certificate is valid; the next is made when two thirds of it are over.
+    #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u64).range(6..=2_592_000))]
+    pub(crate) certificate_life: u64,
     /// Where all sidecars of the job are, in the order of their indices, this one included. Data lanes take the ports
     /// behind the named one.
     #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',')]
@@ -75,9 +91,9 @@ pub(crate) struct SidecarArgs {
 }
 
 const EXAMPLES: &str =
-    "A sidecar is normally started by `ronde run`. With --certs it needs no launcher; it prints a JSON line with its
-socket directory and the ranks' token files when workers may come.
+    "A sidecar is normally started by `ronde run`. With --certs or --job-secret-file it needs no launcher; it prints a JSON
+line with its socket directory and the ranks' token files when workers may come.
 
 Examples:
   ronde sidecar --certs /etc/ronde/sidecar-0 --peers alpha:7400,beta:7400
-  ronde sidecar --certs /etc/ronde/sidecar-1 --peers alpha:7400,beta:7400 --placement 0,0,1,1";
+  ronde sidecar --job-secret-file /etc/ronde/secret --job nightly --index 1 --peers alpha:7400,beta:7400";

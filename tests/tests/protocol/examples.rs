@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_wire::control::{Announcement, Hello, Intent, Order, OrderedTensor, Purpose, Refusal, encode};
-use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN};
+use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN, WIRE_VERSION, WIRE_VERSION_MIN};
 use ronde_wire::{
     Activity, Algorithm, Call, Cause, Codec, Collective, Control, DType, Epoch, Exit, Failure, Frame, FrameKind,
     Incarnation, JobName, Lane, ProcessSet, Rank, Record, ReduceOp, Request, Seq, SetId, Shape, SidecarIndex,
@@ -34,7 +34,7 @@ type Example = (&'static str, String, Vec<u8>);
 
 fn greetings() -> Vec<Example> {
     let hello = Hello {
-        wire_versions: (3, 3),
+        wire_versions: (WIRE_VERSION_MIN, WIRE_VERSION),
         planner_version: 2,
         job: JobName::new("digits").expect("a job's name"),
         sidecar: SidecarIndex(1),
@@ -42,6 +42,7 @@ fn greetings() -> Vec<Example> {
         purpose: Purpose::Data(Lane(0)),
         early_credit_bytes: 1 << 22,
         lanes: 1,
+        replaces: false,
     };
     let refusal = Refusal { reason: "job a is not job b".to_owned() };
     let frame = |kind, payload| bytes(&Frame::new(kind, Epoch(0), Seq(0), payload));
@@ -149,6 +150,7 @@ fn data() -> Vec<Example> {
         ),
         ("token", "lane 0, strand 2, taken".to_owned(), chunk(taken, false, &[])),
         ("admitted", "up to 17".to_owned(), bytes(&Frame::admitted(Epoch(3), Seq(17)))),
+        ("renew", "another certificate".to_owned(), bytes(&Frame::renew())),
     ]
 }
 

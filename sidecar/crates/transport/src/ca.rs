@@ -9,15 +9,18 @@ use std::time::{Duration, SystemTime};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_ED25519,
+    PublicKeyData, SanType,
 };
 use ronde_wire::{JobName, SidecarIndex};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use time::OffsetDateTime;
+use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 
 use crate::identity::{Identity, IdentityError, SpiffeId, TrustDomain};
+use crate::secret::JobSecret;
 
 /// From when until when a certificate is valid, by the wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,12 +54,34 @@ impl JobCa {
     /// [`CaError::Certificate`] when the key or the certificate cannot be made.
     pub fn generate(job: JobName, trust_domain: TrustDomain, validity: Validity) -> Result<Self, CaError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let mut params = parameters(&format!("ronde job {job}"), validity);
+        let params = parameters(&authority_name(&job), validity);
+        Self::of(key, job, trust_domain, params)
+    }
+
+    fn of(
+        key: KeyPair,
+        job: JobName,
+        trust_domain: TrustDomain,
+        mut params: CertificateParams,
+    ) -> Result<Self, CaError> {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.subject_alt_names = vec![SanType::URI(authority_uri(&trust_domain, &job).try_into()?)];
         let certificate_pem = params.self_signed(&key)?.pem();
         Ok(Self { job, trust_domain, certificate_pem, issuer: Issuer::new(params, key) })
+    }
+
+    /// The authority that follows from a job's secret: the same wherever it is made, key and certificate, so that
+    /// sidecars with the secret need nobody to issue for them. Its own certificate does not expire; those that it issues do.
+    ///
+    /// # Errors
+    /// [`CaError::Certificate`] when the certificate cannot be made.
+    pub fn from_secret(secret: &JobSecret, job: JobName, trust_domain: TrustDomain) -> Result<Self, CaError> {
+        let key = PrivatePkcs8KeyDer::from(secret.authority_key(&job, &trust_domain).to_vec());
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ED25519).map_err(CaError::Key)?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = named(&authority_name(&job));
+        Self::of(key, job, trust_domain, params)
     }
 
     /// Reads an authority that was kept: the first certificate of `certificate_pem`, and its key.
@@ -71,16 +96,8 @@ impl JobCa {
         if parsed.public_key().raw != key.subject_public_key_info() {
             return Err(CaError::OtherKey);
         }
-        let names = parsed.subject_alternative_name().ok().flatten();
-        let uri = names.and_then(|names| match names.value.general_names[..] {
-            [GeneralName::URI(uri)] => Some(uri.to_owned()),
-            _ => None,
-        });
-        // An authority's name is what its sidecars' ids begin with.
-        let first =
-            uri.and_then(|uri| format!("{uri}/sidecar/0").parse::<SpiffeId>().ok()).ok_or(CaError::NoAuthority)?;
+        let SpiffeId { job, trust_domain, .. } = id_by(&parsed)?;
         let issuer = Issuer::from_ca_cert_der(certificate, key)?;
-        let SpiffeId { job, trust_domain, .. } = first;
         Ok(Self { job, trust_domain, certificate_pem: certificate_pem.to_owned(), issuer })
     }
 
@@ -212,8 +229,51 @@ pub enum CaError {
     Identity(#[from] IdentityError),
 }
 
+fn authority_name(job: &JobName) -> String {
+    format!("ronde job {job}")
+}
+
 fn authority_uri(trust_domain: &TrustDomain, job: &JobName) -> String {
     format!("spiffe://{trust_domain}/job/{job}")
+}
+
+/// Joins the certificates of authorities of one job into one text, each once.
+///
+/// # Errors
+/// [`CaError`] when a PEM cannot be read, or one of them is not the authority of a job that names `of`'s sidecars.
+pub fn bundle(pems: &[&str], of: &SpiffeId) -> Result<String, CaError> {
+    let (mut seen, mut bundle) = (Vec::new(), String::new());
+    for pem in pems {
+        let authorities = certificates(pem)?;
+        if authorities.is_empty() {
+            return Err(CaError::NoAuthority);
+        }
+        for authority in &authorities {
+            let (_, parsed) = x509_parser::parse_x509_certificate(authority).map_err(|_| CaError::NoAuthority)?;
+            let found = id_by(&parsed)?;
+            if !found.is_same_job(of) {
+                let (expected, found) = (Box::new(of.clone()), Box::new(found));
+                return Err(IdentityError::OtherJob { expected, found }.into());
+            }
+        }
+        if authorities.iter().any(|authority| !seen.contains(authority)) {
+            bundle.push_str(pem.trim_end());
+            bundle.push('\n');
+            seen.extend(authorities);
+        }
+    }
+    Ok(bundle)
+}
+
+/// The id of sidecar 0 by the authority that a certificate is of.
+fn id_by(certificate: &X509Certificate<'_>) -> Result<SpiffeId, CaError> {
+    let names = certificate.subject_alternative_name().ok().flatten();
+    let uri = names.and_then(|names| match names.value.general_names[..] {
+        [GeneralName::URI(uri)] => Some(uri.to_owned()),
+        _ => None,
+    });
+    // An authority's name is what its sidecars' ids begin with.
+    uri.and_then(|uri| format!("{uri}/sidecar/0").parse().ok()).ok_or(CaError::NoAuthority)
 }
 
 pub(crate) fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, CaError> {
@@ -313,6 +373,22 @@ mod tests {
         fails(&certificate, &key.key_pem(), "names no spiffe://");
         fails("", &key.key_pem(), "names no spiffe://");
         fails(ca.ca_certificate_pem(), "no key", "private key cannot be read");
+    }
+
+    #[test]
+    fn whoever_has_the_secret_makes_the_same_authority() {
+        let secret = JobSecret::generate().expect("a generator");
+        let job = |name: &str| JobName::new(name).expect("a good name");
+        let domain = TrustDomain::new("test.example").expect("a good name");
+        let make = |name: &str| JobCa::from_secret(&secret, job(name), domain.clone()).expect("an authority");
+        let (here, there, other) = (make("a"), make("a"), make("b"));
+        assert_eq!(here.ca_certificate_pem(), there.ca_certificate_pem());
+        let key = KeyRequest::generate().expect("a key");
+        let certificate = here.issue(key.request_pem(), SidecarIndex(3), hour()).expect("a certificate");
+        let identity = |root: &JobCa| Identity::from_pem(&certificate, &key.key_pem(), root.ca_certificate_pem());
+        identity(&there).expect("an identity").check(SystemTime::now()).expect("signed by the same authority");
+        let error = identity(&other).expect("an identity").check(SystemTime::now()).expect_err("another job's");
+        assert_eq!(error, IdentityError::OtherAuthority);
     }
 
     #[test]

@@ -32,16 +32,19 @@ impl LocalHello {
             purpose: self.purpose,
             early_credit_bytes: self.early_credit_bytes,
             lanes: self.lanes,
+            replaces: false,
         }
     }
 }
 
-/// Why a port that says `own` does not accept a peer's hello; `known` is the peer's incarnation as seen before.
+/// Why a port that says `own` does not accept a peer's hello; `known` is the peer's incarnation as seen before, and
+/// `has_link` whether there is a link whose connection can be replaced.
 pub(crate) fn refusal(
     own: &Hello,
     theirs: &Hello,
     authenticated: SidecarIndex,
     known: Option<Incarnation>,
+    has_link: bool,
 ) -> Option<String> {
     if let Some(refusal) = theirs.refusal(&own.job, authenticated) {
         return Some(refusal.reason);
@@ -54,6 +57,7 @@ pub(crate) fn refusal(
             "{authenticated} was {known} before and is {} now; a restarted sidecar gets a new index",
             theirs.incarnation
         )),
+        _ if theirs.replaces && !has_link => Some(NO_LINK.to_owned()),
         _ => None,
     }
 }
@@ -64,7 +68,7 @@ pub(crate) fn check_kind(header: &FrameHeader, purpose: Purpose) -> Result<(), S
         FrameKind::Hello | FrameKind::Refusal => false,
         FrameKind::Control => purpose == Purpose::Control,
         FrameKind::Chunk => purpose != Purpose::Control,
-        FrameKind::Admitted => true,
+        FrameKind::Admitted | FrameKind::Renew => true,
     };
     if allowed { Ok(()) } else { Err(format!("a {:?} frame does not belong on a link for {purpose:?}", header.kind)) }
 }
@@ -75,3 +79,6 @@ pub(crate) fn check_lane(frame: &Frame, purpose: Purpose) -> Result<(), String> 
     let (chunk, _) = ChunkHeader::split(frame.payload.clone()).map_err(|error| error.to_string())?;
     if chunk.lane == lane { Ok(()) } else { Err(format!("a chunk of {} arrived on {lane}", chunk.lane)) }
 }
+
+/// What is answered to a replacement of nothing.
+pub(crate) const NO_LINK: &str = "there is no link whose connection could be replaced";

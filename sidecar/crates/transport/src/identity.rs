@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ronde_wire::{JobName, SidecarIndex};
-use rustls::crypto::CryptoProvider;
+use rustls::RootCertStore;
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::sign::CertifiedKey;
-use rustls::{CipherSuite, RootCertStore};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use x509_parser::certificate::X509Certificate;
@@ -102,8 +102,7 @@ pub struct Identity {
     certificate_chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     roots: Vec<CertificateDer<'static>>,
-    not_before: UnixTime,
-    not_after: UnixTime,
+    claims: CertificateClaims,
 }
 
 impl Identity {
@@ -123,10 +122,14 @@ impl Identity {
         if claims.id != id {
             return Err(IdentityError::OtherId { expected: Box::new(id), found: Box::new(claims.id) });
         }
+        for (what, found) in [("certificate chain", certificate_chain.len()), ("list of authorities", roots.len())] {
+            if found > CERTIFICATES_MAX {
+                return Err(IdentityError::TooMany { what, found });
+            }
+        }
         let signer = crypto_provider().key_provider.load_private_key(key.clone_key()).map_err(IdentityError::Key)?;
         CertifiedKey::new(certificate_chain.clone(), signer).keys_match().map_err(IdentityError::Key)?;
-        let CertificateClaims { not_before, not_after, .. } = claims;
-        let identity = Self { id, certificate_chain, key, roots, not_before, not_after };
+        let identity = Self { id, certificate_chain, key, roots, claims };
         identity.root_store()?;
         Ok(identity)
     }
@@ -151,12 +154,12 @@ impl Identity {
     /// as [`IdentityError::Refused`].
     pub fn check(&self, now: SystemTime) -> Result<(), IdentityError> {
         let now = UnixTime::since_unix_epoch(now.duration_since(UNIX_EPOCH).unwrap_or_default());
-        let (not_before, not_after) = (self.not_before, self.not_after);
+        let (not_before, not_after) = (self.not_before(), self.not_after());
         if now > not_after {
-            return Err(IdentityError::Expired { at: utc(not_after) });
+            return Err(IdentityError::Expired { at: utc(not_after), now: utc(now) });
         }
         if now < not_before {
-            return Err(IdentityError::NotYetValid { from: utc(not_before) });
+            return Err(IdentityError::NotYetValid { from: utc(not_before), now: utc(now) });
         }
         crate::verifier::check_chain(&self.certificate_chain, &self.root_store()?, now)
     }
@@ -170,13 +173,42 @@ impl Identity {
     /// When the certificate begins to be valid.
     #[must_use]
     pub fn not_before(&self) -> UnixTime {
-        self.not_before
+        self.claims.not_before
     }
 
     /// When the certificate stops being valid.
     #[must_use]
     pub fn not_after(&self) -> UnixTime {
-        self.not_after
+        self.claims.not_after
+    }
+
+    /// The certificate's serial number, in hexadecimal.
+    #[must_use]
+    pub fn serial(&self) -> &str {
+        &self.claims.serial
+    }
+
+    /// How many authorities are accepted.
+    #[must_use]
+    pub fn authorities(&self) -> usize {
+        self.roots.len()
+    }
+
+    /// Whether every authority of a PEM is accepted.
+    ///
+    /// # Errors
+    /// [`CaError`](crate::CaError) when the PEM cannot be read.
+    pub fn accepts(&self, ca_pem: &str) -> Result<bool, crate::CaError> {
+        Ok(crate::ca::certificates(ca_pem)?.iter().all(|authority| self.roots.contains(authority)))
+    }
+
+    /// Whether one of the authorities of a PEM has signed the certificate, whatever the time.
+    ///
+    /// # Errors
+    /// [`CaError`](crate::CaError) when the PEM cannot be read or has no authority.
+    pub fn is_accepted_by(&self, ca_pem: &str) -> Result<bool, crate::CaError> {
+        let roots = root_store(&crate::ca::certificates(ca_pem)?)?;
+        Ok(crate::verifier::check_chain(&self.certificate_chain, &roots, self.not_after()).is_ok())
     }
 
     pub(crate) fn certificate_chain(&self) -> Vec<CertificateDer<'static>> {
@@ -188,17 +220,13 @@ impl Identity {
     }
 
     pub(crate) fn root_store(&self) -> Result<RootCertStore, IdentityError> {
-        let mut store = RootCertStore::empty();
-        for root in &self.roots {
-            store.add(root.clone()).map_err(IdentityError::Root)?;
-        }
-        if store.is_empty() { Err(IdentityError::NoRoot) } else { Ok(store) }
+        root_store(&self.roots)
     }
 }
 
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Identity").field("id", &self.id).field("not_after", &self.not_after).finish_non_exhaustive()
+        f.debug_struct("Identity").field("id", &self.id).field("not_after", &self.not_after()).finish_non_exhaustive()
     }
 }
 
@@ -258,16 +286,24 @@ pub enum IdentityError {
         found: Box<SpiffeId>,
     },
     /// The certificate's time is over.
-    #[error("the certificate expired at {at}; issue a fresh one, or set this host's clock if it is wrong")]
+    #[error(
+        "the certificate expired at {at}, and the clock of the host that checked it says {now}; issue a fresh one, or correct that clock"
+    )]
     Expired {
         /// When, in UTC.
         at: String,
+        /// What time it is.
+        now: String,
     },
     /// The certificate's time has not come.
-    #[error("the certificate is not valid before {from}; set this host's clock if it is wrong")]
+    #[error(
+        "the certificate is not valid before {from}, but the clock of the host that checked it says {now}; compare the clocks of the hosts"
+    )]
     NotYetValid {
         /// From when on it is, in UTC.
         from: String,
+        /// What time it is.
+        now: String,
     },
     /// The certificate does not pass for another reason.
     #[error("the certificate is not accepted: {0}")]
@@ -278,6 +314,14 @@ pub enum IdentityError {
     /// The peer shows a certificate, but its handshake is not signed by the certificate's key.
     #[error("the peer does not prove that it holds the certificate's key")]
     NoProof,
+    /// A chain or a list of authorities has no end.
+    #[error("the {what} has {found} certificates; {max} are allowed", max = CERTIFICATES_MAX)]
+    TooMany {
+        /// Which of them.
+        what: &'static str,
+        /// How many there are.
+        found: usize,
+    },
     /// The key cannot be used, or is not the certificate's.
     #[error("the key does not serve the certificate: {0}")]
     Key(rustls::Error),
@@ -292,6 +336,8 @@ pub enum IdentityError {
 /// What ronde reads in a certificate besides what webpki checks.
 pub(crate) struct CertificateClaims {
     pub(crate) id: SpiffeId,
+    /// In hexadecimal.
+    pub(crate) serial: String,
     pub(crate) not_before: UnixTime,
     pub(crate) not_after: UnixTime,
 }
@@ -313,17 +359,34 @@ impl CertificateClaims {
             return Err(IdentityError::NoUsage);
         }
         let validity = certificate.validity();
-        Ok(Self { id, not_before: unix_time(&validity.not_before), not_after: unix_time(&validity.not_after) })
+        let serial = certificate.raw_serial().iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { id, serial, not_before: unix_time(&validity.not_before), not_after: unix_time(&validity.not_after) })
     }
 }
 
-/// The cryptography of every link, given explicitly so that no default of the process decides it: aws-lc-rs, TLS 1.3
-/// suites only, AES-128-GCM first because it is the fastest where AES is in hardware.
+/// The cryptography of every link, given explicitly so that no default of the process decides it: aws-lc-rs, and of
+/// suites and key exchanges one each. All sidecars of a job are of one release, so there is nothing to negotiate and
+/// nothing to fall back to; what a link runs over is known without asking.
 pub(crate) fn crypto_provider() -> Arc<CryptoProvider> {
-    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
-    provider.cipher_suites.retain(|suite| suite.tls13().is_some());
-    provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+    let mut provider = aws_lc_rs::default_provider();
+    // The fastest where AES is in hardware.
+    provider.cipher_suites = vec![aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256];
+    // Recorded traffic stays closed to who breaks either of the two later on.
+    provider.kx_groups = vec![aws_lc_rs::kx_group::X25519MLKEM768];
     Arc::new(provider)
+}
+
+/// The suite of [`crypto_provider`], as the standard writes it.
+pub(crate) const SUITE: &str = "TLS_AES_128_GCM_SHA256";
+/// Its key exchange.
+pub(crate) const KEY_EXCHANGE: &str = "X25519MLKEM768";
+
+fn root_store(roots: &[CertificateDer<'static>]) -> Result<RootCertStore, IdentityError> {
+    let mut store = RootCertStore::empty();
+    for root in roots {
+        store.add(root.clone()).map_err(IdentityError::Root)?;
+    }
+    if store.is_empty() { Err(IdentityError::NoRoot) } else { Ok(store) }
 }
 
 fn unix_time(time: &x509_parser::time::ASN1Time) -> UnixTime {
@@ -341,17 +404,13 @@ pub fn utc(time: UnixTime) -> String {
     format!("{year:04}-{:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z", u8::from(month))
 }
 
-/// The suite that two sidecars of one release agree on: the first of the list that both have.
-#[must_use]
-pub fn first_suite() -> &'static str {
-    crypto_provider().cipher_suites.first().and_then(|suite| suite.suite().as_str()).unwrap_or("none")
-}
-
 fn shortened(text: &str) -> String {
     text.chars().take(SHOWN_CHARACTERS_MAX).collect()
 }
 
 const TRUST_DOMAIN_BYTES_MAX: usize = 255;
+/// Of a chain, and of authorities: two of the latter while one takes the other's place, and room for more.
+const CERTIFICATES_MAX: usize = 8;
 /// Characters of a foreign text that an error repeats.
 const SHOWN_CHARACTERS_MAX: usize = 200;
 
@@ -393,9 +452,13 @@ mod tests {
     }
 
     #[test]
-    fn aes_128_gcm_comes_first_and_every_suite_is_of_tls_1_3() {
+    fn there_is_one_suite_and_one_key_exchange_by_these_names() {
         let provider = crypto_provider();
-        assert_eq!(provider.cipher_suites[0].suite(), CipherSuite::TLS13_AES_128_GCM_SHA256);
-        assert!(provider.cipher_suites.iter().all(|suite| suite.tls13().is_some()));
+        let [suite] = provider.cipher_suites[..] else { panic!("not one suite") };
+        assert_eq!(suite.suite(), rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
+        assert_eq!(suite.suite().as_str(), Some("TLS13_AES_128_GCM_SHA256"));
+        assert_eq!(SUITE.replace("TLS_", "TLS13_"), "TLS13_AES_128_GCM_SHA256");
+        let [group] = provider.kx_groups[..] else { panic!("not one key exchange") };
+        assert_eq!(group.name().as_str(), Some(KEY_EXCHANGE));
     }
 }

@@ -149,6 +149,8 @@ pub struct PortStats {
     pub frames_received: u64,
     /// Links that reached `Up`.
     pub links_opened: u64,
+    /// Connections that took the place of others, because a certificate had.
+    pub links_replaced: u64,
     /// Connections or hellos that were refused.
     pub refusals: u64,
 }

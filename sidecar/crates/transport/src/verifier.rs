@@ -13,7 +13,7 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-use crate::identity::{CertificateClaims, IdentityError, SpiffeId};
+use crate::identity::{CertificateClaims, IdentityError, SpiffeId, utc};
 
 /// The dialling side's: the chain, expiry, usage, signature, and exactly the id of the sidecar that was dialled.
 #[derive(Debug)]
@@ -165,6 +165,12 @@ fn refuse(error: IdentityError) -> Error {
 fn in_place_of_bad_signature(error: Error, meaning: IdentityError) -> Error {
     match error {
         Error::InvalidCertificate(CertificateError::BadSignature | CertificateError::UnknownIssuer) => refuse(meaning),
+        Error::InvalidCertificate(CertificateError::ExpiredContext { time, not_after }) => {
+            refuse(IdentityError::Expired { at: utc(not_after), now: utc(time) })
+        }
+        Error::InvalidCertificate(CertificateError::NotValidYetContext { time, not_before }) => {
+            refuse(IdentityError::NotYetValid { from: utc(not_before), now: utc(time) })
+        }
         other => other,
     }
 }

@@ -45,6 +45,7 @@ for_every_transport!(
     another_job_is_refused,
     a_hello_with_another_index_is_refused,
     another_life_of_a_peer_is_refused,
+    a_replacement_of_nothing_is_refused,
     chunks_that_have_left_are_reported,
     both_sides_count,
 );
@@ -296,6 +297,13 @@ async fn a_hello_with_another_index_is_refused(make: Maker) {
     liar.1.sidecar = SidecarIndex(5);
     let text = refused(make, [liar, hello(1, CONTROL)]).await;
     assert_eq!(text, "the certificate is sidecar 0's, but the hello claims sidecar 5");
+}
+
+async fn a_replacement_of_nothing_is_refused(make: Maker) {
+    let mut replacement = hello(0, CONTROL);
+    replacement.1.replaces = true;
+    let text = refused(make, [replacement, hello(1, CONTROL)]).await;
+    assert_eq!(text, "there is no link whose connection could be replaced");
 }
 
 async fn another_life_of_a_peer_is_refused(make: Maker) {

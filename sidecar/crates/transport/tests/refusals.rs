@@ -28,8 +28,8 @@ fn bad_certificates(ca: &RawCa) -> Vec<(&'static str, Credentials)> {
         ("spiffe://other.example/job/night-run/sidecar/1's", named("spiffe://other.example/job/night-run/sidecar/1")),
         ("an id reads", named("spiffe://test.example/job/night-run/sidecar/01")),
         ("an id reads", named("https://test.example/sidecar/1")),
-        ("certificate expired", issue(|p| p.not_after = (SystemTime::now() - Duration::from_secs(5)).into())),
-        ("not valid yet", {
+        ("the certificate expired at 20", issue(|p| p.not_after = (SystemTime::now() - Duration::from_secs(5)).into())),
+        ("compare the clocks of the hosts", {
             ca.issue(1, |params| {
                 params.not_before = later().into();
                 params.not_after = (later() + Duration::from_secs(60)).into();

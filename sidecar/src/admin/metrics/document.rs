@@ -123,5 +123,6 @@ fn snapshot() -> Snapshot {
         ring_sessions: 0,
         up: Duration::from_secs(1),
         paths,
+        security: Vec::new(),
     }
 }

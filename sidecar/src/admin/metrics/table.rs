@@ -153,19 +153,31 @@ pub(super) const METRICS: &[Metric] = &[
     counter("ronde_frames_sent_total", "Frames sent.", &["port"], |s| ports(s, |p| p.frames_sent)),
     counter("ronde_frames_received_total", "Frames received.", &["port"], |s| ports(s, |p| p.frames_received)),
     counter("ronde_links_opened_total", "Links that were opened.", &["port"], |s| ports(s, |p| p.links_opened)),
+    counter("ronde_links_replaced_total", "Connections replaced because a certificate was.", &["port"], |s| {
+        ports(s, |p| p.links_replaced)
+    }),
     counter("ronde_refusals_total", "Connections and hellos that were refused.", &["port"], |s| {
         ports(s, |p| p.refusals)
     }),
     // === Links that are up ===
-    counter("ronde_link_sent_bytes_total", "Bytes of UDP sent since the link came up.", PEER_AND_PORT, |s| {
-        links(s, |p| number(p.sent_bytes))
-    }),
-    counter("ronde_link_received_bytes_total", "Bytes of UDP received since the link came up.", PEER_AND_PORT, |s| {
-        links(s, |p| number(p.received_bytes))
-    }),
-    counter("ronde_link_packets_sent_total", "Packets sent since the link came up.", PEER_AND_PORT, |s| {
-        links(s, |p| number(p.packets_sent))
-    }),
+    counter(
+        "ronde_link_sent_bytes_total",
+        "Bytes of UDP sent since the link's connection was made.",
+        PEER_AND_PORT,
+        |s| links(s, |p| number(p.sent_bytes)),
+    ),
+    counter(
+        "ronde_link_received_bytes_total",
+        "Bytes of UDP received since the link's connection was made.",
+        PEER_AND_PORT,
+        |s| links(s, |p| number(p.received_bytes)),
+    ),
+    counter(
+        "ronde_link_packets_sent_total",
+        "Packets sent since the link's connection was made.",
+        PEER_AND_PORT,
+        |s| links(s, |p| number(p.packets_sent)),
+    ),
     counter(
         "ronde_link_packets_lost_total",
         "Packets lost since the link came up; what was in them is sent again.",

@@ -6,25 +6,26 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
+use zeroize::Zeroizing;
 
 use crate::cli::codes::Code;
 
 /// A file to write.
 pub(super) struct NewFile {
     path: PathBuf,
-    text: String,
+    text: Zeroizing<String>,
     mode: u32,
 }
 
 impl NewFile {
     /// One that only its owner reads.
-    pub(super) fn secret(path: PathBuf, text: String) -> Self {
+    pub(super) fn secret(path: PathBuf, text: Zeroizing<String>) -> Self {
         Self { path, text, mode: 0o600 }
     }
 
     /// One that everybody may read who comes to the directory.
     pub(super) fn public(path: PathBuf, text: String) -> Self {
-        Self { path, text, mode: 0o644 }
+        Self { path, text: text.into(), mode: 0o644 }
     }
 }
 
@@ -75,7 +76,7 @@ fn write_new(path: &Path, file: &NewFile) -> anyhow::Result<()> {
 
 fn exists(path: &Path) -> anyhow::Error {
     let text = format!(
-        "{} exists and is not overwritten; give another directory, or renew it with `ronde certs rotate`",
+        "{} exists and is not overwritten; give another place, or renew certificates with `ronde certs rotate`",
         path.display()
     );
     anyhow!(text).context(Code::FileExists)

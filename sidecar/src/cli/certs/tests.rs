@@ -17,12 +17,7 @@ fn certs(directory: &TempDir, words: &str) -> Result<String, String> {
     let root = directory.path().display().to_string();
     let words = format!("certs {}", words.replace('@', &root));
     let line = Line::try_parse_from(words.split(' ')).map_err(|error| error.to_string())?;
-    let done = match &line.args.command {
-        CertsCommand::Init(args) => init(args),
-        CertsCommand::Issue(args) => issue(args),
-        CertsCommand::Rotate(args) => rotate(args),
-        CertsCommand::Inspect(args) => inspect(args),
-    };
+    let done = perform(&line.args.command);
     done.map(|text| text.replace(&root, "@")).map_err(|error| coded(&error, Code::CertificateFiles).replace(&root, "@"))
 }
 
@@ -97,6 +92,63 @@ fn a_directory_of_another_authority_is_not_rotated() {
 }
 
 #[test]
+fn an_authority_is_changed_in_three_steps_and_not_in_fewer() {
+    let directory = job();
+    certs(&directory, "init --job night @/next").expect("another authority of the same job");
+    certs(&directory, "init --job day @/day").expect("an authority of another job");
+    let before = contents(&directory, "sidecar-0/cert.pem");
+    let both = "@/sidecar-0 @/sidecar-1";
+    let rotate = |words: &str| certs(&directory, &format!("rotate {words} {both}"));
+    fails(rotate("--authority @/next"), &["@/sidecar-0 does not know this authority yet", "--trust", "RONDE-E511"]);
+    fails(rotate("--authority @/next --trust @/ca/ca.pem"), &["does not know this authority yet"]);
+    fails(rotate("--authority @/ca --trust @/day/ca.pem"), &["an authority of --trust cannot be used", "job/day"]);
+    fails(rotate("--authority @/ca --trust @/sidecar-1/cert.pem"), &["names no spiffe://<trust domain>/job/<job>"]);
+    assert_eq!(contents(&directory, "sidecar-0/cert.pem"), before, "something was changed by a refused rotation");
+
+    rotate("--authority @/ca --trust @/next/ca.pem").expect("the first step");
+    let text = certs(&directory, "inspect @/sidecar-0").expect("good");
+    assert!(text.ends_with(", accepts 2 authorities\n"), "{text}");
+    fails(
+        rotate("--authority @/next"),
+        &["would not be accepted any more", "keep that one with --trust", "RONDE-E511"],
+    );
+    rotate("--authority @/next --trust @/ca/ca.pem").expect("the second step");
+    rotate("--authority @/next").expect("the third step");
+    let text = certs(&directory, "inspect @/sidecar-0 @/sidecar-1").expect("good");
+    assert!(!text.contains("accepts"), "{text}");
+    assert_eq!(contents(&directory, "sidecar-1/ca.pem"), contents(&directory, "next/ca.pem"));
+
+    rotate("--authority @/ca --at-once").expect("for sidecars that do not run");
+    assert_eq!(contents(&directory, "sidecar-1/ca.pem"), contents(&directory, "ca/ca.pem"));
+}
+
+#[test]
+fn a_bundle_has_a_bound() {
+    let directory = job();
+    let mut words = "rotate --authority @/ca".to_owned();
+    for number in 0..8 {
+        certs(&directory, &format!("init --job night @/next-{number}")).expect("another authority of the same job");
+        words.push_str(&format!(" --trust @/next-{number}/ca.pem"));
+    }
+    certs(&directory, &format!("{words} --at-once @/sidecar-0")).expect("it can be written");
+    fails(certs(&directory, "inspect @/sidecar-0"), &["RONDE-E509"]);
+    let error = directory::load(&directory.path().join("sidecar-0")).expect_err("too many");
+    assert!(format!("{error:#}").contains("the list of authorities has 9 certificates; 8 are allowed"), "{error:#}");
+}
+
+#[test]
+fn a_secret_is_made_once_and_for_its_owner_only() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let said = certs(&directory, "secret @/keys/secret").expect("a fresh file");
+    let text = contents(&directory, "keys/secret");
+    assert!(text.starts_with("ronde job secret 1\n") && !said.contains(text.lines().nth(1).expect("two lines")));
+    let mode = fs::metadata(directory.path().join("keys/secret")).expect("it was made").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    fails(certs(&directory, "secret @/keys/secret"), &["@/keys/secret exists", "RONDE-E508"]);
+    assert_eq!(contents(&directory, "keys/secret"), text);
+}
+
+#[test]
 fn an_open_key_is_refused_with_the_command_that_closes_it() {
     let directory = job();
     for (key, words) in
@@ -105,7 +157,7 @@ fn an_open_key_is_refused_with_the_command_that_closes_it() {
         let path = directory.path().join(key);
         for mode in [0o640, 0o604, 0o620, 0o602] {
             fs::set_permissions(&path, Permissions::from_mode(mode)).expect("the file is ours");
-            let error = match credentials::read_key(&path) {
+            let error = match private_file::read(&path) {
                 Ok(_) => panic!("mode {mode:o} is taken"),
                 Err(error) => coded(&error, Code::CertificateFiles),
             };
@@ -123,12 +175,12 @@ fn what_does_not_fit_together_is_refused() {
     let directory = job();
     let copy = |from: &str, to: &str| fs::copy(directory.path().join(from), directory.path().join(to)).expect("ours");
     copy("sidecar-1/cert.pem", "sidecar-0/cert.pem");
-    let error = credentials::load(&directory.path().join("sidecar-0")).expect_err("another's key");
+    let error = directory::load(&directory.path().join("sidecar-0")).expect_err("another's key");
     let error = coded(&error, Code::NoCredentials);
     assert!(error.contains("the key does not serve the certificate") && error.contains("RONDE-E504"), "{error}");
     certs(&directory, "init --job night @/other").expect("a fresh authority of the same name");
     copy("other/ca.pem", "sidecar-1/ca.pem");
-    let error = credentials::load(&directory.path().join("sidecar-1")).expect_err("another authority's");
+    let error = directory::load(&directory.path().join("sidecar-1")).expect_err("another authority's");
     let error = coded(&error, Code::NoCredentials);
     assert!(error.contains("not signed by an authority of this job") && error.contains("RONDE-E507"), "{error}");
     fs::remove_file(directory.path().join("sidecar-1/key.pem")).expect("ours");
@@ -151,7 +203,7 @@ fn a_certificate_out_of_its_time_is_refused() {
         let sidecar = directory.path().join("sidecar-0");
         fs::write(sidecar.join(KEY_FILE), key.key_pem()).expect("ours");
         fs::write(sidecar.join(CERTIFICATE_FILE), certificate).expect("ours");
-        let error = coded(&credentials::load(&sidecar).expect_err("out of its time"), Code::NoCredentials);
+        let error = coded(&directory::load(&sidecar).expect_err("out of its time"), Code::NoCredentials);
         assert!(error.contains(words) && error.contains(code), "{error}");
     }
 }

@@ -206,13 +206,13 @@ pub(crate) const TABLE: &[Entry] = &[
         code: Code::NoCredentials,
         title: "nothing proves who this sidecar is",
         meaning: "A sidecar talks to others over mutually authenticated TLS only; it needs a key and a certificate, and never takes either from an unauthenticated channel.",
-        remedy: "Start the job with `ronde run`, which gives each sidecar its certificate over a pipe, or make a directory for each sidecar with `ronde certs init` and `ronde certs issue` and name it with --certs.",
+        remedy: "Start the job with `ronde run`, which gives each sidecar its certificate over a pipe, or make a directory for each sidecar with `ronde certs init` and `ronde certs issue` and name it with --certs, or one file for all with `ronde certs secret` and name it with --job-secret-file.",
     },
     Entry {
         code: Code::KeyMode,
-        title: "a private key is open to others",
-        meaning: "The file's mode lets its group or everybody read or write it. Whoever reads the key can take the sidecar's place.",
-        remedy: "Run the chmod that the message names. When others could have read the key, issue a fresh one with `ronde certs rotate`.",
+        title: "a private key or a job's secret is open to others",
+        meaning: "The file's mode lets its group or everybody read or write it, it belongs to another user, or it is a link into another directory. Whoever reads a key can take its sidecar's place, whoever reads a secret that of any sidecar of the job.",
+        remedy: "Run the chmod or chown that the message names, or give the file itself. When others could have read the key, issue a fresh one with `ronde certs rotate`.",
     },
     Entry {
         code: Code::CertificateFiles,
@@ -249,6 +249,18 @@ pub(crate) const TABLE: &[Entry] = &[
         title: "a directory of keys and certificates cannot be used",
         meaning: "`ronde certs inspect` found at least one directory that a sidecar or authority would refuse; each has a line with the reason.",
         remedy: "Do what the lines say; each carries a code of its own.",
+    },
+    Entry {
+        code: Code::JobSecret,
+        title: "a file holds no job's secret",
+        meaning: "What --job-secret-file names is not what `ronde certs secret` writes: a line that says what it is, and 64 hexadecimal digits. It may be another file, or one that was cut off.",
+        remedy: "Give the right file, or make one with `ronde certs secret FILE` and copy it to all hosts of the job.",
+    },
+    Entry {
+        code: Code::AuthorityStep,
+        title: "an authority would be changed too fast",
+        meaning: "After this rotation, sidecars that run would refuse each other: either they do not know the new authority yet, or they would not know the one that has issued the certificates in use. Nothing was changed.",
+        remedy: "Change the authority in the three steps of docs/KEYS.md: make the new one known with --trust, issue from it, then leave the old one out. For sidecars that do not run, --at-once does it in one.",
     },
     Entry {
         code: Code::HostUnfit,

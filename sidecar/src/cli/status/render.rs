@@ -66,17 +66,26 @@ fn link_line(link: &Value, now: &Value) -> String {
     if link["up"] != true {
         return format!("  link to sidecar {peer}: down");
     }
-    let mut text = format!("  link to sidecar {peer}: {}, {}", word(&now["transport"]), word(&now["cipher"]));
+    let mut text = format!("  link to sidecar {peer}: {}", word(&now["transport"]));
     if let Some(path) = entries(&now["paths"]).find(|path| path["peer"] == peer) {
         let number = |name: &str| path[name].as_u64().unwrap_or_default();
         let round_trip_us = number("round_trip_us");
         let (bytes, lost, sent) = (number("datagram_bytes"), number("packets_lost"), number("packets_sent"));
+        let (cipher, exchange) = (word(&path["cipher"]), word(&path["key_exchange"]));
+        let until = |name: &str| word(&path[name]["until"]);
+        // A string cannot fail to be written to.
+        let _ = write!(text, ", {cipher}, {exchange}");
         if let Some(address) = path["address"].as_str() {
-            // A string cannot fail to be written to.
             let _ = write!(text, ", at {address}");
         }
         let _ =
             write!(text, ", round trip {round_trip_us} us, datagrams of {bytes} bytes, {lost} of {sent} packets lost");
+        let _ = write!(
+            text,
+            "\n    certificate until {}, the peer's until {}",
+            until("certificate"),
+            until("peer_certificate")
+        );
     }
     text
 }
@@ -162,9 +171,11 @@ mod tests {
         let mut now = json!({
             "job": "night", "version": "0.1.0", "sidecar": 0, "coordinator": 0, "world_size": 4, "epoch": 2,
             "phase": "active", "up_ms": 125_000, "ranks_in_epoch": [0, 1], "ranks_waiting": [], "ranks_missing": [],
-            "suspect_ranks": [3], "suspect_sidecars": [1], "transport": "QUIC", "cipher": "TLS_X",
+            "suspect_ranks": [3], "suspect_sidecars": [1], "transport": "QUIC",
             "links": [{ "peer": 1, "up": true }, { "peer": 2, "up": false }],
-            "paths": [{ "peer": 1, "address": "10.0.1.2:7400", "round_trip_us": 120, "datagram_bytes": 1452, "packets_lost": 1, "packets_sent": 9 }],
+            "paths": [{ "peer": 1, "address": "10.0.1.2:7400", "round_trip_us": 120, "datagram_bytes": 1452, "packets_lost": 1, "packets_sent": 9,
+                "cipher": "TLS_X", "key_exchange": "KX", "certificate": { "serial": "01", "until": "then" },
+                "peer_certificate": { "serial": "02", "until": "later" } }],
             "waiting_tensors": [{ "name": "allreduce.w", "collective": "ALLREDUCE", "missing": [2, 3], "age_ms": 3_100 }],
             "pending_requests": [
                 { "rank": 1, "name": "allreduce.w", "collective": "ALLREDUCE", "ordered": false, "age_ms": 900 },
@@ -179,7 +190,8 @@ mod tests {
 job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0.1.0
   ranks here: 0 1 in the epoch, none wait for it
   silent: ranks 3, sidecars 1
-  link to sidecar 1: QUIC, TLS_X, at 10.0.1.2:7400, round trip 120 us, datagrams of 1452 bytes, 1 of 9 packets lost
+  link to sidecar 1: QUIC, TLS_X, KX, at 10.0.1.2:7400, round trip 120 us, datagrams of 1452 bytes, 1 of 9 packets lost
+    certificate until then, the peer's until later
   link to sidecar 2: down
   traffic: 2.5 MB/s out, 2.0 kB/s in, 7 operations in 2.0 s; 5.0 MB out and 4.0 kB in so far
   waits: allreduce allreduce.w for ranks 2 3 since 3 s

@@ -211,8 +211,8 @@ impl Mesh {
         let (Some(dialler), Some(acceptor)) = (self.nodes.get(&at), self.nodes.get(&there)) else { return };
         let (ours, theirs) = (dialler.hello.clone(), acceptor.hello.clone());
         let known = |node: &Node, peer| node.incarnations.get(&peer).copied();
-        let refusal = hello::refusal(&theirs, &ours, at.sidecar, known(acceptor, at.sidecar))
-            .or_else(|| hello::refusal(&ours, &theirs, peer, known(dialler, peer)));
+        let refusal = hello::refusal(&theirs, &ours, at.sidecar, known(acceptor, at.sidecar), false)
+            .or_else(|| hello::refusal(&ours, &theirs, peer, known(dialler, peer), false));
         if let Some(reason) = refusal {
             self.refuse(at, peer, &reason, now);
             self.refuse(there, at.sidecar, &reason, now);

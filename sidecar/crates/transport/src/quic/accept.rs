@@ -7,15 +7,14 @@ use std::time::Duration;
 use quinn::{Connection, ConnectionError, Incoming, RecvStream, SendStream};
 use ronde_wire::control::{self, Hello, Refusal};
 use ronde_wire::{FrameKind, SidecarIndex};
-use rustls_pki_types::CertificateDer;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use super::closing::{self, CloseCode, Ending};
 use super::link::{self, ReadStop, Wire};
+use super::proof::Proof;
 use super::state::Shared;
 use crate::hello;
-use crate::identity::{CertificateClaims, IdentityError};
 use crate::port::DownReason;
 
 /// Accepts connections until the endpoint is closed; those to other addresses than `own` are not answered, unless there
@@ -65,13 +64,6 @@ pub(super) async fn give_up_waiting(shared: Arc<Shared>, peer: SidecarIndex, gen
     shared.link_down(peer, generation, DownReason::Lost(text));
 }
 
-/// What the certificate of the connection's peer says.
-pub(super) fn claims_of(connection: &Connection) -> Result<CertificateClaims, IdentityError> {
-    let chain = connection.peer_identity().and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
-    let leaf = chain.as_deref().and_then(|chain| chain.first()).ok_or(IdentityError::NoCertificate)?;
-    CertificateClaims::parse(leaf)
-}
-
 async fn accept_one(shared: Arc<Shared>, incoming: Incoming, place: OwnedSemaphorePermit) {
     let from = incoming.remote_address();
     let Ok(greeted) = timeout(GREETING_TIMEOUT, greet(&shared, incoming)).await else {
@@ -79,7 +71,8 @@ async fn accept_one(shared: Arc<Shared>, incoming: Incoming, place: OwnedSemapho
     };
     drop(place);
     let (wire, hello) = match greeted {
-        Ok(greeted) => greeted,
+        Ok(Greeted::Link(wire, hello)) => (*wire, hello),
+        Ok(Greeted::Replacement) => return,
         Err(Turned::Lost(error)) => {
             if let Ending::RefusedHere(text) | Ending::RefusedThere(text) = Ending::of(&error) {
                 shared.note_refusal(from, &text);
@@ -96,10 +89,17 @@ async fn accept_one(shared: Arc<Shared>, incoming: Incoming, place: OwnedSemapho
             return refuse(&connection, send, text).await;
         }
     };
-    match shared.bring_up_accepted(wire.peer, &wire.connection, hello) {
+    match shared.bring_up_accepted(&wire, hello) {
         Some(installed) => link::run(shared, wire, installed).await,
         None => closing::close(&wire.connection, CloseCode::Duplicate, "the lower index's connection is kept"),
     }
+}
+
+/// What a good hello is for.
+enum Greeted {
+    Link(Box<Wire>, Hello),
+    /// The link that there is has it at hand.
+    Replacement,
 }
 
 /// Why a connection gets no link.
@@ -112,12 +112,12 @@ enum Turned {
     Refused { connection: Connection, peer: SidecarIndex, send: SendStream, text: String },
 }
 
-async fn greet(shared: &Shared, incoming: Incoming) -> Result<(Wire, Hello), Turned> {
-    let identity = shared.identity();
-    let connection = incoming.await.map_err(Turned::Lost)?;
+async fn greet(shared: &Shared, incoming: Incoming) -> Result<Greeted, Turned> {
+    let (identity, server) = shared.accepting();
+    let connection = incoming.accept_with(server).map_err(Turned::Lost)?.await.map_err(Turned::Lost)?;
     let away = |code, text| Turned::Away { connection: connection.clone(), code, text };
-    let claims = claims_of(&connection).map_err(|error| away(CloseCode::Refused, error.to_string()))?;
-    let peer = claims.id.sidecar;
+    let proof = Proof::of(&connection, identity).map_err(|error| away(CloseCode::Refused, error.to_string()))?;
+    let peer = proof.peer.id.sidecar;
     if !shared.peers.contains_key(&peer) {
         return Err(away(CloseCode::Refused, format!("{peer} is not a peer of {}", shared.hello.sidecar)));
     }
@@ -127,14 +127,27 @@ async fn greet(shared: &Shared, incoming: Incoming) -> Result<(Wire, Hello), Tur
         ReadStop::Finished => away(CloseCode::Protocol, "the stream ended without a hello".to_owned()),
         ReadStop::Violation(text) => away(CloseCode::Protocol, text),
     })?;
-    if let Some(text) = hello::refusal(&shared.hello, &hello, peer, shared.known_incarnation(peer)) {
+    let link = shared.accepted_link(peer);
+    if let Some(text) = hello::refusal(&shared.hello, &hello, peer, shared.known_incarnation(peer), link.is_some()) {
         return Err(Turned::Refused { connection, peer, send, text });
     }
-    if link::write_hello(&mut send, &shared.hello).await.is_err() {
+    if hello.replaces && link.as_ref().is_some_and(|link| !link.takes_offers()) {
+        let text = "the connection is being replaced already; try again later".to_owned();
+        return Err(Turned::Refused { connection, peer, send, text });
+    }
+    let answer = Hello { replaces: hello.replaces, ..shared.hello.clone() };
+    if link::write_hello(&mut send, &answer).await.is_err() {
         return Err(Turned::Lost(connection.closed().await));
     }
-    let not_after = link::earlier(identity.not_after(), claims.not_after);
-    Ok((Wire { connection, send, recv, peer, not_after }, hello))
+    let wire = Wire { connection, send, recv, peer, proof };
+    match link.filter(|_| hello.replaces) {
+        None => Ok(Greeted::Link(Box::new(wire), hello)),
+        // Nothing was waited for since the answer was written, so the peer cannot have acted on it yet.
+        Some(link) => {
+            link.offer(wire);
+            Ok(Greeted::Replacement)
+        }
+    }
 }
 
 async fn read_hello(recv: &mut RecvStream) -> Result<Hello, ReadStop> {

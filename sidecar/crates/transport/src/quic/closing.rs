@@ -19,13 +19,15 @@ pub(super) enum CloseCode {
     Expired = 4,
     /// Both sides dial; the lower index's connection is kept.
     Duplicate = 5,
-    /// The same peer has connected anew.
+    /// The same peer has connected anew, or both sides have gone over to another connection.
     Replaced = 6,
+    /// A connection that should have taken the place of another was not needed after all.
+    Unused = 7,
 }
 
 impl CloseCode {
     fn of(number: VarInt) -> Option<Self> {
-        [Self::Closed, Self::Refused, Self::Protocol, Self::Expired, Self::Duplicate, Self::Replaced]
+        [Self::Closed, Self::Refused, Self::Protocol, Self::Expired, Self::Duplicate, Self::Replaced, Self::Unused]
             .into_iter()
             .find(|code| VarInt::from_u32(*code as u32) == number)
     }
@@ -35,6 +37,32 @@ impl CloseCode {
 pub(super) fn close(connection: &Connection, code: CloseCode, reason: &str) {
     let end = reason.floor_char_boundary(REASON_BYTES_MAX);
     connection.close(VarInt::from_u32(code as u32), &reason.as_bytes()[..end]);
+}
+
+/// A connection that is closed as unused unless it is kept.
+pub(super) struct Unused(Option<Connection>);
+
+impl Unused {
+    pub(super) fn new(connection: Connection) -> Self {
+        Self(Some(connection))
+    }
+
+    pub(super) fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unused {
+    fn drop(&mut self) {
+        if let Some(connection) = &self.0 {
+            close(connection, CloseCode::Unused, "the connection was not needed");
+        }
+    }
+}
+
+/// Whether the peer has closed a connection without having used it.
+pub(super) fn was_unused(error: &ConnectionError) -> bool {
+    matches!(error, ConnectionError::ApplicationClosed(close) if CloseCode::of(close.error_code) == Some(CloseCode::Unused))
 }
 
 /// What the end of a connection means.
@@ -73,7 +101,9 @@ impl Ending {
         match code {
             Some(CloseCode::Refused) => Self::RefusedThere(reason),
             Some(CloseCode::Expired) => Self::Other(DownReason::Expired(reason)),
-            Some(CloseCode::Duplicate | CloseCode::Replaced) => Self::Other(DownReason::Lost(reason)),
+            Some(CloseCode::Duplicate | CloseCode::Replaced | CloseCode::Unused) => {
+                Self::Other(DownReason::Lost(reason))
+            }
             Some(CloseCode::Protocol) => Self::Other(DownReason::ClosedByPeer(format!("protocol violation: {reason}"))),
             Some(CloseCode::Closed) | None => Self::Other(DownReason::ClosedByPeer(reason)),
         }

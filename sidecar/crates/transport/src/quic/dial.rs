@@ -9,9 +9,9 @@ use ronde_wire::control::{self, Hello, Refusal};
 use ronde_wire::{Frame, FrameKind, SidecarIndex};
 use tokio::time::{sleep, timeout};
 
-use super::accept::claims_of;
 use super::closing::{self, CloseCode, Ending};
 use super::link::{self, ReadStop, Wire};
+use super::proof::Proof;
 use super::race::Course;
 use super::state::Shared;
 use crate::hello;
@@ -29,14 +29,14 @@ pub(super) async fn dial(shared: Arc<Shared>, peer: SidecarIndex, generation: u6
             return shared.link_down(peer, generation, DownReason::Lost(text));
         }
     };
-    match shared.bring_up_dialled(peer, generation, &wire.connection, hello) {
+    match shared.bring_up_dialled(generation, &wire, hello) {
         Some(installed) => link::run(shared, wire, installed).await,
         None => closing::close(&wire.connection, CloseCode::Closed, "the link is not wanted any more"),
     }
 }
 
 /// Why an attempt made no link.
-enum Failure {
+pub(super) enum Failure {
     /// Trying again does not help.
     Final(DownReason),
     /// The peer may not be there yet.
@@ -52,7 +52,7 @@ async fn dial_until_final(
     let (mut pause, mut patience) = (PAUSE_FIRST, PATIENCE_FIRST);
     loop {
         match course.run(shared, patience).await {
-            Ok(connection) => match greet(shared, peer, connection).await {
+            Ok(made) => match greet(shared, peer, made, &shared.hello).await {
                 Ok(made) => return Ok(made),
                 Err(Failure::Final(reason)) => return Err(reason),
                 Err(Failure::Again(text)) => *last = text,
@@ -67,14 +67,16 @@ async fn dial_until_final(
 }
 
 /// Says hello on a connection that is the peer's, and reads its answer.
-async fn greet(shared: &Shared, peer: SidecarIndex, connection: Connection) -> Result<(Wire, Hello), Failure> {
+pub(super) async fn greet(
+    shared: &Shared,
+    peer: SidecarIndex,
+    (connection, proof): (Connection, Proof),
+    own: &Hello,
+) -> Result<(Wire, Hello), Failure> {
     let address = connection.remote_address();
-    let identity = shared.identity();
-    let local = |text: String| Failure::Final(DownReason::Lost(text));
-    let claims = claims_of(&connection).map_err(|error| local(error.to_string()))?;
     let failed = |error: &ConnectionError| shared.dial_failure(peer, address, error);
     let (mut send, mut recv) = connection.open_bi().await.map_err(|error| failed(&error))?;
-    if link::write_hello(&mut send, &shared.hello).await.is_err() {
+    if link::write_hello(&mut send, own).await.is_err() {
         return Err(failed(&connection.closed().await));
     }
     let answer = match link::read_frame(&mut recv, link::admit_first).await {
@@ -90,8 +92,7 @@ async fn greet(shared: &Shared, peer: SidecarIndex, connection: Connection) -> R
         closing::close(&connection, code, &text);
         Failure::Final(reason)
     })?;
-    let not_after = link::earlier(identity.not_after(), claims.not_after);
-    Ok((Wire { connection, send, recv, peer, not_after }, hello))
+    Ok((Wire { connection, send, recv, peer, proof }, hello))
 }
 
 impl Shared {
@@ -111,7 +112,7 @@ impl Shared {
             return Err((CloseCode::Closed, "refused".to_owned(), reason));
         }
         let hello: Hello = control::decode(kind, &answer.payload).map_err(|e| violation(e.to_string()))?;
-        match hello::refusal(&self.hello, &hello, peer, self.known_incarnation(peer)) {
+        match hello::refusal(&self.hello, &hello, peer, self.known_incarnation(peer), true) {
             None => Ok(hello),
             Some(text) => {
                 self.note_refusal(address, &text);

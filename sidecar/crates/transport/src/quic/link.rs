@@ -1,5 +1,6 @@
 //! A link that is up: frames in both directions until it ends.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,11 +10,15 @@ use ronde_wire::control::{self, Hello, Purpose};
 use ronde_wire::frame::HEADER_BYTES;
 use ronde_wire::{Epoch, Frame, FrameHeader, FrameKind, Seq, SidecarIndex};
 use rustls_pki_types::UnixTime;
+use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::closing::{self, CloseCode, Ending};
+use super::handover::Handover;
 use super::outbox::{Next, Outbox};
-use super::probe;
+use super::proof::Proof;
 use super::state::{Installed, Shared};
+use super::{probe, replace};
 use crate::hello;
 use crate::port::DownReason;
 
@@ -23,8 +28,7 @@ pub(super) struct Wire {
     pub(super) send: SendStream,
     pub(super) recv: RecvStream,
     pub(super) peer: SidecarIndex,
-    /// When the first of the two certificates expires.
-    pub(super) not_after: UnixTime,
+    pub(super) proof: Proof,
 }
 
 /// How a link ends.
@@ -34,40 +38,66 @@ enum End {
     /// The peer sent what is not the protocol.
     Violation(String),
     Expired(String),
+    /// The peer's authority is not accepted any more.
+    Disowned(String),
     Unreachable,
     Gone(Ending),
 }
 
+/// A link while it is up: the parts that its reader, its writer and its watch have in common.
+struct Running<'a> {
+    shared: &'a Arc<Shared>,
+    peer: SidecarIndex,
+    generation: u64,
+    dialled: bool,
+    handover: &'a Handover,
+    /// The peer, which was dialled, asks for a replacement.
+    asked: Notify,
+}
+
 /// Runs a link until it is down, and tells the owner why.
 pub(super) async fn run(shared: Arc<Shared>, wire: Wire, installed: Installed) {
-    let Wire { connection, mut send, mut recv, peer, not_after } = wire;
-    let Installed { generation, outbox } = installed;
+    let Wire { connection, send, recv, peer, proof } = wire;
+    let Installed { generation, outbox, handover, dialled } = installed;
+    let running = Running { shared: &shared, peer, generation, dialled, handover: &handover, asked: Notify::new() };
+    let mut current = (connection.clone(), proof);
+    let mut reader = pin!(running.read_frames(connection, recv));
+    let mut writer = pin!(running.write_frames(&outbox, send));
     let end = tokio::select! {
-        end = read_frames(&shared, peer, generation, &connection, &mut recv) => end,
-        end = write_frames(&shared, peer, generation, &outbox, &mut send) => end,
-        end = wait_for_expiry(not_after) => end,
-        end = watch_process(&connection, shared.hello.purpose) => end,
+        end = &mut reader => end,
+        end = &mut writer => end,
+        end = running.watch(&outbox, &mut current) => end,
+    };
+    let close = |code, reason: &str| {
+        closing::close(&current.0, code, reason);
+        handover.close(code, reason);
     };
     let reason = match end {
         End::Closed(reason) => {
-            closing::close(&connection, CloseCode::Closed, &reason);
+            close(CloseCode::Closed, &reason);
             return;
         }
         End::Violation(text) => {
-            closing::close(&connection, CloseCode::Protocol, &text);
+            close(CloseCode::Protocol, &text);
             DownReason::Protocol(text)
         }
         End::Expired(text) => {
-            closing::close(&connection, CloseCode::Expired, &text);
+            close(CloseCode::Expired, &text);
             DownReason::Expired(text)
         }
+        End::Disowned(text) => {
+            close(CloseCode::Refused, &text);
+            shared.note_refusal(current.0.remote_address(), &text);
+            DownReason::Refused(text)
+        }
         End::Unreachable => {
-            closing::close(&connection, CloseCode::Closed, "your port was unreachable");
+            close(CloseCode::Closed, "your port was unreachable");
             DownReason::PortUnreachable
         }
         End::Gone(ending) => {
+            close(CloseCode::Closed, "the connection before this one was lost");
             if let Ending::RefusedHere(text) | Ending::RefusedThere(text) = &ending {
-                shared.note_refusal(connection.remote_address(), text);
+                shared.note_refusal(current.0.remote_address(), text);
             }
             ending.down_reason(peer)
         }
@@ -75,61 +105,159 @@ pub(super) async fn run(shared: Arc<Shared>, wire: Wire, installed: Installed) {
     shared.link_down(peer, generation, reason);
 }
 
-async fn read_frames(
-    shared: &Shared,
-    peer: SidecarIndex,
-    generation: u64,
-    connection: &Connection,
-    recv: &mut RecvStream,
-) -> End {
-    let purpose = shared.hello.purpose;
-    loop {
-        let frame = match read_frame(recv, |header| hello::check_kind(header, purpose)).await {
-            Ok(frame) => frame,
-            Err(stop) => return stop.into_end(connection).await,
-        };
-        if let Err(text) = hello::check_lane(&frame, purpose) {
-            return End::Violation(text);
+impl Running<'_> {
+    async fn read_frames(&self, mut connection: Connection, mut recv: RecvStream) -> End {
+        let Self { shared, peer, generation, .. } = *self;
+        let purpose = shared.hello.purpose;
+        let mut before = None;
+        loop {
+            let frame = match read_frame(&mut recv, |header| hello::check_kind(header, purpose)).await {
+                Ok(frame) => frame,
+                Err(ReadStop::Finished) => match self.handover.recv_half() {
+                    Some(next) => {
+                        (before, recv) = (Some(std::mem::replace(&mut connection, next.0)), next.1);
+                        continue;
+                    }
+                    None => return ReadStop::Finished.into_end(&connection).await,
+                },
+                // The peer's old stream did not end because it goes on in the new one, but because the peer ends the link.
+                Err(ReadStop::Lost(error)) if closing::was_unused(&error) && before.is_some() => {
+                    let old = before.expect("the guard has looked");
+                    return ReadStop::Finished.into_end(&old).await;
+                }
+                Err(stop) => return stop.into_end(&connection).await,
+            };
+            if let Err(text) = hello::check_lane(&frame, purpose) {
+                return End::Violation(text);
+            }
+            if frame.header.kind == FrameKind::Renew {
+                if !self.dialled {
+                    return End::Violation("only the side that was dialled asks for a replacement".to_owned());
+                }
+                self.asked.notify_one();
+                continue;
+            }
+            shared.counters.add(&shared.counters.frames_received, 1);
+            shared.counters.add(&shared.counters.opened_bytes, frame.wire_bytes() as u64);
+            // Closed here meanwhile: what still comes is read and dropped, so that the peer's last acknowledgements flow.
+            shared.deliver(peer, generation, frame).await;
         }
-        shared.counters.add(&shared.counters.frames_received, 1);
-        shared.counters.add(&shared.counters.opened_bytes, frame.wire_bytes() as u64);
-        // Closed here meanwhile: what still comes is read and dropped, so that the peer's last acknowledgements flow.
-        shared.deliver(peer, generation, frame).await;
+    }
+
+    async fn write_frames(&self, outbox: &Outbox, mut send: SendStream) -> End {
+        let shared = self.shared;
+        // What was sent last in the old stream may be on its way for a while.
+        let mut before: Option<SendStream> = None;
+        loop {
+            let next = tokio::select! {
+                biased;
+                fresh = self.handover.send_half() => {
+                    let mut old = std::mem::replace(&mut send, fresh);
+                    // Fails when the connection is gone, which the reader finds out with its reason.
+                    let _ = old.finish();
+                    before = Some(old);
+                    continue;
+                }
+                next = outbox.next() => next,
+            };
+            let mut batch = match next {
+                Next::Write(batch) => batch,
+                Next::Close(reason) => {
+                    flush(before.as_mut(), &mut send).await;
+                    return End::Closed(reason);
+                }
+            };
+            shared.counters.add(&shared.counters.frames_sent, batch.frames);
+            shared.counters.add(&shared.counters.sealed_bytes, batch.bytes as u64);
+            if send.write_all_chunks(&mut batch.pieces).await.is_err() {
+                // The reader finds out why, behind the frames that have arrived.
+                return std::future::pending().await;
+            }
+            outbox.written(batch.bytes);
+            shared.sent(self.peer, self.generation, batch.chunks);
+        }
+    }
+
+    /// Ends a link whose time is over or whose peer is gone, and replaces its connection when there are fresh certificates.
+    async fn watch(&self, outbox: &Outbox, current: &mut (Connection, Proof)) -> End {
+        let shared = self.shared;
+        let mut identities = shared.identities();
+        let mut disowned: Option<(Instant, String)> = None;
+        loop {
+            let identity = identities.borrow_and_update().clone();
+            if !self.dialled && !Arc::ptr_eq(&identity, &current.1.own) {
+                outbox.ask_for_replacement();
+            }
+            disowned = match current.1.is_accepted_by(&identity) {
+                Ok(()) => None,
+                // An expired one is ended below, with its own words.
+                Err(error) => disowned.or_else(|| {
+                    tracing::warn!(peer = %self.peer, %error, "the peer's certificate is not accepted any more");
+                    Some((Instant::now() + shared.options.disowned_grace, error.to_string()))
+                }),
+            };
+            let (connection, proof) = (&current.0, &current.1);
+            let may_dial = self.dialled && self.handover.is_idle();
+            let moved = tokio::select! {
+                end = wait_for_expiry(proof.not_after()) => return end,
+                end = watch_process(connection, shared.hello.purpose) => return end,
+                end = wait_for_disowned(&disowned) => return end,
+                changed = identities.changed() => {
+                    changed.expect("the port outlives its links");
+                    continue;
+                }
+                moved = self.handover.moved() => moved,
+                next = replace::next_connection(shared, self.peer, connection, proof, &self.asked), if may_dial => {
+                    self.handover.begin(next);
+                    continue;
+                }
+            };
+            let (old, proof) = std::mem::replace(current, moved);
+            shared.note_replaced(self.peer, self.generation, &current.0, &current.1);
+            if self.dialled {
+                closing::close(&old, CloseCode::Replaced, "both directions have gone over to another connection");
+            } else {
+                tokio::spawn(linger(old, proof, self.handover.lingering()));
+            }
+        }
     }
 }
 
-async fn write_frames(
-    shared: &Shared,
-    peer: SidecarIndex,
-    generation: u64,
-    outbox: &Outbox,
-    send: &mut SendStream,
-) -> End {
-    loop {
-        let mut batch = match outbox.next().await {
-            Next::Write(batch) => batch,
-            Next::Close(reason) => {
-                flush(send).await;
-                return End::Closed(reason);
-            }
-        };
-        shared.counters.add(&shared.counters.frames_sent, batch.frames);
-        shared.counters.add(&shared.counters.sealed_bytes, batch.bytes as u64);
-        if send.write_all_chunks(&mut batch.pieces).await.is_err() {
-            // The reader finds out why, behind the frames that have arrived.
-            return std::future::pending().await;
+/// Keeps the acceptor's old connection until the dialler, who reads its last bytes, closes it.
+async fn linger(connection: Connection, proof: Proof, counted: Arc<()>) {
+    tokio::select! {
+        _ = connection.closed() => {}
+        _ = wait_for_expiry(proof.not_after()) => {}
+        () = tokio::time::sleep(LINGER_MAX) => {}
+    }
+    closing::close(&connection, CloseCode::Replaced, "another connection has taken this one's place");
+    drop(counted);
+}
+
+async fn wait_for_disowned(disowned: &Option<(Instant, String)>) -> End {
+    match disowned {
+        Some((at, reason)) => {
+            tokio::time::sleep_until(*at).await;
+            End::Disowned(format!(
+                "the peer shows no other certificate than one that is not accepted any more: {reason}"
+            ))
         }
-        outbox.written(batch.bytes);
-        shared.sent(peer, generation, batch.chunks);
+        None => std::future::pending().await,
     }
 }
 
 /// Waits until the peer has acknowledged everything, within a bound.
-async fn flush(send: &mut SendStream) {
-    if send.finish().is_ok() {
-        // A peer that does not acknowledge in time is not waited for: the close frame follows anyway.
-        let _ = tokio::time::timeout(FLUSH_TIMEOUT, send.stopped()).await;
-    }
+async fn flush(before: Option<&mut SendStream>, send: &mut SendStream) {
+    let acknowledged = async {
+        if let Some(before) = before {
+            let _ = before.stopped().await;
+        }
+        if send.finish().is_ok() {
+            let _ = send.stopped().await;
+        }
+    };
+    // A peer that does not acknowledge in time is not waited for: the close frame follows anyway.
+    let _ = tokio::time::timeout(FLUSH_TIMEOUT, acknowledged).await;
 }
 
 /// Sleeps until the wall clock says that a certificate has expired. In slices, because the clock may be set.
@@ -243,13 +371,10 @@ pub(super) fn admit_first(header: &FrameHeader) -> Result<(), String> {
     Ok(())
 }
 
-/// The earlier of two moments.
-pub(super) fn earlier(one: UnixTime, other: UnixTime) -> UnixTime {
-    if one.as_secs() <= other.as_secs() { one } else { other }
-}
-
 /// How long a close waits for acknowledgements of what was sent before it.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often the wall clock is looked at while a certificate is valid.
 const CLOCK_LOOK: Duration = Duration::from_secs(60);
+/// How long a replaced connection waits for the dialler to read its last bytes.
+const LINGER_MAX: Duration = Duration::from_secs(60);
 const FIRST_FRAME_BYTES_MAX: u32 = 8 << 10;

@@ -12,16 +12,21 @@
 //! socket   the UDP socket, batches                 routes   where peers were reached, for all ports
 //! tls      configurations for quinn and rustls     link     frames in both directions until the link is down
 //! closing  why a connection ended                  probe    is the process of a silent peer still there?
+//! replace  when a connection is replaced           handover how a link goes over to the next
+//! proof    what the certificates said
 //! ```
 
 mod accept;
 mod closing;
 mod dial;
+mod handover;
 mod link;
 mod options;
 mod outbox;
 mod probe;
+mod proof;
 mod race;
+mod replace;
 mod routes;
 mod socket;
 mod state;
@@ -44,6 +49,7 @@ use crate::identity::{Identity, IdentityError};
 use crate::port::{Outgoing, Port, PortEvent, PortStats, Role, SendError};
 pub use options::{Congestion, QuicOptions, SocketOptions};
 pub(crate) use outbox::outbox_bytes_max;
+pub use proof::{CertificateFacts, LinkSecurity};
 pub use routes::Routes;
 use socket::BatchLimitedSocket;
 use state::Shared;
@@ -123,10 +129,15 @@ impl BoundPort {
         let server = tls::server_config(&identity, transport.clone())?;
         let socket = TokioRuntime.wrap_udp_socket(self.socket).map_err(QuicError::Socket)?;
         let socket: Arc<dyn AsyncUdpSocket> = Arc::new(BatchLimitedSocket::new(socket));
-        let endpoint =
-            Endpoint::new_with_abstract_socket(tls::endpoint_config(), Some(server), socket, Arc::new(TokioRuntime))
-                .map_err(QuicError::Socket)?;
-        let shared = Shared::new(identity, hello, peers, options, transport, endpoint.clone(), self.routes);
+        let endpoint = Endpoint::new_with_abstract_socket(
+            tls::endpoint_config(),
+            Some(server.clone()),
+            socket,
+            Arc::new(TokioRuntime),
+        )
+        .map_err(QuicError::Socket)?;
+        let accepting = (endpoint, Arc::new(server));
+        let shared = Shared::new(identity, hello, peers, options, transport, accepting, self.routes);
         let shared = Arc::new(shared);
         tokio::spawn(accept::accept_all(shared.clone(), self.own_addresses));
         Ok(QuicPort { shared, local_addr })
@@ -154,15 +165,15 @@ impl QuicPort {
         self.local_addr
     }
 
-    /// Takes a fresh certificate for links made from now on; links that are up keep theirs and end when it expires.
+    /// Takes fresh certificates: links are made with them from now on, and those that are up go over to a connection with
+    /// them. A link that cannot ends when the first of its certificates expires, or soon when the peer's is of an authority
+    /// that is not accepted any more.
     ///
     /// # Errors
     /// [`QuicError`] when it cannot be used or names another sidecar.
     pub fn install_identity(&self, identity: Arc<Identity>) -> Result<(), QuicError> {
         let server = tls::server_config(&identity, self.shared.transport.clone())?;
-        self.shared.replace_identity(identity)?;
-        self.shared.endpoint.set_server_config(Some(server));
-        Ok(())
+        Ok(self.shared.replace_identity(identity, server)?)
     }
 
     /// What is known of the way to a peer whose link is up.
@@ -190,6 +201,12 @@ impl QuicPort {
         let mut peers: Vec<SidecarIndex> = self.shared.peers.keys().copied().collect();
         peers.sort_unstable();
         peers.into_iter().filter_map(|peer| Some((peer, self.path(peer)?))).collect()
+    }
+
+    /// How the link to a peer is protected, when it is up.
+    #[must_use]
+    pub fn security(&self, peer: SidecarIndex) -> Option<LinkSecurity> {
+        self.shared.security(peer)
     }
 
     /// Closes every link with a reason and waits until the peers have heard of it, at most a second. Without it, a port

@@ -40,6 +40,8 @@ impl Default for SocketOptions {
 pub struct QuicOptions {
     /// How long an opened link may take until it is up; then it is down.
     pub start_timeout: Duration,
+    /// How long a link stays whose peer shows no other certificate than one of an authority that is not accepted any more.
+    pub disowned_grace: Duration,
     /// The datagram size to begin with, in bytes of UDP payload: 1,200 to 1,452. A start above what the network carries
     /// is slow for the whole connection.
     pub initial_mtu: u16,
@@ -70,6 +72,7 @@ impl Default for QuicOptions {
     fn default() -> Self {
         Self {
             start_timeout: Duration::from_secs(30),
+            disowned_grace: Duration::from_secs(30),
             initial_mtu: 1_452,
             mtu_upper_bound: 8_952,
             congestion: Congestion::Cubic,

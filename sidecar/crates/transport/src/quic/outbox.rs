@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use ronde_wire::SidecarIndex;
 use ronde_wire::control::Purpose;
 use ronde_wire::frame::{CHUNK_HEADER_BYTES, HEADER_BYTES};
 use ronde_wire::limits::{CHUNK_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, WINDOW_MAX};
+use ronde_wire::{Frame, SidecarIndex};
 use tokio::sync::Notify;
 
 use crate::port::{Outgoing, SendError};
@@ -33,6 +33,8 @@ struct Queue {
     /// Bytes given and not yet taken over by the connection.
     bytes: usize,
     closing: Option<String>,
+    /// The peer is to be asked for a replacement of the connection, in front of what waits.
+    renew: bool,
 }
 
 /// What the writer does next.
@@ -69,6 +71,12 @@ impl Outbox {
         Ok(())
     }
 
+    /// Asks the writer to ask the peer, which has dialled, for a replacement of the connection.
+    pub(super) fn ask_for_replacement(&self) {
+        self.lock().renew = true;
+        self.changed.notify_one();
+    }
+
     /// Asks the writer to close behind what is queued.
     pub(super) fn close(&self, reason: &str) {
         self.lock().closing.get_or_insert_with(|| reason.to_owned());
@@ -93,10 +101,14 @@ impl Outbox {
 
     fn take(&self) -> Option<Next> {
         let mut queue = self.lock();
-        if queue.messages.is_empty() {
+        let renew = std::mem::take(&mut queue.renew);
+        if queue.messages.is_empty() && !renew {
             return queue.closing.clone().map(Next::Close);
         }
         let mut joiner = Joiner::default();
+        if renew {
+            joiner.small.put_slice(&Frame::renew().header.encode());
+        }
         while joiner.batch_bytes < BATCH_BYTES {
             let Some(message) = queue.messages.pop_front() else { break };
             joiner.add(message);

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::closing::{self, CloseCode, Ending};
+use super::proof::Proof;
 use super::state::Shared;
 use super::tls;
 use crate::port::DownReason;
@@ -42,7 +43,7 @@ impl Course {
         &mut self,
         shared: &Arc<Shared>,
         patience: Duration,
-    ) -> Result<Connection, Option<DownReason>> {
+    ) -> Result<(Connection, Proof), Option<DownReason>> {
         let (mut attempts, mut told) = (JoinSet::new(), None);
         let mut waiting = self.live.clone().into_iter();
         loop {
@@ -51,9 +52,9 @@ impl Course {
             }
             tokio::select! {
                 Some(ended) = attempts.join_next() => match ended {
-                    Ok((_, Ok(connection))) => {
+                    Ok((_, Ok(made))) => {
                         end_others(attempts);
-                        return Ok(connection);
+                        return Ok(made);
                     }
                     Ok((address, Err(failure))) => told = more_telling(told, self.note(address, failure)),
                     Err(error) => tracing::error!(%error, "an attempt to connect ended by itself"),
@@ -99,6 +100,9 @@ fn more_telling(one: Option<DownReason>, other: Option<DownReason>) -> Option<Do
     if matches!(one, Some(DownReason::Refused(_))) { one } else { other.or(one) }
 }
 
+/// A connection that is the peer's.
+type Made = Result<(Connection, Proof), Failure>;
+
 /// Why an attempt made no connection.
 enum Failure {
     /// Who is at this address will not become the peer.
@@ -112,22 +116,20 @@ async fn attempt(
     peer: SidecarIndex,
     address: SocketAddr,
     patience: Duration,
-) -> (SocketAddr, Result<Connection, Failure>) {
+) -> (SocketAddr, Made) {
     (address, connect(&shared, peer, address, patience).await)
 }
 
-async fn connect(
-    shared: &Shared,
-    peer: SidecarIndex,
-    address: SocketAddr,
-    patience: Duration,
-) -> Result<Connection, Failure> {
+async fn connect(shared: &Shared, peer: SidecarIndex, address: SocketAddr, patience: Duration) -> Made {
     let local = |text: String| Failure::Final(DownReason::Lost(text));
     let identity = shared.identity();
     let config = tls::client_config(&identity, peer, shared.transport.clone()).map_err(|e| local(e.to_string()))?;
     let connecting = shared.endpoint.connect_with(config, address, SERVER_NAME).map_err(|e| local(e.to_string()))?;
     match timeout(patience, connecting).await {
-        Ok(Ok(connection)) => Ok(connection),
+        Ok(Ok(connection)) => {
+            let proof = Proof::of(&connection, identity).map_err(|error| local(error.to_string()))?;
+            Ok((connection, proof))
+        }
         Ok(Err(error)) => Err(match Ending::of(&error) {
             Ending::Other(reason) => Failure::Again(reason.to_string()),
             ending => {
@@ -143,9 +145,9 @@ async fn connect(
 }
 
 /// Nothing was said on the other connections yet, so that the peer has nothing to take back.
-fn end_others(mut attempts: JoinSet<(SocketAddr, Result<Connection, Failure>)>) {
+fn end_others(mut attempts: JoinSet<(SocketAddr, Made)>) {
     while let Some(ended) = attempts.try_join_next() {
-        if let Ok((_, Ok(connection))) = ended {
+        if let Ok((_, Ok((connection, _)))) = ended {
             closing::close(&connection, CloseCode::Closed, "another address of the peer was faster");
         }
     }
@@ -153,7 +155,7 @@ fn end_others(mut attempts: JoinSet<(SocketAddr, Result<Connection, Failure>)>) 
 }
 
 /// Names play no part: the verifier looks for an id, and no name is sent.
-const SERVER_NAME: &str = "sidecar.invalid";
+pub(super) const SERVER_NAME: &str = "sidecar.invalid";
 /// Before the next address is tried beside those that have not answered. Hosts of a cluster are near: the first address
 /// has long answered when it can, and a dead one costs no more than this.
 const BETWEEN: Duration = Duration::from_millis(100);

@@ -6,14 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use quinn::{Connection, Endpoint, TransportConfig, VarInt};
+use quinn::{Connection, Endpoint, ServerConfig, TransportConfig, VarInt};
 use ronde_wire::control::Hello;
 use ronde_wire::{Frame, Incarnation, SidecarIndex};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use super::closing::{self, CloseCode};
+use super::handover::Handover;
+use super::link::Wire;
 use super::outbox::Outbox;
+use super::proof::{LinkSecurity, Proof};
 use super::{QuicOptions, Routes};
 use crate::identity::{Identity, IdentityError};
 use crate::port::{DownReason, Outgoing, PortEvent, PortStats, Role, SendError};
@@ -28,12 +31,14 @@ pub(super) struct Shared {
     pub(super) counters: Counters,
     pub(super) routes: Routes,
     state: Mutex<State>,
+    /// The newest, with what the endpoint accepts connections with.
+    identity: watch::Sender<Arc<Identity>>,
     /// Told when the owner has taken events.
     space: Notify,
 }
 
 struct State {
-    identity: Arc<Identity>,
+    server: Arc<ServerConfig>,
     links: HashMap<SidecarIndex, Link>,
     events: VecDeque<Queued>,
     queued_bytes: usize,
@@ -57,6 +62,9 @@ enum Phase {
     },
     Up {
         connection: Connection,
+        security: LinkSecurity,
+        handover: Arc<Handover>,
+        dialled: bool,
     },
     /// Its `Down` is queued; the entry goes when the owner takes it, so that `open` before that does nothing.
     Down,
@@ -73,6 +81,9 @@ struct Queued {
 pub(super) struct Installed {
     pub(super) generation: u64,
     pub(super) outbox: Arc<Outbox>,
+    pub(super) handover: Arc<Handover>,
+    /// Whether this side has dialled: it is the one that replaces the connection.
+    pub(super) dialled: bool,
 }
 
 impl Shared {
@@ -82,11 +93,11 @@ impl Shared {
         peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
         options: QuicOptions,
         transport: Arc<TransportConfig>,
-        endpoint: Endpoint,
+        (endpoint, server): (Endpoint, Arc<ServerConfig>),
         routes: Routes,
     ) -> Self {
         let state = State {
-            identity,
+            server,
             links: HashMap::new(),
             events: VecDeque::new(),
             queued_bytes: 0,
@@ -95,21 +106,48 @@ impl Shared {
             generation: 0,
             last_refusal: None,
         };
-        let (counters, state, space) = (Counters::default(), Mutex::new(state), Notify::new());
-        Self { hello, peers, options, transport, endpoint, counters, routes, state, space }
+        let counters = Counters::default();
+        let (state, space) = (Mutex::new(state), Notify::new());
+        Self {
+            hello,
+            peers,
+            options,
+            transport,
+            endpoint,
+            counters,
+            routes,
+            state,
+            identity: watch::Sender::new(identity),
+            space,
+        }
     }
 
     pub(super) fn identity(&self) -> Arc<Identity> {
-        self.lock().identity.clone()
+        self.identity.borrow().clone()
     }
 
-    pub(super) fn replace_identity(&self, identity: Arc<Identity>) -> Result<(), IdentityError> {
-        let mut state = self.lock();
-        if identity.id() != state.identity.id() {
-            let (expected, found) = (Box::new(state.identity.id().clone()), Box::new(identity.id().clone()));
+    /// The identity with what accepts connections in its name.
+    pub(super) fn accepting(&self) -> (Arc<Identity>, Arc<ServerConfig>) {
+        let state = self.lock();
+        (self.identity(), state.server.clone())
+    }
+
+    /// Tells of each identity that is installed from now on.
+    pub(super) fn identities(&self) -> watch::Receiver<Arc<Identity>> {
+        self.identity.subscribe()
+    }
+
+    pub(super) fn replace_identity(&self, identity: Arc<Identity>, server: ServerConfig) -> Result<(), IdentityError> {
+        let current = self.identity();
+        if identity.id() != current.id() {
+            let (expected, found) = (Box::new(current.id().clone()), Box::new(identity.id().clone()));
             return Err(IdentityError::OtherId { expected, found });
         }
-        state.identity = identity;
+        let mut state = self.lock();
+        state.server = Arc::new(server.clone());
+        self.identity.send_replace(identity);
+        drop(state);
+        self.endpoint.set_server_config(Some(server));
         Ok(())
     }
 
@@ -154,8 +192,33 @@ impl Shared {
 
     pub(super) fn connection(&self, peer: SidecarIndex) -> Option<Connection> {
         match &self.lock().links.get(&peer)?.phase {
-            Phase::Up { connection } => Some(connection.clone()),
+            Phase::Up { connection, .. } => Some(connection.clone()),
             Phase::Opening { .. } | Phase::Down => None,
+        }
+    }
+
+    pub(super) fn security(&self, peer: SidecarIndex) -> Option<LinkSecurity> {
+        match &self.lock().links.get(&peer)?.phase {
+            Phase::Up { security, .. } => Some(security.clone()),
+            Phase::Opening { .. } | Phase::Down => None,
+        }
+    }
+
+    /// Where the peer may offer a connection in place of the one that it has dialled before.
+    pub(super) fn accepted_link(&self, peer: SidecarIndex) -> Option<Arc<Handover>> {
+        match &self.lock().links.get(&peer)?.phase {
+            Phase::Up { handover, dialled: false, .. } => Some(handover.clone()),
+            Phase::Up { .. } | Phase::Opening { .. } | Phase::Down => None,
+        }
+    }
+
+    /// The link has gone over to another connection.
+    pub(super) fn note_replaced(&self, peer: SidecarIndex, generation: u64, next: &Connection, proof: &Proof) {
+        tracing::info!(%peer, purpose = ?self.hello.purpose, serial = proof.peer.serial, "the connection was replaced");
+        self.counters.add(&self.counters.links_replaced, 1);
+        if let Some(Phase::Up { connection, security, .. }) = self.lock().phase_of(peer, generation) {
+            *connection = next.clone();
+            *security = proof.security();
         }
     }
 
@@ -194,29 +257,18 @@ impl Shared {
     }
 
     /// Brings up the link that a dial was for; `None` when it is not wanted any more.
-    pub(super) fn bring_up_dialled(
-        &self,
-        peer: SidecarIndex,
-        generation: u64,
-        connection: &Connection,
-        hello: Hello,
-    ) -> Option<Installed> {
-        let mut state = self.lock();
+    pub(super) fn bring_up_dialled(&self, generation: u64, wire: &Wire, hello: Hello) -> Option<Installed> {
+        let (mut state, peer) = (self.lock(), wire.peer);
         let phase = state.phase_of(peer, generation).filter(|phase| matches!(phase, Phase::Opening { .. }))?;
-        *phase = Phase::Up { connection: connection.clone() };
-        self.routes.note(peer, connection.remote_address().ip());
+        *phase = Phase::up(wire, true);
+        self.routes.note(peer, wire.connection.remote_address().ip());
         Some(self.finish_up(state, peer, hello))
     }
 
     /// Brings up a link that the peer dialled, whether it was asked for or not; `None` when this side's own dial wins.
-    pub(super) fn bring_up_accepted(
-        &self,
-        peer: SidecarIndex,
-        connection: &Connection,
-        hello: Hello,
-    ) -> Option<Installed> {
-        let mut state = self.lock();
-        let phase = Phase::Up { connection: connection.clone() };
+    pub(super) fn bring_up_accepted(&self, wire: &Wire, hello: Hello) -> Option<Installed> {
+        let (mut state, peer) = (self.lock(), wire.peer);
+        let phase = Phase::up(wire, false);
         match state.links.get_mut(&peer) {
             Some(Link { phase: Phase::Opening { role: Role::Dial, .. }, .. }) if self.hello.sidecar < peer => {
                 return None;
@@ -227,7 +279,7 @@ impl Shared {
                 }
             }
             before => {
-                if let Some(Link { generation, phase: Phase::Up { connection: old }, .. }) = before {
+                if let Some(Link { generation, phase: Phase::Up { connection: old, .. }, .. }) = before {
                     closing::close(old, CloseCode::Replaced, "the same peer connected anew");
                     let generation = *generation;
                     tracing::warn!(%peer, purpose = ?self.hello.purpose, "the peer connected anew; its old link is closed");
@@ -236,7 +288,7 @@ impl Shared {
                 state.insert(peer, phase, Arc::new(Outbox::new(self.hello.purpose)));
             }
         }
-        self.routes.note(peer, connection.remote_address().ip());
+        self.routes.note(peer, wire.connection.remote_address().ip());
         Some(self.finish_up(state, peer, hello))
     }
 
@@ -316,7 +368,9 @@ impl Shared {
         state.incarnations.insert(peer, hello.incarnation);
         self.counters.add(&self.counters.links_opened, 1);
         let link = state.links.get(&peer).expect("both callers have just set it");
-        let installed = Installed { generation: link.generation, outbox: link.outbox.clone() };
+        let Phase::Up { handover, dialled, .. } = &link.phase else { unreachable!("both callers have just set it") };
+        let (generation, outbox) = (link.generation, link.outbox.clone());
+        let installed = Installed { generation, outbox, handover: handover.clone(), dialled: *dialled };
         state.push(peer, installed.generation, PortEvent::Up { peer, hello: Box::new(hello) }, 0);
         installed
     }
@@ -324,6 +378,13 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic of one task must not take the port's other links with it; each change below is whole in itself.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Phase {
+    fn up(wire: &Wire, dialled: bool) -> Self {
+        let (connection, security) = (wire.connection.clone(), wire.proof.security());
+        Self::Up { connection, security, handover: Arc::default(), dialled }
     }
 }
 
@@ -360,6 +421,7 @@ pub(super) struct Counters {
     pub(super) frames_sent: AtomicU64,
     pub(super) frames_received: AtomicU64,
     links_opened: AtomicU64,
+    links_replaced: AtomicU64,
     refusals: AtomicU64,
 }
 
@@ -376,6 +438,7 @@ impl Counters {
             frames_sent: read(&self.frames_sent),
             frames_received: read(&self.frames_received),
             links_opened: read(&self.links_opened),
+            links_replaced: read(&self.links_replaced),
             refusals: read(&self.refusals),
         }
     }

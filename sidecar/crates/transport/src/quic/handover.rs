@@ -1,0 +1,137 @@
+//! How a link goes over from one connection to the next, without losing, doubling or overtaking a frame.
+//!
+//! ```text
+//! dialler                                              acceptor
+//! dials anew; hello that replaces ──────────────────▸  keeps the connection at hand, answers
+//! ends its old stream, writes on in the new one  ────▸ has read the old stream to its end: reads on in the new one,
+//! has read the old stream to its end: reads on   ◂──── ends its own old stream, writes on in the new one
+//! in the new one, closes the old connection
+//! ```
+//!
+//! Each receiver reads the old stream to its end first, and no side ends its stream before it knows that the other has
+//! the new connection: the dialler by the answer to its hello, the acceptor by the end of the dialler's stream.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use quinn::{Connection, RecvStream, SendStream};
+use tokio::sync::Notify;
+
+use super::closing::{self, CloseCode};
+use super::link::Wire;
+use super::proof::Proof;
+
+/// The next connection of a link, while there is one.
+#[derive(Default)]
+pub(super) struct Handover {
+    next: Mutex<Option<Next>>,
+    changed: Notify,
+    /// One for each old connection that the peer has not closed yet, and this one.
+    lingering: Arc<()>,
+}
+
+struct Next {
+    connection: Connection,
+    proof: Proof,
+    /// Until the writer has gone over.
+    send: Option<SendStream>,
+    /// Until the reader has.
+    recv: Option<RecvStream>,
+    /// The acceptor's writer waits for its reader.
+    writer_may_go: bool,
+}
+
+impl Handover {
+    /// The dialler's: the writer goes over now.
+    pub(super) fn begin(&self, wire: Wire) {
+        self.put(wire, true);
+    }
+
+    /// The acceptor's: nothing changes until the peer's old stream ends. One that was offered before and not used is
+    /// closed.
+    pub(super) fn offer(&self, wire: Wire) {
+        self.put(wire, false);
+    }
+
+    /// Whether the dialler may go on to another connection: not while it goes over to one.
+    pub(super) fn is_idle(&self) -> bool {
+        self.lock().is_none()
+    }
+
+    /// Whether the acceptor takes another offer: one that the peer has not begun to use is forgotten, one that it has is
+    /// not, and old connections do not pile up.
+    pub(super) fn takes_offers(&self) -> bool {
+        let is_used = |next: &Next| next.send.is_none() || next.recv.is_none();
+        !self.lock().as_ref().is_some_and(is_used) && Arc::strong_count(&self.lingering) <= LINGERING_MAX
+    }
+
+    /// Held by whoever keeps an old connection.
+    pub(super) fn lingering(&self) -> Arc<()> {
+        self.lingering.clone()
+    }
+
+    /// The writer's: waits until it may go over, and goes.
+    pub(super) async fn send_half(&self) -> SendStream {
+        loop {
+            let changed = self.changed.notified();
+            if let Some(next) = self.lock().as_mut().filter(|next| next.writer_may_go)
+                && let Some(send) = next.send.take()
+            {
+                self.changed.notify_waiters();
+                return send;
+            }
+            changed.await;
+        }
+    }
+
+    /// The reader's, at the end of the old stream: goes over when there is a next connection that still stands.
+    pub(super) fn recv_half(&self) -> Option<(Connection, RecvStream)> {
+        let mut held = self.lock();
+        let next = held.as_mut().filter(|next| next.connection.close_reason().is_none() || next.send.is_none())?;
+        let recv = next.recv.take()?;
+        next.writer_may_go = true;
+        let connection = next.connection.clone();
+        drop(held);
+        self.changed.notify_waiters();
+        Some((connection, recv))
+    }
+
+    /// Waits until both directions have gone over; gives the connection that is the link's from then on.
+    pub(super) async fn moved(&self) -> (Connection, Proof) {
+        loop {
+            let changed = self.changed.notified();
+            {
+                let mut held = self.lock();
+                if held.as_ref().is_some_and(|next| next.send.is_none() && next.recv.is_none())
+                    && let Some(Next { connection, proof, .. }) = held.take()
+                {
+                    return (connection, proof);
+                }
+            }
+            changed.await;
+        }
+    }
+
+    /// Closes the next connection, if any, for the same reason as the link.
+    pub(super) fn close(&self, code: CloseCode, reason: &str) {
+        if let Some(next) = self.lock().take() {
+            closing::close(&next.connection, code, reason);
+        }
+    }
+
+    fn put(&self, wire: Wire, writer_may_go: bool) {
+        let Wire { connection, send, recv, proof, .. } = wire;
+        let next = Next { connection, proof, send: Some(send), recv: Some(recv), writer_may_go };
+        if let Some(unused) = self.lock().replace(next) {
+            closing::close(&unused.connection, CloseCode::Replaced, "another replacement came");
+        }
+        self.changed.notify_waiters();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Next>> {
+        // Each change is one assignment, so a panic elsewhere leaves it whole.
+        self.next.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Old connections of one link that wait for the peer to read their last bytes.
+const LINGERING_MAX: usize = 4;

@@ -1,0 +1,129 @@
+//! Workers and starts that cannot be: each is told why in words, nothing hangs, nothing is left behind, and the job of the
+//! others goes on.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use ronde_rpc::v1;
+use ronde_rpc::v1::client_message::Message as Say;
+use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Worker, ronde_binary};
+use ronde_tests::raw::{DECENT, RawSession, claim};
+use ronde_tests::script::Answer;
+
+const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+/// `nobody`, wherever there is such a user.
+const OTHER_UID: u32 = 65_534;
+
+/// Why a worker's process could not connect.
+fn refusal(worker: &mut Worker) -> Result<String> {
+    worker.await_answer("its refusal", PATIENCE, |answer| match answer {
+        Answer::NotConnected { text } => Some(text),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_second_worker_for_a_rank_is_refused_and_the_first_goes_on() -> Result<()> {
+    let mut cluster = Plan::of(&[0, 0, 1]).start(WORKER)?;
+    let mut second = cluster.new_worker(1)?;
+    let reason = refusal(&mut second)?;
+    println!("{reason}");
+    ensure!(reason.contains("rank 1") && reason.contains("claimed by a live session"), "{reason}");
+    cluster.check_sum("afterwards", 10_000)
+}
+
+#[test]
+fn an_older_and_a_newer_worker_are_told_to_install_one_release() -> Result<()> {
+    let mut cluster = Plan::of(&[0, 1]).start(WORKER)?;
+    let directory = cluster.sidecars[0].socket_dir()?.to_owned();
+    for versions in [(0, 0), (1_000, 2_000)] {
+        let good = claim(&directory, "test", 0)?;
+        let first = Say::Claim(v1::Claim { protocol_min: versions.0, protocol_max: versions.1, ..good });
+        let reason = RawSession::open(&directory, Some(first), DECENT).await_end()?;
+        println!("{reason}");
+        ensure!(reason.contains("release of ronde on both sides"), "{reason}");
+        ensure!(reason.contains(&versions.0.to_string()) && reason.contains(&versions.1.to_string()), "{reason}");
+        cluster.check_sum("beside another release", 1_000)?;
+    }
+    Ok(())
+}
+
+/// As a user who opened the directory by mistake would have it.
+fn open_to_all(cluster: &Cluster) -> Result<()> {
+    let directory = cluster.sidecars[0].socket_dir()?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
+    for entry in fs::read_dir(directory)? {
+        fs::set_permissions(entry?.path(), fs::Permissions::from_mode(0o666))?;
+    }
+    // The test's own directory around it.
+    fs::set_permissions(directory.parent().context("it lies in one")?, fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}
+
+#[test]
+fn a_worker_of_another_user_is_refused() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("LEFT OUT: a_worker_of_another_user_is_refused needs root to become another user");
+        return Ok(());
+    }
+    let mut cluster = Plan::of(&[0, 1]).sidecars(WORKER)?;
+    // A copy that the other user can run, wherever the tests are built.
+    let programs = tempfile::tempdir()?;
+    fs::set_permissions(programs.path(), fs::Permissions::from_mode(0o755))?;
+    let program = programs.path().join("worker");
+    fs::copy(WORKER, &program)?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    let stranger = |cluster: &Cluster| -> Result<Worker> {
+        let sidecar = &cluster.sidecars[0];
+        let mut command = Command::new(&program);
+        command.uid(OTHER_UID).gid(OTHER_UID).current_dir("/").env("RONDE_JOB", "test").env("RONDE_RANK", "0");
+        command.env("RONDE_SOCKET", sidecar.socket_dir()?).env("RONDE_TOKEN_FILE", sidecar.token_file(0)?);
+        Worker::run(0, &mut command)
+    };
+    // The directory alone keeps it out.
+    let reason = refusal(&mut stranger(&cluster)?)?;
+    println!("{reason}");
+    ensure!(reason.contains("ermission denied"), "{reason}");
+    // With the directory, the sockets and even the token open, the kernel's word on the process does.
+    open_to_all(&cluster)?;
+    let reason = refusal(&mut stranger(&cluster)?)?;
+    println!("{reason}");
+    ensure!(reason.contains("uid 65534 may not use this sidecar; allowed are {0}"), "{reason}");
+    // Both ranks are still free for whom they are for.
+    for rank in 0..2 {
+        let worker = cluster.new_worker(rank)?;
+        cluster.workers.push(worker);
+    }
+    cluster.workers.iter_mut().try_for_each(Worker::await_connected)?;
+    cluster.check_sum("afterwards", 1_000)
+}
+
+#[test]
+fn a_socket_path_that_is_too_long_is_found_before_it_is_bound() -> Result<()> {
+    let directory = tempfile::Builder::new().prefix("ronde-test-").tempdir()?;
+    let long = directory.path().join("d".repeat(90));
+    fs::create_dir(&long)?;
+    let ronde = |words: &[&str], paths: &[&Path]| -> Result<(bool, String)> {
+        let output = Command::new(ronde_binary()?).args(words).args(paths).env("XDG_RUNTIME_DIR", &long).output()?;
+        let said = [output.stdout, output.stderr].concat();
+        Ok((output.status.success(), String::from_utf8(said).context("words")?))
+    };
+    let secret = directory.path().join("secret");
+    ensure!(ronde(&["certs", "secret"], &[&secret])?.0, "a secret can be made");
+    let by_secret = ["sidecar", "--job", "night", "--index", "0", "--peers", "127.0.0.1:7399", "--job-secret-file"];
+    for (words, paths) in [(&by_secret[..], &[secret.as_path()][..]), (&["run", "-np", "1", "true"], &[])] {
+        let (good, said) = ronde(words, paths)?;
+        println!("{said}");
+        ensure!(!good && said.contains("[RONDE-E405]"), "{said}");
+        for part in ["bytes long, but a Unix socket's may have 107", "--runtime-dir", "XDG_RUNTIME_DIR"] {
+            ensure!(said.contains(part), "{said:?} does not say {part:?}");
+        }
+    }
+    let left = fs::read_dir(&long)?.count();
+    ensure!(left == 0, "{left} directories are left behind");
+    Ok(())
+}
