@@ -333,6 +333,7 @@ fn engine_config(settings: &Settings, peers: &[Peer], world: &World) -> EngineCo
         stall_shutdown_ms: settings.stall_shutdown_ms,
         result_bytes_max: settings.arena_bytes_max,
         host: host_of(settings, peers),
+        control_fan_out: settings.control_fan_out,
         ..defaults
     }
 }

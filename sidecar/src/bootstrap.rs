@@ -93,6 +93,8 @@ pub(crate) struct Start {
     /// Whether the sidecar is told how its workers' processes end.
     #[serde(default)]
     pub(crate) tells_of_exits: bool,
+    /// Sidecars below one on the tree of control links, for tests; the wire's when absent.
+    pub(crate) control_fan_out: Option<usize>,
 }
 
 /// What a sidecar needs to take part.

@@ -44,6 +44,8 @@ pub(crate) struct Settings {
     pub(crate) stall_shutdown_ms: u64,
     /// Whether the sidecar is told how its workers' processes end.
     pub(crate) tells_of_exits: bool,
+    /// Sidecars below one on the tree of control links. Default: [`limits::CONTROL_FAN_OUT`].
+    pub(crate) control_fan_out: usize,
 }
 
 impl Settings {
@@ -76,6 +78,12 @@ impl Settings {
             "a sidecar listens on 1 to {} addresses, not {addresses}",
             limits::ADDRESSES_MAX
         );
+        let control_fan_out = start.control_fan_out.unwrap_or(limits::CONTROL_FAN_OUT);
+        ensure!(
+            (1..=limits::SIDECARS_MAX).contains(&control_fan_out),
+            "control_fan_out = {control_fan_out} is out of range; it must be 1 to {}",
+            limits::SIDECARS_MAX
+        );
         Ok(Self {
             job: start.job,
             trust_domain: start.trust_domain,
@@ -96,6 +104,7 @@ impl Settings {
             stall_warning_ms: start.stall_warning_ms,
             stall_shutdown_ms: start.stall_shutdown_ms.unwrap_or(0),
             tells_of_exits: start.tells_of_exits,
+            control_fan_out,
         })
     }
 

@@ -146,15 +146,15 @@ impl Driver {
         }
     }
 
-    /// Asks for the links of the control star: everybody with the coordinator.
+    /// Asks for the links of the control tree.
     pub(crate) fn open_control_links(&mut self) {
-        let coordinator = self.world.coordinator();
-        let peers = if self.me == coordinator { self.world.sidecars() } else { vec![coordinator] };
-        for sidecar in peers.into_iter().filter(|s| *s != self.me) {
-            if self.control_role() == Role::Dial {
-                say(&FromSidecar::Dialling { peer: sidecar.0 });
+        let neighbours: Vec<_> =
+            self.engine.control_parent().into_iter().chain(self.engine.control_children()).collect();
+        for peer in neighbours {
+            if self.control_role(peer) == Role::Dial {
+                say(&FromSidecar::Dialling { peer: peer.0 });
             }
-            self.control.open(sidecar, self.control_role());
+            self.control.open(peer, self.control_role(peer));
         }
     }
 
@@ -248,7 +248,7 @@ impl Driver {
                 self.handle(Event::ExecutionFailed { epoch, seq, reason });
             }
             LaneReport::LetGo(epoch) => self.operations.lane_let_go(epoch),
-            LaneReport::LinkDown(peer, reason) => self.handle(Event::LinkDown { peer, reason }),
+            LaneReport::LinkDown(peer, reason) => self.handle(Event::LaneDown { peer, reason }),
             LaneReport::Ended(lane) => {
                 self.fatal.get_or_insert_with(|| format!("the thread of {lane} has ended; see the log above"));
             }
@@ -416,7 +416,7 @@ impl Driver {
         let frame = Outgoing::Frame(message.into_frame(epoch, seq));
         let sent = match self.control.send(to, frame.clone()) {
             Err(SendError::NoLink(_)) => {
-                self.control.open(to, self.control_role());
+                self.control.open(to, self.control_role(to));
                 self.control.send(to, frame)
             }
             sent => sent,
@@ -431,9 +431,9 @@ impl Driver {
         }
     }
 
-    /// Everybody dials the coordinator.
-    fn control_role(&self) -> Role {
-        if self.me == self.world.coordinator() { Role::Await } else { Role::Dial }
+    /// Everybody dials the one above.
+    fn control_role(&self, peer: SidecarIndex) -> Role {
+        if self.engine.control_parent() == Some(peer) { Role::Dial } else { Role::Await }
     }
 
     fn disconnect(&mut self, peer: SidecarIndex, reason: &str) {

@@ -54,6 +54,7 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
         stall_warning_ms: args.stall_check_warning_time_seconds.map(|seconds| seconds * 1_000),
         stall_shutdown_ms: args.stall_check_shutdown_time_seconds.map(|seconds| seconds * 1_000),
         tells_of_exits: false,
+        control_fan_out: None,
     })
     .context(Code::SidecarSettings)?;
     // Bound first: who looks this sidecar up finds it.

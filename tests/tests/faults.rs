@@ -92,6 +92,18 @@ fn await_failures(
     Ok(last)
 }
 
+/// Below sidecar 0 are 1 and 2, below 1 are 3 and 4, below 2 are 5 and 6.
+#[test]
+fn a_killed_relay_is_named_by_everybody_and_a_leaf_too() -> Result<()> {
+    for victim in [1, 2, 6] {
+        let mut cluster = Plan::of(&[0, 1, 2, 3, 4, 5, 6]).control_fan_out(2).start(WORKER)?;
+        cluster.check_sum("before", 10_000)?;
+        let delay = kill_sidecar(cluster, victim)?;
+        println!("sidecar {victim} killed: the last failure after {delay:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_stopped_worker_is_suspect_then_dead() -> Result<()> {
     let mut cluster = Plan::of(&[0, 0, 1, 1]).start(WORKER)?;

@@ -113,6 +113,7 @@ impl Pair {
             eager_bytes: None,
             stall_warning_ms: None,
             stall_shutdown_ms: None,
+            control_fan_out: None,
             namespace: None,
         };
         let (good, bad) = (Sidecar::start(&options("test", good))?, Sidecar::start(&options(bad_job, bad))?);

@@ -1,4 +1,4 @@
-//! The simulated cluster: many seeds without faults of ours, and fourteen planted bugs that must be caught.
+//! The simulated cluster: many seeds without faults of ours, and seventeen planted bugs that must be caught.
 //!
 //! `RONDE_SIM_SEEDS=10000` runs more seeds; a failing one prints the command that replays it.
 
@@ -175,6 +175,23 @@ fn a_set_that_is_gone_before_an_order_is_caught() {
 fn a_group_that_is_ordered_twice_is_caught() {
     for text in caught(Saboteur::ReleasedTwice, &[Property::NoBug]) {
         assert!(text.contains("already") || text.contains("not asked for"), "caught by another check: {text}");
+    }
+}
+
+#[test]
+fn a_relay_that_does_not_pass_something_on_is_caught() {
+    caught(Saboteur::DeafBranch, &[Property::Liveness, Property::Protocol]);
+}
+
+#[test]
+fn a_relay_that_keeps_a_loss_to_itself_is_caught() {
+    caught(Saboteur::ForgottenLoss, &[Property::InTime]);
+}
+
+#[test]
+fn a_sidecar_that_speaks_as_another_is_caught() {
+    for text in caught(Saboteur::BorrowedName, &[Property::Protocol]) {
+        assert!(text.contains("is not below it on the tree"), "caught by another check: {text}");
     }
 }
 

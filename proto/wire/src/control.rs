@@ -1,7 +1,8 @@
 //! Control messages between sidecars, and the hello that opens every connection.
 //!
 //! They are encoded with postcard (a stable, specified binary format of serde) inside [`FrameKind::Control`] frames. All
-//! of them go to or come from the coordinator, except heartbeats.
+//! of them go to or come from the coordinator, hop by hop on the tree of control links, except those about one link or
+//! one way: heartbeats, and what follows [`Control::Ascending`].
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,9 @@ use crate::failure::Failure;
 use crate::frame::{Frame, FrameError, FrameKind, PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
 use crate::ids::{Epoch, Incarnation, JobName, Lane, Rank, Seq, SetId, SidecarIndex, TensorName};
 use crate::record::Activity;
+use crate::relay::{Ascent, Enclosed};
 use crate::request::{Group, Request, Shape};
+use crate::sidecars::SidecarSet;
 use crate::tuning::Tuning;
 use crate::world::{ProcessSet, World};
 
@@ -201,6 +204,52 @@ pub enum Control {
     Activities {
         /// What is known of them, in the order of the question.
         activities: Vec<Activity>,
+    },
+    /// To the parent on the tree: what the sender and those below it have for the coordinator, in order.
+    Ascending {
+        /// What the parent has said last in [`Control::PathUp`]; what comes under another one is void.
+        generation: u64,
+        /// The news.
+        ascents: Vec<Ascent>,
+    },
+    /// From the parent on the tree: a message of the coordinator, whose epoch and seq are in the frame.
+    Descending {
+        /// For whom of the receiver and those below it; all of them when absent.
+        to: Option<SidecarSet>,
+        /// The message.
+        message: Enclosed,
+    },
+    /// From the parent on the tree: there is a new way to the coordinator.
+    PathUp {
+        /// A number that this parent has not used on this link before.
+        generation: u64,
+    },
+    /// From the parent on the tree: there is no way to the coordinator any more.
+    PathDown {
+        /// Who is gone.
+        sidecar: SidecarIndex,
+        /// What was seen.
+        reason: String,
+    },
+    /// From the coordinator: it has heard that the receiver has joined. What it says next is said on that way.
+    Welcome {
+        /// Who is meant.
+        sidecar: SidecarIndex,
+        /// The generation in which it joined.
+        generation: u64,
+    },
+    /// From the coordinator, to a sidecar's parent: close the link to it.
+    Expel {
+        /// Which one.
+        sidecar: SidecarIndex,
+        /// What it did.
+        reason: String,
+    },
+    /// Over one link of the tree: who is silent, from below about those below the sender, from above about those between
+    /// the coordinator and the sender. The whole list with each heartbeat while it is not empty, and once when it is.
+    Silent {
+        /// They, with the milliseconds for which their neighbour has not heard them.
+        sidecars: Vec<(SidecarIndex, u64)>,
     },
 }
 

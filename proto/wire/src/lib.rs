@@ -15,7 +15,9 @@ pub mod frame;
 pub mod ids;
 pub mod limits;
 pub mod record;
+pub mod relay;
 pub mod request;
+pub mod sidecars;
 pub mod tuning;
 pub mod world;
 
@@ -27,6 +29,8 @@ pub use failure::{Blame, Cause, Failure};
 pub use frame::{Frame, FrameError, FrameHeader, FrameKind};
 pub use ids::{Epoch, Incarnation, JobName, Lane, Member, Rank, RequestId, Seq, SetId, SidecarIndex, TensorName};
 pub use record::{Activity, Call, Exit, Record};
+pub use relay::{Ascent, Enclosed};
 pub use request::{Detail, Group, Request, Shape};
+pub use sidecars::SidecarSet;
 pub use tuning::{Algorithm, Tuning};
 pub use world::{ProcessSet, SetMember, SetTopology, World, WorldError};

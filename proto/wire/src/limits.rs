@@ -16,6 +16,10 @@ pub const JOB_NAME_BYTES_MAX: usize = 63;
 pub const DIMENSIONS_MAX: usize = 32;
 /// Payload of a control frame, in bytes.
 pub const CONTROL_FRAME_BYTES_MAX: usize = 1 << 20;
+/// Bytes of a control message that sidecars pass on for others: with what says whose it is, it fits a frame.
+pub const ENCLOSED_BYTES_MAX: usize = CONTROL_FRAME_BYTES_MAX - 512;
+/// Sidecars below one sidecar on the tree of control links. Up to one more than these are joined to the coordinator itself.
+pub const CONTROL_FAN_OUT: usize = 8;
 /// Payload of a chunk frame, in bytes: the largest chunk plus its own header.
 pub const CHUNK_FRAME_BYTES_MAX: usize = CHUNK_BYTES_MAX + crate::frame::CHUNK_HEADER_BYTES;
 /// Largest chunk that a plan may use, in bytes.

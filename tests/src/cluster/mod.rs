@@ -44,6 +44,7 @@ pub struct Plan<'a> {
     fusion_threshold_bytes: Option<u64>,
     eager_bytes: Option<u32>,
     stall_ms: Option<(u64, u64)>,
+    control_fan_out: Option<usize>,
     network: Option<&'a Network>,
 }
 
@@ -58,6 +59,7 @@ impl<'a> Plan<'a> {
             fusion_threshold_bytes: None,
             eager_bytes: None,
             stall_ms: None,
+            control_fan_out: None,
             network: None,
         }
     }
@@ -90,6 +92,12 @@ impl<'a> Plan<'a> {
     #[must_use]
     pub fn stall_ms(self, warning: u64, shutdown: u64) -> Self {
         Self { stall_ms: Some((warning, shutdown)), ..self }
+    }
+
+    /// With this many sidecars below one on the tree of control links.
+    #[must_use]
+    pub fn control_fan_out(self, fan_out: usize) -> Self {
+        Self { control_fan_out: Some(fan_out), ..self }
     }
 
     /// With each sidecar on the host of its index.
@@ -148,6 +156,7 @@ impl<'a> Plan<'a> {
             eager_bytes: self.eager_bytes,
             stall_warning_ms: self.stall_ms.map(|(warning, _)| warning),
             stall_shutdown_ms: self.stall_ms.map(|(_, shutdown)| shutdown),
+            control_fan_out: self.control_fan_out,
             namespace: self.network.map(|network| network.host(index)),
         }
     }

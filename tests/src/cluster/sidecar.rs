@@ -39,6 +39,8 @@ pub struct SidecarOptions {
     pub stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch; never when absent.
     pub stall_shutdown_ms: Option<u64>,
+    /// Sidecars below one on the tree of control links; the default when absent.
+    pub control_fan_out: Option<usize>,
     /// The network namespace to run in.
     pub namespace: Option<String>,
 }
@@ -88,6 +90,7 @@ impl Sidecar {
             "eager_bytes": options.eager_bytes,
             "stall_warning_ms": options.stall_warning_ms,
             "stall_shutdown_ms": options.stall_shutdown_ms,
+            "control_fan_out": options.control_fan_out,
         });
         process.say(&start.to_string())?;
         let bound = process.await_line("the bound line", PATIENCE, |line| message(line, "bound"))?;

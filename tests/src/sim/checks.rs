@@ -35,6 +35,8 @@ pub enum Property {
     Protocol,
     /// No epoch ends because of a bug, and no operation fails at an executor.
     NoBug,
+    /// Whoever takes part in an epoch hears in time that a sidecar of it has ended.
+    InTime,
     /// When nothing breaks any more, epochs begin again and all work gets done.
     Liveness,
 }

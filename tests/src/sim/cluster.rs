@@ -67,6 +67,7 @@ pub(super) struct Setup {
     fusion_threshold_bytes: u64,
     buckets_in_flight: usize,
     eager_bytes: u32,
+    control_fan_out: usize,
     cost: CostModel,
     recipe: Recipe,
 }
@@ -122,11 +123,12 @@ impl Cluster {
                 network.late_one_in = 4;
                 Faults::quick_crashes(&mut fixed, world)
             }
+            Some(Saboteur::ForgottenLoss) => Faults::one_long_crash(&mut fixed, world),
             Some(_) => Faults::none(),
             None if options.floats_variant.is_some() => Faults::none(),
             None => Faults::new(&mut fixed, world),
         };
-        let sabotage = options.saboteur.map(|saboteur| Sabotage::new(saboteur, fixed.u32(..4)));
+        let sabotage = options.saboteur.map(|saboteur| Sabotage::new(saboteur, world.coordinator(), fixed.u32(..4)));
         let schedule = Schedule::default();
         let hosts = sidecars.iter().map(|me| setup.host(*me, 0, schedule.now())).collect();
         Self {
@@ -219,6 +221,7 @@ impl Cluster {
             Happening::Break(fault) => self.break_something(fault),
             Happening::StartHost { host } => self.start_host(host),
             Happening::StartWorker { rank } => self.start_worker(rank),
+            Happening::Overdue { host, life, epoch, since_us } => self.check_heard(host, life, epoch, since_us)?,
         }
         Ok(())
     }
@@ -313,6 +316,11 @@ impl Setup {
             fusion_threshold_bytes: [0, 2_000, 64 << 20][rng.usize(..3)],
             buckets_in_flight: rng.usize(1..=3),
             eager_bytes,
+            control_fan_out: match saboteur {
+                // The others look for messages as the children of the coordinator get them.
+                Some(saboteur) if !saboteur.relays() => 8,
+                _ => [1, 2, 2, 3, 8][rng.usize(..if saboteur.is_some() { 3 } else { 5 })],
+            },
             cost,
             recipe,
         }
@@ -324,6 +332,7 @@ impl Setup {
             fusion_threshold_bytes: self.fusion_threshold_bytes,
             buckets_in_flight: self.buckets_in_flight,
             eager_bytes: self.eager_bytes,
+            control_fan_out: self.control_fan_out,
             cost: self.cost,
             result_bytes_max: self.recipe.result_bytes_max,
             stall_warning_ms: if self.recipe.stalls { STALL_WARNING_MS } else { 60_000 },
@@ -334,9 +343,9 @@ impl Setup {
     }
 }
 
-/// One to five sidecars with gaps between their indices, one to eight ranks, up to three more process sets.
+/// One to seven sidecars with gaps between their indices, one to eight ranks, up to three more process sets.
 fn world(rng: &mut Rng) -> World {
-    let count = [1, 2, 2, 3, 3, 4, 5][rng.usize(..7)];
+    let count = [1, 2, 2, 3, 3, 4, 5, 7][rng.usize(..8)];
     let mut index = 0;
     let sidecars: Vec<SidecarIndex> = (0..count)
         .map(|_| {

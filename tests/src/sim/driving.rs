@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ronde_engine::{Action, Admission, Completion, Event, ExecutorAction};
 use ronde_wire::frame::Chunk;
-use ronde_wire::{Control, Detail, Epoch, Failure, Rank, RequestId, Seq, SidecarIndex};
+use ronde_wire::{Ascent, Control, Detail, Epoch, Failure, Rank, RequestId, Seq, SidecarIndex};
 
 use super::blame::blame;
 use super::checks::{Property, Violated, violated};
@@ -84,7 +84,7 @@ impl Cluster {
                 }
             }
             Some(Report::LinkDown(peer, reason)) => {
-                self.tell_engine(host, Event::LinkDown { peer, reason: reason.to_owned() });
+                self.tell_engine(host, Event::LaneDown { peer, reason: reason.to_owned() });
             }
             None => {}
         }
@@ -422,6 +422,20 @@ fn brief(message: &Control) -> String {
         Control::Order(order) => {
             let names: Vec<&str> = order.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
             format!("order {} of {}: {:?}", names.join(" "), order.set, order.tuning)
+        }
+        Control::Descending { to, message } => match message.open() {
+            Ok(message) => format!("for {to:?}: {}", brief(&message)),
+            Err(error) => error.to_string(),
+        },
+        Control::Ascending { generation, ascents } => {
+            let each = |ascent: &Ascent| match ascent {
+                Ascent::Message { origin, epoch, message, .. } => match message.open() {
+                    Ok(message) => format!("{origin}, {epoch}: {}", brief(&message)),
+                    Err(error) => error.to_string(),
+                },
+                other => format!("{other:?}"),
+            };
+            format!("{generation}: {}", ascents.iter().map(each).collect::<Vec<_>>().join("; "))
         }
         other => format!("{other:?}").chars().take(160).collect(),
     }

@@ -40,6 +40,8 @@ pub(super) struct Faults {
     waiting: Vec<Fault>,
     /// How many are about to happen.
     imminent: usize,
+    /// When all is mended that keeps sidecars from hearing each other or looking at the clock.
+    pub(super) deaf_until_us: u64,
     /// When all that broke is mended.
     pub(super) mended_us: u64,
     /// Sidecars that may be blamed.
@@ -59,6 +61,13 @@ impl Faults {
     pub(super) fn quick_crashes(rng: &mut Rng, world: &World) -> Self {
         let crash = |rng: &mut Rng| Fault::CrashWorker { rank: any_rank(rng, world), for_us: 1_000 };
         Self { waiting: (0..4).map(|_| crash(rng)).collect(), ..Self::default() }
+    }
+
+    /// One sidecar that ends where its peers see it, and is not started again before everybody must have heard.
+    pub(super) fn one_long_crash(rng: &mut Rng, world: &World) -> Self {
+        let host = rng.usize(..world.sidecars().len());
+        let crash = Fault::CrashHost { host, seen: true, for_us: 12_000_000 };
+        Self { waiting: vec![crash], ..Self::default() }
     }
 
     pub(super) fn none() -> Self {
@@ -81,6 +90,9 @@ impl Faults {
     /// Notes that something breaks now.
     pub(super) fn note(&mut self, now_us: u64, fault: Fault, world: &World, hosts: &[SidecarIndex]) {
         self.mended_us = self.mended_us.max(now_us + fault.for_us());
+        if matches!(fault, Fault::Cut { .. } | Fault::Pause { .. }) {
+            self.deaf_until_us = self.deaf_until_us.max(now_us + fault.for_us());
+        }
         match fault {
             Fault::CrashHost { host, .. } | Fault::Pause { host, .. } => {
                 self.hosts.insert(hosts[host]);

@@ -1,4 +1,4 @@
-//! A whole cluster in one thread under one seed: engines and executors of one to five sidecars, scripted workers, a network
+//! A whole cluster in one thread under one seed: engines and executors of one to seven sidecars, scripted workers, a network
 //! that delays, reorders between connections, is cut and heals, processes that crash, hang and are started again.
 //!
 //! [`run`] lets a seed's cluster live until all work is done. Safety is checked whenever something happens, liveness once

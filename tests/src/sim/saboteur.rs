@@ -7,7 +7,7 @@ use ronde_collectives::plan::{Plan, Round, Slice, Step, Target};
 use ronde_engine::Admission;
 use ronde_wire::control::Intent;
 use ronde_wire::frame::Chunk;
-use ronde_wire::{Collective, Control, Epoch, Rank, Request, Seq, SetId, TensorName, Tuning};
+use ronde_wire::{Ascent, Collective, Control, Epoch, Rank, Request, Seq, SetId, SidecarIndex, TensorName, Tuning};
 
 use super::item::{Item, Kind};
 use super::link::Message;
@@ -44,11 +44,17 @@ pub enum Saboteur {
     EarlyRemoval,
     /// What is left of a group, one of whose tensors was rejected, is ordered twice.
     ReleasedTwice,
+    /// A relay passes an order or a rejection on to some of those below it only.
+    DeafBranch,
+    /// Relays keep to themselves whom they have lost.
+    ForgottenLoss,
+    /// A sidecar speaks as one that is not below it on the tree.
+    BorrowedName,
 }
 
 impl Saboteur {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::LostResponse,
         Self::DoubleCount,
         Self::CrossedOrders,
@@ -63,7 +69,16 @@ impl Saboteur {
         Self::StaleAnnouncement,
         Self::EarlyRemoval,
         Self::ReleasedTwice,
+        Self::DeafBranch,
+        Self::ForgottenLoss,
+        Self::BorrowedName,
     ];
+
+    /// Whether it is about what sidecars pass on for each other.
+    #[must_use]
+    pub fn relays(self) -> bool {
+        matches!(self, Self::DeafBranch | Self::ForgottenLoss | Self::BorrowedName)
+    }
 
     /// The saboteur of a name as [`Debug`] writes it.
     #[must_use]
@@ -76,6 +91,7 @@ impl Saboteur {
 #[derive(Debug)]
 pub(super) struct Sabotage {
     pub(super) saboteur: Saboteur,
+    coordinator: SidecarIndex,
     patience: u32,
     pub(super) struck: bool,
     /// Requests by the sidecar that announces them and the number under which they are remembered.
@@ -89,9 +105,9 @@ pub(super) struct Sabotage {
 }
 
 impl Sabotage {
-    pub(super) fn new(saboteur: Saboteur, patience: u32) -> Self {
+    pub(super) fn new(saboteur: Saboteur, coordinator: SidecarIndex, patience: u32) -> Self {
         let (remembered, groups, removals, reduced_groups) = Default::default();
-        Self { saboteur, patience, struck: false, remembered, groups, removals, reduced_groups }
+        Self { saboteur, coordinator, patience, struck: false, remembered, groups, removals, reduced_groups }
     }
 
     /// What is sent instead of a control message; `ahead` is what is on its way already.
@@ -136,6 +152,24 @@ impl Sabotage {
                 {
                     let removed = Control::SetRemoved { name, set: order.set };
                     return vec![(Seq(0), removed), (seq, message)];
+                }
+            }
+            (Saboteur::DeafBranch, Control::Descending { message: passed, .. }) if from != 0 => {
+                let matters = matches!(passed.open(), Ok(Control::Order(_) | Control::Reject { .. }));
+                if matters && self.strikes() {
+                    return Vec::new();
+                }
+            }
+            (Saboteur::ForgottenLoss, Control::Ascending { ascents, .. }) => {
+                let before = ascents.len();
+                ascents.retain(|ascent| !matches!(ascent, Ascent::Lost { .. }));
+                self.struck |= ascents.len() < before;
+            }
+            (Saboteur::BorrowedName, Control::Ascending { ascents, .. }) => {
+                if let Some(Ascent::Message { origin, .. }) = ascents.last_mut()
+                    && self.strikes()
+                {
+                    *origin = self.coordinator;
                 }
             }
             (Saboteur::ReleasedTwice, _) if reduced_group && self.strikes() => {

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use ronde_engine::Time;
-use ronde_wire::Rank;
+use ronde_wire::{Epoch, Rank};
 
 use super::faults::Fault;
 use super::link::{ConnectionId, Direction};
@@ -40,6 +40,8 @@ pub(super) enum Happening {
     StartHost { host: usize },
     /// A worker is started again.
     StartWorker { rank: Rank },
+    /// A sidecar's life that took part in an epoch when another one ended must have heard of that.
+    Overdue { host: usize, life: u32, epoch: Epoch, since_us: u64 },
 }
 
 /// The queue of what will happen.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ronde_engine::Event;
+use ronde_engine::{EnginePhase, Event};
 use ronde_wire::{Cause, Epoch, Failure, Rank, RequestId, SetId};
 
 use super::checks::{Property, Violated, violated};
@@ -270,6 +270,7 @@ impl Cluster {
         } else {
             self.network.fall_silent(&mut self.schedule, host);
         }
+        self.expect_to_be_heard();
         self.oracle.forget(&self.setup.world.ranks_of(self.hosts[host].index));
         for index in 0..self.workers.len() {
             if self.workers[index].host == host && self.workers[index].alive {
@@ -277,6 +278,29 @@ impl Cluster {
             }
         }
         self.schedule.after(for_us, Happening::StartHost { host });
+    }
+
+    /// Everybody who takes part in an epoch has to hear of the end of a process within a time.
+    fn expect_to_be_heard(&mut self) {
+        let (now, since_us) = (self.schedule.now(), self.schedule.now_us());
+        for (host, process) in self.hosts.iter().enumerate().filter(|(_, process)| process.alive) {
+            let status = process.engine.status(now);
+            if status.phase != EnginePhase::Waiting {
+                let (life, epoch) = (process.life, status.epoch);
+                self.schedule.after(HEARING_US, Happening::Overdue { host, life, epoch, since_us });
+            }
+        }
+    }
+
+    /// Whether a process has heard; nothing is said of it while others were deaf or stopped.
+    pub(super) fn check_heard(&self, host: usize, life: u32, epoch: Epoch, since_us: u64) -> Result<(), Violated> {
+        let (process, status) = (&self.hosts[host], self.hosts[host].engine.status(self.schedule.now()));
+        let same = process.alive && process.life == life && status.epoch == epoch;
+        if same && status.phase != EnginePhase::Waiting && self.faults.deaf_until_us <= since_us {
+            let text = format!("{} still takes part in {epoch}, of which a sidecar has ended", process.index);
+            return violated(Property::InTime, text);
+        }
+        Ok(())
     }
 
     fn crash_worker(&mut self, rank: Rank, for_us: u64) {
@@ -290,3 +314,6 @@ impl Cluster {
         self.schedule.after(for_us, Happening::StartWorker { rank });
     }
 }
+
+/// The time after which silence is taken for death, and the ways there and back with all delays.
+const HEARING_US: u64 = 7_000_000;

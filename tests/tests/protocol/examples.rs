@@ -7,8 +7,8 @@ use bytes::Bytes;
 use ronde_wire::control::{Announcement, Hello, Intent, Order, OrderedTensor, Purpose, Refusal, encode};
 use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN, WIRE_VERSION, WIRE_VERSION_MIN};
 use ronde_wire::{
-    Activity, Algorithm, Call, Cause, Codec, Collective, Control, DType, Epoch, Exit, Failure, Frame, FrameKind,
-    Incarnation, JobName, Lane, ProcessSet, Rank, Record, ReduceOp, Request, Seq, SetId, Shape, SidecarIndex,
+    Activity, Algorithm, Ascent, Call, Cause, Codec, Collective, Control, DType, Enclosed, Epoch, Exit, Failure, Frame, FrameKind,
+    Incarnation, JobName, Lane, ProcessSet, Rank, Record, ReduceOp, Request, Seq, SetId, Shape, SidecarIndex, SidecarSet,
     TensorName, Tuning, World,
 };
 
@@ -97,6 +97,11 @@ fn controls() -> Vec<Example> {
         digest: std::array::from_fn(|index| u8::try_from(index).expect("16 bytes")),
         contributions: Vec::new(),
     };
+    let joined = Ascent::Joined { sidecar: SidecarIndex(9), generation: 1, lanes: 2 };
+    let done = Enclosed::new(&Control::Done);
+    let done = Ascent::Message { origin: SidecarIndex(9), epoch: Epoch(3), seq: Seq(17), message: done };
+    let ascents = vec![joined, done];
+    let to: SidecarSet = [9, 17].map(SidecarIndex).into_iter().collect();
     vec![
         control("heartbeat", 3, 0, Control::Heartbeat { sent_us: 1_000_000, echo_us: 0, held_us: 127 }),
         control("attached", 0, 0, Control::Attached { ranks: vec![Rank(0), Rank(1)] }),
@@ -108,6 +113,9 @@ fn controls() -> Vec<Example> {
         control("epoch end", 3, 0, Control::EpochEnd { failure }),
         control("ask activity", 3, 0, Control::AskActivity { ranks: vec![Rank(2)] }),
         control("activities", 3, 0, Control::Activities { activities: vec![activity()] }),
+        control("path up", 0, 0, Control::PathUp { generation: 1 }),
+        control("ascending", 0, 0, Control::Ascending { generation: 1, ascents }),
+        control("descending", 3, 17, Control::Descending { to: Some(to), message: Enclosed::new(&Control::Done) }),
     ]
 }
 
@@ -180,8 +188,8 @@ fn preceded_by_letter(text: &str, at: usize) -> bool {
     text[..at].ends_with(|c: char| c.is_ascii_alphanumeric())
 }
 
-const NEWTYPES: [&str; 9] =
-    ["Rank", "SidecarIndex", "SetId", "Lane", "Incarnation", "JobName", "TensorName", "Shape", "Seq"];
+const NEWTYPES: [&str; 10] =
+    ["Epoch", "Rank", "SidecarIndex", "SetId", "Lane", "Incarnation", "JobName", "TensorName", "Shape", "Seq"];
 
 fn name(name: &str) -> TensorName {
     TensorName::new(name).expect("a name")

@@ -14,7 +14,7 @@ pub(super) fn section() -> String {
         for item in &file.items {
             match item {
                 syn::Item::Macro(numbers) if numbers.mac.path.is_ident("number") => text.push_str(&number(numbers)),
-                syn::Item::Struct(item) if is_sent(&item.attrs) && !LOCAL.iter().any(|name| item.ident == name) => {
+                syn::Item::Struct(item) if is_written(item) && !LOCAL.iter().any(|name| item.ident == name) => {
                     text.push_str(&structure(item));
                 }
                 syn::Item::Enum(item) if is_sent(&item.attrs) => text.push_str(&enumeration(item)),
@@ -27,7 +27,7 @@ pub(super) fn section() -> String {
 }
 
 /// Those with types that are sent, in the order of the document.
-const FILES: [&str; 11] = [
+const FILES: [&str; 13] = [
     "ids.rs",
     "dtype.rs",
     "codec.rs",
@@ -37,12 +37,17 @@ const FILES: [&str; 11] = [
     "record.rs",
     "failure.rs",
     "world.rs",
+    "sidecars.rs",
+    "relay.rs",
     "control.rs",
     "frame.rs",
 ];
 
 /// Types that never leave a sidecar by themselves.
 const LOCAL: [&str; 4] = ["Blame", "WorldWire", "SetMember", "SetTopology"];
+
+/// Types that serde writes without deriving it.
+const WRITTEN_BY_HAND: [&str; 1] = ["Enclosed"];
 
 /// `number!(... Rank(u32), "rank ")`: a newtype that is written as the number in it.
 fn number(item: &syn::ItemMacro) -> String {
@@ -60,6 +65,7 @@ fn structure(item: &syn::ItemStruct) -> String {
     match (&item.fields, name.to_string().as_str()) {
         // Their checks stand in the way of what is written.
         (syn::Fields::Unnamed(_), "TensorName" | "JobName") => format!("type {name} = String\n"),
+        (syn::Fields::Unnamed(_), "SidecarSet" | "Enclosed") => format!("type {name} = Vec<u8>\n"),
         (syn::Fields::Unnamed(fields), _) => {
             let inner = fields.unnamed.first().map(|field| spelled(&field.ty)).expect("a newtype has one field");
             format!("type {name} = {inner}\n")
@@ -100,7 +106,11 @@ fn spelled(ty: &syn::Type) -> String {
     text.replace("Arc<Record>", "Record")
 }
 
-/// Whether serde writes it, and it is not the hidden form of another.
+/// Whether serde writes it.
+fn is_written(item: &syn::ItemStruct) -> bool {
+    is_sent(&item.attrs) || WRITTEN_BY_HAND.iter().any(|name| item.ident == name)
+}
+
 fn is_sent(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("derive") && attribute.to_token_stream().to_string().contains("Serialize")

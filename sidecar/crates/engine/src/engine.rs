@@ -47,6 +47,7 @@ use self::liveness::Stamps;
 use self::participant::Participant;
 use self::watch::Suspects;
 use crate::event::{Action, Event, Time};
+use crate::relay::{Arrival, Outlet, Relay};
 
 /// One sidecar's engine. Pure: time is an argument, everything else that happens is an [`Event`], and everything that it
 /// wants done is an [`Action`].
@@ -74,6 +75,8 @@ pub struct Engine {
     /// Where rank 0 is hosted.
     coordinator: Option<Coordinator>,
     next_tick: Time,
+    /// When the parent on the tree was last asked for a link on behalf of those below.
+    knocked: Time,
 }
 
 impl Engine {
@@ -82,7 +85,7 @@ impl Engine {
     pub fn new(config: EngineConfig, now: Time) -> Self {
         let context = Context::new(config, now);
         let coordinator = (context.me() == context.coordinator).then(Coordinator::default);
-        Self { context, participant: Participant::default(), coordinator, next_tick: now }
+        Self { context, participant: Participant::default(), coordinator, next_tick: now, knocked: Time(0) }
     }
 
     /// Something has happened.
@@ -104,7 +107,8 @@ impl Engine {
             }
             Event::Withdrawn { rank, request, reason } => self.participant.withdraw(cx, rank, request, &reason),
             Event::LinkUp { peer, lanes } => self.link_up(peer, lanes),
-            Event::LinkDown { peer, reason } => self.lose(peer, &reason),
+            Event::LinkDown { peer, reason } => self.link_down(peer, &reason),
+            Event::LaneDown { peer, reason } => self.lane_down(peer, &reason),
             Event::Control { from, epoch, seq, message } => self.receive(from, Envelope { epoch, seq, message }),
             Event::Executed { epoch, seq } => self.participant.executed(cx, epoch, seq),
             Event::ExecutionFailed { epoch, seq, reason } => {
@@ -126,6 +130,7 @@ impl Engine {
             coordinator.tick(cx);
         }
         self.participant.tick(cx);
+        self.report_silence();
         self.send_heartbeats();
     }
 
@@ -144,11 +149,24 @@ impl Engine {
         self.context.actions.pop_front()
     }
 
-    /// Whether this engine needs nothing from others and, at the coordinator, others need nothing from it: no epoch, and
-    /// everybody has finished the last one. A process may exit then, once its transport has sent what is queued.
+    /// Whether this engine needs nothing from others and others need nothing from it: no epoch, and all for whom it is the
+    /// coordinator or passes messages on have finished the last one. A process may exit then, once its transport has sent
+    /// what is queued.
     #[must_use]
     pub fn is_drained(&self) -> bool {
-        self.participant.is_idle() && !self.coordinator.as_ref().is_some_and(Coordinator::is_busy)
+        let is_busy = self.coordinator.as_ref().is_some_and(Coordinator::is_busy);
+        self.participant.is_idle() && !is_busy && !self.context.relay.is_needed()
+    }
+
+    /// The sidecar to which this one is to open a control link; `None` at the coordinator.
+    #[must_use]
+    pub fn control_parent(&self) -> Option<SidecarIndex> {
+        self.context.relay.parent()
+    }
+
+    /// The sidecars that are to open a control link to this one.
+    pub fn control_children(&self) -> impl Iterator<Item = SidecarIndex> {
+        self.context.relay.children()
     }
 
     /// The number of ranks of a process set, `None` when there is none as far as this sidecar has heard.
@@ -188,7 +206,7 @@ impl Engine {
         self.context.now = self.context.now.max(now);
         if paused {
             self.context.stats.pauses += 1;
-            self.context.links.rebase(now);
+            self.context.rebase();
             self.participant.rebase(&self.context);
         }
     }
@@ -202,13 +220,15 @@ impl Engine {
     fn settle(&mut self) {
         loop {
             while let Some(envelope) = self.context.loopback.pop_front() {
-                self.receive(self.context.me(), envelope);
+                self.hear(self.context.me(), envelope);
             }
             self.participant.flush(&mut self.context);
             if let (true, Some(coordinator)) = (self.context.loopback.is_empty(), &mut self.coordinator) {
                 coordinator.settle(&mut self.context);
             }
             if self.context.loopback.is_empty() {
+                let (relay, mut out) = self.context.relay();
+                relay.flush(&mut out);
                 return;
             }
         }
@@ -216,62 +236,145 @@ impl Engine {
 
     fn link_up(&mut self, peer: SidecarIndex, lanes: u16) {
         let cx = &mut self.context;
-        cx.links.opened(peer, lanes, cx.now);
+        if cx.relay.is_neighbour(peer) {
+            cx.links.opened(peer, lanes, cx.now);
+        }
+        let (relay, mut out) = self.relay();
+        let arrivals = relay.link_up(&mut out, peer, lanes);
+        self.arrive(arrivals);
+    }
+
+    fn link_down(&mut self, peer: SidecarIndex, reason: &str) {
+        let cx = &mut self.context;
+        if !cx.relay.is_neighbour(peer) {
+            self.lane_down(peer, reason);
+            return;
+        }
+        cx.links.closed(peer);
+        let (relay, mut out) = self.relay();
+        let arrivals = relay.link_down(&mut out, peer, reason);
+        self.arrive(arrivals);
+    }
+
+    /// Operations with a peer cannot be finished.
+    fn lane_down(&mut self, peer: SidecarIndex, reason: &str) {
+        let cx = &mut self.context;
+        if cx.sidecars.binary_search(&peer).is_err() {
+            return;
+        }
+        let decided = match &mut self.coordinator {
+            Some(coordinator) => coordinator.lost_lanes(cx, &[peer], (peer, reason)),
+            None if peer == cx.coordinator => {
+                self.participant.coordinator_lost(cx, peer, reason);
+                true
+            }
+            None => false,
+        };
+        if !decided {
+            self.participant.peer_lost(cx, peer, reason);
+        }
+    }
+
+    /// Handles what has come out of the tree of control links.
+    fn arrive(&mut self, arrivals: Vec<Arrival>) {
+        for arrival in arrivals {
+            match arrival {
+                Arrival::Up { peer, lanes } => self.joined(peer, lanes),
+                Arrival::Down { peers, culprit, reason } => self.lose(&peers, culprit, &reason),
+                Arrival::Message { from, epoch, seq, message } => self.hear(from, Envelope { epoch, seq, message }),
+                Arrival::Violation { peer, what } => self.expel(peer, &what),
+                Arrival::Expel { child, reason } => {
+                    self.context.act(Action::Disconnect { peer: child, reason: reason.clone() });
+                    self.link_down(child, &reason);
+                }
+            }
+        }
+    }
+
+    /// There is a way between the coordinator and this sidecar, or at the coordinator, a peer.
+    fn joined(&mut self, peer: SidecarIndex, lanes: u16) {
+        let cx = &mut self.context;
         if let Some(coordinator) = &mut self.coordinator {
+            if !cx.relay.is_neighbour(peer) {
+                cx.links.opened(peer, lanes, cx.now);
+            }
             coordinator.link_up(cx, peer);
-        } else if peer == cx.coordinator && self.participant.is_idle() {
+        } else if self.participant.is_idle() {
             self.participant.report_waiting(cx);
         }
     }
 
-    /// A peer is gone, or is treated as if it were.
-    fn lose(&mut self, peer: SidecarIndex, reason: &str) {
+    /// Ways to the coordinator are gone.
+    fn lose(&mut self, peers: &[SidecarIndex], culprit: SidecarIndex, reason: &str) {
         let cx = &mut self.context;
-        cx.links.closed(peer);
-        if cx.sidecars.binary_search(&peer).is_err() {
+        let Some(coordinator) = &mut self.coordinator else {
+            self.participant.coordinator_lost(cx, culprit, reason);
             return;
-        }
-        if let Some(coordinator) = &mut self.coordinator {
-            let awaited = coordinator.awaits(peer);
-            coordinator.lost(cx, peer, reason);
-            if !awaited {
-                // The peer has finished the epoch, but this sidecar's own part may still need it.
-                self.participant.peer_lost(cx, peer, reason);
-            }
-        } else if peer == cx.coordinator {
-            self.participant.coordinator_lost(cx, reason);
-        } else {
-            self.participant.peer_lost(cx, peer, reason);
+        };
+        peers.iter().for_each(|peer| cx.links.closed(*peer));
+        if !coordinator.lost(cx, peers, (culprit, reason)) {
+            // The culprit has finished the epoch, but this sidecar's own part may still need it.
+            self.participant.peer_lost(cx, culprit, reason);
         }
     }
 
     fn receive(&mut self, from: SidecarIndex, envelope: Envelope) {
         self.context.links.heard(from, self.context.now);
-        if let Err(what) = self.dispatch(from, envelope) {
-            self.context.stats.protocol_violations += 1;
-            let reason = format!("{from} breaks the protocol: it {what}");
-            if from == self.context.me() {
-                // Only a bug can lead here; the epoch ends rather than hang.
-                self.participant.fail(&mut self.context, Seq(0), &Failure::new(Cause::Bug, reason));
-                return;
-            }
-            self.context.act(Action::Disconnect { peer: from, reason: reason.clone() });
-            self.lose(from, &reason);
+        if self.context.sidecars.binary_search(&from).is_err() {
+            self.expel(from, "serves no rank of this job");
+            return;
         }
+        let Envelope { epoch, seq, message } = envelope;
+        let (relay, mut out) = self.relay();
+        match relay.receive(&mut out, from, (epoch, seq), message) {
+            Ok(arrivals) => self.arrive(arrivals),
+            Err(what) => self.expel(from, &what),
+        }
+    }
+
+    /// A message of this sidecar, of a neighbour about its link, or passed on along the tree.
+    fn hear(&mut self, from: SidecarIndex, envelope: Envelope) {
+        if let Err(what) = self.dispatch(from, envelope) {
+            self.expel(from, &what);
+        }
+    }
+
+    /// Parts from a sidecar that breaks the protocol.
+    fn expel(&mut self, peer: SidecarIndex, what: &str) {
+        let cx = &mut self.context;
+        cx.stats.protocol_violations += 1;
+        let reason = format!("{peer} breaks the protocol: it {what}");
+        if peer == cx.me() {
+            // Only a bug can lead here; the epoch ends rather than hang.
+            self.participant.fail(cx, Seq(0), &Failure::new(Cause::Bug, reason));
+        } else if self.coordinator.is_none() || cx.relay.is_neighbour(peer) || !cx.everybody.contains(peer) {
+            cx.act(Action::Disconnect { peer, reason: reason.clone() });
+            self.link_down(peer, &reason);
+        } else {
+            let (relay, mut out) = self.relay();
+            let arrivals = relay.expel(&mut out, peer, &reason);
+            self.arrive(arrivals);
+        }
+    }
+
+    /// The tree of control links, which knows what the coordinator is busy with where that is here.
+    fn relay(&mut self) -> (&mut Relay, Outlet<'_>) {
+        if let Some(coordinator) = &self.coordinator {
+            self.context.relay.set_epoch(coordinator.busy_with());
+        }
+        self.context.relay()
     }
 
     fn dispatch(&mut self, from: SidecarIndex, Envelope { epoch, seq, message }: Envelope) -> Result<(), String> {
         let cx = &mut self.context;
-        if cx.sidecars.binary_search(&from).is_err() {
-            return Err("serves no rank of this job".to_owned());
-        }
         match message {
             Control::Heartbeat { sent_us, echo_us, held_us } => {
                 cx.links.beat(from, Stamps { sent_us, echo_us, held_us }, cx.now);
-                if from == cx.coordinator && epoch != self.participant.epoch {
+                let above = cx.relay.parent() == Some(from) && cx.relay.is_joined();
+                if above && epoch != self.participant.epoch {
                     // Control messages arrive in order, so the end of the epoch was said, and lost with a link.
-                    self.participant
-                        .coordinator_lost(cx, &format!("it takes part in {} no more", self.participant.epoch));
+                    let reason = format!("it takes part in {} no more", self.participant.epoch);
+                    self.participant.coordinator_lost(cx, cx.coordinator, &reason);
                 }
                 Ok(())
             }
@@ -324,20 +427,25 @@ impl Engine {
 
     fn send_heartbeats(&mut self) {
         let cx = &mut self.context;
-        let epoch = self.coordinator.as_ref().map_or(self.participant.epoch, Coordinator::busy_with);
-        let peers: Vec<SidecarIndex> = match &self.coordinator {
-            Some(coordinator) => {
-                let needed = |peer: &SidecarIndex| cx.links.is_up(*peer) || coordinator.awaits(*peer);
-                cx.sidecars.iter().copied().filter(needed).collect()
+        let epoch = self.coordinator.as_ref().map_or(cx.relay.epoch(), Coordinator::busy_with);
+        for child in cx.relay.children().collect::<Vec<_>>() {
+            if cx.links.is_up(child) || self.coordinator.as_ref().is_some_and(|coordinator| coordinator.awaits(child)) {
+                cx.heartbeat(child, epoch);
             }
-            None if cx.links.is_up(cx.coordinator) || !self.participant.is_idle() => vec![cx.coordinator],
-            None => Vec::new(),
-        };
-        let me = cx.config.me;
-        for peer in peers.into_iter().filter(|peer| *peer != me) {
-            cx.stats.heartbeats += 1;
-            let heartbeat = cx.links.heartbeat(peer, cx.now);
-            cx.send(peer, epoch, Seq(0), heartbeat);
         }
+        let Some(parent) = cx.relay.parent() else { return };
+        if cx.links.is_up(parent) || !self.participant.is_idle() {
+            cx.heartbeat(parent, self.participant.epoch);
+        } else if cx.relay.has_children() && cx.now.ms_since(self.knocked) >= cx.config.suspect_ms {
+            // Those below cannot open the link on which they depend.
+            self.knocked = cx.now;
+            cx.knock();
+        }
+    }
+
+    fn report_silence(&mut self) {
+        let Context { relay, links, actions, stats, config, now, .. } = &mut self.context;
+        let mut out = Outlet { actions, stats };
+        relay.report_silence(&mut out, config.suspect_ms, |peer| links.silent_ms(peer, *now));
     }
 }

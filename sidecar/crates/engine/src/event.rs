@@ -99,8 +99,15 @@ pub enum Event {
         /// How many lanes it offers.
         lanes: u16,
     },
-    /// A control link or a lane to a peer is gone or did not come; the transport has given up on it.
+    /// A control link is gone or did not come; the transport has given up on it.
     LinkDown {
+        /// The peer.
+        peer: SidecarIndex,
+        /// What was seen.
+        reason: String,
+    },
+    /// A lane to a peer is gone or did not come; the transport has given up on it.
+    LaneDown {
         /// The peer.
         peer: SidecarIndex,
         /// What was seen.

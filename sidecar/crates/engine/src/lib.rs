@@ -12,6 +12,7 @@ pub mod engine;
 pub mod event;
 pub mod executor;
 pub mod memory;
+mod relay;
 
 pub use engine::{Engine, EngineConfig, EnginePhase, Stats, Status};
 pub use event::{Action, Admission, AdmittedRequest, AdmittedTensor, Arithmetic, Completion, Event, Time};

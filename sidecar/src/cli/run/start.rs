@@ -154,6 +154,7 @@ impl Job<'_> {
                 stall_warning_ms: settings.stall_warning.map(milliseconds),
                 stall_shutdown_ms: settings.stall_shutdown.map(milliseconds),
                 tells_of_exits: true,
+                control_fan_out: None,
             };
             let link = &self.links[place.host];
             let environment = environment::for_sidecar(&settings.caller, sidecar, settings.verbose, &settings.logs);

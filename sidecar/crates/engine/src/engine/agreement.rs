@@ -313,11 +313,9 @@ impl Agreement {
     }
 
     fn reject(&self, cx: &mut Context, view: &SetView, (set, name): &Key, failure: &Failure, excused: &[Rank]) {
-        for member in &view.topology.members {
-            let (failure, excused) = (failure.clone(), excused.to_vec());
-            let reject = Control::Reject { set: *set, name: name.clone(), failure, excused };
-            cx.send(member.sidecar, self.epoch, Seq(0), reject);
-        }
+        let (failure, excused) = (failure.clone(), excused.to_vec());
+        let reject = Control::Reject { set: *set, name: name.clone(), failure, excused };
+        cx.send_down(&view.sidecars, self.epoch, Seq(0), reject);
     }
 }
 

@@ -37,6 +37,8 @@ pub struct EngineConfig {
     /// Bytes of the largest result of one tensor: a larger one is refused on all ranks. Only the coordinator's counts.
     /// Default: any.
     pub result_bytes_max: u64,
+    /// Sidecars below one on the tree of control links; equal on all sidecars. Another value than the default is for tests.
+    pub control_fan_out: usize,
     /// What the selection of algorithms assumes; only the coordinator's counts.
     pub cost: CostModel,
 }
@@ -59,6 +61,7 @@ impl EngineConfig {
             stall_warning_ms: STALL_WARNING_MS,
             stall_shutdown_ms: 0,
             result_bytes_max: u64::MAX,
+            control_fan_out: limits::CONTROL_FAN_OUT,
             cost: CostModel::default(),
         }
     }

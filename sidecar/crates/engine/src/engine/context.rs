@@ -4,13 +4,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use ronde_wire::{Control, Epoch, Rank, Seq, SetId, SidecarIndex};
+use ronde_wire::{Control, Epoch, Rank, Seq, SetId, SidecarIndex, SidecarSet};
 
 use super::config::EngineConfig;
 use super::liveness::Links;
 use super::sets::SetView;
 use super::status::Stats;
 use crate::event::{Action, Time};
+use crate::relay::tree::Tree;
+use crate::relay::{Outlet, Relay};
 
 /// See the module's text.
 #[derive(Debug)]
@@ -19,7 +21,10 @@ pub(crate) struct Context {
     pub(crate) coordinator: SidecarIndex,
     /// The sidecars of the world, ascending.
     pub(crate) sidecars: Vec<SidecarIndex>,
+    /// The same.
+    pub(crate) everybody: SidecarSet,
     pub(crate) now: Time,
+    pub(crate) relay: Relay,
     pub(crate) links: Links,
     pub(crate) stats: Stats,
     /// Why the newest orders got their algorithms, newest last.
@@ -48,11 +53,17 @@ impl Context {
         let notes = config.notes();
         let config = config.in_order();
         let sidecars = config.world.sidecars();
-        let peers = sidecars.iter().copied().filter(|s| *s != config.me);
+        let (me, coordinator) = (config.me, config.world.coordinator());
+        let relay = Relay::new(Tree::new(&sidecars, coordinator, me, config.control_fan_out), me, config.lanes);
+        // The coordinator knows of ways to all, everybody else of its neighbours on the tree.
+        let is_known = |peer: &SidecarIndex| *peer != me && (me == coordinator || relay.is_neighbour(*peer));
+        let links = Links::new(sidecars.iter().copied().filter(is_known), now);
         Self {
-            coordinator: config.world.coordinator(),
+            coordinator,
             now,
-            links: Links::new(peers, now),
+            links,
+            relay,
+            everybody: sidecars.iter().copied().collect(),
             stats: Stats::default(),
             selections: VecDeque::new(),
             notes,
@@ -79,12 +90,54 @@ impl Context {
         self.selections.push_back(reason);
     }
 
-    pub(crate) fn send(&mut self, to: SidecarIndex, epoch: Epoch, seq: Seq, message: Control) {
-        if to == self.config.me {
+    /// Says something to the coordinator.
+    pub(crate) fn send_up(&mut self, epoch: Epoch, seq: Seq, message: Control) {
+        if self.coordinator == self.config.me {
             self.loopback.push_back(Envelope { epoch, seq, message });
-        } else {
-            self.actions.push_back(Action::Send { to, epoch, seq, message });
+            return;
         }
+        let (relay, mut out) = self.relay();
+        relay.send_up(&mut out, epoch, seq, message);
+        if self.relay.lacks_parent() {
+            self.knock();
+        }
+    }
+
+    /// The coordinator says something to some or all sidecars.
+    pub(crate) fn send_down(&mut self, to: &SidecarSet, epoch: Epoch, seq: Seq, message: Control) {
+        if to.contains(self.config.me) {
+            self.loopback.push_back(Envelope { epoch, seq, message: message.clone() });
+        }
+        let (relay, mut out) = self.relay();
+        relay.send_down(&mut out, to, (epoch, seq), message);
+    }
+
+    /// Has the link to the parent opened, which is lacking: whatever is sent to it does that.
+    pub(crate) fn knock(&mut self) {
+        let Some(parent) = self.relay.parent() else { return };
+        self.heartbeat(parent, Epoch(0));
+    }
+
+    pub(crate) fn heartbeat(&mut self, peer: SidecarIndex, epoch: Epoch) {
+        self.stats.heartbeats += 1;
+        let message = self.links.heartbeat(peer, self.now);
+        self.actions.push_back(Action::Send { to: peer, epoch, seq: Seq(0), message });
+    }
+
+    /// The tree of control links, and where it puts what it sends.
+    pub(crate) fn relay(&mut self) -> (&mut Relay, Outlet<'_>) {
+        (&mut self.relay, Outlet { actions: &mut self.actions, stats: &mut self.stats })
+    }
+
+    /// For how long a sidecar has not been heard, by this one or, where it is no neighbour, by those that are.
+    pub(crate) fn silent_ms(&self, peer: SidecarIndex) -> u64 {
+        if self.relay.is_neighbour(peer) { self.links.silent_ms(peer, self.now) } else { self.relay.silent_ms(peer) }
+    }
+
+    /// Everybody gets fresh grace: an epoch begins, or this process itself was paused.
+    pub(crate) fn rebase(&mut self) {
+        self.links.rebase(self.now);
+        self.relay.rebase();
     }
 
     /// The view of a set of the world, made when it is first asked for: a world may have many large sets that nobody uses.

@@ -97,29 +97,48 @@ impl Coordinator {
         self.told.remove(&peer);
         if self.is_running() && cx.sidecars.contains(&peer) {
             self.told.insert(peer, self.epoch);
-            cx.send(peer, self.epoch, Seq(0), epoch_begin(cx));
+            cx.send_down(&[peer].into_iter().collect(), self.epoch, Seq(0), epoch_begin(cx));
         }
     }
 
-    /// A sidecar is gone, or breaks the protocol.
-    pub(crate) fn lost(&mut self, cx: &mut Context, peer: SidecarIndex, reason: &str) {
-        self.attached.remove(&peer);
-        self.told.remove(&peer);
-        if self.awaits(peer) {
-            let who = wording::sidecar(&cx.config.world, peer);
-            let reason = format!("{who} is lost: {reason}; see the log of that sidecar and its host");
-            self.end(cx, &Failure::new(Cause::SidecarLost, reason).with_sidecar(peer));
+    /// Sidecars are gone or cut off from here, or break the protocol: because of the culprit, who may be one of them.
+    /// Whether the epoch ends for it.
+    pub(crate) fn lost(
+        &mut self,
+        cx: &mut Context,
+        peers: &[SidecarIndex],
+        (culprit, reason): (SidecarIndex, &str),
+    ) -> bool {
+        for peer in peers {
+            self.attached.remove(peer);
+            self.told.remove(peer);
         }
+        self.lost_lanes(cx, peers, (culprit, reason))
+    }
+
+    /// Operations with these sidecars cannot be finished, whatever else they can. Whether the epoch ends for it.
+    pub(crate) fn lost_lanes(
+        &mut self,
+        cx: &mut Context,
+        peers: &[SidecarIndex],
+        (culprit, reason): (SidecarIndex, &str),
+    ) -> bool {
+        let awaited = peers.iter().any(|peer| self.awaits(*peer));
+        if awaited {
+            let who = wording::sidecar(&cx.config.world, culprit);
+            let reason = format!("{who} is lost: {reason}; see the log of that sidecar and its host");
+            self.end(cx, &Failure::new(Cause::SidecarLost, reason).with_sidecar(culprit));
+        }
+        awaited
     }
 
     /// Looks at the clock: silent sidecars, stalled names.
     pub(crate) fn tick(&mut self, cx: &mut Context) {
-        let silent = |cx: &Context, peer| cx.links.silent_ms(peer, cx.now);
         let watched: Vec<SidecarIndex> = cx.sidecars.iter().copied().filter(|peer| self.awaits(*peer)).collect();
-        let dead = watched.into_iter().find(|peer| silent(cx, *peer) >= cx.config.peer_timeout_ms);
+        let dead = watched.into_iter().find(|peer| cx.silent_ms(*peer) >= cx.config.peer_timeout_ms);
         if let Some(peer) = dead {
             let who = wording::sidecar(&cx.config.world, peer);
-            let silence = wording::seconds(silent(cx, peer));
+            let silence = wording::seconds(cx.silent_ms(peer));
             let reason = format!("{who} is lost: it has been silent for {silence}; see that host and its network");
             self.end(cx, &Failure::new(Cause::SidecarLost, reason).with_sidecar(peer));
         }
@@ -224,20 +243,15 @@ impl Coordinator {
         self.phase = Phase::Running;
         self.agreement.reset(self.epoch);
         self.attached.clear();
-        cx.links.rebase(cx.now);
-        for sidecar in cx.sidecars.clone() {
-            self.told.insert(sidecar, self.epoch);
-            cx.send(sidecar, self.epoch, Seq(0), epoch_begin(cx));
-        }
+        cx.rebase();
+        self.told = cx.sidecars.iter().map(|sidecar| (*sidecar, self.epoch)).collect();
+        cx.send_down(&cx.everybody.clone(), self.epoch, Seq(0), epoch_begin(cx));
     }
 
     /// Ends the epoch for all. After an orderly shutdown the sidecars finish what was ordered; anything worse ends that, too.
     fn end(&mut self, cx: &mut Context, failure: &Failure) {
-        for sidecar in cx.sidecars.clone() {
-            if self.awaits(sidecar) {
-                cx.send(sidecar, self.epoch, Seq(0), Control::EpochEnd { failure: failure.clone() });
-            }
-        }
+        let to = cx.sidecars.iter().copied().filter(|sidecar| self.awaits(*sidecar)).collect();
+        cx.send_down(&to, self.epoch, Seq(0), Control::EpochEnd { failure: failure.clone() });
         let orderly = failure.cause == Cause::ShutDown && matches!(self.phase, Phase::Running);
         self.phase = if orderly {
             Phase::Closing(cx.sidecars.iter().copied().collect(), failure.clone())
@@ -298,7 +312,7 @@ impl Coordinator {
         if !self.awaits(from) {
             return Ok(());
         }
-        let heard = sidecar == cx.me() || cx.links.silent_ms(sidecar, cx.now) < cx.config.suspect_ms;
+        let heard = sidecar == cx.me() || cx.silent_ms(sidecar) < cx.config.suspect_ms;
         let who = wording::sidecar(&cx.config.world, sidecar);
         let text = if heard {
             format!("{from} cannot reach {who}: {reason}; the coordinator still hears both")
@@ -349,8 +363,7 @@ impl Coordinator {
         if !self.is_busy() {
             return;
         }
-        let late =
-            |peer: &SidecarIndex| self.awaits(*peer) && cx.links.silent_ms(*peer, cx.now) >= cx.config.suspect_ms;
+        let late = |peer: &SidecarIndex| self.awaits(*peer) && cx.silent_ms(*peer) >= cx.config.suspect_ms;
         let sidecars: Vec<SidecarIndex> = cx.sidecars.iter().copied().filter(late).collect();
         let mut ranks: Vec<Rank> = self.suspect_ranks.values().flatten().copied().collect();
         ranks.sort_unstable();
@@ -361,10 +374,7 @@ impl Coordinator {
         }
         self.suspects_sent = suspects.clone();
         let (sidecars, ranks) = suspects;
-        for to in cx.sidecars.clone() {
-            let message = Control::Suspects { sidecars: sidecars.clone(), ranks: ranks.clone() };
-            cx.send(to, self.epoch, Seq(0), message);
-        }
+        cx.send_down(&cx.everybody.clone(), self.epoch, Seq(0), Control::Suspects { sidecars, ranks });
     }
 }
 

@@ -132,9 +132,7 @@ impl Ordering {
             self.all_joined = Some((name, last));
             return;
         }
-        for sidecar in cx.sidecars.clone() {
-            cx.send(sidecar, epoch, Seq(0), Control::AllJoined { name: name.clone(), last });
-        }
+        cx.send_down(&cx.everybody.clone(), epoch, Seq(0), Control::AllJoined { name, last });
     }
 }
 
@@ -215,9 +213,7 @@ fn send_order(cx: &mut Context, view: &SetView, epoch: Epoch, seq: Seq, bucket: 
     cx.stats.ordered_tensors += bucket.len() as u64;
     cx.stats.fused_tensors += if shared { bucket.len() as u64 } else { 0 };
     let Some(order) = make_order(cx, view, bucket) else { return };
-    for member in &view.topology.members {
-        cx.send(member.sidecar, epoch, seq, Control::Order(order.clone()));
-    }
+    cx.send_down(&view.sidecars, epoch, seq, Control::Order(order));
 }
 
 fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTensor>) -> Option<Order> {

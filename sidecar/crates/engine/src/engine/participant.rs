@@ -173,12 +173,13 @@ impl Participant {
         self.report_waiting(cx);
     }
 
-    /// The coordinator is out of reach: this sidecar decides for its own ranks.
-    pub(crate) fn coordinator_lost(&mut self, cx: &mut Context, reason: &str) {
+    /// The coordinator is out of reach, because of the culprit: this sidecar decides for its own ranks.
+    pub(crate) fn coordinator_lost(&mut self, cx: &mut Context, culprit: SidecarIndex, reason: &str) {
         if !self.is_idle() {
-            let who = wording::sidecar(&cx.config.world, cx.coordinator);
-            let text = format!("{who}, the coordinator, is lost: {reason}; see the log of that sidecar and its host");
-            let failure = Failure::new(Cause::SidecarLost, text).with_sidecar(cx.coordinator);
+            let who = wording::sidecar(&cx.config.world, culprit);
+            let what = if culprit == cx.coordinator { "the coordinator" } else { "on the way to the coordinator" };
+            let text = format!("{who}, {what}, is lost: {reason}; see the log of that sidecar and its host");
+            let failure = Failure::new(Cause::SidecarLost, text).with_sidecar(culprit);
             // If it lives after all, it must not wait for this sidecar's part of what was ordered.
             self.to_coordinator(cx, Seq(0), Control::Failed { failure: failure.clone() });
             self.end(cx, &failure);
@@ -206,7 +207,7 @@ impl Participant {
     }
 
     pub(super) fn to_coordinator(&self, cx: &mut Context, seq: Seq, message: Control) {
-        cx.send(cx.coordinator, self.epoch, seq, message);
+        cx.send_up(self.epoch, seq, message);
     }
 
     pub(super) fn complete(
@@ -222,7 +223,7 @@ impl Participant {
     }
 
     fn enter(&mut self, cx: &mut Context, epoch: Epoch, ranks: &[Rank]) {
-        cx.links.rebase(cx.now);
+        cx.rebase();
         self.phase = Phase::Active;
         self.epoch = epoch;
         self.last_seq = Seq(0);

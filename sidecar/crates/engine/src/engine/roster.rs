@@ -44,9 +44,7 @@ impl Roster {
         let set = ProcessSet { id, ranks };
         self.sets.add(cx, &set).map_err(|error| error.to_string())?;
         self.free.pop_front();
-        for sidecar in cx.sidecars.clone() {
-            cx.send(sidecar, epoch, Seq(0), Control::SetAdded { name: name.clone(), set: set.clone() });
-        }
+        cx.send_down(&cx.everybody.clone(), epoch, Seq(0), Control::SetAdded { name: name.clone(), set });
         Ok(())
     }
 
@@ -56,9 +54,7 @@ impl Roster {
         if removed {
             self.leaving.insert(set, cx.sidecars.iter().copied().collect());
         }
-        for sidecar in cx.sidecars.clone() {
-            cx.send(sidecar, epoch, Seq(0), Control::SetRemoved { name: name.clone(), set });
-        }
+        cx.send_down(&cx.everybody.clone(), epoch, Seq(0), Control::SetRemoved { name: name.clone(), set });
         removed
     }
 

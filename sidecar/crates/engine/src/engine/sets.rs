@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ronde_wire::{Member, Pair, ProcessSet, Rank, SetId, SetTopology, SidecarIndex, TensorName, World, WorldError};
+use ronde_wire::{
+    Member, Pair, ProcessSet, Rank, SetId, SetTopology, SidecarIndex, SidecarSet, TensorName, World, WorldError,
+};
 
 use super::context::Context;
 
@@ -11,6 +13,8 @@ use super::context::Context;
 #[derive(Debug)]
 pub(crate) struct SetView {
     pub(crate) topology: SetTopology,
+    /// Its members.
+    pub(crate) sidecars: SidecarSet,
     /// All ranks of the set, ascending.
     pub(crate) ranks: Vec<Rank>,
     /// This sidecar's position among the members.
@@ -25,7 +29,8 @@ impl SetView {
     pub(crate) fn new(me: SidecarIndex, topology: SetTopology) -> Self {
         let me = topology.member(me);
         let local_ranks = me.map(|me| topology.members[me.index()].ranks.clone()).unwrap_or_default();
-        Self { ranks: topology.ranks(), me, local_ranks, topology, is_pair: false }
+        let sidecars = topology.members.iter().map(|member| member.sidecar).collect();
+        Self { sidecars, ranks: topology.ranks(), me, local_ranks, topology, is_pair: false }
     }
 
     /// The part of the set that exchanges a message; `None` when it lacks one of the two, or they are one.

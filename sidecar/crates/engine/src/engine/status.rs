@@ -50,6 +50,8 @@ pub struct Stats {
     pub announced_again: u64,
     /// Remembered requests that were forgotten for others.
     pub cache_evictions: u64,
+    /// Control messages passed on for others.
+    pub relayed: u64,
     /// Heartbeats sent.
     pub heartbeats: u64,
     /// Pauses of this process itself, longer than the suspicion time, that were noticed afterwards.
@@ -168,7 +170,7 @@ pub struct LinkStatus {
     pub peer: SidecarIndex,
     /// Whether it is open.
     pub up: bool,
-    /// Milliseconds since the last message; meaningful within an epoch, on links to and from the coordinator.
+    /// Milliseconds since the last message; meaningful within an epoch.
     pub silent_ms: u64,
     /// The newest round trip, in microseconds.
     pub round_trip_us: Option<u64>,
@@ -203,9 +205,13 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         suspect_ranks: suspects.ranks.clone(),
         notes: cx.notes.clone(),
         last_failure: participant.last_failure.clone(),
-        links: cx.links.iter().map(|(peer, link)| link_status(peer, link, now)).collect(),
+        links: neighbours(cx).map(|(peer, link)| link_status(peer, link, now)).collect(),
         stats: cx.stats.clone(),
     }
+}
+
+fn neighbours(cx: &Context) -> impl Iterator<Item = (SidecarIndex, &Link)> {
+    cx.links.iter().filter(|(peer, _)| cx.relay.is_neighbour(*peer))
 }
 
 fn phase(participant: &Participant) -> EnginePhase {

@@ -14,3 +14,4 @@ mod names;
 mod operations;
 mod reused;
 mod schedules;
+mod tree;

@@ -68,12 +68,12 @@ impl Participant {
             return;
         }
         self.watch_ranks(cx);
-        let silent_ms = self.coordinator_silence_ms(cx);
-        if silent_ms >= cx.config.peer_timeout_ms {
-            let reason = format!("it has been silent for {}", wording::seconds(silent_ms));
-            self.coordinator_lost(cx, &reason);
-        } else {
-            self.notice(cx);
+        match silence_above(cx) {
+            Some((culprit, silent_ms)) if silent_ms >= cx.config.peer_timeout_ms => {
+                let reason = format!("it has been silent for {}", wording::seconds(silent_ms));
+                self.coordinator_lost(cx, culprit, &reason);
+            }
+            _ => self.notice(cx),
         }
     }
 
@@ -102,16 +102,12 @@ impl Participant {
         }
     }
 
-    fn coordinator_silence_ms(&self, cx: &Context) -> u64 {
-        if cx.coordinator == cx.me() { 0 } else { cx.links.silent_ms(cx.coordinator, cx.now) }
-    }
-
     /// Tells the local sessions who is late, when that has changed.
     fn notice(&mut self, cx: &mut Context) {
         let mut suspects = self.watch.told.clone();
-        let coordinator_late = self.coordinator_silence_ms(cx) >= cx.config.suspect_ms;
-        if coordinator_late && !suspects.sidecars.contains(&cx.coordinator) {
-            suspects.sidecars.push(cx.coordinator);
+        let late = silence_above(cx).filter(|(_, silent_ms)| *silent_ms >= cx.config.suspect_ms);
+        if let Some((sidecar, _)) = late.filter(|(sidecar, _)| !suspects.sidecars.contains(sidecar)) {
+            suspects.sidecars.push(sidecar);
         }
         if suspects == self.watch.noticed {
             return;
@@ -121,6 +117,11 @@ impl Participant {
         let Suspects { sidecars, ranks } = suspects;
         cx.act(Action::Notice { sidecars, ranks, text });
     }
+}
+
+/// Who keeps this sidecar from hearing the coordinator, and for how long already.
+fn silence_above(cx: &Context) -> Option<(SidecarIndex, u64)> {
+    cx.relay.silent_above(cx.relay.parent().map_or(0, |parent| cx.silent_ms(parent)))
 }
 
 fn words(cx: &Context, suspects: &Suspects) -> String {

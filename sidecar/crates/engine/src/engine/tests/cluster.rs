@@ -181,6 +181,15 @@ impl Cluster {
         self.wires.iter().filter(|(_, wire)| !wire.is_empty()).map(|(wire, _)| *wire).collect()
     }
 
+    pub(super) fn wire_len(&self, wire: (usize, usize)) -> usize {
+        self.wires.get(&wire).map_or(0, VecDeque::len)
+    }
+
+    /// The number under which a sidecar lets a child join.
+    pub(super) fn generation(&self, parent: usize, child: usize) -> u64 {
+        self.engines[parent].context.relay.generation_of(index(child)).unwrap_or_default()
+    }
+
     /// Delivers the oldest message of a wire.
     pub(super) fn deliver(&mut self, (from, to): (usize, usize)) {
         let Some((epoch, seq, message)) = self.wires.get_mut(&(from, to)).and_then(VecDeque::pop_front) else { return };

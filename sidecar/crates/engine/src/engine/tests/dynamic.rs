@@ -235,7 +235,7 @@ fn a_table_of_sets_changes_on_the_coordinators_word_only_and_never_into_nonsense
         let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[1, 2]]).started();
         cluster.control(1, 2, (1, 0), message);
         cluster.run();
-        assert!(cluster.disconnects[0].2.contains("sends what only the coordinator sends"));
+        assert!(cluster.disconnects[0].2.contains("over a link that the job does not have"));
     }
     let odd = [
         (added(0, &[0]), "process set 0 cannot be added"),

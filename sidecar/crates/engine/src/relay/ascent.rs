@@ -1,0 +1,125 @@
+//! Towards the coordinator.
+
+use ronde_wire::limits::{ENCLOSED_BYTES_MAX, REASON_BYTES_MAX};
+use ronde_wire::{Ascent, Control, Enclosed, Epoch, Seq, SidecarIndex};
+
+use super::{Arrival, Outlet, Relay, Way, is_for_one_link};
+
+impl Relay {
+    /// Sends what has collected. Called when all messages at hand are handled, so that what came together goes together.
+    pub(crate) fn flush(&mut self, out: &mut Outlet<'_>) {
+        let (Some(parent), Way::Up(generation)) = (self.parent(), self.way) else { return };
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        for ascent in std::mem::take(&mut self.ascents) {
+            let size = frame_bytes(&ascent);
+            if bytes + size > ENCLOSED_BYTES_MAX && !batch.is_empty() {
+                let ascents = std::mem::take(&mut batch);
+                out.send(parent, Epoch(0), Seq(0), Control::Ascending { generation, ascents });
+                bytes = 0;
+            }
+            bytes += size;
+            batch.push(ascent);
+        }
+        if !batch.is_empty() {
+            out.send(parent, Epoch(0), Seq(0), Control::Ascending { generation, ascents: batch });
+        }
+    }
+
+    pub(super) fn enclose(&mut self, epoch: Epoch, seq: Seq, message: &Control) {
+        let message = Enclosed::new(message);
+        self.ascents.push(Ascent::Message { origin: self.me, epoch, seq, message });
+    }
+
+    pub(super) fn ascend(
+        &mut self,
+        out: &mut Outlet<'_>,
+        child: SidecarIndex,
+        generation: u64,
+        ascents: Vec<Ascent>,
+    ) -> Result<Vec<Arrival>, String> {
+        if self.children.get(&child).and_then(|link| link.generation) != Some(generation) {
+            out.stats.stale_frames += 1;
+            return Ok(Vec::new());
+        }
+        ascents.iter().try_for_each(|ascent| self.check(child, ascent))?;
+        let mut arrivals = Vec::new();
+        for ascent in ascents {
+            if self.parent().is_some() {
+                out.stats.relayed += 1;
+                self.ascents.push(ascent);
+            } else {
+                arrivals.extend(self.arrive(out, ascent));
+            }
+        }
+        Ok(arrivals)
+    }
+
+    /// Whether a child may bring this: it speaks for those below it, and for itself where nobody hears it directly.
+    fn check(&self, child: SidecarIndex, ascent: &Ascent) -> Result<(), String> {
+        let (about, itself) = match ascent {
+            Ascent::Message { origin, .. } => (*origin, self.parent().is_some()),
+            Ascent::Joined { sidecar, .. } => (*sidecar, self.parent().is_some()),
+            Ascent::Lost { sidecar, .. } => (*sidecar, false),
+        };
+        let below = self.tree.branch(child).is_some_and(|branch| branch.all.contains(about));
+        if !below || about == child && !itself {
+            return Err(format!("speaks for {about}, which is not below it on the tree"));
+        }
+        match ascent {
+            Ascent::Lost { reason, .. } if reason.len() > REASON_BYTES_MAX => {
+                Err(format!("gives a reason of {} bytes", reason.len()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// At the coordinator.
+    fn arrive(&mut self, out: &mut Outlet<'_>, ascent: Ascent) -> Vec<Arrival> {
+        match ascent {
+            Ascent::Joined { sidecar, generation, lanes } => {
+                // Its parent says so before it joins anew; when that was lost, it is known by now.
+                let mut arrivals = self.lost(sidecar, super::RENEWED.to_owned());
+                self.joined.insert(sidecar);
+                self.send_down(
+                    out,
+                    &[sidecar].into_iter().collect(),
+                    (self.epoch, Seq(0)),
+                    Control::Welcome { sidecar, generation },
+                );
+                arrivals.push(Arrival::Up { peer: sidecar, lanes });
+                arrivals
+            }
+            Ascent::Lost { sidecar, reason } => self.lost(sidecar, reason),
+            Ascent::Message { origin, .. } if !self.joined.contains(origin) => {
+                out.stats.stale_frames += 1;
+                Vec::new()
+            }
+            Ascent::Message { origin, epoch, seq, message } => vec![match message.open() {
+                Ok(message) if is_for_one_link(&message) => {
+                    let what = "sends the coordinator what is for one link only".to_owned();
+                    Arrival::Violation { peer: origin, what }
+                }
+                Ok(message) => Arrival::Message { from: origin, epoch, seq, message },
+                Err(error) => Arrival::Violation { peer: origin, what: format!("sends {error}") },
+            }],
+        }
+    }
+
+    fn lost(&mut self, culprit: SidecarIndex, reason: String) -> Vec<Arrival> {
+        let peers = self.take_joined(culprit);
+        if peers.is_empty() { Vec::new() } else { vec![Arrival::Down { peers, culprit, reason }] }
+    }
+}
+
+/// An upper bound.
+fn frame_bytes(ascent: &Ascent) -> usize {
+    let content = match ascent {
+        Ascent::Message { message, .. } => message.bytes(),
+        Ascent::Joined { .. } => 0,
+        Ascent::Lost { reason, .. } => reason.len(),
+    };
+    content + ASCENT_HEAD_BYTES_MAX
+}
+
+/// Kind, sidecar, epoch, seq and length at their longest.
+const ASCENT_HEAD_BYTES_MAX: usize = 40;

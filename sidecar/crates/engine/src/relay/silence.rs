@@ -1,0 +1,100 @@
+//! Who is silent somewhere on the tree: neighbours hear each other, and say what they do not hear.
+
+use std::collections::BTreeMap;
+
+use ronde_wire::{Control, Epoch, Seq, SidecarIndex};
+
+use super::{Outlet, Relay};
+
+/// Silent sidecars with milliseconds.
+type List = Vec<(SidecarIndex, u64)>;
+
+/// What neighbours have said, and what they were told.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
+    /// By child: those below it.
+    below: BTreeMap<SidecarIndex, List>,
+    /// Those between the parent and the coordinator, and the coordinator.
+    above: List,
+    told_above: bool,
+    told_below: bool,
+}
+
+impl Silence {
+    pub(super) fn forget(&mut self, child: SidecarIndex) {
+        self.below.remove(&child);
+    }
+
+    pub(super) fn forget_above(&mut self) {
+        self.above.clear();
+    }
+}
+
+impl Relay {
+    /// Everybody gets fresh grace.
+    pub(crate) fn rebase(&mut self) {
+        self.silence.below.clear();
+        self.silence.above.clear();
+    }
+
+    /// For how long others have not heard a sidecar that is no neighbour; 0 when they do.
+    pub(crate) fn silent_ms(&self, peer: SidecarIndex) -> u64 {
+        let mut lists = self.silence.below.values().chain([&self.silence.above]).flatten();
+        lists.find(|(sidecar, _)| *sidecar == peer).map_or(0, |(_, ms)| *ms)
+    }
+
+    /// Of those between this sidecar and the coordinator the one that is silent for longest; the parent is heard by this
+    /// sidecar itself, which knows for how long it has been silent.
+    pub(crate) fn silent_above(&self, parent_ms: u64) -> Option<(SidecarIndex, u64)> {
+        let parent = (self.parent()?, parent_ms);
+        let above = self.silence.above.iter().copied();
+        Some(above.fold(parent, |most, other| if other.1 > most.1 { other } else { most }))
+    }
+
+    /// Tells the neighbours who is silent behind this sidecar; `heard_ms` says for how long a neighbour has been, and from
+    /// `limit_ms` on it counts.
+    pub(crate) fn report_silence(
+        &mut self,
+        out: &mut Outlet<'_>,
+        limit_ms: u64,
+        heard_ms: impl Fn(SidecarIndex) -> u64,
+    ) {
+        let Some(parent) = self.parent() else { return };
+        let late = |peer: SidecarIndex| Some((peer, heard_ms(peer))).filter(|(_, ms)| *ms >= limit_ms);
+        let mut below = List::new();
+        for (child, _) in self.children.iter().filter(|(_, link)| link.generation.is_some()) {
+            // What a silent child has said before counts no more.
+            match (late(*child), self.silence.below.get(child)) {
+                (Some(child), _) => below.push(child),
+                (None, Some(list)) => below.extend(list),
+                (None, None) => {}
+            }
+        }
+        let above = late(parent).map_or_else(|| self.silence.above.clone(), |parent| vec![parent]);
+        if std::mem::replace(&mut self.silence.told_above, !below.is_empty()) || !below.is_empty() {
+            out.send(parent, Epoch(0), Seq(0), Control::Silent { sidecars: below });
+        }
+        if std::mem::replace(&mut self.silence.told_below, !above.is_empty()) || !above.is_empty() {
+            for (child, _) in self.children.iter().filter(|(_, link)| link.generation.is_some()) {
+                out.send(*child, self.epoch, Seq(0), Control::Silent { sidecars: above.clone() });
+            }
+        }
+    }
+
+    pub(super) fn hear_of_silence(&mut self, from: SidecarIndex, sidecars: List) -> Result<(), String> {
+        let about = |sidecar: SidecarIndex| match self.tree.branch(from) {
+            Some(branch) => branch.all.contains(sidecar) && sidecar != from,
+            None => self.tree.is_above(sidecar) && sidecar != from,
+        };
+        let ascending = sidecars.iter().map(|(sidecar, _)| *sidecar).collect::<std::collections::BTreeSet<_>>();
+        if ascending.len() != sidecars.len() || !ascending.into_iter().all(about) {
+            return Err("speaks of the silence of sidecars that it does not stand before".to_owned());
+        }
+        if self.parent() == Some(from) {
+            self.silence.above = sidecars;
+        } else {
+            self.silence.below.insert(from, sidecars);
+        }
+        Ok(())
+    }
+}
