@@ -18,7 +18,7 @@ pub const DIMENSIONS_MAX: usize = 32;
 pub const CONTROL_FRAME_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a control message that sidecars pass on for others: with what says whose it is, it fits a frame.
 pub const ENCLOSED_BYTES_MAX: usize = CONTROL_FRAME_BYTES_MAX - 512;
-/// Sidecars below one sidecar on the tree of control links. Up to one more than these are joined to the coordinator itself.
+/// Sidecars below one sidecar on the tree of control links. Up to so many are joined to the coordinator itself.
 pub const CONTROL_FAN_OUT: usize = 8;
 /// Payload of a chunk frame, in bytes: the largest chunk plus its own header.
 pub const CHUNK_FRAME_BYTES_MAX: usize = CHUNK_BYTES_MAX + crate::frame::CHUNK_HEADER_BYTES;

@@ -77,6 +77,7 @@ fn evaluate(expression: &syn::Expr, known: &BTreeMap<String, u64>) -> Option<u64
             let (left, right) = (evaluate(&binary.left, known)?, evaluate(&binary.right, known)?);
             match binary.op {
                 syn::BinOp::Add(_) => left.checked_add(right),
+                syn::BinOp::Sub(_) => left.checked_sub(right),
                 syn::BinOp::Mul(_) => left.checked_mul(right),
                 syn::BinOp::Shl(_) => left.checked_shl(u32::try_from(right).ok()?),
                 _ => None,

@@ -30,6 +30,9 @@ pub(super) const METRICS: &[Metric] = &[
     counter("ronde_stale_frames_total", "Control frames of other epochs, dropped.", &[], |s| {
         one(number(s.engine.stale_frames))
     }),
+    counter("ronde_relayed_messages_total", "Control messages passed on for other sidecars.", &[], |s| {
+        one(number(s.engine.relayed))
+    }),
     // === Requests ===
     counter("ronde_requests_submitted_total", "Requests that workers submitted here.", &[], |s| {
         one(number(s.engine.submitted))
