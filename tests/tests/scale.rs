@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use bytes::Bytes;
 use ronde_collectives::CostModel;
 use ronde_collectives::plan::Transfer;
 use ronde_engine::{Action, Admission, Engine, EngineConfig, Event, Time};
@@ -55,7 +56,8 @@ impl Job {
         let placement = (0..).map(SidecarIndex).take(count).collect();
         let world = World::new(placement).expect("within the limits");
         let cost = CostModel { alpha_us: 0.1, ..CostModel::default() };
-        let engine = |me| Engine::new(EngineConfig { cost, ..EngineConfig::new(me, world.clone()) }, Time(0));
+        let engine =
+            |me| Engine::new(EngineConfig { cost, eager_bytes: 0, ..EngineConfig::new(me, world.clone()) }, Time(0));
         Self {
             engines: (0..).map(SidecarIndex).take(count).map(engine).collect(),
             control: BTreeSet::new(),
@@ -90,7 +92,8 @@ impl Job {
                 DType::F32,
                 Shape::new(vec![elements]).expect("a shape"),
             );
-            self.tell(at, Event::Submitted { rank: rank(at), request: RequestId(elements), what });
+            let (rank, request, contribution) = (rank(at), RequestId(elements), Bytes::new());
+            self.tell(at, Event::Submitted { rank, request, what, contribution });
         }
         self.run();
         assert_eq!(self.completed - completed, self.engines.len());
