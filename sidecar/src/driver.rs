@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -115,10 +114,7 @@ impl Driver {
                     self.handle_waiting(commands);
                 }
                 Wake::Lane(Some(report)) => self.handle_report(report),
-                Wake::Port(event) => {
-                    self.handle_port(event);
-                    self.handle_ready();
-                }
+                Wake::Port(event) => self.handle_port(event),
                 Wake::Timeout => {
                     self.end_departures(Instant::now());
                     self.engine.handle_timeout(self.now());
@@ -135,16 +131,6 @@ impl Driver {
         for _ in 0..COMMANDS_AT_ONCE {
             let Ok(command) = commands.try_recv() else { return };
             self.handle_command(command);
-        }
-    }
-
-    /// The same of what has come from other sidecars.
-    fn handle_ready(&mut self) {
-        for _ in 0..COMMANDS_AT_ONCE {
-            // The loop asks again with a waker of its own.
-            let mut context = Context::from_waker(Waker::noop());
-            let Poll::Ready(event) = self.control.poll_event(&mut context) else { return };
-            self.handle_port(event);
         }
     }
 

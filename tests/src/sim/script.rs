@@ -66,9 +66,11 @@ impl Cluster {
         }
         self.tell_lanes(host, &Command::Epoch(epoch));
         let workload = self.workload(epoch);
+        // Who has attached behind the begin waits for the next epoch.
+        let present = self.hosts[host].engine.status(self.schedule.now()).ranks_in_epoch;
         for index in 0..self.workers.len() {
             let worker = &mut self.workers[index];
-            if worker.host != host || !matches!(worker.state, State::Waiting) {
+            if !present.contains(&worker.rank) || !matches!(worker.state, State::Waiting) {
                 continue;
             }
             let (rank, session) = (worker.rank, worker.session);

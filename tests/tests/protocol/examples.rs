@@ -7,9 +7,9 @@ use bytes::Bytes;
 use ronde_wire::control::{Announcement, Hello, Intent, Order, OrderedTensor, Purpose, Refusal, encode};
 use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN, WIRE_VERSION, WIRE_VERSION_MIN};
 use ronde_wire::{
-    Activity, Algorithm, Ascent, Call, Cause, Codec, Collective, Control, DType, Enclosed, Epoch, Exit, Failure, Frame, FrameKind,
-    Incarnation, JobName, Lane, ProcessSet, Rank, Record, ReduceOp, Request, Seq, SetId, Shape, SidecarIndex, SidecarSet,
-    TensorName, Tuning, World,
+    Activity, Algorithm, Ascent, Call, Cause, Codec, Collective, Control, DType, Enclosed, Epoch, Exit, Failure, Frame,
+    FrameKind, Incarnation, JobName, Lane, ProcessSet, Rank, Record, ReduceOp, Request, Seq, SetId, Shape,
+    SidecarIndex, SidecarSet, TensorName, Tuning, World,
 };
 
 /// The section of the document.

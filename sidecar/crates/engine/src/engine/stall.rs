@@ -97,7 +97,8 @@ impl Stalls {
         self.activities.clear();
         self.asked = Some(Asked { at: cx.now, awaited: by_sidecar.keys().copied().collect() });
         for (sidecar, ranks) in by_sidecar {
-            cx.send(sidecar, agreement.epoch, Seq(0), Control::AskActivity { ranks });
+            let to = [sidecar].into_iter().collect();
+            cx.send_down(&to, agreement.epoch, Seq(0), Control::AskActivity { ranks });
         }
     }
 
