@@ -16,7 +16,7 @@ import sys
 import zipfile
 
 import pytest
-from installed import Installed
+from installed import Installed, run
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 # The functions of the script that makes wheels.
@@ -52,6 +52,8 @@ def interpreters() -> list[str]:
 
 @pytest.mark.parametrize("python", interpreters())
 def test_a_job_runs_where_nothing_can_be_compiled(python: str, wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    if is_foreign(wheel):
+        pytest.skip("a wheel for another machine; its program is tried below")
     installed = Installed(python, wheel, tmp_path / "environment")
     assert [name for name in COMPILERS if shutil.which(name, path=str(installed.bin))] == []
     lines = installed.says("ronde", "run", "-np", "2", "--sidecars", "2", "python", "-c", ALLREDUCE).splitlines()
@@ -63,6 +65,32 @@ def test_a_job_runs_where_nothing_can_be_compiled(python: str, wheel: pathlib.Pa
     assert installed.says("python", "-c", "import ronde; print(ronde.__version__)").strip() in version
     files = installed.says("python", "-c", "import importlib.metadata as m; print(*m.files('ronde'), sep='\\n')")
     assert {"ronde/py.typed", "ronde/_ronde.pyi", "ronde/torch/__init__.py"} <= set(files.split())
+
+
+def test_the_program_of_another_machine_runs_in_an_emulator(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """What can be known without such a machine: it starts, makes keys, and reads what it wrote."""
+    if not is_foreign(wheel):
+        pytest.skip("a wheel for this machine; it is installed above")
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("/scripts/ronde"))
+        program = pathlib.Path(archive.extract(name, tmp_path))
+    program.chmod(0o755)
+    emulator = ["qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu", str(program)]
+
+    def says(*arguments: str) -> str:
+        return run([*emulator, *arguments])
+
+    assert re.match(r"ronde \d+\.\d+\.\d+\nwire \d", says("version"))
+    authority, certificates = str(tmp_path / "authority"), str(tmp_path / "certificates")
+    says("certs", "init", "--job", "emulated", authority)
+    says("certs", "issue", "--authority", authority, "--sidecars", "0-1", certificates)
+    found = says("certs", "inspect", authority, *(str(path) for path in sorted(pathlib.Path(certificates).iterdir())))
+    assert "spiffe://ronde.local/job/emulated/sidecar/1" in found
+
+
+def is_foreign(wheel: pathlib.Path) -> bool:
+    """Whether the wheel is for another kind of machine."""
+    return not wheel.stem.endswith(os.uname().machine)
 
 
 def test_the_wheel_holds_what_it_should_and_no_more(wheel: pathlib.Path) -> None:
@@ -83,6 +111,8 @@ def test_the_artefacts_ask_for_no_newer_glibc_than_the_tag_says(wheel: pathlib.P
         names = [name for name in archive.namelist() if name.endswith(("/scripts/ronde", ".so"))]
         paths = [pathlib.Path(archive.extract(name, tmp_path)) for name in names]
     assert len(paths) == 2
+    extension = next(path for path in paths if path.suffix == ".so")
+    assert "PyInit__ronde" in PACKING["readelf"]("--dyn-syms", extension)
     for path in paths:
         assert wheel.stem.endswith(PACKING["machine"](path))
         assert PACKING["too_new"](path, (2, 99)) == []
