@@ -52,14 +52,14 @@ build: ## Build the binary ronde, the crates and the Python extension
 .PHONY: wheel
 wheel: ## Make the wheel for PyPI in dist/ (WHEEL_TARGET=aarch64-unknown-linux-gnu for another machine)
 	@$(PYTHON) tests/setup/environment.py packaging cross
-	$(PACKING_PYTHON) sdk-python/packaging/wheel.py --target $(WHEEL_TARGET)
+	$(PACKING_PYTHON) sdk-python/packing/wheel.py --target $(WHEEL_TARGET)
 
 .PHONY: wheel-test
 wheel-test: ## Make wheels for x86-64 and aarch64, install and try them on every Python of this machine (10 minutes)
 	@tests/setup/debian.sh cross
 	@$(PYTHON) tests/setup/environment.py tools packaging cross
-	$(PACKING_PYTHON) sdk-python/packaging/wheel.py --target x86_64-unknown-linux-gnu
-	$(PACKING_PYTHON) sdk-python/packaging/wheel.py --target aarch64-unknown-linux-gnu
+	$(PACKING_PYTHON) sdk-python/packing/wheel.py --target x86_64-unknown-linux-gnu
+	$(PACKING_PYTHON) sdk-python/packing/wheel.py --target aarch64-unknown-linux-gnu
 	for wheel in dist/ronde-*-manylinux_2_28_*.whl; do \
 	    RONDE_WHEEL=$$wheel RONDE_ALL_PYTHONS=1 $(RONDE_PYTHON) -m pytest -q -c sdk-python/pyproject.toml tests/product/test_wheel.py; \
 	done

@@ -11,7 +11,7 @@ from installed import run
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 ENVIRONMENT = ROOT / "tests" / "setup" / "environment.py"
-PACKING = ROOT / "sdk-python" / "packaging" / "wheel.py"
+PACKING = ROOT / "sdk-python" / "packing" / "wheel.py"
 
 
 @pytest.fixture(scope="session")

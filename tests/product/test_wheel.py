@@ -20,7 +20,8 @@ from installed import Installed, run
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 # The functions of the script that makes wheels.
-PACKING = runpy.run_path(str(ROOT / "sdk-python" / "packaging" / "wheel.py"))
+sys.path.insert(0, str(ROOT / "sdk-python" / "packing"))
+PACKING = runpy.run_path(str(ROOT / "sdk-python" / "packing" / "wheel.py"))
 COMPILERS = ["cargo", "rustc", "cc", "gcc", "clang", "ld", "protoc", "cmake", "make"]
 WHEEL_BYTES_MAX = 40_000_000
 
@@ -100,10 +101,13 @@ def test_the_wheel_holds_what_it_should_and_no_more(wheel: pathlib.Path) -> None
     sources = {str(path.relative_to(source)) for path in source.rglob("*.py*") if path.suffix in {".py", ".pyi"}}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        notices = archive.read(next(name for name in names if name.endswith("THIRD_PARTY_LICENCES.txt"))).decode()
     packaged = {name for name in names if ".dist-info/" not in name}
     binary = next(name for name in packaged if name.endswith(".data/scripts/ronde"))
     assert packaged == sources | {"ronde/py.typed", "ronde/_ronde.abi3.so", binary}
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert all(re.search(rf"^{crate} \d", notices, re.MULTILINE) for crate in ["aws-lc-rs", "pyo3", "quinn", "tokio"])
+    assert not re.search(r"^(ronde|proptest)\S* \d", notices, re.MULTILINE)
 
 
 def test_the_artefacts_ask_for_no_newer_glibc_than_the_tag_says(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -23,6 +23,8 @@ BINARY_VARIABLE = "RONDE_WHEEL_BINARY"
 EXTENSION_VARIABLE = "RONDE_WHEEL_EXTENSION"
 # The tag's last part; without it, this machine's.
 PLATFORM_VARIABLE = "RONDE_WHEEL_PLATFORM"
+# The licences of what is compiled in; a wheel that is not passed on needs none.
+NOTICES_VARIABLE = "RONDE_WHEEL_NOTICES"
 # The extension uses the stable ABI of this Python and every later one (sdk-python/Cargo.toml).
 PYTHON_TAG = "cp39-abi3"
 
@@ -40,6 +42,8 @@ class Artefacts(BuildHookInterface):  # type: ignore[type-arg]
         build_data["tag"] = f"{PYTHON_TAG}-{platform}"
         build_data["force_include"][extension] = "ronde/_ronde.abi3.so"
         build_data["shared_scripts"][binary] = "ronde"
+        if notices := os.environ.get(NOTICES_VARIABLE):
+            build_data["extra_metadata"][notices] = "THIRD_PARTY_LICENCES.txt"
 
     def built(self) -> tuple[str, str]:
         """Builds the artefacts in the checkout around this folder."""

@@ -16,7 +16,10 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import zipfile
+
+from notices import notices
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -43,7 +46,7 @@ def main() -> int:
         offences = [text for path in artefacts for text in too_new(path, GLIBC)]
         if offences:
             sys.exit("this is no manylinux_2_28 wheel:\n" + "\n".join(offences))
-    path = packed(artefacts, platform, arguments.out)
+    path = packed(artefacts, platform, notices(arguments.target), arguments.out)
     describe(path)
     return 0 if path.stat().st_size <= WHEEL_BYTES_MAX else f"{path} is larger than {WHEEL_BYTES_MAX:,} bytes"
 
@@ -78,7 +81,7 @@ def commit() -> str:
     return subprocess.run(describe, cwd=ROOT, check=False, capture_output=True, text=True).stdout.strip()
 
 
-def packed(artefacts: list[pathlib.Path], platform: str, out: pathlib.Path) -> pathlib.Path:
+def packed(artefacts: list[pathlib.Path], platform: str, licences: str, out: pathlib.Path) -> pathlib.Path:
     """Packs the wheel; returns its path."""
     binary, extension = (str(path) for path in artefacts)
     named = {"RONDE_WHEEL_BINARY": binary, "RONDE_WHEEL_EXTENSION": extension, "RONDE_WHEEL_PLATFORM": platform}
@@ -88,7 +91,11 @@ def packed(artefacts: list[pathlib.Path], platform: str, out: pathlib.Path) -> p
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out.resolve())]
     # hatchling notes files' times, and zip knows none before 1980: one time for all makes the same wheel again.
     environment = {**os.environ, **named, "SOURCE_DATE_EPOCH": "1577836800"}
-    subprocess.run(command, cwd=ROOT / "sdk-python", env=environment, check=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(licences)
+        file.flush()
+        environment["RONDE_WHEEL_NOTICES"] = file.name
+        subprocess.run(command, cwd=ROOT / "sdk-python", env=environment, check=True)
     (path,) = out.glob(pattern)
     return path
 

@@ -1,0 +1,60 @@
+"""The licences of what is compiled into the wheel: most of them ask that their text goes with the program.
+
+The list is that of the crates which the sidecar and the extension are linked from, for one target; crates with the same
+text share it.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pathlib
+import re
+import subprocess
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+SHIPPED = {"ronde-sidecar", "ronde-python"}
+FILES = re.compile(r"(?i)(licen[sc]e|copying|notice|unlicense)([.-].*)?")
+
+
+def notices(target: str) -> str:
+    """The whole text."""
+    crates_of: dict[str, list[str]] = collections.defaultdict(list)
+    for package in shipped(target):
+        title = f"{package['name']} {package['version']} ({package['license']})"
+        folder = pathlib.Path(package["manifest_path"]).parent
+        files = sorted(path for path in folder.iterdir() if FILES.fullmatch(path.name) and path.is_file())
+        text = "\n\n".join(path.read_text(errors="replace").strip() for path in files)
+        crates_of[text or "The package has no file with its licence."].append(title)
+    rule = "=" * 100
+    parts = [f"{rule}\n" + "\n".join(titles) + f"\n{rule}\n\n{text}\n" for text, titles in crates_of.items()]
+    return "What is compiled into this wheel besides ronde, and its licences.\n\n" + "\n".join(parts)
+
+
+def shipped(target: str) -> list[dict[str, Any]]:
+    """The crates of others that the artefacts are linked from, by name."""
+    command = [os.environ.get("CARGO", "cargo"), "metadata", "--format-version", "1", "--locked"]
+    done = subprocess.run([*command, "--filter-platform", target], cwd=ROOT, check=True, capture_output=True, text=True)
+    metadata = json.loads(done.stdout)
+    packages = {package["id"]: package for package in metadata["packages"]}
+    linked = {
+        node["id"]: [dependency["pkg"] for dependency in node["deps"] if is_linked(dependency)]
+        for node in metadata["resolve"]["nodes"]
+    }
+    waiting = [identity for identity, package in packages.items() if package["name"] in SHIPPED]
+    seen: set[str] = set()
+    while waiting:
+        identity = waiting.pop()
+        if identity not in seen:
+            seen.add(identity)
+            waiting += linked[identity]
+    # A package without a source is a part of this workspace.
+    others = [packages[identity] for identity in seen if packages[identity]["source"] is not None]
+    return sorted(others, key=lambda package: (package["name"], package["version"]))
+
+
+def is_linked(dependency: dict[str, Any]) -> bool:
+    """Whether a dependency is more than one of tests or of builds."""
+    return any(kind["kind"] is None for kind in dependency["dep_kinds"])
