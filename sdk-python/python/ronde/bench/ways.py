@@ -16,4 +16,4 @@ LABELS = {
 }
 # Ways after which all ranks must have the same parameters.
 SYNCHRONOUS = (RONDE, DDP)
-BATCHES = {"mlp": 64, "cnn": 64, "resnet50": 8}
+BATCHES = {"mlp": 64, "cnn": 64, "resnet50": 4}

@@ -283,13 +283,13 @@ pub(crate) const TABLE: &[Entry] = &[
     Entry {
         code: Code::PythonNotRun,
         title: "the benchmark cannot be started",
-        meaning: "`ronde bench` is a Python package; the interpreter that RONDE_PYTHON names, else `python3` on PATH, cannot be run or ended with an error.",
+        meaning: "`ronde bench` is a Python package; the interpreter that RONDE_PYTHON names, else `python3` beside ronde or on PATH, cannot be run or ended with an error.",
         remedy: "Install Python 3.9 or later, or name an interpreter in RONDE_PYTHON: `RONDE_PYTHON=/path/to/python3 ronde bench`.",
     },
     Entry {
         code: Code::PythonPackages,
         title: "the benchmark's Python lacks packages",
-        meaning: "The interpreter that RONDE_PYTHON names, else `python3` on PATH, does not find packages that the benchmark needs: ronde itself, NumPy, or PyTorch, whose Gloo is the peer.",
+        meaning: "The interpreter that RONDE_PYTHON names, else `python3` beside ronde or on PATH, does not find packages that the benchmark needs: ronde itself, NumPy, or PyTorch, whose Gloo is the peer.",
         remedy: "Run the pip command of the message. When they are in an environment that is not active, name its interpreter in RONDE_PYTHON.",
     },
 ];
