@@ -32,11 +32,13 @@ pub(super) fn main(args: &BenchArgs) -> ExitCode {
 fn prepare(args: &BenchArgs, python: &OsStr) -> anyhow::Result<Command> {
     let missing = missing_packages(python, packages(&args.arguments))?;
     let list = missing.join(" ");
+    // The SDK comes with its own wheel.
+    let install = list.replace("ronde", "dist/ronde-*.whl");
     let shown = python.to_string_lossy();
     ensure!(
         missing.is_empty(),
         anyhow!(
-            "{shown} lacks what the benchmark needs: {list}\ninstall it with\n  {shown} -m pip install {list}\nor name \
+            "{shown} lacks what the benchmark needs: {list}\ninstall it with\n  {shown} -m pip install {install}\nor name \
              another interpreter in {INTERPRETER_VARIABLE}"
         )
         .context(Code::PythonPackages)
@@ -105,13 +107,13 @@ mod tests {
         // A program in Python's place that misses two of what it is asked for.
         let directory = tempfile::tempdir().expect("a directory can be made");
         let python = directory.path().join("python");
-        std::fs::write(&python, "#!/bin/sh\necho numpy torch\n").expect("a file can be written");
+        std::fs::write(&python, "#!/bin/sh\necho ronde torch\n").expect("a file can be written");
         std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it is ours");
         let args = BenchArgs { arguments: vec!["--quick".into()] };
         let error = prepare(&args, python.as_os_str()).expect_err("packages are missing");
         let text = coded(&error, Code::PythonNotRun);
-        assert!(text.contains("numpy torch [RONDE-E702]\n"), "{text}");
-        assert!(text.contains("-m pip install numpy torch\n"), "{text}");
+        assert!(text.contains("ronde torch [RONDE-E702]\n"), "{text}");
+        assert!(text.contains("-m pip install dist/ronde-*.whl torch\n"), "{text}");
     }
 
     #[test]
