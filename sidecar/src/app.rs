@@ -26,6 +26,7 @@ use crate::credentials::{self, Credentials};
 use crate::driver::{Driver, Inbox, Phase};
 use crate::interfaces::{self, InterfaceAddress};
 use crate::lane::{self, LaneConfig, LaneHandle, LaneReport};
+use crate::local_lane;
 use crate::logging::{self, LogFormat};
 use crate::operations::Operations;
 use crate::ports::Ports;
@@ -70,7 +71,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     };
     let incarnation = Incarnation(u64::from_le_bytes(random_bytes()?));
 
-    // Data threads: a lane each, with its socket and its executor.
+    // Data threads: a lane each, with its socket and its executor; then those that work on this host only.
     let (report_sender, reports) = mpsc::channel(REPORTS_MAX);
     let hello = |purpose| LocalHello {
         job: settings.job.clone(),
@@ -87,6 +88,9 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         let addresses = addresses(&peers, &own_addresses, |peer| peer.lanes.get(usize::from(lane.0)).copied());
         let start = start_port(port, &identity, hello(Purpose::Data(lane)), addresses, options.clone());
         lanes.push(spawn_lane(&settings, lane, start, report_sender.clone())?);
+    }
+    for lane in (settings.lanes..settings.threads).map(Lane) {
+        lanes.push(local_lane::spawn(lane_config(&settings, lane), report_sender.clone())?);
     }
     drop(report_sender);
 
@@ -308,8 +312,11 @@ fn spawn_lane(
     start: impl FnOnce() -> anyhow::Result<QuicPort> + Send + 'static,
     reports: mpsc::Sender<LaneReport>,
 ) -> anyhow::Result<LaneHandle> {
-    let config = LaneConfig { me: settings.me, lane, early_grant_bytes: settings.early_grant_bytes() };
-    lane::spawn(config, start, reports)
+    lane::spawn(lane_config(settings, lane), start, reports)
+}
+
+fn lane_config(settings: &Settings, lane: Lane) -> LaneConfig {
+    LaneConfig { me: settings.me, lane, early_grant_bytes: settings.early_grant_bytes() }
 }
 
 /// Where to dial each peer's port that `port` names, best first.
@@ -326,6 +333,7 @@ fn engine_config(settings: &Settings, peers: &[Peer], world: &World) -> EngineCo
     let defaults = EngineConfig::new(settings.me, world.clone());
     EngineConfig {
         lanes: settings.lanes,
+        threads: settings.threads,
         peer_timeout_ms: settings.peer_timeout_ms,
         fusion_threshold_bytes: settings.fusion_threshold_bytes,
         eager_bytes: settings.eager_bytes.unwrap_or(defaults.eager_bytes),

@@ -27,6 +27,8 @@ pub(crate) struct Settings {
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Lanes to each peer. Default: one up to 4 cores, then one for 4 cores, at most 4.
     pub(crate) lanes: u16,
+    /// Data threads: one for each lane, and more for operations that need no other sidecar: one for each core, at most 4.
+    pub(crate) threads: u16,
     /// Silence after which a peer is dead. Default: [`limits::PEER_TIMEOUT_MS`].
     pub(crate) peer_timeout_ms: u64,
     /// How long links may take to come.
@@ -96,6 +98,7 @@ impl Settings {
             },
             runtime_dir: start.runtime_dir,
             lanes,
+            threads: lanes.max(default_threads()),
             peer_timeout_ms,
             start_timeout: Duration::from_millis(start.start_timeout_ms),
             arena_bytes_max: start.arena_bytes_max.unwrap_or(ARENA_BYTES_MAX),
@@ -130,8 +133,15 @@ pub(crate) fn world_of(placement: &[u32], peers: &[Peer], me: SidecarIndex) -> a
 }
 
 fn default_lanes() -> u16 {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    u16::try_from(cores / CORES_PER_LANE).unwrap_or(1).clamp(1, DEFAULT_LANES_MAX)
+    u16::try_from(cores() / CORES_PER_LANE).unwrap_or(1).clamp(1, DEFAULT_LANES_MAX)
+}
+
+fn default_threads() -> u16 {
+    u16::try_from(cores()).map_or(DEFAULT_LANES_MAX, |cores| cores.min(DEFAULT_LANES_MAX))
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// A lane keeps about two cores busy, sealing on one side and opening on the other; the training needs the rest.

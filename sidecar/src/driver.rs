@@ -467,7 +467,11 @@ impl Driver {
     }
 
     fn tell_lanes(&mut self, command: impl Fn() -> LaneCommand) {
-        let deaf = self.lanes.iter().any(|lane| !lane.tell(command()));
+        self.tell_first_lanes(self.lanes.len(), command);
+    }
+
+    fn tell_first_lanes(&mut self, count: usize, command: impl Fn() -> LaneCommand) {
+        let deaf = self.lanes.iter().take(count).any(|lane| !lane.tell(command()));
         if deaf {
             self.fatal.get_or_insert_with(|| "a lane's thread has ended; see the log above".to_owned());
         }
@@ -483,11 +487,11 @@ impl Driver {
             pending.map_or(Input::None, |pending| pending.input.clone())
         };
         let promptly = Prompt::takes(admission);
-        let threads = if promptly { 1 } else { self.operations.lanes() };
+        let threads = admission.plan.lanes();
         match self.operations.admit(admission, threads, &mut input) {
             Ok(memory) if promptly => self.perform(admission, memory),
             Ok(memory) => {
-                self.tell_lanes(|| LaneCommand::Admit(Arc::clone(admission), Arc::clone(&memory)));
+                self.tell_first_lanes(threads, || LaneCommand::Admit(Arc::clone(admission), Arc::clone(&memory)));
             }
             Err(error) => {
                 let reason = format!("no memory for the result: {error:#}");

@@ -43,9 +43,16 @@ pub(crate) enum LaneReport {
 }
 
 /// Tells the control thread that a lane's thread is over, however it ends.
-struct EndReport {
+pub(crate) struct EndReport {
     lane: Lane,
     reports: mpsc::Sender<LaneReport>,
+}
+
+impl EndReport {
+    /// To be held until the thread ends.
+    pub(crate) fn new(lane: Lane, reports: mpsc::Sender<LaneReport>) -> Self {
+        Self { lane, reports }
+    }
 }
 
 impl Drop for EndReport {
@@ -73,6 +80,20 @@ pub(crate) struct LaneHandle {
 }
 
 impl LaneHandle {
+    /// Starts the thread of a lane, which takes its commands from the receiver.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(crate) fn start(
+        lane: Lane,
+        body: impl FnOnce(mpsc::Receiver<LaneCommand>) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
+        let builder = std::thread::Builder::new().name(format!("ronde-lane-{}", lane.0));
+        let thread = builder.spawn(move || body(receiver))?;
+        Ok(Self { commands, thread: Some(thread) })
+    }
+
     /// Queues a command. False when the lane's thread has ended or does not keep up, which ends the job.
     pub(crate) fn tell(&self, command: LaneCommand) -> bool {
         self.commands.try_send(command).is_ok()
@@ -115,11 +136,9 @@ pub(crate) fn spawn(
     make_port: impl FnOnce() -> anyhow::Result<QuicPort> + Send + 'static,
     reports: mpsc::Sender<LaneReport>,
 ) -> anyhow::Result<LaneHandle> {
-    let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
-    let name = format!("ronde-lane-{}", config.lane.0);
-    let end = EndReport { lane: config.lane, reports: reports.clone() };
-    let body = move || {
-        let _end = end;
+    let lane = config.lane;
+    let body = move |receiver| {
+        let _end = EndReport::new(lane, reports.clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let result = runtime.context("cannot start the lane's runtime").and_then(|runtime| {
             runtime.block_on(async move {
@@ -132,8 +151,7 @@ pub(crate) fn spawn(
             tracing::error!("a lane has ended: {error:#}");
         }
     };
-    let thread = std::thread::Builder::new().name(name).spawn(body).context("cannot start a lane's thread")?;
-    Ok(LaneHandle { commands, thread: Some(thread) })
+    LaneHandle::start(lane, body).context("cannot start a lane's thread")
 }
 
 /// Everything a lane owns.

@@ -17,6 +17,7 @@ mod departures;
 mod driver;
 mod interfaces;
 mod lane;
+mod local_lane;
 mod logging;
 mod memory;
 mod operations;

@@ -183,11 +183,6 @@ impl Operations {
         }
     }
 
-    /// How many lanes there are.
-    pub(crate) fn lanes(&self) -> usize {
-        self.lanes
-    }
-
     /// Numbers for metrics.
     pub(crate) fn results(&self) -> &Results {
         &self.results

@@ -27,7 +27,7 @@ impl Prompt {
         let each = if admission.arithmetic.op.is_some() { admission.local_ranks.len() as u64 } else { 1 };
         let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
         let bytes = admission.plan.layout.elements.saturating_mul(element_bytes).saturating_mul(each);
-        let on_lane_0 = admission.plan.strands.iter().all(|strand| strand.lane == Lane(0));
+        let on_lane_0 = admission.plan.lanes() == 1;
         admission.topology.len() == 1 && on_lane_0 && bytes <= BYTES_MAX
     }
 

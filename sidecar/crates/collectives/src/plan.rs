@@ -300,6 +300,14 @@ pub struct Plan {
     pub window: usize,
 }
 
+impl Plan {
+    /// How many lanes take part, from the first one on; at least 1.
+    #[must_use]
+    pub fn lanes(&self) -> usize {
+        self.strands.iter().map(|strand| usize::from(strand.lane.0) + 1).max().unwrap_or(1)
+    }
+}
+
 /// What a bucket's tensors need, agreed by all members.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WorkKind {

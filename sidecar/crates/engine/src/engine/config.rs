@@ -16,6 +16,8 @@ pub struct EngineConfig {
     pub host: String,
     /// Lanes that this sidecar offers to each peer. Default 1.
     pub lanes: u16,
+    /// Data threads of this sidecar, at least `lanes`: operations that need no other sidecar are cut for so many lanes. Default 1.
+    pub threads: u16,
     /// Time between two heartbeats, in milliseconds; at most half of `suspect_ms` is used. Default 100.
     pub heartbeat_ms: u64,
     /// Silence after which a sidecar or rank is named as suspect, in milliseconds. Default 1,000.
@@ -52,6 +54,7 @@ impl EngineConfig {
             world,
             host: String::new(),
             lanes: 1,
+            threads: 1,
             heartbeat_ms: limits::HEARTBEAT_MS,
             suspect_ms: limits::SUSPECT_MS,
             peer_timeout_ms: limits::PEER_TIMEOUT_MS,
@@ -74,6 +77,7 @@ impl EngineConfig {
         self.heartbeat_ms = self.heartbeat_ms.clamp(1, self.suspect_ms / 2);
         self.buckets_in_flight = self.buckets_in_flight.max(1);
         self.lanes = self.lanes.max(1);
+        self.threads = self.threads.max(self.lanes);
         self.eager_bytes = self.eager_bytes.min(EAGER_BYTES_MOST);
         self.stall_warning_ms = self.stall_warning_ms.max(1);
         if self.stall_shutdown_ms > 0 {

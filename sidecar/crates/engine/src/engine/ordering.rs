@@ -251,9 +251,16 @@ fn selected(cx: &mut Context, view: &SetView, work: &Work) -> Tuning {
     tuning
 }
 
-/// Lanes that all members offer, as far as the coordinator knows.
+/// Lanes that all members offer, as far as the coordinator knows; its own threads where it is the only member.
 fn lanes(cx: &Context, view: &SetView) -> u16 {
+    if view.topology.len() == 1 && view.me.is_some() {
+        return cx.config.threads.min(LANES_MOST);
+    }
     let offered = view.topology.members.iter().filter_map(|member| cx.links.lanes(member.sidecar));
-    let most = u16::try_from(limits::LANES_MAX).unwrap_or(u16::MAX);
-    offered.fold(cx.config.lanes, u16::min).clamp(1, most)
+    offered.fold(cx.config.lanes, u16::min).clamp(1, LANES_MOST)
 }
+
+/// [`limits::LANES_MAX`] as a tuning holds it.
+#[allow(clippy::cast_possible_truncation, reason = "16, checked by the assertion below")]
+const LANES_MOST: u16 = limits::LANES_MAX as u16;
+const _: () = assert!(LANES_MOST as usize == limits::LANES_MAX);
