@@ -1,0 +1,121 @@
+//! The driver's half of a session's life: a worker claims its rank, submits, reads results.
+
+use bytes::Bytes;
+use ronde_engine::Event;
+use ronde_rpc::convert::{Refused, Submission};
+use ronde_rpc::v1::server_message::Message;
+use ronde_wire::{Cause, Failure, Rank, RequestId, limits};
+
+use super::Driver;
+use crate::app::say;
+use crate::bootstrap::FromSidecar;
+use crate::delivery::{ResultBounds, accept, send_failed};
+use crate::service::ClaimRequest;
+use crate::sessions::SessionId;
+
+impl Driver {
+    /// Notes a sign of life; the session's rank, when it is still live.
+    pub(super) fn heard(&mut self, session: SessionId) -> Option<Rank> {
+        let rank = self.sessions.get_mut(session)?.rank;
+        self.handle(Event::RankHeard { rank });
+        Some(rank)
+    }
+
+    pub(super) fn claim(&mut self, request: ClaimRequest) {
+        let ClaimRequest { claim, uid, protocol, session_token, outgoing, reply } = request;
+        self.make_room(claim.rank);
+        let claimed = self.sessions.claim(claim.rank, &claim.token, session_token, outgoing);
+        if let Ok(id) = claimed {
+            self.segments.open_session(session_token, uid, self.arena_bytes_max);
+            let message = ronde_rpc::Claimed {
+                session_token: session_token.to_bytes(),
+                protocol,
+                heartbeat_ms: u32::try_from(limits::HEARTBEAT_MS).unwrap_or(u32::MAX),
+                peer_timeout_ms: u32::try_from(self.peer_timeout_ms).unwrap_or(u32::MAX),
+                arena_bytes_max: self.arena_bytes_max,
+                inline_bytes_max: limits::INLINE_BYTES_MAX as u64,
+                pending_max: u32::try_from(limits::PENDING_PER_SESSION_MAX).unwrap_or(u32::MAX),
+                ring_bytes: limits::RING_BYTES as u64,
+            };
+            tracing::info!(rank = claim.rank.0, client = claim.client, pid = claim.pid, uid, "a worker has come");
+            let running = self.running;
+            if let Some(session) = self.sessions.get_mut(id) {
+                session.claimed_during = running;
+                session.pid = claim.pid;
+                session.send(Message::Claimed(message.into_message()));
+            }
+            say(&FromSidecar::Attached { rank: claim.rank.0 });
+            self.handle(Event::RankAttached { rank: claim.rank });
+        }
+        if let Err(Ok(id)) = reply.send(claimed) {
+            // Its reader has given up, so that nobody else would ever close it.
+            self.close_session(id, "its claim was answered too late");
+        }
+    }
+
+    pub(super) fn submit(&mut self, id: SessionId, submission: Result<Submission, Refused>) {
+        let Some(rank) = self.heard(id) else { return };
+        if let Ok(Submission { what, site, .. }) = &submission {
+            let (collective, operation, site) = (what.collective.name(), what.name.clone(), site.clone());
+            self.handle(Event::Called { rank, collective, operation, site });
+        }
+        let set_ranks = submission.as_ref().ok().and_then(|submission| self.engine.set_size(submission.what.set));
+        let bounds = ResultBounds { bytes_max: self.arena_bytes_max, set_ranks: set_ranks.unwrap_or(0) as u64 };
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        let accepted = submission.and_then(|submission| accept(session, &self.segments, submission, bounds));
+        match accepted {
+            Ok(submission) => {
+                let due = self.engine.contribution_bytes(rank, &submission.what);
+                match self.contribution(id, submission.request, due) {
+                    Ok(contribution) => {
+                        let (request, what) = (submission.request, submission.what);
+                        self.handle(Event::Submitted { rank, request, what, contribution });
+                    }
+                    Err(reason) => self.give_back(id, rank, &submission, reason),
+                }
+            }
+            Err(refused) => self.refuse(id, rank, refused),
+        }
+    }
+
+    /// A copy of an accepted request's input that travels along with its announcement; empty when nothing is `due`.
+    fn contribution(&mut self, id: SessionId, request: RequestId, due: usize) -> Result<Bytes, String> {
+        let pending = self.sessions.get_mut(id).and_then(|session| session.pending.get(&request));
+        match pending.map(|pending| &pending.input) {
+            Some(input) if due > 0 => input.copy(due),
+            _ => Ok(Bytes::new()),
+        }
+    }
+
+    /// Refuses a request that was accepted.
+    fn give_back(&mut self, id: SessionId, rank: Rank, submission: &Submission, reason: String) {
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        if let Some(pending) = session.pending.remove(&submission.request) {
+            session.result_bytes -= pending.result_bytes;
+        }
+        let what = &submission.what;
+        let (name, group) = (Some(what.name.clone()), what.group.clone());
+        self.refuse(id, rank, Refused { request: submission.request, set: what.set, name, group, reason });
+    }
+
+    /// Answers a request that never reached the engine, and lets the other ranks know where they can.
+    fn refuse(&mut self, id: SessionId, rank: Rank, refused: Refused) {
+        let Refused { request, set, name, group, reason } = refused;
+        let mut failure = Failure::new(Cause::Refused, reason.clone()).with_rank(rank);
+        failure.tensor.clone_from(&name);
+        if let Some(session) = self.sessions.get_mut(id) {
+            send_failed(session, request, &failure);
+        }
+        if let Some(name) = name {
+            self.handle(Event::Refused { rank, set, name, group, reason });
+        }
+    }
+
+    pub(super) fn release(&mut self, id: SessionId, request: RequestId) {
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        if let Some(held) = session.held.remove(&request) {
+            session.result_bytes -= held.result_bytes;
+            self.operations.release(held.result);
+        }
+    }
+}
