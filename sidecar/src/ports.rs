@@ -80,7 +80,7 @@ impl PortChoice {
         match self {
             Self::Any => Box::new(std::iter::repeat((0, false))),
             Self::From(first) => Box::new((first..=u16::MAX).map(|port| (port, false))),
-            Self::Within(range) => Box::new((range.low..=range.high).map(|port| (port, true))),
+            Self::Within(range) => Box::new(range.ports().map(|port| (port, true))),
         }
     }
 }
@@ -93,6 +93,13 @@ pub(crate) struct PortRange {
     pub(crate) low: u16,
     /// The last.
     pub(crate) high: u16,
+}
+
+impl PortRange {
+    /// All of them, ascending.
+    pub(crate) fn ports(self) -> impl Iterator<Item = u16> {
+        self.low..=self.high
+    }
 }
 
 impl FromStr for PortRange {

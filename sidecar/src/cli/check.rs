@@ -9,7 +9,8 @@ use clap::Args;
 
 use super::codes::Code;
 use super::run::SSH;
-use judge::{Facts, Finding, Mark, compare, fail, judge};
+use crate::ports::PortRange;
+use judge::{Facts, Finding, Mark, compare, fail, judge, ok};
 
 mod judge;
 mod probe;
@@ -28,6 +29,9 @@ pub(super) struct CheckArgs {
     /// Where the ronde binary is on other hosts. [default: where it is on this one]
     #[arg(long, value_name = "PATH")]
     remote_ronde: Option<PathBuf>,
+    /// The range that jobs will be given with --ports: look whether it is free, and send the datagrams there.
+    #[arg(long, value_name = "LOW-HIGH")]
+    ports: Option<PortRange>,
     /// Print the facts as JSON instead, for the host that asks.
     #[arg(long, hide = true)]
     facts: bool,
@@ -37,9 +41,11 @@ pub(super) struct CheckArgs {
 pub(super) fn main(args: &CheckArgs) -> ExitCode {
     let own = probe::probe();
     if args.facts {
-        return answer(own);
+        return answer(own, args.ports);
     }
-    let mut worst = report("", &judge(&own));
+    let mut findings = judge(&own);
+    findings.extend(args.ports.map(of_range));
+    let mut worst = report("", &findings);
     for host in &args.hosts {
         worst = worst.max(report(&format!("{host}: "), &of_host(args, host, &own)));
     }
@@ -52,20 +58,37 @@ pub(super) fn main(args: &CheckArgs) -> ExitCode {
 }
 
 /// The asked host's part: prints its facts, and echoes datagrams for as long as the asking one listens.
-fn answer(mut own: Facts) -> ExitCode {
-    let any: [SocketAddr; 2] = [(Ipv6Addr::UNSPECIFIED, 0).into(), (Ipv4Addr::UNSPECIFIED, 0).into()];
-    let socket = UdpSocket::bind(&any[..]);
-    own.echo_port = socket.as_ref().ok().and_then(|socket| socket.local_addr().ok()).map(|address| address.port());
+fn answer(mut own: Facts, ports: Option<PortRange>) -> ExitCode {
+    let socket = match ports {
+        Some(range) => range.ports().find_map(|port| bind(port).ok()),
+        None => bind(0).ok(),
+    };
+    own.echo_port = socket.as_ref().and_then(|socket| socket.local_addr().ok()).map(|address| address.port());
     match serde_json::to_string(&own) {
         Ok(text) => reach::print_line(&text),
         Err(error) => {
             return super::fail(Code::HostUnfit, &format!("the facts are no JSON: {error}"), EXIT_FAILURE);
         }
     }
-    if let Ok(socket) = socket {
+    if let Some(socket) = socket {
         reach::echo(&socket);
     }
     ExitCode::SUCCESS
+}
+
+/// At all addresses, of both families where there are two.
+fn bind(port: u16) -> std::io::Result<UdpSocket> {
+    let any: [SocketAddr; 2] = [(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()];
+    UdpSocket::bind(&any[..])
+}
+
+fn of_range(range: PortRange) -> Finding {
+    let (all, free) = (range.ports().count(), range.ports().filter(|port| bind(*port).is_ok()).count());
+    let text = format!("{free} of the {all} UDP ports {range} are free");
+    match free {
+        0 => fail("ports", text, "end who has them (`ss -ulpn`), or give jobs another range with --ports"),
+        _ => ok("ports", text),
+    }
 }
 
 /// Prints findings; the worst mark of them.
@@ -85,7 +108,7 @@ fn of_host(args: &CheckArgs, host: &str, own: &Facts) -> Vec<Finding> {
         findings
     };
     let ronde = args.remote_ronde.clone().map_or_else(std::env::current_exe, Ok).map_err(|error| error.to_string());
-    ronde.and_then(|ronde| reach::ask(&args.remote_shell, host, &ronde, judged)).unwrap_or_else(|reason| {
+    ronde.and_then(|ronde| reach::ask(&args.remote_shell, host, &ronde, args.ports, judged)).unwrap_or_else(|reason| {
         let fix = "check that `ssh HOST true` works without a password and that ronde is installed there";
         vec![fail("reach", reason, fix)]
     })

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::judge::{Facts, Finding, fail, ok};
+use crate::ports::PortRange;
 
 /// Asks a host for its facts and sends it datagrams; `judge` makes findings of the facts and of the milliseconds that the
 /// answer took.
@@ -22,13 +23,15 @@ pub(super) fn ask(
     remote_shell: &str,
     host: &str,
     ronde: &Path,
+    ports: Option<PortRange>,
     judge: impl FnOnce(&Facts, u64) -> Vec<Finding>,
 ) -> Result<Vec<Finding>, String> {
     let quoted = ronde.to_string_lossy().replace('\'', r"'\''");
     let mut words = remote_shell.split_whitespace();
     let program = words.next().ok_or("--remote-shell is empty; give a command like ssh")?;
     let mut command = Command::new(program);
-    command.args(words).arg(host).arg(format!("exec '{quoted}' check --facts"));
+    let ports = ports.map(|range| format!(" --ports {range}")).unwrap_or_default();
+    command.args(words).arg(host).arg(format!("exec '{quoted}' check --facts{ports}"));
     let began = Instant::now();
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.map_err(|error| format!("cannot start {program:?}: {error}"))?;
@@ -180,7 +183,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("shell");
         std::fs::write(&path, script).expect("it is ours");
-        ask(&format!("sh {}", path.display()), "h", Path::new("/r"), judge)
+        ask(&format!("sh {}", path.display()), "h", Path::new("/r"), None, judge)
     }
 
     #[test]
@@ -217,7 +220,7 @@ mod tests {
         };
         fails("echo 'Permission denied (publickey).' >&2; exit 255", "255: Permission denied (publickey).");
         fails("echo hello", "not understood");
-        let error = ask("/nowhere/ssh", "h", Path::new("/r"), |_, _| Vec::new()).expect_err("it is not there");
+        let error = ask("/nowhere/ssh", "h", Path::new("/r"), None, |_, _| Vec::new()).expect_err("it is not there");
         assert!(error.contains("cannot start \"/nowhere/ssh\""), "{error}");
     }
 }

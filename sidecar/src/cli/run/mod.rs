@@ -228,7 +228,10 @@ fn hosts_of(args: &RunArgs) -> anyhow::Result<Vec<Host>> {
     };
     Ok(match (&args.hosts, &args.hostfile) {
         (Some(list), _) => hosts::parse_list(list)?,
-        (None, Some(path)) => hosts::parse_file(&read(path)?)?,
+        (None, Some(path)) => {
+            let text = read(path)?;
+            hosts::parse_file(&text).with_context(|| format!("in {}", path.display()))?
+        }
         (None, None) => Host::local(args.num_proc),
     })
 }

@@ -147,3 +147,64 @@ fn a_sidecar_must_have_made_the_tokens_of_its_ranks() {
     assert_eq!(files, &["/t2", "/t3"].map(PathBuf::from));
     assert!(matches!(state().handle_event(1, serving(&[2])), Err(Failure::Fatal { .. })));
 }
+
+/// What a sidecar of its own host says.
+fn said(sidecar: u32, line: FromSidecar) -> Event {
+    Event::Message(FromAgent::Sidecar { sidecar, line })
+}
+
+fn with_addresses() -> State {
+    let mut state = state();
+    for (host, name) in state.hosts.iter_mut().zip(["10.0.0.1", "10.0.0.2"]) {
+        let at = |interface: &str, address: &str| InterfaceAddress {
+            interface: interface.to_owned(),
+            address: address.parse().expect("an address"),
+            prefix_length: 24,
+        };
+        host.addresses = vec![at("eth0", name), at("docker0", "172.17.0.1")];
+    }
+    let control = "10.0.0.1:7400".parse().expect("an address");
+    state.sidecars[0].bound = Some(Bound { certificate_request: String::new(), control, lanes: Vec::new() });
+    state
+}
+
+#[test]
+fn links_are_missing_until_both_ends_have_told_of_them() {
+    let mut state = with_addresses();
+    let missing = |state: &State| state.missing(Step::Linked).into_iter().map(|one| one.awaited).collect::<Vec<_>>();
+    assert_eq!(missing(&state), ["sidecar 1 has not asked for a link to the others"]);
+    state.handle_event(1, said(1, FromSidecar::Dialling { peer: 0 })).expect("its own line");
+    let awaited = missing(&state).concat();
+    let words = "sidecar 1 does not reach sidecar 0 on host a at 10.0.0.1:7400 (eth0), 172.17.0.1:7400 (docker0);";
+    assert!(awaited.starts_with(words), "{awaited}");
+    let linked = |peer, address: &str| FromSidecar::Linked { peer, address: address.parse().expect("an address") };
+    state.handle_event(1, said(1, linked(0, "10.0.0.1"))).expect("its own line");
+    assert_eq!(missing(&state).len(), 1, "the other end has not said where it found this one");
+    assert_eq!(super::ways::chosen(&state.placement, &state, false).len(), 1);
+    state.handle_event(0, said(0, linked(1, "10.9.9.9"))).expect("its own line");
+    assert_eq!(missing(&state), Vec::<String>::new());
+    assert_eq!(
+        super::ways::chosen(&state.placement, &state, false),
+        [
+            "sidecar 0 (a) at 10.0.0.1 over eth0; not used: 172.17.0.1 docker0",
+            "sidecar 1 (b) at 10.9.9.9, which is not its own; not used: 10.0.0.2 eth0, 172.17.0.1 docker0",
+        ]
+    );
+    assert!(state.handle_event(0, said(1, linked(0, "10.0.0.1"))).is_err(), "a host speaks for its own sidecars");
+}
+
+#[test]
+fn ranks_that_have_not_joined_are_listed_in_ranges() {
+    let mut state = state();
+    assert!(!state.some_attached());
+    state.handle_event(0, said(0, FromSidecar::Attached { rank: 0 })).expect("its own line");
+    assert!(state.some_attached());
+    state.handle_event(0, exited(1, Status::Code(0))).expect("expected");
+    let missing: Vec<_> = state.missing(Step::Attached).into_iter().map(|one| (one.host, one.placed)).collect();
+    assert_eq!(missing, [("a".to_owned(), 1..2), ("b".to_owned(), 2..4)]);
+    for rank in 1..4 {
+        let sidecar = rank / 2;
+        state.handle_event(sidecar as usize, said(sidecar, FromSidecar::Attached { rank })).expect("its own line");
+    }
+    assert_eq!(state.missing(Step::Attached), []);
+}
