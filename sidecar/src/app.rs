@@ -24,7 +24,7 @@ use crate::cli::codes::{Code, coded};
 use crate::config::{Settings, world_of};
 use crate::credentials::{self, Credentials};
 use crate::driver::{Driver, Inbox, Phase};
-use crate::interfaces::{self, InterfaceAddress};
+use crate::interfaces;
 use crate::lane::{self, LaneConfig, LaneHandle, LaneReport};
 use crate::local_lane;
 use crate::logging::{self, LogFormat};
@@ -82,10 +82,8 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     };
     let options = QuicOptions { start_timeout: settings.start_timeout, ..QuicOptions::default() };
     let mut lanes = Vec::new();
-    let own_addresses = interfaces::of_this_host();
     for (lane, port) in (0..).map(Lane).zip(ports.lanes) {
-        // A peer may offer fewer lanes; plans then use no more than those, so a missing address is never dialled.
-        let addresses = addresses(&peers, &own_addresses, |peer| peer.lanes.get(usize::from(lane.0)).copied());
+        let addresses = addresses(&peers, |peer| peer.lanes.get(usize::from(lane.0)).copied());
         let start = start_port(port, &identity, hello(Purpose::Data(lane)), addresses, options.clone());
         lanes.push(spawn_lane(&settings, lane, start, report_sender.clone())?);
     }
@@ -116,7 +114,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     directory.write_admin(admin)?;
 
     // The control thread: engine, control links, sessions.
-    let control_peers = addresses(&peers, &own_addresses, |peer| Some(peer.control));
+    let control_peers = addresses(&peers, |peer| Some(peer.control));
     let control = start_port(ports.control, &identity, hello(Purpose::Control), control_peers, options)()?;
     let results = Results::new(result_bytes_max(&settings, &world), segments.clone())?;
     let mut driver = Driver {
@@ -319,13 +317,11 @@ fn lane_config(settings: &Settings, lane: Lane) -> LaneConfig {
     LaneConfig { me: settings.me, lane, early_grant_bytes: settings.early_grant_bytes() }
 }
 
-/// Where to dial each peer's port that `port` names, best first.
-fn addresses(
-    peers: &[Peer],
-    own: &[InterfaceAddress],
-    port: impl Fn(&Peer) -> Option<SocketAddr>,
-) -> HashMap<SidecarIndex, Vec<SocketAddr>> {
-    let ways = |peer: &Peer| Some((SidecarIndex(peer.sidecar), interfaces::ways_to(peer, port(peer)?.port(), own)));
+/// Where to dial each peer's port that `port` names, best first. A peer may offer fewer lanes; plans then use no more than
+/// those, so a missing address is never dialled.
+fn addresses(peers: &[Peer], port: impl Fn(&Peer) -> Option<SocketAddr>) -> HashMap<SidecarIndex, Vec<SocketAddr>> {
+    let own = interfaces::of_this_host();
+    let ways = |peer: &Peer| Some((SidecarIndex(peer.sidecar), interfaces::ways_to(peer, port(peer)?.port(), &own)));
     peers.iter().filter_map(ways).collect()
 }
 

@@ -18,9 +18,22 @@ fn sh(script: &str) -> [&str; 3] {
     ["sh", "-c", script]
 }
 
-/// A worker that trains for some steps: links, lanes and reductions are used.
-fn trains() -> String {
-    format!("echo '{{\"ask\":\"train\",\"steps\":5,\"identity\":false}}' | {WORKER}")
+/// Two workers that train for some steps, so that links, lanes and reductions are used, and end when both have.
+struct Training(tempfile::TempDir);
+
+impl Training {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a temporary directory"))
+    }
+
+    fn script(&self) -> String {
+        let meet = self.0.path().display();
+        let asks = "echo '{\"ask\":\"train\",\"steps\":5,\"identity\":false}'";
+        format!(
+            "{{ {asks}; until [ -e {meet}/0 ] && [ -e {meet}/1 ]; do sleep 0.01; done; }} | {WORKER} | while read -r line; do
+                echo \"$line\"; case $line in *trained*) : > {meet}/$RANK;; esac; done"
+        )
+    }
 }
 
 /// A job of one rank on each of the two named hosts.
@@ -55,7 +68,8 @@ fn differently_named_interfaces_and_dead_ones_connect_without_any_option() {
     }
     let network = odd_hosts();
     let shell = RemoteShell::by_name(&network, &NAMES);
-    let ended = pair(&shell).start(sh(&trains())).wait(DEADLINE);
+    let training = Training::new();
+    let ended = pair(&shell).start(sh(&training.script())).wait(DEADLINE);
     assert_trained(&ended);
     for line in [
         "sidecar 0 (alpha.invalid) at 10.77.0.1 over ens5; not used: 10.99.0.1 aux0, 172.17.0.1 docker0",
@@ -73,7 +87,9 @@ fn named_interfaces_and_networks_are_used_and_no_others() {
     let network = odd_hosts();
     let shell = RemoteShell::by_name(&network, &NAMES);
     for list in ["ens5,enp1s0", "10.77.0.0/16"] {
-        let ended = pair(&shell).options(["--network-interface", list]).start(sh(&trains())).wait(DEADLINE);
+        let training = Training::new();
+        let run = pair(&shell).options(["--network-interface", list]);
+        let ended = run.start(sh(&training.script())).wait(DEADLINE);
         assert_trained(&ended);
         assert!(!ended.stderr.contains("not used"), "there is no choice: {ended}");
     }
@@ -127,7 +143,8 @@ fn a_job_needs_no_ipv4() {
     let shell = RemoteShell::into_network(&network, 2);
     let hosts = format!("[{}]:1,[{}]:1", network.address(0), network.address(1));
     let run = Run::new(2).options(["-H", &hosts, "--verbose", "--remote-shell"]).options([shell.path()]);
-    let ended = run.start(sh(&format!("echo at $MASTER_ADDR; {}", trains()))).wait(DEADLINE);
+    let training = Training::new();
+    let ended = run.start(sh(&format!("echo at $MASTER_ADDR; {}", training.script()))).wait(DEADLINE);
     assert_trained(&ended);
     assert_eq!(ended.stdout_of(1).first(), Some(&"at fd77::1"), "{ended}");
     assert!(ended.stderr.contains("sidecar 1 (fd77::2) at fd77::2 over v1"), "{ended}");
@@ -141,12 +158,15 @@ fn jobs_of_one_host_share_a_range_of_ports_until_it_is_full() {
     // A host of its own, whose ports nobody else has.
     let network = Network::up(1).expect("a host");
     let options = ["--ports", "7400-7407", "--lanes", "1", "--sidecars", "2"];
-    let waits = format!("{}; echo ready; read line < \"$GO\" || true", trains());
+    let trainings = [Training::new(), Training::new()];
+    let waits = |training: &Training| format!("{}; echo ready; read line < \"$GO\" || true", training.script());
     let directory = tempfile::tempdir().expect("a temporary directory");
     let go = directory.path().join("go");
     assert!(Command::new("mkfifo").arg(&go).status().expect("mkfifo is there").success());
-    let mut jobs: Vec<Job> =
-        (0..2).map(|_| Run::new(2).options(options).env("GO", &go).on_host(&network, 0).start(sh(&waits))).collect();
+    let start = |training: &Training| {
+        Run::new(2).options(options).env("GO", &go).on_host(&network, 0).start(sh(&waits(training)))
+    };
+    let mut jobs: Vec<Job> = trainings.iter().map(start).collect();
     for job in &mut jobs {
         (0..2).for_each(|rank| drop(job.wait_for_line(&format!("[{rank}]<stdout>:ready"), DEADLINE)));
     }
@@ -352,14 +372,18 @@ fn openssh_reaches_a_host_and_its_refusals_are_explained() {
         let run = Run::new(2).options(["-H", &hosts, "-p", port, "--remote-shell", &sshd.shell(known), "-i"]);
         run.options([sshd.at(key)]).on_host(&network, 0)
     };
+    let trained = || {
+        let training = Training::new();
+        run("2222", "user", &sshd.at("known")).start(sh(&training.script())).wait(DEADLINE)
+    };
     // sshd may still be starting: the first refusals are what a user would see too.
-    let mut ended = run("2222", "user", &sshd.at("known")).start(sh(&trains())).wait(DEADLINE);
+    let mut ended = trained();
     for _ in 0..20 {
         if !ended.stderr.contains("Connection refused") {
             break;
         }
         assert!(ended.stderr.contains("[RONDE-E217]"), "{ended}");
-        ended = run("2222", "user", &sshd.at("known")).start(sh(&trains())).wait(DEADLINE);
+        ended = trained();
     }
     assert_trained(&ended);
     for (port, key, known, code) in [

@@ -133,11 +133,12 @@ impl Network {
         for index in 0..self.hosts {
             let (host, link, port) = (self.host(index), self.link(index), format!("p{index}"));
             ip(&["netns", "add", &host])?;
-            ip(&["-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", &link, "netns", &host])?;
-            ip(&["-n", &switch, "link", "set", &port, "master", "br0", "up"])?;
+            // First, as on hosts where they are tried first.
             if self.shape.dead_ends {
                 self.make_dead_ends(index)?;
             }
+            ip(&["-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", &link, "netns", &host])?;
+            ip(&["-n", &switch, "link", "set", &port, "master", "br0", "up"])?;
             let prefix_length = if self.shape.ipv6 { 64 } else { 24 };
             // An IPv6 address is not usable while the kernel looks for its double.
             let no_search: &[&str] = if self.shape.ipv6 { &["nodad"] } else { &[] };
