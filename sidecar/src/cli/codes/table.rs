@@ -49,7 +49,7 @@ pub(crate) const TABLE: &[Entry] = &[
     Entry {
         code: Code::HostUnreachable,
         title: "ronde could not be started on a host",
-        meaning: "The remote shell ended before ronde on that host answered: the host is unknown or down, the log-in failed, or the binary is not where it was looked for. What the remote shell said is below the message.",
+        meaning: "The remote shell ended before ronde on that host answered, and its words are not among those that have a code of their own. What it said is below the message.",
         remedy: "Try `ssh HOST true`: it must work without a password or question. Then `ssh HOST PATH/ronde version`; when that fails, install ronde there or give its place with --remote-ronde.",
     },
     Entry {
@@ -79,8 +79,8 @@ pub(crate) const TABLE: &[Entry] = &[
     Entry {
         code: Code::StartTimeout,
         title: "not everything started in time",
-        meaning: "A host, sidecar or worker did not answer within --start-timeout. The message names each with its ranks and what was awaited.",
-        remedy: "When the named host is merely slow, give more seconds with --start-timeout. When sidecars wait for each other, UDP between the hosts is blocked: `ronde check` tells.",
+        meaning: "A host, sidecar or worker did not answer within --start-timeout, or ranks did not join the job while others waited for them. The message names each with its host and ranks, and what was awaited.",
+        remedy: "When the named host or rank is merely slow, give more seconds with --start-timeout. When sidecars do not reach each other, UDP between the hosts is blocked at all the addresses of the message: `ronde check --hosts` tells; --ports and --network-interfaces choose others. When a rank has not joined, see why its program does not come to `ronde.init()`.",
     },
     Entry {
         code: Code::OutputLost,
@@ -175,8 +175,8 @@ pub(crate) const TABLE: &[Entry] = &[
     Entry {
         code: Code::PortBind,
         title: "a port cannot be bound",
-        meaning: "The address is not one of this host's, or another process has the UDP port.",
-        remedy: "See the host's addresses with `ip address` and who has the port with `ss -ulpn`; give another address or port.",
+        meaning: "The address is not one of this host's, another process has the UDP port, or the range of --ports has fewer free ports than the sidecar needs.",
+        remedy: "See the host's addresses with `ip address` and who has the port with `ss -ulpn`; give another address, port or range.",
     },
     Entry {
         code: Code::SocketDirectory,
