@@ -29,7 +29,7 @@ EXTENSION := sdk-python/python/ronde/_ronde.abi3.so
 
 .PHONY: help
 help: ## List the recipes
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 23
 
 .PHONY: demo
 demo: ## Train on handwritten digits: 4 workers, 2 sidecars, every byte between them sealed
