@@ -9,7 +9,7 @@ use ronde_rpc::v1::client_message::Message as Say;
 use ronde_rpc::v1::server_message::Message as Heard;
 use ronde_shm::ForkSafe;
 use tokio::io::AsyncReadExt;
-use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior};
 use tonic::{Status, Streaming};
@@ -26,7 +26,7 @@ pub(crate) struct Listener {
     /// Told when the sidecar speaks over the ring.
     taken: Option<oneshot::Sender<()>>,
     /// `None` without a ring, and once the sidecar has closed it.
-    bell: Option<ForkSafe<UnixStream>>,
+    bell: Option<ForkSafe<pipe::Receiver>>,
 }
 
 impl Listener {
@@ -166,13 +166,14 @@ impl Silence {
 }
 
 /// The ring's bell, for this runtime.
-fn listen(ring: &Ring) -> Result<ForkSafe<UnixStream>, Error> {
-    let stream = UnixStream::from_std(ring.bell().listen()?);
-    Ok(ForkSafe::with_fd(stream.map_err(|error| Error::Thread { reason: error.to_string() })?)?)
+fn listen(ring: &Ring) -> Result<ForkSafe<pipe::Receiver>, Error> {
+    // As a pipe, so that it is waited for to be read alone; see `Bell::listen`.
+    let receiver = pipe::Receiver::from_owned_fd_unchecked(ring.bell().listen()?.into());
+    Ok(ForkSafe::with_fd(receiver.map_err(|error| Error::Thread { reason: error.to_string() })?)?)
 }
 
 /// Waits for the ring's bell, for ever without one. Says whether the sidecar has closed it. May be cancelled.
-async fn rung(bell: Option<&mut ForkSafe<UnixStream>>) -> bool {
+async fn rung(bell: Option<&mut ForkSafe<pipe::Receiver>>) -> bool {
     let Some(Ok(bell)) = bell.map(ForkSafe::get_mut) else { return std::future::pending().await };
     !matches!(bell.read(&mut [0; RUNG_MAX]).await, Ok(1..))
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ronde_rpc::{ring, v1};
 use ronde_shm::ring::{Bell, Consumer, PeerRing, Producer, Pushed, RingEnd, RingError, Wait};
 use tokio::io::AsyncReadExt;
-use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
 
 use crate::service::OUTGOING_MAX;
 
@@ -27,7 +27,8 @@ impl AttachedRing {
     pub(crate) fn open(self) -> Result<(RingIn, RingOut), String> {
         let bell = Bell::over(self.bell).map_err(|error| error.to_string())?;
         let listening = bell.listen().map_err(|error| error.to_string())?;
-        let listening = UnixStream::from_std(listening)
+        // As a pipe, so that it is waited for to be read alone; see `Bell::listen`.
+        let listening = pipe::Receiver::from_owned_fd_unchecked(listening.into())
             .map_err(|error| format!("the sidecar cannot wait for the ring's bell: {error}"))?;
         let RingEnd { producer, consumer, .. } = self.ring.into_end(bell);
         let waits_for_room = Arc::new(AtomicBool::new(false));
@@ -41,7 +42,7 @@ impl AttachedRing {
 /// What the worker says.
 pub(crate) struct RingIn {
     /// `None` once the worker has closed it.
-    bell: Option<UnixStream>,
+    bell: Option<pipe::Receiver>,
     consumer: Consumer,
     /// Memory of the last message.
     message: Vec<u8>,

@@ -120,7 +120,7 @@ fn a_broken_ring_ends_its_session_by_name() -> Result<()> {
     let length = u32::try_from(limit)?.to_le_bytes();
     // Of the direction to the sidecar: the producer's position; a length behind a position that is published; bytes that are no
     // message. Of the other: the consumer's position, which the sidecar sees when its own side is full.
-    let breaks: [(&str, &[(u64, &[u8])]); 4] = [
+    let breaks: [(&str, Writes<'_>); 4] = [
         ("its position", &[(512, &[4, 0, 0, 0, 0, 0, 0, 0])]),
         ("its position", &[(512, &[0xFF; 8])]),
         ("a message of 262144 bytes", &[(4_096, &length), (512, &limit.to_le_bytes())]),
@@ -144,6 +144,9 @@ fn a_broken_ring_ends_its_session_by_name() -> Result<()> {
     }
     Ok(())
 }
+
+/// Bytes for places in a ring's memory.
+type Writes<'a> = &'a [(u64, &'a [u8])];
 
 #[test]
 fn garbage_all_over_a_ring_ends_its_session_at_most() -> Result<()> {

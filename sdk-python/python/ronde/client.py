@@ -44,8 +44,8 @@ def connect(
     operation_timeout -- how long an operation may take before this rank gives it up; else RONDE_OPERATION_TIMEOUT, else
                          as long as it takes
     inline            -- sends small tensors inside messages instead of through shared memory
-    ring              -- whether messages go over a ring in shared memory, where the sidecar takes one, instead of gRPC; else
-                         RONDE_RING (0 or 1), else they do
+    ring              -- whether messages go over a ring in shared memory, where the sidecar takes one, instead of gRPC;
+                         else RONDE_RING (0 or 1), else they do
 
     Raises, with `cause`:
     RondeError    -- "settings": a setting is missing or wrong (all are told at once); "token": the token file cannot

@@ -382,6 +382,7 @@ def main() -> None:
     findings = Findings()
     with ronde.connect(inline=given.inline) as client:
         findings.rank = client.rank
+        assert client.submission_path == ("grpc" if given.inline else "ring"), client.submission_path
         groups, sets = check_sets(client)
         cases = [case for case in draw_cases(given.seed, groups) if given.only in str(case.what)]
         first, second = (

@@ -12,13 +12,14 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use ronde_shm::fork::{REGISTERED_FDS_MAX, register_fd};
+use ronde_shm::ring::{Bell, PeerRing, Pushed, RING_BYTES_MIN, RingError, Wait, WorkerRing};
 use ronde_shm::{
     ForkGuard, ForkSafe, MemClient, MemClientConfig, OwnedSegment, SegmentId, SessionToken, Share, ShmError,
     UsedAfterFork,
 };
 
 fn main() {
-    let tests: [(&str, fn()); 8] = [
+    let tests: [(&str, fn()); 9] = [
         ("a guard knows its children and grandchildren", a_guard_knows_its_children),
         ("a registered descriptor is closed in the child only", a_registered_descriptor_is_closed_in_the_child_only),
         ("a drop in the child leaves a reused number alone", a_drop_in_the_child_leaves_a_reused_number_alone),
@@ -26,6 +27,7 @@ fn main() {
         ("a child opens a client of its own", a_child_opens_a_client_of_its_own),
         ("a child does not keep a dead parent's session alive", a_child_does_not_keep_a_session_alive),
         ("a child reads its parent's segment and cannot write it", a_child_cannot_write_its_parents_segment),
+        ("a ring is dead in the child and alive in the parent", a_ring_is_dead_in_the_child),
         ("the table of descriptors is bounded", the_table_of_descriptors_is_bounded),
     ];
     for (name, test) in tests {
@@ -166,6 +168,36 @@ fn a_child_cannot_write_its_parents_segment() {
     let mut read = [0; 6];
     segment.copy_to(0, &mut read).expect("inside");
     assert_eq!(&read, b"parent");
+}
+
+fn a_ring_is_dead_in_the_child() {
+    let ring = WorkerRing::create(RING_BYTES_MIN).expect("memory");
+    let peer = PeerRing::map(ring.fd().try_clone_to_owned().expect("a descriptor"), RING_BYTES_MIN).expect("a ring");
+    let (here, there) = UnixStream::pair().expect("sockets");
+    let mut sidecar = peer.into_end(Bell::over(there).expect("room"));
+    let mut worker = Some(ring.into_end(Bell::over(here).expect("room")));
+    assert!(sidecar.consumer.arm(Wait::Bell).expect("in order"));
+    let mut listening = sidecar.bell.listen().expect("a descriptor");
+    succeeds(|| {
+        let mut worker = worker.take().expect("taken once");
+        let reused = a_file();
+        assert_eq!(worker.producer.push(b"child"), Err(RingError::UsedAfterFork(UsedAfterFork)));
+        worker.producer.wake();
+        worker.bell.ring();
+        assert!(worker.bell.listen().is_err());
+        let number = reused.as_raw_fd();
+        drop(worker);
+        assert!(is_open(number), "what the bell's number names in the child stays open");
+    });
+    let mut message = Vec::new();
+    assert!(!sidecar.consumer.pop(&mut message).expect("in order"));
+    assert_eq!(listening.read(&mut [0; 16]).expect_err("nobody rang").kind(), ErrorKind::WouldBlock);
+    let worker = worker.as_mut().expect("the child took a copy");
+    assert_eq!(worker.producer.push(b"parent"), Ok(Pushed::Done));
+    worker.producer.wake();
+    assert_eq!(listening.read(&mut [0; 16]).expect("rung"), 1);
+    assert!(sidecar.consumer.pop(&mut message).expect("in order"));
+    assert_eq!(message, b"parent");
 }
 
 fn the_table_of_descriptors_is_bounded() {

@@ -44,6 +44,9 @@ impl Bell {
     /// What an event loop waits for: readable when the other side has rung, at its end when the other side is gone. It does
     /// not block. In a process that forks, register it with the fork guard.
     ///
+    /// Wait for reading alone: room for writing comes back with every ring that the other side has heard, and would wake the
+    /// loop each time.
+    ///
     /// # Errors
     /// [`ShmError::System`] when descriptors run out; [`ShmError::UsedAfterFork`].
     pub fn listen(&self) -> Result<UnixStream, ShmError> {
