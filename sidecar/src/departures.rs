@@ -27,6 +27,7 @@ impl Driver {
         }
         let wait = if session.goodbye.is_some() { FAREWELL_WAIT } else { EXIT_WAIT };
         session.departing = Some(Departing { reason, until: Instant::now() + wait });
+        session.hang_up();
         say_left(rank);
         if let Some(exited) = self.exits.remove(&rank) {
             self.depart(id, Some(exited));

@@ -33,7 +33,8 @@ pub(crate) struct Session {
     pub(crate) rank: Rank,
     /// Joins mem.sock to it.
     pub(crate) token: SessionToken,
-    outgoing: Outgoing,
+    /// `None` once the stream is over.
+    outgoing: Option<Outgoing>,
     /// Where messages go instead of the stream, once the worker has asked for it.
     ring: Option<RingOut>,
     /// Requests that are not over.
@@ -120,6 +121,11 @@ impl Session {
         self.ring.is_some()
     }
 
+    /// Ends the sidecar's half of the stream, for whose end a client that has said goodbye waits.
+    pub(crate) fn hang_up(&mut self) {
+        self.outgoing = None;
+    }
+
     /// Why a message could not be queued, if so.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.lost.as_deref()
@@ -127,7 +133,8 @@ impl Session {
 
     fn send_on_stream(&mut self, message: v1::ServerMessage) {
         // A stream that is closed is reported by its reader, which knows how it ended.
-        if let Err(mpsc::error::TrySendError::Full(_)) = self.outgoing.try_send(Ok(message)) {
+        let Some(outgoing) = &self.outgoing else { return };
+        if let Err(mpsc::error::TrySendError::Full(_)) = outgoing.try_send(Ok(message)) {
             self.note(Err(DEAF.to_owned()));
         }
     }
@@ -184,7 +191,7 @@ impl Sessions {
             id,
             rank,
             token: session_token,
-            outgoing,
+            outgoing: Some(outgoing),
             ring: None,
             pending: HashMap::new(),
             held: HashMap::new(),

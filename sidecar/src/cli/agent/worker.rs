@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 
 use super::memory::WorkerWatch;
 use super::{ToLauncher, WorkersOrder, stream};
@@ -149,7 +149,7 @@ async fn wait(
             status = child.wait() => {
                 let status = status.map_or(Status::Code(-1), Status::from);
                 let killed = status == Status::Signal(Signal::SIGKILL as i32);
-                return if killed && memory.has_run_out() { Status::OutOfMemory } else { status };
+                return if killed && memory_has_run_out(memory).await { Status::OutOfMemory } else { status };
             }
             _ = looks.tick() => memory.look(),
             changed = order.changed(), if obeys => {
@@ -173,6 +173,19 @@ async fn wait(
     }
 }
 
+/// Asks for a moment: where memory has run out, the agent's own reading may fail at first.
+async fn memory_has_run_out(memory: &WorkerWatch) -> bool {
+    for _ in 0..MEMORY_LOOKS {
+        if memory.has_run_out() {
+            return true;
+        }
+        sleep(MEMORY_LOOK_PAUSE).await;
+    }
+    memory.has_run_out()
+}
+
+const MEMORY_LOOKS: u32 = 4;
+const MEMORY_LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// How often the control group of a worker is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long an ended worker's last words may be on their way, before its sidecar is told of its end without them; less
