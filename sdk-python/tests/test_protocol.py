@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from pathlib import Path
@@ -13,7 +14,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "PROTOCOL.md"
 HEADER = struct.Struct("<4sHBBIQQ")
 CHUNK = struct.Struct("<HIIQQ")
 # A field: its name, where it has one, its type, and what ends it.
-FIELD = re.compile(r"(?:(\w+): )?(\w+<[^>]*>|\[[^\]]*\]|\([^)]*\)|\w+)(?:, | \}$|\)$)")
+FIELD = re.compile(r"(?:(\w+): )?(\w+<[^>]*>+|\[[^\]]*\]|\([^)]*\)|\w+)(?:, | \}$|\)$)")
 KINDS = {1: "Hello", 2: "Refusal", 3: "Control"}
 
 
@@ -65,6 +66,10 @@ class Reader:
             if byte < 0x80:
                 return value
 
+    def zigzag(self) -> int:
+        value = self.varint()
+        return value >> 1 ^ -(value & 1)
+
     def read(self, kind: str) -> str:
         """The value of a type, in the notation of the document."""
         if kind in self.types.aliases:
@@ -79,11 +84,14 @@ class Reader:
 
     def primitive(self, kind: str) -> str:
         simple = {
+            "bool": lambda: "true" if self.take(1)[0] else "false",
             "u8": lambda: str(self.take(1)[0]),
             "u16": lambda: str(self.varint()),
             "u32": lambda: str(self.varint()),
             "u64": lambda: str(self.varint()),
+            "i32": lambda: str(self.zigzag()),
             "f64": lambda: str(struct.unpack("<d", self.take(8))[0]),
+            "Bytes": lambda: f"b{json.dumps(self.take(self.varint()).decode())}",
             "String": lambda: '"' + self.take(self.varint()).decode() + '"',
         }
         return simple[kind]() if kind in simple else self.compound(kind)

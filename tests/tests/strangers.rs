@@ -1,18 +1,27 @@
 //! Workers and starts that cannot be: each is told why in words, nothing hangs, nothing is left behind, and the job of the
 //! others goes on.
 
+use std::collections::HashMap;
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
 use ronde_rpc::v1;
 use ronde_rpc::v1::client_message::Message as Say;
-use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Worker, ronde_binary};
+use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Process, Sidecar, Worker, ronde_binary};
 use ronde_tests::raw::{DECENT, RawSession, claim};
 use ronde_tests::script::Answer;
+use ronde_transport::{
+    DownReason, Identity, LocalHello, Outgoing, Port, PortEvent, QuicOptions, QuicPort, Role, SocketOptions, next_event,
+};
+use ronde_wire::control::Purpose;
+use ronde_wire::limits::CONTROL_FRAME_BYTES_MAX;
+use ronde_wire::{Epoch, Frame, FrameHeader, FrameKind, Incarnation, JobName, Seq, SidecarIndex};
 
 const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
 /// `nobody`, wherever there is such a user.
@@ -125,5 +134,83 @@ fn a_socket_path_that_is_too_long_is_found_before_it_is_bound() -> Result<()> {
     }
     let left = fs::read_dir(&long)?.count();
     ensure!(left == 0, "{left} directories are left behind");
+    Ok(())
+}
+
+/// A link to a real sidecar, by one that has all the certificates and none of the manners.
+async fn link(port: &mut QuicPort) -> Result<()> {
+    port.open(SidecarIndex(0), Role::Dial);
+    match tokio::time::timeout(PATIENCE, next_event(port)).await? {
+        PortEvent::Up { .. } => Ok(()),
+        other => bail!("{other:?} instead of a link"),
+    }
+}
+
+async fn turned_away(port: &mut QuicPort, payload: Bytes) -> Result<String> {
+    let length = u32::try_from(payload.len())?;
+    let header = FrameHeader { kind: FrameKind::Control, flags: 0, length, epoch: Epoch(0), seq: Seq(0) };
+    let frame = Frame { header, payload };
+    port.send(SidecarIndex(0), Outgoing::Frame(frame))?;
+    loop {
+        match tokio::time::timeout(PATIENCE, next_event(port)).await? {
+            PortEvent::Down { reason: DownReason::ClosedByPeer(reason), .. } => return Ok(reason),
+            PortEvent::Down { reason, .. } => bail!("{reason:?}"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_corrupt_and_an_oversized_frame_of_an_authenticated_peer_end_its_link() -> Result<()> {
+    let directory = tempfile::Builder::new().prefix("ronde-test-").tempdir()?;
+    let at = |name: &str| directory.path().join(name);
+    for (words, paths) in [
+        (&["init", "--job", "night"][..], vec![at("authority")]),
+        (&["issue", "--sidecars", "0-1", "--authority"], vec![at("authority"), directory.path().to_owned()]),
+    ] {
+        let output = Command::new(ronde_binary()?).arg("certs").args(words).args(paths).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let number = std::process::id().to_be_bytes();
+    let address = |last: u8| format!("127.{}.{}.{last}:7400", 20 + number[2] % 60, number[3].max(1));
+    let runtime = at("runtime");
+    fs::create_dir(&runtime)?;
+    let mut command = Command::new(ronde_binary()?);
+    command.args(["sidecar", "--lanes", "1", "--peers", &format!("{},{}", address(1), address(2)), "--certs"]);
+    command.arg(at("sidecar-0")).arg("--runtime-dir").arg(&runtime).env("RONDE_LOG", "info");
+    let process = Process::start("sidecar 0", &mut command)?;
+    let none = serde_json::Value::Null;
+    let mut sidecar = Sidecar { process, index: 0, bound: none.clone(), serving: none };
+    sidecar.await_serving()?;
+
+    let read = |name: &str| fs::read_to_string(at("sidecar-1").join(name));
+    let identity = Identity::from_pem(&read("cert.pem")?, &read("key.pem")?, &read("ca.pem")?)?;
+    let hello = LocalHello {
+        job: JobName::new("night")?,
+        incarnation: Incarnation(5),
+        purpose: Purpose::Control,
+        early_credit_bytes: 0,
+        lanes: 1,
+    };
+    let peers = HashMap::from([(SidecarIndex(0), vec![address(1).parse::<SocketAddr>()?])]);
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let bound = QuicPort::bind(address(2).parse()?, &SocketOptions::default())?;
+        let mut port = bound.start(identity.into(), &hello, peers, QuicOptions::default())?;
+        link(&mut port).await?;
+        let reason = turned_away(&mut port, Bytes::from_static(&[0xFF; 9])).await?;
+        println!("{reason}");
+        ensure!(reason.contains("does not decode"), "{reason}");
+        ensure!(sidecar.page("/healthz")?.1 == "ok\n", "the sidecar does not serve any more");
+        link(&mut port).await?;
+        let reason = turned_away(&mut port, Bytes::from(vec![0; CONTROL_FRAME_BYTES_MAX + 1])).await?;
+        println!("{reason}");
+        ensure!(reason.contains("a Control frame may have"), "{reason}");
+        Ok(())
+    })?;
+    // Without its peer there is no job: it says so, ends, and leaves nothing behind.
+    let reason = sidecar.await_fatal(PATIENCE)?;
+    ensure!(reason.contains("sidecar 1 did not come: protocol violation: a Control frame may have"), "{reason}");
+    ensure!(!sidecar.process.await_exit(PATIENCE)?.success(), "it ended well");
+    ensure!(fs::read_dir(&runtime)?.count() == 0, "its directory is left behind");
     Ok(())
 }
