@@ -95,12 +95,9 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     // Local workers: their directory, sockets, tokens and shared memory.
     let directory = RuntimeDir::create(settings.runtime_dir.as_deref(), &settings.job, settings.me)?;
     let segments = segments::serve(&paths::mem_socket(directory.path()))?;
-    let (mut tokens, mut token_files) = (HashMap::new(), Vec::new());
-    for rank in world.ranks_of(settings.me) {
-        let (token, file) = directory.write_token(rank)?;
-        tokens.insert(rank, token);
-        token_files.push(file);
-    }
+    let written = |rank| directory.write_token(rank).map(|(token, file)| ((rank, token), file));
+    let written = world.ranks_of(settings.me).into_iter().map(written).collect::<Result<Vec<_>, _>>()?;
+    let (tokens, token_files): (HashMap<_, _>, Vec<_>) = written.into_iter().unzip();
     let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
     let service = Service {
         commands: command_sender.clone(),
