@@ -27,6 +27,11 @@ impl Cluster {
             return;
         }
         match &mut worker.state {
+            // A driver performs what its engine wants before it lets in who waits at the door: who comes behind a begin has
+            // no part in it.
+            State::Detached if self.hosts[host].draining => {
+                self.schedule.after(50, Happening::Step { rank, session });
+            }
             State::Detached => {
                 worker.state = State::Waiting;
                 self.note(|| format!("{rank} attaches"));
@@ -66,11 +71,9 @@ impl Cluster {
         }
         self.tell_lanes(host, &Command::Epoch(epoch));
         let workload = self.workload(epoch);
-        // Who has attached behind the begin waits for the next epoch.
-        let present = self.hosts[host].engine.status(self.schedule.now()).ranks_in_epoch;
         for index in 0..self.workers.len() {
             let worker = &mut self.workers[index];
-            if !present.contains(&worker.rank) || !matches!(worker.state, State::Waiting) {
+            if worker.host != host || !matches!(worker.state, State::Waiting) {
                 continue;
             }
             let (rank, session) = (worker.rank, worker.session);
