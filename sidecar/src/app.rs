@@ -29,6 +29,7 @@ use crate::lane::{self, LaneConfig, LaneHandle, LaneReport};
 use crate::local_lane;
 use crate::logging::{self, LogFormat};
 use crate::operations::Operations;
+use crate::pace::Pace;
 use crate::ports::Ports;
 use crate::prompt::Prompt;
 use crate::results::Results;
@@ -118,6 +119,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         me: settings.me,
         engine: Engine::new(engine_config(&settings, &peers, &world), Time(0)),
         control,
+        pace: Pace::default(),
         prompt: Prompt::new(settings.me),
         operations: Operations::new(results, lanes.len()),
         lanes,

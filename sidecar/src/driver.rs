@@ -23,6 +23,7 @@ use crate::delivery::{deliver, epoch_view, result_id, send_failed};
 use crate::lane::{LaneCommand, LaneHandle, LaneReport};
 use crate::memory::{Input, OperationMemory};
 use crate::operations::Operations;
+use crate::pace::Pace;
 use crate::prompt::Prompt;
 use crate::segments::Segments;
 use crate::service::Command;
@@ -44,6 +45,8 @@ pub(crate) struct Driver {
     pub(crate) sessions: Sessions,
     /// Their shared memory.
     pub(crate) segments: Segments,
+    /// How much is done in one turn of the loop.
+    pub(crate) pace: Pace,
     /// Performs small operations.
     pub(crate) prompt: Prompt,
     /// What is being performed, and results.
@@ -100,7 +103,8 @@ impl Driver {
         let Inbox { commands, reports } = inbox;
         while self.fatal.is_none() && (phase == Phase::Serving || !self.is_drained()) {
             let departure = self.next_departure().map(Deadline::from_std);
-            let timeout = self.engine.poll_timeout().map(|at| self.instant(at)).into_iter().chain(departure).min();
+            let timeout = self.engine.poll_timeout().map(|at| self.instant(at));
+            let timeout = timeout.into_iter().chain(departure).chain(self.pace.resumes_at()).min();
             let wake = tokio::select! {
                 report = reports.recv() => Wake::Lane(report),
                 event = next_event(&mut self.control) => Wake::Port(event),
@@ -290,8 +294,11 @@ impl Driver {
 
     // === What the engine wants ===
 
+    /// Until there is nothing left to do, or until links and heartbeats need their turn: then the rest waits for the next one.
     fn perform_actions(&mut self) {
-        while let Some(action) = self.engine.poll_action() {
+        self.pace.begin();
+        while self.pace.allows(&self.control) {
+            let Some(action) = self.engine.poll_action() else { return self.pace.finish() };
             match action {
                 Action::Send { to, epoch, seq, message } => self.send(to, epoch, seq, message),
                 Action::EpochBegan { epoch } => self.begin_epoch(epoch),
@@ -315,7 +322,7 @@ impl Driver {
             sent => sent,
         };
         match sent {
-            Ok(()) => {}
+            Ok(()) => self.pace.sent(to, self.control.queued_bytes(to)),
             Err(SendError::NoLink(_)) => {
                 tracing::debug!(peer = to.0, "a control message is not sent: the link is gone");
             }
@@ -395,6 +402,7 @@ impl Driver {
 
     /// Performs a small operation on this thread.
     fn perform(&mut self, admission: &Arc<Admission>, memory: Arc<OperationMemory>) {
+        self.pace.performed();
         let (epoch, seq) = (admission.epoch, admission.seq);
         match self.prompt.perform(admission, memory) {
             Ok(()) => {

@@ -21,6 +21,7 @@ mod local_lane;
 mod logging;
 mod memory;
 mod operations;
+mod pace;
 mod ports;
 mod prompt;
 mod results;

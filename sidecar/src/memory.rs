@@ -56,12 +56,19 @@ pub(crate) struct OperationMemory {
 
 /// The memory of one tensor of an operation.
 pub(crate) struct TensorMemory {
-    /// The local ranks' contributions.
+    /// The contributions that are here, ascending by rank.
     pub(crate) inputs: Vec<(Rank, Input)>,
     /// The results that have bytes: the one that the local ranks share, under `None`, or those of single ranks.
     pub(crate) outputs: Vec<(Option<Rank>, ResultSlot)>,
     /// How many local ranks read a shared result: those that have asked for it.
     pub(crate) readers: usize,
+}
+
+impl TensorMemory {
+    fn input(&self, rank: Rank) -> Option<&Input> {
+        let index = self.inputs.binary_search_by_key(&rank, |(rank, _)| *rank).ok()?;
+        self.inputs.get(index).map(|(_, input)| input)
+    }
 }
 
 /// The operations that a lane performs now.
@@ -95,8 +102,7 @@ impl LaneMemory {
 impl Memory for LaneMemory {
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
         let tensor = self.operation(place.seq)?.tensors.get(place.tensor as usize);
-        let input = tensor.and_then(|tensor| tensor.inputs.iter().find(|(rank, _)| *rank == place.rank));
-        let input = input.map(|(_, input)| input);
+        let input = tensor.and_then(|tensor| tensor.input(place.rank));
         match input {
             Some(Input::Arena { segment, offset, bytes }) => {
                 let end = place.offset.checked_add(into.len() as u64);

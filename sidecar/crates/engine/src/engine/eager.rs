@@ -70,7 +70,9 @@ pub(crate) fn check(view: &SetView, order: &Order, kind: &WorkKind) -> Result<()
         return Err(format!("it carries contributions to {count} of {} tensors", order.tensors.len()));
     }
     for (tensor, contributions) in order.tensors.iter().zip(&order.contributions) {
-        let expected = view.ranks.iter().map(|rank| contributed_bytes(view, (order, tensor), kind, *rank));
+        let counts = counts(kind, view, tensor);
+        let expected = |(position, rank)| contributed_bytes(view, (order, tensor), (kind, &counts), (position, rank));
+        let expected = view.ranks.iter().enumerate().map(expected);
         if !expected.eq(contributions.iter().map(|bytes| bytes.len() as u64)) {
             return Err(format!("the contributions to tensor {} are not what its shape says", tensor.name));
         }
@@ -79,17 +81,19 @@ pub(crate) fn check(view: &SetView, order: &Order, kind: &WorkKind) -> Result<()
 }
 
 /// Bytes that a rank contributes to an ordered tensor. The shapes of its results are known to be valid.
-fn contributed_bytes(view: &SetView, (order, tensor): (&Order, &OrderedTensor), kind: &WorkKind, rank: Rank) -> u64 {
-    if !contributes(&order.collective, rank) || order.joined.binary_search(&rank).is_ok() {
+fn contributed_bytes(
+    view: &SetView,
+    (order, tensor): (&Order, &OrderedTensor),
+    (kind, counts): (&WorkKind, &[u64]),
+    (position, rank): (usize, &Rank),
+) -> u64 {
+    if !contributes(&order.collective, *rank) || order.joined.binary_search(rank).is_ok() {
         return 0;
     }
-    let position = view.position(rank).unwrap_or_default();
     let ranks = view.ranks.len();
     let elements = match kind {
-        WorkKind::AllGather | WorkKind::Gather { .. } => {
-            counts(kind, view, tensor).get(position).copied().unwrap_or_default()
-        }
-        WorkKind::AllToAll => counts(kind, view, tensor).iter().skip(position * ranks).take(ranks).sum(),
+        WorkKind::AllGather | WorkKind::Gather { .. } => counts.get(position).copied().unwrap_or_default(),
+        WorkKind::AllToAll => counts.iter().skip(position * ranks).take(ranks).sum(),
         _ => tensor.shape.elements(),
     };
     elements.saturating_mul(order.dtype.size_bytes() as u64)

@@ -176,6 +176,12 @@ impl QuicPort {
         Ok(self.shared.replace_identity(identity, server)?)
     }
 
+    /// Bytes given to [`Port::send`] for a peer that its connection has not taken over.
+    #[must_use]
+    pub fn queued_bytes(&self, peer: SidecarIndex) -> usize {
+        self.shared.queued_bytes(peer)
+    }
+
     /// What is known of the way to a peer whose link is up.
     #[must_use]
     pub fn path(&self, peer: SidecarIndex) -> Option<PathStats> {

@@ -71,6 +71,11 @@ impl Outbox {
         Ok(())
     }
 
+    /// Bytes that were pushed and not yet taken over by the connection.
+    pub(super) fn queued_bytes(&self) -> usize {
+        self.lock().bytes
+    }
+
     /// Asks the writer to ask the peer, which has dialled, for a replacement of the connection.
     pub(super) fn ask_for_replacement(&self) {
         self.lock().renew = true;

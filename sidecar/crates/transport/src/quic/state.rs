@@ -175,6 +175,10 @@ impl Shared {
         }
     }
 
+    pub(super) fn queued_bytes(&self, peer: SidecarIndex) -> usize {
+        self.lock().links.get(&peer).map_or(0, |link| link.outbox.queued_bytes())
+    }
+
     pub(super) fn poll_event(&self, cx: &mut Context<'_>) -> Poll<PortEvent> {
         let mut state = self.lock();
         let Some(queued) = state.events.pop_front() else {
