@@ -256,3 +256,19 @@ fn pages_show_sets_joined_ranks_and_what_was_announced_again() -> Result<()> {
     joined.into_iter().flatten().try_for_each(|handle| handle.wait().map(drop))?;
     crew.check_next()
 }
+
+/// All at once the orders of such a group are longer than the queue of a control link.
+#[test]
+fn a_group_of_many_small_tensors_is_ordered_at_the_links_pace() -> Result<()> {
+    let placement: Vec<u32> = (0..16).map(|rank| rank / 8).collect();
+    let crew = Crew::start(Plan::of(&placement), Transfer::Arena)?;
+    crew.all(|client| {
+        let part = numbers(&[512], |i| i + i64::from(client.rank()))?;
+        let tensors: Vec<TensorRef<'_>> = (0..400).map(|_| TensorRef::from(&part)).collect();
+        let sums = client.grouped_allreduce("many", &tensors, ReduceOp::Sum)?;
+        let expected = numbers(&[512], |i| 16 * i + 120)?;
+        ensure!(sums.iter().all(|sum| *sum == expected), "a sum is wrong");
+        Ok(())
+    })?;
+    crew.check_next()
+}
