@@ -182,6 +182,8 @@ impl Ring {
         if let Some(mut receiver) = self.try_receiver() {
             self.read(&mut receiver, hear);
             self.leave(receiver);
+            // Somebody may have found the receiver taken, and follows nobody.
+            self.promote();
         }
     }
 
@@ -197,6 +199,7 @@ impl Ring {
             self.rung.store(false, Ordering::SeqCst);
             self.read(&mut receiver, hear);
             self.leave(receiver);
+            self.promote();
         }
     }
 

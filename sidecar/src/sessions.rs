@@ -161,6 +161,11 @@ impl Sessions {
         Self { tokens, live: HashMap::new(), by_rank: HashMap::new(), next: 1 }
     }
 
+    /// Whether a token is the one of a rank that is placed here.
+    pub(crate) fn is_entitled(&self, rank: Rank, token: &RankToken) -> bool {
+        self.tokens.get(&rank).is_some_and(|expected| expected == token)
+    }
+
     /// Gives a rank to a worker that knows its token.
     ///
     /// # Errors

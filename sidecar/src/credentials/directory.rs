@@ -10,7 +10,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -100,7 +100,12 @@ pub(crate) fn read(directory: &Path) -> anyhow::Result<Identity> {
 /// When it cannot be read.
 pub(crate) fn read_text(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
-    let file = fs::File::open(path).and_then(|file| file.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text));
+    // Opening a pipe would wait for its writer.
+    let opened = fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
+    let file = opened.and_then(|file| match file.metadata()?.is_file() {
+        true => file.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text),
+        false => Err(std::io::Error::other("it is no file")),
+    });
     file.with_context(|| format!("cannot read {}", path.display())).context(Code::CertificateFiles)?;
     if text.len() as u64 > TEXT_BYTES_MAX {
         let text = format!("{} is longer than {TEXT_BYTES_MAX} bytes; it is no certificate", path.display());

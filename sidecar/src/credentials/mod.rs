@@ -86,7 +86,17 @@ pub(crate) async fn keep_fresh(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !commands.is_closed() {
         ticks.tick().await;
-        match credentials.fresh().and_then(|fresh| fresh.map(|fresh| same_sidecar(&current, fresh)).transpose()) {
+        // Files may lie where reading takes long.
+        let looked = tokio::task::spawn_blocking(move || {
+            let fresh = credentials.fresh();
+            (credentials, fresh)
+        });
+        let Ok((returned, fresh)) = looked.await else {
+            tracing::error!("the look at the credentials has failed; this sidecar keeps the ones that it has");
+            return;
+        };
+        credentials = returned;
+        match fresh.and_then(|fresh| fresh.map(|fresh| same_sidecar(&current, fresh)).transpose()) {
             Ok(None) => {}
             Ok(Some(fresh)) => {
                 let (serial, until, authorities) = (fresh.serial(), utc(fresh.not_after()), fresh.authorities());

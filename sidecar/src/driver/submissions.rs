@@ -23,7 +23,9 @@ impl Driver {
 
     pub(super) fn claim(&mut self, request: ClaimRequest) {
         let ClaimRequest { claim, uid, protocol, session_token, outgoing, reply } = request;
-        self.make_room(claim.rank);
+        if self.sessions.is_entitled(claim.rank, &claim.token) {
+            self.make_room(claim.rank);
+        }
         let claimed = self.sessions.claim(claim.rank, &claim.token, session_token, outgoing);
         if let Ok(id) = claimed {
             self.segments.open_session(session_token, uid, self.arena_bytes_max);

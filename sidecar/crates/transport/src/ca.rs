@@ -218,6 +218,11 @@ pub enum CaError {
     /// A certificate is not that of a job's authority.
     #[error("this is not the certificate of a job's authority: it names no spiffe://<trust domain>/job/<job>")]
     NoAuthority,
+    /// A text that becomes public has a private key in it.
+    #[error(
+        "there is a private key beside the certificate, and every sidecar would get it; give the certificate alone"
+    )]
+    HoldsKey,
     /// A key or certificate cannot be made.
     #[error("the certificate cannot be made: {0}")]
     Certificate(#[from] rcgen::Error),
@@ -248,6 +253,9 @@ pub fn bundle(pems: &[&str], of: &SpiffeId) -> Result<String, CaError> {
         if authorities.is_empty() {
             return Err(CaError::NoAuthority);
         }
+        if pem.contains(PRIVATE_KEY) {
+            return Err(CaError::HoldsKey);
+        }
         for authority in &authorities {
             let (_, parsed) = x509_parser::parse_x509_certificate(authority).map_err(|_| CaError::NoAuthority)?;
             let found = id_by(&parsed)?;
@@ -264,6 +272,9 @@ pub fn bundle(pems: &[&str], of: &SpiffeId) -> Result<String, CaError> {
     }
     Ok(bundle)
 }
+
+/// What no bundle holds: bundles are public, and are copied as they are.
+const PRIVATE_KEY: &str = "PRIVATE KEY-----";
 
 /// The id of sidecar 0 by the authority that a certificate is of.
 fn id_by(certificate: &X509Certificate<'_>) -> Result<SpiffeId, CaError> {

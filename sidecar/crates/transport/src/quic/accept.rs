@@ -139,10 +139,13 @@ async fn greet(shared: &Shared, incoming: Incoming) -> Result<Greeted, Turned> {
     if link::write_hello(&mut send, &answer).await.is_err() {
         return Err(Turned::Lost(connection.closed().await));
     }
+    // Another one may have come while the answer was written.
+    if hello.replaces && link.as_ref().is_some_and(|link| !link.takes_offers()) {
+        return Err(away(CloseCode::Refused, "the connection is being replaced already".to_owned()));
+    }
     let wire = Wire { connection, send, recv, peer, proof };
     match link.filter(|_| hello.replaces) {
         None => Ok(Greeted::Link(Box::new(wire), hello)),
-        // Nothing was waited for since the answer was written, so the peer cannot have acted on it yet.
         Some(link) => {
             link.offer(wire);
             Ok(Greeted::Replacement)
