@@ -27,7 +27,8 @@ struct Counter(PathBuf);
 pub(super) struct WorkerWatch {
     all: MemoryWatch,
     pid: u32,
-    counter: Option<Counter>,
+    /// Of the groups that it was seen in.
+    counters: Vec<Counter>,
 }
 
 impl MemoryWatch {
@@ -42,7 +43,7 @@ impl MemoryWatch {
 
     /// Begins to watch a process.
     pub(super) fn worker(&self, pid: u32) -> WorkerWatch {
-        let mut watch = WorkerWatch { all: self.clone(), pid, counter: None };
+        let mut watch = WorkerWatch { all: self.clone(), pid, counters: Vec::new() };
         watch.look();
         watch
     }
@@ -73,25 +74,27 @@ impl MemoryWatch {
 }
 
 impl WorkerWatch {
-    /// Looks which group the worker is in now: some put themselves into one of their own.
+    /// Looks which group the worker is in now: some put themselves into one of their own, and one that is ending shows up
+    /// in the topmost.
     pub(super) fn look(&mut self) {
-        let Some(counter) = self.all.counter_of(self.pid).filter(|now| self.counter.as_ref() != Some(now)) else {
-            return;
-        };
-        let count = counter.read().unwrap_or_default();
-        self.all.lock().entry(counter.clone()).or_insert(count);
-        self.counter = Some(counter);
+        let Some(counter) = self.all.counter_of(self.pid).filter(|now| !self.counters.contains(now)) else { return };
+        if self.counters.len() < GROUPS_MAX {
+            let count = counter.read().unwrap_or_default();
+            self.all.lock().entry(counter.clone()).or_insert(count);
+            self.counters.push(counter);
+        }
     }
 
-    /// Whether the group has counted a kill that no other worker's end accounts for. Asked once, when a worker was killed.
+    /// Whether a group of it has counted a kill that no other worker's end accounts for. Asked once, when a worker was
+    /// killed.
     pub(super) fn has_run_out(&self) -> bool {
-        let Some(counter) = &self.counter else { return false };
-        let Some(now) = counter.read() else { return false };
         let mut counted = self.all.lock();
-        let accounted = counted.entry(counter.clone()).or_insert(now);
-        let has = now > *accounted;
-        *accounted += u64::from(has);
-        has
+        self.counters.iter().any(|counter| {
+            let (Some(now), Some(accounted)) = (counter.read(), counted.get_mut(counter)) else { return false };
+            let has = now > *accounted;
+            *accounted += u64::from(has);
+            has
+        })
     }
 }
 
@@ -102,6 +105,9 @@ impl Counter {
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")).and_then(|count| count.trim().parse().ok())
     }
 }
+
+/// Groups that one worker is watched in.
+const GROUPS_MAX: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -163,6 +169,12 @@ mod tests {
         machine.write("cgroup/second/memory.events", "oom_kill 7\n");
         fs::remove_dir_all(machine.0.path().join("proc")).expect("ours");
         worker.look();
+        assert!(worker.has_run_out());
+        // A process that is ending, in the first version of groups.
+        machine.write("cgroup/memory/memory.oom_control", "oom_kill 0\n");
+        machine.write("proc/7/cgroup", "4:memory:/\n");
+        worker.look();
+        machine.write("cgroup/second/memory.events", "oom_kill 8\n");
         assert!(worker.has_run_out());
         machine.write("cgroup/second/memory.events", "oom_kill nonsense\n");
         assert!(!worker.has_run_out() && !machine.watch().worker(9).has_run_out());
