@@ -326,15 +326,15 @@ fn a_stall_is_reported_with_what_the_missing_ranks_do() {
         cluster.submit(rank, sum("allreduce.grad.7", &[4]));
     }
     cluster.run();
-    advance_with_workers(&mut cluster, 2_700, None);
-    // The two are on two other sidecars; one of them has called nothing. The first report may be of the other stall.
+    // The first report comes after two seconds and has the all-gather only, the second one after four.
+    advance_with_workers(&mut cluster, 3_400, None);
     let (.., text) = cluster.notices.last().expect("a report");
     for words in [
         "\n2: [allreduce.grad.7]\n",
-        "rank 2 has not asked for allreduce.grad.7 for 2.",
-        "; its last call was allgather 'x' at train.py:88, 3.",
+        "rank 2 has not asked for allreduce.grad.7 for 3.",
+        "; its last call was allgather 'x' at train.py:88, 4.",
         " seconds ago; allgather.x of it has no answer yet; its process was heard 0.",
-        "\nrank 3 has not asked for allgather.x for 3.",
+        "\nrank 3 has not asked for allgather.x for 4.",
         "; it has called nothing yet, and none of its calls is without an answer; its process was heard",
     ] {
         assert!(text.contains(words), "{words:?} is not in {text}");
