@@ -83,6 +83,7 @@ impl Session {
     /// Submits a group of one collective on tensors, each given as type, shape, address and length.
     #[pyo3(signature = (kind, tensors, *, name=None, set=0, site=None, **arguments))]
     #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn submit_group(
         &self,
         py: Python<'_>,

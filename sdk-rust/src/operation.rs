@@ -105,7 +105,7 @@ impl<'a> Operation<'a> {
 
     /// Says where in the program it is asked for.
     #[must_use]
-    pub fn at(self, site: impl ToString) -> Self {
+    pub fn at(self, site: &impl ToString) -> Self {
         Self { site: Some(site.to_string()), ..self }
     }
 
@@ -237,6 +237,6 @@ impl Site {
 
     /// The operation, asked for from here.
     pub(crate) fn of<'a>(&self, operation: Operation<'a>) -> Operation<'a> {
-        operation.at(format_args!("{}:{}", self.0.file(), self.0.line()))
+        operation.at(&format_args!("{}:{}", self.0.file(), self.0.line()))
     }
 }

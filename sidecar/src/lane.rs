@@ -118,6 +118,7 @@ impl LaneHandle {
 }
 
 /// What a lane is made with.
+#[derive(Clone, Copy)]
 pub(crate) struct LaneConfig {
     /// This sidecar.
     pub(crate) me: SidecarIndex,

@@ -82,7 +82,7 @@ impl LocalLane {
             }
             ExecutorAction::Failed { epoch, seq, reason } => self.report(LaneReport::Failed(epoch, seq, reason)),
             other => {
-                tracing::error!(lane = self.lane.0, ?other, "a lane without links is to send; this is a bug in ronde")
+                tracing::error!(lane = self.lane.0, ?other, "a lane without links is to send; this is a bug in ronde");
             }
         }
         true

@@ -68,7 +68,7 @@ fn every_metric_is_on_the_page_with_the_type_and_labels_of_the_table() {
         let kind = if metric.kind == Kind::Counter { MetricType::COUNTER } else { MetricType::GAUGE };
         assert_eq!(family.get_field_type(), kind, "{}", metric.name);
         for sample in family.get_metric() {
-            let labels: Vec<&str> = sample.get_label().iter().map(|label| label.name()).collect();
+            let labels: Vec<&str> = sample.get_label().iter().map(prometheus::proto::LabelPair::name).collect();
             assert_eq!(labels, metric.labels, "{}", metric.name);
         }
     }

@@ -109,7 +109,7 @@ impl Context {
             self.loopback.push_back(Envelope { epoch, seq, message: message.clone() });
         }
         let (relay, mut out) = self.relay();
-        relay.send_down(&mut out, to, (epoch, seq), message);
+        relay.send_down(&mut out, to, (epoch, seq), &message);
     }
 
     /// Has the link to the parent opened, which is lacking: whatever is sent to it does that.

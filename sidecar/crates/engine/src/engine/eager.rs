@@ -15,8 +15,11 @@ use super::sets::SetView;
 use super::shapes::{counts, work_kind};
 
 /// How eager plans are cut: one strand, as an order's contributions are smaller than this chunk.
-pub(crate) const TUNING: Tuning =
-    Tuning { algorithm: Algorithm::Eager, chunk_bytes: limits::EAGER_ORDER_BYTES_MAX as u32, lanes: 1, window: 1 };
+pub(crate) const TUNING: Tuning = Tuning { algorithm: Algorithm::Eager, chunk_bytes: CHUNK_BYTES, lanes: 1, window: 1 };
+
+#[allow(clippy::cast_possible_truncation, reason = "64 KiB, checked by the assertion below")]
+const CHUNK_BYTES: u32 = limits::EAGER_ORDER_BYTES_MAX as u32;
+const _: () = assert!(CHUNK_BYTES as usize == limits::EAGER_ORDER_BYTES_MAX);
 
 /// Bytes of its contribution that a rank's announcement carries: `None` when the request does not travel eagerly.
 pub(crate) fn contribution_bytes(view: &SetView, rank: Rank, request: &Request, threshold_bytes: u32) -> Option<usize> {

@@ -11,7 +11,7 @@ impl Relay {
         out: &mut Outlet<'_>,
         to: &SidecarSet,
         (epoch, seq): (Epoch, Seq),
-        message: Control,
+        message: &Control,
     ) {
         let mut enclosed = None;
         for branch in self.tree.branches() {
@@ -23,7 +23,7 @@ impl Relay {
                 out.send(branch.child, epoch, seq, message.clone());
                 continue;
             }
-            let message = enclosed.get_or_insert_with(|| Enclosed::new(&message)).clone();
+            let message = enclosed.get_or_insert_with(|| Enclosed::new(message)).clone();
             let to = (meant != branch.all).then_some(meant);
             out.send(branch.child, epoch, seq, Control::Descending { to, message });
         }
@@ -34,7 +34,7 @@ impl Relay {
         let Some(parent) = self.tree.parent_of(sidecar) else { return Vec::new() };
         let reason = super::cut(reason);
         let expel = Control::Expel { sidecar, reason: reason.clone() };
-        self.send_down(out, &[parent].into_iter().collect(), (self.epoch, Seq(0)), expel);
+        self.send_down(out, &[parent].into_iter().collect(), (self.epoch, Seq(0)), &expel);
         vec![Arrival::Down { peers: self.take_joined(sidecar), culprit: sidecar, reason }]
     }
 
