@@ -105,11 +105,11 @@ impl Context {
 
     /// The coordinator says something to some or all sidecars.
     pub(crate) fn send_down(&mut self, to: &SidecarSet, epoch: Epoch, seq: Seq, message: Control) {
-        if to.contains(self.config.me) {
-            self.loopback.push_back(Envelope { epoch, seq, message: message.clone() });
-        }
         let (relay, mut out) = self.relay();
         relay.send_down(&mut out, to, (epoch, seq), &message);
+        if to.contains(self.config.me) {
+            self.loopback.push_back(Envelope { epoch, seq, message });
+        }
     }
 
     /// Has the link to the parent opened, which is lacking: whatever is sent to it does that.

@@ -84,7 +84,7 @@ impl Relay {
                     out,
                     &[sidecar].into_iter().collect(),
                     (self.epoch, Seq(0)),
-                    Control::Welcome { sidecar, generation },
+                    &Control::Welcome { sidecar, generation },
                 );
                 arrivals.push(Arrival::Up { peer: sidecar, lanes });
                 arrivals
