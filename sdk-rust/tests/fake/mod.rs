@@ -293,7 +293,7 @@ async fn rung(ring: Option<&mut OpenRing>) {
     let Some(ring) = ring else { return std::future::pending().await };
     if !matches!(ring.listening.read(&mut [0; 64]).await, Ok(1..)) {
         // The end of the stream follows.
-        std::future::pending().await;
+        std::future::pending::<()>().await;
     }
 }
 
