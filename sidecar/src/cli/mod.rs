@@ -9,7 +9,7 @@
 //! | `certs` | makes and looks at keys and certificates | [`certs`] |
 //! | `check` | says whether hosts are fit for jobs | [`check`] |
 //! | `status` | shows what sidecars are doing | [`status`] |
-//! | `bench` | measures ronde against its peers | [`bench`] |
+//! | `bench` | measures ronde against its peers | [`mod@bench`] |
 //! | `completions` | prints a script that completes words in a shell | here |
 //! | `explain` | says what an error code means | [`explain`] |
 //! | `version` | prints the version | here |
