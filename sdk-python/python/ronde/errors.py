@@ -113,7 +113,7 @@ def from_parts(
     sidecar: int | None,
     tensor: str | None,
     blame: str,
-    record: tuple[Any, ...] | None,
+    record: tuple[Any, ...] | None = None,
 ) -> RondeError:
     """The exception for an error of the native client."""
     kind = _KINDS.get(cause, RondeError)
