@@ -251,7 +251,9 @@ fn whatever_stands_in_the_words_costs_a_byte_to_the_bell_at_most() {
     drop(sidecar);
     worker.bell.ring();
     let mut rest = Vec::new();
-    worker.bell.listen().expect("a descriptor").read_to_end(&mut rest).expect("the end");
+    let end = worker.bell.listen().expect("a descriptor").read_to_end(&mut rest);
+    // The system may say that what was rung was never heard.
+    assert!(end.is_ok() || end.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset));
     assert!(rest.is_empty(), "the other side never rang");
 }
 
