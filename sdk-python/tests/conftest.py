@@ -21,6 +21,16 @@ WORLD_TIMEOUT_S = 180
 World = Callable[..., str]
 
 
+def ronde_binary() -> str:
+    """The binary `ronde` of the build that is tested; the test is left out when none is named."""
+    binary = os.environ.get("RONDE_BIN")
+    if not binary:
+        pytest.skip("RONDE_BIN does not name the binary `ronde`; run the tests by `make test-python`")
+    if not pathlib.Path(binary).is_file():
+        pytest.fail(f"RONDE_BIN is {binary}, where there is no file; build the binary `ronde` first (`make build`)")
+    return binary
+
+
 @pytest.fixture
 def world() -> World:
     """Runs a script of `workers/` as every rank of a job and returns what the ranks print; fails when the job does.
@@ -29,11 +39,7 @@ def world() -> World:
 
     What follows the numbers are the script's arguments; `options` are those of `ronde run`.
     """
-    binary = os.environ.get("RONDE_BIN")
-    if not binary:
-        pytest.skip("RONDE_BIN does not name the binary `ronde`; run the tests by `make test-python`")
-    if not pathlib.Path(binary).is_file():
-        pytest.fail(f"RONDE_BIN is {binary}, where there is no file; build the binary `ronde` first (`make build`)")
+    binary = ronde_binary()
 
     def run(script: str, ranks: int, sidecars: int, *arguments: str, options: Sequence[str] = ()) -> str:
         job = [binary, "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120", *options]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import pytest
+from conftest import ronde_binary
 
 from ronde.bench import cases, data, processes
 from ronde.bench.__main__ import main, parse
@@ -376,8 +377,7 @@ def test_cpu_time_is_that_of_a_tree_of_processes() -> None:
 
 
 def test_a_real_run_checks_and_reports(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if not os.environ.get("RONDE_BIN"):
-        pytest.skip("RONDE_BIN does not name the binary `ronde`; run the tests by `make test-python`")
+    ronde_binary()
     path = tmp_path / "a.json"
     words = ["--ranks", "2", "--hosts", "1", "--sizes", "4,64KB", "--collectives", "allreduce", "--rounds", "1"]
     status = main([*words, "--peers", "gloo", "--no-train", "--json", str(path)])

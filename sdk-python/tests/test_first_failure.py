@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import ronde_binary
 
 import ronde
 from ronde.call_site import call_site
@@ -29,10 +30,7 @@ def run(
     mode: str, *, ranks: int = 3, sidecars: int = 2, before: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Runs the script, whose last rank fails in this way."""
-    binary = os.environ.get("RONDE_BIN")
-    if not binary:
-        pytest.skip("RONDE_BIN does not name the binary `ronde`; run the tests by `make test-python`")
-    job = [binary, "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120"]
+    job = [ronde_binary(), "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120"]
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [*before, *job, sys.executable, str(SCRIPT), mode]
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
@@ -150,11 +148,8 @@ def test_memory_that_runs_out_is_told(group: pathlib.Path) -> None:
 
 
 def test_a_stall_is_reported_with_the_last_call_of_the_missing_rank(tmp_path: pathlib.Path) -> None:
-    binary = os.environ.get("RONDE_BIN")
-    if not binary:
-        pytest.skip("RONDE_BIN does not name the binary `ronde`; run the tests by `make test-python`")
     script = HERE / "workers" / "stall.py"
-    command = [binary, "run", "-np", "3", "--sidecars", "2", "--start-timeout", "120"]
+    command = [ronde_binary(), "run", "-np", "3", "--sidecars", "2", "--start-timeout", "120"]
     command += ["--stall-check-warning-time-seconds", "1", sys.executable, str(script), str(tmp_path / "seen")]
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
