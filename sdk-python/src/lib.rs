@@ -9,6 +9,7 @@
 mod address;
 mod arguments;
 mod errors;
+mod memory;
 mod operation;
 mod session;
 
@@ -19,6 +20,8 @@ use pyo3::prelude::*;
 mod _ronde {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::memory::Memory;
     #[pymodule_export]
     use crate::operation::Operation;
     #[pymodule_export]

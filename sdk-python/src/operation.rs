@@ -10,6 +10,7 @@ use ronde::{Detail, Error};
 
 use crate::address::Target;
 use crate::errors::raise;
+use crate::memory::Memory;
 use crate::wait_in_slices;
 
 /// An operation in flight. Dropping it withdraws the operation unless it is complete.
@@ -111,6 +112,12 @@ impl Operation {
             Detail::Set(set) => Ok(set.0),
             other => Err(lacks("the process set's number", &other)),
         }
+    }
+
+    /// The result, if it stays in shared memory; after None it is still to be read. Raises why it failed.
+    fn take_mapped(&self) -> PyResult<Option<Memory>> {
+        let mapped = self.lock()?.take_mapped();
+        mapped.map(|mapped| mapped.map(Memory::new)).map_err(|error| raise(&error))
     }
 
     /// Copies the result to `address`, which must have room for exactly its `nbytes`. Once only.

@@ -46,8 +46,8 @@ impl Session {
     }
 
     /// Submits a collective on the tensor at `address`, whose bytes have been copied when this returns; without a type
-    /// there is no tensor.
-    #[pyo3(signature = (kind, dtype, shape, address, nbytes, *, name=None, set=0, site=None, **arguments))]
+    /// there is no tensor. The result may stay in shared memory if `mapped`.
+    #[pyo3(signature = (kind, dtype, shape, address, nbytes, *, mapped=false, name=None, set=0, site=None, **arguments))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python are the options struct of this call")]
     #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
     fn submit(
@@ -58,6 +58,7 @@ impl Session {
         shape: Vec<u64>,
         address: usize,
         nbytes: usize,
+        mapped: bool,
         name: Option<String>,
         set: u32,
         site: Option<String>,
@@ -74,14 +75,14 @@ impl Session {
             let handle = source.with(|bytes| {
                 let tensor = dtype.map(|dtype| TensorRef { dtype, shape: &shape, bytes });
                 let operation = options.apply(ronde::Operation::new(label, collective, tensor));
-                client.submit_from(&ronde::Operation { site, ..operation })
+                client.submit_from(&ronde::Operation { site, mapped, ..operation })
             });
             handle.map(Operation::new).map_err(|error| raise(&error))
         })
     }
 
     /// Submits a group of one collective on tensors, each given as type, shape, address and length.
-    #[pyo3(signature = (kind, tensors, *, name=None, set=0, site=None, **arguments))]
+    #[pyo3(signature = (kind, tensors, *, mapped=false, name=None, set=0, site=None, **arguments))]
     #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn submit_group(
@@ -89,6 +90,7 @@ impl Session {
         py: Python<'_>,
         kind: &str,
         tensors: Vec<(String, Vec<u64>, usize, usize)>,
+        mapped: bool,
         name: Option<String>,
         set: u32,
         site: Option<String>,
@@ -108,7 +110,7 @@ impl Session {
                 let operations = parts.map(|((bytes, dtype), (_, shape, ..))| {
                     let tensor = Some(TensorRef { dtype: *dtype, shape, bytes });
                     let operation = options.apply(ronde::Operation::new(label, collective.clone(), tensor));
-                    ronde::Operation { site: site.clone(), ..operation }
+                    ronde::Operation { site: site.clone(), mapped, ..operation }
                 });
                 client.submit_group_from(label, &operations.collect::<Vec<_>>())
             });
@@ -150,6 +152,12 @@ impl Session {
     /// The sidecar's messages for people since the last call.
     fn take_notices(&self) -> Vec<String> {
         self.client().map(|client| client.take_notices()).unwrap_or_default()
+    }
+
+    /// Bytes of all segments, bytes in use, slots, segments.
+    fn shared_memory(&self) -> (u64, u64, usize, usize) {
+        let memory = self.client().map(|client| client.shared_memory()).unwrap_or_default();
+        (memory.mapped_bytes, memory.in_use_bytes, memory.slots, memory.segments)
     }
 
     /// How operations reach the sidecar.

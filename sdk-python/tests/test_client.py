@@ -51,6 +51,9 @@ class Operation:
     def set_id(self) -> int:
         return next(_set_ids)
 
+    def take_mapped(self) -> None:
+        return None
+
     def read_into(self, address: int, nbytes: int) -> None:
         assert nbytes == len(self.data)
         ctypes.memmove(address, self.data, nbytes)
@@ -69,6 +72,8 @@ class Session:
     def submit(self, kind: str, dtype: str | None, shape: Any, address: int, nbytes: int, **options: Any) -> Operation:
         # Every operation has it; that it is the caller's line is shown where the place is made.
         assert options.pop("site").partition(":")[0].endswith("test_client.py")
+        # Who brings no memory of their own for the result take it from shared memory.
+        self.mapped = options.pop("mapped", False)
         self.submitted.append((kind, dtype, tuple(shape), options))
         result = [0] if dtype is None else list(shape)
         return Operation(ctypes.string_at(address, nbytes) if nbytes else b"", result, **self.answers)

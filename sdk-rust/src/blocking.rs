@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use crate::client::Client as AsyncClient;
 use crate::error::Error;
 use crate::handle::Arrived;
+use crate::mapped::{Mapped, SharedMemory};
 use crate::methods::{for_each_group, for_each_operation};
 use crate::operation::{Label, Operation, ReduceOptions, Site};
 use crate::options::Options;
@@ -133,6 +134,12 @@ impl Client {
     #[must_use]
     pub fn submission_path(&self) -> &'static str {
         self.inner.get().map_or("grpc", |inner| inner.client.submission_path())
+    }
+
+    /// [`crate::Client::shared_memory`].
+    #[must_use]
+    pub fn shared_memory(&self) -> SharedMemory {
+        self.inner.get().map(|inner| inner.client.shared_memory()).unwrap_or_default()
     }
 
     /// Why nothing can be submitted any more, if so.
@@ -365,6 +372,24 @@ impl<T: Outcome> Handle<T> {
     pub fn read_into(&mut self, target: &mut [u8]) -> Result<(), Error> {
         self.shape()?;
         self.0.read_into(target)
+    }
+
+    /// Takes the result if it stays in shared memory, once it is [`Progress::Ready`]; after `None` it is still to be read.
+    ///
+    /// # Errors
+    /// Those of [`Handle::shape`].
+    pub fn take_mapped(&mut self) -> Result<Option<Mapped>, Error> {
+        self.shape()?;
+        self.0.take_mapped()
+    }
+
+    /// [`crate::Handle::wait_mapped`], blocking.
+    ///
+    /// # Errors
+    /// Those of [`crate::Handle::wait_mapped`].
+    pub fn wait_mapped(mut self) -> Result<Mapped, Error> {
+        while self.wait_timeout(SLICE)? == Progress::NotReady {}
+        self.0.read_mapped()
     }
 
     /// Waits for the result and copies it out.

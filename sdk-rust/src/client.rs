@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ronde_rpc::v1::client_message::Message as Say;
 use ronde_rpc::{EpochView, paths, v1};
-use ronde_shm::ForkSafe;
+use ronde_shm::{ArenaUsage, ForkSafe};
 use ronde_wire::SetId;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -17,12 +17,13 @@ use crate::connect;
 use crate::error::Error;
 use crate::handle::Handle;
 use crate::listener::Listener;
+use crate::mapped::SharedMemory;
 use crate::memory::{LeasedSlot, Memory};
 use crate::methods::{for_each_group, for_each_operation};
 use crate::operation::{Label, Operation, ReduceOptions, Site};
 use crate::options::{Options, Transfer};
 use crate::outcome::{Exchanged, ProcessSet};
-use crate::session::{Draft, Input, Session};
+use crate::session::{Draft, Input, Manners, Session};
 use crate::tensor::{Tensor, TensorRef};
 
 /// A worker's session with its sidecar, in an epoch that has begun.
@@ -66,7 +67,7 @@ impl Client {
             attached.outgoing,
             attached.claimed,
             (memory, ring),
-            options.operation_timeout,
+            Manners { operation_timeout: options.operation_timeout, mapped: options.mapped },
         ));
         let ((began, begins), (told, taken)) = (oneshot::channel(), oneshot::channel());
         session.on_begin(began);
@@ -146,7 +147,7 @@ impl Client {
     /// Those of [`Client::submit`].
     pub fn submit_from(&self, operation: &Operation<'_>) -> Result<Handle, Error> {
         let session = &self.open.get()?.session;
-        session.submit(session.draft(operation)?, Input::Bytes(operation.bytes()))
+        session.submit_from(session.draft(operation)?, operation.bytes())
     }
 
     /// [`Client::submit_group`] from the calling thread, which blocks while the arena grows.
@@ -160,7 +161,7 @@ impl Client {
     ) -> Result<Vec<Handle>, Error> {
         let session = &self.open.get()?.session;
         let drafts = session.draft_group(label.into(), operations)?.into_iter().zip(operations);
-        drafts.map(|(draft, operation)| session.submit(draft, Input::Bytes(operation.bytes()))).collect()
+        drafts.map(|(draft, operation)| session.submit_from(draft, operation.bytes())).collect()
     }
 
     /// Whether there is a process set of this number, as far as this rank has heard.
@@ -215,6 +216,14 @@ impl Client {
             Ok(open) if open.session.ring().is_some() => "ring",
             _ => "grpc",
         }
+    }
+
+    /// What this worker has in shared memory now.
+    #[must_use]
+    pub fn shared_memory(&self) -> SharedMemory {
+        let usage = self.open.get().ok().and_then(|open| open.session.memory.as_ref().map(|memory| memory.usage()));
+        let ArenaUsage { mapped_bytes, in_use_bytes, slots, segments } = usage.unwrap_or_default();
+        SharedMemory { mapped_bytes, in_use_bytes, slots, segments }
     }
 
     /// Why nothing can be submitted any more: the epoch's failure, the sidecar's end, or the client's own.
@@ -317,8 +326,10 @@ for_each_group!(groups);
 async fn hand_over(session: &Arc<Session>, draft: Draft, operation: &Operation<'_>) -> Result<Handle, Error> {
     let bytes = operation.bytes();
     match lease(session, bytes).await {
-        Ok(Some(slot)) => session.submit(draft, Input::Leased(slot)),
-        Ok(None) => session.submit(draft, Input::Bytes(bytes)),
+        Ok(input) => {
+            let output = lease_output(session, &draft).await;
+            session.submit(draft, input.map_or(Input::Bytes(bytes), Input::Leased), output)
+        }
         Err(error) => Err(draft.refused(error)),
     }
 }
@@ -335,6 +346,21 @@ async fn lease(session: &Session, bytes: &[u8]) -> Result<Option<LeasedSlot>, Er
     let slot = grown.unwrap_or_else(|error| Err(Error::Thread { reason: error.to_string() }))?;
     slot.write(bytes)?;
     Ok(Some(slot))
+}
+
+/// A slot for the result, if it may stay in shared memory; on a blocking thread where the arena has to grow for it.
+async fn lease_output(session: &Session, draft: &Draft) -> Option<LeasedSlot> {
+    let (memory, bytes) = session.mappable(draft)?;
+    match memory.try_lease(bytes) {
+        Ok(Some(slot)) => Some(slot),
+        Ok(None) => {
+            let memory = Arc::clone(memory);
+            // Fails only with the runtime, and the session with it.
+            tokio::task::spawn_blocking(move || memory.lease_result(bytes)).await.ok().flatten()
+        }
+        // What has no room is copied.
+        Err(_) => None,
+    }
 }
 
 /// A session that ends in order when dropped; in a forked child `ForkSafe` forgets it instead.

@@ -9,7 +9,9 @@ use ronde_shm::ForkSafe;
 use ronde_wire::{Cause, Collective, DType, Detail, Failure, RequestId, Shape, TensorName};
 
 use crate::error::Error;
-use crate::outcome::{Outcome, Output, has_result};
+use crate::mapped::Mapped;
+use crate::memory::LeasedSlot;
+use crate::outcome::{Outcome, Output};
 use crate::promise::Promise;
 use crate::session::Session;
 use crate::tensor::Tensor;
@@ -100,6 +102,19 @@ impl<T: Outcome> Handle<T> {
         Ok(arrived.shape.clone())
     }
 
+    /// Waits for the result and takes it as it lies there: in shared memory if the operation was
+    /// [`mapped`](crate::Operation::mapped) and there was room, else as a copy.
+    ///
+    /// # Errors
+    /// Those of [`Handle::wait`]; [`Error::Argument`] for an operation without a result on this rank.
+    pub async fn wait_mapped(mut self) -> Result<Mapped, Error> {
+        self.arrival().await?;
+        let flight = self.flight.get_mut()?;
+        let arrived = flight.take()?;
+        arrived.fetch(&flight.session).await?;
+        flight.mapped(arrived)
+    }
+
     /// Waits until the answer has been taken over from the session's task.
     async fn arrival(&mut self) -> Result<(), Error> {
         let flight = self.flight.get_mut()?;
@@ -158,6 +173,23 @@ impl<T: Outcome> Handle<T> {
         Ok(self.flight.get()?.has_result())
     }
 
+    /// Takes the result, which has arrived, if it stays in shared memory; else it is still to be read.
+    pub(crate) fn take_mapped(&mut self) -> Result<Option<Mapped>, Error> {
+        let flight = self.flight.get_mut()?;
+        if !matches!(&flight.arrived, Some(Ok(Arrived { source: Source::Output(_), .. }))) {
+            return Ok(None);
+        }
+        let arrived = flight.take()?;
+        flight.mapped(arrived).map(Some)
+    }
+
+    /// Takes the result, which has arrived, as it lies there. Once only.
+    pub(crate) fn read_mapped(&mut self) -> Result<Mapped, Error> {
+        let flight = self.flight.get_mut()?;
+        let arrived = flight.take()?;
+        flight.mapped(arrived)
+    }
+
     /// Takes the result, which has arrived. Once only.
     pub(crate) fn read(&mut self) -> Result<T, Error> {
         let flight = self.flight.get_mut()?;
@@ -187,7 +219,19 @@ impl Flight {
     }
 
     fn has_result(&self) -> bool {
-        has_result(&self.collective, self.session.me())
+        self.collective.has_result(self.session.me())
+    }
+
+    /// The result as it lies there; a copy where it does not stay in shared memory.
+    fn mapped(&self, mut arrived: Arrived) -> Result<Mapped, Error> {
+        if !self.has_result() {
+            return Err(Error::argument(format!("{} gives this rank no result", self.name)));
+        }
+        let (dtype, shape) = (arrived.dtype, arrived.shape.dimensions().to_vec());
+        match arrived.source {
+            Source::Output(slot) => Ok(Mapped::in_slot(dtype, shape, slot)),
+            _ => Ok(Mapped::copied(Tensor { dtype, shape, bytes: arrived.take_bytes(&self.session)? })),
+        }
     }
 
     fn output(&self, mut arrived: Arrived) -> Result<Output, Error> {
@@ -232,6 +276,7 @@ pub(crate) struct Arrived {
 #[derive(Debug)]
 enum Source {
     Segment { segment: u32, offset: u64, bytes: u64, _release: Release },
+    Output(LeasedSlot),
     Own(Vec<u8>),
 }
 
@@ -248,6 +293,12 @@ impl Arrived {
             Place::None => Source::Own(parts),
         };
         Self { dtype, shape, detail, source }
+    }
+
+    /// What a completion speaks of that lies where the session wanted it.
+    pub(crate) fn in_output(completion: Completion, output: LeasedSlot) -> Self {
+        let Completion { dtype, shape, detail, .. } = completion;
+        Self { dtype, shape, detail, source: Source::Output(output) }
     }
 
     /// Makes sure that its segment is mapped, on a blocking thread when that takes a while.
@@ -279,6 +330,7 @@ impl Arrived {
         self.check_length(target)?;
         match &self.source {
             Source::Own(data) => target.copy_from_slice(data),
+            Source::Output(slot) => slot.read(target)?,
             Source::Segment { segment, offset, .. } => {
                 session.memory_of_result(*segment)?.result(*segment)?.copy_to(*offset, target)?;
                 // After the copy: the sidecar may lease the slot again as soon as the session's stream ends, and what was
@@ -304,6 +356,7 @@ impl Arrived {
     pub(crate) fn bytes(&self) -> u64 {
         match &self.source {
             Source::Segment { bytes, .. } => *bytes,
+            Source::Output(slot) => slot.slot().len,
             Source::Own(data) => data.len() as u64,
         }
     }

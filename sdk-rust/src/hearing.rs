@@ -9,7 +9,7 @@ use ronde_wire::{Collective, Detail, RequestId, SetId};
 use crate::error::Error;
 use crate::handle::Arrived;
 use crate::session::Session;
-use crate::table::Table;
+use crate::table::{Entry, Table};
 
 impl Session {
     /// Hears one message.
@@ -67,8 +67,18 @@ impl Session {
             drop(Arrived::new(self, completion, Vec::new()));
             return Ok(());
         };
-        let arrived = Arrived::new(self, completion, entry.parts);
-        if let Some(waiter) = entry.waiter {
+        let Entry { waiter, input, output, parts, .. } = entry;
+        // Before the waiter goes on, for which there is room again.
+        drop(input);
+        let arrived = match (completion.in_output, output) {
+            (false, _) => Arrived::new(self, completion, parts),
+            (true, Some(output)) => Arrived::in_output(completion, output),
+            (true, None) => {
+                let reason = format!("the result of {request} lies where this session wanted none");
+                return Err(Error::Protocol { reason });
+            }
+        };
+        if let Some(waiter) = waiter {
             waiter.with(Ok(arrived));
         }
         Ok(())
@@ -86,8 +96,9 @@ impl Session {
     }
 
     fn answer(&self, request: RequestId, outcome: Result<Arrived, Error>) {
-        let entry = self.lock_table().remove(request);
-        if let Some(waiter) = entry.and_then(|entry| entry.waiter) {
+        let Some(Entry { waiter, input, output, .. }) = self.lock_table().remove(request) else { return };
+        drop((input, output));
+        if let Some(waiter) = waiter {
             waiter.with(outcome);
         }
     }

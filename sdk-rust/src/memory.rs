@@ -1,16 +1,17 @@
-//! A session's shared memory: input segments of its own with an arena on them, and result segments of the sidecar.
+//! A session's shared memory: segments of its own with an arena on them, for inputs and for results that stay there, and
+//! result segments of the sidecar.
 //!
 //! Locks are held for bookkeeping only, never while bytes are copied. Growing and fetching a segment talk to the sidecar and
 //! populate pages (about 1 ms a MiB); they block, and a client's asynchronous calls do them on a blocking thread.
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use ronde_rpc::Claimed;
 use ronde_shm::{
-    Arena, ArenaConfig, ForkGuard, Lease, MemClient, MemClientConfig, OwnedSegment, PeerSegment, SegmentId,
+    Arena, ArenaConfig, ArenaUsage, ForkGuard, Lease, MemClient, MemClientConfig, OwnedSegment, PeerSegment, SegmentId,
     SessionToken, Share, Slot,
 };
 use ronde_wire::limits;
@@ -20,7 +21,8 @@ use crate::error::Error;
 /// The shared memory of one session.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    inputs: Mutex<Inputs>,
+    own: Arc<Mutex<Own>>,
+    limit_bytes: u64,
     results: Mutex<HashMap<u32, Arc<PeerSegment>>>,
     /// Taken before the other locks, never after.
     exchange: Mutex<Exchange>,
@@ -28,8 +30,9 @@ pub(crate) struct Memory {
     fork_guard: ForkGuard,
 }
 
+/// The worker's own segments.
 #[derive(Debug)]
-struct Inputs {
+struct Own {
     arena: Arena,
     segments: HashMap<SegmentId, Arc<OwnedSegment>>,
 }
@@ -54,7 +57,8 @@ impl Memory {
         };
         let arena = Arena::new(config).map_err(|error| Error::argument(error.to_string()))?;
         Ok(Self {
-            inputs: Mutex::new(Inputs { arena, segments: HashMap::new() }),
+            own: Arc::new(Mutex::new(Own { arena, segments: HashMap::new() })),
+            limit_bytes: claimed.arena_bytes_max,
             results: Mutex::new(HashMap::new()),
             exchange: Mutex::new(Exchange { client, next: 0 }),
             token: SessionToken::from_bytes(claimed.session_token),
@@ -63,15 +67,12 @@ impl Memory {
     }
 
     /// Leases a slot if that needs no further segment.
-    pub(crate) fn try_lease(self: &Arc<Self>, bytes: u64) -> Result<Option<LeasedSlot>, Error> {
-        match self.lease_or_growth(bytes)? {
-            Lease::Slot(slot) => Ok(Some(LeasedSlot { memory: Arc::clone(self), slot })),
-            Lease::Grow { .. } => Ok(None),
-        }
+    pub(crate) fn try_lease(&self, bytes: u64) -> Result<Option<LeasedSlot>, Error> {
+        Ok(self.lease_or_growth(bytes)?.ok())
     }
 
     /// Leases a slot, growing the arena when that is needed. Blocks then.
-    pub(crate) fn lease(self: &Arc<Self>, bytes: u64) -> Result<LeasedSlot, Error> {
+    pub(crate) fn lease(&self, bytes: u64) -> Result<LeasedSlot, Error> {
         if let Some(slot) = self.try_lease(bytes)? {
             return Ok(slot);
         }
@@ -80,10 +81,31 @@ impl Memory {
         // segment, up to the arena's limit.
         loop {
             match self.lease_or_growth(bytes)? {
-                Lease::Slot(slot) => return Ok(LeasedSlot { memory: Arc::clone(self), slot }),
-                Lease::Grow { bytes } => self.grow(&mut exchange, bytes)?,
+                Ok(slot) => return Ok(slot),
+                Err(growth) => self.grow(&mut exchange, growth)?,
             }
         }
+    }
+
+    /// Whether a result of so many bytes is worth a slot, and may have one: inputs, without which nothing can be submitted,
+    /// keep their half of the arena.
+    pub(crate) fn has_room_for_result(&self, bytes: u64) -> bool {
+        let in_use = self.usage().in_use_bytes;
+        bytes >= MAPPED_BYTES_MIN && in_use.saturating_add(bytes) <= self.limit_bytes / RESULTS_SHARE
+    }
+
+    /// Leases a slot for a result, if it [may have one](Self::has_room_for_result); blocks while the arena grows.
+    pub(crate) fn lease_result(&self, bytes: u64) -> Option<LeasedSlot> {
+        if !self.has_room_for_result(bytes) {
+            return None;
+        }
+        let leased = self.lease(bytes);
+        leased.inspect_err(|error| tracing::debug!(target: "ronde", %error, "a result is copied")).ok()
+    }
+
+    /// Numbers of the worker's own segments.
+    pub(crate) fn usage(&self) -> ArenaUsage {
+        lock(&self.own).arena.usage()
     }
 
     /// Whether a result segment has been fetched.
@@ -105,8 +127,18 @@ impl Memory {
         Ok(fetched)
     }
 
-    fn lease_or_growth(&self, bytes: u64) -> Result<Lease, Error> {
-        lock(&self.inputs).arena.lease(bytes).map_err(|error| Error::Limit { reason: error.to_string() })
+    /// A slot, or the bytes of a segment that has to be added for it.
+    fn lease_or_growth(&self, bytes: u64) -> Result<Result<LeasedSlot, u64>, Error> {
+        let mut own = lock(&self.own);
+        let lease = own.arena.lease(bytes).map_err(|error| Error::Limit { reason: error.to_string() })?;
+        let slot = match lease {
+            Lease::Grow { bytes } => return Ok(Err(bytes)),
+            Lease::Slot(slot) => slot,
+        };
+        // Slots are leased from segments of the map only, and none is ever removed.
+        let unknown = || Error::Protocol { reason: format!("segment {} is not known", slot.segment) };
+        let segment = own.segments.get(&slot.segment).cloned().ok_or_else(unknown)?;
+        Ok(Ok(LeasedSlot { own: Arc::downgrade(&self.own), segment, slot, fork_guard: self.fork_guard }))
     }
 
     fn grow(&self, exchange: &mut Exchange, bytes: u64) -> Result<(), Error> {
@@ -115,29 +147,38 @@ impl Memory {
         let segment = OwnedSegment::create("ronde-input", size, Share::Writable)?;
         exchange.client.attach(&self.token, id, &segment)?;
         exchange.next += 1;
-        let mut inputs = lock(&self.inputs);
-        inputs.arena.add_segment(id, segment.len()).map_err(|error| Error::Limit { reason: error.to_string() })?;
-        inputs.segments.insert(id, Arc::new(segment));
+        let mut own = lock(&self.own);
+        own.arena.add_segment(id, segment.len()).map_err(|error| Error::Limit { reason: error.to_string() })?;
+        own.segments.insert(id, Arc::new(segment));
         Ok(())
     }
 }
 
-/// Bytes of an input segment that are this value's until it is dropped.
+/// Bytes of a segment of the worker's own that are this value's until it is dropped, also when the session is over.
 #[derive(Debug)]
 pub(crate) struct LeasedSlot {
-    memory: Arc<Memory>,
+    /// Gone with the session.
+    own: Weak<Mutex<Own>>,
+    segment: Arc<OwnedSegment>,
     slot: Slot,
+    fork_guard: ForkGuard,
 }
 
 impl LeasedSlot {
     /// Writes the tensor, which is as long as the slot.
     pub(crate) fn write(&self, tensor: &[u8]) -> Result<(), Error> {
-        let segment = lock(&self.memory.inputs).segments.get(&self.slot.segment).cloned();
-        match segment {
-            Some(segment) => Ok(segment.copy_from(self.slot.offset, tensor)?),
-            // Slots are leased from segments of the map only, and none is ever removed.
-            None => Err(Error::Protocol { reason: format!("input segment {} is not known", self.slot.segment) }),
-        }
+        Ok(self.segment.copy_from(self.slot.offset, tensor)?)
+    }
+
+    /// Reads as many bytes as the target has.
+    pub(crate) fn read(&self, target: &mut [u8]) -> Result<(), Error> {
+        Ok(self.segment.copy_to(self.slot.offset, target)?)
+    }
+
+    /// Where its bytes lie in this process, for as long as it lives.
+    pub(crate) fn address(&self) -> Result<usize, Error> {
+        let length = usize::try_from(self.slot.len).map_err(|error| Error::Limit { reason: error.to_string() })?;
+        Ok(self.segment.address(self.slot.offset, length)?)
     }
 
     /// Where it is.
@@ -149,10 +190,11 @@ impl LeasedSlot {
 impl Drop for LeasedSlot {
     fn drop(&mut self) {
         // In a forked child the lock may be held by a thread that does not exist there.
-        if self.memory.fork_guard.is_child() {
+        if self.fork_guard.is_child() {
             return;
         }
-        let released = lock(&self.memory.inputs).arena.release(self.slot);
+        let Some(own) = self.own.upgrade() else { return };
+        let released = lock(&own).arena.release(self.slot);
         debug_assert!(released.is_ok(), "{released:?}");
     }
 }
@@ -166,5 +208,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Small enough that a small program pays little for pages, large enough that a model needs few segments.
 const SEGMENT_BYTES_MIN: u64 = 16 << 20;
+/// A smaller result is copied: below this a slot saves nothing.
+const MAPPED_BYTES_MIN: u64 = 64 << 10;
+/// Results stay in shared memory while what is in use is at most this part of the arena.
+const RESULTS_SHARE: u64 = 2;
 /// A cache line, and what vector instructions like.
 const ALIGNMENT_BYTES: u64 = 64;

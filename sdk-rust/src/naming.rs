@@ -220,6 +220,27 @@ impl Names {
         Ok(Checked { collective, dtype, shape })
     }
 
+    /// The bytes of this rank's result, where they can be told before the other ranks are heard; of what gathers, if all hand
+    /// over as much as this one.
+    pub(crate) fn result_bytes(&self, request: &Request) -> Option<u64> {
+        let ranks = &self.sets.get(&request.set)?.ranks;
+        let (count, position) = (ranks.len() as u64, ranks.binary_search(&self.me).ok()? as u64);
+        let bytes = request.shape.elements() * request.dtype.size_bytes() as u64;
+        match &request.collective {
+            Collective::AllReduce { .. } | Collective::Broadcast { .. } => Some(bytes),
+            Collective::Reduce { root, .. } => (*root == self.me).then_some(bytes),
+            Collective::AllGather => bytes.checked_mul(count),
+            Collective::Gather { root } => bytes.checked_mul(count).filter(|_| *root == self.me),
+            Collective::ReduceScatter { .. } => {
+                let rows = request.shape.dimensions().first().copied().filter(|rows| *rows > 0)?;
+                let own = rows / count + u64::from(position < rows % count);
+                Some(bytes / rows * own)
+            }
+            Collective::AllToAll { splits } => splits.iter().all(|split| *split == splits[0]).then_some(bytes),
+            _ => None,
+        }
+    }
+
     fn check_ranks(&self, operation: &Operation<'_>) -> Result<(), Error> {
         // Of sets that this rank has not heard of the sidecar decides.
         let Some(Known { ranks, .. }) = self.sets.get(&operation.label.set) else { return Ok(()) };

@@ -90,6 +90,8 @@ pub struct Operation<'a> {
     pub postscale: f64,
     /// How contributions travel between sidecars; for an all-reduce only.
     pub codec: Codec,
+    /// Whether the result may stay in this worker's shared memory, to be taken as a [`Mapped`](crate::Mapped): without a copy.
+    pub mapped: bool,
     /// Where in the program it was asked for, as `file:line`: for reports of stalls and failures. Methods of the clients fill
     /// it in by themselves.
     pub site: Option<String>,
@@ -100,7 +102,14 @@ impl<'a> Operation<'a> {
     #[must_use]
     pub fn new(label: impl Into<Label<'a>>, collective: Collective, tensor: Option<TensorRef<'a>>) -> Self {
         let label = label.into();
-        Self { label, collective, tensor, prescale: 1.0, postscale: 1.0, codec: Codec::None, site: None }
+        let (prescale, postscale, codec) = (1.0, 1.0, Codec::None);
+        Self { label, collective, tensor, prescale, postscale, codec, mapped: false, site: None }
+    }
+
+    /// Lets the result stay in shared memory where it is large and there is room.
+    #[must_use]
+    pub fn mapped(self) -> Self {
+        Self { mapped: true, ..self }
     }
 
     /// Says where in the program it is asked for.

@@ -31,6 +31,8 @@ pub struct Options {
     pub transfer: Transfer,
     /// How messages reach the sidecar.
     pub ring: Ring,
+    /// Whether results that may stay in shared memory do.
+    pub mapped: bool,
 }
 
 /// How messages reach the sidecar.
@@ -70,12 +72,14 @@ impl Options {
             client_name: concat!("ronde-rust ", env!("CARGO_PKG_VERSION")).to_owned(),
             transfer: Transfer::default(),
             ring: Ring::default(),
+            mapped: true,
         }
     }
 
     /// Reads the environment, as `ronde run` sets it: RONDE_SOCKET (else `$XDG_RUNTIME_DIR/ronde`, else `/run/ronde`),
     /// RONDE_JOB, RONDE_RANK, RONDE_TOKEN_FILE (else the rank's file in the session directory), and, in seconds,
-    /// RONDE_CONNECT_TIMEOUT, RONDE_START_TIMEOUT, RONDE_OPERATION_TIMEOUT. RONDE_RING=0 switches the ring off.
+    /// RONDE_CONNECT_TIMEOUT, RONDE_START_TIMEOUT, RONDE_OPERATION_TIMEOUT. RONDE_RING=0 switches the ring off, RONDE_MAPPED=0
+    /// results that stay in shared memory.
     ///
     /// # Errors
     /// [`Error::Settings`] with all problems at once.
@@ -96,16 +100,20 @@ impl Options {
         let start = problems.note(seconds(&lookup, "RONDE_START_TIMEOUT"));
         let operation = problems.note(seconds(&lookup, "RONDE_OPERATION_TIMEOUT"));
         let ring = problems.note(ring(&lookup));
-        let (Some(socket_dir), Some(job), Some(rank), Some(connect), Some(start), Some(operation), Some(ring)) =
-            (socket_dir, job, rank, connect, start, operation, ring)
+        let mapped = problems.note(mapped(&lookup));
+        let (Some(socket_dir), Some(job), Some(rank), Some(connect), Some(start), Some(operation)) =
+            (socket_dir, job, rank, connect, start, operation)
         else {
+            return Err(Error::Settings { problems: problems.0 });
+        };
+        let (Some(ring), Some(mapped)) = (ring, mapped) else {
             return Err(Error::Settings { problems: problems.0 });
         };
         let mut options = Self::new(socket_dir, job, rank);
         options.connect_timeout = connect.unwrap_or(CONNECT_TIMEOUT);
         options.start_timeout = start.unwrap_or(START_TIMEOUT);
         options.operation_timeout = operation;
-        options.ring = ring;
+        (options.ring, options.mapped) = (ring, mapped);
         if let Some(path) = lookup("RONDE_TOKEN_FILE") {
             options.token_file = path.into();
         }
@@ -171,6 +179,16 @@ fn ring(lookup: &impl Fn(&str) -> Option<String>) -> Result<Ring, String> {
     }
 }
 
+fn mapped(lookup: &impl Fn(&str) -> Option<String>) -> Result<bool, String> {
+    match lookup("RONDE_MAPPED").as_deref() {
+        None | Some("1") => Ok(true),
+        Some("0") => Ok(false),
+        Some(text) => Err(format!(
+            "RONDE_MAPPED is {text:?}; it is 0 to copy all results, or 1 to leave large ones in shared memory"
+        )),
+    }
+}
+
 fn seconds(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<Duration>, String> {
     let Some(text) = lookup(name) else { return Ok(None) };
     let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
@@ -192,17 +210,17 @@ mod tests {
             ("RONDE_RANK", "-1"),
             ("RONDE_START_TIMEOUT", "soon"),
             ("RONDE_RING", "maybe"),
+            ("RONDE_MAPPED", "never"),
             ("XDG_RUNTIME_DIR", "/nowhere"),
         ];
         let lookup = |name: &str| settings.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
         let Err(Error::Settings { problems }) = Options::from_lookup(lookup) else { panic!("accepted") };
         let text = problems.join("\n");
-        let all =
-            ["RONDE_SOCKET is not set", "/nowhere/ronde", "RONDE_JOB is not set", "\"-1\"", "\"soon\"", "\"maybe\""];
-        for wanted in all {
+        let said = ["\"-1\"", "\"soon\"", "\"maybe\"", "\"never\""];
+        for wanted in said.into_iter().chain(["RONDE_SOCKET is not set", "/nowhere/ronde", "RONDE_JOB is not set"]) {
             assert!(text.contains(wanted), "{text} does not say {wanted}");
         }
-        assert_eq!(problems.len(), 5);
+        assert_eq!(problems.len(), 6);
     }
 
     #[test]
@@ -213,12 +231,13 @@ mod tests {
             ("RONDE_RANK", "3"),
             ("RONDE_OPERATION_TIMEOUT", "0.5"),
             ("RONDE_RING", "0"),
+            ("RONDE_MAPPED", "0"),
         ];
         let lookup = |name: &str| settings.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
         let options = Options::from_lookup(lookup).expect("complete settings");
         assert_eq!(options.token_file, Path::new("/s/rank-3.token"));
         assert_eq!(options.operation_timeout, Some(Duration::from_millis(500)));
         assert_eq!((options.rank, options.job.as_str()), (Rank(3), "mnist"));
-        assert_eq!(options.ring, Ring::Off);
+        assert_eq!((options.ring, options.mapped), (Ring::Off, false));
     }
 }

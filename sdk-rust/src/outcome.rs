@@ -1,6 +1,6 @@
 //! What an operation gives: [`Output`], and the types that the methods of the clients make of it.
 
-use ronde_wire::{Collective, Detail, Rank, SetId};
+use ronde_wire::{Collective, Detail, SetId};
 
 use crate::error::Error;
 use crate::tensor::Tensor;
@@ -118,19 +118,6 @@ impl Outcome for ProcessSet {
 
 fn lacks(collective: &Collective, what: &str) -> Error {
     Error::Protocol { reason: format!("the answer to {} lacks {what}", collective.name()) }
-}
-
-/// Whether a rank gets a tensor in the end.
-pub(crate) fn has_result(collective: &Collective, me: Rank) -> bool {
-    match collective {
-        Collective::Reduce { root, .. } | Collective::Gather { root } => *root == me,
-        Collective::Send { .. }
-        | Collective::Barrier
-        | Collective::Join
-        | Collective::AddSet { .. }
-        | Collective::RemoveSet { .. } => false,
-        _ => true,
-    }
 }
 
 mod private {

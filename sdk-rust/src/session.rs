@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::{Claimed, EpochView, Place, Submission, v1};
-use ronde_shm::ForkGuard;
+use ronde_rpc::{Claimed, EpochView, OutputPlace, Place, Submission, v1};
+use ronde_shm::{ForkGuard, Slot};
 use ronde_wire::{Collective, Failure, Rank, Record, Request, RequestId, SetId};
 use tokio::sync::{Notify, mpsc, oneshot};
 
@@ -32,6 +32,8 @@ pub(crate) struct Session {
     /// `None` when tensors travel in messages.
     pub(crate) memory: Option<Arc<Memory>>,
     pub(crate) operation_timeout: Option<Duration>,
+    /// Whether results that may stay in shared memory do.
+    mapped: bool,
     pub(crate) directory: PathBuf,
     outgoing: mpsc::Sender<v1::ClientMessage>,
     /// `None` when all messages travel on the stream.
@@ -56,6 +58,17 @@ pub(crate) struct Draft {
     what: Option<Request>,
     /// Where it was asked for.
     site: Option<String>,
+    /// The bytes of its result, where it may stay in shared memory.
+    result_bytes: Option<u64>,
+}
+
+/// How a session treats its operations.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Manners {
+    /// After how long a waiter gives up.
+    pub(crate) operation_timeout: Option<Duration>,
+    /// Whether results that may stay in shared memory do.
+    pub(crate) mapped: bool,
 }
 
 impl Draft {
@@ -90,13 +103,14 @@ impl Session {
         outgoing: mpsc::Sender<v1::ClientMessage>,
         claimed: Claimed,
         (memory, ring): (Option<Arc<Memory>>, Option<Ring>),
-        operation_timeout: Option<Duration>,
+        manners: Manners,
     ) -> Self {
         Self {
             fork_guard: ForkGuard::new(),
             claimed,
             memory,
-            operation_timeout,
+            operation_timeout: manners.operation_timeout,
+            mapped: manners.mapped,
             directory,
             outgoing,
             ring,
@@ -115,8 +129,14 @@ impl Session {
     /// # Errors
     /// [`Error::Argument`], or why the session is over.
     pub(crate) fn draft(self: &Arc<Self>, operation: &Operation<'_>) -> Result<Draft, Error> {
-        let what = self.open_table()?.names.request(operation)?;
-        Ok(Draft { session: Arc::clone(self), what: Some(what), site: operation.site.clone() })
+        let mut table = self.open_table()?;
+        let what = table.names.request(operation)?;
+        Ok(self.drafted(&table, what, operation))
+    }
+
+    fn drafted(self: &Arc<Self>, table: &Table, what: Request, operation: &Operation<'_>) -> Draft {
+        let result_bytes = if operation.mapped { table.names.result_bytes(&what) } else { None };
+        Draft { session: Arc::clone(self), what: Some(what), site: operation.site.clone(), result_bytes }
     }
 
     /// [`Session::draft`] for operations that become ready together.
@@ -128,17 +148,41 @@ impl Session {
         label: Label<'_>,
         operations: &[Operation<'_>],
     ) -> Result<Vec<Draft>, Error> {
-        let requests = self.open_table()?.names.group(label, operations)?;
-        let sites = operations.iter().map(|operation| operation.site.clone());
-        let draft = |(what, site)| Draft { session: Arc::clone(self), what: Some(what), site };
-        Ok(requests.into_iter().zip(sites).map(draft).collect())
+        let mut table = self.open_table()?;
+        let requests = table.names.group(label, operations)?.into_iter().zip(operations);
+        Ok(requests.map(|(what, operation)| self.drafted(&table, what, operation)).collect())
+    }
+
+    /// [`Session::submit`] of these bytes; blocks while the arena grows.
+    pub(crate) fn submit_from(self: &Arc<Self>, draft: Draft, bytes: &[u8]) -> Result<Handle, Error> {
+        // The input first: it cannot do without a slot.
+        let input = match self.memory.as_ref().filter(|_| !bytes.is_empty() && self.mappable(&draft).is_some()) {
+            Some(memory) => match memory.lease(bytes.len() as u64).and_then(|slot| slot.write(bytes).map(|()| slot)) {
+                Ok(slot) => Input::Leased(slot),
+                Err(error) => return Err(draft.refused(error)),
+            },
+            None => Input::Bytes(bytes),
+        };
+        let output = self.mappable(&draft).and_then(|(memory, bytes)| memory.lease_result(bytes));
+        self.submit(draft, input, output)
+    }
+
+    /// The memory in which the result of a drafted operation may stay, and its bytes.
+    pub(crate) fn mappable(&self, draft: &Draft) -> Option<(&Arc<Memory>, u64)> {
+        let (memory, bytes) = (self.memory.as_ref().filter(|_| self.mapped)?, draft.result_bytes?);
+        memory.has_room_for_result(bytes).then_some((memory, bytes))
     }
 
     /// Submits an operation. Copies the input; blocks only while the arena grows. When it is refused, the other ranks are
     /// told that this one does not take part.
-    pub(crate) fn submit(self: &Arc<Self>, mut draft: Draft, input: Input<'_>) -> Result<Handle, Error> {
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        mut draft: Draft,
+        input: Input<'_>,
+        output: Option<LeasedSlot>,
+    ) -> Result<Handle, Error> {
         let Some(what) = draft.what.as_ref() else { return Err(Error::Closed) };
-        match self.hand_over(what, draft.site.clone(), input) {
+        match self.hand_over(what, draft.site.clone(), input, output) {
             Ok(handle) => {
                 draft.what = None;
                 Ok(handle)
@@ -147,15 +191,22 @@ impl Session {
         }
     }
 
-    fn hand_over(self: &Arc<Self>, what: &Request, site: Option<String>, input: Input<'_>) -> Result<Handle, Error> {
+    fn hand_over(
+        self: &Arc<Self>,
+        what: &Request,
+        site: Option<String>,
+        input: Input<'_>,
+        output: Option<LeasedSlot>,
+    ) -> Result<Handle, Error> {
         self.fork_guard.check()?;
         self.lock_table().check_open(self.pending_max())?;
         let (place, input) = self.place(&what.collective, input)?;
         let (fulfil, promise) = promise();
-        let entry =
-            Entry { collective: what.collective.clone(), waiter: Some(fulfil), _input: input, parts: Vec::new() };
+        let wanted = output.as_ref().map(|output| place_of(output.slot()));
+        let (collective, parts) = (what.collective.clone(), Vec::new());
+        let entry = Entry { collective, waiter: Some(fulfil), input, output, parts };
         let request = self.lock_table().insert(entry, self.pending_max())?;
-        let message = Submission { request, what: what.clone(), place, site }.into_message();
+        let message = Submission { request, what: what.clone(), place, output: wanted, site }.into_message();
         if let Err(error) = self.say(Say::Submit(message), Urgency::Now) {
             self.lock_table().remove(request);
             return Err(error);
@@ -292,8 +343,7 @@ impl Session {
             }
             (Input::Bytes(bytes), None) => return Ok((self.place_inline(bytes)?, None)),
         };
-        let at = slot.slot();
-        Ok((Place::Arena { segment: at.segment.0, offset: at.offset, bytes: at.len }, Some(slot)))
+        Ok((place_of(slot.slot()).into(), Some(slot)))
     }
 
     fn place_inline(&self, bytes: &[u8]) -> Result<Place, Error> {
@@ -399,6 +449,10 @@ impl Session {
     }
 }
 
+fn place_of(slot: Slot) -> OutputPlace {
+    OutputPlace { segment: slot.segment.0, offset: slot.offset, bytes: slot.len }
+}
+
 /// Messages waiting to be sent: a submission and a release or withdrawal for every request that may be pending, and room for
 /// heartbeats and the farewell.
 pub(crate) const OUTGOING_MAX: usize = 2 * ronde_wire::limits::PENDING_PER_SESSION_MAX + 64;
@@ -421,12 +475,13 @@ mod tests {
             ring_bytes: 0,
         };
         let (outgoing, _unread) = mpsc::channel(2);
-        let session = Arc::new(Session::new((PathBuf::new(), Rank(0)), outgoing, claimed, (None, None), None));
+        let session =
+            Arc::new(Session::new((PathBuf::new(), Rank(0)), outgoing, claimed, (None, None), Manners::default()));
         let draft = || session.draft(&Operation::barrier(None));
-        let submitted = session.submit(draft().expect("open"), Input::Bytes(&[])).expect("room");
+        let submitted = session.submit_from(draft().expect("open"), &[]).expect("room");
         drop(draft().expect("open"));
         assert!(session.over().is_none(), "there was room to abstain");
-        let refused = session.submit(draft().expect("open"), Input::Bytes(&[])).expect_err("full");
+        let refused = session.submit_from(draft().expect("open"), &[]).expect_err("full");
         let over = session.over().expect("the other ranks cannot be told that this one takes no part");
         for error in [refused, over] {
             assert!(error.to_string().contains("2 messages wait for the sidecar, which does not read"), "{error}");

@@ -28,7 +28,9 @@ pub(crate) struct Entry {
     /// The waiter; `None` once it has gone.
     pub(crate) waiter: Option<Fulfil<Arrived>>,
     /// The input, which the sidecar may read until it answers.
-    pub(crate) _input: Option<LeasedSlot>,
+    pub(crate) input: Option<LeasedSlot>,
+    /// Where the result is wanted, which the sidecar may write until it answers.
+    pub(crate) output: Option<LeasedSlot>,
     /// Results that came in parts.
     pub(crate) parts: Vec<u8>,
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use ronde_engine::Completion;
-use ronde_rpc::convert::{EpochView, Place, Refused, Submission};
+use ronde_rpc::convert::{EpochView, OutputPlace, Place, Refused, Submission};
 use ronde_rpc::v1;
 use ronde_rpc::v1::server_message::Message;
-use ronde_shm::SegmentId;
+use ronde_shm::{SegmentId, WorkerSegment};
 use ronde_wire::{Cause, Collective, Epoch, Failure, Rank, RequestId, SetId, SidecarIndex, World, limits};
 
-use crate::memory::Input;
+use crate::memory::{Input, Output};
 use crate::operations::{Operations, ResultId};
 use crate::segments::Segments;
 use crate::sessions::{Held, Pending, Session};
@@ -53,22 +53,59 @@ pub(crate) fn accept(
         Place::None => Input::None,
         Place::Inline(data) => Input::Inline(data.clone()),
         Place::Arena { segment, offset, bytes } => {
-            let mapped = segments.input(&session.token, SegmentId(*segment));
-            let mapped =
-                mapped.ok_or_else(|| refuse(format!("segment {segment} is not attached; attach it on mem.sock")))?;
-            if offset.checked_add(*bytes).is_none_or(|end| end > mapped.len()) {
-                return Err(refuse(format!(
-                    "bytes {offset} to {offset}+{bytes} lie outside segment {segment} of {} bytes",
-                    mapped.len()
-                )));
-            }
-            Input::Arena { segment: mapped, offset: *offset, bytes: *bytes }
+            let segment = attached(session, segments, (*segment, *offset, *bytes)).map_err(refuse)?;
+            Input::Arena { segment, offset: *offset, bytes: *bytes }
         }
     };
+    let output = submission.output.map(|output| check_output(session, segments, output, &submission));
+    let output = output.transpose().map_err(|reason| refuse(format!("the output: {reason}")))?;
     let result_bytes = check_result(session, &submission, bounds).map_err(refuse)?;
     session.result_bytes += result_bytes;
-    session.pending.insert(submission.request, Pending { input, result_bytes });
+    let pending = Pending { input, output, in_output: false, result_bytes };
+    session.pending.insert(submission.request, pending);
     Ok(submission)
+}
+
+/// The segment of a place, once it is known to be there and to have these bytes.
+fn attached(
+    session: &Session,
+    segments: &Segments,
+    (segment, offset, bytes): (u32, u64, u64),
+) -> Result<Arc<WorkerSegment>, String> {
+    let mapped = segments.input(&session.token, SegmentId(segment));
+    let mapped = mapped.ok_or_else(|| format!("segment {segment} is not attached; attach it on mem.sock"))?;
+    if offset.checked_add(bytes).is_none_or(|end| end > mapped.len()) {
+        let len = mapped.len();
+        return Err(format!("bytes {offset} to {offset}+{bytes} lie outside segment {segment} of {len} bytes"));
+    }
+    Ok(mapped)
+}
+
+/// The place that a worker named for its result.
+fn check_output(
+    session: &Session,
+    segments: &Segments,
+    output: OutputPlace,
+    submission: &Submission,
+) -> Result<Output, String> {
+    let OutputPlace { segment, offset, bytes } = output;
+    match known_result_bytes(session.rank, submission) {
+        Some(wanted) if wanted != bytes => {
+            return Err(format!("it has {bytes} bytes, but the result will have {wanted}"));
+        }
+        _ => {}
+    }
+    let segment = attached(session, segments, (segment, offset, bytes))?;
+    Ok(Output { segment, offset, bytes })
+}
+
+/// The bytes of the result where they are known from the request.
+fn known_result_bytes(me: Rank, submission: &Submission) -> Option<u64> {
+    match submission.what.collective {
+        Collective::AllReduce { .. } | Collective::Broadcast { .. } => submission.place.bytes(),
+        Collective::Reduce { root, .. } if root == me => submission.place.bytes(),
+        _ => None,
+    }
 }
 
 /// What the result counts for, where the session has room for it.
@@ -114,6 +151,8 @@ fn hangs_on_others(me: Rank, collective: &Collective) -> bool {
 /// until they are there.
 fn expected_result_bytes(me: Rank, submission: &Submission) -> u64 {
     match submission.what.collective {
+        // It goes to memory of the worker's own, which counts as such.
+        _ if submission.output.is_some() && known_result_bytes(me, submission).is_some() => 0,
         Collective::Send { .. } => 0,
         Collective::Reduce { root, .. } | Collective::Gather { root } if root != me => 0,
         _ => submission.place.bytes().unwrap_or(0),
@@ -124,12 +163,12 @@ fn expected_result_bytes(me: Rank, submission: &Submission) -> u64 {
 pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, request: RequestId, completion: Completion) {
     let inline = session.is_inline(request);
     let Some(pending) = session.pending.remove(&request) else {
-        operations.release(result_id(session.rank, &completion));
+        operations.release(result_id(session.rank, &completion), session.rank);
         return;
     };
     let result = result_id(session.rank, &completion);
     let mut place = Place::None;
-    match operations.result(result) {
+    match operations.result(result, session.rank) {
         None => session.result_bytes -= pending.result_bytes,
         Some(slot) if inline && slot.slot.len > limits::INLINE_BYTES_MAX as u64 => {
             let reason = format!(
@@ -138,7 +177,7 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
                 limits::INLINE_BYTES_MAX
             );
             session.result_bytes -= pending.result_bytes;
-            operations.release(result);
+            operations.release(result, session.rank);
             send_failed(session, request, &Failure::new(Cause::Refused, reason).with_rank(session.rank));
             return;
         }
@@ -154,7 +193,7 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
                 offset += part;
             }
             session.result_bytes -= pending.result_bytes;
-            operations.release(result);
+            operations.release(result, session.rank);
         }
         Some(slot) => {
             let (segment, offset, bytes) = (slot.slot.segment.0, slot.slot.offset, slot.slot.len);
@@ -165,7 +204,8 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
         }
     }
     let Completion { epoch, seq, dtype, shape, detail, .. } = completion;
-    let message = ronde_rpc::Completion { request, epoch, seq, dtype, shape, result: place, detail };
+    let in_output = pending.in_output;
+    let message = ronde_rpc::Completion { request, epoch, seq, dtype, shape, result: place, in_output, detail };
     session.send(Message::Completed(message.into_message()));
 }
 
@@ -260,7 +300,7 @@ mod tests {
                 codec: Codec::None,
                 group: None,
             };
-            let submission = Submission { request: RequestId(self.requests), what, place, site: None };
+            let submission = Submission { request: RequestId(self.requests), what, place, output: None, site: None };
             let session = self.sessions.of_rank(ME).expect("it lives");
             accept(session, &Segments::default(), submission, self.bounds).err().map(|refused| refused.reason)
         }

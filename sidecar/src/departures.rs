@@ -86,8 +86,8 @@ impl Driver {
         let Some(session) = self.sessions.close(id) else { return };
         self.segments.close_session(&session.token);
         let failure = self.failure_of(&session, exited);
-        for held in session.held.into_values() {
-            self.operations.release(held.result);
+        for held in session.held.values() {
+            self.operations.release(held.result, session.rank);
         }
         let orderly = failure.cause == Cause::ShutDown;
         tracing::info!(rank = session.rank.0, orderly, reason = failure.reason, "a worker has left");

@@ -21,7 +21,7 @@ use crate::bootstrap::{FromSidecar, WorkerExited};
 use crate::cli::codes::Code;
 use crate::delivery::{deliver, epoch_view, result_id, send_failed};
 use crate::lane::{LaneCommand, LaneHandle, LaneReport};
-use crate::memory::{Input, OperationMemory};
+use crate::memory::OperationMemory;
 use crate::operations::Operations;
 use crate::pace::Pace;
 use crate::prompt::Prompt;
@@ -381,14 +381,9 @@ impl Driver {
         let (epoch, seq, tensors) = (admission.epoch, admission.seq, &admission.tensors);
         let operation = tensors.first().map(|tensor| tracing::field::display(&tensor.name));
         tracing::debug!(epoch = epoch.0, seq = seq.0, operation, tensors = tensors.len(), "an operation begins");
-        let sessions = &mut self.sessions;
-        let mut input = |rank: Rank, request: RequestId| {
-            let pending = sessions.of_rank(rank).and_then(|session| session.pending.get(&request));
-            pending.map_or(Input::None, |pending| pending.input.clone())
-        };
         let promptly = Prompt::takes(admission);
         let threads = admission.plan.lanes();
-        match self.operations.admit(admission, threads, &mut input) {
+        match self.operations.admit(admission, threads, &mut self.sessions) {
             Ok(memory) if promptly => self.perform(admission, memory),
             Ok(memory) => {
                 self.tell_first_lanes(threads, || LaneCommand::Admit(Arc::clone(admission), Arc::clone(&memory)));
@@ -419,7 +414,7 @@ impl Driver {
         let session = sessions.of_rank(rank);
         match (outcome, session) {
             (Ok(completion), Some(session)) => deliver(session, operations, request, completion),
-            (Ok(completion), None) => operations.release(result_id(rank, &completion)),
+            (Ok(completion), None) => operations.release(result_id(rank, &completion), rank),
             (Err(failure), Some(session)) => {
                 let operation = failure.tensor.as_ref().map(tracing::field::display);
                 let reason = &failure.reason;

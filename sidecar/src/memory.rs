@@ -1,13 +1,14 @@
 //! What an executor reads and writes: the [`Memory`] of operations in shared memory.
 //!
-//! Input segments belong to workers, which may write them at any time; every read is one copy into private memory.
+//! Input segments belong to workers, which may write them at any time; every read is one copy into private memory. A result is
+//! written block by block from private memory to every place where it is wanted, and never read back.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_engine::{InputPlace, Memory, MemoryError, OutputPlace};
-use ronde_shm::PeerSegment;
+use ronde_shm::{ShmError, WorkerSegment};
 use ronde_wire::{Rank, Seq};
 
 use crate::results::ResultSlot;
@@ -18,7 +19,7 @@ pub(crate) enum Input {
     /// In a segment of the rank's session.
     Arena {
         /// The mapping.
-        segment: Arc<PeerSegment>,
+        segment: Arc<WorkerSegment>,
         /// The first byte.
         offset: u64,
         /// How many.
@@ -48,6 +49,42 @@ impl Input {
     }
 }
 
+/// A place in a worker's own segment, for its result.
+#[derive(Clone)]
+pub(crate) struct Output {
+    /// The mapping.
+    pub(crate) segment: Arc<WorkerSegment>,
+    /// The first byte.
+    pub(crate) offset: u64,
+    /// How many.
+    pub(crate) bytes: u64,
+}
+
+/// Where a result goes.
+#[derive(Clone)]
+pub(crate) enum Destination {
+    /// A slot of the sidecar's, and the ranks that read it there, which have the same result.
+    Slot(ResultSlot, Vec<Rank>),
+    /// A place of the rank's worker.
+    Worker(Output),
+}
+
+impl Destination {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Slot(slot, _) => slot.slot.len,
+            Self::Worker(output) => output.bytes,
+        }
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), ShmError> {
+        match self {
+            Self::Slot(slot, _) => slot.segment.copy_from(slot.slot.offset + offset, from),
+            Self::Worker(output) => output.segment.copy_from(output.offset + offset, from),
+        }
+    }
+}
+
 /// The memory of one admitted operation, by tensor.
 pub(crate) struct OperationMemory {
     /// One for each tensor, in the operation's order.
@@ -58,10 +95,9 @@ pub(crate) struct OperationMemory {
 pub(crate) struct TensorMemory {
     /// The contributions that are here, ascending by rank.
     pub(crate) inputs: Vec<(Rank, Input)>,
-    /// The results that have bytes: the one that the local ranks share, under `None`, or those of single ranks.
-    pub(crate) outputs: Vec<(Option<Rank>, ResultSlot)>,
-    /// How many local ranks read a shared result: those that have asked for it.
-    pub(crate) readers: usize,
+    /// Where the results that have bytes go: the one that the local ranks share, under `None`, or those of single ranks. All
+    /// places of a result have its length.
+    pub(crate) outputs: Vec<(Option<Rank>, Destination)>,
 }
 
 impl TensorMemory {
@@ -125,15 +161,16 @@ impl Memory for LaneMemory {
 
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
         let tensor = self.operation(place.seq)?.tensors.get(place.tensor as usize);
-        let output = tensor.and_then(|tensor| tensor.outputs.iter().find(|(rank, _)| *rank == place.rank));
-        let (_, output) = output.ok_or_else(|| MemoryError(format!("{place:?} has no result here")))?;
-        let end = place.offset.checked_add(from.len() as u64);
-        if end.is_none_or(|end| end > output.slot.len) {
-            return Err(MemoryError(format!("{place:?} lies behind the result's {} bytes", output.slot.len)));
+        let outputs = tensor.into_iter().flat_map(|tensor| &tensor.outputs).filter(|(rank, _)| *rank == place.rank);
+        let mut written = false;
+        for (_, output) in outputs {
+            let end = place.offset.checked_add(from.len() as u64);
+            if end.is_none_or(|end| end > output.bytes()) {
+                return Err(MemoryError(format!("{place:?} lies behind the result's {} bytes", output.bytes())));
+            }
+            output.write(place.offset, from).map_err(|error| MemoryError(error.to_string()))?;
+            written = true;
         }
-        output
-            .segment
-            .copy_from(output.slot.offset + place.offset, from)
-            .map_err(|error| MemoryError(error.to_string()))
+        if written { Ok(()) } else { Err(MemoryError(format!("{place:?} has no result here"))) }
     }
 }

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ronde_engine::{Admission, AdmittedTensor};
+use ronde_engine::{Admission, AdmittedRequest, AdmittedTensor};
 use ronde_wire::{Epoch, Rank, RequestId, Seq, TensorName};
 
-use crate::memory::{Input, OperationMemory, TensorMemory};
+use crate::memory::{Destination, Input, OperationMemory, Output, TensorMemory};
 use crate::results::{ResultSlot, Results};
 
 /// Names a result of a tensor.
@@ -43,7 +43,16 @@ struct Running {
 
 struct Readable {
     slot: ResultSlot,
-    readers_left: usize,
+    readers_left: Vec<Rank>,
+}
+
+/// Finds what the requests of an operation brought.
+pub(crate) trait Requests {
+    /// The contribution.
+    fn input(&mut self, rank: Rank, request: RequestId) -> Input;
+
+    /// Where the rank wants its result of so many bytes, if it named such a place.
+    fn output(&mut self, rank: Rank, request: RequestId, bytes: u64) -> Option<Output>;
 }
 
 impl Operations {
@@ -52,8 +61,8 @@ impl Operations {
         Self { results, lanes, running: HashMap::new(), readable: HashMap::new(), draining: HashMap::new() }
     }
 
-    /// Reserves an operation's results and puts its memory together. `input` finds a request's contribution. `threads` is the
-    /// number of those that perform a part of it.
+    /// Reserves an operation's results and puts its memory together. `threads` is the number of those that perform a part of
+    /// it.
     ///
     /// # Errors
     /// When there is no memory for the results; nothing is reserved then.
@@ -61,19 +70,19 @@ impl Operations {
         &mut self,
         admission: &Admission,
         threads: usize,
-        mut input: impl FnMut(Rank, RequestId) -> Input,
+        brought: &mut impl Requests,
     ) -> anyhow::Result<Arc<OperationMemory>> {
         let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
         let mut tensors = Vec::with_capacity(admission.tensors.len());
         for (index, tensor) in admission.tensors.iter().enumerate() {
-            match self.lease_outputs(tensor, element_bytes) {
+            match self.lease_outputs(tensor, element_bytes, brought) {
                 Ok(outputs) => {
-                    let requests = tensor.requests.iter();
+                    let mut input = |of: &AdmittedRequest| (of.rank, brought.input(of.rank, of.request));
                     let inputs = match admission.contributions.get(index) {
                         Some(came) => contributed(admission, came),
-                        None => requests.map(|of| (of.rank, input(of.rank, of.request))).collect(),
+                        None => tensor.requests.iter().map(&mut input).collect(),
                     };
-                    tensors.push(TensorMemory { inputs, outputs, readers: tensor.requests.len() });
+                    tensors.push(TensorMemory { inputs, outputs });
                 }
                 Err(error) => {
                     self.release_outputs(&tensors);
@@ -88,25 +97,32 @@ impl Operations {
         Ok(memory)
     }
 
-    /// The slots for a tensor's results that have bytes.
+    /// The places for a tensor's results that have bytes. Only what somebody reads there gets a slot of the sidecar's.
     fn lease_outputs(
         &mut self,
         tensor: &AdmittedTensor,
         element_bytes: u64,
-    ) -> anyhow::Result<Vec<(Option<Rank>, ResultSlot)>> {
-        // Shared results are equal, so that the first request speaks for all.
-        let results = if tensor.own { &tensor.requests[..] } else { &tensor.requests[..tensor.requests.len().min(1)] };
-        let mut outputs = Vec::new();
-        for wanted in results {
+        brought: &mut impl Requests,
+    ) -> anyhow::Result<Vec<(Option<Rank>, Destination)>> {
+        let mut outputs: Vec<(Option<Rank>, Destination)> = Vec::new();
+        for wanted in &tensor.requests {
+            let key = tensor.own.then_some(wanted.rank);
+            // Shared results are equal.
             let bytes = wanted.output.elements() * element_bytes;
             if bytes == 0 {
                 continue;
             }
-            match self.results.lease(bytes) {
-                Ok(slot) => outputs.push((tensor.own.then_some(wanted.rank), slot)),
-                Err(error) => {
-                    outputs.into_iter().for_each(|(_, slot): (_, ResultSlot)| self.results.release(slot.slot));
-                    return Err(error);
+            if let Some(output) = brought.output(wanted.rank, wanted.request, bytes) {
+                outputs.push((key, Destination::Worker(output)));
+            } else if let Some(readers) = outputs.iter_mut().find_map(|output| readers_of(output, key)) {
+                readers.push(wanted.rank);
+            } else {
+                match self.results.lease(bytes) {
+                    Ok(slot) => outputs.push((key, Destination::Slot(slot, vec![wanted.rank]))),
+                    Err(error) => {
+                        self.release_slots(&outputs);
+                        return Err(error);
+                    }
                 }
             }
         }
@@ -114,8 +130,15 @@ impl Operations {
     }
 
     fn release_outputs(&mut self, tensors: &[TensorMemory]) {
-        let slots = tensors.iter().flat_map(|tensor| &tensor.outputs);
-        slots.for_each(|(_, slot)| self.results.release(slot.slot));
+        tensors.iter().for_each(|tensor| self.release_slots(&tensor.outputs));
+    }
+
+    fn release_slots(&mut self, outputs: &[(Option<Rank>, Destination)]) {
+        for (_, output) in outputs {
+            if let Destination::Slot(slot, _) = output {
+                self.results.release(slot.slot);
+            }
+        }
     }
 
     /// The name of the first tensor of an operation that runs.
@@ -136,26 +159,27 @@ impl Operations {
         }
         if let Some(running) = self.running.remove(&(epoch, seq)) {
             for (tensor, memory) in (0..).zip(&running.memory.tensors) {
-                for (rank, slot) in &memory.outputs {
-                    let readers_left = if rank.is_some() { 1 } else { memory.readers };
+                for (rank, output) in &memory.outputs {
+                    let Destination::Slot(slot, readers) = output else { continue };
                     let id = ResultId { epoch, seq, tensor, rank: *rank };
-                    self.readable.insert(id, Readable { slot: slot.clone(), readers_left });
+                    self.readable.insert(id, Readable { slot: slot.clone(), readers_left: readers.clone() });
                 }
             }
         }
         true
     }
 
-    /// Where a result lies; `None` for an operation without one.
-    pub(crate) fn result(&self, id: ResultId) -> Option<&ResultSlot> {
-        self.readable.get(&id).map(|readable| &readable.slot)
+    /// Where a rank reads a result; `None` for an operation without one, and when the worker has it already.
+    pub(crate) fn result(&self, id: ResultId, reader: Rank) -> Option<&ResultSlot> {
+        let readable = self.readable.get(&id)?;
+        readable.readers_left.contains(&reader).then_some(&readable.slot)
     }
 
-    /// One reader is through with a result.
-    pub(crate) fn release(&mut self, id: ResultId) {
+    /// A reader is through with a result; does nothing for a rank that does not read it.
+    pub(crate) fn release(&mut self, id: ResultId, reader: Rank) {
         let Some(readable) = self.readable.get_mut(&id) else { return };
-        readable.readers_left -= 1;
-        if readable.readers_left == 0
+        readable.readers_left.retain(|rank| *rank != reader);
+        if readable.readers_left.is_empty()
             && let Some(readable) = self.readable.remove(&id)
         {
             self.results.release(readable.slot.slot);
@@ -186,6 +210,14 @@ impl Operations {
     /// Numbers for metrics.
     pub(crate) fn results(&self) -> &Results {
         &self.results
+    }
+}
+
+/// Who reads the slot of the result under this key.
+fn readers_of(output: &mut (Option<Rank>, Destination), key: Option<Rank>) -> Option<&mut Vec<Rank>> {
+    match output {
+        (of, Destination::Slot(_, readers)) if *of == key => Some(readers),
+        _ => None,
     }
 }
 

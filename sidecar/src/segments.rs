@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 use ronde_shm::ring::PeerRing;
 use ronde_shm::{
-    MemHost, OwnedSegment, PeerSegment, SegmentId, ServeOutcome, SessionToken, peer_credentials, serve_one,
+    MemHost, OwnedSegment, SegmentId, ServeOutcome, SessionToken, WorkerSegment, peer_credentials, serve_one,
 };
 use ronde_wire::limits;
 
@@ -37,7 +37,7 @@ struct SessionSegments {
     uid: u32,
     limit_bytes: u64,
     mapped_bytes: u64,
-    inputs: HashMap<SegmentId, Arc<PeerSegment>>,
+    inputs: HashMap<SegmentId, Arc<WorkerSegment>>,
     ring: RingPlace,
 }
 
@@ -56,13 +56,13 @@ impl Segments {
         self.lock().sessions.push(session);
     }
 
-    /// Forgets a session; its segments are unmapped when the last operation that reads them is over.
+    /// Forgets a session; its segments are unmapped when the last operation that reads or writes them is over.
     pub(crate) fn close_session(&self, token: &SessionToken) {
         self.lock().sessions.retain(|session| session.token != *token);
     }
 
-    /// An input segment of a session.
-    pub(crate) fn input(&self, token: &SessionToken, segment: SegmentId) -> Option<Arc<PeerSegment>> {
+    /// A worker's own segment.
+    pub(crate) fn input(&self, token: &SessionToken, segment: SegmentId) -> Option<Arc<WorkerSegment>> {
         self.lock().sessions.iter().find(|s| s.token == *token)?.inputs.get(&segment).cloned()
     }
 
@@ -184,7 +184,7 @@ impl MemHost for ConnectionHost {
         self.with_session(token, |session| Ok(session.limit_bytes - session.mapped_bytes))
     }
 
-    fn attach(&mut self, token: &SessionToken, segment: SegmentId, mapped: PeerSegment) -> Result<(), String> {
+    fn attach(&mut self, token: &SessionToken, segment: SegmentId, mapped: WorkerSegment) -> Result<(), String> {
         let bytes = mapped.len();
         self.with_session(token, |session| {
             if session.inputs.contains_key(&segment) {

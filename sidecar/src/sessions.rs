@@ -12,8 +12,8 @@ use ronde_wire::{Epoch, Rank, Record, RequestId};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::memory::Input;
-use crate::operations::ResultId;
+use crate::memory::{Input, Output};
+use crate::operations::{Requests, ResultId};
 use crate::ring::{DEAF, RingOut};
 
 /// A session's number within this process; never reused.
@@ -69,6 +69,10 @@ pub(crate) struct Departing {
 pub(crate) struct Pending {
     /// The contribution.
     pub(crate) input: Input,
+    /// Where the worker wants the result, if it has named a place.
+    pub(crate) output: Option<Output>,
+    /// Whether the result goes there.
+    pub(crate) in_output: bool,
     /// What it counts against the session's limit of result bytes.
     pub(crate) result_bytes: u64,
 }
@@ -231,6 +235,10 @@ impl Sessions {
         self.live.get_mut(id)
     }
 
+    fn pending_mut(&mut self, rank: Rank, request: RequestId) -> Option<&mut Pending> {
+        self.of_rank(rank)?.pending.get_mut(&request)
+    }
+
     /// All live sessions.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Session> {
         self.live.values_mut()
@@ -244,5 +252,18 @@ impl Sessions {
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.live.len()
+    }
+}
+
+impl Requests for Sessions {
+    fn input(&mut self, rank: Rank, request: RequestId) -> Input {
+        self.pending_mut(rank, request).map_or(Input::None, |pending| pending.input.clone())
+    }
+
+    fn output(&mut self, rank: Rank, request: RequestId, bytes: u64) -> Option<Output> {
+        let pending = self.pending_mut(rank, request)?;
+        let output = pending.output.clone().filter(|output| output.bytes == bytes)?;
+        pending.in_output = true;
+        Some(output)
     }
 }

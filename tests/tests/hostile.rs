@@ -111,6 +111,7 @@ fn submission(request: u64, name: &str, elements: u64, input: v1::place::Place) 
         codec: String::new(),
         group: None,
         call_site: None,
+        output: None,
     }
 }
 

@@ -9,7 +9,7 @@ pub use collective::{collective_from, dtype_from, reduce_op_from};
 pub use session::{
     Claim, Claimed, Completion, EpochView, RankToken, SESSION_TOKEN_BYTES, TOKEN_BYTES, negotiate_protocol,
 };
-pub use submission::{Place, Refused, Submission, group_from};
+pub use submission::{OutputPlace, Place, Refused, Submission, group_from};
 
 use ronde_wire::ids::NameError;
 use ronde_wire::limits;
@@ -110,6 +110,12 @@ pub enum ConvertError {
     Device {
         /// The kind of device, cut to a printable length.
         kind: String,
+    },
+    /// A place for a result that cannot be one.
+    #[error("the output {what}")]
+    Output {
+        /// What is wrong with it.
+        what: &'static str,
     },
     /// Inline bytes are for small tensors.
     #[error("{given} inline bytes are over the limit of {max}; use shared memory for large tensors", max = limits::INLINE_BYTES_MAX)]

@@ -25,6 +25,7 @@ pub mod paths;
 pub mod ring;
 
 pub use convert::{
-    Claim, Claimed, Completion, ConvertError, EpochView, Place, RankToken, Refused, Submission, negotiate_protocol,
+    Claim, Claimed, Completion, ConvertError, EpochView, OutputPlace, Place, RankToken, Refused, Submission,
+    negotiate_protocol,
 };
 pub use paths::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN};

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use prost::Message as _;
 use ronde_rpc::v1;
 use ronde_rpc::{
-    Claim, Claimed, Completion, ConvertError, EpochView, Place, RankToken, Submission, negotiate_protocol,
+    Claim, Claimed, Completion, ConvertError, EpochView, OutputPlace, Place, RankToken, Submission, negotiate_protocol,
 };
 use ronde_wire::{
     Call, Cause, Codec, Collective, DType, Detail, Epoch, Exit, Failure, Group, JobName, Rank, Record, ReduceOp,
@@ -149,6 +149,30 @@ fn who_only_receives_hands_over_nothing() {
 }
 
 #[test]
+fn an_output_is_a_place_in_shared_memory_beside_the_input() {
+    let at = |offset, bytes| arena(offset, bytes);
+    let inline = Place::Inline(Bytes::from_static(&[0; 12])).into_message();
+    let send = Some(Collective::Send { to: Rank(0), tag: 0 }.into());
+    let with = |output| v1::Submit { output: Some(output), ..good() };
+    let cases = [
+        ("cuda", with(device())),
+        ("lies in no segment", with(inline.clone().expect("a place"))),
+        ("beyond what can be addressed", with(at(u64::MAX, 12))),
+        ("some of the input's", with(at(0, 12))),
+        ("some of the input's", with(at(11, 12))),
+        ("has no bytes", with(at(64, 0))),
+        ("inline request", v1::Submit { input: inline, ..with(at(64, 12)) }),
+        ("no result", v1::Submit { collective: send, ..with(at(64, 12)) }),
+    ];
+    for (words, message) in cases {
+        let refused = Submission::parse(message, ME).expect_err(words);
+        assert!(refused.reason.contains(words), "{} does not say {words}", refused.reason);
+    }
+    let beside = Submission::parse(with(at(12, 12)), ME).expect("in order").output;
+    assert_eq!(beside, Some(OutputPlace { segment: 1, offset: 12, bytes: 12 }));
+}
+
+#[test]
 fn splits_and_groups_are_bounded() {
     let cases = [(vec![], "splits"), (vec![1, 1], "splits"), (vec![2, 2], "splits"), (vec![0; 4_097], "splits")];
     for (splits, word) in cases {
@@ -239,6 +263,7 @@ fn answers_of_the_sidecar_are_checked_too() {
         dtype: DType::F32,
         shape: Shape::new(vec![2, 3]).expect("a shape"),
         result: Place::Arena { segment: 1, offset: 64, bytes: 24 },
+        in_output: false,
         detail: Detail::None,
     };
     let details = [
@@ -253,6 +278,8 @@ fn answers_of_the_sidecar_are_checked_too() {
         let completion = Completion { detail, ..completion.clone() };
         assert_eq!(Completion::parse(completion.clone().into_message()), Ok(completion));
     }
+    let written = Completion { result: Place::None, in_output: true, ..completion.clone() };
+    assert_eq!(Completion::parse(written.clone().into_message()), Ok(written));
     let message = completion.into_message();
     assert!(Completion::parse(v1::Completed { dtype: 0, ..message.clone() }).is_err());
     assert!(Completion::parse(v1::Completed { last_joined: Some(4_096), ..message.clone() }).is_err());
@@ -273,6 +300,7 @@ fn good() -> v1::Submit {
         codec: String::new(),
         group: None,
         call_site: None,
+        output: None,
     }
 }
 
@@ -326,7 +354,10 @@ fn any_submission() -> impl Strategy<Value = Submission> {
                 ..Request::new(SetId(set), name, collective, dtype, shape)
             };
             let site = (extra % 3 > 0).then(|| format!("train.py:{extra}"));
-            Submission { request: RequestId(request), what, place, site }
+            let wanted = extra % 5 > 0 && what.collective.has_result(ME) && !matches!(place, Place::Inline(_));
+            // Behind the input, in the same segment.
+            let output = OutputPlace { segment: extra, offset: u64::from(extra) + bytes, bytes: 1 + u64::from(extra) };
+            Submission { request: RequestId(request), what, place, output: wanted.then_some(output), site }
         },
     )
 }
@@ -416,6 +447,7 @@ fn any_message() -> impl Strategy<Value = v1::Submit> {
             codec: String::new(),
             group: None,
             call_site: None,
+            output: Place::Arena { segment, offset: bytes, bytes: offset }.into_message(),
         },
     )
 }

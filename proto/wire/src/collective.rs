@@ -181,6 +181,16 @@ impl Collective {
         }
     }
 
+    /// Whether a rank gets a tensor in the end.
+    #[must_use]
+    pub fn has_result(&self, me: Rank) -> bool {
+        match self {
+            Self::Reduce { root, .. } | Self::Gather { root } => *root == me,
+            Self::Send { .. } | Self::Barrier | Self::Join | Self::AddSet { .. } | Self::RemoveSet { .. } => false,
+            _ => true,
+        }
+    }
+
     /// The two ranks of a message, when `me` asks for it.
     #[must_use]
     pub const fn pair(&self, me: Rank) -> Option<Pair> {

@@ -9,7 +9,7 @@ The program runs under `ronde run -np N python program.py`. `ronde.torch` has th
 """
 
 from ronde._ronde import __version__
-from ronde.client import Client, connect
+from ronde.client import Client, SharedMemory, connect
 from ronde.errors import (
     FailureRecord,
     LastCall,
@@ -44,6 +44,7 @@ __all__ = [
     "Product",
     "RefusedError",
     "RondeError",
+    "SharedMemory",
     "ShutDownError",
     "Sum",
     "TimedOutError",

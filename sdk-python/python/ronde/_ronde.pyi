@@ -1,7 +1,7 @@
 """The native part of ronde: the Rust client. Use the package `ronde` instead."""
 
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 __version__: str
 DTYPES: list[str]
@@ -18,6 +18,7 @@ class Session:
         address: int,
         nbytes: int,
         *,
+        mapped: bool = False,
         name: str | None = None,
         op: int = 0,
         root: int = 0,
@@ -36,6 +37,7 @@ class Session:
         kind: str,
         tensors: Sequence[tuple[str, Sequence[int], int, int]],
         *,
+        mapped: bool = False,
         name: str | None = None,
         op: int = 0,
         prescale: float = 1.0,
@@ -47,6 +49,7 @@ class Session:
     def close(self, reason: str | None = None) -> None: ...
     def abandon(self) -> None: ...
     def take_notices(self) -> list[str]: ...
+    def shared_memory(self) -> tuple[int, int, int, int]: ...
     @property
     def submission_path(self) -> str: ...
     @property
@@ -79,4 +82,10 @@ class Operation:
     def splits(self) -> list[int]: ...
     def last_joined(self) -> int: ...
     def set_id(self) -> int: ...
+    def take_mapped(self) -> Memory | None: ...
     def read_into(self, address: int, nbytes: int) -> None: ...
+
+@final
+class Memory:
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ronde import _ronde
 from ronde.collectives import Collectives
@@ -28,6 +28,7 @@ def connect(
     operation_timeout: float | None = None,
     inline: bool = False,
     ring: bool | None = None,
+    mapped: bool | None = None,
 ) -> Client:
     """Pairs with the sidecar of this host, claims a rank and waits until all ranks of the job have done so.
 
@@ -46,6 +47,10 @@ def connect(
     inline            -- sends small tensors inside messages instead of through shared memory
     ring              -- whether messages go over a ring in shared memory, where the sidecar takes one, instead of gRPC;
                          else RONDE_RING (0 or 1), else they do
+    mapped            -- whether results from 64 KiB on stay in shared memory, as tensors that view it: no copy is made,
+                         and the memory is used again when the last view of it dies. They are like others, but in a
+                         forked child they are still the parent's. While half of the memory is in use, results are
+                         copied. Else RONDE_MAPPED (0 or 1), else they do
 
     Raises, with `cause`:
     RondeError    -- "settings": a setting is missing or wrong (all are told at once); "token": the token file cannot
@@ -64,6 +69,7 @@ def connect(
         "RONDE_START_TIMEOUT": start_timeout,
         "RONDE_OPERATION_TIMEOUT": operation_timeout,
         "RONDE_RING": None if ring is None else int(ring),
+        "RONDE_MAPPED": None if mapped is None else int(mapped),
     }
     settings = {name: str(value) for name, value in given.items() if value is not None}
     return Client(_ronde.Session.connect(settings, inline, f"ronde-python {_ronde.__version__}"))
@@ -79,6 +85,21 @@ def _end(session: _ronde.Session) -> None:
         session.abandon()
     else:
         session.close()
+
+
+class SharedMemory(NamedTuple):
+    """A worker's shared memory: inputs in flight, and results that stay there.
+
+    mapped_bytes -- of all segments
+    in_use_bytes -- of these, what is in use
+    slots        -- inputs and results that use it
+    segments     -- how often memory was added
+    """
+
+    mapped_bytes: int
+    in_use_bytes: int
+    slots: int
+    segments: int
 
 
 class Client(Collectives):
@@ -103,6 +124,11 @@ class Client(Collectives):
     def is_open(self) -> bool:
         """Whether operations can be submitted: the client is not closed and its epoch not over."""
         return self._session.is_open
+
+    @property
+    def shared_memory(self) -> SharedMemory:
+        """What this worker has in shared memory now; zeros when the client is closed."""
+        return SharedMemory(*self._session.shared_memory())
 
     @property
     def submission_path(self) -> str:

@@ -13,8 +13,11 @@ from ronde.submission import (
     read_nothing,
     read_tensor,
     reduction,
+    share_of,
     splits_of,
     tag_number,
+    target_like,
+    target_of_rows,
 )
 from ronde.tensors import integers_like, source_of
 
@@ -74,7 +77,8 @@ class Collectives(Submission):
                   finite and not 0. Integers are multiplied as float64 and truncated toward zero, saturating;
                   their average with a postscale is the sum times postscale / ranks, truncated once.
         out    -- a NumPy array or PyTorch tensor of the same type and shape, for the result; may be `tensor`. It is
-                  written when the result is waited for. After an error its elements mean nothing.
+                  written when the result is waited for. After an error its elements mean nothing. Without one a
+                  large result stays in shared memory, and what is returned is a view of that: see `connect`.
         codec  -- "float16" or "bfloat16": how the elements are written on the way between sidecars, each rounded twice;
                   for the Sum and Average of float32
 
@@ -99,8 +103,8 @@ class Collectives(Submission):
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """`allreduce` in flight."""
-        options = reduction(op, prescale_factor, postscale_factor, codec)
-        return self._submit("allreduce", tensor, name, process_set, out=out, **options)
+        source, options = source_of(tensor), reduction(op, prescale_factor, postscale_factor, codec)
+        return self._submit("allreduce", source, name, process_set, out=target_like(out, source), **options)
 
     def grouped_allreduce(
         self,
@@ -140,17 +144,27 @@ class Collectives(Submission):
         options = reduction(op, prescale_factor, postscale_factor, codec)
         return self._submit_group("allreduce", tensors, name, process_set, **options)
 
-    def allgather(self, tensor: Any, name: str | None = None, *, process_set: ProcessSet | None = None) -> Any:
+    def allgather(
+        self, tensor: Any, name: str | None = None, *, out: Any = None, process_set: ProcessSet | None = None
+    ) -> Any:
         """All ranks' tensors, one after the other along the first dimension, on every rank.
 
         The dimensions are the same on all ranks but for the first, the rows, which may differ and be 0. The result is
-        of shape (sum of all ranks' rows, *rest). Raises what is common; ValueError also for a scalar: it has no rows.
-        """
-        return self.allgather_async(tensor, name, process_set=process_set).wait()
+        of shape (sum of all ranks' rows, *rest).
 
-    def allgather_async(self, tensor: Any, name: str | None = None, *, process_set: ProcessSet | None = None) -> Handle:
+        out -- as for `allreduce`, of the result's shape. That it has as many rows is known when all ranks' are: it is
+               then that ValueError is raised, on this rank alone.
+
+        Raises what is common; ValueError also for an `out` that does not fit and for a scalar, which has no rows.
+        """
+        return self.allgather_async(tensor, name, out=out, process_set=process_set).wait()
+
+    def allgather_async(
+        self, tensor: Any, name: str | None = None, *, out: Any = None, process_set: ProcessSet | None = None
+    ) -> Handle:
         """`allgather` in flight."""
-        return self._submit("allgather", tensor, name, process_set)
+        source = source_of(tensor)
+        return self._submit("allgather", source, name, process_set, out=target_of_rows(out, source, None))
 
     def grouped_allgather(
         self, tensors: Sequence[Any], name: str | None = None, *, process_set: ProcessSet | None = None
@@ -193,7 +207,8 @@ class Collectives(Submission):
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """`broadcast` in flight."""
-        return self._submit("broadcast", tensor, name, process_set, out=out, root=rank_number(root_rank))
+        source, root = source_of(tensor), rank_number(root_rank)
+        return self._submit("broadcast", source, name, process_set, out=target_like(out, source), root=root)
 
     def grouped_broadcast(
         self,
@@ -225,6 +240,7 @@ class Collectives(Submission):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         *,
+        out: Any = None,
         process_set: ProcessSet | None = None,
     ) -> Any:
         """This rank's rows of the reduction of all ranks' tensors.
@@ -232,10 +248,13 @@ class Collectives(Submission):
         tensor -- with a first dimension, the rows, which are divided: of r rows over n ranks the first r % n ranks get
                   one more than r // n. Its shape, op and scales are the same on all ranks.
         op     -- Average, Sum, Min, Max or Product, as for `allreduce`
+        out    -- as for `allreduce`, of the shape of this rank's rows
 
-        Raises what is common; ValueError also for a scalar, which has no rows.
+        Raises what is common; ValueError also for an `out` that does not fit and for a scalar, which has no rows.
         """
-        handle = self.reduce_scatter_async(tensor, op, name, prescale_factor, postscale_factor, process_set=process_set)
+        handle = self.reduce_scatter_async(
+            tensor, op, name, prescale_factor, postscale_factor, out=out, process_set=process_set
+        )
         return handle.wait()
 
     def reduce_scatter_async(
@@ -246,11 +265,14 @@ class Collectives(Submission):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         *,
+        out: Any = None,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """`reduce_scatter` in flight."""
-        options = reduction(op, prescale_factor, postscale_factor)
-        return self._submit("reducescatter", tensor, name, process_set, **options)
+        source, options = source_of(tensor), reduction(op, prescale_factor, postscale_factor)
+        rows = share_of(source.shape[0], self._set(process_set)) if source.shape else None
+        target = target_of_rows(out, source, rows)
+        return self._submit("reducescatter", source, name, process_set, out=target, **options)
 
     def grouped_reduce_scatter(
         self,
@@ -283,33 +305,47 @@ class Collectives(Submission):
         return self._submit_group("reducescatter", tensors, name, process_set, **options)
 
     def alltoall(
-        self, tensor: Any, splits: Any = None, name: str | None = None, *, process_set: ProcessSet | None = None
+        self,
+        tensor: Any,
+        splits: Any = None,
+        name: str | None = None,
+        *,
+        out: Any = None,
+        process_set: ProcessSet | None = None,
     ) -> Any:
         """The rows that all ranks have for this one, in the order of ranks.
 
         tensor -- with a first dimension, its rows; the others are the same on all ranks
         splits -- how many of the rows each rank gets, as integers in the order of ranks; may be 0, and add up to the
                   number of rows. Without it every rank gets as many, for which the rows must be divisible.
+        out    -- as for `allgather`
 
         Returns the tensor, or (tensor, received_splits) if splits were given: how many rows came from each rank, as
-        int32 of PyTorch for PyTorch, else of NumPy. Raises what is common; ValueError also for splits that do not fit
-        and for a scalar.
+        int32 of PyTorch for PyTorch, else of NumPy. Raises what is common; ValueError also for splits or an `out` that
+        do not fit and for a scalar.
         """
-        return self.alltoall_async(tensor, splits, name, process_set=process_set).wait()
+        return self.alltoall_async(tensor, splits, name, out=out, process_set=process_set).wait()
 
     def alltoall_async(
-        self, tensor: Any, splits: Any = None, name: str | None = None, *, process_set: ProcessSet | None = None
+        self,
+        tensor: Any,
+        splits: Any = None,
+        name: str | None = None,
+        *,
+        out: Any = None,
+        process_set: ProcessSet | None = None,
     ) -> Handle:
         """`alltoall` in flight."""
         source = source_of(tensor)
-        read_rows, is_told = read_tensor(source.empty), splits is not None
+        target = target_of_rows(out, source, None)
+        read_rows, is_told = read_tensor(source, target), splits is not None
 
         def read(operation: _ronde.Operation) -> Any:
             received = operation.splits()
             result = read_rows(operation)
             return (result, integers_like(result, received)) if is_told else result
 
-        return self._submit("alltoall", source, name, process_set, read=read, **splits_of(splits))
+        return self._submit("alltoall", source, name, process_set, out=target, read=read, **splits_of(splits))
 
     def reduce(
         self,

@@ -10,14 +10,16 @@ import numpy
 
 from ronde.call_site import call_site
 from ronde.handle import GroupHandle, Handle
-from ronde.tensors import Source, kind_of, source_of, target_of
+from ronde.tensors import Source, kind_of, owns_memory, source_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from ronde import _ronde
     from ronde.process_set import ProcessSet
-    from ronde.tensors import Empty, Target
+    from ronde.tensors import Target
 
 
 class Submission:
@@ -38,16 +40,36 @@ class Submission:
         name: str | None,
         process_set: ProcessSet | None,
         *,
-        out: Any = None,
+        out: Target | None = None,
         read: Callable[[_ronde.Operation], Any] | None = None,
         **options: Any,
     ) -> Handle:
         """One operation on a tensor, which may be a source already; without a `read` its result is of the same kind."""
         source = tensor if isinstance(tensor, Source) else source_of(tensor)
-        read = read or read_tensor(source.empty, None if out is None else _target_like(out, source))
+        read = read or read_tensor(source, out)
         options.update(_named(name), **self._numbered(process_set), site=call_site())
+        options.setdefault("mapped", out is None and source.view is not None)
         operation = self._session.submit(kind, source.dtype, source.shape, source.address, source.nbytes, **options)
         return Handle(self.log_notices, operation, read)
+
+    def reduce_gradient(
+        self, gradient: torch.Tensor, op: int, name: str, prescale_factor: float, postscale_factor: float
+    ) -> Handle:
+        """An all-reduce of a gradient whose memory may be replaced by the result's, instead of being written."""
+        source, target = source_of(gradient), target_of(gradient)
+        view = source.view if owns_memory(gradient) else None
+
+        def read(operation: _ronde.Operation) -> torch.Tensor:
+            memory = None if view is None else operation.take_mapped()
+            if view is None or memory is None:
+                operation.read_into(target.address, target.nbytes)
+                target.finish()
+            else:
+                gradient.data = view(memory, gradient.shape)
+            return gradient
+
+        options = reduction(op, prescale_factor, postscale_factor)
+        return self._submit("allreduce", source, name, None, read=read, mapped=view is not None, **options)
 
     def _submit_group(
         self, kind: str, tensors: Sequence[Any], name: str | None, process_set: ProcessSet | None, **options: Any
@@ -57,8 +79,9 @@ class Submission:
         if not sources:
             return GroupHandle([])
         parts = [(source.dtype, source.shape, source.address, source.nbytes) for source in sources]
-        operations = self._session.submit_group(kind, parts, **options)
-        reads = [read_tensor(source.empty) for source in sources]
+        mapped = all(source.view is not None for source in sources)
+        operations = self._session.submit_group(kind, parts, mapped=mapped, **options)
+        reads = [read_tensor(source) for source in sources]
         return GroupHandle([Handle(self.log_notices, *each) for each in zip(operations, reads)])
 
     def _request(
@@ -92,15 +115,20 @@ class Submission:
         return {"set": number} if number else {}
 
     def _for_root(self, root: int, source: Source) -> Callable[[_ronde.Operation], Any]:
-        return read_tensor(source.empty) if root == self._session.rank else read_nothing
+        return read_tensor(source) if root == self._session.rank else read_nothing
 
 
-def read_tensor(empty: Empty, out: Target | None = None) -> Callable[[_ronde.Operation], Any]:
-    """Reads a result into `out`, or into new memory of the input's kind."""
+def read_tensor(source: Source, out: Target | None = None) -> Callable[[_ronde.Operation], Any]:
+    """Reads a result into `out`; without one it is a view of shared memory or new memory, of the input's kind."""
+    empty, view = source.empty, source.view  # not the source, which keeps the input alive
 
     def read(operation: _ronde.Operation) -> Any:
         shape = operation.shape()
+        if out is None and view is not None and (memory := operation.take_mapped()) is not None:
+            return view(memory, shape)
         target = empty(shape) if out is None else out
+        if target.shape != tuple(shape):
+            raise ValueError(f"out is of shape {target.shape}, but the result is of shape {tuple(shape)}")
         operation.read_into(target.address, target.nbytes)
         return target.finish()
 
@@ -124,14 +152,33 @@ def read_nothing(operation: _ronde.Operation) -> None:
     operation.shape()  # raises why it failed
 
 
-def _target_like(out: Any, source: Source) -> Target:
+def target_like(out: Any, source: Source) -> Target | None:
+    """The place for a result like the source, if one is given."""
+    return None if out is None else _checked(target_of(out), source, source.shape)
+
+
+def target_of_rows(out: Any, source: Source, rows: int | None) -> Target | None:
+    """The place for a result of other rows, if one is given; None for as many as only the other ranks know."""
+    if out is None:
+        return None
     target = target_of(out)
-    if (target.dtype, target.shape) != (source.dtype, source.shape):
+    known = target.shape[0] if rows is None and target.shape else rows
+    return _checked(target, source, (known, *source.shape[1:]))
+
+
+def _checked(target: Target, source: Source, shape: tuple[int | None, ...]) -> Target:
+    if (target.dtype, target.shape) != (source.dtype, shape):
         raise ValueError(
             f"out is of type {target.dtype} and shape {target.shape}, but the result will be of type "
-            f"{source.dtype} and shape {source.shape}"
+            f"{source.dtype} and shape {shape}"
         )
     return target
+
+
+def share_of(rows: int, process_set: ProcessSet) -> int:
+    """How many of the rows are this rank's when they are divided."""
+    each, more = divmod(rows, process_set.size())
+    return each + (process_set.rank() < more)
 
 
 def splits_of(splits: Any) -> dict[str, Any]:

@@ -25,13 +25,23 @@ DTYPES = frozenset(_ronde.DTYPES)
 class Source:
     """A contiguous tensor in this process's memory, to be read, and how to make a result of the same kind."""
 
-    def __init__(self, owner: Any, address: int, dtype: str, shape: Sequence[int], nbytes: int, empty: Empty) -> None:
+    def __init__(
+        self,
+        owner: Any,
+        address: int,
+        dtype: str,
+        shape: Sequence[int],
+        nbytes: int,
+        empty: Empty,
+        view: View | None = None,
+    ) -> None:
         self.owner = owner  # keeps the memory alive
         self.address = address
         self.dtype = check_dtype(dtype)
         self.shape = tuple(shape)
         self.nbytes = nbytes
         self.empty = empty
+        self.view = view  # None where results are copied in any case
 
 
 class Target:
@@ -53,6 +63,14 @@ class Empty(Protocol):
 
     def __call__(self, shape: Sequence[int]) -> Target:
         """Memory for a result of this shape."""
+        ...
+
+
+class View(Protocol):
+    """Makes a tensor that views a result in shared memory, whose owner it keeps."""
+
+    def __call__(self, memory: _ronde.Memory, shape: Sequence[int]) -> Any:
+        """A tensor of this shape."""
         ...
 
 
@@ -112,6 +130,14 @@ def target_of(tensor: Any) -> Target:
     raise ValueError(f"a result can be written into a NumPy array or a PyTorch tensor, not into {_kind(tensor)}")
 
 
+def owns_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is in rows in main memory that no larger tensor has a part in."""
+    import torch
+
+    is_plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
+    return is_plain and not tensor.is_neg() and tensor.untyped_storage().nbytes() == _torch_nbytes(tensor)
+
+
 def kind_of(like: Any) -> Callable[[str, Sequence[int]], Target]:
     """Makes memory for results whose type and shape another rank chose: PyTorch's when `like` is its, else NumPy's."""
     torch_module = sys.modules.get("torch")
@@ -166,8 +192,14 @@ def _numpy_source(array: numpy.ndarray[Any, Any]) -> Source:
     def empty(shape: Sequence[int]) -> Target:
         return _numpy_target(numpy.empty(shape, dtype=dtype))
 
+    view = functools.partial(_numpy_view, dtype)
     # `ascontiguousarray` makes a scalar one-dimensional, so the shape is the original's.
-    return Source(dense, _address(dense), dense.dtype.name, array.shape, dense.nbytes, empty)
+    return Source(dense, _address(dense), dense.dtype.name, array.shape, dense.nbytes, empty, view)
+
+
+def _numpy_view(dtype: Any, memory: _ronde.Memory, shape: Sequence[int]) -> numpy.ndarray[Any, Any]:
+    array: numpy.ndarray[Any, Any] = numpy.asarray(memory).view(dtype).reshape(shape)
+    return array
 
 
 def _numpy_empty(dtype: str, shape: Sequence[int]) -> Target:
@@ -194,7 +226,11 @@ def _numpy_target(array: numpy.ndarray[Any, Any]) -> Target:
 def _bfloat16_source(tensor: Bfloat16) -> Source:
     bits = _numpy_source(tensor.bits)
     empty = functools.partial(_numpy_empty, "bfloat16")
-    return Source(bits.owner, bits.address, "bfloat16", bits.shape, bits.nbytes, empty)
+
+    def view(memory: _ronde.Memory, shape: Sequence[int]) -> Bfloat16:
+        return Bfloat16(_numpy_view(numpy.uint16, memory, shape))
+
+    return Source(bits.owner, bits.address, "bfloat16", bits.shape, bits.nbytes, empty, view)
 
 
 def _bfloat16_target(tensor: Bfloat16) -> Target:
@@ -223,7 +259,19 @@ def _torch_source(tensor: torch.Tensor) -> Source:
         result = torch.empty(tuple(shape), dtype=dtype)
         return _torch_memory(result, lambda: result.to(device))
 
-    return Source(dense, dense.data_ptr(), torch_dtype_name(dense.dtype), tensor.shape, _torch_nbytes(dense), empty)
+    view = functools.partial(_torch_view, dtype) if device.type == "cpu" else None
+    name, nbytes = torch_dtype_name(dtype), _torch_nbytes(dense)
+    return Source(dense, dense.data_ptr(), name, tensor.shape, nbytes, empty, view)
+
+
+def _torch_view(dtype: torch.dtype, memory: _ronde.Memory, shape: Sequence[int]) -> torch.Tensor:
+    import torch
+
+    name = torch_dtype_name(dtype)
+    # NumPy has no bfloat16, and PyTorch does not take all of its other types.
+    bits = _numpy_view(numpy.int16 if name in ("bfloat16", "uint16") else name, memory, shape)
+    tensor = torch.from_numpy(bits)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 def _torch_target(tensor: torch.Tensor) -> Target:
@@ -245,7 +293,8 @@ def _torch_target(tensor: torch.Tensor) -> Target:
 
 def _torch_memory(tensor: torch.Tensor, finish: Callable[[], Any]) -> Target:
     dtype = torch_dtype_name(tensor.dtype)
-    return Target(tensor, tensor.data_ptr(), dtype, tensor.shape, _torch_nbytes(tensor), finish)
+    # The memory stays, also when the tensor is given other memory meanwhile.
+    return Target(tensor.detach(), tensor.data_ptr(), dtype, tensor.shape, _torch_nbytes(tensor), finish)
 
 
 def _torch_dense(tensor: torch.Tensor) -> torch.Tensor:

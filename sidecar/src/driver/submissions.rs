@@ -117,7 +117,7 @@ impl Driver {
         let Some(session) = self.sessions.get_mut(id) else { return };
         if let Some(held) = session.held.remove(&request) {
             session.result_bytes -= held.result_bytes;
-            self.operations.release(held.result);
+            self.operations.release(held.result, session.rank);
         }
     }
 }

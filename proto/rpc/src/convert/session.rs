@@ -244,6 +244,8 @@ pub struct Completion {
     pub shape: Shape,
     /// Where the result lies: in a result segment, or nowhere when there is none or it came as parts before.
     pub result: Place,
+    /// Whether it lies where the submission wanted it; `result` is [`Place::None`] then.
+    pub in_output: bool,
     /// What else the caller learns.
     pub detail: Detail,
 }
@@ -261,6 +263,7 @@ impl Completion {
             seq: Seq(message.seq),
             dtype: dtype_from(message.dtype)?,
             shape: Shape::new(message.shape)?,
+            in_output: message.in_output,
             result: Place::parse(message.result)?,
             detail,
         })
@@ -286,6 +289,7 @@ impl Completion {
             splits,
             last_joined,
             set,
+            in_output: self.in_output,
         }
     }
 }

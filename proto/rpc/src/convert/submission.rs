@@ -18,6 +18,8 @@ pub struct Submission {
     /// Where the input lies; exactly as long as type and shape ask for. Where there is none, nowhere, or empty inline bytes
     /// when the result is to come inside messages.
     pub place: Place,
+    /// Where the result is wanted; `None` for wherever the sidecar has room.
+    pub output: Option<OutputPlace>,
     /// Where in the worker's program it was asked for; cut to its limit.
     pub site: Option<String>,
 }
@@ -38,6 +40,17 @@ pub enum Place {
     Inline(Bytes),
     /// Nowhere: the operation has no input, or the result came in parts.
     None,
+}
+
+/// Bytes of an input segment of the session that a result is to be written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutputPlace {
+    /// The segment's number within its session.
+    pub segment: u32,
+    /// The first byte.
+    pub offset: u64,
+    /// The number of bytes.
+    pub bytes: u64,
 }
 
 /// A submission that cannot be performed, with what is needed to tell all other ranks about it.
@@ -93,6 +106,7 @@ impl Submission {
             codec: codec.name().to_owned(),
             group: group.map(v1::Group::from),
             call_site: self.site,
+            output: self.output.and_then(|output| Place::from(output).into_message()),
         }
     }
 }
@@ -139,6 +153,39 @@ impl Place {
     }
 }
 
+impl From<OutputPlace> for Place {
+    fn from(OutputPlace { segment, offset, bytes }: OutputPlace) -> Self {
+        Self::Arena { segment, offset, bytes }
+    }
+}
+
+impl OutputPlace {
+    /// Whether it has bytes in common with another place.
+    #[must_use]
+    pub fn overlaps(&self, other: &Place) -> bool {
+        let Place::Arena { segment, offset, bytes } = *other else { return false };
+        // Parsed places end within what can be addressed.
+        segment == self.segment && offset < self.offset + self.bytes && self.offset < offset + bytes
+    }
+
+    fn parse(message: v1::Place, input: &Place, collective: &Collective, me: Rank) -> Result<Self, ConvertError> {
+        let Place::Arena { segment, offset, bytes } = Place::parse(Some(message))? else {
+            return Err(ConvertError::Output { what: "lies in no segment; name an arena place" });
+        };
+        let output = Self { segment, offset, bytes };
+        if matches!(input, Place::Inline(_)) {
+            return Err(ConvertError::Output { what: "belongs to an inline request, whose result comes in messages" });
+        }
+        if !collective.has_result(me) {
+            return Err(ConvertError::Output { what: "belongs to an operation that gives this rank no result" });
+        }
+        if bytes == 0 || output.overlaps(input) {
+            return Err(ConvertError::Output { what: "has no bytes, or some of the input's" });
+        }
+        Ok(output)
+    }
+}
+
 fn parse_named(message: v1::Submit, name: TensorName, me: Rank) -> Result<Submission, ConvertError> {
     let codec = Codec::from_name(&message.codec);
     let codec = codec.ok_or_else(|| ConvertError::Codec { codec: printable(&message.codec) })?;
@@ -148,6 +195,7 @@ fn parse_named(message: v1::Submit, name: TensorName, me: Rank) -> Result<Submis
     check_scale("postscale", message.postscale, &collective)?;
     let place = Place::parse(message.input)?;
     let site = message.call_site.and_then(Call::fit_site);
+    let output = message.output.map(|output| OutputPlace::parse(output, &place, &collective, me)).transpose()?;
     let (dtype, shape) = if collective.has_input(me) {
         let (dtype, shape) = (dtype_from(message.dtype)?, Shape::new(message.shape)?);
         check_place(dtype, &shape, &place)?;
@@ -169,7 +217,7 @@ fn parse_named(message: v1::Submit, name: TensorName, me: Rank) -> Result<Submis
         codec,
         group,
     };
-    Ok(Submission { request: RequestId(message.request), what, place, site })
+    Ok(Submission { request: RequestId(message.request), what, place, output, site })
 }
 
 /// Parses a group.

@@ -327,6 +327,11 @@ pub struct Submit {
     /// did last.
     #[prost(string, optional, tag = "12")]
     pub call_site: ::core::option::Option<::prost::alloc::string::String>,
+    /// Where the result is wanted: an arena place in an input segment of the session, outside of the input, which nobody else
+    /// uses until the operation completes or fails. Unset: in memory of the sidecar. Not for inline requests, nor for ranks
+    /// that get no result. Where the result's size hangs on other ranks and is not this place's, it comes as if unset.
+    #[prost(message, optional, tag = "13")]
+    pub output: ::core::option::Option<Place>,
 }
 /// Tensors that are ordered together: none of them before all of them are ready on all ranks.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -407,6 +412,9 @@ pub struct Completed {
     /// Of an added process set: its id.
     #[prost(uint32, optional, tag = "9")]
     pub set: ::core::option::Option<u32>,
+    /// The result lies where the Submit's output said; `result` is unset then, and there is nothing to release.
+    #[prost(bool, tag = "10")]
+    pub in_output: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ResultPart {

@@ -54,19 +54,24 @@ class Ronde:
         self._library.barrier()
 
     def operations(self, collective: str, tensor: Array) -> dict[str, Operation]:
-        """All-reduce and broadcast write into a tensor of the caller; the others allocate their results."""
+        """Results go to memory of the caller, and, but for broadcast, to where the client leaves them."""
         client, total = self._library.mpi_ops.client(), self._library.Sum
         whole = self._torch.from_numpy(tensor)
-        part = whole[: len(tensor) // self.ranks]
+        share = len(tensor) // self.ranks
+        part = whole[:share]
+        out = self._torch.empty(share if collective == "reduce_scatter" else len(tensor))
         return {
             "allreduce": {
                 IN_PLACE: lambda: client.allreduce(whole, total, out=whole),
                 NEW: lambda: client.allreduce(whole, total),
             },
             "broadcast": {IN_PLACE: lambda: client.broadcast(whole, ROOT_RANK, out=whole)},
-            "allgather": {NEW: lambda: client.allgather(part)},
-            "reduce_scatter": {NEW: lambda: client.reduce_scatter(whole, total)},
-            "alltoall": {NEW: lambda: client.alltoall(whole)},
+            "allgather": {INTO: lambda: client.allgather(part, out=out), NEW: lambda: client.allgather(part)},
+            "reduce_scatter": {
+                INTO: lambda: client.reduce_scatter(whole, total, out=out),
+                NEW: lambda: client.reduce_scatter(whole, total),
+            },
+            "alltoall": {INTO: lambda: client.alltoall(whole, out=out), NEW: lambda: client.alltoall(whole)},
         }[collective]
 
     def close(self) -> None:

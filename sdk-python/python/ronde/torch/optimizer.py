@@ -199,10 +199,12 @@ class _Reducer:
                 raise ValueError(f"the gradient of {self._name(parameter)} is sparse; use sparse_as_dense=True")
             gradient = parameter.grad = gradient.to_dense()
         compressed, context = self.compression.compress(gradient)
-        handle = mpi_ops.client().allreduce_async(
-            compressed, self.op, self._name(parameter), self.prescale, self.postscale, out=compressed
-        )
-        reduction = _Reduction(handle, gradient, self.compression, context)
+        client, name = mpi_ops.client(), self._name(parameter)
+        if compressed is gradient:
+            handle = client.reduce_gradient(gradient, self.op, name, self.prescale, self.postscale)
+        else:
+            handle = client.allreduce_async(compressed, self.op, name, self.prescale, self.postscale, out=compressed)
+        reduction = _Reduction(handle, parameter, gradient, self.compression, context)
         self._in_flight[parameter] = reduction
         return reduction
 
@@ -214,8 +216,16 @@ class _Reducer:
 class _Reduction:
     """One gradient on its way."""
 
-    def __init__(self, handle: Handle, gradient: torch.Tensor, compression: type[Compressor], context: Any) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        compression: type[Compressor],
+        context: Any,
+    ) -> None:
         self._handle = handle
+        self._parameter = parameter
         self._gradient = gradient
         self._compression = compression
         self._context = context
@@ -229,6 +239,9 @@ class _Reduction:
         if result is not self._gradient:
             with torch.no_grad():
                 self._gradient.copy_(result)
+        # The user may have replaced it meanwhile.
+        if self._parameter.grad is not self._gradient:
+            self._parameter.grad = self._gradient
         self._done = True
 
 

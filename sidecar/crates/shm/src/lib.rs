@@ -8,7 +8,8 @@
 //! - [`error`]: [`ShmError`], which says who is to blame.
 //!
 //! **The peer process can write shared bytes at any time.** Nothing here hands out a reference or a slice to shared
-//! memory; callers copy in and out, and whatever they decide, they decide on private bytes.
+//! memory; callers copy in and out, and whatever they decide, they decide on private bytes. A worker may learn the address of
+//! its own bytes ([`OwnedSegment::address`]), which its sidecar was asked to fill and is trusted to leave alone afterwards.
 //!
 //! # unsafe
 //!
@@ -34,4 +35,4 @@ pub use passing::{
     Credentials, MemClient, MemClientConfig, MemHost, MemReply, MemRequest, ServeOutcome, SessionToken,
     peer_credentials, serve_one,
 };
-pub use segment::{OwnedSegment, PeerSegment, Share};
+pub use segment::{OwnedSegment, PeerSegment, Share, WorkerSegment};

@@ -180,6 +180,13 @@ impl Mapping<ReadWrite> {
         Some(())
     }
 
+    /// Where the bytes from `offset` lie in this process, or `None` when they do not all lie inside. Whoever uses the address
+    /// keeps the mapping, and answers for what its module's header says.
+    pub(crate) fn address(&self, offset: u64, len: usize) -> Option<usize> {
+        let offset = self.checked_offset(offset, len)?;
+        Some(self.base.as_ptr().expose_provenance() + offset)
+    }
+
     /// The number at `offset`, or `None` when it is not inside or not aligned.
     pub(crate) fn atomic_u64(&self, offset: u64) -> Option<&AtomicU64> {
         let offset = self.checked_offset(offset, size_of::<u64>())?;

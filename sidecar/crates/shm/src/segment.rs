@@ -1,8 +1,9 @@
-//! Sealed memfd segments: one's own ([`OwnedSegment`]) and the peer's ([`PeerSegment`]).
+//! Sealed memfd segments: one's own ([`OwnedSegment`]) and the peer's: [`PeerSegment`], which is only read, and
+//! [`WorkerSegment`], into which the sidecar also writes the results that its worker wants there.
 //!
 //! A segment is mapped and populated when it is made or attached and stays mapped for the life of the session. Its
-//! size is sealed, so no access can fault. The peer can write an input segment at any time, so both types hand out
-//! copies and nothing else; `mapping` argues why that is sound.
+//! size is sealed, so no access can fault. The peer can write an input segment at any time, so all types hand out
+//! copies and nothing else (but for [`OwnedSegment::address`]); `mapping` argues why that is sound.
 //!
 //! A forked child inherits the mappings. They stay (`MADV_DONTFORK` would turn a child's innocent look at an inherited
 //! tensor into a segmentation fault) and cost a child nothing: page tables of shared mappings are not copied. What a
@@ -24,8 +25,8 @@ use crate::mapping::{Mapping, ReadOnly, ReadWrite, SealedFd, add_seals, mappable
 /// Who may write a segment besides its creator's own mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Share {
-    /// An input segment, made by a worker: sealed against shrinking, growing and further seals. The peer maps it
-    /// read-only by its own choice.
+    /// A worker's segment, for inputs and for results of its own: sealed against shrinking, growing and further seals. The
+    /// peer writes only where the worker asked for a result.
     Writable,
     /// A result segment, made by the sidecar and possibly shared by several workers: also sealed with
     /// F_SEAL_FUTURE_WRITE, so that only the creator's mapping can write. No receiver can map it writable, write to it
@@ -92,6 +93,17 @@ impl OwnedSegment {
         self.mapping.copy_to(offset, target).ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
     }
 
+    /// Where `len` bytes at `offset` lie in this process, for whoever can use an address: it is good while this value lives.
+    /// The peer may write there until it has been asked to for the last time, and must be trusted not to afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::OutOfRange`].
+    pub fn address(&self, offset: u64, len: usize) -> Result<usize, ShmError> {
+        let address = self.mapping.address(offset, len);
+        address.ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+    }
+
     /// Size in bytes: what was asked for, rounded up to whole pages. Never zero.
     #[must_use]
     pub fn len(&self) -> u64 {
@@ -132,15 +144,7 @@ impl PeerSegment {
     /// [`ShmError::OverLimit`], [`ShmError::NotMemfd`], [`ShmError::MissingSeals`], [`ShmError::WrongSize`] for what the
     /// peer did wrong; [`ShmError::System`] when memory or address space runs out.
     pub fn map_named(name: &str, fd: OwnedFd, expected_bytes: u64, limit_bytes: u64) -> Result<Self, ShmError> {
-        if expected_bytes > limit_bytes {
-            return Err(ShmError::OverLimit { segment: name.to_owned(), bytes: expected_bytes, limit_bytes });
-        }
-        mappable(expected_bytes, name)?;
-        let sealed = SealedFd::verify(fd, SEALS_OF_PEER, name)?;
-        let actual = sealed.bytes().get() as u64;
-        if actual != expected_bytes {
-            return Err(ShmError::WrongSize { segment: name.to_owned(), announced: expected_bytes, actual });
-        }
+        let sealed = checked(name, fd, expected_bytes, limit_bytes)?;
         Ok(Self { name: name.to_owned(), mapping: Mapping::new(&sealed, name, usize::MAX)? })
     }
 
@@ -176,6 +180,76 @@ impl PeerSegment {
     pub fn is_empty(&self) -> bool {
         false
     }
+}
+
+/// A segment that a worker created, as its sidecar maps it: read for inputs, written for the results that the worker wants
+/// there.
+#[derive(Debug)]
+pub struct WorkerSegment {
+    name: String,
+    mapping: Mapping<ReadWrite>,
+}
+
+impl WorkerSegment {
+    /// [`PeerSegment::map_named`], but to be written as well.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PeerSegment::map_named`]; [`ShmError::System`] also when the memfd cannot be mapped to be written.
+    pub fn map_named(name: &str, fd: OwnedFd, expected_bytes: u64, limit_bytes: u64) -> Result<Self, ShmError> {
+        let sealed = checked(name, fd, expected_bytes, limit_bytes)?;
+        Ok(Self { name: name.to_owned(), mapping: Mapping::new(&sealed, name, usize::MAX)? })
+    }
+
+    /// Reads `target.len()` bytes at `offset` into private memory.
+    ///
+    /// The worker may write at the same time; each byte read is then some value that the byte had.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::OutOfRange`]; the target is then untouched.
+    pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
+        let len = target.len();
+        self.mapping.copy_to(offset, target).ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+    }
+
+    /// Writes `source` at `offset`, where the worker has asked for it.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::OutOfRange`]; nothing was written then.
+    pub fn copy_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
+        let len = source.len();
+        self.mapping
+            .copy_from(offset, source)
+            .ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+    }
+
+    /// Size in bytes. Never zero.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.mapping.bytes()
+    }
+
+    /// Always false: there are no empty segments.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+/// The peer's memfd, once it is known to be what was announced.
+fn checked(name: &str, fd: OwnedFd, expected_bytes: u64, limit_bytes: u64) -> Result<SealedFd, ShmError> {
+    if expected_bytes > limit_bytes {
+        return Err(ShmError::OverLimit { segment: name.to_owned(), bytes: expected_bytes, limit_bytes });
+    }
+    mappable(expected_bytes, name)?;
+    let sealed = SealedFd::verify(fd, SEALS_OF_PEER, name)?;
+    let actual = sealed.bytes().get() as u64;
+    if actual != expected_bytes {
+        return Err(ShmError::WrongSize { segment: name.to_owned(), announced: expected_bytes, actual });
+    }
+    Ok(sealed)
 }
 
 /// A memfd of its own that its peer may write, with all seals, and its mapping.

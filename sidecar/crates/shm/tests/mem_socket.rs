@@ -12,8 +12,8 @@ use ronde_shm::error::ProtocolError;
 use ronde_shm::passing::{LINE_BYTES_MAX, Received, recv_with_fd, send_with_fd};
 use ronde_shm::ring::{Bell, PeerRing, Pushed, RingEnd, Wait, WorkerRing};
 use ronde_shm::{
-    MemClient, MemClientConfig, MemHost, OwnedSegment, PeerSegment, SegmentId, ServeOutcome, SessionToken, Share,
-    ShmError, serve_one,
+    MemClient, MemClientConfig, MemHost, OwnedSegment, SegmentId, ServeOutcome, SessionToken, Share, ShmError,
+    WorkerSegment, serve_one,
 };
 
 const BYTES: usize = 8_192;
@@ -40,7 +40,7 @@ fn config() -> MemClientConfig {
 
 /// A host with one session.
 struct OneSession {
-    attached: Vec<(SegmentId, PeerSegment)>,
+    attached: Vec<(SegmentId, WorkerSegment)>,
     results: Vec<Arc<OwnedSegment>>,
     room_bytes: u64,
     ring: Option<RingEnd>,
@@ -58,7 +58,7 @@ impl MemHost for OneSession {
         if *given == token() { Ok(self.room_bytes) } else { Err("no such session".to_owned()) }
     }
 
-    fn attach(&mut self, _: &SessionToken, segment: SegmentId, mapped: PeerSegment) -> Result<(), String> {
+    fn attach(&mut self, _: &SessionToken, segment: SegmentId, mapped: WorkerSegment) -> Result<(), String> {
         if self.attached.iter().any(|(id, _)| *id == segment) {
             return Err(format!("input segment {segment} is attached already"));
         }

@@ -10,7 +10,7 @@ use super::token::SessionToken;
 use crate::arena::SegmentId;
 use crate::error::{ProtocolError, ShmError};
 use crate::ring::PeerRing;
-use crate::segment::{OwnedSegment, PeerSegment};
+use crate::segment::{OwnedSegment, WorkerSegment};
 
 /// The sessions behind `mem.sock`. Reasons travel to the worker's user: say what is wrong and what to do.
 ///
@@ -31,7 +31,7 @@ pub trait MemHost {
     /// # Errors
     ///
     /// The reason why it is declined; it is then unmapped.
-    fn attach(&mut self, token: &SessionToken, segment: SegmentId, mapped: PeerSegment) -> Result<(), String>;
+    fn attach(&mut self, token: &SessionToken, segment: SegmentId, mapped: WorkerSegment) -> Result<(), String>;
 
     /// A result segment whose descriptor the worker may have.
     ///
@@ -140,7 +140,7 @@ fn attach(
 ) -> Result<(), String> {
     let limit_bytes = host.attach_limit_bytes(token)?;
     let name = format!("input segment {segment}");
-    let mapped = PeerSegment::map_named(&name, fd, bytes, limit_bytes).map_err(|error| error.to_string())?;
+    let mapped = WorkerSegment::map_named(&name, fd, bytes, limit_bytes).map_err(|error| error.to_string())?;
     host.attach(token, segment, mapped)
 }
 

@@ -1,0 +1,29 @@
+"""Results that stay in shared memory, in worlds of real workers. Each worker asserts by itself; see `workers/`."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import pytest
+
+WORLDS = [(1, 1), (2, 1), (3, 1), (4, 2)]
+
+
+@pytest.mark.parametrize("ring", ["0", "1"])
+@pytest.mark.parametrize(("ranks", "sidecars"), WORLDS)
+def test_results_stay_in_shared_memory(
+    world: Callable[..., str], monkeypatch: pytest.MonkeyPatch, ranks: int, sidecars: int, ring: str
+) -> None:
+    monkeypatch.setenv("RONDE_RING", ring)
+    assert world("mapped.py", ranks, sidecars, options=("--arena-mb", "16")).count("stay where they are") == ranks
+
+
+def test_results_are_copied_where_that_is_wanted(world: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RONDE_MAPPED", "0")
+    assert world("mapped.py", 2, 1, options=("--arena-mb", "16")).count("stay where they are") == 2
+
+
+@pytest.mark.parametrize(("ranks", "sidecars"), [(1, 1), (2, 1), (2, 2), (3, 1)])
+def test_gradients_have_the_bits_of_copied_ones(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+    pytest.importorskip("torch")
+    assert world("mapped_training.py", ranks, sidecars).count("gradients are the same") == 2 * ranks
