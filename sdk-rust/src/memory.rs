@@ -35,6 +35,8 @@ pub(crate) struct Memory {
 struct Own {
     arena: Arena,
     segments: HashMap<SegmentId, Arc<OwnedSegment>>,
+    /// Room for as many bytes is left when results take theirs.
+    largest_input_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -57,7 +59,7 @@ impl Memory {
         };
         let arena = Arena::new(config).map_err(|error| Error::argument(error.to_string()))?;
         Ok(Self {
-            own: Arc::new(Mutex::new(Own { arena, segments: HashMap::new() })),
+            own: Arc::new(Mutex::new(Own { arena, segments: HashMap::new(), largest_input_bytes: 0 })),
             limit_bytes: claimed.arena_bytes_max,
             results: Mutex::new(HashMap::new()),
             exchange: Mutex::new(Exchange { client, next: 0 }),
@@ -71,8 +73,16 @@ impl Memory {
         Ok(self.lease_or_growth(bytes)?.ok())
     }
 
-    /// Leases a slot, growing the arena when that is needed. Blocks then.
+    /// Leases a slot for an input, growing the arena when that is needed. Blocks then.
     pub(crate) fn lease(&self, bytes: u64) -> Result<LeasedSlot, Error> {
+        {
+            let mut own = lock(&self.own);
+            own.largest_input_bytes = own.largest_input_bytes.max(bytes);
+        }
+        self.lease_slot(bytes)
+    }
+
+    fn lease_slot(&self, bytes: u64) -> Result<LeasedSlot, Error> {
         if let Some(slot) = self.try_lease(bytes)? {
             return Ok(slot);
         }
@@ -87,11 +97,15 @@ impl Memory {
         }
     }
 
-    /// Whether a result of so many bytes is worth a slot, and may have one: inputs, without which nothing can be submitted,
-    /// keep their half of the arena.
+    /// Whether a result of so many bytes is worth a slot, and may have one: half of the arena, and as much as the largest
+    /// input took, is kept for inputs, without which nothing can be submitted.
     pub(crate) fn has_room_for_result(&self, bytes: u64) -> bool {
-        let in_use = self.usage().in_use_bytes;
-        bytes >= MAPPED_BYTES_MIN && in_use.saturating_add(bytes) <= self.limit_bytes / RESULTS_SHARE
+        if bytes < MAPPED_BYTES_MIN {
+            return false;
+        }
+        let own = lock(&self.own);
+        let kept = own.largest_input_bytes.max(self.limit_bytes / KEPT_FOR_INPUTS);
+        own.arena.usage().in_use_bytes.saturating_add(bytes).saturating_add(kept) <= self.limit_bytes
     }
 
     /// Leases a slot for a result, if it [may have one](Self::has_room_for_result); blocks while the arena grows.
@@ -99,7 +113,7 @@ impl Memory {
         if !self.has_room_for_result(bytes) {
             return None;
         }
-        let leased = self.lease(bytes);
+        let leased = self.lease_slot(bytes);
         leased.inspect_err(|error| tracing::debug!(target: "ronde", %error, "a result is copied")).ok()
     }
 
@@ -210,7 +224,7 @@ pub(crate) const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 const SEGMENT_BYTES_MIN: u64 = 16 << 20;
 /// A smaller result is copied: below this a slot saves nothing.
 const MAPPED_BYTES_MIN: u64 = 64 << 10;
-/// Results stay in shared memory while what is in use is at most this part of the arena.
-const RESULTS_SHARE: u64 = 2;
+/// Results that stay in shared memory leave this part of the arena alone: a half.
+const KEPT_FOR_INPUTS: u64 = 2;
 /// A cache line, and what vector instructions like.
 const ALIGNMENT_BYTES: u64 = 64;

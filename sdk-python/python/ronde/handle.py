@@ -36,8 +36,8 @@ class Handle:
         timeout -- how long to wait, in seconds; None for as long as it takes
 
         Raises TimeoutError after `timeout`: the operation goes on, and `wait` may be called again. Raises why the
-        operation or the session failed as `Client.allreduce` does; also ShutDownError when the result lies in shared
-        memory and the client was closed before this call, which is what reads it.
+        operation or the session failed as `Client.allreduce` does; also ShutDownError when the result is to be copied
+        from shared memory and the client was closed before this call, which is what reads it.
         """
         if self._read is not None:
             self._wait(self._read, timeout)

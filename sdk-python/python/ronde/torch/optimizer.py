@@ -40,6 +40,10 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
 
     The optimizer given is not to be used any more: the result takes over its parameters and state.
 
+    From 64 KiB on the memory of a gradient is replaced by the result's when it is reduced, not written (`p.grad` stays
+    the same tensor); not so for gradients that are compressed, on another device, parts of a larger tensor or not laid
+    out in rows, and not with `init(mapped=False)` or RONDE_MAPPED=0. Bits are the same either way.
+
     Gradients are of the floating-point types of `ronde.Client.allreduce` and have the same shapes on all ranks; `step`
     and `synchronize` raise what that does. Raises NotImplementedError for Adasum, and ValueError for
     `backward_passes_per_step` below 1, a factor without Average, and names that are missing or not unique.
