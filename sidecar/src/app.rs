@@ -332,6 +332,7 @@ fn engine_config(settings: &Settings, peers: &[Peer], world: &World) -> EngineCo
         peer_timeout_ms: settings.peer_timeout_ms,
         fusion_threshold_bytes: settings.fusion_threshold_bytes,
         eager_bytes: settings.eager_bytes.unwrap_or(defaults.eager_bytes),
+        run_ahead: defaults.run_ahead.filter(|_| settings.runs_ahead),
         stall_warning_ms: settings.stall_warning_ms.unwrap_or(defaults.stall_warning_ms),
         stall_shutdown_ms: settings.stall_shutdown_ms,
         result_bytes_max: settings.arena_bytes_max,

@@ -86,6 +86,9 @@ pub(crate) struct Start {
     pub(crate) fusion_threshold_bytes: Option<u64>,
     /// Bytes of a contribution up to which operations travel eagerly; 0 switches that off; a default when absent.
     pub(crate) eager_bytes: Option<u32>,
+    /// Whether operations that come again in every step are performed without being negotiated; they are when absent.
+    #[serde(default)]
+    pub(crate) run_ahead: Option<bool>,
     /// Age after which a tensor that waits for some ranks is reported, milliseconds; a default when absent.
     pub(crate) stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch, milliseconds; never when absent or 0.

@@ -40,6 +40,8 @@ pub(crate) struct Settings {
     /// Bytes of a contribution up to which operations travel eagerly; 0 for none. Default: the engine's. The coordinator's
     /// counts.
     pub(crate) eager_bytes: Option<u32>,
+    /// Whether operations that come again in every step are performed without being negotiated. The coordinator's counts.
+    pub(crate) runs_ahead: bool,
     /// Age after which a tensor that waits for some ranks is reported. Default: the engine's.
     pub(crate) stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch; 0 for never, the default.
@@ -104,6 +106,7 @@ impl Settings {
             arena_bytes_max: start.arena_bytes_max.unwrap_or(ARENA_BYTES_MAX),
             fusion_threshold_bytes: start.fusion_threshold_bytes.unwrap_or(limits::FUSION_THRESHOLD_BYTES),
             eager_bytes: start.eager_bytes,
+            runs_ahead: start.run_ahead.unwrap_or(true),
             stall_warning_ms: start.stall_warning_ms,
             stall_shutdown_ms: start.stall_shutdown_ms.unwrap_or(0),
             tells_of_exits: start.tells_of_exits,

@@ -246,6 +246,11 @@ impl Driver {
                     self.handle(Event::Executed { epoch, seq });
                 }
             }
+            LaneReport::Dropped(epoch, last) => {
+                if self.operations.lane_dropped(epoch, last) {
+                    self.handle(Event::Cancelled { epoch, last });
+                }
+            }
             LaneReport::Failed(epoch, seq, reason) => {
                 let operation = self.operations.name(epoch, seq).map(tracing::field::display);
                 tracing::error!(epoch = epoch.0, seq = seq.0, operation, reason, "a lane cannot perform an operation");
@@ -304,6 +309,7 @@ impl Driver {
                 Action::EpochBegan { epoch } => self.begin_epoch(epoch),
                 Action::EpochEnded { epoch, failure } => self.end_epoch(epoch, &failure),
                 Action::Admit(admission) => self.admit(&admission),
+                Action::Cancel { epoch, last, dropped } => self.cancel(epoch, last, &dropped.into()),
                 Action::Complete { rank, request, outcome } => self.complete(rank, request, outcome),
                 Action::Notice { sidecars, ranks, text } => self.notice(&sidecars, &ranks, &text),
                 Action::Disconnect { peer, reason } => self.disconnect(peer, &reason),
@@ -393,6 +399,13 @@ impl Driver {
                 self.handle(Event::ExecutionFailed { epoch, seq, reason });
             }
         }
+    }
+
+    /// Has the lanes drop operations.
+    fn cancel(&mut self, epoch: Epoch, last: Seq, dropped: &Arc<[Seq]>) {
+        tracing::debug!(epoch = epoch.0, last = last.0, operations = dropped.len(), "operations are dropped");
+        self.operations.cancel((epoch, last), dropped);
+        self.tell_lanes(|| LaneCommand::Cancel(epoch, last, Arc::clone(dropped)));
     }
 
     /// Performs a small operation on this thread.

@@ -20,6 +20,8 @@ pub(crate) enum LaneCommand {
     EpochEnd(Epoch),
     /// Perform this.
     Admit(Arc<Admission>, Arc<OperationMemory>),
+    /// Drop these operations, and what still comes of any up to a last one; the lane answers [`LaneReport::Dropped`].
+    Cancel(Epoch, Seq, Arc<[Seq]>),
     /// Take a fresh certificate for links made from now on.
     Identity(Arc<Identity>),
     /// Report counters.
@@ -32,6 +34,8 @@ pub(crate) enum LaneCommand {
 pub(crate) enum LaneReport {
     /// The lane's part of an operation is complete.
     Done(Epoch, Seq),
+    /// The lane has dropped what it was told to, up to this operation.
+    Dropped(Epoch, Seq),
     /// The lane's part of an operation cannot be performed.
     Failed(Epoch, Seq, String),
     /// No memory of the epoch is touched any more.
@@ -217,6 +221,12 @@ impl LaneThread {
             LaneCommand::Admit(admission, memory) => {
                 self.memory.insert(admission.seq, memory);
                 self.executor.handle_admission(admission);
+            }
+            LaneCommand::Cancel(epoch, last, dropped) => {
+                for seq in self.executor.handle_cancel(epoch, last, &dropped) {
+                    self.memory.remove(seq);
+                }
+                self.report(LaneReport::Dropped(epoch, last)).await;
             }
             LaneCommand::Identity(identity) => {
                 if let Err(error) = self.port.install_identity(identity) {

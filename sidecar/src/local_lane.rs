@@ -61,6 +61,12 @@ impl LocalLane {
                 self.memory.insert(admission.seq, memory);
                 self.executor.handle_admission(admission);
             }
+            LaneCommand::Cancel(epoch, last, dropped) => {
+                for seq in self.executor.handle_cancel(epoch, last, &dropped) {
+                    self.memory.remove(seq);
+                }
+                self.report(LaneReport::Dropped(epoch, last));
+            }
             LaneCommand::Stats(reply) => {
                 let stats = LaneStats { executor: *self.executor.stats(), ..LaneStats::default() };
                 // The asker may have given up; nobody else waits for this.

@@ -32,6 +32,8 @@ pub(crate) struct Operations {
     readable: HashMap<ResultId, Readable>,
     /// Ended epochs whose memory lanes may still touch, with the number of lanes that have not let go.
     draining: HashMap<Epoch, usize>,
+    /// Operations that are dropped, with the number of lanes that have not done so.
+    cancelling: HashMap<(Epoch, Seq), (usize, Arc<[Seq]>)>,
 }
 
 struct Running {
@@ -39,6 +41,8 @@ struct Running {
     name: Option<TensorName>,
     memory: Arc<OperationMemory>,
     threads_left: usize,
+    /// Whether nobody wants it any more.
+    cancelled: bool,
 }
 
 struct Readable {
@@ -58,7 +62,8 @@ pub(crate) trait Requests {
 impl Operations {
     /// An empty table for a sidecar with this many lanes.
     pub(crate) fn new(results: Results, lanes: usize) -> Self {
-        Self { results, lanes, running: HashMap::new(), readable: HashMap::new(), draining: HashMap::new() }
+        let (running, readable, draining, cancelling) = Default::default();
+        Self { results, lanes, running, readable, draining, cancelling }
     }
 
     /// Reserves an operation's results and puts its memory together. `threads` is the number of those that perform a part of
@@ -92,7 +97,7 @@ impl Operations {
         }
         let memory = Arc::new(OperationMemory { tensors });
         let name = admission.tensors.first().map(|tensor| tensor.name.clone());
-        let running = Running { name, memory: Arc::clone(&memory), threads_left: threads };
+        let running = Running { name, memory: Arc::clone(&memory), threads_left: threads, cancelled: false };
         self.running.insert((admission.epoch, admission.seq), running);
         Ok(memory)
     }
@@ -146,7 +151,7 @@ impl Operations {
         self.running.get(&(epoch, seq))?.name.as_ref()
     }
 
-    /// A thread has done its part. True when it was the last: the results are readable now.
+    /// A thread has done its part. True when it was the last: the results are readable now, unless it was cancelled.
     pub(crate) fn part_done(&mut self, epoch: Epoch, seq: Seq) -> bool {
         // What was done just before the epoch ended has no readers any more; letting go frees it.
         if self.draining.contains_key(&epoch) {
@@ -155,6 +160,9 @@ impl Operations {
         let Some(running) = self.running.get_mut(&(epoch, seq)) else { return false };
         running.threads_left -= 1;
         if running.threads_left > 0 {
+            return false;
+        }
+        if running.cancelled {
             return false;
         }
         if let Some(running) = self.running.remove(&(epoch, seq)) {
@@ -167,6 +175,44 @@ impl Operations {
             }
         }
         true
+    }
+
+    /// Nobody wants the results of operations that the lanes are told to drop, up to `last`. Their memory is free when all
+    /// lanes have said that they have, or at once where an operation was performed already.
+    pub(crate) fn cancel(&mut self, (epoch, last): (Epoch, Seq), dropped: &Arc<[Seq]>) {
+        for seq in dropped.iter() {
+            if let Some(running) = self.running.get_mut(&(epoch, *seq)) {
+                running.cancelled = true;
+                continue;
+            }
+            let of_operation = self.readable.keys().filter(|id| (id.epoch, id.seq) == (epoch, *seq));
+            for id in of_operation.copied().collect::<Vec<_>>() {
+                if let Some(readable) = self.readable.remove(&id) {
+                    self.results.release(readable.slot.slot);
+                }
+            }
+        }
+        self.cancelling.insert((epoch, last), (self.lanes, Arc::clone(dropped)));
+    }
+
+    /// A lane has dropped what it was told to, up to `last`. True when it was the last lane: no memory of that is touched any
+    /// more.
+    pub(crate) fn lane_dropped(&mut self, epoch: Epoch, last: Seq) -> bool {
+        let Some((lanes_left, _)) = self.cancelling.get_mut(&(epoch, last)) else { return false };
+        *lanes_left -= 1;
+        if *lanes_left > 0 {
+            return false;
+        }
+        for seq in self.cancelling.remove(&(epoch, last)).into_iter().flat_map(|(_, dropped)| dropped.to_vec()) {
+            self.forget(epoch, seq);
+        }
+        true
+    }
+
+    fn forget(&mut self, epoch: Epoch, seq: Seq) {
+        if let Some(running) = self.running.remove(&(epoch, seq)) {
+            self.release_outputs(&running.memory.tensors);
+        }
     }
 
     /// Where a rank reads a result; `None` for an operation without one, and when the worker has it already.
@@ -200,10 +246,8 @@ impl Operations {
         }
         self.draining.remove(&epoch);
         let ended: Vec<_> = self.running.keys().filter(|(of, _)| *of == epoch).copied().collect();
-        for key in ended {
-            if let Some(running) = self.running.remove(&key) {
-                self.release_outputs(&running.memory.tensors);
-            }
+        for (epoch, seq) in ended {
+            self.forget(epoch, seq);
         }
     }
 

@@ -51,6 +51,7 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
         arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
         fusion_threshold_bytes: args.fusion_threshold_mb.map(|megabytes| megabytes << 20),
         eager_bytes: args.eager_bytes,
+        run_ahead: Some(!args.no_run_ahead),
         stall_warning_ms: args.stall_check_warning_time_seconds.map(|seconds| seconds * 1_000),
         stall_shutdown_ms: args.stall_check_shutdown_time_seconds.map(|seconds| seconds * 1_000),
         tells_of_exits: false,

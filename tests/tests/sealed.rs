@@ -111,6 +111,7 @@ impl Pair {
             arena_bytes_max: None,
             fusion_threshold_bytes: None,
             eager_bytes: None,
+            run_ahead: None,
             stall_warning_ms: None,
             stall_shutdown_ms: None,
             control_fan_out: None,

@@ -228,7 +228,7 @@ fn groups_are_ready_together_and_go_on_without_a_member_that_fails() -> Result<(
 
 #[test]
 fn pages_show_sets_joined_ranks_and_what_was_announced_again() -> Result<()> {
-    let crew = crew()?;
+    let crew = Crew::start(Plan::of(&PLACEMENT).never_ahead(), Transfer::Arena)?;
     let joined = crew.all(|client| {
         client.add_process_set(&[1, 3])?;
         for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! The simulated cluster: many seeds without faults of ours, and seventeen planted bugs that must be caught.
+//! The simulated cluster: many seeds without faults of ours, and twenty-one planted bugs that must be caught.
 //!
 //! `RONDE_SIM_SEEDS=10000` runs more seeds; a failing one prints the command that replays it.
 
@@ -8,11 +8,13 @@ use ronde_tests::sim::{Met, Options, Property, Results, Saboteur, run};
 const SEEDS: u64 = 500;
 /// Seeds within which a planted bug must be caught often.
 const SABOTAGE_SEEDS: u64 = 40;
+/// The same for bugs that only show when a schedule is withdrawn at a certain moment.
+const SCHEDULE_SEEDS: u64 = 160;
 /// A planted bug that is caught in fewer of them is as good as not caught.
 const CAUGHT_MIN: usize = 5;
 
 /// What the seeds have to meet together.
-const MET: [&str; 32] = [
+const MET: [&str; 39] = [
     "absurd",
     "adasum",
     "add set",
@@ -21,6 +23,7 @@ const MET: [&str; 32] = [
     "all-to-all",
     "barrier",
     "broadcast",
+    "cancelled operations",
     "clipped mean",
     "coded all-reduce",
     "gather",
@@ -39,12 +42,18 @@ const MET: [&str; 32] = [
     "remove set",
     "removed",
     "scatter",
+    "scheduled operations",
+    "schedules",
     "stalled",
     "the same name twice",
     "too large",
     "announced again",
     "with joined ranks",
     "withdrawn",
+    "withdrawn for a departure",
+    "withdrawn for a refusal",
+    "withdrawn for another request",
+    "withdrawn for the order",
 ];
 
 #[test]
@@ -195,18 +204,42 @@ fn a_sidecar_that_speaks_as_another_is_caught() {
     }
 }
 
+#[test]
+fn a_completion_that_is_not_told_when_a_schedule_is_withdrawn_is_caught() {
+    // Who has a result asks for the next one, while others are still at the one before.
+    caught(Saboteur::ForgottenCompletion, &[Property::Result, Property::Agreement, Property::Liveness]);
+}
+
+#[test]
+fn a_schedule_that_is_not_dropped_alike_is_caught() {
+    // Somebody performs what the others do not, with them or alone.
+    let properties = [Property::Result, Property::Agreement, Property::Liveness, Property::Bounds];
+    caught(Saboteur::LateCancel, &properties);
+}
+
+#[test]
+fn chunks_of_what_was_dropped_are_caught() {
+    caught(Saboteur::KeptChunks, &[Property::Protocol, Property::Result, Property::Liveness]);
+}
+
+#[test]
+fn a_schedule_under_other_numbers_is_caught() {
+    caught(Saboteur::ShiftedSchedule, &[Property::OneOrder, Property::Protocol, Property::Liveness]);
+}
+
 /// Runs sabotaged seeds: whatever is caught must be caught by the check that is there for it, and often enough. Gives what
 /// was said.
 fn caught(saboteur: Saboteur, by: &[Property]) -> Vec<String> {
     let options = Options { saboteur: Some(saboteur), ..Options::default() };
     let mut texts = Vec::new();
-    for seed in 0..SABOTAGE_SEEDS {
+    let seeds = if saboteur.schedules() { SCHEDULE_SEEDS } else { SABOTAGE_SEEDS };
+    for seed in 0..seeds {
         if let Err(failed) = run(seed, &options) {
             assert!(by.contains(&failed.violated.property), "caught by another check: {failed}");
             assert!(failed.to_string().contains(&format!("--seed {seed} --trace --saboteur {saboteur:?}")), "{failed}");
             texts.push(failed.violated.text);
         }
     }
-    assert!(texts.len() >= CAUGHT_MIN, "{saboteur:?} is caught in {} of {SABOTAGE_SEEDS} seeds only", texts.len());
+    assert!(texts.len() >= CAUGHT_MIN, "{saboteur:?} is caught in {} of {seeds} seeds only", texts.len());
     texts
 }

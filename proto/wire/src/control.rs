@@ -16,6 +16,7 @@ use crate::ids::{Epoch, Incarnation, JobName, Lane, Rank, Seq, SetId, SidecarInd
 use crate::record::Activity;
 use crate::relay::{Ascent, Enclosed};
 use crate::request::{Group, Request, Shape};
+use crate::schedule::{Deviation, ScheduledBucket};
 use crate::sidecars::SidecarSet;
 use crate::tuning::Tuning;
 use crate::world::{ProcessSet, World};
@@ -250,6 +251,49 @@ pub enum Control {
     Silent {
         /// They, with the milliseconds for which their neighbour has not heard them.
         sidecars: Vec<(SidecarIndex, u64)>,
+    },
+    /// From the coordinator: from here on these operations are performed again and again without being announced or ordered.
+    /// That at position `p` of iteration `k`, both counted from 0, has the frame's seq plus `k` times the number of buckets
+    /// plus `p`. What was announced and is not ordered is void. At most [`crate::limits::SCHEDULE_BUCKETS_MAX`] buckets with
+    /// [`crate::limits::SCHEDULE_TENSORS_MAX`] tensors of [`crate::limits::SCHEDULE_SETS_MAX`] sets; no name twice.
+    Schedule {
+        /// Counts the schedules of the epoch.
+        number: u64,
+        /// One iteration.
+        buckets: Vec<ScheduledBucket>,
+        /// For how long a rank may stay out of the order before that is a deviation, in microseconds.
+        patience_us: u64,
+    },
+    /// To the coordinator: the schedule of this number does not hold any more.
+    Deviated {
+        /// Which one.
+        number: u64,
+        /// Why.
+        deviation: Deviation,
+    },
+    /// From the coordinator: admit nothing more of the schedule, complete nothing more of it, and answer.
+    Withdraw {
+        /// Which one.
+        number: u64,
+    },
+    /// To the coordinator, the answer to [`Control::Withdraw`].
+    Frozen {
+        /// Which schedule.
+        number: u64,
+        /// The last operation of it that was admitted here; the one before its first for none.
+        admitted: Seq,
+        /// For each set with operations of it that were completed here, the last of those.
+        completed: Vec<(SetId, Seq)>,
+    },
+    /// From the coordinator: the schedule is over. Operations of it that are not named here are dropped with their chunks,
+    /// and their requests are announced anew.
+    Resume {
+        /// Which schedule.
+        number: u64,
+        /// The last seq that any sidecar has admitted of it: the seqs of later orders are greater.
+        last: Seq,
+        /// For each set up to which operation of it those of the schedule are performed: all members have admitted them.
+        completed: Vec<(SetId, Seq)>,
     },
 }
 

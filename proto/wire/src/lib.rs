@@ -17,6 +17,7 @@ pub mod limits;
 pub mod record;
 pub mod relay;
 pub mod request;
+pub mod schedule;
 pub mod sidecars;
 pub mod tuning;
 pub mod world;
@@ -31,6 +32,7 @@ pub use ids::{Epoch, Incarnation, JobName, Lane, Member, Rank, RequestId, Seq, S
 pub use record::{Activity, Call, Exit, Record};
 pub use relay::{Ascent, Enclosed};
 pub use request::{Detail, Group, Request, Shape};
+pub use schedule::{Deviation, ScheduledBucket};
 pub use sidecars::SidecarSet;
 pub use tuning::{Algorithm, Tuning};
 pub use world::{ProcessSet, SetMember, SetTopology, World, WorldError};

@@ -56,6 +56,16 @@ pub const FUSION_THRESHOLD_BYTES: u64 = 64 << 20;
 pub const EAGER_BYTES_MAX: usize = 4 << 10;
 /// Bytes of all contributions that one order carries.
 pub const EAGER_ORDER_BYTES_MAX: usize = 64 << 10;
+/// Buckets of a schedule.
+pub const SCHEDULE_BUCKETS_MAX: usize = 1_024;
+/// Tensors of a schedule.
+pub const SCHEDULE_TENSORS_MAX: usize = 4_096;
+/// Process sets of which a schedule has operations.
+pub const SCHEDULE_SETS_MAX: usize = 64;
+/// Operations of a schedule that a sidecar has admitted and not performed.
+pub const SCHEDULED_IN_FLIGHT_MAX: usize = 32;
+/// Bytes of tensors of such operations, when there are more than [`BUCKETS_IN_FLIGHT`].
+pub const SCHEDULED_IN_FLIGHT_BYTES: u64 = 8 << 20;
 /// Buckets of one process set that the coordinator keeps ordered ahead.
 pub const BUCKETS_IN_FLIGHT: usize = 2;
 /// Bytes of a reason in a [`crate::Failure`]; longer texts are cut at a character border.

@@ -1,7 +1,7 @@
 //! The one place where metrics have names. Cores keep plain counters; a scrape copies them into Prometheus' text form.
 //!
 //! Names begin with `ronde_`; counters end in `_total`, and what has a unit names a base unit in front of that. Labels are
-//! `port` (`control` or `lane<n>`), `peer` (a sidecar's index), `rank` and `version`.
+//! `port` (`control` or `lane<n>`), `peer` (a sidecar's index), `rank`, `reason` and `version`.
 
 use prometheus::proto::MetricFamily;
 use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};

@@ -77,6 +77,9 @@ pub(crate) struct SidecarArgs {
     /// Tensors of up to so many bytes a rank travel with the messages that agree about them; 0 for none. [default: 4096]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=limits::EAGER_BYTES_MAX as i64))]
     pub(crate) eager_bytes: Option<u32>,
+    /// Negotiate every operation, also those that come again in every step.
+    #[arg(long)]
+    pub(crate) no_run_ahead: bool,
     /// Age after which a tensor that waits for some ranks is reported. [default: 60]
     #[arg(long, value_name = "SECONDS", env = "HOROVOD_STALL_CHECK_TIME_SECONDS", value_parser = clap::value_parser!(u64).range(1..=604_800))]
     pub(crate) stall_check_warning_time_seconds: Option<u64>,

@@ -43,6 +43,7 @@ pub struct Plan<'a> {
     arena_bytes_max: Option<u64>,
     fusion_threshold_bytes: Option<u64>,
     eager_bytes: Option<u32>,
+    run_ahead: Option<bool>,
     stall_ms: Option<(u64, u64)>,
     control_fan_out: Option<usize>,
     network: Option<&'a Network>,
@@ -58,6 +59,7 @@ impl<'a> Plan<'a> {
             arena_bytes_max: None,
             fusion_threshold_bytes: None,
             eager_bytes: None,
+            run_ahead: None,
             stall_ms: None,
             control_fan_out: None,
             network: None,
@@ -86,6 +88,12 @@ impl<'a> Plan<'a> {
     #[must_use]
     pub fn eager_bytes(self, bytes: u32) -> Self {
         Self { eager_bytes: Some(bytes), ..self }
+    }
+
+    /// With every operation negotiated, also those that come again.
+    #[must_use]
+    pub fn never_ahead(self) -> Self {
+        Self { run_ahead: Some(false), ..self }
     }
 
     /// With tensors that wait for some ranks reported after the first time and ending the epoch after the second.
@@ -154,6 +162,7 @@ impl<'a> Plan<'a> {
             arena_bytes_max: self.arena_bytes_max,
             fusion_threshold_bytes: self.fusion_threshold_bytes,
             eager_bytes: self.eager_bytes,
+            run_ahead: self.run_ahead,
             stall_warning_ms: self.stall_ms.map(|(warning, _)| warning),
             stall_shutdown_ms: self.stall_ms.map(|(_, shutdown)| shutdown),
             control_fan_out: self.control_fan_out,

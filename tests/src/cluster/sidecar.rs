@@ -35,6 +35,8 @@ pub struct SidecarOptions {
     pub fusion_threshold_bytes: Option<u64>,
     /// Bytes of a contribution up to which operations travel eagerly, 0 for none.
     pub eager_bytes: Option<u32>,
+    /// Whether operations that come again are performed without being negotiated; they are by default.
+    pub run_ahead: Option<bool>,
     /// Age after which a tensor that waits for some ranks is reported; the default when absent.
     pub stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch; never when absent.
@@ -88,6 +90,7 @@ impl Sidecar {
             "arena_bytes_max": options.arena_bytes_max,
             "fusion_threshold_bytes": options.fusion_threshold_bytes,
             "eager_bytes": options.eager_bytes,
+            "run_ahead": options.run_ahead,
             "stall_warning_ms": options.stall_warning_ms,
             "stall_shutdown_ms": options.stall_shutdown_ms,
             "control_fan_out": options.control_fan_out,

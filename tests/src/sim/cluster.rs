@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use ronde_collectives::CostModel;
-use ronde_engine::EngineConfig;
-use ronde_wire::{Epoch, ProcessSet, Rank, SetId, SidecarIndex, World};
+use ronde_engine::{EngineConfig, RunAhead};
+use ronde_wire::{Deviation, Epoch, ProcessSet, Rank, SetId, SidecarIndex, World};
 
 use super::checks::{Met, Oracle, Property, Results, Violated, violated};
 use super::faults::Faults;
@@ -15,7 +15,7 @@ use super::link::Network;
 use super::saboteur::{Sabotage, Saboteur};
 use super::schedule::{Happening, Schedule};
 use super::worker::Worker;
-use super::workload::{Recipe, Workload};
+use super::workload::{Loops, Recipe, Workload};
 
 /// What a run is like, besides its seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +67,7 @@ pub(super) struct Setup {
     fusion_threshold_bytes: u64,
     buckets_in_flight: usize,
     eager_bytes: u32,
+    run_ahead: Option<RunAhead>,
     control_fan_out: usize,
     cost: CostModel,
     recipe: Recipe,
@@ -269,7 +270,15 @@ impl Cluster {
     /// Nothing is left over where all work is done.
     fn finish(mut self) -> Result<Report, Violated> {
         for host in &self.hosts {
-            *self.oracle.met.entry("announced again").or_default() += host.engine.stats().announced_again;
+            let stats = host.engine.stats();
+            let mut met = |what, count| *self.oracle.met.entry(what).or_default() += count;
+            met("announced again", stats.announced_again);
+            met("schedules", stats.schedules_issued);
+            met("scheduled operations", stats.scheduled_operations);
+            met("cancelled operations", stats.cancelled_operations);
+            for (deviation, count) in Deviation::ALL.into_iter().zip(stats.schedules_withdrawn) {
+                met(withdrawal(deviation), count);
+            }
             for (number, lane) in host.lanes.iter().enumerate() {
                 let left = lane.executor.private_bytes();
                 if left.registers + left.parked + left.early > 0 {
@@ -291,6 +300,17 @@ impl Cluster {
     }
 }
 
+/// What is met when a schedule is withdrawn.
+fn withdrawal(deviation: Deviation) -> &'static str {
+    match deviation {
+        Deviation::Order => "withdrawn for the order",
+        Deviation::Request => "withdrawn for another request",
+        Deviation::Refusal => "withdrawn for a refusal",
+        Deviation::Delay => "withdrawn for a delay",
+        Deviation::Departure => "withdrawn for a departure",
+    }
+}
+
 impl Setup {
     /// `fixed` decides what results depend on, `rng` what they must not depend on.
     fn new(seed: u64, fixed: &mut Rng, rng: &mut Rng, options: &Options) -> Self {
@@ -307,8 +327,20 @@ impl Setup {
         // A part of what the bits depend on.
         let eager_bytes = [0, 0, 40, 4_096][fixed.usize(..4)];
         let result_bytes_max = if small { 30_000 } else { u64::MAX };
+        let loops = match saboteur {
+            Some(saboteur) if saboteur.schedules() => Loops::Only,
+            Some(_) => Loops::None,
+            None => [Loops::None, Loops::Some, Loops::Only][fixed.usize(..3)],
+        };
+        let often = RunAhead { setbacks_max: 0, ..RunAhead::default() };
+        let run_ahead = match loops {
+            Loops::None => Some(RunAhead::default()).filter(|_| saboteur.is_none()),
+            _ if saboteur.is_some() => Some(often),
+            _ => [None, Some(RunAhead::default()), Some(often), Some(often)][rng.usize(..4)],
+        };
+        let mischief = !floats && saboteur.is_none_or(|saboteur| !saboteur.schedules());
         let recipe =
-            Recipe { seed, leavers_until, any_floats: floats, mischief: !floats, stalls, result_bytes_max, saboteur };
+            Recipe { seed, leavers_until, any_floats: floats, mischief, stalls, result_bytes_max, loops, saboteur };
         Self {
             world,
             lanes: rng.u16(1..=3),
@@ -316,6 +348,7 @@ impl Setup {
             fusion_threshold_bytes: [0, 2_000, 64 << 20][rng.usize(..3)],
             buckets_in_flight: rng.usize(1..=3),
             eager_bytes,
+            run_ahead,
             control_fan_out: match saboteur {
                 // The others look for messages as the children of the coordinator get them.
                 Some(saboteur) if !saboteur.relays() => 8,
@@ -332,6 +365,7 @@ impl Setup {
             fusion_threshold_bytes: self.fusion_threshold_bytes,
             buckets_in_flight: self.buckets_in_flight,
             eager_bytes: self.eager_bytes,
+            run_ahead: self.run_ahead,
             control_fan_out: self.control_fan_out,
             cost: self.cost,
             result_bytes_max: self.recipe.result_bytes_max,

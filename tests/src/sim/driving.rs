@@ -83,6 +83,14 @@ impl Cluster {
                     self.tell_engine(host, Event::Executed { epoch, seq });
                 }
             }
+            Some(Report::Dropped(epoch, last)) => {
+                let left = process.dropping.entry((epoch, last)).or_default();
+                *left = left.saturating_sub(1);
+                if *left == 0 {
+                    process.dropping.remove(&(epoch, last));
+                    self.tell_engine(host, Event::Cancelled { epoch, last });
+                }
+            }
             Some(Report::LinkDown(peer, reason)) => {
                 self.tell_engine(host, Event::LaneDown { peer, reason: reason.to_owned() });
             }
@@ -97,6 +105,12 @@ impl Cluster {
             Action::EpochBegan { epoch } => self.epoch_began(host, epoch)?,
             Action::EpochEnded { epoch, failure } => self.epoch_ended(host, epoch, &failure)?,
             Action::Admit(admission) => self.admit(host, admission)?,
+            Action::Cancel { epoch, last, dropped } => {
+                self.note(|| format!("{me} drops {dropped:?}, up to {last}"));
+                let lanes = self.hosts[host].lanes.len();
+                self.hosts[host].dropping.insert((epoch, last), lanes);
+                self.tell_lanes(host, &Command::Cancel(epoch, last, dropped));
+            }
             Action::Complete { rank, request, outcome } => self.complete(host, (rank, request), &outcome)?,
             Action::Notice { text, .. } => self.note(|| format!("{me} notices: {text}")),
             Action::Disconnect { peer, reason } => {
@@ -228,10 +242,19 @@ impl Cluster {
         match thread.commands.pop_front() {
             Some(Command::Epoch(epoch)) => {
                 thread.epoch = epoch;
+                (thread.dropped, thread.newest) = Default::default();
                 thread.executor.handle_epoch(epoch);
             }
             Some(Command::EpochEnd(epoch)) => thread.executor.handle_epoch_end(epoch),
-            Some(Command::Admit(admission)) => thread.executor.handle_admission(admission),
+            Some(Command::Admit(admission)) => {
+                thread.newest = admission.seq;
+                thread.executor.handle_admission(admission);
+            }
+            Some(Command::Cancel(epoch, last, dropped)) => {
+                thread.executor.handle_cancel(epoch, last, &dropped);
+                thread.dropped.extend(dropped);
+                self.report(host, lane, Report::Dropped(epoch, last));
+            }
             None => {}
         }
         self.wake(host, lane);
@@ -343,6 +366,7 @@ impl Cluster {
         let (born, seq) = (chunk.epoch, chunk.seq);
         if let Some(sabotage) = &mut self.sabotage {
             sabotage.restamp(&mut chunk, thread.epoch);
+            sabotage.renumber(&mut chunk, &thread.dropped, thread.newest);
         }
         let dropped = thread.executor.stats().chunks_dropped;
         let taken = thread.executor.handle_chunk(from, chunk);
@@ -422,6 +446,11 @@ fn brief(message: &Control) -> String {
         Control::Order(order) => {
             let names: Vec<&str> = order.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
             format!("order {} of {}: {:?}", names.join(" "), order.set, order.tuning)
+        }
+        Control::Schedule { number, buckets, patience_us } => {
+            let tensors = buckets.iter().flat_map(|bucket| &bucket.order.tensors);
+            let names: Vec<&str> = tensors.map(|tensor| tensor.name.as_str()).collect();
+            format!("schedule {number}: {}, patience {patience_us} us", names.join(" "))
         }
         Control::Descending { to, message } => match message.open() {
             Ok(message) => format!("for {to:?}: {}", brief(&message)),

@@ -1,7 +1,7 @@
 //! A simulated sidecar: the engine, the executors of its lanes, the queues between their threads, and the memory of its
 //! workers. What the driver and the data threads of a real sidecar do stands in `driving.rs`.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -23,6 +23,8 @@ pub(super) struct Host {
     /// Contributions of local ranks that are not yet admitted.
     pub(super) inputs: BTreeMap<(Rank, RequestId), Arc<Vec<u8>>>,
     pub(super) operations: BTreeMap<(Epoch, Seq), Operation>,
+    /// Lanes that have yet to drop what they were told to, by the last operation of that.
+    pub(super) dropping: BTreeMap<(Epoch, Seq), usize>,
     pub(super) draining: bool,
     pub(super) timer_us: u64,
 }
@@ -38,6 +40,9 @@ pub(super) struct LaneThread {
     pub(super) reports: VecDeque<Report>,
     pub(super) reports_us: u64,
     pub(super) working: bool,
+    /// What was dropped here in this epoch, and the newest operation.
+    pub(super) dropped: BTreeSet<Seq>,
+    pub(super) newest: Seq,
     /// The links that this thread knows to be up, by peer: which generation of the connection.
     pub(super) links: BTreeMap<usize, u64>,
 }
@@ -48,12 +53,14 @@ pub(super) enum Command {
     Epoch(Epoch),
     EpochEnd(Epoch),
     Admit(Arc<Admission>),
+    Cancel(Epoch, Seq, Vec<Seq>),
 }
 
 /// What a lane tells the control thread.
 #[derive(Clone, Debug)]
 pub(super) enum Report {
     Done(Epoch, Seq),
+    Dropped(Epoch, Seq),
     LinkDown(SidecarIndex, &'static str),
 }
 
@@ -79,6 +86,8 @@ impl Host {
             reports: VecDeque::new(),
             reports_us: 0,
             working: false,
+            dropped: BTreeSet::new(),
+            newest: Seq(0),
             links: BTreeMap::new(),
         };
         Self {
@@ -90,6 +99,7 @@ impl Host {
             engine: Engine::new(config, now),
             inputs: BTreeMap::new(),
             operations: BTreeMap::new(),
+            dropping: BTreeMap::new(),
             draining: false,
             timer_us: u64::MAX,
         }
@@ -111,7 +121,7 @@ impl Host {
         for (index, tensor) in (0..).zip(&admission.tensors) {
             for answered in &tensor.requests {
                 let (rank, request) = (answered.rank, answered.request);
-                let bytes = self.inputs.remove(&(rank, request)).unwrap_or_default();
+                let bytes = self.inputs.get(&(rank, request)).cloned().unwrap_or_default();
                 inputs.insert((index, rank), bytes);
                 let elements = usize::try_from(answered.output.elements()).expect("small tensors");
                 outputs.insert((index, tensor.own.then_some(rank)), vec![0xEE; elements * element_bytes]);

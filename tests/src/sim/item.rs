@@ -35,6 +35,8 @@ pub(super) struct Item {
     pub(super) after: Vec<usize>,
     /// Items that a rank asks for before.
     pub(super) behind: Vec<usize>,
+    /// Its place in the loop that every rank goes through, if it is a part of that.
+    pub(super) turn: Option<usize>,
     /// Makes the values of different items and epochs differ.
     pub(super) salt: u64,
 }

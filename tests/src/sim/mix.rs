@@ -7,7 +7,7 @@ use ronde_wire::{Codec, DType, Group, Pair, Rank, ReduceOp, SetId, TensorName, W
 
 use super::item::{Difference, Excuse, Item, Kind, Mischief, NO_SET, Place};
 use super::saboteur::Saboteur;
-use super::workload::Recipe;
+use super::workload::{Loops, Recipe};
 
 /// An epoch's items while they are made.
 pub(super) struct Mix<'a> {
@@ -34,7 +34,12 @@ impl<'a> Mix<'a> {
     }
 
     pub(super) fn items(mut self) -> Vec<Item> {
-        self.some();
+        if self.recipe.loops != Loops::Only {
+            self.some();
+        }
+        if self.recipe.loops != Loops::None {
+            self.repeat();
+        }
         let joins_one_in = if self.favours(Saboteur::JoinedGarbage) { 1 } else { 4 };
         while self.rng.u8(..joins_one_in) == 0 && self.items.len() < ITEMS_MAX {
             self.join();
@@ -63,6 +68,64 @@ impl<'a> Mix<'a> {
         }
     }
 
+    /// The same again and again, as a job that trains; sometimes a step differs.
+    fn repeat(&mut self) {
+        let sabotaged = self.recipe.saboteur.is_some();
+        let (tensors, steps) = (self.rng.usize(1..=5), self.rng.usize(4..=20) + if sabotaged { 20 } else { 0 });
+        let grouped = self.rng.u8(..4) == 0;
+        let step: Vec<Item> = (0..tensors).map(|at| self.repeated(at == 0, grouped.then_some(tensors))).collect();
+        let mut before: Vec<usize> = Vec::new();
+        for _ in 0..steps {
+            let mut indices = Vec::new();
+            for (at, item) in step.iter().enumerate() {
+                let (turn, salt) = (Some(self.items.len()), self.rng.u64(..));
+                let mut item =
+                    Item { turn, salt, after: before.get(at).copied().into_iter().collect(), ..item.clone() };
+                if self.rng.u8(..48) == 0 {
+                    item.mischief = self.mischief(&item);
+                }
+                indices.push(self.push(item));
+                if self.rng.u8(..if sabotaged { 16 } else { 48 }) == 0 {
+                    let set = self.any_set();
+                    let between = self.single(set, None);
+                    self.items[between].turn = Some(between);
+                }
+            }
+            before = indices;
+        }
+    }
+
+    /// An item of every step; in one group with others, or for itself. The first one keeps all ranks together.
+    fn repeated(&mut self, first: bool, group: Option<usize>) -> Item {
+        let world = (Place::Fixed(SetId::WORLD), self.world.sets()[0].ranks.clone());
+        let (place, ranks) = if first || self.rng.bool() || group.is_some() { world } else { self.any_set() };
+        let kind = match self.rng.u8(..16) {
+            _ if group.is_some() => Kind::AllReduce(ReduceOp::Sum),
+            0 => Kind::AllGather,
+            1 => Kind::AllToAll,
+            2 => Kind::ReduceScatter(ReduceOp::Sum),
+            3 if self.recipe.saboteur.is_none() => self.kind(&ranks),
+            _ => Kind::AllReduce(ReduceOp::Sum),
+        };
+        let mut item = self.draw(place, ranks.clone(), kind.clone());
+        for _ in 0..8 {
+            let empty = item.rows.contains(&0) || item.splits.iter().flatten().any(|rows| *rows == 0);
+            if !empty {
+                break;
+            }
+            let (name, again) = (item.name, self.draw(place, ranks.clone(), kind.clone()));
+            item = Item { name, ..again };
+        }
+        if let Some(tensors) = group {
+            let name = TensorName::new("group.again").expect("a short name");
+            let size = u32::try_from(tensors).expect("few tensors");
+            let like = self.items.iter().find(|other| other.group.as_ref().is_some_and(|group| group.name == name));
+            item.dtype = like.map_or(item.dtype, |like| like.dtype);
+            item.group = Some(Group { name, size });
+        }
+        item
+    }
+
     fn favours(&self, saboteur: Saboteur) -> bool {
         self.recipe.saboteur == Some(saboteur)
     }
@@ -86,7 +149,8 @@ impl<'a> Mix<'a> {
         let free = |index: &usize| {
             let item = &self.items[*index];
             let plain = item.is_performed() && !matches!(item.kind, Kind::Message(..));
-            item.place == place && item.ranks == ranks && plain && !self.followed.contains(index)
+            let free = !self.followed.contains(index) && item.turn.is_none();
+            item.place == place && item.ranks == ranks && plain && free
         };
         let Some(earlier) = (0..self.items.len()).rev().find(free) else {
             self.single((place, ranks), None);
@@ -97,7 +161,7 @@ impl<'a> Mix<'a> {
         let alike = self.rng.bool() && old.mischief == Mischief::None;
         let mut item = if alike {
             let (after, behind, salt) = (Vec::new(), Vec::new(), self.rng.u64(..));
-            Item { salt, askers: ranks, excuse: None, group: None, after, behind, ..old.clone() }
+            Item { salt, askers: ranks, excuse: None, group: None, after, behind, turn: None, ..old.clone() }
         } else {
             let kind = self.kind(&ranks);
             let item = self.draw(place, ranks, kind);
@@ -364,10 +428,10 @@ impl<'a> Mix<'a> {
         let name = TensorName::new(format!("tensor.{count}")).expect("a short name");
         let (dimensions, columns, rows, splits) = self.extent(&kind, ranks.len());
         let (mischief, excuse, group, too_large) = (Mischief::None, None, None, false);
-        let (after, behind, salt) = (Vec::new(), Vec::new(), self.rng.u64(..));
+        let (after, behind, turn, salt) = (Vec::new(), Vec::new(), None, self.rng.u64(..));
         let askers = ranks.clone();
         #[rustfmt::skip]
-        let item = Item { place, ranks, askers, name, kind, dtype, codec, group, dimensions, columns, rows, splits, scales, mischief, excuse, too_large, after, behind, salt };
+        let item = Item { place, ranks, askers, name, kind, dtype, codec, group, dimensions, columns, rows, splits, scales, mischief, excuse, too_large, after, behind, turn, salt };
         item
     }
 

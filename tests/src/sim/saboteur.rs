@@ -2,6 +2,7 @@
 //! be caught by the check that is there for it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use ronde_collectives::plan::{Plan, Round, Slice, Step, Target};
 use ronde_engine::Admission;
@@ -50,11 +51,19 @@ pub enum Saboteur {
     ForgottenLoss,
     /// A sidecar speaks as one that is not below it on the tree.
     BorrowedName,
+    /// A sidecar that is to withdraw a schedule does not say what it has completed of it.
+    ForgottenCompletion,
+    /// Some sidecars drop less of a schedule than others.
+    LateCancel,
+    /// What was sent for an operation that was dropped is taken for a part of one that replaces it.
+    KeptChunks,
+    /// One sidecar repeats a schedule under other numbers.
+    ShiftedSchedule,
 }
 
 impl Saboteur {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 21] = [
         Self::LostResponse,
         Self::DoubleCount,
         Self::CrossedOrders,
@@ -72,12 +81,22 @@ impl Saboteur {
         Self::DeafBranch,
         Self::ForgottenLoss,
         Self::BorrowedName,
+        Self::ForgottenCompletion,
+        Self::LateCancel,
+        Self::KeptChunks,
+        Self::ShiftedSchedule,
     ];
 
     /// Whether it is about what sidecars pass on for each other.
     #[must_use]
     pub fn relays(self) -> bool {
         matches!(self, Self::DeafBranch | Self::ForgottenLoss | Self::BorrowedName)
+    }
+
+    /// Whether it is about what is performed without being negotiated.
+    #[must_use]
+    pub fn schedules(self) -> bool {
+        matches!(self, Self::ForgottenCompletion | Self::LateCancel | Self::KeptChunks | Self::ShiftedSchedule)
     }
 
     /// The saboteur of a name as [`Debug`] writes it.
@@ -114,9 +133,10 @@ impl Sabotage {
     pub(super) fn pass<'a>(
         &mut self,
         (from, to): (usize, usize),
-        (seq, mut message): (Seq, Control),
+        (mut seq, mut message): (Seq, Control),
         ahead: impl Iterator<Item = &'a mut Message>,
     ) -> Vec<(Seq, Control)> {
+        self.bend(to, &mut seq, &mut message);
         let reduced_group = self.is_reduced_group(&message);
         match (self.saboteur, &mut message) {
             (Saboteur::LostResponse, Control::Order(_) | Control::Reject { .. }) if self.strikes() => {
@@ -180,12 +200,30 @@ impl Sabotage {
         vec![(seq, message)]
     }
 
+    /// What is said about schedules.
+    fn bend(&mut self, to: usize, number: &mut Seq, message: &mut Control) {
+        match (self.saboteur, message) {
+            (Saboteur::ForgottenCompletion, Control::Frozen { completed, .. }) => {
+                self.struck |= !completed.is_empty();
+                completed.clear();
+            }
+            (Saboteur::LateCancel, Control::Resume { last, completed, .. }) if to % 2 == 1 => {
+                for (_, seq) in completed {
+                    self.struck |= *seq < *last;
+                    *seq = *last;
+                }
+            }
+            (Saboteur::ShiftedSchedule, Control::Schedule { .. }) if self.strikes() => number.0 += 1,
+            _ => {}
+        }
+    }
+
     /// A plan that is about to be performed.
     pub(super) fn alter(&mut self, admission: &mut Admission) {
         match self.saboteur {
-            Saboteur::DoubleCount => self.reduce_twice(&mut admission.plan),
+            Saboteur::DoubleCount => self.reduce_twice(Arc::make_mut(&mut admission.plan)),
             Saboteur::SwappedBlocks => self.swap_blocks(admission),
-            Saboteur::UnroundedOwner => self.publish_early(&mut admission.plan),
+            Saboteur::UnroundedOwner => self.publish_early(Arc::make_mut(&mut admission.plan)),
             Saboteur::JoinedGarbage => {
                 let takes_part = admission.tensors.iter().any(|tensor| !tensor.requests.is_empty());
                 if takes_part && !admission.joined.is_empty() && admission.plan.layout.elements > 0 && self.strikes() {
@@ -201,6 +239,15 @@ impl Sabotage {
         if self.saboteur == Saboteur::StaleEpoch && chunk.epoch < now {
             self.struck = true;
             chunk.epoch = now;
+        }
+    }
+
+    /// A chunk that arrives where some operations were dropped.
+    pub(super) fn renumber(&mut self, chunk: &mut Chunk, dropped: &BTreeSet<Seq>, newest: Seq) {
+        let late = dropped.contains(&chunk.seq) && newest > chunk.seq && !dropped.contains(&newest);
+        if self.saboteur == Saboteur::KeptChunks && late {
+            self.struck = true;
+            chunk.seq = newest;
         }
     }
 
@@ -243,7 +290,7 @@ impl Sabotage {
 
     /// Two parts of one local rank's own result, as long as each other and from different ranks.
     fn swap_blocks(&mut self, admission: &mut Admission) {
-        let slices = &mut admission.plan.layout.slices;
+        let slices = &mut Arc::make_mut(&mut admission.plan).layout.slices;
         let of_local = |slice: &Slice| match slice.target {
             Target::One(rank) => admission.local_ranks.contains(&rank),
             Target::EveryRank => false,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fastrand::Rng;
 use ronde_engine::{EnginePhase, Event};
 use ronde_wire::{Cause, Epoch, Failure, Rank, RequestId, SetId};
 
@@ -12,6 +13,7 @@ use super::host::Command;
 use super::item::{Added, Mischief};
 use super::schedule::Happening;
 use super::worker::{Pace, Part, State};
+use super::workload::Workload;
 
 /// Workers.
 impl Cluster {
@@ -79,8 +81,10 @@ impl Cluster {
             let (rank, session) = (worker.rank, worker.session);
             let mut todo: Vec<usize> = workload.of(rank).collect();
             self.rng.shuffle(&mut todo);
+            let orderly = !workload.wild || self.rng.u8(..3) > 0;
+            put_in_turn(&mut self.rng, &workload, &mut todo, orderly);
             let pace = [Pace::Burst, Pace::Steady, Pace::Steady, Pace::Slow][self.rng.usize(..4)];
-            worker.state = State::Active(Part::new(Arc::clone(&workload), todo, pace));
+            worker.state = State::Active(Part::new(Arc::clone(&workload), todo, pace, orderly));
             let delay_us = self.rng.u64(..if pace == Pace::Slow { 20_000 } else { 500 });
             self.schedule.after(delay_us, Happening::Step { rank, session });
         }
@@ -317,6 +321,23 @@ impl Cluster {
         let failure = Failure::new(Cause::RankLost, "the worker's session broke");
         self.tell_engine(host, Event::RankLeft { rank, failure });
         self.schedule.after(for_us, Happening::StartWorker { rank });
+    }
+}
+
+/// What is a part of a loop comes in the loop's order, but for a swap now and then where the rank is not orderly.
+fn put_in_turn(rng: &mut Rng, workload: &Workload, todo: &mut [usize], orderly: bool) {
+    let turn = |item: usize| workload.items[item].turn;
+    let mut items: Vec<usize> = todo.iter().copied().filter(|item| turn(*item).is_some()).collect();
+    items.sort_by_key(|item| turn(*item));
+    let careless = !orderly && rng.bool();
+    for at in 1..items.len() {
+        if careless && rng.u8(..24) == 0 {
+            items.swap(at - 1, at);
+        }
+    }
+    let mut items = items.into_iter();
+    for place in todo.iter_mut().filter(|place| turn(**place).is_some()) {
+        *place = items.next().unwrap_or(*place);
     }
 }
 

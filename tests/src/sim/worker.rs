@@ -40,6 +40,8 @@ pub(super) struct Part {
     /// All of them.
     mine: BTreeSet<usize>,
     asked: BTreeSet<usize>,
+    /// Whether it goes through a loop in its order, waiting where it has to.
+    orderly: bool,
     /// Items with an answer.
     over: BTreeSet<usize>,
     /// Process sets that this rank was told of.
@@ -80,15 +82,17 @@ impl Worker {
 }
 
 impl Part {
-    pub(super) fn new(workload: Arc<Workload>, todo: Vec<usize>, pace: Pace) -> Self {
+    pub(super) fn new(workload: Arc<Workload>, todo: Vec<usize>, pace: Pace, orderly: bool) -> Self {
         let mine = todo.iter().copied().collect();
         let (asked, over, added, regrets) = Default::default();
-        Self { workload, todo: todo.into(), mine, asked, over, added, regrets, pace }
+        Self { workload, todo: todo.into(), mine, asked, orderly, over, added, regrets, pace }
     }
 
     /// The next item that may be asked for, all of whose conditions are met.
     pub(super) fn next(&mut self) -> Option<usize> {
-        let at = self.todo.iter().position(|item| self.may_ask(*item))?;
+        let first = self.todo.iter().find(|item| self.workload.items[**item].turn.is_some()).copied();
+        let waits = |item: usize| self.orderly && self.workload.items[item].turn.is_some() && Some(item) != first;
+        let at = self.todo.iter().position(|item| !waits(*item) && self.may_ask(*item))?;
         let item = self.todo.remove(at)?;
         self.asked.insert(item);
         Some(item)

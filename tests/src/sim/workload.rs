@@ -20,6 +20,8 @@ pub(super) struct Workload {
     pub(super) staller: Option<(Rank, usize)>,
     /// Values are any floats, whose sums depend on the order of addition.
     pub(super) any_floats: bool,
+    /// Whether some ranks do not keep to the order of a loop.
+    pub(super) wild: bool,
 }
 
 /// How workloads are made.
@@ -34,8 +36,19 @@ pub(super) struct Recipe {
     pub(super) stalls: bool,
     /// What a result may have at most.
     pub(super) result_bytes_max: u64,
+    /// Whether ranks ask for the same again and again.
+    pub(super) loops: Loops,
     /// There is more of what a planted bug needs.
     pub(super) saboteur: Option<Saboteur>,
+}
+
+/// How much of a workload comes again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loops {
+    None,
+    /// Among other things.
+    Some,
+    Only,
 }
 
 impl Workload {
@@ -48,7 +61,8 @@ impl Workload {
             staller = stall(&mut rng, &items);
             leaver = leaver.filter(|_| staller.is_none());
         }
-        Self { epoch, items, leaver, staller, any_floats: recipe.any_floats }
+        let wild = rng.u8(..3) == 0 || recipe.saboteur.is_some();
+        Self { epoch, items, leaver, staller, any_floats: recipe.any_floats, wild }
     }
 
     /// Whether the epoch goes on until something breaks.
@@ -72,7 +86,7 @@ fn stall(rng: &mut Rng, items: &[Item]) -> Option<(Rank, usize)> {
         let item = &items[*index];
         let undisturbed =
             !item.must_fail() && item.mischief == Mischief::None && item.excuse.is_none() && item.is_performed();
-        undisturbed && item.askers.len() > 1 && !awaited.contains(index)
+        undisturbed && item.group.is_none() && item.askers.len() > 1 && !awaited.contains(index)
     };
     let candidates: Vec<usize> = (0..items.len()).filter(plain).collect();
     if candidates.is_empty() || items.iter().any(|item| item.kind == Kind::Join) {

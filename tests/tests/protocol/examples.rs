@@ -7,9 +7,9 @@ use bytes::Bytes;
 use ronde_wire::control::{Announcement, Hello, Intent, Order, OrderedTensor, Purpose, Refusal, encode};
 use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN, WIRE_VERSION, WIRE_VERSION_MIN};
 use ronde_wire::{
-    Activity, Algorithm, Ascent, Call, Cause, Codec, Collective, Control, DType, Enclosed, Epoch, Exit, Failure, Frame,
-    FrameKind, Incarnation, JobName, Lane, ProcessSet, Rank, Record, ReduceOp, Request, Seq, SetId, Shape,
-    SidecarIndex, SidecarSet, TensorName, Tuning, World,
+    Activity, Algorithm, Ascent, Call, Cause, Codec, Collective, Control, DType, Deviation, Enclosed, Epoch, Exit,
+    Failure, Frame, FrameKind, Incarnation, JobName, Lane, ProcessSet, Rank, Record, ReduceOp, Request,
+    ScheduledBucket, Seq, SetId, Shape, SidecarIndex, SidecarSet, TensorName, Tuning, World,
 };
 
 /// The section of the document.
@@ -97,12 +97,13 @@ fn controls() -> Vec<Example> {
         digest: std::array::from_fn(|index| u8::try_from(index).expect("16 bytes")),
         contributions: Vec::new(),
     };
+    let scheduled = schedule(Order { joined: Vec::new(), ..order.clone() });
     let joined = Ascent::Joined { sidecar: SidecarIndex(9), generation: 1, lanes: 2 };
     let done = Enclosed::new(&Control::Done);
     let done = Ascent::Message { origin: SidecarIndex(9), epoch: Epoch(3), seq: Seq(17), message: done };
     let ascents = vec![joined, done];
     let to: SidecarSet = [9, 17].map(SidecarIndex).into_iter().collect();
-    vec![
+    let mut all = vec![
         control("heartbeat", 3, 0, Control::Heartbeat { sent_us: 1_000_000, echo_us: 0, held_us: 127 }),
         control("attached", 0, 0, Control::Attached { ranks: vec![Rank(0), Rank(1)] }),
         control("epoch begin", 3, 0, Control::EpochBegin { world: world.expect("a world"), eager_bytes: 4_096 }),
@@ -116,6 +117,20 @@ fn controls() -> Vec<Example> {
         control("path up", 0, 0, Control::PathUp { generation: 1 }),
         control("ascending", 0, 0, Control::Ascending { generation: 1, ascents }),
         control("descending", 3, 17, Control::Descending { to: Some(to), message: Enclosed::new(&Control::Done) }),
+    ];
+    all.extend(scheduled);
+    all
+}
+
+fn schedule(order: Order) -> Vec<Example> {
+    let bucket = ScheduledBucket { order, groups: vec![None] };
+    let completed = vec![(SetId::WORLD, Seq(41))];
+    vec![
+        control("schedule", 3, 18, Control::Schedule { number: 1, buckets: vec![bucket], patience_us: 20_000 }),
+        control("deviated", 3, 0, Control::Deviated { number: 1, deviation: Deviation::Request }),
+        control("withdraw", 3, 0, Control::Withdraw { number: 1 }),
+        control("frozen", 3, 0, Control::Frozen { number: 1, admitted: Seq(42), completed: completed.clone() }),
+        control("resume", 3, 0, Control::Resume { number: 1, last: Seq(42), completed }),
     ]
 }
 

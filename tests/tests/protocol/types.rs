@@ -27,7 +27,7 @@ pub(super) fn section() -> String {
 }
 
 /// Those with types that are sent, in the order of the document.
-const FILES: [&str; 13] = [
+const FILES: [&str; 14] = [
     "ids.rs",
     "dtype.rs",
     "codec.rs",
@@ -39,6 +39,7 @@ const FILES: [&str; 13] = [
     "world.rs",
     "sidecars.rs",
     "relay.rs",
+    "schedule.rs",
     "control.rs",
     "frame.rs",
 ];

@@ -23,8 +23,11 @@ mod ordering;
 mod participant;
 mod performed;
 mod remembered;
+mod repetition;
 mod requests;
 mod roster;
+mod scheduled;
+mod scheduling;
 mod sets;
 mod shapes;
 mod stall;
@@ -37,8 +40,10 @@ mod wording;
 
 use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Record, Request, Seq, SetId, SidecarIndex};
 
-pub use self::config::EngineConfig;
-pub use self::status::{EnginePhase, LinkStatus, PendingStatus, STATUS_ENTRIES_MAX, Stats, Status, WaitingTensor};
+pub use self::config::{EngineConfig, RunAhead};
+pub use self::status::{
+    EnginePhase, LinkStatus, PendingStatus, STATUS_ENTRIES_MAX, ScheduleStatus, Stats, Status, WaitingTensor,
+};
 
 use self::activity::LastCall;
 use self::context::{Context, Envelope};
@@ -111,6 +116,7 @@ impl Engine {
             Event::LaneDown { peer, reason } => self.lane_down(peer, &reason),
             Event::Control { from, epoch, seq, message } => self.receive(from, Envelope { epoch, seq, message }),
             Event::Executed { epoch, seq } => self.participant.executed(cx, epoch, seq),
+            Event::Cancelled { epoch, last } => self.participant.cancelled(cx, epoch, last),
             Event::ExecutionFailed { epoch, seq, reason } => {
                 self.participant.execution_failed(cx, epoch, seq, &reason);
             }
@@ -120,6 +126,7 @@ impl Engine {
     /// The time of [`poll_timeout`](Self::poll_timeout) has come. Harmless when it has not.
     pub fn handle_timeout(&mut self, now: Time) {
         self.observe(now);
+        self.participant.look_for_deviations(&mut self.context);
         let cx = &mut self.context;
         if cx.now < self.next_tick || !self.needs_ticks() {
             return;
@@ -138,7 +145,8 @@ impl Engine {
     /// the actions are drained. May lie in the past.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.needs_ticks().then_some(self.next_tick)
+        let deviation = self.participant.deviation_deadline();
+        self.needs_ticks().then(|| deviation.map_or(self.next_tick, |at| at.min(self.next_tick)))
     }
 
     /// The next thing to do, `None` when there is nothing more for now.
@@ -386,7 +394,10 @@ impl Engine {
             | Control::SetRemoved { .. }
             | Control::AllJoined { .. }
             | Control::Suspects { .. }
-            | Control::AskActivity { .. } => {
+            | Control::AskActivity { .. }
+            | Control::Schedule { .. }
+            | Control::Withdraw { .. }
+            | Control::Resume { .. } => {
                 if from != cx.coordinator {
                     return Err("sends what only the coordinator sends".to_owned());
                 }
@@ -421,6 +432,11 @@ impl Engine {
             Control::AllJoined { name, last } => participant.all_joined(cx, &name, last),
             Control::AskActivity { ranks } => participant.tell_activity(cx, &ranks),
             Control::Suspects { sidecars, ranks } => participant.suspects(cx, Suspects { sidecars, ranks }),
+            Control::Schedule { number, buckets, patience_us } => {
+                participant.schedule(cx, seq, (number, patience_us), buckets);
+            }
+            Control::Withdraw { number } => participant.freeze(cx, number),
+            Control::Resume { number, last, completed } => participant.resume(cx, number, last, &completed),
             _ => {}
         }
     }

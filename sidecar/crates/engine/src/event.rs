@@ -131,6 +131,13 @@ pub enum Event {
         /// The operation.
         seq: Seq,
     },
+    /// All lanes have dropped what [`Action::Cancel`] named: its memory is not touched any more.
+    Cancelled {
+        /// The epoch.
+        epoch: Epoch,
+        /// The last operation that was named.
+        last: Seq,
+    },
     /// An admitted operation cannot be performed here.
     ExecutionFailed {
         /// The epoch it belongs to.
@@ -171,6 +178,16 @@ pub enum Action {
     },
     /// Perform an operation: reserve its results, then hand it to the executors of all its lanes, in this order.
     Admit(Arc<Admission>),
+    /// Drop admitted operations where they stand: their requests will be asked for again. The executors of all lanes drop
+    /// them, and what still comes of any operation up to `last` that they do not have. [`Event::Cancelled`] answers.
+    Cancel {
+        /// The epoch.
+        epoch: Epoch,
+        /// The last operation that any sidecar may have admitted by now.
+        last: Seq,
+        /// What is dropped, ascending; for some of it [`Event::Executed`] may have been told.
+        dropped: Vec<Seq>,
+    },
     /// A request is over. For success the result lies where the admission's memory put it.
     Complete {
         /// The rank.
@@ -232,9 +249,9 @@ pub struct Admission {
     /// The operation.
     pub seq: Seq,
     /// The members, to turn a plan's members into sidecars.
-    pub topology: SetTopology,
+    pub topology: Arc<SetTopology>,
     /// What is done here.
-    pub plan: Plan,
+    pub plan: Arc<Plan>,
     /// How elements are combined.
     pub arithmetic: Arithmetic,
     /// The tensors of the bucket, in its order.

@@ -145,6 +145,8 @@ pub struct Executor {
     operations: Vec<Operation>,
     /// Operations that failed here: their chunks are dropped. Each of them ends the epoch, so there are few.
     failed: BTreeSet<Seq>,
+    /// Chunks up to here may be of operations that were dropped.
+    withdrawn: Seq,
     /// The operation that was served last: the next one is first in turn.
     served: Seq,
     links: BTreeMap<SidecarIndex, Link>,
@@ -164,6 +166,7 @@ impl Executor {
             admitted: Seq(0),
             operations: Vec::new(),
             failed: BTreeSet::new(),
+            withdrawn: Seq(0),
             served: Seq(0),
             links: BTreeMap::new(),
             outbox: VecDeque::new(),
@@ -179,6 +182,7 @@ impl Executor {
         }
         self.drop_operations();
         (self.epoch, self.running, self.admitted, self.served) = (epoch, true, Seq(0), Seq(0));
+        self.withdrawn = Seq(0);
         for link in self.links.values_mut() {
             link.begin(epoch);
         }
@@ -228,6 +232,33 @@ impl Executor {
                 self.outbox.push_back(failed);
             }
         }
+    }
+
+    /// Operations are dropped where they stand, and nothing up to `last` will be admitted any more. What still comes of an
+    /// operation up to there that is not here is dropped. Gives those of `dropped` that were not done here.
+    ///
+    /// Who has sent such chunks on credit is told that everything up to `last` is admitted: that gives the credit back. It is
+    /// not given back on the sender's side alone, as the receiver may hold the chunks for longer.
+    pub fn handle_cancel(&mut self, epoch: Epoch, last: Seq, dropped: &[Seq]) -> Vec<Seq> {
+        if !self.running || epoch != self.epoch {
+            return Vec::new();
+        }
+        let is_dropped = |seq: &Seq| dropped.binary_search(seq).is_ok();
+        let stopped = self.operations.iter().map(|operation| operation.admission.seq).filter(is_dropped).collect();
+        self.operations.retain(|operation| !is_dropped(&operation.admission.seq));
+        self.outbox.retain(|action| match action {
+            ExecutorAction::Send { chunk, .. } => !is_dropped(&chunk.seq),
+            _ => true,
+        });
+        (self.admitted, self.withdrawn) = (self.admitted.max(last), self.withdrawn.max(last));
+        for peer in self.links.keys().copied().collect::<Vec<_>>() {
+            let chunks = self.link(peer).drop_held_until(epoch, last);
+            if chunks > 0 {
+                self.stats.chunks_dropped += chunks;
+                self.tell_admitted(peer, last);
+            }
+        }
+        stopped
     }
 
     /// A chunk came from a peer.
@@ -365,7 +396,15 @@ impl Executor {
             self.stats.chunks_dropped += 1;
             return Ok(());
         }
-        self.operation(seq).ok_or(Violation::Over { seq })?.handle_chunk(from, chunk)
+        let withdrawn = self.withdrawn;
+        match self.operation(seq) {
+            Some(operation) => operation.handle_chunk(from, chunk),
+            None if seq <= withdrawn => {
+                self.stats.chunks_dropped += 1;
+                Ok(())
+            }
+            None => Err(Violation::Over { seq }),
+        }
     }
 
     /// Hands over what came early for an operation that is now admitted, and says so to those who sent it.

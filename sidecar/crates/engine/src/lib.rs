@@ -14,7 +14,7 @@ pub mod executor;
 pub mod memory;
 mod relay;
 
-pub use engine::{Engine, EngineConfig, EnginePhase, Stats, Status};
+pub use engine::{Engine, EngineConfig, EnginePhase, RunAhead, ScheduleStatus, Stats, Status};
 pub use event::{Action, Admission, AdmittedRequest, AdmittedTensor, Arithmetic, Completion, Event, Time};
 pub use executor::{Executor, ExecutorAction, ExecutorConfig, ExecutorStats, PrivateBytes, Violation};
 pub use memory::{InputPlace, Memory, MemoryError, OutputPlace};

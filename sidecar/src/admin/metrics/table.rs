@@ -1,5 +1,7 @@
 //! All metrics, in the order of the document.
 
+use ronde_wire::Deviation;
+
 use super::{Kind, Metric, Sample, Snapshot, by_rank, count, lanes, links, number, one, ports};
 
 /// All metrics.
@@ -54,6 +56,33 @@ pub(super) const METRICS: &[Metric] = &[
     counter("ronde_cache_evictions_total", "Remembered requests forgotten for others.", &[], |s| {
         one(number(s.engine.cache_evictions))
     }),
+    counter(
+        "ronde_schedules_issued_total",
+        "Steps that the coordinator here expects to come again and again.",
+        &[],
+        |s| one(number(s.engine.schedules_issued)),
+    ),
+    counter(
+        "ronde_schedules_withdrawn_total",
+        "Schedules that the coordinator here has withdrawn, because a rank did something else.",
+        &["reason"],
+        |s| {
+            let counts = Deviation::ALL.into_iter().zip(s.engine.schedules_withdrawn);
+            counts.map(|(reason, count)| (vec![reason.name().to_owned()], number(count))).collect()
+        },
+    ),
+    counter(
+        "ronde_operations_scheduled_total",
+        "Operations admitted here that nobody had to announce or order.",
+        &[],
+        |s| one(number(s.engine.scheduled_operations)),
+    ),
+    counter(
+        "ronde_operations_cancelled_total",
+        "Scheduled operations that were dropped, to be negotiated after all.",
+        &[],
+        |s| one(number(s.engine.cancelled_operations)),
+    ),
     counter(
         "ronde_names_rejected_total",
         "Names that failed on all ranks, as the coordinator told this sidecar.",

@@ -89,6 +89,9 @@ pub(super) struct RunArgs {
     /// Tensors of up to so many bytes a rank travel with the messages that agree about them; 0 for none. [default: 4096]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=ronde_wire::limits::EAGER_BYTES_MAX as i64))]
     eager_bytes: Option<u32>,
+    /// Negotiate every operation, also those that come again in every step.
+    #[arg(long)]
+    no_run_ahead: bool,
     /// Age after which a tensor that waits for some ranks is reported. [default: 60]
     #[arg(long, value_name = "SECONDS", env = "HOROVOD_STALL_CHECK_TIME_SECONDS", value_parser = clap::value_parser!(u64).range(1..=604_800))]
     stall_check_warning_time_seconds: Option<u64>,
@@ -170,6 +173,7 @@ struct Settings {
     lanes: Option<u16>,
     fusion_threshold_bytes: Option<u64>,
     eager_bytes: Option<u32>,
+    runs_ahead: bool,
     stall_warning: Option<Duration>,
     stall_shutdown: Option<Duration>,
     arena_bytes_max: Option<u64>,
@@ -206,6 +210,7 @@ impl Settings {
             peer_timeout: args.peer_timeout,
             lanes: args.lanes,
             eager_bytes: args.eager_bytes,
+            runs_ahead: !args.no_run_ahead,
             fusion_threshold_bytes: match args.fusion_threshold_mb {
                 Some(megabytes) => Some(megabytes << 20),
                 None => bytes_of("HOROVOD_FUSION_THRESHOLD")?,

@@ -151,6 +151,7 @@ impl Job<'_> {
                 arena_bytes_max: settings.arena_bytes_max,
                 fusion_threshold_bytes: settings.fusion_threshold_bytes,
                 eager_bytes: settings.eager_bytes,
+                run_ahead: Some(settings.runs_ahead),
                 stall_warning_ms: settings.stall_warning.map(milliseconds),
                 stall_shutdown_ms: settings.stall_shutdown.map(milliseconds),
                 tells_of_exits: true,

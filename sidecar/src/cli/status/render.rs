@@ -26,6 +26,13 @@ pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
     }
     entries(&now["links"]).for_each(|link| line(link_line(link, now)));
     line(traffic(before, now, seconds));
+    if let (Some(operations), Some(steps)) = (now["schedule"]["operations"].as_u64(), now["schedule"]["steps"].as_u64())
+    {
+        let tensors = now["schedule"]["tensors"].as_u64().unwrap_or_default();
+        line(format!(
+            "  runs ahead: {tensors} tensors in {operations} operations a step, {steps} steps without negotiation so far"
+        ));
+    }
     entries(&now["waiting_tensors"]).for_each(|waiting| {
         let missing = list(&waiting["missing"]);
         line(format!(
@@ -176,6 +183,7 @@ mod tests {
             "paths": [{ "peer": 1, "address": "10.0.1.2:7400", "round_trip_us": 120, "datagram_bytes": 1452, "packets_lost": 1, "packets_sent": 9,
                 "cipher": "TLS_X", "key_exchange": "KX", "certificate": { "serial": "01", "until": "then" },
                 "peer_certificate": { "serial": "02", "until": "later" } }],
+            "schedule": { "number": 1, "operations": 12, "tensors": 161, "steps": 40 },
             "waiting_tensors": [{ "name": "allreduce.w", "collective": "ALLREDUCE", "missing": [2, 3], "age_ms": 3_100 }],
             "pending_requests": [
                 { "rank": 1, "name": "allreduce.w", "collective": "ALLREDUCE", "ordered": false, "age_ms": 900 },
@@ -194,6 +202,7 @@ job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0
     certificate until then, the peer's until later
   link to sidecar 2: down
   traffic: 2.5 MB/s out, 2.0 kB/s in, 7 operations in 2.0 s; 5.0 MB out and 4.0 kB in so far
+  runs ahead: 161 tensors in 12 operations a step, 40 steps without negotiation so far
   waits: allreduce allreduce.w for ranks 2 3 since 3 s
   rank 1 waits in allreduce allreduce.w since 900 ms
   the last epoch ended: rank 3 is gone

@@ -1,6 +1,8 @@
 //! From an order to what is performed here: the coordinator's word is checked against this sidecar's own view.
 
-use ronde_collectives::plan::Work;
+use std::sync::Arc;
+
+use ronde_collectives::plan::{Plan, Work, WorkKind};
 use ronde_collectives::{digest_input, plan};
 use ronde_wire::control::{Order, OrderedTensor};
 use ronde_wire::{Algorithm, Collective, Epoch, Member, Rank, ReduceOp, Request, Seq, SetTopology, Tuning, limits};
@@ -26,45 +28,105 @@ pub(crate) fn digest(topology: &SetTopology, work: &Work, tuning: &Tuning) -> [u
 /// # Errors
 /// What contradicts this sidecar's own view, in words. The requests may be changed then; the epoch has to end.
 pub(crate) fn prepare(
-    view: &SetView,
+    view: &Arc<SetView>,
     requests: &mut Requests,
     epoch: Epoch,
     seq: Seq,
     order: &Order,
 ) -> Result<Admission, String> {
-    let me = view.me.ok_or_else(|| format!("it serves no rank of {}", order.set))?;
-    let name = order.collective.name();
-    let kind = work_kind(&order.collective, order.dtype, order.codec, order.pair)
-        .ok_or_else(|| format!("{name} is not performed as an operation of its own"))?;
-    check_count(order)?;
     check_joined(view, requests, order)?;
-    // Before anything is added up: no sum of the order's numbers overflows when every result can be addressed.
-    let results = results(view, order)?;
-    let work = work(kind, order.dtype, view, &order.tensors);
-    if digest(&view.topology, &work, &order.tuning) != order.digest {
-        return Err("the digest of the plan's inputs differs from the coordinator's".to_owned());
+    let mut admission = Template::new(view, order)?.admission(requests, epoch, seq, order)?;
+    admission.contributions.clone_from(&order.contributions);
+    Ok(admission)
+}
+
+/// What an order is here, whichever requests it answers: the operations of a schedule repeat it.
+#[derive(Debug)]
+pub(crate) struct Template {
+    pub(crate) view: Arc<SetView>,
+    results: Vec<Results>,
+    topology: Arc<SetTopology>,
+    plan: Arc<Plan>,
+    local_ranks: Vec<Rank>,
+}
+
+impl Template {
+    /// Checks an order by itself and makes its plan.
+    ///
+    /// # Errors
+    /// What contradicts this sidecar's own view, in words.
+    pub(crate) fn new(view: &Arc<SetView>, order: &Order) -> Result<Self, String> {
+        let me = view.me.ok_or_else(|| format!("it serves no rank of {}", order.set))?;
+        let name = order.collective.name();
+        let kind = work_kind(&order.collective, order.dtype, order.codec, order.pair)
+            .ok_or_else(|| format!("{name} is not performed as an operation of its own"))?;
+        check_count(order)?;
+        // Before anything is added up: no sum of the order's numbers overflows when every result can be addressed.
+        let results = results(view, order)?;
+        let work = work(kind_with(kind, order.tuning.algorithm), order.dtype, view, &order.tensors);
+        if digest(&view.topology, &work, &order.tuning) != order.digest {
+            return Err("the digest of the plan's inputs differs from the coordinator's".to_owned());
+        }
+        eager::check(view, order, &work.kind)?;
+        let ways = ways(view, me, order);
+        let plan = plan(ways.me, &ways.topology, &work, &ways.tuning).map_err(|error| error.to_string())?;
+        let Ways { topology, local_ranks, .. } = ways;
+        Ok(Self { view: Arc::clone(view), results, topology: Arc::new(topology), plan: Arc::new(plan), local_ranks })
     }
-    eager::check(view, order, &work.kind)?;
-    let ways = ways(view, me, order);
-    let plan = plan(ways.me, &ways.topology, &work, &ways.tuning).map_err(|error| error.to_string())?;
-    let mut tensors = Vec::with_capacity(order.tensors.len());
-    for (tensor, results) in order.tensors.iter().zip(results) {
-        let requests = answer(view, requests, seq, (order, tensor), &results)?;
-        tensors.push(AdmittedTensor { name: tensor.name.clone(), requests, own: results.own });
+
+    /// The operation under a number; the requests that it answers become ordered. It is of the order that the template was
+    /// made for, and has no contributions yet.
+    ///
+    /// # Errors
+    /// What contradicts the requests, in words, which may be changed then; the epoch has to end.
+    pub(crate) fn admission(
+        &self,
+        requests: &mut Requests,
+        epoch: Epoch,
+        seq: Seq,
+        order: &Order,
+    ) -> Result<Admission, String> {
+        let view = &self.view;
+        let mut tensors = Vec::with_capacity(order.tensors.len());
+        for (tensor, results) in order.tensors.iter().zip(&self.results) {
+            let requests = answer(view, requests, seq, (order, tensor), results)?;
+            tensors.push(AdmittedTensor { name: tensor.name.clone(), requests, own: results.own });
+        }
+        let arithmetic = Arithmetic {
+            dtype: order.dtype,
+            op: order.collective.reduce_op(),
+            ranks: u32::try_from(view.ranks.len()).unwrap_or(u32::MAX),
+            prescale: order.prescale,
+            postscale: order.postscale,
+            codec: order.codec,
+        };
+        let joined = self.local_ranks.iter().copied().filter(|rank| is_joined(order, *rank)).collect();
+        Ok(Admission {
+            epoch,
+            seq,
+            topology: Arc::clone(&self.topology),
+            plan: Arc::clone(&self.plan),
+            arithmetic,
+            tensors,
+            local_ranks: self.local_ranks.clone(),
+            served: view.local_ranks.clone(),
+            joined,
+            contributions: Vec::new(),
+        })
     }
-    let arithmetic = Arithmetic {
-        dtype: order.dtype,
-        op: order.collective.reduce_op(),
-        ranks: u32::try_from(view.ranks.len()).unwrap_or(u32::MAX),
-        prescale: order.prescale,
-        postscale: order.postscale,
-        codec: order.codec,
-    };
-    let Ways { topology, local_ranks, .. } = ways;
-    let joined = local_ranks.iter().copied().filter(|rank| is_joined(order, *rank)).collect();
-    let contributions = order.contributions.clone();
-    let served = view.local_ranks.clone();
-    Ok(Admission { epoch, seq, topology, plan, arithmetic, tensors, local_ranks, served, joined, contributions })
+
+    /// Elements of all its tensors.
+    pub(crate) fn elements(&self) -> u64 {
+        self.plan.layout.elements
+    }
+}
+
+/// The kind of work under an algorithm. What would travel eagerly and does not is reduced as if it did, in rank order.
+pub(crate) fn kind_with(kind: WorkKind, algorithm: Algorithm) -> WorkKind {
+    match (kind, algorithm) {
+        (WorkKind::AllReduce, Algorithm::Direct) => WorkKind::AllReduceNAry,
+        (kind, _) => kind,
+    }
 }
 
 /// What the plan is made for: the set as it is, or, when the order carries all contributions, as if this sidecar served all
@@ -164,7 +226,13 @@ fn answer(
 }
 
 /// Compares a rank's own request with what was ordered.
-fn fits(view: &SetView, order: &Order, tensor: &OrderedTensor, rank: Rank, own: &Request) -> Result<(), String> {
+pub(crate) fn fits(
+    view: &SetView,
+    order: &Order,
+    tensor: &OrderedTensor,
+    rank: Rank,
+    own: &Request,
+) -> Result<(), String> {
     let pair = own.collective.pair(rank);
     if pair != order.pair || !same_collective(&order.collective, &own.collective, pair.is_some()) {
         return Err(format!("{:?} was ordered, {:?} was asked for", order.collective, own.collective));

@@ -17,6 +17,7 @@ use super::negotiation::{Announced, Complete, Contributions, Key, Negotiation, P
 use super::ordering::{Ordering, ready_tensor};
 use super::remembered::Remembered;
 use super::roster::Roster;
+use super::scheduling::Scheduling;
 use super::sets::SetView;
 use super::{eager, mismatch, performed, wording};
 use crate::event::Time;
@@ -33,6 +34,7 @@ pub(crate) struct Agreement {
     pub(super) joined: BTreeSet<Rank>,
     last_joined: Rank,
     remembered: Remembered,
+    pub(super) scheduling: Scheduling,
     /// What the epoch has to end with.
     fatal: Option<Failure>,
     /// The rank whose announcement completed the newest round, and for how many microseconds the others had waited.
@@ -56,6 +58,13 @@ impl Agreement {
         Announcement { rank, intent, contribution }: Announcement,
     ) -> Result<(), Violation> {
         check_served(cx, from, &[rank])?;
+        if self.scheduling.is_busy() {
+            // Said before the sender heard of the schedule; it will say so again.
+            return match intent {
+                Intent::Remember { slot, request } => self.remembered.remember(from, slot, &request),
+                _ => Ok(()),
+            };
+        }
         match intent {
             Intent::Ready(request) => self.ready(cx, (from, rank), (request, contribution)),
             Intent::Remember { slot, request } => {

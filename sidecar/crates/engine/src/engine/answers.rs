@@ -34,6 +34,7 @@ impl Participant {
     pub(crate) fn all_joined(&mut self, cx: &mut Context, name: &TensorName, last: Rank) {
         let Some(asked) = self.asked(cx, name, |what| *what == Collective::Join) else { return };
         self.requests.forget_rejections(SetId::WORLD);
+        self.ungrouped.retain(|(set, ..)| *set != SetId::WORLD);
         self.answer(cx, asked, &Detail::LastJoined(last));
     }
 
@@ -65,6 +66,7 @@ impl Participant {
             self.answer(cx, asked, &Detail::None);
             return;
         }
+        self.ungrouped.retain(|(of, ..)| *of != set);
         for (rank, request, name) in self.requests.take_set(set) {
             let reason = format!(
                 "tensor {name}: {set} was removed before all its ranks had asked for it; remove a set when nothing is \

@@ -31,6 +31,9 @@ pub struct EngineConfig {
     /// Bytes of a contribution up to which operations travel eagerly, at most [`limits::EAGER_BYTES_MAX`]; 0 switches that off.
     /// Only the coordinator's counts. Default: the most.
     pub eager_bytes: u32,
+    /// When what ranks ask for again and again is performed without being negotiated; `None` for never. Only the coordinator's
+    /// counts. Default: after two equal steps.
+    pub run_ahead: Option<RunAhead>,
     /// Age after which a tensor that waits for some ranks is reported, in milliseconds. Default 60,000.
     pub stall_warning_ms: u64,
     /// Age after which a tensor that waits for some ranks ends the epoch, in milliseconds; 0 for never. A shorter time than
@@ -43,6 +46,22 @@ pub struct EngineConfig {
     pub control_fan_out: usize,
     /// What the selection of algorithms assumes; only the coordinator's counts.
     pub cost: CostModel,
+}
+
+/// When schedules are issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunAhead {
+    /// Equal steps in a row after which the coordinator expects the next one to be equal; at least 2 are used.
+    pub steps: u32,
+    /// How many times that is doubled, once for each schedule in a row that did not last. Another value than the default is
+    /// for tests.
+    pub setbacks_max: u32,
+}
+
+impl Default for RunAhead {
+    fn default() -> Self {
+        Self { steps: 2, setbacks_max: 10 }
+    }
 }
 
 impl EngineConfig {
@@ -61,6 +80,7 @@ impl EngineConfig {
             fusion_threshold_bytes: limits::FUSION_THRESHOLD_BYTES,
             buckets_in_flight: limits::BUCKETS_IN_FLIGHT,
             eager_bytes: EAGER_BYTES_MOST,
+            run_ahead: Some(RunAhead::default()),
             stall_warning_ms: STALL_WARNING_MS,
             stall_shutdown_ms: 0,
             result_bytes_max: u64::MAX,

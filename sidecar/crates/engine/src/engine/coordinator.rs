@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ronde_wire::control::Announcement;
-use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Seq, SidecarIndex};
+use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Seq, SetId, SidecarIndex};
 
 use super::agreement::Agreement;
 use super::context::Context;
@@ -68,6 +68,13 @@ impl Coordinator {
             Control::Left { rank, failure } => self.left(cx, from, rank, &failure),
             Control::Unreachable { sidecar, reason } => self.unreachable(cx, from, sidecar, &reason),
             Control::Announce { announcements } => self.announced(cx, from, announcements),
+            Control::Deviated { number, deviation } if self.is_running() => {
+                self.agreement.scheduling.deviated(cx, epoch, number, deviation)
+            }
+            Control::Frozen { number, admitted, completed } if self.is_running() => {
+                self.frozen(cx, from, (number, admitted), completed)
+            }
+            Control::Deviated { .. } | Control::Frozen { .. } => Ok(()),
             Control::Done => self.done(from, seq),
             Control::SetForgotten { set } if self.is_running() => self.agreement.forgotten(from, set),
             Control::SetForgotten { .. } => Ok(()),
@@ -153,7 +160,7 @@ impl Coordinator {
     /// together.
     pub(crate) fn settle(&mut self, cx: &mut Context) {
         if self.is_running() {
-            self.agreement.ordering.order(cx, self.epoch);
+            self.agreement.settle(cx);
         }
     }
 
@@ -269,6 +276,11 @@ impl Coordinator {
         if !self.is_running() {
             return Ok(());
         }
+        // What others have completed already is to be completed by all, so that is found out first.
+        if failure.cause == Cause::ShutDown && self.agreement.scheduling.is_busy() {
+            self.agreement.scheduling.depart(cx, self.epoch, (from, rank, failure.clone()));
+            return Ok(());
+        }
         let why = &failure.reason;
         let who =
             if why.starts_with(&format!("{rank} ")) { String::new() } else { format!("{rank} on {from} has left: ") };
@@ -282,6 +294,20 @@ impl Coordinator {
         let record = failure.clone().within_limits().record;
         self.end(cx, &named.with_rank(rank).with_sidecar(from).with_record(record));
         Ok(())
+    }
+
+    fn frozen(
+        &mut self,
+        cx: &mut Context,
+        from: SidecarIndex,
+        answered: (u64, Seq),
+        completed: Vec<(SetId, Seq)>,
+    ) -> Result<(), Violation> {
+        self.agreement.frozen(cx, from, answered, completed)?;
+        match self.agreement.scheduling.take_departing() {
+            Some((from, rank, failure)) => self.left(cx, from, rank, &failure),
+            None => Ok(()),
+        }
     }
 
     fn failed(&mut self, cx: &mut Context, from: SidecarIndex, failure: Failure) {

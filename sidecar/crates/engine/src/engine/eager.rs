@@ -28,7 +28,9 @@ pub(crate) fn contribution_bytes(view: &SetView, rank: Rank, request: &Request, 
         return None;
     }
     let kind = work_kind(&request.collective, request.dtype, request.codec, None)?;
-    if kind.measures() {
+    // In a schedule an all-reduce is performed in the same order by a plan, which is for so many ranks.
+    let too_many = kind == WorkKind::AllReduce && view.ranks.len() > limits::NARY_RANKS_MAX;
+    if kind.measures() || too_many {
         return None;
     }
     if !contributes(&request.collective, rank) {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use ronde_wire::{Algorithm, Codec, Collective, DType, Rank, control::OrderedTensor, limits};
+use ronde_wire::{Algorithm, Codec, Collective, DType, Group, Rank, control::OrderedTensor, limits};
 
 use super::admission::may_share;
 
@@ -16,6 +16,10 @@ pub(crate) struct ReadyTensor {
     pub(crate) prescale: f64,
     pub(crate) postscale: f64,
     pub(crate) codec: Codec,
+    /// The group of its requests.
+    pub(crate) group: Option<Group>,
+    /// Which use of a group it was released with; 0 for none.
+    pub(crate) group_use: u64,
     /// Ranks of the set without a request, because they have joined, ascending.
     pub(crate) joined: Vec<Rank>,
     pub(crate) algorithm: Algorithm,
@@ -96,6 +100,11 @@ const EAGER_BYTES: u64 = limits::EAGER_ORDER_BYTES_MAX as u64;
 const ORDER_FRAME_BYTES: usize = limits::CONTROL_FRAME_BYTES_MAX - 4_096;
 
 impl ReadyTensor {
+    /// Whether both are the same request of the same ranks.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.tensor == other.tensor && self.group == other.group && self.is_compatible(other)
+    }
+
     fn is_compatible(&self, other: &Self) -> bool {
         self.collective == other.collective
             && self.dtype == other.dtype
@@ -133,6 +142,8 @@ mod tests {
             prescale: 1.0,
             postscale: 1.0,
             codec: Codec::None,
+            group: None,
+            group_use: 0,
             joined: Vec::new(),
             algorithm: Algorithm::Ring,
             bytes,

@@ -23,6 +23,8 @@ pub(crate) struct Groups {
     uses: BTreeMap<GroupKey, VecDeque<Use>>,
     /// The group in which a tensor is ready. It is so once: the ranks that have asked for it wait for their answer.
     ready_in: BTreeMap<Key, GroupKey>,
+    /// Uses that were released.
+    released: u64,
 }
 
 /// A set, and a group's name and size.
@@ -132,6 +134,11 @@ impl Groups {
         self.ready_in.retain(|(of, _), _| *of != set);
     }
 
+    /// Whether no group lacks a tensor.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.uses.is_empty()
+    }
+
     /// Groups of which tensors wait for others, each with its first such use.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = Waiting<'_>> {
         self.uses.iter().filter_map(|((set, name, _), uses)| {
@@ -145,7 +152,10 @@ impl Groups {
         let Some(uses) = self.uses.get_mut(key) else { return Vec::new() };
         let mut released = Vec::new();
         while uses.front().is_some_and(|of_use| of_use.decided.len() >= of_use.size) {
-            released.extend(uses.pop_front().into_iter().flat_map(|of_use| of_use.ready));
+            self.released += 1;
+            let group_use = self.released;
+            let ready = uses.pop_front().into_iter().flat_map(|of_use| of_use.ready);
+            released.extend(ready.map(|(view, tensor)| (view, ReadyTensor { group_use, ..tensor })));
         }
         if uses.is_empty() {
             self.uses.remove(key);

@@ -235,6 +235,16 @@ impl Negotiation {
         behind.take_while(|(of, _)| *of == set).cloned().collect()
     }
 
+    /// Whether a round has failed that ranks have yet to take part in.
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.poisoned > 0
+    }
+
+    /// Forgets all names: what is asked for will be announced again.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
     /// How many names wait for ranks.
     pub(crate) fn len(&self) -> usize {
         self.names.len()

@@ -18,11 +18,7 @@ impl Participant {
             return;
         }
         match self.admission(cx, seq, order) {
-            Ok(running) => {
-                cx.stats.admitted += 1;
-                cx.act(Action::Admit(Arc::clone(&running.admission)));
-                self.admitted.insert(seq, running);
-            }
+            Ok(running) => self.admit(cx, running),
             Err(reason) => {
                 let reason = format!("{seq} of {} cannot be admitted: {reason}", self.epoch);
                 let mut failure = Failure::new(Cause::Bug, reason);
@@ -32,9 +28,27 @@ impl Participant {
         }
     }
 
+    /// An operation is performed from here on.
+    pub(super) fn admit(&mut self, cx: &mut Context, running: Running) {
+        cx.stats.admitted += 1;
+        cx.act(Action::Admit(Arc::clone(&running.admission)));
+        self.admitted.insert(running.admission.seq, running);
+    }
+
     /// All lanes have performed an operation.
     pub(crate) fn executed(&mut self, cx: &mut Context, epoch: Epoch, seq: Seq) {
-        let Some(Running { admission, reports }) = self.take_admitted(cx, epoch, seq) else { return };
+        let current = epoch == self.epoch && !self.is_idle();
+        if current && self.hold(seq) {
+            return;
+        }
+        let Some(running) = self.take_admitted(cx, epoch, seq) else { return };
+        self.performed(cx, running);
+        self.advance(cx);
+    }
+
+    /// Tells all whom it concerns that an operation is over.
+    pub(super) fn performed(&mut self, cx: &mut Context, Running { admission, reports, .. }: Running) {
+        let (epoch, seq) = (admission.epoch, admission.seq);
         cx.stats.executed += 1;
         cx.stats.tensors_executed += admission.tensors.len() as u64;
         for (tensor, admitted) in (0..).zip(&admission.tensors) {
@@ -92,7 +106,7 @@ impl Participant {
         let admission = admission::prepare(&view, &mut self.requests, self.epoch, seq, order)?;
         self.last_seq = seq;
         let reports = view.first_member() == cx.me() && !admission.is_eager();
-        Ok(Running { admission: Arc::new(admission), reports })
+        Ok(Running { admission: Arc::new(admission), reports, held: false })
     }
 
     fn take_admitted(&mut self, cx: &mut Context, epoch: Epoch, seq: Seq) -> Option<Running> {

@@ -16,6 +16,7 @@ use super::fusion::{ReadyTensor, next_bucket};
 use super::groups::Ready;
 use super::mismatch::{Requests, lead};
 use super::negotiation::Contributions;
+use super::repetition::Repetition;
 use super::sets::SetView;
 use super::shapes::{Results, element_bytes, ordered_tensor, work, work_kind};
 use super::{admission, eager};
@@ -86,11 +87,12 @@ impl Ordering {
     }
 
     /// Orders what travels eagerly, and as much of the rest as may be in flight, scope by scope.
-    pub(crate) fn order(&mut self, cx: &mut Context, epoch: Epoch) {
+    pub(crate) fn order(&mut self, cx: &mut Context, epoch: Epoch, repetition: &mut Repetition) {
         for (&scope, queue) in &mut self.queues {
             while !queue.eager.is_empty() {
                 let bucket = next_bucket(&mut queue.eager, cx.config.fusion_threshold_bytes);
                 self.last.0 += 1;
+                repetition.ordered(cx.now, &queue.view, &bucket);
                 // It is over when the order has arrived: nobody reports it.
                 send_order(cx, &queue.view, epoch, self.last, bucket);
             }
@@ -101,6 +103,7 @@ impl Ordering {
                 }
                 self.last.0 += 1;
                 queue.in_flight += 1;
+                repetition.ordered(cx.now, &queue.view, &bucket);
                 self.in_flight.insert(self.last, (scope, queue.view.first_member()));
                 send_order(cx, &queue.view, epoch, self.last, bucket);
             }
@@ -118,6 +121,35 @@ impl Ordering {
         let scope = self.in_flight.remove(&seq).map(|(scope, _)| scope);
         let Some(queue) = scope.and_then(|scope| self.queues.get_mut(&scope)) else { return };
         queue.in_flight -= 1;
+        self.drop_idle();
+    }
+
+    /// The last number that was given, or passed over.
+    pub(crate) fn last(&self) -> Seq {
+        self.last
+    }
+
+    /// Numbers up to this one are in use otherwise.
+    pub(crate) fn pass_over(&mut self, last: Seq) {
+        self.last = self.last.max(last);
+    }
+
+    /// Tensors that are ready, with their sets.
+    pub(crate) fn ready(&self) -> impl Iterator<Item = (SetId, &ReadyTensor)> {
+        self.queues.iter().flat_map(|((set, _), queue)| queue.tensors().map(|tensor| (*set, tensor)))
+    }
+
+    /// Whether the end of a join waits to be said.
+    pub(crate) fn ends_join(&self) -> bool {
+        self.all_joined.is_some()
+    }
+
+    /// Forgets what is ready: it will be announced again.
+    pub(crate) fn clear_ready(&mut self) {
+        for queue in self.queues.values_mut() {
+            queue.eager.clear();
+            queue.ready.clear();
+        }
         self.drop_idle();
     }
 
@@ -191,6 +223,8 @@ pub(crate) fn ready_tensor(
         prescale: request.prescale,
         postscale: request.postscale,
         codec: request.codec,
+        group: request.group.clone(),
+        group_use: 0,
         joined,
     })
 }
@@ -212,21 +246,24 @@ fn send_order(cx: &mut Context, view: &SetView, epoch: Epoch, seq: Seq, bucket: 
     cx.stats.ordered_operations += 1;
     cx.stats.ordered_tensors += bucket.len() as u64;
     cx.stats.fused_tensors += if shared { bucket.len() as u64 } else { 0 };
-    let Some(order) = make_order(cx, view, bucket) else { return };
+    let carries = bucket.first().is_some_and(|first| first.algorithm == Algorithm::Eager);
+    let Some(order) = make_order(cx, view, bucket, carries) else { return };
     cx.send_down(&view.sidecars, epoch, seq, Control::Order(order));
 }
 
-fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTensor>) -> Option<Order> {
+/// The order of a bucket. What may travel eagerly does so where the order `carries` the contributions.
+pub(crate) fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTensor>, carries: bool) -> Option<Order> {
     let first = bucket.first()?;
     let pair = pair_of(first);
     let ReadyTensor { collective, dtype, prescale, postscale, codec, joined, .. } = first.clone();
     let kind = work_kind(&collective, dtype, codec, pair)?;
-    let is_eager = first.algorithm == Algorithm::Eager;
+    let small = first.algorithm == Algorithm::Eager;
+    let kind = if small && !carries { admission::kind_with(kind, Algorithm::Direct) } else { kind };
     let (tensors, contributions): (Vec<OrderedTensor>, Vec<Vec<Bytes>>) =
         bucket.into_iter().map(|ready| (ready.tensor, ready.contributions)).unzip();
-    let contributions = if is_eager { contributions } else { Vec::new() };
+    let contributions = if carries { contributions } else { Vec::new() };
     let work = work(kind, dtype, view, &tensors);
-    let tuning = if is_eager { eager::TUNING } else { selected(cx, view, &work) };
+    let tuning = if carries { eager::TUNING } else { selected(cx, view, &work) };
     let digest = admission::digest(&view.topology, &work, &tuning);
     let set = view.topology.set;
     Some(Order {

@@ -9,7 +9,8 @@ use super::activity::LastCall;
 use super::config::EAGER_BYTES_MOST;
 use super::context::Context;
 use super::remembered::Announcer;
-use super::requests::Requests;
+use super::requests::{Key, Requests};
+use super::scheduled::Scheduled;
 use super::sets::SetTable;
 use super::wording;
 use crate::event::{Action, Admission, Time};
@@ -34,6 +35,12 @@ pub(crate) struct Participant {
     pub(super) announcer: Announcer,
     pub(super) admitted: BTreeMap<Seq, Running>,
     pub(super) last_seq: Seq,
+    /// What is performed without being ordered, if there is such.
+    pub(super) scheduled: Option<Scheduled>,
+    /// Up to where operations are being dropped. Their requests are asked for again when nothing touches their memory.
+    pub(super) dropping: Option<Seq>,
+    /// Names whose next request is announced without its group: the rest of that was performed in a schedule.
+    pub(super) ungrouped: BTreeSet<Key>,
     /// An order could not be followed; the epoch is about to end.
     pub(super) broken: bool,
     /// What has been submitted since the last message to the coordinator.
@@ -66,6 +73,8 @@ pub(crate) struct Running {
     pub(super) admission: std::sync::Arc<Admission>,
     /// Whether the coordinator waits to hear from here that it is done.
     pub(super) reports: bool,
+    /// Whether it is performed, and nobody is told before it is known whether it stands.
+    pub(super) held: bool,
 }
 
 impl Participant {
@@ -147,7 +156,9 @@ impl Participant {
         // From the network: cut to the limits of a failure.
         let failure = failure.within_limits();
         // Said a second time, what was ordered cannot be finished.
-        if failure.cause != Cause::ShutDown || self.admitted.is_empty() || !self.is_active() {
+        // The coordinator ends a schedule before it lets ranks finish.
+        let unfinished = !self.admitted.is_empty() && self.scheduled.is_none();
+        if failure.cause != Cause::ShutDown || !unfinished || !self.is_active() {
             self.end(cx, &failure);
             return;
         }
@@ -166,6 +177,7 @@ impl Participant {
         self.phase = Phase::Idle;
         self.present.clear();
         self.admitted.clear();
+        self.scheduled = None;
         self.outbox.clear();
         self.watch = super::watch::Watch::default();
         self.last_failure = Some(failure.clone());
@@ -228,6 +240,9 @@ impl Participant {
         self.epoch = epoch;
         self.last_seq = Seq(0);
         self.broken = false;
+        self.scheduled = None;
+        self.dropping = None;
+        self.ungrouped.clear();
         self.sets.clear();
         self.leaving.clear();
         self.announcer.clear();

@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use ronde_wire::{Collective, Failure, Rank, Request, RequestId, Seq, SetId, TensorName};
+use bytes::Bytes;
+use ronde_wire::{Collective, Failure, Group, Rank, Request, RequestId, Seq, SetId, TensorName};
 
 use crate::event::Time;
 
@@ -19,6 +20,8 @@ pub(crate) struct Requests {
     rounds: BTreeMap<Key, Ahead>,
     /// Ranks with a join.
     joined: BTreeSet<Rank>,
+    /// Counts what is asked for and refused.
+    turns: u64,
 }
 
 /// A request without an answer.
@@ -29,6 +32,28 @@ pub(crate) struct Pending {
     pub(crate) since: Time,
     /// The operation that performs it.
     pub(crate) ordered: Option<Seq>,
+    /// What travels along when it is announced.
+    pub(crate) contribution: Bytes,
+    /// Why the rank does not want it any more, if so.
+    pub(crate) withdrawn: Option<Failure>,
+    turn: u64,
+}
+
+/// A submission that was refused, and whose rejection has not arrived.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) failure: Failure,
+    pub(crate) group: Option<Group>,
+    turn: u64,
+}
+
+/// What the coordinator does not know any more when a schedule is over, in the order in which it came about.
+#[derive(Debug)]
+pub(crate) enum Unsettled {
+    /// A request without an operation.
+    Asked(Key),
+    /// A refusal.
+    Refused(Key, Failure, Option<Group>),
 }
 
 /// How far a rank and the coordinator are apart in the rounds of a name (see the negotiation's text). Only one of the two
@@ -36,7 +61,7 @@ pub(crate) struct Pending {
 #[derive(Debug, Default)]
 struct Ahead {
     /// Rounds in which the rank's part was a refusal, and whose rejection has not arrived.
-    refused: usize,
+    refused: VecDeque<Refusal>,
     /// Rounds that were rejected before the rank took part.
     rejected: VecDeque<Failure>,
 }
@@ -78,19 +103,59 @@ impl Requests {
         self.counts.get(&rank).copied().unwrap_or_default()
     }
 
-    pub(crate) fn insert(&mut self, key: Key, request: RequestId, what: Request, now: Time) {
+    pub(crate) fn insert(&mut self, key: Key, request: RequestId, (what, contribution): (Request, Bytes), now: Time) {
         *self.counts.entry(key.2).or_default() += 1;
         if what.collective == Collective::Join {
             self.joined.insert(key.2);
         }
         self.numbers.insert((key.2, request), key.clone());
-        self.pending.insert(key, Pending { request, what, since: now, ordered: None });
+        let turn = self.next_turn();
+        let (ordered, withdrawn) = (None, None);
+        self.pending.insert(key, Pending { request, what, since: now, ordered, contribution, withdrawn, turn });
     }
 
-    /// The request with a number, while nothing is ordered for it.
-    pub(crate) fn unordered(&self, rank: Rank, request: RequestId) -> Option<&Request> {
-        let key = self.numbers.get(&(rank, request))?;
-        self.pending.get(key).filter(|pending| pending.ordered.is_none()).map(|pending| &pending.what)
+    /// The request with a number, while it is not known that it will be performed: nothing is ordered for it, or what is was
+    /// not ordered by itself, from `ahead` on.
+    pub(crate) fn undecided(&mut self, rank: Rank, request: RequestId, ahead: Option<Seq>) -> Option<&mut Pending> {
+        let pending = self.pending.get_mut(self.numbers.get(&(rank, request))?)?;
+        let decided = pending.ordered.is_some_and(|seq| ahead.is_none_or(|first| seq < first));
+        (!decided).then_some(pending)
+    }
+
+    /// A request that was ordered, and is not any more.
+    pub(crate) fn disorder(&mut self, rank: Rank, request: RequestId) {
+        let pending = self.numbers.get(&(rank, request)).and_then(|key| self.pending.get_mut(key));
+        if let Some(pending) = pending {
+            pending.ordered = None;
+        }
+    }
+
+    /// What is neither ordered nor rejected.
+    pub(crate) fn unsettled(&self) -> Vec<Unsettled> {
+        let asked = self.pending.iter().filter(|(_, pending)| pending.ordered.is_none());
+        let asked = asked.map(|(key, pending)| (pending.turn, Unsettled::Asked(key.clone())));
+        let refused =
+            self.rounds.iter().flat_map(|(key, ahead)| ahead.refused.iter().map(move |refusal| (key, refusal)));
+        let refused = refused.map(|(key, Refusal { failure, group, turn })| {
+            (*turn, Unsettled::Refused(key.clone(), failure.clone(), group.clone()))
+        });
+        let mut all: Vec<(u64, Unsettled)> = asked.chain(refused).collect();
+        all.sort_by_key(|(turn, _)| *turn);
+        all.into_iter().map(|(_, unsettled)| unsettled).collect()
+    }
+
+    /// Takes a rank's part in the next round of a name out of its group. False when it has taken none.
+    pub(crate) fn ungroup(&mut self, key: &Key) -> bool {
+        if let Some(refusal) = self.rounds.get_mut(key).and_then(|ahead| ahead.refused.front_mut()) {
+            refusal.group = None;
+            return true;
+        }
+        let pending = self.pending.get_mut(key).filter(|pending| pending.ordered.is_none());
+        pending.map(|pending| pending.what.group = None).is_some()
+    }
+
+    pub(crate) fn pending(&self, key: &Key) -> Option<&Pending> {
+        self.pending.get(key)
     }
 
     /// The failure that already waits for the rank's next request by this name; taken out.
@@ -102,16 +167,17 @@ impl Requests {
     }
 
     /// The rank's part in the next round of the name was a refusal.
-    pub(crate) fn refuse(&mut self, key: Key) {
+    pub(crate) fn refuse(&mut self, key: Key, failure: Failure, group: Option<Group>) {
         if self.take_rejection(&key).is_none() {
-            self.rounds.entry(key).or_default().refused += 1;
+            let turn = self.next_turn();
+            self.rounds.entry(key).or_default().refused.push_back(Refusal { failure, group, turn });
         }
     }
 
     /// A round of the name was rejected.
     pub(crate) fn reject(&mut self, key: Key, failure: &Failure) -> Rejected {
-        if let Some(ahead) = self.rounds.get_mut(&key).filter(|ahead| ahead.refused > 0) {
-            ahead.refused -= 1;
+        if let Some(ahead) = self.rounds.get_mut(&key).filter(|ahead| !ahead.refused.is_empty()) {
+            ahead.refused.pop_front();
             self.forget_even(&key);
             return Rejected::Answered;
         }
@@ -186,7 +252,7 @@ impl Requests {
 
     /// Forgets rejections of a set that ranks have not met.
     pub(crate) fn forget_rejections(&mut self, set: SetId) {
-        self.rounds.retain(|key, ahead| key.0 != set || ahead.refused > 0);
+        self.rounds.retain(|key, ahead| key.0 != set || !ahead.refused.is_empty());
     }
 
     /// Takes out all requests, or those only for which nothing is ordered, ascending by rank and number.
@@ -212,8 +278,13 @@ impl Requests {
         self.pending.iter().map(|((_, _, rank), pending)| (*rank, pending))
     }
 
+    fn next_turn(&mut self) -> u64 {
+        self.turns += 1;
+        self.turns
+    }
+
     fn forget_even(&mut self, key: &Key) {
-        if self.rounds.get(key).is_some_and(|ahead| ahead.refused == 0 && ahead.rejected.is_empty()) {
+        if self.rounds.get(key).is_some_and(|ahead| ahead.refused.is_empty() && ahead.rejected.is_empty()) {
             self.rounds.remove(key);
         }
     }

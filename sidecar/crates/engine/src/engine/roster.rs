@@ -58,6 +58,11 @@ impl Roster {
         removed
     }
 
+    /// Whether all sidecars know of all changes.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.leaving.is_empty()
+    }
+
     /// Whether a sidecar may still speak of a set that is gone.
     pub(crate) fn is_leaving(&self, from: SidecarIndex, set: SetId) -> bool {
         self.leaving.get(&set).is_some_and(|unaware| unaware.contains(&from))

@@ -9,6 +9,7 @@ use super::liveness::Link;
 use super::negotiation::Waiting;
 use super::participant::{Participant, Phase};
 use super::requests::Pending;
+use super::scheduled::Scheduled;
 use crate::event::Time;
 
 /// Counters since the engine was made.
@@ -54,6 +55,14 @@ pub struct Stats {
     pub relayed: u64,
     /// Heartbeats sent.
     pub heartbeats: u64,
+    /// Coordinator: schedules that were issued.
+    pub schedules_issued: u64,
+    /// Coordinator: schedules that were withdrawn, for each [`ronde_wire::Deviation`].
+    pub schedules_withdrawn: [u64; ronde_wire::Deviation::ALL.len()],
+    /// Operations of schedules that were admitted here, without an announcement and an order.
+    pub scheduled_operations: u64,
+    /// Those of them that were dropped because their schedule was withdrawn.
+    pub cancelled_operations: u64,
     /// Pauses of this process itself, longer than the suspicion time, that were noticed afterwards.
     pub pauses: u64,
 }
@@ -110,6 +119,8 @@ pub struct Status {
     pub last_to_be_ready: Vec<u64>,
     /// Coordinator: for each rank, for how many microseconds the others have waited for it in all. Empty elsewhere.
     pub waited_for_us: Vec<u64>,
+    /// What is performed without being negotiated, if there is such.
+    pub schedule: Option<ScheduleStatus>,
     /// Operations admitted here and not finished.
     pub in_flight: usize,
     /// Sidecars that are silent.
@@ -163,6 +174,19 @@ pub struct WaitingTensor {
     pub age_ms: u64,
 }
 
+/// What ranks ask for again and again, which is performed without being negotiated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ScheduleStatus {
+    /// Counts the schedules of the epoch.
+    pub number: u64,
+    /// Operations of a step.
+    pub operations: usize,
+    /// Tensors of a step.
+    pub tensors: usize,
+    /// Steps that were begun and ended here.
+    pub steps: u64,
+}
+
 /// A control link.
 #[derive(Clone, Debug, Serialize)]
 pub struct LinkStatus {
@@ -200,6 +224,7 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         selections: cx.selections.iter().cloned().collect(),
         last_to_be_ready: coordinator.map_or_else(Vec::new, |c| c.last_to_be_ready.clone()),
         waited_for_us: coordinator.map_or_else(Vec::new, |c| c.waited_for_us.clone()),
+        schedule: participant.scheduled.as_ref().map(Scheduled::progress),
         in_flight: participant.admitted.len(),
         suspect_sidecars: suspects.sidecars.clone(),
         suspect_ranks: suspects.ranks.clone(),

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_wire::control::{Announcement, Intent};
-use ronde_wire::{Cause, Collective, Control, Failure, Group, Rank, Request, RequestId, Seq, SetId, limits};
+use ronde_wire::{Cause, Collective, Control, Deviation, Failure, Group, Rank, Request, RequestId, Seq, SetId, limits};
 
 use super::context::Context;
 use super::eager;
 use super::negotiation::Key as Name;
 use super::participant::{Participant, Phase};
 use super::performed;
-use super::requests::Key;
+use super::requests::{Key, Unsettled};
+use super::scheduled::Scheduled;
 use super::sets::SetView;
 use crate::event::Action;
 
@@ -22,7 +23,7 @@ impl Participant {
         cx: &mut Context,
         rank: Rank,
         request: RequestId,
-        (what, contribution): (Request, Bytes),
+        (mut what, contribution): (Request, Bytes),
     ) {
         cx.stats.submitted += 1;
         self.heard(cx, rank);
@@ -35,13 +36,16 @@ impl Participant {
                 return;
             }
         };
+        if self.ungrouped.remove(&key) {
+            what.group = None;
+        }
         let checked = self
             .check_room(rank)
             .and_then(|()| performed::check(&cx.config.world, &view, &what))
             .and_then(|()| self.check_contribution(&view, rank, &what, &contribution));
         if let Err(reason) = checked {
             let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(what.name);
-            self.void(key, failure.clone(), what.group);
+            self.void(cx, key, failure.clone(), what.group);
             self.refuse(cx, (rank, request), failure);
             return;
         }
@@ -51,8 +55,11 @@ impl Participant {
             self.complete(cx, rank, request, Err(failure));
             return;
         }
-        self.announce(cx, rank, &what, contribution);
-        self.requests.insert(key, request, what, cx.now);
+        if self.scheduled.is_none() {
+            self.announce(cx, rank, &what, contribution.clone());
+        }
+        self.requests.insert(key.clone(), request, (what, contribution), cx.now);
+        self.follow(cx, &key);
     }
 
     /// How many bytes of a rank's contribution travel along with its announcement.
@@ -83,7 +90,7 @@ impl Participant {
         // While a request by this name is pending, the refused one was a second: the first stays valid.
         if self.is_active() && member && !joined && self.takes_part(rank) && !self.requests.has(&key) {
             let failure = Failure::new(Cause::Refused, why).with_rank(rank).with_tensor(key.1.clone());
-            self.void(key, failure, group);
+            self.void(cx, key, failure, group);
         }
     }
 
@@ -96,14 +103,47 @@ impl Participant {
         if !self.is_active() {
             return;
         }
-        let Some(what) = self.requests.unordered(rank, request) else { return };
+        let ahead = self.scheduled.as_ref().map(Scheduled::first);
+        let Some(pending) = self.requests.undecided(rank, request, ahead) else { return };
+        let what = &pending.what;
         let (set, name, group) = (what.set, what.name.clone(), what.group.clone());
         let failure = Failure::new(Cause::TimedOut, reason).with_rank(rank).with_tensor(name.clone());
-        self.outbox.push(Announcement::new(rank, Intent::Void { set, name, failure, group }));
+        pending.withdrawn = Some(failure.clone());
+        if self.scheduled.is_some() {
+            self.deviate(cx, Deviation::Refusal);
+        } else {
+            self.outbox.push(Announcement::new(rank, Intent::Void { set, name, failure, group }));
+        }
+    }
+
+    /// Announces what was not settled when a schedule ended: the coordinator knows nothing of it.
+    pub(super) fn announce_unsettled(&mut self, cx: &mut Context) {
+        for unsettled in self.requests.unsettled() {
+            match unsettled {
+                Unsettled::Refused(key, failure, group) => self.announce_void(&key, failure, group),
+                Unsettled::Asked(key) => {
+                    let Some(pending) = self.requests.pending(&key) else { continue };
+                    let (what, contribution) = (pending.what.clone(), pending.contribution.clone());
+                    let withdrawn = pending.withdrawn.clone();
+                    self.announce(cx, key.2, &what, contribution);
+                    if let Some(failure) = withdrawn {
+                        let intent = Intent::Void { set: key.0, name: key.1, failure, group: what.group };
+                        self.outbox.push(Announcement::new(key.2, intent));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends what was submitted, unless memory of it is still in use for something that is being dropped.
+    pub(crate) fn flush(&mut self, cx: &mut Context) {
+        if self.dropping.is_none() {
+            self.announce_all(cx);
+        }
     }
 
     /// Sends what was submitted, in as few messages as frames allow.
-    pub(crate) fn flush(&mut self, cx: &mut Context) {
+    pub(super) fn announce_all(&mut self, cx: &mut Context) {
         let mut batch = Vec::new();
         let mut bytes = 0;
         for announcement in std::mem::take(&mut self.outbox) {
@@ -205,9 +245,14 @@ impl Participant {
     }
 
     /// The rank's part in the next round of a name is a refusal: all other ranks' requests of the round fail.
-    fn void(&mut self, key: Key, failure: Failure, group: Option<Group>) {
-        self.announce_void(&key, failure, group);
-        self.requests.refuse(key);
+    fn void(&mut self, cx: &mut Context, key: Key, failure: Failure, group: Option<Group>) {
+        let group = group.filter(|_| !self.ungrouped.remove(&key));
+        if self.scheduled.is_some() {
+            self.deviate(cx, Deviation::Refusal);
+        } else {
+            self.announce_void(&key, failure.clone(), group.clone());
+        }
+        self.requests.refuse(key, failure, group);
     }
 
     fn announce_void(&mut self, (set, name, rank): &Key, failure: Failure, group: Option<Group>) {

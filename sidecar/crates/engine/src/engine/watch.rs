@@ -68,6 +68,7 @@ impl Participant {
             return;
         }
         self.watch_ranks(cx);
+        self.look_for_delays(cx);
         match silence_above(cx) {
             Some((culprit, silent_ms)) if silent_ms >= cx.config.peer_timeout_ms => {
                 let reason = format!("it has been silent for {}", wording::seconds(silent_ms));

@@ -41,7 +41,7 @@ pub(super) enum StepError {
 pub(super) struct Arithmetician {
     pub(super) sizes: Sizes,
     /// For reductions in pairs.
-    reducer: Option<BlockReducer>,
+    pub(super) reducer: Option<BlockReducer>,
     pub(super) ranks: Ranks,
     /// A block of one rank, as it was read.
     pub(super) block: Vec<u8>,
@@ -83,7 +83,8 @@ impl Arithmetician {
         Ok(())
     }
 
-    /// Fills a buffer with each local rank's values of a span, one rank after another.
+    /// Fills a buffer with each local rank's values of a span, one rank after another. Where they are reduced in pairs, the
+    /// reduction prescales them.
     pub(super) fn contribute_each(
         &self,
         span: Span,
@@ -97,7 +98,10 @@ impl Arithmetician {
             for slice in admission.plan.layout.within(span) {
                 let (part, behind) = rest.split_at_mut(self.sizes.values(slice.span));
                 rest = behind;
-                inputs.read_prescaled(&slice, rank, 0, part)?;
+                match self.reducer {
+                    Some(_) => inputs.read(&slice, rank, 0, part)?,
+                    None => inputs.read_prescaled(&slice, rank, 0, part)?,
+                }
             }
         }
         Ok(())

@@ -179,6 +179,20 @@ impl Link {
         (self.held.epoch == epoch && first < seq).then_some(first)
     }
 
+    /// Drops what is held for operations up to one, and says how many chunks that are.
+    pub(super) fn drop_held_until(&mut self, epoch: Epoch, last: Seq) -> u64 {
+        let mut dropped = 0;
+        while self.held.epoch == epoch
+            && let Some(entry) = self.held.chunks.first_entry()
+            && *entry.key() <= last
+        {
+            let chunks = entry.remove();
+            dropped += chunks.len() as u64;
+            self.held.bytes -= chunks.iter().map(|chunk| cost_bytes(chunk.data.len())).sum::<u64>();
+        }
+        dropped
+    }
+
     pub(super) fn drop_held(&mut self) {
         self.held.chunks.clear();
         self.held.bytes = 0;

@@ -1,7 +1,7 @@
 //! What the steps of a plan do that look at all ranks' values at once: measure, conclude, reduce.
 
 use bytes::BytesMut;
-use ronde_collectives::kernels::{self, BLOCK_BYTES_MAX};
+use ronde_collectives::kernels::{self, BLOCK_BYTES_MAX, BlockReducer};
 use ronde_collectives::plan::{Slice, Span};
 use ronde_wire::{Rank, ReduceOp, SetTopology};
 
@@ -50,9 +50,9 @@ impl Ranks {
 
 impl Arithmetician {
     /// Reduces all members' registers to one. The kernel goes through them in small groups of elements, all operands at
-    /// once, so that every byte is touched once.
+    /// once, so that every byte is touched once. What can be reduced in pairs is reduced as if all ranks were local.
     pub(super) fn reduce_n(
-        &self,
+        &mut self,
         registers: &[Value],
         span: Span,
         into: &mut BytesMut,
@@ -60,13 +60,15 @@ impl Arithmetician {
     ) -> Result<(), StepError> {
         let (dtype, op) = (at.admission.arithmetic.dtype, self.reduction(at.admission)?);
         let operands = self.ranks.operands(registers, self.sizes.values(span))?;
+        at.stats.reduced_bytes += operands.iter().map(|operand| operand.len() as u64).sum::<u64>();
+        if let Some(reducer) = &mut self.reducer {
+            return reduce_by_rank(reducer, &operands, self.sizes.element_bytes, into);
+        }
         let weights = match op {
             ReduceOp::Median => &[],
             _ => self.ranks.weights.as_deref().ok_or(StepError::NotConcluded)?,
         };
-        kernels::reduce_n(dtype, op, &operands, weights, into)?;
-        at.stats.reduced_bytes += operands.iter().map(|operand| operand.len() as u64).sum::<u64>();
-        Ok(())
+        Ok(kernels::reduce_n(dtype, op, &operands, weights, into)?)
     }
 
     /// Adds each local rank's sum of squares over a span, prescaled, to its measure.
@@ -148,6 +150,25 @@ impl Arithmetician {
         }
         Ok(sums)
     }
+}
+
+/// Block by block, in rank order.
+fn reduce_by_rank(
+    reducer: &mut BlockReducer,
+    operands: &[&[u8]],
+    element_bytes: usize,
+    into: &mut [u8],
+) -> Result<(), StepError> {
+    let block_bytes = BLOCK_BYTES_MAX - BLOCK_BYTES_MAX % element_bytes;
+    for (index, part) in into.chunks_mut(block_bytes).enumerate() {
+        let from = index * block_bytes;
+        for (rank, operand) in operands.iter().enumerate() {
+            let block = &operand[from..from + part.len()];
+            if rank == 0 { reducer.first(block)? } else { reducer.add(block)? }
+        }
+        reducer.store(part)?;
+    }
+    Ok(())
 }
 
 /// The measures in a register; zeros when it holds nothing yet.

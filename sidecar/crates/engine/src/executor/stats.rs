@@ -19,7 +19,7 @@ pub struct ExecutorStats {
     pub received_bytes: u64,
     /// Chunks that came before their operation was admitted.
     pub chunks_held: u64,
-    /// Chunks of another epoch, or of an operation that failed: dropped.
+    /// Chunks of another epoch, or of an operation that failed or was withdrawn: dropped.
     pub chunks_dropped: u64,
     /// Bytes of local contributions that were read, again for each pass over them.
     pub contributed_bytes: u64,

@@ -54,7 +54,7 @@ pub enum Violation {
         /// The round it names.
         round: u32,
     },
-    /// The operation is over here, or the peer has no part in it.
+    /// The operation is over here, or the peer has no part in it; none of a schedule that was withdrawn.
     #[error("a chunk of {seq} came, which is over on this lane or was never performed here")]
     Over {
         /// The operation.

@@ -200,7 +200,24 @@ impl Cluster {
 
     pub(super) fn execute(&mut self, position: usize) {
         let (sidecar, epoch, seq) = self.unexecuted.remove(position);
-        self.event(sidecar, Event::Executed { epoch, seq });
+        if !self.stopped[sidecar] {
+            self.event(sidecar, Event::Executed { epoch, seq });
+        }
+    }
+
+    /// Executes an operation on all members, once they have admitted it: nobody has its result without all the others.
+    fn execute_complete(&mut self, epoch: Epoch, seq: Seq) {
+        let of = |admission: &&std::sync::Arc<Admission>| (admission.epoch, admission.seq) == (epoch, seq);
+        let admitted: Vec<_> = self.admitted.iter().filter_map(|list| list.iter().rev().find(of)).collect();
+        let members = admitted.first().map_or(0, |admission| admission.topology.members.len());
+        if admitted.len() < members && !admitted.iter().all(|admission| admission.is_eager()) {
+            return;
+        }
+        while let Some(at) = self.unexecuted.iter().position(|(_, e, s)| (*e, *s) == (epoch, seq)) {
+            let sidecar = self.unexecuted[at].0;
+            self.execute(at);
+            self.drain(sidecar);
+        }
     }
 
     pub(super) fn execute_all(&mut self) {
@@ -293,8 +310,12 @@ impl Cluster {
                 self.admitted[sidecar].push(admission);
                 self.unexecuted.push((sidecar, epoch, seq));
                 if self.executes {
-                    self.execute(self.unexecuted.len() - 1);
+                    self.execute_complete(epoch, seq);
                 }
+            }
+            Action::Cancel { epoch, last, dropped } => {
+                self.unexecuted.retain(|(at, _, seq)| *at != sidecar || !dropped.contains(seq));
+                self.event(sidecar, Event::Cancelled { epoch, last });
             }
             Action::Complete { rank, request, outcome } => {
                 assert_eq!(self.home(rank), sidecar, "a completion for another sidecar's rank");

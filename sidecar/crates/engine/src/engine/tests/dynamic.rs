@@ -7,6 +7,7 @@ use ronde_wire::{
 };
 
 use super::cluster::{Cluster, name, request, sum};
+use crate::engine::EngineConfig;
 use crate::event::Event;
 
 const FOUR_ON_THREE: [u32; 4] = [0, 0, 1, 2];
@@ -414,7 +415,8 @@ fn ranks_run_ahead_through_uses_of_a_group() {
 
 #[test]
 fn what_comes_again_is_announced_by_number() {
-    let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
+    let world = Cluster::new(&FOUR_ON_THREE).world;
+    let mut cluster = Cluster::of(world, |config| EngineConfig { run_ahead: None, ..config }).started();
     for step in 0..5 {
         let a = cluster.submit_all(&sum("a", &[4]));
         let b = cluster.submit_all(&request("b", Collective::AllGather, &[1 + step / 4]));

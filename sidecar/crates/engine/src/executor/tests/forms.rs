@@ -37,8 +37,8 @@ impl Fixture {
         let admission = Admission {
             epoch,
             seq: SEQ,
-            topology,
-            plan,
+            topology: Arc::new(topology),
+            plan: Arc::new(plan),
             arithmetic,
             tensors,
             served,

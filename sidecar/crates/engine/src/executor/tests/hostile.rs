@@ -61,8 +61,8 @@ fn admission(epoch: Epoch, seq: Seq) -> Arc<Admission> {
     Arc::new(Admission {
         epoch,
         seq,
-        topology,
-        plan,
+        topology: Arc::new(topology),
+        plan: Arc::new(plan),
         arithmetic,
         tensors: Vec::new(),
         local_ranks: vec![Rank(0)],
@@ -243,7 +243,7 @@ fn a_peer_beyond_credit_is_told_once_its_link_is_up() {
 fn done_waits_until_everything_has_left_the_queue() {
     let mut fixture = Fixture::new();
     fixture.executor.handle_link_up(PEER, 1 << 20);
-    let admission = Arc::new(Admission { plan: broadcast(), ..(*admission(Epoch(1), Seq(1))).clone() });
+    let admission = Arc::new(Admission { plan: Arc::new(broadcast()), ..(*admission(Epoch(1), Seq(1))).clone() });
     fixture.memory.inputs.insert((Seq(1), 0, Rank(0)), vec![7; 40]);
     fixture.memory.outputs.insert((Seq(1), 0, None), vec![0; 40]);
     fixture.executor.handle_admission(admission);

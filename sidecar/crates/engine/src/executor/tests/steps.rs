@@ -23,8 +23,8 @@ fn perform(layout: Layout, rounds: Vec<Round>, memory: &mut PlainMemory) -> Vec<
     let admission = Admission {
         epoch: Epoch(1),
         seq: SEQ,
-        topology: topology(&[0, 0, 1, 0]),
-        plan,
+        topology: Arc::new(topology(&[0, 0, 1, 0])),
+        plan: Arc::new(plan),
         arithmetic: Arithmetic { dtype, op, ranks: 4, prescale: 1.0, postscale: 1.0, codec },
         tensors: Vec::new(),
         local_ranks: vec![Rank(0), Rank(1), Rank(3)],

@@ -153,7 +153,7 @@ impl Net {
             let admission = Admission {
                 epoch: EPOCH,
                 seq,
-                plan: make_plan(me, &topology, &work, &job.tuning).expect("a plan"),
+                plan: Arc::new(make_plan(me, &topology, &work, &job.tuning).expect("a plan")),
                 arithmetic: Arithmetic {
                     dtype: job.dtype,
                     op: job.op,
@@ -166,7 +166,7 @@ impl Net {
                 local_ranks: topology.members[me.index()].ranks.clone(),
                 served: topology.members[me.index()].ranks.clone(),
                 joined: topology.members[me.index()].ranks.iter().copied().filter(|r| job.joined.contains(r)).collect(),
-                topology: topology.clone(),
+                topology: Arc::new(topology.clone()),
                 contributions: Vec::new(),
             };
             let admission = Arc::new(admission);

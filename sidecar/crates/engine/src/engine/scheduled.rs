@@ -1,0 +1,464 @@
+//! A schedule as one sidecar performs it: what the ranks ask for is matched with positions, and a position is admitted when
+//! all local ranks have asked for all of it and everything before it is admitted. Nobody is asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use ronde_wire::control::OrderedTensor;
+use ronde_wire::{Cause, Control, Deviation, Epoch, Failure, Rank, ScheduledBucket, Seq, SetId, TensorName, limits};
+
+use super::admission::{self, Template};
+use super::context::Context;
+use super::participant::{Participant, Running};
+use super::requests::{Key, Unsettled};
+use super::status::ScheduleStatus;
+use crate::event::{Action, Time};
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Scheduled {
+    number: u64,
+    first: Seq,
+    patience_us: u64,
+    positions: Vec<Position>,
+    /// Where each name of a set stands: the position, and the tensor in it.
+    places: Places,
+    /// Whether this sidecar has a part in any.
+    takes_part: bool,
+    /// Complete iterations, and the position of the present one that comes next.
+    iterations: u64,
+    next: usize,
+    /// Operations that are admitted and not performed, and their bytes.
+    in_flight: BTreeMap<Seq, u64>,
+    in_flight_bytes: u64,
+    /// The last operation that was admitted.
+    admitted: Seq,
+    /// For each set the last operation that was completed.
+    completed: BTreeMap<SetId, Seq>,
+    ranks: BTreeMap<Rank, Asking>,
+    /// Whether the coordinator was told of a deviation.
+    deviates: bool,
+    /// Whether nothing is admitted or completed any more.
+    frozen: bool,
+}
+
+/// See [`Scheduled::places`].
+type Places = BTreeMap<(SetId, TensorName), (usize, usize)>;
+
+#[derive(Debug)]
+struct Position {
+    bucket: ScheduledBucket,
+    /// `None` where this sidecar has no part.
+    template: Option<Template>,
+    bytes: u64,
+    /// Requests of local ranks that are still to come before its next turn, and how many there are in all.
+    missing: usize,
+    requests: usize,
+}
+
+/// What one rank has asked for and is not admitted.
+#[derive(Debug, Default)]
+struct Asking {
+    requests: usize,
+    last: Time,
+    /// Whether it was found to keep to the order, and has asked for nothing since.
+    in_order: bool,
+}
+
+impl Scheduled {
+    /// Its first operation.
+    pub(crate) fn first(&self) -> Seq {
+        self.first
+    }
+
+    /// For status pages.
+    pub(crate) fn progress(&self) -> ScheduleStatus {
+        let (operations, tensors) = (self.positions.len(), self.places.len());
+        ScheduleStatus { number: self.number, operations, tensors, steps: self.iterations }
+    }
+
+    /// The next operation, when all of it is asked for and there is room for it.
+    fn due(&self) -> Option<&Position> {
+        let position = self.positions.get(self.next)?;
+        let small = self.in_flight_bytes.saturating_add(position.bytes) <= limits::SCHEDULED_IN_FLIGHT_BYTES;
+        let most = if small { limits::SCHEDULED_IN_FLIGHT_MAX } else { limits::BUCKETS_IN_FLIGHT };
+        let room = self.in_flight.len() < most;
+        (position.missing == 0 && room && self.takes_part && self.holds()).then_some(position)
+    }
+
+    /// Whether requests are matched and admitted. Not any more once this sidecar has told of a deviation: a rank's request
+    /// behind one that was refused belongs to the iteration after the one that comes next.
+    fn holds(&self) -> bool {
+        !self.deviates && !self.frozen
+    }
+
+    fn next_seq(&self) -> Seq {
+        Seq(self.first.0 + self.iterations * self.positions.len() as u64 + self.next as u64)
+    }
+
+    /// Goes on to the next position.
+    fn step(&mut self) {
+        self.next += 1;
+        if self.next == self.positions.len() {
+            (self.next, self.iterations) = (0, self.iterations + 1);
+        }
+    }
+
+    /// Whether it is over with an operation that is performed, or never was one of it.
+    fn done(&mut self, seq: Seq) -> bool {
+        let bytes = self.in_flight.remove(&seq);
+        self.in_flight_bytes -= bytes.unwrap_or(0);
+        bytes.is_some()
+    }
+
+    /// Since when a rank has to be looked at, the first of them.
+    fn deadline(&self) -> Option<Time> {
+        let watched = self.ranks.values().filter(|asking| asking.requests > 0 && !asking.in_order);
+        let first = watched.map(|asking| asking.last).min().filter(|_| self.holds())?;
+        Some(Time(first.0.saturating_add(self.patience_us)))
+    }
+
+    /// Requests of local ranks for tensors of groups of which others were completed in the same iteration: those are to go on
+    /// by themselves.
+    fn rest_of_groups(&self, completed: &[(SetId, Seq)]) -> Vec<Key> {
+        let mut rest = Vec::new();
+        for (set, last) in completed {
+            // The last position of the set's last iteration that stands.
+            let Some(last) = last.0.checked_sub(self.first.0).map(|turn| turn % self.positions.len() as u64) else {
+                continue;
+            };
+            let of_set = (0..).zip(&self.positions).filter(|(_, position)| position.bucket.order.set == *set);
+            let (stand, over): (Vec<_>, Vec<_>) = of_set.partition(|(at, _)| *at <= last);
+            let groups = stand.iter().flat_map(|(_, position)| position.bucket.groups.iter().flatten());
+            let groups: BTreeSet<(&TensorName, u32)> = groups.map(|group| (&group.name, group.size)).collect();
+            for (_, position) in over {
+                let Some(template) = &position.template else { continue };
+                let tensors = position.bucket.order.tensors.iter().zip(&position.bucket.groups);
+                let cut = tensors.filter(|(_, group)| {
+                    group.as_ref().is_some_and(|group| groups.contains(&(&group.name, group.size)))
+                });
+                for (tensor, _) in cut {
+                    rest.extend(template.view.local_ranks.iter().map(|rank| (*set, tensor.name.clone(), *rank)));
+                }
+            }
+        }
+        rest
+    }
+
+    /// Whether a rank has asked for something and not for all that comes before it, or not for all of its bucket. It may be
+    /// that the rank waits for the one before it asks for the other.
+    fn is_out_of_order(&self, rank: Rank, is_asked: impl Fn(Key) -> bool) -> bool {
+        let mut gap = false;
+        let turns = (self.next..self.positions.len()).chain(0..self.next);
+        for position in turns.map(|at| &self.positions[at]) {
+            let Some(template) = position.template.as_ref().filter(|template| template.view.serves(rank)) else {
+                continue;
+            };
+            let key = |tensor: &OrderedTensor| (template.view.topology.set, tensor.name.clone(), rank);
+            let tensors = &position.bucket.order.tensors;
+            let asked = tensors.iter().filter(|tensor| is_asked(key(tensor))).count();
+            gap |= asked < tensors.len();
+            if gap && asked > 0 {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+impl Participant {
+    /// The coordinator issues a schedule. What was announced and is not ordered is void there, and is matched with it here.
+    pub(crate) fn schedule(
+        &mut self,
+        cx: &mut Context,
+        first: Seq,
+        (number, patience_us): (u64, u64),
+        buckets: Vec<ScheduledBucket>,
+    ) {
+        if !self.is_active() || self.broken {
+            cx.stats.stale_frames += 1;
+            return;
+        }
+        // What both sides remember of requests stays alike.
+        self.announce_all(cx);
+        match self.prepare_schedule(cx, first, buckets) {
+            Ok((positions, places)) => {
+                let serves = |rank: &Rank| (*rank, Asking::default());
+                let takes_part = positions.iter().any(|position| position.template.is_some());
+                self.scheduled = Some(Scheduled {
+                    number,
+                    first,
+                    patience_us,
+                    positions,
+                    places,
+                    takes_part,
+                    iterations: 0,
+                    next: 0,
+                    in_flight: BTreeMap::new(),
+                    in_flight_bytes: 0,
+                    admitted: Seq(first.0 - 1),
+                    completed: BTreeMap::new(),
+                    ranks: self.present.keys().map(serves).collect(),
+                    deviates: false,
+                    frozen: false,
+                });
+                self.match_unsettled(cx);
+            }
+            Err(reason) => {
+                let reason = format!("schedule {number} of {} cannot be followed: {reason}", self.epoch);
+                self.fail(cx, first, &Failure::new(Cause::Bug, reason));
+            }
+        }
+    }
+
+    /// The coordinator withdraws a schedule: nothing of it is admitted or completed behind this.
+    pub(crate) fn freeze(&mut self, cx: &mut Context, number: u64) {
+        let current = |scheduled: &&mut Scheduled| scheduled.number == number && !scheduled.frozen;
+        let Some(scheduled) = self.scheduled.as_mut().filter(current) else {
+            cx.stats.stale_frames += 1;
+            return;
+        };
+        scheduled.frozen = true;
+        let completed = scheduled.completed.iter().map(|(set, seq)| (*set, *seq)).collect();
+        let frozen = Control::Frozen { number, admitted: scheduled.admitted, completed };
+        self.to_coordinator(cx, Seq(0), frozen);
+    }
+
+    /// A schedule is over. Of its operations those stand that somebody has completed, and what comes before them in the
+    /// same set; the requests of all others are announced.
+    pub(crate) fn resume(&mut self, cx: &mut Context, number: u64, last: Seq, completed: &[(SetId, Seq)]) {
+        let Some(scheduled) = self.scheduled.take_if(|scheduled| scheduled.number == number && scheduled.frozen) else {
+            cx.stats.stale_frames += 1;
+            return;
+        };
+        let stands = |set: SetId, seq: Seq| completed.iter().any(|(of, last)| *of == set && seq <= *last);
+        let mut dropped = Vec::new();
+        for seq in self.admitted.range(scheduled.first..).map(|(seq, _)| *seq).collect::<Vec<_>>() {
+            let Some(running) = self.admitted.get(&seq) else { continue };
+            let set = running.admission.topology.set;
+            match (stands(set, seq), running.held) {
+                (true, false) => {}
+                (true, true) => {
+                    if let Some(running) = self.admitted.remove(&seq) {
+                        self.performed(cx, running);
+                    }
+                }
+                (false, _) => {
+                    dropped.push(seq);
+                    self.drop_operation(seq);
+                }
+            }
+        }
+        cx.stats.cancelled_operations += dropped.len() as u64;
+        if !dropped.is_empty() {
+            self.dropping = Some(last);
+        }
+        cx.act(Action::Cancel { epoch: self.epoch, last, dropped });
+        self.last_seq = self.last_seq.max(last);
+        for key in scheduled.rest_of_groups(completed) {
+            if !self.requests.ungroup(&key) {
+                self.ungrouped.insert(key);
+            }
+        }
+        self.announce_unsettled(cx);
+    }
+
+    /// What was dropped is out of the way.
+    pub(crate) fn cancelled(&mut self, cx: &mut Context, epoch: Epoch, last: Seq) {
+        if epoch == self.epoch && self.dropping.take_if(|dropping| *dropping == last).is_some() {
+            self.advance(cx);
+        }
+    }
+
+    /// A request has come: it is matched with the schedule, if there is one.
+    pub(super) fn follow(&mut self, cx: &mut Context, key: &Key) {
+        let Some(scheduled) = self.scheduled.as_mut().filter(|scheduled| scheduled.holds()) else { return };
+        let Some(pending) = self.requests.pending(key) else { return };
+        let place = scheduled.places.get(&(key.0, key.1.clone()));
+        let position = place.and_then(|(at, tensor)| Some((scheduled.positions.get_mut(*at)?, *tensor)));
+        let matched = position.filter(|(position, tensor)| {
+            let (order, group) = (&position.bucket.order, &position.bucket.groups[*tensor]);
+            let fits = |template: &Template| {
+                admission::fits(&template.view, order, &order.tensors[*tensor], key.2, &pending.what).is_ok()
+            };
+            pending.what.group == *group && position.template.as_ref().is_some_and(fits)
+        });
+        let Some((position, _)) = matched else {
+            self.deviate(cx, Deviation::Request);
+            return;
+        };
+        position.missing -= 1;
+        let asking = scheduled.ranks.entry(key.2).or_default();
+        (asking.requests, asking.last, asking.in_order) = (asking.requests + 1, cx.now, false);
+        self.advance(cx);
+    }
+
+    /// Admits as much of the schedule as is asked for.
+    pub(super) fn advance(&mut self, cx: &mut Context) {
+        while let Some(scheduled) = self.scheduled.as_mut().filter(|_| !self.broken && self.dropping.is_none()) {
+            let Some(position) = scheduled.due() else { return };
+            let (seq, bytes) = (scheduled.next_seq(), position.bytes);
+            let Some(template) = &position.template else {
+                scheduled.step();
+                continue;
+            };
+            match template.admission(&mut self.requests, self.epoch, seq, &position.bucket.order) {
+                Ok(admission) => {
+                    for answered in admission.tensors.iter().flat_map(|tensor| &tensor.requests) {
+                        if let Some(asking) = scheduled.ranks.get_mut(&answered.rank) {
+                            asking.requests -= 1;
+                        }
+                    }
+                    let position = &mut scheduled.positions[scheduled.next];
+                    position.missing = position.requests;
+                    scheduled.in_flight.insert(seq, bytes);
+                    scheduled.in_flight_bytes += bytes;
+                    scheduled.admitted = seq;
+                    scheduled.step();
+                    cx.stats.scheduled_operations += 1;
+                    self.last_seq = seq;
+                    self.admit(cx, Running { admission: Arc::new(admission), reports: false, held: false });
+                }
+                Err(reason) => {
+                    let reason = format!("{seq} of {} cannot be admitted: {reason}", self.epoch);
+                    self.fail(cx, seq, &Failure::new(Cause::Bug, reason));
+                }
+            }
+        }
+    }
+
+    /// Notes that an operation is performed. Whether that is to be kept secret, as it may not stand.
+    pub(super) fn hold(&mut self, seq: Seq) -> bool {
+        let Some(scheduled) = &mut self.scheduled else { return false };
+        let Some(running) = self.admitted.get_mut(&seq).filter(|_| scheduled.done(seq)) else { return false };
+        if scheduled.frozen {
+            running.held = true;
+        } else {
+            let last = scheduled.completed.entry(running.admission.topology.set).or_insert(seq);
+            *last = seq.max(*last);
+        }
+        scheduled.frozen
+    }
+
+    /// Tells the coordinator, once, that the schedule does not hold.
+    pub(super) fn deviate(&mut self, cx: &mut Context, deviation: Deviation) {
+        let Some(scheduled) = self.scheduled.as_mut().filter(|scheduled| scheduled.holds()) else { return };
+        scheduled.deviates = true;
+        let number = scheduled.number;
+        self.to_coordinator(cx, Seq(0), Control::Deviated { number, deviation });
+    }
+
+    /// When [`Self::look_for_deviations`] is due.
+    pub(crate) fn deviation_deadline(&self) -> Option<Time> {
+        self.scheduled.as_ref().and_then(Scheduled::deadline)
+    }
+
+    /// Looks at ranks that have asked for nothing for a while: who does not keep to the order may wait for ever.
+    pub(crate) fn look_for_deviations(&mut self, cx: &mut Context) {
+        let (Some(scheduled), requests) = (&mut self.scheduled, &self.requests) else { return };
+        if scheduled.deadline().is_none_or(|at| cx.now < at) {
+            return;
+        }
+        let is_asked = |key: Key| requests.pending(&key).is_some_and(|pending| pending.ordered.is_none());
+        let patience_us = scheduled.patience_us;
+        let quiet = |asking: &Asking| {
+            asking.requests > 0 && !asking.in_order && cx.now.0 >= asking.last.0.saturating_add(patience_us)
+        };
+        let quiet: Vec<Rank> =
+            scheduled.ranks.iter().filter(|(_, asking)| quiet(asking)).map(|(rank, _)| *rank).collect();
+        for rank in quiet {
+            if scheduled.is_out_of_order(rank, is_asked) {
+                self.deviate(cx, Deviation::Order);
+                return;
+            }
+            if let Some(asking) = scheduled.ranks.get_mut(&rank) {
+                asking.in_order = true;
+            }
+        }
+    }
+
+    /// Requests that wait for so long that the coordinator is to find out for whom.
+    pub(super) fn look_for_delays(&mut self, cx: &mut Context) {
+        let Some(first) = self.scheduled.as_ref().map(|scheduled| scheduled.first) else { return };
+        let limit_ms = cx.config.stall_warning_ms / DELAYS_PER_WARNING;
+        let is_late = |since: Time| cx.now.ms_since(since) >= limit_ms;
+        let ahead = |ordered: Option<Seq>| ordered.is_none_or(|seq| seq >= first);
+        if self.requests.iter().any(|(_, pending)| ahead(pending.ordered) && is_late(pending.since)) {
+            self.deviate(cx, Deviation::Delay);
+        }
+    }
+
+    fn prepare_schedule(
+        &self,
+        cx: &mut Context,
+        first: Seq,
+        buckets: Vec<ScheduledBucket>,
+    ) -> Result<(Vec<Position>, Places), String> {
+        if first <= self.last_seq || self.scheduled.is_some() {
+            return Err(format!("it begins with {first}, behind {}, or while there is another one", self.last_seq));
+        }
+        let tensors: usize = buckets.iter().map(|bucket| bucket.order.tensors.len()).sum();
+        let sets: BTreeSet<SetId> = buckets.iter().map(|bucket| bucket.order.set).collect();
+        let within = (1..=limits::SCHEDULE_BUCKETS_MAX).contains(&buckets.len())
+            && tensors <= limits::SCHEDULE_TENSORS_MAX
+            && sets.len() <= limits::SCHEDULE_SETS_MAX;
+        if !within {
+            let (buckets, sets) = (buckets.len(), sets.len());
+            return Err(format!(
+                "{buckets} operations with {tensors} tensors of {sets} sets are not within the limits"
+            ));
+        }
+        let (mut positions, mut places) = (Vec::with_capacity(buckets.len()), Places::new());
+        for (at, bucket) in buckets.into_iter().enumerate() {
+            let order = &bucket.order;
+            for (tensor, ordered) in order.tensors.iter().enumerate() {
+                if places.insert((order.set, ordered.name.clone()), (at, tensor)).is_some() {
+                    return Err(format!("tensor {} of {} is in it twice", ordered.name, order.set));
+                }
+            }
+            positions.push(self.position(cx, bucket)?);
+        }
+        Ok((positions, places))
+    }
+
+    fn position(&self, cx: &mut Context, bucket: ScheduledBucket) -> Result<Position, String> {
+        let order = &bucket.order;
+        let tensors = order.tensors.len();
+        let bare = order.joined.is_empty() && order.pair.is_none() && order.contributions.is_empty();
+        if !bare || bucket.groups.len() != tensors {
+            return Err(format!("an operation of {} is not one for a schedule", order.set));
+        }
+        let view = self.sets.view(cx, order.set).ok_or_else(|| format!("{} does not exist here", order.set))?;
+        let template = view.me.map(|_| Template::new(&view, order)).transpose()?;
+        let element_bytes = order.dtype.size_bytes() as u64;
+        let bytes = template.as_ref().map_or(0, |template| template.elements().saturating_mul(element_bytes));
+        let requests = tensors * view.local_ranks.len();
+        Ok(Position { bucket, template, bytes, missing: requests, requests })
+    }
+
+    /// What was announced and not ordered is asked for as the schedule says, or is a deviation.
+    fn match_unsettled(&mut self, cx: &mut Context) {
+        for unsettled in self.requests.unsettled() {
+            match unsettled {
+                Unsettled::Refused(..) => self.deviate(cx, Deviation::Refusal),
+                Unsettled::Asked(key) => {
+                    if self.requests.pending(&key).is_some_and(|pending| pending.withdrawn.is_some()) {
+                        self.deviate(cx, Deviation::Refusal);
+                    }
+                    self.follow(cx, &key);
+                }
+            }
+        }
+    }
+
+    /// An operation does not stand: its requests are as they were before it was admitted.
+    fn drop_operation(&mut self, seq: Seq) {
+        let Some(running) = self.admitted.remove(&seq) else { return };
+        for answered in running.admission.tensors.iter().flat_map(|tensor| &tensor.requests) {
+            self.requests.disorder(answered.rank, answered.request);
+        }
+    }
+}
+
+/// How many times in the age of a stall warning requests are looked at: the warning is late by so much.
+const DELAYS_PER_WARNING: u64 = 4;

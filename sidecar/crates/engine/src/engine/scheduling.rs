@@ -1,0 +1,263 @@
+//! The coordinator's half of schedules: it issues one when steps repeat, and withdraws it when somebody deviates.
+//!
+//! While there is a schedule nothing is negotiated. What arrives of announcements was said before their sender heard of the
+//! schedule, and is void: each sidecar holds on to its requests, and announces those that are left when the schedule is over.
+//!
+//! **Which operations stand.** A sidecar that is told to withdraw a schedule completes nothing more of it and says what it has
+//! completed. An operation that somebody has completed was admitted by all members of its set, and with it all earlier ones
+//! of the same set. These are performed to their end. Sets are looked at one by one: the members of another set may not even
+//! have been asked for an operation in between. What is left is dropped everywhere, and nobody was told of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ronde_wire::{
+    Control, Deviation, Epoch, Failure, Rank, ScheduledBucket, Seq, SetId, SidecarIndex, SidecarSet, TensorName,
+    control, limits,
+};
+
+use super::agreement::Agreement;
+use super::config::RunAhead;
+use super::context::Context;
+use super::coordinator::Violation;
+use super::negotiation::Key;
+use super::ordering::make_order;
+use super::repetition::{Bucket, Repetition};
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct Scheduling {
+    pub(super) repetition: Repetition,
+    /// Schedules of the epoch.
+    number: u64,
+    issued: Option<Issued>,
+    /// Schedules in a row that were not worth it: each of them doubles the steps that have to be equal before the next.
+    setbacks: u32,
+    /// A rank that has said goodbye, heard once nothing runs ahead any more.
+    departing: Option<Departing>,
+}
+
+/// A goodbye: the sidecar that told it, the rank and its words.
+pub(crate) type Departing = (SidecarIndex, Rank, Failure);
+
+#[derive(Debug)]
+struct Issued {
+    first: Seq,
+    /// The names of each operation of an iteration.
+    names: Vec<(SetId, Vec<TensorName>)>,
+    /// Set while it is withdrawn.
+    answers: Option<Answers>,
+}
+
+/// What the sidecars say that are told to withdraw a schedule.
+#[derive(Debug)]
+struct Answers {
+    missing: BTreeSet<SidecarIndex>,
+    last: Seq,
+    completed: BTreeMap<SetId, Seq>,
+}
+
+impl Scheduling {
+    /// Whether there is a schedule, running or being withdrawn.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.issued.is_some()
+    }
+
+    /// Withdraws the schedule for the sake of a rank that says goodbye. Its words are to be heard again when that is over.
+    pub(crate) fn depart(&mut self, cx: &mut Context, epoch: Epoch, departing: Departing) {
+        self.departing.get_or_insert(departing);
+        self.withdraw(cx, epoch, Deviation::Departure);
+    }
+
+    /// Who has said goodbye, once.
+    pub(crate) fn take_departing(&mut self) -> Option<Departing> {
+        if self.is_busy() { None } else { self.departing.take() }
+    }
+
+    /// A sidecar says that a schedule does not hold.
+    ///
+    /// # Errors
+    /// When there was none of that number.
+    pub(crate) fn deviated(
+        &mut self,
+        cx: &mut Context,
+        epoch: Epoch,
+        number: u64,
+        deviation: Deviation,
+    ) -> Result<(), Violation> {
+        if number == 0 || number > self.number {
+            return Err(format!("deviates from schedule {number}; there were {}", self.number));
+        }
+        // Of an older one it was said before the sender heard that it is over.
+        if number == self.number {
+            self.withdraw(cx, epoch, deviation);
+        }
+        Ok(())
+    }
+
+    fn withdraw(&mut self, cx: &mut Context, epoch: Epoch, deviation: Deviation) {
+        let Some(issued) = self.issued.as_mut().filter(|issued| issued.answers.is_none()) else { return };
+        let missing = cx.sidecars.iter().copied().collect();
+        let last = Seq(issued.first.0 - 1);
+        issued.answers = Some(Answers { missing, last, completed: BTreeMap::new() });
+        cx.stats.schedules_withdrawn[deviation as usize] += 1;
+        cx.send_down(&cx.everybody.clone(), epoch, Seq(0), Control::Withdraw { number: self.number });
+    }
+}
+
+impl Issued {
+    /// What comes behind the operations that stand, in the last iteration of their set.
+    fn left(&self) -> BTreeSet<Key> {
+        let completed = self.answers.iter().flat_map(|answers| &answers.completed);
+        let rest = completed.flat_map(|(set, last)| {
+            let stands = (last.0 - self.first.0) % self.names.len() as u64;
+            let behind = (0..).zip(&self.names).filter(move |(at, (of, _))| of == set && *at > stands);
+            behind.flat_map(|(_, (set, names))| names.iter().map(|name| (*set, name.clone())))
+        });
+        rest.collect()
+    }
+}
+
+impl Agreement {
+    /// Orders what is ready, and issues a schedule when that has become worth it.
+    pub(crate) fn settle(&mut self, cx: &mut Context) {
+        if self.scheduling.is_busy() {
+            return;
+        }
+        let Some(run_ahead) = cx.config.run_ahead.filter(|_| cx.sidecars.len() > 1) else {
+            self.scheduling.repetition.disable();
+            self.ordering.order(cx, self.epoch, &mut self.scheduling.repetition);
+            return;
+        };
+        self.ordering.order(cx, self.epoch, &mut self.scheduling.repetition);
+        self.issue(cx, run_ahead);
+    }
+
+    fn issue(&mut self, cx: &mut Context, run_ahead: RunAhead) {
+        let steps = run_ahead.steps.max(2) << self.scheduling.setbacks.min(run_ahead.setbacks_max).min(SETBACKS_MOST);
+        if self.scheduling.repetition.step(steps).is_none() || !self.is_plain() {
+            return;
+        }
+        let Some((buckets, last_us)) = self.scheduling.repetition.step(steps) else { return };
+        let sets: BTreeSet<SetId> = buckets.iter().map(|(view, _)| view.topology.set).collect();
+        let buckets = buckets.to_vec();
+        let patience_us = last_us.clamp(PATIENCE_LEAST_US, PATIENCE_MOST_US);
+        let fits = sets.len() <= limits::SCHEDULE_SETS_MAX && buckets.len() <= limits::SCHEDULE_BUCKETS_MAX;
+        let scheduled = if fits { scheduled(cx, buckets) } else { None };
+        let Some(buckets) = scheduled else {
+            // It will not fit the next time either.
+            self.scheduling.repetition.reset();
+            self.scheduling.setbacks = self.scheduling.setbacks.saturating_add(1);
+            return;
+        };
+        self.scheduling.number += 1;
+        let (number, first) = (self.scheduling.number, Seq(self.ordering.last().0 + 1));
+        self.negotiation.clear();
+        self.ordering.clear_ready();
+        cx.stats.schedules_issued += 1;
+        let names = |bucket: &ScheduledBucket| {
+            let names = bucket.order.tensors.iter().map(|tensor| tensor.name.clone());
+            (bucket.order.set, names.collect())
+        };
+        let names = buckets.iter().map(names).collect();
+        self.scheduling.issued = Some(Issued { first, names, answers: None });
+        let schedule = Control::Schedule { number, buckets, patience_us };
+        cx.send_down(&cx.everybody.clone(), self.epoch, first, schedule);
+    }
+
+    /// Whether all that is asked for and not ordered stands in the step, and nothing is half decided.
+    fn is_plain(&self) -> bool {
+        let expected = |set, name| self.scheduling.repetition.asks_for(set, name);
+        let decided = !self.negotiation.is_poisoned() && self.groups.is_empty() && self.roster.is_settled();
+        decided
+            && self.joined.is_empty()
+            && !self.ordering.ends_join()
+            && self.negotiation.waiting().all(|waiting| expected(waiting.request.set, &waiting.request.name))
+            && self.ordering.ready().all(|(set, ready)| expected(set, &ready.tensor.name))
+    }
+
+    /// A sidecar completes nothing more of a schedule.
+    ///
+    /// # Errors
+    /// When it was not asked, or says what cannot be.
+    pub(crate) fn frozen(
+        &mut self,
+        cx: &mut Context,
+        from: SidecarIndex,
+        (number, admitted): (u64, Seq),
+        completed: Vec<(SetId, Seq)>,
+    ) -> Result<(), Violation> {
+        let current = number == self.scheduling.number;
+        let issued = self.scheduling.issued.as_mut().filter(|_| current);
+        let (first, names) = match &issued {
+            Some(Issued { first, names, .. }) => (*first, names),
+            None => return Err(format!("answers about schedule {number}, of which it was not asked")),
+        };
+        let possible =
+            |(set, seq): &(SetId, Seq)| names.iter().any(|(of, _)| of == set) && (first..=admitted).contains(seq);
+        if admitted.0 < first.0 - 1 || admitted.0 > SEQ_MAX || !completed.iter().all(possible) {
+            return Err(format!(
+                "says that of schedule {number} it has admitted {admitted} and completed {completed:?}"
+            ));
+        }
+        let asked = |answers: &&mut Answers| answers.missing.contains(&from);
+        let Some(answers) = issued.and_then(|issued| issued.answers.as_mut()).filter(asked) else {
+            return Err(format!("answers about schedule {number}, of which it was not asked"));
+        };
+        answers.missing.remove(&from);
+        answers.last = answers.last.max(admitted);
+        for (set, seq) in completed {
+            let last = answers.completed.entry(set).or_insert(seq);
+            *last = seq.max(*last);
+        }
+        if answers.missing.is_empty() {
+            self.resume(cx);
+        }
+        Ok(())
+    }
+
+    fn resume(&mut self, cx: &mut Context) {
+        let Some(issued) = self.scheduling.issued.take() else { return };
+        let left = issued.left();
+        let Issued { first, names, answers: Some(answers) } = issued else { return };
+        let performed = answers.completed.values().map(|last| last.0 + 1 - first.0).max().unwrap_or(0);
+        let worth_it = performed / (names.len() as u64).max(1) >= ITERATIONS_WORTH_IT;
+        self.scheduling.setbacks = if worth_it { 0 } else { self.scheduling.setbacks.saturating_add(1) };
+        self.scheduling.repetition.restart(left);
+        self.ordering.pass_over(answers.last);
+        let completed = answers.completed.into_iter().collect();
+        let resume = Control::Resume { number: self.scheduling.number, last: answers.last, completed };
+        let everybody: SidecarSet = cx.everybody;
+        cx.send_down(&everybody, self.epoch, Seq(0), resume);
+    }
+}
+
+/// The buckets as they stand in a schedule; `None` when they do not fit a message.
+fn scheduled(cx: &mut Context, buckets: Vec<Bucket>) -> Option<Vec<ScheduledBucket>> {
+    let mut bytes = 0;
+    let mut all = Vec::with_capacity(buckets.len());
+    for (view, tensors) in buckets {
+        let groups = tensors.iter().map(|tensor| tensor.group.clone()).collect();
+        let order = make_order(cx, &view, tensors, false)?;
+        let bucket = ScheduledBucket { order, groups };
+        bytes += control::encode(&bucket).len();
+        if bytes > SCHEDULE_BYTES_MAX {
+            return None;
+        }
+        all.push(bucket);
+    }
+    Some(all)
+}
+
+/// Bytes of a schedule's buckets; the rest of a message is for what stands once in it.
+const SCHEDULE_BYTES_MAX: usize = limits::ENCLOSED_BYTES_MAX - 64;
+/// A rank that stays out of the order for as long as a step took waits for somebody, in all likelihood. But at least so long:
+/// a rank needs some time between two requests.
+const PATIENCE_LEAST_US: u64 = 1_000;
+/// And at most so long: what is lost by a withdrawal is less.
+const PATIENCE_MOST_US: u64 = 250_000;
+/// A schedule that lasted for so many steps has saved much more than it has cost.
+const ITERATIONS_WORTH_IT: u64 = 32;
+/// Bounds the shift; a job has other ends than that many steps.
+const SETBACKS_MOST: u32 = 20;
+/// Seqs that a peer may claim; far above any real one, far below the end of the range.
+const SEQ_MAX: u64 = u64::MAX / 2;
