@@ -163,7 +163,11 @@ impl Cluster {
             let now_us = self.schedule.now_us();
             self.report.happenings += 1;
             if self.finished_us.is_some_and(|at_us| now_us > at_us + WATCH_US) {
-                return self.finish();
+                if self.is_done() {
+                    return self.finish();
+                }
+                // The end of a process was heard late, and the work has begun anew.
+                self.finished_us = None;
             }
             let patience_us = self.progress_us.max(self.faults.mended_us) + PATIENCE_US;
             if now_us > patience_us || self.report.happenings > HAPPENINGS_MAX {
@@ -257,14 +261,17 @@ impl Cluster {
 
     /// Notes when all ranks have asked for everything, got their answers, and nothing will break any more.
     fn note_end(&mut self) {
-        let done = self.finished_us.is_none()
-            && self.workers.iter().all(Worker::is_content)
-            && !self.workers.iter().any(|worker| self.oracle.is_waiting(worker.rank));
+        let done = self.finished_us.is_none() && self.is_done();
         if done && self.faults.are_over(self.schedule.now_us()) {
             self.finished_us = Some(self.schedule.now_us());
         } else if done {
             self.schedule_faults();
         }
+    }
+
+    fn is_done(&self) -> bool {
+        let waits = |worker: &Worker| self.oracle.is_waiting(worker.rank);
+        self.workers.iter().all(Worker::is_content) && !self.workers.iter().any(waits)
     }
 
     /// Nothing is left over where all work is done.
