@@ -73,7 +73,8 @@ impl Mapped {
     }
 
     /// Where the bytes lie in this process, for programs that can use an address: readable and writable for as long as this
-    /// value lives. In a forked child they are still the parent's, and change with it.
+    /// value lives. A forked child sees what its parent writes there, but not the
+    /// other way round.
     ///
     /// # Errors
     /// [`Error::Memory`], which would be a bug.

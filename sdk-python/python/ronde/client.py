@@ -48,8 +48,8 @@ def connect(
     ring              -- whether messages go over a ring in shared memory, where the sidecar takes one, instead of gRPC;
                          else RONDE_RING (0 or 1), else they do
     mapped            -- whether results from 64 KiB on stay in shared memory, as tensors that view it: no copy is made,
-                         and the memory is used again when the last view of it dies. They are like others, but in a
-                         forked child they are still the parent's. While half of the memory is in use, results are
+                         and the memory is used again when the last view of it dies. They are like others, but
+                         change in a forked child with its parent's. While half of the memory is in use, results are
                          copied. Else RONDE_MAPPED (0 or 1), else they do
 
     Raises, with `cause`:

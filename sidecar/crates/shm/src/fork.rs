@@ -1,9 +1,11 @@
 //! The fork guard: a forked child neither keeps its parent's session alive nor uses it.
 //!
 //! A trainer forks (data loaders do), and the child inherits every descriptor. If the trainer then dies, its sockets stay
-//! open in the child and no peer ever hears of the death. One `pthread_atfork` handler per process therefore runs in
-//! every new child and does two things, both async-signal-safe: it closes the descriptors that are registered here, and
-//! it counts up a *generation* by which every [`ForkGuard`] made before the fork knows that it is in a child.
+//! open in the child and no peer ever hears of the death. And it inherits shared mappings, in which tensors may lie that the
+//! child takes for its own. One `pthread_atfork` handler per process therefore runs in every new child and does three things,
+//! all system calls or atomics: it closes the descriptors that are registered here, it maps the segments that are registered
+//! here anew, privately, so that what the child writes is not its parent's, and it counts up a *generation* by which every
+//! [`ForkGuard`] made before the fork knows that it is in a child.
 //!
 //! # What it does not see
 //!
@@ -20,7 +22,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::error::ShmError;
 
@@ -102,6 +104,59 @@ impl Drop for FdRegistration {
         if !self.guard.is_child() {
             self.entry.store(NO_FD, Ordering::Release);
         }
+    }
+}
+
+/// Registers a mapping of `fd`, which is to be private in every child that this process forks.
+///
+/// The registration must end before the mapping and the descriptor do.
+///
+/// # Errors
+///
+/// [`ShmError::ForkTableFull`] beyond [`REGISTERED_MAPPINGS_MAX`]; [`ShmError::System`] when no fork handler can be installed.
+pub(crate) fn register_mapping(base: usize, bytes: usize, fd: BorrowedFd<'_>) -> Result<MappingRegistration, ShmError> {
+    install_handler()?;
+    let guard = ForkGuard::new();
+    let free = |entry: &&MappingEntry| {
+        entry.base.compare_exchange(NO_MAPPING, BEING_WRITTEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    };
+    let Some(entry) = MAPPINGS.iter().find(free) else {
+        return Err(ShmError::ForkTableFull { limit: REGISTERED_MAPPINGS_MAX });
+    };
+    entry.bytes.store(bytes, Ordering::Relaxed);
+    entry.fd.store(fd.as_raw_fd(), Ordering::Relaxed);
+    entry.base.store(base, Ordering::Release);
+    Ok(MappingRegistration { entry, guard })
+}
+
+/// A mapping's place in the table of those that are private in children. Dropping it frees the place.
+#[derive(Debug)]
+pub(crate) struct MappingRegistration {
+    entry: &'static MappingEntry,
+    guard: ForkGuard,
+}
+
+impl Drop for MappingRegistration {
+    fn drop(&mut self) {
+        // In a child the handler has emptied the place, and the child may have filled it anew.
+        if !self.guard.is_child() {
+            self.entry.base.store(NO_MAPPING, Ordering::Release);
+        }
+    }
+}
+
+/// A place of the table of mappings.
+#[derive(Debug)]
+struct MappingEntry {
+    /// The address, or [`NO_MAPPING`] or [`BEING_WRITTEN`].
+    base: AtomicUsize,
+    bytes: AtomicUsize,
+    fd: AtomicI32,
+}
+
+impl MappingEntry {
+    const fn empty() -> Self {
+        Self { base: AtomicUsize::new(NO_MAPPING), bytes: AtomicUsize::new(0), fd: AtomicI32::new(NO_FD) }
     }
 }
 
@@ -191,7 +246,8 @@ fn install_handler() -> Result<(), ShmError> {
     // finds an empty table, so that is harmless. (A `Once` would not be: held by another thread at the moment of a fork,
     // it stays held in the child.)
     //
-    // SAFETY: the handler only touches atomics and calls close(2), both allowed between fork and exec in a child of a
+    // SAFETY: the handler only touches atomics and calls close(2) and mmap(2), system calls without state in the C library, all
+    // allowed between fork and exec in a child of a
     // multi-threaded process. It never unwinds. It is not called after this image is unloaded: a handler belongs to
     // the shared object that registered it, and dlclose removes it.
     let status = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
@@ -214,10 +270,36 @@ extern "C" fn in_child() {
             unsafe { libc::close(fd) };
         }
     }
+    for entry in &MAPPINGS {
+        // Emptied here: a grandchild inherits what is private already.
+        let base = entry.base.swap(NO_MAPPING, Ordering::Acquire);
+        if base != NO_MAPPING && base != BEING_WRITTEN {
+            map_privately(base, entry.bytes.load(Ordering::Relaxed), entry.fd.load(Ordering::Relaxed));
+        }
+    }
+}
+
+/// Puts a private mapping of the same file in the place of a shared one.
+fn map_privately(base: usize, bytes: usize, fd: RawFd) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let address = std::ptr::with_exposed_provenance_mut(base);
+    // SAFETY: the owner has registered a live mapping of so many bytes of this descriptor, and neither ends before the
+    // registration, so this replaces that mapping and nothing else. Its bytes stay the same, and nobody holds a reference into
+    // it: they are reached by copies, or by addresses for which they go on to be readable and writable.
+    unsafe { libc::mmap(address, bytes, protection, flags, fd, 0) };
 }
 
 /// Descriptors that one process can register: 64 clients of 16 descriptors each.
 pub const REGISTERED_FDS_MAX: usize = 1_024;
+
+/// Mappings that one process can register: as many segments as four sessions may have.
+pub const REGISTERED_MAPPINGS_MAX: usize = 4_096;
+
+/// An empty place of the table of mappings.
+const NO_MAPPING: usize = 0;
+/// A place of it that is just being filled: no mapping begins there.
+const BEING_WRITTEN: usize = 1;
 
 /// An empty place of the table.
 const NO_FD: RawFd = -1;
@@ -225,3 +307,4 @@ const NO_FD: RawFd = -1;
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 static REGISTERED: [AtomicI32; REGISTERED_FDS_MAX] = [const { AtomicI32::new(NO_FD) }; REGISTERED_FDS_MAX];
+static MAPPINGS: [MappingEntry; REGISTERED_MAPPINGS_MAX] = [const { MappingEntry::empty() }; REGISTERED_MAPPINGS_MAX];

@@ -34,6 +34,7 @@ use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
 use crate::error::ShmError;
+use crate::fork::{MappingRegistration, register_mapping};
 
 /// A memfd of ordinary pages that holds at least [`SealedFd::bytes`] bytes for as long as anything refers to it.
 #[derive(Debug)]
@@ -178,6 +179,11 @@ impl Mapping<ReadWrite> {
         // are mapped and writable (A is ReadWrite). The source is private, so the two do not overlap.
         unsafe { opaque_copy(self.base.as_ptr().byte_add(offset), source.as_ptr().cast(), source.len()) };
         Some(())
+    }
+
+    /// Makes it private in children that this process forks from now on. To end before the mapping and `fd`, its file.
+    pub(crate) fn make_private_in_children(&self, fd: BorrowedFd<'_>) -> Result<MappingRegistration, ShmError> {
+        register_mapping(self.base.as_ptr().expose_provenance(), self.bytes.get(), fd)
     }
 
     /// Where the bytes from `offset` lie in this process, or `None` when they do not all lie inside. Whoever uses the address

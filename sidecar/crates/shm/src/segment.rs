@@ -7,7 +7,8 @@
 //!
 //! A forked child inherits the mappings. They stay (`MADV_DONTFORK` would turn a child's innocent look at an inherited
 //! tensor into a segmentation fault) and cost a child nothing: page tables of shared mappings are not copied. What a
-//! child must not do is write into its parent's tensors: [`OwnedSegment::copy_from`] refuses there.
+//! child must not do is write into its parent's tensors: [`OwnedSegment::copy_from`] refuses there, and what it writes by an
+//! address stays its own, as a worker's segments are mapped privately in children ([`fork`](crate::fork)).
 
 use std::ffi::CString;
 use std::num::NonZeroUsize;
@@ -19,7 +20,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{SysconfVar, ftruncate, sysconf};
 
 use crate::error::{SEGMENT_NAME_BYTES_MAX, ShmError};
-use crate::fork::ForkGuard;
+use crate::fork::{ForkGuard, MappingRegistration};
 use crate::mapping::{Mapping, ReadOnly, ReadWrite, SealedFd, add_seals, mappable};
 
 /// Who may write a segment besides its creator's own mapping.
@@ -41,6 +42,8 @@ pub const POPULATED_BYTES_MAX: usize = 64 << 20;
 /// A segment that this process created and may write.
 #[derive(Debug)]
 pub struct OwnedSegment {
+    /// Declared first: it ends before mapping and descriptor. `None` where nobody gets an address.
+    private_in_children: Option<MappingRegistration>,
     name: String,
     mapping: Mapping<ReadWrite>,
     fd: SealedFd,
@@ -55,7 +58,8 @@ impl OwnedSegment {
     ///
     /// # Errors
     ///
-    /// [`ShmError::SegmentSize`], [`ShmError::SegmentName`], or [`ShmError::System`] when memory or descriptors run out.
+    /// [`ShmError::SegmentSize`], [`ShmError::SegmentName`], [`ShmError::ForkTableFull`], or [`ShmError::System`] when memory or
+    /// descriptors run out.
     pub fn create(name: &str, bytes: usize, share: Share) -> Result<Self, ShmError> {
         let label = format!("segment {name}");
         let bytes = whole_pages(bytes, &label)?;
@@ -66,7 +70,11 @@ impl OwnedSegment {
             Share::ReadOnlyForOthers => SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL,
         };
         fd.add_seals(last_seals, &label)?;
-        Ok(Self { name: label, mapping, fd, fork_guard: ForkGuard::new() })
+        let private_in_children = match share {
+            Share::Writable => Some(mapping.make_private_in_children(fd.as_fd())?),
+            Share::ReadOnlyForOthers => None,
+        };
+        Ok(Self { private_in_children, name: label, mapping, fd, fork_guard: ForkGuard::new() })
     }
 
     /// Writes `source` at `offset`.
@@ -94,13 +102,14 @@ impl OwnedSegment {
     }
 
     /// Where `len` bytes at `offset` lie in this process, for whoever can use an address: it is good while this value lives.
-    /// The peer may write there until it has been asked to for the last time, and must be trusted not to afterwards.
+    /// The peer may write there until it has been asked to for the last time, and must be trusted not to afterwards. A forked
+    /// child sees there what its parent writes, up to what the child itself has written, which the parent does not see.
     ///
     /// # Errors
     ///
-    /// [`ShmError::OutOfRange`].
+    /// [`ShmError::OutOfRange`]: also always for a segment of [`Share::ReadOnlyForOthers`], which is no tensor's memory.
     pub fn address(&self, offset: u64, len: usize) -> Result<usize, ShmError> {
-        let address = self.mapping.address(offset, len);
+        let address = self.private_in_children.as_ref().and_then(|_| self.mapping.address(offset, len));
         address.ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
     }
 

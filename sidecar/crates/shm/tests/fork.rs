@@ -19,7 +19,7 @@ use ronde_shm::{
 };
 
 fn main() {
-    let tests: [(&str, fn()); 9] = [
+    let tests: [(&str, fn()); 10] = [
         ("a guard knows its children and grandchildren", a_guard_knows_its_children),
         ("a registered descriptor is closed in the child only", a_registered_descriptor_is_closed_in_the_child_only),
         ("a drop in the child leaves a reused number alone", a_drop_in_the_child_leaves_a_reused_number_alone),
@@ -27,6 +27,7 @@ fn main() {
         ("a child opens a client of its own", a_child_opens_a_client_of_its_own),
         ("a child does not keep a dead parent's session alive", a_child_does_not_keep_a_session_alive),
         ("a child reads its parent's segment and cannot write it", a_child_cannot_write_its_parents_segment),
+        ("what a child writes by an address is its own", what_a_child_writes_is_its_own),
         ("a ring is dead in the child and alive in the parent", a_ring_is_dead_in_the_child),
         ("the table of descriptors is bounded", the_table_of_descriptors_is_bounded),
     ];
@@ -48,6 +49,39 @@ fn a_guard_knows_its_children() {
         assert_eq!(own.check(), Ok(()), "a grandchild changes nothing here");
     });
     assert_eq!(guard.check(), Ok(()));
+}
+
+fn what_a_child_writes_is_its_own() {
+    let segment = OwnedSegment::create("viewed", 4 << 20, Share::Writable).expect("memory");
+    let dropped = OwnedSegment::create("dropped", 4_096, Share::Writable).expect("memory");
+    drop(dropped);
+    segment.copy_from(5_000, &[1; 3]).expect("inside");
+    let address = segment.address(5_000, 3).expect("inside");
+    let peek = |index: usize| {
+        // SAFETY: the segment lives, and these three bytes lie in it; this process has one thread.
+        unsafe { std::ptr::with_exposed_provenance::<u8>(address + index).read_volatile() }
+    };
+    let poke = |index: usize, value: u8| {
+        // SAFETY: as above.
+        unsafe { std::ptr::with_exposed_provenance_mut::<u8>(address + index).write_volatile(value) }
+    };
+    poke(1, 2);
+    succeeds(|| {
+        assert_eq!([peek(0), peek(1), peek(2)], [1, 2, 1], "it has what its parent had");
+        poke(0, 9);
+        assert_eq!(peek(0), 9);
+        // What the child wrote stays, also in a grandchild and when the segment's owner goes.
+        succeeds(|| {
+            assert_eq!([peek(0), peek(1)], [9, 2]);
+            poke(1, 8);
+        });
+        assert_eq!([peek(0), peek(1)], [9, 2]);
+        let own = OwnedSegment::create("own", 4_096, Share::Writable).expect("a child has segments of its own");
+        own.copy_from(0, &[5]).expect("inside");
+    });
+    assert_eq!([peek(0), peek(1), peek(2)], [1, 2, 1]);
+    let shared = OwnedSegment::create("shared", 4_096, Share::ReadOnlyForOthers).expect("memory");
+    assert!(shared.address(0, 1).is_err(), "nobody writes there by an address");
 }
 
 fn a_registered_descriptor_is_closed_in_the_child_only() {

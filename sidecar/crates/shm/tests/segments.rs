@@ -13,7 +13,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::unistd::ftruncate;
 use proptest::prelude::*;
-use ronde_shm::{Blame, OwnedSegment, PeerSegment, Share, ShmError};
+use ronde_shm::{Blame, OwnedSegment, PeerSegment, Share, ShmError, WorkerSegment};
 
 const PAGE: usize = 4_096;
 const LIMIT: u64 = 1 << 30;
@@ -235,6 +235,34 @@ fn a_result_segment_is_written_by_its_creator_only() {
     let mut read = [0; 7];
     peer.copy_to(0, &mut read).expect("inside");
     assert_eq!(&read, b"results");
+}
+
+#[test]
+fn a_workers_segment_is_read_and_written_within_its_bounds() {
+    let owned = OwnedSegment::create("worker", PAGE, Share::Writable).expect("segment");
+    let worker = WorkerSegment::map_named("mine", duplicate(owned.fd()), owned.len(), LIMIT).expect("mapped");
+    worker.copy_from(100, &[7; 8]).expect("inside");
+    let mut seen = [0; 10];
+    owned.copy_to(99, &mut seen).expect("inside");
+    assert_eq!(seen, [0, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
+    let outside = [
+        worker.copy_from(PAGE as u64 - 7, &[9; 8]),
+        worker.copy_from(u64::MAX, &[9; 8]),
+        worker.copy_to(PAGE as u64 - 7, &mut [0; 8]),
+    ];
+    for outcome in outside {
+        let error = outcome.expect_err("outside");
+        assert!(matches!(&error, ShmError::OutOfRange { segment, .. } if segment == "mine"), "{error}");
+    }
+    owned.copy_to(PAGE as u64 - 10, &mut seen).expect("inside");
+    assert_eq!(seen, [0; 10]);
+    // The same checks as for a segment that is only read, and one that cannot be written is none.
+    let loose = memfd(PAGE as i64, all_seals().difference(SealFlag::F_SEAL_SHRINK));
+    let error = WorkerSegment::map_named("mine", loose, PAGE as u64, LIMIT).expect_err("a seal is missing");
+    assert!(matches!(error, ShmError::MissingSeals { .. }), "{error}");
+    let frozen = memfd(PAGE as i64, all_seals() | SealFlag::F_SEAL_FUTURE_WRITE);
+    let error = WorkerSegment::map_named("mine", frozen, PAGE as u64, LIMIT).expect_err("not to be written");
+    assert!(matches!(error, ShmError::System { .. }), "{error}");
 }
 
 #[test]
