@@ -2,12 +2,15 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use ronde_collectives::CostModel;
 use ronde_collectives::plan::Transfer;
 use ronde_engine::{Action, Admission, Engine, EngineConfig, Event, Time};
+use ronde_wire::control::encode;
+use ronde_wire::frame::HEADER_BYTES;
 use ronde_wire::limits::{CONTROL_FAN_OUT, SIDECARS_MAX};
 use ronde_wire::{
     Algorithm, Collective, Control, DType, Epoch, Rank, ReduceOp, Request, RequestId, Seq, SetId, Shape, SidecarIndex,
@@ -34,6 +37,79 @@ fn a_start_of_1024_sidecars_needs_few_handshakes_each() {
     assert!(most(&all) <= HANDSHAKES_MAX, "{} handshakes; {HANDSHAKES_MAX} are allowed", most(&all));
 }
 
+/// What a step that repeats may cost a sidecar in bytes of control messages, sent and received.
+const STEP_BYTES_MAX: usize = 64;
+
+#[test]
+fn steps_of_1024_sidecars_that_repeat_are_not_negotiated() {
+    let cost = steps(8);
+    assert!(cost.negotiated_bytes > STEP_BYTES_MAX, "{cost:?}");
+    assert!(cost.bytes <= STEP_BYTES_MAX && cost.messages == 0, "{cost:?}");
+}
+
+/// `cargo test -p ronde-tests --test scale -- --ignored --nocapture` measures a step of 200 tensors.
+#[test]
+#[ignore = "measures for a minute"]
+fn the_cost_of_a_step_of_200_tensors() {
+    println!("{:?}", steps(200));
+}
+
+/// What a step costs.
+#[derive(Debug)]
+#[expect(dead_code, reason = "the times are for people")]
+struct StepCost {
+    /// Bytes of control messages of a sidecar in the first step that came again, at most.
+    negotiated_bytes: usize,
+    /// The same in a step that is repeated for long, and such messages of all sidecars together.
+    bytes: usize,
+    messages: usize,
+    /// Time that the coordinator's engine takes for either.
+    coordinator_negotiated: Duration,
+    coordinator: Duration,
+}
+
+/// Steps of so many tensors, each an operation of its own, until they cost the same.
+fn steps(tensors: u64) -> StepCost {
+    let mut job = Job::of(SIDECARS_MAX);
+    job.start();
+    job.step(tensors);
+    job.measured = Measured::default();
+    job.step(tensors);
+    let negotiated = std::mem::take(&mut job.measured);
+    job.step(tensors);
+    job.measured = Measured::default();
+    for _ in 0..REPEATED {
+        job.step(tensors);
+    }
+    let repeated = &job.measured;
+    let (negotiated_bytes, all_bytes) = (negotiated.most_bytes(), repeated.most_bytes());
+    StepCost {
+        negotiated_bytes,
+        bytes: all_bytes.div_ceil(REPEATED),
+        messages: repeated.messages,
+        coordinator_negotiated: negotiated.coordinator,
+        coordinator: repeated.coordinator / u32::try_from(REPEATED).expect("few"),
+    }
+}
+
+/// Steps over which a cost is averaged.
+const REPEATED: usize = 5;
+
+/// What control messages and the coordinator have cost so far.
+#[derive(Default)]
+struct Measured {
+    /// By sidecar, sent and received.
+    bytes: BTreeMap<usize, usize>,
+    messages: usize,
+    coordinator: Duration,
+}
+
+impl Measured {
+    fn most_bytes(&self) -> usize {
+        self.bytes.values().copied().max().unwrap_or_default()
+    }
+}
+
 fn most(counts: &[usize]) -> usize {
     counts.iter().copied().max().unwrap_or_default()
 }
@@ -48,6 +124,7 @@ struct Job {
     completed: usize,
     /// The algorithm of each frame with an order that the coordinator has sent.
     orders: Vec<Algorithm>,
+    measured: Measured,
 }
 
 impl Job {
@@ -56,8 +133,17 @@ impl Job {
         let placement = (0..).map(SidecarIndex).take(count).collect();
         let world = World::new(placement).expect("within the limits");
         let cost = CostModel { alpha_us: 0.1, ..CostModel::default() };
-        let engine =
-            |me| Engine::new(EngineConfig { cost, eager_bytes: 0, ..EngineConfig::new(me, world.clone()) }, Time(0));
+        let engine = |me| {
+            Engine::new(
+                EngineConfig {
+                    cost,
+                    eager_bytes: 0,
+                    fusion_threshold_bytes: 0,
+                    ..EngineConfig::new(me, world.clone())
+                },
+                Time(0),
+            )
+        };
         Self {
             engines: (0..).map(SidecarIndex).take(count).map(engine).collect(),
             control: BTreeSet::new(),
@@ -66,6 +152,7 @@ impl Job {
             begun: 0,
             completed: 0,
             orders: Vec::new(),
+            measured: Measured::default(),
         }
     }
 
@@ -85,19 +172,28 @@ impl Job {
         let completed = self.completed;
         self.orders.clear();
         for at in 0..self.engines.len() {
-            let what = Request::new(
-                SetId::WORLD,
-                TensorName::new(name).expect("a name"),
-                Collective::AllReduce { op: ReduceOp::Sum },
-                DType::F32,
-                Shape::new(vec![elements]).expect("a shape"),
-            );
+            let what = sum(name, elements);
             let (rank, request, contribution) = (rank(at), RequestId(elements), Bytes::new());
             self.tell(at, Event::Submitted { rank, request, what, contribution });
         }
         self.run();
         assert_eq!(self.completed - completed, self.engines.len());
         assert_eq!(self.orders, vec![algorithm; CONTROL_FAN_OUT]);
+    }
+
+    /// All ranks ask for as many tensors at once, by the same names as in the last step.
+    fn step(&mut self, tensors: u64) {
+        let completed = self.completed;
+        for at in 0..self.engines.len() {
+            for tensor in 0..tensors {
+                let what = sum(&format!("grad.{tensor}"), 1);
+                let (rank, request, contribution) = (rank(at), RequestId(tensor), Bytes::new());
+                self.handle(at, Event::Submitted { rank, request, what, contribution });
+            }
+            self.perform_all(at);
+        }
+        self.run();
+        assert_eq!(self.completed - completed, self.engines.len() * usize::try_from(tensors).expect("few"));
     }
 
     fn handshakes(&self) -> Vec<usize> {
@@ -110,9 +206,31 @@ impl Job {
     }
 
     fn tell(&mut self, at: usize, event: Event) {
+        self.handle(at, event);
+        self.perform_all(at);
+    }
+
+    fn handle(&mut self, at: usize, event: Event) {
+        let began = Instant::now();
         self.engines[at].handle_event(Time(0), event);
-        while let Some(action) = self.engines[at].poll_action() {
-            self.perform(at, action);
+        self.took(at, began);
+    }
+
+    fn perform_all(&mut self, at: usize) {
+        loop {
+            let began = Instant::now();
+            let action = self.engines[at].poll_action();
+            self.took(at, began);
+            match action {
+                Some(action) => self.perform(at, action),
+                None => return,
+            }
+        }
+    }
+
+    fn took(&mut self, at: usize, began: Instant) {
+        if at == 0 {
+            self.measured.coordinator += began.elapsed();
         }
     }
 
@@ -137,6 +255,11 @@ impl Job {
 
     fn send(&mut self, from: usize, to: usize, (epoch, seq): (Epoch, Seq), message: Control) {
         self.open(from, to);
+        let bytes = HEADER_BYTES + encode(&message).len();
+        for end in [from, to] {
+            *self.measured.bytes.entry(end).or_default() += bytes;
+        }
+        self.measured.messages += 1;
         if let Control::Descending { message, .. } = &message
             && let (0, Ok(Control::Order(order))) = (from, message.open())
         {
@@ -163,6 +286,16 @@ impl Job {
         let (epoch, seq) = (admission.epoch, admission.seq);
         self.travelling.push_back((at, Event::Executed { epoch, seq }));
     }
+}
+
+fn sum(name: &str, elements: u64) -> Request {
+    Request::new(
+        SetId::WORLD,
+        TensorName::new(name).expect("a name"),
+        Collective::AllReduce { op: ReduceOp::Sum },
+        DType::F32,
+        Shape::new(vec![elements]).expect("a shape"),
+    )
 }
 
 fn rank(at: usize) -> Rank {

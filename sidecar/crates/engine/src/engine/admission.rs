@@ -71,7 +71,7 @@ impl Template {
         let ways = ways(view, me, order);
         let plan = plan(ways.me, &ways.topology, &work, &ways.tuning).map_err(|error| error.to_string())?;
         let Ways { topology, local_ranks, .. } = ways;
-        Ok(Self { view: Arc::clone(view), results, topology: Arc::new(topology), plan: Arc::new(plan), local_ranks })
+        Ok(Self { view: Arc::clone(view), results, topology, plan: Arc::new(plan), local_ranks })
     }
 
     /// The operation under a number; the requests that it answers become ordered. It is of the order that the template was
@@ -132,7 +132,7 @@ pub(crate) fn kind_with(kind: WorkKind, algorithm: Algorithm) -> WorkKind {
 /// What the plan is made for: the set as it is, or, when the order carries all contributions, as if this sidecar served all
 /// ranks.
 struct Ways {
-    topology: SetTopology,
+    topology: Arc<SetTopology>,
     me: Member,
     local_ranks: Vec<Rank>,
     tuning: Tuning,
@@ -141,11 +141,11 @@ struct Ways {
 fn ways(view: &SetView, me: Member, order: &Order) -> Ways {
     let tuning = order.tuning;
     if tuning.algorithm == Algorithm::Eager {
-        let topology = view.topology.in_one_place(view.topology.sidecar(me));
+        let topology = Arc::new(view.topology.in_one_place(view.topology.sidecar(me)));
         let tuning = Tuning { algorithm: Algorithm::Local, ..tuning };
         return Ways { topology, me: Member(0), local_ranks: view.ranks.clone(), tuning };
     }
-    Ways { topology: view.topology.clone(), me, local_ranks: view.local_ranks.clone(), tuning }
+    Ways { topology: Arc::clone(&view.topology), me, local_ranks: view.local_ranks.clone(), tuning }
 }
 
 /// Whether tensors of a collective may share a bucket with others of the same.

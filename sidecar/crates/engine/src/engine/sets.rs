@@ -12,7 +12,7 @@ use super::context::Context;
 /// Those who perform an operation together: a process set, or two of its ranks for a message.
 #[derive(Debug)]
 pub(crate) struct SetView {
-    pub(crate) topology: SetTopology,
+    pub(crate) topology: Arc<SetTopology>,
     /// Its members.
     pub(crate) sidecars: SidecarSet,
     /// All ranks of the set, ascending.
@@ -30,7 +30,7 @@ impl SetView {
         let me = topology.member(me);
         let local_ranks = me.map(|me| topology.members[me.index()].ranks.clone()).unwrap_or_default();
         let sidecars = topology.members.iter().map(|member| member.sidecar).collect();
-        Self { sidecars, ranks: topology.ranks(), me, local_ranks, topology, is_pair: false }
+        Self { sidecars, ranks: topology.ranks(), me, local_ranks, topology: Arc::new(topology), is_pair: false }
     }
 
     /// The part of the set that exchanges a message; `None` when it lacks one of the two, or they are one.
