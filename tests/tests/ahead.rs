@@ -1,0 +1,130 @@
+//! Steps that come again and again are performed without being negotiated, and nobody can tell by the results.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Barrier;
+
+use anyhow::{Context, Result, ensure};
+use ronde::blocking::Client;
+use ronde::{ReduceOp, Transfer};
+use ronde_tests::cluster::{Plan, Sidecar};
+use ronde_tests::crew::{Crew, WAYS, numbers};
+use serde_json::Value;
+
+/// Three sidecars, and two ranks on the first of them.
+const PLACEMENT: [u32; 4] = [0, 0, 1, 2];
+/// The rank that does otherwise.
+const ODD: u32 = 2;
+
+#[test]
+fn steps_that_repeat_run_ahead_on_all_ways() -> Result<()> {
+    for way in WAYS {
+        let crew = Crew::start(Plan::of(&PLACEMENT), way)?;
+        crew.all(|client| (0..40).try_for_each(|step| in_order(client, step)))?;
+        for sidecar in &crew.cluster.sidecars {
+            let steps = status(sidecar)?["schedule"]["steps"].as_u64().unwrap_or(0);
+            ensure!(steps >= 30, "sidecar {}: {steps} of 40 steps ran ahead by {way:?}", sidecar.index);
+            ensure!(metric(sidecar, "ronde_operations_scheduled_total")? >= 60, "few operations by {way:?}");
+        }
+        ensure!(metric(&crew.cluster.sidecars[0], "ronde_schedules_issued_total")? == 1, "by {way:?}");
+        crew.check_next()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn who_never_runs_ahead_negotiates_every_step() -> Result<()> {
+    let crew = Crew::start(Plan::of(&PLACEMENT).never_ahead(), Transfer::Arena)?;
+    crew.all(|client| (0..10).try_for_each(|step| in_order(client, step)))?;
+    let coordinator = &crew.cluster.sidecars[0];
+    ensure!(status(coordinator)?["schedule"].is_null() && metric(coordinator, "ronde_schedules_issued_total")? == 0);
+    Ok(())
+}
+
+#[test]
+fn a_rank_may_ask_for_more_and_in_another_order() -> Result<()> {
+    let crew = Crew::start(Plan::of(&PLACEMENT), Transfer::Arena)?;
+    crew.all(|client| {
+        for step in 0..60 {
+            match step {
+                20 => {
+                    let root = numbers(&[2], |i| i + 7)?;
+                    let got = client.broadcast("more", &root, 1)?;
+                    ensure!(got.to_vec::<i64>()? == [7, 8], "{got:?}");
+                    in_order(client, step)?;
+                }
+                // It waits for the second before it asks for the first, which the others have asked for.
+                40 if client.rank() == ODD => other_way_round(client, step)?,
+                _ => in_order(client, step)?,
+            }
+        }
+        Ok(())
+    })?;
+    let coordinator = &crew.cluster.sidecars[0];
+    for reason in ["request", "order"] {
+        let withdrawn = metric(coordinator, &format!("ronde_schedules_withdrawn_total{{reason=\"{reason}\"}}"))?;
+        ensure!(withdrawn >= 1, "none was withdrawn for the {reason}");
+    }
+    ensure!(metric(coordinator, "ronde_schedules_issued_total")? >= 2, "none was issued again");
+    crew.check_next()
+}
+
+#[test]
+fn a_rank_that_stops_is_named_as_ever() -> Result<()> {
+    let crew = Crew::start(Plan::of(&PLACEMENT).stall_ms(400, 1_200), Transfer::Arena)?;
+    let over = Barrier::new(PLACEMENT.len());
+    let outcomes = crew.each(|client| {
+        let mut outcome = (0..10).try_for_each(|step| in_order(client, step));
+        if outcome.is_ok() && client.rank() != ODD {
+            outcome = in_order(client, 10);
+        }
+        over.wait();
+        outcome
+    });
+    for (rank, outcome) in (0..).zip(outcomes).filter(|(rank, _)| *rank != ODD) {
+        let text = outcome.err().with_context(|| format!("rank {rank} has a sum without rank {ODD}"))?.to_string();
+        ensure!(text.contains("Missing ranks:") && text.contains(&format!("{ODD}: [allreduce.")), "{text}");
+    }
+    let coordinator = &crew.cluster.sidecars[0];
+    ensure!(metric(coordinator, "ronde_schedules_withdrawn_total{reason=\"delay\"}")? == 1);
+    Ok(())
+}
+
+/// A step: a small tensor and a larger one, both under way at once.
+fn in_order(client: &Client, step: i64) -> Result<()> {
+    let (small, large) = (part(client, step, SMALL)?, part(client, step, LARGE)?);
+    let first = client.allreduce_async("small", &small, ReduceOp::Sum)?;
+    let second = client.allreduce_async("large", &large, ReduceOp::Sum)?;
+    check(step, SMALL, &first.wait()?.to_vec()?)?;
+    check(step, LARGE, &second.wait()?.to_vec()?)
+}
+
+fn other_way_round(client: &Client, step: i64) -> Result<()> {
+    let sum = client.allreduce("large", &part(client, step, LARGE)?, ReduceOp::Sum)?;
+    check(step, LARGE, &sum.to_vec()?)?;
+    let sum = client.allreduce("small", &part(client, step, SMALL)?, ReduceOp::Sum)?;
+    check(step, SMALL, &sum.to_vec()?)
+}
+
+const SMALL: u64 = 3;
+const LARGE: u64 = 30_000;
+
+fn part(client: &Client, step: i64, elements: u64) -> Result<ronde::Tensor> {
+    Ok(numbers(&[elements], |i| i + step * i64::from(client.rank() + 1))?)
+}
+
+fn check(step: i64, elements: u64, sum: &[i64]) -> Result<()> {
+    let expected = (0..).take(usize::try_from(elements)?).map(|i: i64| 4 * i + step * 10);
+    ensure!(expected.eq(sum.iter().copied()), "the sum of step {step} is wrong");
+    Ok(())
+}
+
+fn status(sidecar: &Sidecar) -> Result<Value> {
+    Ok(serde_json::from_str(&sidecar.page("/status")?.1)?)
+}
+
+fn metric(sidecar: &Sidecar, name: &str) -> Result<u64> {
+    let (_, text) = sidecar.page("/metrics")?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    Ok(line.with_context(|| format!("no {name} in {text}"))?.parse()?)
+}
