@@ -184,7 +184,8 @@ impl Job {
     /// All ranks ask for as many tensors at once, by the same names as in the last step.
     fn step(&mut self, tensors: u64) {
         let completed = self.completed;
-        for at in 0..self.engines.len() {
+        // The coordinator last: the memory of the last step, which all share here, is in order again by then.
+        for at in (1..self.engines.len()).chain([0]) {
             for tensor in 0..tensors {
                 let what = sum(&format!("grad.{tensor}"), 1);
                 let (rank, request, contribution) = (rank(at), RequestId(tensor), Bytes::new());
