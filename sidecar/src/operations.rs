@@ -32,8 +32,8 @@ pub(crate) struct Operations {
     readable: HashMap<ResultId, Readable>,
     /// Ended epochs whose memory lanes may still touch, with the number of lanes that have not let go.
     draining: HashMap<Epoch, usize>,
-    /// Operations that are dropped, with the number of lanes that have not done so.
-    cancelling: HashMap<(Epoch, Seq), (usize, Arc<[Seq]>)>,
+    /// Operations that are dropped, by the last one up to which, with the number of lanes that have not done so.
+    cancelling: HashMap<(Epoch, Seq), Cancelling>,
 }
 
 struct Running {
@@ -44,6 +44,9 @@ struct Running {
     /// Whether nobody wants it any more.
     cancelled: bool,
 }
+
+/// Lanes that have yet to drop some operations, and which those are.
+type Cancelling = (usize, Arc<[Seq]>);
 
 struct Readable {
     slot: ResultSlot,
