@@ -78,8 +78,11 @@ impl Destination {
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), ShmError> {
+        let streamed = self.bytes() >= STREAMED_BYTES_MIN;
         match self {
+            Self::Slot(slot, _) if streamed => slot.segment.stream_from(slot.slot.offset + offset, from),
             Self::Slot(slot, _) => slot.segment.copy_from(slot.slot.offset + offset, from),
+            Self::Worker(output) if streamed => output.segment.stream_from(output.offset + offset, from),
             Self::Worker(output) => output.segment.copy_from(output.offset + offset, from),
         }
     }
@@ -174,3 +177,6 @@ impl Memory for LaneMemory {
         if written { Ok(()) } else { Err(MemoryError(format!("{place:?} has no result here"))) }
     }
 }
+
+/// Results from this size on are written around the caches: the first byte would be evicted before the last one is there.
+const STREAMED_BYTES_MIN: u64 = 32 << 20;

@@ -33,10 +33,12 @@ fn main() -> Result<(), KernelError> {
     }
     for dtype in [DType::F16, DType::Bf16] {
         let mut reducer = BlockReducer::new(dtype, ReduceOp::Sum, 1.0)?;
-        let block = &values[..BLOCK_BYTES_MAX];
+        let (block, mut sum) = (&values[..BLOCK_BYTES_MAX], vec![0; BLOCK_BYTES_MAX]);
         print(&format!("block reducer {dtype}, 2 ranks"), 2 * block.len(), || {
-            reducer.first(black_box(block))?;
-            reducer.add(black_box(block))
+            reducer.reduce(2, &mut sum, |_, start, part| {
+                part.copy_from_slice(&black_box(block)[start..][..part.len()]);
+                Ok::<(), KernelError>(())
+            })
         })?;
     }
     Ok(())

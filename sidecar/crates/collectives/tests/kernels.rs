@@ -113,12 +113,8 @@ proptest! {
         let dtype = if wide { DType::Bf16 } else { DType::F16 };
         let (format, single) = (Format::of(dtype), Format::of(DType::F32));
         for op in [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Max] {
-            let mut reducer = BlockReducer::new(dtype, op, prescale).expect("elementwise");
             let blocks: Vec<Vec<u8>> = ranks.iter().map(|r| r.iter().flat_map(|v| v.to_le_bytes()).collect()).collect();
-            reducer.first(&blocks[0]).expect("whole elements");
-            blocks[1..].iter().for_each(|block| reducer.add(block).expect("equal lengths"));
-            let mut found = vec![0; blocks[0].len()];
-            reducer.store(&mut found).expect("equal lengths");
+            let found = reduced(dtype, op, prescale, &blocks).expect("whole elements");
             for (index, found) in found.chunks(2).enumerate() {
                 let value = |rank: &Vec<u16>| {
                     let value = format.value(u64::from(rank[index]));
@@ -140,12 +136,7 @@ proptest! {
         let block = |which: fn(&(u64, u64)) -> u64| pairs.iter().flat_map(|p| store(which(p), dtype)).collect::<Vec<u8>>();
         let (first, second) = (block(|pair| pair.0), block(|pair| pair.1));
         for op in OPS {
-            let mut reducer = BlockReducer::new(dtype, op, factor).expect("elementwise");
-            reducer.first(&second).expect("whole elements");
-            reducer.first(&first).expect("begins anew");
-            reducer.add(&second).expect("equal lengths");
-            let mut found = vec![0; first.len()];
-            reducer.store(&mut found).expect("equal lengths");
+            let found = reduced(dtype, op, factor, &[&first, &second]).expect("whole elements");
             let (mut expected, mut other) = (first.clone(), second.clone());
             scale(dtype, factor, &mut expected).expect("whole elements");
             scale(dtype, factor, &mut other).expect("whole elements");
@@ -192,31 +183,34 @@ proptest! {
 fn narrow_floats_survive_widening() {
     for dtype in [DType::F16, DType::Bf16] {
         let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-        let mut reducer = BlockReducer::new(dtype, ReduceOp::Sum, 1.0).expect("elementwise");
-        for block in all.chunks(BLOCK_BYTES_MAX) {
-            let mut found = vec![0; block.len()];
-            reducer.first(block).expect("whole elements");
-            reducer.store(&mut found).expect("equal lengths");
-            for (found, bytes) in found.chunks(2).zip(block.chunks(2)) {
-                let format = Format::of(dtype);
-                let bits = load(bytes);
-                assert_eq!(load(found), if format.is_nan(bits) { format.canonical_nan() } else { bits }, "{dtype}");
-            }
+        assert!(all.len() > BLOCK_BYTES_MAX, "several blocks");
+        let found = reduced(dtype, ReduceOp::Sum, 1.0, &[&all]).expect("whole elements");
+        for (found, bytes) in found.chunks(2).zip(all.chunks(2)) {
+            let format = Format::of(dtype);
+            let bits = load(bytes);
+            assert_eq!(load(found), if format.is_nan(bits) { format.canonical_nan() } else { bits }, "{dtype}");
         }
     }
+}
+
+/// What ranks with these values have in common.
+fn reduced(dtype: DType, op: ReduceOp, prescale: f64, ranks: &[impl AsRef<[u8]>]) -> Result<Vec<u8>, KernelError> {
+    let mut reducer = BlockReducer::new(dtype, op, prescale)?;
+    let mut result = vec![0; ranks[0].as_ref().len()];
+    reducer.reduce(ranks.len(), &mut result, |rank, start, block| {
+        block.copy_from_slice(&ranks[rank].as_ref()[start..start + block.len()]);
+        Ok::<(), KernelError>(())
+    })?;
+    Ok(result)
 }
 
 #[test]
 fn two_ones_count_beside_2048_in_f16() {
     let bytes = |value: u16| value.to_le_bytes();
     let (large, one) = (0x6800, 0x3c00);
-    let mut reducer = BlockReducer::new(DType::F16, ReduceOp::Sum, 1.0).expect("elementwise");
-    reducer.first(&bytes(large)).expect("one element");
-    reducer.add(&bytes(one)).expect("one element");
-    reducer.add(&bytes(one)).expect("one element");
-    let mut sum = [0; 2];
-    reducer.store(&mut sum).expect("one element");
-    assert_eq!(u16::from_le_bytes(sum), 0x6801, "2050, not 2048");
+    let ranks = [bytes(large), bytes(one), bytes(one)];
+    let sum = reduced(DType::F16, ReduceOp::Sum, 1.0, &ranks).expect("one element");
+    assert_eq!(sum, bytes(0x6801), "2050, not 2048");
 }
 
 #[test]
@@ -278,10 +272,10 @@ fn lengths_that_do_not_fit_are_refused() {
     let lengths = Err(KernelError::Lengths { accumulator: 8, other: 4 });
     assert_eq!(reduce_into(DType::F32, op, &mut [0; 8], &[0; 4], side), lengths);
     assert_eq!(finish(DType::F32, ReduceOp::Average, 0, 1.0, &mut [0; 8]), Err(KernelError::NoRanks));
+    let odd = Err(KernelError::Length { dtype: DType::F16, bytes: 3 });
+    assert_eq!(reduced(DType::F16, op, 1.0, &[[0; 3]]), odd);
     let mut reducer = BlockReducer::new(DType::F16, op, 1.0).expect("elementwise");
-    assert_eq!(reducer.first(&[0; BLOCK_BYTES_MAX + 2]), Err(KernelError::Block { bytes: BLOCK_BYTES_MAX + 2 }));
-    assert_eq!(reducer.first(&[0; 3]), Err(KernelError::Length { dtype: DType::F16, bytes: 3 }));
-    reducer.first(&[0; 8]).expect("whole elements");
-    assert_eq!(reducer.add(&[0; 4]), lengths);
-    assert_eq!(reducer.store(&mut [0; 4]), lengths);
+    let refusal = KernelError::NoRanks;
+    assert_eq!(reducer.reduce(2, &mut [0; 2], |_, _, _| Err(refusal.clone())), Err(refusal.clone()), "the reader's");
+    assert_eq!(reducer.reduce(0, &mut [0; 2], |_, _, _| Ok(())), Err(refusal));
 }

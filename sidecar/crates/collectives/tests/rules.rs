@@ -7,7 +7,9 @@ mod formats;
 
 use formats::{Format, bits, load, store};
 use proptest::prelude::*;
-use ronde_collectives::kernels::{BlockReducer, Side, finish, is_nary, reduce_into, reduce_n, scale, supports};
+use ronde_collectives::kernels::{
+    BlockReducer, KernelError, Side, finish, is_nary, reduce_into, reduce_n, scale, supports,
+};
 use ronde_wire::{DType, ReduceOp};
 
 const OPS: [ReduceOp; 8] = [
@@ -71,12 +73,20 @@ fn all_at_once(dtype: DType, op: ReduceOp, left: &[u8], right: &[u8]) -> Result<
     Ok(result)
 }
 
+/// What ranks with these values have in common.
+fn reduced(dtype: DType, op: ReduceOp, prescale: f64, ranks: &[impl AsRef<[u8]>]) -> Result<Vec<u8>, KernelError> {
+    let mut reducer = BlockReducer::new(dtype, op, prescale)?;
+    let mut result = vec![0; ranks[0].as_ref().len()];
+    reducer.reduce(ranks.len(), &mut result, |rank, start, block| {
+        block.copy_from_slice(&ranks[rank].as_ref()[start..start + block.len()]);
+        Ok::<(), KernelError>(())
+    })?;
+    Ok(result)
+}
+
 /// One rank here, the other one elsewhere.
 fn pairwise(dtype: DType, op: ReduceOp, left: &[u8], right: &[u8]) -> Result<Vec<u8>, String> {
-    let mut result = vec![0; left.len()];
-    let mut reducer = BlockReducer::new(dtype, op, 1.0).map_err(|error| error.to_string())?;
-    reducer.first(left).map_err(|error| error.to_string())?;
-    reducer.store(&mut result).map_err(|error| error.to_string())?;
+    let mut result = reduced(dtype, op, 1.0, &[left]).map_err(|error| error.to_string())?;
     reduce_into(dtype, op, &mut result, right, Side::AccumulatorLeft).map_err(|error| error.to_string())?;
     finish(dtype, op, 2, 1.0, &mut result).map_err(|error| error.to_string())?;
     Ok(result)
@@ -159,12 +169,9 @@ proptest! {
         let bytes = |value: i128| value.to_le_bytes()[..dtype.size_bytes()].to_vec();
         let block = |value: i128| values.iter().flat_map(|_| bytes(value)).collect::<Vec<u8>>();
         let others: Vec<i128> = others.into_iter().map(i128::from).map(|other| other.max(range(dtype).0)).collect();
-        let mut reducer = BlockReducer::new(dtype, ReduceOp::Average, prescale).expect("elementwise");
         let first: Vec<u8> = values.iter().flat_map(|bits| store(*bits, dtype)).collect();
-        let mut found = vec![0; first.len()];
-        reducer.first(&first).expect("whole elements");
-        others.iter().for_each(|other| reducer.add(&block(*other)).expect("equal lengths"));
-        reducer.store(&mut found).expect("equal lengths");
+        let blocks: Vec<Vec<u8>> = [first].into_iter().chain(others.iter().map(|other| block(*other))).collect();
+        let mut found = reduced(dtype, ReduceOp::Average, prescale, &blocks).expect("whole elements");
         let ranks = u32::try_from(others.len()).expect("few") + 1;
         finish(dtype, ReduceOp::Average, ranks, postscale, &mut found).expect("whole elements");
         for (found, bits) in found.chunks(dtype.size_bytes()).zip(&values) {

@@ -15,12 +15,13 @@
 //!
 //! This crate is one of the few where `unsafe` is allowed. Each block carries a `SAFETY:` comment that can be checked by
 //! reading its own module, and each idea has a module of its own: `mapping` (a mapping, copies out of and into it, and
-//! its atomic numbers), `passing::descriptor` (control messages that carry descriptors), `ring::futex` (sleeping on such a
+//! its atomic numbers), `copy` (those copies), `passing::descriptor` (control messages that carry descriptors), `ring::futex` (sleeping on such a
 //! number), [`fork`] (a fork handler).
 //!
 //! Everything blocks; no async runtime is involved. Callers who have one wrap these calls.
 
 pub mod arena;
+mod copy;
 pub mod error;
 pub mod fork;
 mod mapping;

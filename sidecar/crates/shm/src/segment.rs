@@ -91,6 +91,19 @@ impl OwnedSegment {
             .ok_or_else(|| out_of_range(&self.name, offset, source.len(), self.mapping.bytes()))
     }
 
+    /// Writes `source` at `offset`, around the caches: for a part of much that nobody reads before it would be evicted.
+    /// [`OwnedSegment::copy_from`] does so by itself from 32 MiB on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`OwnedSegment::copy_from`].
+    pub fn stream_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
+        self.fork_guard.check()?;
+        self.mapping
+            .stream_from(offset, source)
+            .ok_or_else(|| out_of_range(&self.name, offset, source.len(), self.mapping.bytes()))
+    }
+
     /// Reads `target.len()` bytes at `offset` into private memory.
     ///
     /// # Errors
@@ -231,6 +244,18 @@ impl WorkerSegment {
         let len = source.len();
         self.mapping
             .copy_from(offset, source)
+            .ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+    }
+
+    /// The same around the caches, as [`OwnedSegment::stream_from`] does it.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::OutOfRange`]; nothing was written then.
+    pub fn stream_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
+        let len = source.len();
+        self.mapping
+            .stream_from(offset, source)
             .ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
     }
 

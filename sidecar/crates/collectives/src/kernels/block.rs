@@ -2,29 +2,31 @@
 
 use ronde_wire::{DType, ReduceOp};
 
-use super::element::{Element, with_element};
+use super::element::Element;
 use super::float::{Brain, Half, Narrow};
-use super::{Combination, KernelError, Side, check_length, check_lengths, combination, combine, vectorised};
+use super::{Combination, KernelError, Side, check_length, combination, vectorised};
 
 /// The most bytes of one block: two of them and their widened form stay within a first-level cache.
 pub const BLOCK_BYTES_MAX: usize = 16 << 10;
 
-/// Reduces blocks of several ranks in the order in which they are given, each of them prescaled.
+/// Reduces what several ranks have, in the order of the ranks and each of them prescaled, block by block.
 ///
-/// f16 and bf16 accumulate in f32, so the sum of any number of local ranks is rounded once, when it is stored. Buffers
-/// are kept from block to block.
+/// f16 and bf16 accumulate in f32, so the sum of any number of local ranks is rounded once, when it is stored; others
+/// accumulate where the result goes. Buffers are kept from call to call.
 ///
 /// ```
-/// use ronde_collectives::kernels::BlockReducer;
+/// use ronde_collectives::kernels::{BlockReducer, KernelError};
 /// use ronde_wire::{DType, ReduceOp};
 ///
+/// let ranks = [[1, 2], [10, 20]];
 /// let mut reducer = BlockReducer::new(DType::U8, ReduceOp::Sum, 1.0)?;
 /// let mut sum = [0; 2];
-/// reducer.first(&[1, 2])?;
-/// reducer.add(&[10, 20])?;
-/// reducer.store(&mut sum)?;
+/// reducer.reduce(ranks.len(), &mut sum, |rank, start, block| {
+///     block.copy_from_slice(&ranks[rank][start..start + block.len()]);
+///     Ok::<(), KernelError>(())
+/// })?;
 /// assert_eq!(sum, [11, 22]);
-/// # Ok::<(), ronde_collectives::kernels::KernelError>(())
+/// # Ok::<(), KernelError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct BlockReducer {
@@ -32,15 +34,12 @@ pub struct BlockReducer {
     op: ReduceOp,
     combination: Combination,
     prescale: f64,
-    accumulator: Accumulator,
-}
-
-#[derive(Clone, Debug)]
-enum Accumulator {
-    /// The type itself; `scratch` is for prescaling a block that is added.
-    Same { sum: Vec<u8>, scratch: Vec<u8> },
-    /// f32 for types of two bytes; `scratch` is for widening a block that is added.
-    Wide { sum: Vec<f32>, scratch: Vec<f32> },
+    /// What a rank has of a block.
+    block: Vec<u8>,
+    /// The accumulator, for types of two bytes.
+    sum: Vec<f32>,
+    /// The widened form of `block`, for types of two bytes.
+    widened: Vec<f32>,
 }
 
 impl BlockReducer {
@@ -50,78 +49,71 @@ impl BlockReducer {
     /// [`KernelError::Operation`] when the operation is not elementwise for this type.
     pub fn new(dtype: DType, op: ReduceOp, prescale: f64) -> Result<Self, KernelError> {
         let combination = combination(dtype, op)?;
-        let accumulator = match dtype {
-            DType::F16 | DType::Bf16 => Accumulator::Wide { sum: Vec::new(), scratch: Vec::new() },
-            _ => Accumulator::Same { sum: Vec::new(), scratch: Vec::new() },
-        };
-        Ok(Self { dtype, op, combination, prescale, accumulator })
+        Ok(Self { dtype, op, combination, prescale, block: Vec::new(), sum: Vec::new(), widened: Vec::new() })
     }
 
-    /// Begins anew with the first rank's block.
+    /// Writes the reduction of so many ranks. `read` is given a rank, counted from 0, the first byte and a buffer of at most
+    /// [`BLOCK_BYTES_MAX`], and fills it. The lower ranks' values are the left operand. Each byte of each rank is read once.
     ///
     /// # Errors
-    /// [`KernelError`] when the block is too large or does not hold whole elements.
-    pub fn first(&mut self, block: &[u8]) -> Result<(), KernelError> {
-        check_block(self.dtype, block)?;
-        match &mut self.accumulator {
-            Accumulator::Same { sum, .. } => {
-                sum.clear();
-                sum.extend_from_slice(block);
-                super::scale(self.dtype, self.prescale, sum)
-            }
-            Accumulator::Wide { sum, .. } => {
-                widen(self.dtype, block, self.prescale, sum);
-                Ok(())
-            }
+    /// [`KernelError`] when there are no ranks or `into` does not hold whole elements, and whatever `read` returns.
+    pub fn reduce<E: From<KernelError>>(
+        &mut self,
+        ranks: usize,
+        into: &mut [u8],
+        mut read: impl FnMut(usize, usize, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        check_length(self.dtype, into.len())?;
+        if ranks == 0 {
+            return Err(KernelError::NoRanks.into());
         }
-    }
-
-    /// Reduces the next rank's block into what is there; the lower ranks' values are the left operand.
-    ///
-    /// # Errors
-    /// [`KernelError`] when the block's length is not the first one's.
-    pub fn add(&mut self, block: &[u8]) -> Result<(), KernelError> {
-        check_block(self.dtype, block)?;
-        check_lengths(self.len_bytes(), block.len())?;
-        match &mut self.accumulator {
-            Accumulator::Same { sum, scratch } => {
-                let mut prescaled = block;
-                if self.prescale != 1.0 {
-                    scratch.clear();
-                    scratch.extend_from_slice(block);
-                    super::scale(self.dtype, self.prescale, scratch)?;
-                    prescaled = scratch;
-                }
-                let (combination, op) = (self.combination, self.op);
-                with_element!(self.dtype, op, E => combine::<E>(combination, sum, prescaled, Side::AccumulatorLeft));
-            }
-            Accumulator::Wide { sum, scratch } => {
-                widen(self.dtype, block, self.prescale, scratch);
-                combine_wide(self.combination, sum, scratch);
+        for (index, part) in into.chunks_mut(BLOCK_BYTES_MAX).enumerate() {
+            let mut read = |rank, block: &mut [u8]| read(rank, index * BLOCK_BYTES_MAX, block);
+            match self.dtype {
+                DType::F16 | DType::Bf16 => self.reduce_wide(ranks, part, &mut read)?,
+                _ => self.reduce_in_place(ranks, part, &mut read)?,
             }
         }
         Ok(())
     }
 
-    /// Writes the reduction, rounded if it was accumulated in a wider type.
-    ///
-    /// # Errors
-    /// [`KernelError::Lengths`] when the buffer's length is not the blocks'.
-    pub fn store(&mut self, into: &mut [u8]) -> Result<(), KernelError> {
-        check_lengths(self.len_bytes(), into.len())?;
-        match (&mut self.accumulator, self.dtype) {
-            (Accumulator::Same { sum, .. }, _) => into.copy_from_slice(sum),
-            (Accumulator::Wide { sum, .. }, DType::Bf16) => vectorised(|| Brain::narrow(sum, into)),
-            (Accumulator::Wide { sum, .. }, _) => vectorised(|| Half::narrow(sum, into)),
+    fn reduce_in_place<E: From<KernelError>>(
+        &mut self,
+        ranks: usize,
+        into: &mut [u8],
+        read: &mut impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        read(0, into)?;
+        super::scale(self.dtype, self.prescale, into)?;
+        self.block.resize(into.len(), 0);
+        for rank in 1..ranks {
+            read(rank, &mut self.block)?;
+            super::scale(self.dtype, self.prescale, &mut self.block)?;
+            super::reduce_into(self.dtype, self.op, into, &self.block, Side::AccumulatorLeft)?;
         }
         Ok(())
     }
 
-    fn len_bytes(&self) -> usize {
-        match &self.accumulator {
-            Accumulator::Same { sum, .. } => sum.len(),
-            Accumulator::Wide { sum, .. } => 2 * sum.len(),
+    fn reduce_wide<E: From<KernelError>>(
+        &mut self,
+        ranks: usize,
+        into: &mut [u8],
+        read: &mut impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.block.resize(into.len(), 0);
+        for rank in 0..ranks {
+            read(rank, &mut self.block)?;
+            let widened = if rank == 0 { &mut self.sum } else { &mut self.widened };
+            widen(self.dtype, &self.block, self.prescale, widened);
+            if rank > 0 {
+                combine_wide(self.combination, &mut self.sum, &self.widened);
+            }
         }
+        match self.dtype {
+            DType::Bf16 => vectorised(|| Brain::narrow(&self.sum, into)),
+            _ => vectorised(|| Half::narrow(&self.sum, into)),
+        }
+        Ok(())
     }
 }
 
@@ -150,9 +142,4 @@ fn zip_wide(sum: &mut [f32], other: &[f32], f: impl Fn(f32, f32) -> f32) {
     sum.iter_mut().zip(other).for_each(|(a, b)| *a = f(*a, *b));
 }
 
-fn check_block(dtype: DType, block: &[u8]) -> Result<(), KernelError> {
-    if block.len() > BLOCK_BYTES_MAX {
-        return Err(KernelError::Block { bytes: block.len() });
-    }
-    check_length(dtype, block.len())
-}
+const _: () = assert!(BLOCK_BYTES_MAX.is_multiple_of(8), "blocks hold whole elements of every type");

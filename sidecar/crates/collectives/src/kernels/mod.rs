@@ -60,12 +60,6 @@ pub enum KernelError {
         /// The length of the other one.
         other: usize,
     },
-    /// A block is larger than [`BLOCK_BYTES_MAX`].
-    #[error("a block has up to {BLOCK_BYTES_MAX} bytes, not {bytes}")]
-    Block {
-        /// Its length.
-        bytes: usize,
-    },
     /// An average over no ranks, or a reduction of no operands.
     #[error("an average and an n-ary reduction need at least one rank")]
     NoRanks,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use ronde_collectives::kernels::{self, BlockReducer, Side};
+use ronde_collectives::kernels::{self, BlockReducer, KernelError, Side};
 use ronde_collectives::plan::{Form, Register, Span, Step, Transfer};
 use ronde_collectives::{Plan, Work};
 use ronde_wire::{Codec, DType, Rank, ReduceOp, SetTopology, Tuning};
@@ -172,16 +172,14 @@ impl<'a> Participant<'a> {
     /// Block by block, as a lane does it.
     fn local_sum(&self, span: Span) -> Vec<u8> {
         let mut reducer = BlockReducer::new(DType::F32, self.task.op, 1.0).expect("elementwise");
-        let mut sum = Vec::new();
-        for block in span_blocks(span) {
-            let start = sum.len();
-            for (index, rank) in self.local_ranks().into_iter().enumerate() {
-                let values = self.input(rank, block);
-                sum.resize(start + values.len(), 0);
-                if index == 0 { reducer.first(&values) } else { reducer.add(&values) }.expect("equal lengths");
-            }
-            reducer.store(&mut sum[start..]).expect("equal lengths");
-        }
+        let ranks: Vec<Vec<u8>> = self.local_ranks().into_iter().map(|rank| self.input(rank, span)).collect();
+        let mut sum = vec![0; ranks.first().map_or(0, Vec::len)];
+        reducer
+            .reduce(ranks.len(), &mut sum, |rank, start, block| {
+                block.copy_from_slice(&ranks[rank][start..start + block.len()]);
+                Ok::<(), KernelError>(())
+            })
+            .expect("whole elements");
         sum
     }
 
@@ -275,11 +273,6 @@ impl<'a> Participant<'a> {
             Form::Measures => 2 * bytes(span.len),
         }
     }
-}
-
-fn span_blocks(span: Span) -> impl Iterator<Item = Span> {
-    let block = kernels::BLOCK_BYTES_MAX as u64 / 4;
-    (span.start..span.end()).step_by(4_096).map(move |start| Span { start, len: block.min(span.end() - start) })
 }
 
 fn measures_bytes(numbers: &[f64]) -> Vec<u8> {

@@ -1,7 +1,7 @@
 //! What the steps of a plan do to elements: contribute, reduce in pairs, finish, encode, decode, publish.
 
 use bytes::BytesMut;
-use ronde_collectives::kernels::{self, BLOCK_BYTES_MAX, BlockReducer, KernelError, Side};
+use ronde_collectives::kernels::{self, BlockReducer, KernelError, Side};
 use ronde_collectives::plan::{Slice, Source, Span, Target};
 use ronde_wire::{Codec, DType, Rank, ReduceOp};
 
@@ -43,7 +43,7 @@ pub(super) struct Arithmetician {
     /// For reductions in pairs.
     pub(super) reducer: Option<BlockReducer>,
     pub(super) ranks: Ranks,
-    /// A block of one rank, as it was read.
+    /// A block of one rank, to be measured.
     pub(super) block: Vec<u8>,
 }
 
@@ -111,38 +111,20 @@ impl Arithmetician {
         Inputs { admission: at.admission, sizes: self.sizes, stats: at.stats, memory: at.memory }
     }
 
+    /// The reduction of the local ranks' values, in rank order, block by block while each lies in the first-level cache.
     fn reduce_local(&mut self, inputs: &mut Inputs<'_>, slice: &Slice, into: &mut [u8]) -> Result<(), StepError> {
-        let scaled = inputs.admission.arithmetic.prescale != 1.0;
-        match inputs.admission.local_ranks.as_slice() {
+        let admission = inputs.admission;
+        match admission.local_ranks.as_slice() {
             [] => Err(StepError::NoRank),
             // One rank's value is its own reduction; nothing is gained by going through a block.
-            [rank] if !scaled => Ok(inputs.read(slice, *rank, 0, into)?),
-            _ => {
-                let block_bytes = BLOCK_BYTES_MAX - BLOCK_BYTES_MAX % self.sizes.element_bytes;
-                for (index, part) in into.chunks_mut(block_bytes).enumerate() {
-                    self.reduce_block(inputs, slice, index * block_bytes, part)?;
-                }
-                Ok(())
+            [rank] if admission.arithmetic.prescale == 1.0 => Ok(inputs.read(slice, *rank, 0, into)?),
+            ranks => {
+                let reducer = self.reducer.as_mut().ok_or(StepError::NoReduction)?;
+                reducer.reduce(ranks.len(), into, |index, start, block| {
+                    Ok(inputs.read(slice, ranks[index], start, block)?)
+                })
             }
         }
-    }
-
-    /// One block of all local ranks, in rank order, while it lies in the first-level cache.
-    fn reduce_block(
-        &mut self,
-        inputs: &mut Inputs<'_>,
-        slice: &Slice,
-        skipped_bytes: usize,
-        into: &mut [u8],
-    ) -> Result<(), StepError> {
-        self.block.resize(into.len(), 0);
-        let reducer = self.reducer.as_mut().ok_or(StepError::NoReduction)?;
-        let admission = inputs.admission;
-        for (index, &rank) in admission.local_ranks.iter().enumerate() {
-            inputs.read(slice, rank, skipped_bytes, &mut self.block)?;
-            if index == 0 { reducer.first(&self.block)? } else { reducer.add(&self.block)? }
-        }
-        Ok(reducer.store(into)?)
     }
 
     /// The register's elements as the codec encodes them, in another buffer.

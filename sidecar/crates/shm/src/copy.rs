@@ -1,0 +1,137 @@
+//! Copies by code that the optimiser cannot see into: bytes that another process may be writing.
+//!
+//! Why that is sound stands in the header of `mapping`: to the language either function is unknown code that may well copy
+//! byte by byte with relaxed atomic loads and stores.
+
+use std::ffi::c_void;
+use std::hint::black_box;
+
+/// From how many bytes on a copy goes around the caches. What is copied in one piece of this size is evicted before
+/// anybody reads it, and a plain store would first fetch the line that it overwrites: two threads that copy 64 MiB each do
+/// so 1.7 times as fast in this way. Copies of 16 MiB alone are faster, too, but then the reader finds nothing in a cache:
+/// an all-reduce of 2 ranks took 5.8 ms instead of 5.0 ms.
+pub(crate) const STREAMED_BYTES_MIN: usize = 32 << 20;
+
+/// Copies bytes, around the caches when there are many.
+///
+/// # Safety
+///
+/// `len` bytes are readable at `source` and writable at `target`, and the two ranges do not overlap.
+pub(crate) unsafe fn copy(target: *mut c_void, source: *const c_void, len: usize) {
+    // SAFETY: the caller's promise is both functions' contract.
+    unsafe { if len < STREAMED_BYTES_MIN { cached(target, source, len) } else { streamed(target, source, len) } }
+}
+
+/// Copies bytes so that the target's are in a cache.
+///
+/// Against word-wise relaxed atomics this is a fifth faster on blocks of 16 KiB and a third faster on 64 MiB at once.
+///
+/// # Safety
+///
+/// As for [`copy`].
+unsafe fn cached(target: *mut c_void, source: *const c_void, len: usize) {
+    let copy: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void = black_box(libc::memcpy);
+    // SAFETY: the caller's promise is the whole contract of memcpy.
+    unsafe { copy(target, source, len) };
+}
+
+/// Copies bytes so that the target's are in no cache, where the processor can do so.
+///
+/// # Safety
+///
+/// As for [`copy`].
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn streamed(target: *mut c_void, source: *const c_void, len: usize) {
+    let head = target.align_offset(LINES_BYTES).min(len);
+    let lines = (len - head) / LINES_BYTES;
+    let tail = head + lines * LINES_BYTES;
+    if lines == 0 || !std::arch::is_x86_feature_detected!("avx") {
+        // SAFETY: the caller's promise.
+        return unsafe { cached(target, source, len) };
+    }
+    // SAFETY: `head <= tail <= len`, so each of the three ranges lies within the caller's; the middle one begins at a
+    // multiple of the lines' size and is so many of them long; the processor has AVX.
+    unsafe {
+        cached(target, source, head);
+        stream_lines(target.byte_add(head), source.byte_add(head), lines);
+        cached(target.byte_add(tail), source.byte_add(tail), len - tail);
+    }
+}
+
+/// The same without such instructions.
+///
+/// # Safety
+///
+/// As for [`copy`].
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe fn streamed(target: *mut c_void, source: *const c_void, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { cached(target, source, len) };
+}
+
+/// Bytes of a turn of the loop: two cache lines.
+#[cfg(target_arch = "x86_64")]
+const LINES_BYTES: usize = 128;
+
+/// Copies `count` times [`LINES_BYTES`].
+///
+/// # Safety
+///
+/// As for [`copy`]; `target` is aligned to 32 bytes, `count` is not 0, and the processor has AVX.
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+unsafe fn stream_lines(target: *mut c_void, source: *const c_void, count: usize) {
+    // SAFETY: the caller's promise covers each address that is read and written. All vector registers are given up, the
+    // fence orders the stores before whatever is written to announce them, and no stack is used.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "vmovdqu ymm0, [rsi]",
+            "vmovdqu ymm1, [rsi + 32]",
+            "vmovdqu ymm2, [rsi + 64]",
+            "vmovdqu ymm3, [rsi + 96]",
+            "vmovntdq [rdi], ymm0",
+            "vmovntdq [rdi + 32], ymm1",
+            "vmovntdq [rdi + 64], ymm2",
+            "vmovntdq [rdi + 96], ymm3",
+            "add rsi, 128",
+            "add rdi, 128",
+            "dec rcx",
+            "jnz 2b",
+            "sfence",
+            "vzeroupper",
+            inout("rsi") source => _,
+            inout("rdi") target => _,
+            inout("rcx") count => _,
+            clobber_abi("C"),
+            options(nostack),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All lengths around the loop's size and all misalignments of either side; nothing beside the target is written.
+    #[test]
+    fn streamed_copies_are_copies() {
+        let source: Vec<u8> = (0..2_048_u32).map(|index| (index * 7 % 251) as u8).collect();
+        for from in [0, 1, 31, 32, 63] {
+            for to in 0..130 {
+                for len in [0, 1, 127, 128, 129, 255, 256, 300, 640, 1_023] {
+                    let mut target = vec![255; 2_048];
+                    // SAFETY: both ranges lie within their vectors, which are distinct.
+                    unsafe {
+                        streamed(target[to..].as_mut_ptr().cast(), source[from..].as_ptr().cast(), len);
+                    }
+                    assert_eq!(target[to..to + len], source[from..from + len], "{from} {to} {len}");
+                    assert!(
+                        target[..to].iter().chain(&target[to + len..]).all(|byte| *byte == 255),
+                        "{from} {to} {len}"
+                    );
+                }
+            }
+        }
+    }
+}
