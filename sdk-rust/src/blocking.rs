@@ -80,7 +80,9 @@ impl Client {
     /// # Errors
     /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
     pub fn submit_from(&self, operation: &Operation<'_>) -> Result<Handle, Error> {
-        self.inner.get()?.client.submit_from(operation).map(Handle)
+        let client = &self.inner.get()?.client;
+        client.expect_wait();
+        client.submit_from(operation).map(Handle)
     }
 
     /// Submits operations of one kind on one set that become ready together: none of them begins before all are there on all
@@ -93,7 +95,9 @@ impl Client {
         label: impl Into<Label<'a>>,
         operations: &[Operation<'_>],
     ) -> Result<Vec<Handle>, Error> {
-        let handles = self.inner.get()?.client.submit_group_from(label, operations)?;
+        let client = &self.inner.get()?.client;
+        client.expect_wait();
+        let handles = client.submit_group_from(label, operations)?;
         Ok(handles.into_iter().map(Handle).collect())
     }
 
@@ -146,7 +150,10 @@ impl Client {
     #[must_use]
     pub fn over(&self) -> Option<Error> {
         match self.inner.get() {
-            Ok(inner) => inner.client.over(),
+            Ok(inner) => {
+                inner.client.glance();
+                inner.client.over()
+            }
             Err(error) => Some(error.into()),
         }
     }
@@ -154,7 +161,9 @@ impl Client {
     /// The sidecar's messages for people since the last call.
     #[must_use]
     pub fn take_notices(&self) -> Vec<String> {
-        self.inner.get().map(|inner| inner.client.take_notices()).unwrap_or_default()
+        let Ok(inner) = self.inner.get() else { return Vec::new() };
+        inner.client.glance();
+        inner.client.take_notices()
     }
 }
 

@@ -1,6 +1,5 @@
 //! [`Client`]: the asynchronous client.
 
-use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -226,6 +225,20 @@ impl Client {
         SharedMemory { mapped_bytes, in_use_bytes, slots, segments }
     }
 
+    /// The calling thread submits something next and waits for it.
+    pub(crate) fn expect_wait(&self) {
+        if let Some(ring) = self.open.get().ok().and_then(|open| open.session.ring()) {
+            ring.expect_leader();
+        }
+    }
+
+    /// Hears what has come, for threads that do not wait.
+    pub(crate) fn glance(&self) {
+        if let Ok(open) = self.open.get() {
+            open.session.glance();
+        }
+    }
+
     /// Why nothing can be submitted any more: the epoch's failure, the sidecar's end, or the client's own.
     #[must_use]
     pub fn over(&self) -> Option<Error> {
@@ -395,9 +408,7 @@ async fn begin(
 ) -> Result<EpochView, Error> {
     let begun = async {
         let view = begins.await;
-        if let (Ok(Ok(view)), Some(ring)) = (&view, session.ring()) {
-            let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-            ring.allow_spinning(cores, view.local_size as usize);
+        if let (Ok(Ok(_)), Some(_)) = (&view, session.ring()) {
             // Fails with the session, which the first call then tells.
             let _ = taken.await;
         }

@@ -34,6 +34,7 @@ compile_error!("tensors travel in little-endian order; ronde does not run on big
 pub mod blocking;
 mod client;
 mod connect;
+mod cores;
 mod error;
 mod handle;
 mod hearing;

@@ -80,6 +80,7 @@ impl Listener {
                     }
                     // A full queue means that the sidecar does not read; it will not miss this one.
                     let _ = session.say_on_stream(Say::Heartbeat(v1::Heartbeat {}));
+                    if let Err(error) = self.attend() { return error }
                 }
                 () = session.closing.notified() => closes_at = Some(Instant::now() + CLOSE_TIMEOUT),
                 () = sleep_until(closes_at) => return Error::Closed,

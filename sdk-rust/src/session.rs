@@ -275,8 +275,8 @@ impl Session {
 
     /// Whether an answer is there. Looks at the ring, if nobody else does.
     pub(crate) fn poll(self: &Arc<Self>, promise: &Promise<Arrived>) -> bool {
-        if let Some(ring) = self.ring.as_ref().filter(|_| !promise.is_ready()) {
-            ring.glance(&|message| self.hear(message));
+        if !promise.is_ready() {
+            self.glance();
         }
         promise.is_ready()
     }
@@ -302,6 +302,13 @@ impl Session {
         let _ = self.say_on_stream(Say::Goodbye(v1::Goodbye { reason: reason.to_owned() }));
         self.end(&Error::Closed);
         self.closing.notify_one();
+    }
+
+    /// Reads the ring, if there is one and nobody else does.
+    pub(crate) fn glance(self: &Arc<Self>) {
+        if let Some(ring) = &self.ring {
+            ring.glance(&|message| self.hear(message));
+        }
     }
 
     /// Why nothing can be submitted any more, if so.

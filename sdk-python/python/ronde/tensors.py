@@ -279,7 +279,7 @@ def _torch_target(tensor: torch.Tensor) -> Target:
 
     check_dtype(torch_dtype_name(tensor.dtype))
     _check_dense_layout(tensor)
-    if tensor.is_contiguous() and tensor.device.type == "cpu" and not tensor.is_neg():
+    if _is_dense(tensor):
         return _torch_memory(tensor, lambda: tensor)
     staged = torch.empty(tensor.shape, dtype=tensor.dtype)
 
@@ -298,13 +298,20 @@ def _torch_memory(tensor: torch.Tensor, finish: Callable[[], Any]) -> Target:
 
 
 def _torch_dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in main memory, contiguous, without its history."""
+    """The tensor in main memory, contiguous."""
     _check_dense_layout(tensor)
     check_dtype(torch_dtype_name(tensor.dtype))
+    if _is_dense(tensor):
+        return tensor
     dense = tensor.detach()
     if dense.device.type != "cpu":
         dense = dense.cpu()
     return dense.resolve_neg().contiguous()
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a strided tensor lie in main memory as they are counted."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def _check_dense_layout(tensor: torch.Tensor) -> None:
@@ -314,6 +321,7 @@ def _check_dense_layout(tensor: torch.Tensor) -> None:
         raise ValueError(f"tensors of layout {tensor.layout} are not supported; make it dense with to_dense()")
 
 
+@functools.cache
 def torch_dtype_name(dtype: torch.dtype) -> str:
     """The name of a PyTorch type as ronde has it."""
     return str(dtype).partition(".")[2]
