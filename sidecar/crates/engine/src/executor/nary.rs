@@ -62,7 +62,7 @@ impl Arithmetician {
         let operands = self.ranks.operands(registers, self.sizes.values(span))?;
         at.stats.reduced_bytes += operands.iter().map(|operand| operand.len() as u64).sum::<u64>();
         if let Some(reducer) = &mut self.reducer {
-            return reduce_by_rank(reducer, &operands, self.sizes.element_bytes, into);
+            return reduce_by_rank(reducer, &operands, into);
         }
         let weights = match op {
             ReduceOp::Median => &[],
@@ -152,23 +152,12 @@ impl Arithmetician {
     }
 }
 
-/// Block by block, in rank order.
-fn reduce_by_rank(
-    reducer: &mut BlockReducer,
-    operands: &[&[u8]],
-    element_bytes: usize,
-    into: &mut [u8],
-) -> Result<(), StepError> {
-    let block_bytes = BLOCK_BYTES_MAX - BLOCK_BYTES_MAX % element_bytes;
-    for (index, part) in into.chunks_mut(block_bytes).enumerate() {
-        let from = index * block_bytes;
-        for (rank, operand) in operands.iter().enumerate() {
-            let block = &operand[from..from + part.len()];
-            if rank == 0 { reducer.first(block)? } else { reducer.add(block)? }
-        }
-        reducer.store(part)?;
-    }
-    Ok(())
+/// What the ranks have, in their order.
+fn reduce_by_rank(reducer: &mut BlockReducer, operands: &[&[u8]], into: &mut [u8]) -> Result<(), StepError> {
+    reducer.reduce(operands.len(), into, |rank, start, block| {
+        block.copy_from_slice(&operands[rank][start..start + block.len()]);
+        Ok(())
+    })
 }
 
 /// The measures in a register; zeros when it holds nothing yet.
