@@ -72,11 +72,14 @@ impl Repetition {
     }
 
     /// The buckets of the present step, when it asks for the same as the one before and is whole, for so many steps in a row:
-    /// with the time that the one before took, in microseconds. The next one is expected to begin like it.
+    /// with the time that the one before took, in microseconds. The next one is expected to begin like it. `None` for a step of
+    /// small operations only: they are over in the round trip that negotiates them, and would take longer over the lanes.
     pub(crate) fn step(&self, steps: u32) -> Option<(&[Bucket], u64)> {
         let Step { keys, buckets, alike, is_bound, .. } = &self.step;
         let whole = self.last.as_ref().is_some_and(|last| last.len() == keys.len() && *alike == keys.len());
         let found = whole && !*is_bound && !keys.is_empty() && self.equal + 1 >= steps && are_whole(buckets);
+        let small = |(_, bucket): &Bucket| bucket.iter().all(|tensor| tensor.algorithm == Algorithm::Eager);
+        let found = found && !buckets.iter().all(small);
         found.then_some((buckets, self.last_us))
     }
 
@@ -222,6 +225,20 @@ mod tests {
     #[test]
     fn another_step_begins_the_count_anew() {
         assert_eq!(found(&["ab", "ab", "abc", "ab", "ab"], 2), [false, true, false, false, true]);
+    }
+
+    #[test]
+    fn a_step_of_small_operations_only_is_not_worth_it() {
+        let view = view();
+        let small = |name| ReadyTensor { algorithm: Algorithm::Eager, ..sum(name, 1) };
+        for (others, worth_it) in [(vec![small("b")], false), (vec![small("b"), sum("c", 9_000)], true)] {
+            let mut repetition = Repetition::default();
+            for _ in 0..3 {
+                repetition.ordered(Time(0), &view, &[small("a")]);
+                others.iter().for_each(|other| repetition.ordered(Time(0), &view, std::slice::from_ref(other)));
+            }
+            assert_eq!(repetition.step(2).is_some(), worth_it);
+        }
     }
 
     #[test]
