@@ -209,6 +209,14 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
     session.send(Message::Completed(message.into_message()));
 }
 
+/// Ends a request that has failed. Without an entry it is an earlier session's, whose number may mean another one here.
+pub(crate) fn fail(session: &mut Session, request: RequestId, failure: &Failure) {
+    if let Some(pending) = session.pending.remove(&request) {
+        session.result_bytes -= pending.result_bytes;
+        send_failed(session, request, failure);
+    }
+}
+
 /// The result that a rank's completion speaks of.
 pub(crate) fn result_id(rank: Rank, completion: &Completion) -> ResultId {
     let Completion { epoch, seq, tensor, own, .. } = *completion;

@@ -19,7 +19,7 @@ use crate::admin::Snapshot;
 use crate::app::say;
 use crate::bootstrap::{FromSidecar, WorkerExited};
 use crate::cli::codes::Code;
-use crate::delivery::{deliver, epoch_view, result_id, send_failed};
+use crate::delivery::{deliver, epoch_view, fail, result_id};
 use crate::lane::{LaneCommand, LaneHandle, LaneReport};
 use crate::memory::OperationMemory;
 use crate::operations::Operations;
@@ -249,6 +249,9 @@ impl Driver {
             LaneReport::Dropped(epoch, last) => {
                 if self.operations.lane_dropped(epoch, last) {
                     self.handle(Event::Cancelled { epoch, last });
+                    if !self.operations.is_cancelling() {
+                        self.tell_put_off();
+                    }
                 }
             }
             LaneReport::Failed(epoch, seq, reason) => {
@@ -364,6 +367,8 @@ impl Driver {
     fn end_epoch(&mut self, epoch: Epoch, failure: &Failure) {
         tracing::info!(epoch = epoch.0, cause = ?failure.cause, reason = failure.reason, "the epoch is over");
         self.running = None;
+        // Nothing is submitted in these sessions any more, so that no memory is used again.
+        self.tell_put_off();
         self.operations.end_epoch(epoch);
         self.prompt.end_epoch(epoch);
         self.tell_lanes(|| LaneCommand::EpochEnd(epoch));
@@ -432,13 +437,23 @@ impl Driver {
                 let operation = failure.tensor.as_ref().map(tracing::field::display);
                 let reason = &failure.reason;
                 tracing::debug!(rank = rank.0, request = request.0, operation, reason, "a request has failed");
-                // Without an entry it is an earlier session's request, whose number may mean another one here.
-                if let Some(pending) = session.pending.remove(&request) {
-                    session.result_bytes -= pending.result_bytes;
-                    send_failed(session, request, &failure);
+                let is_written = session.pending.get(&request).is_some_and(|pending| pending.in_output);
+                if is_written && operations.is_cancelling() {
+                    operations.put_off((session.id, request, failure));
+                } else {
+                    fail(session, request, &failure);
                 }
             }
             (Err(_), None) => {}
+        }
+    }
+
+    /// Tells the failures that were put off.
+    fn tell_put_off(&mut self) {
+        for (id, request, failure) in self.operations.take_put_off() {
+            if let Some(session) = self.sessions.get_mut(id) {
+                fail(session, request, &failure);
+            }
         }
     }
 

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_engine::{Admission, AdmittedRequest, AdmittedTensor};
-use ronde_wire::{Epoch, Rank, RequestId, Seq, TensorName};
+use ronde_wire::{Epoch, Failure, Rank, RequestId, Seq, TensorName};
 
 use crate::memory::{Destination, Input, OperationMemory, Output, TensorMemory};
 use crate::results::{ResultSlot, Results};
+use crate::sessions::SessionId;
 
 /// Names a result of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,6 +35,8 @@ pub(crate) struct Operations {
     draining: HashMap<Epoch, usize>,
     /// Operations that are dropped, by the last one up to which, with the number of lanes that have not done so.
     cancelling: HashMap<(Epoch, Seq), Cancelling>,
+    /// Failures that are told when nothing is cancelling; at most one for each pending request.
+    put_off: Vec<(SessionId, RequestId, Failure)>,
 }
 
 struct Running {
@@ -66,7 +69,7 @@ impl Operations {
     /// An empty table for a sidecar with this many lanes.
     pub(crate) fn new(results: Results, lanes: usize) -> Self {
         let (running, readable, draining, cancelling) = Default::default();
-        Self { results, lanes, running, readable, draining, cancelling }
+        Self { results, lanes, running, readable, draining, cancelling, put_off: Vec::new() }
     }
 
     /// Reserves an operation's results and puts its memory together. `threads` is the number of those that perform a part of
@@ -196,6 +199,22 @@ impl Operations {
             }
         }
         self.cancelling.insert((epoch, last), (self.lanes, Arc::clone(dropped)));
+    }
+
+    /// Keeps the failure of a request whose operation is being dropped. Its worker hears it when no lane writes to its memory
+    /// any more, as it uses that again then.
+    pub(crate) fn put_off(&mut self, failed: (SessionId, RequestId, Failure)) {
+        self.put_off.push(failed);
+    }
+
+    /// What was put off.
+    pub(crate) fn take_put_off(&mut self) -> Vec<(SessionId, RequestId, Failure)> {
+        std::mem::take(&mut self.put_off)
+    }
+
+    /// Whether lanes may still touch the memory of operations that nobody wants any more.
+    pub(crate) fn is_cancelling(&self) -> bool {
+        !self.cancelling.is_empty()
     }
 
     /// A lane has dropped what it was told to, up to `last`. True when it was the last lane: no memory of that is touched any
