@@ -2,7 +2,7 @@
 
 mod formats;
 
-use formats::{Format, bits, load, store};
+use formats::{Format, bits, load, reduced, store};
 use proptest::prelude::*;
 use ronde_collectives::kernels::{BLOCK_BYTES_MAX, BlockReducer, KernelError, Side, finish, reduce_into, scale};
 use ronde_wire::{DType, ReduceOp};
@@ -191,17 +191,6 @@ fn narrow_floats_survive_widening() {
             assert_eq!(load(found), if format.is_nan(bits) { format.canonical_nan() } else { bits }, "{dtype}");
         }
     }
-}
-
-/// What ranks with these values have in common.
-fn reduced(dtype: DType, op: ReduceOp, prescale: f64, ranks: &[impl AsRef<[u8]>]) -> Result<Vec<u8>, KernelError> {
-    let mut reducer = BlockReducer::new(dtype, op, prescale)?;
-    let mut result = vec![0; ranks[0].as_ref().len()];
-    reducer.reduce(ranks.len(), &mut result, |rank, start, block| {
-        block.copy_from_slice(&ranks[rank].as_ref()[start..start + block.len()]);
-        Ok::<(), KernelError>(())
-    })?;
-    Ok(result)
 }
 
 #[test]

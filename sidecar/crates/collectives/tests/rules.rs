@@ -5,11 +5,9 @@
 
 mod formats;
 
-use formats::{Format, bits, load, store};
+use formats::{Format, bits, load, reduced, store};
 use proptest::prelude::*;
-use ronde_collectives::kernels::{
-    BlockReducer, KernelError, Side, finish, is_nary, reduce_into, reduce_n, scale, supports,
-};
+use ronde_collectives::kernels::{Side, finish, is_nary, reduce_into, reduce_n, scale, supports};
 use ronde_wire::{DType, ReduceOp};
 
 const OPS: [ReduceOp; 8] = [
@@ -70,17 +68,6 @@ fn all_at_once(dtype: DType, op: ReduceOp, left: &[u8], right: &[u8]) -> Result<
     let mut result = left.to_vec();
     reduce_n(dtype, op, &[left, right], weights, &mut result).map_err(|error| error.to_string())?;
     finish(dtype, op, 2, 1.0, &mut result).map_err(|error| error.to_string())?;
-    Ok(result)
-}
-
-/// What ranks with these values have in common.
-fn reduced(dtype: DType, op: ReduceOp, prescale: f64, ranks: &[impl AsRef<[u8]>]) -> Result<Vec<u8>, KernelError> {
-    let mut reducer = BlockReducer::new(dtype, op, prescale)?;
-    let mut result = vec![0; ranks[0].as_ref().len()];
-    reducer.reduce(ranks.len(), &mut result, |rank, start, block| {
-        block.copy_from_slice(&ranks[rank].as_ref()[start..start + block.len()]);
-        Ok::<(), KernelError>(())
-    })?;
     Ok(result)
 }
 

@@ -111,6 +111,8 @@ fn seals_of(fd: BorrowedFd<'_>, segment: &str) -> Result<SealFlag, ShmError> {
 /// of a file that never gets smaller than `bytes`.
 #[derive(Debug)]
 pub(crate) struct Mapping<A: Access> {
+    /// Whose bytes these are, for errors.
+    segment: Box<str>,
     base: NonNull<c_void>,
     bytes: NonZeroUsize,
     access: std::marker::PhantomData<A>,
@@ -134,7 +136,7 @@ impl<A: Access> Mapping<A> {
         // SAFETY: no address is asked for, so no existing mapping is replaced. Nobody has a reference to the new one.
         let base = unsafe { mmap(None, bytes, A::PROTECTION, flags, sealed.as_fd(), 0) }
             .map_err(|errno| ShmError::system("mmap", segment, errno))?;
-        let mapping = Self { base, bytes, access: std::marker::PhantomData };
+        let mapping = Self { segment: segment.into(), base, bytes, access: std::marker::PhantomData };
         mapping.populate(segment, populated_bytes)?;
         Ok(mapping)
     }
@@ -144,13 +146,17 @@ impl<A: Access> Mapping<A> {
         self.bytes.get() as u64
     }
 
-    /// Copies `target.len()` bytes from `offset` into private memory, or `None` when they do not all lie inside.
-    pub(crate) fn copy_to(&self, offset: u64, target: &mut [u8]) -> Option<()> {
-        let offset = self.checked_offset(offset, target.len())?;
-        // SAFETY: checked_offset says that offset + target.len() <= bytes, and the invariant says that so many bytes
+    /// Copies `target.len()` bytes from `offset` into private memory.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::OutOfRange`]; the target is then untouched.
+    pub(crate) fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
+        let offset = self.range(offset, target.len())?;
+        // SAFETY: range says that offset + target.len() <= bytes, and the invariant says that so many bytes
         // are mapped and readable. The target is private, so the two do not overlap.
         unsafe { copy(target.as_mut_ptr().cast(), self.base.as_ptr().byte_add(offset), target.len()) };
-        Some(())
+        Ok(())
     }
 
     /// `MAP_POPULATE` keeps failures to itself; this reports them (out of memory) instead of leaving them to a fault.
@@ -164,6 +170,20 @@ impl<A: Access> Mapping<A> {
         }
     }
 
+    /// `offset` as a `usize`, if `offset..offset + len` lies inside the mapping.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::OutOfRange`].
+    fn range(&self, offset: u64, len: usize) -> Result<usize, ShmError> {
+        self.checked_offset(offset, len).ok_or_else(|| self.out_of_range(offset, len))
+    }
+
+    /// Says that bytes do not lie inside.
+    pub(crate) fn out_of_range(&self, offset: u64, len: usize) -> ShmError {
+        ShmError::OutOfRange { segment: self.segment.to_string(), offset, len: len as u64, size: self.bytes() }
+    }
+
     /// `offset` as a `usize` when `offset..offset + len` lies inside the mapping.
     fn checked_offset(&self, offset: u64, len: usize) -> Option<usize> {
         let offset = usize::try_from(offset).ok()?;
@@ -172,21 +192,29 @@ impl<A: Access> Mapping<A> {
 }
 
 impl Mapping<ReadWrite> {
-    /// Copies `source` to `offset`, or returns `None` when it does not fit there.
-    pub(crate) fn copy_from(&self, offset: u64, source: &[u8]) -> Option<()> {
-        let offset = self.checked_offset(offset, source.len())?;
-        // SAFETY: checked_offset says that offset + source.len() <= bytes, and the invariant says that so many bytes
+    /// Copies `source` to `offset`.
+    ///
+    /// # Errors
+    ///
+    /// [`ShmError::OutOfRange`]; nothing was written then.
+    pub(crate) fn copy_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
+        let offset = self.range(offset, source.len())?;
+        // SAFETY: range says that offset + source.len() <= bytes, and the invariant says that so many bytes
         // are mapped and writable (A is ReadWrite). The source is private, so the two do not overlap.
         unsafe { copy(self.base.as_ptr().byte_add(offset), source.as_ptr().cast(), source.len()) };
-        Some(())
+        Ok(())
     }
 
     /// The same around the caches: for a part of much that nobody reads before it would be evicted.
-    pub(crate) fn stream_from(&self, offset: u64, source: &[u8]) -> Option<()> {
-        let offset = self.checked_offset(offset, source.len())?;
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapping::copy_from`].
+    pub(crate) fn stream_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
+        let offset = self.range(offset, source.len())?;
         // SAFETY: as in `copy_from`.
         unsafe { streamed(self.base.as_ptr().byte_add(offset), source.as_ptr().cast(), source.len()) };
-        Some(())
+        Ok(())
     }
 
     /// Makes it private in children that this process forks from now on. To end before the mapping and `fd`, its file.

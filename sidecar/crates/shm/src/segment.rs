@@ -44,7 +44,6 @@ pub const POPULATED_BYTES_MAX: usize = 64 << 20;
 pub struct OwnedSegment {
     /// Declared first: it ends before mapping and descriptor. `None` where nobody gets an address.
     private_in_children: Option<MappingRegistration>,
-    name: String,
     mapping: Mapping<ReadWrite>,
     fd: SealedFd,
     fork_guard: ForkGuard,
@@ -74,7 +73,7 @@ impl OwnedSegment {
             Share::Writable => Some(mapping.make_private_in_children(fd.as_fd())?),
             Share::ReadOnlyForOthers => None,
         };
-        Ok(Self { private_in_children, name: label, mapping, fd, fork_guard: ForkGuard::new() })
+        Ok(Self { private_in_children, mapping, fd, fork_guard: ForkGuard::new() })
     }
 
     /// Writes `source` at `offset`.
@@ -86,9 +85,7 @@ impl OwnedSegment {
     /// [`ShmError::OutOfRange`], or [`ShmError::UsedAfterFork`] in a forked child; in both cases nothing was written.
     pub fn copy_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
         self.fork_guard.check()?;
-        self.mapping
-            .copy_from(offset, source)
-            .ok_or_else(|| out_of_range(&self.name, offset, source.len(), self.mapping.bytes()))
+        self.mapping.copy_from(offset, source)
     }
 
     /// Writes `source` at `offset`, around the caches: for a part of much that nobody reads before it would be evicted.
@@ -99,9 +96,7 @@ impl OwnedSegment {
     /// Those of [`OwnedSegment::copy_from`].
     pub fn stream_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
         self.fork_guard.check()?;
-        self.mapping
-            .stream_from(offset, source)
-            .ok_or_else(|| out_of_range(&self.name, offset, source.len(), self.mapping.bytes()))
+        self.mapping.stream_from(offset, source)
     }
 
     /// Reads `target.len()` bytes at `offset` into private memory.
@@ -110,8 +105,7 @@ impl OwnedSegment {
     ///
     /// [`ShmError::OutOfRange`]; the target is then untouched.
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
-        let len = target.len();
-        self.mapping.copy_to(offset, target).ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+        self.mapping.copy_to(offset, target)
     }
 
     /// Where `len` bytes at `offset` lie in this process, for whoever can use an address: it is good while this value lives.
@@ -123,7 +117,7 @@ impl OwnedSegment {
     /// [`ShmError::OutOfRange`]: also always for a segment of [`Share::ReadOnlyForOthers`], which is no tensor's memory.
     pub fn address(&self, offset: u64, len: usize) -> Result<usize, ShmError> {
         let address = self.private_in_children.as_ref().and_then(|_| self.mapping.address(offset, len));
-        address.ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+        address.ok_or_else(|| self.mapping.out_of_range(offset, len))
     }
 
     /// Size in bytes: what was asked for, rounded up to whole pages. Never zero.
@@ -148,7 +142,6 @@ impl OwnedSegment {
 /// A segment that the peer created, mapped read-only.
 #[derive(Debug)]
 pub struct PeerSegment {
-    name: String,
     mapping: Mapping<ReadOnly>,
 }
 
@@ -167,7 +160,7 @@ impl PeerSegment {
     /// peer did wrong; [`ShmError::System`] when memory or address space runs out.
     pub fn map_named(name: &str, fd: OwnedFd, expected_bytes: u64, limit_bytes: u64) -> Result<Self, ShmError> {
         let sealed = checked(name, fd, expected_bytes, limit_bytes)?;
-        Ok(Self { name: name.to_owned(), mapping: Mapping::new(&sealed, name, usize::MAX)? })
+        Ok(Self { mapping: Mapping::new(&sealed, name, usize::MAX)? })
     }
 
     /// [`PeerSegment::map_named`] under the name "the peer's segment".
@@ -187,8 +180,7 @@ impl PeerSegment {
     ///
     /// [`ShmError::OutOfRange`]; the target is then untouched.
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
-        let len = target.len();
-        self.mapping.copy_to(offset, target).ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+        self.mapping.copy_to(offset, target)
     }
 
     /// Size in bytes. Never zero.
@@ -208,7 +200,6 @@ impl PeerSegment {
 /// there.
 #[derive(Debug)]
 pub struct WorkerSegment {
-    name: String,
     mapping: Mapping<ReadWrite>,
 }
 
@@ -220,7 +211,7 @@ impl WorkerSegment {
     /// Those of [`PeerSegment::map_named`]; [`ShmError::System`] also when the memfd cannot be mapped to be written.
     pub fn map_named(name: &str, fd: OwnedFd, expected_bytes: u64, limit_bytes: u64) -> Result<Self, ShmError> {
         let sealed = checked(name, fd, expected_bytes, limit_bytes)?;
-        Ok(Self { name: name.to_owned(), mapping: Mapping::new(&sealed, name, usize::MAX)? })
+        Ok(Self { mapping: Mapping::new(&sealed, name, usize::MAX)? })
     }
 
     /// Reads `target.len()` bytes at `offset` into private memory.
@@ -231,8 +222,7 @@ impl WorkerSegment {
     ///
     /// [`ShmError::OutOfRange`]; the target is then untouched.
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
-        let len = target.len();
-        self.mapping.copy_to(offset, target).ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+        self.mapping.copy_to(offset, target)
     }
 
     /// Writes `source` at `offset`, where the worker has asked for it.
@@ -241,10 +231,7 @@ impl WorkerSegment {
     ///
     /// [`ShmError::OutOfRange`]; nothing was written then.
     pub fn copy_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
-        let len = source.len();
-        self.mapping
-            .copy_from(offset, source)
-            .ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+        self.mapping.copy_from(offset, source)
     }
 
     /// The same around the caches, as [`OwnedSegment::stream_from`] does it.
@@ -253,10 +240,7 @@ impl WorkerSegment {
     ///
     /// [`ShmError::OutOfRange`]; nothing was written then.
     pub fn stream_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
-        let len = source.len();
-        self.mapping
-            .stream_from(offset, source)
-            .ok_or_else(|| out_of_range(&self.name, offset, len, self.mapping.bytes()))
+        self.mapping.stream_from(offset, source)
     }
 
     /// Size in bytes. Never zero.
@@ -333,10 +317,6 @@ pub(crate) fn whole_pages(bytes: usize, segment: &str) -> Result<NonZeroUsize, S
     let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|page| usize::try_from(page).ok());
     let rounded = bytes.checked_next_multiple_of(page.unwrap_or(PAGE_BYTES_MAX)).ok_or_else(wrong_size)?;
     mappable(rounded as u64, segment)
-}
-
-fn out_of_range(segment: &str, offset: u64, len: usize, size: u64) -> ShmError {
-    ShmError::OutOfRange { segment: segment.to_owned(), offset, len: len as u64, size }
 }
 
 /// What a peer's memfd must carry: a size that never changes, and no seal to come.

@@ -3,7 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use proptest::prelude::*;
-use ronde_wire::DType;
+use ronde_collectives::kernels::{BlockReducer, KernelError};
+use ronde_wire::{DType, ReduceOp};
 
 /// A float type as its parameters: bits of exponent and of fraction.
 #[derive(Clone, Copy)]
@@ -108,4 +109,20 @@ pub(crate) fn bits(dtype: DType) -> impl Strategy<Value = u64> {
         (format.infinity()..format.sign()),
     ];
     (magnitude, any::<bool>()).prop_map(move |(bits, sign)| if sign { bits | format.sign() } else { bits }).boxed()
+}
+
+/// What ranks with these values have in common.
+pub(crate) fn reduced(
+    dtype: DType,
+    op: ReduceOp,
+    prescale: f64,
+    ranks: &[impl AsRef<[u8]>],
+) -> Result<Vec<u8>, KernelError> {
+    let mut reducer = BlockReducer::new(dtype, op, prescale)?;
+    let mut result = vec![0; ranks[0].as_ref().len()];
+    reducer.reduce(ranks.len(), &mut result, |rank, start, block| {
+        block.copy_from_slice(&ranks[rank].as_ref()[start..start + block.len()]);
+        Ok::<(), KernelError>(())
+    })?;
+    Ok(result)
 }

@@ -124,13 +124,14 @@ impl ReadyTensor {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
     use ronde_wire::{Rank, ReduceOp, Shape, TensorName};
 
     use super::*;
 
-    fn tensor(name: &str, bytes: u64) -> ReadyTensor {
+    /// A sum of bytes.
+    pub(in crate::engine) fn tensor(name: &str, bytes: u64) -> ReadyTensor {
         ReadyTensor {
             tensor: OrderedTensor {
                 name: TensorName::new(name).expect("a name"),

@@ -162,8 +162,9 @@ fn is_exact(dtype: DType, op: ReduceOp) -> bool {
 #[cfg(test)]
 mod tests {
     use ronde_wire::control::OrderedTensor;
-    use ronde_wire::{Codec, Group, Rank, Shape, SidecarIndex, World};
+    use ronde_wire::{Group, Rank, SidecarIndex, World};
 
+    use super::super::fusion::tests::tensor;
     use super::*;
 
     fn view() -> Arc<SetView> {
@@ -173,24 +174,7 @@ mod tests {
     }
 
     fn sum(name: &str, elements: u64) -> ReadyTensor {
-        ReadyTensor {
-            tensor: OrderedTensor {
-                name: TensorName::new(name).expect("a name"),
-                shape: Shape::new(vec![elements]).expect("a shape"),
-                rows: Vec::new(),
-            },
-            collective: Collective::AllReduce { op: ReduceOp::Sum },
-            dtype: DType::F32,
-            prescale: 1.0,
-            postscale: 1.0,
-            codec: Codec::None,
-            group: None,
-            group_use: 0,
-            joined: Vec::new(),
-            algorithm: Algorithm::Ring,
-            bytes: elements * 4,
-            contributions: Vec::new(),
-        }
+        ReadyTensor { dtype: DType::F32, bytes: elements * 4, ..tensor(name, elements) }
     }
 
     /// Whether a step is found after each bucket; names are letters.
