@@ -5,7 +5,8 @@
     client = ronde.connect()
     mean = client.allreduce(gradient)
 
-The program runs under `ronde run -np N python program.py`. `ronde.torch` has the distributed optimizer for PyTorch.
+The program runs under `ronde run -np N python program.py`, or calls a function on N ranks by `ronde.run`. `ronde.torch`
+has the distributed optimizer for PyTorch.
 """
 
 from ronde._ronde import __version__
@@ -23,6 +24,7 @@ from ronde.errors import (
 from ronde.handle import GroupHandle, Handle
 from ronde.ops import Adasum, Average, ClippedMean, Max, Median, Min, Product, Sum
 from ronde.process_set import ProcessSet
+from ronde.run import run
 from ronde.tensors import Bfloat16
 
 __all__ = [
@@ -50,4 +52,5 @@ __all__ = [
     "TimedOutError",
     "__version__",
     "connect",
+    "run",
 ]

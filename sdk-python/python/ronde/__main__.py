@@ -5,31 +5,19 @@ The command itself is a program beside `python`; this way to it is for environme
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import pathlib
-import shutil
 import sys
 
-COMMAND = "ronde"
+from ronde import command
 
 
 def main() -> None:
     """Becomes the command."""
-    path = installed() or shutil.which(COMMAND)
-    if path is None:
-        sys.exit("ronde: there is no command `ronde` beside this package; install ronde's wheel with pip")
-    os.execv(path, [path, *sys.argv[1:]])
-
-
-def installed() -> str | None:
-    """The command that was installed with this package, wherever pip has put scripts."""
     try:
-        files = importlib.metadata.files("ronde") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    paths = (pathlib.Path(str(file.locate())) for file in files if file.name == COMMAND)
-    return next((str(path.resolve()) for path in paths if os.access(path, os.X_OK) and path.is_file()), None)
+        path = command.find()
+    except FileNotFoundError as error:
+        sys.exit(f"ronde: {error}")
+    os.execv(path, [path, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

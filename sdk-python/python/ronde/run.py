@@ -1,0 +1,183 @@
+"""Running a function on all ranks of a job, from a program that is none of them.
+
+The function and its arguments are pickled by cloudpickle into a folder that only this user can read. The workers are
+`python -m ronde.run_worker`, started by `ronde run`. On this host they read the function from that folder and leave
+their results there. With several hosts, the lowest rank that sees the folder hands the function to the others and
+collects their results, over the job's own sealed and authenticated links. What is unpickled is thus always what this
+user's program, or its own ranks, have pickled; nothing listens anywhere, and nobody else can hand anything in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import pickle
+import struct
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Any, Callable
+
+from ronde import command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Path = str | os.PathLike[str]
+
+# What workers are told: that all of them see the folder, or that some may not.
+HERE, ELSEWHERE = "here", "elsewhere"
+CALL, REPORT, RESULT, ERROR = "call", "report.json", "result", "error"
+# Before the pickled call: the length of the caller's `sys.path` as JSON.
+HEADER = struct.Struct(">Q")
+# After Ctrl-C the launcher ends its workers, which takes 5 s at most when they do not obey.
+GRACE_S = 15
+
+
+def run(
+    func: Callable[..., Any],
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int = 1,
+    hosts: str | None = None,
+    hostfile: Path | None = None,
+    *,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: Path | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
+    output_filename: Path | None = None,
+    verbose: bool = False,
+    executable: Path | None = None,
+    options: Sequence[str] = (),
+) -> list[Any]:
+    """Calls `func(*args, **kwargs)` on each of `np` new processes, the ranks of a job; returns what each gave, by rank.
+
+        def train(rate):
+            hvd.init()
+            ...
+            return loss
+
+        losses = ronde.run(train, args=(0.1,), np=4)
+
+    func          -- a function, also one of a notebook or a lambda: cloudpickle takes along what it uses. What it
+                     imports has to be installed on all hosts; folders of this process's `sys.path` are searched there
+                     too.
+    np            -- how many ranks
+    hosts         -- "alpha:4,beta:4": hosts and how many ranks each may take; else all are on this one. This host, or
+                     one that shares its temporary folder (TMPDIR), is among them.
+    hostfile      -- a file with a line `alpha slots=4` for each host, in place of `hosts`
+    start_timeout -- how many seconds hosts and workers may take to start
+    ssh_port, ssh_identity_file -- for ssh to other hosts
+    network_interfaces -- the interfaces or networks that sidecars use, as a list or with commas
+    output_filename -- a folder: what rank N prints goes also to rank.N/stdout and rank.N/stderr there
+    verbose       -- says what is done
+    executable    -- the Python of the workers; else this one
+    options       -- more options of `ronde run`, such as ["--sidecars", "2"]
+
+    The environment is this process's. What ranks print appears as under `ronde run`. Each rank calls `init` itself, or
+    `ronde.connect`, if it needs to; sessions left open by `ronde.torch` are ended.
+
+    Raises ImportError when cloudpickle is not installed; ValueError for `hosts` together with `hostfile`; whatever
+    pickling raises, before anything is started; and RuntimeError when a rank fails, with that rank's traceback: the
+    others are ended then.
+    """
+    if hosts is not None and hostfile is not None:
+        raise ValueError("hosts and hostfile are both given; give one of them")
+    call = _pickled(func, tuple(args), dict(kwargs or {}))
+    with tempfile.TemporaryDirectory(prefix="ronde-call-") as name:
+        folder = pathlib.Path(name)
+        write_private(folder / CALL, call)
+        launcher = [command.find(), "run", "--num-proc", str(np), "--report", str(folder / REPORT)]
+        given = {
+            "hosts": hosts,
+            "hostfile": hostfile,
+            "start-timeout": start_timeout,
+            "ssh-port": ssh_port,
+            "ssh-identity-file": ssh_identity_file,
+            "network-interfaces": _comma_list(network_interfaces),
+            "output-filename": output_filename,
+        }
+        for option, value in given.items():
+            if value is not None:
+                launcher += [f"--{option}", os.fspath(value) if isinstance(value, os.PathLike) else str(value)]
+        launcher += ["--verbose"] * verbose + list(options)
+        where = HERE if hosts is None and hostfile is None else ELSEWHERE
+        worker = [os.fspath(executable or sys.executable), "-m", "ronde.run_worker", where, name]
+        status = _wait([*launcher, "--", *worker], _environment())
+        if status != 0:
+            raise RuntimeError(_failure(folder, status))
+        return [_result(folder, rank) for rank in range(np)]
+
+
+def write_private(path: pathlib.Path, content: bytes) -> None:
+    """Writes a new file that only this user can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+
+
+def dumps(value: Any) -> bytes:
+    """The value pickled by cloudpickle. Raises ImportError when that is not installed."""
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise ImportError(
+            "ronde.run needs cloudpickle, which takes functions to other processes; install it here and on all hosts: "
+            "pip install cloudpickle"
+        ) from error
+    pickled: bytes = cloudpickle.dumps(value)
+    return pickled
+
+
+def _pickled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """A call, behind the folders where its modules are found."""
+    path = json.dumps([os.path.abspath(entry) for entry in sys.path]).encode()
+    return HEADER.pack(len(path)) + path + dumps((func, args, kwargs))
+
+
+def _comma_list(value: str | Sequence[str] | None) -> str | None:
+    return value if value is None or isinstance(value, str) else ",".join(value)
+
+
+def _environment() -> dict[str, str]:
+    """This process's variables; the workers find this package where it is found here."""
+    package = str(pathlib.Path(__file__).parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{path}" if path else package}
+
+
+def _wait(arguments: list[str], environment: dict[str, str]) -> int:
+    """The exit status of the launcher. An exception here, such as Ctrl-C, ends the job."""
+    with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, env=environment) as launcher:
+        try:
+            return launcher.wait()
+        except BaseException:
+            launcher.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launcher.wait(GRACE_S)
+            launcher.kill()
+            raise
+
+
+def _failure(folder: pathlib.Path, status: int) -> str:
+    """What went wrong, for the caller's exception: the launcher's word, and the first failing rank's traceback."""
+    try:
+        told = json.loads((folder / REPORT).read_text())["failure"] or ""
+    except FileNotFoundError:
+        told = f"`ronde run` ended with exit code {status} before there was a job; what it said is above"
+    # Others fail because that one did, and later.
+    errors = sorted(folder.glob(f"{ERROR}.*"), key=lambda path: path.stat().st_mtime_ns)
+    if errors:
+        told = f"{told.splitlines()[0] if told else errors[0].name}\n\n{errors[0].read_text(errors='replace')}"
+    return f"one or more processes exited with non-zero status: {told}"
+
+
+def _result(folder: pathlib.Path, rank: int) -> Any:
+    try:
+        content = (folder / f"{RESULT}.{rank}").read_bytes()
+    except FileNotFoundError:
+        raise RuntimeError(f"rank {rank} ended without a result: the function ended its process") from None
+    return pickle.loads(content)

@@ -1,0 +1,152 @@
+"""What each rank of `ronde.run` runs: `python -m ronde.run_worker here|elsewhere FOLDER`."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pathlib
+import pickle
+import stat
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, Callable, Protocol
+
+import numpy
+
+from ronde.client import connect
+from ronde.run import CALL, ELSEWHERE, ERROR, HEADER, HERE, RESULT, dumps, write_private
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ronde.client import Client
+
+# A rank that is done waits for the slowest one; the launcher ends the job when one fails. A month.
+RESULTS_TIMEOUT_S = 30 * 24 * 3600.0
+
+
+class Exchange(Protocol):
+    """How calls and results travel between this rank and the program that wants them."""
+
+    def call(self) -> bytes:
+        """The call, as the program has written it."""
+
+    def deliver(self, result: bytes) -> None:
+        """Hands a pickled result back."""
+
+
+class Folder:
+    """By the folder itself: all ranks are on the program's host."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+
+    def call(self) -> bytes:
+        """The call, as the program has written it."""
+        return (self._path / CALL).read_bytes()
+
+    def deliver(self, result: bytes) -> None:
+        """Hands a pickled result back."""
+        write_private(self._path / f"{RESULT}.{rank_number()}", result)
+
+
+class Job:
+    """By the job's own links: the lowest rank that sees the folder reads and writes for all."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._home = 0
+
+    def call(self) -> bytes:
+        """The call, as the program has written it."""
+        with connect() as client:
+            sees = numpy.array([is_private(self._path)])
+            seen = client.allgather(sees, "ronde.run.sees")
+            if not seen.any():
+                raise RuntimeError(
+                    f"no rank sees the folder {self._path} of the program that called ronde.run: name its host among "
+                    "the hosts, or set TMPDIR to a folder that all hosts share"
+                )
+            self._home = int(seen.argmax())
+            own = (self._path / CALL).read_bytes() if client.rank == self._home else b""
+            return broadcast_bytes(client, own, self._home)
+
+    def deliver(self, result: bytes) -> None:
+        """Hands a pickled result back."""
+        with connect(start_timeout=RESULTS_TIMEOUT_S) as client:
+            results = gather_bytes(client, result, self._home)
+            for rank, content in enumerate(results):
+                write_private(self._path / f"{RESULT}.{rank}", content)
+            client.barrier("ronde.run.delivered")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Makes the call, and hands its result back or says why there is none."""
+    where, folder = arguments[0], pathlib.Path(arguments[1])
+    exchanges: dict[str, Callable[[pathlib.Path], Exchange]] = {HERE: Folder, ELSEWHERE: Job}
+    exchange = exchanges[where](folder)
+    try:
+        call = exchange.call()
+        result = dumps(perform(call))
+        end_sessions()
+        exchange.deliver(result)
+    except Exception:
+        if is_private(folder):
+            write_private(folder / f"{ERROR}.{rank_number()}", traceback.format_exc().encode())
+        raise
+
+
+def perform(call: bytes) -> Any:
+    """Makes the call where its modules are found."""
+    start = HEADER.size
+    end = start + HEADER.unpack_from(call)[0]
+    sys.path.extend(entry for entry in json.loads(call[start:end]) if entry not in sys.path)
+    func, args, kwargs = pickle.loads(call[end:])
+    try:
+        return func(*args, **kwargs)
+    except SystemExit as error:
+        # The other ranks wait for this one's result.
+        raise RuntimeError(f"the function ended its process by SystemExit({error.code!r})") from error
+
+
+def end_sessions() -> None:
+    """Ends what the function left open: the rank is needed for its result."""
+    if torch := sys.modules.get("ronde.torch"):
+        torch.shutdown()
+    gc.collect()
+
+
+def is_private(path: pathlib.Path) -> bool:
+    """Whether this is a folder of this user's that nobody else can enter; its name may be known to others."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+def rank_number() -> int:
+    """This worker's rank, as the launcher has said."""
+    return int(os.environ["RONDE_RANK"])
+
+
+def broadcast_bytes(client: Client, content: bytes, root: int) -> bytes:
+    """The root's bytes on all ranks."""
+    length = int(client.broadcast(numpy.array([len(content)]), root, "ronde.run.call.length")[0])
+    own = numpy.frombuffer(content, numpy.uint8) if client.rank == root else numpy.zeros(length, numpy.uint8)
+    told: numpy.ndarray[Any, Any] = client.broadcast(own, root, "ronde.run.call")
+    return told.tobytes()
+
+
+def gather_bytes(client: Client, content: bytes, root: int) -> list[bytes]:
+    """The bytes of all ranks, by rank, on the root; nothing on the others."""
+    lengths = client.allgather(numpy.array([len(content)]), "ronde.run.result.lengths")
+    gathered = client.gather(numpy.frombuffer(content, numpy.uint8), root, "ronde.run.result")
+    if gathered is None:
+        return []
+    return [piece.tobytes() for piece in numpy.split(gathered, numpy.cumsum(lengths)[:-1])]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

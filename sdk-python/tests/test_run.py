@@ -1,0 +1,238 @@
+"""Functions on all ranks: `ronde.run` from plain programs, from pytest, and from a `__main__` without a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pytest
+from conftest import PACKAGE, ronde_binary
+
+import ronde
+from ronde import run_worker
+
+pytest.importorskip("cloudpickle")
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TIMEOUT_S = 180
+
+
+@pytest.fixture(autouse=True)
+def command_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The binary under test is found as a user's is."""
+    folder = pathlib.Path(ronde_binary()).parent
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def rank_and_sum(base: int, *, factor: int = 1) -> tuple[int, int, int]:
+    """A function of an importable module."""
+    with ronde.connect() as client:
+        total = client.allreduce(numpy.array([base + client.rank]), op=ronde.Sum)
+        return client.rank, client.size, int(total[0]) * factor
+
+
+def test_results_come_in_the_order_of_ranks() -> None:
+    results = ronde.run(rank_and_sum, args=(10,), kwargs={"factor": 2}, np=3)
+    assert results == [(rank, 3, 66) for rank in range(3)]
+
+
+def test_a_closure_a_lambda_and_one_rank() -> None:
+    secret = {"seen": [1, 2]}
+    assert ronde.run(lambda: (secret, os.environ["RONDE_RANK"])) == [(secret, "0")]
+
+
+def test_sessions_left_open_by_the_function_end_with_it() -> None:
+    pytest.importorskip("torch")
+
+    def train() -> int:
+        import torch
+
+        import ronde.torch as hvd
+
+        hvd.init()
+        return int(hvd.allreduce(torch.tensor([hvd.rank() + 1]), op=hvd.Sum))
+
+    for hosts in (None, "localhost:2"):
+        assert ronde.run(train, np=2, hosts=hosts, options=["--sidecars", "2"]) == [3, 3]
+
+
+def fail_on_rank_1() -> None:
+    rank = int(os.environ["RONDE_RANK"])
+    if rank == 1:
+        raise KeyError(f"a mistake of rank {rank}")
+    # Without an end of its own: it ends because rank 1 has.
+    threading.Event().wait(TIMEOUT_S)
+    raise AssertionError("nobody ended this rank")
+
+
+@pytest.mark.parametrize("hosts", [None, "localhost:3"])
+def test_an_exception_of_one_rank_is_told_with_its_traceback(hosts: str | None) -> None:
+    with pytest.raises(RuntimeError, match="one or more processes exited with non-zero status") as caught:
+        ronde.run(fail_on_rank_1, np=3, hosts=hosts)
+    text = str(caught.value)
+    assert "rank 1 on host localhost exited with code 1" in text.splitlines()[0]
+    assert "Traceback (most recent call last):" in text
+    assert "in fail_on_rank_1" in text
+    assert text.rstrip().endswith("KeyError: 'a mistake of rank 1'")
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda: os.kill(os.getpid(), 9), "was ended by signal 9"),
+        (lambda: os._exit(0), "ended without a result"),
+        (lambda: sys.exit(0), r"ended its process by SystemExit\(0\)"),
+        (threading.Lock, "cannot pickle"),
+    ],
+)
+def test_what_gives_no_result_is_told(function: Any, text: str) -> None:
+    with pytest.raises(RuntimeError, match=text):
+        ronde.run(function)
+
+
+def test_what_cannot_be_pickled_or_started_is_the_callers() -> None:
+    with pytest.raises(TypeError, match="pickle"):
+        ronde.run(print, args=(threading.Lock(),))
+    with pytest.raises(ValueError, match="hosts and hostfile are both given"):
+        ronde.run(print, hosts="a:1", hostfile="hosts")
+    with pytest.raises(RuntimeError, match="ended with exit code 64 before there was a job"):
+        ronde.run(print, np=2, hosts="localhost:1")
+
+
+def test_without_cloudpickle_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(ImportError, match="pip install cloudpickle"):
+        ronde.run(print)
+
+
+def test_output_and_folders_are_private(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    def look() -> tuple[int, int]:
+        print("hello from the function")
+        (folder,) = pathlib.Path(os.environ["TMPDIR"]).glob("ronde-call-*")
+        return stat.S_IMODE(folder.stat().st_mode), stat.S_IMODE((folder / "call").stat().st_mode)
+
+    assert ronde.run(look, np=2, output_filename=tmp_path / "out") == [(0o700, 0o600)] * 2
+    assert (tmp_path / "out" / "rank.1" / "stdout").read_text() == "hello from the function\n"
+    assert not list(tmp_path.glob("ronde-call-*"))
+
+
+def test_only_a_folder_of_ones_own_is_believed(tmp_path: pathlib.Path) -> None:
+    tmp_path.chmod(0o700)
+    assert run_worker.is_private(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert not run_worker.is_private(tmp_path / "link")
+    tmp_path.chmod(0o710)
+    assert not run_worker.is_private(tmp_path)
+    assert not run_worker.is_private(tmp_path / "absent")
+
+
+# A remote shell that reaches a host on which the caller's temporary folder does not exist.
+ELSEWHERE = '#!/bin/sh\nexec unshare --mount sh -c \'mount -t tmpfs none "$0" && exec sh -c "$1"\' {folder} "$2"\n'
+
+
+@pytest.fixture
+def other_host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Options that make every name but localhost a host that does not see the caller's temporary folder."""
+    probe = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", str(tmp_path)]
+    if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+        pytest.skip("another view of the file system can be made by root only")
+    shell = tmp_path / "shell"
+    # The path of a Unix socket has 107 bytes; pytest's folders leave too few of them.
+    with tempfile.TemporaryDirectory(prefix="r-") as shared:
+        monkeypatch.setenv("TMPDIR", shared)
+        monkeypatch.setattr("tempfile.tempdir", None)
+        shell.write_text(ELSEWHERE.format(folder=shared))
+        shell.chmod(0o755)
+        yield ["--remote-shell", str(shell), "--network-interfaces", "lo"]
+
+
+def test_ranks_on_other_hosts_get_the_call_and_give_their_results(other_host: list[str]) -> None:
+    def where() -> tuple[bool, bytes]:
+        folders = list(pathlib.Path(os.environ["TMPDIR"]).glob("ronde-call-*"))
+        return bool(folders), bytes(int(os.environ["RONDE_RANK"]))
+
+    for hosts, sees in (("localhost:1,b.invalid:2", [True, False, False]), ("a.invalid:1,localhost:1", [False, True])):
+        results = ronde.run(where, np=len(sees), hosts=hosts, options=other_host)
+        assert results == [(saw, bytes(rank)) for rank, saw in enumerate(sees)]
+
+
+def test_a_job_elsewhere_is_refused_in_words(other_host: list[str]) -> None:
+    with pytest.raises(RuntimeError, match="no rank sees the folder"):
+        ronde.run(print, np=2, hosts="a.invalid:1,b.invalid:1", options=other_host)
+
+
+SCRIPT = """
+import ronde
+
+FACTOR = 7
+
+def scaled(value):
+    with ronde.connect() as client:
+        return Point(client.rank * FACTOR + value)
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+if __name__ == "__main__":
+    print("points", [point.x for point in ronde.run(scaled, args=(1,), np=2)])
+"""
+
+
+@pytest.mark.parametrize("way", ["a file", "standard input"])
+def test_a_program_of_ones_own(way: str, tmp_path: pathlib.Path) -> None:
+    """What is in `__main__` travels by value: there is no file of a notebook to import."""
+    script = tmp_path / "program.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    command = [sys.executable, str(script)] if way == "a file" else [sys.executable]
+    text = None if way == "a file" else SCRIPT
+    done = subprocess.run(
+        command, capture_output=True, text=True, input=text, timeout=TIMEOUT_S, env=environment, check=False, cwd="/"
+    )
+    assert (done.returncode, done.stdout) == (0, "points [1, 8]\n"), done.stderr
+
+
+def test_an_interrupt_ends_the_job(tmp_path: pathlib.Path) -> None:
+    """Ctrl-C in the caller ends workers and launcher before it is raised."""
+    started = tmp_path / "started"
+    program = f"""
+import os, threading, ronde
+def wait():
+    with open({str(started)!r}, "w") as file: file.write(str(os.getpid()))
+    threading.Event().wait({TIMEOUT_S})
+ronde.run(wait)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    os.mkfifo(started)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, env=environment
+    ) as caller:
+        worker = int(started.read_text())
+        caller.send_signal(2)
+        _, errors = caller.communicate(timeout=TIMEOUT_S)
+    assert "KeyboardInterrupt" in errors
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
+def test_the_report_is_json(tmp_path: pathlib.Path) -> None:
+    """What `ronde.run` reads of a report is there."""
+    report = tmp_path / "report.json"
+    done = subprocess.run(
+        [ronde_binary(), "run", "-np", "1", "--report", str(report), "false"], capture_output=True, check=False
+    )
+    assert done.returncode == 1
+    assert json.loads(report.read_text())["failure"].startswith("rank 0 on host localhost exited with code 1")
