@@ -69,11 +69,7 @@ def run(
     hosts         -- "alpha:4,beta:4": hosts and how many ranks each may take; else all are on this one. This host, or
                      one that shares its temporary folder (TMPDIR), is among them.
     hostfile      -- a file with a line `alpha slots=4` for each host, in place of `hosts`
-    start_timeout -- how many seconds hosts and workers may take to start
-    ssh_port, ssh_identity_file -- for ssh to other hosts
-    network_interfaces -- the interfaces or networks that sidecars use, as a list or with commas
-    output_filename -- a folder: what rank N prints goes also to rank.N/stdout and rank.N/stderr there
-    verbose       -- says what is done
+    start_timeout, ssh_port, ssh_identity_file, network_interfaces, output_filename, verbose -- as for `ronde run`
     executable    -- the Python of the workers; else this one
     options       -- more options of `ronde run`, such as ["--sidecars", "2"]
 
@@ -90,19 +86,17 @@ def run(
     with tempfile.TemporaryDirectory(prefix="ronde-call-") as name:
         folder = pathlib.Path(name)
         write_private(folder / CALL, call)
-        launcher = [command.find(), "run", "--num-proc", str(np), "--report", str(folder / REPORT)]
-        given = {
-            "hosts": hosts,
-            "hostfile": hostfile,
-            "start-timeout": start_timeout,
-            "ssh-port": ssh_port,
-            "ssh-identity-file": ssh_identity_file,
-            "network-interfaces": _comma_list(network_interfaces),
-            "output-filename": output_filename,
-        }
-        for option, value in given.items():
-            if value is not None:
-                launcher += [f"--{option}", os.fspath(value) if isinstance(value, os.PathLike) else str(value)]
+        launcher = _launcher(
+            folder,
+            num_proc=np,
+            hosts=hosts,
+            hostfile=hostfile,
+            start_timeout=start_timeout,
+            ssh_port=ssh_port,
+            ssh_identity_file=ssh_identity_file,
+            network_interfaces=_comma_list(network_interfaces),
+            output_filename=output_filename,
+        )
         launcher += ["--verbose"] * verbose + list(options)
         where = HERE if hosts is None and hostfile is None else ELSEWHERE
         worker = [os.fspath(executable or sys.executable), "-m", "ronde.run_worker", where, name]
@@ -136,6 +130,16 @@ def _pickled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     """A call, behind the folders where its modules are found."""
     path = json.dumps([os.path.abspath(entry) for entry in sys.path]).encode()
     return HEADER.pack(len(path)) + path + dumps((func, args, kwargs))
+
+
+def _launcher(folder: pathlib.Path, **given: Path | int | None) -> list[str]:
+    """The command that starts the job, with the options that were given."""
+    launcher = [command.find(), "run", "--report", str(folder / REPORT)]
+    for option, value in given.items():
+        if value is not None:
+            text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+            launcher += [f"--{option.replace('_', '-')}", text]
+    return launcher
 
 
 def _comma_list(value: str | Sequence[str] | None) -> str | None:
