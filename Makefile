@@ -10,7 +10,7 @@ export CARGO_TARGET_DIR ?= $(RONDE_CACHE)/target
 # What Rust tests use to find the binary and a Python with the SDK.
 export RONDE_BIN = $(CARGO_TARGET_DIR)/debug/ronde
 export RONDE_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path)
-export PYTHONPATH = $(CURDIR)/sdk-python/python
+export PYTHONPATH = $(CURDIR)/sdk-python/python:$(CURDIR)/sdk-python/horovod-compat/src
 export PYTHONDONTWRITEBYTECODE = 1
 # The extension is built for the stable ABI and asks no interpreter, so that another one on PATH rebuilds nothing.
 export PYO3_NO_PYTHON = 1

@@ -1,0 +1,99 @@
+"""Packs this distribution (PEP 517), with nothing but Python's own library.
+
+It is some Python files, which any builder would pack as well. But pip fetches a builder before it builds, and this
+distribution is to be installed beside ronde on hosts without a network: so it brings its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import pathlib
+import re
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = pathlib.Path(__file__).resolve().parent
+NAME = "horovod_compat"
+COMMANDS = {"horovodrun": "horovod.runner.launch:run_commandline"}
+# Archives have no times of their own, so that the same files give the same archive. The earliest that zip can say.
+TIME = (1980, 1, 1, 0, 0, 0)
+
+
+def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:
+    """Makes the wheel, and gives its name."""
+    info = f"{NAME}-{version()}.dist-info"
+    files = {str(path.relative_to(HERE / "src")): path.read_bytes() for path in sources()}
+    points = "".join(f"{command} = {function}\n" for command, function in COMMANDS.items())
+    files[f"{info}/METADATA"] = metadata().encode()
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: backend.py\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{points}".encode()
+    files[f"{info}/licenses/LICENSE"] = (HERE / "LICENSE").read_bytes()
+    record = [f"{name},sha256={digest(content)},{len(content)}" for name, content in files.items()]
+    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
+    name = f"{NAME}-{version()}-py3-none-any.whl"
+    with zipfile.ZipFile(pathlib.Path(wheel_directory) / name, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, content in files.items():
+            entry = zipfile.ZipInfo(path, TIME)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
+    return name
+
+
+def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
+    """Makes the archive of sources, and gives its name."""
+    folder = f"{NAME}-{version()}"
+    own = [HERE / name for name in ("LICENSE", "README.md", "backend.py", "pyproject.toml")]
+    files = {str(path.relative_to(HERE)): path.read_bytes() for path in [*own, *sources()]}
+    files["PKG-INFO"] = metadata().encode()
+    with tarfile.open(pathlib.Path(sdist_directory) / f"{folder}.tar.gz", "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        for path, content in files.items():
+            entry = tarfile.TarInfo(f"{folder}/{path}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return f"{folder}.tar.gz"
+
+
+def sources() -> Iterator[pathlib.Path]:
+    """The files of the package, in a fixed order."""
+    kept = (path for path in (HERE / "src" / "horovod").rglob("*") if path.suffix == ".py" or path.name == "py.typed")
+    return iter(sorted(kept))
+
+
+def version() -> str:
+    """ronde's; an archive of sources has it in its PKG-INFO."""
+    packed, workspace = HERE / "PKG-INFO", HERE.parent.parent / "Cargo.toml"
+    pattern, path = (r"(?m)^Version: (.+)$", packed) if packed.exists() else (r'(?m)^version = "([^"]+)"', workspace)
+    found = re.search(pattern, path.read_text())
+    if found is None:
+        raise ValueError(f"{path} does not say which version this is")
+    return found[1]
+
+
+def metadata() -> str:
+    """What pip and indexes are told."""
+    return f"""Metadata-Version: 2.4
+Name: horovod-compat
+Version: {version()}
+Summary: The import name horovod and the command horovodrun, answered by ronde
+Requires-Python: >=3.9
+License-Expression: Apache-2.0
+License-File: LICENSE
+Requires-Dist: ronde=={version()}
+Provides-Extra: run
+Requires-Dist: cloudpickle>=2.2; extra == "run"
+Provides-Extra: torch
+Requires-Dist: torch>=2.1; extra == "torch"
+Description-Content-Type: text/markdown
+
+{(HERE / "README.md").read_text()}"""
+
+
+def digest(content: bytes) -> str:
+    """The checksum of a file as a wheel's record has it."""
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

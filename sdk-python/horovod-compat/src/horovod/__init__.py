@@ -1,0 +1,10 @@
+"""The import name `horovod`, with ronde behind it: scripts written for Horovod and PyTorch run unchanged.
+
+Every object here is one of `ronde`'s. `horovod.torch` is `ronde.torch`, `horovod.run` is `ronde.run` with Horovod's
+arguments, and the command `horovodrun` becomes `ronde run`. docs/MIGRATING.md of ronde says what differs.
+"""
+
+from horovod.runner import run
+from horovod.version import __version__
+
+__all__ = ["__version__", "run"]

@@ -1,0 +1,56 @@
+"""The process's part in its job as an object; its methods are the functions of `ronde.torch`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAMES = (
+    "init",
+    "shutdown",
+    "is_initialized",
+    "start_timeline",
+    "stop_timeline",
+    "size",
+    "local_size",
+    "cross_size",
+    "rank",
+    "local_rank",
+    "cross_rank",
+    "is_homogeneous",
+    "mpi_threads_supported",
+    "mpi_enabled",
+    "mpi_built",
+    "gloo_enabled",
+    "gloo_built",
+    "nccl_built",
+    "ddl_built",
+    "ccl_built",
+    "cuda_built",
+    "rocm_built",
+    "Average",
+    "Sum",
+    "Adasum",
+    "Min",
+    "Max",
+    "Product",
+)
+
+
+class HorovodBasics:
+    """Horovod's object with these functions and reduce operators.
+
+    The name of a native library, which Horovod's takes, means nothing here.
+    """
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in NAMES:
+            raise AttributeError(f"HorovodBasics has no {name}; it has {', '.join(NAMES)}")
+        import ronde.torch
+
+        return getattr(ronde.torch, name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *NAMES]

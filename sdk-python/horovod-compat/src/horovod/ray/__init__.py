@@ -1,0 +1,5 @@
+"""`horovod.ray`, which is not there yet."""
+
+from horovod.absent import not_yet
+
+raise not_yet("horovod.ray")

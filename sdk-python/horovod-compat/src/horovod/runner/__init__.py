@@ -1,0 +1,125 @@
+"""`horovod.run`: a function on all ranks of a job. The command line is in `horovod.runner.launch`."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any, Callable
+
+import ronde
+from horovod.runner.translation import translate
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["run"]
+
+
+def run(
+    func: Callable[..., Any],
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: bool | int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
+    executable: str | os.PathLike[str] | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Calls `func(*args, **kwargs)` on `num_proc` ranks and returns what each gave, by rank: `ronde.run`.
+
+    `np`, `min_np` and `max_np` are deprecated names of `num_proc`, `min_num_proc` and `max_num_proc`. `use_gloo`,
+    `use_mpi`, `mpi_args` and `disable_cache` mean nothing here, which is said once.
+
+    Raises ValueError for hosts together with a hostfile, `use_gloo` together with `use_mpi`, and hosts that cannot be
+    read or take too few ranks; NotImplementedError for what elastic jobs need; RuntimeError when a rank fails, with its
+    traceback.
+    """
+    num_proc = _renamed("np", np, "num_proc", num_proc)
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi are both given; there is neither here, so leave both out")
+    given = {
+        "num_proc": num_proc,
+        "min_num_proc": _renamed("min_np", min_np, "min_num_proc", min_num_proc),
+        "max_num_proc": _renamed("max_np", max_np, "max_num_proc", max_num_proc),
+        "slots_per_host": slots,
+        "reset_limit": reset_limit,
+        "blacklist_cooldown_range": cooldown_range,
+        "hosts": hosts,
+        "hostfile": hostfile,
+        "host_discovery_script": host_discovery_script,
+        "start_timeout": start_timeout,
+        "ssh_port": ssh_port,
+        "ssh_identity_file": ssh_identity_file,
+        "disable_cache": disable_cache or None,
+        "output_filename": output_filename,
+        "verbose": bool(verbose) or None,
+        "controller": True if use_gloo or use_mpi else None,
+        "mpi_args": mpi_args,
+        "network_interface": None if network_interface is None else [network_interface],
+        "network_interfaces": _comma_list(network_interfaces),
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    return run_translated(func, args, kwargs, given, executable)
+
+
+def run_translated(
+    func: Callable[..., Any],
+    args: Iterable[Any],
+    kwargs: Mapping[str, Any] | None,
+    given: Mapping[str, Any],
+    executable: str | os.PathLike[str] | None,
+) -> list[Any]:
+    """Calls a function on all ranks of the job that Horovod's flags, by name, ask for."""
+    given = dict(given)
+    translation = translate(given)
+    for note in translation.notes:
+        print(f"horovod.run: {note}", file=sys.stderr, flush=True)
+    # What `ronde.run` says with arguments of its own; the others are options of the launcher.
+    own = ("num_proc", "hosts", "hostfile")
+    rest = translate({name: value for name, value in given.items() if name not in own}).options
+    try:
+        return ronde.run(
+            func,
+            args,
+            kwargs,
+            given.get("num_proc", 1),
+            given.get("hosts"),
+            given.get("hostfile"),
+            executable=executable,
+            options=rest,
+        )
+    except RuntimeError as error:
+        if not str(error).startswith("one or more processes exited with non-zero status"):
+            raise
+        raise RuntimeError(f"Horovod detected that {error}") from None
+
+
+def _renamed(old: str, old_value: int | None, new: str, new_value: Any) -> Any:
+    if old_value is None:
+        return new_value
+    warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=3)
+    return old_value
+
+
+def _comma_list(value: str | Sequence[str] | None) -> str | None:
+    return value if value is None or isinstance(value, str) else ",".join(value)

@@ -1,0 +1,146 @@
+"""The flags of `horovodrun`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Callable
+
+from horovod.version import __version__
+
+LEVELS = ["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Horovod's command line. What is not given is not among the parsed arguments."""
+    found = argparse.ArgumentParser(
+        prog="horovodrun",
+        description="Starts a job of Horovod's on ronde: becomes the `ronde run` that means the same.",
+        argument_default=argparse.SUPPRESS,
+        epilog="docs/MIGRATING.md of ronde says which flags act, and which are taken for the sake of old scripts.",
+    )
+    found.add_argument("-v", "--version", action="version", version=__version__, help="print the version and end")
+    found.add_argument("-np", "--num-proc", type=count, metavar="N", help="how many processes to start")
+    found.add_argument("-cb", "--check-build", action="store_true", help="show what this installation can do and end")
+    found.add_argument("--config-file", metavar="FILE", help="a YAML file; flags of the command line count more")
+    found.add_argument("--verbose", action="store_true", help="say what is done")
+    found.add_argument("command", nargs=argparse.REMAINDER, help="the command of each process")
+    _job(found.add_argument_group("the job"))
+    _hosts(found.add_argument_group("hosts"))
+    _tuning(found.add_argument_group("tuning"))
+    _autotune(found.add_argument_group("autotune: not yet"))
+    _elastic(found.add_argument_group("elastic jobs: not yet"))
+    _observing(found.add_argument_group("timeline, stalls, logs"), found)
+    _libraries(found.add_argument_group("libraries: without meaning here"), found)
+    return found
+
+
+def _number(kind: Callable[[str], float], what: str, is_right: Callable[[float], bool]) -> Callable[[str], float]:
+    """Reads a number; what is none is told in words."""
+
+    def convert(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not is_right(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return value
+
+    return convert
+
+
+# Horovod refuses negative numbers, too.
+count = _number(int, "a whole number of at least 0", lambda value: value >= 0)
+amount = _number(float, "a number of at least 0", lambda value: value >= 0)
+fraction = _number(float, "a number from 0 to 1", lambda value: 0 <= value <= 1)
+
+
+def _switch(group: Any, name: str, what: str) -> None:
+    """`--name` and `--no-name`; the last one counts."""
+    dest = name.replace("-", "_")
+    pair = group.add_mutually_exclusive_group()
+    pair.add_argument(f"--{name}", dest=dest, action="store_true", help=what)
+    pair.add_argument(f"--no-{name}", dest=dest, action="store_false", help="the opposite")
+
+
+def _job(group: Any) -> None:
+    group.add_argument("--start-timeout", type=count, metavar="SECONDS", help="how long the job may take to start")
+    group.add_argument("--output-filename", metavar="DIR", help="also write output to DIR/rank.N/stdout and stderr")
+    group.add_argument("--disable-cache", action="store_true", help="without meaning here: no checks are cached")
+
+
+def _hosts(group: Any) -> None:
+    choice = group.add_mutually_exclusive_group()
+    choice.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many processes each takes")
+    choice.add_argument("-hostfile", "--hostfile", metavar="FILE", help="a file with a line `host slots=n` for each")
+    choice.add_argument("--host-discovery-script", metavar="FILE", help="elastic jobs: not yet")
+    group.add_argument("--network-interfaces", metavar="NAME,...", help="the interfaces or networks to be used")
+    group.add_argument(
+        "--network-interface", action="append", metavar="NAME", help="one interface; may be given several times"
+    )
+    group.add_argument("-p", "--ssh-port", type=count, metavar="PORT", help="the port of ssh on other hosts")
+    group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the private key for ssh")
+
+
+def _tuning(group: Any) -> None:
+    group.add_argument("--fusion-threshold-mb", type=count, metavar="MB", help="the most that is fused; 0 for none")
+    group.add_argument("--cycle-time-ms", type=amount, metavar="MS", help="without meaning here: there are no cycles")
+    group.add_argument("--cache-capacity", type=count, metavar="N", help="how many operations are remembered")
+    _switch(group, "hierarchical-allreduce", "reduce on each host first")
+    _switch(group, "hierarchical-allgather", "gather on each host first")
+    _switch(group, "torus-allreduce", "without meaning here")
+    group.add_argument("--thread-affinity", type=count, metavar="CORE", help="the core of the sidecars' threads")
+
+
+def _autotune(group: Any) -> None:
+    _switch(group, "autotune", "search for the best settings")
+    group.add_argument("--autotune-log-file", metavar="FILE", help="where the search is written down")
+    for name in ("warmup-samples", "steps-per-sample", "bayes-opt-max-samples"):
+        group.add_argument(f"--autotune-{name}", type=count, metavar="N", help="a bound of the search")
+    group.add_argument("--autotune-gaussian-process-noise", type=fraction, metavar="X", help="from 0 to 1")
+
+
+def _elastic(group: Any) -> None:
+    group.add_argument("--min-np", "--min-num-proc", dest="min_num_proc", type=count, metavar="N", help="fewest ranks")
+    group.add_argument("--max-np", "--max-num-proc", dest="max_num_proc", type=count, metavar="N", help="most ranks")
+    group.add_argument("--slots-per-host", type=count, metavar="N", help="slots of hosts that are discovered")
+    group.add_argument("--elastic-timeout", type=count, metavar="SECONDS", help="how long to wait for the fewest ranks")
+    group.add_argument("--reset-limit", type=count, metavar="N", help="how often the job may begin anew")
+    group.add_argument(
+        "--blacklist-cooldown-range", type=count, nargs=2, metavar=("MIN", "MAX"), help="how long hosts are left out"
+    )
+
+
+def _observing(group: Any, whole: Any) -> None:
+    group.add_argument("--timeline-filename", metavar="FILE", help="where the timeline is written, or DYNAMIC")
+    _switch(group, "timeline-mark-cycles", "mark the coordinator's orders in the timeline")
+    _switch(group, "stall-check", "report tensors that wait for some ranks")
+    for name, what in (("warning", "is reported"), ("shutdown", "ends the job; 0 for never")):
+        group.add_argument(
+            f"--stall-check-{name}-time-seconds", type=count, metavar="SECONDS", help=f"age at which one {what}"
+        )
+    group.add_argument("--log-level", choices=LEVELS, type=str.upper, help="the least serious lines that are logged")
+    times = whole.add_mutually_exclusive_group()
+    times.add_argument("--log-with-timestamp", dest="log_timestamp", action="store_true", help="log lines have times")
+    times.add_argument("--log-without-timestamp", dest="log_timestamp", action="store_false", help="they have none")
+    times.add_argument("--log-hide-timestamp", dest="log_hide_timestamp", action="store_true", help="deprecated")
+    times.add_argument("--no-log-hide-timestamp", dest="log_hide_timestamp", action="store_false", help="deprecated")
+    times.add_argument(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        dest="prefix_output_with_timestamp",
+        action="store_true",
+        help="begin each line of output with the time",
+    )
+
+
+def _libraries(group: Any, whole: Any) -> None:
+    _switch(group, "mpi-threads-disable", "about MPI")
+    group.add_argument("--mpi-args", metavar="TEXT", help="about mpirun")
+    group.add_argument("--tcp", action="store_true", help="about MPI and NCCL")
+    group.add_argument("--binding-args", metavar="TEXT", help="about mpirun")
+    group.add_argument("--num-nccl-streams", type=count, metavar="N", help="about NCCL")
+    group.add_argument("--gloo-timeout-seconds", type=count, metavar="SECONDS", help="about Gloo")
+    controllers = whole.add_mutually_exclusive_group()
+    for name in ("gloo", "mpi", "jsrun"):
+        controllers.add_argument(f"--{name}", dest="controller", action="store_const", const=name, help="no choice")

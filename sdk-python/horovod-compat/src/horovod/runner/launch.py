@@ -1,0 +1,120 @@
+"""The command `horovodrun`: becomes the `ronde run` that means the same."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from horovod.runner import check_build, config_file, flags
+from horovod.runner.translation import translate
+from ronde import command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def run_commandline(arguments: Sequence[str] | None = None) -> None:
+    """Starts the job that the command line asks for, by becoming `ronde run`.
+
+    A command line that is wrong, or asks for what is not there, ends with code 2 and a message.
+    """
+    parser = flags.parser()
+    try:
+        given, notes = parse(sys.argv[1:] if arguments is None else arguments, parser)
+        if given.pop("check_build", False):
+            print(check_build.table(is_verbose=given.get("verbose", False)), end="")
+            return
+        worker = command_of(given.pop("command", []))
+        if "num_proc" not in given:
+            parser.error("the number of processes is missing: give -np N")
+        if not worker:
+            parser.error("the command of the processes is missing: give it behind the flags")
+        translation = translate(given)
+    except (ValueError, NotImplementedError) as error:
+        parser.error(str(error))
+    for note in notes + translation.notes:
+        print(f"horovodrun: {note}", file=sys.stderr, flush=True)
+    try:
+        ronde = command.find()
+    except FileNotFoundError as error:
+        parser.error(str(error))
+    os.execv(ronde, [ronde, "run", *translation.options, "--", *worker])
+
+
+def parse(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None) -> tuple[dict[str, Any], list[str]]:
+    """The flags that were given, by name, and what to tell the user about the configuration file.
+
+    Flags of the command line count more than those of the file, wherever they stand. Raises ValueError for a file that
+    cannot be read.
+    """
+    parser = parser or flags.parser()
+    given = vars(parser.parse_args(list(arguments)))
+    path = given.pop("config_file", None)
+    if path is None:
+        return given, []
+    config = config_file.read(path)
+    try:
+        from_file = vars(_Raising.like(parser).parse_args(config.flags))
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{path}: {error}") from error
+    notes = [f"{path}: {key} is no setting of Horovod's, and means nothing" for key in config.unknown]
+    return {**{name: value for name, value in from_file.items() if name != "command"}, **given}, notes
+
+
+def command_of(words: Sequence[str]) -> list[str]:
+    """The worker's command, without a `--` that ends the flags."""
+    return list(words[1:] if words[:1] == ["--"] else words)
+
+
+class _Raising(argparse.ArgumentParser):
+    """Horovod's command line for the flags of a file: what is wrong is raised, to be told with the file's name."""
+
+    @classmethod
+    def like(cls, parser: argparse.ArgumentParser) -> _Raising:
+        return cls(prog=parser.prog, parents=[parser], add_help=False, argument_default=argparse.SUPPRESS)
+
+    def error(self, message: str) -> Any:
+        raise argparse.ArgumentError(None, message)
+
+
+class HorovodArgs(argparse.Namespace):
+    """Every flag as an attribute, None until it is set; what `_run` takes.
+
+    command  -- the words of the worker's command
+    run_func -- in place of a command, a function without arguments
+    """
+
+    def __init__(self, **given: Any) -> None:
+        names = {action.dest for action in flags.parser()._actions if action.dest not in {"help", "version"}}
+        super().__init__(**{**dict.fromkeys([*names, "run_func", "executable"]), **given})
+
+
+def _run(args: argparse.Namespace) -> list[Any] | None:
+    """Runs the job that the flags ask for, and waits for its end; gives the function's results, if it is one.
+
+    Raises what `translate` does, and RuntimeError when a process fails.
+    """
+    from horovod.runner import run_translated
+
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    function, executable = given.pop("run_func", None), given.pop("executable", None)
+    worker = command_of(given.pop("command", []))
+    if function is not None:
+        return run_translated(function, (), {}, given, executable)
+    translation = translate(given)
+    status = subprocess.call([command.find(), "run", *translation.options, "--", *worker])
+    if status != 0:
+        raise RuntimeError(
+            "Horovod detected that one or more processes exited with non-zero status: "
+            f"`ronde run` ended with {status}; what it said is above"
+        )
+    return None
+
+
+_HorovodArgs = HorovodArgs
+
+if __name__ == "__main__":
+    run_commandline()

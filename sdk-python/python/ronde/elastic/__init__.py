@@ -1,0 +1,9 @@
+"""Training that goes back to its last commit and on when a collective fails: states, and the loop around a function.
+
+`ronde.torch.elastic` has both for PyTorch. The number of ranks does not change while a job runs.
+"""
+
+from ronde.elastic.loop import run_fn
+from ronde.elastic.state import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State
+
+__all__ = ["HostUpdateResult", "HostsUpdatedInterrupt", "ObjectState", "State", "run_fn"]

@@ -1,0 +1,191 @@
+"""States, and the loop that goes back to them; without a job."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable
+
+import pytest
+
+from ronde.elastic import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State, run_fn
+from ronde.elastic.loop import RESETS_MAX
+from ronde.errors import MismatchError, PeerLostError, RondeError, TimedOutError
+
+
+class Tracked(ObjectState):
+    """A state of a world of one, which writes down what is asked of it."""
+
+    def __init__(self, **values: Any) -> None:
+        self.log: list[str] = []
+        super().__init__(copy.deepcopy, lambda: 0, **values)
+
+    def save(self) -> None:
+        self.log.append("save")
+        super().save()
+
+    def restore(self) -> None:
+        self.log.append("restore")
+        super().restore()
+
+    def sync(self) -> None:
+        self.log.append("sync")
+        super().sync()
+
+    def reset(self) -> None:
+        self.log.append("reset")
+
+
+def run(function: Callable[[Tracked], Any], state: Tracked, reset: Callable[[], None] | None = None) -> Any:
+    return run_fn(function, reset or (lambda: state.log.append("begin anew")))(state)
+
+
+def test_an_object_state_saves_and_goes_back() -> None:
+    state = Tracked(epoch=0, best=None)
+    state.epoch, state.best = 3, 0.5
+    state.commit()
+    assert state.commits == 1
+    state.epoch, state.other = 4, "not part of it"
+    state.restore()
+    assert (state.epoch, state.best, state.other) == (3, 0.5, "not part of it")
+
+
+def test_what_is_made_the_same_is_the_present_state_of_rank_0() -> None:
+    """Also what was set since the state was made, such as by a checkpoint."""
+    sent: list[Any] = []
+
+    def broadcast(value: Any) -> Any:
+        sent.append(value)
+        return {**value, "epoch": 7}
+
+    state = ObjectState(broadcast, lambda: 1, epoch=0, batch=0)
+    state.batch = 5
+    state.sync()
+    assert sent == [{"epoch": 0, "batch": 5}]
+    assert (state.epoch, state.batch) == (7, 5)
+    state.epoch = 9
+    state.restore()
+    assert state.epoch == 7
+    ObjectState(pytest.fail, lambda: 0).sync()
+
+
+def test_a_failed_collective_goes_back_to_the_last_commit() -> None:
+    state = Tracked(batch=0)
+    state.register_reset_callbacks([lambda: state.log.append("first")])
+    state.register_reset_callbacks([lambda: state.log.append("second")])
+    seen = []
+
+    def train(state: Any) -> str:
+        seen.append(state.batch)
+        if len(seen) == 1:
+            state.batch = 2
+            state.commit()
+            state.batch = 3
+            raise MismatchError("shapes differ", "mismatch")
+        return "trained"
+
+    assert run(train, state) == "trained"
+    assert seen == [0, 2]
+    assert state.log == ["sync", "save", "restore", "begin anew", "reset", "first", "second", "sync"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "syncs_again"),
+    [
+        ([HostUpdateResult.removed], False),
+        ([HostUpdateResult.added], True),
+        ([HostUpdateResult.removed, HostUpdateResult.added], True),
+    ],
+)
+def test_changed_hosts_keep_the_state(changes: list[int], syncs_again: bool) -> None:
+    state = Tracked(batch=0)
+    seen = []
+
+    def train(state: Any) -> int:
+        seen.append(state.batch)
+        state.batch += 1
+        if len(seen) == 1:
+            for time, change in enumerate(changes, 1):
+                state.on_hosts_updated(time, change)
+        state.check_host_updates()
+        return state.batch
+
+    assert run(train, state) == 2
+    assert seen == [0, 1]
+    assert state.log == ["sync", "begin anew", "reset", *["sync"] * syncs_again]
+
+
+def test_news_that_are_old_are_none() -> None:
+    state = Tracked()
+    state.on_hosts_updated(2.0, HostUpdateResult.added)
+    with pytest.raises(HostsUpdatedInterrupt) as caught:
+        state.commit()
+    assert caught.value.skip_sync is False
+    state.on_hosts_updated(1.0, HostUpdateResult.removed)
+    state.commit()
+    state.on_hosts_updated(3.0, HostUpdateResult.removed)
+    with pytest.raises(HostsUpdatedInterrupt) as caught:
+        state.check_host_updates()
+    assert caught.value.skip_sync is True
+    state.on_hosts_updated(4.0, HostUpdateResult.removed)
+    state.on_reset()
+    state.check_host_updates()
+
+
+def test_all_ranks_are_interrupted_by_what_rank_0_was_told() -> None:
+    state = State(lambda _: (0.0, 5.0, HostUpdateResult.removed), lambda: 1)
+    with pytest.raises(HostsUpdatedInterrupt) as caught:
+        state.check_host_updates()
+    assert caught.value.skip_sync is True
+    for unfinished in (state.save, state.restore, state.sync):
+        with pytest.raises(NotImplementedError):
+            unfinished()
+
+
+def test_a_lost_rank_does_not_come_back() -> None:
+    state = Tracked()
+
+    def train(_: Any) -> None:
+        raise PeerLostError("rank 1 on host a exited with code 1", "rank_lost", 1)
+
+    with pytest.raises(PeerLostError, match="rank 1 on host a"):
+        run(train, state)
+    assert state.log == ["sync"]
+
+
+def test_when_the_session_cannot_be_begun_anew_the_first_failure_counts() -> None:
+    def train(_: Any) -> None:
+        raise MismatchError("shapes differ")
+
+    def reset() -> None:
+        raise TimedOutError("rank 1 has not joined")
+
+    with pytest.raises(MismatchError, match="shapes differ") as caught:
+        run(train, Tracked(), reset)
+    assert isinstance(caught.value.__cause__, TimedOutError)
+
+    def interrupted(_: Any) -> None:
+        raise HostsUpdatedInterrupt
+
+    with pytest.raises(TimedOutError):
+        run(interrupted, Tracked(), reset)
+
+
+def test_what_fails_again_and_again_without_a_commit_is_told() -> None:
+    calls, commits_until = [], RESETS_MAX + 5
+
+    def train(state: Any) -> None:
+        calls.append(1)
+        if len(calls) <= commits_until:
+            state.commit()
+        raise RondeError(f"failure {len(calls)}")
+
+    with pytest.raises(RondeError, match=f"failure {commits_until + RESETS_MAX}"):
+        run(train, Tracked())
+
+
+def test_errors_of_the_function_are_its_own() -> None:
+    def train(_: Any) -> None:
+        raise KeyError("loss")
+
+    with pytest.raises(KeyError, match="loss"):
+        run(train, Tracked())

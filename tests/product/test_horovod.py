@@ -1,0 +1,88 @@
+"""`horovod-compat`, installed from the checkout beside the wheel, where there is neither a network nor a compiler."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+from installed import TIMEOUT_S, Installed, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+COMPAT = ROOT / "sdk-python" / "horovod-compat"
+
+RANKS = """
+import os, horovod
+names = ["HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME"]
+print(horovod.__version__, *(os.environ[name] for name in names))
+"""
+ABSENT = "import horovod.{0}"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """An environment with the wheel of ronde and, from its folder, this distribution."""
+    found = Installed(sys.executable, wheel, tmp_path_factory.mktemp("reader") / "environment")
+    found.says("python", "-m", "pip", "install", "--disable-pip-version-check", "--no-index", str(COMPAT))
+    return found
+
+
+def test_jobs_start_as_they_did(installed: Installed) -> None:
+    said = installed.says("horovodrun", "-np", "2", "-H", "localhost:2", "python", "-c", RANKS)
+    lines = [line.partition("<stdout>:")[2] for line in said.splitlines() if "<stdout>:" in line]
+    assert sorted(lines) == [f"0.28.1 {rank} 2 {rank} 1 localhost" for rank in range(2)]
+    assert installed.says("horovodrun", "--version") == "0.28.1\n"
+    assert "[ ] TensorFlow" in installed.says("horovodrun", "--check-build")
+    version = installed.says("python", "-c", "import ronde; print(ronde.__version__)").strip()
+    assert f"Version: {version}\n" in installed.says("python", "-m", "pip", "show", "horovod-compat")
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "ray"])
+def test_what_is_not_there_yet_says_so(installed: Installed, name: str) -> None:
+    command = [str(installed.bin / "python"), "-c", ABSENT.format(name)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=installed.environment, timeout=TIMEOUT_S, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: horovod.{name.partition('.')[0]} is not there yet")
+    assert last.endswith("in an environment without horovod-compat")
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[pathlib.Path, str], pathlib.Path]:
+    """Calls a hook of a folder's builder, as pip does, and gives what it made."""
+
+    def call(folder: pathlib.Path, hook: str) -> pathlib.Path:
+        out = tmp_path_factory.mktemp("built")
+        script = f"import sys; sys.path.insert(0, {str(folder)!r}); import backend; print(backend.{hook}({str(out)!r}))"
+        return out / run([sys.executable, "-c", script]).strip()
+
+    return call
+
+
+def test_the_wheel_is_the_same_from_checkout_and_archive(
+    build: Callable[[pathlib.Path, str], pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    wheel = build(COMPAT, "build_wheel")
+    assert build(COMPAT, "build_wheel").read_bytes() == wheel.read_bytes()
+    with tarfile.open(build(COMPAT, "build_sdist")) as archive:
+        for member in archive.getmembers():
+            path = tmp_path / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(archive.extractfile(member).read())
+    (unpacked,) = tmp_path.iterdir()
+    assert build(unpacked, "build_wheel").read_bytes() == wheel.read_bytes()
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+        record = next(name for name in archive.namelist() if name.endswith("/RECORD"))
+        recorded = {line.split(",")[0] for line in archive.read(record).decode().splitlines()}
+        assert recorded == set(archive.namelist())
+    source = COMPAT / "src"
+    assert packed == {str(path.relative_to(source)) for path in source.rglob("*.py")} | {"horovod/py.typed"}
