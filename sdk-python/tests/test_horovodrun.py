@@ -286,6 +286,7 @@ def horovodrun(*arguments: str, path: str = "", cwd: pathlib.Path | None = None)
     folder = path or str(pathlib.Path(ronde_binary()).parent)
     environment = {
         **os.environ,
+        "RONDE_BIN": "",
         "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": f"{PACKAGE}{os.pathsep}{COMPAT}",
     }
@@ -392,10 +393,9 @@ class TestFunctions:
     """`horovod.run`."""
 
     @pytest.fixture(autouse=True)
-    def command_on_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def the_binary_is_there(self) -> None:
         pytest.importorskip("cloudpickle")
-        folder = pathlib.Path(ronde_binary()).parent
-        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        ronde_binary()
 
     def test_results_by_rank(self, capfd: pytest.CaptureFixture[str]) -> None:
         import horovod

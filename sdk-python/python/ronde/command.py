@@ -11,17 +11,17 @@ COMMAND = "ronde"
 
 
 def find() -> str:
-    """The path of the command: that which was installed with this package, else the first on PATH.
+    """The path of the command: what RONDE_BIN names, else that which was installed with this package, else on PATH.
 
     Raises FileNotFoundError when there is none.
     """
-    path = _installed() or shutil.which(COMMAND)
+    path = os.environ.get("RONDE_BIN") or installed() or shutil.which(COMMAND)
     if path is None:
         raise FileNotFoundError("there is no command `ronde` beside this package; install ronde's wheel with pip")
     return path
 
 
-def _installed() -> str | None:
+def installed() -> str | None:
     """The command that was installed with this package, wherever pip has put scripts."""
     try:
         files = importlib.metadata.files("ronde") or []
