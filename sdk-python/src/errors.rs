@@ -70,6 +70,7 @@ fn cause_name(error: &Error) -> &'static str {
         Error::Memory(_) => "memory",
         Error::Protocol { .. } => "protocol",
         Error::Thread { .. } => "thread",
+        Error::Timeline { .. } => "timeline",
         Error::Failure(failure) => match failure.cause {
             Cause::Mismatch => "mismatch",
             Cause::Refused => "refused",

@@ -1,11 +1,12 @@
 //! A session with the sidecar, as Python holds it.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use ronde::blocking::{Client, Connecting};
-use ronde::{EpochView, Error, Label, Options, SetId, TensorRef, Transfer};
+use ronde::{EpochView, Error, Label, Options, SetId, TensorRef, TimelineOptions, Transfer};
 
 use crate::address::Source;
 use crate::arguments::{Arguments, dtype_of};
@@ -137,6 +138,19 @@ impl Session {
         let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Not dropped: that says farewell.
         std::mem::forget(client);
+    }
+
+    /// Records what happens to each tensor in a file, from now on.
+    fn start_timeline(&self, py: Python<'_>, path: PathBuf, mark_cycles: bool) -> PyResult<()> {
+        let options = TimelineOptions { path, mark_cycles };
+        let change = self.client()?.begin_timeline(options).map_err(|error| raise(&error))?;
+        wait_in_slices(py, |slice| change.wait_timeout(slice).map_err(|error| raise(&error)))
+    }
+
+    /// Completes that file.
+    fn stop_timeline(&self, py: Python<'_>) -> PyResult<()> {
+        let change = self.client()?.end_timeline().map_err(|error| raise(&error))?;
+        wait_in_slices(py, |slice| change.wait_timeout(slice).map_err(|error| raise(&error)))
     }
 
     /// Whether operations can be submitted: it is neither closed nor has its epoch ended.

@@ -2,7 +2,7 @@
 //!
 //! Waits come in slices, so that the caller can look after other things in between: Python looks for signals.
 
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -19,7 +19,10 @@ use crate::methods::{for_each_group, for_each_operation};
 use crate::operation::{Label, Operation, ReduceOptions, Site};
 use crate::options::Options;
 use crate::outcome::{Exchanged, Outcome, Output, ProcessSet};
+use crate::promise::{Promise, promise};
+use crate::session::Session;
 use crate::tensor::{Tensor, TensorRef};
+use crate::timeline::TimelineOptions;
 
 /// A client whose calls block. May be shared by threads.
 ///
@@ -34,6 +37,8 @@ pub struct Client {
 struct Inner {
     /// Declared first: the session ends before its thread is waited for.
     client: AsyncClient,
+    /// The thread's.
+    runtime: tokio::runtime::Handle,
     _thread: Thread,
 }
 
@@ -107,6 +112,53 @@ impl Client {
     /// Why the session is over.
     pub fn knows_set(&self, set: SetId) -> Result<bool, Error> {
         self.inner.get()?.client.knows_set(set)
+    }
+
+    /// [`crate::Client::start_timeline`], blocking.
+    ///
+    /// # Errors
+    /// Those of [`crate::Client::start_timeline`].
+    pub fn start_timeline(&self, options: TimelineOptions) -> Result<(), Error> {
+        self.begin_timeline(options)?.wait()
+    }
+
+    /// [`Client::start_timeline`] that returns at once.
+    ///
+    /// # Errors
+    /// [`Error::UsedAfterFork`].
+    pub fn begin_timeline(&self, options: TimelineOptions) -> Result<TimelineChange, Error> {
+        self.in_session(|session| async move { session.start_timeline(options).await })
+    }
+
+    /// [`crate::Client::stop_timeline`], blocking.
+    ///
+    /// # Errors
+    /// Those of [`crate::Client::stop_timeline`].
+    pub fn stop_timeline(&self) -> Result<(), Error> {
+        self.end_timeline()?.wait()
+    }
+
+    /// [`Client::stop_timeline`] that returns at once.
+    ///
+    /// # Errors
+    /// [`Error::UsedAfterFork`].
+    pub fn end_timeline(&self) -> Result<TimelineChange, Error> {
+        self.in_session(|session| async move { session.stop_timeline().await })
+    }
+
+    /// Does something in the session's runtime, which bounds how long it takes.
+    fn in_session<F>(&self, work: impl FnOnce(Arc<Session>) -> F) -> Result<TimelineChange, Error>
+    where
+        F: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        let inner = self.inner.get()?;
+        let session = inner.client.session()?;
+        session.fork_guard.check()?;
+        let (told, outcome) = promise();
+        let work = work(Arc::clone(session));
+        // Dropped unfinished with the runtime, which fails the promise.
+        drop(inner.runtime.spawn(async move { told.with(work.await) }));
+        Ok(TimelineChange(outcome))
     }
 
     /// [`crate::Client::part`].
@@ -241,6 +293,7 @@ for_each_group!(groups);
 pub struct Connecting {
     connected: mpsc::Receiver<Result<AsyncClient, Error>>,
     thread: Option<Thread>,
+    runtime: tokio::runtime::Handle,
     fork_guard: ForkGuard,
 }
 
@@ -257,6 +310,7 @@ impl Connecting {
             .enable_all()
             .build()
             .map_err(|error| Error::Thread { reason: error.to_string() })?;
+        let handle_of_runtime = runtime.handle().clone();
         let run = move || {
             runtime.block_on(serve(options, report, cancelled));
             // Nobody listens when the client was not dropped before the process ends.
@@ -267,7 +321,7 @@ impl Connecting {
             .spawn(run)
             .map_err(|error| Error::Thread { reason: error.to_string() })?;
         let thread = Thread { handle: Some(handle), cancel: Some(cancel), ends: Mutex::new(ends) };
-        Ok(Self { connected, thread: Some(thread), fork_guard: ForkGuard::new() })
+        Ok(Self { connected, thread: Some(thread), runtime: handle_of_runtime, fork_guard: ForkGuard::new() })
     }
 
     /// Waits at most `slice` for the client; `None` when it is not connected yet.
@@ -283,7 +337,8 @@ impl Connecting {
         };
         let Some(thread) = self.thread.take() else { return Err(Error::Closed) };
         let view = *client.view();
-        Ok(Some(Client { inner: ForkSafe::new(Inner { client, _thread: thread }), view }))
+        let inner = Inner { client, runtime: self.runtime.clone(), _thread: thread };
+        Ok(Some(Client { inner: ForkSafe::new(inner), view }))
     }
 }
 
@@ -293,6 +348,25 @@ impl Drop for Connecting {
         if self.fork_guard.is_child() {
             std::mem::forget(self.thread.take());
         }
+    }
+}
+
+/// The start or the stop of a timeline, which is under way.
+#[derive(Debug)]
+pub struct TimelineChange(Promise<()>);
+
+impl TimelineChange {
+    /// Waits at most `slice`; `None` when it is not done yet.
+    ///
+    /// # Errors
+    /// [`Error::Timeline`], or why the session is over.
+    pub fn wait_timeout(&self, slice: Duration) -> Result<Option<()>, Error> {
+        self.0.wait_timeout(slice).transpose()
+    }
+
+    fn wait(self) -> Result<(), Error> {
+        while self.wait_timeout(SLICE)?.is_none() {}
+        Ok(())
     }
 }
 

@@ -24,6 +24,7 @@ use crate::options::{Options, Transfer};
 use crate::outcome::{Exchanged, ProcessSet};
 use crate::session::{Draft, Input, Manners, Session};
 use crate::tensor::{Tensor, TensorRef};
+use crate::timeline::{Recorder, TimelineOptions};
 
 /// A worker's session with its sidecar, in an epoch that has begun.
 ///
@@ -66,6 +67,7 @@ impl Client {
             attached.outgoing,
             attached.claimed,
             (memory, ring),
+            Recorder::new(Some(attached.client)),
             Manners { operation_timeout: options.operation_timeout, mapped: options.mapped },
         ));
         let ((began, begins), (told, taken)) = (oneshot::channel(), oneshot::channel());
@@ -78,6 +80,10 @@ impl Client {
         let begun = tokio::select! {
             begun = begin(&open.session, begins, taken, options.start_timeout) => begun,
             () = &mut cancelled => Err(Error::Closed),
+        };
+        let begun = match (begun, options.timeline) {
+            (Ok(view), Some(timeline)) => open.session.start_timeline(timeline).await.map(|()| view),
+            (begun, _) => begun,
         };
         match begun {
             Ok(view) => Ok(Self { open: ForkSafe::new(open), view }),
@@ -169,6 +175,28 @@ impl Client {
     /// Why the session is over.
     pub fn knows_set(&self, set: SetId) -> Result<bool, Error> {
         self.open.get()?.session.knows_set(set)
+    }
+
+    /// Records what happens to each tensor, in a file that Perfetto and chrome://tracing open, until [`Client::stop_timeline`] or
+    /// the end of the session. A recording before it is completed. Rank 0 records; on other ranks this does nothing.
+    ///
+    /// # Errors
+    /// [`Error::Timeline`] when the file cannot be written, or why the session is over.
+    pub async fn start_timeline(&self, options: TimelineOptions) -> Result<(), Error> {
+        self.open.get()?.session.start_timeline(options).await
+    }
+
+    /// Completes what is recorded; does nothing when nothing is.
+    ///
+    /// # Errors
+    /// [`Error::Timeline`] when not all of it could be written.
+    pub async fn stop_timeline(&self) -> Result<(), Error> {
+        self.open.get()?.session.stop_timeline().await
+    }
+
+    /// The session, for what is done in its runtime.
+    pub(crate) fn session(&self) -> Result<&Arc<Session>, Error> {
+        Ok(&self.open.get()?.session)
     }
 
     /// Ends the session in order and waits until the sidecar has heard of it. Whoever still waits gets [`Error::Closed`].

@@ -37,6 +37,8 @@ pub(crate) struct Attached {
     pub(crate) claimed: Claimed,
     pub(crate) outgoing: mpsc::Sender<v1::ClientMessage>,
     pub(crate) incoming: Streaming<v1::ServerMessage>,
+    /// For calls besides the stream.
+    pub(crate) client: RondeClient<Channel>,
 }
 
 /// Reaches the sidecar and claims the rank, trying again until the connect timeout while the sidecar is not there yet, and
@@ -112,7 +114,7 @@ async fn attempt(options: &Options, token: RankToken) -> Result<Attached, Refuse
         return Err(Refused::Final(Error::Protocol { reason }));
     };
     let claimed = Claimed::parse(&claimed).map_err(|error| Refused::Final(Error::protocol(&error)))?;
-    Ok(Attached { claimed, outgoing, incoming })
+    Ok(Attached { claimed, outgoing, incoming, client })
 }
 
 fn claim(options: &Options, token: RankToken) -> Claim {

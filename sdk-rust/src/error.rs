@@ -84,6 +84,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A timeline cannot be recorded.
+    #[error("the timeline {} cannot be recorded: {reason}", .path.display())]
+    Timeline {
+        /// Its file.
+        path: PathBuf,
+        /// What the system or the sidecar said.
+        reason: String,
+    },
     /// The client's own thread could not be started.
     #[error("the client's thread cannot be started: {reason}")]
     Thread {
@@ -105,7 +113,7 @@ impl Error {
             | Self::UsedAfterFork(_)
             | Self::Claim { .. } => Blame::Caller,
             Self::Connect { .. } | Self::Start { .. } | Self::Protocol { .. } => Blame::Peer,
-            Self::Thread { .. } => Blame::Local,
+            Self::Thread { .. } | Self::Timeline { .. } => Blame::Local,
             Self::Failure(failure) => match failure.cause.blame() {
                 ronde_wire::Blame::Caller => Blame::Caller,
                 ronde_wire::Blame::Peer => Blame::Peer,
@@ -129,7 +137,7 @@ impl Error {
     #[must_use]
     pub fn is_local_to_call(&self) -> bool {
         match self {
-            Self::Argument { .. } | Self::Limit { .. } => true,
+            Self::Argument { .. } | Self::Limit { .. } | Self::Timeline { .. } => true,
             Self::Failure(failure) => !failure.cause.ends_epoch(),
             _ => false,
         }

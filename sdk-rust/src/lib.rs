@@ -51,6 +51,7 @@ mod ring;
 mod session;
 mod table;
 mod tensor;
+mod timeline;
 
 pub use client::Client;
 pub use error::{Blame, Error};
@@ -64,6 +65,7 @@ pub use ronde_wire::{
     Call, Cause, Codec, Collective, DType, Detail, Exit, Failure, JobName, Rank, Record, ReduceOp, SetId, Shape,
 };
 pub use tensor::{Element, Tensor, TensorRef};
+pub use timeline::TimelineOptions;
 
 /// The programs of the READMEs, compiled: the documents' runner (tests/documents) asks for each page to stand here.
 #[cfg(doctest)]

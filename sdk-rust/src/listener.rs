@@ -53,6 +53,16 @@ impl Listener {
         session.let_results_go(&why);
         session.end(&why);
         session.tell_began(Err(session.over().unwrap_or(why)));
+        self.finish_timeline().await;
+    }
+
+    /// The sidecar has ended the recording with the session: what is left of it is written.
+    async fn finish_timeline(&self) {
+        match tokio::time::timeout(TIMELINE_TIMEOUT, self.session.recorder.finish()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(target: "ronde", "{error}"),
+            Err(_) => tracing::warn!(target: "ronde", "the end of the timeline has not come in time"),
+        }
     }
 
     /// Listens; says why no longer.
@@ -203,5 +213,7 @@ async fn sleep_until(at: Option<Instant>) {
 const OWN_PAUSE: Duration = Duration::from_secs(1);
 /// How long to listen after the farewell.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the end of a timeline may take; within what a blocking client waits for the end of its session.
+const TIMELINE_TIMEOUT: Duration = Duration::from_millis(800);
 /// Wake-ups taken at once; more are taken in the next turn.
 const RUNG_MAX: usize = 1_024;

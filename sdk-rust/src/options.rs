@@ -7,6 +7,7 @@ use ronde_rpc::{RankToken, paths};
 use ronde_wire::{JobName, Rank, limits};
 
 use crate::error::Error;
+use crate::timeline::TimelineOptions;
 
 /// How a client finds and uses its sidecar.
 #[derive(Clone, Debug)]
@@ -33,6 +34,8 @@ pub struct Options {
     pub ring: Ring,
     /// Whether results that may stay in shared memory do.
     pub mapped: bool,
+    /// What is recorded from the start; by rank 0 only.
+    pub timeline: Option<TimelineOptions>,
 }
 
 /// How messages reach the sidecar.
@@ -73,13 +76,15 @@ impl Options {
             transfer: Transfer::default(),
             ring: Ring::default(),
             mapped: true,
+            timeline: None,
         }
     }
 
     /// Reads the environment, as `ronde run` sets it: RONDE_SOCKET (else `$XDG_RUNTIME_DIR/ronde`, else `/run/ronde`),
     /// RONDE_JOB, RONDE_RANK, RONDE_TOKEN_FILE (else the rank's file in the session directory), and, in seconds,
     /// RONDE_CONNECT_TIMEOUT, RONDE_START_TIMEOUT, RONDE_OPERATION_TIMEOUT. RONDE_RING=0 switches the ring off, RONDE_MAPPED=0
-    /// results that stay in shared memory.
+    /// results that stay in shared memory. RONDE_TIMELINE, or else HOROVOD_TIMELINE, names the file of a timeline, and is DYNAMIC
+    /// for one that is started later; RONDE_TIMELINE_MARK_CYCLES, or else HOROVOD_TIMELINE_MARK_CYCLES, is 1 to mark cycles.
     ///
     /// # Errors
     /// [`Error::Settings`] with all problems at once.
@@ -101,19 +106,20 @@ impl Options {
         let operation = problems.note(seconds(&lookup, "RONDE_OPERATION_TIMEOUT"));
         let ring = problems.note(ring(&lookup));
         let mapped = problems.note(mapped(&lookup));
+        let timeline = problems.note(timeline(&lookup));
         let (Some(socket_dir), Some(job), Some(rank), Some(connect), Some(start), Some(operation)) =
             (socket_dir, job, rank, connect, start, operation)
         else {
             return Err(Error::Settings { problems: problems.0 });
         };
-        let (Some(ring), Some(mapped)) = (ring, mapped) else {
+        let (Some(ring), Some(mapped), Some(timeline)) = (ring, mapped, timeline) else {
             return Err(Error::Settings { problems: problems.0 });
         };
         let mut options = Self::new(socket_dir, job, rank);
         options.connect_timeout = connect.unwrap_or(CONNECT_TIMEOUT);
         options.start_timeout = start.unwrap_or(START_TIMEOUT);
         options.operation_timeout = operation;
-        (options.ring, options.mapped) = (ring, mapped);
+        (options.ring, options.mapped, options.timeline) = (ring, mapped, timeline);
         if let Some(path) = lookup("RONDE_TOKEN_FILE") {
             options.token_file = path.into();
         }
@@ -189,6 +195,23 @@ fn mapped(lookup: &impl Fn(&str) -> Option<String>) -> Result<bool, String> {
     }
 }
 
+fn timeline(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<TimelineOptions>, String> {
+    let named = |name: &str| {
+        let names = [format!("RONDE_{name}"), format!("HOROVOD_{name}")];
+        names.into_iter().find_map(|name| lookup(&name).map(|value| (name, value)))
+    };
+    let mark_cycles = match named("TIMELINE_MARK_CYCLES") {
+        None => false,
+        Some((name, text)) => match text.as_str() {
+            "" | "0" => false,
+            "1" => true,
+            _ => return Err(format!("{name} is {text:?}; it is 1 to mark cycles in the timeline, or 0")),
+        },
+    };
+    let path = named("TIMELINE").map(|(_, path)| path).filter(|path| !path.is_empty() && path != LATER);
+    Ok(path.map(|path| TimelineOptions { path: path.into(), mark_cycles }))
+}
+
 fn seconds(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<Duration>, String> {
     let Some(text) = lookup(name) else { return Ok(None) };
     let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
@@ -196,6 +219,8 @@ fn seconds(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Optio
     duration.map(Some).ok_or_else(|| format!("{name} is {text:?}; it is a positive number of seconds"))
 }
 
+/// In the place of a timeline's file: the program will start it.
+const LATER: &str = "DYNAMIC";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Importing a framework on a loaded machine takes a while, and the slowest rank decides.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
@@ -211,16 +236,30 @@ mod tests {
             ("RONDE_START_TIMEOUT", "soon"),
             ("RONDE_RING", "maybe"),
             ("RONDE_MAPPED", "never"),
+            ("HOROVOD_TIMELINE_MARK_CYCLES", "perhaps"),
             ("XDG_RUNTIME_DIR", "/nowhere"),
         ];
         let lookup = |name: &str| settings.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
         let Err(Error::Settings { problems }) = Options::from_lookup(lookup) else { panic!("accepted") };
         let text = problems.join("\n");
-        let said = ["\"-1\"", "\"soon\"", "\"maybe\"", "\"never\""];
+        let said = ["\"-1\"", "\"soon\"", "\"maybe\"", "\"never\"", "\"perhaps\""];
         for wanted in said.into_iter().chain(["RONDE_SOCKET is not set", "/nowhere/ronde", "RONDE_JOB is not set"]) {
             assert!(text.contains(wanted), "{text} does not say {wanted}");
         }
-        assert_eq!(problems.len(), 6);
+        assert_eq!(problems.len(), 7);
+    }
+
+    #[test]
+    fn a_timeline_is_named_or_comes_later() {
+        let read = |settings: &[(&str, &str)]| {
+            let lookup = |name: &str| settings.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+            timeline(&lookup).expect("good settings")
+        };
+        let named = |path: &str, mark_cycles| Some(TimelineOptions { path: path.into(), mark_cycles });
+        assert_eq!(read(&[]), None);
+        assert_eq!(read(&[("HOROVOD_TIMELINE", "/h"), ("HOROVOD_TIMELINE_MARK_CYCLES", "1")]), named("/h", true));
+        assert_eq!(read(&[("RONDE_TIMELINE", "/r"), ("HOROVOD_TIMELINE", "/h")]), named("/r", false));
+        assert_eq!(read(&[("RONDE_TIMELINE", "DYNAMIC"), ("HOROVOD_TIMELINE", "/h")]), None);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::operation::{Label, Operation};
 use crate::promise::{Promise, promise};
 use crate::ring::{Ring, Urgency};
 use crate::table::{Entry, Table};
+use crate::timeline::{Recorder, TimelineOptions};
 
 /// What calls and the task share.
 #[derive(Debug)]
@@ -48,6 +49,7 @@ pub(crate) struct Session {
     /// What was told of the rank that failed first.
     record: OnceLock<Arc<Record>>,
     pub(crate) closing: Notify,
+    pub(crate) recorder: Recorder,
 }
 
 /// An operation that has its name and is not submitted yet. Dropping it tells the other ranks that this one takes no part.
@@ -103,6 +105,7 @@ impl Session {
         outgoing: mpsc::Sender<v1::ClientMessage>,
         claimed: Claimed,
         (memory, ring): (Option<Arc<Memory>>, Option<Ring>),
+        recorder: Recorder,
         manners: Manners,
     ) -> Self {
         Self {
@@ -121,6 +124,7 @@ impl Session {
             notices: Mutex::default(),
             began: Mutex::default(),
             closing: Notify::new(),
+            recorder,
         }
     }
 
@@ -296,12 +300,34 @@ impl Session {
         if self.fork_guard.is_child() {
             return;
         }
+        self.recorder.close();
         // First, as the farewell lets the sidecar lease the results' memory again.
         self.let_results_go(&Error::Closed);
         // Fails when the stream has ended, and then there is nobody to part from.
         let _ = self.say_on_stream(Say::Goodbye(v1::Goodbye { reason: reason.to_owned() }));
         self.end(&Error::Closed);
         self.closing.notify_one();
+    }
+
+    /// Records what happens from now on, if this is rank 0. To be called in the session's runtime.
+    ///
+    /// # Errors
+    /// [`Error::Timeline`], or why the session is over.
+    pub(crate) async fn start_timeline(&self, options: TimelineOptions) -> Result<(), Error> {
+        drop(self.open_table()?);
+        if self.me != FIRST {
+            return Ok(());
+        }
+        self.recorder.start(self.claimed.session_token, options).await
+    }
+
+    /// Completes what was recorded, if anything was.
+    ///
+    /// # Errors
+    /// [`Error::Timeline`].
+    pub(crate) async fn stop_timeline(&self) -> Result<(), Error> {
+        self.fork_guard.check()?;
+        self.recorder.stop().await
     }
 
     /// Reads the ring, if there is one and nobody else does.
@@ -460,6 +486,8 @@ fn place_of(slot: Slot) -> OutputPlace {
     OutputPlace { segment: slot.segment.0, offset: slot.offset, bytes: slot.len }
 }
 
+/// Who records timelines.
+const FIRST: Rank = Rank(0);
 /// Messages waiting to be sent: a submission and a release or withdrawal for every request that may be pending, and room for
 /// heartbeats and the farewell.
 pub(crate) const OUTGOING_MAX: usize = 2 * ronde_wire::limits::PENDING_PER_SESSION_MAX + 64;
@@ -482,8 +510,14 @@ mod tests {
             ring_bytes: 0,
         };
         let (outgoing, _unread) = mpsc::channel(2);
-        let session =
-            Arc::new(Session::new((PathBuf::new(), Rank(0)), outgoing, claimed, (None, None), Manners::default()));
+        let session = Arc::new(Session::new(
+            (PathBuf::new(), Rank(0)),
+            outgoing,
+            claimed,
+            (None, None),
+            Recorder::new(None),
+            Manners::default(),
+        ));
         let draft = || session.draft(&Operation::barrier(None));
         let submitted = session.submit_from(draft().expect("open"), &[]).expect("room");
         drop(draft().expect("open"));

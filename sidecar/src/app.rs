@@ -38,6 +38,7 @@ use crate::segments;
 use crate::service::{Command, Service};
 use crate::sessions::Sessions;
 use crate::standalone;
+use crate::timeline::Timeline;
 
 /// `ronde sidecar`: takes part in one job, as the launcher says on standard input, or the certificate and command line.
 pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
@@ -121,6 +122,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         control,
         pace: Pace::default(),
         prompt: Prompt::new(settings.me),
+        timeline: Timeline::default(),
         operations: Operations::new(results, lanes.len()),
         lanes,
         sessions: Sessions::new(tokens),
@@ -138,8 +140,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     say(&FromSidecar::Serving { socket_dir: directory.path().to_path_buf(), token_files, admin });
 
     // Serve until the launcher closes our input or a signal comes; then let sessions end, but not for ever.
-    let mut inbox = Inbox { commands, reports };
-    let mut signals = Signals::new()?;
+    let (mut inbox, mut signals) = (Inbox { commands, reports }, Signals::new()?);
     driver.open_control_links();
     driver
         .run(&mut inbox, Phase::Serving, async {

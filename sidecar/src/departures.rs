@@ -89,6 +89,7 @@ impl Driver {
         for held in session.held.values() {
             self.operations.release(held.result, session.rank);
         }
+        self.end_timeline_of(session.rank);
         let orderly = failure.cause == Cause::ShutDown;
         tracing::info!(rank = session.rank.0, orderly, reason = failure.reason, "a worker has left");
         self.handle(Event::RankLeft { rank: session.rank, failure });

@@ -1,6 +1,7 @@
 //! The control thread's loop: joins engine, control port, lanes and sessions. What happens becomes an engine event; what
 //! the engine wants becomes a message to somebody. Nothing is decided here.
 
+mod recording;
 mod submissions;
 
 use std::collections::BTreeMap;
@@ -28,6 +29,7 @@ use crate::prompt::Prompt;
 use crate::segments::Segments;
 use crate::service::Command;
 use crate::sessions::{Session, SessionId, Sessions};
+use crate::timeline::Timeline;
 
 /// Everything the control thread owns.
 pub(crate) struct Driver {
@@ -51,6 +53,8 @@ pub(crate) struct Driver {
     pub(crate) prompt: Prompt,
     /// What is being performed, and results.
     pub(crate) operations: Operations,
+    /// What the worker of rank 0 records.
+    pub(crate) timeline: Timeline,
     /// The zero of the engine's time.
     pub(crate) started: Instant,
     /// The limit of each session's inputs, and of its results, in bytes.
@@ -104,7 +108,8 @@ impl Driver {
         while self.fatal.is_none() && (phase == Phase::Serving || !self.is_drained()) {
             let departure = self.next_departure().map(Deadline::from_std);
             let timeout = self.engine.poll_timeout().map(|at| self.instant(at));
-            let timeout = timeout.into_iter().chain(departure).chain(self.pace.resumes_at()).min();
+            let batch = self.timeline.due().map(Deadline::from_std);
+            let timeout = timeout.into_iter().chain(departure).chain(self.pace.resumes_at()).chain(batch).min();
             let wake = tokio::select! {
                 report = reports.recv() => Wake::Lane(report),
                 event = next_event(&mut self.control) => Wake::Port(event),
@@ -121,6 +126,7 @@ impl Driver {
                 Wake::Port(event) => self.handle_port(event),
                 Wake::Timeout => {
                     self.end_departures(Instant::now());
+                    self.flush_timeline();
                     self.engine.handle_timeout(self.now());
                 }
                 Wake::Service(None) | Wake::Lane(None) | Wake::Stop => return,
@@ -173,6 +179,7 @@ impl Driver {
     pub(crate) fn handle(&mut self, event: Event) {
         let now = self.now();
         self.engine.handle_event(now, event);
+        self.note_traces();
     }
 
     // === What happens ===
@@ -222,6 +229,8 @@ impl Driver {
             Command::Identity(identity) => self.install_identity(&identity),
             Command::Closed { session, reason } => self.stream_over(session, reason),
             Command::WorkerExited(exited) => self.worker_exited(exited),
+            Command::Record(request) => self.record(request),
+            Command::EndRecording(recording) => self.end_recording(recording),
             Command::Snapshot(reply) => {
                 let snapshot = self.snapshot();
                 // Collected beside the loop: a busy lane answers late. The asker may have gone.
@@ -239,7 +248,8 @@ impl Driver {
 
     fn handle_report(&mut self, report: LaneReport) {
         match report {
-            LaneReport::Done(epoch, seq) => {
+            LaneReport::Done(epoch, seq, trace) => {
+                self.note_work(seq, trace);
                 let operation = self.operations.name(epoch, seq).map(tracing::field::display);
                 tracing::debug!(epoch = epoch.0, seq = seq.0, operation, "a lane has done its part of an operation");
                 if self.operations.part_done(epoch, seq) {
@@ -306,7 +316,9 @@ impl Driver {
     fn perform_actions(&mut self) {
         self.pace.begin();
         while self.pace.allows(&self.control) {
-            let Some(action) = self.engine.poll_action() else { return self.pace.finish() };
+            let action = self.engine.poll_action();
+            self.note_traces();
+            let Some(action) = action else { return self.pace.finish() };
             match action {
                 Action::Send { to, epoch, seq, message } => self.send(to, epoch, seq, message),
                 Action::EpochBegan { epoch } => self.begin_epoch(epoch),
@@ -419,6 +431,7 @@ impl Driver {
         let (epoch, seq) = (admission.epoch, admission.seq);
         match self.prompt.perform(admission, memory) {
             Ok(()) => {
+                self.note_prompt_work(seq);
                 if self.operations.part_done(epoch, seq) {
                     self.handle(Event::Executed { epoch, seq });
                 }

@@ -11,6 +11,7 @@ use ronde_wire::{Epoch, FrameKind, Lane, Seq, SidecarIndex};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::memory::{LaneMemory, OperationMemory};
+use crate::timeline::{LaneTrace, Tracer};
 
 /// What the control thread tells a lane, in order.
 pub(crate) enum LaneCommand {
@@ -24,6 +25,8 @@ pub(crate) enum LaneCommand {
     Cancel(Epoch, Seq, Arc<[Seq]>),
     /// Take a fresh certificate for links made from now on.
     Identity(Arc<Identity>),
+    /// Tell what the time of operations is spent on, or no longer.
+    Trace(bool),
     /// Report counters.
     Stats(oneshot::Sender<LaneStats>),
     /// Close all links and end the thread.
@@ -32,8 +35,8 @@ pub(crate) enum LaneCommand {
 
 /// What a lane tells the control thread.
 pub(crate) enum LaneReport {
-    /// The lane's part of an operation is complete.
-    Done(Epoch, Seq),
+    /// The lane's part of an operation is complete; what it spent its time on, if that is wanted.
+    Done(Epoch, Seq, Option<(Lane, LaneTrace)>),
     /// The lane has dropped what it was told to, up to this operation.
     Dropped(Epoch, Seq),
     /// The lane's part of an operation cannot be performed.
@@ -162,9 +165,11 @@ pub(crate) fn spawn(
 /// Everything a lane owns.
 struct LaneThread {
     me: SidecarIndex,
+    lane: Lane,
     port: QuicPort,
     executor: Executor,
     memory: LaneMemory,
+    tracer: Tracer,
     reports: mpsc::Sender<LaneReport>,
 }
 
@@ -182,7 +187,8 @@ impl LaneThread {
             lane: config.lane,
             early_grant_bytes: config.early_grant_bytes,
         });
-        Self { me: config.me, port, executor, memory: LaneMemory::default(), reports }
+        let (me, lane) = (config.me, config.lane);
+        Self { me, lane, port, executor, memory: LaneMemory::default(), tracer: Tracer::default(), reports }
     }
 
     /// Commands first, then what arrives, then one step of work: so new operations and chunks never wait for a long one,
@@ -216,6 +222,7 @@ impl LaneThread {
             LaneCommand::EpochEnd(epoch) => {
                 self.executor.handle_epoch_end(epoch);
                 self.memory.clear();
+                self.tracer.forget(None);
                 self.report(LaneReport::LetGo(epoch)).await;
             }
             LaneCommand::Admit(admission, memory) => {
@@ -226,6 +233,7 @@ impl LaneThread {
                 for seq in self.executor.handle_cancel(epoch, last, &dropped) {
                     self.memory.remove(seq);
                 }
+                self.tracer.forget(Some(last));
                 self.report(LaneReport::Dropped(epoch, last)).await;
             }
             LaneCommand::Identity(identity) => {
@@ -233,6 +241,7 @@ impl LaneThread {
                     tracing::warn!(%error, "a lane keeps its certificate");
                 }
             }
+            LaneCommand::Trace(wanted) => self.tracer.set(wanted),
             LaneCommand::Stats(reply) => {
                 let stats =
                     LaneStats { port: self.port.stats(), executor: *self.executor.stats(), paths: self.port.paths() };
@@ -254,7 +263,10 @@ impl LaneThread {
             }
             PortEvent::Frame { from, frame } => {
                 let taken = match Chunk::from_frame(frame) {
-                    Ok(chunk) => self.executor.handle_chunk(from, chunk).map_err(|violation| violation.to_string()),
+                    Ok(chunk) => {
+                        self.tracer.received(chunk.seq, chunk.data.len());
+                        self.executor.handle_chunk(from, chunk).map_err(|violation| violation.to_string())
+                    }
                     Err(error) => Err(error.to_string()),
                 };
                 if let Err(violation) = taken {
@@ -277,7 +289,9 @@ impl LaneThread {
 
     /// Performs actions until one chunk's work is done; true when there may be more.
     async fn work(&mut self) -> bool {
+        let begin = self.tracer.now();
         let Some(action) = self.executor.poll_action(&mut self.memory) else { return false };
+        self.tracer.polled(begin, &action);
         match action {
             ExecutorAction::Open { peer } => {
                 let role = if self.me < peer { Role::Dial } else { Role::Await };
@@ -289,13 +303,14 @@ impl LaneThread {
             }
             ExecutorAction::Done { epoch, seq } => {
                 self.memory.remove(seq);
-                self.report(LaneReport::Done(epoch, seq)).await;
+                let trace = self.tracer.take(seq).map(|trace| (self.lane, trace));
+                self.report(LaneReport::Done(epoch, seq, trace)).await;
             }
             ExecutorAction::Failed { epoch, seq, reason } => {
                 self.report(LaneReport::Failed(epoch, seq, reason)).await;
             }
             ExecutorAction::Disconnect { peer, violation } => self.disconnect(peer, &violation.to_string()).await,
-            ExecutorAction::Worked => {}
+            ExecutorAction::Worked { .. } => {}
         }
         true
     }

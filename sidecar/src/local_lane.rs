@@ -9,6 +9,7 @@ use tokio::sync::mpsc::error::TryRecvError;
 
 use crate::lane::{EndReport, LaneCommand, LaneConfig, LaneHandle, LaneReport, LaneStats};
 use crate::memory::LaneMemory;
+use crate::timeline::Tracer;
 
 /// Starts the thread of a lane that has no links.
 ///
@@ -20,7 +21,8 @@ pub(crate) fn spawn(config: LaneConfig, reports: mpsc::Sender<LaneReport>) -> an
         let _end = EndReport::new(lane, reports.clone());
         let (me, early_grant_bytes) = (config.me, config.early_grant_bytes);
         let executor = Executor::new(ExecutorConfig { me, lane, early_grant_bytes });
-        LocalLane { lane, executor, memory: LaneMemory::default(), reports }.run(commands);
+        let (memory, tracer) = (LaneMemory::default(), Tracer::default());
+        LocalLane { lane, executor, memory, tracer, reports }.run(commands);
     })
     .context("cannot start a thread for local operations")
 }
@@ -30,6 +32,7 @@ struct LocalLane {
     lane: Lane,
     executor: Executor,
     memory: LaneMemory,
+    tracer: Tracer,
     reports: mpsc::Sender<LaneReport>,
 }
 
@@ -55,6 +58,7 @@ impl LocalLane {
             LaneCommand::EpochEnd(epoch) => {
                 self.executor.handle_epoch_end(epoch);
                 self.memory.clear();
+                self.tracer.forget(None);
                 self.report(LaneReport::LetGo(epoch));
             }
             LaneCommand::Admit(admission, memory) => {
@@ -65,8 +69,10 @@ impl LocalLane {
                 for seq in self.executor.handle_cancel(epoch, last, &dropped) {
                     self.memory.remove(seq);
                 }
+                self.tracer.forget(Some(last));
                 self.report(LaneReport::Dropped(epoch, last));
             }
+            LaneCommand::Trace(wanted) => self.tracer.set(wanted),
             LaneCommand::Stats(reply) => {
                 let stats = LaneStats { executor: *self.executor.stats(), ..LaneStats::default() };
                 // The asker may have given up; nobody else waits for this.
@@ -79,12 +85,15 @@ impl LocalLane {
 
     /// One chunk's work; true when there may be more.
     fn work(&mut self) -> bool {
+        let begin = self.tracer.now();
         let Some(action) = self.executor.poll_action(&mut self.memory) else { return false };
+        self.tracer.polled(begin, &action);
         match action {
-            ExecutorAction::Worked => {}
+            ExecutorAction::Worked { .. } => {}
             ExecutorAction::Done { epoch, seq } => {
                 self.memory.remove(seq);
-                self.report(LaneReport::Done(epoch, seq));
+                let trace = self.tracer.take(seq).map(|trace| (self.lane, trace));
+                self.report(LaneReport::Done(epoch, seq, trace));
             }
             ExecutorAction::Failed { epoch, seq, reason } => self.report(LaneReport::Failed(epoch, seq, reason)),
             other => {

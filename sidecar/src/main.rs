@@ -31,6 +31,7 @@ mod segments;
 mod service;
 mod sessions;
 mod standalone;
+mod timeline;
 
 fn main() -> ExitCode {
     cli::main()

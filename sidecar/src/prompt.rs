@@ -4,14 +4,16 @@
 use std::sync::Arc;
 
 use ronde_engine::{Admission, Executor, ExecutorAction, ExecutorConfig, ExecutorStats};
-use ronde_wire::{Epoch, Lane, SidecarIndex};
+use ronde_wire::{Epoch, Lane, Seq, SidecarIndex};
 
 use crate::memory::{LaneMemory, OperationMemory};
+use crate::timeline::{LaneTrace, Tracer};
 
 /// The control thread's own executor. It has no links.
 pub(crate) struct Prompt {
     executor: Executor,
     memory: LaneMemory,
+    tracer: Tracer,
 }
 
 impl Prompt {
@@ -19,7 +21,7 @@ impl Prompt {
     pub(crate) fn new(me: SidecarIndex) -> Self {
         // Plans without transfers name lane 0 when they are cut for one lane, which small ones are.
         let config = ExecutorConfig { me, lane: Lane(0), early_grant_bytes: 0 };
-        Self { executor: Executor::new(config), memory: LaneMemory::default() }
+        Self { executor: Executor::new(config), memory: LaneMemory::default(), tracer: Tracer::default() }
     }
 
     /// Whether an operation is performed here.
@@ -39,6 +41,7 @@ impl Prompt {
     /// An epoch is over. Nothing of it is under way here.
     pub(crate) fn end_epoch(&mut self, epoch: Epoch) {
         self.executor.handle_epoch_end(epoch);
+        self.tracer.forget(None);
     }
 
     /// Performs an operation that [`Self::takes`] allows.
@@ -54,6 +57,16 @@ impl Prompt {
         result
     }
 
+    /// Whether [`Self::take_trace`] is asked from now on.
+    pub(crate) fn set_tracing(&mut self, wanted: bool) {
+        self.tracer.set(wanted);
+    }
+
+    /// What an operation that was performed spent its time on, if that is wanted.
+    pub(crate) fn take_trace(&mut self, seq: Seq) -> Option<LaneTrace> {
+        self.tracer.take(seq)
+    }
+
     /// Counters.
     pub(crate) fn stats(&self) -> ExecutorStats {
         *self.executor.stats()
@@ -61,9 +74,12 @@ impl Prompt {
 
     /// Ends: every step of a plan is done once, and none of them waits.
     fn finish(&mut self) -> Result<(), String> {
-        while let Some(action) = self.executor.poll_action(&mut self.memory) {
+        loop {
+            let begin = self.tracer.now();
+            let Some(action) = self.executor.poll_action(&mut self.memory) else { break };
+            self.tracer.polled(begin, &action);
             match action {
-                ExecutorAction::Worked => {}
+                ExecutorAction::Worked { .. } => {}
                 ExecutorAction::Done { .. } => return Ok(()),
                 ExecutorAction::Failed { reason, .. } => return Err(reason),
                 other => return Err(format!("a local plan wants {other:?}; this is a bug in ronde")),

@@ -306,3 +306,19 @@ async fn beat(outgoing: mpsc::WeakSender<v1::ClientMessage>) {
 
 const MESSAGES_MAX: usize = 1_024;
 const HEARD_MAX: usize = 262_144;
+
+/// What the sidecar says to a worker that asks for a timeline with this token.
+///
+/// # Errors
+/// The status of a refusal, or what else went wrong, in words.
+pub fn ask_for_timeline(directory: &Path, session_token: &[u8]) -> Result<v1::TimelineBatch> {
+    let endpoint = Endpoint::try_from(format!("unix://{}", paths::rpc_socket(directory).display()))?;
+    let request = v1::TimelineRequest { session_token: session_token.to_vec().into(), mark_cycles: false };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut client = RondeClient::new(endpoint.connect().await?);
+        let mut incoming = client.timeline(tokio_stream::iter([request])).await?.into_inner();
+        let first = tokio::time::timeout(PATIENCE, incoming.message()).await.context("no answer came")??;
+        first.context("the sidecar ended it without an answer")
+    })
+}

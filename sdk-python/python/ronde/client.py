@@ -120,6 +120,27 @@ class Client(Collectives):
         """Ends the session in order: the epoch ends for all ranks. Operations in flight fail."""
         self._session.close()
 
+    def start_timeline(self, file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+        """Records what happens to each tensor in a file that Perfetto and chrome://tracing open (docs/TIMELINE.md).
+
+        Rank 0 records for all ranks, until `stop_timeline` or the end of the session; on other ranks this does nothing.
+        What happens from this call's return on is recorded. A recording before this one is completed first.
+
+        file_path   -- the file, which is made anew
+        mark_cycles -- also marks the moments at which the coordinator issues orders
+
+        Raises RondeError with the cause "timeline" where the file cannot be written.
+        """
+        self._session.start_timeline(os.fspath(file_path), mark_cycles)
+
+    def stop_timeline(self) -> None:
+        """Completes what `start_timeline`, or the variable RONDE_TIMELINE, has begun; the file is whole then.
+
+        Does nothing where nothing is recorded. Raises RondeError with the cause "timeline" when not all could be
+        written.
+        """
+        self._session.stop_timeline()
+
     @property
     def is_open(self) -> bool:
         """Whether operations can be submitted: the client is not closed and its epoch not over."""

@@ -241,6 +241,15 @@ impl Ronde for Service {
         Ok(Response::new(v1::Description::default()))
     }
 
+    type TimelineStream = Pin<Box<dyn Stream<Item = Result<v1::TimelineBatch, Status>> + Send>>;
+
+    async fn timeline(
+        &self,
+        _: Request<Streaming<v1::TimelineRequest>>,
+    ) -> Result<Response<Self::TimelineStream>, Status> {
+        Err(Status::unimplemented("this sidecar records nothing"))
+    }
+
     type SessionStream = Pin<Box<dyn Stream<Item = Result<v1::ServerMessage, Status>> + Send>>;
 
     async fn session(

@@ -205,8 +205,8 @@ fn described(cli: Command) -> Command {
     })
 }
 
-/// Options of `run` that exclude each other.
-const ALTERNATIVES: [(&str, &str); 1] = [("hosts", "hostfile")];
+/// Options that exclude each other.
+const ALTERNATIVES: [(&str, &str); 2] = [("hosts", "hostfile"), ("timeline_mark_cycles", "no_timeline_mark_cycles")];
 
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@
 //! Each session has one task here, which reads its stream and its ring. It decides nothing: the driver owns sessions.
 
 mod reader;
+mod timeline;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -28,6 +29,7 @@ use crate::bootstrap::WorkerExited;
 use crate::ring::RingOut;
 use crate::segments::Segments;
 use crate::sessions::{Outgoing, SessionId};
+use crate::timeline::{BATCHES_MAX, Batches, RecordingId};
 use reader::Reader;
 
 /// What the service and the admin pages ask of the driver.
@@ -105,6 +107,10 @@ pub(crate) enum Command {
     },
     /// The process of a worker has ended.
     WorkerExited(WorkerExited),
+    /// A worker wants to record what happens.
+    Record(RecordRequest),
+    /// A worker records no longer.
+    EndRecording(RecordingId),
     /// For status and metrics.
     Snapshot(oneshot::Sender<Snapshot>),
 }
@@ -123,6 +129,18 @@ pub(crate) struct ClaimRequest {
     pub(crate) outgoing: Outgoing,
     /// The decision.
     pub(crate) reply: oneshot::Sender<Result<SessionId, Status>>,
+}
+
+/// What is needed to record for a worker.
+pub(crate) struct RecordRequest {
+    /// Of the session whose worker asks.
+    pub(crate) session_token: SessionToken,
+    /// Whether the coordinator's orders are marked.
+    pub(crate) mark_cycles: bool,
+    /// Where batches go.
+    pub(crate) batches: Batches,
+    /// The decision.
+    pub(crate) reply: oneshot::Sender<Result<RecordingId, Status>>,
 }
 
 /// The service.
@@ -191,6 +209,18 @@ impl Ronde for Service {
         let (commands, segments) = (self.commands.clone(), self.segments.clone());
         let reader = Reader { job, commands, segments, incoming: request.into_inner() };
         tokio::spawn(reader.run(uid, outgoing));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    type TimelineStream = Pin<Box<dyn Stream<Item = Result<v1::TimelineBatch, Status>> + Send>>;
+
+    async fn timeline(
+        &self,
+        request: Request<Streaming<v1::TimelineRequest>>,
+    ) -> Result<Response<Self::TimelineStream>, Status> {
+        self.check_uid(&request)?;
+        let (batches, receiver) = mpsc::channel(BATCHES_MAX);
+        tokio::spawn(timeline::serve(self.commands.clone(), request.into_inner(), batches));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 }

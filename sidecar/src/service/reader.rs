@@ -211,4 +211,4 @@ fn abstention(session: SessionId, message: v1::Abstain) -> Option<Command> {
 /// Messages of one ring that are read before other sessions have their turn.
 const AT_ONCE: usize = 64;
 /// How long a stream may stay without a claim.
-const CLAIM_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const CLAIM_TIMEOUT: Duration = Duration::from_secs(5);

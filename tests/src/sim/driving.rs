@@ -402,7 +402,7 @@ impl Cluster {
             ExecutorAction::Disconnect { peer, violation } => {
                 return violated(Property::Protocol, format!("lane {lane} of {me} disconnects {peer}: {violation}"));
             }
-            ExecutorAction::Worked => {}
+            ExecutorAction::Worked { .. } => {}
         }
         Ok(())
     }

@@ -514,6 +514,197 @@ pub struct Notice {
     #[prost(uint32, repeated, tag = "3")]
     pub suspect_sidecars: ::prost::alloc::vec::Vec<u32>,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TimelineRequest {
+    /// The session's, from its Claimed.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub session_token: ::prost::bytes::Bytes,
+    /// Whether CycleStarted is told.
+    #[prost(bool, tag = "2")]
+    pub mark_cycles: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TimelineBatch {
+    /// In the order in which the sidecar heard of them; times of one lane's Performed lie before.
+    #[prost(message, repeated, tag = "1")]
+    pub events: ::prost::alloc::vec::Vec<TimelineEvent>,
+    /// How many events so far were left out, because the worker reads too slowly.
+    #[prost(uint64, tag = "2")]
+    pub dropped: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TimelineEvent {
+    /// Microseconds since the answer to the request.
+    #[prost(uint64, tag = "1")]
+    pub at_us: u64,
+    #[prost(oneof = "timeline_event::Event", tags = "2, 3, 4, 5, 6, 7, 8")]
+    pub event: ::core::option::Option<timeline_event::Event>,
+}
+/// Nested message and enum types in `TimelineEvent`.
+pub mod timeline_event {
+    /// A rank is ready for an operation that is not ordered yet.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Ready {
+        #[prost(string, tag = "1")]
+        pub name: ::prost::alloc::string::String,
+        #[prost(uint32, tag = "2")]
+        pub process_set: u32,
+        /// Such as "ALLREDUCE".
+        #[prost(string, tag = "3")]
+        pub collective: ::prost::alloc::string::String,
+        #[prost(uint32, tag = "4")]
+        pub rank: u32,
+    }
+    /// An operation that was agreed about ends without being performed: it is one of messages only, such as a join, or has failed.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Settled {
+        #[prost(string, tag = "1")]
+        pub name: ::prost::alloc::string::String,
+        #[prost(uint32, tag = "2")]
+        pub process_set: u32,
+        #[prost(string, tag = "3")]
+        pub collective: ::prost::alloc::string::String,
+        #[prost(bool, tag = "4")]
+        pub failed: bool,
+    }
+    /// All ranks are ready: an operation is to be performed.
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct Ordered {
+        #[prost(uint64, tag = "1")]
+        pub seq: u64,
+        #[prost(uint32, tag = "2")]
+        pub process_set: u32,
+        #[prost(string, tag = "3")]
+        pub collective: ::prost::alloc::string::String,
+        #[prost(enumeration = "super::DType", tag = "4")]
+        pub dtype: i32,
+        /// Those that travel together.
+        #[prost(message, repeated, tag = "5")]
+        pub tensors: ::prost::alloc::vec::Vec<Tensor>,
+        /// Whether it came again as in every step, so that the ranks of other sidecars were not asked.
+        #[prost(bool, tag = "6")]
+        pub ahead: bool,
+    }
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Tensor {
+        #[prost(string, tag = "1")]
+        pub name: ::prost::alloc::string::String,
+        #[prost(uint64, repeated, tag = "2")]
+        pub shape: ::prost::alloc::vec::Vec<u64>,
+    }
+    /// One thread's part of an operation is done.
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct Performed {
+        #[prost(uint64, tag = "1")]
+        pub seq: u64,
+        /// The number of the lane; unset for the control thread.
+        #[prost(uint32, optional, tag = "2")]
+        pub lane: ::core::option::Option<u32>,
+        #[prost(message, repeated, tag = "3")]
+        pub spans: ::prost::alloc::vec::Vec<Span>,
+    }
+    /// A thread's work of one kind for one operation, from the first piece of it to the last.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Span {
+        #[prost(enumeration = "Phase", tag = "1")]
+        pub phase: i32,
+        #[prost(uint64, tag = "2")]
+        pub begin_us: u64,
+        #[prost(uint64, tag = "3")]
+        pub end_us: u64,
+        /// The time that the pieces took themselves; 0 where the thread only hands them over.
+        #[prost(uint64, tag = "4")]
+        pub busy_us: u64,
+        #[prost(uint64, tag = "5")]
+        pub pieces: u64,
+        /// What was sent or received.
+        #[prost(uint64, tag = "6")]
+        pub bytes: u64,
+    }
+    /// An operation is over.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Over {
+        #[prost(uint64, tag = "1")]
+        pub seq: u64,
+        /// Whether it was dropped where it stood, to be agreed about anew.
+        #[prost(bool, tag = "2")]
+        pub dropped: bool,
+    }
+    /// The coordinator has issued an order.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct CycleStarted {}
+    /// The epoch is over, and with it all that was under way.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct EpochOver {}
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Phase {
+        Unspecified = 0,
+        ReadInput = 1,
+        Reduce = 2,
+        Code = 3,
+        Send = 4,
+        Receive = 5,
+        CopyResult = 6,
+    }
+    impl Phase {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Unspecified => "PHASE_UNSPECIFIED",
+                Self::ReadInput => "PHASE_READ_INPUT",
+                Self::Reduce => "PHASE_REDUCE",
+                Self::Code => "PHASE_CODE",
+                Self::Send => "PHASE_SEND",
+                Self::Receive => "PHASE_RECEIVE",
+                Self::CopyResult => "PHASE_COPY_RESULT",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "PHASE_UNSPECIFIED" => Some(Self::Unspecified),
+                "PHASE_READ_INPUT" => Some(Self::ReadInput),
+                "PHASE_REDUCE" => Some(Self::Reduce),
+                "PHASE_CODE" => Some(Self::Code),
+                "PHASE_SEND" => Some(Self::Send),
+                "PHASE_RECEIVE" => Some(Self::Receive),
+                "PHASE_COPY_RESULT" => Some(Self::CopyResult),
+                _ => None,
+            }
+        }
+    }
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Event {
+        #[prost(message, tag = "2")]
+        Ready(Ready),
+        #[prost(message, tag = "3")]
+        Settled(Settled),
+        #[prost(message, tag = "4")]
+        Ordered(Ordered),
+        #[prost(message, tag = "5")]
+        Performed(Performed),
+        #[prost(message, tag = "6")]
+        Over(Over),
+        #[prost(message, tag = "7")]
+        CycleStarted(CycleStarted),
+        #[prost(message, tag = "8")]
+        EpochOver(EpochOver),
+    }
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum DType {
@@ -794,6 +985,30 @@ pub mod ronde_client {
             req.extensions_mut().insert(GrpcMethod::new("ronde.v1.Ronde", "Session"));
             self.inner.streaming(req, path, codec).await
         }
+        /// What happens to each tensor, for the worker of rank 0 of an open session. The worker's only message starts the recording
+        /// and is answered by a batch without events: what happens from then on is told. When the worker ends its side, what is left
+        /// comes and the stream ends.
+        pub async fn timeline(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::TimelineRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::TimelineBatch>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/ronde.v1.Ronde/Timeline");
+            let mut req = request.into_streaming_request();
+            req.extensions_mut().insert(GrpcMethod::new("ronde.v1.Ronde", "Timeline"));
+            self.inner.streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -826,6 +1041,19 @@ pub mod ronde_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::ClientMessage>>,
         ) -> std::result::Result<tonic::Response<Self::SessionStream>, tonic::Status>;
+        /// Server streaming response type for the Timeline method.
+        type TimelineStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::TimelineBatch, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// What happens to each tensor, for the worker of rank 0 of an open session. The worker's only message starts the recording
+        /// and is answered by a batch without events: what happens from then on is told. When the worker ends its side, what is left
+        /// comes and the stream ends.
+        async fn timeline(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::TimelineRequest>>,
+        ) -> std::result::Result<tonic::Response<Self::TimelineStream>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct RondeServer<T> {
@@ -977,6 +1205,54 @@ pub mod ronde_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ronde.v1.Ronde/Timeline" => {
+                    #[allow(non_camel_case_types)]
+                    struct TimelineSvc<T: Ronde>(pub Arc<T>);
+                    impl<
+                        T: Ronde,
+                    > tonic::server::StreamingService<super::TimelineRequest>
+                    for TimelineSvc<T> {
+                        type Response = super::TimelineBatch;
+                        type ResponseStream = T::TimelineStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                tonic::Streaming<super::TimelineRequest>,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Ronde>::timeline(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = TimelineSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -53,6 +53,7 @@ use self::participant::Participant;
 use self::watch::Suspects;
 use crate::event::{Action, Event, Time};
 use crate::relay::{Arrival, Outlet, Relay};
+use crate::trace::Trace;
 
 /// One sidecar's engine. Pure: time is an argument, everything else that happens is an [`Event`], and everything that it
 /// wants done is an [`Action`].
@@ -155,6 +156,17 @@ impl Engine {
             self.settle();
         }
         self.context.actions.pop_front()
+    }
+
+    /// Whether [`Self::take_traces`] has anything to give from now on. Off at first.
+    pub fn set_tracing(&mut self, wanted: bool) {
+        self.context.traces.want(wanted);
+    }
+
+    /// What has happened to operations since the last time, in that order. To be taken after each call that may have brought
+    /// something about, as nothing bounds it otherwise.
+    pub fn take_traces(&mut self) -> Vec<Trace> {
+        self.context.traces.take()
     }
 
     /// Whether this engine needs nothing from others and others need nothing from it: no epoch, and all for whom it is the

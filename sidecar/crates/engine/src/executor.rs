@@ -120,7 +120,23 @@ pub enum ExecutorAction {
         violation: Violation,
     },
     /// A piece of work was done that needs nothing from outside. Poll again, after a look at what else is to be done.
-    Worked,
+    Worked {
+        /// For which operation, and what it was; `None` for the end of a part of one.
+        work: Option<(Seq, Phase)>,
+    },
+}
+
+/// The kind of a piece of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The local ranks' tensors were read, and what is to be reduced of them was, among themselves.
+    ReadInput,
+    /// Members' values were reduced, or finished.
+    Reduce,
+    /// A codec encoded or decoded.
+    Code,
+    /// A part of a result was written.
+    CopyResult,
 }
 
 /// Performs admitted operations on one lane. Pure: it is told what happened (`handle_*`) and says what to do
@@ -363,14 +379,14 @@ impl Executor {
     fn act(&mut self, index: usize, seq: Seq, moved: Result<Move, StepError>) -> Option<ExecutorAction> {
         match moved {
             Ok(Move::Idle) => None,
-            Ok(Move::Worked) => Some(ExecutorAction::Worked),
+            Ok(Move::Worked(phase)) => Some(ExecutorAction::Worked { work: Some((seq, phase)) }),
             Ok(Move::Send { to, mut chunk }) => {
                 chunk.early = self.link(to).leave(chunk.epoch, seq, chunk.data.len()) == Leave::Early;
                 Some(ExecutorAction::Send { to, chunk })
             }
             Ok(Move::Taken(tokens)) => {
                 self.outbox.extend(tokens.into_iter().map(|(to, chunk)| ExecutorAction::Send { to, chunk }));
-                Some(self.outbox.pop_front().unwrap_or(ExecutorAction::Worked))
+                Some(self.outbox.pop_front().unwrap_or(ExecutorAction::Worked { work: None }))
             }
             Ok(Move::Done) => {
                 self.operations.remove(index);

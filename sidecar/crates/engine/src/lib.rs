@@ -13,8 +13,10 @@ pub mod event;
 pub mod executor;
 pub mod memory;
 mod relay;
+pub mod trace;
 
 pub use engine::{Engine, EngineConfig, EnginePhase, RunAhead, ScheduleStatus, Stats, Status};
 pub use event::{Action, Admission, AdmittedRequest, AdmittedTensor, Arithmetic, Completion, Event, Time};
-pub use executor::{Executor, ExecutorAction, ExecutorConfig, ExecutorStats, PrivateBytes, Violation};
+pub use executor::{Executor, ExecutorAction, ExecutorConfig, ExecutorStats, Phase, PrivateBytes, Violation};
 pub use memory::{InputPlace, Memory, MemoryError, OutputPlace};
+pub use trace::Trace;

@@ -92,6 +92,16 @@ pub(super) struct RunArgs {
     /// Negotiate every operation, also those that come again in every step.
     #[arg(long)]
     no_run_ahead: bool,
+    /// Record what happens to each tensor in FILE, which rank 0's process makes where it runs; DYNAMIC for programs that start
+    /// it themselves.
+    #[arg(long, value_name = "FILE", env = "HOROVOD_TIMELINE")]
+    timeline_filename: Option<String>,
+    /// Mark in the timeline when the coordinator issues orders.
+    #[arg(long, env = "HOROVOD_TIMELINE_MARK_CYCLES", overrides_with = "no_timeline_mark_cycles")]
+    timeline_mark_cycles: bool,
+    /// Mark no such moments, whatever else is set.
+    #[arg(long, overrides_with = "timeline_mark_cycles")]
+    no_timeline_mark_cycles: bool,
     /// Age after which a tensor that waits for some ranks is reported. [default: 60]
     #[arg(long, value_name = "SECONDS", env = "HOROVOD_STALL_CHECK_TIME_SECONDS", value_parser = clap::value_parser!(u64).range(1..=604_800))]
     stall_check_warning_time_seconds: Option<u64>,
@@ -189,7 +199,9 @@ impl Settings {
         let hosts = hosts_of(&args).context(Code::Hosts)?;
         let ronde = std::env::current_exe().context("cannot find the ronde binary").context(Code::LauncherStart)?;
         let remote_shell = RemoteShell::new(&args.remote_shell, args.ssh_port, args.ssh_identity_file.as_deref())?;
-        let exports = exports(args.export, args.start_timeout);
+        let marks = args.timeline_mark_cycles && !args.no_timeline_mark_cycles;
+        let timeline = args.timeline_filename.map(|file| (file, marks));
+        let exports = exports(args.export, args.start_timeout, timeline);
         Ok(Self {
             job: args.job.map_or_else(random_job_name, Ok)?,
             placement: Placement::new(args.num_proc, &hosts, args.sidecars).context(Code::Placement)?,
@@ -242,7 +254,12 @@ fn hosts_of(args: &RunArgs) -> anyhow::Result<Vec<Host>> {
 }
 
 /// A worker that waits for others gives up by itself after two minutes; behind the launcher, which knows who is missing.
-fn exports(mut given: Vec<Export>, start_timeout: Option<u64>) -> Vec<Export> {
+/// The variables of the timeline go to all workers; rank 0's heeds them.
+fn exports(mut given: Vec<Export>, start_timeout: Option<u64>, timeline: Option<(String, bool)>) -> Vec<Export> {
+    if let Some((file, marks)) = timeline {
+        let marks = Export::value(TIMELINE_MARK_CYCLES, u8::from(marks).to_string());
+        given.splice(0..0, [Export::value(TIMELINE, file), marks]);
+    }
     let worker = start_timeout.map(|seconds| seconds + JOIN_SLACK_SECONDS);
     if let (Some(seconds), None) = (worker, std::env::var_os(WORKER_START_TIMEOUT)) {
         given.insert(0, Export::value(WORKER_START_TIMEOUT, seconds.to_string()));
@@ -284,6 +301,8 @@ const JOIN_TIMEOUT_SECONDS: u64 = 100;
 const JOIN_SLACK_SECONDS: u64 = 20;
 /// What the SDKs read it from.
 const WORKER_START_TIMEOUT: &str = "RONDE_START_TIMEOUT";
+const TIMELINE: &str = "RONDE_TIMELINE";
+const TIMELINE_MARK_CYCLES: &str = "RONDE_TIMELINE_MARK_CYCLES";
 /// The system refuses something (`EX_OSERR`).
 const EXIT_SYSTEM: u8 = 71;
 

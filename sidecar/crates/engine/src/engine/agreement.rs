@@ -21,6 +21,7 @@ use super::scheduling::Scheduling;
 use super::sets::SetView;
 use super::{eager, mismatch, performed, wording};
 use crate::event::Time;
+use crate::trace::{Trace, operation};
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -140,8 +141,10 @@ impl Agreement {
             ));
         }
         let joins = request.collective == Collective::Join && key.0 == SetId::WORLD;
+        let what = operation(&request.collective);
         match self.negotiation.announce(cx.now, &view, rank, (request, contribution)) {
             Announced::Open => {
+                cx.traces.note(|| Trace::Ready { set: key.0, name: key.1.clone(), operation: what, rank });
                 if joins {
                     self.join(cx, rank, &key);
                 }
@@ -207,8 +210,11 @@ impl Agreement {
                     None => vec![ready],
                 };
                 self.push(released);
+                return Ok(());
             }
         }
+        let what = Some(operation(&first.collective));
+        cx.traces.note(|| Trace::Settled { set: key.0, name: key.1.clone(), operation: what });
         Ok(())
     }
 
@@ -322,6 +328,7 @@ impl Agreement {
     }
 
     fn reject(&self, cx: &mut Context, view: &SetView, (set, name): &Key, failure: &Failure, excused: &[Rank]) {
+        cx.traces.note(|| Trace::Settled { set: *set, name: name.clone(), operation: None });
         let (failure, excused) = (failure.clone(), excused.to_vec());
         let reject = Control::Reject { set: *set, name: name.clone(), failure, excused };
         cx.send_down(&view.sidecars, self.epoch, Seq(0), reject);

@@ -13,6 +13,7 @@ use super::status::Stats;
 use crate::event::{Action, Time};
 use crate::relay::tree::Tree;
 use crate::relay::{Outlet, Relay};
+use crate::trace::Traces;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -32,6 +33,7 @@ pub(crate) struct Context {
     /// Settings that were brought into order, in words.
     pub(crate) notes: Vec<String>,
     pub(crate) actions: VecDeque<Action>,
+    pub(crate) traces: Traces,
     /// Messages of this sidecar to itself: the same code handles them as those of others.
     pub(crate) loopback: VecDeque<Envelope>,
     sets: BTreeMap<SetId, Arc<SetView>>,
@@ -68,6 +70,7 @@ impl Context {
             selections: VecDeque::new(),
             notes,
             actions: VecDeque::new(),
+            traces: Traces::default(),
             loopback: VecDeque::new(),
             sets: BTreeMap::new(),
             sidecars,

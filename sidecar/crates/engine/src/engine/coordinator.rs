@@ -75,7 +75,7 @@ impl Coordinator {
                 self.frozen(cx, from, (number, admitted), completed)
             }
             Control::Deviated { .. } | Control::Frozen { .. } => Ok(()),
-            Control::Done => self.done(from, seq),
+            Control::Done => self.done(cx, from, seq),
             Control::SetForgotten { set } if self.is_running() => self.agreement.forgotten(from, set),
             Control::SetForgotten { .. } => Ok(()),
             Control::Failed { failure } => {
@@ -373,14 +373,14 @@ impl Coordinator {
         Ok(())
     }
 
-    fn done(&mut self, from: SidecarIndex, seq: Seq) -> Result<(), Violation> {
+    fn done(&mut self, cx: &mut Context, from: SidecarIndex, seq: Seq) -> Result<(), Violation> {
         if !self.is_running() {
             return Ok(());
         }
         if self.agreement.ordering.reporter(seq) != Some(from) {
             return Err(format!("reports {seq} as done, which it does not have to report"));
         }
-        self.agreement.ordering.done(seq);
+        self.agreement.ordering.done(cx, seq);
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use super::admission;
 use super::context::Context;
 use super::participant::{Participant, Phase, Running};
 use crate::event::{Action, Completion};
+use crate::trace::Trace;
 
 impl Participant {
     /// The coordinator orders an operation.
@@ -50,6 +51,7 @@ impl Participant {
     pub(super) fn performed(&mut self, cx: &mut Context, Running { admission, reports, .. }: Running) {
         let (epoch, seq) = (admission.epoch, admission.seq);
         cx.stats.executed += 1;
+        cx.traces.note(|| Trace::Over { seq, dropped: false });
         cx.stats.tensors_executed += admission.tensors.len() as u64;
         for (tensor, admitted) in (0..).zip(&admission.tensors) {
             for answered in &admitted.requests {

@@ -20,6 +20,7 @@ use super::repetition::Repetition;
 use super::sets::SetView;
 use super::shapes::{Results, element_bytes, ordered_tensor, work, work_kind};
 use super::{admission, eager};
+use crate::trace::{Trace, operation};
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -117,10 +118,13 @@ impl Ordering {
     }
 
     /// An operation is done at the first member.
-    pub(crate) fn done(&mut self, seq: Seq) {
+    pub(crate) fn done(&mut self, cx: &mut Context, seq: Seq) {
         let scope = self.in_flight.remove(&seq).map(|(scope, _)| scope);
         let Some(queue) = scope.and_then(|scope| self.queues.get_mut(&scope)) else { return };
         queue.in_flight -= 1;
+        if queue.view.me.is_none() {
+            cx.traces.note(|| Trace::Over { seq, dropped: false });
+        }
         self.drop_idle();
     }
 
@@ -248,7 +252,19 @@ fn send_order(cx: &mut Context, view: &SetView, epoch: Epoch, seq: Seq, bucket: 
     cx.stats.fused_tensors += if shared { bucket.len() as u64 } else { 0 };
     let carries = bucket.first().is_some_and(|first| first.algorithm == Algorithm::Eager);
     let Some(order) = make_order(cx, view, bucket, carries) else { return };
+    cx.traces.note(|| Trace::Cycle);
+    cx.traces.note(|| ordered(seq, &order, false));
+    if carries && view.me.is_none() {
+        // Nobody reports it.
+        cx.traces.note(|| Trace::Over { seq, dropped: false });
+    }
     cx.send_down(&view.sidecars, epoch, seq, Control::Order(order));
+}
+
+/// What is told of an order.
+pub(crate) fn ordered(seq: Seq, order: &Order, ahead: bool) -> Trace {
+    let tensors = order.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect();
+    Trace::Ordered { seq, set: order.set, operation: operation(&order.collective), dtype: order.dtype, tensors, ahead }
 }
 
 /// The order of a bucket. What may travel eagerly does so where the order `carries` the contributions.

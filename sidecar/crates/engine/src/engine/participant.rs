@@ -14,6 +14,7 @@ use super::scheduled::Scheduled;
 use super::sets::SetTable;
 use super::wording;
 use crate::event::{Action, Admission, Time};
+use crate::trace::Trace;
 
 /// The state; what it does stands in this file (epochs) and in `submission`, `answers`, `operations` and
 /// `watch`.
@@ -181,6 +182,7 @@ impl Participant {
         self.outbox.clear();
         self.watch = super::watch::Watch::default();
         self.last_failure = Some(failure.clone());
+        cx.traces.note(|| Trace::EpochOver);
         cx.act(Action::EpochEnded { epoch: self.epoch, failure: failure.clone() });
         self.report_waiting(cx);
     }

@@ -9,10 +9,12 @@ use ronde_wire::{Cause, Control, Deviation, Epoch, Failure, Rank, ScheduledBucke
 
 use super::admission::{self, Template};
 use super::context::Context;
+use super::ordering::ordered;
 use super::participant::{Participant, Running};
 use super::requests::{Key, Unsettled};
 use super::status::ScheduleStatus;
 use crate::event::{Action, Time};
+use crate::trace::{Trace, operation};
 
 /// See the module's text.
 #[derive(Debug)]
@@ -245,6 +247,7 @@ impl Participant {
                 }
                 (false, _) => {
                     dropped.push(seq);
+                    cx.traces.note(|| Trace::Over { seq, dropped: true });
                     self.drop_operation(seq);
                 }
             }
@@ -288,6 +291,8 @@ impl Participant {
             return;
         };
         position.missing -= 1;
+        let what = operation(&position.bucket.order.collective);
+        cx.traces.note(|| Trace::Ready { set: key.0, name: key.1.clone(), operation: what, rank: key.2 });
         let asking = scheduled.ranks.entry(key.2).or_default();
         (asking.requests, asking.last, asking.in_order) = (asking.requests + 1, cx.now, false);
         self.advance(cx);
@@ -310,6 +315,7 @@ impl Participant {
                         }
                     }
                     let position = &mut scheduled.positions[scheduled.next];
+                    cx.traces.note(|| ordered(seq, &position.bucket.order, true));
                     position.missing = position.requests;
                     scheduled.in_flight.insert(seq, bytes);
                     scheduled.in_flight_bytes += bytes;

@@ -22,6 +22,7 @@ use super::coordinator::Violation;
 use super::negotiation::Key;
 use super::ordering::make_order;
 use super::repetition::{Bucket, Repetition};
+use crate::trace::Trace;
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -160,6 +161,7 @@ impl Agreement {
         };
         let names = buckets.iter().map(names).collect();
         self.scheduling.issued = Some(Issued { first, names, answers: None });
+        cx.traces.note(|| Trace::Cycle);
         let schedule = Control::Schedule { number, buckets, patience_us };
         cx.send_down(&cx.everybody.clone(), self.epoch, first, schedule);
     }

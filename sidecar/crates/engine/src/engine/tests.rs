@@ -14,4 +14,5 @@ mod names;
 mod operations;
 mod reused;
 mod schedules;
+mod traces;
 mod tree;

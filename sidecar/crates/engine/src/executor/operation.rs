@@ -24,6 +24,7 @@ use ronde_collectives::plan::{Form, Span, Strand, Transfer};
 use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN};
 use ronde_wire::{Lane, Member, SidecarIndex};
 
+use super::Phase;
 use super::arithmetic::{Arithmetician, StepError, Workplace};
 use super::link::{InFlight, cost_bytes};
 use super::register::Buffers;
@@ -55,7 +56,7 @@ struct Turn {
 /// What an operation wants done.
 pub(super) enum Move {
     Idle,
-    Worked,
+    Worked(Phase),
     Send {
         to: SidecarIndex,
         chunk: Chunk,
@@ -154,7 +155,7 @@ impl Operation {
         for index in 0..self.running.len() {
             match self.running[index].advance(&mut around, &mut may_send)? {
                 Progress::Idle => {}
-                Progress::Worked => return Ok(Move::Worked),
+                Progress::Worked(phase) => return Ok(Move::Worked(phase)),
                 Progress::Send(outgoing) => return Ok(send(&admission, self.running[index].strand, outgoing)),
                 Progress::Over => return Ok(self.end_strand(index)),
             }

@@ -6,6 +6,7 @@ use bytes::{Bytes, BytesMut};
 use ronde_collectives::kernels::Side;
 use ronde_collectives::plan::{Form, Register, Span, Step, Strand, Transfer};
 
+use super::Phase;
 use super::arithmetic::{Arithmetician, Operands, StepError, Workplace, check};
 use super::register::{Buffers, Value};
 
@@ -15,6 +16,20 @@ pub(super) struct Registers {
     values: Vec<Value>,
     /// How many of them hold one member's each where a step names the first.
     members: usize,
+}
+
+/// The kind of work that a step is.
+pub(super) const fn phase(step: &Step) -> Phase {
+    match step {
+        Step::Contribute { .. } | Step::ContributeEach { .. } | Step::MeasureOwn { .. } => Phase::ReadInput,
+        Step::Reduce { .. }
+        | Step::ReduceN { .. }
+        | Step::Finish { .. }
+        | Step::MeasureAll { .. }
+        | Step::Conclude { .. } => Phase::Reduce,
+        Step::Encode { .. } | Step::Decode { .. } => Phase::Code,
+        Step::Publish { .. } => Phase::CopyResult,
+    }
 }
 
 /// Where a step stands in its strand.

@@ -6,9 +6,10 @@ use bytes::Bytes;
 use ronde_collectives::plan::{Form, Register, Span, Strand, Transfer};
 use ronde_wire::Member;
 
+use super::Phase;
 use super::arithmetic::{Arithmetician, StepError, Workplace};
 use super::register::Buffers;
-use super::steps::{Place, Registers};
+use super::steps::{Place, Registers, phase};
 
 /// A strand between its start and the moment when its last round is over and everybody who must has taken it.
 #[derive(Debug)]
@@ -51,7 +52,7 @@ pub(super) enum Progress {
     /// Nothing can be done now.
     Idle,
     /// A step was done.
-    Worked,
+    Worked(Phase),
     /// A chunk is to be sent.
     Send(Outgoing),
     /// The last round is over; reported once.
@@ -98,7 +99,7 @@ impl Run {
                 let place = Place { strand, round: self.round, step: self.step };
                 self.registers.perform(*step, place, around.arithmetician, &mut around.workplace)?;
                 self.step += 1;
-                return Ok(Progress::Worked);
+                return Ok(Progress::Worked(phase(step)));
             }
             if !self.posted {
                 self.post(&round.transfers);

@@ -107,7 +107,7 @@ impl Fixture {
                     self.executor.handle_sent(PEER, 1);
                 }
                 ExecutorAction::Done { .. } => done = true,
-                ExecutorAction::Worked | ExecutorAction::Open { .. } | ExecutorAction::Admitted { .. } => {}
+                ExecutorAction::Worked { .. } | ExecutorAction::Open { .. } | ExecutorAction::Admitted { .. } => {}
                 other => panic!("{other:?}"),
             }
         }

@@ -42,7 +42,7 @@ impl Fixture {
     fn actions(&mut self) -> Vec<ExecutorAction> {
         let mut actions = Vec::new();
         while let Some(action) = self.executor.poll_action(&mut self.memory) {
-            if !matches!(action, ExecutorAction::Worked) {
+            if !matches!(action, ExecutorAction::Worked { .. }) {
                 actions.push(action);
             }
         }

@@ -311,7 +311,7 @@ impl Net {
                 assert_eq!(epoch, EPOCH);
                 self.nodes[index].done.push(seq);
             }
-            ExecutorAction::Worked => {}
+            ExecutorAction::Worked { .. } => {}
             other => panic!("{other:?}"),
         }
     }

@@ -1,0 +1,110 @@
+//! The file of a timeline: a JSON array that is complete whenever something was written to it.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ronde_rpc::v1;
+
+use super::trace::Trace;
+
+/// The file, and what has to be known of what is in it.
+pub(super) struct Sheet {
+    file: File,
+    trace: Trace,
+    /// Where the array's end stands, which the next events overwrite.
+    end: u64,
+}
+
+impl Sheet {
+    /// Makes the file anew.
+    pub(super) fn create(path: &Path) -> std::io::Result<Self> {
+        Ok(Self { file: File::create(path)?, trace: Trace::default(), end: 0 })
+    }
+
+    /// Writes what comes first: the moment that is the recording's zero.
+    pub(super) fn begin(mut self) -> std::io::Result<Self> {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map(|since| since.as_micros()).unwrap_or_default();
+        self.trace.begin(u64::try_from(since).unwrap_or(u64::MAX));
+        self.write()?;
+        Ok(self)
+    }
+
+    /// Writes what a batch tells.
+    pub(super) fn add(mut self, batch: v1::TimelineBatch) -> std::io::Result<Self> {
+        self.trace.add(batch);
+        self.write()?;
+        Ok(self)
+    }
+
+    /// Ends what is still open.
+    pub(super) fn finish(mut self) -> std::io::Result<()> {
+        self.trace.finish();
+        self.write()
+    }
+
+    /// Events and the array's end, in the place of its former end and at once: who reads the file finds it whole, also when
+    /// this process is killed.
+    fn write(&mut self) -> std::io::Result<()> {
+        let lines = self.trace.take_lines();
+        if lines.is_empty() {
+            return Ok(());
+        }
+        let mut text = String::new();
+        for line in lines {
+            text.push_str(if self.end == 0 && text.is_empty() { "[\n" } else { ",\n" });
+            text.push_str(&line);
+        }
+        let end = self.end + text.len() as u64;
+        text.push_str(TAIL);
+        self.file.seek(SeekFrom::Start(self.end))?;
+        if let Err(error) = self.file.write_all(text.as_bytes()) {
+            // No room, in all likelihood: what was there before stays whole, as far as the file can be mended.
+            self.mend()?;
+            return Err(error);
+        }
+        self.end = end;
+        Ok(())
+    }
+
+    fn mend(&mut self) -> std::io::Result<()> {
+        self.file.set_len(self.end)?;
+        self.file.seek(SeekFrom::Start(self.end))?;
+        self.file.write_all(if self.end == 0 { b"" } else { TAIL.as_bytes() })
+    }
+}
+
+const TAIL: &str = "\n]\n";
+
+#[cfg(test)]
+mod tests {
+    use ronde_rpc::v1::timeline_event::{CycleStarted, Event};
+
+    use super::*;
+
+    #[test]
+    fn the_file_is_whole_after_every_write() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("timeline.json");
+        let parsed = || -> Vec<serde_json::Value> {
+            serde_json::from_str(&std::fs::read_to_string(&path).expect("it is there")).expect("it is whole")
+        };
+        let mut sheet = Sheet::create(&path).and_then(Sheet::begin).expect("it can be written");
+        let begun = parsed().len();
+        for count in 1..4 {
+            let event = v1::TimelineEvent { at_us: count, event: Some(Event::CycleStarted(CycleStarted {})) };
+            let batch = v1::TimelineBatch { events: vec![event], dropped: 0 };
+            sheet = sheet.add(batch).expect("it can be written");
+            assert_eq!(parsed().len() as u64, begun as u64 + count);
+        }
+        sheet.finish().expect("it can be written");
+        assert!(parsed()[0]["args"]["start_time_since_epoch_in_micros"].as_u64().expect("a time") > 1 << 50);
+    }
+
+    #[test]
+    fn a_full_disk_leaves_the_file_or_is_told() {
+        let full = Sheet::create(Path::new("/dev/full")).and_then(Sheet::begin).err().expect("there is no room");
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    }
+}

@@ -1,0 +1,172 @@
+use ronde_rpc::v1::timeline_event::{CycleStarted, EpochOver, Over, Tensor as Told};
+
+use super::*;
+
+/// A recording of tensor `allreduce.t` by two ranks, written as (time, event).
+fn lines(events: Vec<(u64, Event)>, dropped: u64) -> Vec<Value> {
+    let mut trace = Trace::default();
+    trace.begin(7);
+    trace.add(batch(events, dropped));
+    trace.finish();
+    trace.take_lines().iter().map(|line| serde_json::from_str(line).expect("each line is JSON")).collect()
+}
+
+fn batch(events: Vec<(u64, Event)>, dropped: u64) -> v1::TimelineBatch {
+    let stamped = |(at_us, event)| v1::TimelineEvent { at_us, event: Some(event) };
+    v1::TimelineBatch { events: events.into_iter().map(stamped).collect(), dropped }
+}
+
+fn ready(name: &str, rank: u32) -> Event {
+    Event::Ready(Ready { name: name.to_owned(), process_set: 0, collective: "ALLREDUCE".to_owned(), rank })
+}
+
+fn ordered(seq: u64, names: &[&str]) -> Event {
+    let tensors = names.iter().map(|name| Told { name: (*name).to_owned(), shape: vec![2, 3] }).collect();
+    let dtype = v1::DType::DtypeF32.into();
+    Event::Ordered(Ordered { seq, process_set: 0, collective: "ALLREDUCE".to_owned(), dtype, tensors, ahead: false })
+}
+
+fn performed(seq: u64, lane: Option<u32>, phase: Phase, (begin_us, end_us): (u64, u64)) -> Event {
+    let span = Span { phase: phase.into(), begin_us, end_us, busy_us: 1, pieces: 2, bytes: 3 };
+    Event::Performed(Performed { seq, lane, spans: vec![span] })
+}
+
+fn over(seq: u64, dropped: bool) -> Event {
+    Event::Over(Over { seq, dropped })
+}
+
+/// What happens in a row of a tensor, as (phase, name or nothing, time, duration).
+fn row(lines: &[Value], pid: u64, tid: u32) -> Vec<(String, String, u64, u64)> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let here = |line: &&Value| line["pid"] == pid && line["tid"] == tid && line["ph"] != "M";
+    let told = |line: &Value| {
+        (
+            text(&line["ph"]),
+            text(&line["name"]),
+            line["ts"].as_u64().expect("a time"),
+            line["dur"].as_u64().unwrap_or(0),
+        )
+    };
+    lines.iter().filter(here).map(told).collect()
+}
+
+fn told(events: &[(&str, &str, u64, u64)]) -> Vec<(String, String, u64, u64)> {
+    events.iter().map(|(ph, name, ts, dur)| ((*ph).to_owned(), (*name).to_owned(), *ts, *dur)).collect()
+}
+
+#[test]
+fn an_operation_is_agreed_about_queued_and_performed() {
+    let lines = lines(
+        vec![
+            (10, ready("allreduce.t", 1)),
+            (20, ready("allreduce.t", 0)),
+            (20, ready("allreduce.t", 0)),
+            (21, ordered(1, &["allreduce.t"])),
+            (40, performed(1, Some(0), Phase::Reduce, (25, 35))),
+            (41, performed(1, Some(1), Phase::Send, (24, 30))),
+            (45, over(1, false)),
+        ],
+        0,
+    );
+    assert_eq!(lines[0]["args"]["start_time_since_epoch_in_micros"], 7);
+    let named = |line: &&Value| line["name"] == "process_name" && line["args"]["name"] == "allreduce.t";
+    assert_eq!(lines.iter().find(named).expect("the tensor has a name")["pid"], 1);
+    assert_eq!(
+        row(&lines, 1, NEGOTIATION),
+        told(&[("B", "NEGOTIATE_ALLREDUCE", 10, 0), ("X", "1", 10, 0), ("X", "0", 20, 0), ("E", "", 21, 0)])
+    );
+    assert_eq!(
+        row(&lines, 1, OPERATION),
+        told(&[("B", "ALLREDUCE", 21, 0), ("X", "QUEUE", 21, 3), ("X", "PERFORM", 24, 11), ("E", "", 45, 0)])
+    );
+    let begin = lines.iter().find(|line| line["name"] == "ALLREDUCE").expect("it began");
+    assert_eq!((&begin["args"]["dtype"], &begin["args"]["shape"]), (&json!("float32"), &json!("[2, 3]")));
+    assert_eq!(row(&lines, 1, super::row(Some(0), Phase::Reduce)), told(&[("X", "REDUCE", 25, 10)]));
+    assert_eq!(row(&lines, 1, super::row(Some(1), Phase::Send)), told(&[("X", "SEND", 24, 6)]));
+}
+
+#[test]
+fn tensors_that_travel_together_share_the_work_of_the_first() {
+    let events =
+        vec![(1, ordered(4, &["a", "b"])), (9, performed(4, None, Phase::Reduce, (2, 8))), (9, over(4, false))];
+    let lines = lines(events, 0);
+    for pid in [1, 2] {
+        let queue = told(&[("B", "ALLREDUCE", 1, 0), ("X", "QUEUE", 1, 1), ("X", "PERFORM", 2, 6), ("E", "", 9, 0)]);
+        assert_eq!(row(&lines, pid, OPERATION), queue);
+    }
+    let work = super::row(None, Phase::Reduce);
+    assert_eq!((row(&lines, 1, work).len(), row(&lines, 2, work).len()), (1, 0));
+}
+
+#[test]
+fn the_next_use_of_a_name_may_begin_before_the_last_is_over() {
+    let events = vec![
+        (1, ordered(1, &["t"])),
+        (2, ready("t", 1)),
+        (5, over(1, false)),
+        (6, ready("t", 0)),
+        (7, ordered(2, &["t"])),
+        (9, over(2, false)),
+    ];
+    let lines = lines(events, 0);
+    assert_eq!(
+        row(&lines, 1, NEGOTIATION),
+        told(&[("B", "NEGOTIATE_ALLREDUCE", 2, 0), ("X", "1", 2, 0), ("X", "0", 6, 0), ("E", "", 7, 0)])
+    );
+    let ends: Vec<u64> =
+        row(&lines, 1, OPERATION).iter().filter(|(ph, ..)| ph == "E").map(|(_, _, ts, _)| *ts).collect();
+    assert_eq!(ends, [5, 9]);
+}
+
+#[test]
+fn whatever_is_missing_every_begin_has_one_end() {
+    let all = vec![
+        (1, ready("t", 0)),
+        (2, ordered(1, &["t", "u"])),
+        (3, performed(1, Some(0), Phase::Receive, (0, 3))),
+        (4, over(1, true)),
+        (5, ready("t", 1)),
+        (6, ordered(2, &["t"])),
+        (7, over(2, false)),
+        (8, Event::CycleStarted(CycleStarted {})),
+        (9, ready("v", 1)),
+        (10, Event::EpochOver(EpochOver {})),
+        (11, ready("t", 1)),
+    ];
+    for without in 0..1_u32 << all.len() {
+        let kept = (0..).zip(&all).filter(|(at, _)| without >> at & 1 == 0).map(|(_, event)| event.clone()).collect();
+        let mut open = std::collections::HashMap::<(Value, Value), i32>::new();
+        for line in lines(kept, 0) {
+            let depth = open.entry((line["pid"].clone(), line["tid"].clone())).or_default();
+            *depth += i32::from(line["ph"] == "B") - i32::from(line["ph"] == "E");
+            assert!((0..=1).contains(depth), "{without:b}");
+        }
+        assert!(open.values().all(|depth| *depth == 0), "{without:b}");
+    }
+}
+
+#[test]
+fn what_was_dropped_is_counted() {
+    let dropped = |line: &&Value| line["name"] == "EVENTS_DROPPED";
+    assert_eq!(lines(vec![(1, ready("t", 0))], 12).iter().find(dropped).expect("it is told")["args"]["so_far"], 12);
+    assert_eq!(lines(vec![(1, ready("t", 0))], 0).iter().find(dropped), None);
+}
+
+#[test]
+fn names_are_kept_for_those_that_are_under_way_when_there_are_too_many() {
+    let mut trace = Trace::default();
+    for count in 0..TENSORS_MAX as u64 {
+        trace.add(batch(vec![(count, ordered(count, &[&format!("t{count}")])), (count, over(count, false))], 0));
+        drop(trace.take_lines());
+    }
+    trace.add(batch(vec![(1, ready("open", 0))], 0));
+    assert!(trace.tensors.len() <= TENSORS_MAX);
+    trace.add(batch(vec![(2, ready("open", 1))], 0));
+    assert_eq!(trace.tensors.len(), 1);
+}
+
+#[test]
+fn names_are_written_as_json_wants_them() {
+    let lines = lines(vec![(1, ready("all\"reduce\\.\u{7}ä", 0))], 0);
+    assert!(lines.iter().any(|line| line["args"]["name"] == "all\"reduce\\.\u{7}ä"));
+}
