@@ -66,10 +66,11 @@ pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
 
 async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     // Who am I, where do I listen, and who are the others?
-    let mut launcher = args.bootstrap.then(Launcher::new);
-    let Membership { settings, ports, identity, renewal, peers, world } = match &mut launcher {
-        Some(launcher) => launcher.membership().await?,
-        None => standalone::membership(args).await?,
+    let mut launcher = (args.bootstrap || args.local_ranks.is_some()).then(Launcher::new);
+    let Membership { settings, ports, identity, renewal, peers, world } = match (args.local_ranks, &mut launcher) {
+        (Some(ranks), _) => standalone::local(args, ranks)?,
+        (None, Some(launcher)) => launcher.membership().await?,
+        (None, None) => standalone::membership(args).await?,
     };
     let incarnation = Incarnation(u64::from_le_bytes(random_bytes()?));
 

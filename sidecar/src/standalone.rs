@@ -1,11 +1,12 @@
 //! A sidecar without a launcher: who it is say its credentials, who the others are its command line or configuration file.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use ronde_wire::SidecarIndex;
+use ronde_transport::{CaError, Identity, JobCa, KeyRequest, Validity};
+use ronde_wire::{JobName, SidecarIndex};
 use tokio::time::{Instant, sleep};
 
 use crate::app::Membership;
@@ -37,12 +38,55 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
         None => vec![look_up(own, None, deadline).await?.ip()],
     };
     let address = addresses[0];
-    let settings = Settings::new(Start {
+    let settings = Settings::new(start(args, &identity, addresses, Some(own.port))).context(Code::SidecarSettings)?;
+    // Bound first: who looks this sidecar up finds it.
+    let ports = Ports::bind(&settings)?;
+    let mut peers = Vec::with_capacity(places.len());
+    for (index, place) in (0_u32..).zip(&places) {
+        let control = look_up(place, Some(address), deadline).await?;
+        let (host, lanes) = (place.host.clone(), lanes_behind(control));
+        peers.push(Peer { sidecar: index, host, control, lanes, addresses: Vec::new() });
+    }
+    let placement = if args.placement.is_empty() { (0..).take(peers.len()).collect() } else { args.placement.clone() };
+    let world = world_of(&placement, &peers, me).context(Code::SidecarSettings)?;
+    Ok(Membership { settings, ports, identity, renewal: Some(credentials), peers, world })
+}
+
+/// A sidecar for so many workers of this host, without others: its authority lives until its certificate is made, and no
+/// link will ever need that.
+///
+/// # Errors
+/// What cannot be used, with its code.
+pub(crate) fn local(args: &SidecarArgs, ranks: u16) -> anyhow::Result<Membership> {
+    let job = args.job.clone().map_or_else(|| JobName::new(LOCAL_JOB).context(Code::SidecarSettings), Ok)?;
+    let identity = Arc::new(own_identity(job.clone(), args).context(Code::CertificateNotIssued)?);
+    logging::identify(&job, identity.id().sidecar);
+    let loopback = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
+    let settings = Settings::new(start(args, &identity, loopback, None)).context(Code::SidecarSettings)?;
+    let ports = Ports::bind(&settings)?;
+    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
+    let control = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let peers = vec![Peer { sidecar: 0, host, control, lanes: Vec::new(), addresses: Vec::new() }];
+    let world = world_of(&vec![0; usize::from(ranks)], &peers, identity.id().sidecar).context(Code::SidecarSettings)?;
+    Ok(Membership { settings, ports, identity, renewal: None, peers, world })
+}
+
+fn own_identity(job: JobName, args: &SidecarArgs) -> Result<Identity, CaError> {
+    let validity = || Validity::starting(SystemTime::now(), Duration::from_secs(args.certificate_life));
+    let authority = JobCa::generate(job, args.trust_domain.clone(), validity())?;
+    let key = KeyRequest::generate()?;
+    let certificate = authority.issue(key.request_pem(), SidecarIndex(0), validity())?;
+    key.into_identity(&certificate, authority.ca_certificate_pem(), authority.id_of(SidecarIndex(0)))
+}
+
+/// What a launcher would have said.
+fn start(args: &SidecarArgs, identity: &Identity, addresses: Vec<IpAddr>, port: Option<u16>) -> Start {
+    Start {
         job: identity.id().job.clone(),
         trust_domain: identity.id().trust_domain.to_string(),
-        sidecar: me.0,
+        sidecar: identity.id().sidecar.0,
         addresses,
-        port: Some(own.port),
+        port,
         ports: None,
         runtime_dir: args.runtime_dir.clone(),
         lanes: args.lanes,
@@ -56,19 +100,7 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
         stall_shutdown_ms: args.stall_check_shutdown_time_seconds.map(|seconds| seconds * 1_000),
         tells_of_exits: false,
         control_fan_out: None,
-    })
-    .context(Code::SidecarSettings)?;
-    // Bound first: who looks this sidecar up finds it.
-    let ports = Ports::bind(&settings)?;
-    let mut peers = Vec::with_capacity(places.len());
-    for (index, place) in (0_u32..).zip(&places) {
-        let control = look_up(place, Some(address), deadline).await?;
-        let (host, lanes) = (place.host.clone(), lanes_behind(control));
-        peers.push(Peer { sidecar: index, host, control, lanes, addresses: Vec::new() });
     }
-    let placement = if args.placement.is_empty() { (0..).take(peers.len()).collect() } else { args.placement.clone() };
-    let world = world_of(&placement, &peers, me).context(Code::SidecarSettings)?;
-    Ok(Membership { settings, ports, identity, renewal: Some(credentials), peers, world })
 }
 
 /// The addresses that `--network-interfaces` means, at least one.
@@ -152,6 +184,8 @@ fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// The job's name where nobody gave one.
+const LOCAL_JOB: &str = "local";
 const LOOK_UP_PAUSE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

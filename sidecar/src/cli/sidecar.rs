@@ -21,6 +21,15 @@ pub(crate) struct SidecarArgs {
     /// A configuration file (TOML) with a table for each subcommand; the environment and the command line count more.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Serve so many workers of this host and no other sidecar, without credentials, until standard input ends: what a
+    /// Python program starts for itself when nobody started it.
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with_all = ["bootstrap", "certs", "job_secret_file", "peers", "placement", "listen", "network_interfaces"],
+        value_parser = clap::value_parser!(u16).range(1..=limits::LOCAL_RANKS_MAX as i64)
+    )]
+    pub(crate) local_ranks: Option<u16>,
     /// The directory with cert.pem, key.pem and ca.pem, as `ronde certs issue` makes it.
     #[arg(long, value_name = "DIR")]
     pub(crate) certs: Option<PathBuf>,
