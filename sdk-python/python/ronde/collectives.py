@@ -114,18 +114,20 @@ class Collectives(Submission):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         *,
+        out: Sequence[Any] | None = None,
         codec: str | None = None,
         process_set: ProcessSet | None = None,
     ) -> list[Any]:
         """`allreduce` of several tensors, none of which is reduced before all are there on all ranks.
 
         tensors -- as many on all ranks, each as for `allreduce`; results come in their order
+        out     -- a place for each result, as for `allreduce`; may be `tensors`
 
         A tensor that fails does not keep the others from being reduced; its error is raised. Raises what `allreduce`
         does.
         """
         handle = self.grouped_allreduce_async(
-            tensors, op, name, prescale_factor, postscale_factor, codec=codec, process_set=process_set
+            tensors, op, name, prescale_factor, postscale_factor, out=out, codec=codec, process_set=process_set
         )
         return handle.wait()
 
@@ -137,12 +139,13 @@ class Collectives(Submission):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         *,
+        out: Sequence[Any] | None = None,
         codec: str | None = None,
         process_set: ProcessSet | None = None,
     ) -> GroupHandle:
         """`grouped_allreduce` in flight."""
         options = reduction(op, prescale_factor, postscale_factor, codec)
-        return self._submit_group("allreduce", tensors, name, process_set, **options)
+        return self._submit_group("allreduce", tensors, name, process_set, out=out, **options)
 
     def allgather(
         self, tensor: Any, name: str | None = None, *, out: Any = None, process_set: ProcessSet | None = None

@@ -53,7 +53,13 @@ class Submission:
         return Handle(self.log_notices, operation, read)
 
     def reduce_gradient(
-        self, gradient: torch.Tensor, op: int, name: str, prescale_factor: float, postscale_factor: float
+        self,
+        gradient: torch.Tensor,
+        op: int,
+        name: str,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet | None = None,
     ) -> Handle:
         """An all-reduce of a gradient whose memory may be replaced by the result's, instead of being written."""
         source, target = source_of(gradient), target_of(gradient)
@@ -69,19 +75,27 @@ class Submission:
             return gradient
 
         options = reduction(op, prescale_factor, postscale_factor)
-        return self._submit("allreduce", source, name, None, read=read, mapped=view is not None, **options)
+        return self._submit("allreduce", source, name, process_set, read=read, mapped=view is not None, **options)
 
     def _submit_group(
-        self, kind: str, tensors: Sequence[Any], name: str | None, process_set: ProcessSet | None, **options: Any
+        self,
+        kind: str,
+        tensors: Sequence[Any],
+        name: str | None,
+        process_set: ProcessSet | None,
+        *,
+        out: Sequence[Any] | None = None,
+        **options: Any,
     ) -> GroupHandle:
         sources = [tensor if isinstance(tensor, Source) else source_of(tensor) for tensor in tensors]
+        targets = _targets_like(out, sources)
         options.update(_named(name), **self._numbered(process_set), site=call_site())
         if not sources:
             return GroupHandle([])
         parts = [(source.dtype, source.shape, source.address, source.nbytes) for source in sources]
-        mapped = all(source.view is not None for source in sources)
+        mapped = out is None and all(source.view is not None for source in sources)
         operations = self._session.submit_group(kind, parts, mapped=mapped, **options)
-        reads = [read_tensor(source) for source in sources]
+        reads = [read_tensor(source, target) for source, target in zip(sources, targets)]
         return GroupHandle([Handle(self.log_notices, *each) for each in zip(operations, reads)])
 
     def _request(
@@ -155,6 +169,14 @@ def read_nothing(operation: _ronde.Operation) -> None:
 def target_like(out: Any, source: Source) -> Target | None:
     """The place for a result like the source, if one is given."""
     return None if out is None else _checked(target_of(out), source, source.shape)
+
+
+def _targets_like(out: Sequence[Any] | None, sources: Sequence[Source]) -> list[Target | None]:
+    if out is None:
+        return [None] * len(sources)
+    if len(out) != len(sources):
+        raise ValueError(f"out has {len(out)} places for the results of {len(sources)} tensors")
+    return [target_like(place, source) for place, source in zip(out, sources)]
 
 
 def target_of_rows(out: Any, source: Source, rows: int | None) -> Target | None:

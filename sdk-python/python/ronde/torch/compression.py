@@ -53,8 +53,26 @@ class FP16Compressor:
         return tensor.to(dtype)
 
 
+class BF16Compressor:
+    """Reduces floating-point tensors in bfloat16, which has the range of float32; sums are accumulated in float32."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The tensor in bfloat16, if it has floating-point elements."""
+        if not tensor.dtype.is_floating_point:
+            return tensor, tensor.dtype
+        return tensor.to(torch.bfloat16), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        """The tensor in its original type."""
+        dtype: torch.dtype = context
+        return tensor.to(dtype)
+
+
 class Compression:
-    """The compressors."""
+    """The compressors. Any class with these two functions is one, also if it changes the shape."""
 
     none: type[Compressor] = NoneCompressor
     fp16: type[Compressor] = FP16Compressor
+    bf16: type[Compressor] = BF16Compressor

@@ -1,96 +1,87 @@
-"""Collectives on PyTorch tensors, with the process's one client behind them."""
+"""Collectives on PyTorch tensors, by the names, arguments and rules that users of Horovod know.
+
+What all of them have in common:
+
+tensor      -- dense, on any device; of a type that `ronde.Client.allreduce` takes, the same on all ranks
+name        -- what the ranks know the operation by; operations without one are matched in the order of their calls
+process_set -- whose ranks take part; all of them without it. A root is always a rank of the job.
+
+A function whose name ends in `_async` returns a handle for `synchronize` and `poll`; the tensor may be changed at once.
+One with a further `_` writes the result into the tensor that it was given; others return a new one of the same device.
+
+All raise HorovodInternalError when the operation fails (its subclasses say how: see `ronde.errors`), and ValueError,
+before anything was submitted, for arguments that cannot be, for a name that is under way already, for a process set
+that is not registered or without this process, and before `init`.
+"""
 
 from __future__ import annotations
 
-import atexit
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ronde.client import Client, connect
-from ronde.handle import Handle
-from ronde.ops import Average, Sum
+from ronde.ops import Adasum, Average, Sum
+from ronde.torch import gradients, world
+from ronde.torch.basics import (
+    client,
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
 from ronde.torch.compression import Compression, Compressor
+from ronde.torch.process_sets import ProcessSet, global_process_set, members_of
+from ronde.torch.world import poll, synchronize
 
-_client: Client | None = None
-_is_registered = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-
-def init(comm: None = None, process_sets: None = None, **settings: Any) -> None:
-    """Connects this process; does nothing when it is connected already. Takes the arguments of `ronde.connect`.
-
-    Raises what `ronde.connect` does, ValueError when `comm` is given, and NotImplementedError for `process_sets`.
-    """
-    global _client, _is_registered  # noqa: PLW0603
-    if comm is not None:
-        raise ValueError("ronde has not been built with MPI support: leave comm out, ranks come from `ronde run`")
-    if process_sets is not None:
-        raise NotImplementedError("ronde.torch takes no process sets yet: leave them out; `ronde.connect` has them")
-    if _client is not None:
-        return
-    _client = connect(**settings)
-    if not _is_registered:
-        atexit.register(shutdown)
-        _is_registered = True
-
-
-def shutdown() -> None:
-    """Ends the session; runs by itself when the program ends.
-
-    Results not yet read are lost. Does nothing when there is no session. `init` may be called again.
-    """
-    global _client
-    if _client is not None:
-        client, _client = _client, None
-        client.close()
-
-
-def is_initialized() -> bool:
-    """Whether `init` has been called, and `shutdown` not since."""
-    return _client is not None
-
-
-def client() -> Client:
-    """The process's client. Raises ValueError before `init`, as does everything here that needs it."""
-    if _client is None:
-        raise ValueError("ronde has not been initialized; call ronde.torch.init() first.")
-    return _client
-
-
-def rank() -> int:
-    """This worker's number in the job, from 0."""
-    return client().rank
-
-
-def size() -> int:
-    """The number of workers in the job."""
-    return client().size
-
-
-def local_rank() -> int:
-    """This worker's number among those of the same sidecar."""
-    return client().local_rank
-
-
-def local_size() -> int:
-    """The number of workers of the same sidecar."""
-    return client().local_size
-
-
-def cross_rank() -> int:
-    """The number of this sidecar among those that have a worker of this local rank."""
-    return client().cross_rank
-
-
-def cross_size() -> int:
-    """The number of sidecars that have a worker of this local rank."""
-    return client().cross_size
-
-
-def is_homogeneous() -> bool:
-    """Whether all sidecars serve the same number of workers."""
-    return client().is_homogeneous
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "client",
+    "cross_rank",
+    "cross_size",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "poll",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "shutdown",
+    "size",
+    "synchronize",
+]
 
 
 def allreduce(
@@ -101,20 +92,21 @@ def allreduce(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The reduction of all ranks' tensors as a new tensor. Differentiable: its gradient is reduced the same way.
+    """The reduction of all ranks' tensors, of the same shape. Differentiable: its gradient is reduced the same way.
 
-    tensor      -- dense, on any device; of the types of `ronde.Client.allreduce`, the same type and shape on all ranks
-    average     -- deprecated: op=Average or op=Sum
-    compression -- what is done to the tensor before, and undone after; the result has the type of `tensor`
-    op          -- Average unless given; any of `ronde.Client.allreduce`
+    average     -- deprecated: op=Average or op=Sum; with `op` too, ValueError
+    compression -- what is done to the tensor before, and undone after
+    op          -- Average unless given; any of `ronde.Client.allreduce`. Adasum is for the set of all ranks only, else
+                   NotImplementedError
+    prescale_factor, postscale_factor -- multiply each tensor before the reduction, and its result
 
-    The result has the type, shape and device of `tensor`. Scales, the average of integers, bool and what is raised are
-    as for `ronde.Client.allreduce`; ValueError also when both `average` and `op` are given.
+    The average of integers is truncated toward zero. float16 and bfloat16 are accumulated in float32.
     """
+    op = _reduce_op(average, op, process_set)
     compressed, context = compression.compress(tensor)
-    op = _reduce_op(average, op)
-    reduced = _AllReduce.apply(compressed, name, op, prescale_factor, postscale_factor)
+    reduced = gradients.AllReduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set)
     return compression.decompress(reduced, context)
 
 
@@ -125,13 +117,11 @@ def allreduce_async(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
-    """`allreduce` in flight, without gradient and compression; `synchronize` gives the new tensor.
-
-    Raises what `ronde.Client.allreduce_async` does.
-    """
-    op = _reduce_op(average, op)
-    return client().allreduce_async(tensor, op, name, prescale_factor, postscale_factor)
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """`allreduce` in flight, without gradient and compression."""
+    op = _reduce_op(average, op, process_set)
+    return gradients.begin_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce_(
@@ -141,12 +131,11 @@ def allreduce_(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The reduction of all ranks' tensors, written into `tensor`, whose elements mean nothing after an error.
-
-    Rules and errors are those of `allreduce`.
-    """
-    return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor))
+    """`allreduce` into `tensor`, whose elements mean nothing after an error; without gradient and compression."""
+    op = _reduce_op(average, op, process_set)
+    return _tensor(allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set))
 
 
 def allreduce_async_(
@@ -156,113 +145,294 @@ def allreduce_async_(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
-    """`allreduce_` in flight; `synchronize` writes the result into `tensor`. Raises what `allreduce_async` does."""
-    op = _reduce_op(average, op)
-    return client().allreduce_async(tensor, op, name, prescale_factor, postscale_factor, out=tensor)
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """`allreduce_` in flight; `synchronize` writes the result."""
+    op = _reduce_op(average, op, process_set)
+    return gradients.begin_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set, out=tensor)
 
 
-def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """All ranks' tensors along the first dimension, in which they may differ. Differentiable.
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """`allreduce` of several tensors, none of which is reduced before all are there on all ranks. Differentiable."""
+    op = _reduce_op(average, op, process_set)
+    _check_devices(tensors)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    if not pairs:
+        return []
+    options = (name, op, prescale_factor, postscale_factor, process_set)
+    reduced = gradients.GroupedAllReduce.apply(*options, *(compressed for compressed, _ in pairs))
+    return [compression.decompress(each, context) for each, (_, context) in zip(reduced, pairs)]
 
-    The result is of shape (sum of all ranks' rows, *rest), with the type and device of `tensor`. Types and the other
-    dimensions are the same on all ranks. Raises what `ronde.Client.allgather` does; scalars are refused.
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """`grouped_allreduce` in flight, without gradient and compression; the result is a list."""
+    op = _reduce_op(average, op, process_set)
+    _check_devices(tensors)
+    return gradients.begin_grouped_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """`grouped_allreduce` into the tensors."""
+    op = _reduce_op(average, op, process_set)
+    handle = grouped_allreduce_async_(tensors, None, name, op, prescale_factor, postscale_factor, process_set)
+    result: list[torch.Tensor] = synchronize(handle)
+    return result
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """`grouped_allreduce_` in flight; `synchronize` writes the results."""
+    op = _reduce_op(average, op, process_set)
+    _check_devices(tensors)
+    return gradients.begin_grouped_allreduce(
+        tensors, name, op, prescale_factor, postscale_factor, process_set, in_place=True
+    )
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """All ranks' tensors one after the other along the first dimension, in which they may differ. Differentiable.
+
+    The result is of shape (sum of all ranks' rows, *rest); scalars are refused.
     """
-    result: torch.Tensor = _AllGather.apply(tensor, name)
+    result: torch.Tensor = gradients.AllGather.apply(tensor, name, process_set)
     return result
 
 
-def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
-    """`allgather` in flight, without gradient. Raises what `ronde.Client.allgather_async` does."""
-    return client().allgather_async(tensor, name)
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """`allgather` in flight, without gradient."""
+    return gradients.begin_allgather(tensor, name, process_set)
 
 
-def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """The tensor of rank `root_rank` as a new tensor of the same type, shape and device. Differentiable.
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """`allgather` of several tensors, none of which is gathered before all are there on all ranks. Differentiable."""
+    _check_devices(tensors)
+    return list(gradients.GroupedAllGather.apply(name, process_set, *tensors)) if tensors else []
 
-    Type, shape and root are the same on all ranks. Raises what `ronde.Client.broadcast` does; ValueError for a root out
-    of range.
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """`grouped_allgather` in flight, without gradient; the result is a list."""
+    _check_devices(tensors)
+    return gradients.begin_grouped_allgather(tensors, name, process_set)
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """The tensor of rank `root_rank`, of the same shape on all ranks. Differentiable.
+
+    Raises ValueError for a root that is not in the process set.
     """
-    result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name)
+    result: torch.Tensor = gradients.Broadcast.apply(tensor, root_rank, name, process_set)
     return result
 
 
-def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
-    """`broadcast` in flight, without gradient. Raises what `ronde.Client.broadcast_async` does."""
-    return client().broadcast_async(tensor, root_rank, name)
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """`broadcast` in flight, without gradient."""
+    return gradients.begin_broadcast(tensor, root_rank, name, process_set)
 
 
-def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """The tensor of rank `root_rank`, written into `tensor`. Rules and errors are those of `broadcast`."""
-    return synchronize(broadcast_async_(tensor, root_rank, name))
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """`broadcast` into `tensor`."""
+    return _tensor(broadcast_async_(tensor, root_rank, name, process_set))
 
 
-def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
-    """`broadcast_` in flight; `synchronize` writes the result into `tensor`. Raises what `broadcast_async` does."""
-    return client().broadcast_async(tensor, root_rank, name, out=tensor)
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """`broadcast_` in flight; `synchronize` writes the result."""
+    return gradients.begin_broadcast(tensor, root_rank, name, process_set, out=tensor)
 
 
-def barrier() -> None:
-    """Returns when every rank has called it. Raises what `ronde.Client.barrier` does."""
-    client().barrier()
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The rows that all ranks have for this one, in the order of ranks. Differentiable.
+
+    splits -- how many rows each rank gets, in the order of ranks, from the first row on: int32 in one dimension, or a
+              list; may be 0. Without it every rank gets as many, for which the rows must be divisible.
+
+    Returns the tensor, or (tensor, received_splits) if splits were given: how many rows came from each rank, as int32
+    on the device of the splits. Raises ValueError for splits that are not as said or add up to more than the rows.
+    """
+    checked = gradients.Splits.of(splits, tensor, process_set)
+    result, received = gradients.AllToAll.apply(tensor, checked, name, process_set)
+    return result if splits is None else (result, received)
 
 
-def poll(handle: Handle) -> bool:
-    """Whether `synchronize` would return at once."""
-    return handle.poll()
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """`alltoall` in flight, without gradient."""
+    checked = gradients.Splits.of(splits, tensor, process_set)
+    return gradients.begin_alltoall(tensor, checked, name, process_set)
 
 
-def synchronize(handle: Handle) -> torch.Tensor:
-    """Waits for an operation in flight and gives its result; again the same. Raises what `ronde.Handle.wait` does."""
-    result: torch.Tensor = handle.wait()
-    return result
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """This rank's rows of the reduction of all ranks' tensors, of the same shape. Differentiable for Average and Sum.
+
+    Of r rows over n ranks the first r % n ranks get one more than r // n. `op` is Average, Sum, Min, Max or Product.
+    Raises ValueError for a scalar.
+    """
+    compressed, context = compression.compress(tensor)
+    options = (name, op, process_set, prescale_factor, postscale_factor)
+    return compression.decompress(gradients.ReduceScatter.apply(compressed, *options), context)
 
 
-def _reduce_op(average: bool | None, op: int | None) -> int:
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """`reducescatter` in flight, without gradient and compression."""
+    return gradients.begin_reducescatter(tensor, name, op, process_set, prescale_factor, postscale_factor)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """`reducescatter` of several tensors, none reduced before all are there on all ranks. Differentiable."""
+    _check_devices(tensors)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    if not pairs:
+        return []
+    options = (name, op, process_set, prescale_factor, postscale_factor)
+    reduced = gradients.GroupedReduceScatter.apply(*options, *(compressed for compressed, _ in pairs))
+    return [compression.decompress(each, context) for each, (_, context) in zip(reduced, pairs)]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """`grouped_reducescatter` in flight, without gradient and compression; the result is a list."""
+    _check_devices(tensors)
+    return gradients.begin_grouped_reducescatter(tensors, name, op, process_set, prescale_factor, postscale_factor)
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more tensors; returns, when all ranks have said so, the one that was the last.
+
+    device -- accepted for Horovod's sake
+
+    Until then the other ranks' `allreduce` with Average, Sum or Adasum goes on with zeros for this one, by whose number
+    an average is still divided; other operations on all ranks fail. Raises NotImplementedError when `init` was given
+    some ranks only.
+    """
+    del device
+    current = world.current()
+    if current.base is not None:
+        raise NotImplementedError("join is for all ranks of the job; hvd.init was given some of them only")
+    with world.traced("join", None):
+        return current.client.join()
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when every rank of the set has called it."""
+    members = members_of(process_set)
+    with world.traced("barrier", None):
+        client().barrier(process_set=members)
+
+
+def _reduce_op(average: bool | None, op: int | None, process_set: ProcessSet) -> int:
     if average is not None:
         if op is not None:
             raise ValueError("The op parameter supersedes average; give only op.")
         warnings.warn("average is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=3)
         return Average if average else Sum
+    if op == Adasum and process_set is not global_process_set:
+        raise NotImplementedError(
+            "Adasum does not support non-global process sets yet; ronde.Client.allreduce has it for any set"
+        )
     return Average if op is None else op
 
 
-class _AllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, name: str | None, op: int, prescale: float, postscale: float
-    ) -> torch.Tensor:
-        ctx.options = (op, prescale, postscale)
-        return synchronize(client().allreduce_async(tensor, op, name, prescale, postscale))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        op, prescale, postscale = ctx.options
-        reduced = client().allreduce(gradients[0], op, None, prescale, postscale)
-        return reduced, None, None, None, None
+def _check_devices(tensors: Sequence[torch.Tensor]) -> None:
+    devices = {str(tensor.device) for tensor in tensors}
+    if len(devices) > 1:
+        raise RuntimeError(f"the tensors of a group must be on the same device, not on {', '.join(sorted(devices))}")
 
 
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
-        ctx.rows = tensor.shape[0] if tensor.dim() else 1
-        return synchronize(client().allgather_async(tensor, name))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        rows = client().allgather(torch.tensor([ctx.rows]))
-        start = int(rows[: rank()].sum())
-        reduced = client().allreduce(gradients[0], Average)
-        return reduced[start : start + ctx.rows], None
-
-
-class _Broadcast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None) -> torch.Tensor:
-        ctx.root_rank = root_rank
-        return synchronize(client().broadcast_async(tensor, root_rank, name))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        reduced = client().allreduce(gradients[0], Average)
-        return (reduced if rank() == ctx.root_rank else torch.zeros_like(reduced)), None, None
+def _tensor(handle: int) -> torch.Tensor:
+    result: torch.Tensor = synchronize(handle)
+    return result

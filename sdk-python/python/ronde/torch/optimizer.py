@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
-from ronde.handle import Handle
-from ronde.ops import Adasum, Average, Sum
-from ronde.torch import mpi_ops
+from ronde.ops import Adasum, Average
+from ronde.torch import basics
+from ronde.torch.adasum import AdasumDistributed, DeltaReducer
 from ronde.torch.compression import Compression, Compressor
-from ronde.torch.window import Window
+from ronde.torch.process_sets import ProcessSet, global_process_set
+from ronde.torch.reducer import Reducer, trainable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 def DistributedOptimizer(  # noqa: N802 -- the name that users know
@@ -27,49 +27,78 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """An optimizer of the same class that reduces gradients over all ranks before each step.
 
     named_parameters          -- names by which the ranks agree, usually `model.named_parameters()`
-    compression               -- what is done to a gradient before it is handed over
+    compression               -- what is done to a gradient before it is handed over, and undone after
     backward_passes_per_step  -- backward passes whose gradients are summed here before they are reduced
-    op                        -- Average or another reduction, but not Adasum
+    op                        -- Average or another reduction. With Adasum each rank makes a step of the wrapped
+                                 optimizer by itself, and the changes of the parameters are reduced, not the gradients
     gradient_predivide_factor -- with Average: divides by this before and by the rest after the sum
-    sparse_as_dense           -- makes sparse gradients dense; without it they raise
+    num_groups                -- deprecated: groups
+    groups                    -- how gradients are reduced together: in so many groups of about as many parameters each,
+                                 or by the lists of parameters given; those in no list go alone
+    sparse_as_dense           -- makes sparse gradients dense; without it what each rank has is gathered
+    process_set               -- whose ranks reduce; other ranks step by themselves
 
     The optimizer given is not to be used any more: the result takes over its parameters and state.
 
-    From 64 KiB on the memory of a gradient is replaced by the result's when it is reduced, not written (`p.grad` stays
-    the same tensor); not so for gradients that are compressed, on another device, parts of a larger tensor or not laid
-    out in rows, and not with `init(mapped=False)` or RONDE_MAPPED=0. Bits are the same either way.
+    A parameter without a gradient on this rank counts as zeros; if no rank has one, its gradient stays None. (Ranks ask
+    each other in the first steps, then in ever fewer, but in each step while one of them lacks a gradient; in a step in
+    which they did not ask, zeros are the result.)
 
-    Gradients are of the floating-point types of `ronde.Client.allreduce` and have the same shapes on all ranks; `step`
-    and `synchronize` raise what that does. Raises NotImplementedError for Adasum, and ValueError for
-    `backward_passes_per_step` below 1, a factor without Average, and names that are missing or not unique.
+    From 64 KiB on the memory of a gradient is replaced by the result's when it is reduced, not written (`p.grad` stays
+    the same tensor); not so for gradients that are grouped, compressed, on another device, parts of a larger tensor or
+    not laid out in rows, and not with `init(mapped=False)` or RONDE_MAPPED=0. Bits are the same either way.
+
+    Gradients are of the floating-point types of `ronde.torch.allreduce` and have the same shapes on all ranks; `step`
+    and `synchronize` raise what that does. Raises ValueError for `backward_passes_per_step` below 1, a factor without
+    Average, groups that are none, and names that are missing or not unique; NotImplementedError for Adasum with a
+    process set.
     """
-    if op == Adasum:
-        raise NotImplementedError("DistributedOptimizer does not support op=Adasum yet")
     if op != Average and gradient_predivide_factor != 1.0:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
+    if num_groups != 0:
+        warnings.warn("num_groups is deprecated; use groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    _check_groups(groups)
     names = _names(optimizer, named_parameters)
+    if op == Adasum and process_set is not global_process_set:
+        raise NotImplementedError("Adasum does not support non-global process sets yet")
+    if op == Adasum and basics.size() > 1:
+        return _wrapped(optimizer, AdasumDistributed, DeltaReducer(names, compression, backward_passes_per_step))
+    reducer = Reducer(names, compression, backward_passes_per_step, op, process_set)
+    reducer.predivide, reducer.sparse_as_dense = gradient_predivide_factor, sparse_as_dense
+    reducer.group(_grouped(groups, trainable(optimizer)))
+    return _wrapped(optimizer, _Distributed, reducer)
+
+
+def _wrapped(optimizer: torch.optim.Optimizer, mixin: type, reducer: Any) -> Any:
     kind = type(optimizer)
-    distributed: Any = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
+    distributed: Any = type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
     result = distributed.__new__(distributed)
     # The same groups, state and defaults: a scheduler made for the optimizer before keeps its effect.
     result.__dict__.update(optimizer.__dict__)
-    result._ronde = _Reducer(names, compression, backward_passes_per_step, op, gradient_predivide_factor)
-    result._ronde.sparse_as_dense = sparse_as_dense
-    result._ronde.watch(result)
+    # A scheduler has laid its own step over the wrapped one's, and looks there whether a step was made.
+    result.__dict__.pop("step", None)
+    result._wrapped = optimizer
+    result._ronde = reducer
+    reducer.watch(result)
     return result
 
 
 class _Distributed(torch.optim.Optimizer):
     """What is laid over the wrapped optimizer's class."""
 
-    _ronde: _Reducer
+    _ronde: Reducer
+    _wrapped: Any
 
     def synchronize(self) -> None:
         """Waits until all gradients are reduced. Then clip them, and step within `skip_synchronize`."""
@@ -87,6 +116,7 @@ class _Distributed(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduces the gradients and makes a step of the wrapped optimizer."""
         self._ronde.before_step(self)
+        self._wrapped._opt_called = True  # PyTorch's schedulers warn without it
         return super().step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -107,150 +137,26 @@ class _Distributed(torch.optim.Optimizer):
         self._ronde.reset()
 
 
-class _Reducer:
-    """The reductions of one optimizer's gradients: which are in flight, and how often each parameter was passed."""
-
-    def __init__(
-        self, names: dict[torch.Tensor, str], compression: type[Compressor], passes: int, op: int, predivide: float
-    ) -> None:
-        self.names = names
-        self.compression = compression
-        self.passes = passes
-        self.op, self.prescale, self.postscale = op, 1.0, 1.0
-        self.sparse_as_dense = False
-        self.steps_synchronize = True
-        if predivide != 1.0:
-            self.op, self.prescale, self.postscale = Sum, 1.0 / predivide, predivide / mpi_ops.size()
-        self._left: dict[torch.Tensor, int] = {}
-        self._in_flight: dict[torch.Tensor, _Reduction] = {}
-        self._synchronized = False
-
-    def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Submits each gradient as soon as the backward pass has accumulated it."""
-        if mpi_ops.size() == 1:
-            return
-        for parameter in _trainable(optimizer):
-            parameter.register_post_accumulate_grad_hook(self._accumulated)
-
-    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Submits what no hook has submitted, then waits for everything."""
-        if mpi_ops.size() == 1:
-            self._synchronized = True
-            return
-        try:
-            window = Window()
-            # In the order of the groups, which is the same on all ranks.
-            for parameter in _trainable(optimizer):
-                if parameter not in self._in_flight:
-                    gradient = parameter.grad
-                    if gradient is None:
-                        gradient = parameter.grad = torch.zeros_like(parameter)
-                    nbytes = gradient.numel() * gradient.element_size()
-                    window.submit(nbytes, partial(self._submit, parameter))
-            window.finish()
-            for reduction in list(self._in_flight.values()):
-                reduction.wait()
-            self._synchronized = True
-        finally:
-            self.drop_in_flight()
-
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Reduces what has to be reduced before a step."""
-        if self.steps_synchronize:
-            if self._synchronized:
-                warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): "
-                    "gradients are reduced a second time",
-                    stacklevel=3,
-                )
-            self.synchronize(optimizer)
-        self._synchronized = False
-
-    def check_idle(self) -> None:
-        """Raises while gradients are in flight."""
-        if self._in_flight:
-            raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-                "optimizer.synchronize(): this would lose gradients that are being reduced"
-            )
-
-    def reset(self) -> None:
-        """Begins anew, as after a step."""
-        self.drop_in_flight()
-        self._synchronized = False
-
-    def drop_in_flight(self) -> None:
-        """Forgets reductions; what is not complete is withdrawn."""
-        self._in_flight.clear()
-        self._left.clear()
-
-    def _accumulated(self, parameter: torch.Tensor) -> None:
-        if parameter in self._in_flight:
-            raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before a call to step(); increase "
-                "backward_passes_per_step to accumulate gradients locally."
-            )
-        left = self._left.get(parameter, self.passes) - 1
-        self._left[parameter] = left
-        if left == 0:
-            self._submit(parameter)
-
-    def _submit(self, parameter: torch.Tensor) -> _Reduction:
-        gradient = parameter.grad
-        assert gradient is not None  # the hook runs behind its accumulation; others are made by `synchronize`
-        if gradient.is_sparse:
-            if not self.sparse_as_dense:
-                raise ValueError(f"the gradient of {self._name(parameter)} is sparse; use sparse_as_dense=True")
-            gradient = parameter.grad = gradient.to_dense()
-        compressed, context = self.compression.compress(gradient)
-        client, name = mpi_ops.client(), self._name(parameter)
-        if compressed is gradient:
-            handle = client.reduce_gradient(gradient, self.op, name, self.prescale, self.postscale)
-        else:
-            handle = client.allreduce_async(compressed, self.op, name, self.prescale, self.postscale, out=compressed)
-        reduction = _Reduction(handle, parameter, gradient, self.compression, context)
-        self._in_flight[parameter] = reduction
-        return reduction
-
-    def _name(self, parameter: torch.Tensor) -> str:
-        # A parameter that was added later has no name; its place among all others is its name.
-        return self.names.setdefault(parameter, f"noname.later.{len(self.names)}")
+def _check_groups(groups: Any) -> None:
+    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
+        return
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
+        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    members = [member for group in groups for member in group]
+    if not all(isinstance(member, torch.Tensor) for member in members):
+        raise ValueError("groups must consist of torch.Tensor")
+    if len({id(member) for member in members}) != len(members):
+        raise ValueError("A parameter can only appear once in groups.")
 
 
-class _Reduction:
-    """One gradient on its way."""
-
-    def __init__(
-        self,
-        handle: Handle,
-        parameter: torch.Tensor,
-        gradient: torch.Tensor,
-        compression: type[Compressor],
-        context: Any,
-    ) -> None:
-        self._handle = handle
-        self._parameter = parameter
-        self._gradient = gradient
-        self._compression = compression
-        self._context = context
-        self._done = False
-
-    def wait(self) -> None:
-        """Waits and writes the result where the optimizer looks. May be called again."""
-        if self._done:
-            return
-        result = self._compression.decompress(self._handle.wait(), self._context)
-        if result is not self._gradient:
-            with torch.no_grad():
-                self._gradient.copy_(result)
-        # The user may have replaced it meanwhile.
-        if self._parameter.grad is not self._gradient:
-            self._parameter.grad = self._gradient
-        self._done = True
-
-
-def _trainable(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
+def _grouped(groups: Any, parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """The groups as lists, the same on all ranks because parameters have the same order there."""
+    if groups is None or isinstance(groups, int):
+        count = min(groups or 0, len(parameters))
+        shares = [divmod(len(parameters), count) for _ in range(count)]
+        starts = [index * each + min(index, more) for index, (each, more) in enumerate(shares)]
+        return [parameters[start:end] for start, end in zip(starts, [*starts[1:], len(parameters)])]
+    return [list(group) for group in groups if group]
 
 
 def _names(

@@ -1,0 +1,206 @@
+"""Sidecars for processes that no launcher of ronde has started: a program by itself, or one under `mpirun`.
+
+The process with local rank 0 starts a sidecar that serves this host's processes only and ends with it; the others find
+it in a directory that only this user can read.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import select
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+from ronde.__main__ import COMMAND, installed
+from ronde.errors import RondeError
+
+START_TIMEOUT_S = 60.0
+_LOOK_PAUSE_S = 0.02
+_FOUND_BY = ("RONDE_SOCKET", "RONDE_JOB")
+_FILE = "sidecar.json"
+_JOB = "local"
+
+
+class Place(NamedTuple):
+    """A process among those that `mpirun` has started.
+
+    rank, size             -- among all
+    local_rank, local_size -- among those of this host
+    job                    -- what tells this run from others on this host
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    job: str
+
+
+def settings_without_launcher(given: dict[str, Any]) -> dict[str, Any]:
+    """What `ronde.connect` lacks when neither the environment nor the caller says where a sidecar is.
+
+    Nothing when one of them does, but for the rank, which is MPI's under `mpirun`. Raises RondeError with cause
+    "settings" under `mpirun` on several hosts, and "connect" when no sidecar can be started.
+    """
+    place = mpi_place(os.environ)
+    if any(name in os.environ for name in _FOUND_BY) or given.get("socket") is not None or _is_served():
+        is_ranked = "RONDE_RANK" in os.environ or given.get("rank") is not None
+        return {} if place is None or is_ranked else {"rank": place.rank}
+    if place is None:
+        return {"socket": _own_sidecar(1), "job": _JOB, "rank": 0}
+    if place.local_size != place.size:
+        raise RondeError(
+            f"mpirun has started {place.size} processes, {place.local_size} of them on this host, and no sidecar: on "
+            "several hosts start the job with `ronde run` or `horovodrun`, or a `ronde sidecar` on each and name "
+            "its directory by RONDE_SOCKET",
+            "settings",
+        )
+    return {"socket": _shared_sidecar(place), "job": _JOB, "rank": place.rank}
+
+
+def mpi_place(environment: Any) -> Place | None:
+    """Where Open MPI says that this process is; None when it has not started it."""
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    numbers = [environment.get(f"OMPI_COMM_WORLD_{name}") for name in names]
+    if not all(numbers):
+        return None
+    rank, size, local_rank, local_size = (int(number) for number in numbers)
+    job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or ""
+    # The job's name in PMIx; without one, what all of its processes have from the same `mpirun`.
+    job = job or f"session {os.getsid(0)}"
+    return Place(rank, size, local_rank, local_size, job)
+
+
+def _is_served() -> bool:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    usual = [pathlib.Path(runtime) / "ronde"] if runtime else []
+    return any((directory / "rpc.sock").exists() for directory in [*usual, pathlib.Path("/run/ronde")])
+
+
+class _Sidecar:
+    """The sidecar that this process has started, once; it serves until this process ends."""
+
+    process: subprocess.Popen[bytes] | None = None
+    started_by = 0
+    socket = ""
+
+
+_sidecar = _Sidecar()
+
+
+def _own_sidecar(ranks: int) -> str:
+    """The directory of this process's own sidecar; starts it when there is none, or it has ended."""
+    is_there = _sidecar.started_by == os.getpid() and _sidecar.process is not None
+    if is_there and _sidecar.process is not None and _sidecar.process.poll() is None:
+        return _sidecar.socket
+    command = [_program(), "sidecar", "--local-ranks", str(ranks), "--job", _JOB]
+    # In a session of its own: it is asked to leave by the end of its input, not by the interrupt that ends the program.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        said = _first_line(process)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    if not _sidecar.started_by:
+        atexit.register(_leave)
+    _sidecar.process, _sidecar.started_by, _sidecar.socket = process, os.getpid(), said
+    return said
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> str:
+    """Where the sidecar serves. It says more later, which nobody reads: its output is closed."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    line = b""
+    assert process.stdout is not None
+    with process.stdout as output:
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
+            part = os.read(output.fileno(), 65_536) if ready else b""
+            if not part:
+                how = "has ended" if ready else f"has said nothing for {START_TIMEOUT_S:.0f} s"
+                raise RondeError(f"the sidecar that this process has started {how}; its reason is above", "connect")
+            line += part
+    said = json.loads(line.splitlines()[0])
+    if said["type"] != "serving":
+        raise RondeError(
+            f"the sidecar that this process has started cannot serve: {said.get('reason', said)}", "connect"
+        )
+    return str(said["socket_dir"])
+
+
+def _leave() -> None:
+    """Asks the sidecar to end, and waits for it: nothing is left behind."""
+    process = _sidecar.process
+    if process is None or _sidecar.started_by != os.getpid() or process.stdin is None:
+        return
+    process.stdin.close()
+    try:
+        process.wait(10.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _shared_sidecar(place: Place) -> str:
+    """The directory of the sidecar of all processes of this host."""
+    directory = _meeting_place(place)
+    file = directory / _FILE
+    if place.local_rank == 0:
+        socket = _own_sidecar(place.local_size)
+        written = file.with_suffix(".new")
+        written.write_text(json.dumps({"socket": socket, "starter": _identity(os.getpid())}))
+        written.rename(file)
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        return socket
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            said = json.loads(file.read_text())
+            # What an earlier run left behind does not count.
+            if said["starter"] == _identity(said["starter"][0]):
+                return str(said["socket"])
+        time.sleep(_LOOK_PAUSE_S)
+    raise RondeError(
+        f"local rank 0 has started no sidecar within {START_TIMEOUT_S:.0f} s; all of the job must call init()",
+        "connect",
+    )
+
+
+def _meeting_place(place: Place) -> pathlib.Path:
+    """A directory that nobody else can write to or read, whose name all processes of this run know."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    digest = hashlib.sha256(place.job.encode()).hexdigest()[:16]
+    directory = pathlib.Path(base) / f"ronde-mpi-{os.getuid()}-{digest}"
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise RondeError(f"{directory} is not a directory of this user alone; remove it", "settings")
+    return directory
+
+
+def _identity(pid: int) -> list[int]:
+    """A process and when it started; numbers of processes come again."""
+    fields = pathlib.Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()
+    return [int(pid), int(fields[19])]
+
+
+def _program() -> str:
+    path = os.environ.get("RONDE_BIN") or installed() or shutil.which(COMMAND)
+    if path is None:
+        raise RondeError(
+            "there is no command `ronde` beside this package to start a sidecar with; install ronde's wheel, or "
+            "start the program with `ronde run`",
+            "connect",
+        )
+    return path

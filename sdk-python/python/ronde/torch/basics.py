@@ -1,0 +1,227 @@
+"""Beginning and end of a session, and what a process can ask about itself and about ronde."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import TYPE_CHECKING, Any
+
+from ronde import alone
+from ronde.client import connect
+from ronde.torch import communicators, process_sets, world
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ronde.client import Client
+
+_DYNAMIC = "dynamic"
+_IS_DYNAMIC_BY = ("RONDE_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS")
+_is_registered = False
+
+
+def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **settings: Any) -> None:
+    """Connects this process to its sidecar; does nothing when it is connected already.
+
+    comm         -- the ranks that take part, as a list of their numbers or a communicator of mpi4py, both in ascending
+                    order; without it all. All processes of the job call `init`, each with the ranks among which it
+                    counts. With communicators `mpirun` must have started the job.
+    process_sets -- sets to register, the same on all ranks; or "dynamic", so that `add_process_set` and
+                    `remove_process_set` may be called, as with HOROVOD_DYNAMIC_PROCESS_SETS=1
+    settings     -- what `ronde.connect` takes
+
+    Ranks are those of `ronde run` or `horovodrun`; under `mpirun` on one host those of MPI, and a process that nobody
+    started is a job of its own: the sidecar is then started by the process with local rank 0.
+
+    Raises what `ronde.connect` does, and ValueError for arguments that are none of these and for a process set that
+    comes twice; the session stays then.
+    """
+    global _is_registered  # noqa: PLW0603
+    if world.is_begun():
+        return
+    _check(comm, process_sets)
+    if not _is_registered:
+        atexit.register(shutdown)
+        _is_registered = True
+    settings = {**alone.settings_without_launcher(settings), **settings}
+    client = connect(**settings)
+    try:
+        is_dynamic = process_sets == _DYNAMIC or any(os.environ.get(name) == "1" for name in _IS_DYNAMIC_BY)
+        begun = world.World(client, is_dynamic)
+        if comm is not None:
+            _restrict(begun, comm, settings.get("socket"))
+    except BaseException:
+        client.close()
+        raise
+    world.begin(begun)
+    _sets_begin(process_sets)
+
+
+def shutdown() -> None:
+    """Ends the session, for all ranks; runs by itself when the program ends.
+
+    Operations in flight fail and results not yet read are lost. Does nothing when there is no session. `init` may be
+    called again, any number of times.
+    """
+    ended = world.end()
+    if ended is not None:
+        process_sets.end()
+        ended.client.close()
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called, and `shutdown` not since."""
+    return world.is_begun()
+
+
+def client() -> Client:
+    """The process's client: ronde's own interface. Raises ValueError before `init`, as all that needs it does."""
+    return world.current().client
+
+
+def rank() -> int:
+    """This process's number, from 0."""
+    return world.current().rank
+
+
+def size() -> int:
+    """The number of processes."""
+    return world.current().size
+
+
+def local_rank() -> int:
+    """This process's number among those of the same sidecar: those of the same host, as `ronde run` starts them."""
+    return world.current().local_rank
+
+
+def local_size() -> int:
+    """The number of processes of the same sidecar."""
+    return world.current().local_size
+
+
+def cross_rank() -> int:
+    """The number of this process's sidecar among those that have a process of this local rank."""
+    return world.current().cross_rank
+
+
+def cross_size() -> int:
+    """The number of sidecars that have a process of this local rank."""
+    return world.current().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all sidecars serve the same number of processes."""
+    return world.current().is_homogeneous
+
+
+def mpi_threads_supported() -> bool:
+    """Raises ValueError: there is no MPI inside."""
+    raise ValueError("ronde has not been built with MPI support: it needs none")
+
+
+def mpi_enabled() -> bool:
+    """False: MPI moves no tensor, also not in a job that `mpirun` has started."""
+    return False
+
+
+def mpi_built() -> bool:
+    """False: see `mpi_enabled`."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Whether a session is open: programs ask this to know that they run without MPI."""
+    return world.is_begun()
+
+
+def gloo_built() -> bool:
+    """True: programs ask this to know that they can run on CPUs without MPI. There is no Gloo inside."""
+    return True
+
+
+def nccl_built() -> int:
+    """0: this release does not use NCCL."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False: ronde does not use IBM's DDL."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: ronde does not use oneCCL."""
+    return False
+
+
+def cuda_built() -> bool:
+    """False: tensors on GPUs go through main memory in this release."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: as `cuda_built`."""
+    return False
+
+
+def _check(comm: Any, sets: Any) -> None:
+    if comm is not None and not communicators.is_communicator(comm) and not isinstance(comm, (list, tuple, range)):
+        raise ValueError(
+            f"Invalid type of argument comm: {type(comm).__name__}; give a list of ranks or a communicator of mpi4py"
+        )
+    if isinstance(sets, str) and sets != _DYNAMIC:
+        raise ValueError(f'process_sets is {sets!r}; give a list of hvd.ProcessSet, or "dynamic"')
+    if sets is not None and not isinstance(sets, (str, list, tuple)):
+        raise ValueError(f"process_sets is {sets!r}; give a list of hvd.ProcessSet")
+    if comm is None and isinstance(sets, (list, tuple)) and any(getattr(each, "mpi_comm", None) for each in sets):
+        raise NotImplementedError("process sets of MPI communicators need the global one too: hvd.init(comm, ...)")
+
+
+def _sets_begin(sets: Sequence[Any] | str | None) -> None:
+    process_sets.begin()
+    if sets and not isinstance(sets, str):
+        process_sets.register_static(sets)
+
+
+def _restrict(begun: world.World, comm: Any, socket: Any) -> None:
+    """Makes a world of some ranks; all ranks of the job tell each other theirs."""
+    session = begun.client
+    if communicators.is_communicator(comm):
+        communicators.check_started_by_mpi(session.size)
+        mine = communicators.world_ranks(comm)
+    else:
+        mine = communicators.rank_list(comm, "comm takes")
+    everybodys = process_sets.exchanged(session, [mine, _sidecar_of_this_process(socket)], "comm")
+    _check_restriction(mine, begun)
+    hosts = {rank: host for rank, (_, host) in enumerate(everybodys)}
+    # Everybody hears the same and registers the same, in the same order.
+    for ranks in sorted({tuple(ranks) for ranks, _ in everybodys if _is_ranks_of(ranks, session.size)}):
+        if len(ranks) == session.size:
+            continue
+        members = session.add_process_set(ranks)
+        if list(ranks) == mine:
+            numbers = sorted(set(hosts.values()))
+            begun.restrict(members, [numbers.index(hosts[rank]) for rank in ranks])
+
+
+def _is_ranks_of(ranks: list[int], size: int) -> bool:
+    return ranks == sorted(set(ranks)) and bool(ranks) and ranks[-1] < size
+
+
+def _check_restriction(mine: list[int], begun: world.World) -> None:
+    if not _is_ranks_of(mine, begun.size):
+        raise ValueError(
+            f"comm is {mine}; give ranks of the job, from 0 to {begun.size - 1}, once and in ascending order"
+        )
+    if begun.rank not in mine:
+        raise ValueError(
+            f"comm is {mine}, in which this process, rank {begun.rank} of the job, is not; each process gives the "
+            "ranks among which it counts"
+        )
+
+
+def _sidecar_of_this_process(socket: Any) -> str:
+    """What workers of one sidecar have in common, also in containers of their own: the directory they share."""
+    directory = os.fspath(socket or os.environ.get("RONDE_SOCKET") or os.sep)
+    found = os.stat(directory)
+    return f"{os.uname().nodename if directory == os.sep else ''}:{found.st_dev}:{found.st_ino}"

@@ -1,0 +1,419 @@
+"""The collectives as autograd knows them, and how each is begun.
+
+Gradients follow Horovod's rules: that of a reduction is reduced the same way, that of a gather is averaged and cut,
+that of a broadcast is averaged at its root, that of a division of rows is gathered.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable
+
+import torch
+
+from ronde.ops import Average, Sum
+from ronde.torch import world
+from ronde.torch.process_sets import ProcessSet, members_of, size_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ronde.torch.world import InFlight
+
+
+def begin_allreduce(
+    tensor: torch.Tensor,
+    name: str | None,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    out: torch.Tensor | None = None,
+) -> int:
+    """A handle of the operation."""
+    members, current = members_of(process_set), world.current()
+
+    def begin() -> InFlight:
+        source, client = _tensor(tensor), current.client
+        return client.allreduce_async(source, op, name, prescale, postscale, out=out, process_set=members)
+
+    return world.handle_of("allreduce", current.submit("allreduce", name, members, begin))
+
+
+def begin_grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    in_place: bool = False,
+) -> int:
+    """A handle of the operation."""
+    members, current = members_of(process_set), world.current()
+
+    def begin() -> InFlight:
+        sources, client = [_tensor(tensor) for tensor in tensors], current.client
+        out = sources if in_place else None
+        return client.grouped_allreduce_async(sources, op, name, prescale, postscale, out=out, process_set=members)
+
+    return world.handle_of("grouped_allreduce", current.submit("grouped_allreduce", name, members, begin))
+
+
+def begin_allgather(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> int:
+    """A handle of the operation."""
+    members, current = members_of(process_set), world.current()
+
+    def begin() -> InFlight:
+        return current.client.allgather_async(_tensor(tensor), name, process_set=members)
+
+    return world.handle_of("allgather", current.submit("allgather", name, members, begin))
+
+
+def begin_grouped_allgather(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> int:
+    """A handle of the operation."""
+    members, current = members_of(process_set), world.current()
+
+    def begin() -> InFlight:
+        sources = [_tensor(tensor) for tensor in tensors]
+        return current.client.grouped_allgather_async(sources, name, process_set=members)
+
+    return world.handle_of("grouped_allgather", current.submit("grouped_allgather", name, members, begin))
+
+
+def begin_broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+    out: torch.Tensor | None = None,
+) -> int:
+    """A handle of the operation."""
+    members, current = members_of(process_set), world.current()
+    ranks = range(current.size) if process_set.ranks is None else process_set.ranks
+    if root_rank not in ranks:
+        raise ValueError(f"broadcast received invalid root rank {root_rank}: it is not among the ranks {list(ranks)}")
+    root = current.job_ranks[root_rank]
+
+    def begin() -> InFlight:
+        return current.client.broadcast_async(_tensor(tensor), root, name, out=out, process_set=members)
+
+    return world.handle_of("broadcast", current.submit("broadcast", name, members, begin))
+
+
+def begin_alltoall(tensor: torch.Tensor, splits: Splits | None, name: str | None, process_set: ProcessSet) -> int:
+    """A handle of the operation."""
+    members, current = members_of(process_set), world.current()
+
+    def begin() -> InFlight:
+        client, source = current.client, _tensor(tensor)
+        if splits is None:
+            return client.alltoall_async(source, None, name, process_set=members)
+        sent = source[: sum(splits.rows)]
+        handle = client.alltoall_async(sent, splits.rows, name, process_set=members)
+        return _Then(handle, lambda result: (result[0], result[1].to(splits.device)))
+
+    return world.handle_of("alltoall", current.submit("alltoall", name, members, begin))
+
+
+def begin_reducescatter(
+    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet, prescale: float, postscale: float
+) -> int:
+    """A handle of the operation."""
+    members, current = members_of(process_set), world.current()
+
+    def begin() -> InFlight:
+        source, client = _with_rows(tensor), current.client
+        return client.reduce_scatter_async(source, op, name, prescale, postscale, process_set=members)
+
+    return world.handle_of("reducescatter", current.submit("reducescatter", name, members, begin))
+
+
+def begin_grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    op: int,
+    process_set: ProcessSet,
+    prescale: float,
+    postscale: float,
+) -> int:
+    """A handle of the operation."""
+    members, current = members_of(process_set), world.current()
+
+    def begin() -> InFlight:
+        sources, client = [_with_rows(tensor) for tensor in tensors], current.client
+        return client.grouped_reduce_scatter_async(sources, op, name, prescale, postscale, process_set=members)
+
+    return world.handle_of("grouped_reducescatter", current.submit("grouped_reducescatter", name, members, begin))
+
+
+class Splits:
+    """How many rows each rank gets, checked."""
+
+    def __init__(self, rows: list[int], device: torch.device) -> None:
+        self.rows = rows
+        self.device = device
+
+    @classmethod
+    def of(cls, given: Any, tensor: torch.Tensor, process_set: ProcessSet) -> Splits | None:
+        """What the user gave. Raises ValueError when it does not fit the tensor and the ranks."""
+        if given is None:
+            return None
+        splits = given if isinstance(given, torch.Tensor) else torch.as_tensor(given)
+        if not isinstance(given, torch.Tensor) and not splits.is_floating_point():
+            splits = splits.to(torch.int32)
+        if splits.dtype != torch.int32:
+            raise ValueError(f"alltoall expects splits to be 32-bit integers, torch.int32; not {splits.dtype}")
+        if splits.dim() != 1:
+            raise ValueError(f"alltoall expects splits to be a 1-D tensor; not of shape {tuple(splits.shape)}")
+        members_of(process_set)  # tells of a set that is not there before its size is asked for
+        rows, ranks = [int(each) for each in splits.tolist()], size_of(process_set)
+        if len(rows) != ranks:
+            raise ValueError(f"alltoall expects splits to have {ranks} entries, one for each rank; not {len(rows)}")
+        if any(each < 0 for each in rows):
+            raise ValueError(f"alltoall expects splits to be 0 or more; not {rows}")
+        if tensor.dim() and sum(rows) > tensor.shape[0]:
+            raise ValueError(
+                f"alltoall: the sum of splits, {sum(rows)}, is larger than the first dimension of the tensor, "
+                f"{tensor.shape[0]}"
+            )
+        return cls(rows, splits.device)
+
+
+class AllReduce(torch.autograd.Function):
+    """`allreduce`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+    ) -> torch.Tensor:
+        """The reduction."""
+        ctx.options = (op, prescale, postscale, process_set)
+        return _tensor(_wait(begin_allreduce(tensor, name, *ctx.options)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Reduced the same way."""
+        return _wait(begin_allreduce(gradients[0], None, *ctx.options)), None, None, None, None, None
+
+
+class GroupedAllReduce(torch.autograd.Function):
+    """`grouped_allreduce`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+        *tensors: torch.Tensor,
+    ) -> Any:
+        """The reductions."""
+        ctx.options = (op, prescale, postscale, process_set)
+        return tuple(_wait(begin_grouped_allreduce(tensors, name, *ctx.options)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Reduced the same way, as a group."""
+        reduced = _wait(begin_grouped_allreduce(gradients, None, *ctx.options))
+        return (None, None, None, None, None, *reduced)
+
+
+class AllGather(torch.autograd.Function):
+    """`allgather`."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+        """All ranks' rows."""
+        ctx.rows, ctx.process_set = _rows(tensor), process_set
+        return _tensor(_wait(begin_allgather(tensor, name, process_set)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """The average, of which this rank takes its own rows."""
+        reduced = _wait(begin_allreduce(gradients[0], None, Average, 1.0, 1.0, ctx.process_set))
+        return _own_rows([reduced], [ctx.rows], ctx.process_set)[0], None, None
+
+
+class GroupedAllGather(torch.autograd.Function):
+    """`grouped_allgather`."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        """All ranks' rows of each."""
+        ctx.rows, ctx.process_set = [_rows(tensor) for tensor in tensors], process_set
+        return tuple(_wait(begin_grouped_allgather(tensors, name, process_set)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """The averages, of which this rank takes its own rows."""
+        reduced = _wait(begin_grouped_allreduce(gradients, None, Average, 1.0, 1.0, ctx.process_set))
+        return (None, None, *_own_rows(reduced, ctx.rows, ctx.process_set))
+
+
+class Broadcast(torch.autograd.Function):
+    """`broadcast`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        """The root's tensor."""
+        ctx.root_rank, ctx.process_set = root_rank, process_set
+        return _tensor(_wait(begin_broadcast(tensor, root_rank, name, process_set)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """The average at the root, zeros elsewhere."""
+        reduced = _wait(begin_allreduce(gradients[0], None, Average, 1.0, 1.0, ctx.process_set))
+        is_root = world.current().rank == ctx.root_rank
+        return (reduced if is_root else torch.zeros_like(reduced)), None, None, None
+
+
+class AllToAll(torch.autograd.Function):
+    """`alltoall`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: Splits | None, name: str | None, process_set: ProcessSet
+    ) -> Any:
+        """The rows for this rank, and how many came from each."""
+        ctx.process_set, ctx.rows = process_set, _rows(tensor)
+        result = _wait(begin_alltoall(tensor, splits, name, process_set))
+        if splits is None:
+            ranks = size_of(process_set)
+            received = torch.full((ranks,), result.shape[0] // ranks, dtype=torch.int32)
+        else:
+            result, received = result
+        ctx.received = received.cpu()
+        ctx.mark_non_differentiable(received)
+        return result, received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Each row's gradient goes back to where the row came from."""
+        splits = Splits(ctx.received.tolist(), ctx.received.device)
+        returned, _ = _wait(begin_alltoall(gradients[0], splits, None, ctx.process_set))
+        if returned.shape[0] < ctx.rows:
+            unsent = returned.new_zeros((ctx.rows - returned.shape[0], *returned.shape[1:]))
+            returned = torch.cat([returned, unsent])
+        return returned, None, None, None
+
+
+class ReduceScatter(torch.autograd.Function):
+    """`reducescatter`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        prescale: float,
+        postscale: float,
+    ) -> torch.Tensor:
+        """This rank's rows."""
+        ctx.factor, ctx.process_set = _scatter_factor(op, process_set, prescale, postscale), process_set
+        return _tensor(_wait(begin_reducescatter(tensor, name, op, process_set, prescale, postscale)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """All ranks' rows, scaled."""
+        scaled = _scaled(gradients[0], ctx.factor)
+        return _wait(begin_allgather(scaled, None, ctx.process_set)), None, None, None, None, None
+
+
+class GroupedReduceScatter(torch.autograd.Function):
+    """`grouped_reducescatter`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        prescale: float,
+        postscale: float,
+        *tensors: torch.Tensor,
+    ) -> Any:
+        """This rank's rows of each."""
+        ctx.factor, ctx.process_set = _scatter_factor(op, process_set, prescale, postscale), process_set
+        return tuple(_wait(begin_grouped_reducescatter(tensors, name, op, process_set, prescale, postscale)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """All ranks' rows of each, scaled."""
+        scaled = [_scaled(gradient, ctx.factor) for gradient in gradients]
+        gathered = _wait(begin_grouped_allgather(scaled, None, ctx.process_set))
+        return (None, None, None, None, None, *gathered)
+
+
+class _Then:
+    """An operation in flight whose result is changed when it is there."""
+
+    def __init__(self, in_flight: InFlight, change: Callable[[Any], Any]) -> None:
+        self._in_flight = in_flight
+        self._change = change
+
+    def poll(self) -> bool:
+        return self._in_flight.poll()
+
+    def wait(self) -> Any:
+        return self._change(self._in_flight.wait())
+
+
+def _wait(handle: int) -> Any:
+    return world.synchronize(handle)
+
+
+def _tensor(given: Any) -> torch.Tensor:
+    if not isinstance(given, torch.Tensor):
+        raise ValueError(f"a {type(given).__name__} is not supported; give a torch.Tensor")
+    return given
+
+
+def _with_rows(given: Any) -> torch.Tensor:
+    if _tensor(given).dim() == 0:
+        raise ValueError("reducescatter does not support scalar tensors: there are no rows to divide")
+    checked: torch.Tensor = given
+    return checked
+
+
+def _rows(tensor: torch.Tensor) -> int:
+    return tensor.shape[0] if tensor.dim() else 1
+
+
+def _own_rows(gathered: Sequence[torch.Tensor], rows: list[int], process_set: ProcessSet) -> list[torch.Tensor]:
+    """Of each tensor the rows that this rank gave, where each rank gave `rows`."""
+    every = _wait(begin_allgather(torch.tensor([rows]), None, process_set))
+    me = int(process_set.rank() or 0)
+    starts = every[:me].sum(dim=0).tolist()
+    return [each[start : start + own] for each, start, own in zip(gathered, starts, rows)]
+
+
+def _scatter_factor(op: int, process_set: ProcessSet, prescale: float, postscale: float) -> float:
+    return (size_of(process_set) if op == Sum else 1) * prescale * postscale
+
+
+def _scaled(gradient: torch.Tensor, factor: float) -> torch.Tensor:
+    return gradient if factor == 1.0 else gradient * factor
+
+
+def reduced(tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet) -> torch.Tensor:
+    """`allreduce` without a gradient."""
+    result: torch.Tensor = _wait(begin_allreduce(tensor, name, op, 1.0, 1.0, process_set))
+    return result
+
+
+def gathered(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+    """`allgather` without a gradient."""
+    result: torch.Tensor = _wait(begin_allgather(tensor, name, process_set))
+    return result

@@ -1,0 +1,70 @@
+"""Python objects between ranks.
+
+They travel as pickles, so receiving one runs what its sender put into it. That is the user's call and never ronde's:
+only ranks of this job can send, over the sealed path, but who lets another rank send objects trusts it with this
+process. Parameters and optimizer state do not travel this way: see `broadcast_optimizer_state`.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import torch
+
+from ronde.torch import gradients, world
+from ronde.torch.process_sets import ProcessSet, global_process_set
+
+try:  # Functions and classes of `__main__` too, where it is installed.
+    import cloudpickle
+except ImportError:
+    cloudpickle = None
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The object of rank `root_rank`: a copy on other ranks, the object itself there.
+
+    obj  -- what can be pickled; with the package cloudpickle also functions and classes of the program itself. Only the
+            root's counts
+    name -- what the ranks know the operation by
+
+    Raises what `broadcast` does, and on the root what pickling does.
+    """
+    is_root = world.current().rank == root_rank
+    content = _pickled(obj) if is_root else torch.zeros(0, dtype=torch.uint8)
+    length = torch.tensor([content.numel()], dtype=torch.int64)
+    length = _wait(gradients.begin_broadcast(length, root_rank, _part(name, "sz"), process_set))
+    if not is_root:
+        content = torch.zeros(int(length), dtype=torch.uint8)
+    told = _wait(gradients.begin_broadcast(content, root_rank, _part(name, "t"), process_set))
+    return obj if is_root else _unpickled(told)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """All ranks' objects, in the order of ranks. As for `broadcast_object`; objects may differ in type and size."""
+    content = _pickled(obj)
+    lengths = torch.tensor([content.numel()], dtype=torch.int64)
+    lengths = _wait(gradients.begin_allgather(lengths, _part(name, "sz"), process_set))
+    told = _wait(gradients.begin_allgather(content, _part(name, "t"), process_set))
+    return [_unpickled(part) for part in torch.split(told, lengths.tolist())]
+
+
+def _part(name: str | None, part: str) -> str | None:
+    return None if name is None else f"{name}.{part}"
+
+
+def _pickled(obj: Any) -> torch.Tensor:
+    written = io.BytesIO()
+    (pickle if cloudpickle is None else cloudpickle).dump(obj, written)
+    return torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)
+
+
+def _unpickled(content: torch.Tensor) -> Any:
+    return pickle.loads(content.numpy().tobytes())
+
+
+def _wait(handle: int) -> Any:
+    return world.synchronize(handle)

@@ -1,0 +1,212 @@
+"""Process sets: some of the ranks, which perform collectives among themselves."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from ronde.errors import MismatchError, RefusedError
+from ronde.torch import communicators, world
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ronde.client import Client
+    from ronde.process_set import ProcessSet as JobSet
+
+
+class ProcessSet:
+    """Some ranks, given as numbers or by an mpi4py communicator; of use once it is registered.
+
+    process_set_id -- None until it is registered by `init(process_sets=[...])` or `add_process_set`, and after it was
+                      removed
+    ranks          -- ascending; None where only the communicator knows them yet
+    mpi_comm       -- the communicator that it was made from, else None
+
+    Raises ValueError when it is given something else.
+    """
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        self.process_set_id: int | None = None
+        self.ranks: list[int] | None = None
+        self.mpi_comm: Any = None
+        self._members: JobSet | None = None
+        if communicators.is_communicator(ranks_or_comm):
+            self.mpi_comm = ranks_or_comm
+        else:
+            self.ranks = sorted(communicators.rank_list(ranks_or_comm, "ProcessSet takes"))
+
+    def size(self) -> int | None:
+        """The number of its ranks; None until it is registered."""
+        return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This process's number among its ranks, from 0; None until it is registered.
+
+        Raises ValueError when this process is not in it.
+        """
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        me = world.current().rank
+        if me not in self.ranks:
+            raise ValueError(f"Rank {me} is not part of provided process set: {self}")
+        return self.ranks.index(me)
+
+    def included(self) -> bool | None:
+        """Whether this process is in it; None while its ranks are not known."""
+        return None if self.ranks is None else world.current().rank in self.ranks
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+
+def _global_set() -> ProcessSet:
+    everybody = ProcessSet([])
+    everybody.process_set_id, everybody.ranks = 0, None
+    return everybody
+
+
+global_process_set = _global_set()
+"""All ranks; what every operation uses unless another set is given."""
+
+
+def members_of(process_set: ProcessSet) -> JobSet | None:
+    """What the client takes for a set: None for all ranks of the job.
+
+    Raises ValueError for a set that is not registered or does not have this process, and before `init`.
+    """
+    current = world.current()
+    if process_set is global_process_set:
+        return current.base
+    members = getattr(process_set, "_members", None)
+    if members is None or process_set.process_set_id is None:
+        raise ValueError(f"Process set provided does not exist, or has not been registered. It is {process_set}.")
+    if not members.included():
+        raise ValueError(f"Rank {current.rank} is not a member of the provided process set. It is {process_set}.")
+    checked: JobSet = members
+    return checked
+
+
+def size_of(process_set: ProcessSet) -> int:
+    """The number of a registered set's ranks. Raises ValueError before `init`."""
+    world.current()
+    return len(process_set.ranks or [])
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Registers a process set while the job runs. All ranks call it, those outside the set too, with the same ranks.
+
+    Needs `init(process_sets="dynamic")` or HOROVOD_DYNAMIC_PROCESS_SETS=1. Returns the set that was given, or a new one
+    of the ranks that were. Raises ValueError when sets are not dynamic, for ranks that are none, are there twice, or
+    form a set already, and when ranks do not agree; NotImplementedError for a set of a communicator.
+    """
+    current = world.current()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if added.mpi_comm is not None:
+        raise NotImplementedError(
+            "a process set of an MPI communicator is registered by hvd.init(comm, process_sets=[...]); later give ranks"
+        )
+    if not current.is_dynamic:
+        raise ValueError(
+            "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding process sets after hvd.init(), or call "
+            'hvd.init(process_sets="dynamic")'
+        )
+    _register(added, [added.ranks or []])
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Removes a process set. All ranks call it. Its `process_set_id` becomes None.
+
+    Returns False, and does nothing, for the set of all ranks and one that is not registered. Raises ValueError when
+    process sets are not dynamic: see `add_process_set`.
+    """
+    current = world.current()
+    if not current.is_dynamic:
+        raise ValueError(
+            "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow removing process sets after hvd.init(), or call "
+            'hvd.init(process_sets="dynamic")'
+        )
+    members = process_set._members
+    if process_set is global_process_set or members is None or process_set.process_set_id is None:
+        return False
+    is_removed = current.client.remove_process_set(members)
+    _forget(process_set)
+    return is_removed
+
+
+def register_static(process_sets: Sequence[Any]) -> None:
+    """The sets that `init` was given, in their order, which is the same on all ranks.
+
+    Raises ValueError, on all ranks, when one is none, comes twice, or is not the same on all ranks.
+    """
+    for number, each in enumerate(process_sets):
+        if not isinstance(each, ProcessSet):
+            raise ValueError(f"process_sets has {each!r} at {number}; give a list of hvd.ProcessSet")
+    client = world.current().client
+    mine = [_ranks_now(each) for each in process_sets]
+    everybodys = exchanged(client, mine, "process_sets")
+    if len({len(lists) for lists in everybodys}) != 1:
+        raise ValueError("process_sets has not the same length on all ranks")
+    seen: list[list[int]] = [list(range(world.current().size))]
+    for number, each in enumerate(process_sets):
+        distinct = sorted({tuple(lists[number]) for lists in everybodys})
+        if len(distinct) > 1 and each.mpi_comm is None:
+            raise ValueError(f"process_sets entry number {number} is not the same on all ranks: {distinct}")
+        if any(list(ranks) in seen for ranks in distinct):
+            raise ValueError(f"process_sets entry number {number} is a duplicate")
+        seen.extend(list(ranks) for ranks in distinct)
+        _register(each, [list(ranks) for ranks in distinct])
+
+
+def exchanged(client: Client, mine: Any, name: str, members: JobSet | None = None) -> list[Any]:
+    """What each rank gives, in their order; what JSON can say."""
+    text = numpy.frombuffer(json.dumps(mine).encode() + b"\n", dtype=numpy.uint8)
+    told = client.allgather(text, f"ronde.{name}", process_set=members)
+    return [json.loads(line) for line in told.tobytes().decode().splitlines()]
+
+
+def begin() -> None:
+    """The set of all ranks knows them from `init` on."""
+    global_process_set.ranks = list(range(world.current().size))
+
+
+def end() -> None:
+    """With the session its sets are gone."""
+    for registered in list(_registered):
+        _forget(registered)
+
+
+_registered: list[ProcessSet] = []
+
+
+def _ranks_now(process_set: ProcessSet) -> list[int]:
+    if process_set.mpi_comm is None:
+        return list(process_set.ranks or [])
+    return sorted(communicators.world_ranks(process_set.mpi_comm))
+
+
+def _register(process_set: ProcessSet, lists: list[list[int]]) -> None:
+    """Registers one set, or, of a communicator, one for each of the lists; this process keeps the one it is in."""
+    current = world.current()
+    if process_set.process_set_id is not None:
+        raise ValueError(f"{process_set} is a duplicate process set: it is registered already")
+    for ranks in lists:
+        if any(rank >= current.size for rank in ranks):
+            raise ValueError(f"process set {ranks} has a rank that is not among the {current.size} ranks of the job")
+        try:
+            members = current.client.add_process_set(current.job_ranks[rank] for rank in ranks)
+        except (RefusedError, MismatchError) as error:
+            raise ValueError(f"duplicate process set, or one that cannot be: {error}") from error
+        if current.rank in ranks or process_set.mpi_comm is None:
+            process_set.process_set_id, process_set.ranks, process_set._members = members.id, sorted(ranks), members
+    _registered.append(process_set)
+
+
+def _forget(process_set: ProcessSet) -> None:
+    process_set.process_set_id = process_set._members = None
+    if process_set.mpi_comm is not None:
+        process_set.ranks = None
+    _registered[:] = [each for each in _registered if each is not process_set]

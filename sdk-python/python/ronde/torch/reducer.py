@@ -1,0 +1,337 @@
+"""The reductions of one optimizer's gradients, from the hooks of the backward pass to the step."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable
+
+import torch
+
+from ronde.ops import Average, Sum
+from ronde.tensors import owns_memory
+from ronde.torch import basics, world
+from ronde.torch.process_sets import ProcessSet, members_of, size_of
+from ronde.torch.sparse import sparse_allreduce_async
+from ronde.torch.window import Window
+
+if TYPE_CHECKING:
+    from ronde.torch.compression import Compressor
+    from ronde.torch.world import InFlight
+
+
+def trainable(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The parameters that get gradients, in the order of the groups, which is the same on all ranks."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
+
+
+class Reducer:
+    """Which gradients are in flight, and how often each parameter was passed.
+
+    predivide         -- with Average, by how much gradients are divided before the sum
+    sparse_as_dense   -- whether sparse gradients are made dense
+    steps_synchronize -- whether a step reduces
+    """
+
+    def __init__(
+        self,
+        names: dict[torch.Tensor, str],
+        compression: type[Compressor],
+        passes: int,
+        op: int,
+        process_set: ProcessSet,
+    ) -> None:
+        self.names = names
+        self.passes = passes
+        self.predivide = 1.0
+        self.sparse_as_dense = False
+        self.steps_synchronize = True
+        self._compression = compression
+        self._op = op
+        self._process_set = process_set
+        self._left: dict[torch.Tensor, int] = {}
+        self._in_flight: dict[torch.Tensor, Reduction] = {}
+        self._groups: dict[torch.Tensor, list[torch.Tensor]] = {}
+        self._sparse_dimensions: dict[torch.Tensor, int] = {}
+        self._synchronized = False
+        self._presence = Presence()
+
+    def group(self, groups: list[list[torch.Tensor]]) -> None:
+        """Reduces the gradients of each group together."""
+        self._groups = {parameter: group for group in groups for parameter in group}
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Submits each gradient as soon as the backward pass has accumulated it."""
+        if not self._is_active():
+            return
+        # The hooks go with the optimizer: the model may get another one.
+        hook = weakref.WeakMethod(self._accumulated)
+
+        def accumulated(parameter: torch.Tensor) -> None:
+            if (method := hook()) is not None:
+                method(parameter)
+
+        for parameter in trainable(optimizer):
+            handle = parameter.register_post_accumulate_grad_hook(accumulated)
+            weakref.finalize(self, handle.remove)
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        """Submits what no hook has submitted, then waits for everything."""
+        if not self._is_active():
+            self._synchronized = True
+            return
+        try:
+            parameters = trainable(optimizer)
+            absent = [each for each in parameters if each not in self._in_flight and each.grad is None]
+            asked = self._presence.ask(self.names, parameters, absent, self._process_set)
+            window = Window()
+            for parameter in parameters:
+                if parameter not in self._in_flight:
+                    together = self._groups.get(parameter, [parameter])
+                    nbytes = sum(each.numel() * each.element_size() for each in together)
+                    window.submit(nbytes, partial(self._submit, parameter))
+            window.finish()
+            for reduction in list(self._in_flight.values()):
+                reduction.wait()
+            for parameter in self._presence.nowhere(asked, parameters, absent, self._process_set):
+                parameter.grad = None
+            self._synchronized = True
+        finally:
+            self.drop_in_flight()
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Reduces what has to be reduced before a step."""
+        if self.steps_synchronize:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): "
+                    "gradients are reduced a second time",
+                    stacklevel=3,
+                )
+            self.synchronize(optimizer)
+        self._synchronized = False
+
+    def check_idle(self) -> None:
+        """Raises while gradients are in flight."""
+        if self._in_flight:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(): this would lose gradients that are being reduced"
+            )
+
+    def reset(self) -> None:
+        """Begins anew, as after a step."""
+        self.drop_in_flight()
+        self._synchronized = False
+
+    def drop_in_flight(self) -> None:
+        """Forgets reductions; what is not complete is withdrawn."""
+        self._in_flight.clear()
+        self._left.clear()
+
+    def _is_active(self) -> bool:
+        if not self._process_set.included():
+            return False
+        members_of(self._process_set)  # tells of a set that is not registered
+        return size_of(self._process_set) > 1
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        if parameter in self._in_flight:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before a call to step(); increase "
+                "backward_passes_per_step to accumulate gradients locally."
+            )
+        left = self._left.get(parameter, self.passes) - 1
+        if left < 0:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before a call to step(), and others "
+                "of the same group are missing; increase backward_passes_per_step to accumulate gradients locally."
+            )
+        self._left[parameter] = left
+        group = self._groups.get(parameter)
+        if left == 0 and (group is None or all(self._left.get(each) == 0 for each in group)):
+            self._submit(parameter)
+
+    def _submit(self, parameter: torch.Tensor) -> InFlight:
+        group = self._groups.get(parameter)
+        if group is not None:
+            return self._submit_group([each for each in group if each.requires_grad])
+        gradient = self._gradient(parameter)
+        name = self._name(parameter)
+        if gradient.is_sparse:
+            return self._submit_sparse(parameter, gradient, name)
+        compressed, context = self._compression.compress(gradient)
+        op, prescale, postscale = self._reduction()
+        client, members = basics.client(), members_of(self._process_set)
+
+        def begin() -> InFlight:
+            if compressed is gradient:
+                return client.reduce_gradient(gradient, op, name, prescale, postscale, members)
+            return client.allreduce_async(compressed, op, name, prescale, postscale, process_set=members)
+
+        with world.traced("allreduce", name):
+            handle = begin()
+        read = partial(self._compression.decompress, context=context) if compressed is not gradient else _as_it_is
+        reduction = self._in_flight[parameter] = Reduction(handle, parameter, gradient, read)
+        return reduction
+
+    def _submit_group(self, group: list[torch.Tensor]) -> InFlight:
+        """All of a group at once; those that have no gradient on this rank with zeros."""
+        gradients = [self._gradient(parameter, is_dense=True) for parameter in group]
+        pairs = [self._compression.compress(gradient) for gradient in gradients]
+        op, prescale, postscale = self._reduction()
+        client, members = basics.client(), members_of(self._process_set)
+        name = f"group.{self._name(group[0])}"
+        with world.traced("grouped_allreduce", name):
+            compressed = [tensor for tensor, _ in pairs]
+            together = client.grouped_allreduce_async(compressed, op, name, prescale, postscale, process_set=members)
+        parts = [_Part(together, index) for index in range(len(group))]
+        for parameter, gradient, part, (_, context) in zip(group, gradients, parts, pairs):
+            read = partial(self._compression.decompress, context=context)
+            self._in_flight[parameter] = Reduction(part, parameter, gradient, read)
+        return together
+
+    def _submit_sparse(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str) -> InFlight:
+        if self._op not in (Average, Sum):
+            raise ValueError(
+                f"the gradient of {name} is sparse, for which there are op=Average and op=Sum; use sparse_as_dense=True"
+            )
+        self._sparse_dimensions[parameter] = gradient.sparse_dim()
+        finish = sparse_allreduce_async(gradient, name, self._op, self._process_set)
+        reduction = self._in_flight[parameter] = Reduction(_Called(finish), parameter, gradient, _as_it_is)
+        return reduction
+
+    def _gradient(self, parameter: torch.Tensor, is_dense: bool = False) -> torch.Tensor:
+        if parameter.grad is None:
+            dimensions = self._sparse_dimensions.get(parameter)
+            parameter.grad = torch.zeros_like(parameter) if dimensions is None else _nothing(parameter, dimensions)
+        if parameter.grad.is_sparse and (is_dense or self.sparse_as_dense):
+            parameter.grad = parameter.grad.to_dense()
+        return parameter.grad
+
+    def _reduction(self) -> tuple[int, float, float]:
+        if self.predivide == 1.0:
+            return self._op, 1.0, 1.0
+        return Sum, 1.0 / self.predivide, self.predivide / size_of(self._process_set)
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        # A parameter that was added later has no name; its place among all others is its name.
+        return self.names.setdefault(parameter, f"noname.later.{len(self.names)}")
+
+
+class Presence:
+    """Which gradients no rank has. They stay None, so that a step leaves their parameters alone."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._is_sparse = False  # some rank lacked a gradient when it was last asked
+
+    def ask(
+        self,
+        names: dict[torch.Tensor, str],
+        parameters: list[torch.Tensor],
+        absent: list[torch.Tensor],
+        process_set: ProcessSet,
+    ) -> InFlight | None:
+        """Tells the other ranks which gradients are here; not in each step: all ranks decide alike when."""
+        self._steps += 1
+        is_due = self._is_sparse or self._steps & (self._steps - 1) == 0
+        if not is_due or not parameters:
+            return None
+        missing = set(absent)
+        here = torch.tensor([parameter not in missing for parameter in parameters], dtype=torch.int32)
+        name = f"gradients_present.{names.get(parameters[0], '')}"
+        return basics.client().allreduce_async(here, Sum, name, process_set=members_of(process_set))
+
+    def nowhere(
+        self,
+        asked: InFlight | None,
+        parameters: list[torch.Tensor],
+        absent: list[torch.Tensor],
+        process_set: ProcessSet,
+    ) -> list[torch.Tensor]:
+        """Of this rank's absent gradients those that no other rank has either."""
+        if asked is None:
+            return []
+        counts = asked.wait().tolist()
+        self._is_sparse = any(count < size_of(process_set) for count in counts)
+        missing = set(absent)
+        return [each for each, count in zip(parameters, counts) if count == 0 and each in missing]
+
+
+class Reduction:
+    """One gradient on its way."""
+
+    def __init__(
+        self,
+        in_flight: InFlight,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        read: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._in_flight = in_flight
+        self._parameter = parameter
+        self._gradient = gradient
+        self._read = read
+        self._is_done = False
+
+    def poll(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._is_done or self._in_flight.poll()
+
+    def wait(self) -> None:
+        """Waits and writes the result where the optimizer looks. May be called again."""
+        if self._is_done:
+            return
+        result, gradient = self._read(self._in_flight.wait()), self._gradient
+        if result.is_sparse:
+            self._gradient = result
+        elif result is not gradient:
+            if (result.shape, result.dtype) == (gradient.shape, gradient.dtype) and owns_memory(gradient):
+                gradient.data = result
+            else:
+                with torch.no_grad():
+                    gradient.copy_(result)
+        # The user may have replaced it meanwhile.
+        if self._parameter.grad is not self._gradient:
+            self._parameter.grad = self._gradient
+        self._is_done = True
+
+
+class _Part:
+    """One of the results of a group."""
+
+    def __init__(self, together: InFlight, index: int) -> None:
+        self._together = together
+        self._index = index
+
+    def poll(self) -> bool:
+        return self._together.poll()
+
+    def wait(self) -> Any:
+        return self._together.wait()[self._index]
+
+
+class _Called:
+    """A result that is asked for by a call."""
+
+    def __init__(self, call: Callable[[], torch.Tensor]) -> None:
+        self._call = call
+
+    def poll(self) -> bool:
+        return False
+
+    def wait(self) -> torch.Tensor:
+        return self._call()
+
+
+def _nothing(like: torch.Tensor, dimensions: int) -> torch.Tensor:
+    """A sparse gradient without elements."""
+    indices = torch.zeros((dimensions, 0), dtype=torch.int64, device=like.device)
+    values = like.new_zeros((0, *like.shape[dimensions:]))
+    return torch.sparse_coo_tensor(indices, values, like.shape)
+
+
+def _as_it_is(result: torch.Tensor) -> torch.Tensor:
+    return result

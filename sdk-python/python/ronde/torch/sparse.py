@@ -1,0 +1,43 @@
+"""Reductions of sparse tensors: what each rank has is gathered, and added up where indices meet."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import torch
+
+from ronde.ops import Average, Sum
+from ronde.torch import gradients, world
+from ronde.torch.process_sets import ProcessSet, global_process_set, size_of
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """The sum or average of all ranks' sparse tensors, in flight; call what it returns for the result.
+
+    tensor -- of layout COO, the same type, shape and number of sparse dimensions on all ranks; any number of elements
+    name   -- what the ranks know the operation by
+    op     -- Average or Sum
+
+    The result is coalesced. Raises ValueError for other tensors and reductions; the call what `synchronize` does.
+    """
+    if tensor.layout != torch.sparse_coo:
+        raise ValueError(f"sparse_allreduce_async takes tensors of layout torch.sparse_coo, not {tensor.layout}")
+    if op not in (Average, Sum):
+        raise ValueError("sparse_allreduce_async supports op=Average and op=Sum only")
+    coalesced = tensor.detach().coalesce()
+    indices, values = coalesced.indices(), coalesced.values()
+    # Rows are gathered: one for each element.
+    index_handle = gradients.begin_allgather(indices.t().contiguous(), f"{name}.indices", process_set)
+    value_handle = gradients.begin_allgather(values, f"{name}.values", process_set)
+    shape, ranks = tensor.shape, size_of(process_set)
+
+    def finish() -> torch.Tensor:
+        gathered = world.synchronize(value_handle)
+        where = world.synchronize(index_handle)
+        if op == Average:
+            gathered = gathered / ranks
+        return torch.sparse_coo_tensor(where.t(), gathered, shape).coalesce()
+
+    return finish

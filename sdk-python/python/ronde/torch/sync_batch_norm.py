@@ -1,0 +1,118 @@
+"""Batch normalization by the statistics of all ranks' batches together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ronde.ops import Sum
+from ronde.torch import basics, gradients
+from ronde.torch.process_sets import global_process_set
+
+
+class SyncBatchNorm(_BatchNorm):
+    """`torch.nn.BatchNorm*d` whose mean and variance in training are those of all ranks' batches together.
+
+    The arguments are those of `torch.nn.BatchNorm1d`. Input is of shape (rows, num_features, ...), on any device, of
+    float16, bfloat16, float32 or float64; the number of rows may differ between ranks, and be 0 on some of them. All
+    ranks call it equally often. In evaluation with running statistics, and on a single rank, it is the plain one.
+
+    Raises ValueError for input with fewer than two dimensions, and what `ronde.torch.allreduce` does.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-05,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The normalized input, of the same type and shape."""
+        self._check_input_dim(input)
+        if not self.training or basics.size() == 1:
+            return super().forward(input)
+        normalized, mean, variance, count = _SyncBatchNorm.apply(input, self.weight, self.bias, self.eps)
+        self._track(mean, variance, count)
+        result: torch.Tensor = normalized
+        return result
+
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            unbiased = variance * (count / (count - 1).clamp(min=1))
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+
+
+class _SyncBatchNorm(torch.autograd.Function):
+    """The normalization; statistics are combined as by Chan, Golub and LeVeque (1979), in float32 or wider."""
+
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor, weight: Any, bias: Any, eps: float) -> Any:
+        wide = given.to(_wide(given.dtype))
+        count, mean, variance = _together(wide)
+        inverse = torch.rsqrt(variance + eps)
+        centred = wide - _channels(mean, wide)
+        normalized = centred * _channels(inverse, wide)
+        if weight is not None:
+            normalized = normalized * _channels(weight.to(wide.dtype), wide) + _channels(bias.to(wide.dtype), wide)
+        ctx.save_for_backward(centred, inverse, weight, count)
+        ctx.mark_non_differentiable(mean, variance, count)
+        return normalized.to(given.dtype), mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> Any:
+        centred, inverse, weight, count = ctx.saved_tensors
+        gradient = upstream[0].to(centred.dtype)
+        over = [dimension for dimension in range(gradient.dim()) if dimension != 1]
+        # Of this rank's rows: what weight and bias get, which are averaged like all other gradients.
+        sum_gradient, sum_product = gradient.sum(dim=over), (gradient * centred).sum(dim=over)
+        bias_gradient = None if weight is None else sum_gradient.to(weight.dtype)
+        weight_gradient = None if weight is None else (sum_product * inverse).to(weight.dtype)
+        # Of all ranks' rows: what they have in common.
+        sums = torch.stack([sum_gradient, sum_product])
+        sums = gradients.reduced(sums, "sync_batch_norm.backward", Sum, global_process_set) / count
+        scale = inverse if weight is None else inverse * weight.to(inverse.dtype)
+        shared = _channels(sums[0], gradient) + centred * _channels(inverse.square() * sums[1], gradient)
+        input_gradient = (gradient - shared) * _channels(scale, gradient)
+        return input_gradient.to(upstream[0].dtype), weight_gradient, bias_gradient, None
+
+
+def _together(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Elements of each channel, mean and biased variance, over all ranks."""
+    over = [dimension for dimension in range(wide.dim()) if dimension != 1]
+    channels = wide.shape[1]
+    elements = wide.numel() // channels if channels else 0
+    if elements:
+        variance, mean = torch.var_mean(wide, dim=over, correction=0)
+    else:
+        variance = mean = wide.new_zeros(channels)
+    mine = torch.cat([mean, variance, wide.new_full((1,), float(elements))]).reshape(1, -1)
+    everybodys = gradients.gathered(mine, "sync_batch_norm.forward", global_process_set)
+    means, variances, counts = everybodys[:, :channels], everybodys[:, channels:-1], everybodys[:, -1:]
+    count = counts.sum()
+    shares = counts / count.clamp(min=1)
+    mean = (means * shares).sum(dim=0)
+    variance = ((variances + (means - mean).square()) * shares).sum(dim=0)
+    return count, mean, variance
+
+
+def _channels(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return values.reshape(1, -1, *[1] * (like.dim() - 2))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype == torch.float64 else torch.float32

@@ -1,0 +1,165 @@
+"""What this process shares: its client, the ranks that take part, and the operations in flight."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ronde.client import Client
+    from ronde.process_set import ProcessSet
+
+
+class InFlight(Protocol):
+    """An operation in flight."""
+
+    def poll(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def wait(self) -> Any:
+        """The result, once it is there."""
+        ...
+
+
+class World:
+    """The ranks among which this process counts, between `init` and `shutdown`.
+
+    client     -- the session with the sidecar
+    base       -- those ranks of the job that take part; None for all
+    job_ranks  -- of each rank here, its rank in the job
+    rank, size, local_rank, local_size, cross_rank, cross_size, is_homogeneous -- as Horovod's functions give them
+    is_dynamic -- whether process sets may come and go after `init`
+    """
+
+    def __init__(self, client: Client, is_dynamic: bool) -> None:
+        self.client = client
+        self.base: ProcessSet | None = None
+        self.job_ranks = list(range(client.size))
+        self.is_dynamic = is_dynamic
+        self.rank, self.size = client.rank, client.size
+        self.local_rank, self.local_size = client.local_rank, client.local_size
+        self.cross_rank, self.cross_size = client.cross_rank, client.cross_size
+        self.is_homogeneous = client.is_homogeneous
+        self._named: weakref.WeakValueDictionary[tuple[str, int], Any] = weakref.WeakValueDictionary()
+
+    def restrict(self, base: ProcessSet, hosts: list[int]) -> None:
+        """Counts among some ranks of the job only.
+
+        hosts -- for each of the set's ranks a number that those of the same sidecar share
+        """
+        self.base, self.job_ranks = base, base.ranks
+        self.rank, self.size = base.rank(), base.size()
+        mine = hosts[self.rank]
+        neighbours = [rank for rank, host in enumerate(hosts) if host == mine]
+        self.local_rank, self.local_size = neighbours.index(self.rank), len(neighbours)
+        sizes = {host: hosts.count(host) for host in hosts}  # in the order of their first ranks
+        peers = [host for host, size in sizes.items() if size > self.local_rank]
+        self.cross_rank, self.cross_size = peers.index(mine), len(peers)
+        self.is_homogeneous = len(set(sizes.values())) == 1
+
+    def submit(self, kind: str, name: str | None, members: ProcessSet | None, begin: Callable[[], InFlight]) -> Any:
+        """Begins an operation, unless one of the same name is under way.
+
+        Raises ValueError when it is, and what `begin` does.
+        """
+        if name is None:
+            with traced(kind, name):
+                return begin()
+        key = (f"{kind}.{name}", (members.id if members is not None else 0) or 0)
+        earlier = self._named.get(key)
+        if earlier is not None and not earlier.poll():
+            raise ValueError(
+                "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
+                f"currently being processed: {key[0]}. Wait for the first, or give this one another name."
+            )
+        with traced(kind, name):
+            handle = begin()
+        self._named[key] = handle
+        return handle
+
+
+class _Process:
+    """What there is once in a process."""
+
+    world: World | None = None
+    handles: dict[int, tuple[str, InFlight]]
+    handles_made: int = 0
+
+    def __init__(self) -> None:
+        self.handles = {}
+
+
+_process = _Process()
+
+
+def begin(world: World) -> None:
+    """`init` has connected."""
+    _process.world = world
+
+
+def end() -> World | None:
+    """`shutdown`: what there was, if there was anything. Numbers of handles begin anew."""
+    world, _process.world = _process.world, None
+    _process.handles.clear()
+    _process.handles_made = 0
+    return world
+
+
+def is_begun() -> bool:
+    """Whether there is a world."""
+    return _process.world is not None
+
+
+def current() -> World:
+    """The world. Raises ValueError before `init`."""
+    if _process.world is None:
+        raise ValueError("ronde has not been initialized; use hvd.init(), which is ronde.torch.init().")
+    return _process.world
+
+
+def handle_of(kind: str, in_flight: InFlight) -> int:
+    """A number for an operation in flight, by which `synchronize` knows it."""
+    number = _process.handles_made
+    _process.handles_made += 1
+    _process.handles[number] = (kind, in_flight)
+    return number
+
+
+def poll(handle: int) -> bool:
+    """Whether `synchronize` would return at once.
+
+    Raises ValueError for what is no handle, or one that was waited for already.
+    """
+    entry = _process.handles.get(handle)
+    if entry is None:
+        raise ValueError(f"{handle!r} is no handle of an operation in flight; it may have been synchronized already")
+    return entry[1].poll()
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an operation in flight and gives its result. A handle can be used once: then it gives None.
+
+    Raises HorovodInternalError when the operation failed, and ValueError when only its results' place was wrong.
+    """
+    entry = _process.handles.pop(handle, None)
+    if entry is None:
+        return None
+    kind, in_flight = entry
+    with traced("synchronize", kind):
+        return in_flight.wait()
+
+
+@contextlib.contextmanager
+def traced(kind: str, name: str | None) -> Iterator[None]:
+    """Shows what happens within to `torch.profiler`, when one is at work."""
+    if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        yield
+        return
+    with torch.profiler.record_function(f"ronde::{kind}" if name is None else f"ronde::{kind}.{name}"):
+        yield
