@@ -151,7 +151,7 @@ def check_groups() -> None:
 def check_sparse() -> None:
     """Indices that ranks share and that only one has."""
     rank, size = hvd.rank(), hvd.size()
-    tensor = torch.sparse_coo_tensor([[0, rank + 1]], torch.ones(2, 4), (size + 2, 4))
+    tensor = torch.sparse_coo_tensor([[0, rank + 1]], torch.ones(2, 4), (size + 2, 4), check_invariants=True)
     finish = hvd.sparse_allreduce_async(tensor, name="sparse", op=hvd.Average)
     expected = torch.zeros(size + 2, 4)
     expected[0] = 1.0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ronde import alone
 from ronde.client import connect
+from ronde.errors import RondeError
 from ronde.torch import communicators, process_sets, world
 
 if TYPE_CHECKING:
@@ -61,12 +64,17 @@ def shutdown() -> None:
     """Ends the session, for all ranks; runs by itself when the program ends.
 
     Operations in flight fail and results not yet read are lost. Does nothing when there is no session. `init` may be
-    called again, any number of times.
+    called again, any number of times. Where `init` was given some ranks only, it waits for those of the others: a
+    session ends for the whole job.
     """
     ended = world.end()
-    if ended is not None:
-        process_sets.end()
-        ended.client.close()
+    if ended is None:
+        return
+    process_sets.end()
+    if ended.base is not None and getattr(sys, "last_value", None) is None:
+        with contextlib.suppress(RondeError):  # they have ended it already, or failed
+            ended.client.barrier("ronde.worlds_end")
+    ended.client.close()
 
 
 def is_initialized() -> bool:

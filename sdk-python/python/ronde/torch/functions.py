@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ronde.torch import mpi_ops
+from ronde.torch import gradients, mpi_ops, world
+from ronde.torch.process_sets import global_process_set
 from ronde.torch.window import Window
 
 
@@ -74,7 +75,17 @@ def _named(params: Any) -> list[tuple[str | None, torch.Tensor]]:
 
 
 def _in_place(tensor: torch.Tensor, root_rank: int, name: str | None) -> Any:
-    return lambda: mpi_ops.broadcast_async_(tensor, root_rank, name)
+    return lambda: _InPlace(gradients.begin_broadcast(tensor, root_rank, name, global_process_set, out=tensor))
+
+
+class _InPlace:
+    """A broadcast that a window waits for."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def wait(self) -> None:
+        world.synchronize(self._handle)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -174,8 +185,8 @@ def _tensors_in(value: Any, name: str) -> Iterable[tuple[str, torch.Tensor]]:
 def _broadcast_json(value: Any, root_rank: int, name: str) -> Any:
     """The root's value; only what JSON can say."""
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    length = mpi_ops.client().broadcast(torch.tensor([text.numel()]), root_rank, f"{name}.length")
+    length = mpi_ops.broadcast(torch.tensor([text.numel()]), root_rank, f"{name}.length")
     if mpi_ops.rank() != root_rank:
         text = torch.zeros(int(length), dtype=torch.uint8)
-    told = mpi_ops.client().broadcast(text, root_rank, f"{name}.text")
+    told = mpi_ops.broadcast(text, root_rank, f"{name}.text")
     return json.loads(bytes(told.tolist()).decode())

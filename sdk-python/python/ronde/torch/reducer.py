@@ -330,7 +330,7 @@ def _nothing(like: torch.Tensor, dimensions: int) -> torch.Tensor:
     """A sparse gradient without elements."""
     indices = torch.zeros((dimensions, 0), dtype=torch.int64, device=like.device)
     values = like.new_zeros((0, *like.shape[dimensions:]))
-    return torch.sparse_coo_tensor(indices, values, like.shape)
+    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=True)
 
 
 def _as_it_is(result: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,7 @@ def sparse_allreduce_async(
         where = world.synchronize(index_handle)
         if op == Average:
             gathered = gathered / ranks
-        return torch.sparse_coo_tensor(where.t(), gathered, shape).coalesce()
+        # Indices of other ranks are not to be trusted with memory.
+        return torch.sparse_coo_tensor(where.t(), gathered, shape, check_invariants=True).coalesce()
 
     return finish

@@ -1,0 +1,350 @@
+"""Run by every rank: options of the distributed optimizer, against one process with all ranks' data."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any, Callable
+
+import torch
+from torch import nn
+
+import ronde.torch as hvd
+
+ROWS, STEPS = 4, 6
+
+
+class Network(nn.Module):
+    """Shared, frozen and unused parameters, and one that is not laid out in rows."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 8)
+        self.shared = nn.Parameter(torch.randn(8, 8).t())
+        self.frozen = nn.Parameter(torch.randn(8), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.second(torch.tanh(self.first(x))) + self.frozen)
+        return (x @ self.shared @ self.shared).sum(1)
+
+
+def batches(step: int) -> list[torch.Tensor]:
+    """Each rank's rows."""
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(ROWS, 5, generator=generator) for _ in range(hvd.size())]
+
+
+def check_like_one_process(
+    make: Callable[[Any], torch.optim.Optimizer], tolerance: float = 1e-5, passes: int = 1, **options: Any
+) -> None:
+    """Trains alone on everything and together on parts, and compares."""
+    alone, together = Network(0), Network(hvd.rank())
+    single = make([p for p in alone.parameters() if p.requires_grad])
+    distributed = make([p for p in together.parameters() if p.requires_grad])
+    hvd.broadcast_parameters(together.state_dict(), root_rank=0)
+    if callable(options.get("groups")):
+        options["groups"] = options["groups"](together)
+    named = list(together.named_parameters())
+    distributed = hvd.DistributedOptimizer(
+        distributed, named_parameters=named, backward_passes_per_step=passes, **options
+    )
+    for step in range(STEPS):
+        single.zero_grad()
+        distributed.zero_grad(set_to_none=bool(step % 2))
+        for part in range(passes):
+            every = batches(100 * step + part)
+            torch.cat([alone(rows) for rows in every]).mean().backward()
+            together(every[hvd.rank()]).mean().backward()
+        single.step()
+        distributed.step()
+        assert together.unused.grad is None, "no rank has a gradient, so there is none"
+        assert together.shared.grad is not None
+        assert together.shared.grad.stride() == together.shared.stride()
+    for name, weight in alone.state_dict().items():
+        torch.testing.assert_close(together.state_dict()[name], weight, rtol=tolerance, atol=tolerance, msg=name)
+
+
+class Reversed:
+    """Changes shape and type."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor.double().flatten().flip(0), (tensor.shape, tensor.dtype)
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        shape, dtype = context
+        return tensor.flip(0).reshape(shape).to(dtype)
+
+
+def check_options() -> None:
+    """Each option, and some together."""
+
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.1)
+
+    check_like_one_process(sgd)
+    check_like_one_process(lambda p: torch.optim.AdamW(p, lr=0.01), 1e-4)
+    check_like_one_process(sgd, gradient_predivide_factor=2.0)
+    check_like_one_process(sgd, passes=3)
+    check_like_one_process(sgd, groups=2)
+    check_like_one_process(sgd, groups=100)
+    check_like_one_process(sgd, groups=lambda net: [[net.first.weight, net.second.bias], [net.shared]], passes=2)
+    check_like_one_process(sgd, groups=2, gradient_predivide_factor=2.0, compression=Reversed)
+    check_like_one_process(sgd, compression=Reversed)
+    check_like_one_process(sgd, 2e-2, compression=hvd.Compression.bf16)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_like_one_process(sgd, num_groups=2)
+    assert [warning for warning in caught if "num_groups is deprecated" in str(warning.message)]
+
+
+def check_one_rank_without() -> None:
+    """A gradient that only some ranks have; and one that is there in some steps only."""
+    rank, size = hvd.rank(), hvd.size()
+    weights = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(weights, lr=1.0, weight_decay=0.5), named_parameters=zip("ab", weights)
+    )
+    for step in range(8):
+        optimizer.zero_grad()
+        (weights[0] if rank == 0 else weights[1]).sum().backward()
+        if step % 2 and rank == 1:
+            weights[0].sum().backward()
+        optimizer.synchronize()
+        expected = (1 + step % 2) / size
+        torch.testing.assert_close(weights[0].grad, torch.full((2,), expected))
+        torch.testing.assert_close(weights[1].grad, torch.full((2,), (size - 1) / size))
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    for weight in weights:
+        gathered = hvd.allgather(weight.detach().reshape(1, -1))
+        assert (gathered == gathered[0]).all(), "ranks have drifted apart"
+
+
+def check_replaced_gradient() -> None:
+    """The user puts another tensor into `grad`, before and while it is reduced."""
+    rank, size = hvd.rank(), hvd.size()
+    weight = nn.Parameter(torch.zeros(40_000))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), named_parameters=[("w", weight)])
+    weight.grad = torch.full_like(weight, float(rank))
+    optimizer.synchronize()
+    mean = torch.full_like(weight, sum(range(size)) / size).detach()
+    torch.testing.assert_close(weight.grad, mean)
+    optimizer.zero_grad()
+    (weight * float(rank)).sum().backward()
+    weight.grad = torch.zeros_like(weight)
+    optimizer.synchronize()
+    torch.testing.assert_close(weight.grad, mean)
+    kept = weight.grad
+    hvd.barrier()
+    del optimizer
+    torch.testing.assert_close(kept, mean)
+
+
+def check_sparse() -> None:
+    """An embedding whose gradients are sparse, with rows that ranks share; dense ones give the same."""
+    rank, size = hvd.rank(), hvd.size()
+    table = torch.arange(40.0).reshape(10, 4)
+    results = []
+    for sparse_as_dense in (False, True):
+        alone = nn.Embedding(10, 4, sparse=True, _weight=table.clone())
+        together = nn.Embedding(10, 4, sparse=True, _weight=table.clone())
+        single: Any = torch.optim.SGD(alone.parameters(), lr=0.5)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(together.parameters(), lr=0.5),
+            named_parameters=together.named_parameters(),
+            sparse_as_dense=sparse_as_dense,
+        )
+        for step in range(3):
+            single.zero_grad()
+            optimizer.zero_grad()
+            every = [torch.tensor([0, (each + step) % 10, each + 1]) for each in range(size)]
+            (torch.cat([alone(rows) for rows in every]).sum() / size).backward()
+            # In the last step rank 0 has no gradient at all, once it is known to be sparse.
+            if step < 2 or rank:
+                together(every[rank]).sum().backward()
+            else:
+                single.zero_grad()
+                (torch.cat([alone(rows) for rows in every[1:]]).sum() / size).backward()
+            if step == 2 and rank:
+                single.zero_grad()
+                (torch.cat([alone(rows) for rows in every[1:]]).sum() / size).backward()
+            optimizer.step()
+            single.step()
+        torch.testing.assert_close(together.weight, alone.weight)
+        results.append(together.weight.detach())
+    torch.testing.assert_close(results[0], results[1])
+
+
+def check_process_set() -> None:
+    """Ranks of the set reduce among themselves, the others step by themselves."""
+    rank = hvd.rank()
+    some = hvd.add_process_set(range(hvd.size() - 1)) if hvd.size() > 2 else hvd.add_process_set([0])
+    ranks = some.ranks or []
+    weight = nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0), named_parameters=[("w", weight)], process_set=some
+    )
+    (weight * float(rank)).sum().backward()
+    optimizer.step()
+    expected = sum(ranks) / len(ranks) if rank in ranks else float(rank)
+    torch.testing.assert_close(weight.detach(), torch.full((3,), -expected))
+    hvd.barrier()
+    assert hvd.remove_process_set(some)
+
+
+def check_adasum() -> None:
+    """One step: the parameters move by the Adasum of what each rank would have done alone."""
+    rank, size = hvd.rank(), hvd.size()
+    weight, bias = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight, bias], lr=0.5), named_parameters=[("w", weight), ("b", bias)], op=hvd.Adasum
+    )
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)
+    apart = torch.zeros(4)
+    apart[rank % 4] = 1.0
+    ((weight * apart).sum() + bias.sum()).backward()
+    optimizer.synchronize()
+    torch.testing.assert_close(weight.grad, apart, msg="gradients are this rank's own")
+    optimizer.step()
+    scheduler.step()
+    moved = torch.tensor([0.5 if each < size else 0.0 for each in range(4)])
+    torch.testing.assert_close(weight.detach(), 1.0 - moved)
+    torch.testing.assert_close(bias.detach(), torch.full((2,), 0.5))
+    optimizer.zero_grad()
+    bias.sum().backward()
+    try:
+        bias.sum().backward()
+    except AssertionError as error:
+        assert "backward_passes_per_step" in str(error)
+    else:
+        raise AssertionError("a second pass was accepted")
+    try:
+        with optimizer.skip_synchronize():
+            pass
+    except AssertionError as error:
+        assert "not supported" in str(error)
+    else:
+        raise AssertionError("Adasum was left out")
+    try:
+        hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum, process_set=hvd.ProcessSet([0]))
+    except NotImplementedError:
+        pass
+    else:
+        raise AssertionError("Adasum took a process set")
+
+
+def check_scaler_and_clipping() -> None:
+    """Mixed precision: unscale, clip and step within `skip_synchronize`; a step with an overflow is left out."""
+    rank, size = hvd.rank(), hvd.size()
+    weight = nn.Parameter(torch.zeros(4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), named_parameters=[("w", weight)])
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for overflow in (False, True):
+        before = weight.detach().clone()
+        optimizer.zero_grad()
+        factor = float("inf") if overflow and rank == size - 1 else float(rank)
+        scaler.scale((weight * factor).sum()).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_([weight], 1.0)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        mean = sum(range(size)) / size
+        expected = 0.0 if overflow else min(1.0, 1 / (mean * 2)) * mean if mean else 0.0
+        torch.testing.assert_close(before - weight.detach(), torch.full((4,), expected), rtol=1e-5, atol=1e-5)
+
+
+def check_scheduler_made_before() -> None:
+    """A scheduler of the optimizer that was wrapped; steps reduce all the same, and nobody is warned."""
+    rank, size = hvd.rank(), hvd.size()
+    weight = nn.Parameter(torch.zeros(2))
+    plain = torch.optim.SGD([weight], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=[("w", weight)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (weight * float(rank)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    torch.testing.assert_close(weight.detach(), torch.full((2,), -sum(range(size)) / size))
+
+
+def check_models_that_differ() -> None:
+    """Ranks that disagree on a parameter are told which, with both shapes; the job goes on."""
+    rank, size = hvd.rank(), hvd.size()
+    weight = nn.Parameter(torch.zeros(3 if rank == 0 else 4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), named_parameters=[("layer.weight", weight)])
+    weight.sum().backward()
+    try:
+        optimizer.step()
+    except hvd.HorovodInternalError as error:
+        for wanted in ("Mismatched ALLREDUCE tensor shapes", "layer.weight", "[3]", "[4]"):
+            assert wanted in str(error), error
+    else:
+        raise AssertionError("shapes that differ were reduced")
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+
+
+def check_batch_norm() -> None:
+    """The same as the plain one on everybody's rows, forward, backward and in its statistics; rows differ in number."""
+    rank, size = hvd.rank(), hvd.size()
+    for shape, kind in (((6,), nn.BatchNorm1d), ((6, 5, 3), nn.BatchNorm2d)):
+        for options in ({}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}):
+            torch.manual_seed(1)
+            plain, synced = kind(6, **options).double(), hvd.SyncBatchNorm(6, **options).double()
+            synced.load_state_dict(plain.state_dict())
+            for _ in range(3):
+                every = [torch.randn(each + 2, *shape, dtype=torch.float64) for each in range(size)]
+                mine = every[rank].clone().requires_grad_()
+                whole = torch.cat(every).requires_grad_()
+                start = sum(each + 2 for each in range(rank))
+                end = start + rank + 2
+                expected = plain(whole)
+                result = synced(mine)
+                torch.testing.assert_close(result, expected[start:end])
+                factor = torch.arange(float(whole.numel()), dtype=torch.float64).reshape(whole.shape).sin()
+                (expected * factor).sum().backward()
+                (result * factor[start:end]).sum().backward()
+                torch.testing.assert_close(mine.grad, whole.grad[start:end])  # type: ignore[index]
+                for name, parameter in synced.named_parameters():
+                    total = hvd.allreduce(parameter.grad, op=hvd.Sum)
+                    torch.testing.assert_close(total, dict(plain.named_parameters())[name].grad)
+                plain.zero_grad()
+                synced.zero_grad()
+            for name, buffer in plain.named_buffers():
+                torch.testing.assert_close(dict(synced.named_buffers())[name], buffer)
+            plain.eval()
+            synced.eval()
+            x = torch.randn(4, *shape, dtype=torch.float64)
+            torch.testing.assert_close(synced(x), plain(x))
+    half = hvd.SyncBatchNorm(6)(torch.randn(4, 6, dtype=torch.bfloat16))
+    assert half.dtype == torch.bfloat16
+    try:
+        hvd.SyncBatchNorm(6)(torch.ones(6))
+    except ValueError as error:
+        assert "expected at least 2D input" in str(error)
+    else:
+        raise AssertionError("a vector was normalized")
+
+
+def main() -> None:
+    """Everything."""
+    torch.set_num_threads(1)
+    hvd.init(process_sets="dynamic")
+    checks = [check for name, check in sorted(globals().items()) if name.startswith("check_")]
+    checks.remove(check_like_one_process)  # what `check_options` calls
+    for check in checks:
+        check()
+        hvd.barrier()
+    print(f"rank {hvd.rank()} of {hvd.size()}: {len(checks)} checks of the optimizer hold")
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
