@@ -42,7 +42,7 @@ test: setup lint build test-rust test-python ## Do everything that CI does: set-
 .PHONY: setup
 setup: ## Install what the tests need: packages of the distribution, a Python environment
 	@tests/setup/debian.sh
-	@$(PYTHON) tests/setup/environment.py tools training packaging
+	@$(PYTHON) tests/setup/environment.py tools training bench packaging
 
 .PHONY: build
 build: ## Build the binary ronde, the crates and the Python extension

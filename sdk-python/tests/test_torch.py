@@ -3,42 +3,47 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 torch = pytest.importorskip("torch")
 
 import ronde.torch as hvd  # noqa: E402
-from ronde.torch import functions, mpi_ops, window  # noqa: E402
+from ronde import alone as local_sidecar  # noqa: E402
+from ronde.torch import functions, process_sets, window, world  # noqa: E402
 
 
 class AloneClient:
     """A client of a world of one: results are inputs."""
 
-    rank, size = 0, 1
+    rank, size, local_rank, local_size, cross_rank, cross_size = 0, 1, 0, 1, 0, 1
+    is_homogeneous = True
 
-    def allreduce(self, tensor: Any, *_: Any, **__: Any) -> Any:
-        return tensor.clone()
-
-    def broadcast(self, tensor: Any, *_: Any) -> Any:
-        return tensor.clone()
-
-    def broadcast_async(self, tensor: Any, *_: Any, out: Any = None) -> Any:
-        return Done(tensor if out is None else out)
+    def broadcast_async(self, tensor: Any, *_: Any, out: Any = None, **__: Any) -> Any:
+        return Done(tensor.clone() if out is None else out)
 
 
 class Done:
     def __init__(self, result: Any) -> None:
         self.result = result
 
+    def poll(self) -> bool:
+        return True
+
     def wait(self) -> Any:
         return self.result
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_ops, "_client", AloneClient())
+def alone() -> Iterator[None]:
+    world.begin(world.World(AloneClient(), is_dynamic=False))  # type: ignore[arg-type]
+    process_sets.begin(None)
+    yield
+    world.end()
 
 
 def test_nothing_works_before_init() -> None:
@@ -49,11 +54,73 @@ def test_nothing_works_before_init() -> None:
     hvd.shutdown()
 
 
-def test_what_horovod_takes_and_ronde_lacks_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"comm": "everybody"}, "Invalid type of argument comm"),
+        ({"process_sets": "static"}, 'give a list of hvd.ProcessSet, or "dynamic"'),
+        ({"process_sets": 3}, "give a list of hvd.ProcessSet"),
+    ],
+)
+def test_wrong_arguments_of_init_connect_nothing(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        hvd.init(**options)
+    assert not hvd.is_initialized()
+
+
+def test_process_sets_before_init() -> None:
+    some = hvd.ProcessSet([2, 0])
+    assert str(some) == "ProcessSet(process_set_id=None, ranks=[0, 2], mpi_comm=None)"
+    assert (some.size(), some.rank()) == (None, None)
+    assert some != hvd.ProcessSet([2, 0])
+    assert hvd.global_process_set.process_set_id == 0
+    for wrong in (["a"], 3, [-1], None):
+        with pytest.raises(ValueError, match="ranks, as integers from 0"):
+            hvd.ProcessSet(wrong)
+
+
+def test_what_is_built() -> None:
+    assert [ask() for ask in (hvd.mpi_built, hvd.mpi_enabled, hvd.gloo_enabled, hvd.ddl_built)] == [False] * 4
+    assert [ask() for ask in (hvd.ccl_built, hvd.cuda_built, hvd.rocm_built)] == [False] * 3
+    assert hvd.gloo_built() is True
+    assert hvd.nccl_built() == 0
     with pytest.raises(ValueError, match="has not been built with MPI support"):
-        hvd.init(comm=[0, 1])
-    with pytest.raises(NotImplementedError, match="process sets"):
-        hvd.init(process_sets=[])
+        hvd.mpi_threads_supported()
+
+
+def test_constants_are_horovods() -> None:
+    assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_RANK": "3"}, None),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "3",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+                "PMIX_NAMESPACE": "prterun-a-1@1",
+            },
+            (3, 4, 1, 2, "prterun-a-1@1"),
+        ),
+    ],
+)
+def test_where_mpi_has_put_a_process(environment: dict[str, str], place: Any) -> None:
+    assert local_sidecar.mpi_place(environment) == place
+
+
+def test_hosts_of_mpi_need_sidecars(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 0, "SIZE": 4, "LOCAL_RANK": 0, "LOCAL_SIZE": 2}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
+    monkeypatch.delenv("RONDE_SOCKET", raising=False)
+    with pytest.raises(hvd.RondeError, match="mpirun has started 4 processes, 2 of them on this host"):
+        local_sidecar.settings_without_launcher({})
+    monkeypatch.setenv("RONDE_SOCKET", "/somewhere")
+    assert local_sidecar.settings_without_launcher({}) == {"rank": 0}
 
 
 def test_average_is_deprecated_and_does_not_go_with_op() -> None:

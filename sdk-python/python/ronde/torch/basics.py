@@ -57,7 +57,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
         client.close()
         raise
     world.begin(begun)
-    _sets_begin(process_sets)
+    _sets_begin(comm, process_sets)
 
 
 def shutdown() -> None:
@@ -185,8 +185,8 @@ def _check(comm: Any, sets: Any) -> None:
         raise NotImplementedError("process sets of MPI communicators need the global one too: hvd.init(comm, ...)")
 
 
-def _sets_begin(sets: Sequence[Any] | str | None) -> None:
-    process_sets.begin()
+def _sets_begin(comm: Any, sets: Sequence[Any] | str | None) -> None:
+    process_sets.begin(comm)
     if sets and not isinstance(sets, str):
         process_sets.register_static(sets)
 

@@ -168,9 +168,10 @@ def exchanged(client: Client, mine: Any, name: str, members: JobSet | None = Non
     return [json.loads(line) for line in told.tobytes().decode().splitlines()]
 
 
-def begin() -> None:
-    """The set of all ranks knows them from `init` on."""
+def begin(comm: Any) -> None:
+    """The set of all ranks knows them from `init` on, and the communicator that `init` was given."""
     global_process_set.ranks = list(range(world.current().size))
+    global_process_set.mpi_comm = comm if communicators.is_communicator(comm) else None
 
 
 def end() -> None:

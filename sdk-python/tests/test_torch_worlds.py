@@ -1,0 +1,75 @@
+"""`ronde.torch` in worlds of real workers and sidecars, as Horovod's users call it. Each worker asserts by itself."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, Callable
+
+import pytest
+from conftest import PACKAGE, WORKERS, ronde_binary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+pytest.importorskip("torch")
+
+TIMEOUT_S = 180
+
+
+@pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (4, 1), (4, 2)])
+def test_collectives_and_gradients(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+    assert world("torch_collectives.py", ranks, sidecars).count("checks of collectives hold") == ranks
+
+
+@pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (4, 2)])
+def test_options_of_the_optimizer(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+    assert world("torch_optimizer.py", ranks, sidecars).count("checks of the optimizer hold") == ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_process_sets(world: Callable[..., str], ranks: int) -> None:
+    assert world("torch_sets.py", ranks, 1).count("process sets hold") == ranks
+
+
+@pytest.mark.parametrize(("ranks", "sidecars"), [(2, 2), (4, 1)])
+def test_errors(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+    assert world("torch_errors.py", ranks, sidecars).count("errors are told") == ranks
+
+
+def test_sessions_leave_nothing_behind(world: Callable[..., str]) -> None:
+    assert world("torch_rounds.py", 2, 1).count("left nothing behind") == 2
+
+
+def by_itself(command: list[str], **variables: str) -> str:
+    """Runs a program that nobody's launcher has started."""
+    environment: dict[str, Any] = {**os.environ, **variables, "RONDE_BIN": ronde_binary(), "PYTHONPATH": str(PACKAGE)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def is_anything_left(folder: pathlib.Path) -> bool:
+    """Whether directories of sidecars are left."""
+    return any(folder.glob("ronde-*"))
+
+
+def test_a_program_by_itself_is_a_job_of_one(tmp_path: pathlib.Path) -> None:
+    for worker, said in (("torch_collectives.py", "0 of 1"), ("training.py", "rank 0 of 1")):
+        assert said in by_itself([sys.executable, str(WORKERS / worker)], TMPDIR=str(tmp_path))
+    assert not is_anything_left(tmp_path)
+
+
+def test_ranks_are_mpis_under_mpirun(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("mpi4py")
+    mpirun = pathlib.Path(sys.executable).with_name("mpirun")
+    if not mpirun.is_file():
+        pytest.skip("no mpirun beside this Python; `make setup` installs it")
+    allowed: Mapping[str, str] = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    allowed = {**allowed, "PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = [str(mpirun), "--oversubscribe", "-np", "4", sys.executable, str(WORKERS / "torch_mpi.py")]
+    output = by_itself(command, TMPDIR=str(tmp_path), **allowed)
+    assert output.count("communicators hold") == 4, output
+    assert not is_anything_left(tmp_path)
