@@ -20,7 +20,7 @@ import tempfile
 import time
 from typing import Any, NamedTuple
 
-from ronde.__main__ import COMMAND, installed
+from ronde import command
 from ronde.errors import RondeError
 
 START_TIMEOUT_S = 60.0
@@ -102,9 +102,9 @@ def _own_sidecar(ranks: int) -> str:
     is_there = _sidecar.started_by == os.getpid() and _sidecar.process is not None
     if is_there and _sidecar.process is not None and _sidecar.process.poll() is None:
         return _sidecar.socket
-    command = [_program(), "sidecar", "--local-ranks", str(ranks), "--job", _JOB]
+    arguments = [_program(), "sidecar", "--local-ranks", str(ranks), "--job", _JOB]
     # In a session of its own: it is asked to leave by the end of its input, not by the interrupt that ends the program.
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     try:
         said = _first_line(process)
     except BaseException:
@@ -196,11 +196,7 @@ def _identity(pid: int) -> list[int]:
 
 
 def _program() -> str:
-    path = os.environ.get("RONDE_BIN") or installed() or shutil.which(COMMAND)
-    if path is None:
-        raise RondeError(
-            "there is no command `ronde` beside this package to start a sidecar with; install ronde's wheel, or "
-            "start the program with `ronde run`",
-            "connect",
-        )
-    return path
+    try:
+        return command.find()
+    except FileNotFoundError as error:
+        raise RondeError(f"{error}, or start the program with `ronde run`", "connect") from error
