@@ -8,20 +8,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use ronde_engine::{Engine, EngineConfig, Time};
-use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, paths, v1};
+use ronde_engine::{Engine, EngineConfig, RunAhead, Time};
+use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, RankToken, paths, v1};
 use ronde_transport::{BoundPort, Identity, KeyRequest, LocalHello, QuicOptions, QuicPort, SpiffeId, TrustDomain};
 use ronde_wire::control::Purpose;
-use ronde_wire::{Cause, Incarnation, Lane, SidecarIndex, World};
+use ronde_wire::{Cause, Incarnation, Lane, Rank, SidecarIndex, World};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin;
-use crate::bootstrap::{FromSidecar, Join, Peer, Summary, ToSidecar};
+use crate::bootstrap::{FromSidecar, Join, Peer, Summary, ToSidecar, TokenFile};
 use crate::cli::SidecarArgs;
 use crate::cli::codes::{Code, coded};
 use crate::config::{Settings, world_of};
+use crate::cores;
 use crate::credentials::{self, Credentials};
 use crate::driver::{Driver, Inbox, Phase};
 use crate::interfaces;
@@ -98,9 +99,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     // Local workers: their directory, sockets, tokens and shared memory.
     let directory = RuntimeDir::create(settings.runtime_dir.as_deref(), &settings.job, settings.me)?;
     let segments = segments::serve(&paths::mem_socket(directory.path()))?;
-    let written = |rank| directory.write_token(rank).map(|(token, file)| ((rank, token), file));
-    let written = world.ranks_of(settings.me).into_iter().map(written).collect::<Result<Vec<_>, _>>()?;
-    let (tokens, token_files): (HashMap<_, _>, Vec<_>) = written.into_iter().unzip();
+    let (tokens, token_files) = written_tokens(&directory, world.ranks_of(settings.me))?;
     let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
     let service = Service {
         commands: command_sender.clone(),
@@ -160,6 +159,16 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     finish(driver, &settings).await
 }
 
+/// Makes a token for each rank, and its file.
+fn written_tokens(
+    directory: &RuntimeDir,
+    ranks: Vec<Rank>,
+) -> anyhow::Result<(HashMap<Rank, RankToken>, Vec<TokenFile>)> {
+    let written = |rank| directory.write_token(rank).map(|(token, file)| ((rank, token), file));
+    let written = ranks.into_iter().map(written).collect::<Result<Vec<_>, _>>()?;
+    Ok(written.into_iter().unzip())
+}
+
 /// Ends what is left, reports the counters, and turns a fatal condition into an error.
 async fn finish(mut driver: Driver, settings: &Settings) -> anyhow::Result<()> {
     let reason = driver.fatal.take();
@@ -216,7 +225,8 @@ impl Launcher {
         match self.next().await? {
             ToSidecar::Start(start) => {
                 logging::identify(&start.job, SidecarIndex(start.sidecar));
-                Settings::new(start).context(Code::SidecarSettings)
+                cores::pin(&start.thread_affinity).context(Code::SidecarSettings)?;
+                Settings::new(*start).context(Code::SidecarSettings)
             }
             ToSidecar::Join(_) | ToSidecar::WorkerExited(_) => bail!("the launcher's first line is not the start"),
         }
@@ -334,7 +344,9 @@ fn engine_config(settings: &Settings, peers: &[Peer], world: &World) -> EngineCo
         peer_timeout_ms: settings.peer_timeout_ms,
         fusion_threshold_bytes: settings.fusion_threshold_bytes,
         eager_bytes: settings.eager_bytes.unwrap_or(defaults.eager_bytes),
-        run_ahead: defaults.run_ahead.filter(|_| settings.runs_ahead),
+        run_ahead: run_ahead(settings),
+        announce_slots: settings.cache_capacity.unwrap_or(defaults.announce_slots),
+        hierarchical_allreduce: settings.hierarchical_allreduce,
         stall_warning_ms: settings.stall_warning_ms.unwrap_or(defaults.stall_warning_ms),
         stall_shutdown_ms: settings.stall_shutdown_ms,
         result_bytes_max: settings.arena_bytes_max,
@@ -342,6 +354,13 @@ fn engine_config(settings: &Settings, peers: &[Peer], world: &World) -> EngineCo
         control_fan_out: settings.control_fan_out,
         ..defaults
     }
+}
+
+/// When schedules are issued, if they are wanted and anything is remembered.
+fn run_ahead(settings: &Settings) -> Option<RunAhead> {
+    let defaults = RunAhead::default();
+    let tensors_max = settings.cache_capacity.unwrap_or(defaults.tensors_max);
+    (settings.runs_ahead && tensors_max > 0).then_some(RunAhead { tensors_max, ..defaults })
 }
 
 /// Submits are bounded by each session's own limit, and an all-gather's result is as many times larger as there are ranks.

@@ -34,7 +34,7 @@ pub(crate) const LINE_BYTES_MAX: usize = 4 << 20;
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum ToSidecar {
     /// The first line.
-    Start(Start),
+    Start(Box<Start>),
     /// The second line, when all sidecars are bound.
     Join(Join),
     /// A worker's process has ended.
@@ -89,7 +89,17 @@ pub(crate) struct Start {
     /// Whether operations that come again in every step are performed without being negotiated; they are when absent.
     #[serde(default)]
     pub(crate) run_ahead: Option<bool>,
-    /// Age after which a tensor that waits for some ranks is reported, milliseconds; a default when absent.
+    /// Tensors of a step, and requests, that are remembered because they come again; 0 for none, a default when absent.
+    #[serde(default)]
+    pub(crate) cache_capacity: Option<usize>,
+    /// Whether an all-reduce begins among the ranks of a sidecar; it does when absent.
+    #[serde(default)]
+    pub(crate) hierarchical_allreduce: Option<bool>,
+    /// The cores on which the sidecar's threads run; any when empty.
+    #[serde(default)]
+    pub(crate) thread_affinity: Vec<usize>,
+    /// Age after which a tensor that waits for some ranks is reported, milliseconds; a default when absent, never for the
+    /// greatest number.
     pub(crate) stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch, milliseconds; never when absent or 0.
     pub(crate) stall_shutdown_ms: Option<u64>,

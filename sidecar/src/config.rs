@@ -42,6 +42,10 @@ pub(crate) struct Settings {
     pub(crate) eager_bytes: Option<u32>,
     /// Whether operations that come again in every step are performed without being negotiated. The coordinator's counts.
     pub(crate) runs_ahead: bool,
+    /// Tensors of a step, and requests, that are remembered because they come again. Default: the engine's.
+    pub(crate) cache_capacity: Option<usize>,
+    /// Whether an all-reduce begins among the ranks of a sidecar. The coordinator's counts.
+    pub(crate) hierarchical_allreduce: bool,
     /// Age after which a tensor that waits for some ranks is reported. Default: the engine's.
     pub(crate) stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch; 0 for never, the default.
@@ -107,6 +111,8 @@ impl Settings {
             fusion_threshold_bytes: start.fusion_threshold_bytes.unwrap_or(limits::FUSION_THRESHOLD_BYTES),
             eager_bytes: start.eager_bytes,
             runs_ahead: start.run_ahead.unwrap_or(true),
+            cache_capacity: start.cache_capacity,
+            hierarchical_allreduce: start.hierarchical_allreduce.unwrap_or(true),
             stall_warning_ms: start.stall_warning_ms,
             stall_shutdown_ms: start.stall_shutdown_ms.unwrap_or(0),
             tells_of_exits: start.tells_of_exits,

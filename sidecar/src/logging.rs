@@ -27,9 +27,30 @@ pub(crate) struct LogArgs {
     /// What log lines look like: text for people, or json with one object a line.
     #[arg(long, value_name = "FORMAT", value_enum, hide_possible_values = true, default_value_t = LogFormat::Text)]
     pub(crate) log_format: LogFormat,
-    /// The least serious lines that sidecars log: error, warn, info, debug or trace. [default: the filter in RONDE_LOG, else warn]
-    #[arg(long, value_name = "LEVEL", value_enum, hide_possible_values = true)]
+    /// The least serious lines that sidecars log: error, warn, info, debug or trace, also as FATAL, ERROR, WARNING, INFO, DEBUG
+    /// and TRACE. [default: the filter in RONDE_LOG, else warn]
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        env = "HOROVOD_LOG_LEVEL",
+        value_enum,
+        ignore_case = true,
+        hide_possible_values = true
+    )]
     pub(crate) log_level: Option<LogLevel>,
+    /// Begin log lines for people with the time; the default.
+    #[arg(long, overrides_with = "log_without_timestamp")]
+    pub(crate) log_with_timestamp: bool,
+    /// Leave the time out of log lines for people; JSON has it always.
+    #[arg(long, env = "HOROVOD_LOG_HIDE_TIME", overrides_with = "log_with_timestamp")]
+    pub(crate) log_without_timestamp: bool,
+}
+
+impl LogArgs {
+    /// Whether lines for people begin with the time.
+    pub(crate) fn has_time(&self) -> bool {
+        self.log_with_timestamp || !self.log_without_timestamp
+    }
 }
 
 /// What log lines look like.
@@ -45,8 +66,10 @@ pub(crate) enum LogFormat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogLevel {
     /// What ends something.
+    #[value(alias = "fatal")]
     Error,
     /// What somebody should look at.
+    #[value(alias = "warning")]
     Warn,
     /// What happens once an epoch or a session.
     Info,
@@ -94,7 +117,7 @@ pub(crate) fn start(options: &LogArgs) {
         (None, Some(Err(error))) => (LogLevel::Warn.filter(), Some(error)),
         (None, None) => (LogLevel::Warn.filter(), None),
     };
-    let lines = Lines { format: options.log_format };
+    let lines = Lines { format: options.log_format, has_time: options.has_time() };
     let colours = options.log_format == LogFormat::Text && std::io::stderr().is_terminal();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
@@ -139,6 +162,7 @@ static WHO: OnceLock<Who> = OnceLock::new();
 /// The form of a line.
 struct Lines {
     format: LogFormat,
+    has_time: bool,
 }
 
 impl<S, N> FormatEvent<S, N> for Lines
@@ -153,7 +177,10 @@ where
         let (level, target, who) = (metadata.level().as_str(), metadata.target(), WHO.get());
         let line = match self.format {
             LogFormat::Json => json(level, target, who, &fields),
-            LogFormat::Text => text(&coloured(level, writer.has_ansi_escapes()), target, who, &fields),
+            LogFormat::Text => {
+                let time = self.has_time.then(now);
+                text(time, &coloured(level, writer.has_ansi_escapes()), target, who, &fields)
+            }
         };
         writeln!(writer, "{line}")
     }
@@ -228,8 +255,9 @@ fn push_json(line: &mut String, name: &str, value: &Value) {
     line.push_str(&format!("{}:{value}", Value::from(name)));
 }
 
-fn text(level: &str, target: &str, who: Option<&Who>, fields: &Fields) -> String {
-    let mut line = format!("{} {level} {target}: {}", now(), printable(&fields.message, true));
+fn text(time: Option<String>, level: &str, target: &str, who: Option<&Who>, fields: &Fields) -> String {
+    let time = time.map(|time| time + " ").unwrap_or_default();
+    let mut line = format!("{time}{level} {target}: {}", printable(&fields.message, true));
     if let Some(Who { job, sidecar }) = who {
         line.push_str(&format!(" job={job} sidecar={sidecar}"));
     }
@@ -306,8 +334,9 @@ mod tests {
     fn a_line_of_text_moves_no_cursor() {
         let who = Who { job: "run-1".to_owned(), sidecar: 3 };
         let others = vec![("rank", 2.into()), ("reason", "two words".into()), ("name", "a\x1b[2J\nb".into())];
-        let line = text(" WARN", "ronde", Some(&who), &fields("first\nsecond \x1b[2J", others));
-        let (_, line) = line.split_once(' ').expect("the time comes first");
+        let of = |time| text(time, " WARN", "ronde", Some(&who), &fields("first\nsecond \x1b[2J", others.clone()));
+        let line = of(None);
+        assert_eq!(of(Some("12:00".to_owned())), format!("12:00 {line}"));
         let expected = " WARN ronde: first\nsecond \\u{1b}[2J job=run-1 sidecar=3 rank=2 reason=\"two words\" name=a\\u{1b}[2J\\nb";
         assert_eq!(line, expected);
     }

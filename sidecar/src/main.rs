@@ -11,6 +11,7 @@ mod app;
 mod bootstrap;
 mod cli;
 mod config;
+mod cores;
 mod credentials;
 mod delivery;
 mod departures;

@@ -14,6 +14,7 @@ use crate::bootstrap::{Peer, Start};
 use crate::cli::SidecarArgs;
 use crate::cli::codes::Code;
 use crate::config::{Settings, world_of};
+use crate::cores;
 use crate::credentials::Credentials;
 use crate::interfaces::{self, Selector};
 use crate::logging;
@@ -38,7 +39,7 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
         None => vec![look_up(own, None, deadline).await?.ip()],
     };
     let address = addresses[0];
-    let settings = Settings::new(start(args, &identity, addresses, Some(own.port))).context(Code::SidecarSettings)?;
+    let settings = settings(args, &identity, addresses, Some(own.port)).context(Code::SidecarSettings)?;
     // Bound first: who looks this sidecar up finds it.
     let ports = Ports::bind(&settings)?;
     let mut peers = Vec::with_capacity(places.len());
@@ -62,7 +63,7 @@ pub(crate) fn local(args: &SidecarArgs, ranks: u16) -> anyhow::Result<Membership
     let identity = Arc::new(own_identity(job.clone(), args).context(Code::CertificateNotIssued)?);
     logging::identify(&job, identity.id().sidecar);
     let loopback = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
-    let settings = Settings::new(start(args, &identity, loopback, None)).context(Code::SidecarSettings)?;
+    let settings = settings(args, &identity, loopback, None).context(Code::SidecarSettings)?;
     let ports = Ports::bind(&settings)?;
     let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
     let control = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -79,9 +80,15 @@ fn own_identity(job: JobName, args: &SidecarArgs) -> Result<Identity, CaError> {
     key.into_identity(&certificate, authority.ca_certificate_pem(), authority.id_of(SidecarIndex(0)))
 }
 
-/// What a launcher would have said.
-fn start(args: &SidecarArgs, identity: &Identity, addresses: Vec<IpAddr>, port: Option<u16>) -> Start {
-    Start {
+/// The settings that a launcher would have said; the threads go to their cores.
+fn settings(
+    args: &SidecarArgs,
+    identity: &Identity,
+    addresses: Vec<IpAddr>,
+    port: Option<u16>,
+) -> anyhow::Result<Settings> {
+    cores::pin(&args.thread_affinity)?;
+    Settings::new(Start {
         job: identity.id().job.clone(),
         trust_domain: identity.id().trust_domain.to_string(),
         sidecar: identity.id().sidecar.0,
@@ -96,11 +103,15 @@ fn start(args: &SidecarArgs, identity: &Identity, addresses: Vec<IpAddr>, port: 
         fusion_threshold_bytes: args.fusion_threshold_mb.map(|megabytes| megabytes << 20),
         eager_bytes: args.eager_bytes,
         run_ahead: Some(!args.no_run_ahead),
-        stall_warning_ms: args.stall_check_warning_time_seconds.map(|seconds| seconds * 1_000),
-        stall_shutdown_ms: args.stall_check_shutdown_time_seconds.map(|seconds| seconds * 1_000),
+        cache_capacity: args.reuse.cache_capacity,
+        hierarchical_allreduce: Some(args.reuse.is_hierarchical()?),
+        // They run there already.
+        thread_affinity: Vec::new(),
+        stall_warning_ms: args.stall.warning_ms(),
+        stall_shutdown_ms: args.stall.shutdown_ms(),
         tells_of_exits: false,
         control_fan_out: None,
-    }
+    })
 }
 
 /// The addresses that `--network-interfaces` means, at least one.

@@ -67,3 +67,24 @@ fn text_is_for_people_and_says_no_more_than_asked_for() {
     let ended = Run::new(1).start([WORKER]).wait(DEADLINE);
     assert!(ended.code == Some(0) && !ended.stderr.contains("INFO"), "{ended}");
 }
+
+#[test]
+fn the_time_is_left_out_where_that_is_wanted() {
+    for (options, variables, has_time) in [
+        (&[][..], &[][..], true),
+        (&["--log-without-timestamp"], &[], false),
+        (&[], &[("HOROVOD_LOG_HIDE_TIME", "1")], false),
+        (&["--log-with-timestamp"], &[("HOROVOD_LOG_HIDE_TIME", "1")], true),
+    ] {
+        let mut run = Run::new(1).options(options.iter().copied()).env("HOROVOD_LOG_LEVEL", "INFO");
+        for (name, value) in variables {
+            run = run.env(name, value);
+        }
+        let ended = run.start([WORKER]).wait(DEADLINE);
+        let begun = ended.stderr.lines().find(|line| line.contains("an epoch has begun"));
+        let line = begun.unwrap_or_else(|| panic!("{ended}"));
+        let said = line.strip_prefix("[sidecar 0]: ").unwrap_or_default().trim_start();
+        assert_eq!(said.starts_with("20"), has_time, "{line}");
+        assert_eq!(said.starts_with("INFO"), !has_time, "{line}");
+    }
+}

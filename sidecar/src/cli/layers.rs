@@ -172,6 +172,7 @@ fn check(arg: &Arg, values: &[String]) -> Result<Vec<String>, String> {
     let name = arg.get_value_names().and_then(|names| names.first()).map_or("VALUE", |name| name.as_str()).to_owned();
     let parser = arg.get_value_parser().clone();
     let alone = Arg::new("value").long(&long).value_name(name).action(ArgAction::Append).value_parser(parser);
+    let alone = alone.ignore_case(arg.is_ignore_case_set());
     let words = values.iter().map(|value| format!("--{long}={value}"));
     let parsed = Command::new("check").no_binary_name(true).arg(alone).try_get_matches_from(words);
     match parsed {
@@ -206,7 +207,14 @@ fn described(cli: Command) -> Command {
 }
 
 /// Options that exclude each other.
-const ALTERNATIVES: [(&str, &str); 2] = [("hosts", "hostfile"), ("timeline_mark_cycles", "no_timeline_mark_cycles")];
+const ALTERNATIVES: [(&str, &str); 6] = [
+    ("hosts", "hostfile"),
+    ("timeline_mark_cycles", "no_timeline_mark_cycles"),
+    ("hierarchical_allreduce", "no_hierarchical_allreduce"),
+    ("hierarchical_allgather", "no_hierarchical_allgather"),
+    ("stall_check", "no_stall_check"),
+    ("log_with_timestamp", "log_without_timestamp"),
+];
 
 #[cfg(test)]
 mod tests;

@@ -36,6 +36,7 @@ mod layers;
 mod run;
 mod sidecar;
 mod status;
+mod tuning;
 
 pub(crate) use sidecar::SidecarArgs;
 

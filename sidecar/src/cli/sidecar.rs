@@ -8,6 +8,7 @@ use clap::Args;
 use ronde_transport::TrustDomain;
 use ronde_wire::{JobName, limits};
 
+use super::tuning::{ReuseArgs, StallArgs};
 use crate::interfaces::Selector;
 use crate::logging::LogArgs;
 
@@ -89,12 +90,13 @@ pub(crate) struct SidecarArgs {
     /// Negotiate every operation, also those that come again in every step.
     #[arg(long)]
     pub(crate) no_run_ahead: bool,
-    /// Age after which a tensor that waits for some ranks is reported. [default: 60]
-    #[arg(long, value_name = "SECONDS", env = "HOROVOD_STALL_CHECK_TIME_SECONDS", value_parser = clap::value_parser!(u64).range(1..=604_800))]
-    pub(crate) stall_check_warning_time_seconds: Option<u64>,
-    /// Age after which such a tensor ends the job, at least that of the report; 0 for never. [default: 0]
-    #[arg(long, value_name = "SECONDS", env = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", value_parser = clap::value_parser!(u64).range(0..=604_800))]
-    pub(crate) stall_check_shutdown_time_seconds: Option<u64>,
+    #[command(flatten)]
+    pub(crate) reuse: ReuseArgs,
+    #[command(flatten)]
+    pub(crate) stall: StallArgs,
+    /// Keep all threads of the sidecar on these cores. [default: any]
+    #[arg(long, value_name = "CORE,...", value_delimiter = ',', env = "HOROVOD_THREAD_AFFINITY", value_parser = super::tuning::core)]
+    pub(crate) thread_affinity: Vec<usize>,
     /// Shared memory for the inputs of one worker, and as much for its results. [default: 4096]
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub(crate) arena_mb: Option<u64>,

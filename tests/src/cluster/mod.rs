@@ -44,6 +44,9 @@ pub struct Plan<'a> {
     fusion_threshold_bytes: Option<u64>,
     eager_bytes: Option<u32>,
     run_ahead: Option<bool>,
+    cache_capacity: Option<usize>,
+    hierarchical_allreduce: Option<bool>,
+    thread_affinity: Vec<usize>,
     stall_ms: Option<(u64, u64)>,
     control_fan_out: Option<usize>,
     network: Option<&'a Network>,
@@ -60,6 +63,9 @@ impl<'a> Plan<'a> {
             fusion_threshold_bytes: None,
             eager_bytes: None,
             run_ahead: None,
+            cache_capacity: None,
+            hierarchical_allreduce: None,
+            thread_affinity: Vec::new(),
             stall_ms: None,
             control_fan_out: None,
             network: None,
@@ -94,6 +100,24 @@ impl<'a> Plan<'a> {
     #[must_use]
     pub fn never_ahead(self) -> Self {
         Self { run_ahead: Some(false), ..self }
+    }
+
+    /// With at most so many operations remembered because they come again.
+    #[must_use]
+    pub fn cache_capacity(self, operations: usize) -> Self {
+        Self { cache_capacity: Some(operations), ..self }
+    }
+
+    /// With every rank's tensor on its way by itself.
+    #[must_use]
+    pub fn flat(self) -> Self {
+        Self { hierarchical_allreduce: Some(false), ..self }
+    }
+
+    /// With the threads of all sidecars on these cores.
+    #[must_use]
+    pub fn on_cores(self, cores: &[usize]) -> Self {
+        Self { thread_affinity: cores.to_vec(), ..self }
     }
 
     /// With tensors that wait for some ranks reported after the first time and ending the epoch after the second.
@@ -163,6 +187,9 @@ impl<'a> Plan<'a> {
             fusion_threshold_bytes: self.fusion_threshold_bytes,
             eager_bytes: self.eager_bytes,
             run_ahead: self.run_ahead,
+            cache_capacity: self.cache_capacity,
+            hierarchical_allreduce: self.hierarchical_allreduce,
+            thread_affinity: self.thread_affinity.clone(),
             stall_warning_ms: self.stall_ms.map(|(warning, _)| warning),
             stall_shutdown_ms: self.stall_ms.map(|(_, shutdown)| shutdown),
             control_fan_out: self.control_fan_out,

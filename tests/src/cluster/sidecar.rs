@@ -37,6 +37,12 @@ pub struct SidecarOptions {
     pub eager_bytes: Option<u32>,
     /// Whether operations that come again are performed without being negotiated; they are by default.
     pub run_ahead: Option<bool>,
+    /// What is remembered because it comes again.
+    pub cache_capacity: Option<usize>,
+    /// Whether an all-reduce begins among the ranks of a sidecar.
+    pub hierarchical_allreduce: Option<bool>,
+    /// The cores of its threads, any when empty.
+    pub thread_affinity: Vec<usize>,
     /// Age after which a tensor that waits for some ranks is reported; the default when absent.
     pub stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch; never when absent.
@@ -91,6 +97,9 @@ impl Sidecar {
             "fusion_threshold_bytes": options.fusion_threshold_bytes,
             "eager_bytes": options.eager_bytes,
             "run_ahead": options.run_ahead,
+            "cache_capacity": options.cache_capacity,
+            "hierarchical_allreduce": options.hierarchical_allreduce,
+            "thread_affinity": options.thread_affinity,
             "stall_warning_ms": options.stall_warning_ms,
             "stall_shutdown_ms": options.stall_shutdown_ms,
             "control_fan_out": options.control_fan_out,

@@ -138,3 +138,52 @@ fn no_text_makes_it_panic() {
         let _ = file::parse(&Cli::command(), "f", &format!("[run]\nlanes = {text}"), &mut Mistakes::default());
     });
 }
+
+#[test]
+fn of_opposite_switches_the_stronger_source_counts() {
+    let of =
+        |line: &str, variables: &[(&str, &str)], text: &str| format!("{:?}", run(line, variables, text).expect("good"));
+    let disable = ("HOROVOD_STALL_CHECK_DISABLE", "1");
+    let in_file = "[run]\nno-stall-check = true\n";
+    for (line, variables, text, is_off) in [
+        ("ronde run -np 1 sh", &[][..], "", false),
+        ("ronde run -np 1 --no-stall-check sh", &[], "", true),
+        ("ronde run -np 1 sh", &[disable], "", true),
+        ("ronde run -np 1 --stall-check sh", &[disable], "", false),
+        ("ronde run -np 1 sh", &[], in_file, true),
+        ("ronde run -np 1 sh", &[("RONDE_RUN_STALL_CHECK", "1")], in_file, false),
+    ] {
+        let given = of(line, variables, text);
+        assert_eq!(given.contains("no_stall_check: true"), is_off, "{line} {variables:?} {text}: {given}");
+    }
+}
+
+#[test]
+fn horovods_words_are_understood() {
+    let of = |name: &str, value: &str| run("ronde run -np 1 sh", &[(name, value)], "").map(|args| format!("{args:?}"));
+    for (word, level) in [
+        ("TRACE", "Trace"),
+        ("DEBUG", "Debug"),
+        ("INFO", "Info"),
+        ("warning", "Warn"),
+        ("ERROR", "Error"),
+        ("FATAL", "Error"),
+    ] {
+        let given = of("HOROVOD_LOG_LEVEL", word).expect("a level of Horovod");
+        assert!(given.contains(&format!("log_level: Some({level})")), "{word}: {given}");
+    }
+    assert!(of("HOROVOD_LOG_LEVEL", "LOUD").is_err_and(|error| error.contains("HOROVOD_LOG_LEVEL")));
+    for (name, value, found) in [
+        ("HOROVOD_LOG_HIDE_TIME", "1", "log_without_timestamp: true"),
+        ("HOROVOD_CACHE_CAPACITY", "2048", "cache_capacity: Some(2048)"),
+        ("HOROVOD_THREAD_AFFINITY", "0,2", "thread_affinity: [0, 2]"),
+        ("HOROVOD_TIMELINE", "/tmp/t", "timeline_filename: Some(\"/tmp/t\")"),
+        ("HOROVOD_TIMELINE_MARK_CYCLES", "1", "timeline_mark_cycles: true"),
+    ] {
+        let given = of(name, value).expect("a setting of Horovod");
+        assert!(given.contains(found), "{name}: {given}");
+    }
+    for (name, value) in [("HOROVOD_CACHE_CAPACITY", "-1"), ("HOROVOD_THREAD_AFFINITY", "0,x")] {
+        assert!(of(name, value).is_err_and(|error| error.contains(name)), "{name}={value}");
+    }
+}

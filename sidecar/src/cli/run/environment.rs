@@ -67,6 +67,8 @@ pub(super) fn for_sidecar(caller: &Environment, sidecar: u32, verbose: bool, log
     if let Some(level) = logs.log_level {
         set(&mut environment, "RONDE_SIDECAR_LOG_LEVEL", level.name());
     }
+    // Said in any case: Horovod's variable may be in the agent's own environment.
+    set(&mut environment, "RONDE_SIDECAR_LOG_WITHOUT_TIMESTAMP", if logs.has_time() { "false" } else { "true" });
     set(&mut environment, "RONDE_SIDECAR", &sidecar.to_string());
     environment
 }
@@ -237,17 +239,28 @@ mod tests {
 
     #[test]
     fn verbose_raises_the_sidecars_log_unless_the_caller_chose() {
-        let plain = LogArgs { log_format: LogFormat::Text, log_level: None };
+        let plain = LogArgs {
+            log_format: LogFormat::Text,
+            log_level: None,
+            log_with_timestamp: false,
+            log_without_timestamp: false,
+        };
         let level = |caller: &Environment, verbose| {
             value(&for_sidecar(caller, 3, verbose, &plain), "RONDE_LOG").map(str::to_owned)
         };
         assert_eq!(level(&environment(&[("A", "1")]), false), None);
         assert_eq!(level(&Environment::new(), true), Some("info".to_owned()));
         assert_eq!(level(&environment(&[("RONDE_LOG", "trace")]), true), Some("trace".to_owned()));
-        let logs = LogArgs { log_format: LogFormat::Json, log_level: Some(LogLevel::Debug) };
+        let logs = LogArgs {
+            log_format: LogFormat::Json,
+            log_level: Some(LogLevel::Debug),
+            log_without_timestamp: true,
+            ..plain
+        };
         let told = for_sidecar(&Environment::new(), 3, false, &logs);
         assert_eq!(value(&told, "RONDE_SIDECAR_LOG_FORMAT"), Some("json"));
         assert_eq!(value(&told, "RONDE_SIDECAR_LOG_LEVEL"), Some("debug"));
+        assert_eq!(value(&told, "RONDE_SIDECAR_LOG_WITHOUT_TIMESTAMP"), Some("true"));
     }
 
     proptest! {

@@ -14,6 +14,7 @@ use ronde_wire::JobName;
 
 use super::codes::{Code, coded};
 use super::envelope::Environment;
+use super::tuning::{ReuseArgs, StallArgs};
 use crate::interfaces::Selector;
 use crate::logging::LogArgs;
 use crate::ports::PortRange;
@@ -102,12 +103,13 @@ pub(super) struct RunArgs {
     /// Mark no such moments, whatever else is set.
     #[arg(long, overrides_with = "timeline_mark_cycles")]
     no_timeline_mark_cycles: bool,
-    /// Age after which a tensor that waits for some ranks is reported. [default: 60]
-    #[arg(long, value_name = "SECONDS", env = "HOROVOD_STALL_CHECK_TIME_SECONDS", value_parser = clap::value_parser!(u64).range(1..=604_800))]
-    stall_check_warning_time_seconds: Option<u64>,
-    /// Age after which such a tensor ends the job, at least that of the report; 0 for never. [default: 0]
-    #[arg(long, value_name = "SECONDS", env = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", value_parser = clap::value_parser!(u64).range(0..=604_800))]
-    stall_check_shutdown_time_seconds: Option<u64>,
+    #[command(flatten)]
+    reuse: ReuseArgs,
+    #[command(flatten)]
+    stall: StallArgs,
+    /// Keep all threads of each sidecar on these cores of its host. [default: any]
+    #[arg(long, value_name = "CORE,...", value_delimiter = ',', env = "HOROVOD_THREAD_AFFINITY", value_parser = super::tuning::core)]
+    thread_affinity: Vec<usize>,
     /// Shared memory for the inputs of one worker, and as much for its results. [default: 4096]
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     arena_mb: Option<u64>,
@@ -184,8 +186,11 @@ struct Settings {
     fusion_threshold_bytes: Option<u64>,
     eager_bytes: Option<u32>,
     runs_ahead: bool,
-    stall_warning: Option<Duration>,
-    stall_shutdown: Option<Duration>,
+    cache_capacity: Option<usize>,
+    hierarchical_allreduce: bool,
+    thread_affinity: Vec<usize>,
+    stall_warning_ms: Option<u64>,
+    stall_shutdown_ms: Option<u64>,
     arena_bytes_max: Option<u64>,
     output_dir: Option<PathBuf>,
     timestamps: bool,
@@ -227,8 +232,11 @@ impl Settings {
                 Some(megabytes) => Some(megabytes << 20),
                 None => bytes_of("HOROVOD_FUSION_THRESHOLD")?,
             },
-            stall_warning: args.stall_check_warning_time_seconds.map(Duration::from_secs),
-            stall_shutdown: args.stall_check_shutdown_time_seconds.map(Duration::from_secs),
+            cache_capacity: args.reuse.cache_capacity,
+            hierarchical_allreduce: args.reuse.is_hierarchical()?,
+            thread_affinity: args.thread_affinity,
+            stall_warning_ms: args.stall.warning_ms(),
+            stall_shutdown_ms: args.stall.shutdown_ms(),
             arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
             output_dir: args.output_filename,
             timestamps: args.prefix_output_with_timestamp,

@@ -152,15 +152,18 @@ impl Job<'_> {
                 fusion_threshold_bytes: settings.fusion_threshold_bytes,
                 eager_bytes: settings.eager_bytes,
                 run_ahead: Some(settings.runs_ahead),
-                stall_warning_ms: settings.stall_warning.map(milliseconds),
-                stall_shutdown_ms: settings.stall_shutdown.map(milliseconds),
+                cache_capacity: settings.cache_capacity,
+                hierarchical_allreduce: Some(settings.hierarchical_allreduce),
+                thread_affinity: settings.thread_affinity.clone(),
+                stall_warning_ms: settings.stall_warning_ms,
+                stall_shutdown_ms: settings.stall_shutdown_ms,
                 tells_of_exits: true,
                 control_fan_out: None,
             };
             let link = &self.links[place.host];
             let environment = environment::for_sidecar(&settings.caller, sidecar, settings.verbose, &settings.logs);
             link.tell(ToAgent::StartSidecar { sidecar, program: settings.sidecar_command.clone(), environment });
-            link.tell(ToAgent::Sidecar { sidecar, line: ToSidecar::Start(start) });
+            link.tell(ToAgent::Sidecar { sidecar, line: ToSidecar::Start(Box::new(start)) });
             self.state.sidecars[sidecar as usize].started = true;
         }
     }

@@ -34,7 +34,14 @@ pub struct EngineConfig {
     /// When what ranks ask for again and again is performed without being negotiated; `None` for never. Only the coordinator's
     /// counts. Default: after two equal steps.
     pub run_ahead: Option<RunAhead>,
-    /// Age after which a tensor that waits for some ranks is reported, in milliseconds. Default 60,000.
+    /// Requests of this sidecar's ranks that are announced by a number when they come again, at most
+    /// [`limits::ANNOUNCE_SLOTS_MAX`]; 0 for none. Default: the most.
+    pub announce_slots: usize,
+    /// Whether ranks of one sidecar are reduced with each other before an all-reduce goes to others. Otherwise each rank's
+    /// values travel and are reduced in rank order, so that the bits do not depend on the placement; not in sets of more than
+    /// [`limits::NARY_RANKS_MAX`] ranks, nor with a codec. Only the coordinator's counts. Default: true.
+    pub hierarchical_allreduce: bool,
+    /// Age after which a tensor that waits for some ranks is reported, in milliseconds; `u64::MAX` for never. Default 60,000.
     pub stall_warning_ms: u64,
     /// Age after which a tensor that waits for some ranks ends the epoch, in milliseconds; 0 for never. A shorter time than
     /// `stall_warning_ms` is taken as that. Default 0.
@@ -56,11 +63,13 @@ pub struct RunAhead {
     /// How many times that is doubled, once for each schedule in a row that did not last. Another value than the default is
     /// for tests.
     pub setbacks_max: u32,
+    /// Tensors of a step; more do not run ahead. At most [`limits::SCHEDULE_TENSORS_MAX`], the default.
+    pub tensors_max: usize,
 }
 
 impl Default for RunAhead {
     fn default() -> Self {
-        Self { steps: 2, setbacks_max: 10 }
+        Self { steps: 2, setbacks_max: 10, tensors_max: limits::SCHEDULE_TENSORS_MAX }
     }
 }
 
@@ -81,6 +90,8 @@ impl EngineConfig {
             buckets_in_flight: limits::BUCKETS_IN_FLIGHT,
             eager_bytes: EAGER_BYTES_MOST,
             run_ahead: Some(RunAhead::default()),
+            announce_slots: limits::ANNOUNCE_SLOTS_MAX,
+            hierarchical_allreduce: true,
             stall_warning_ms: STALL_WARNING_MS,
             stall_shutdown_ms: 0,
             result_bytes_max: u64::MAX,
@@ -99,6 +110,7 @@ impl EngineConfig {
         self.lanes = self.lanes.max(1);
         self.threads = self.threads.max(self.lanes);
         self.eager_bytes = self.eager_bytes.min(EAGER_BYTES_MOST);
+        self.announce_slots = self.announce_slots.min(limits::ANNOUNCE_SLOTS_MAX);
         self.stall_warning_ms = self.stall_warning_ms.max(1);
         if self.stall_shutdown_ms > 0 {
             self.stall_shutdown_ms = self.stall_shutdown_ms.max(self.stall_warning_ms);

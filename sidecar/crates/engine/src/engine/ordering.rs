@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ronde_collectives::plan::Work;
+use ronde_collectives::plan::{Work, WorkKind};
 use ronde_collectives::{Choice, algorithm_of, select};
 use ronde_wire::control::{Order, OrderedTensor};
 use ronde_wire::{
@@ -208,6 +208,7 @@ pub(crate) fn ready_tensor(
             "{name} has a result of {bytes} bytes, more than the {most} bytes of arena_bytes_max; raise that, or cut the tensor"
         ));
     }
+    let kind = reduced_as(cx, view, kind);
     let elements = work(kind.clone(), request.dtype, view, std::slice::from_ref(&tensor)).elements();
     let eager = eager::gathered(view, requests, came, cx.config.eager_bytes);
     let (algorithm, bytes) = match &eager {
@@ -274,7 +275,11 @@ pub(crate) fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTens
     let ReadyTensor { collective, dtype, prescale, postscale, codec, joined, .. } = first.clone();
     let kind = work_kind(&collective, dtype, codec, pair)?;
     let small = first.algorithm == Algorithm::Eager;
-    let kind = if small && !carries { admission::kind_with(kind, Algorithm::Direct) } else { kind };
+    let kind = match (small, carries) {
+        (true, true) => kind,
+        (true, false) => admission::kind_with(kind, Algorithm::Direct),
+        (false, _) => reduced_as(cx, view, kind),
+    };
     let (tensors, contributions): (Vec<OrderedTensor>, Vec<Vec<Bytes>>) =
         bucket.into_iter().map(|ready| (ready.tensor, ready.contributions)).unzip();
     let contributions = if carries { contributions } else { Vec::new() };
@@ -296,6 +301,17 @@ pub(crate) fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTens
         digest,
         contributions,
     })
+}
+
+/// The kind of work, where the ranks of one sidecar may not be reduced with each other first. A set on one sidecar is reduced
+/// in rank order in any case.
+fn reduced_as(cx: &Context, view: &SetView, kind: WorkKind) -> WorkKind {
+    let flat = !cx.config.hierarchical_allreduce && view.topology.len() > 1;
+    if flat && view.ranks.len() <= limits::NARY_RANKS_MAX {
+        admission::kind_with(kind, Algorithm::Direct)
+    } else {
+        kind
+    }
 }
 
 fn selected(cx: &mut Context, view: &SetView, work: &Work) -> Tuning {

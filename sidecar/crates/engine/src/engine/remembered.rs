@@ -31,14 +31,16 @@ pub(crate) struct Words {
 
 impl Announcer {
     /// How a request is announced that goes out next.
-    pub(crate) fn announce(&mut self, request: &Request) -> Words {
-        if !is_remembered(request) {
+    ///
+    /// At most `slots` are remembered, always as many in one epoch.
+    pub(crate) fn announce(&mut self, request: &Request, slots: usize) -> Words {
+        if slots == 0 || !is_remembered(request) {
             return Words { intent: Intent::Ready(request.clone()), evicts: false };
         }
         let key = (request.set, request.name.clone());
         let (slot, evicts) = match self.by_name.get(&key) {
             Some(slot) => (*slot, false),
-            None => self.free_slot(),
+            None => self.free_slot(slots),
         };
         self.uses += 1;
         let index = usize::from(slot);
@@ -63,9 +65,9 @@ impl Announcer {
     }
 
     /// A number that is not in use, or the one that was not used for longest, and whether it had to be taken away.
-    fn free_slot(&mut self) -> (u16, bool) {
+    fn free_slot(&mut self, slots: usize) -> (u16, bool) {
         match u16::try_from(self.slots.len()) {
-            Ok(next) if self.slots.len() < limits::ANNOUNCE_SLOTS_MAX => (next, false),
+            Ok(next) if self.slots.len() < slots => (next, false),
             _ => {
                 let oldest = self.by_use.first_key_value().map_or(0, |(_, slot)| *slot);
                 if let Some(Slot { request, .. }) = self.slots.get(usize::from(oldest)) {
@@ -132,6 +134,19 @@ mod tests {
 
     use super::*;
 
+    const SLOTS: usize = limits::ANNOUNCE_SLOTS_MAX;
+
+    #[test]
+    fn no_more_are_remembered_than_are_asked_for() {
+        let mut announcer = Announcer::default();
+        assert!(matches!(announcer.announce(&sum("a", 1), 0).intent, Intent::Ready(_)));
+        assert!(matches!(announcer.announce(&sum("a", 1), 0).intent, Intent::Ready(_)));
+        let mut announcer = Announcer::default();
+        for (name, evicts) in [("a", false), ("b", false), ("c", true), ("a", true)] {
+            assert_eq!(announcer.announce(&sum(name, 1), 2).evicts, evicts, "{name}");
+        }
+    }
+
     fn sum(name: &str, rows: u64) -> Request {
         let (name, shape) = (TensorName::new(name).expect("a name"), Shape::new(vec![rows]).expect("a shape"));
         Request::new(SetId::WORLD, name, Collective::AllReduce { op: ReduceOp::Sum }, DType::F32, shape)
@@ -147,7 +162,7 @@ mod tests {
             // Two names that come at every turn among more names than there are slots; some change their shape.
             let name = if n % 3 == 0 { n % 2 } else { 2 + n * 7_919 % 1_999 };
             let request = sum(&name.to_string(), n / 5_000);
-            let words = announcer.announce(&request);
+            let words = announcer.announce(&request, SLOTS);
             evictions += u64::from(words.evicts);
             let heard = match words.intent {
                 Intent::Remember { slot, request } => {
@@ -171,13 +186,13 @@ mod tests {
         let mut announcer = Announcer::default();
         let most = limits::ANNOUNCE_SLOTS_MAX;
         for n in 0..most {
-            assert!(!announcer.announce(&sum(&n.to_string(), 1)).evicts);
+            assert!(!announcer.announce(&sum(&n.to_string(), 1), SLOTS).evicts);
         }
-        assert!(matches!(announcer.announce(&sum("0", 1)).intent, Intent::Again { slot: 0 }));
-        let words = announcer.announce(&sum("new", 1));
+        assert!(matches!(announcer.announce(&sum("0", 1), SLOTS).intent, Intent::Again { slot: 0 }));
+        let words = announcer.announce(&sum("new", 1), SLOTS);
         assert!(words.evicts && matches!(words.intent, Intent::Remember { slot: 1, .. }));
-        assert!(matches!(announcer.announce(&sum("0", 1)).intent, Intent::Again { .. }));
-        assert!(matches!(announcer.announce(&sum("1", 1)).intent, Intent::Remember { slot: 2, .. }));
+        assert!(matches!(announcer.announce(&sum("0", 1), SLOTS).intent, Intent::Again { .. }));
+        assert!(matches!(announcer.announce(&sum("1", 1), SLOTS).intent, Intent::Remember { slot: 2, .. }));
     }
 
     #[test]
@@ -193,14 +208,17 @@ mod tests {
         ];
         for other in different {
             let mut announcer = Announcer::default();
-            announcer.announce(&base);
-            assert!(matches!(announcer.announce(&other).intent, Intent::Remember { slot: 0, .. }), "{other:?}");
-            assert!(matches!(announcer.announce(&base).intent, Intent::Remember { slot: 0, .. }), "{other:?}");
+            announcer.announce(&base, SLOTS);
+            assert!(matches!(announcer.announce(&other, SLOTS).intent, Intent::Remember { slot: 0, .. }), "{other:?}");
+            assert!(matches!(announcer.announce(&base, SLOTS).intent, Intent::Remember { slot: 0, .. }), "{other:?}");
         }
         let zero = Request { prescale: 0.0, ..base.clone() };
         let minus_zero = Request { prescale: -0.0, ..base };
         let mut announcer = Announcer::default();
-        announcer.announce(&zero);
-        assert!(matches!(announcer.announce(&minus_zero).intent, Intent::Remember { .. }), "they differ in a bit");
+        announcer.announce(&zero, SLOTS);
+        assert!(
+            matches!(announcer.announce(&minus_zero, SLOTS).intent, Intent::Remember { .. }),
+            "they differ in a bit"
+        );
     }
 }

@@ -12,7 +12,7 @@ use super::sets::SetView;
 use crate::event::Time;
 
 /// See the module's text.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Repetition {
     /// The step that is being ordered.
     step: Step,
@@ -24,8 +24,8 @@ pub(crate) struct Repetition {
     equal: u32,
     /// What is left of an iteration of a schedule, and no part of the next step.
     left: BTreeSet<Key>,
-    /// Off: nothing is to be remembered.
-    disabled: bool,
+    /// The most tensors of a step that are remembered; 0 for nothing at all.
+    tensors_max: usize,
 }
 
 /// A part of a step that was ordered as one operation.
@@ -42,10 +42,20 @@ struct Step {
     is_bound: bool,
 }
 
+impl Default for Repetition {
+    fn default() -> Self {
+        let (step, last, left) = Default::default();
+        Self { step, last, last_us: 0, equal: 0, left, tensors_max: limits::SCHEDULE_TENSORS_MAX }
+    }
+}
+
 impl Repetition {
-    /// For a job that does not want schedules.
-    pub(crate) fn disable(&mut self) {
-        *self = Self { disabled: true, ..Self::default() };
+    /// Remembers steps of so many tensors, or none at all.
+    pub(crate) fn remember(&mut self, tensors_max: usize) {
+        let tensors_max = tensors_max.min(limits::SCHEDULE_TENSORS_MAX);
+        if self.tensors_max != tensors_max {
+            *self = Self { tensors_max, ..Self::default() };
+        }
     }
 
     /// Steps are counted anew. The next one begins behind what is left of an iteration of a schedule.
@@ -56,12 +66,12 @@ impl Repetition {
 
     /// Forgets what was seen.
     pub(crate) fn reset(&mut self) {
-        *self = Self { disabled: self.disabled, ..Self::default() };
+        *self = Self { tensors_max: self.tensors_max, ..Self::default() };
     }
 
     /// An operation is ordered.
     pub(crate) fn ordered(&mut self, now: Time, view: &Arc<SetView>, bucket: &[ReadyTensor]) {
-        if self.disabled {
+        if self.tensors_max == 0 {
             return;
         }
         self.step.buckets.push((Arc::clone(view), Vec::new()));
@@ -95,7 +105,7 @@ impl Repetition {
         }
         if self.step.keys.contains_key(&key) {
             self.end_step(now, view);
-        } else if self.step.keys.len() >= limits::SCHEDULE_TENSORS_MAX {
+        } else if self.step.keys.len() >= self.tensors_max {
             self.reset();
             self.step.buckets.push((Arc::clone(view), Vec::new()));
         }
@@ -204,6 +214,21 @@ mod tests {
     #[test]
     fn more_steps_may_be_asked_for() {
         assert_eq!(found(&["a"; 6], 4), [false, false, false, true, true, true]);
+    }
+
+    #[test]
+    fn larger_steps_than_are_to_be_remembered_are_never_found() {
+        let view = view();
+        for (tensors_max, is_found) in [(0, false), (2, false), (3, true)] {
+            let mut repetition = Repetition::default();
+            let mut found = false;
+            for name in ["a", "b", "c"].repeat(4) {
+                repetition.remember(tensors_max);
+                repetition.ordered(Time(0), &view, &[sum(name, 4)]);
+                found |= repetition.step(2).is_some();
+            }
+            assert_eq!(found, is_found, "{tensors_max}");
+        }
     }
 
     #[test]

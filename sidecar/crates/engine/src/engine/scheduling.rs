@@ -125,10 +125,11 @@ impl Agreement {
             return;
         }
         let Some(run_ahead) = cx.config.run_ahead.filter(|_| cx.sidecars.len() > 1) else {
-            self.scheduling.repetition.disable();
+            self.scheduling.repetition.remember(0);
             self.ordering.order(cx, self.epoch, &mut self.scheduling.repetition);
             return;
         };
+        self.scheduling.repetition.remember(run_ahead.tensors_max);
         self.ordering.order(cx, self.epoch, &mut self.scheduling.repetition);
         self.issue(cx, run_ahead);
     }

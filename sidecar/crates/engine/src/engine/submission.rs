@@ -223,7 +223,7 @@ impl Participant {
     }
 
     fn announce(&mut self, cx: &mut Context, rank: Rank, what: &Request, contribution: Bytes) {
-        let words = self.announcer.announce(what);
+        let words = self.announcer.announce(what, cx.config.announce_slots);
         cx.stats.announced_again += u64::from(matches!(words.intent, Intent::Again { .. }));
         if words.evicts {
             cx.stats.cache_evictions += 1;
@@ -238,7 +238,7 @@ impl Participant {
         let text = format!(
             "More than {} different requests are made by turns; the least recent ones are announced in full again. Give \
              tensors the same name in every step.",
-            limits::ANNOUNCE_SLOTS_MAX
+            cx.config.announce_slots
         );
         let suspects = self.noticed().clone();
         cx.act(Action::Notice { sidecars: suspects.sidecars, ranks: suspects.ranks, text });

@@ -249,6 +249,19 @@ fn a_stall_ends_the_epoch_where_that_is_asked_for() {
 }
 
 #[test]
+fn nothing_is_reported_where_that_is_not_wanted() {
+    let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
+    for (stall_warning_ms, reports) in [(60_000, 1), (u64::MAX, 0)] {
+        let mut cluster = Cluster::of(world.clone(), |config| EngineConfig { stall_warning_ms, ..config }).started();
+        let waiting = cluster.submit(0, sum("late", &[4]));
+        cluster.run();
+        advance_with_workers(&mut cluster, 90_000, None);
+        assert_eq!(cluster.notices.len(), reports);
+        assert!(cluster.ended.is_empty() && cluster.is_pending(waiting));
+    }
+}
+
+#[test]
 fn a_shutdown_does_not_come_before_the_warning() {
     let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
     let adjust = |config| EngineConfig { stall_warning_ms: 2_000, stall_shutdown_ms: 500, ..config };
