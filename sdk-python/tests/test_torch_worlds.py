@@ -14,7 +14,9 @@ from conftest import PACKAGE, WORKERS, ronde_binary
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+from ronde import staging  # noqa: E402
 
 TIMEOUT_S = 180
 
@@ -41,6 +43,53 @@ def test_errors(world: Callable[..., str], ranks: int, sidecars: int) -> None:
 
 def test_sessions_leave_nothing_behind(world: Callable[..., str]) -> None:
     assert world("torch_rounds.py", 2, 1).count("left nothing behind") == 2
+
+
+@pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (2, 2), (4, 2)])
+def test_adasum_by_hosts(world: Callable[..., str], monkeypatch: pytest.MonkeyPatch, ranks: int, sidecars: int) -> None:
+    monkeypatch.setenv("RONDE_HIERARCHICAL_ADASUM", "1")
+    assert world("torch_hierarchy.py", ranks, sidecars).count("hosts first") == ranks
+
+
+def test_timelines_by_calls(world: Callable[..., str], tmp_path: pathlib.Path) -> None:
+    assert world("torch_timeline.py", 2, 1, str(tmp_path)).count("recorded") == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_tensors_on_gpus(world: Callable[..., str]) -> None:
+    assert world("torch_cuda.py", 2, 1).count("GPUs hold") == 2
+
+
+def test_memory_between_is_used_again_when_its_copy_is_done() -> None:
+    class Copy:
+        is_done = False
+
+        def query(self) -> bool:
+            return self.is_done
+
+        def synchronize(self) -> None:
+            self.is_done = True
+
+    pool = staging.Pool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), idle_bytes_max=20_000)
+    first = pool.lend((3, 5), torch.float64)
+    assert first.tensor.shape == (3, 5)
+    address, copy = first.tensor.data_ptr(), Copy()
+    first.event = copy
+    del first
+    second = pool.lend((2,), torch.int16)
+    assert second.tensor.data_ptr() != address, "its copy is under way"
+    copy.is_done = True
+    del second
+    kept = [pool.lend((), torch.float32), pool.lend((0, 7), torch.float32)]
+    assert pool.made == 2
+    assert address in [each.tensor.untyped_storage().data_ptr() for each in kept]
+    large = pool.lend((5_000,), torch.float64)
+    assert pool.made == 3
+    large.event = copy = Copy()
+    del large
+    assert copy.is_done, "more than may lie idle is waited for and given back"
+    pool.lend((5_000,), torch.float64)
+    assert pool.made == 4
 
 
 def by_itself(command: list[str], **variables: str) -> str:

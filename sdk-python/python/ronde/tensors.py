@@ -252,6 +252,8 @@ def _address(array: numpy.ndarray[Any, Any]) -> int:
 def _torch_source(tensor: torch.Tensor) -> Source:
     import torch
 
+    if tensor.is_cuda:
+        return _cuda_source(tensor)
     dense = _torch_dense(tensor)
     device, dtype = tensor.device, tensor.dtype
 
@@ -262,6 +264,30 @@ def _torch_source(tensor: torch.Tensor) -> Source:
     view = functools.partial(_torch_view, dtype) if device.type == "cpu" else None
     name, nbytes = torch_dtype_name(dtype), _torch_nbytes(dense)
     return Source(dense, dense.data_ptr(), name, tensor.shape, nbytes, empty, view)
+
+
+def _cuda_source(tensor: torch.Tensor) -> Source:
+    from ronde import staging
+
+    _check_dense_layout(tensor)
+    device, dtype = tensor.device, tensor.dtype
+    name = check_dtype(torch_dtype_name(dtype))
+    loan = staging.from_device(tensor)
+
+    def empty(shape: Sequence[int]) -> Target:
+        import torch
+
+        return _cuda_target(torch.empty(tuple(shape), dtype=dtype, device=device))
+
+    return Source(loan, loan.tensor.data_ptr(), name, tensor.shape, _torch_nbytes(loan.tensor), empty)
+
+
+def _cuda_target(tensor: torch.Tensor) -> Target:
+    from ronde import staging
+
+    loan = staging.for_device(tensor.shape, tensor.dtype)
+    name, nbytes = torch_dtype_name(tensor.dtype), _torch_nbytes(loan.tensor)
+    return Target(loan, loan.tensor.data_ptr(), name, tensor.shape, nbytes, lambda: staging.to_device(loan, tensor))
 
 
 def _torch_view(dtype: torch.dtype, memory: _ronde.Memory, shape: Sequence[int]) -> torch.Tensor:
@@ -279,6 +305,8 @@ def _torch_target(tensor: torch.Tensor) -> Target:
 
     check_dtype(torch_dtype_name(tensor.dtype))
     _check_dense_layout(tensor)
+    if tensor.is_cuda:
+        return _cuda_target(tensor)
     if _is_dense(tensor):
         return _torch_memory(tensor, lambda: tensor)
     staged = torch.empty(tensor.shape, dtype=tensor.dtype)

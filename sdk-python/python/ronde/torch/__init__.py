@@ -40,6 +40,8 @@ from ronde.torch.basics import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from ronde.torch.compression import Compression
 from ronde.torch.functions import broadcast_optimizer_state, broadcast_parameters
@@ -154,5 +156,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 
 from ronde.ops import Adasum
-from ronde.torch import basics, world
+from ronde.torch import gradients, world
+from ronde.torch.process_sets import global_process_set
 from ronde.torch.reducer import trainable
 from ronde.torch.window import Window
 
@@ -69,9 +70,8 @@ class DeltaReducer:
         """The reduction of one change, in flight."""
         name = self.names.setdefault(parameter, f"noname.later.{len(self.names)}")
         compressed, context = self._compression.compress(change)
-        with world.traced("allreduce", f"adasum.{name}"):
-            handle = basics.client().allreduce_async(compressed, Adasum, f"adasum.{name}")
-        return lambda: self._compression.decompress(handle.wait(), context)
+        handle = gradients.begin_allreduce(compressed, f"adasum.{name}", Adasum, 1.0, 1.0, global_process_set)
+        return lambda: self._compression.decompress(world.synchronize(handle), context)
 
 
 class _Move:

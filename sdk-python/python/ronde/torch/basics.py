@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ronde import alone
 from ronde.client import connect
 from ronde.errors import RondeError
-from ronde.torch import communicators, process_sets, world
+from ronde.torch import communicators, hierarchy, process_sets, world
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +58,8 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
         raise
     world.begin(begun)
     _sets_begin(comm, process_sets)
+    if hierarchy.is_asked_for() and begun.base is None:
+        begun.hosts = hierarchy.Hosts(client, _hosts(client, settings.get("socket")))
 
 
 def shutdown() -> None:
@@ -120,6 +122,22 @@ def cross_size() -> int:
 def is_homogeneous() -> bool:
     """Whether all sidecars serve the same number of processes."""
     return world.current().is_homogeneous
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begins to record what happens to each tensor, in Chrome's trace format; rank 0 writes the file.
+
+    file_path   -- where; an earlier file is replaced
+    mark_cycles -- whether the moments are marked at which operations are ordered
+
+    Raises ValueError before `init`, and HorovodInternalError when the file cannot be written.
+    """
+    client().start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Ends the recording; the file is complete then. Raises ValueError before `init`."""
+    client().stop_timeline()
 
 
 def mpi_threads_supported() -> bool:
@@ -210,6 +228,10 @@ def _restrict(begun: world.World, comm: Any, socket: Any) -> None:
         if list(ranks) == mine:
             numbers = sorted(set(hosts.values()))
             begun.restrict(members, [numbers.index(hosts[rank]) for rank in ranks])
+
+
+def _hosts(session: Client, socket: Any) -> list[str]:
+    return process_sets.exchanged(session, _sidecar_of_this_process(socket), "hosts")
 
 
 def _is_ranks_of(ranks: list[int], size: int) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
-from ronde.ops import Average, Sum
+from ronde.ops import Adasum, Average, Sum
 from ronde.torch import world
 from ronde.torch.process_sets import ProcessSet, members_of, size_of
 
@@ -34,6 +34,8 @@ def begin_allreduce(
 
     def begin() -> InFlight:
         source, client = _tensor(tensor), current.client
+        if op == Adasum and current.hosts is not None:
+            return current.hosts.begin(source, name, prescale, postscale, out)
         return client.allreduce_async(source, op, name, prescale, postscale, out=out, process_set=members)
 
     return world.handle_of("allreduce", current.submit("allreduce", name, members, begin))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from ronde.client import Client
     from ronde.process_set import ProcessSet
+    from ronde.torch.hierarchy import Hosts
 
 
 class InFlight(Protocol):
@@ -46,6 +47,7 @@ class World:
         self.local_rank, self.local_size = client.local_rank, client.local_size
         self.cross_rank, self.cross_size = client.cross_rank, client.cross_size
         self.is_homogeneous = client.is_homogeneous
+        self.hosts: Hosts | None = None  # where Adasum goes by hosts
         self._named: weakref.WeakValueDictionary[tuple[str, int], Any] = weakref.WeakValueDictionary()
 
     def restrict(self, base: ProcessSet, hosts: list[int]) -> None:

@@ -1,0 +1,113 @@
+"""Page-locked memory between GPUs and the sidecar: lent for one operation, and used again.
+
+A copy from or to a GPU goes straight only into page-locked memory, and making that takes long. Buffers come in powers
+of two and are handed out last in, first out; one whose copy is still under way waits for its event.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Callable
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+IDLE_BYTES_MAX = 1 << 30
+_LEAST_BYTES = 4096
+
+
+class Pool:
+    """Buffers that nobody uses now.
+
+    make -- makes one of so many bytes, as a tensor of uint8
+    """
+
+    def __init__(self, make: Callable[[int], torch.Tensor], idle_bytes_max: int = IDLE_BYTES_MAX) -> None:
+        self._make = make
+        self._idle_bytes_max = idle_bytes_max
+        self._idle: dict[int, list[tuple[torch.Tensor, Any]]] = {}
+        self._idle_bytes = 0
+        self._lock = threading.Lock()
+        self.made = 0
+
+    def lend(self, shape: Sequence[int], dtype: torch.dtype) -> Loan:
+        """Memory for a tensor; it comes back when the loan dies."""
+        elements = 1
+        for dimension in shape:
+            elements *= dimension
+        nbytes = elements * dtype.itemsize
+        size = max(_LEAST_BYTES, 1 << max(0, nbytes - 1).bit_length())
+        buffer = self._taken(size)
+        if buffer is None:
+            buffer = self._make(size)
+            self.made += 1
+        return Loan(self, buffer, buffer[:nbytes].view(dtype).reshape(tuple(shape)))
+
+    def take_back(self, buffer: torch.Tensor, event: Any) -> None:
+        """A buffer that may be used again once the event has come; None if at once."""
+        size = buffer.numel()
+        with self._lock:
+            if self._idle_bytes + size > self._idle_bytes_max:
+                if event is not None:
+                    event.synchronize()
+                return
+            self._idle_bytes += size
+            self._idle.setdefault(size, []).append((buffer, event))
+
+    def _taken(self, size: int) -> torch.Tensor | None:
+        with self._lock:
+            found = self._idle.get(size, [])
+            for index in range(len(found) - 1, -1, -1):
+                buffer, event = found[index]
+                if event is None or event.query():
+                    del found[index]
+                    self._idle_bytes -= size
+                    return buffer
+        return None
+
+
+class Loan:
+    """A tensor in a pool's memory.
+
+    tensor -- in main memory, contiguous
+    event  -- set by the borrower: what has to come before the memory is used again
+    """
+
+    def __init__(self, pool: Pool, buffer: torch.Tensor, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.event: Any = None
+        self._pool = pool
+        self._buffer = buffer
+
+    def __del__(self) -> None:
+        self._pool.take_back(self._buffer, self.event)
+
+
+def from_device(tensor: torch.Tensor) -> Loan:
+    """The elements of a tensor on a GPU, once what computes them is done and they are here."""
+    with torch.cuda.device(tensor.device):
+        loan = _pinned.lend(tensor.shape, tensor.dtype)
+        loan.tensor.copy_(tensor.detach(), non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        copied.synchronize()
+    return loan
+
+
+def for_device(shape: Sequence[int], dtype: torch.dtype) -> Loan:
+    """Memory for a result that goes to a GPU."""
+    return _pinned.lend(shape, dtype)
+
+
+def to_device(loan: Loan, target: torch.Tensor) -> torch.Tensor:
+    """Copies a result to where it goes, in the order of the current stream; does not wait for it."""
+    with torch.cuda.device(target.device), torch.no_grad():
+        target.copy_(loan.tensor, non_blocking=True)
+        loan.event = torch.cuda.Event()
+        loan.event.record()
+    return target
+
+
+_pinned = Pool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
