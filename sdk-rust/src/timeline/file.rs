@@ -60,9 +60,11 @@ impl Sheet {
         text.push_str(TAIL);
         self.file.seek(SeekFrom::Start(self.end))?;
         if let Err(error) = self.file.write_all(text.as_bytes()) {
-            // No room, in all likelihood: what was there before stays whole, as far as the file can be mended.
-            self.mend()?;
-            return Err(error);
+            // No room, in all likelihood: what was there before stays whole, unless that fails, too.
+            return Err(match self.mend() {
+                Ok(()) => error,
+                Err(other) => std::io::Error::new(error.kind(), format!("{error}; nor can it be mended: {other}")),
+            });
         }
         self.end = end;
         Ok(())
