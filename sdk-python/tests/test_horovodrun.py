@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
+from functools import lru_cache
 from typing import Any
 
 import pytest
-from conftest import PACKAGE, ronde_binary
+from conftest import PACKAGE, WORKERS, ronde_binary
 
 from horovod.runner import config_file, flags, hosts, launch, run, translation
 
@@ -47,7 +50,9 @@ def translated(*arguments: str) -> tuple[list[str], list[str]]:
         ("--no-hierarchical-allgather", "--no-hierarchical-allgather"),
         ("--timeline-filename t.json", "--timeline-filename=t.json"),
         ("--timeline-filename t.json --timeline-mark-cycles", "--timeline-filename=t.json --timeline-mark-cycles"),
-        ("--timeline-filename DYNAMIC --no-timeline-mark-cycles", "--timeline-filename=DYNAMIC"),
+        ("--timeline-filename DYNAMIC", "--timeline-filename=DYNAMIC"),
+        ("--timeline-mark-cycles", "--timeline-mark-cycles"),
+        ("--no-timeline-mark-cycles", "--no-timeline-mark-cycles"),
         ("--stall-check", "--stall-check"),
         ("--no-stall-check", "--no-stall-check"),
         ("--stall-check-warning-time-seconds 9", "--stall-check-warning-time-seconds=9"),
@@ -89,7 +94,6 @@ def test_flags_that_act_become_options_without_a_word(arguments: str, options: s
         ("--jsrun", None, "there is one controller, ronde"),
         ("--autotune-log-file x --autotune-warmup-samples 1", None, "the search itself (--autotune) is not there yet"),
         ("--autotune-gaussian-process-noise 0.5", None, "the search itself (--autotune) is not there yet"),
-        ("--timeline-mark-cycles", None, "means nothing without --timeline-filename"),
         ("--log-hide-timestamp", "--log-without-timestamp", "--log-hide-timestamp is deprecated"),
         ("--no-log-hide-timestamp", "--log-with-timestamp", "--log-hide-timestamp is deprecated"),
         ("--network-interface a,b", "--network-interfaces=a,b", "several names in --network-interface are deprecated"),
@@ -124,7 +128,7 @@ def test_what_is_not_there_yet_is_refused(arguments: str) -> None:
 def test_every_flag_is_one_of_these() -> None:
     """No flag is taken without acting, saying that it does not, or being refused."""
     known = {*translation._VALUES, *translation._SWITCHES, *translation.WITHOUT_MEANING, *translation._ELASTIC}
-    known |= {*translation._SEARCH, "autotune", "log_level", "log_hide_timestamp", "timeline_mark_cycles"}
+    known |= {*translation._SEARCH, "autotune", "log_level", "log_hide_timestamp"}
     known |= {"network_interface", "network_interfaces", "check_build", "config_file", "command", "help", "version"}
     assert {action.dest for action in flags.parser()._actions} == known
 
@@ -350,6 +354,48 @@ def test_version_and_build() -> None:
     assert "    [ ] MPI" in lines
     assert "    [X] ronde" in lines
     assert horovodrun("-cb").stdout == done.stdout
+
+
+OPTIONS = [*translation._VALUES.values(), *(flag for pair in translation._SWITCHES.values() for flag in pair if flag)]
+
+
+@lru_cache
+def options_of_ronde_run() -> set[str]:
+    command = [ronde_binary(), "run", "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
+    return set(re.findall(r"--[a-z-]+", text))
+
+
+@pytest.mark.parametrize("option", [*OPTIONS, "--network-interfaces", "--log-level"])
+def test_what_flags_become_is_an_option_of_ronde_run(option: str) -> None:
+    assert option in options_of_ronde_run()
+
+
+SUMMED = """
+import numpy, ronde
+with ronde.connect() as client:
+    client.allreduce(numpy.ones(3), name="test_allreduce")
+"""
+
+
+def test_a_timeline_is_written(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "timeline.json"
+    done = horovodrun(
+        "-np", "2", "--timeline-filename", str(file), "--timeline-mark-cycles", sys.executable, "-c", SUMMED
+    )
+    assert done.returncode == 0, done.stderr
+    names = {event.get("name") for event in json.loads(file.read_text())}
+    assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START"} <= names
+
+
+def test_what_waits_is_reported_or_not(tmp_path: pathlib.Path) -> None:
+    """The effect of flags about stalls, log level and times, on one job."""
+    seen = tmp_path / "seen"
+    script = WORKERS / "stall.py"
+    flags_ = ["--stall-check-warning-time-seconds", "1", "--log-level", "WARNING"]
+    done = horovodrun("-np", "3", *flags_, sys.executable, str(script), str(seen))
+    assert done.returncode == 0, done.stderr
+    assert "rank 2 has not asked for allreduce.grad.7" in done.stdout + done.stderr
 
 
 WORKER = """

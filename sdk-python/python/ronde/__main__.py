@@ -6,17 +6,17 @@ The command itself is a program beside `python`; this way to it is for environme
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 
-from ronde.command import COMMAND, installed
+from ronde import command
 
 
 def main() -> None:
     """Becomes the command."""
-    path = installed() or shutil.which(COMMAND)
-    if path is None:
-        sys.exit("ronde: there is no command `ronde` beside this package; install ronde's wheel with pip")
+    try:
+        path = command.find()
+    except FileNotFoundError as error:
+        sys.exit(f"ronde: {error}")
     os.execv(path, [path, *sys.argv[1:]])
 
 

@@ -15,13 +15,13 @@ def find() -> str:
 
     Raises FileNotFoundError when there is none.
     """
-    path = os.environ.get("RONDE_BIN") or installed() or shutil.which(COMMAND)
+    path = os.environ.get("RONDE_BIN") or _installed() or shutil.which(COMMAND)
     if path is None:
         raise FileNotFoundError("there is no command `ronde` beside this package; install ronde's wheel with pip")
     return path
 
 
-def installed() -> str | None:
+def _installed() -> str | None:
     """The command that was installed with this package, wherever pip has put scripts."""
     try:
         files = importlib.metadata.files("ronde") or []

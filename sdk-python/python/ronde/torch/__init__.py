@@ -18,6 +18,7 @@ from ronde.errors import (
     TimedOutError,
 )
 from ronde.ops import Adasum, Average, Max, Min, Product, Sum
+from ronde.torch import elastic
 from ronde.torch.basics import (
     ccl_built,
     client,
@@ -126,6 +127,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -30,6 +30,7 @@ _VALUES = {
 _SWITCHES = {
     "hierarchical_allreduce": ("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
     "hierarchical_allgather": ("--hierarchical-allgather", "--no-hierarchical-allgather"),
+    "timeline_mark_cycles": ("--timeline-mark-cycles", "--no-timeline-mark-cycles"),
     "stall_check": ("--stall-check", "--no-stall-check"),
     "log_timestamp": ("--log-with-timestamp", "--log-without-timestamp"),
     "prefix_output_with_timestamp": ("--prefix-output-with-timestamp", None),
@@ -98,8 +99,6 @@ def translate(given: Mapping[str, Any]) -> Translation:
     for name, (on, off) in _SWITCHES.items():
         chosen = (on if given[name] else off) if name in given else None
         found.options += [chosen] if chosen else []
-    if given.get("timeline_mark_cycles") and "timeline_filename" in given:
-        found.options.append("--timeline-mark-cycles")
     if "log_level" in given:
         found.options.append(f"--log-level={_LEVELS[given['log_level']]}")
     _add_deprecated(given, found)
@@ -151,5 +150,3 @@ def _add_notes(given: Mapping[str, Any], found: Translation) -> None:
             found.notes.append(f"{flag} means nothing here: {reason}")
     if any(name in given for name in _SEARCH):
         found.notes.append("--autotune-... means nothing here: the search itself (--autotune) is not there yet")
-    if "timeline_mark_cycles" in given and "timeline_filename" not in given:
-        found.notes.append("--timeline-mark-cycles means nothing without --timeline-filename")

@@ -1,0 +1,3 @@
+"""Horovod's place for these: the names of `ronde.torch.compression`."""
+
+from ronde.torch.compression import *  # noqa: F403

@@ -1,0 +1,5 @@
+"""A sampler that goes on where it was: `ronde.torch.elastic.sampler`."""
+
+from ronde.torch.elastic.sampler import ElasticSampler
+
+__all__ = ["ElasticSampler"]

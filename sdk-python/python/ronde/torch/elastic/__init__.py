@@ -1,0 +1,41 @@
+"""Training that goes back to its last commit and on when a collective fails.
+
+state = hvd.elastic.TorchState(model, optimizer, epoch=0, batch=0)
+
+@hvd.elastic.run
+def train(state): ...
+
+train(state)
+"""
+
+from __future__ import annotations
+
+from typing import Callable, TypeVar
+
+from ronde.elastic.loop import run_fn
+from ronde.elastic.state import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State
+from ronde.torch import mpi_ops
+from ronde.torch.elastic.sampler import ElasticSampler
+from ronde.torch.elastic.state import TorchState
+
+__all__ = [
+    "ElasticSampler",
+    "HostUpdateResult",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "run",
+]
+
+Result = TypeVar("Result")
+
+
+def run(func: Callable[..., Result]) -> Callable[..., Result]:
+    """A decorator for `func(state, *args, **kwargs)`: see `ronde.elastic.run_fn`. The session is `ronde.torch`'s."""
+    return run_fn(func, _reset)
+
+
+def _reset() -> None:
+    mpi_ops.shutdown()
+    mpi_ops.init()

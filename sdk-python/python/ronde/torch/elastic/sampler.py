@@ -1,0 +1,77 @@
+"""A sampler that goes on, after a failure, with what of the epoch is left."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING, Any
+
+import torch.utils.data
+
+from ronde.torch import mpi_ops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sized
+
+
+class ElasticSampler(torch.utils.data.Sampler[int]):
+    """Divides the indices of a dataset among the ranks, and knows how many of this epoch have been used.
+
+    All ranks have the same number of indices: where they do not come out even, the first ones are used twice.
+
+    dataset -- what has a length
+    shuffle -- whether each epoch has an order of its own, the same on all ranks
+    seed    -- of that order, the same on all ranks
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_num = 0
+        self.num_replicas = 0
+        self.rank = 0
+        self.remaining_indices: list[int] = []
+        self.num_samples = 0
+        self.total_size = 0
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch, of which nothing has been used. Call it at the end of the one before."""
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Notes that every rank has used a batch of this size, whatever its number."""
+        del batch_idx
+        self.processed_num += batch_size * self.num_replicas
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and how many of its indices have been used."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on where another sampler was."""
+        self.epoch = state_dict["epoch"]
+        self.processed_num = state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Divides what is left of the epoch among the ranks that there are now."""
+        self.num_replicas = mpi_ops.size()
+        self.rank = mpi_ops.rank()
+        indices = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(indices)
+        self.remaining_indices = indices[self.processed_num :]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        repeated = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
+        return iter(list(repeated)[self.rank :: self.num_replicas])
+
+    def __len__(self) -> int:
+        return self.num_samples

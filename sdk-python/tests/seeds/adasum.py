@@ -1,0 +1,1 @@
+hvd.allreduce(tensor, op=hvd.AdaSum)

@@ -1,0 +1,1 @@
+opt = hvd.DistributedOptimizer(opt, compression=hvd.Compression.custom)

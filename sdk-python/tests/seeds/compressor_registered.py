@@ -1,0 +1,2 @@
+class Compression:
+    custom = CustomCompressor
