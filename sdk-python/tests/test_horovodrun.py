@@ -46,8 +46,6 @@ def translated(*arguments: str) -> tuple[list[str], list[str]]:
         ("--cache-capacity 7", "--cache-capacity=7"),
         ("--hierarchical-allreduce", "--hierarchical-allreduce"),
         ("--no-hierarchical-allreduce", "--no-hierarchical-allreduce"),
-        ("--hierarchical-allgather", "--hierarchical-allgather"),
-        ("--no-hierarchical-allgather", "--no-hierarchical-allgather"),
         ("--timeline-filename t.json", "--timeline-filename=t.json"),
         ("--timeline-filename t.json --timeline-mark-cycles", "--timeline-filename=t.json --timeline-mark-cycles"),
         ("--timeline-filename DYNAMIC", "--timeline-filename=DYNAMIC"),
@@ -79,6 +77,8 @@ def test_flags_that_act_become_options_without_a_word(arguments: str, options: s
     ("arguments", "option", "note"),
     [
         ("--cycle-time-ms 3.5", None, "--cycle-time-ms means nothing here"),
+        ("--hierarchical-allgather", None, "--hierarchical-allgather means nothing here"),
+        ("--no-hierarchical-allgather", None, "--hierarchical-allgather means nothing here"),
         ("--torus-allreduce", None, "--torus-allreduce means nothing here"),
         ("--no-torus-allreduce", None, "--torus-allreduce means nothing here"),
         ("--disable-cache", None, "--disable-cache means nothing here"),

@@ -87,7 +87,7 @@ def _tuning(group: Any) -> None:
     group.add_argument("--cycle-time-ms", type=amount, metavar="MS", help="without meaning here: there are no cycles")
     group.add_argument("--cache-capacity", type=count, metavar="N", help="how many operations are remembered")
     _switch(group, "hierarchical-allreduce", "reduce on each host first")
-    _switch(group, "hierarchical-allgather", "gather on each host first")
+    _switch(group, "hierarchical-allgather", "without meaning here")
     _switch(group, "torus-allreduce", "without meaning here")
     group.add_argument("--thread-affinity", type=count, metavar="CORE", help="the core of the sidecars' threads")
 

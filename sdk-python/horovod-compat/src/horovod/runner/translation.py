@@ -29,7 +29,6 @@ _VALUES = {
 # What is said when a switch is on, and when it is off.
 _SWITCHES = {
     "hierarchical_allreduce": ("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
-    "hierarchical_allgather": ("--hierarchical-allgather", "--no-hierarchical-allgather"),
     "timeline_mark_cycles": ("--timeline-mark-cycles", "--no-timeline-mark-cycles"),
     "stall_check": ("--stall-check", "--no-stall-check"),
     "log_timestamp": ("--log-with-timestamp", "--log-without-timestamp"),
@@ -47,6 +46,10 @@ _LEVELS = {
 # Taken for the sake of old scripts; each with the reason why it does nothing.
 WITHOUT_MEANING = {
     "cycle_time_ms": ("--cycle-time-ms", "nothing waits for the end of a cycle"),
+    "hierarchical_allgather": (
+        "--hierarchical-allgather",
+        "each rank's tensor goes once to every other host in any case",
+    ),
     "torus_allreduce": ("--torus-allreduce", "there is no such algorithm"),
     "disable_cache": ("--disable-cache", "no checks are kept from one job to the next"),
     "mpi_threads_disable": ("--mpi-threads-disable", "there is no MPI"),
