@@ -92,6 +92,15 @@ def test_memory_between_is_used_again_when_its_copy_is_done() -> None:
     assert pool.made == 4
 
 
+def test_a_crash_is_told_with_its_last_words() -> None:
+    command = [ronde_binary(), "run", "-np", "2", sys.executable, str(WORKERS / "torch_crash.py")]
+    environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+    assert done.returncode != 0
+    assert "rank 0 was told why" in done.stdout, done.stdout + done.stderr
+    assert "rank 1 on host localhost exited with code 1" in done.stderr, done.stderr
+
+
 def by_itself(command: list[str], **variables: str) -> str:
     """Runs a program that nobody's launcher has started."""
     environment: dict[str, Any] = {**os.environ, **variables, "RONDE_BIN": ronde_binary(), "PYTHONPATH": str(PACKAGE)}
@@ -108,6 +117,10 @@ def is_anything_left(folder: pathlib.Path) -> bool:
 def test_a_program_by_itself_is_a_job_of_one(tmp_path: pathlib.Path) -> None:
     for worker, said in (("torch_collectives.py", "0 of 1"), ("training.py", "rank 0 of 1")):
         assert said in by_itself([sys.executable, str(WORKERS / worker)], TMPDIR=str(tmp_path))
+    # Without `shutdown`, and with a forked child that is there until the program has gone.
+    script = "import os, ronde.torch as hvd; hvd.init(); r, w = os.pipe()\n"
+    script += "if not os.fork(): os.close(w), os._exit(len(os.read(r, 1)))"
+    by_itself([sys.executable, "-c", script], TMPDIR=str(tmp_path))
     assert not is_anything_left(tmp_path)
 
 

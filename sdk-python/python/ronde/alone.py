@@ -113,6 +113,7 @@ def _own_sidecar(ranks: int) -> str:
         raise
     if not _sidecar.started_by:
         atexit.register(_leave)
+        os.register_at_fork(after_in_child=_forget)
     _sidecar.process, _sidecar.started_by, _sidecar.socket = process, os.getpid(), said
     return said
 
@@ -136,6 +137,12 @@ def _first_line(process: subprocess.Popen[bytes]) -> str:
             f"the sidecar that this process has started cannot serve: {said.get('reason', said)}", "connect"
         )
     return str(said["socket_dir"])
+
+
+def _forget() -> None:
+    """In a forked child: the sidecar is its parent's, whose end must not wait for the child's."""
+    if _sidecar.process is not None and _sidecar.process.stdin is not None:
+        _sidecar.process.stdin.close()
 
 
 def _leave() -> None:

@@ -75,7 +75,7 @@ def connect(
     return Client(_ronde.Session.connect(settings, inline, f"ronde-python {_ronde.__version__}"))
 
 
-def _end(session: _ronde.Session) -> None:
+def end_of_program(session: _ronde.Session) -> None:
     """Parts from the sidecar in order, unless an exception ends the program: the others are told of that instead.
 
     They hear of it when the process has gone, with its exit code and its traceback.
@@ -114,7 +114,14 @@ class Client(Collectives):
         self._session = session
         self._sets = {0: ProcessSet(0, range(session.size), session.rank)}
         # Also when the program ends without a word: a session that just breaks counts as a lost rank.
-        weakref.finalize(self, _end, session)
+        weakref.finalize(self, end_of_program, session)
+
+    def end_of_program(self) -> None:
+        """What becomes of the session when the program ends: `close`, unless an exception has ended it.
+
+        Then the other ranks are told of that, once the process has gone.
+        """
+        end_of_program(self._session)
 
     def close(self) -> None:
         """Ends the session in order: the epoch ends for all ranks. Operations in flight fail."""

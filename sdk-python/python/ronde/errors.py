@@ -64,7 +64,7 @@ class RondeError(RuntimeError):
 
     def __init__(
         self,
-        message: str,
+        message: str = "",
         cause: str = "error",
         rank: int | None = None,
         sidecar: int | None = None,
@@ -72,7 +72,7 @@ class RondeError(RuntimeError):
         blame: str = "caller",
         record: FailureRecord | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(*([message] if message else []))
         self.cause = cause
         self.rank = rank
         self.sidecar = sidecar

@@ -57,7 +57,8 @@ class Handle:
         try:
             self._result = read(self._operation)
         except Exception as error:
-            self._error = error
+            # Without the frames that lead here: they would keep the result's place alive as long as the error.
+            self._error = error.with_traceback(None)
         finally:
             self._read = None
 

@@ -70,7 +70,10 @@ class Job:
                 )
             self._home = int(seen.argmax())
             own = (self._path / CALL).read_bytes() if client.rank == self._home else b""
-            return broadcast_bytes(client, own, self._home)
+            content = broadcast_bytes(client, own, self._home)
+            # The first session that is closed ends those of all ranks.
+            client.barrier("ronde.run.called")
+            return content
 
     def deliver(self, result: bytes) -> None:
         """Hands a pickled result back."""

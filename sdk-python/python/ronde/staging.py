@@ -6,6 +6,7 @@ of two and are handed out last in, first out; one whose copy is still under way 
 
 from __future__ import annotations
 
+import collections
 import threading
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -30,6 +31,8 @@ class Pool:
         self._idle: dict[int, list[tuple[torch.Tensor, Any]]] = {}
         self._idle_bytes = 0
         self._lock = threading.Lock()
+        # What dies may die anywhere, also while the lock is held.
+        self._returned: collections.deque[tuple[torch.Tensor, Any]] = collections.deque()
         self.made = 0
 
     def lend(self, shape: Sequence[int], dtype: torch.dtype) -> Loan:
@@ -47,24 +50,38 @@ class Pool:
 
     def take_back(self, buffer: torch.Tensor, event: Any) -> None:
         """A buffer that may be used again once the event has come; None if at once."""
-        size = buffer.numel()
-        with self._lock:
+        self._returned.append((buffer, event))
+
+    def _sort_returned(self) -> list[tuple[torch.Tensor, Any]]:
+        """Puts what was returned where it can be found; what is too much is given up."""
+        too_much = []
+        while self._returned:
+            buffer, event = self._returned.popleft()
+            size = buffer.numel()
             if self._idle_bytes + size > self._idle_bytes_max:
-                if event is not None:
-                    event.synchronize()
-                return
+                too_much.append((buffer, event))
+                continue
             self._idle_bytes += size
             self._idle.setdefault(size, []).append((buffer, event))
+        return too_much
 
     def _taken(self, size: int) -> torch.Tensor | None:
         with self._lock:
-            found = self._idle.get(size, [])
-            for index in range(len(found) - 1, -1, -1):
-                buffer, event = found[index]
-                if event is None or event.query():
-                    del found[index]
-                    self._idle_bytes -= size
-                    return buffer
+            too_much = self._sort_returned()
+            taken = self._newest(size)
+        for _, event in too_much:
+            if event is not None:
+                event.synchronize()  # its memory is still being read
+        return taken
+
+    def _newest(self, size: int) -> torch.Tensor | None:
+        found = self._idle.get(size, [])
+        for index in range(len(found) - 1, -1, -1):
+            buffer, event = found[index]
+            if event is None or event.query():
+                del found[index]
+                self._idle_bytes -= size
+                return buffer
         return None
 
 

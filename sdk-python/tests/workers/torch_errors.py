@@ -75,7 +75,7 @@ def check_arguments() -> None:
     raises(ValueError, "larger than", hvd.alltoall, exchange, splits=torch.full((size,), 2, dtype=torch.int32))
     raises(ValueError, "0 or more", hvd.alltoall, exchange, splits=torch.full((size,), -1, dtype=torch.int32))
     raises(ValueError, "", hvd.alltoall, torch.ones(size + 1, 2))
-    raises(ValueError, "", hvd.allgather, torch.tensor(1.0))
+    raises(hvd.HorovodInternalError, "rank-zero tensor", hvd.allgather, torch.tensor(1.0))
     raises(ValueError, "no handle", hvd.poll, 10**9)
     assert hvd.synchronize(10**9) is None
     raises(ValueError, "layout", hvd.allreduce, torch.ones(2).to_sparse())
@@ -85,6 +85,16 @@ def check_arguments() -> None:
     assert (hvd.mpi_built(), hvd.gloo_built(), hvd.nccl_built()) == (False, True, 0)
     assert hvd.gloo_enabled()
     assert not hvd.mpi_enabled()
+
+
+def check_exceptions() -> None:
+    """They are made as Horovod's are."""
+    assert str(hvd.HorovodInternalError()) == ""
+    assert str(hvd.HorovodInternalError("why")) == "why"
+    assert issubclass(hvd.HorovodInternalError, RuntimeError)
+    for call in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
+        raises(ValueError, "is not supported", call, [1.0])
+    raises(ValueError, "is not supported", hvd.grouped_allreduce, [[1.0]])
 
 
 def check_names_twice() -> None:
@@ -184,7 +194,15 @@ def main() -> None:
     torch.set_num_threads(1)
     hvd.init()
     rank = hvd.rank()
-    for check in (check_arguments, check_mismatches, check_names_twice, check_parameters, check_join, check_end):
+    for check in (
+        check_exceptions,
+        check_arguments,
+        check_mismatches,
+        check_names_twice,
+        check_parameters,
+        check_join,
+        check_end,
+    ):
         check()
     hvd.init()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()

@@ -179,6 +179,105 @@ def check_sparse() -> None:
     torch.testing.assert_close(results[0], results[1])
 
 
+def check_uneven_data() -> None:
+    """Ranks with fewer batches join, in epochs long enough for the ranks' counts of steps to differ by far."""
+    rank, size = hvd.rank(), hvd.size()
+    weights = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=0.1), named_parameters=zip("ab", weights))
+    for _ in range(3):
+        for _ in range(10 + 2 * rank):
+            optimizer.zero_grad()
+            weights[0].sum().backward()
+            optimizer.step()
+        assert hvd.join() == size - 1
+    hvd.broadcast_parameters(dict(zip("ab", weights)), root_rank=size - 1)
+
+
+def check_frozen_on_the_way() -> None:
+    """A parameter that one rank freezes goes on being trained by the others, and stays where it is if all do."""
+    rank, size = hvd.rank(), hvd.size()
+    weights = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(weights, lr=1.0, momentum=0.9, weight_decay=0.1), named_parameters=zip("ab", weights)
+    )
+    for step in range(12):
+        weights[0].requires_grad_(step < 5 or rank > 0)
+        weights[1].requires_grad_(step < 5)
+        optimizer.zero_grad()
+        sum(
+            weight.sum() for weight in [weights[0] * 1.0, weights[1] * 1.0, torch.ones(1, requires_grad=True)]
+        ).backward()
+        if step == 5:
+            before = weights[1].detach().clone()
+        optimizer.step()
+    torch.testing.assert_close(weights[1].detach(), before)
+    assert weights[1].grad is None
+    if size > 1 and rank == 0:
+        assert weights[0].grad is None, "a frozen parameter has no gradient here"
+
+
+def check_wrapped_again() -> None:
+    """A distributed optimizer may be wrapped again; hooks fire once, also after a state was loaded."""
+    rank, size = hvd.rank(), hvd.size()
+    weight = nn.Parameter(torch.zeros(2))
+    plain = torch.optim.SGD([weight], lr=1.0)
+    first = hvd.DistributedOptimizer(plain, named_parameters=[("w", weight)])
+    second = hvd.DistributedOptimizer(first, named_parameters=[("w", weight)])
+    steps: list[int] = []
+    second.register_step_post_hook(lambda *_: steps.append(1))
+    second.load_state_dict(second.state_dict())
+    (weight * float(rank)).sum().backward()
+    second.step()
+    assert steps == [1], steps
+    torch.testing.assert_close(weight.detach(), torch.full((2,), -sum(range(size)) / size))
+
+
+def check_states_that_are_missing() -> None:
+    """They are made by a step that moves nothing; gradients are there, as Horovod leaves them."""
+    for make in (
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.5),
+        lambda p: torch.optim.AdamW(p, lr=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1),
+    ):
+        weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2), requires_grad=False)]
+        optimizer = hvd.DistributedOptimizer(make(weights), named_parameters=zip("ab", weights))
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        torch.testing.assert_close(weights[0].detach(), torch.ones(3))
+        torch.testing.assert_close(weights[0].grad, torch.zeros(3))
+        assert weights[1].grad is None
+        state = optimizer.state_dict()["state"].get(0, {})
+        assert all(not torch.as_tensor(value).any() for key, value in state.items() if value is not None), state
+    table = nn.Embedding(5, 2, sparse=True)
+    sparse = hvd.DistributedOptimizer(
+        torch.optim.SparseAdam(table.parameters(), lr=0.1),
+        named_parameters=table.named_parameters(),
+        sparse_as_dense=True,
+    )
+    hvd.broadcast_parameters(table.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(sparse, root_rank=0, model=table)
+    for _ in range(3):
+        sparse.zero_grad()
+        table(torch.tensor([0, hvd.rank() + 1])).sum().backward()
+        sparse.step()
+    gathered = hvd.allgather(table.weight.detach().reshape(1, -1))
+    assert (gathered == gathered[0]).all()
+
+
+def check_sparse_only_elsewhere() -> None:
+    """The first gradient of a rank is missing, and sparse on others."""
+    table = nn.Embedding(6, 2, sparse=True)
+    hvd.broadcast_parameters(table.state_dict(), root_rank=0)
+    before = table.weight.detach().clone()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(table.parameters(), lr=1.0), named_parameters=table.named_parameters()
+    )
+    if hvd.rank():
+        table(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    before[1] -= (hvd.size() - 1) / hvd.size()
+    torch.testing.assert_close(table.weight.detach(), before)
+
+
 def check_process_set() -> None:
     """Ranks of the set reduce among themselves, the others step by themselves."""
     rank = hvd.rank()

@@ -28,6 +28,7 @@ class DeltaReducer:
         self.passes = passes
         self._compression = compression
         self._passed: dict[torch.Tensor, int] = {}
+        self._finalizers: list[Callable[[], Any]] = []
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Counts the backward passes of each parameter."""
@@ -39,7 +40,12 @@ class DeltaReducer:
 
         for parameter in trainable(optimizer):
             handle = parameter.register_post_accumulate_grad_hook(accumulated)
-            weakref.finalize(self, handle.remove)
+            self._finalizers.append(weakref.finalize(self, handle.remove))
+
+    def leave(self) -> None:
+        """Does not watch any more: the model gets another optimizer."""
+        for remove in self._finalizers:
+            remove()
 
     def reset(self) -> None:
         """Begins anew, as after a step."""
@@ -127,3 +133,7 @@ class AdasumDistributed(torch.optim.Optimizer):
             raise ValueError("backward_passes_per_step must be > 0")
         self._ronde.passes = passes
         self._ronde.reset()
+
+
+# PyTorch lays hooks over a class's step once; the wrapped class has them.
+AdasumDistributed.step.hooked = True  # type: ignore[attr-defined]

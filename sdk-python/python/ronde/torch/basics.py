@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
 _DYNAMIC = "dynamic"
 _IS_DYNAMIC_BY = ("RONDE_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS")
-_is_registered = False
+
+
+class _Arguments:
+    """What `init` was given last, for those who begin again."""
+
+    given: tuple[Any, Any, dict[str, Any]] = (None, None, {})
+
+
+_arguments = _Arguments()
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **settings: Any) -> None:
@@ -39,14 +47,14 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
     Raises what `ronde.connect` does, and ValueError for arguments that are none of these and for a process set that
     comes twice; the session stays then.
     """
-    global _is_registered  # noqa: PLW0603
     if world.is_begun():
         return
     _check(comm, process_sets)
-    if not _is_registered:
-        atexit.register(shutdown)
-        _is_registered = True
+    _arguments.given = (comm, process_sets, dict(settings))
     settings = {**alone.settings_without_launcher(settings), **settings}
+    # Behind what ends a sidecar that was started here, and so called before it.
+    atexit.unregister(_end_of_program)
+    atexit.register(_end_of_program)
     client = connect(**settings)
     try:
         is_dynamic = process_sets == _DYNAMIC or any(os.environ.get(name) == "1" for name in _IS_DYNAMIC_BY)
@@ -73,10 +81,25 @@ def shutdown() -> None:
     if ended is None:
         return
     process_sets.end()
-    if ended.base is not None and getattr(sys, "last_value", None) is None:
+    if ended.base is not None:
         with contextlib.suppress(RondeError):  # they have ended it already, or failed
             ended.client.barrier("ronde.worlds_end")
     ended.client.close()
+
+
+def init_again() -> None:
+    """`shutdown`, then `init` with what it was given last."""
+    shutdown()
+    comm, sets, settings = _arguments.given
+    init(comm, sets, **settings)
+
+
+def _end_of_program() -> None:
+    """`shutdown`, unless an exception ends the program: then other ranks hear of that."""
+    if getattr(sys, "last_value", None) is None or hasattr(sys, "ps1"):
+        shutdown()
+    elif (ended := world.end()) is not None:
+        ended.client.end_of_program()
 
 
 def is_initialized() -> bool:

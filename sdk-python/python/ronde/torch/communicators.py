@@ -42,5 +42,5 @@ def check_started_by_mpi(job_size: int) -> None:
     if size != job_size:
         raise ValueError(
             f"MPI.COMM_WORLD has {size} processes, but the job has {job_size}: communicators mean something only when "
-            "mpirun started the job (`mpirun -np N python ...` or `horovodrun --mpi -np N python ...`)"
+            "mpirun started the job: `mpirun -np N python ...`"
         )

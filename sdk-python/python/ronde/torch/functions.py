@@ -38,16 +38,20 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives all ranks the options and the state of rank `root_rank`'s optimizer.
 
-    Ranks need not have any state of their own: what the root has is made, and what it does not have is dropped.
-    `model` is accepted for Horovod's sake.
+    A state that is missing is made by one step of the wrapped optimizer with gradients of zero, which changes no
+    parameter and counts no step; the gradients stay. What the root has is made on other ranks, and what it does not
+    have is dropped.
+
+    model -- helps to find embeddings whose gradients are sparse, as some optimizers want them
 
     Raises ValueError for LBFGS, for a root out of range, for another number of parameter groups than the root's, and,
     on all ranks, when the root's state has anything but tensors, numbers, strings, None, and lists or tuples of them;
     else what `ronde.Client.broadcast` does.
     """
-    del model
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state: it is nested and of varying size")
+    if not optimizer.state:
+        _make_state(optimizer, model)
     description = _describe(optimizer) if mpi_ops.rank() == root_rank else {}
     description = _broadcast_json(description, root_rank, "optimizer_state.structure")
     if "error" in description:
@@ -58,6 +62,36 @@ def broadcast_optimizer_state(
     for name, tensor in _state_tensors(optimizer):
         window.submit(tensor.numel() * tensor.element_size(), _in_place(tensor, root_rank, name))
     window.finish()
+
+
+def _make_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    """Steps once without moving anything: not by the distributed class, which would wait for other ranks."""
+    modules = [] if model is None else list(model.modules())
+    sparse = {
+        each.weight for each in modules if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and each.sparse
+    }
+    parameters = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]
+    for parameter in parameters:
+        zeros = torch.zeros_like(parameter)
+        parameter.grad = zeros.to_sparse(1) if parameter in sparse else zeros
+    before = [parameter.detach().clone() for parameter in parameters]
+    decays = [(group, group["weight_decay"]) for group in optimizer.param_groups if "weight_decay" in group]
+    for group, _ in decays:
+        group["weight_decay"] = 0.0  # it would be in the momentum
+    try:
+        wrapped: Any = type(getattr(optimizer, "_wrapped", optimizer))
+        wrapped.step(optimizer)
+    finally:
+        for group, decay in decays:
+            group["weight_decay"] = decay
+        with torch.no_grad():
+            for parameter, value in zip(parameters, before):
+                parameter.copy_(value)
+    for state in optimizer.state.values():
+        step = state.get("step")
+        state["step"] = torch.zeros_like(step) if isinstance(step, torch.Tensor) else 0
+        if step is None:
+            del state["step"]
 
 
 def _named(params: Any) -> list[tuple[str | None, torch.Tensor]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
+from ronde.errors import RefusedError
 from ronde.ops import Adasum, Average, Sum
 from ronde.torch import world
 from ronde.torch.process_sets import ProcessSet, members_of, size_of
@@ -33,7 +34,7 @@ def begin_allreduce(
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:
-        source, client = _tensor(tensor), current.client
+        source, client = check_tensor(tensor), current.client
         if op == Adasum and current.hosts is not None:
             return current.hosts.begin(source, name, prescale, postscale, out)
         return client.allreduce_async(source, op, name, prescale, postscale, out=out, process_set=members)
@@ -54,7 +55,7 @@ def begin_grouped_allreduce(
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:
-        sources, client = [_tensor(tensor) for tensor in tensors], current.client
+        sources, client = [check_tensor(tensor) for tensor in tensors], current.client
         out = sources if in_place else None
         return client.grouped_allreduce_async(sources, op, name, prescale, postscale, out=out, process_set=members)
 
@@ -66,7 +67,7 @@ def begin_allgather(tensor: torch.Tensor, name: str | None, process_set: Process
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:
-        return current.client.allgather_async(_tensor(tensor), name, process_set=members)
+        return current.client.allgather_async(_gatherable(tensor, "allgather"), name, process_set=members)
 
     return world.handle_of("allgather", current.submit("allgather", name, members, begin))
 
@@ -76,7 +77,7 @@ def begin_grouped_allgather(tensors: Sequence[torch.Tensor], name: str | None, p
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:
-        sources = [_tensor(tensor) for tensor in tensors]
+        sources = [_gatherable(tensor, "allgather") for tensor in tensors]
         return current.client.grouped_allgather_async(sources, name, process_set=members)
 
     return world.handle_of("grouped_allgather", current.submit("grouped_allgather", name, members, begin))
@@ -97,7 +98,7 @@ def begin_broadcast(
     root = current.job_ranks[root_rank]
 
     def begin() -> InFlight:
-        return current.client.broadcast_async(_tensor(tensor), root, name, out=out, process_set=members)
+        return current.client.broadcast_async(check_tensor(tensor), root, name, out=out, process_set=members)
 
     return world.handle_of("broadcast", current.submit("broadcast", name, members, begin))
 
@@ -107,7 +108,7 @@ def begin_alltoall(tensor: torch.Tensor, splits: Splits | None, name: str | None
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:
-        client, source = current.client, _tensor(tensor)
+        client, source = current.client, _gatherable(tensor, "alltoall")
         if splits is None:
             return client.alltoall_async(source, None, name, process_set=members)
         sent = source[: sum(splits.rows)]
@@ -158,6 +159,7 @@ class Splits:
     @classmethod
     def of(cls, given: Any, tensor: torch.Tensor, process_set: ProcessSet) -> Splits | None:
         """What the user gave. Raises ValueError when it does not fit the tensor and the ranks."""
+        check_tensor(tensor)
         if given is None:
             return None
         splits = given if isinstance(given, torch.Tensor) else torch.as_tensor(given)
@@ -196,7 +198,7 @@ class AllReduce(torch.autograd.Function):
     ) -> torch.Tensor:
         """The reduction."""
         ctx.options = (op, prescale, postscale, process_set)
-        return _tensor(_wait(begin_allreduce(tensor, name, *ctx.options)))
+        return check_tensor(_wait(begin_allreduce(tensor, name, *ctx.options)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -235,7 +237,7 @@ class AllGather(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
         """All ranks' rows."""
         ctx.rows, ctx.process_set = _rows(tensor), process_set
-        return _tensor(_wait(begin_allgather(tensor, name, process_set)))
+        return check_tensor(_wait(begin_allgather(tensor, name, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -269,7 +271,7 @@ class Broadcast(torch.autograd.Function):
     ) -> torch.Tensor:
         """The root's tensor."""
         ctx.root_rank, ctx.process_set = root_rank, process_set
-        return _tensor(_wait(begin_broadcast(tensor, root_rank, name, process_set)))
+        return check_tensor(_wait(begin_broadcast(tensor, root_rank, name, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -324,7 +326,7 @@ class ReduceScatter(torch.autograd.Function):
     ) -> torch.Tensor:
         """This rank's rows."""
         ctx.factor, ctx.process_set = _scatter_factor(op, process_set, prescale, postscale), process_set
-        return _tensor(_wait(begin_reducescatter(tensor, name, op, process_set, prescale, postscale)))
+        return check_tensor(_wait(begin_reducescatter(tensor, name, op, process_set, prescale, postscale)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -376,21 +378,30 @@ def _wait(handle: int) -> Any:
     return world.synchronize(handle)
 
 
-def _tensor(given: Any) -> torch.Tensor:
+def check_tensor(given: Any) -> torch.Tensor:
+    """The tensor. Raises ValueError for anything else."""
     if not isinstance(given, torch.Tensor):
         raise ValueError(f"a {type(given).__name__} is not supported; give a torch.Tensor")
     return given
 
 
 def _with_rows(given: Any) -> torch.Tensor:
-    if _tensor(given).dim() == 0:
+    if check_tensor(given).dim() == 0:
         raise ValueError("reducescatter does not support scalar tensors: there are no rows to divide")
     checked: torch.Tensor = given
     return checked
 
 
-def _rows(tensor: torch.Tensor) -> int:
+def _rows(given: Any) -> int:
+    tensor = check_tensor(given)
     return tensor.shape[0] if tensor.dim() else 1
+
+
+def _gatherable(given: Any, operation: str) -> torch.Tensor:
+    tensor = check_tensor(given)
+    if tensor.dim() == 0:
+        raise RefusedError(f"Process-set rank zero tried to {operation} a rank-zero tensor: a scalar has no rows")
+    return tensor
 
 
 def _own_rows(gathered: Sequence[torch.Tensor], rows: list[int], process_set: ProcessSet) -> list[torch.Tensor]:

@@ -91,8 +91,8 @@ class _TwoSteps:
         self._scales = scales if self._mean is None else (1.0, postscale)
 
     def poll(self) -> bool:
-        """Never: the second step begins when it is waited for."""
-        return False
+        """Whether the first step is done: the second one, which is short, begins when it is waited for."""
+        return self._mean is None or self._mean.poll()
 
     def wait(self) -> Any:
         """The result."""

@@ -404,7 +404,10 @@ def join(device: int = -1) -> int:
     if current.base is not None:
         raise NotImplementedError("join is for all ranks of the job; hvd.init was given some of them only")
     with world.traced("join", None):
-        return current.client.join()
+        last = current.client.join()
+    # Ranks have made different numbers of steps; from here on they count alike again.
+    world.begin_counting_anew()
+    return last
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -428,6 +431,8 @@ def _reduce_op(average: bool | None, op: int | None, process_set: ProcessSet) ->
 
 
 def _check_devices(tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        gradients.check_tensor(tensor)
     devices = {str(tensor.device) for tensor in tensors}
     if len(devices) > 1:
         raise RuntimeError(f"the tensors of a group must be on the same device, not on {', '.join(sorted(devices))}")

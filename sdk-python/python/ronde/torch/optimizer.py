@@ -81,14 +81,18 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
 
 
 def _wrapped(optimizer: torch.optim.Optimizer, mixin: type, reducer: Any) -> Any:
-    kind = type(optimizer)
+    # A distributed one is unwrapped: it is not to be used any more.
+    wrapped = getattr(optimizer, "_wrapped", optimizer)
+    if wrapped is not optimizer:
+        optimizer._ronde.leave()  # type: ignore[attr-defined]
+    kind = type(wrapped)
     distributed: Any = type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
     result = distributed.__new__(distributed)
     # The same groups, state and defaults: a scheduler made for the optimizer before keeps its effect.
     result.__dict__.update(optimizer.__dict__)
     # A scheduler has laid its own step over the wrapped one's, and looks there whether a step was made.
     result.__dict__.pop("step", None)
-    result._wrapped = optimizer
+    result._wrapped = wrapped
     result._ronde = reducer
     reducer.watch(result)
     return result
@@ -135,6 +139,10 @@ class _Distributed(torch.optim.Optimizer):
             raise ValueError("backward_passes_per_step must be > 0")
         self._ronde.passes = passes
         self._ronde.reset()
+
+
+# PyTorch lays hooks over a class's step once; the wrapped class has them.
+_Distributed.step.hooked = True  # type: ignore[attr-defined]
 
 
 def _check_groups(groups: Any) -> None:

@@ -124,14 +124,16 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     process sets are not dynamic: see `add_process_set`.
     """
     current = world.current()
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"{process_set!r} is no process set")
+    members = process_set._members
+    if process_set is global_process_set or members is None or process_set.process_set_id is None:
+        return False
     if not current.is_dynamic:
         raise ValueError(
             "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow removing process sets after hvd.init(), or call "
             'hvd.init(process_sets="dynamic")'
         )
-    members = process_set._members
-    if process_set is global_process_set or members is None or process_set.process_set_id is None:
-        return False
     is_removed = current.client.remove_process_set(members)
     _forget(process_set)
     return is_removed
@@ -178,6 +180,7 @@ def end() -> None:
     """With the session its sets are gone."""
     for registered in list(_registered):
         _forget(registered)
+    global_process_set.ranks = global_process_set.mpi_comm = None
 
 
 _registered: list[ProcessSet] = []

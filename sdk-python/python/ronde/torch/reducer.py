@@ -12,6 +12,7 @@ import torch
 from ronde.ops import Average, Sum
 from ronde.tensors import owns_memory
 from ronde.torch import basics, world
+from ronde.torch.presence import Presence
 from ronde.torch.process_sets import ProcessSet, members_of, size_of
 from ronde.torch.sparse import sparse_allreduce_async
 from ronde.torch.window import Window
@@ -55,7 +56,9 @@ class Reducer:
         self._groups: dict[torch.Tensor, list[torch.Tensor]] = {}
         self._sparse_dimensions: dict[torch.Tensor, int] = {}
         self._synchronized = False
-        self._presence = Presence()
+        self._presence = Presence(process_set)
+        self._parameters: list[torch.Tensor] = []
+        self._finalizers: list[Callable[[], Any]] = []
 
     def group(self, groups: list[list[torch.Tensor]]) -> None:
         """Reduces the gradients of each group together."""
@@ -63,6 +66,7 @@ class Reducer:
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Submits each gradient as soon as the backward pass has accumulated it."""
+        self._parameters = trainable(optimizer)
         if not self._is_active():
             return
         # The hooks go with the optimizer: the model may get another one.
@@ -72,33 +76,58 @@ class Reducer:
             if (method := hook()) is not None:
                 method(parameter)
 
-        for parameter in trainable(optimizer):
+        for parameter in self._parameters:
             handle = parameter.register_post_accumulate_grad_hook(accumulated)
-            weakref.finalize(self, handle.remove)
+            self._finalizers.append(weakref.finalize(self, handle.remove))
+
+    def leave(self) -> None:
+        """Does not watch any more: the model gets another optimizer."""
+        for remove in self._finalizers:
+            remove()
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Submits what no hook has submitted, then waits for everything."""
         if not self._is_active():
             self._synchronized = True
             return
+        # Those that were frozen meanwhile go on taking part, as other ranks may train them; others have come.
+        self._parameters += [
+            each for each in trainable(optimizer) if all(each is not known for known in self._parameters)
+        ]
         try:
-            parameters = trainable(optimizer)
-            absent = [each for each in parameters if each not in self._in_flight and each.grad is None]
-            asked = self._presence.ask(self.names, parameters, absent, self._process_set)
-            window = Window()
-            for parameter in parameters:
-                if parameter not in self._in_flight:
-                    together = self._groups.get(parameter, [parameter])
-                    nbytes = sum(each.numel() * each.element_size() for each in together)
-                    window.submit(nbytes, partial(self._submit, parameter))
-            window.finish()
+            absent, skipped = self._absent()
+            self._submit_rest(skipped)
             for reduction in list(self._in_flight.values()):
                 reduction.wait()
-            for parameter in self._presence.nowhere(asked, parameters, absent, self._process_set):
-                parameter.grad = None
+            for parameter in absent:
+                if parameter in skipped or not parameter.requires_grad:
+                    parameter.grad = None
             self._synchronized = True
         finally:
             self.drop_in_flight()
+
+    def _absent(self) -> tuple[set[torch.Tensor], set[torch.Tensor]]:
+        """The parameters without a gradient here, and those without one anywhere, as far as ranks have asked."""
+        if not self._parameters:
+            return set(), set()
+        asked = self._presence.ask(self._name(self._parameters[0]), self._parameters)
+        absent = {each for each in self._parameters if each not in self._in_flight and each.grad is None}
+        if asked is None:
+            return absent, set()
+        nowhere, sparse = self._presence.told(asked, self._parameters)
+        self._sparse_dimensions.update(sparse)
+        return absent, set(nowhere)
+
+    def _submit_rest(self, skipped: set[torch.Tensor]) -> None:
+        """Submits what no hook has submitted, in an order that is the same on all ranks."""
+        window = Window()
+        for parameter in self._parameters:
+            group = self._groups.get(parameter)
+            if parameter in self._in_flight or (parameter in skipped and group is None):
+                continue
+            nbytes = sum(each.numel() * each.element_size() for each in group or [parameter])
+            window.submit(nbytes, partial(self._submit, parameter))
+        window.finish()
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Reduces what has to be reduced before a step."""
@@ -124,6 +153,7 @@ class Reducer:
         """Begins anew, as after a step."""
         self.drop_in_flight()
         self._synchronized = False
+        self._presence = Presence(self._process_set)
 
     def drop_in_flight(self) -> None:
         """Forgets reductions; what is not complete is withdrawn."""
@@ -153,15 +183,17 @@ class Reducer:
         if left == 0 and (group is None or all(self._left.get(each) == 0 for each in group)):
             self._submit(parameter)
 
-    def _submit(self, parameter: torch.Tensor) -> InFlight:
+    def _submit(self, parameter: torch.Tensor) -> Reduction:
+        """Submits a gradient, with its group if it has one."""
         group = self._groups.get(parameter)
         if group is not None:
-            return self._submit_group([each for each in group if each.requires_grad])
+            self._submit_group(group)
+            return self._in_flight[parameter]
         gradient = self._gradient(parameter)
         name = self._name(parameter)
-        if gradient.is_sparse:
+        if gradient.is_sparse and not self.sparse_as_dense:
             return self._submit_sparse(parameter, gradient, name)
-        compressed, context = self._compression.compress(gradient)
+        compressed, context = self._compression.compress(self._dense(parameter, gradient))
         op, prescale, postscale = self._reduction()
         client, members = basics.client(), members_of(self._process_set)
 
@@ -172,14 +204,14 @@ class Reducer:
 
         with world.traced("allreduce", name):
             handle = begin()
-        read = partial(self._compression.decompress, context=context) if compressed is not gradient else _as_it_is
+        read = _as_it_is if compressed is gradient else self._reader(parameter, context)
         reduction = self._in_flight[parameter] = Reduction(handle, parameter, gradient, read)
         return reduction
 
-    def _submit_group(self, group: list[torch.Tensor]) -> InFlight:
-        """All of a group at once; those that have no gradient on this rank with zeros."""
-        gradients = [self._gradient(parameter, is_dense=True) for parameter in group]
-        pairs = [self._compression.compress(gradient) for gradient in gradients]
+    def _submit_group(self, group: list[torch.Tensor]) -> None:
+        """All of a group at once; those that have no gradient on this rank with zeros, sparse ones made dense."""
+        gradients = [self._gradient(parameter) for parameter in group]
+        pairs = [self._compression.compress(self._dense(*each)) for each in zip(group, gradients)]
         op, prescale, postscale = self._reduction()
         client, members = basics.client(), members_of(self._process_set)
         name = f"group.{self._name(group[0])}"
@@ -188,11 +220,9 @@ class Reducer:
             together = client.grouped_allreduce_async(compressed, op, name, prescale, postscale, process_set=members)
         parts = [_Part(together, index) for index in range(len(group))]
         for parameter, gradient, part, (_, context) in zip(group, gradients, parts, pairs):
-            read = partial(self._compression.decompress, context=context)
-            self._in_flight[parameter] = Reduction(part, parameter, gradient, read)
-        return together
+            self._in_flight[parameter] = Reduction(part, parameter, gradient, self._reader(parameter, context))
 
-    def _submit_sparse(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str) -> InFlight:
+    def _submit_sparse(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str) -> Reduction:
         if self._op not in (Average, Sum):
             raise ValueError(
                 f"the gradient of {name} is sparse, for which there are op=Average and op=Sum; use sparse_as_dense=True"
@@ -202,12 +232,24 @@ class Reducer:
         reduction = self._in_flight[parameter] = Reduction(_Called(finish), parameter, gradient, _as_it_is)
         return reduction
 
-    def _gradient(self, parameter: torch.Tensor, is_dense: bool = False) -> torch.Tensor:
+    def _dense(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient for a dense reduction, whose result is sparse again."""
+        if not gradient.is_sparse:
+            return gradient
+        self._sparse_dimensions[parameter] = gradient.sparse_dim()
+        return gradient.to_dense()
+
+    def _reader(self, parameter: torch.Tensor, context: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Makes of a result what the optimizer looks for."""
+        decompress, dimensions = self._compression.decompress, self._sparse_dimensions.get(parameter)
+        if dimensions is None:
+            return partial(decompress, context=context)
+        return lambda result: decompress(result, context).to_sparse(dimensions)
+
+    def _gradient(self, parameter: torch.Tensor) -> torch.Tensor:
         if parameter.grad is None:
             dimensions = self._sparse_dimensions.get(parameter)
             parameter.grad = torch.zeros_like(parameter) if dimensions is None else _nothing(parameter, dimensions)
-        if parameter.grad.is_sparse and (is_dense or self.sparse_as_dense):
-            parameter.grad = parameter.grad.to_dense()
         return parameter.grad
 
     def _reduction(self) -> tuple[int, float, float]:
@@ -218,46 +260,6 @@ class Reducer:
     def _name(self, parameter: torch.Tensor) -> str:
         # A parameter that was added later has no name; its place among all others is its name.
         return self.names.setdefault(parameter, f"noname.later.{len(self.names)}")
-
-
-class Presence:
-    """Which gradients no rank has. They stay None, so that a step leaves their parameters alone."""
-
-    def __init__(self) -> None:
-        self._steps = 0
-        self._is_sparse = False  # some rank lacked a gradient when it was last asked
-
-    def ask(
-        self,
-        names: dict[torch.Tensor, str],
-        parameters: list[torch.Tensor],
-        absent: list[torch.Tensor],
-        process_set: ProcessSet,
-    ) -> InFlight | None:
-        """Tells the other ranks which gradients are here; not in each step: all ranks decide alike when."""
-        self._steps += 1
-        is_due = self._is_sparse or self._steps & (self._steps - 1) == 0
-        if not is_due or not parameters:
-            return None
-        missing = set(absent)
-        here = torch.tensor([parameter not in missing for parameter in parameters], dtype=torch.int32)
-        name = f"gradients_present.{names.get(parameters[0], '')}"
-        return basics.client().allreduce_async(here, Sum, name, process_set=members_of(process_set))
-
-    def nowhere(
-        self,
-        asked: InFlight | None,
-        parameters: list[torch.Tensor],
-        absent: list[torch.Tensor],
-        process_set: ProcessSet,
-    ) -> list[torch.Tensor]:
-        """Of this rank's absent gradients those that no other rank has either."""
-        if asked is None:
-            return []
-        counts = asked.wait().tolist()
-        self._is_sparse = any(count < size_of(process_set) for count in counts)
-        missing = set(absent)
-        return [each for each, count in zip(parameters, counts) if count == 0 and each in missing]
 
 
 class Reduction:

@@ -92,6 +92,7 @@ class _Process:
     world: World | None = None
     handles: dict[int, tuple[str, InFlight]]
     handles_made: int = 0
+    generation: int = 0
 
     def __init__(self) -> None:
         self.handles = {}
@@ -103,6 +104,17 @@ _process = _Process()
 def begin(world: World) -> None:
     """`init` has connected."""
     _process.world = world
+    begin_counting_anew()
+
+
+def begin_counting_anew() -> None:
+    """Ranks are in step again: what they count to decide alike begins at 0."""
+    _process.generation += 1
+
+
+def generation() -> int:
+    """How often counts have begun anew."""
+    return _process.generation
 
 
 def end() -> World | None:

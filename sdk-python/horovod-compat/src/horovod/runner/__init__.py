@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["run"]
+__all__ = ["_HorovodArgs", "run"]
 
 
 def run(
@@ -123,3 +123,7 @@ def _renamed(old: str, old_value: int | None, new: str, new_value: Any) -> Any:
 
 def _comma_list(value: str | Sequence[str] | None) -> str | None:
     return value if value is None or isinstance(value, str) else ",".join(value)
+
+
+# Behind everything else here, which it imports.
+from horovod.runner.launch import HorovodArgs as _HorovodArgs  # noqa: E402

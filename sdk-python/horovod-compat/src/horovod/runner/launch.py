@@ -88,8 +88,7 @@ class HorovodArgs(argparse.Namespace):
     """
 
     def __init__(self, **given: Any) -> None:
-        names = {action.dest for action in flags.parser()._actions if action.dest not in {"help", "version"}}
-        super().__init__(**{**dict.fromkeys([*names, "run_func", "executable"]), **given})
+        super().__init__(**{**dict.fromkeys([*_flag_names(), *_OTHER_NAMES, "run_func", "executable"]), **given})
 
 
 def _run(args: argparse.Namespace) -> list[Any] | None:
@@ -101,6 +100,7 @@ def _run(args: argparse.Namespace) -> list[Any] | None:
 
     given = {name: value for name, value in vars(args).items() if value is not None}
     function, executable = given.pop("run_func", None), given.pop("executable", None)
+    given = _by_flag(given)
     worker = command_of(given.pop("command", []))
     if function is not None:
         return run_translated(function, (), {}, given, executable)
@@ -112,6 +112,46 @@ def _run(args: argparse.Namespace) -> list[Any] | None:
             f"`ronde run` ended with {status}; what it said is above"
         )
     return None
+
+
+def _run_elastic(args: argparse.Namespace) -> None:
+    """Raises NotImplementedError: elastic jobs are not there yet."""
+    raise NotImplementedError("elastic jobs are not there yet; give a fixed number of processes, and hosts, to `_run`")
+
+
+def parse_args(arguments: Sequence[str] | None = None) -> HorovodArgs:
+    """A command line, or that of this process, as `_run` takes it. Raises ValueError for a file that cannot be read."""
+    given, _ = parse(sys.argv[1:] if arguments is None else arguments)
+    return HorovodArgs(**given)
+
+
+def _flag_names() -> set[str]:
+    return {action.dest for action in flags.parser()._actions if action.dest not in {"help", "version"}}
+
+
+# By which Horovod's launcher also knows what flags have other names for.
+_OTHER_NAMES = {
+    "slots": "slots_per_host",
+    "cooldown_range": "blacklist_cooldown_range",
+    "nics": "network_interfaces",
+    "use_gloo": "controller",
+    "use_mpi": "controller",
+    "use_jsrun": "controller",
+}
+
+
+def _by_flag(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings by the names of their flags. Raises ValueError for one that is none."""
+    found = {}
+    for name, value in given.items():
+        flag = _OTHER_NAMES.get(name, name)
+        if flag not in _flag_names():
+            raise ValueError(f"{name} is no setting of Horovod's launcher")
+        if flag == "controller" and value is False:
+            continue
+        is_list = flag == "network_interfaces" and not isinstance(value, str)
+        found[flag] = ",".join(value) if is_list else value
+    return found
 
 
 _HorovodArgs = HorovodArgs

@@ -14,7 +14,7 @@ from typing import Callable, TypeVar
 
 from ronde.elastic.loop import run_fn
 from ronde.elastic.state import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State
-from ronde.torch import mpi_ops
+from ronde.torch import basics
 from ronde.torch.elastic.sampler import ElasticSampler
 from ronde.torch.elastic.state import TorchState
 
@@ -33,9 +33,4 @@ Result = TypeVar("Result")
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """A decorator for `func(state, *args, **kwargs)`: see `ronde.elastic.run_fn`. The session is `ronde.torch`'s."""
-    return run_fn(func, _reset)
-
-
-def _reset() -> None:
-    mpi_ops.shutdown()
-    mpi_ops.init()
+    return run_fn(func, basics.init_again)

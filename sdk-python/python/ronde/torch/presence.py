@@ -1,0 +1,53 @@
+"""Which gradients no rank has, and which are sparse elsewhere: what a rank without one must know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ronde.ops import Sum
+from ronde.torch import basics, world
+from ronde.torch.process_sets import ProcessSet, members_of, size_of
+
+if TYPE_CHECKING:
+    from ronde.torch.world import InFlight
+
+
+class Presence:
+    """The vote of all ranks on who has which gradients.
+
+    It takes a small operation, so it is not held in each step: in steps 1, 2, 4, 8, ... and in each step behind one in
+    which some rank lacked a gradient. All ranks count alike, and anew where they were not in step.
+    """
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set = process_set
+        self._steps = 0
+        self._is_partial = False  # some rank lacked a gradient when it was last asked
+        self._generation = -1
+
+    def ask(self, name: str, parameters: list[torch.Tensor]) -> InFlight | None:
+        """Tells the other ranks which gradients are here; None where this step has no vote."""
+        if self._generation != world.generation():
+            self._generation, self._steps, self._is_partial = world.generation(), 0, False
+        self._steps += 1
+        is_due = self._is_partial or self._steps & (self._steps - 1) == 0
+        if not is_due or not parameters:
+            return None
+        grads = [parameter.grad for parameter in parameters]
+        here = [int(grad is not None) for grad in grads]
+        sparse = [grad.sparse_dim() if grad is not None and grad.is_sparse else 0 for grad in grads]
+        vote = torch.tensor([here, [int(bool(dimensions)) for dimensions in sparse], sparse], dtype=torch.int32)
+        members = members_of(self._process_set)
+        return basics.client().allreduce_async(vote, Sum, f"gradients_present.{name}", process_set=members)
+
+    def told(
+        self, asked: InFlight, parameters: list[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], dict[torch.Tensor, int]]:
+        """The parameters for which no rank has a gradient; and of those that are sparse somewhere, the dimensions."""
+        counts, sparse, dimensions = asked.wait().tolist()
+        self._is_partial = any(count < size_of(self._process_set) for count in counts)
+        nowhere = [parameter for parameter, count in zip(parameters, counts) if count == 0]
+        known = {each: total // ranks for each, ranks, total in zip(parameters, sparse, dimensions) if ranks}
+        return nowhere, known

@@ -1,0 +1,29 @@
+"""Run by two ranks: one ends by an exception; the other is told which, with its last words."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import ronde.torch as hvd
+
+
+def main() -> None:
+    """Rank 1 crashes once both are there."""
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        raise ArithmeticError("the data are spoilt")
+    try:
+        hvd.allreduce(torch.ones(3), name="waits")
+    except hvd.PeerLostError as error:
+        assert error.rank == 1, error
+        assert "the data are spoilt" in str(error), error
+        print("rank 0 was told why", flush=True)
+        raise
+    raise AssertionError("a rank that has crashed took part")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
