@@ -87,8 +87,8 @@ def test_memory_between_is_used_again_when_its_copy_is_done() -> None:
     assert pool.made == 3
     large.event = copy = Copy()
     del large
-    assert copy.is_done, "more than may lie idle is waited for and given back"
     pool.lend((5_000,), torch.float64)
+    assert copy.is_done, "more than may lie idle is waited for and given back"
     assert pool.made == 4
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["_HorovodArgs", "run"]
+__all__ = ["run"]
 
 
 def run(
@@ -125,5 +125,10 @@ def _comma_list(value: str | Sequence[str] | None) -> str | None:
     return value if value is None or isinstance(value, str) else ",".join(value)
 
 
-# Behind everything else here, which it imports.
-from horovod.runner.launch import HorovodArgs as _HorovodArgs  # noqa: E402
+def __getattr__(name: str) -> Any:
+    # Not imported from the start: `python -m horovod.runner.launch` runs that module afresh.
+    if name == "_HorovodArgs":
+        from horovod.runner.launch import HorovodArgs
+
+        return HorovodArgs
+    raise AttributeError(f"module {__name__} has no attribute {name}")

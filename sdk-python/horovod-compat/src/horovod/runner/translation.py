@@ -60,8 +60,8 @@ WITHOUT_MEANING = {
     "gloo_timeout_seconds": ("--gloo-timeout-seconds", "there is no Gloo; see --start-timeout"),
     "controller": ("--gloo, --mpi, --jsrun", "there is one controller, ronde"),
 }
-# Switches that have an opposite, which asks for something too.
-_NOTED_WHEN_OFF = {"torus_allreduce", "mpi_threads_disable"}
+# Switches without an opposite: off, they ask for nothing.
+_ONLY_ON = {"disable_cache", "tcp"}
 # Asked for, and not there: a job without them is another one than was meant.
 _ELASTIC = {
     "min_num_proc": "--min-np",
@@ -151,8 +151,7 @@ def _add_deprecated(given: Mapping[str, Any], found: Translation) -> None:
 
 def _add_notes(given: Mapping[str, Any], found: Translation) -> None:
     for name, (flag, reason) in WITHOUT_MEANING.items():
-        # What is not set, and a switch that is off, asks for nothing.
-        if given.get(name) not in (None, False) or (name in given and name in _NOTED_WHEN_OFF):
+        if name in given and (given[name] or name not in _ONLY_ON):
             found.notes.append(f"{flag} means nothing here: {reason}")
     if any(name in given for name in _SEARCH):
         found.notes.append("--autotune-... means nothing here: the search itself (--autotune) is not there yet")
