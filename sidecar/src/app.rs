@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ronde_engine::{Engine, EngineConfig, RunAhead, Time};
 use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, RankToken, paths, v1};
-use ronde_transport::{BoundPort, Identity, KeyRequest, LocalHello, QuicOptions, QuicPort, SpiffeId, TrustDomain};
+use ronde_transport::{BoundPort, Identity, KeyRequest, LinkOptions, LocalHello, NetworkPort, SpiffeId, TrustDomain};
 use ronde_wire::control::Purpose;
 use ronde_wire::{Cause, Incarnation, Lane, Rank, SidecarIndex, World};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
@@ -84,7 +84,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         early_credit_bytes: if purpose == Purpose::Control { 0 } else { settings.early_grant_bytes() },
         lanes: settings.lanes,
     };
-    let options = QuicOptions { start_timeout: settings.start_timeout, ..QuicOptions::default() };
+    let options = LinkOptions { start_timeout: settings.start_timeout, ..LinkOptions::default() };
     let mut lanes = Vec::new();
     for (lane, port) in (0..).map(Lane).zip(ports.lanes) {
         let addresses = addresses(&peers, |peer| peer.lanes.get(usize::from(lane.0)).copied());
@@ -120,6 +120,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         me: settings.me,
         engine: Engine::new(engine_config(&settings, &peers, &world), Time(0)),
         control,
+        transport: settings.transport,
         pace: Pace::default(),
         prompt: Prompt::new(settings.me),
         timeline: Timeline::default(),
@@ -309,16 +310,16 @@ fn start_port(
     identity: &Arc<Identity>,
     hello: LocalHello,
     peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
-    options: QuicOptions,
-) -> impl FnOnce() -> anyhow::Result<QuicPort> + Send + 'static {
+    options: LinkOptions,
+) -> impl FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static {
     let identity = Arc::clone(identity);
-    move || port.start(identity, &hello, peers, options).context("cannot start a QUIC port")
+    move || port.start(identity, &hello, peers, options).context("cannot start a port")
 }
 
 fn spawn_lane(
     settings: &Settings,
     lane: Lane,
-    start: impl FnOnce() -> anyhow::Result<QuicPort> + Send + 'static,
+    start: impl FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static,
     reports: mpsc::Sender<LaneReport>,
 ) -> anyhow::Result<LaneHandle> {
     lane::spawn(lane_config(settings, lane), start, reports)

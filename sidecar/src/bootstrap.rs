@@ -20,6 +20,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use ronde_wire::control::Transport;
 use ronde_wire::{Exit, JobName};
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +75,9 @@ pub(crate) struct Start {
     pub(crate) ports: Option<PortRange>,
     /// Where the session directory is made; the sidecar chooses (XDG_RUNTIME_DIR or the system's temporary directory) when absent.
     pub(crate) runtime_dir: Option<PathBuf>,
+    /// What links run over; the same on all sidecars of the job.
+    #[serde(default)]
+    pub(crate) transport: Transport,
     /// Lanes to each peer; by the number of cores when absent.
     pub(crate) lanes: Option<u16>,
     /// Silence after which a peer is dead, milliseconds; the default of the wire's limits when absent.

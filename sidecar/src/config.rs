@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use ronde_wire::control::Transport;
 use ronde_wire::{JobName, SidecarIndex, World, limits};
 
 use crate::bootstrap::{Peer, Start};
@@ -25,6 +26,8 @@ pub(crate) struct Settings {
     pub(crate) ports: PortChoice,
     /// Where the session directory is made.
     pub(crate) runtime_dir: Option<PathBuf>,
+    /// What links run over.
+    pub(crate) transport: Transport,
     /// Lanes to each peer. Default: one up to 4 cores, then one for 4 cores, at most 4.
     pub(crate) lanes: u16,
     /// Data threads: one for each lane, and more for operations that need no other sidecar: one for each core, at most 4.
@@ -103,6 +106,7 @@ impl Settings {
                 (None, None) => PortChoice::Any,
             },
             runtime_dir: start.runtime_dir,
+            transport: start.transport,
             lanes,
             threads: lanes.max(default_threads()),
             peer_timeout_ms,

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use ronde_engine::{Action, Admission, Completion, Engine, Event, Time};
 use ronde_rpc::v1;
 use ronde_rpc::v1::server_message::Message;
-use ronde_transport::{DownReason, Identity, Outgoing, Port, PortEvent, QuicPort, Role, SendError, next_event};
+use ronde_transport::{DownReason, Identity, NetworkPort, Outgoing, Port, PortEvent, Role, SendError, next_event};
+use ronde_wire::control::Transport;
 use ronde_wire::{Cause, Control, Epoch, Failure, FrameKind, Rank, RequestId, Seq, SidecarIndex, World};
 use tokio::sync::mpsc;
 use tokio::time::{Instant as Deadline, sleep_until};
@@ -40,7 +41,9 @@ pub(crate) struct Driver {
     /// Decides.
     pub(crate) engine: Engine,
     /// Links to other sidecars for control messages.
-    pub(crate) control: QuicPort,
+    pub(crate) control: NetworkPort,
+    /// What they and the lanes run over.
+    pub(crate) transport: Transport,
     /// The data threads.
     pub(crate) lanes: Vec<LaneHandle>,
     /// Local workers.
@@ -517,6 +520,7 @@ impl Driver {
             ring_sessions: self.sessions.with_ring(),
             up: self.started.elapsed(),
             paths: self.control.paths(),
+            transport: self.transport,
             security: self.world.sidecars().into_iter().filter_map(protected).collect(),
             inputs_mapped_bytes: self.segments.mapped_bytes(),
         };

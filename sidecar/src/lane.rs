@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use anyhow::Context;
 use ronde_engine::{Admission, Executor, ExecutorAction, ExecutorConfig, ExecutorStats};
-use ronde_transport::{Identity, Outgoing, PathStats, Port, PortEvent, PortStats, QuicPort, Role, next_event};
+use ronde_transport::{Identity, NetworkPort, Outgoing, PathStats, Port, PortEvent, PortStats, Role, next_event};
 use ronde_wire::frame::Chunk;
 use ronde_wire::{Epoch, FrameKind, Lane, Seq, SidecarIndex};
 use tokio::sync::{mpsc, oneshot};
@@ -141,7 +141,7 @@ pub(crate) struct LaneConfig {
 /// When the thread cannot be started.
 pub(crate) fn spawn(
     config: LaneConfig,
-    make_port: impl FnOnce() -> anyhow::Result<QuicPort> + Send + 'static,
+    make_port: impl FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static,
     reports: mpsc::Sender<LaneReport>,
 ) -> anyhow::Result<LaneHandle> {
     let lane = config.lane;
@@ -166,7 +166,7 @@ pub(crate) fn spawn(
 struct LaneThread {
     me: SidecarIndex,
     lane: Lane,
-    port: QuicPort,
+    port: NetworkPort,
     executor: Executor,
     memory: LaneMemory,
     tracer: Tracer,
@@ -181,7 +181,7 @@ enum Turn {
 }
 
 impl LaneThread {
-    fn new(config: &LaneConfig, port: QuicPort, reports: mpsc::Sender<LaneReport>) -> Self {
+    fn new(config: &LaneConfig, port: NetworkPort, reports: mpsc::Sender<LaneReport>) -> Self {
         let executor = Executor::new(ExecutorConfig {
             me: config.me,
             lane: config.lane,

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use ronde_transport::QuicPort;
+use ronde_transport::NetworkPort;
 use ronde_wire::SidecarIndex;
 use tokio::time::Instant as Deadline;
 
@@ -28,7 +28,7 @@ impl Pace {
     }
 
     /// Whether there may be more in this turn.
-    pub(crate) fn allows(&mut self, control: &QuicPort) -> bool {
+    pub(crate) fn allows(&mut self, control: &NetworkPort) -> bool {
         self.long = self.long.filter(|peer| control.queued_bytes(*peer) > QUEUED_BYTES_MAX);
         let since = self.held.map_or_else(Instant::now, |(since, _)| since);
         if self.long.is_some() && since.elapsed() < HELD_MAX {

@@ -1,4 +1,4 @@
-//! The UDP ports of a sidecar: one for control messages and one for each lane.
+//! The ports of a sidecar: one for control messages and one for each lane.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use anyhow::{Context, anyhow};
-use ronde_transport::{BoundPort, KeyRequest, QuicError, QuicPort, Routes, SocketOptions};
+use ronde_transport::{BoundPort, KeyRequest, NetworkPort, PortError, Routes, SocketOptions};
+use ronde_wire::Lane;
+use ronde_wire::control::Purpose;
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::FromSidecar;
@@ -44,7 +46,9 @@ impl Ports {
         let mut bound = Vec::with_capacity(count);
         let mut free = settings.ports.candidates();
         for number in 0..count {
-            let port = next_free(to, &mut free).map_err(|none| none.explain(settings.ports, number, count))?;
+            let purpose = number.checked_sub(1).map_or(Purpose::Control, |lane| Purpose::Data(lane_number(lane)));
+            let bind = |at| NetworkPort::bind(at, settings.transport, purpose, &SocketOptions::default());
+            let port = next_free(to, &mut free, bind).map_err(|none| none.explain(settings.ports, number, count))?;
             bound.push(port.sharing(routes.clone()).only_at(own.clone()));
         }
         let control = bound.remove(0);
@@ -126,43 +130,51 @@ enum NoPort {
     /// All that could be tried have been.
     NoneLeft,
     /// The system refuses one.
-    Refused(QuicError),
+    Refused(PortError),
 }
 
 impl NoPort {
     fn explain(self, choice: PortChoice, bound: usize, wanted: usize) -> anyhow::Error {
         match (self, choice) {
             (Self::NoneLeft, PortChoice::Within(range)) => anyhow!(
-                "only {bound} of the {wanted} UDP ports that this sidecar needs (one for control, one for each lane) are \
-                 free in {range}; give a wider range with --ports, fewer --lanes, or end who has them (`ss -ulpn`)"
+                "only {bound} of the {wanted} ports that this sidecar needs (one for control, one for each lane) are free \
+                 in {range}; give a wider range with --ports, fewer --lanes, or end who has them (`ss -tulpn`)"
             ),
             (Self::NoneLeft, _) => anyhow!("the port of a lane would be above 65535; give a lower one"),
-            (Self::Refused(QuicError::Bind { addr, source }), _) if is_taken(&source) => anyhow!(
-                "UDP port {} at {} is in use; end the process that has it (`ss -ulpn 'sport = :{}'` shows it), or give \
-                 this sidecar another port in --peers (lanes take the {} behind it)",
-                addr.port(),
-                addr.ip(),
-                addr.port(),
-                wanted - 1
-            ),
-            (Self::Refused(error), _) => anyhow!(error).context("cannot bind a UDP port"),
+            (Self::Refused(PortError::Bind { protocol, addr, source }), _)
+                if source.kind() == io::ErrorKind::AddrInUse =>
+            {
+                anyhow!(
+                    "{protocol} port {} at {} is in use; end the process that has it (`ss -tulpn 'sport = :{}'` shows it), or \
+                 give this sidecar another port in --peers (lanes take the {} behind it)",
+                    addr.port(),
+                    addr.ip(),
+                    addr.port(),
+                    wanted - 1
+                )
+            }
+            (Self::Refused(error), _) => anyhow!(error).context("cannot bind a port"),
         }
     }
 }
 
-fn next_free(address: IpAddr, candidates: &mut impl Iterator<Item = (u16, bool)>) -> Result<BoundPort, NoPort> {
+fn next_free(
+    address: IpAddr,
+    candidates: &mut impl Iterator<Item = (u16, bool)>,
+    bind: impl Fn(SocketAddr) -> Result<BoundPort, PortError>,
+) -> Result<BoundPort, NoPort> {
     for (port, may_be_left_out) in candidates {
-        match QuicPort::bind(SocketAddr::new(address, port), &SocketOptions::default()) {
+        match bind(SocketAddr::new(address, port)) {
             Ok(bound) => return Ok(bound),
-            Err(QuicError::Bind { source, .. }) if may_be_left_out && is_taken(&source) => {}
+            Err(error) if may_be_left_out && error.is_taken() => {}
             Err(error) => return Err(NoPort::Refused(error)),
         }
     }
     Err(NoPort::NoneLeft)
 }
 
-fn is_taken(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::AddrInUse
+fn lane_number(lane: usize) -> Lane {
+    Lane(u16::try_from(lane).expect("lanes are at most LANES_MAX"))
 }
 
 /// What stands for all addresses of the host, when there are several to listen on.
@@ -176,6 +188,8 @@ fn wildcard(addresses: &[IpAddr]) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use ronde_wire::control::Transport;
+
     use super::*;
 
     #[test]
@@ -188,20 +202,21 @@ mod tests {
         }
     }
 
+    fn bind(at: SocketAddr) -> Result<BoundPort, PortError> {
+        NetworkPort::bind(at, Transport::Auto, Purpose::Control, &SocketOptions::default())
+    }
+
     #[test]
     fn a_range_gives_what_is_free_in_it_and_says_when_nothing_is() {
         let taken = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = taken.local_addr().expect("bound").port();
         let address = Ipv4Addr::LOCALHOST.into();
         let refused = |choice: PortChoice| {
-            let none = next_free(address, &mut choice.candidates()).map(drop).expect_err("nothing is free");
+            let none = next_free(address, &mut choice.candidates(), bind).map(drop).expect_err("nothing is free");
             none.explain(choice, 0, 2).to_string()
         };
         let text = refused(PortChoice::Within(PortRange { low: port, high: port }));
-        assert!(
-            text.starts_with("only 0 of the 2 UDP ports") && text.contains(&format!("in {port}-{port};")),
-            "{text}"
-        );
+        assert!(text.starts_with("only 0 of the 2 ports") && text.contains(&format!("in {port}-{port};")), "{text}");
         let text = refused(PortChoice::From(port));
         assert!(text.starts_with(&format!("UDP port {port} at 127.0.0.1 is in use; end the process")), "{text}");
         let mut beyond = PortChoice::From(u16::MAX).candidates();

@@ -96,6 +96,7 @@ fn settings(
         port,
         ports: None,
         runtime_dir: args.runtime_dir.clone(),
+        transport: args.transport,
         lanes: args.lanes,
         peer_timeout_ms: args.peer_timeout.map(milliseconds),
         start_timeout_ms: args.start_timeout.saturating_mul(1_000),

@@ -17,7 +17,8 @@ use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Process, Sidecar, Worker, ro
 use ronde_tests::raw::{DECENT, RawSession, claim};
 use ronde_tests::script::Answer;
 use ronde_transport::{
-    DownReason, Identity, LocalHello, Outgoing, Port, PortEvent, QuicOptions, QuicPort, Role, SocketOptions, next_event,
+    DownReason, Identity, LinkOptions, LocalHello, NetworkPort, Outgoing, Port, PortEvent, Role, SocketOptions,
+    next_event,
 };
 use ronde_wire::control::Purpose;
 use ronde_wire::limits::CONTROL_FRAME_BYTES_MAX;
@@ -138,7 +139,7 @@ fn a_socket_path_that_is_too_long_is_found_before_it_is_bound() -> Result<()> {
 }
 
 /// A link to a real sidecar, by one that has all the certificates and none of the manners.
-async fn link(port: &mut QuicPort) -> Result<()> {
+async fn link(port: &mut NetworkPort) -> Result<()> {
     port.open(SidecarIndex(0), Role::Dial);
     match tokio::time::timeout(PATIENCE, next_event(port)).await? {
         PortEvent::Up { .. } => Ok(()),
@@ -146,7 +147,7 @@ async fn link(port: &mut QuicPort) -> Result<()> {
     }
 }
 
-async fn turned_away(port: &mut QuicPort, payload: Bytes) -> Result<String> {
+async fn turned_away(port: &mut NetworkPort, payload: Bytes) -> Result<String> {
     let length = u32::try_from(payload.len())?;
     let header = FrameHeader { kind: FrameKind::Control, flags: 0, length, epoch: Epoch(0), seq: Seq(0) };
     let frame = Frame { header, payload };
@@ -194,8 +195,8 @@ fn a_corrupt_and_an_oversized_frame_of_an_authenticated_peer_end_its_link() -> R
     };
     let peers = HashMap::from([(SidecarIndex(0), vec![address(1).parse::<SocketAddr>()?])]);
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-        let bound = QuicPort::bind(address(2).parse()?, &SocketOptions::default())?;
-        let mut port = bound.start(identity.into(), &hello, peers, QuicOptions::default())?;
+        let bound = NetworkPort::bind(address(2).parse()?, &SocketOptions::default())?;
+        let mut port = bound.start(identity.into(), &hello, peers, LinkOptions::default())?;
         link(&mut port).await?;
         let reason = turned_away(&mut port, Bytes::from_static(&[0xFF; 9])).await?;
         println!("{reason}");

@@ -4,6 +4,9 @@
 //! of them go to or come from the coordinator, hop by hop on the tree of control links, except those about one link or
 //! one way: heartbeats, and what follows [`Control::Ascending`].
 
+use std::fmt;
+use std::str::FromStr;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +53,8 @@ pub struct Hello {
     pub early_credit_bytes: u64,
     /// How many lanes the sender offers.
     pub lanes: u16,
+    /// What the sender's links are to run over; both sides must have the same setting.
+    pub transport: Transport,
     /// Whether the connection takes the place of one that is up, which ends when both directions have gone over.
     pub replaces: bool,
 }
@@ -79,6 +84,90 @@ impl Hello {
         }
         None
     }
+}
+
+/// What the links between sidecars run over: a setting of the job, equal on all of its sidecars.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    /// Control over QUIC, lanes over TLS.
+    #[default]
+    Auto,
+    /// Everything over QUIC, which is UDP.
+    Quic,
+    /// Everything over TLS 1.3 over TCP.
+    Tls,
+}
+
+impl Transport {
+    /// The setting's name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Quic => "quic",
+            Self::Tls => "tls",
+        }
+    }
+
+    /// What a connection for this purpose runs over. There is nothing else to fall back to.
+    #[must_use]
+    pub const fn carrier(self, purpose: Purpose) -> Carrier {
+        match (self, purpose) {
+            (Self::Quic, _) | (Self::Auto, Purpose::Control) => Carrier::Quic,
+            (Self::Tls, _) | (Self::Auto, Purpose::Data(_)) => Carrier::Tls,
+        }
+    }
+}
+
+impl FromStr for Transport {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = [Self::Auto, Self::Quic, Self::Tls].into_iter().find(|transport| transport.as_str() == text);
+        known.ok_or_else(|| format!("{text:?} is not auto, quic or tls"))
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What one connection runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Carrier {
+    /// QUIC over UDP.
+    Quic,
+    /// TLS 1.3 over TCP.
+    Tls,
+}
+
+impl Carrier {
+    /// Its name, for people.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Quic => "QUIC",
+            Self::Tls => "TLS over TCP",
+        }
+    }
+}
+
+impl fmt::Display for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Why a side ends a connection over TCP; nothing follows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Close {
+    /// What kind of end it is; the numbers are those of QUIC's application errors.
+    pub code: u32,
+    /// The message for people.
+    pub reason: String,
 }
 
 /// Why a connection is not accepted; the connection is closed behind it.

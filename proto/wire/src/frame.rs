@@ -31,9 +31,9 @@ use crate::limits;
 /// The first bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"RNDE";
 /// The version of the wire that this build writes.
-pub const WIRE_VERSION: u16 = 3;
+pub const WIRE_VERSION: u16 = 4;
 /// The oldest version that this build reads.
-pub const WIRE_VERSION_MIN: u16 = 3;
+pub const WIRE_VERSION_MIN: u16 = 4;
 /// The version of the planners; equal on all sidecars of an epoch, because plans are computed on each of them.
 pub const PLANNER_VERSION: u32 = 2;
 /// Bytes of a frame's header.
@@ -62,11 +62,13 @@ pub enum FrameKind {
     Admitted = 5,
     /// To the side that dialled: the sender has another certificate, the connection should be replaced; no payload.
     Renew = 6,
+    /// The last frame of a side that ends a connection over TCP: a [`crate::control::Close`]. QUIC has its own.
+    Close = 7,
 }
 
 impl FrameKind {
     fn from_number(number: u8) -> Option<Self> {
-        [Self::Hello, Self::Refusal, Self::Control, Self::Chunk, Self::Admitted, Self::Renew]
+        [Self::Hello, Self::Refusal, Self::Control, Self::Chunk, Self::Admitted, Self::Renew, Self::Close]
             .into_iter()
             .find(|kind| *kind as u8 == number)
     }
@@ -78,6 +80,7 @@ impl FrameKind {
             Self::Hello | Self::Refusal | Self::Control => limits::CONTROL_FRAME_BYTES_MAX,
             Self::Chunk => limits::CHUNK_FRAME_BYTES_MAX,
             Self::Admitted | Self::Renew => 0,
+            Self::Close => limits::CLOSE_FRAME_BYTES_MAX,
         }
     }
 }

@@ -16,6 +16,8 @@ pub const JOB_NAME_BYTES_MAX: usize = 63;
 pub const DIMENSIONS_MAX: usize = 32;
 /// Payload of a control frame, in bytes.
 pub const CONTROL_FRAME_BYTES_MAX: usize = 1 << 20;
+/// Payload of the frame that ends a connection over TCP, in bytes.
+pub const CLOSE_FRAME_BYTES_MAX: usize = 2 << 10;
 /// Bytes of a control message that sidecars pass on for others: with what says whose it is, it fits a frame.
 pub const ENCLOSED_BYTES_MAX: usize = CONTROL_FRAME_BYTES_MAX - 512;
 /// Sidecars below one sidecar on the tree of control links. Up to so many are joined to the coordinator itself.

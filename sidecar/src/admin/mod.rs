@@ -13,6 +13,7 @@ use axum::routing::get;
 use ronde_engine::{ExecutorStats, Stats, Status};
 use ronde_shm::ArenaUsage;
 use ronde_transport::{LinkSecurity, PathStats, PortStats};
+use ronde_wire::control::Transport;
 use ronde_wire::{JobName, SidecarIndex};
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -47,6 +48,8 @@ pub(crate) struct Snapshot {
     pub(crate) up: Duration,
     /// The control links that are up.
     pub(crate) paths: Vec<(SidecarIndex, PathStats)>,
+    /// What links run over.
+    pub(crate) transport: Transport,
     /// How they are protected.
     pub(crate) security: Vec<(SidecarIndex, LinkSecurity)>,
 }

@@ -2,7 +2,8 @@
 
 use ronde_engine::Status;
 use ronde_transport::{CertificateFacts, LinkSecurity, PathStats, utc};
-use ronde_wire::{JobName, SidecarIndex};
+use ronde_wire::control::{Carrier, Purpose, Transport};
+use ronde_wire::{JobName, Lane, SidecarIndex};
 use serde::Serialize;
 
 use super::Snapshot;
@@ -13,7 +14,7 @@ pub(super) struct StatusPage {
     job: JobName,
     version: &'static str,
     up_ms: u64,
-    /// What all links run over.
+    /// The setting: what links run over.
     transport: &'static str,
     traffic: Traffic,
     sessions: Sessions,
@@ -41,13 +42,25 @@ struct Traffic {
 #[derive(Serialize)]
 struct Path {
     peer: u32,
+    /// What control messages run over.
+    carrier: &'static str,
+    /// What data run over.
+    data_carrier: &'static str,
     address: String,
+    /// Absent where the connection does not measure it.
+    #[serde(flatten)]
+    measured: Option<Measured>,
+    #[serde(flatten)]
+    security: Option<Security>,
+}
+
+/// What a connection over QUIC knows of its way.
+#[derive(Serialize)]
+struct Measured {
     round_trip_us: u64,
     datagram_bytes: u16,
     packets_sent: u64,
     packets_lost: u64,
-    #[serde(flatten)]
-    security: Option<Security>,
 }
 
 /// How a link is protected.
@@ -88,14 +101,19 @@ impl Certificate {
 }
 
 impl Path {
-    fn of(peer: SidecarIndex, path: &PathStats, security: Option<&LinkSecurity>) -> Self {
-        Self {
-            peer: peer.0,
-            address: path.peer_address.to_string(),
+    fn of(peer: SidecarIndex, path: &PathStats, transport: Transport, security: Option<&LinkSecurity>) -> Self {
+        let measured = Measured {
             round_trip_us: whole(path.round_trip.as_micros()),
             datagram_bytes: path.datagram_bytes,
             packets_sent: path.packets_sent,
             packets_lost: path.packets_lost,
+        };
+        Self {
+            peer: peer.0,
+            carrier: path.carrier.as_str(),
+            data_carrier: transport.carrier(Purpose::Data(Lane(0))).as_str(),
+            address: path.peer_address.to_string(),
+            measured: (path.carrier == Carrier::Quic).then_some(measured),
             security: security.map(Security::of),
         }
     }
@@ -116,10 +134,14 @@ impl StatusPage {
             job,
             version: env!("CARGO_PKG_VERSION"),
             up_ms: whole(snapshot.up.as_millis()),
-            transport: "QUIC",
+            transport: snapshot.transport.as_str(),
             traffic,
             sessions: Sessions { live: snapshot.sessions, over_ring: snapshot.ring_sessions },
-            paths: snapshot.paths.iter().map(|(peer, path)| Path::of(*peer, path, security(*peer))).collect(),
+            paths: snapshot
+                .paths
+                .iter()
+                .map(|(peer, path)| Path::of(*peer, path, snapshot.transport, security(*peer)))
+                .collect(),
             engine: snapshot.status,
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use ronde_transport::TrustDomain;
+use ronde_wire::control::Transport;
 use ronde_wire::{JobName, limits};
 
 use super::tuning::{ReuseArgs, StallArgs};
@@ -78,6 +79,10 @@ pub(crate) struct SidecarArgs {
     /// Silence after which a worker or a sidecar is given up, more than one second. [default: 5]
     #[arg(long, value_name = "SECONDS", value_parser = super::run::seconds)]
     pub(crate) peer_timeout: Option<Duration>,
+    /// What sidecars talk to each other over: quic (UDP), tls (TLS over TCP), or auto: quic for control, tls for data. All of
+    /// them are TLS 1.3, and none gives way to another. All sidecars of a job need the same.
+    #[arg(long, value_name = "auto|quic|tls", default_value_t, value_parser = clap::value_parser!(Transport))]
+    pub(crate) transport: Transport,
     /// Data lanes between two sidecars. [default: by the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=limits::LANES_MAX as i64))]
     pub(crate) lanes: Option<u16>,

@@ -42,6 +42,7 @@ fn greetings() -> Vec<Example> {
         purpose: Purpose::Data(Lane(0)),
         early_credit_bytes: 1 << 22,
         lanes: 1,
+        transport: Transport::Auto,
         replaces: false,
     };
     let refusal = Refusal { reason: "job a is not job b".to_owned() };

@@ -1,8 +1,8 @@
 //! Prints how fast two ports on loopback move 1 MiB chunks, one way and both ways, in GB/s per direction.
 //!
 //! Each port has a thread of its own, as lanes have. Settings come from the environment, to compare them:
-//! `MTU` (upper bound of discovery), `CONTROL` (cubic or bbr), `WINDOW` (initial, bytes),
-//! `RECEIVE` (receive window, bytes), `ACKS` (threshold), `SECONDS`.
+//! `TRANSPORT` (quic or tls), `MTU` (upper bound of discovery), `CONTROL` (cubic or bbr), `WINDOW` (initial, bytes),
+//! `RECEIVE` (receive window, bytes), `ACKS` (threshold), `SECONDS`, `CHUNK` (bytes).
 //!
 //! ```text
 //! MTU=8952 CONTROL=cubic cargo run --release -p ronde-transport --example throughput
@@ -19,12 +19,12 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use ronde_transport::quic::Congestion;
+use ronde_transport::quic::{Congestion, QuicOptions};
 use ronde_transport::{
-    BoundPort, Identity, JobCa, KeyRequest, LocalHello, Outgoing, Port, PortEvent, QuicOptions, QuicPort, Role,
+    BoundPort, Identity, JobCa, KeyRequest, LinkOptions, LocalHello, NetworkPort, Outgoing, Port, PortEvent, Role,
     SocketOptions, TrustDomain, Validity, next_event,
 };
-use ronde_wire::control::Purpose;
+use ronde_wire::control::{Purpose, Transport};
 use ronde_wire::frame::{Chunk, ChunkHeader};
 use ronde_wire::limits::CHUNK_BYTES_MAX;
 use ronde_wire::{Epoch, Incarnation, JobName, Lane, Seq, SidecarIndex};
@@ -55,7 +55,15 @@ struct Rate {
 /// Lets the first `senders` of two ports send for a while; what each receives.
 fn run(ca: &JobCa, senders: u32) -> [Rate; 2] {
     let bound: Vec<_> = (0..2)
-        .map(|_| QuicPort::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &SocketOptions::default()).unwrap())
+        .map(|_| {
+            NetworkPort::bind(
+                SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+                transport(),
+                PURPOSE,
+                &SocketOptions::default(),
+            )
+            .unwrap()
+        })
         .collect();
     let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(bound.iter().map(|b| vec![b.local_addr()])).collect();
     let threads: Vec<_> = (0..)
@@ -79,12 +87,12 @@ async fn talk(
     identity: Arc<Identity>,
     peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
 ) -> Rate {
-    let purpose = Purpose::Data(Lane(0));
-    let hello = LocalHello { job: job(), incarnation: Incarnation(1), purpose, early_credit_bytes: 0, lanes: 1 };
+    let hello =
+        LocalHello { job: job(), incarnation: Incarnation(1), purpose: PURPOSE, early_credit_bytes: 0, lanes: 1 };
     let mut port = bound.start(identity, &hello, peers, options()).unwrap();
     let peer = SidecarIndex(1 - me);
     port.open(peer, if me == 0 { Role::Dial } else { Role::Await });
-    let data = Bytes::from(vec![7; CHUNK_BYTES_MAX]);
+    let data = Bytes::from(vec![7; setting("CHUNK", CHUNK_BYTES_MAX)]);
     let header = ChunkHeader { lane: Lane(0), strand: 0, round: 0, start: 0, len: 0 };
     let chunk = Chunk { epoch: Epoch(1), seq: Seq(1), early: false, header, data };
     let seconds: f64 = setting("SECONDS", 3.0);
@@ -134,16 +142,21 @@ fn processor_seconds() -> f64 {
     text.split_whitespace().next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or_default() / 1e9
 }
 
-fn options() -> QuicOptions {
+fn options() -> LinkOptions {
     let defaults = QuicOptions::default();
-    QuicOptions {
+    let quic = QuicOptions {
         mtu_upper_bound: setting("MTU", defaults.mtu_upper_bound),
         congestion: if setting("CONTROL", String::new()) == "bbr" { Congestion::Bbr } else { defaults.congestion },
         initial_window_bytes: setting("WINDOW", defaults.initial_window_bytes),
         window_bytes: setting("RECEIVE", defaults.window_bytes),
         ack_threshold: setting("ACKS", defaults.ack_threshold),
         ..defaults
-    }
+    };
+    LinkOptions { quic, ..LinkOptions::default() }
+}
+
+fn transport() -> Transport {
+    if setting("TRANSPORT", String::new()) == "tls" { Transport::Tls } else { Transport::Quic }
 }
 
 fn setting<T: FromStr>(name: &str, default: T) -> T {
@@ -165,6 +178,7 @@ fn job() -> JobName {
     JobName::new("bench").unwrap()
 }
 
+const PURPOSE: Purpose = Purpose::Data(Lane(0));
 const CHUNKS_IN_FLIGHT: usize = 16;
 /// Seconds in which discovery finds the datagram size and the window opens.
 const WARM_UP: f64 = 1.0;

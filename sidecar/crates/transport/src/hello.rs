@@ -1,6 +1,6 @@
 //! What a port says of itself, what it makes of a peer's hello, and which frames it lets in.
 
-use ronde_wire::control::{Hello, Purpose};
+use ronde_wire::control::{Hello, Purpose, Transport};
 use ronde_wire::frame::{ChunkHeader, FrameHeader, PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
 use ronde_wire::{Frame, FrameKind, Incarnation, JobName, SidecarIndex};
 
@@ -32,6 +32,7 @@ impl LocalHello {
             purpose: self.purpose,
             early_credit_bytes: self.early_credit_bytes,
             lanes: self.lanes,
+            transport: Transport::default(),
             replaces: false,
         }
     }
@@ -49,6 +50,12 @@ pub(crate) fn refusal(
     if let Some(refusal) = theirs.refusal(&own.job, authenticated) {
         return Some(refusal.reason);
     }
+    if theirs.transport != own.transport {
+        return Some(format!(
+            "{authenticated} is set to transport = {}, but {} to transport = {}; give all sidecars of the job the same",
+            theirs.transport, own.sidecar, own.transport
+        ));
+    }
     if theirs.purpose != own.purpose {
         return Some(format!("the connection is for {:?}, but this port serves {:?}", theirs.purpose, own.purpose));
     }
@@ -65,7 +72,7 @@ pub(crate) fn refusal(
 /// Whether a frame may travel on a link of this purpose behind the hellos, judged by its header alone.
 pub(crate) fn check_kind(header: &FrameHeader, purpose: Purpose) -> Result<(), String> {
     let allowed = match header.kind {
-        FrameKind::Hello | FrameKind::Refusal => false,
+        FrameKind::Hello | FrameKind::Refusal | FrameKind::Close => false,
         FrameKind::Control => purpose == Purpose::Control,
         FrameKind::Chunk => purpose != Purpose::Control,
         FrameKind::Admitted | FrameKind::Renew => true,

@@ -1,26 +1,30 @@
-//! Authenticated links between sidecars: the [`Port`] trait and the two transports that implement it.
+//! Authenticated links between sidecars: the [`Port`] trait and the transports that implement it.
 //!
-//! [`memory`] joins ports of one process, for tests and simulations. [`quic`] joins sidecars over QUIC with TLS 1.3 and
-//! mutual authentication; [`identity`], `verifier`, [`ca`] and [`secret`] say who may talk to whom. There is no plaintext transport.
-//! One test list (`tests/port_list.rs`) holds for both.
+//! [`memory`] joins ports of one process, for tests and simulations. [`links`] joins sidecars over the network with mutual
+//! authentication, by [`quic`] or by TLS 1.3 over TCP (`tcp`); [`identity`], `verifier`, [`ca`] and [`secret`] say who may
+//! talk to whom. There is no plaintext transport. One test list (`tests/port_list.rs`) holds for all of them.
 
 #![forbid(unsafe_code)]
 
 pub mod ca;
 mod hello;
 pub mod identity;
+pub mod links;
 pub mod memory;
 pub mod port;
 pub mod quic;
 pub mod secret;
+mod tcp;
+mod tls;
 mod verifier;
 
 pub use ca::{CaError, JobCa, KeyRequest, Validity, bundle};
 pub use hello::LocalHello;
 pub use identity::{Identity, IdentityError, SpiffeId, TrustDomain, utc};
+pub use links::{
+    BoundPort, CertificateFacts, LinkOptions, LinkSecurity, NetworkPort, PathStats, PortError, Routes, SocketOptions,
+};
 pub use memory::{MemoryMesh, MemoryPort};
 pub use port::{DownReason, Outgoing, Port, PortEvent, PortStats, Role, SendError, next_event};
-pub use quic::{
-    BoundPort, CertificateFacts, LinkSecurity, PathStats, QuicError, QuicOptions, QuicPort, Routes, SocketOptions,
-};
+pub use quic::QuicOptions;
 pub use secret::{JobSecret, SecretError};

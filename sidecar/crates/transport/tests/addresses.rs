@@ -7,18 +7,20 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use harness::{CONTROL, START_TIMEOUT, bind, control, down, frame, heartbeat, identity, local, options, up};
-use ronde_transport::{BoundPort, DownReason, Port, QuicPort, Role, Routes, SocketOptions};
+use ronde_transport::{BoundPort, DownReason, NetworkPort, Port, Role, Routes, SocketOptions};
 use ronde_wire::SidecarIndex;
+use ronde_wire::control::Transport;
 
 const ONE: SidecarIndex = SidecarIndex(1);
 
 /// Bound to all addresses of the host, of both families.
 fn bind_everywhere() -> BoundPort {
+    let transport = Transport::Quic;
     let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
-    QuicPort::bind(any, &SocketOptions::default()).expect("a free port")
+    NetworkPort::bind(any, transport, CONTROL, &SocketOptions::default()).expect("a free port")
 }
 
-fn start(bound: BoundPort, sidecar: u32, peers: &[(u32, Vec<SocketAddr>)], start_timeout: Duration) -> QuicPort {
+fn start(bound: BoundPort, sidecar: u32, peers: &[(u32, Vec<SocketAddr>)], start_timeout: Duration) -> NetworkPort {
     let peers: HashMap<_, _> = peers.iter().map(|(peer, addresses)| (SidecarIndex(*peer), addresses.clone())).collect();
     let started = bound.start(identity(SidecarIndex(sidecar)), &local(sidecar, CONTROL), peers, options(start_timeout));
     started.expect("a good identity")

@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use harness::raw::{self, RawCa};
 use harness::{CONTROL, LANE, START_TIMEOUT, chunk, down, event, frame, identity, local, options, until, up};
-use ronde_transport::{DownReason, Outgoing, Port, PortEvent, QuicPort, Role};
+use ronde_transport::{DownReason, NetworkPort, Outgoing, Port, PortEvent, Role};
 use ronde_wire::limits::CHUNK_BYTES_MAX;
 use ronde_wire::{Frame, Seq, SidecarIndex};
 
-async fn pair() -> (QuicPort, QuicPort) {
+async fn pair() -> (NetworkPort, NetworkPort) {
     let (one, two) = (harness::bind(), harness::bind());
     let addresses = [vec![one.local_addr()], vec![two.local_addr()]];
     let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(addresses).collect();

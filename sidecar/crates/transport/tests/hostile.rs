@@ -7,15 +7,15 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use harness::raw::{self, ALPN, RawCa};
 use harness::{CONTROL, LANE, START_TIMEOUT, control, down, event, frame, heartbeat, local, options, up};
-use ronde_transport::{DownReason, Port, PortEvent, QuicPort, Role};
+use ronde_transport::{DownReason, NetworkPort, Port, PortEvent, Role};
 use ronde_wire::control::Purpose;
 use ronde_wire::{Epoch, FrameHeader, FrameKind, Seq, SidecarIndex};
 
 /// Sidecars 0 and 1 with a link, and what a third needs to attack 0.
 struct Scene {
     ca: RawCa,
-    target: QuicPort,
-    friend: QuicPort,
+    target: NetworkPort,
+    friend: NetworkPort,
 }
 
 impl Scene {

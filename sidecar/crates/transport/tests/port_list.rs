@@ -10,6 +10,7 @@ use harness::{
     hello, pair, up,
 };
 use ronde_transport::{DownReason, Outgoing, PortEvent, Role, SendError};
+use ronde_wire::control::{Hello, Transport};
 use ronde_wire::frame::{Chunk, HEADER_BYTES};
 use ronde_wire::limits::CHUNK_BYTES_MAX;
 use ronde_wire::{Epoch, Frame, FrameHeader, FrameKind, Incarnation, Lane, Seq, SidecarIndex};
@@ -18,6 +19,7 @@ macro_rules! for_every_transport {
     ($($test:ident),+ $(,)?) => {
         mod memory { $(#[tokio::test] async fn $test() { super::$test(super::harness::memory).await; })+ }
         mod quic { $(#[tokio::test] async fn $test() { super::$test(super::harness::quic).await; })+ }
+        mod tls { $(#[tokio::test] async fn $test() { super::$test(super::harness::tls).await; })+ }
     };
 }
 
@@ -56,8 +58,11 @@ async fn hellos_are_exchanged(make: Maker) {
     ports[1].open(SidecarIndex(0), Role::Await);
     ports[0].open(SidecarIndex(1), Role::Dial);
     ports[0].open(SidecarIndex(1), Role::Dial);
-    assert_eq!(up(&mut *ports[0], 1).await, hellos[1].1);
-    assert_eq!(up(&mut *ports[1], 0).await, hellos[0].1);
+    // A port says itself what it runs over.
+    for (at, from) in [(0, 1), (1, 0)] {
+        let said = up(&mut *ports[at], from).await;
+        assert_eq!(Hello { transport: Transport::Auto, ..said }, hellos[1 - at].1);
+    }
 }
 
 async fn an_acceptor_that_was_not_asked_gets_the_link_too(make: Maker) {

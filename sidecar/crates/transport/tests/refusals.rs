@@ -11,7 +11,8 @@ use harness::{
     CONTROL, START_TIMEOUT, ca, control, down, frame, heartbeat, hour, identity, issue, job, local, options, until, up,
 };
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, IsCa, SanType};
-use ronde_transport::{DownReason, JobCa, Port, QuicPort, Role, TrustDomain, Validity};
+use ronde_transport::{DownReason, JobCa, NetworkPort, Port, Role, TrustDomain, Validity};
+use ronde_wire::control::Hello;
 use ronde_wire::{JobName, SidecarIndex};
 
 /// Everything that may be wrong with a certificate whichever side shows it, with what its refusal says.
@@ -50,7 +51,7 @@ fn dns(name: &str) -> SanType {
 }
 
 /// A port of sidecar 0 that knows sidecar 1 at an address.
-fn port(ca: &RawCa, peer: Option<SocketAddr>) -> QuicPort {
+fn port(ca: &RawCa, peer: Option<SocketAddr>) -> NetworkPort {
     let peers = HashMap::from([(SidecarIndex(1), peer.into_iter().collect())]);
     let started = harness::bind().start(ca.identity(0), &local(0, CONTROL), peers, options(START_TIMEOUT));
     started.expect("a good identity")
@@ -80,7 +81,7 @@ async fn a_dialler_with_a_bad_certificate_is_refused() {
     // Whoever is good is let in all the same.
     let hello = local(1, CONTROL).hello(SidecarIndex(1));
     let link = raw::greet(port.local_addr(), ca.good(1), &hello).await;
-    assert_eq!(up(&mut port, 1).await, hello);
+    assert_eq!(Hello { transport: hello.transport, ..up(&mut port, 1).await }, hello);
     drop(link);
 }
 
@@ -142,7 +143,7 @@ async fn a_sidecar_that_is_no_peer_is_refused() {
 }
 
 /// Two ports of ronde; the first, with this identity, dials the second.
-async fn refused_dial(dialler: std::sync::Arc<ronde_transport::Identity>) -> (QuicPort, QuicPort, String) {
+async fn refused_dial(dialler: std::sync::Arc<ronde_transport::Identity>) -> (NetworkPort, NetworkPort, String) {
     let (one, two) = (harness::bind(), harness::bind());
     let peers: HashMap<_, _> =
         [(SidecarIndex(0), vec![one.local_addr()]), (SidecarIndex(1), vec![two.local_addr()])].into();

@@ -12,7 +12,8 @@ use harness::{
     local, options, trust_domain, until, up,
 };
 use ronde_transport::{
-    DownReason, Identity, JobCa, KeyRequest, Outgoing, Port, PortEvent, QuicOptions, QuicPort, Role, Validity, bundle,
+    DownReason, Identity, JobCa, KeyRequest, LinkOptions, NetworkPort, Outgoing, Port, PortEvent, Role, Validity,
+    bundle,
 };
 use ronde_wire::control::{Hello, Purpose};
 use ronde_wire::frame::Chunk;
@@ -22,7 +23,7 @@ const ZERO: SidecarIndex = SidecarIndex(0);
 const ONE: SidecarIndex = SidecarIndex(1);
 
 /// Sidecar 0, which has dialled, and sidecar 1.
-async fn pair(purpose: Purpose, identities: [std::sync::Arc<Identity>; 2], options: QuicOptions) -> [QuicPort; 2] {
+async fn pair(purpose: Purpose, identities: [std::sync::Arc<Identity>; 2], options: LinkOptions) -> [NetworkPort; 2] {
     let bound = [harness::bind(), harness::bind()];
     let peers: HashMap<_, _> =
         (0..).map(SidecarIndex).zip(bound.iter().map(|bound| vec![bound.local_addr()])).collect();
@@ -30,14 +31,14 @@ async fn pair(purpose: Purpose, identities: [std::sync::Arc<Identity>; 2], optio
     for (me, (bound, identity)) in (0..).zip(bound.into_iter().zip(identities)) {
         ports.push(bound.start(identity, &local(me, purpose), peers.clone(), options.clone()).expect("starts"));
     }
-    let [mut zero, mut one] = <[QuicPort; 2]>::try_from(ports).expect("two");
+    let [mut zero, mut one] = <[NetworkPort; 2]>::try_from(ports).expect("two");
     zero.open(ONE, Role::Dial);
     up(&mut zero, 1).await;
     up(&mut one, 0).await;
     [zero, one]
 }
 
-async fn usual(purpose: Purpose) -> [QuicPort; 2] {
+async fn usual(purpose: Purpose) -> [NetworkPort; 2] {
     pair(purpose, [identity(ZERO), identity(ONE)], options(START_TIMEOUT)).await
 }
 
@@ -51,7 +52,7 @@ struct Traffic {
 
 impl Traffic {
     /// Keeps both directions busy until `enough`; every chunk must come once, in its turn, and whole.
-    async fn run(&mut self, ports: &mut [QuicPort; 2], enough: impl Fn(&Self, &[QuicPort; 2]) -> bool) {
+    async fn run(&mut self, ports: &mut [NetworkPort; 2], enough: impl Fn(&Self, &[NetworkPort; 2]) -> bool) {
         while !enough(self, ports) {
             for (at, port) in ports.iter_mut().enumerate() {
                 while self.given[at] - self.come[1 - at] < 40 {
@@ -87,7 +88,7 @@ fn message(number: u64) -> Chunk {
     chunk(number, Bytes::from(vec![number.to_le_bytes()[0]; length]))
 }
 
-fn replaced(ports: &[QuicPort; 2], times: u64) -> bool {
+fn replaced(ports: &[NetworkPort; 2], times: u64) -> bool {
     ports.iter().all(|port| port.stats().links_replaced >= times)
 }
 
@@ -102,7 +103,7 @@ async fn no_frame_is_lost_doubled_or_overtaken_while_connections_are_replaced() 
         for at in changed {
             ports[*at].install_identity(fresh[*at].clone()).expect("the same sidecar's");
         }
-        let shown = |ports: &[QuicPort; 2]| {
+        let shown = |ports: &[NetworkPort; 2]| {
             let [here, there] = [ports[0].security(ONE).expect("up"), ports[1].security(ZERO).expect("up")];
             assert_eq!((here.key_exchange, here.suite), ("X25519MLKEM768", "TLS_AES_128_GCM_SHA256"));
             let both = [(0, &here.own), (1, &here.peer), (0, &there.peer), (1, &there.own)];
@@ -202,7 +203,7 @@ async fn an_authority_is_changed_step_by_step_under_a_link() {
             let fresh = by(issuer, of, accepted);
             ports[at].install_identity(fresh.clone()).expect("the same sidecar's");
             let peer = SidecarIndex(1 - of.0);
-            let shown = |_: &Traffic, ports: &[QuicPort; 2]| {
+            let shown = |_: &Traffic, ports: &[NetworkPort; 2]| {
                 ports[at].security(peer).is_some_and(|seen| seen.own.serial == fresh.serial())
             };
             traffic.run(&mut ports, shown).await;
@@ -217,7 +218,7 @@ async fn an_authority_is_changed_step_by_step_under_a_link() {
 async fn a_peer_of_an_authority_that_was_dropped_is_given_up() {
     let new = JobCa::generate(job(), trust_domain(), hour()).expect("an authority");
     for drops in [0, 1] {
-        let brief = QuicOptions { disowned_grace: Duration::from_millis(300), ..options(START_TIMEOUT) };
+        let brief = LinkOptions { disowned_grace: Duration::from_millis(300), ..options(START_TIMEOUT) };
         let both = [ca(), &new];
         let mut ports = pair(CONTROL, [by(ca(), ZERO, &both), by(ca(), ONE, &both)], brief).await;
         let of = SidecarIndex(u32::try_from(drops).expect("0 or 1"));
@@ -230,7 +231,7 @@ async fn a_peer_of_an_authority_that_was_dropped_is_given_up() {
 /// A port of sidecar 0 with a link that a hand-made sidecar 1 has dialled.
 struct Scene {
     ca: RawCa,
-    port: QuicPort,
+    port: NetworkPort,
     link: (quinn::Connection, quinn::SendStream, quinn::RecvStream),
     hello: Hello,
 }

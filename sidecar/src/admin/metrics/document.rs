@@ -6,6 +6,7 @@ use std::time::Duration;
 use prometheus::proto::MetricType;
 use ronde_engine::{Engine, EngineConfig, Time};
 use ronde_transport::{PathStats, PortStats};
+use ronde_wire::control::{Carrier, Transport};
 use ronde_wire::{SidecarIndex, World};
 
 use super::{Kind, METRICS, Snapshot, gather};
@@ -100,6 +101,7 @@ fn snapshot() -> Snapshot {
     let mut status = Engine::new(EngineConfig::new(me, world), Time(0)).status(Time(0));
     (status.last_to_be_ready, status.waited_for_us) = (vec![1, 2], vec![3, 4]);
     let path = PathStats {
+        carrier: Carrier::Quic,
         peer_address: ([127, 0, 0, 1], 7_400).into(),
         round_trip: Duration::from_micros(50),
         datagram_bytes: 1_452,
@@ -123,6 +125,7 @@ fn snapshot() -> Snapshot {
         ring_sessions: 0,
         up: Duration::from_secs(1),
         paths,
+        transport: Transport::Auto,
         security: Vec::new(),
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use ronde_wire::JobName;
+use ronde_wire::control::Transport;
 
 use super::codes::{Code, coded};
 use super::envelope::Environment;
@@ -68,7 +69,7 @@ pub(super) struct RunArgs {
     /// the end of a name. [default: all but the loopback; which leads to a peer is found out]
     #[arg(long, alias = "network-interface", value_name = "NAME|CIDR,...", value_delimiter = ',')]
     network_interfaces: Vec<Selector>,
-    /// The UDP ports that sidecars take: one for control messages and one for each lane. [default: any free ones]
+    /// The ports that sidecars take, of UDP and TCP: one for control messages and one for each lane. [default: any free ones]
     #[arg(long, value_name = "LOW-HIGH")]
     ports: Option<PortRange>,
     /// Where the ronde binary is on other hosts. [default: where it is on this one]
@@ -81,6 +82,10 @@ pub(super) struct RunArgs {
     /// Silence after which a worker or a sidecar is given up, more than one second. [default: 5]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     peer_timeout: Option<Duration>,
+    /// What sidecars talk to each other over: quic (UDP), tls (TLS over TCP), or auto: quic for control, tls for data. All of
+    /// them are TLS 1.3, and none gives way to another. All sidecars of a job need the same.
+    #[arg(long, value_name = "auto|quic|tls", default_value_t, value_parser = clap::value_parser!(Transport))]
+    transport: Transport,
     /// Data lanes between two sidecars. [default: by the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=ronde_wire::limits::LANES_MAX as i64))]
     lanes: Option<u16>,
@@ -182,6 +187,7 @@ struct Settings {
     /// From the first rank that joins to the last.
     join_timeout: Duration,
     peer_timeout: Option<Duration>,
+    transport: Transport,
     lanes: Option<u16>,
     fusion_threshold_bytes: Option<u64>,
     eager_bytes: Option<u32>,
@@ -225,6 +231,7 @@ impl Settings {
             start_timeout: Duration::from_secs(args.start_timeout.unwrap_or(START_TIMEOUT_SECONDS)),
             join_timeout: Duration::from_secs(args.start_timeout.unwrap_or(JOIN_TIMEOUT_SECONDS)),
             peer_timeout: args.peer_timeout,
+            transport: args.transport,
             lanes: args.lanes,
             eager_bytes: args.eager_bytes,
             runs_ahead: !args.no_run_ahead,

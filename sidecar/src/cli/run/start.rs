@@ -145,6 +145,7 @@ impl Job<'_> {
                 port: None,
                 ports: settings.ports,
                 runtime_dir: None,
+                transport: settings.transport,
                 lanes: settings.lanes,
                 peer_timeout_ms: settings.peer_timeout.map(milliseconds),
                 start_timeout_ms: milliseconds(settings.start_timeout),

@@ -73,20 +73,26 @@ fn link_line(link: &Value, now: &Value) -> String {
     if link["up"] != true {
         return format!("  link to sidecar {peer}: down");
     }
-    let mut text = format!("  link to sidecar {peer}: {}", word(&now["transport"]));
+    let mut text = format!("  link to sidecar {peer}: ");
     if let Some(path) = entries(&now["paths"]).find(|path| path["peer"] == peer) {
+        let (control, data) = (word(&path["carrier"]), word(&path["data_carrier"]));
+        // A string cannot fail to be written to.
+        let _ = match control == data {
+            true => write!(text, "{control}"),
+            false => write!(text, "{control} for control, {data} for data"),
+        };
         let number = |name: &str| path[name].as_u64().unwrap_or_default();
-        let round_trip_us = number("round_trip_us");
-        let (bytes, lost, sent) = (number("datagram_bytes"), number("packets_lost"), number("packets_sent"));
         let (cipher, exchange) = (word(&path["cipher"]), word(&path["key_exchange"]));
         let until = |name: &str| word(&path[name]["until"]);
-        // A string cannot fail to be written to.
         let _ = write!(text, ", {cipher}, {exchange}");
         if let Some(address) = path["address"].as_str() {
             let _ = write!(text, ", at {address}");
         }
-        let _ =
-            write!(text, ", round trip {round_trip_us} us, datagrams of {bytes} bytes, {lost} of {sent} packets lost");
+        if path["round_trip_us"].is_u64() {
+            let (bytes, lost, sent) = (number("datagram_bytes"), number("packets_lost"), number("packets_sent"));
+            let _ = write!(text, ", round trip {} us, datagrams of {bytes} bytes", number("round_trip_us"));
+            let _ = write!(text, ", {lost} of {sent} packets lost");
+        }
         let _ = write!(
             text,
             "\n    certificate until {}, the peer's until {}",

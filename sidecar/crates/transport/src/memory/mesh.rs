@@ -10,8 +10,8 @@ use ronde_wire::{Frame, FrameHeader, FrameKind, Incarnation, SidecarIndex};
 use tokio::time::Instant;
 
 use crate::hello;
+use crate::links::outbox_bytes_max;
 use crate::port::{DownReason, Outgoing, PortEvent, PortStats, Role, SendError};
-use crate::quic::outbox_bytes_max;
 
 /// Where a port is found: ports of the same purpose meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,4 +1,4 @@
-//! Settings of a port, with the figures behind their defaults.
+//! Settings of QUIC, with the figures behind their defaults.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,22 +7,7 @@ use quinn::congestion::{BbrConfig, CubicConfig};
 use quinn::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
 use ronde_wire::control::Purpose;
 
-/// What to ask of the operating system for a socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SocketOptions {
-    /// Receive buffer to ask for, in bytes; the system may grant less.
-    pub receive_buffer_bytes: usize,
-    /// Send buffer to ask for, in bytes.
-    pub send_buffer_bytes: usize,
-}
-
-impl Default for SocketOptions {
-    fn default() -> Self {
-        Self { receive_buffer_bytes: 32 << 20, send_buffer_bytes: 8 << 20 }
-    }
-}
-
-/// Settings of a QUIC port.
+/// Settings of links over QUIC.
 ///
 /// The defaults come from `examples/throughput.rs`: two ports on loopback, 1 MiB chunks, a thread each. The figures are GB
 /// received in each second of the busier thread's processor, one way / both ways summed, on two cores that others kept
@@ -38,10 +23,6 @@ impl Default for SocketOptions {
 /// | `window_bytes` 2 MiB; 16 MiB | 1.4 / 2.0; 1.3 / 1.9: 16 MiB carries 100 Gbit/s over a round trip of 1 ms |
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuicOptions {
-    /// How long an opened link may take until it is up; then it is down.
-    pub start_timeout: Duration,
-    /// How long a link stays whose peer shows no other certificate than one of an authority that is not accepted any more.
-    pub disowned_grace: Duration,
     /// The datagram size to begin with, in bytes of UDP payload: 1,200 to 1,452. A start above what the network carries
     /// is slow for the whole connection.
     pub initial_mtu: u16,
@@ -71,8 +52,6 @@ pub enum Congestion {
 impl Default for QuicOptions {
     fn default() -> Self {
         Self {
-            start_timeout: Duration::from_secs(30),
-            disowned_grace: Duration::from_secs(30),
             initial_mtu: 1_452,
             mtu_upper_bound: 8_952,
             congestion: Congestion::Cubic,

@@ -12,10 +12,10 @@ use quinn::Connection;
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::canonical;
+use crate::links::canonical;
 
 /// Returns when the peer's host says, several times in a row, that nobody listens at the peer's address.
-pub(super) async fn until_unreachable(connection: &Connection) {
+pub(crate) async fn until_unreachable(connection: &Connection) {
     let (mut heard, mut since) = (datagrams_received(connection), Instant::now());
     loop {
         sleep(LOOK).await;

@@ -13,10 +13,11 @@ use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{BoundPort, Routes, SocketOptions};
+use crate::links::SocketOptions;
 
-/// Binds a socket with buffers as large as asked for, or as large as the system lets them be.
-pub(super) fn bind(addr: SocketAddr, options: &SocketOptions) -> io::Result<BoundPort> {
+/// Binds a socket with buffers as large as asked for, or as large as the system lets them be; how large the one for
+/// receiving is, in bytes as the system accounts them.
+pub(crate) fn bind(addr: SocketAddr, options: &SocketOptions) -> io::Result<(UdpSocket, usize)> {
     let socket = Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
     // Forced sizes need a privilege; without it the system's limit (net.core.rmem_max) cuts the plain request.
     if setsockopt(&socket, sockopt::RcvBufForce, &options.receive_buffer_bytes).is_err() {
@@ -30,7 +31,7 @@ pub(super) fn bind(addr: SocketAddr, options: &SocketOptions) -> io::Result<Boun
         socket.set_only_v6(false)?;
     }
     socket.bind(&addr.into())?;
-    let (receive_buffer_bytes, send_buffer_bytes) = (socket.recv_buffer_size()?, socket.send_buffer_size()?);
+    let receive_buffer_bytes = socket.recv_buffer_size()?;
     if receive_buffer_bytes < options.receive_buffer_bytes {
         tracing::info!(
             granted = receive_buffer_bytes,
@@ -38,10 +39,7 @@ pub(super) fn bind(addr: SocketAddr, options: &SocketOptions) -> io::Result<Boun
             "the receive buffer is smaller than asked for; net.core.rmem_max limits it"
         );
     }
-    let socket = UdpSocket::from(socket);
-    let local_addr = socket.local_addr()?;
-    let (routes, own_addresses) = (Routes::default(), Vec::new());
-    Ok(BoundPort { socket, local_addr, receive_buffer_bytes, send_buffer_bytes, routes, own_addresses })
+    Ok((UdpSocket::from(socket), receive_buffer_bytes))
 }
 
 /// The runtime's socket with batches that fit. Sending, quinn gives up to ten datagrams to one call whatever their size, and the

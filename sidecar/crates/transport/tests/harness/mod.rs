@@ -1,4 +1,4 @@
-//! What the tests of this crate share: a job with its authority, ports of both transports, and waiting for events.
+//! What the tests of this crate share: a job with its authority, ports of all transports, and waiting for events.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod raw;
@@ -10,10 +10,10 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use ronde_transport::{
-    BoundPort, DownReason, Identity, JobCa, KeyRequest, LocalHello, MemoryMesh, Outgoing, Port, PortEvent, QuicOptions,
-    QuicPort, Role, SocketOptions, TrustDomain, Validity, next_event,
+    BoundPort, DownReason, Identity, JobCa, KeyRequest, LinkOptions, LocalHello, MemoryMesh, NetworkPort, Outgoing,
+    Port, PortEvent, Role, SocketOptions, TrustDomain, Validity, next_event,
 };
-use ronde_wire::control::{Control, Hello, Purpose};
+use ronde_wire::control::{Control, Hello, Purpose, Transport};
 use ronde_wire::frame::{Chunk, ChunkHeader};
 use ronde_wire::{Epoch, Frame, Incarnation, JobName, Lane, Seq, SidecarIndex};
 
@@ -38,6 +38,16 @@ pub(crate) fn memory(hellos: &[(SidecarIndex, Hello)], start_timeout: Duration) 
 }
 
 pub(crate) fn quic(hellos: &[(SidecarIndex, Hello)], start_timeout: Duration) -> World {
+    network(Transport::Quic, hellos, start_timeout)
+}
+
+pub(crate) fn tls(hellos: &[(SidecarIndex, Hello)], start_timeout: Duration) -> World {
+    network(Transport::Tls, hellos, start_timeout)
+}
+
+fn network(transport: Transport, hellos: &[(SidecarIndex, Hello)], start_timeout: Duration) -> World {
+    let purpose = hellos[0].1.purpose;
+    let bind = move || bind_for(transport, purpose);
     let bound: Vec<_> = hellos.iter().map(|_| bind()).collect();
     let peers: HashMap<_, _> =
         hellos.iter().zip(&bound).map(|((at, _), bound)| (*at, vec![bound.local_addr()])).collect();
@@ -49,13 +59,18 @@ pub(crate) fn quic(hellos: &[(SidecarIndex, Hello)], start_timeout: Duration) ->
     World { ports, again: Box::new(move |at, hello| start(bind(), at, hello)) }
 }
 
+/// A control port over QUIC.
 pub(crate) fn bind() -> BoundPort {
-    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    QuicPort::bind(any, &SocketOptions::default()).expect("a free port")
+    bind_for(Transport::Quic, CONTROL)
 }
 
-pub(crate) fn options(start_timeout: Duration) -> QuicOptions {
-    QuicOptions { start_timeout, ..QuicOptions::default() }
+pub(crate) fn bind_for(transport: Transport, purpose: Purpose) -> BoundPort {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    NetworkPort::bind(any, transport, purpose, &SocketOptions::default()).expect("a free port")
+}
+
+pub(crate) fn options(start_timeout: Duration) -> LinkOptions {
+    LinkOptions { start_timeout, ..LinkOptions::default() }
 }
 
 pub(crate) fn job() -> JobName {

@@ -11,7 +11,7 @@ use rcgen::{
 };
 use ronde_transport::{Identity, SpiffeId};
 use ronde_wire::SidecarIndex;
-use ronde_wire::control::{Hello, encode};
+use ronde_wire::control::{Hello, Transport, encode};
 use ronde_wire::{Epoch, Frame, FrameKind, Seq};
 use rustls::client::ResolvesClientCert;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -123,7 +123,9 @@ pub(crate) async fn greet(
 }
 
 pub(crate) fn first_frame(hello: &Hello) -> Vec<u8> {
-    let frame = Frame::new(FrameKind::Hello, Epoch(0), Seq(0), encode(hello));
+    // These peers speak QUIC.
+    let hello = Hello { transport: Transport::Quic, ..hello.clone() };
+    let frame = Frame::new(FrameKind::Hello, Epoch(0), Seq(0), encode(&hello));
     [&frame.header.encode()[..], &frame.payload].concat()
 }
 

@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::{Connection, ConnectionError};
 use ronde_wire::control::{self, Hello, Refusal};
 use ronde_wire::{Frame, FrameKind, SidecarIndex};
 use tokio::time::{sleep, timeout};
 
-use super::closing::{self, CloseCode, Ending};
-use super::link::{self, ReadStop, Wire};
+use super::closing::{CloseCode, Ending};
+use super::connection::{Connection, ReadStop};
+use super::link::{self, Wire};
 use super::proof::Proof;
 use super::race::Course;
 use super::state::Shared;
@@ -31,7 +31,7 @@ pub(super) async fn dial(shared: Arc<Shared>, peer: SidecarIndex, generation: u6
     };
     match shared.bring_up_dialled(generation, &wire, hello) {
         Some(installed) => link::run(shared, wire, installed).await,
-        None => closing::close(&wire.connection, CloseCode::Closed, "the link is not wanted any more"),
+        None => wire.connection.close(CloseCode::Closed, "the link is not wanted any more"),
     }
 }
 
@@ -74,22 +74,22 @@ pub(super) async fn greet(
     own: &Hello,
 ) -> Result<(Wire, Hello), Failure> {
     let address = connection.remote_address();
-    let failed = |error: &ConnectionError| shared.dial_failure(peer, address, error);
-    let (mut send, mut recv) = connection.open_bi().await.map_err(|error| failed(&error))?;
+    let failed = |ending: Ending| shared.dial_failure(peer, address, ending);
+    let (mut send, mut recv) = connection.open().await.map_err(failed)?;
     if link::write_hello(&mut send, own).await.is_err() {
-        return Err(failed(&connection.closed().await));
+        return Err(failed(connection.closed().await));
     }
     let answer = match link::read_frame(&mut recv, link::admit_first).await {
         Ok(frame) => frame,
-        Err(ReadStop::Lost(error)) => return Err(failed(&error)),
-        Err(ReadStop::Finished) => return Err(failed(&connection.closed().await)),
+        Err(ReadStop::Lost(ending)) => return Err(failed(ending)),
+        Err(ReadStop::Finished) => return Err(failed(connection.closed().await)),
         Err(ReadStop::Violation(text)) => {
-            closing::close(&connection, CloseCode::Protocol, &text);
+            connection.close(CloseCode::Protocol, &text);
             return Err(Failure::Final(DownReason::Protocol(text)));
         }
     };
     let hello = shared.judge_answer(peer, address, &answer).map_err(|(code, text, reason)| {
-        closing::close(&connection, code, &text);
+        connection.close(code, &text);
         Failure::Final(reason)
     })?;
     Ok((Wire { connection, send, recv, peer, proof }, hello))
@@ -121,17 +121,18 @@ impl Shared {
         }
     }
 
-    fn dial_failure(&self, peer: SidecarIndex, address: SocketAddr, error: &ConnectionError) -> Failure {
-        match Ending::of(error) {
-            Ending::Other(reason) => Failure::Again(format!("{address}: {reason}")),
-            ending => {
-                let (Ending::RefusedHere(text) | Ending::RefusedThere(text)) = &ending else {
-                    unreachable!("the third variant was matched above")
-                };
-                self.note_refusal(address, text);
-                Failure::Final(ending.down_reason(peer))
-            }
+    fn dial_failure(&self, peer: SidecarIndex, address: SocketAddr, ending: Ending) -> Failure {
+        match self.judge_ending(peer, address, ending) {
+            Failure::Again(text) => Failure::Again(format!("{address}: {text}")),
+            last => last,
         }
+    }
+
+    /// What a connection that this side dialled and that has ended means for the link.
+    pub(super) fn judge_ending(&self, peer: SidecarIndex, address: SocketAddr, ending: Ending) -> Failure {
+        let Some(text) = ending.refusal() else { return Failure::Again(ending.down_reason(peer).to_string()) };
+        self.note_refusal(address, text);
+        Failure::Final(ending.down_reason(peer))
     }
 }
 

@@ -4,8 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bytes::BytesMut;
-use quinn::{Connection, ConnectionError, ReadError, ReadExactError, RecvStream, SendStream, WriteError};
+use bytes::Bytes;
 use ronde_wire::control::{self, Hello, Purpose};
 use ronde_wire::frame::HEADER_BYTES;
 use ronde_wire::{Epoch, Frame, FrameHeader, FrameKind, Seq, SidecarIndex};
@@ -13,20 +12,21 @@ use rustls_pki_types::UnixTime;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::closing::{self, CloseCode, Ending};
+use super::closing::{CloseCode, Ending};
+use super::connection::{Broken, Connection, ReadStop, RecvHalf, SendHalf, Short};
 use super::handover::Handover;
 use super::outbox::{Next, Outbox};
 use super::proof::Proof;
+use super::replace;
 use super::state::{Installed, Shared};
-use super::{probe, replace};
 use crate::hello;
 use crate::port::DownReason;
 
 /// A connection with its one stream, authenticated.
 pub(super) struct Wire {
     pub(super) connection: Connection,
-    pub(super) send: SendStream,
-    pub(super) recv: RecvStream,
+    pub(super) send: SendHalf,
+    pub(super) recv: RecvHalf,
     pub(super) peer: SidecarIndex,
     pub(super) proof: Proof,
 }
@@ -69,7 +69,7 @@ pub(super) async fn run(shared: Arc<Shared>, wire: Wire, installed: Installed) {
         end = running.watch(&outbox, &mut current) => end,
     };
     let close = |code, reason: &str| {
-        closing::close(&current.0, code, reason);
+        current.0.close(code, reason);
         handover.close(code, reason);
     };
     let reason = match end {
@@ -96,7 +96,7 @@ pub(super) async fn run(shared: Arc<Shared>, wire: Wire, installed: Installed) {
         }
         End::Gone(ending) => {
             close(CloseCode::Closed, "the connection before this one was lost");
-            if let Ending::RefusedHere(text) | Ending::RefusedThere(text) = &ending {
+            if let Some(text) = ending.refusal() {
                 shared.note_refusal(current.0.remote_address(), text);
             }
             ending.down_reason(peer)
@@ -106,7 +106,7 @@ pub(super) async fn run(shared: Arc<Shared>, wire: Wire, installed: Installed) {
 }
 
 impl Running<'_> {
-    async fn read_frames(&self, mut connection: Connection, mut recv: RecvStream) -> End {
+    async fn read_frames(&self, mut connection: Connection, mut recv: RecvHalf) -> End {
         let Self { shared, peer, generation, .. } = *self;
         let purpose = shared.hello.purpose;
         let mut before = None;
@@ -118,14 +118,14 @@ impl Running<'_> {
                         (before, recv) = (Some(std::mem::replace(&mut connection, next.0)), next.1);
                         continue;
                     }
-                    None => return ReadStop::Finished.into_end(&connection).await,
+                    None => return into_end(ReadStop::Finished, &connection).await,
                 },
                 // The peer's old stream did not end because it goes on in the new one, but because the peer ends the link.
-                Err(ReadStop::Lost(error)) if closing::was_unused(&error) && before.is_some() => {
+                Err(ReadStop::Lost(Ending::Unused(_))) if before.is_some() => {
                     let old = before.expect("the guard has looked");
-                    return ReadStop::Finished.into_end(&old).await;
+                    return into_end(ReadStop::Finished, &old).await;
                 }
-                Err(stop) => return stop.into_end(&connection).await,
+                Err(stop) => return into_end(stop, &connection).await,
             };
             if let Err(text) = hello::check_lane(&frame, purpose) {
                 return End::Violation(text);
@@ -144,23 +144,22 @@ impl Running<'_> {
         }
     }
 
-    async fn write_frames(&self, outbox: &Outbox, mut send: SendStream) -> End {
+    async fn write_frames(&self, outbox: &Outbox, mut send: SendHalf) -> End {
         let shared = self.shared;
         // What was sent last in the old stream may be on its way for a while.
-        let mut before: Option<SendStream> = None;
+        let mut before: Option<SendHalf> = None;
         loop {
             let next = tokio::select! {
                 biased;
                 fresh = self.handover.send_half() => {
                     let mut old = std::mem::replace(&mut send, fresh);
-                    // Fails when the connection is gone, which the reader finds out with its reason.
-                    let _ = old.finish();
+                    old.finish();
                     before = Some(old);
                     continue;
                 }
                 next = outbox.next() => next,
             };
-            let mut batch = match next {
+            let batch = match next {
                 Next::Write(batch) => batch,
                 Next::Close(reason) => {
                     flush(before.as_mut(), &mut send).await;
@@ -169,7 +168,7 @@ impl Running<'_> {
             };
             shared.counters.add(&shared.counters.frames_sent, batch.frames);
             shared.counters.add(&shared.counters.sealed_bytes, batch.bytes as u64);
-            if send.write_all_chunks(&mut batch.pieces).await.is_err() {
+            if send.write(batch.pieces).await.is_err() {
                 // The reader finds out why, behind the frames that have arrived.
                 return std::future::pending().await;
             }
@@ -215,7 +214,7 @@ impl Running<'_> {
             let (old, proof) = std::mem::replace(current, moved);
             shared.note_replaced(self.peer, self.generation, &current.0, &current.1);
             if self.dialled {
-                closing::close(&old, CloseCode::Replaced, "both directions have gone over to another connection");
+                old.close(CloseCode::Replaced, "both directions have gone over to another connection");
             } else {
                 tokio::spawn(linger(old, proof, self.handover.lingering()));
             }
@@ -230,7 +229,7 @@ async fn linger(connection: Connection, proof: Proof, counted: Arc<()>) {
         _ = wait_for_expiry(proof.not_after()) => {}
         () = tokio::time::sleep(LINGER_MAX) => {}
     }
-    closing::close(&connection, CloseCode::Replaced, "another connection has taken this one's place");
+    connection.close(CloseCode::Replaced, "another connection has taken this one's place");
     drop(counted);
 }
 
@@ -247,14 +246,12 @@ async fn wait_for_disowned(disowned: &Option<(Instant, String)>) -> End {
 }
 
 /// Waits until the peer has acknowledged everything, within a bound.
-async fn flush(before: Option<&mut SendStream>, send: &mut SendStream) {
+async fn flush(before: Option<&mut SendHalf>, send: &mut SendHalf) {
     let acknowledged = async {
         if let Some(before) = before {
-            let _ = before.stopped().await;
+            before.finished().await;
         }
-        if send.finish().is_ok() {
-            let _ = send.stopped().await;
-        }
+        send.settle().await;
     };
     // A peer that does not acknowledge in time is not waited for: the close frame follows anyway.
     let _ = tokio::time::timeout(FLUSH_TIMEOUT, acknowledged).await;
@@ -275,88 +272,59 @@ async fn wait_for_expiry(not_after: UnixTime) -> End {
 /// Control links notice a process that is gone; lanes leave that to them.
 async fn watch_process(connection: &Connection, purpose: Purpose) -> End {
     if purpose == Purpose::Control {
-        probe::until_unreachable(connection).await;
+        connection.until_unreachable().await;
         return End::Unreachable;
     }
     std::future::pending().await
 }
 
-/// Why no further frame can be read.
-pub(super) enum ReadStop {
-    /// The peer sent what is not the protocol.
-    Violation(String),
-    /// The stream ended at a frame's border.
-    Finished,
-    /// The connection is gone.
-    Lost(ConnectionError),
-}
-
-impl ReadStop {
-    async fn into_end(self, connection: &Connection) -> End {
-        match self {
-            Self::Violation(text) => End::Violation(text),
-            Self::Lost(error) => End::Gone(Ending::of(&error)),
-            // The close frame with the reason is on its way.
-            Self::Finished => match tokio::time::timeout(FLUSH_TIMEOUT, connection.closed()).await {
-                Ok(error) => End::Gone(Ending::of(&error)),
-                Err(_) => End::Violation("the stream ended, but the connection did not".to_owned()),
-            },
-        }
-    }
-}
-
-impl From<ReadError> for ReadStop {
-    fn from(error: ReadError) -> Self {
-        match error {
-            ReadError::ConnectionLost(error) => Self::Lost(error),
-            other => Self::Violation(format!("the stream broke: {other}")),
-        }
+/// What it means for the link that no further frame can be read.
+async fn into_end(stop: ReadStop, connection: &Connection) -> End {
+    match stop {
+        ReadStop::Violation(text) => End::Violation(text),
+        ReadStop::Lost(ending) => End::Gone(ending),
+        // The close frame with the reason is on its way.
+        ReadStop::Finished => match tokio::time::timeout(FLUSH_TIMEOUT, connection.closed()).await {
+            Ok(ending) => End::Gone(ending),
+            Err(_) => End::Violation("the stream ended, but the connection did not".to_owned()),
+        },
     }
 }
 
 /// Reads one frame into memory of its own with one copy. `admit` judges the header before anything is allocated.
 pub(super) async fn read_frame(
-    recv: &mut RecvStream,
+    recv: &mut RecvHalf,
     admit: impl Fn(&FrameHeader) -> Result<(), String>,
 ) -> Result<Frame, ReadStop> {
     let mut header = [0; HEADER_BYTES];
-    match recv.read_exact(&mut header).await {
-        Ok(()) => {}
-        Err(ReadExactError::FinishedEarly(0)) => return Err(ReadStop::Finished),
-        Err(ReadExactError::FinishedEarly(got)) => {
-            return Err(ReadStop::Violation(format!("the stream ended within a header, behind {got} bytes")));
-        }
-        Err(ReadExactError::ReadError(error)) => return Err(error.into()),
-    }
+    recv.read_exact(&mut header).await.map_err(|short| match short {
+        Short::Finished(0) => ReadStop::Finished,
+        Short::Finished(got) => ReadStop::Violation(format!("the stream ended within a header, behind {got} bytes")),
+        Short::Stop(stop) => stop,
+    })?;
     let header = FrameHeader::decode(&header).map_err(|error| ReadStop::Violation(error.to_string()))?;
+    if let Some(stop) = recv.end(&header).await {
+        return Err(stop);
+    }
     admit(&header).map_err(ReadStop::Violation)?;
     let length = header.length as usize;
-    let mut payload = BytesMut::with_capacity(length);
-    while payload.len() < length {
-        match recv.read_chunk(length - payload.len(), true).await? {
-            Some(chunk) => payload.extend_from_slice(&chunk.bytes),
-            None => {
-                let text = format!("the stream ended within a frame, behind {} of {length} bytes", payload.len());
-                return Err(ReadStop::Violation(text));
-            }
+    let payload = recv.read(length).await.map_err(|short| match short {
+        Short::Finished(got) => {
+            ReadStop::Violation(format!("the stream ended within a frame, behind {got} of {length} bytes"))
         }
-    }
-    Ok(Frame { header, payload: payload.freeze() })
+        Short::Stop(stop) => stop,
+    })?;
+    Ok(Frame { header, payload })
 }
 
 /// Writes one of the two frames that open a connection.
-pub(super) async fn write_first(
-    send: &mut SendStream,
-    kind: FrameKind,
-    payload: bytes::Bytes,
-) -> Result<(), WriteError> {
+pub(super) async fn write_first(send: &mut SendHalf, kind: FrameKind, payload: Bytes) -> Result<(), Broken> {
     let frame = Frame::new(kind, Epoch(0), Seq(0), payload);
-    send.write_all(&frame.header.encode()).await?;
-    send.write_all(&frame.payload).await
+    send.write(vec![Bytes::copy_from_slice(&frame.header.encode()), frame.payload]).await
 }
 
 /// The hello of this side, as the first frame.
-pub(super) async fn write_hello(send: &mut SendStream, hello: &Hello) -> Result<(), WriteError> {
+pub(super) async fn write_hello(send: &mut SendHalf, hello: &Hello) -> Result<(), Broken> {
     write_first(send, FrameKind::Hello, control::encode(hello)).await
 }
 

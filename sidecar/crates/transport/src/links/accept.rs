@@ -1,42 +1,49 @@
 //! Connections from peers, up to the hello.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::{Connection, ConnectionError, Incoming, RecvStream, SendStream};
+use quinn::Incoming;
 use ronde_wire::control::{self, Hello, Refusal};
 use ronde_wire::{FrameKind, SidecarIndex};
+use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
-use super::closing::{self, CloseCode, Ending};
-use super::link::{self, ReadStop, Wire};
+use super::closing::{CloseCode, Ending};
+use super::connection::{Connection, ReadStop, RecvHalf, SendHalf};
+use super::endpoints::Servers;
+use super::link::{self, Wire};
 use super::proof::Proof;
 use super::state::Shared;
 use crate::hello;
 use crate::port::DownReason;
+use crate::{quic, tcp};
 
-/// Accepts connections until the endpoint is closed; those to other addresses than `own` are not answered, unless there
-/// are none.
+/// Accepts connections of both carriers until the port is closed; those to other addresses than `own` are not answered,
+/// unless there are none.
 pub(super) async fn accept_all(shared: Arc<Shared>, own: Vec<IpAddr>) {
     let places = Arc::new(Semaphore::new(HANDSHAKES_MAX));
-    let port = shared.endpoint.local_addr().map_or(0, |address| address.port());
-    while let Some(incoming) = shared.endpoint.accept().await {
+    tokio::join!(accept_quic(&shared, &own, &places), accept_tcp(&shared, &own, &places));
+}
+
+async fn accept_quic(shared: &Arc<Shared>, own: &[IpAddr], places: &Arc<Semaphore>) {
+    let Some(endpoint) = shared.endpoints.quic.as_ref().map(|endpoint| &endpoint.quinn) else { return };
+    let port = endpoint.local_addr().map_or(0, |address| address.port());
+    while let Some(incoming) = endpoint.accept().await {
         let to = incoming.local_ip().map(|address| address.to_canonical());
-        if !own.is_empty() && to.is_some_and(|to| !own.contains(&to)) {
-            tracing::debug!(from = %incoming.remote_address(), ?to, "a connection to an address that is not in use");
+        let from = incoming.remote_address();
+        if !is_wanted(own, to, from) {
             incoming.ignore();
             continue;
         }
         // An address that the peer's host has as well leads back here.
-        let from = incoming.remote_address();
         if from.port() == port && Some(from.ip().to_canonical()) == to {
             incoming.refuse();
             continue;
         }
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            tracing::warn!(%from, "too many handshakes at once; the peer tries again");
+        let Some(place) = place(places, from) else {
             incoming.refuse();
             continue;
         };
@@ -47,8 +54,56 @@ pub(super) async fn accept_all(shared: Arc<Shared>, own: Vec<IpAddr>) {
             }
             continue;
         }
-        tokio::spawn(accept_one(shared.clone(), incoming, place));
+        tokio::spawn(accept_one(shared.clone(), Arrival::Quic(incoming), from, place));
     }
+}
+
+async fn accept_tcp(shared: &Arc<Shared>, own: &[IpAddr], places: &Arc<Semaphore>) {
+    let Some(endpoint) = &shared.endpoints.tcp else { return };
+    while let Some(stream) = endpoint.accept().await {
+        // One that is gone already has no address.
+        let Ok(from) = stream.peer_addr() else { continue };
+        if !is_wanted(own, tcp::local_ip(&stream), from) {
+            continue;
+        }
+        let Some(place) = place(places, from) else { continue };
+        tokio::spawn(accept_one(shared.clone(), Arrival::Tcp(stream), from, place));
+    }
+}
+
+/// A connection that a peer, or somebody else, makes.
+enum Arrival {
+    Quic(Incoming),
+    Tcp(TcpStream),
+}
+
+impl Arrival {
+    async fn authenticate(self, shared: &Shared, servers: Servers) -> Result<Connection, Ending> {
+        match (self, servers.quic, &shared.endpoints.tcp) {
+            (Self::Quic(incoming), Some(server), _) => {
+                let accepting = incoming.accept_with(server).map_err(|error| quic::ending(&error))?;
+                accepting.await.map(Connection::Quic).map_err(|error| quic::ending(&error))
+            }
+            (Self::Tcp(stream), _, Some(endpoint)) => endpoint.greet(stream, servers.tls).await.map(Connection::Tcp),
+            (Self::Quic(_) | Self::Tcp(_), ..) => unreachable!("it has arrived at a socket that there is"),
+        }
+    }
+}
+
+fn is_wanted(own: &[IpAddr], to: Option<IpAddr>, from: SocketAddr) -> bool {
+    let is_wanted = own.is_empty() || to.is_none_or(|to| own.contains(&to));
+    if !is_wanted {
+        tracing::debug!(%from, ?to, "a connection to an address that is not in use");
+    }
+    is_wanted
+}
+
+fn place(places: &Arc<Semaphore>, from: SocketAddr) -> Option<OwnedSemaphorePermit> {
+    let place = places.clone().try_acquire_owned().ok();
+    if place.is_none() {
+        tracing::warn!(%from, "too many handshakes at once; the peer tries again");
+    }
+    place
 }
 
 /// Ends a link that waited for its peer's dial until the start timeout.
@@ -64,24 +119,24 @@ pub(super) async fn give_up_waiting(shared: Arc<Shared>, peer: SidecarIndex, gen
     shared.link_down(peer, generation, DownReason::Lost(text));
 }
 
-async fn accept_one(shared: Arc<Shared>, incoming: Incoming, place: OwnedSemaphorePermit) {
-    let from = incoming.remote_address();
-    let Ok(greeted) = timeout(GREETING_TIMEOUT, greet(&shared, incoming)).await else {
+async fn accept_one(shared: Arc<Shared>, arrival: Arrival, from: SocketAddr, place: OwnedSemaphorePermit) {
+    let Ok(greeted) = timeout(GREETING_TIMEOUT, greet(&shared, arrival)).await else {
         return tracing::debug!(%from, "a connection said no hello in time");
     };
     drop(place);
     let (wire, hello) = match greeted {
         Ok(Greeted::Link(wire, hello)) => (*wire, hello),
         Ok(Greeted::Replacement) => return,
-        Err(Turned::Lost(error)) => {
-            if let Ending::RefusedHere(text) | Ending::RefusedThere(text) = Ending::of(&error) {
-                shared.note_refusal(from, &text);
+        Err(Turned::Lost(ending)) => {
+            match ending.refusal() {
+                Some(text) => shared.note_refusal(from, text),
+                None => tracing::debug!(%from, ?ending, "a connection ended before its hello"),
             }
             return;
         }
         Err(Turned::Away { connection, code, text }) => {
             shared.note_refusal(from, &text);
-            return closing::close(&connection, code, &text);
+            return connection.close(code, &text);
         }
         Err(Turned::Refused { connection, peer, send, text }) => {
             shared.note_refusal(from, &text);
@@ -91,7 +146,7 @@ async fn accept_one(shared: Arc<Shared>, incoming: Incoming, place: OwnedSemapho
     };
     match shared.bring_up_accepted(&wire, hello) {
         Some(installed) => link::run(shared, wire, installed).await,
-        None => closing::close(&wire.connection, CloseCode::Duplicate, "the lower index's connection is kept"),
+        None => wire.connection.close(CloseCode::Duplicate, "the lower index's connection is kept"),
     }
 }
 
@@ -105,30 +160,34 @@ enum Greeted {
 /// Why a connection gets no link.
 enum Turned {
     /// It ended by itself, or TLS refused it.
-    Lost(ConnectionError),
+    Lost(Ending),
     /// It is closed with a reason.
     Away { connection: Connection, code: CloseCode, text: String },
     /// The peer is who it says, but its hello is not acceptable.
-    Refused { connection: Connection, peer: SidecarIndex, send: SendStream, text: String },
+    Refused { connection: Connection, peer: SidecarIndex, send: SendHalf, text: String },
 }
 
-async fn greet(shared: &Shared, incoming: Incoming) -> Result<Greeted, Turned> {
-    let (identity, server) = shared.accepting();
-    let connection = incoming.accept_with(server).map_err(Turned::Lost)?.await.map_err(Turned::Lost)?;
+async fn greet(shared: &Shared, arrival: Arrival) -> Result<Greeted, Turned> {
+    let (identity, servers) = shared.accepting();
+    let connection = arrival.authenticate(shared, servers).await.map_err(Turned::Lost)?;
     let away = |code, text| Turned::Away { connection: connection.clone(), code, text };
     let proof = Proof::of(&connection, identity).map_err(|error| away(CloseCode::Refused, error.to_string()))?;
     let peer = proof.peer.id.sidecar;
     if !shared.peers.contains_key(&peer) {
         return Err(away(CloseCode::Refused, format!("{peer} is not a peer of {}", shared.hello.sidecar)));
     }
-    let (mut send, mut recv) = connection.accept_bi().await.map_err(Turned::Lost)?;
+    let (mut send, mut recv) = connection.accept().await.map_err(Turned::Lost)?;
     let hello = read_hello(&mut recv).await.map_err(|stop| match stop {
-        ReadStop::Lost(error) => Turned::Lost(error),
+        ReadStop::Lost(ending) => Turned::Lost(ending),
         ReadStop::Finished => away(CloseCode::Protocol, "the stream ended without a hello".to_owned()),
         ReadStop::Violation(text) => away(CloseCode::Protocol, text),
     })?;
     let link = shared.accepted_link(peer);
     if let Some(text) = hello::refusal(&shared.hello, &hello, peer, shared.known_incarnation(peer), link.is_some()) {
+        return Err(Turned::Refused { connection, peer, send, text });
+    }
+    if connection.carrier() != shared.carrier() {
+        let text = format!("this port takes links over {}, not over {}", shared.carrier(), connection.carrier());
         return Err(Turned::Refused { connection, peer, send, text });
     }
     if hello.replaces && link.as_ref().is_some_and(|link| !link.takes_offers()) {
@@ -153,7 +212,7 @@ async fn greet(shared: &Shared, incoming: Incoming) -> Result<Greeted, Turned> {
     }
 }
 
-async fn read_hello(recv: &mut RecvStream) -> Result<Hello, ReadStop> {
+async fn read_hello(recv: &mut RecvHalf) -> Result<Hello, ReadStop> {
     let frame = link::read_frame(recv, link::admit_first).await?;
     if frame.header.kind != FrameKind::Hello {
         return Err(ReadStop::Violation(format!("the first frame is {:?}, not a hello", frame.header.kind)));
@@ -162,13 +221,14 @@ async fn read_hello(recv: &mut RecvStream) -> Result<Hello, ReadStop> {
 }
 
 /// Tells the peer why, and gives it a moment to hear it before the connection is closed with the same text.
-async fn refuse(connection: &Connection, mut send: SendStream, text: String) {
+async fn refuse(connection: &Connection, mut send: SendHalf, text: String) {
     let payload = control::encode(&Refusal { reason: text.clone() });
-    if link::write_first(&mut send, FrameKind::Refusal, payload).await.is_ok() && send.finish().is_ok() {
+    if link::write_first(&mut send, FrameKind::Refusal, payload).await.is_ok() {
+        send.end_refusal();
         // The peer closes when it has read the refusal; one that does not is closed below.
         let _ = timeout(REFUSAL_TIMEOUT, connection.closed()).await;
     }
-    closing::close(connection, CloseCode::Refused, &text);
+    connection.close(CloseCode::Refused, &text);
 }
 
 /// Handshakes at once; more are asked to come again.

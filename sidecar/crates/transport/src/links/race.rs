@@ -8,15 +8,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::Connection;
 use ronde_wire::SidecarIndex;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::closing::{self, CloseCode, Ending};
+use super::closing::CloseCode;
+use super::connection::{Attempt, Connection};
+use super::dial::Failure;
 use super::proof::Proof;
 use super::state::Shared;
-use super::tls;
 use crate::port::DownReason;
 
 /// The addresses of a peer, and what became of the attempts at them.
@@ -103,14 +103,6 @@ fn more_telling(one: Option<DownReason>, other: Option<DownReason>) -> Option<Do
 /// A connection that is the peer's.
 type Made = Result<(Connection, Proof), Failure>;
 
-/// Why an attempt made no connection.
-enum Failure {
-    /// Who is at this address will not become the peer.
-    Final(DownReason),
-    /// The peer may not be there yet.
-    Again(String),
-}
-
 async fn attempt(
     shared: Arc<Shared>,
     peer: SidecarIndex,
@@ -123,23 +115,14 @@ async fn attempt(
 async fn connect(shared: &Shared, peer: SidecarIndex, address: SocketAddr, patience: Duration) -> Made {
     let local = |text: String| Failure::Final(DownReason::Lost(text));
     let identity = shared.identity();
-    let config = tls::client_config(&identity, peer, shared.transport.clone()).map_err(|e| local(e.to_string()))?;
-    let connecting = shared.endpoint.connect_with(config, address, SERVER_NAME).map_err(|e| local(e.to_string()))?;
-    match timeout(patience, connecting).await {
+    match timeout(patience, shared.endpoints.connect(shared.carrier(), &identity, peer, address)).await {
         Ok(Ok(connection)) => {
             let proof = Proof::of(&connection, identity).map_err(|error| local(error.to_string()))?;
             Ok((connection, proof))
         }
-        Ok(Err(error)) => Err(match Ending::of(&error) {
-            Ending::Other(reason) => Failure::Again(reason.to_string()),
-            ending => {
-                let (Ending::RefusedHere(text) | Ending::RefusedThere(text)) = &ending else {
-                    unreachable!("the third variant was matched above")
-                };
-                shared.note_refusal(address, text);
-                Failure::Final(ending.down_reason(peer))
-            }
-        }),
+        Ok(Err(Attempt::Local(text))) => Err(local(text)),
+        Ok(Err(Attempt::Unanswered(text))) => Err(Failure::Again(text)),
+        Ok(Err(Attempt::Ended(ending))) => Err(shared.judge_ending(peer, address, ending)),
         Err(_) => Err(Failure::Again("no answer".to_owned())),
     }
 }
@@ -148,14 +131,12 @@ async fn connect(shared: &Shared, peer: SidecarIndex, address: SocketAddr, patie
 fn end_others(mut attempts: JoinSet<(SocketAddr, Made)>) {
     while let Some(ended) = attempts.try_join_next() {
         if let Ok((_, Ok((connection, _)))) = ended {
-            closing::close(&connection, CloseCode::Closed, "another address of the peer was faster");
+            connection.close(CloseCode::Closed, "another address of the peer was faster");
         }
     }
     // Dropped with the set, those that are not finished close by themselves.
 }
 
-/// Names play no part: the verifier looks for an id, and no name is sent.
-pub(super) const SERVER_NAME: &str = "sidecar.invalid";
 /// Before the next address is tried beside those that have not answered. Hosts of a cluster are near: the first address
 /// has long answered when it can, and a dead one costs no more than this.
 const BETWEEN: Duration = Duration::from_millis(100);

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use quinn::Connection;
+use ronde_wire::control::Carrier;
 use rustls_pki_types::{CertificateDer, UnixTime};
 
+use super::connection::Connection;
 use crate::identity::{CertificateClaims, Identity, IdentityError, KEY_EXCHANGE, SUITE};
 use crate::verifier;
 
@@ -15,15 +16,15 @@ pub(super) struct Proof {
     /// What the peer's certificate says.
     pub(super) peer: CertificateClaims,
     peer_chain: Vec<CertificateDer<'static>>,
+    carrier: Carrier,
 }
 
 impl Proof {
     /// Reads the peer's certificate from a connection that was made with `own`.
     pub(super) fn of(connection: &Connection, own: Arc<Identity>) -> Result<Self, IdentityError> {
-        let chain = connection.peer_identity().and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
-        let peer_chain = chain.map(|chain| *chain).unwrap_or_default();
+        let peer_chain = connection.peer_certificates();
         let leaf = peer_chain.first().ok_or(IdentityError::NoCertificate)?;
-        Ok(Self { own, peer: CertificateClaims::parse(leaf)?, peer_chain })
+        Ok(Self { own, peer: CertificateClaims::parse(leaf)?, peer_chain, carrier: connection.carrier() })
     }
 
     /// When the first of the two certificates expires.
@@ -45,6 +46,7 @@ impl Proof {
 
     pub(super) fn security(&self) -> LinkSecurity {
         LinkSecurity {
+            carrier: self.carrier,
             suite: SUITE,
             key_exchange: KEY_EXCHANGE,
             own: CertificateFacts { serial: self.own.serial().to_owned(), not_after: self.own.not_after() },
@@ -57,7 +59,9 @@ impl Proof {
 /// certificates that were shown when its connection was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkSecurity {
-    /// The suite that seals every packet.
+    /// What the link runs over.
+    pub carrier: Carrier,
+    /// The suite that seals every packet or record.
     pub suite: &'static str,
     /// How the keys were agreed on.
     pub key_exchange: &'static str,

@@ -6,18 +6,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use quinn::{Connection, Endpoint, ServerConfig, TransportConfig, VarInt};
-use ronde_wire::control::Hello;
+use ronde_wire::control::{Carrier, Hello};
 use ronde_wire::{Frame, Incarnation, SidecarIndex};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
-use super::closing::{self, CloseCode};
+use super::closing::CloseCode;
+use super::connection::Connection;
+use super::endpoints::{Endpoints, Servers};
 use super::handover::Handover;
 use super::link::Wire;
 use super::outbox::Outbox;
 use super::proof::{LinkSecurity, Proof};
-use super::{QuicOptions, Routes};
+use super::{LinkOptions, Routes};
 use crate::identity::{Identity, IdentityError};
 use crate::port::{DownReason, Outgoing, PortEvent, PortStats, Role, SendError};
 
@@ -25,9 +26,8 @@ use crate::port::{DownReason, Outgoing, PortEvent, PortStats, Role, SendError};
 pub(super) struct Shared {
     pub(super) hello: Hello,
     pub(super) peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
-    pub(super) options: QuicOptions,
-    pub(super) transport: Arc<TransportConfig>,
-    pub(super) endpoint: Endpoint,
+    pub(super) options: LinkOptions,
+    pub(super) endpoints: Endpoints,
     pub(super) counters: Counters,
     pub(super) routes: Routes,
     state: Mutex<State>,
@@ -38,7 +38,7 @@ pub(super) struct Shared {
 }
 
 struct State {
-    server: Arc<ServerConfig>,
+    servers: Servers,
     links: HashMap<SidecarIndex, Link>,
     events: VecDeque<Queued>,
     queued_bytes: usize,
@@ -91,13 +91,12 @@ impl Shared {
         identity: Arc<Identity>,
         hello: Hello,
         peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
-        options: QuicOptions,
-        transport: Arc<TransportConfig>,
-        (endpoint, server): (Endpoint, Arc<ServerConfig>),
+        options: LinkOptions,
+        (endpoints, servers): (Endpoints, Servers),
         routes: Routes,
     ) -> Self {
         let state = State {
-            server,
+            servers,
             links: HashMap::new(),
             events: VecDeque::new(),
             queued_bytes: 0,
@@ -112,8 +111,7 @@ impl Shared {
             hello,
             peers,
             options,
-            transport,
-            endpoint,
+            endpoints,
             counters,
             routes,
             state,
@@ -127,9 +125,14 @@ impl Shared {
     }
 
     /// The identity with what accepts connections in its name.
-    pub(super) fn accepting(&self) -> (Arc<Identity>, Arc<ServerConfig>) {
+    pub(super) fn accepting(&self) -> (Arc<Identity>, Servers) {
         let state = self.lock();
-        (self.identity(), state.server.clone())
+        (self.identity(), state.servers.clone())
+    }
+
+    /// What this port's links run over.
+    pub(super) fn carrier(&self) -> Carrier {
+        self.hello.transport.carrier(self.hello.purpose)
     }
 
     /// Tells of each identity that is installed from now on.
@@ -137,17 +140,17 @@ impl Shared {
         self.identity.subscribe()
     }
 
-    pub(super) fn replace_identity(&self, identity: Arc<Identity>, server: ServerConfig) -> Result<(), IdentityError> {
+    pub(super) fn replace_identity(&self, identity: Arc<Identity>, servers: Servers) -> Result<(), IdentityError> {
         let current = self.identity();
         if identity.id() != current.id() {
             let (expected, found) = (Box::new(current.id().clone()), Box::new(identity.id().clone()));
             return Err(IdentityError::OtherId { expected, found });
         }
         let mut state = self.lock();
-        state.server = Arc::new(server.clone());
+        state.servers = servers.clone();
         self.identity.send_replace(identity);
         drop(state);
-        self.endpoint.set_server_config(Some(server));
+        self.endpoints.install(&servers);
         Ok(())
     }
 
@@ -243,7 +246,7 @@ impl Shared {
 
     /// Closes every link behind what is queued on it, and takes no new ones.
     pub(super) fn close_links(&self, reason: &str) {
-        self.endpoint.set_server_config(None);
+        self.endpoints.stop_accepting();
         let peers: Vec<_> = self.lock().links.keys().copied().collect();
         peers.into_iter().for_each(|peer| self.close(peer, reason));
     }
@@ -256,7 +259,7 @@ impl Shared {
                 task.abort();
             }
         }
-        self.endpoint.close(VarInt::from_u32(CloseCode::Closed as u32), reason.as_bytes());
+        self.endpoints.close(reason);
         self.space.notify_waiters();
     }
 
@@ -284,7 +287,7 @@ impl Shared {
             }
             before => {
                 if let Some(Link { generation, phase: Phase::Up { connection: old, .. }, .. }) = before {
-                    closing::close(old, CloseCode::Replaced, "the same peer connected anew");
+                    old.close(CloseCode::Replaced, "the same peer connected anew");
                     let generation = *generation;
                     tracing::warn!(%peer, purpose = ?self.hello.purpose, "the peer connected anew; its old link is closed");
                     state.push_down(peer, generation, DownReason::Lost("the peer connected anew".to_owned()));

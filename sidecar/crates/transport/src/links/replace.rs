@@ -2,19 +2,17 @@
 
 use std::time::Duration;
 
-use quinn::Connection;
 use ronde_wire::SidecarIndex;
 use ronde_wire::control::Hello;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::closing::{Ending, Unused};
+use super::closing::Unused;
+use super::connection::{Attempt, Connection};
 use super::dial::{self, Failure};
 use super::link::Wire;
 use super::proof::Proof;
-use super::race::SERVER_NAME;
 use super::state::Shared;
-use super::tls;
 
 /// Makes the next connection of a link as soon as one of the two sides has other certificates: this one, which is seen
 /// by `proof`, or the peer, which asks. Tries again with growing pauses; the link's own end is the last moment.
@@ -59,10 +57,11 @@ async fn attempt(
     proof: &Proof,
 ) -> Result<Option<Wire>, String> {
     let identity = shared.identity();
-    let config = tls::client_config(&identity, peer, shared.transport.clone()).map_err(|error| error.to_string())?;
-    let connecting = shared.endpoint.connect_with(config, current.remote_address(), SERVER_NAME);
-    let failed = |error: &quinn::ConnectionError| Ending::of(error).down_reason(peer).to_string();
-    let connection = connecting.map_err(|error| error.to_string())?.await.map_err(|error| failed(&error))?;
+    let connecting = shared.endpoints.connect(shared.carrier(), &identity, peer, current.remote_address());
+    let connection = connecting.await.map_err(|failed| match failed {
+        Attempt::Local(text) | Attempt::Unanswered(text) => text,
+        Attempt::Ended(ending) => ending.down_reason(peer).to_string(),
+    })?;
     let fresh = Proof::of(&connection, identity).map_err(|error| error.to_string())?;
     let unused = Unused::new(connection.clone());
     if !fresh.differs_from(proof) {

@@ -13,10 +13,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quinn::{Connection, RecvStream, SendStream};
 use tokio::sync::Notify;
 
-use super::closing::{self, CloseCode};
+use super::closing::CloseCode;
+use super::connection::{Connection, RecvHalf, SendHalf};
 use super::link::Wire;
 use super::proof::Proof;
 
@@ -33,9 +33,9 @@ struct Next {
     connection: Connection,
     proof: Proof,
     /// Until the writer has gone over.
-    send: Option<SendStream>,
+    send: Option<SendHalf>,
     /// Until the reader has.
-    recv: Option<RecvStream>,
+    recv: Option<RecvHalf>,
     /// The acceptor's writer waits for its reader.
     writer_may_go: bool,
 }
@@ -70,7 +70,7 @@ impl Handover {
     }
 
     /// The writer's: waits until it may go over, and goes.
-    pub(super) async fn send_half(&self) -> SendStream {
+    pub(super) async fn send_half(&self) -> SendHalf {
         loop {
             let changed = self.changed.notified();
             if let Some(next) = self.lock().as_mut().filter(|next| next.writer_may_go)
@@ -84,9 +84,9 @@ impl Handover {
     }
 
     /// The reader's, at the end of the old stream: goes over when there is a next connection that still stands.
-    pub(super) fn recv_half(&self) -> Option<(Connection, RecvStream)> {
+    pub(super) fn recv_half(&self) -> Option<(Connection, RecvHalf)> {
         let mut held = self.lock();
-        let next = held.as_mut().filter(|next| next.connection.close_reason().is_none() || next.send.is_none())?;
+        let next = held.as_mut().filter(|next| !next.connection.is_closed() || next.send.is_none())?;
         let recv = next.recv.take()?;
         next.writer_may_go = true;
         let connection = next.connection.clone();
@@ -114,7 +114,7 @@ impl Handover {
     /// Closes the next connection, if any, for the same reason as the link.
     pub(super) fn close(&self, code: CloseCode, reason: &str) {
         if let Some(next) = self.lock().take() {
-            closing::close(&next.connection, code, reason);
+            next.connection.close(code, reason);
         }
     }
 
@@ -122,7 +122,7 @@ impl Handover {
         let Wire { connection, send, recv, proof, .. } = wire;
         let next = Next { connection, proof, send: Some(send), recv: Some(recv), writer_may_go };
         if let Some(unused) = self.lock().replace(next) {
-            closing::close(&unused.connection, CloseCode::Replaced, "another replacement came");
+            unused.connection.close(CloseCode::Replaced, "another replacement came");
         }
         self.changed.notify_waiters();
     }

@@ -1,0 +1,202 @@
+//! TLS 1.3 over TCP: a connection for each port and peer, as with QUIC.
+//!
+//! What it does for a byte: sending, rustls copies a record's bytes and seals them in place, they are put into one buffer of
+//! 17 records, and the kernel copies that at once. Receiving, the kernel fills a buffer of 256 KiB, records are opened where
+//! they lie, and go to the frame that is being read by way of rustls' own memory. All but the kernel's copies stay in the
+//! second-level cache.
+//!
+//! ```text
+//! mod         listening and dialling        connection  reading, writing, ending
+//! session     TLS between two buffers       open        which connections there are
+//! ```
+
+mod connection;
+mod open;
+mod session;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use ronde_wire::SidecarIndex;
+use rustls::ServerConfig;
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::Notify;
+
+pub(crate) use connection::{Connection, Fixed, RecvHalf, SendHalf, Stop};
+use open::Census;
+use session::Session;
+
+use crate::identity::Identity;
+use crate::links::closing::{CloseCode, Ending};
+use crate::links::connection::Attempt;
+use crate::tls;
+
+/// Binds a listener, which does not take connections yet: those that come wait.
+pub(crate) fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    // Connections of a process that has ended do not keep its port from the next one.
+    socket.set_reuse_address(true)?;
+    if addr.is_ipv6() && addr.ip().is_unspecified() {
+        // The wildcard is for both families, whatever net.ipv6.bindv6only says.
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&addr.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(TcpListener::from(socket))
+}
+
+/// What a port listens with and dials from.
+pub(crate) struct Endpoint {
+    listener: tokio::net::TcpListener,
+    local_addr: SocketAddr,
+    census: Census,
+    connections: Mutex<Vec<connection::Faint>>,
+    is_over: AtomicBool,
+    over: Notify,
+}
+
+impl Endpoint {
+    /// Starts to listen on the runtime of the calling thread.
+    pub(crate) fn new(listener: TcpListener) -> io::Result<Self> {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let local_addr = listener.local_addr()?;
+        let (census, over) = (Census::new(), Notify::new());
+        Ok(Self { listener, local_addr, census, connections: Mutex::default(), is_over: AtomicBool::new(false), over })
+    }
+
+    /// The next connection that is made to the port; `None` when no more are taken.
+    pub(crate) async fn accept(&self) -> Option<TcpStream> {
+        loop {
+            let over = self.over.notified();
+            if self.is_over.load(Ordering::Relaxed) {
+                return None;
+            }
+            tokio::select! {
+                () = over => {}
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, _)) => return Some(stream),
+                    Err(error) => {
+                        // Descriptors may be short for a moment; other errors are of one connection that is gone.
+                        tracing::warn!(%error, "a connection could not be accepted");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+            }
+        }
+    }
+
+    /// Authenticates a connection that was accepted.
+    pub(crate) async fn greet(&self, stream: TcpStream, config: Arc<ServerConfig>) -> Result<Connection, Ending> {
+        let session = Session::server(config).map_err(|error| Ending::RefusedHere(error.to_string()))?;
+        self.establish(stream, session).await
+    }
+
+    /// Dials a peer.
+    pub(crate) async fn connect(
+        &self,
+        identity: &Identity,
+        peer: SidecarIndex,
+        address: SocketAddr,
+    ) -> Result<Connection, Attempt> {
+        let local = |error: String| Attempt::Local(error);
+        let config = tls::client_config(identity, peer).map_err(|error| local(error.to_string()))?;
+        let session = Session::client(Arc::new(config)).map_err(|error| local(error.to_string()))?;
+        let socket = self.socket_towards(address)?;
+        let stream = socket.connect(address).await.map_err(|error| Attempt::Unanswered(error.to_string()))?;
+        if self.leads_back(&stream) {
+            return Err(local(format!("{address} is this sidecar's own port")));
+        }
+        self.establish(stream, session).await.map_err(Attempt::Ended)
+    }
+
+    /// A socket that says the address which this side listens on, where it is one.
+    fn socket_towards(&self, address: SocketAddr) -> Result<TcpSocket, Attempt> {
+        let own = self.local_addr.ip();
+        let fits = own.is_unspecified() || own.is_ipv4() == address.is_ipv4();
+        if !fits || self.local_addr.is_ipv4() && address.is_ipv6() {
+            return Err(Attempt::Local(format!(
+                "{address} is not of the family of {own}, to which this side is bound"
+            )));
+        }
+        let made = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+        let socket = made.map_err(|error| Attempt::Local(format!("no socket can be had: {error}")))?;
+        if !own.is_unspecified() {
+            socket.bind(SocketAddr::new(own, 0)).map_err(|error| Attempt::Local(format!("{own}: {error}")))?;
+        }
+        Ok(socket)
+    }
+
+    /// Whether a connection has ended up at this very port: an address that the peer's host has as well leads back here.
+    fn leads_back(&self, stream: &TcpStream) -> bool {
+        let at = |address: io::Result<SocketAddr>| address.ok().map(|at| (at.ip().to_canonical(), at.port()));
+        match (at(stream.local_addr()), at(stream.peer_addr())) {
+            (Some((here, _)), Some((there, port))) => here == there && port == self.local_addr.port(),
+            _ => false,
+        }
+    }
+
+    async fn establish(&self, stream: TcpStream, session: Session) -> Result<Connection, Ending> {
+        prepare(&stream);
+        let open = self.census.enter();
+        let connection = Connection::establish(stream, session, open).await?;
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        connections.retain(|known| Weak::strong_count(known) > 0);
+        connections.push(connection.faint());
+        drop(connections);
+        Ok(connection)
+    }
+
+    /// Takes no more connections.
+    pub(crate) fn stop_accepting(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.over.notify_waiters();
+    }
+
+    /// Ends all connections.
+    pub(crate) fn close(&self, reason: &str) {
+        self.stop_accepting();
+        let connections = std::mem::take(&mut *self.connections.lock().unwrap_or_else(PoisonError::into_inner));
+        for connection in connections.iter().filter_map(Connection::of) {
+            connection.close(CloseCode::Closed, reason);
+        }
+    }
+
+    /// Waits until the peers of all connections have heard of their end.
+    pub(crate) async fn wait_idle(&self) {
+        self.census.until_empty().await;
+    }
+}
+
+/// To which address a connection was made.
+pub(crate) fn local_ip(stream: &TcpStream) -> Option<IpAddr> {
+    stream.local_addr().ok().map(|address| address.ip().to_canonical())
+}
+
+/// What the system is asked for. Its own choice of buffers is kept: they grow with the way, up to net.ipv4.tcp_wmem and
+/// tcp_rmem, and a size that is asked for would end at a quarter of that where net.core.rmem_max was never raised.
+fn prepare(stream: &TcpStream) {
+    let socket = SockRef::from(stream);
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(2);
+    let asked = [
+        socket.set_tcp_nodelay(true),
+        socket.set_tcp_keepalive(&keepalive),
+        socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX)),
+    ];
+    if let Some(error) = asked.into_iter().find_map(Result::err) {
+        tracing::debug!(%error, "the system refuses an option of a connection");
+    }
+}
+
+/// Connections that wait to be accepted; the system's net.core.somaxconn cuts it.
+const BACKLOG: i32 = 1_024;
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Silence after which the system asks whether the peer's is still there: a lane says nothing during a long compute phase,
+/// and whatever keeps track of connections on the way must not forget it.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// How long the peer's system may not acknowledge what was sent: as long as QUIC's idle timeout.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
