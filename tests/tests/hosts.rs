@@ -173,7 +173,7 @@ fn jobs_of_one_host_share_a_range_of_ports_until_it_is_full() {
     let ended = Run::new(2).options(options).on_host(&network, 0).start(["true"]).wait(DEADLINE);
     assert_eq!(ended.code, Some(69), "{ended}");
     let words =
-        "only 0 of the 2 UDP ports that this sidecar needs (one for control, one for each lane) are free in 7400-7407";
+        "only 0 of the 2 ports that this sidecar needs (one for control, one for each lane) are free in 7400-7407";
     assert!(ended.stderr.contains(words) && ended.stderr.contains("[RONDE-E404]"), "{ended}");
     // Every reader gets the end of the file.
     drop(fs::OpenOptions::new().write(true).open(&go).expect("the workers read it"));
@@ -200,7 +200,7 @@ fn a_port_in_use_is_named_to_a_sidecar_without_a_launcher() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     let words = format!(
-        "UDP port {port} at 127.0.0.1 is in use; end the process that has it (`ss -ulpn 'sport = :{port}'` shows it)"
+        "UDP port {port} at 127.0.0.1 is in use; end the process that has it (`ss -tulpn 'sport = :{port}'` shows it)"
     );
     assert!(text.contains(&words) && text.contains("[RONDE-E404]"), "{text}");
 }

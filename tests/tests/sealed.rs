@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use ronde_tests::cluster::{Authority, Capture, Captured, Network, PATIENCE, Plan, Sidecar, SidecarOptions};
 use ronde_tests::script::{Fill, MARKER, Wanted, digest};
+use ronde_wire::control::Transport;
 use ronde_wire::{Collective, DType, ReduceOp};
 use serde_json::Value;
 
@@ -23,15 +24,26 @@ fn nothing_of_a_tensor_can_be_read_on_the_network() -> Result<()> {
     }
     let network = Network::up(2)?;
     let directory = tempfile::tempdir()?;
-    let (captured, tokens) = all_reduce_of_markers(&network, directory.path())?;
-    let payload = captured.udp_payload_bytes();
-    println!("{payload} bytes of UDP payload in {} packets", captured.frames.len());
-    // Two members of an all-reduce send the tensor's size each, whatever the algorithm.
-    ensure!(payload >= 2 * TENSOR_BYTES as u64, "only {payload} bytes were captured: the tensors went another way");
-    ensure!(captured.places_of(MARKER) == 0, "the tensor can be read");
-    ensure!(captured.places_of(TENSOR_NAME.as_bytes()) == 0, "the tensor's name can be read");
-    for token in tokens {
-        ensure!(captured.places_of(&token) == 0, "a rank's token can be read");
+    for transport in [Transport::Auto, Transport::Quic, Transport::Tls] {
+        let (captured, tokens) = all_reduce_of_markers(&network, transport, directory.path())?;
+        let (udp, tcp) = captured.payload_bytes();
+        println!("{transport}: {udp} bytes over UDP and {tcp} over TCP in {} packets", captured.frames.len());
+        // Two members of an all-reduce send the tensor's size each, whatever the algorithm.
+        let data = if transport == Transport::Quic { udp } else { tcp };
+        ensure!(
+            data >= 2 * TENSOR_BYTES as u64,
+            "{transport}: {data} bytes were captured: the tensors went another way"
+        );
+        match transport {
+            Transport::Auto => ensure!(udp > 0, "auto: control messages do not go over QUIC"),
+            Transport::Quic => ensure!(tcp == 0, "quic: {tcp} bytes went over TCP"),
+            Transport::Tls => ensure!(udp == 0, "tls: {udp} bytes went over UDP"),
+        }
+        ensure!(captured.places_of(MARKER) == 0, "{transport}: the tensor can be read");
+        ensure!(captured.places_of(TENSOR_NAME.as_bytes()) == 0, "{transport}: the tensor's name can be read");
+        for token in tokens {
+            ensure!(captured.places_of(&token) == 0, "{transport}: a rank's token can be read");
+        }
     }
     // The same detector sees the same bytes when nobody seals them.
     let captured = plain_tcp(&network, directory.path())?;
@@ -42,8 +54,12 @@ fn nothing_of_a_tensor_can_be_read_on_the_network() -> Result<()> {
 }
 
 /// The maximum of equal contributions: contributions, sums on the way and the result are all made of the marker.
-fn all_reduce_of_markers(network: &Network, directory: &Path) -> Result<(Captured, Vec<Vec<u8>>)> {
-    let mut cluster = Plan::of(&[0, 1]).on(network).sidecars(WORKER)?;
+fn all_reduce_of_markers(
+    network: &Network,
+    transport: Transport,
+    directory: &Path,
+) -> Result<(Captured, Vec<Vec<u8>>)> {
+    let mut cluster = Plan::of(&[0, 1]).transport(transport).on(network).sidecars(WORKER)?;
     // Before the workers come: the first links are opened under observation, too.
     let capture = Capture::start(network, 0, directory)?;
     for rank in 0..2 {
@@ -100,8 +116,13 @@ struct Pair {
 impl Pair {
     /// `good` is sidecar 0 of the job "test"; `bad` has any job and index.
     fn start(good: u32, bad_job: &str, bad: u32) -> Result<Self> {
+        Self::start_over([Transport::Auto; 2], good, bad_job, bad)
+    }
+
+    /// The same with what each is set to run over.
+    fn start_over(over: [Transport; 2], good: u32, bad_job: &str, bad: u32) -> Result<Self> {
         let directory = tempfile::tempdir()?;
-        let options = |job: &str, index| SidecarOptions {
+        let options = |job: &str, index, transport| SidecarOptions {
             job: job.to_owned(),
             index,
             address: "127.0.0.1".to_owned(),
@@ -118,9 +139,11 @@ impl Pair {
             stall_warning_ms: None,
             stall_shutdown_ms: None,
             control_fan_out: None,
+            transport,
             namespace: None,
         };
-        let (good, bad) = (Sidecar::start(&options("test", good))?, Sidecar::start(&options(bad_job, bad))?);
+        let (good, bad) =
+            (Sidecar::start(&options("test", good, over[0]))?, Sidecar::start(&options(bad_job, bad, over[1]))?);
         Ok(Self { authority: Authority::new("test")?, good, bad, _directory: directory })
     }
 
@@ -194,6 +217,33 @@ fn a_sidecar_of_another_index_that_is_dialled_is_refused() -> Result<()> {
     // The good one looks for sidecar 0, the coordinator, where sidecar 2 is.
     pair.join(&certificate, &ca, [&[0, 1], &[2, 1]])?;
     pair.refused(&["sidecar 0", "sidecar/2", "expected", "sidecar/0"])
+}
+
+#[test]
+fn sidecars_of_different_transports_end_with_an_error_that_names_both_settings() -> Result<()> {
+    use Transport::{Auto, Quic, Tls};
+    for over in [[Auto, Quic], [Quic, Tls], [Tls, Auto]] {
+        let mut pair = Pair::start_over(over, 0, "test", 1)?;
+        let certificate = pair.authority.issue(pair.bad.certificate_request()?, 1)?;
+        let ca = pair.authority.certificate().to_owned();
+        pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
+        let settings = over.map(|transport| format!("transport = {transport}"));
+        pair.refused(&["sidecar 1", &settings[0], &settings[1], "give all sidecars of the job the same"])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn an_expired_certificate_is_refused_over_tls_whichever_side_dials() -> Result<()> {
+    // The good one dials and looks at the certificate first; then it is dialled, and looks at it last.
+    for (good, bad) in [(0, 1), (1, 0)] {
+        let mut pair = Pair::start_over([Transport::Tls; 2], good, "test", bad)?;
+        let certificate = pair.authority.issue_expired(pair.bad.certificate_request()?, bad)?;
+        let ca = pair.authority.certificate().to_owned();
+        pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
+        pair.refused(&["expired at 20", "correct that clock"])?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -20,7 +20,7 @@ use ronde_transport::{
     DownReason, Identity, LinkOptions, LocalHello, NetworkPort, Outgoing, Port, PortEvent, Role, SocketOptions,
     next_event,
 };
-use ronde_wire::control::Purpose;
+use ronde_wire::control::{Purpose, Transport};
 use ronde_wire::limits::CONTROL_FRAME_BYTES_MAX;
 use ronde_wire::{Epoch, Frame, FrameHeader, FrameKind, Incarnation, JobName, Seq, SidecarIndex};
 
@@ -195,7 +195,8 @@ fn a_corrupt_and_an_oversized_frame_of_an_authenticated_peer_end_its_link() -> R
     };
     let peers = HashMap::from([(SidecarIndex(0), vec![address(1).parse::<SocketAddr>()?])]);
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-        let bound = NetworkPort::bind(address(2).parse()?, &SocketOptions::default())?;
+        let bound =
+            NetworkPort::bind(address(2).parse()?, Transport::Auto, Purpose::Control, &SocketOptions::default())?;
         let mut port = bound.start(identity.into(), &hello, peers, LinkOptions::default())?;
         link(&mut port).await?;
         let reason = turned_away(&mut port, Bytes::from_static(&[0xFF; 9])).await?;

@@ -6,7 +6,7 @@
 use prometheus::proto::MetricFamily;
 use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
 use ronde_engine::ExecutorStats;
-use ronde_transport::{PathStats, PortStats};
+use ronde_transport::{PathStats, PortStats, QuicPath};
 
 use super::Snapshot;
 
@@ -94,14 +94,22 @@ fn ports(snapshot: &Snapshot, read: fn(&PortStats) -> u64) -> Vec<Sample> {
     std::iter::once(control).chain(lanes).collect()
 }
 
+/// A value for each link over QUIC that is up.
+fn quic_links(snapshot: &Snapshot, read: fn(&QuicPath) -> f64) -> Vec<Sample> {
+    some_links(snapshot, |path| path.quic.as_ref().map(read))
+}
+
 /// A value for each link that is up.
 fn links(snapshot: &Snapshot, read: fn(&PathStats) -> f64) -> Vec<Sample> {
+    some_links(snapshot, |path| Some(read(path)))
+}
+
+fn some_links(snapshot: &Snapshot, read: impl Fn(&PathStats) -> Option<f64>) -> Vec<Sample> {
     let lanes = snapshot.lanes.iter().enumerate().map(|(index, lane)| (format!("lane{index}"), &lane.paths));
     let ports = std::iter::once((CONTROL.to_owned(), &snapshot.paths)).chain(lanes);
     ports
-        .flat_map(|(port, paths)| {
-            paths.iter().map(move |(peer, path)| (vec![peer.0.to_string(), port.clone()], read(path)))
-        })
+        .flat_map(|(port, paths)| paths.iter().map(move |(peer, path)| (*peer, port.clone(), path)))
+        .filter_map(|(peer, port, path)| Some((vec![peer.0.to_string(), port], read(path)?)))
         .collect()
 }
 

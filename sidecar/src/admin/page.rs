@@ -2,7 +2,7 @@
 
 use ronde_engine::Status;
 use ronde_transport::{CertificateFacts, LinkSecurity, PathStats, utc};
-use ronde_wire::control::{Carrier, Purpose, Transport};
+use ronde_wire::control::{Purpose, Transport};
 use ronde_wire::{JobName, Lane, SidecarIndex};
 use serde::Serialize;
 
@@ -102,18 +102,18 @@ impl Certificate {
 
 impl Path {
     fn of(peer: SidecarIndex, path: &PathStats, transport: Transport, security: Option<&LinkSecurity>) -> Self {
-        let measured = Measured {
-            round_trip_us: whole(path.round_trip.as_micros()),
-            datagram_bytes: path.datagram_bytes,
-            packets_sent: path.packets_sent,
-            packets_lost: path.packets_lost,
-        };
+        let measured = path.quic.as_ref().map(|quic| Measured {
+            round_trip_us: whole(quic.round_trip.as_micros()),
+            datagram_bytes: quic.datagram_bytes,
+            packets_sent: quic.packets_sent,
+            packets_lost: quic.packets_lost,
+        });
         Self {
             peer: peer.0,
             carrier: path.carrier.as_str(),
             data_carrier: transport.carrier(Purpose::Data(Lane(0))).as_str(),
             address: path.peer_address.to_string(),
-            measured: (path.carrier == Carrier::Quic).then_some(measured),
+            measured,
             security: security.map(Security::of),
         }
     }

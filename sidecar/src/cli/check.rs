@@ -1,6 +1,6 @@
 //! `ronde check`: whether this host, and others, are fit for jobs. One line a finding, with the fix.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -20,7 +20,7 @@ mod reach;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct CheckArgs {
-    /// Also look at these hosts, and compare versions and clocks with theirs, and send datagrams there.
+    /// Also look at these hosts, and compare versions and clocks with theirs, and send datagrams and connect there.
     #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
     hosts: Vec<String>,
     /// The command that reaches other hosts; host and command line are added to it.
@@ -29,7 +29,7 @@ pub(super) struct CheckArgs {
     /// Where the ronde binary is on other hosts. [default: where it is on this one]
     #[arg(long, value_name = "PATH")]
     remote_ronde: Option<PathBuf>,
-    /// The range that jobs will be given with --ports: look whether it is free, and send the datagrams there.
+    /// The range that jobs will be given with --ports: look whether it is free, and try the ways to it.
     #[arg(long, value_name = "LOW-HIGH")]
     ports: Option<PortRange>,
     /// Print the facts as JSON instead, for the host that asks.
@@ -57,36 +57,47 @@ pub(super) fn main(args: &CheckArgs) -> ExitCode {
     }
 }
 
-/// The asked host's part: prints its facts, and echoes datagrams for as long as the asking one listens.
+/// The asked host's part: prints its facts, echoes datagrams and lets connections come for as long as the asking one listens.
 fn answer(mut own: Facts, ports: Option<PortRange>) -> ExitCode {
     let socket = match ports {
         Some(range) => range.ports().find_map(|port| bind(port).ok()),
         None => bind(0).ok(),
     };
-    own.echo_port = socket.as_ref().and_then(|socket| socket.local_addr().ok()).map(|address| address.port());
+    own.echo_port = socket.as_ref().map(|(socket, _)| socket.local_addr().map_or(0, |address| address.port()));
     match serde_json::to_string(&own) {
         Ok(text) => reach::print_line(&text),
         Err(error) => {
             return super::fail(Code::HostUnfit, &format!("the facts are no JSON: {error}"), EXIT_FAILURE);
         }
     }
-    if let Some(socket) = socket {
+    // The system takes connections to a listener by itself.
+    if let Some((socket, _listener)) = socket {
         reach::echo(&socket);
     }
     ExitCode::SUCCESS
 }
 
-/// At all addresses, of both families where there are two.
-fn bind(port: u16) -> std::io::Result<UdpSocket> {
-    let any: [SocketAddr; 2] = [(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()];
-    UdpSocket::bind(&any[..])
+/// UDP and TCP with one number at all addresses, of both families where there are two.
+fn bind(port: u16) -> std::io::Result<(UdpSocket, TcpListener)> {
+    let any = |port| [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), (Ipv4Addr::UNSPECIFIED, port).into()];
+    let mut tries = if port == 0 { BIND_TRIES } else { 1 };
+    loop {
+        tries -= 1;
+        let socket = UdpSocket::bind(&any(port)[..])?;
+        match TcpListener::bind(&any(socket.local_addr()?.port())[..]) {
+            Ok(listener) => return Ok((socket, listener)),
+            // The number that UDP had free is another's over TCP.
+            Err(_) if tries > 0 => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 fn of_range(range: PortRange) -> Finding {
     let (all, free) = (range.ports().count(), range.ports().filter(|port| bind(*port).is_ok()).count());
-    let text = format!("{free} of the {all} UDP ports {range} are free");
+    let text = format!("{free} of the {all} ports {range} are free for UDP and TCP");
     match free {
-        0 => fail("ports", text, "end who has them (`ss -ulpn`), or give jobs another range with --ports"),
+        0 => fail("ports", text, "end who has them (`ss -tulpn`), or give jobs another range with --ports"),
         _ => ok("ports", text),
     }
 }
@@ -120,6 +131,7 @@ fn unix_ms() -> u64 {
 }
 
 const EXIT_FAILURE: u8 = 1;
+const BIND_TRIES: u32 = 16;
 
 const EXAMPLES: &str = "Examples:
   ronde check

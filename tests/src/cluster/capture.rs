@@ -74,10 +74,14 @@ impl Captured {
         Ok(Self { frames })
     }
 
-    /// Bytes that packets of IPv4 carry behind their headers of UDP.
+    /// Bytes that packets of IPv4 carry behind their headers of UDP, and behind those of TCP.
     #[must_use]
-    pub fn udp_payload_bytes(&self) -> u64 {
-        self.frames.iter().filter_map(|frame| udp_payload(frame)).map(|payload| payload.len() as u64).sum()
+    pub fn payload_bytes(&self) -> (u64, u64) {
+        let of = |protocol| {
+            let payloads = self.frames.iter().filter_map(|frame| payload(frame, protocol));
+            payloads.map(|payload| payload.len() as u64).sum()
+        };
+        (of(UDP), of(TCP))
     }
 
     /// How many places in all packets hold one of the pieces of 16 bytes that `pattern`, said again and again, has.
@@ -92,11 +96,11 @@ impl Captured {
     }
 }
 
-fn udp_payload(frame: &[u8]) -> Option<&[u8]> {
+fn payload(frame: &[u8], protocol: u8) -> Option<&[u8]> {
     let ip = frame.get(ETHERNET_HEADER_BYTES..).filter(|_| frame.get(12..14) == Some(&[0x08, 0x00]))?;
-    let header = usize::from(ip.first()? & 0x0F) * 4;
-    (ip.get(9) == Some(&UDP)).then_some(())?;
-    ip.get(header + UDP_HEADER_BYTES..)
+    let packet = ip.get(usize::from(ip.first()? & 0x0F) * 4..).filter(|_| ip.get(9) == Some(&protocol))?;
+    let header = if protocol == UDP { UDP_HEADER_BYTES } else { usize::from(packet.get(12)? >> 4) * 4 };
+    packet.get(header..)
 }
 
 const FILE_HEADER_BYTES: usize = 24;
@@ -104,5 +108,6 @@ const PACKET_HEADER_BYTES: usize = 16;
 const ETHERNET_HEADER_BYTES: usize = 14;
 const UDP_HEADER_BYTES: usize = 8;
 const UDP: u8 = 17;
+const TCP: u8 = 6;
 /// Chance does not produce so many equal bytes.
 const PIECE_BYTES: usize = 16;

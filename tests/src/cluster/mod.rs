@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use ronde_wire::control::Transport;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -49,6 +50,7 @@ pub struct Plan<'a> {
     thread_affinity: Vec<usize>,
     stall_ms: Option<(u64, u64)>,
     control_fan_out: Option<usize>,
+    transport: Transport,
     network: Option<&'a Network>,
 }
 
@@ -68,6 +70,7 @@ impl<'a> Plan<'a> {
             thread_affinity: Vec::new(),
             stall_ms: None,
             control_fan_out: None,
+            transport: Transport::Auto,
             network: None,
         }
     }
@@ -132,6 +135,12 @@ impl<'a> Plan<'a> {
         Self { control_fan_out: Some(fan_out), ..self }
     }
 
+    /// With links over this.
+    #[must_use]
+    pub fn transport(self, transport: Transport) -> Self {
+        Self { transport, ..self }
+    }
+
     /// With each sidecar on the host of its index.
     #[must_use]
     pub fn on(self, network: &'a Network) -> Self {
@@ -193,6 +202,7 @@ impl<'a> Plan<'a> {
             stall_warning_ms: self.stall_ms.map(|(warning, _)| warning),
             stall_shutdown_ms: self.stall_ms.map(|(_, shutdown)| shutdown),
             control_fan_out: self.control_fan_out,
+            transport: self.transport,
             namespace: self.network.map(|network| network.host(index)),
         }
     }

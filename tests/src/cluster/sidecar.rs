@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use ronde_transport::{JobCa, TrustDomain, Validity};
+use ronde_wire::control::Transport;
 use ronde_wire::{JobName, SidecarIndex};
 use serde_json::{Value, json};
 
@@ -49,6 +50,8 @@ pub struct SidecarOptions {
     pub stall_shutdown_ms: Option<u64>,
     /// Sidecars below one on the tree of control links; the default when absent.
     pub control_fan_out: Option<usize>,
+    /// What links run over.
+    pub transport: Transport,
     /// The network namespace to run in.
     pub namespace: Option<String>,
 }
@@ -103,6 +106,7 @@ impl Sidecar {
             "stall_warning_ms": options.stall_warning_ms,
             "stall_shutdown_ms": options.stall_shutdown_ms,
             "control_fan_out": options.control_fan_out,
+            "transport": options.transport,
         });
         process.say(&start.to_string())?;
         let bound = process.await_line("the bound line", PATIENCE, |line| message(line, "bound"))?;

@@ -22,7 +22,8 @@ pub use ca::{CaError, JobCa, KeyRequest, Validity, bundle};
 pub use hello::LocalHello;
 pub use identity::{Identity, IdentityError, SpiffeId, TrustDomain, utc};
 pub use links::{
-    BoundPort, CertificateFacts, LinkOptions, LinkSecurity, NetworkPort, PathStats, PortError, Routes, SocketOptions,
+    BoundPort, CertificateFacts, LinkOptions, LinkSecurity, NetworkPort, PathStats, PortError, QuicPath, Routes,
+    SocketOptions,
 };
 pub use memory::{MemoryMesh, MemoryPort};
 pub use port::{DownReason, Outgoing, Port, PortEvent, PortStats, Role, SendError, next_event};

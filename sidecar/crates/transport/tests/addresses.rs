@@ -3,21 +3,28 @@
 mod harness;
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
 use harness::{CONTROL, START_TIMEOUT, bind, control, down, frame, heartbeat, identity, local, options, up};
 use ronde_transport::{BoundPort, DownReason, NetworkPort, Port, Role, Routes, SocketOptions};
 use ronde_wire::SidecarIndex;
-use ronde_wire::control::Transport;
+use ronde_wire::control::{Carrier, Transport};
+
+harness::over_both!(
+    the_peer_is_found_behind_addresses_that_are_silent_or_somebody_else_s,
+    two_good_addresses_make_one_link,
+    what_was_found_out_is_tried_first,
+    each_address_is_named_with_its_end_when_none_is_the_peer_s,
+    an_address_that_is_not_in_use_is_not_answered,
+);
 
 const ONE: SidecarIndex = SidecarIndex(1);
 
 /// Bound to all addresses of the host, of both families.
-fn bind_everywhere() -> BoundPort {
-    let transport = Transport::Quic;
+fn bind_everywhere(over: Transport) -> BoundPort {
     let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
-    NetworkPort::bind(any, transport, CONTROL, &SocketOptions::default()).expect("a free port")
+    NetworkPort::bind(any, over, CONTROL, &SocketOptions::default()).expect("a free port")
 }
 
 fn start(bound: BoundPort, sidecar: u32, peers: &[(u32, Vec<SocketAddr>)], start_timeout: Duration) -> NetworkPort {
@@ -26,18 +33,34 @@ fn start(bound: BoundPort, sidecar: u32, peers: &[(u32, Vec<SocketAddr>)], start
     started.expect("a good identity")
 }
 
+/// Somebody who takes what is sent and says nothing.
+fn silent(over: Transport) -> (Box<dyn Send>, SocketAddr) {
+    let at = (Ipv4Addr::LOCALHOST, 0);
+    match over.carrier(CONTROL) {
+        Carrier::Quic => {
+            let socket = UdpSocket::bind(at).expect("a free port");
+            let address = socket.local_addr().expect("bound");
+            (Box::new(socket), address)
+        }
+        Carrier::Tls => {
+            let listener = TcpListener::bind(at).expect("a free port");
+            let address = listener.local_addr().expect("bound");
+            (Box::new(listener), address)
+        }
+    }
+}
+
 /// The address of a port in the other form: 127.0.0.`last`, whatever it is bound to.
 fn at(last: u8, bound: &BoundPort) -> SocketAddr {
     (Ipv4Addr::new(127, 0, 0, last), bound.local_addr().port()).into()
 }
 
-#[tokio::test]
-async fn the_peer_is_found_behind_addresses_that_are_silent_or_somebody_else_s() {
-    let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    let (zero, one, two) = (bind_everywhere(), bind_everywhere(), bind());
+async fn the_peer_is_found_behind_addresses_that_are_silent_or_somebody_else_s(over: Transport) {
+    let (_silent, silent) = silent(over);
+    let (zero, one, two) = (bind_everywhere(over), bind_everywhere(over), bind(over));
     let real = at(1, &one);
     let own = at(1, &zero);
-    let addresses = vec![silent.local_addr().expect("bound"), two.local_addr(), own, real];
+    let addresses = vec![silent, two.local_addr(), own, real];
     let routes = Routes::default();
     let _other = start(two, 2, &[(0, vec![])], START_TIMEOUT);
     let mut peer = start(one, 1, &[(0, vec![])], START_TIMEOUT);
@@ -50,9 +73,8 @@ async fn the_peer_is_found_behind_addresses_that_are_silent_or_somebody_else_s()
     assert_eq!(port.stats().refusals, 1, "sidecar 2 is not sidecar 1, and a port does not talk to itself");
 }
 
-#[tokio::test]
-async fn two_good_addresses_make_one_link() {
-    let (zero, one) = (bind(), bind_everywhere());
+async fn two_good_addresses_make_one_link(over: Transport) {
+    let (zero, one) = (bind(over), bind_everywhere(over));
     let addresses = vec![at(1, &one), at(2, &one), at(3, &one)];
     let mut peer = start(one, 1, &[(0, vec![])], START_TIMEOUT);
     let mut port = start(zero, 0, &[(1, addresses)], START_TIMEOUT);
@@ -66,24 +88,22 @@ async fn two_good_addresses_make_one_link() {
     assert_eq!((port.stats().links_opened, peer.stats().links_opened), (1, 1));
 }
 
-#[tokio::test]
-async fn what_was_found_out_is_tried_first() {
-    let (zero, one) = (bind(), bind_everywhere());
+async fn what_was_found_out_is_tried_first(over: Transport) {
+    let (zero, one) = (bind(over), bind_everywhere(over));
     let (first, second) = (at(2, &one), at(3, &one));
     let _peer = start(one, 1, &[(0, vec![])], START_TIMEOUT);
     let routes = Routes::default();
     let mut port = start(zero.sharing(routes.clone()), 0, &[(1, vec![second])], START_TIMEOUT);
     port.open(ONE, Role::Dial);
     up(&mut port, 1).await;
-    let mut next = start(bind().sharing(routes), 0, &[(1, vec![first, second])], START_TIMEOUT);
+    let mut next = start(bind(over).sharing(routes), 0, &[(1, vec![first, second])], START_TIMEOUT);
     next.open(ONE, Role::Dial);
     up(&mut next, 1).await;
     assert_eq!(next.path(ONE).map(|path| path.peer_address), Some(second));
 }
 
-#[tokio::test]
-async fn each_address_is_named_with_its_end_when_none_is_the_peer_s() {
-    let (zero, two) = (bind(), bind());
+async fn each_address_is_named_with_its_end_when_none_is_the_peer_s(over: Transport) {
+    let (zero, two) = (bind(over), bind(over));
     let addresses = vec![two.local_addr(), "[::1]:9".parse().expect("an address")];
     let _other = start(two, 2, &[(0, vec![])], START_TIMEOUT);
     let mut port = start(zero, 0, &[(1, addresses)], START_TIMEOUT);
@@ -91,24 +111,22 @@ async fn each_address_is_named_with_its_end_when_none_is_the_peer_s() {
     // At once: nobody there will become sidecar 1, and this socket has no IPv6.
     let DownReason::Refused(text) = down(&mut port, 1).await else { panic!("refused") };
     assert!(text.contains("sidecar/2's, expected"), "{text}");
-    let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    let address = silent.local_addr().expect("bound");
-    let mut port = start(bind(), 0, &[(1, vec![address])], Duration::from_secs(1));
+    let (_silent, address) = silent(over);
+    let mut port = start(bind(over), 0, &[(1, vec![address])], Duration::from_secs(1));
     port.open(ONE, Role::Dial);
     let DownReason::Lost(text) = down(&mut port, 1).await else { panic!("lost") };
     assert_eq!(text, format!("sidecar 1 did not answer within 1 s: {address}: no answer"));
 }
 
-#[tokio::test]
-async fn an_address_that_is_not_in_use_is_not_answered() {
-    let one = bind_everywhere();
+async fn an_address_that_is_not_in_use_is_not_answered(over: Transport) {
+    let one = bind_everywhere(over);
     let (used, other) = (at(2, &one), at(3, &one));
     let peer = start(one.only_at(vec![used.ip()]), 1, &[(0, vec![])], START_TIMEOUT);
-    let mut port = start(bind(), 0, &[(1, vec![other])], Duration::from_secs(1));
+    let mut port = start(bind(over), 0, &[(1, vec![other])], Duration::from_secs(1));
     port.open(ONE, Role::Dial);
     assert!(matches!(down(&mut port, 1).await, DownReason::Lost(_)));
     assert_eq!(peer.stats().links_opened, 0);
-    let mut port = start(bind(), 0, &[(1, vec![other, used])], START_TIMEOUT);
+    let mut port = start(bind(over), 0, &[(1, vec![other, used])], START_TIMEOUT);
     port.open(ONE, Role::Dial);
     up(&mut port, 1).await;
     assert_eq!(port.path(ONE).map(|path| path.peer_address), Some(used));

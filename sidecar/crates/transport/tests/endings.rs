@@ -1,4 +1,4 @@
-//! How links over QUIC end, beyond what every transport shares.
+//! How links over the network end, beyond what every transport shares.
 
 mod harness;
 
@@ -8,11 +8,18 @@ use bytes::Bytes;
 use harness::raw::{self, RawCa};
 use harness::{CONTROL, LANE, START_TIMEOUT, chunk, down, event, frame, identity, local, options, until, up};
 use ronde_transport::{DownReason, NetworkPort, Outgoing, Port, PortEvent, Role};
+use ronde_wire::control::Transport;
 use ronde_wire::limits::CHUNK_BYTES_MAX;
 use ronde_wire::{Frame, Seq, SidecarIndex};
 
-async fn pair() -> (NetworkPort, NetworkPort) {
-    let (one, two) = (harness::bind(), harness::bind());
+harness::over_both!(
+    a_shutdown_is_heard_behind_everything_that_was_sent,
+    a_link_that_is_up_says_how_its_path_is,
+    an_owner_that_does_not_poll_stops_the_sender_and_loses_nothing,
+);
+
+async fn pair(over: Transport) -> (NetworkPort, NetworkPort) {
+    let (one, two) = (harness::bind_for(over, LANE), harness::bind_for(over, LANE));
     let addresses = [vec![one.local_addr()], vec![two.local_addr()]];
     let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(addresses).collect();
     let start = |bound: ronde_transport::BoundPort, me: u32| {
@@ -27,9 +34,8 @@ async fn pair() -> (NetworkPort, NetworkPort) {
     (one, two)
 }
 
-#[tokio::test]
-async fn a_shutdown_is_heard_behind_everything_that_was_sent() {
-    let (mut one, mut two) = pair().await;
+async fn a_shutdown_is_heard_behind_everything_that_was_sent(over: Transport) {
+    let (mut one, mut two) = pair(over).await;
     let data = Bytes::from(vec![5; CHUNK_BYTES_MAX]);
     for seq in 0..8 {
         one.send(SidecarIndex(1), Outgoing::Chunk(chunk(seq, data.clone()))).expect("below the bound");
@@ -44,18 +50,20 @@ async fn a_shutdown_is_heard_behind_everything_that_was_sent() {
     assert_eq!(reason, DownReason::ClosedByPeer("the job is done".to_owned()));
 }
 
-#[tokio::test]
-async fn a_link_that_is_up_says_how_its_path_is() {
-    let (one, _two) = pair().await;
+async fn a_link_that_is_up_says_how_its_path_is(over: Transport) {
+    let (one, _two) = pair(over).await;
     let path = one.path(SidecarIndex(1)).expect("it is up");
-    assert!(path.datagram_bytes >= 1_200 && path.packets_sent > 0, "{path:?}");
+    assert!(path.sent_bytes > 0 && path.received_bytes > 0, "{path:?}");
+    let datagrams = path.quic.map(|quic| quic.datagram_bytes >= 1_200 && quic.packets_sent > 0);
+    assert_eq!(datagrams, (over == Transport::Quic).then_some(true));
+    assert_eq!(path.carrier, over.carrier(LANE));
+    assert_eq!(one.security(SidecarIndex(1)).expect("it is up").carrier, over.carrier(LANE));
     assert_eq!(one.path(SidecarIndex(2)), None);
 }
 
-#[tokio::test]
-async fn an_owner_that_does_not_poll_stops_the_sender_and_loses_nothing() {
+async fn an_owner_that_does_not_poll_stops_the_sender_and_loses_nothing(over: Transport) {
     const CHUNKS: u64 = 120;
-    let (mut one, mut two) = pair().await;
+    let (mut one, mut two) = pair(over).await;
     let data = Bytes::from(vec![9; CHUNK_BYTES_MAX]);
     for seq in 0..CHUNKS {
         one.send(SidecarIndex(1), Outgoing::Chunk(chunk(seq, data.clone()))).expect("below the bound");
@@ -71,7 +79,8 @@ async fn an_owner_that_does_not_poll_stops_the_sender_and_loses_nothing() {
 async fn a_peer_that_connects_anew_replaces_its_link() {
     let ca = RawCa::new();
     let peers = HashMap::from([(SidecarIndex(1), Vec::new())]);
-    let started = harness::bind().start(ca.identity(0), &local(0, CONTROL), peers, options(START_TIMEOUT));
+    let started =
+        harness::bind(Transport::Quic).start(ca.identity(0), &local(0, CONTROL), peers, options(START_TIMEOUT));
     let mut port = started.expect("starts");
     let hello = local(1, CONTROL).hello(SidecarIndex(1));
     let (first, _send, _recv) = raw::greet(port.local_addr(), ca.good(1), &hello).await;

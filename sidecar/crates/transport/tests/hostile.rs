@@ -1,4 +1,4 @@
-//! Peers that mean harm: the port stays up for the others.
+//! Peers over QUIC that mean harm: the port stays up for the others.
 
 mod harness;
 
@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use harness::raw::{self, ALPN, RawCa};
 use harness::{CONTROL, LANE, START_TIMEOUT, control, down, event, frame, heartbeat, local, options, up};
 use ronde_transport::{DownReason, NetworkPort, Port, PortEvent, Role};
-use ronde_wire::control::Purpose;
+use ronde_wire::control::{Purpose, Transport};
 use ronde_wire::{Epoch, FrameHeader, FrameKind, Seq, SidecarIndex};
 
 /// Sidecars 0 and 1 with a link, and what a third needs to attack 0.
@@ -21,7 +21,7 @@ struct Scene {
 impl Scene {
     async fn new(purpose: Purpose) -> Self {
         let ca = RawCa::new();
-        let (target, friend) = (harness::bind(), harness::bind());
+        let (target, friend) = (harness::bind(Transport::Quic), harness::bind(Transport::Quic));
         let addresses = [vec![target.local_addr()], vec![friend.local_addr()], Vec::new()];
         let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(addresses).collect();
         let start = |bound: ronde_transport::BoundPort, me| {
@@ -184,7 +184,7 @@ async fn many_that_say_nothing_keep_nobody_out() {
 #[tokio::test]
 async fn a_process_that_is_gone_is_noticed() {
     let ca = RawCa::new();
-    let (here, there) = (harness::bind(), harness::bind());
+    let (here, there) = (harness::bind(Transport::Quic), harness::bind(Transport::Quic));
     let addresses = [vec![here.local_addr()], vec![there.local_addr()]];
     let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(addresses).collect();
     let (their_identity, their_peers) = (ca.identity(1), peers.clone());

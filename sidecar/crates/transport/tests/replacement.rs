@@ -15,16 +15,29 @@ use ronde_transport::{
     DownReason, Identity, JobCa, KeyRequest, LinkOptions, NetworkPort, Outgoing, Port, PortEvent, Role, Validity,
     bundle,
 };
-use ronde_wire::control::{Hello, Purpose};
+use ronde_wire::control::{Hello, Purpose, Transport};
 use ronde_wire::frame::Chunk;
 use ronde_wire::{Frame, FrameKind, Incarnation, Seq, SidecarIndex};
+
+harness::over_both!(
+    no_frame_is_lost_doubled_or_overtaken_while_connections_are_replaced,
+    a_close_amid_a_replacement_comes_behind_what_was_sent,
+    a_link_outlives_its_first_certificates,
+    an_authority_is_changed_step_by_step_under_a_link,
+    a_peer_of_an_authority_that_was_dropped_is_given_up,
+);
 
 const ZERO: SidecarIndex = SidecarIndex(0);
 const ONE: SidecarIndex = SidecarIndex(1);
 
 /// Sidecar 0, which has dialled, and sidecar 1.
-async fn pair(purpose: Purpose, identities: [std::sync::Arc<Identity>; 2], options: LinkOptions) -> [NetworkPort; 2] {
-    let bound = [harness::bind(), harness::bind()];
+async fn pair(
+    over: Transport,
+    purpose: Purpose,
+    identities: [std::sync::Arc<Identity>; 2],
+    options: LinkOptions,
+) -> [NetworkPort; 2] {
+    let bound = [harness::bind_for(over, purpose), harness::bind_for(over, purpose)];
     let peers: HashMap<_, _> =
         (0..).map(SidecarIndex).zip(bound.iter().map(|bound| vec![bound.local_addr()])).collect();
     let mut ports = Vec::new();
@@ -38,8 +51,8 @@ async fn pair(purpose: Purpose, identities: [std::sync::Arc<Identity>; 2], optio
     [zero, one]
 }
 
-async fn usual(purpose: Purpose) -> [NetworkPort; 2] {
-    pair(purpose, [identity(ZERO), identity(ONE)], options(START_TIMEOUT)).await
+async fn usual(over: Transport, purpose: Purpose) -> [NetworkPort; 2] {
+    pair(over, purpose, [identity(ZERO), identity(ONE)], options(START_TIMEOUT)).await
 }
 
 /// Chunks in both directions, each with its number, and what is known of them.
@@ -92,9 +105,8 @@ fn replaced(ports: &[NetworkPort; 2], times: u64) -> bool {
     ports.iter().all(|port| port.stats().links_replaced >= times)
 }
 
-#[tokio::test]
-async fn no_frame_is_lost_doubled_or_overtaken_while_connections_are_replaced() {
-    let mut ports = usual(LANE).await;
+async fn no_frame_is_lost_doubled_or_overtaken_while_connections_are_replaced(over: Transport) {
+    let mut ports = usual(over, LANE).await;
     let mut traffic = Traffic::default();
     for round in 1..=6 {
         // The dialler's certificate, the acceptor's, and both at once.
@@ -128,11 +140,10 @@ async fn no_frame_is_lost_doubled_or_overtaken_while_connections_are_replaced() 
 }
 
 /// At every step of a replacement one side closes; what it has sent before arrives, and then its reason.
-#[tokio::test]
-async fn a_close_amid_a_replacement_comes_behind_what_was_sent() {
+async fn a_close_amid_a_replacement_comes_behind_what_was_sent(over: Transport) {
     for steps in 0..60 {
         for closes in [0, 1] {
-            let mut ports = usual(CONTROL).await;
+            let mut ports = usual(over, CONTROL).await;
             let changes = steps % 2;
             let fresh = identity(SidecarIndex(u32::try_from(changes).expect("0 or 1")));
             ports[changes].install_identity(fresh).expect("the same sidecar's");
@@ -156,12 +167,11 @@ async fn a_close_amid_a_replacement_comes_behind_what_was_sent() {
     }
 }
 
-#[tokio::test]
-async fn a_link_outlives_its_first_certificates() {
+async fn a_link_outlives_its_first_certificates(over: Transport) {
     let end = SystemTime::now() + Duration::from_secs(6);
     let soon = || Validity { not_before: end - Duration::from_secs(60), not_after: end };
     let brief = [ZERO, ONE].map(|of| issue(ca(), of, soon(), ca()));
-    let mut ports = pair(CONTROL, brief, options(START_TIMEOUT)).await;
+    let mut ports = pair(over, CONTROL, brief, options(START_TIMEOUT)).await;
     for (port, of) in ports.iter().zip([ZERO, ONE]) {
         port.install_identity(identity(of)).expect("the same sidecar's");
     }
@@ -191,10 +201,9 @@ fn by(ca: &JobCa, of: SidecarIndex, accepted: &[&JobCa]) -> std::sync::Arc<Ident
     std::sync::Arc::new(key.into_identity(&certificate, &roots, ca.id_of(of)).expect("an identity"))
 }
 
-#[tokio::test]
-async fn an_authority_is_changed_step_by_step_under_a_link() {
+async fn an_authority_is_changed_step_by_step_under_a_link(over: Transport) {
     let (old, new) = (ca(), JobCa::generate(job(), trust_domain(), hour()).expect("an authority"));
-    let mut ports = usual(LANE).await;
+    let mut ports = usual(over, LANE).await;
     let mut traffic = Traffic::default();
     let steps: [(&JobCa, &[&JobCa]); 3] = [(old, &[old, &new]), (&new, &[&new, old]), (&new, &[&new])];
     for (issuer, accepted) in steps {
@@ -214,13 +223,12 @@ async fn an_authority_is_changed_step_by_step_under_a_link() {
     assert!(ports.iter().all(|port| port.stats().links_opened == 1));
 }
 
-#[tokio::test]
-async fn a_peer_of_an_authority_that_was_dropped_is_given_up() {
+async fn a_peer_of_an_authority_that_was_dropped_is_given_up(over: Transport) {
     let new = JobCa::generate(job(), trust_domain(), hour()).expect("an authority");
     for drops in [0, 1] {
         let brief = LinkOptions { disowned_grace: Duration::from_millis(300), ..options(START_TIMEOUT) };
         let both = [ca(), &new];
-        let mut ports = pair(CONTROL, [by(ca(), ZERO, &both), by(ca(), ONE, &both)], brief).await;
+        let mut ports = pair(over, CONTROL, [by(ca(), ZERO, &both), by(ca(), ONE, &both)], brief).await;
         let of = SidecarIndex(u32::try_from(drops).expect("0 or 1"));
         ports[drops].install_identity(by(&new, of, &[&new])).expect("the same sidecar's");
         let DownReason::Refused(reason) = down(&mut ports[drops], 1 - of.0).await else { panic!("not refused") };
@@ -240,7 +248,8 @@ impl Scene {
     async fn new() -> Self {
         let ca = RawCa::new();
         let peers = HashMap::from([(ONE, Vec::new())]);
-        let started = harness::bind().start(ca.identity(0), &local(0, CONTROL), peers, options(START_TIMEOUT));
+        let started =
+            harness::bind(Transport::Quic).start(ca.identity(0), &local(0, CONTROL), peers, options(START_TIMEOUT));
         let mut port = started.expect("starts");
         let hello = local(1, CONTROL).hello(ONE);
         let link = raw::greet(port.local_addr(), ca.good(1), &hello).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use prometheus::proto::MetricType;
 use ronde_engine::{Engine, EngineConfig, Time};
-use ronde_transport::{PathStats, PortStats};
+use ronde_transport::{PathStats, PortStats, QuicPath};
 use ronde_wire::control::{Carrier, Transport};
 use ronde_wire::{SidecarIndex, World};
 
@@ -100,17 +100,20 @@ fn snapshot() -> Snapshot {
     let world = World::new(vec![me, SidecarIndex(1)]).expect("a world");
     let mut status = Engine::new(EngineConfig::new(me, world), Time(0)).status(Time(0));
     (status.last_to_be_ready, status.waited_for_us) = (vec![1, 2], vec![3, 4]);
-    let path = PathStats {
-        carrier: Carrier::Quic,
-        peer_address: ([127, 0, 0, 1], 7_400).into(),
+    let quic = QuicPath {
         round_trip: Duration::from_micros(50),
         datagram_bytes: 1_452,
         window_bytes: 1,
         packets_sent: 2,
         packets_lost: 1,
         lost_bytes: 1,
+    };
+    let path = PathStats {
+        carrier: Carrier::Quic,
+        peer_address: ([127, 0, 0, 1], 7_400).into(),
         sent_bytes: 2,
         received_bytes: 3,
+        quic: Some(quic),
     };
     let paths = vec![(SidecarIndex(1), path)];
     Snapshot {

@@ -2,7 +2,7 @@
 
 use ronde_wire::Deviation;
 
-use super::{Kind, Metric, Sample, Snapshot, by_rank, count, lanes, links, number, one, ports};
+use super::{Kind, Metric, Sample, Snapshot, by_rank, count, lanes, links, number, one, ports, quic_links};
 
 /// All metrics.
 pub(super) const METRICS: &[Metric] = &[
@@ -191,16 +191,13 @@ pub(super) const METRICS: &[Metric] = &[
     counter("ronde_refusals_total", "Connections and hellos that were refused.", &["port"], |s| {
         ports(s, |p| p.refusals)
     }),
-    // === Links that are up ===
-    counter(
-        "ronde_link_sent_bytes_total",
-        "Bytes of UDP sent since the link's connection was made.",
-        PEER_AND_PORT,
-        |s| links(s, |p| number(p.sent_bytes)),
-    ),
+    // === Links that are up; what only QUIC measures is not there over TCP ===
+    counter("ronde_link_sent_bytes_total", "Bytes sent since the link's connection was made.", PEER_AND_PORT, |s| {
+        links(s, |p| number(p.sent_bytes))
+    }),
     counter(
         "ronde_link_received_bytes_total",
-        "Bytes of UDP received since the link's connection was made.",
+        "Bytes received since the link's connection was made.",
         PEER_AND_PORT,
         |s| links(s, |p| number(p.received_bytes)),
     ),
@@ -208,24 +205,26 @@ pub(super) const METRICS: &[Metric] = &[
         "ronde_link_packets_sent_total",
         "Packets sent since the link's connection was made.",
         PEER_AND_PORT,
-        |s| links(s, |p| number(p.packets_sent)),
+        |s| quic_links(s, |p| number(p.packets_sent)),
     ),
     counter(
         "ronde_link_packets_lost_total",
         "Packets lost since the link came up; what was in them is sent again.",
         PEER_AND_PORT,
-        |s| links(s, |p| number(p.packets_lost)),
+        |s| quic_links(s, |p| number(p.packets_lost)),
     ),
     counter("ronde_link_lost_bytes_total", "Bytes in the packets that were lost.", PEER_AND_PORT, |s| {
-        links(s, |p| number(p.lost_bytes))
+        quic_links(s, |p| number(p.lost_bytes))
     }),
     gauge("ronde_link_round_trip_seconds", "The smoothed round trip.", PEER_AND_PORT, |s| {
-        links(s, |p| p.round_trip.as_secs_f64())
+        quic_links(s, |p| p.round_trip.as_secs_f64())
     }),
     gauge("ronde_link_datagram_bytes", "The largest datagram that goes through.", PEER_AND_PORT, |s| {
-        links(s, |p| f64::from(p.datagram_bytes))
+        quic_links(s, |p| f64::from(p.datagram_bytes))
     }),
-    gauge("ronde_link_window_bytes", "The congestion window.", PEER_AND_PORT, |s| links(s, |p| number(p.window_bytes))),
+    gauge("ronde_link_window_bytes", "The congestion window.", PEER_AND_PORT, |s| {
+        quic_links(s, |p| number(p.window_bytes))
+    }),
 ];
 
 const fn counter(

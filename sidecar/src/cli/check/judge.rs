@@ -35,7 +35,7 @@ pub(super) struct Facts {
     pub(super) udp: Result<(), String>,
     /// The host's addresses, those of the loopback last.
     pub(super) addresses: Vec<IpAddr>,
-    /// The port on which it echoes datagrams while it is asked.
+    /// The port on which it echoes datagrams and takes connections while it is asked.
     pub(super) echo_port: Option<u16>,
     /// NVIDIA devices.
     pub(super) gpus: usize,

@@ -1,9 +1,9 @@
-//! Other hosts: their facts by the remote shell, and whether UDP gets there and back.
+//! Other hosts: their facts by the remote shell, and whether UDP and TCP get there and back.
 //!
 //! The asked host prints its facts, echoes datagrams on a port named there, and ends with its standard input.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +42,7 @@ pub(super) fn ask(
             .map_err(|error| format!("its answer is not understood, it may run another version: {error}"))?;
         let mut findings = judge(&facts, round_trip_ms);
         findings.push(datagrams(&facts));
+        findings.push(connections(&facts));
         Ok(findings)
     });
     end(&mut child);
@@ -79,20 +80,46 @@ fn datagrams(facts: &Facts) -> Finding {
     let Some(port) = facts.echo_port else {
         return fail("UDP", "it could not open a port".to_owned(), "see that no policy there forbids UDP sockets");
     };
-    // A loopback there is not the one here, unless there is nothing else.
-    let outside: Vec<IpAddr> = facts.addresses.iter().copied().filter(|address| !address.is_loopback()).collect();
-    let tried = if outside.is_empty() { &facts.addresses } else { &outside };
-    match tried.iter().take(ADDRESSES_MAX).find(|address| round_trip(SocketAddr::new(**address, port))) {
+    let tried = outside(facts);
+    match tried.iter().find(|address| round_trip(SocketAddr::new(**address, port))) {
         Some(address) => ok("UDP", format!("datagrams of {DATAGRAM_BYTES} bytes get to {address} and back")),
-        None => {
-            let addresses: Vec<String> = tried.iter().map(ToString::to_string).collect();
-            fail(
-                "UDP",
-                format!("datagrams of {DATAGRAM_BYTES} bytes do not get to {} and back", addresses.join(" or ")),
-                "open UDP between the hosts in their firewalls and the network's (security groups)",
-            )
-        }
+        None => fail(
+            "UDP",
+            format!("datagrams of {DATAGRAM_BYTES} bytes do not get to {} and back", named(&tried)),
+            "open UDP between the hosts in their firewalls and the network's (security groups)",
+        ),
     }
+}
+
+/// Whether a connection can be made to one of a host's addresses.
+fn connections(facts: &Facts) -> Finding {
+    let Some(port) = facts.echo_port else {
+        return fail("TCP", "it could not open a port".to_owned(), "see that no policy there forbids TCP sockets");
+    };
+    let tried = outside(facts);
+    let connects =
+        |address: &&IpAddr| TcpStream::connect_timeout(&SocketAddr::new(**address, port), CONNECT_WAIT).is_ok();
+    match tried.iter().find(connects) {
+        Some(address) => ok("TCP", format!("connections can be made to {address}")),
+        None => fail(
+            "TCP",
+            format!("no connection can be made to {}", named(&tried)),
+            "open TCP between the hosts in their firewalls and the network's (security groups), or give jobs --transport quic",
+        ),
+    }
+}
+
+/// The addresses of a host that may lead there: its loopback is not the one here, unless there is nothing else.
+fn outside(facts: &Facts) -> Vec<IpAddr> {
+    let outside: Vec<IpAddr> = facts.addresses.iter().copied().filter(|address| !address.is_loopback()).collect();
+    let mut tried = if outside.is_empty() { facts.addresses.clone() } else { outside };
+    tried.truncate(ADDRESSES_MAX);
+    tried
+}
+
+fn named(addresses: &[IpAddr]) -> String {
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    addresses.join(" or ")
 }
 
 fn round_trip(to: SocketAddr) -> bool {
@@ -164,6 +191,7 @@ pub(super) fn print_line(line: &str) {
 const DATAGRAM_BYTES: usize = 1_200;
 const DATAGRAM_TRIES: u8 = 4;
 const DATAGRAM_WAIT: Duration = Duration::from_millis(300);
+const CONNECT_WAIT: Duration = Duration::from_secs(1);
 const ADDRESSES_MAX: usize = 8;
 const ECHO_TIME: Duration = Duration::from_secs(60);
 const ECHO_LOOK: Duration = Duration::from_millis(100);
@@ -190,6 +218,7 @@ mod tests {
     fn a_host_that_answers_is_judged_and_gets_datagrams() {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a free port");
         let port = socket.local_addr().expect("it is bound").port();
+        let _listener = std::net::TcpListener::bind(("127.0.0.1", port)).expect("free for TCP as well");
         let silent = UdpSocket::bind("127.0.0.1:0").expect("a free port");
         let silent_port = silent.local_addr().expect("it is bound").port();
         let over = AtomicBool::new(false);
@@ -206,9 +235,10 @@ mod tests {
             let blocked = ask_script(&script(silent_port), |_, _| Vec::new());
             over.store(true, Ordering::Relaxed);
             let found = found.expect("an answer");
-            assert_eq!((found[0].mark, found[1].mark), (Mark::Ok, Mark::Ok), "{found:?}");
+            assert!(found.len() == 3 && found.iter().all(|finding| finding.mark == Mark::Ok), "{found:?}");
             let blocked = blocked.expect("an answer");
             assert!(blocked[0].to_string().contains("do not get to 127.0.0.1 and back; open UDP"), "{blocked:?}");
+            assert!(blocked[1].to_string().contains("no connection can be made to 127.0.0.1; open TCP"), "{blocked:?}");
         });
     }
 

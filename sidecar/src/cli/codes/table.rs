@@ -80,7 +80,7 @@ pub(crate) const TABLE: &[Entry] = &[
         code: Code::StartTimeout,
         title: "not everything started in time",
         meaning: "A host, sidecar or worker did not answer within --start-timeout, or ranks did not join the job while others waited for them. The message names each with its host and ranks, and what was awaited.",
-        remedy: "When the named host or rank is merely slow, give more seconds with --start-timeout. When sidecars do not reach each other, UDP between the hosts is blocked at all the addresses of the message: `ronde check --hosts` tells; --ports and --network-interfaces choose others. When a rank has not joined, see why its program does not come to `ronde.init()`.",
+        remedy: "When the named host or rank is merely slow, give more seconds with --start-timeout. When sidecars do not reach each other, the ways between the hosts are blocked at all the addresses of the message: `ronde check --hosts` tells; --ports and --network-interfaces choose others. When a rank has not joined, see why its program does not come to `ronde.init()`.",
     },
     Entry {
         code: Code::OutputLost,
@@ -175,7 +175,7 @@ pub(crate) const TABLE: &[Entry] = &[
     Entry {
         code: Code::PortBind,
         title: "a port cannot be bound",
-        meaning: "The address is not one of this host's, another process has the UDP port, or the range of --ports has fewer free ports than the sidecar needs.",
+        meaning: "The address is not one of this host's, another process has the port over UDP or TCP, or the range of --ports has fewer free ports than the sidecar needs.",
         remedy: "See the host's addresses with `ip address` and who has the port with `ss -ulpn`; give another address, port or range.",
     },
     Entry {
@@ -188,7 +188,7 @@ pub(crate) const TABLE: &[Entry] = &[
         code: Code::PeerMissing,
         title: "another sidecar did not come",
         meaning: "The link to a sidecar of the job was refused, or was not there in time. Nothing has been computed yet.",
-        remedy: "A refusal names its reason, for example an expired certificate. Silence means that UDP is blocked between the two hosts or that the address is wrong: open the port in the firewall.",
+        remedy: "A refusal names its reason, for example an expired certificate. Silence means that the port is blocked between the two hosts (UDP and TCP, see --transport) or that the address is wrong: open it in the firewall. Sidecars of different settings of --transport name both.",
     },
     Entry {
         code: Code::LauncherLine,

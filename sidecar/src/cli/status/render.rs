@@ -184,9 +184,9 @@ mod tests {
         let mut now = json!({
             "job": "night", "version": "0.1.0", "sidecar": 0, "coordinator": 0, "world_size": 4, "epoch": 2,
             "phase": "active", "up_ms": 125_000, "ranks_in_epoch": [0, 1], "ranks_waiting": [], "ranks_missing": [],
-            "suspect_ranks": [3], "suspect_sidecars": [1], "transport": "QUIC",
+            "suspect_ranks": [3], "suspect_sidecars": [1], "transport": "auto",
             "links": [{ "peer": 1, "up": true }, { "peer": 2, "up": false }],
-            "paths": [{ "peer": 1, "address": "10.0.1.2:7400", "round_trip_us": 120, "datagram_bytes": 1452, "packets_lost": 1, "packets_sent": 9,
+            "paths": [{ "peer": 1, "carrier": "QUIC", "data_carrier": "TLS over TCP", "address": "10.0.1.2:7400", "round_trip_us": 120, "datagram_bytes": 1452, "packets_lost": 1, "packets_sent": 9,
                 "cipher": "TLS_X", "key_exchange": "KX", "certificate": { "serial": "01", "until": "then" },
                 "peer_certificate": { "serial": "02", "until": "later" } }],
             "schedule": { "number": 1, "operations": 12, "tensors": 161, "steps": 40 },
@@ -204,7 +204,7 @@ mod tests {
 job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0.1.0
   ranks here: 0 1 in the epoch, none wait for it
   silent: ranks 3, sidecars 1
-  link to sidecar 1: QUIC, TLS_X, KX, at 10.0.1.2:7400, round trip 120 us, datagrams of 1452 bytes, 1 of 9 packets lost
+  link to sidecar 1: QUIC for control, TLS over TCP for data, TLS_X, KX, at 10.0.1.2:7400, round trip 120 us, datagrams of 1452 bytes, 1 of 9 packets lost
     certificate until then, the peer's until later
   link to sidecar 2: down
   traffic: 2.5 MB/s out, 2.0 kB/s in, 7 operations in 2.0 s; 5.0 MB out and 4.0 kB in so far

@@ -1,7 +1,6 @@
 //! A connection over either carrier, and its two directions, as the links need them.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use quinn::{ReadError, ReadExactError};
@@ -115,14 +114,9 @@ impl Connection {
                 PathStats {
                     carrier: Carrier::Tls,
                     peer_address: canonical(connection.remote_address()),
-                    round_trip: Duration::ZERO,
-                    datagram_bytes: u16::try_from(connection.segment_bytes()).unwrap_or(u16::MAX),
-                    window_bytes: 0,
-                    packets_sent: 0,
-                    packets_lost: 0,
-                    lost_bytes: 0,
                     sent_bytes,
                     received_bytes,
+                    quic: None,
                 }
             }
         }

@@ -261,16 +261,27 @@ impl fmt::Debug for NetworkPort {
     }
 }
 
-/// The way to a peer, as the connection has measured it.
+/// The way to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathStats {
-    /// What the connection runs over. Over TCP, only the bytes and the segments' size are known; the rest is 0.
+    /// What the connection runs over.
     pub carrier: Carrier,
     /// Where the peer is reached, or where its packets come from.
     pub peer_address: SocketAddr,
+    /// Bytes sent, sealed: UDP payload, or what TCP carries.
+    pub sent_bytes: u64,
+    /// Bytes received, likewise.
+    pub received_bytes: u64,
+    /// What QUIC has measured; TCP keeps that to itself.
+    pub quic: Option<QuicPath>,
+}
+
+/// The way to a peer, as a connection over QUIC has measured it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuicPath {
     /// The smoothed round-trip time.
     pub round_trip: Duration,
-    /// The largest datagram that goes through, in bytes of UDP payload; over TCP, of a segment.
+    /// The largest datagram that goes through, in bytes of UDP payload.
     pub datagram_bytes: u16,
     /// The congestion window, in bytes.
     pub window_bytes: u64,
@@ -280,10 +291,6 @@ pub struct PathStats {
     pub packets_lost: u64,
     /// Bytes in them, which are sent again.
     pub lost_bytes: u64,
-    /// UDP payload sent, or bytes over TCP.
-    pub sent_bytes: u64,
-    /// UDP payload received, or bytes over TCP.
-    pub received_bytes: u64,
 }
 
 /// A port that cannot be bound or started.

@@ -32,7 +32,7 @@ pub(crate) use socket::bind;
 use crate::identity::Identity;
 use crate::links::closing::{CloseCode, Ending};
 use crate::links::connection::Attempt;
-use crate::links::{PathStats, PortError, canonical};
+use crate::links::{PathStats, PortError, QuicPath, canonical};
 use crate::port::DownReason;
 use crate::tls::{SERVER_NAME, explained};
 
@@ -101,14 +101,16 @@ pub(crate) fn path(connection: &Connection) -> PathStats {
     PathStats {
         carrier: Carrier::Quic,
         peer_address: canonical(connection.remote_address()),
-        round_trip: path.rtt,
-        datagram_bytes: path.current_mtu,
-        window_bytes: path.cwnd,
-        packets_sent: path.sent_packets,
-        packets_lost: path.lost_packets,
-        lost_bytes: path.lost_bytes,
         sent_bytes: stats.udp_tx.bytes,
         received_bytes: stats.udp_rx.bytes,
+        quic: Some(QuicPath {
+            round_trip: path.rtt,
+            datagram_bytes: path.current_mtu,
+            window_bytes: path.cwnd,
+            packets_sent: path.sent_packets,
+            packets_lost: path.lost_packets,
+            lost_bytes: path.lost_bytes,
+        }),
     }
 }
 

@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use ronde_wire::control::{self, Close};
-use ronde_wire::frame::HEADER_BYTES;
-use ronde_wire::{Epoch, Frame, FrameHeader, FrameKind, Seq};
+use ronde_wire::{Epoch, Frame, FrameKind, Seq};
 use rustls::{AlertDescription, Error};
 use rustls_pki_types::CertificateDer;
 use socket2::SockRef;
@@ -22,8 +21,9 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use super::halves::{RecvHalf, SendHalf};
 use super::open::Open;
-use super::session::{Opened, Progress, Session};
+use super::session::{Progress, Session};
 use crate::links::closing::{CloseCode, Ending};
 use crate::port::DownReason;
 use crate::tls;
@@ -38,31 +38,31 @@ pub(super) type Faint = Weak<Inner>;
 pub(super) struct Inner {
     stream: TcpStream,
     peer: SocketAddr,
-    core: Mutex<Core>,
+    pub(super) core: Mutex<Core>,
     /// Told when the connection has ended, and when this side's direction has.
-    changed: Notify,
-    runtime: Handle,
+    pub(super) changed: Notify,
+    pub(super) runtime: Handle,
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
     /// The endpoint knows that it is there.
     _open: Open,
 }
 
-struct Core {
-    session: Session,
+pub(super) struct Core {
+    pub(super) session: Session,
     /// Given to be sealed.
-    pending: VecDeque<Bytes>,
+    pub(super) pending: VecDeque<Bytes>,
     /// Nothing more is given.
-    finishing: bool,
+    pub(super) finishing: bool,
     is_end_sealed: bool,
-    is_end_sent: bool,
+    pub(super) is_end_sent: bool,
     /// This side has ended the connection.
-    is_closed: bool,
-    ended: Option<Ending>,
+    pub(super) is_closed: bool,
+    pub(super) ended: Option<Ending>,
 }
 
 /// How far writing has come.
-enum Pushed {
+pub(super) enum Pushed {
     All,
     Some,
     Blocked,
@@ -125,12 +125,6 @@ impl Connection {
     /// Bytes sent and received, sealed.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         (self.0.sent_bytes.load(Ordering::Relaxed), self.0.received_bytes.load(Ordering::Relaxed))
-    }
-
-    /// Bytes of payload in a segment, as the system knows it.
-    pub(crate) fn segment_bytes(&self) -> u32 {
-        // A socket that is gone has none.
-        SockRef::from(&self.0.stream).tcp_mss().unwrap_or_default()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -209,7 +203,7 @@ impl Inner {
     }
 
     /// Reads what there is, as much as fits.
-    async fn read_some(&self) -> io::Result<usize> {
+    pub(super) async fn read_some(&self) -> io::Result<usize> {
         loop {
             match self.try_read() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.stream.readable().await?,
@@ -227,7 +221,7 @@ impl Inner {
     }
 
     /// Writes until everything that was given has been handed to the system.
-    async fn pump(&self) -> io::Result<()> {
+    pub(super) async fn pump(&self) -> io::Result<()> {
         loop {
             match self.push()? {
                 Pushed::All => return Ok(()),
@@ -239,7 +233,7 @@ impl Inner {
     }
 
     /// Seals a buffer's worth when the last one is written, and writes once.
-    fn push(&self) -> io::Result<Pushed> {
+    pub(super) fn push(&self) -> io::Result<Pushed> {
         let mut core = self.lock();
         core.seal()?;
         if !core.session.outgoing().is_empty() {
@@ -279,14 +273,14 @@ impl Inner {
     }
 
     /// Why it has ended, also when it has by itself, because both directions have.
-    fn ended(&self) -> Option<Ending> {
+    pub(super) fn ended(&self) -> Option<Ending> {
         let core = self.lock();
         let both = || Ending::Other(DownReason::Lost("both directions have ended".to_owned()));
         core.ended.clone().or_else(|| (core.is_end_sent && core.session.has_peer_finished()).then(both))
     }
 
     /// Keeps why the connection has ended, the first time; what that is.
-    fn note_end(&self, ending: Ending) -> Ending {
+    pub(super) fn note_end(&self, ending: Ending) -> Ending {
         let mut core = self.lock();
         // Nobody reads it any more.
         core.pending.clear();
@@ -296,7 +290,7 @@ impl Inner {
         kept
     }
 
-    fn lock(&self) -> MutexGuard<'_, Core> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
         // A panic of one task must not take the other direction's reason with it; rustls keeps its own state whole.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -310,173 +304,26 @@ impl Core {
         }
         while let Some(piece) = self.pending.front_mut() {
             let sealed = self.session.seal(piece).map_err(io::Error::other)?;
+            if sealed == 0 && self.session.outgoing().is_empty() {
+                return Err(io::Error::other("nothing can be sealed any more"));
+            }
             if sealed < piece.len() {
                 // No room: the buffer is written first.
-                bytes::Buf::advance(piece, sealed);
+                piece.advance(sealed);
                 return Ok(());
             }
             self.pending.pop_front();
         }
         if self.finishing && !self.is_end_sealed {
-            // A session that has failed ends with its alert.
-            self.is_end_sealed = self.session.finish().unwrap_or(true);
+            // One that was never established has no end to seal, and one that has failed ends with its alert.
+            self.is_end_sealed = self.session.finish().unwrap_or(true) || self.session.outgoing().is_empty();
         }
         Ok(())
     }
 }
 
-/// The direction to the peer.
-pub(crate) struct SendHalf(Arc<Inner>);
-
-impl SendHalf {
-    /// Sends all pieces; they are with the system when this returns.
-    ///
-    /// # Errors
-    /// The connection is gone; reading says why.
-    pub(crate) async fn write(&mut self, pieces: Vec<Bytes>) -> io::Result<()> {
-        {
-            let mut core = self.0.lock();
-            if core.finishing {
-                return Err(io::ErrorKind::BrokenPipe.into());
-            }
-            core.pending.extend(pieces.into_iter().filter(|piece| !piece.is_empty()));
-        }
-        self.0.pump().await
-    }
-
-    /// Ends the direction behind what was written.
-    pub(crate) fn finish(&mut self) {
-        self.0.lock().finishing = true;
-        let inner = self.0.clone();
-        self.0.runtime.spawn(async move {
-            // One that the peer does not take ends with the connection.
-            let _ = timeout(FINISH_TIMEOUT, inner.pump()).await;
-        });
-    }
-
-    /// Waits until the end of the direction is on its way, or the connection has ended.
-    pub(crate) async fn finished(&mut self) {
-        loop {
-            let changed = self.0.changed.notified();
-            if self.0.lock().is_end_sent || self.0.ended().is_some() {
-                return;
-            }
-            changed.await;
-        }
-    }
-}
-
-/// The direction from the peer.
-pub(crate) struct RecvHalf(Arc<Inner>);
-
-/// Why nothing more can be read.
-pub(crate) enum Stop {
-    /// The peer has ended its direction; so many bytes short of what was asked for.
-    Finished(usize),
-    /// The connection has ended.
-    Ended(Ending),
-}
-
-impl RecvHalf {
-    /// Reads exactly so many bytes.
-    pub(crate) async fn read(&mut self, out: &mut dyn BufMutSend, mut want: usize) -> Result<(), Stop> {
-        let inner = &self.0;
-        loop {
-            let opened = {
-                let mut core = inner.lock();
-                if core.is_closed {
-                    let ending = core.ended.clone();
-                    return Err(Stop::Ended(ending.expect("it was set when it was closed")));
-                }
-                core.session.open(out.as_buf(), &mut want)
-            };
-            match opened {
-                Ok(Opened::All) => return Ok(()),
-                Ok(Opened::Finished) => return Err(Stop::Finished(want)),
-                Ok(Opened::Hungry) => {}
-                Err(error) => return Err(self.fail(&error)),
-            }
-            match inner.read_some().await {
-                Ok(0) => {
-                    let gone = "its process is gone (the connection ended without a goodbye)";
-                    return Err(Stop::Ended(inner.note_end(Ending::Other(DownReason::Lost(gone.to_owned())))));
-                }
-                Ok(_) => {}
-                Err(error) => return Err(Stop::Ended(inner.note_end(lost(&error)))),
-            }
-        }
-    }
-
-    /// The rest of a frame that ends the connection, as the peer's reason.
-    pub(crate) async fn end(&mut self, header: &FrameHeader) -> Result<Ending, Stop> {
-        let mut payload = BytesMut::with_capacity(header.length as usize);
-        self.read(&mut payload, header.length as usize).await?;
-        let ending = match control::decode::<Close>(FrameKind::Close, &payload) {
-            Ok(close) => Ending::of_code(CloseCode::of(close.code), close.reason),
-            Err(error) => Ending::Other(DownReason::Protocol(error.to_string())),
-        };
-        Ok(self.0.note_end(ending))
-    }
-
-    fn fail(&self, error: &Error) -> Stop {
-        // The alert goes out at once, as far as it goes; closing the connection takes care of the rest.
-        let _ = self.0.push();
-        let ending = match error {
-            Error::AlertReceived(_) => refused(error),
-            other => Ending::Other(DownReason::Protocol(format!("TLS: {other}"))),
-        };
-        Stop::Ended(self.0.note_end(ending))
-    }
-
-    /// Reads a frame that nobody wants any more; notes the end of the connection.
-    async fn pass_frame(&mut self) {
-        let mut header = [0; HEADER_BYTES];
-        if let Err(stop) = self.read(&mut Fixed(&mut header), HEADER_BYTES).await {
-            return self.note_stop(stop);
-        }
-        let passed = match FrameHeader::decode(&header) {
-            Ok(header) if header.kind == FrameKind::Close => self.end(&header).await.map(drop),
-            Ok(header) => self.read(&mut BytesMut::new(), header.length as usize).await,
-            Err(error) => {
-                self.0.note_end(Ending::Other(DownReason::Protocol(error.to_string())));
-                return;
-            }
-        };
-        if let Err(stop) = passed {
-            self.note_stop(stop);
-        }
-    }
-
-    fn note_stop(&self, stop: Stop) {
-        if let Stop::Finished(_) = stop {
-            self.0.note_end(Ending::Other(DownReason::Lost("the peer ended the connection".to_owned())));
-        }
-    }
-}
-
-/// A buffer to read into, held across waits.
-pub(crate) trait BufMutSend: Send {
-    /// As what is written to.
-    fn as_buf(&mut self) -> &mut dyn BufMut;
-}
-
-impl BufMutSend for BytesMut {
-    fn as_buf(&mut self) -> &mut dyn BufMut {
-        self
-    }
-}
-
-/// Bytes of a fixed number, filled from the beginning.
-pub(crate) struct Fixed<'a>(pub(crate) &'a mut [u8]);
-
-impl BufMutSend for Fixed<'_> {
-    fn as_buf(&mut self) -> &mut dyn BufMut {
-        &mut self.0
-    }
-}
-
 /// What an error of TLS means during a handshake, and of an alert at any time.
-fn refused(error: &Error) -> Ending {
+pub(super) fn refused(error: &Error) -> Ending {
     match error {
         Error::InvalidMessage(_) => Ending::Other(DownReason::Protocol(format!("this is not TLS: {error}"))),
         Error::AlertReceived(alert) => Ending::RefusedThere(alert_text(*alert)),
@@ -489,7 +336,7 @@ fn alert_text(alert: AlertDescription) -> String {
     format!("it does not accept this side's certificate or handshake (TLS alert {alert:?}); its log says why")
 }
 
-fn lost(error: &io::Error) -> Ending {
+pub(super) fn lost(error: &io::Error) -> Ending {
     Ending::Other(DownReason::Lost(error.to_string()))
 }
 
@@ -497,6 +344,4 @@ fn lost(error: &io::Error) -> Ending {
 const REASON_BYTES_MAX: usize = 1_000;
 /// How long an end waits for the peer to hear it.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the last bytes of a direction may take.
-const FINISH_TIMEOUT: Duration = Duration::from_secs(60);
 const PASSED_OVER_BYTES: usize = 64 << 10;

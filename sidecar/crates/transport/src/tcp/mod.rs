@@ -6,11 +6,13 @@
 //! second-level cache.
 //!
 //! ```text
-//! mod         listening and dialling        connection  reading, writing, ending
-//! session     TLS between two buffers       open        which connections there are
+//! mod         listening and dialling        connection  the socket, its session and its end
+//! session     TLS between two buffers       halves      the two directions
+//! open        which connections there are
 //! ```
 
 mod connection;
+mod halves;
 mod open;
 mod session;
 
@@ -26,7 +28,8 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
 
-pub(crate) use connection::{Connection, Fixed, RecvHalf, SendHalf, Stop};
+pub(crate) use connection::Connection;
+pub(crate) use halves::{Fixed, RecvHalf, SendHalf, Stop};
 use open::Census;
 use session::Session;
 

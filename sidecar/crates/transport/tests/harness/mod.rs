@@ -59,9 +59,20 @@ fn network(transport: Transport, hellos: &[(SidecarIndex, Hello)], start_timeout
     World { ports, again: Box::new(move |at, hello| start(bind(), at, hello)) }
 }
 
-/// A control port over QUIC.
-pub(crate) fn bind() -> BoundPort {
-    bind_for(Transport::Quic, CONTROL)
+/// Runs each test over QUIC and over TLS.
+#[allow(unused_macros, reason = "each test binary uses a part of it")]
+macro_rules! over_both {
+    ($($test:ident),+ $(,)?) => {
+        mod quic { $(#[tokio::test] async fn $test() { super::$test(ronde_wire::control::Transport::Quic).await; })+ }
+        mod tls { $(#[tokio::test] async fn $test() { super::$test(ronde_wire::control::Transport::Tls).await; })+ }
+    };
+}
+#[allow(unused_imports, reason = "each test binary uses a part of it")]
+pub(crate) use over_both;
+
+/// Sockets of a control port.
+pub(crate) fn bind(over: Transport) -> BoundPort {
+    bind_for(over, CONTROL)
 }
 
 pub(crate) fn bind_for(transport: Transport, purpose: Purpose) -> BoundPort {

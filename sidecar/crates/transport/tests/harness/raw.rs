@@ -86,12 +86,43 @@ pub(crate) fn uri(text: &str) -> SanType {
     SanType::URI(text.try_into().expect("ASCII"))
 }
 
-/// Dials a port with any credentials, or none, and checks nothing of the port's.
-pub(crate) async fn dial(
-    to: SocketAddr,
-    credentials: Option<Credentials>,
-    protocol: &[u8],
-) -> Result<Connection, ConnectionError> {
+/// Everything that may be wrong with a certificate whichever side shows it, with what its refusal says.
+pub(crate) fn bad_certificates(ca: &RawCa) -> Vec<(&'static str, Credentials)> {
+    let later = || SystemTime::now() + Duration::from_secs(3_600);
+    let named = |name: &str| {
+        let name = uri(name);
+        ca.issue(1, |params| params.subject_alt_names = vec![name])
+    };
+    let issue = |change: fn(&mut CertificateParams)| ca.issue(1, change);
+    vec![
+        ("not signed by an authority of this job", RawCa::new().good(1)),
+        ("day-run/sidecar/1's, expected", named("spiffe://test.example/job/day-run/sidecar/1")),
+        ("spiffe://other.example/job/night-run/sidecar/1's", named("spiffe://other.example/job/night-run/sidecar/1")),
+        ("an id reads", named("spiffe://test.example/job/night-run/sidecar/01")),
+        ("an id reads", named("https://test.example/sidecar/1")),
+        ("the certificate expired at 20", issue(|p| p.not_after = (SystemTime::now() - Duration::from_secs(5)).into())),
+        ("compare the clocks of the hosts", {
+            ca.issue(1, |params| {
+                params.not_before = later().into();
+                params.not_after = (later() + Duration::from_secs(60)).into();
+            })
+        }),
+        ("has 0 subject alternative names", issue(|params| params.subject_alt_names.clear())),
+        ("has 2 subject alternative names", issue(|params| params.subject_alt_names.push(uri("spiffe://a/b")))),
+        ("not a URI", issue(|params| params.subject_alt_names = vec![dns("test.example")])),
+        ("extended key usage for", issue(|p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::CodeSigning])),
+        ("has no extended key usage", issue(|params| params.extended_key_usages.clear())),
+        ("CaUsedAsEndEntity", issue(|p| p.is_ca = IsCa::Ca(BasicConstraints::Unconstrained))),
+        ("does not prove that it holds", ca.good(1).with_key_of(ca.good(1))),
+    ]
+}
+
+fn dns(name: &str) -> SanType {
+    SanType::DnsName(name.try_into().expect("ASCII"))
+}
+
+/// What dials with any credentials, or none, and checks nothing of the port's.
+pub(crate) fn client(credentials: Option<Credentials>, protocol: &[u8]) -> rustls::ClientConfig {
     let builder = rustls::ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .expect("the provider has TLS 1.3")
@@ -102,6 +133,27 @@ pub(crate) async fn dial(
         None => builder.with_no_client_auth(),
     };
     tls.alpn_protocols = vec![protocol.to_vec()];
+    tls
+}
+
+/// What listens with any credentials and takes anybody.
+pub(crate) fn server(credentials: Credentials) -> rustls::ServerConfig {
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("the provider has TLS 1.3")
+        .with_client_cert_verifier(Arc::new(Anybody(provider())))
+        .with_cert_resolver(Arc::new(Always(Arc::new(credentials.certified()))));
+    tls.alpn_protocols = vec![ALPN.to_vec()];
+    tls
+}
+
+/// Dials a port over QUIC.
+pub(crate) async fn dial(
+    to: SocketAddr,
+    credentials: Option<Credentials>,
+    protocol: &[u8],
+) -> Result<Connection, ConnectionError> {
+    let tls = client(credentials, protocol);
     let mut endpoint = Endpoint::client((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
     endpoint.set_default_client_config(ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).expect("AES"))));
     endpoint.connect(to, "anything").expect("a good address").await
@@ -123,20 +175,18 @@ pub(crate) async fn greet(
 }
 
 pub(crate) fn first_frame(hello: &Hello) -> Vec<u8> {
-    // These peers speak QUIC.
-    let hello = Hello { transport: Transport::Quic, ..hello.clone() };
+    first_frame_over(Transport::Quic, hello)
+}
+
+pub(crate) fn first_frame_over(transport: Transport, hello: &Hello) -> Vec<u8> {
+    let hello = Hello { transport, ..hello.clone() };
     let frame = Frame::new(FrameKind::Hello, Epoch(0), Seq(0), encode(&hello));
     [&frame.header.encode()[..], &frame.payload].concat()
 }
 
 /// Listens with any credentials and takes anybody.
 pub(crate) fn listen(credentials: Credentials) -> Endpoint {
-    let mut tls = rustls::ServerConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .expect("the provider has TLS 1.3")
-        .with_client_cert_verifier(Arc::new(Anybody(provider())))
-        .with_cert_resolver(Arc::new(Always(Arc::new(credentials.certified()))));
-    tls.alpn_protocols = vec![ALPN.to_vec()];
+    let tls = server(credentials);
     let config = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls).expect("AES")));
     Endpoint::server(config, (Ipv4Addr::LOCALHOST, 0).into()).expect("a free port")
 }

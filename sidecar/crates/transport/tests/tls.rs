@@ -1,0 +1,337 @@
+//! Peers over TCP that mean harm, or are not who they should be: the port stays up for the others.
+
+mod harness;
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use harness::raw::{self, ALPN, Credentials, RawCa, bad_certificates};
+use harness::{CONTROL, LANE, START_TIMEOUT, control, down, event, frame, heartbeat, local, options, until, up};
+use ronde_transport::{DownReason, NetworkPort, Port, PortEvent, Role};
+use ronde_wire::control::{Close, Purpose, Transport, decode};
+use ronde_wire::frame::HEADER_BYTES;
+use ronde_wire::{Epoch, FrameHeader, FrameKind, Seq, SidecarIndex};
+use rustls::{ClientConnection, ServerConnection, StreamOwned};
+
+/// A peer that is not ronde's, on a thread of its own.
+struct Peer(StreamOwned<ClientConnection, TcpStream>);
+
+impl Peer {
+    fn dial(to: SocketAddr, credentials: Option<Credentials>, protocol: &[u8]) -> Self {
+        let name = "anything".try_into().expect("a name");
+        let tls = ClientConnection::new(Arc::new(raw::client(credentials, protocol)), name).expect("a configuration");
+        Self(StreamOwned::new(tls, connect(to)))
+    }
+
+    /// The reason that the port gives when it ends the connection with a frame, or how it ends otherwise.
+    fn reason(&mut self) -> String {
+        loop {
+            let mut header = [0; HEADER_BYTES];
+            if let Err(error) = self.0.read_exact(&mut header) {
+                return error.to_string();
+            }
+            let header = FrameHeader::decode(&header).expect("a frame of the port");
+            let mut payload = vec![0; header.length as usize];
+            self.0.read_exact(&mut payload).expect("a whole frame");
+            if header.kind == FrameKind::Close {
+                return decode::<Close>(FrameKind::Close, &payload).expect("a close").reason;
+            }
+        }
+    }
+}
+
+fn connect(to: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(to).expect("somebody listens");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
+    stream
+}
+
+/// Runs what waits on a thread that may.
+async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("it does not panic")
+}
+
+/// Sidecars 0 and 1 with a link, and what a third needs to attack 0.
+struct Scene {
+    ca: RawCa,
+    target: NetworkPort,
+    friend: NetworkPort,
+}
+
+impl Scene {
+    async fn new(purpose: Purpose) -> Self {
+        let ca = RawCa::new();
+        let bind = || harness::bind_for(Transport::Tls, purpose);
+        let (target, friend) = (bind(), bind());
+        let addresses = [vec![target.local_addr()], vec![friend.local_addr()], Vec::new()];
+        let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(addresses).collect();
+        let start = |bound: ronde_transport::BoundPort, me| {
+            bound.start(ca.identity(me), &local(me, purpose), peers.clone(), options(START_TIMEOUT)).expect("starts")
+        };
+        let (mut target, mut friend) = (start(target, 0), start(friend, 1));
+        friend.open(SidecarIndex(0), Role::Dial);
+        up(&mut target, 1).await;
+        up(&mut friend, 0).await;
+        Self { ca, target, friend }
+    }
+
+    fn at(&self) -> SocketAddr {
+        self.target.local_addr()
+    }
+
+    /// The link that was there before the attack still works, both ways.
+    async fn still_works(&mut self) {
+        self.friend.send(SidecarIndex(0), control(1)).expect("there is a link");
+        assert_eq!(frame(&mut self.target, 1).await, heartbeat(1));
+        self.target.send(SidecarIndex(1), control(2)).expect("there is a link");
+        assert_eq!(frame(&mut self.friend, 0).await, heartbeat(2));
+    }
+
+    /// Says these bytes in place of a hello and returns how the port answers.
+    async fn say_first(&self, bytes: &[u8]) -> String {
+        let (to, credentials, bytes) = (self.at(), self.ca.good(2), bytes.to_vec());
+        apart(move || {
+            let mut peer = Peer::dial(to, Some(credentials), ALPN);
+            peer.0.write_all(&bytes).expect("the port reads");
+            peer.0.conn.send_close_notify();
+            peer.0.flush().expect("the port reads");
+            peer.reason()
+        })
+        .await
+    }
+
+    /// Says a good hello, and these bytes when it is answered.
+    async fn say_later(&mut self, purpose: Purpose, bytes: &[u8], ends: bool) -> Peer {
+        let hello = raw::first_frame_over(Transport::Tls, &local(2, purpose).hello(SidecarIndex(2)));
+        let (to, credentials, bytes) = (self.at(), self.ca.good(2), bytes.to_vec());
+        let peer = apart(move || {
+            let mut peer = Peer::dial(to, Some(credentials), ALPN);
+            peer.0.write_all(&hello).expect("the port reads");
+            let mut answer = [0; HEADER_BYTES];
+            peer.0.read_exact(&mut answer).expect("the port answers");
+            let answer = FrameHeader::decode(&answer).expect("a frame");
+            assert_eq!(answer.kind, FrameKind::Hello);
+            let mut rest = vec![0; answer.length as usize];
+            peer.0.read_exact(&mut rest).expect("a whole hello");
+            peer.0.write_all(&bytes).expect("the port reads");
+            if ends {
+                peer.0.conn.send_close_notify();
+            }
+            peer.0.flush().expect("the port reads");
+            peer
+        });
+        let peer = peer.await;
+        up(&mut self.target, 2).await;
+        peer
+    }
+
+    /// What a link of these bytes ends with: both sides are told the same.
+    async fn violation(&mut self, purpose: Purpose, bytes: &[u8]) -> String {
+        let mut peer = self.say_later(purpose, bytes, true).await;
+        let reason = down(&mut self.target, 2).await;
+        let DownReason::Protocol(text) = reason else { panic!("{reason:?} is no violation") };
+        assert_eq!(apart(move || peer.reason()).await, text);
+        text
+    }
+}
+
+fn header(kind: FrameKind, length: u32) -> [u8; HEADER_BYTES] {
+    FrameHeader { kind, flags: 0, length, epoch: Epoch(1), seq: Seq(1) }.encode()
+}
+
+#[tokio::test]
+async fn what_is_no_hello_is_turned_away() {
+    let mut scene = Scene::new(CONTROL).await;
+    assert!(scene.say_first(&[0xAA; 64]).await.contains("a frame begins with"));
+    assert!(scene.say_first(b"RND").await.contains("within a header, behind 3 bytes"));
+    assert_eq!(scene.say_first(b"").await, "the stream ended without a hello");
+    assert!(scene.say_first(&header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
+    assert!(scene.say_first(&header(FrameKind::Hello, 1 << 20)).await.contains("at most 8192 bytes, not 1048576"));
+    assert!(scene.say_first(&header(FrameKind::Hello, u32::MAX)).await.contains("not 4294967295"));
+    scene.still_works().await;
+}
+
+#[tokio::test]
+async fn what_is_no_frame_ends_only_its_link() {
+    let mut scene = Scene::new(CONTROL).await;
+    assert!(scene.violation(CONTROL, &[0xAA; 64]).await.contains("a frame begins with"));
+    assert!(scene.violation(CONTROL, &header(FrameKind::Control, u32::MAX)).await.contains("not 4294967295"));
+    let truncated = [&header(FrameKind::Control, 100)[..], &[0; 99]].concat();
+    assert!(scene.violation(CONTROL, &truncated).await.contains("behind 99 of 100 bytes"));
+    assert!(scene.violation(CONTROL, &truncated[..27]).await.contains("within a header, behind 27 bytes"));
+    let close = [&header(FrameKind::Close, 4)[..], &[0xFF; 4]].concat();
+    let _peer = scene.say_later(CONTROL, &close, false).await;
+    assert!(matches!(down(&mut scene.target, 2).await, DownReason::Protocol(text) if text.contains("does not decode")));
+    scene.still_works().await;
+}
+
+#[tokio::test]
+async fn a_chunk_without_its_header_ends_its_link() {
+    let mut scene = Scene::new(LANE).await;
+    let short = [&header(FrameKind::Chunk, 5)[..], &[0; 5]].concat();
+    assert!(scene.violation(LANE, &short).await.contains("less than a chunk's header"));
+    assert!(scene.violation(LANE, &header(FrameKind::Control, 0)).await.contains("does not belong"));
+}
+
+#[tokio::test]
+async fn a_connection_that_is_cut_off_is_heard_of_at_once() {
+    let mut scene = Scene::new(CONTROL).await;
+    for resets in [false, true] {
+        let peer = scene.say_later(CONTROL, &[], false).await;
+        let socket = socket2::SockRef::from(&peer.0.sock);
+        socket.set_linger(resets.then_some(Duration::ZERO)).expect("a socket");
+        drop(peer);
+        let DownReason::Lost(text) = down(&mut scene.target, 2).await else { panic!("not lost") };
+        assert!(text.contains(if resets { "reset" } else { "its process is gone" }), "{text}");
+    }
+    // A byte that is no record of the session is not passed on, whatever it says.
+    let peer = scene.say_later(CONTROL, &[], false).await;
+    let mut socket = peer.0.sock.try_clone().expect("a socket");
+    socket
+        .write_all(&[23, 3, 3, 0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20])
+        .expect("open");
+    let DownReason::Protocol(text) = down(&mut scene.target, 2).await else { panic!("it was let in") };
+    assert!(text.contains("decrypt"), "{text}");
+    scene.still_works().await;
+}
+
+#[tokio::test]
+async fn any_bytes_leave_the_port_alone() {
+    let mut scene = Scene::new(CONTROL).await;
+    for seed in 1..=40_u8 {
+        let to = scene.at();
+        apart(move || {
+            let mut stream = connect(to);
+            let mut bytes: Vec<u8> =
+                (0..2_000_u32).map(|n| (n.wrapping_mul(u32::from(seed) * 2_654_435) >> 9) as u8).collect();
+            // Every other one looks like a handshake's first record, of any length.
+            if seed % 2 == 0 {
+                bytes[..3].copy_from_slice(&[22, 3, 1]);
+            }
+            // The port may have closed already.
+            let _ = stream.write_all(&bytes).and_then(|()| stream.shutdown(Shutdown::Write));
+            let _ = io::copy(&mut stream, &mut io::sink());
+        })
+        .await;
+    }
+    scene.still_works().await;
+    assert_eq!(scene.target.stats().links_opened, 1);
+    scene.say_later(CONTROL, &[], true).await;
+}
+
+#[tokio::test]
+async fn many_that_say_nothing_keep_nobody_out_and_are_not_kept_for_ever() {
+    let mut scene = Scene::new(CONTROL).await;
+    let to = scene.at();
+    let mut silent: Vec<TcpStream> = apart(move || (0..140).map(|_| connect(to)).collect()).await;
+    // One that says a byte now and then gets no more time than the others.
+    let mut slow = connect(to);
+    slow.write_all(&[22]).expect("the port reads");
+    scene.say_later(CONTROL, &[], true).await;
+    scene.still_works().await;
+    silent.push(slow);
+    apart(move || {
+        for mut stream in silent {
+            let mut answer = Vec::new();
+            // Ended by the port, whatever it says: this returns, which the socket's own timeout would make an error of another kind.
+            let ended = stream.read_to_end(&mut answer).map_err(|error| error.kind());
+            assert!(!matches!(ended, Err(io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)), "{ended:?}");
+        }
+    })
+    .await;
+}
+
+/// A port of sidecar 0 that knows sidecar 1 at an address.
+fn port(ca: &RawCa, peer: Option<SocketAddr>) -> NetworkPort {
+    let peers = HashMap::from([(SidecarIndex(1), peer.into_iter().collect())]);
+    let bound = harness::bind(Transport::Tls);
+    bound.start(ca.identity(0), &local(0, CONTROL), peers, options(START_TIMEOUT)).expect("a good identity")
+}
+
+#[tokio::test]
+async fn a_dialler_with_a_bad_certificate_is_refused() {
+    let ca = RawCa::new();
+    let mut port = port(&ca, None);
+    let to = port.local_addr();
+    let bad = bad_certificates(&ca).into_iter().map(|(_, credentials)| (Some(credentials), ALPN));
+    let others = [(None, ALPN), (Some(ca.good(1)), &b"h3"[..]), (Some(ca.good(9)), ALPN)];
+    for (refused, (credentials, protocol)) in (1..).zip(bad.chain(others)) {
+        apart(move || {
+            let mut peer = Peer::dial(to, credentials, protocol);
+            // The hello may come too late.
+            let _ = peer.0.write_all(&raw::first_frame_over(Transport::Tls, &local(1, CONTROL).hello(SidecarIndex(1))));
+            peer.reason()
+        })
+        .await;
+        until(|| port.stats().refusals == refused).await;
+        assert_eq!(port.stats().links_opened, 0);
+    }
+    // Whoever is good is let in all the same.
+    let credentials = ca.good(1);
+    let hello = raw::first_frame_over(Transport::Tls, &local(1, CONTROL).hello(SidecarIndex(1)));
+    let peer = apart(move || {
+        let mut peer = Peer::dial(to, Some(credentials), ALPN);
+        peer.0.write_all(&hello).and_then(|()| peer.0.flush()).expect("the port reads");
+        peer
+    });
+    let _peer = peer.await;
+    up(&mut port, 1).await;
+}
+
+#[tokio::test]
+async fn an_acceptor_with_a_bad_certificate_is_refused() {
+    let ca = RawCa::new();
+    let another = ("sidecar/2's, expected spiffe://", ca.good(2));
+    for (expected, credentials) in bad_certificates(&ca).into_iter().chain([another]) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let mut port = port(&ca, listener.local_addr().ok());
+        port.open(SidecarIndex(1), Role::Dial);
+        let there = apart(move || {
+            let (mut socket, _) = listener.accept().expect("a dial");
+            let mut tls = ServerConnection::new(Arc::new(raw::server(credentials))).expect("a configuration");
+            let mut ended = Ok(());
+            while tls.is_handshaking() && ended.is_ok() {
+                ended = tls.complete_io(&mut socket).map(drop);
+            }
+            ended.expect_err("the port turns away").to_string()
+        });
+        let (there, here) = tokio::join!(there, down(&mut port, 1));
+        let DownReason::Refused(here) = here else { panic!("{here:?} is no refusal") };
+        assert!(here.starts_with("sidecar 1 is not accepted here: "), "{here}");
+        assert!(here.contains(expected), "{here:?} does not say {expected:?}");
+        assert!(there.contains("alert"), "{there}");
+        assert_eq!(port.stats().refusals, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_is_gone_is_noticed() {
+    let ca = RawCa::new();
+    let (here, there) = (harness::bind(Transport::Tls), harness::bind(Transport::Tls));
+    let addresses = [vec![here.local_addr()], vec![there.local_addr()]];
+    let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(addresses).collect();
+    let (their_identity, their_peers) = (ca.identity(1), peers.clone());
+    let (is_up, wait_until_up) = tokio::sync::oneshot::channel::<()>();
+    let process = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let port = runtime.block_on(async {
+            let started = there.start(their_identity, &local(1, CONTROL), their_peers, options(START_TIMEOUT));
+            let port = started.expect("starts");
+            wait_until_up.await.expect("the other side says so");
+            port
+        });
+        // Without its runtime nothing is sent any more, not even a goodbye.
+        drop(runtime);
+        drop(port);
+    });
+    let mut port = here.start(ca.identity(0), &local(0, CONTROL), peers, options(START_TIMEOUT)).expect("starts");
+    port.open(SidecarIndex(1), Role::Dial);
+    up(&mut port, 1).await;
+    is_up.send(()).expect("the other side waits");
+    let PortEvent::Down { reason: DownReason::Lost(text), .. } = event(&mut port).await else { panic!("not lost") };
+    assert_eq!(text, "its process is gone (the connection ended without a goodbye)");
+    process.join().expect("ended well");
+}
