@@ -1,8 +1,9 @@
 //! What an eavesdropper on a host's link sees: a capture by tcpdump, and a search in it.
 
 use std::collections::HashSet;
+use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
@@ -15,6 +16,8 @@ use super::process::Process;
 pub struct Capture {
     process: Process,
     file: PathBuf,
+    /// Of the host whose link is captured, towards another.
+    towards_another: UdpSocket,
 }
 
 /// Packets that were captured.
@@ -33,13 +36,20 @@ impl Capture {
         let file = directory.join(format!("capture-{host}.pcap"));
         let mut command = network.command(host, "tcpdump");
         // A large kernel buffer, so that nothing is lost on a busy machine; no address look-ups; no change of user.
-        command.args(["-i", &network.link(host), "-s", "0", "-B", "262144", "-n", "-Z", "root", "-w"]).arg(&file);
+        command.args(["-i", &network.link(host), "-s", "0", "-B", "262144", "-n", "-U", "-Z", "root", "-w"]).arg(&file);
         let mut process = Process::start("tcpdump", &mut command)?;
         let listens = |line: &super::Line| line.text.contains("listening on").then_some(());
         process
             .await_log("its start", super::PATIENCE, listens)
             .context("tcpdump is needed (Debian: apt-get install tcpdump)")?;
-        Ok(Self { process, file })
+        let (here, there) = (network.address(host), network.address(u32::from(host == 0)));
+        let socket = network.run_on(host, move || {
+            let socket = UdpSocket::bind((here.as_str(), 0))?;
+            socket.connect((there.as_str(), DISCARD_PORT))?;
+            Ok(socket)
+        });
+        let towards_another = socket.join().expect("binding does not panic")?;
+        Ok(Self { process, file, towards_another })
     }
 
     /// Ends the capture.
@@ -47,13 +57,33 @@ impl Capture {
     /// # Errors
     /// When tcpdump fails or has lost packets, or its file cannot be read.
     pub fn finish(mut self) -> Result<Captured> {
+        self.await_everything()?;
         self.process.signal(Signal::SIGINT)?;
         ensure!(self.process.await_exit(Duration::from_secs(30))?.success(), "tcpdump failed:\n{}", self.process.log());
         let lost = |line: &super::Line| line.text.strip_suffix(" packets dropped by kernel").map(str::to_owned);
         let lost = self.process.await_log("its counters", Duration::from_secs(5), lost)?;
         ensure!(lost == "0", "tcpdump has lost {lost} packets");
-        Captured::parse(&std::fs::read(&self.file)?)
+        let mut captured = Captured::parse(&std::fs::read(&self.file)?)?;
+        let end = captured.frames.iter().position(|frame| is_in(frame, END_MARK)).context("the end mark is gone")?;
+        captured.frames.truncate(end);
+        Ok(captured)
     }
+
+    /// Sends a packet behind all others and waits until it is in the file: when it is told to end, tcpdump forgets what it
+    /// has not yet been given by the kernel, which hands packets out in blocks.
+    fn await_everything(&mut self) -> Result<()> {
+        let deadline = Instant::now() + super::PATIENCE;
+        self.towards_another.send(END_MARK).context("cannot send the packet that ends a capture")?;
+        while !is_in(&std::fs::read(&self.file)?, END_MARK) {
+            ensure!(Instant::now() < deadline, "tcpdump did not write its last packet:\n{}", self.process.log());
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+}
+
+fn is_in(bytes: &[u8], piece: &[u8]) -> bool {
+    bytes.windows(piece.len()).any(|window| window == piece)
 }
 
 impl Captured {
@@ -103,6 +133,11 @@ fn payload(frame: &[u8], protocol: u8) -> Option<&[u8]> {
     packet.get(header..)
 }
 
+/// What no other packet says.
+const END_MARK: &[u8] = b"the last packet of this capture";
+/// Where nobody listens (RFC 863).
+const DISCARD_PORT: u16 = 9;
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FILE_HEADER_BYTES: usize = 24;
 const PACKET_HEADER_BYTES: usize = 16;
 const ETHERNET_HEADER_BYTES: usize = 14;

@@ -54,7 +54,7 @@ async fn accept_quic(shared: &Arc<Shared>, own: &[IpAddr], places: &Arc<Semaphor
             }
             continue;
         }
-        tokio::spawn(accept_one(shared.clone(), Arrival::Quic(incoming), from, place));
+        tokio::spawn(accept_one(shared.clone(), Arrival::Quic(Box::new(incoming)), from, place));
     }
 }
 
@@ -73,7 +73,7 @@ async fn accept_tcp(shared: &Arc<Shared>, own: &[IpAddr], places: &Arc<Semaphore
 
 /// A connection that a peer, or somebody else, makes.
 enum Arrival {
-    Quic(Incoming),
+    Quic(Box<Incoming>),
     Tcp(TcpStream),
 }
 

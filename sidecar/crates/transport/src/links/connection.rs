@@ -56,7 +56,8 @@ impl Connection {
     pub(crate) fn close(&self, code: CloseCode, reason: &str) {
         match self {
             Self::Quic(connection) => quic::close(connection, code, reason),
-            Self::Tcp(connection) => connection.close(code, reason),
+            // Its goodbye goes on by itself.
+            Self::Tcp(connection) => drop(connection.close(code, reason)),
         }
     }
 

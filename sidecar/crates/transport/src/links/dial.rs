@@ -124,7 +124,7 @@ impl Shared {
     fn dial_failure(&self, peer: SidecarIndex, address: SocketAddr, ending: Ending) -> Failure {
         match self.judge_ending(peer, address, ending) {
             Failure::Again(text) => Failure::Again(format!("{address}: {text}")),
-            last => last,
+            last @ Failure::Final(_) => last,
         }
     }
 

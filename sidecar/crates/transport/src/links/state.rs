@@ -146,11 +146,10 @@ impl Shared {
             let (expected, found) = (Box::new(current.id().clone()), Box::new(identity.id().clone()));
             return Err(IdentityError::OtherId { expected, found });
         }
-        let mut state = self.lock();
-        state.servers = servers.clone();
-        self.identity.send_replace(identity);
-        drop(state);
         self.endpoints.install(&servers);
+        let mut state = self.lock();
+        state.servers = servers;
+        self.identity.send_replace(identity);
         Ok(())
     }
 

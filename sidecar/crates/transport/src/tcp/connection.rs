@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -19,6 +20,7 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::halves::{RecvHalf, SendHalf};
@@ -61,6 +63,15 @@ pub(super) struct Core {
     pub(super) ended: Option<Ending>,
 }
 
+/// Ends when the socket of a connection that was closed is.
+pub(super) type Goodbye = JoinHandle<()>;
+
+/// A handshake that made no connection.
+pub(super) struct Turned {
+    pub(super) ending: Ending,
+    pub(super) goodbye: Option<Goodbye>,
+}
+
 /// How far writing has come.
 pub(super) enum Pushed {
     All,
@@ -70,8 +81,8 @@ pub(super) enum Pushed {
 
 impl Connection {
     /// Makes a connection of a stream: both sides are authenticated when this returns.
-    pub(super) async fn establish(stream: TcpStream, session: Session, open: Open) -> Result<Self, Ending> {
-        let peer = stream.peer_addr().map_err(|error| lost(&error))?;
+    pub(super) async fn establish(stream: TcpStream, session: Session, open: Open) -> Result<Self, Turned> {
+        let peer = stream.peer_addr().map_err(|error| Turned { ending: lost(&error), goodbye: None })?;
         let core = Core {
             session,
             pending: VecDeque::new(),
@@ -94,13 +105,13 @@ impl Connection {
         match connection.0.shake_hands().await {
             Ok(()) if connection.0.lock().session.speaks_ronde() => Ok(connection),
             Ok(()) => {
-                connection.close(CloseCode::Refused, "the peer does not offer the ronde protocol");
-                Err(Ending::RefusedHere("it does not offer the ronde protocol".to_owned()))
+                let goodbye = connection.close(CloseCode::Refused, "the peer does not offer the ronde protocol");
+                Err(Turned { ending: Ending::RefusedHere("it does not offer the ronde protocol".to_owned()), goodbye })
             }
             Err(ending) => {
                 // The alert that tells the peer why is sealed already.
-                connection.end(ending.clone());
-                Err(ending)
+                let goodbye = connection.end(ending.clone());
+                Err(Turned { ending, goodbye })
             }
         }
     }
@@ -139,20 +150,22 @@ impl Connection {
     /// Waits until the connection has ended. Nobody may read meanwhile: what still comes is passed over, but for a reason.
     pub(crate) async fn closed(&self) -> Ending {
         let mut reader = RecvHalf(self.0.clone());
+        // One future throughout: one that is begun anew would take the middle of a frame for a header.
+        let mut passing = pin!(reader.pass_frames());
         loop {
+            let changed = self.0.changed.notified();
             if let Some(ending) = self.0.ended() {
                 return ending;
             }
-            let changed = self.0.changed.notified();
             tokio::select! {
                 () = changed => {}
-                () = reader.pass_frame() => {}
+                () = &mut passing => {}
             }
         }
     }
 
     /// Ends the connection with a reason that the peer is told, behind what was given before.
-    pub(crate) fn close(&self, code: CloseCode, reason: &str) {
+    pub(crate) fn close(&self, code: CloseCode, reason: &str) -> Option<Goodbye> {
         let mut core = self.0.lock();
         if !core.finishing && core.ended.is_none() {
             let end = reason.floor_char_boundary(REASON_BYTES_MAX);
@@ -162,27 +175,27 @@ impl Connection {
             core.pending.push_back(frame.payload);
         }
         drop(core);
-        self.end(Ending::Other(DownReason::Lost("closed on this side".to_owned())));
+        self.end(Ending::Other(DownReason::Lost("closed on this side".to_owned())))
     }
 
     /// Sends what there is, the end behind it, and hears the peer out for a moment: a socket that is closed while bytes
     /// of the peer lie in it takes back what was sent last.
-    fn end(&self, ending: Ending) {
+    fn end(&self, ending: Ending) -> Option<Goodbye> {
         let mut core = self.0.lock();
         core.finishing = true;
         core.ended.get_or_insert(ending);
         if std::mem::replace(&mut core.is_closed, true) {
-            return;
+            return None;
         }
         drop(core);
         self.0.changed.notify_waiters();
         // At once as far as it goes: a runtime that is about to end polls no task any more.
         while let Ok(Pushed::Some) = self.0.push() {}
         let inner = self.0.clone();
-        self.0.runtime.spawn(async move {
+        Some(self.0.runtime.spawn(async move {
             // A peer that does not listen any more is not waited for.
             let _ = timeout(GOODBYE_TIMEOUT, inner.say_goodbye()).await;
-        });
+        }))
     }
 }
 

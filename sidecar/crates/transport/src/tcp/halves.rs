@@ -92,7 +92,9 @@ impl RecvHalf {
                     let gone = "its process is gone (the connection ended without a goodbye)";
                     return Err(Stop::Ended(inner.note_end(Ending::Other(DownReason::Lost(gone.to_owned())))));
                 }
-                Ok(_) => {}
+                // A peer that sends as fast as this side reads does not keep the other tasks of the thread from their turn.
+                Ok(bytes) if bytes >= LARGE_READ_BYTES => tokio::task::yield_now().await,
+                Ok(_) => tokio::task::coop::consume_budget().await,
                 Err(error) => return Err(Stop::Ended(inner.note_end(lost(&error)))),
             }
         }
@@ -119,11 +121,18 @@ impl RecvHalf {
         Stop::Ended(self.0.note_end(ending))
     }
 
-    /// Reads a frame that nobody wants any more; notes the end of the connection.
-    pub(super) async fn pass_frame(&mut self) {
+    /// Reads frames that nobody wants any more, until the connection has ended.
+    pub(super) async fn pass_frames(&mut self) {
+        while self.0.ended().is_none() {
+            self.pass_frame().await;
+        }
+    }
+
+    /// Reads one; that there is none is noted as the end of the connection.
+    async fn pass_frame(&mut self) {
         let mut header = [0; HEADER_BYTES];
         if let Err(stop) = self.read(&mut Fixed(&mut header), HEADER_BYTES).await {
-            return self.note_stop(stop);
+            return self.note_stop(&stop);
         }
         let passed = match FrameHeader::decode(&header) {
             Ok(header) if header.kind == FrameKind::Close => self.end(&header).await.map(drop),
@@ -134,11 +143,11 @@ impl RecvHalf {
             }
         };
         if let Err(stop) = passed {
-            self.note_stop(stop);
+            self.note_stop(&stop);
         }
     }
 
-    fn note_stop(&self, stop: Stop) {
+    fn note_stop(&self, stop: &Stop) {
         if let Stop::Finished(_) = stop {
             self.0.note_end(Ending::Other(DownReason::Lost("the peer ended the connection".to_owned())));
         }
@@ -166,5 +175,7 @@ impl BufMutSend for Fixed<'_> {
     }
 }
 
+/// A read after which there is likely to be more.
+const LARGE_READ_BYTES: usize = 64 << 10;
 /// How long the last bytes of a direction may take.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(60);

@@ -29,6 +29,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
 
 pub(crate) use connection::Connection;
+use connection::Turned;
 pub(crate) use halves::{Fixed, RecvHalf, SendHalf, Stop};
 use open::Census;
 use session::Session;
@@ -96,7 +97,17 @@ impl Endpoint {
     /// Authenticates a connection that was accepted.
     pub(crate) async fn greet(&self, stream: TcpStream, config: Arc<ServerConfig>) -> Result<Connection, Ending> {
         let session = Session::server(config).map_err(|error| Ending::RefusedHere(error.to_string()))?;
-        self.establish(stream, session).await
+        match self.establish(stream, session).await {
+            Ok(connection) => Ok(connection),
+            Err(Turned { ending, goodbye }) => {
+                // The caller bounds handshakes at once. Strangers that are turned away count until their socket is closed.
+                if let Some(goodbye) = goodbye {
+                    // Fails when the runtime ends, and the socket with it.
+                    let _ = goodbye.await;
+                }
+                Err(ending)
+            }
+        }
     }
 
     /// Dials a peer.
@@ -114,7 +125,7 @@ impl Endpoint {
         if self.leads_back(&stream) {
             return Err(local(format!("{address} is this sidecar's own port")));
         }
-        self.establish(stream, session).await.map_err(Attempt::Ended)
+        self.establish(stream, session).await.map_err(|turned| Attempt::Ended(turned.ending))
     }
 
     /// A socket that says the address which this side listens on, where it is one.
@@ -143,7 +154,7 @@ impl Endpoint {
         }
     }
 
-    async fn establish(&self, stream: TcpStream, session: Session) -> Result<Connection, Ending> {
+    async fn establish(&self, stream: TcpStream, session: Session) -> Result<Connection, Turned> {
         prepare(&stream);
         let open = self.census.enter();
         let connection = Connection::establish(stream, session, open).await?;
@@ -165,7 +176,7 @@ impl Endpoint {
         self.stop_accepting();
         let connections = std::mem::take(&mut *self.connections.lock().unwrap_or_else(PoisonError::into_inner));
         for connection in connections.iter().filter_map(Connection::of) {
-            connection.close(CloseCode::Closed, reason);
+            drop(connection.close(CloseCode::Closed, reason));
         }
     }
 
