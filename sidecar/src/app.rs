@@ -77,13 +77,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
 
     // Data threads: a lane each, with its socket and its executor; then those that work on this host only.
     let (report_sender, reports) = mpsc::channel(REPORTS_MAX);
-    let hello = |purpose| LocalHello {
-        job: settings.job.clone(),
-        incarnation,
-        purpose,
-        early_credit_bytes: if purpose == Purpose::Control { 0 } else { settings.early_grant_bytes() },
-        lanes: settings.lanes,
-    };
+    let hello = |purpose| local_hello(&settings, incarnation, purpose);
     let options = LinkOptions { start_timeout: settings.start_timeout, ..LinkOptions::default() };
     let mut lanes = Vec::new();
     for (lane, port) in (0..).map(Lane).zip(ports.lanes) {
@@ -302,6 +296,17 @@ fn identity(settings: &Settings, key: KeyRequest, join: &Join) -> anyhow::Result
     };
     let identity = key.into_identity(&join.certificate, &join.ca_certificate, id);
     identity.map(Arc::new).context("the launcher's certificate cannot be used")
+}
+
+/// What this sidecar says of itself on the links of one port.
+fn local_hello(settings: &Settings, incarnation: Incarnation, purpose: Purpose) -> LocalHello {
+    LocalHello {
+        job: settings.job.clone(),
+        incarnation,
+        purpose,
+        early_credit_bytes: if purpose == Purpose::Control { 0 } else { settings.early_grant_bytes() },
+        lanes: settings.lanes,
+    }
 }
 
 /// What starts a port, once on the thread that will own it.

@@ -145,8 +145,8 @@ impl NoPort {
                 if source.kind() == io::ErrorKind::AddrInUse =>
             {
                 anyhow!(
-                    "{protocol} port {} at {} is in use; end the process that has it (`ss -tulpn 'sport = :{}'` shows it), or \
-                 give this sidecar another port in --peers (lanes take the {} behind it)",
+                    "{protocol} port {} at {} is in use; end the process that has it (`ss -tulpn 'sport = :{}'` shows \
+                     it), or give this sidecar another port in --peers (lanes take the {} behind it)",
                     addr.port(),
                     addr.ip(),
                     addr.port(),

@@ -74,11 +74,15 @@ impl Capture {
     fn await_everything(&mut self) -> Result<()> {
         let deadline = Instant::now() + super::PATIENCE;
         self.towards_another.send(END_MARK).context("cannot send the packet that ends a capture")?;
-        while !is_in(&std::fs::read(&self.file)?, END_MARK) {
+        loop {
+            let written = std::fs::read(&self.file)?;
+            // Little comes behind it.
+            if is_in(&written[written.len().saturating_sub(END_BYTES)..], END_MARK) {
+                return Ok(());
+            }
             ensure!(Instant::now() < deadline, "tcpdump did not write its last packet:\n{}", self.process.log());
             std::thread::sleep(POLL_INTERVAL);
         }
-        Ok(())
     }
 }
 
@@ -135,6 +139,7 @@ fn payload(frame: &[u8], protocol: u8) -> Option<&[u8]> {
 
 /// What no other packet says.
 const END_MARK: &[u8] = b"the last packet of this capture";
+const END_BYTES: usize = 1 << 20;
 /// Where nobody listens (RFC 863).
 const DISCARD_PORT: u16 = 9;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
