@@ -91,9 +91,8 @@ class Reducer:
             self._synchronized = True
             return
         # Those that were frozen meanwhile go on taking part, as other ranks may train them; others have come.
-        self._parameters += [
-            each for each in trainable(optimizer) if all(each is not known for known in self._parameters)
-        ]
+        known = set(self._parameters)
+        self._parameters += [each for each in trainable(optimizer) if each not in known]
         try:
             absent, skipped = self._absent()
             self._submit_rest(skipped)
@@ -153,7 +152,6 @@ class Reducer:
         """Begins anew, as after a step."""
         self.drop_in_flight()
         self._synchronized = False
-        self._presence = Presence(self._process_set)
 
     def drop_in_flight(self) -> None:
         """Forgets reductions; what is not complete is withdrawn."""
