@@ -36,38 +36,35 @@ class NoneCompressor:
         return tensor
 
 
-class FP16Compressor:
+class _Cast:
+    """Reduces floating-point tensors in another type; sums are accumulated in float32."""
+
+    dtype: torch.dtype
+
+    @classmethod
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The tensor in the other type, if it has floating-point elements."""
+        if not tensor.dtype.is_floating_point:
+            return tensor, tensor.dtype
+        return tensor.to(cls.dtype), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        """The tensor in its original type."""
+        dtype: torch.dtype = context
+        return tensor.to(dtype)
+
+
+class FP16Compressor(_Cast):
     """Reduces floating-point tensors in half precision; sums are accumulated in float32."""
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor in half precision, if it has floating-point elements."""
-        if not tensor.dtype.is_floating_point:
-            return tensor, tensor.dtype
-        return tensor.to(torch.float16), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        """The tensor in its original type."""
-        dtype: torch.dtype = context
-        return tensor.to(dtype)
+    dtype = torch.float16
 
 
-class BF16Compressor:
+class BF16Compressor(_Cast):
     """Reduces floating-point tensors in bfloat16, which has the range of float32; sums are accumulated in float32."""
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor in bfloat16, if it has floating-point elements."""
-        if not tensor.dtype.is_floating_point:
-            return tensor, tensor.dtype
-        return tensor.to(torch.bfloat16), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        """The tensor in its original type."""
-        dtype: torch.dtype = context
-        return tensor.to(dtype)
+    dtype = torch.bfloat16
 
 
 class Compression:
