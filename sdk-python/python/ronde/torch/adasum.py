@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
@@ -11,8 +10,8 @@ import torch
 from ronde.ops import Adasum
 from ronde.torch import gradients, world
 from ronde.torch.process_sets import global_process_set
-from ronde.torch.reducer import trainable
 from ronde.torch.window import Window
+from ronde.torch.wrapping import Watcher, Wrapping, too_many_passes, trainable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,32 +19,13 @@ if TYPE_CHECKING:
     from ronde.torch.compression import Compressor
 
 
-class DeltaReducer:
-    """How the changes of one optimizer's parameters are reduced."""
+class DeltaReducer(Watcher):
+    """How the changes of one optimizer's parameters are reduced, and how often each was passed."""
 
     def __init__(self, names: dict[torch.Tensor, str], compression: type[Compressor], passes: int) -> None:
-        self.names = names
-        self.passes = passes
+        super().__init__(names, passes)
         self._compression = compression
         self._passed: dict[torch.Tensor, int] = {}
-        self._finalizers: list[Callable[[], Any]] = []
-
-    def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Counts the backward passes of each parameter."""
-        hook = weakref.WeakMethod(self._accumulated)
-
-        def accumulated(parameter: torch.Tensor) -> None:
-            if (method := hook()) is not None:
-                method(parameter)
-
-        for parameter in trainable(optimizer):
-            handle = parameter.register_post_accumulate_grad_hook(accumulated)
-            self._finalizers.append(weakref.finalize(self, handle.remove))
-
-    def leave(self) -> None:
-        """Does not watch any more: the model gets another optimizer."""
-        for remove in self._finalizers:
-            remove()
 
     def reset(self) -> None:
         """Begins anew, as after a step."""
@@ -67,14 +47,11 @@ class DeltaReducer:
     def _accumulated(self, parameter: torch.Tensor) -> None:
         passed = self._passed[parameter] = self._passed.get(parameter, 0) + 1
         if passed > self.passes:
-            raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before a call to step(); increase "
-                "backward_passes_per_step to accumulate gradients locally."
-            )
+            raise too_many_passes()
 
     def begin(self, parameter: torch.Tensor, change: torch.Tensor) -> Callable[[], torch.Tensor]:
         """The reduction of one change, in flight."""
-        name = self.names.setdefault(parameter, f"noname.later.{len(self.names)}")
+        name = self._name(parameter)
         compressed, context = self._compression.compress(change)
         handle = gradients.begin_allreduce(compressed, f"adasum.{name}", Adasum, 1.0, 1.0, global_process_set)
         return lambda: self._compression.decompress(world.synchronize(handle), context)
@@ -98,11 +75,10 @@ class _Move:
         self._parameter.add_(self._finish())
 
 
-class AdasumDistributed(torch.optim.Optimizer):
+class AdasumDistributed(Wrapping):
     """What is laid over the wrapped optimizer's class."""
 
     _ronde: DeltaReducer
-    _wrapped: Any
 
     def synchronize(self) -> None:
         """Does nothing: gradients stay this rank's own, and can be clipped as such."""
@@ -121,18 +97,6 @@ class AdasumDistributed(torch.optim.Optimizer):
         result = super().step(closure)
         self._ronde.reduce(parameters, before)
         return result
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Loads the wrapped optimizer's state."""
-        self._ronde.reset()
-        super().load_state_dict(state_dict)
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes how many backward passes may come before a step."""
-        if passes <= 0:
-            raise ValueError("backward_passes_per_step must be > 0")
-        self._ronde.passes = passes
-        self._ronde.reset()
 
 
 # PyTorch lays hooks over a class's step once; the wrapped class has them.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ronde.torch import gradients, mpi_ops, world
+from ronde.torch.objects import broadcast_bytes
 from ronde.torch.process_sets import global_process_set
 from ronde.torch.window import Window
 
@@ -219,8 +220,5 @@ def _tensors_in(value: Any, name: str) -> Iterable[tuple[str, torch.Tensor]]:
 def _broadcast_json(value: Any, root_rank: int, name: str) -> Any:
     """The root's value; only what JSON can say."""
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    length = mpi_ops.broadcast(torch.tensor([text.numel()]), root_rank, f"{name}.length")
-    if mpi_ops.rank() != root_rank:
-        text = torch.zeros(int(length), dtype=torch.uint8)
-    told = mpi_ops.broadcast(text, root_rank, f"{name}.text")
+    told = broadcast_bytes(text if mpi_ops.rank() == root_rank else None, root_rank, name)
     return json.loads(bytes(told.tolist()).decode())

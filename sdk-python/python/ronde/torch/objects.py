@@ -34,12 +34,7 @@ def broadcast_object(
     Raises what `broadcast` does, and on the root what pickling does.
     """
     is_root = world.current().rank == root_rank
-    content = _pickled(obj) if is_root else torch.zeros(0, dtype=torch.uint8)
-    length = torch.tensor([content.numel()], dtype=torch.int64)
-    length = _wait(gradients.begin_broadcast(length, root_rank, _part(name, "sz"), process_set))
-    if not is_root:
-        content = torch.zeros(int(length), dtype=torch.uint8)
-    told = _wait(gradients.begin_broadcast(content, root_rank, _part(name, "t"), process_set))
+    told = broadcast_bytes(_pickled(obj) if is_root else None, root_rank, name, process_set)
     return obj if is_root else _unpickled(told)
 
 
@@ -50,6 +45,20 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     lengths = _wait(gradients.begin_allgather(lengths, _part(name, "sz"), process_set))
     told = _wait(gradients.begin_allgather(content, _part(name, "t"), process_set))
     return [_unpickled(part) for part in torch.split(told, lengths.tolist())]
+
+
+def broadcast_bytes(
+    content: torch.Tensor | None, root_rank: int, name: str | None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """The bytes of rank `root_rank`, as uint8 in one dimension; only that rank gives some, and knows how many."""
+    if content is None:
+        content = torch.zeros(0, dtype=torch.uint8)
+    length = torch.tensor([content.numel()], dtype=torch.int64)
+    length = _wait(gradients.begin_broadcast(length, root_rank, _part(name, "sz"), process_set))
+    if world.current().rank != root_rank:
+        content = torch.zeros(int(length), dtype=torch.uint8)
+    told: torch.Tensor = _wait(gradients.begin_broadcast(content, root_rank, _part(name, "t"), process_set))
+    return told
 
 
 def _part(name: str | None, part: str) -> str | None:

@@ -14,7 +14,8 @@ from ronde.torch import basics
 from ronde.torch.adasum import AdasumDistributed, DeltaReducer
 from ronde.torch.compression import Compression, Compressor
 from ronde.torch.process_sets import ProcessSet, global_process_set
-from ronde.torch.reducer import Reducer, trainable
+from ronde.torch.reducer import Reducer
+from ronde.torch.wrapping import Wrapping, trainable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -98,11 +99,10 @@ def _wrapped(optimizer: torch.optim.Optimizer, mixin: type, reducer: Any) -> Any
     return result
 
 
-class _Distributed(torch.optim.Optimizer):
+class _Distributed(Wrapping):
     """What is laid over the wrapped optimizer's class."""
 
     _ronde: Reducer
-    _wrapped: Any
 
     def synchronize(self) -> None:
         """Waits until all gradients are reduced. Then clip them, and step within `skip_synchronize`."""
@@ -127,18 +127,6 @@ class _Distributed(torch.optim.Optimizer):
         """Forgets the gradients; not while they are being reduced."""
         self._ronde.check_idle()
         super().zero_grad(set_to_none=set_to_none)
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Loads the wrapped optimizer's state; reductions in flight are dropped."""
-        self._ronde.reset()
-        super().load_state_dict(state_dict)
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes how many backward passes are summed before a reduction."""
-        if passes <= 0:
-            raise ValueError("backward_passes_per_step must be > 0")
-        self._ronde.passes = passes
-        self._ronde.reset()
 
 
 # PyTorch lays hooks over a class's step once; the wrapped class has them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -16,18 +15,14 @@ from ronde.torch.presence import Presence
 from ronde.torch.process_sets import ProcessSet, members_of, size_of
 from ronde.torch.sparse import sparse_allreduce_async
 from ronde.torch.window import Window
+from ronde.torch.wrapping import Watcher, too_many_passes, trainable
 
 if TYPE_CHECKING:
     from ronde.torch.compression import Compressor
     from ronde.torch.world import InFlight
 
 
-def trainable(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The parameters that get gradients, in the order of the groups, which is the same on all ranks."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
-
-
-class Reducer:
+class Reducer(Watcher):
     """Which gradients are in flight, and how often each parameter was passed.
 
     predivide         -- with Average, by how much gradients are divided before the sum
@@ -43,8 +38,7 @@ class Reducer:
         op: int,
         process_set: ProcessSet,
     ) -> None:
-        self.names = names
-        self.passes = passes
+        super().__init__(names, passes)
         self.predivide = 1.0
         self.sparse_as_dense = False
         self.steps_synchronize = True
@@ -58,7 +52,6 @@ class Reducer:
         self._synchronized = False
         self._presence = Presence(process_set)
         self._parameters: list[torch.Tensor] = []
-        self._finalizers: list[Callable[[], Any]] = []
 
     def group(self, groups: list[list[torch.Tensor]]) -> None:
         """Reduces the gradients of each group together."""
@@ -67,23 +60,8 @@ class Reducer:
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Submits each gradient as soon as the backward pass has accumulated it."""
         self._parameters = trainable(optimizer)
-        if not self._is_active():
-            return
-        # The hooks go with the optimizer: the model may get another one.
-        hook = weakref.WeakMethod(self._accumulated)
-
-        def accumulated(parameter: torch.Tensor) -> None:
-            if (method := hook()) is not None:
-                method(parameter)
-
-        for parameter in self._parameters:
-            handle = parameter.register_post_accumulate_grad_hook(accumulated)
-            self._finalizers.append(weakref.finalize(self, handle.remove))
-
-    def leave(self) -> None:
-        """Does not watch any more: the model gets another optimizer."""
-        for remove in self._finalizers:
-            remove()
+        if self._is_active():
+            super().watch(optimizer)
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Submits what no hook has submitted, then waits for everything."""
@@ -166,16 +144,10 @@ class Reducer:
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         if parameter in self._in_flight:
-            raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before a call to step(); increase "
-                "backward_passes_per_step to accumulate gradients locally."
-            )
+            raise too_many_passes()
         left = self._left.get(parameter, self.passes) - 1
         if left < 0:
-            raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before a call to step(), and others "
-                "of the same group are missing; increase backward_passes_per_step to accumulate gradients locally."
-            )
+            raise too_many_passes(", and others of the same group are missing")
         self._left[parameter] = left
         group = self._groups.get(parameter)
         if left == 0 and (group is None or all(self._left.get(each) == 0 for each in group)):
@@ -254,10 +226,6 @@ class Reducer:
         if self.predivide == 1.0:
             return self._op, 1.0, 1.0
         return Sum, 1.0 / self.predivide, self.predivide / size_of(self._process_set)
-
-    def _name(self, parameter: torch.Tensor) -> str:
-        # A parameter that was added later has no name; its place among all others is its name.
-        return self.names.setdefault(parameter, f"noname.later.{len(self.names)}")
 
 
 class Reduction:
