@@ -23,7 +23,7 @@ FIRST ?= 0
 SEEDS ?= 10000
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
-PURE_CRATES := ronde-wire ronde-collectives ronde-engine
+PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
 PYTHON_FOLDERS := tests/setup tests/product
 EXTENSION := sdk-python/python/ronde/_ronde.abi3.so
 

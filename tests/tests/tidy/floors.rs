@@ -8,8 +8,9 @@ use crate::hold;
 use crate::source::root;
 
 /// For each crate, the crates of this project that it may use in what is shipped. Floor by floor.
-const OWN: [(&str, &[&str]); 10] = [
+const OWN: [(&str, &[&str]); 11] = [
     ("ronde-wire", &[]),
+    ("ronde-plugin-abi", &[]),
     ("ronde-collectives", &["ronde-wire"]),
     ("ronde-rpc", &["ronde-wire"]),
     ("ronde-shm", &[]),

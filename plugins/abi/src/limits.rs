@@ -1,0 +1,43 @@
+//! Every bound between plugin and host, by name.
+
+/// Bytes of a module.
+pub const MODULE_BYTES_MAX: usize = 8 << 20;
+/// Bytes of a manifest.
+pub const MANIFEST_BYTES_MAX: usize = 16 << 10;
+/// Bytes of a plugin's name: small letters, digits and hyphens.
+pub const NAME_BYTES_MAX: usize = 64;
+/// Bytes of a plugin's version: letters, digits, dots, plus signs and hyphens.
+pub const VERSION_BYTES_MAX: usize = 32;
+/// Bytes of the line that says what a plugin, or one of its parameters, is.
+pub const ABOUT_BYTES_MAX: usize = 256;
+/// Parameters of a plugin.
+pub const PARAMETERS_MAX: usize = 16;
+/// Bytes of a parameter's name, and of each of its choices.
+pub const PARAMETER_NAME_BYTES_MAX: usize = 32;
+/// Choices of a parameter.
+pub const CHOICES_MAX: usize = 32;
+/// Bytes that each parameter takes in the block of parameters: an `i64`, an `f64`, 0 or 1, or a choice's number.
+pub const PARAMETER_BYTES: usize = 8;
+
+/// Bytes of memory that a plugin may ask for.
+pub const MEMORY_BYTES_MAX: usize = 64 << 20;
+/// Milliseconds that a call may ask for.
+pub const CALL_MS_MAX: u32 = 100;
+/// Ranks whose values an n-ary reduction sees at once.
+pub const RANKS_MAX: u32 = 256;
+/// Bytes of state for each element that a codec may ask for.
+pub const STATE_BYTES_MAX: u32 = 16;
+/// Numbers that a two-pass reducer measures for each rank.
+pub const MEASURES_MAX: u32 = 64;
+
+/// What the addresses of the table, of the call and of all buffers are multiples of, in bytes: a cache line.
+pub const BUFFER_ALIGN: usize = 64;
+/// What a codec's block is a multiple of, in elements.
+pub const BLOCK_ALIGN: usize = 64;
+/// Bytes that one span may be encoded to: with its framing it fits a chunk.
+pub const ENCODED_BYTES_MAX: usize = (1 << 20) - 64;
+
+/// Bytes of one message to the log.
+pub const LOG_BYTES_MAX: usize = 1 << 10;
+/// Messages to the log that one call may send.
+pub const LOG_MESSAGES_MAX: u32 = 64;
