@@ -25,6 +25,9 @@ OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
 PYTHON_FOLDERS := tests/setup tests/product
+PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
+# Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
+PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
 EXTENSION := sdk-python/python/ronde/_ronde.abi3.so
 
 .PHONY: help
@@ -45,9 +48,22 @@ setup: ## Install what the tests need: packages of the distribution, a Python en
 	@$(PYTHON) tests/setup/environment.py tools training bench packaging
 
 .PHONY: build
-build: ## Build the binary ronde, the crates and the Python extension
+build: plugins ## Build the binary ronde, the crates, the plugins and the Python extension
 	$(CARGO) build --workspace
 	@install -D $(CARGO_TARGET_DIR)/debug/lib_ronde.so $(EXTENSION).new && mv $(EXTENSION).new $(EXTENSION)
+
+.PHONY: plugins
+plugins: export CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS = $(PLUGIN_FLAGS)
+plugins: ## Build the shipped plugins, as WebAssembly modules beside the binary's folder
+	@if rustup target list --installed 2>/dev/null | grep -qx wasm32-unknown-unknown || rustup target add wasm32-unknown-unknown; then \
+	    $(CARGO) build $(PLUGINS:%=--package ronde-plugin-%) --target wasm32-unknown-unknown --profile plugin; \
+	    mkdir -p $(CARGO_TARGET_DIR)/plugins; \
+	    for plugin in $(PLUGINS); do \
+	        install -C -m 644 $(CARGO_TARGET_DIR)/wasm32-unknown-unknown/plugin/$${plugin//-/_}.wasm $(CARGO_TARGET_DIR)/plugins/$$plugin.wasm; \
+	    done; \
+	else \
+	    echo "NOT BUILT: plugins. The target wasm32-unknown-unknown is not installed and rustup cannot add it." >&2; \
+	fi
 
 .PHONY: wheel
 wheel: ## Make the wheel for PyPI in dist/ (WHEEL_TARGET=aarch64-unknown-linux-gnu for another machine)

@@ -8,9 +8,20 @@ use crate::hold;
 use crate::source::root;
 
 /// For each crate, the crates of this project that it may use in what is shipped. Floor by floor.
-const OWN: [(&str, &[&str]); 11] = [
+const OWN: [(&str, &[&str]); 22] = [
     ("ronde-wire", &[]),
     ("ronde-plugin-abi", &[]),
+    ("ronde-plugin", &["ronde-plugin-abi"]),
+    ("ronde-plugin-adasum", &["ronde-plugin"]),
+    ("ronde-plugin-bf16", &["ronde-plugin"]),
+    ("ronde-plugin-clipped-mean", &["ronde-plugin"]),
+    ("ronde-plugin-fp16", &["ronde-plugin"]),
+    ("ronde-plugin-int8", &["ronde-plugin"]),
+    ("ronde-plugin-median", &["ronde-plugin"]),
+    ("ronde-plugin-onebit", &["ronde-plugin"]),
+    ("ronde-plugin-randomk", &["ronde-plugin"]),
+    ("ronde-plugin-topk", &["ronde-plugin"]),
+    ("ronde-plugin-trimmed-mean", &["ronde-plugin"]),
     ("ronde-collectives", &["ronde-wire"]),
     ("ronde-rpc", &["ronde-wire"]),
     ("ronde-shm", &[]),

@@ -9,10 +9,11 @@ use crate::hold;
 use crate::source::root;
 
 /// What crates.io has; the others are parts of the Python wheel and of the tests.
-const PUBLISHED: [&str; 9] = [
+const PUBLISHED: [&str; 10] = [
     "ronde",
     "ronde-collectives",
     "ronde-engine",
+    "ronde-plugin",
     "ronde-plugin-abi",
     "ronde-rpc",
     "ronde-shm",

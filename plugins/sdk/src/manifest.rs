@@ -1,0 +1,79 @@
+//! Texts that are put together while the plugin is compiled.
+
+/// Bytes of the joined parts.
+#[must_use]
+pub const fn length(parts: &[&str]) -> usize {
+    let (mut length, mut last, mut part) = (0, 0, 0);
+    while part < parts.len() {
+        if !follows_opening(parts[part], last) {
+            length += parts[part].len();
+            last = last_byte(parts[part], last);
+        }
+        part += 1;
+    }
+    length
+}
+
+/// The parts one after the other. A part that is a comma is left out where a list begins.
+#[must_use]
+pub const fn joined<const LENGTH: usize>(parts: &[&str]) -> [u8; LENGTH] {
+    let mut bytes = [0; LENGTH];
+    let (mut length, mut last, mut part) = (0, 0, 0);
+    while part < parts.len() {
+        let text = parts[part].as_bytes();
+        if !follows_opening(parts[part], last) {
+            let mut index = 0;
+            while index < text.len() {
+                bytes[length] = text[index];
+                (length, index) = (length + 1, index + 1);
+            }
+            last = last_byte(parts[part], last);
+        }
+        part += 1;
+    }
+    bytes
+}
+
+/// Joined texts are text.
+///
+/// # Panics
+/// When they are not; at compile time, as it is called there.
+#[must_use]
+pub const fn text(bytes: &[u8]) -> &str {
+    match core::str::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(_) => panic!("texts that were joined are no text"),
+    }
+}
+
+/// The bytes of a text as an array, as a section wants them.
+///
+/// # Panics
+/// When the length is another one; at compile time, as it is called there.
+#[must_use]
+pub const fn bytes<const LENGTH: usize>(text: &'static str) -> &'static [u8; LENGTH] {
+    match text.as_bytes().first_chunk() {
+        Some(bytes) if text.len() == LENGTH => bytes,
+        _ => panic!("the length is that of another text"),
+    }
+}
+
+const fn follows_opening(part: &str, last: u8) -> bool {
+    part.len() == 1 && part.as_bytes()[0] == b',' && (last == b'[' || last == b'{')
+}
+
+const fn last_byte(part: &str, last: u8) -> u8 {
+    if part.is_empty() { last } else { part.as_bytes()[part.len() - 1] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{joined, length, text};
+
+    #[test]
+    fn a_comma_is_left_out_where_a_list_begins() {
+        const PARTS: &[&str] = &["{\"a\":[", ",", "1", ",", "2", "", "],", "{", ",", "}"];
+        const BYTES: [u8; length(PARTS)] = joined(PARTS);
+        assert_eq!(text(&BYTES), "{\"a\":[1,2],{}");
+    }
+}

@@ -1,0 +1,354 @@
+//! What [`export!`](crate::export!) uses: buffers at fixed addresses as typed slices. The only unsafe code of a plugin.
+
+use core::cell::RefCell;
+
+use crate::abi::limits::PARAMETER_BYTES;
+use crate::abi::{Call, Table, VERSION};
+use crate::parameters::Parameters;
+use crate::{Bf16, Bool, Codec, CodecFor, Element, Error, F16, Operands, Plugin, ReducerFor, Span};
+
+/// A type that every pattern of bits is a value of, without padding.
+///
+/// # Safety
+/// That is so, and its alignment is at most 64.
+pub unsafe trait Plain: Copy + 'static {}
+
+macro_rules! plain {
+    ($($type:ty),*) => {
+        $(
+            // SAFETY: a number, or numbers side by side; nothing about its bits is fixed.
+            unsafe impl Plain for $type {}
+        )*
+    };
+}
+
+plain!((), u8, i8, u16, i16, u32, i32, i64, F16, Bf16, Bool, f32, f64, [f32; 2], [f64; 2]);
+
+/// Bytes at a multiple of 64.
+#[repr(C, align(64))]
+struct Aligned<const BYTES: usize>([u8; BYTES]);
+
+/// A buffer that the host writes and reads between calls, at an address that stays.
+pub struct Buffer<const BYTES: usize>(RefCell<Aligned<BYTES>>);
+
+/// Where a plugin's configured value lives, and the table and the call.
+pub struct Slot<T>(RefCell<Option<T>>);
+
+/// What all calls have in common: where things lie, and what the host says of a call.
+pub struct Place {
+    table: RefCell<Table>,
+    call: RefCell<Call>,
+}
+
+// SAFETY: a module without threads has one, and its functions are not called while one of them runs.
+#[cfg(all(target_arch = "wasm32", not(target_feature = "atomics")))]
+unsafe impl<const BYTES: usize> Sync for Buffer<BYTES> {}
+// SAFETY: as above.
+#[cfg(all(target_arch = "wasm32", not(target_feature = "atomics")))]
+unsafe impl<T> Sync for Slot<T> {}
+// SAFETY: as above.
+#[cfg(all(target_arch = "wasm32", not(target_feature = "atomics")))]
+unsafe impl Sync for Place {}
+
+impl<const BYTES: usize> Buffer<BYTES> {
+    /// Zeros.
+    #[allow(clippy::new_without_default, reason = "made in a static")]
+    pub const fn new() -> Self {
+        Self(RefCell::new(Aligned([0; BYTES])))
+    }
+
+    /// Its address and size, as a table has them.
+    #[allow(clippy::cast_possible_truncation, reason = "memories of wasm32 have less than 4 GiB")]
+    pub fn place(&self) -> (u32, u32) {
+        (address(self.0.as_ptr()), BYTES as u32)
+    }
+
+    /// Its bytes.
+    pub fn with<T>(&self, f: impl FnOnce(&mut [u8]) -> T) -> T {
+        f(&mut self.0.borrow_mut().0)
+    }
+}
+
+impl<T: Plugin> Slot<T> {
+    /// Nothing yet.
+    #[allow(clippy::new_without_default, reason = "made in a static")]
+    pub const fn new() -> Self {
+        Self(RefCell::new(None))
+    }
+
+    /// Does something with the value.
+    pub fn with<R>(&self, f: impl FnOnce(&mut T) -> Result<R, Error>) -> Result<R, Error> {
+        let mut value = self.0.borrow_mut();
+        f(value.as_mut().ok_or(Error::unsupported("ronde_configure was not called, or failed"))?)
+    }
+}
+
+/// The buffers of one module.
+pub struct Buffers<'a> {
+    /// The block of parameters.
+    pub parameters: (u32, u32),
+    /// Values, encoded bytes or operands.
+    pub input: (u32, u32),
+    /// What comes of them.
+    pub output: (u32, u32),
+    /// A codec's state.
+    pub state: (u32, u32),
+    /// A reducer's measures.
+    pub measures: (u32, u32),
+    /// Where all this is written down.
+    pub place: &'a Place,
+}
+
+impl Place {
+    /// Nothing yet.
+    #[allow(clippy::new_without_default, reason = "made in a static")]
+    pub const fn new() -> Self {
+        let none = (0, 0);
+        Self { table: RefCell::new(table(0, none, none, none, none, none)), call: RefCell::new(NO_CALL) }
+    }
+
+    /// What the host has written before this call.
+    pub fn call(&self) -> Call {
+        *self.call.borrow()
+    }
+}
+
+impl Buffers<'_> {
+    /// Fills in the table; gives its address.
+    pub fn describe(&self) -> i32 {
+        let Self { parameters, input, output, state, measures, place } = self;
+        let call = address(place.call.as_ptr());
+        *place.table.borrow_mut() = table(call, *parameters, *input, *output, *state, *measures);
+        address(place.table.as_ptr()).cast_signed()
+    }
+}
+
+const fn table(
+    call: u32,
+    parameters: (u32, u32),
+    input: (u32, u32),
+    output: (u32, u32),
+    state: (u32, u32),
+    measures: (u32, u32),
+) -> Table {
+    Table {
+        abi: VERSION,
+        call,
+        parameters: parameters.0,
+        parameters_bytes: parameters.1,
+        input: input.0,
+        input_bytes: input.1,
+        output: output.0,
+        output_bytes: output.1,
+        state: state.0,
+        state_bytes: state.1,
+        measures: measures.0,
+        measures_bytes: measures.1,
+        reserved: [0; 4],
+    }
+}
+
+const NO_CALL: Call = Call {
+    kind: 0,
+    dtype: 0,
+    stage: 0,
+    elements: 0,
+    offset: 0,
+    tensor_elements: 0,
+    round: 0,
+    tensor: 0,
+    encoded_bytes: 0,
+    ranks: 0,
+    stride: 0,
+    measures: 0,
+};
+
+/// Makes a plugin's value.
+pub fn configure<T: Plugin>(slot: &Slot<T>, parameters: &T::Parameters) -> Result<usize, Error> {
+    *slot.0.borrow_mut() = Some(T::new(parameters)?);
+    Ok(0)
+}
+
+/// The parameters in their block.
+pub fn parameters<P: Parameters>(block: &[u8]) -> P {
+    P::read(block.as_chunks::<PARAMETER_BYTES>().0)
+}
+
+/// The most bytes of so many elements.
+pub fn bound<C: Codec>(codec: &mut C, elements: i32) -> Result<usize, Error> {
+    Ok(codec.bound(usize::try_from(elements).map_err(|_| TOO_LONG)?))
+}
+
+/// Encodes what the call says.
+pub fn encode<E: Element, C: CodecFor<E>>(
+    codec: &mut C,
+    call: &Call,
+    input: &[u8],
+    state: &mut [u8],
+    output: &mut [u8],
+) -> Result<usize, Error> {
+    let span = Span::of(call)?;
+    let values = front(input, span.elements)?;
+    let bound = codec.bound(span.elements);
+    let output = output.get_mut(..bound).ok_or(TOO_LONG)?;
+    codec.encode(&span, values, front_mut(state, span.elements)?, output)
+}
+
+/// Decodes what the call says.
+pub fn decode<E: Element, C: CodecFor<E>>(
+    codec: &mut C,
+    call: &Call,
+    input: &[u8],
+    output: &mut [u8],
+) -> Result<usize, Error> {
+    let span = Span::of(call)?;
+    let encoded = input.get(..call.encoded_bytes as usize).ok_or(TOO_LONG)?;
+    codec.decode(&span, encoded, front_mut(output, span.elements)?)?;
+    Ok(0)
+}
+
+/// Reduces what the call says.
+pub fn reduce<E: Element, R: ReducerFor<E>>(
+    reducer: &mut R,
+    call: &Call,
+    adaptive: bool,
+    input: &[u8],
+    measures: &[u8],
+    output: &mut [u8],
+) -> Result<usize, Error> {
+    let span = Span::of(call)?;
+    let elements = input.len() / size_of::<E>();
+    let stride = call.stride as usize / size_of::<E>();
+    let operands = Operands::within(front(input, elements)?, call.ranks as usize, stride, span.elements);
+    let ranks = call.ranks as usize;
+    // An adaptive reducer's are its weights.
+    let measures = front(measures, if adaptive { ranks } else { ranks * call.measures as usize })?;
+    reducer.reduce(&span, &operands.ok_or(TOO_LONG)?, measures, front_mut(output, span.elements)?)?;
+    Ok(0)
+}
+
+/// Measures what the call says.
+pub fn measure<E: Element, R: ReducerFor<E>>(
+    reducer: &mut R,
+    call: &Call,
+    input: &[u8],
+    measures: &mut [u8],
+) -> Result<usize, Error> {
+    let span = Span::of(call)?;
+    reducer.measure(&span, front(input, span.elements)?, front_mut(measures, call.measures as usize)?)?;
+    Ok(0)
+}
+
+/// Concludes from all numbers that fit: a two-pass reducer's, rank by rank, or an adaptive one's matrix.
+pub fn conclude<R: crate::Reducer>(
+    reducer: &mut R,
+    call: &Call,
+    adaptive: bool,
+    measures: &mut [u8],
+) -> Result<usize, Error> {
+    let ranks = call.ranks as usize;
+    let count = if adaptive { ranks * (ranks + 1) / 2 } else { ranks * call.measures as usize };
+    reducer.conclude(ranks, front_mut(measures, count)?)?;
+    Ok(0)
+}
+
+/// What the host is given, after the log is.
+#[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "buffers are below 2 GiB")]
+pub fn outcome(result: Result<usize, Error>) -> i32 {
+    match result {
+        Ok(value) => value as i32,
+        Err(error) => {
+            log(error.text());
+            error.code()
+        }
+    }
+}
+
+/// Sends a line for people to the host: at most 1 KiB of it, and 64 lines a call. Natively it goes to standard error.
+pub fn log(text: &str) {
+    #[cfg(target_arch = "wasm32")]
+    {
+        #[link(wasm_import_module = "ronde")]
+        unsafe extern "C" {
+            #[link_name = "log"]
+            fn host_log(address: *const u8, bytes: usize);
+        }
+        // SAFETY: the host reads that many bytes from that address, during the call.
+        unsafe { host_log(text.as_ptr(), text.len()) }
+    }
+    #[cfg(not(target_arch = "wasm32"))]
+    std::eprintln!("{text}");
+}
+
+/// The first elements of a buffer.
+fn front<E: Plain>(bytes: &[u8], elements: usize) -> Result<&[E], Error> {
+    let needed = elements.checked_mul(size_of::<E>()).ok_or(TOO_LONG)?;
+    let bytes = bytes.get(..needed).ok_or(TOO_LONG)?;
+    let first = bytes.as_ptr().cast::<E>();
+    if !first.is_aligned() {
+        return Err(TOO_LONG);
+    }
+    // SAFETY: that many bytes are there and borrowed, the address is aligned, and every pattern of bits is a value.
+    Ok(unsafe { core::slice::from_raw_parts(first, elements) })
+}
+
+/// The first elements of a buffer, to be changed.
+fn front_mut<E: Plain>(bytes: &mut [u8], elements: usize) -> Result<&mut [E], Error> {
+    let needed = elements.checked_mul(size_of::<E>()).ok_or(TOO_LONG)?;
+    let bytes = bytes.get_mut(..needed).ok_or(TOO_LONG)?;
+    let first = bytes.as_mut_ptr().cast::<E>();
+    if !first.is_aligned() {
+        return Err(TOO_LONG);
+    }
+    // SAFETY: as above, and the bytes are borrowed for writing; a plain type has no padding.
+    Ok(unsafe { core::slice::from_raw_parts_mut(first, elements) })
+}
+
+/// An address in the module's memory. Natively nobody asks for one.
+#[allow(clippy::cast_possible_truncation, reason = "addresses of wasm32 have 32 bits")]
+fn address<T>(pointer: *const T) -> u32 {
+    pointer.addr() as u32
+}
+
+/// A short line, without what formatting brings along. What does not fit is left out.
+#[cfg(target_arch = "wasm32")]
+struct Text {
+    bytes: [u8; 256],
+    len: usize,
+}
+
+#[cfg(target_arch = "wasm32")]
+impl Text {
+    fn push(&mut self, bytes: &[u8]) {
+        for (place, byte) in self.bytes[self.len..].iter_mut().zip(bytes) {
+            *place = *byte;
+            self.len += 1;
+        }
+    }
+
+    fn push_number(&mut self, number: u32) {
+        if number > 9 {
+            self.push_number(number / 10);
+        }
+        self.push(&[b'0' + (number % 10) as u8]);
+    }
+}
+
+/// Says where it happened and stops: the host reports a trap.
+#[cfg(target_arch = "wasm32")]
+#[panic_handler]
+fn panicked(info: &core::panic::PanicInfo<'_>) -> ! {
+    if let Some(location) = info.location() {
+        let mut text = Text { bytes: [0; 256], len: 0 };
+        text.push(b"panicked at ");
+        text.push(location.file().as_bytes());
+        text.push(b":");
+        text.push_number(location.line());
+        log(core::str::from_utf8(&text.bytes[..text.len]).unwrap_or_default());
+    }
+    core::arch::wasm32::unreachable()
+}
+
+/// The call is about a type that the manifest does not have.
+pub const OTHER_DTYPE: Error = Error::unsupported("the manifest does not have this type of elements");
+const TOO_LONG: Error = Error::too_long("a span does not fit the plugin's buffers");
