@@ -41,3 +41,14 @@ pub const ENCODED_BYTES_MAX: usize = (1 << 20) - 64;
 pub const LOG_BYTES_MAX: usize = 1 << 10;
 /// Messages to the log that one call may send.
 pub const LOG_MESSAGES_MAX: u32 = 64;
+
+/// Bytes of all functions of a module.
+pub const CODE_BYTES_MAX: usize = 1 << 20;
+/// Bytes of one function of a module: compiling takes longer than in proportion.
+pub const FUNCTION_BYTES_MAX: usize = 128 << 10;
+/// Locals of one function of a module.
+pub const LOCALS_MAX: usize = 4_096;
+/// Elements of a module's table.
+pub const TABLE_ELEMENTS_MAX: usize = 16 << 10;
+/// Tables of a module.
+pub const TABLES_MAX: usize = 4;

@@ -8,7 +8,7 @@ use crate::hold;
 use crate::source::root;
 
 /// For each crate, the crates of this project that it may use in what is shipped. Floor by floor.
-const OWN: [(&str, &[&str]); 22] = [
+const OWN: [(&str, &[&str]); 23] = [
     ("ronde-wire", &[]),
     ("ronde-plugin-abi", &[]),
     ("ronde-plugin", &["ronde-plugin-abi"]),
@@ -23,12 +23,16 @@ const OWN: [(&str, &[&str]); 22] = [
     ("ronde-plugin-topk", &["ronde-plugin"]),
     ("ronde-plugin-trimmed-mean", &["ronde-plugin"]),
     ("ronde-collectives", &["ronde-wire"]),
+    ("ronde-plugin-host", &["ronde-collectives", "ronde-plugin-abi", "ronde-wire"]),
     ("ronde-rpc", &["ronde-wire"]),
     ("ronde-shm", &[]),
     ("ronde-transport", &["ronde-wire"]),
     ("ronde-engine", &["ronde-collectives", "ronde-wire"]),
     ("ronde", &["ronde-rpc", "ronde-shm", "ronde-wire"]),
-    ("ronde-sidecar", &["ronde-engine", "ronde-rpc", "ronde-shm", "ronde-transport", "ronde-wire"]),
+    (
+        "ronde-sidecar",
+        &["ronde-engine", "ronde-plugin-host", "ronde-rpc", "ronde-shm", "ronde-transport", "ronde-wire"],
+    ),
     ("ronde-python", &["ronde"]),
     (
         "ronde-tests",
@@ -37,12 +41,12 @@ const OWN: [(&str, &[&str]); 22] = [
 ];
 
 /// Dependencies that only some crates may use in what is shipped: what they bring stays behind one wall.
-const FOREIGN: [(&str, &[&str]); 13] = [
+const FOREIGN: [(&str, &[&str]); 15] = [
     ("anyhow", &["ronde-sidecar", "ronde-tests"]),
     ("axum", &["ronde-sidecar"]),
     ("clap", &["ronde-sidecar"]),
     ("libc", &["ronde-shm"]),
-    ("nix", &["ronde-shm", "ronde-sidecar", "ronde-tests", "ronde-transport"]),
+    ("nix", &["ronde-plugin-host", "ronde-shm", "ronde-sidecar", "ronde-tests", "ronde-transport"]),
     ("prometheus", &["ronde-sidecar"]),
     ("prost", &["ronde-rpc"]),
     ("pyo3", &["ronde-python"]),
@@ -51,6 +55,8 @@ const FOREIGN: [(&str, &[&str]); 13] = [
     ("tokio", &["ronde", "ronde-sidecar", "ronde-tests", "ronde-transport"]),
     ("tonic", &["ronde", "ronde-rpc", "ronde-sidecar", "ronde-tests"]),
     ("tracing-subscriber", &["ronde-sidecar"]),
+    ("wasmparser", &["ronde-plugin-host"]),
+    ("wasmtime", &["ronde-plugin-host"]),
 ];
 
 #[test]

@@ -9,12 +9,13 @@ use crate::hold;
 use crate::source::root;
 
 /// What crates.io has; the others are parts of the Python wheel and of the tests.
-const PUBLISHED: [&str; 10] = [
+const PUBLISHED: [&str; 11] = [
     "ronde",
     "ronde-collectives",
     "ronde-engine",
     "ronde-plugin",
     "ronde-plugin-abi",
+    "ronde-plugin-host",
     "ronde-rpc",
     "ronde-shm",
     "ronde-sidecar",

@@ -1,0 +1,50 @@
+;; The sum of two ranks' float32 values, written by hand: what docs/PLUGINS.md describes needs no SDK and no compiler.
+;;
+;; Memory: the table at 0, the call at 64, the operands from 65,536 on, the result from 131,072 on.
+(module
+  (@custom "ronde.manifest"
+    "{\"abi\": 1, \"name\": \"text-sum\", \"version\": \"1.0.0\", \"about\": \"The sum of two, in WebAssembly text\","
+    " \"kinds\": {\"reducer\": {\"dtypes\": [\"float32\"], \"shape\": \"pairwise\", \"commutative\": true}},"
+    " \"parameters\": [], \"limits\": {\"memory_bytes\": 196608, \"call_ms\": 20, \"ranks\": 2}}")
+
+  (memory (export "memory") 3 3)
+
+  (data (i32.const 0)
+    "\01\00\00\00"   ;; ABI version 1
+    "\40\00\00\00"   ;; the call, at 64
+    "\00\00\00\00"   ;; no block of parameters
+    "\00\00\00\00"
+    "\00\00\01\00"   ;; the input, at 65,536
+    "\00\00\01\00"   ;; of 65,536 bytes
+    "\00\00\02\00"   ;; the output, at 131,072
+    "\00\80\00\00"   ;; of 32,768 bytes
+    ;; neither state nor measures: the rest is zero
+    )
+
+  (func (export "ronde_abi") (result i32) (i32.const 1))
+  (func (export "ronde_place") (result i32) (i32.const 0))
+  (func (export "ronde_configure") (result i32) (i32.const 0))
+
+  ;; Operands are lines of 64 bytes, the last one filled up with zeros; the second begins one stride after the first.
+  (func (export "ronde_reduce") (result i32)
+    (local $left i32) (local $right i32) (local $sum i32) (local $end i32)
+    (local.set $left (i32.const 65536))
+    (local.set $end (i32.add (local.get $left) (i32.load (i32.const 120))))
+    (local.set $right (local.get $end))
+    (local.set $sum (i32.const 131072))
+    (block $done
+      (loop $line
+        (br_if $done (i32.ge_u (local.get $left) (local.get $end)))
+        (v128.store (local.get $sum)
+          (f32x4.add (v128.load (local.get $left)) (v128.load (local.get $right))))
+        (v128.store offset=16 (local.get $sum)
+          (f32x4.add (v128.load offset=16 (local.get $left)) (v128.load offset=16 (local.get $right))))
+        (v128.store offset=32 (local.get $sum)
+          (f32x4.add (v128.load offset=32 (local.get $left)) (v128.load offset=32 (local.get $right))))
+        (v128.store offset=48 (local.get $sum)
+          (f32x4.add (v128.load offset=48 (local.get $left)) (v128.load offset=48 (local.get $right))))
+        (local.set $left (i32.add (local.get $left) (i32.const 64)))
+        (local.set $right (i32.add (local.get $right) (i32.const 64)))
+        (local.set $sum (i32.add (local.get $sum) (i32.const 64)))
+        (br $line)))
+    (i32.const 0)))

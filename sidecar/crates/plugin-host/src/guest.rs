@@ -1,0 +1,333 @@
+//! One running module: its store, its memory, its functions, and what a call may use.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+use ronde_plugin_abi::{Call, limits, names};
+use wasmtime::{
+    Caller, Extern, InstancePre, Linker, Memory, ResourceLimiter, Store, StoreContextMut, Trap, TypedFunc,
+    UpdateDeadline, WasmResults,
+};
+
+use crate::error::{FaultKind, HostError, one_line};
+use crate::manifest::{Limits, Manifest, Parameters};
+use crate::placement::Placement;
+use crate::ticker::{Ticker, ticks};
+
+/// Times that a call which this machine gives no processor may ask for more time.
+const EXTENSIONS_MAX: u32 = 50;
+
+/// What belongs to one store: limits, log, watch.
+pub(crate) struct State {
+    limits: Limits,
+    ticker: Arc<Ticker>,
+    /// Whether the memory has its size.
+    placed: bool,
+    log: Log,
+    /// The processor time of this thread when the call's time was up for the first time, and how often it was since.
+    overdue: Option<(Duration, u32)>,
+}
+
+/// What a plugin logged during one call.
+#[derive(Default)]
+struct Log {
+    messages: Vec<String>,
+    dropped: u32,
+}
+
+/// A module that runs: placed, configured, ready for calls.
+pub(crate) struct Guest {
+    store: Store<State>,
+    memory: Memory,
+    pub(crate) placement: Placement,
+    functions: Functions,
+    deadline_ticks: u64,
+    /// What the plugin said last when it was asked for a bound: for so many elements, so many bytes.
+    last_bound: Option<(usize, i32)>,
+}
+
+/// What the module exports, as far as its kinds need it.
+#[derive(Clone)]
+struct Functions {
+    configure: TypedFunc<(), i32>,
+    bound: Option<TypedFunc<i32, i32>>,
+    encode: Option<TypedFunc<(), i32>>,
+    decode: Option<TypedFunc<(), i32>>,
+    reduce: Option<TypedFunc<(), i32>>,
+    measure: Option<TypedFunc<(), i32>>,
+    conclude: Option<TypedFunc<(), i32>>,
+}
+
+/// What stops a call whose time is up.
+#[derive(Debug, thiserror::Error)]
+#[error("the call's time is up")]
+struct TimeIsUp;
+
+impl Guest {
+    /// Starts a module and fills in its parameters.
+    pub(crate) fn start(
+        module: &InstancePre<State>,
+        manifest: &Manifest,
+        ticker: &Arc<Ticker>,
+        parameters: &Parameters,
+    ) -> Result<Self, (FaultKind, Vec<String>)> {
+        let deadline_ticks = ticks(manifest.limits.call_ms);
+        let mut store = Store::new(module.module().engine(), State::new(manifest.limits, Arc::clone(ticker)));
+        store.limiter(|state| state);
+        store.epoch_deadline_callback(move |context| more_time(context, deadline_ticks));
+        let (memory, placement, functions) = match place(&mut store, module, manifest, deadline_ticks) {
+            Ok(placed) => placed,
+            Err(kind) => return Err((kind, store.data_mut().log.take())),
+        };
+        let mut guest = Self { store, memory, placement, functions, deadline_ticks, last_bound: None };
+        match guest.configure(parameters) {
+            Ok(()) => Ok(guest),
+            Err(kind) => Err((kind, guest.take_log())),
+        }
+    }
+
+    fn configure(&mut self, parameters: &Parameters) -> Result<(), FaultKind> {
+        let block = parameters.block();
+        let at = self.placement.parameters.start;
+        self.memory()[at..at + block.len()].copy_from_slice(&block);
+        let configure = self.functions.configure.clone();
+        let value = timed(&mut self.store, self.deadline_ticks, names::CONFIGURE, &configure, ())?;
+        done(names::CONFIGURE, value)
+    }
+
+    /// The plugin's memory. Its size is fixed, and all ranges of the placement lie within it.
+    pub(crate) fn memory(&mut self) -> &mut [u8] {
+        self.memory.data_mut(&mut self.store)
+    }
+
+    /// What the plugin says is the most that so many elements are encoded to; asked once for a row of equal questions.
+    pub(crate) fn bound(&mut self, elements: usize) -> Result<i32, FaultKind> {
+        if let Some((_, bound)) = self.last_bound.filter(|(known, _)| *known == elements) {
+            return Ok(bound);
+        }
+        let Ok(count) = i32::try_from(elements) else {
+            return Err(FaultKind::Refused(format!("{elements} elements are more than any span has")));
+        };
+        let function = self.functions.bound.as_ref().ok_or_else(|| missing(names::BOUND))?;
+        let bound = timed(&mut self.store, self.deadline_ticks, names::BOUND, function, count)?;
+        self.last_bound = Some((elements, bound));
+        Ok(bound)
+    }
+
+    /// Encodes what lies in the input; the bytes in the output, or a code.
+    pub(crate) fn encode(&mut self, call: &Call) -> Result<i32, FaultKind> {
+        self.describe(call);
+        let function = self.functions.encode.as_ref().ok_or_else(|| missing(names::ENCODE))?;
+        timed(&mut self.store, self.deadline_ticks, names::ENCODE, function, ())
+    }
+
+    /// Decodes what lies in the input.
+    pub(crate) fn decode(&mut self, call: &Call) -> Result<(), FaultKind> {
+        self.describe(call);
+        let function = self.functions.decode.as_ref().ok_or_else(|| missing(names::DECODE))?;
+        done(names::DECODE, timed(&mut self.store, self.deadline_ticks, names::DECODE, function, ())?)
+    }
+
+    /// Reduces the operands in the input.
+    pub(crate) fn reduce(&mut self, call: &Call) -> Result<(), FaultKind> {
+        self.describe(call);
+        let function = self.functions.reduce.as_ref().ok_or_else(|| missing(names::REDUCE))?;
+        done(names::REDUCE, timed(&mut self.store, self.deadline_ticks, names::REDUCE, function, ())?)
+    }
+
+    /// Measures the values in the input.
+    pub(crate) fn measure(&mut self, call: &Call) -> Result<(), FaultKind> {
+        self.describe(call);
+        let function = self.functions.measure.as_ref().ok_or_else(|| missing(names::MEASURE))?;
+        done(names::MEASURE, timed(&mut self.store, self.deadline_ticks, names::MEASURE, function, ())?)
+    }
+
+    /// Whether measures are concluded from.
+    pub(crate) fn concludes(&self) -> bool {
+        self.functions.conclude.is_some()
+    }
+
+    /// Concludes from what lies in the block of measures, in place.
+    pub(crate) fn conclude(&mut self, call: &Call) -> Result<(), FaultKind> {
+        self.describe(call);
+        let function = self.functions.conclude.as_ref().ok_or_else(|| missing(names::CONCLUDE))?;
+        done(names::CONCLUDE, timed(&mut self.store, self.deadline_ticks, names::CONCLUDE, function, ())?)
+    }
+
+    /// Whether something was logged since [`Self::take_log`].
+    pub(crate) fn has_logged(&self) -> bool {
+        !self.store.data().log.is_empty()
+    }
+
+    /// Takes what was logged since this was last asked, which also makes room for more.
+    pub(crate) fn take_log(&mut self) -> Vec<String> {
+        self.store.data_mut().log.take()
+    }
+
+    fn describe(&mut self, call: &Call) {
+        let at = self.placement.call.start;
+        self.memory()[at..at + Call::BYTES].copy_from_slice(&call.to_bytes());
+    }
+}
+
+/// Instantiates a module and asks it where its buffers lie.
+fn place(
+    store: &mut Store<State>,
+    module: &InstancePre<State>,
+    manifest: &Manifest,
+    deadline_ticks: u64,
+) -> Result<(Memory, Placement, Functions), FaultKind> {
+    store.set_epoch_deadline(deadline_ticks);
+    store.data().ticker.call();
+    let instance = module.instantiate(&mut *store).map_err(|error| fault(store, "its start", &error))?;
+    let function = |store: &mut Store<State>, name| instance.get_typed_func::<(), i32>(store, name).ok();
+    let place = function(&mut *store, names::PLACE).ok_or_else(|| missing(names::PLACE))?;
+    let abi = function(&mut *store, names::ABI).ok_or_else(|| missing(names::ABI))?;
+    let memory = instance.get_memory(&mut *store, names::MEMORY).ok_or_else(|| missing(names::MEMORY))?;
+    let functions = Functions {
+        configure: function(&mut *store, names::CONFIGURE).ok_or_else(|| missing(names::CONFIGURE))?,
+        bound: instance.get_typed_func(&mut *store, names::BOUND).ok(),
+        encode: function(&mut *store, names::ENCODE),
+        decode: function(&mut *store, names::DECODE),
+        reduce: function(&mut *store, names::REDUCE),
+        measure: function(&mut *store, names::MEASURE),
+        conclude: function(&mut *store, names::CONCLUDE),
+    };
+    let version = timed(store, deadline_ticks, names::ABI, &abi, ())?;
+    if version.cast_unsigned() != ronde_plugin_abi::VERSION {
+        let expected = ronde_plugin_abi::VERSION;
+        let problem = format!("it speaks ABI version {version}, but this host speaks version {expected}");
+        return Err(FaultKind::Start(problem + "; build the plugin with the matching SDK"));
+    }
+    let address = timed(store, deadline_ticks, names::PLACE, &place, ())?;
+    let placement = Placement::read(memory.data(&*store), address, manifest);
+    let placement = placement.map_err(|problem| FaultKind::Start(format!("its table is wrong: {problem}")))?;
+    Ok((memory, placement, functions))
+}
+
+/// Calls a function that has so many ticks.
+fn timed<P: wasmtime::WasmParams, R: WasmResults>(
+    store: &mut Store<State>,
+    deadline_ticks: u64,
+    name: &'static str,
+    function: &TypedFunc<P, R>,
+    params: P,
+) -> Result<R, FaultKind> {
+    let state = store.data_mut();
+    state.overdue = None;
+    state.ticker.call();
+    store.set_epoch_deadline(deadline_ticks);
+    function.call(&mut *store, params).map_err(|error| fault(store, name, &error))
+}
+
+/// What a function without a result of its own gave.
+fn done(function: &'static str, value: i32) -> Result<(), FaultKind> {
+    match value {
+        0 => Ok(()),
+        code if code < 0 => Err(FaultKind::Code { function, code }),
+        value => Err(FaultKind::Result { function, value }),
+    }
+}
+
+fn missing(name: &str) -> FaultKind {
+    FaultKind::Start(format!("it does not export {name}, though its module was found to"))
+}
+
+/// What an error of wasmtime means.
+fn fault(store: &Store<State>, function: &'static str, error: &wasmtime::Error) -> FaultKind {
+    if error.is::<TimeIsUp>() {
+        return FaultKind::Deadline { function, milliseconds: store.data().limits.call_ms };
+    }
+    let reason = match error.downcast_ref::<Trap>() {
+        Some(trap) => trap.to_string(),
+        None => format!("{error:#}"),
+    };
+    FaultKind::Trap { function, reason: one_line(&reason) }
+}
+
+/// Called when a call's time is up. On a machine that does other things, too, the clock on the wall says little of what a
+/// call has done: from the first time on the thread's processor time counts, so what loops ends after twice its time.
+fn more_time(mut context: StoreContextMut<'_, State>, deadline_ticks: u64) -> wasmtime::Result<UpdateDeadline> {
+    let state = context.data_mut();
+    // The clock goes on also when no other call begins.
+    state.ticker.call();
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?);
+    match &mut state.overdue {
+        None => state.overdue = Some((now, 0)),
+        Some((since, extensions)) => {
+            let used = now.saturating_sub(*since);
+            if used >= Duration::from_millis(state.limits.call_ms.into()) || *extensions >= EXTENSIONS_MAX {
+                return Err(TimeIsUp.into());
+            }
+            *extensions += 1;
+        }
+    }
+    Ok(UpdateDeadline::Continue(deadline_ticks))
+}
+
+/// Offers the only import there is.
+pub(crate) fn link(linker: &mut Linker<State>) -> Result<(), HostError> {
+    let linked = linker.func_wrap(names::IMPORTS, names::LOG, |mut caller: Caller<'_, State>, at: i32, bytes: i32| {
+        let Some(Extern::Memory(memory)) = caller.get_export(names::MEMORY) else { return };
+        let (memory, state) = memory.data_and_store_mut(&mut caller);
+        let (start, length) = (at.cast_unsigned() as usize, bytes.cast_unsigned() as usize);
+        state.log.note(start.checked_add(length).and_then(|end| memory.get(start..end)));
+    });
+    linked.map(drop).map_err(|error| HostError::Engine(format!("{error:#}")))
+}
+
+impl Log {
+    fn is_empty(&self) -> bool {
+        self.messages.is_empty() && self.dropped == 0
+    }
+
+    /// Keeps a message. What is not within memory, too long or one too many is dropped, and counted.
+    fn note(&mut self, bytes: Option<&[u8]>) {
+        let short = bytes.filter(|bytes| bytes.len() <= limits::LOG_BYTES_MAX);
+        match short {
+            Some(bytes) if self.messages.len() < limits::LOG_MESSAGES_MAX as usize => {
+                self.messages.push(one_line(&String::from_utf8_lossy(bytes)));
+            }
+            _ => self.dropped = self.dropped.saturating_add(1),
+        }
+    }
+
+    fn take(&mut self) -> Vec<String> {
+        let Self { mut messages, dropped } = std::mem::take(self);
+        if dropped > 0 {
+            messages.push(format!("({dropped} messages were dropped)"));
+        }
+        messages
+    }
+}
+
+impl State {
+    fn new(limits: Limits, ticker: Arc<Ticker>) -> Self {
+        Self { limits, ticker, placed: false, log: Log::default(), overdue: None }
+    }
+}
+
+/// The memory gets its size when the module starts, and keeps it.
+impl ResourceLimiter for State {
+    fn memory_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        let first = !std::mem::replace(&mut self.placed, true);
+        Ok(first && desired <= self.limits.memory_bytes)
+    }
+
+    fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        Ok(desired <= limits::TABLE_ELEMENTS_MAX)
+    }
+
+    fn instances(&self) -> usize {
+        1
+    }
+
+    fn tables(&self) -> usize {
+        limits::TABLES_MAX
+    }
+
+    fn memories(&self) -> usize {
+        1
+    }
+}

@@ -1,0 +1,134 @@
+//! A plugin that was let in: compiled, tried, identified by its digest.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use wasmtime::InstancePre;
+
+use crate::error::{Fault, FaultKind};
+use crate::guest::{Guest, State};
+use crate::instance::Instance;
+use crate::manifest::{Manifest, Parameters};
+use crate::module::Inspection;
+use crate::ticker::Ticker;
+use crate::trust::KeyId;
+
+/// A plugin that was let in. Shared by all who use it.
+pub struct Plugin {
+    label: Arc<str>,
+    inspection: Inspection,
+    signer: Option<KeyId>,
+    module: InstancePre<State>,
+    ticker: Arc<Ticker>,
+    /// So many faults disable it; 0 is never.
+    disable_after: u32,
+    faults: AtomicU32,
+    disabled: OnceLock<FaultKind>,
+}
+
+impl Plugin {
+    pub(crate) fn new(
+        inspection: Inspection,
+        signer: Option<KeyId>,
+        module: InstancePre<State>,
+        ticker: Arc<Ticker>,
+        disable_after: u32,
+    ) -> Self {
+        let label = inspection.manifest.label().into();
+        let (faults, disabled) = (AtomicU32::new(0), OnceLock::new());
+        Self { label, inspection, signer, module, ticker, disable_after, faults, disabled }
+    }
+
+    /// `name@version`.
+    #[must_use]
+    pub fn label(&self) -> &Arc<str> {
+        &self.label
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.manifest().name
+    }
+
+    /// Its version.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.manifest().version
+    }
+
+    /// SHA-256 of the whole file: what sidecars compare.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        self.inspection.digest
+    }
+
+    /// What it says about itself.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.inspection.manifest
+    }
+
+    /// What can be said of its module.
+    #[must_use]
+    pub fn inspection(&self) -> &Inspection {
+        &self.inspection
+    }
+
+    /// Who signed it, if a signature came with it.
+    #[must_use]
+    pub fn signer(&self) -> Option<KeyId> {
+        self.signer
+    }
+
+    /// Why it does not run any more.
+    #[must_use]
+    pub fn disabled(&self) -> Option<String> {
+        self.disabled.get().map(ToString::to_string)
+    }
+
+    /// Starts an instance with these parameters. One belongs to one thread at a time and is used for many calls.
+    ///
+    /// # Errors
+    /// [`Fault`] when the plugin does not start, does not take the parameters, or is disabled.
+    pub fn instance(self: &Arc<Self>, parameters: &Parameters) -> Result<Instance, Fault> {
+        Instance::start(Arc::clone(self), parameters)
+    }
+
+    /// Starts its module.
+    pub(crate) fn start(&self, parameters: &Parameters) -> Result<Guest, Fault> {
+        self.check_enabled().map_err(|kind| self.fault(kind, Vec::new()))?;
+        if !parameters.fit(self.manifest()) {
+            let kind = FaultKind::Refused("these parameters are those of another plugin".to_owned());
+            return Err(self.fault(kind, Vec::new()));
+        }
+        let guest = Guest::start(&self.module, self.manifest(), &self.ticker, parameters);
+        guest.map_err(|(kind, log)| self.fault(kind, log))
+    }
+
+    /// Fails if it is disabled.
+    pub(crate) fn check_enabled(&self) -> Result<(), FaultKind> {
+        self.disabled.get().map_or(Ok(()), |reason| Err(reason.clone()))
+    }
+
+    /// Makes a fault of what went wrong, and counts it.
+    pub(crate) fn fault(&self, kind: FaultKind, log: Vec<String>) -> Fault {
+        if kind.is_misbehaviour() {
+            let faults = self.faults.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+            if self.disable_after > 0 && faults >= self.disable_after {
+                let reason = FaultKind::Disabled { faults, last: kind.to_string() };
+                if self.disabled.set(reason).is_ok() {
+                    tracing::warn!(plugin = %self.label, faults, "the plugin is disabled: {kind}");
+                }
+            }
+        }
+        Fault { plugin: Arc::clone(&self.label), kind, log }
+    }
+}
+
+impl fmt::Debug for Plugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plugin").field("label", &self.label).field("disabled", &self.disabled).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,166 @@
+//! How fast a plugin is, beside the native kernel and a plain copy.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ronde_collectives::kernels::{Side, reduce_into};
+use ronde_plugin_abi::Stage;
+use ronde_wire::{DType, ReduceOp};
+
+use crate::error::Fault;
+use crate::instance::{Instance, Span};
+use crate::manifest::{Parameters, Shape};
+use crate::plugin::Plugin;
+
+/// Bytes of values in a second, all copies included.
+#[derive(Clone, Copy, Debug)]
+pub struct Rates {
+    /// What was measured, for people.
+    pub what: &'static str,
+    /// By the plugin.
+    pub plugin: f64,
+    /// By the native sum of two operands, for the same type.
+    pub native: f64,
+    /// By a plain copy.
+    pub copy: f64,
+}
+
+/// Measures everything that a plugin does, with tensors of about so many bytes and for about so long each.
+///
+/// # Errors
+/// [`Fault`] when a call fails.
+pub fn measure(
+    plugin: &Arc<Plugin>,
+    parameters: &Parameters,
+    dtype: DType,
+    bytes: usize,
+    time: Duration,
+) -> Result<Vec<Rates>, Fault> {
+    let mut instance = plugin.instance(parameters)?;
+    let bytes = bytes.next_multiple_of(64);
+    let span = Span {
+        dtype,
+        stage: Stage::Contribution,
+        offset: 0,
+        tensor_elements: (bytes / dtype.size_bytes()) as u64,
+        round: 0,
+        tensor: 0,
+    };
+    let mut rates = Vec::new();
+    if plugin.manifest().codec.as_ref().is_some_and(|codec| codec.dtypes.contains(&dtype)) {
+        rates.extend(codec(&mut instance, &span, bytes, time)?);
+    }
+    if let Some(reducer) = plugin.manifest().reducer.as_ref().filter(|reducer| reducer.dtypes.contains(&dtype)) {
+        let shape = reducer.shape;
+        rates.push(reduction(&mut instance, &span, shape, bytes, time)?);
+    }
+    Ok(rates)
+}
+
+/// Nanoseconds that the smallest call takes: one element in, one out.
+///
+/// # Errors
+/// [`Fault`] when a call fails.
+pub fn call_nanoseconds(
+    plugin: &Arc<Plugin>,
+    parameters: &Parameters,
+    dtype: DType,
+    time: Duration,
+) -> Result<f64, Fault> {
+    let rates = measure(plugin, parameters, dtype, dtype.size_bytes(), time)?;
+    // Sizes are rounded up to a line, so that is what each call moves.
+    Ok(rates.iter().map(|rates| 64e9 / rates.plugin).fold(f64::INFINITY, f64::min))
+}
+
+fn codec(instance: &mut Instance, span: &Span, bytes: usize, time: Duration) -> Result<[Rates; 2], Fault> {
+    let facts = instance.codec_facts(span.dtype)?;
+    let block = facts.block_elements * span.dtype.size_bytes();
+    let values = ordinary(span.dtype, bytes);
+    let mut state = vec![0; bytes / span.dtype.size_bytes() * facts.state_bytes_per_element];
+    let mut encoded = vec![Vec::new(); bytes.div_ceil(block)];
+    let at = |index: usize| Span { offset: (index * facts.block_elements) as u64, ..*span };
+    let encoding = rate(bytes, time, || {
+        let mut state = state.chunks_mut((facts.block_elements * facts.state_bytes_per_element).max(1));
+        for (index, (part, encoded)) in values.chunks(block).zip(&mut encoded).enumerate() {
+            instance.encode(&at(index), part, state.next().unwrap_or_default(), encoded)?;
+        }
+        Ok(())
+    })?;
+    let mut decoded = vec![0; bytes];
+    let decoding = rate(bytes, time, || {
+        for (index, (part, encoded)) in decoded.chunks_mut(block).zip(&encoded).enumerate() {
+            instance.decode(&at(index), encoded, part)?;
+        }
+        Ok(())
+    })?;
+    let (native, copy) = natively(span.dtype, bytes, time)?;
+    Ok([("encode", encoding), ("decode", decoding)].map(|(what, plugin)| Rates { what, plugin, native, copy }))
+}
+
+fn reduction(instance: &mut Instance, span: &Span, shape: Shape, bytes: usize, time: Duration) -> Result<Rates, Fault> {
+    let ranks = if shape == Shape::Pairwise { 2 } else { instance.plugin().manifest().limits.ranks.min(RANKS) };
+    let values = ordinary(span.dtype, bytes);
+    let mut into = values.clone();
+    let operands = vec![values.as_slice(); ranks];
+    let measures = match shape {
+        Shape::Pairwise | Shape::Nary => Vec::new(),
+        Shape::TwoPass { measures } => vec![1.0; ranks * measures],
+        Shape::Adaptive => vec![1.0; ranks],
+    };
+    let (what, plugin) = if shape == Shape::Pairwise {
+        ("reduce 2 ranks", rate(bytes, time, || instance.reduce_pair(span, &mut into, &values))?)
+    } else {
+        let reduced = rate(bytes, time, || instance.reduce(span, &operands, &measures, &mut into))?;
+        ("reduce up to 4 ranks", reduced)
+    };
+    let (native, copy) = natively(span.dtype, bytes, time)?;
+    Ok(Rates { what, plugin, native, copy })
+}
+
+/// The native sum and a plain copy.
+fn natively(dtype: DType, bytes: usize, time: Duration) -> Result<(f64, f64), Fault> {
+    let values = ordinary(dtype, bytes);
+    let mut into = values.clone();
+    let native = rate(bytes, time, || {
+        let summed = reduce_into(dtype, ReduceOp::Sum, black_box(&mut into), black_box(&values), Side::AccumulatorLeft);
+        summed.expect("there is a sum of every type, and the lengths are equal");
+        Ok(())
+    })?;
+    let copy = rate(bytes, time, || {
+        black_box(&mut into).copy_from_slice(black_box(&values));
+        Ok(())
+    })?;
+    Ok((native, copy))
+}
+
+/// Zeros are ordinary values of every type, which neither overflow nor slow anything down when they are added up.
+fn ordinary(dtype: DType, bytes: usize) -> Vec<u8> {
+    vec![0; bytes / dtype.size_bytes() * dtype.size_bytes()]
+}
+
+/// Bytes in a second: the median over rounds of some hundred microseconds each.
+fn rate(bytes: usize, time: Duration, mut work: impl FnMut() -> Result<(), Fault>) -> Result<f64, Fault> {
+    let once = Instant::now();
+    work()?;
+    let once = once.elapsed().max(Duration::from_nanos(1));
+    let repeats = (ROUND.as_nanos() / once.as_nanos()).clamp(1, REPEATS_MAX);
+    let (begin, mut rounds) = (Instant::now(), Vec::new());
+    while begin.elapsed() < time || rounds.is_empty() {
+        let round = Instant::now();
+        for _ in 0..repeats {
+            work()?;
+        }
+        rounds.push(round.elapsed().as_secs_f64());
+    }
+    rounds.sort_by(f64::total_cmp);
+    let median = rounds[rounds.len() / 2].max(1e-9);
+    Ok(bytes as f64 * repeats as f64 / median)
+}
+
+/// About how long a round takes.
+const ROUND: Duration = Duration::from_micros(500);
+/// Repetitions in one round.
+const REPEATS_MAX: u128 = 100_000;
+/// Ranks whose values are reduced at once.
+const RANKS: usize = 4;

@@ -1,0 +1,20 @@
+//! Plugins in a host: what they get, what they may not do, and that the host goes on whatever they do.
+
+#![forbid(unsafe_code)]
+
+#[path = "host/faults.rs"]
+mod faults;
+#[path = "host/manifests.rs"]
+mod manifests;
+#[path = "host/mutations.rs"]
+mod mutations;
+#[path = "host/refused.rs"]
+mod refused;
+#[path = "host/shapes.rs"]
+mod shapes;
+#[path = "host/support.rs"]
+mod support;
+#[path = "host/text.rs"]
+mod text;
+#[path = "host/trust.rs"]
+mod trust;
