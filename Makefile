@@ -24,7 +24,7 @@ SEEDS ?= 10000
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product
+PYTHON_FOLDERS := tests/setup tests/product tests/containers compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -85,6 +85,12 @@ newcomer-test: wheel ## Follow the README's quickstart in a fresh Debian, as a n
 	@tests/setup/debian.sh newcomer
 	$(PYTHON) tests/product/newcomer.py
 
+.PHONY: compose-test
+compose-test: build ## Train in containers and break them: needs a container engine, or root on Debian to start one (minutes)
+	@tests/setup/debian.sh compose
+	@$(PYTHON) tests/setup/environment.py tools packaging
+	$(RONDE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/containers
+
 .PHONY: package
 package: ## Check that the published crates can be packaged, and build each from its package
 	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --allow-dirty
@@ -105,6 +111,7 @@ lint-pure:
 	    set -x; $(CARGO) check $(PURE_CRATES:%=--package %) --target wasm32-unknown-unknown; \
 	else \
 	    echo "NOT CHECKED: purity. The target wasm32-unknown-unknown is not installed and rustup cannot add it." >&2; \
+	    [[ ",$${RONDE_REQUIRE:-}," != *,wasm32,* ]]; \
 	fi
 
 # Installing cargo-deny takes four minutes of compiling, so that is left to `make deny`; the tidy tests hold the licences.

@@ -173,9 +173,9 @@ class Output:
 
 
 class Outcome:
-    """What both trainings reported."""
+    """What the training reported, and where there was one, that of one process alone."""
 
-    def __init__(self, job: dict, many: dict, alone: dict) -> None:
+    def __init__(self, job: dict, many: dict, alone: dict | None = None) -> None:
         self.job, self.many, self.alone = job, many, alone
         self.summaries = [sidecar["summary"] for sidecar in job["sidecars"]]
         self.sealed_bytes = sum(summary["sealed_bytes"] for summary in self.summaries)
@@ -187,11 +187,13 @@ class Outcome:
         return self.accuracy >= ACCURACY_MIN and self.digests_equal
 
     def explain(self) -> None:
-        """Prints both trainings side by side, and what the sidecars did."""
-        print(f"\n{'':8}{f'{RANKS} workers, {SIDECARS} sidecars':>26}{'one process alone':>26}")
-        print(f"{'epoch':8}{'loss':>13}{'accuracy':>13}{'loss':>13}{'accuracy':>13}")
-        for number, (many, alone) in enumerate(zip(self.many["epochs"], self.alone["epochs"]), 1):
-            figures = (many["loss"], many["accuracy"], alone["loss"], alone["accuracy"])
+        """Prints the trainings side by side, and what the sidecars did."""
+        workers = f"{len(self.many['ranks'])} workers, {len(self.summaries)} sidecars"
+        trainings = [(workers, self.many), *([("one process alone", self.alone)] if self.alone else [])]
+        print(f"\n{'':8}" + "".join(f"{title:>26}" for title, _ in trainings))
+        print(f"{'epoch':8}" + f"{'loss':>13}{'accuracy':>13}" * len(trainings))
+        for number, epochs in enumerate(zip(*(training["epochs"] for _, training in trainings)), 1):
+            figures = [figure for epoch in epochs for figure in (epoch["loss"], epoch["accuracy"])]
             print(f"{number:<8}" + "".join(f"{figure:13.4f}" for figure in figures))
         print()
         for rank in self.many["ranks"]:

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,8 +20,8 @@ use tokio::sync::mpsc;
 
 use crate::admin;
 use crate::bootstrap::{FromSidecar, Join, Peer, Summary, ToSidecar, TokenFile};
-use crate::cli::SidecarArgs;
 use crate::cli::codes::{Code, coded};
+use crate::cli::{ContainerArgs, SidecarArgs};
 use crate::config::{Settings, world_of};
 use crate::cores;
 use crate::credentials::{self, Credentials};
@@ -32,9 +33,10 @@ use crate::logging::{self, LogFormat};
 use crate::operations::Operations;
 use crate::pace::Pace;
 use crate::ports::Ports;
+use crate::presence::Presence;
 use crate::prompt::Prompt;
 use crate::results::Results;
-use crate::runtime_dir::{RuntimeDir, random_bytes};
+use crate::runtime_dir::{Place, RuntimeDir, random_bytes};
 use crate::segments;
 use crate::service::{Command, Service};
 use crate::sessions::Sessions;
@@ -76,22 +78,15 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let incarnation = Incarnation(u64::from_le_bytes(random_bytes()?));
 
     // Data threads: a lane each, with its socket and its executor; then those that work on this host only.
-    let (report_sender, reports) = mpsc::channel(REPORTS_MAX);
-    let hello = |purpose| local_hello(&settings, incarnation, purpose);
     let options = LinkOptions { start_timeout: settings.start_timeout, ..LinkOptions::default() };
-    let mut lanes = Vec::new();
-    for (lane, port) in (0..).map(Lane).zip(ports.lanes) {
-        let addresses = addresses(&peers, |peer| peer.lanes.get(usize::from(lane.0)).copied());
-        let start = start_port(port, &identity, hello(Purpose::Data(lane)), addresses, options.clone());
-        lanes.push(spawn_lane(&settings, lane, start, report_sender.clone())?);
-    }
-    for lane in (settings.lanes..settings.threads).map(Lane) {
-        lanes.push(local_lane::spawn(lane_config(&settings, lane), report_sender.clone())?);
-    }
-    drop(report_sender);
+    let start = |port, purpose, addresses| {
+        start_port(port, &identity, local_hello(&settings, incarnation, purpose), addresses, options.clone())
+    };
+    let (lanes, reports) = spawn_lanes(&settings, &peers, ports.lanes, start)?;
 
     // Local workers: their directory, sockets, tokens and shared memory.
-    let directory = RuntimeDir::create(settings.runtime_dir.as_deref(), &settings.job, settings.me)?;
+    let (place, allowed_uids) = house(&settings, &args.container);
+    let directory = RuntimeDir::create(place, &settings.job, settings.me)?;
     let segments = segments::serve(&paths::mem_socket(directory.path()))?;
     let (tokens, token_files) = written_tokens(&directory, world.ranks_of(settings.me))?;
     let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
@@ -99,16 +94,18 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         commands: command_sender.clone(),
         segments: segments.clone(),
         description: description(&settings, &peers, &world),
-        allowed_uids: BTreeSet::from([nix::unistd::geteuid().as_raw()]),
+        allowed_uids,
     };
     let mut server = tokio::spawn(service.bind(&paths::rpc_socket(directory.path()))?);
+    directory.open_sockets()?;
     tokio::spawn(credentials::keep_fresh(renewal, Arc::clone(&identity), command_sender.clone()));
-    let admin = admin::serve(admin::Pages::new(command_sender.clone(), settings.job.clone())).await?;
+    let pages = admin::Pages::new(command_sender.clone(), settings.job.clone());
+    let admin = admin::serve(pages, standalone::admin_address(args).await?).await?;
     directory.write_admin(admin)?;
 
     // The control thread: engine, control links, sessions.
     let control_peers = addresses(&peers, |peer| Some(peer.control));
-    let control = start_port(ports.control, &identity, hello(Purpose::Control), control_peers, options)()?;
+    let control = start(ports.control, Purpose::Control, control_peers)()?;
     let results = Results::new(result_bytes_max(&settings, &world), segments.clone())?;
     let mut driver = Driver {
         me: settings.me,
@@ -129,6 +126,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         begun: false,
         tells_of_exits: settings.tells_of_exits,
         exits: BTreeMap::new(),
+        presence: Presence::new(args.container.exit_with_workers.map(Duration::from_secs)),
         fatal: None,
         world,
     };
@@ -151,7 +149,15 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     }
     driver.run(&mut inbox, Phase::Draining, signals.next_or_after(DRAIN_TIMEOUT)).await;
     server.abort();
-    finish(driver, &settings).await
+    finish(driver, &settings, args.container.report.as_deref()).await
+}
+
+/// Where workers come to this sidecar, and who may.
+fn house<'a>(settings: &'a Settings, container: &'a ContainerArgs) -> (Place<'a>, BTreeSet<u32>) {
+    let (base, exact) = (settings.runtime_dir.as_deref(), container.socket_dir.as_deref());
+    let own = nix::unistd::geteuid().as_raw();
+    let allowed: BTreeSet<u32> = container.worker_uids.iter().copied().chain([own]).collect();
+    (Place { base, exact, for_group: allowed.len() > 1 }, allowed)
 }
 
 /// Makes a token for each rank, and its file.
@@ -165,7 +171,7 @@ fn written_tokens(
 }
 
 /// Ends what is left, reports the counters, and turns a fatal condition into an error.
-async fn finish(mut driver: Driver, settings: &Settings) -> anyhow::Result<()> {
+async fn finish(mut driver: Driver, settings: &Settings, report: Option<&Path>) -> anyhow::Result<()> {
     let reason = driver.fatal.take();
     let parting = reason.clone().unwrap_or_else(|| format!("{} is shutting down", settings.me));
     let cause = if reason.is_some() { Cause::SidecarLost } else { Cause::ShutDown };
@@ -175,11 +181,23 @@ async fn finish(mut driver: Driver, settings: &Settings) -> anyhow::Result<()> {
         lane.stop(parting.clone()).await;
     }
     driver.control.shutdown(&parting).await;
-    if let Some(reason) = reason {
-        bail!(reason);
+    let failure = reason.or_else(|| driver.presence.failure());
+    if let Some(path) = report {
+        write_report(path, settings.me, &summary, failure.as_deref()).context(Code::ReportUnwritable)?;
+    }
+    if let Some(failure) = failure {
+        bail!(failure);
     }
     say(&FromSidecar::Ended { summary });
     Ok(())
+}
+
+/// Writes what was done, at one moment: whoever finds the file finds all of it.
+fn write_report(path: &Path, me: SidecarIndex, summary: &Summary, failure: Option<&str>) -> anyhow::Result<()> {
+    let fresh = path.with_extension("new");
+    let text = serde_json::json!({ "sidecar": me.0, "summary": summary, "failure": failure });
+    let written = std::fs::write(&fresh, format!("{text}\n")).and_then(|()| std::fs::rename(&fresh, path));
+    written.with_context(|| format!("cannot write the report {}", path.display()))
 }
 
 /// What a sidecar knows before it serves.
@@ -321,13 +339,24 @@ fn start_port(
     move || port.start(identity, &hello, peers, options).context("cannot start a port")
 }
 
-fn spawn_lane(
+/// Spawns the data threads; gives them with the channel that all of them report to.
+fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
     settings: &Settings,
-    lane: Lane,
-    start: impl FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static,
-    reports: mpsc::Sender<LaneReport>,
-) -> anyhow::Result<LaneHandle> {
-    lane::spawn(lane_config(settings, lane), start, reports)
+    peers: &[Peer],
+    ports: Vec<BoundPort>,
+    start: impl Fn(BoundPort, Purpose, HashMap<SidecarIndex, Vec<SocketAddr>>) -> Start,
+) -> anyhow::Result<(Vec<LaneHandle>, mpsc::Receiver<LaneReport>)> {
+    let (report_sender, reports) = mpsc::channel(REPORTS_MAX);
+    let mut lanes = Vec::new();
+    for (lane, port) in (0..).map(Lane).zip(ports) {
+        let addresses = addresses(peers, |peer| peer.lanes.get(usize::from(lane.0)).copied());
+        let start = start(port, Purpose::Data(lane), addresses);
+        lanes.push(lane::spawn(lane_config(settings, lane), start, report_sender.clone())?);
+    }
+    for lane in (settings.lanes..settings.threads).map(Lane) {
+        lanes.push(local_lane::spawn(lane_config(settings, lane), report_sender.clone())?);
+    }
+    Ok((lanes, reports))
 }
 
 fn lane_config(settings: &Settings, lane: Lane) -> LaneConfig {

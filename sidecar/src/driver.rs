@@ -26,6 +26,7 @@ use crate::lane::{LaneCommand, LaneHandle, LaneReport};
 use crate::memory::OperationMemory;
 use crate::operations::Operations;
 use crate::pace::Pace;
+use crate::presence::Presence;
 use crate::prompt::Prompt;
 use crate::segments::Segments;
 use crate::service::Command;
@@ -72,6 +73,8 @@ pub(crate) struct Driver {
     pub(crate) tells_of_exits: bool,
     /// Ends that were told before the worker's stream was over.
     pub(crate) exits: BTreeMap<Rank, WorkerExited>,
+    /// Whether the workers' leaving is its end.
+    pub(crate) presence: Presence,
     /// Set when a link that the job needs did not come at all.
     pub(crate) fatal: Option<String>,
 }
@@ -87,7 +90,7 @@ pub(crate) struct Inbox {
 /// Why the driver runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Until told to stop.
+    /// Until told to stop, or until the workers have left.
     Serving,
     /// Until nobody is served any more.
     Draining,
@@ -108,11 +111,13 @@ impl Driver {
     pub(crate) async fn run(&mut self, inbox: &mut Inbox, phase: Phase, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         let Inbox { commands, reports } = inbox;
-        while self.fatal.is_none() && (phase == Phase::Serving || !self.is_drained()) {
+        while self.fatal.is_none() && !self.is_over(phase) {
             let departure = self.next_departure().map(Deadline::from_std);
             let timeout = self.engine.poll_timeout().map(|at| self.instant(at));
             let batch = self.timeline.due().map(Deadline::from_std);
-            let timeout = timeout.into_iter().chain(departure).chain(self.pace.resumes_at()).chain(batch).min();
+            let worker = self.presence.due().map(|due| Deadline::from_std(self.started + due));
+            let others = [departure, self.pace.resumes_at(), batch, worker].into_iter().flatten();
+            let timeout = timeout.into_iter().chain(others).min();
             let wake = tokio::select! {
                 report = reports.recv() => Wake::Lane(report),
                 event = next_event(&mut self.control) => Wake::Port(event),
@@ -130,6 +135,7 @@ impl Driver {
                 Wake::Timeout => {
                     self.end_departures(Instant::now());
                     self.flush_timeline();
+                    self.fatal = self.fatal.take().or_else(|| self.presence.in_vain(self.started.elapsed()));
                     self.engine.handle_timeout(self.now());
                 }
                 Wake::Service(None) | Wake::Lane(None) | Wake::Stop => return,
@@ -147,8 +153,11 @@ impl Driver {
         }
     }
 
-    fn is_drained(&self) -> bool {
-        self.sessions.len() == 0 && self.engine.is_drained()
+    fn is_over(&self, phase: Phase) -> bool {
+        match phase {
+            Phase::Serving => self.presence.is_over(self.sessions.len(), self.running.is_some()),
+            Phase::Draining => self.sessions.len() == 0 && self.engine.is_drained(),
+        }
     }
 
     /// Ends all sessions that are left: in an orderly way, or because this sidecar cannot go on.
@@ -304,8 +313,11 @@ impl Driver {
             PortEvent::Down { peer, reason } => {
                 // A peer that closes before there was an epoch is leaving because the job is over; one that has a reason
                 // of its own says it to the launcher itself.
-                if !self.begun && !matches!(reason, DownReason::ClosedByPeer(_)) {
-                    self.fatal = Some(Code::PeerMissing.mark(&format!("{peer} did not come: {reason}")));
+                if !self.begun {
+                    self.presence.note_desertion();
+                    if !matches!(reason, DownReason::ClosedByPeer(_)) {
+                        self.fatal = Some(Code::PeerMissing.mark(&format!("{peer} did not come: {reason}")));
+                    }
                 }
                 let reason = reason.to_string();
                 self.handle(Event::LinkDown { peer, reason });
@@ -382,6 +394,7 @@ impl Driver {
     fn end_epoch(&mut self, epoch: Epoch, failure: &Failure) {
         tracing::info!(epoch = epoch.0, cause = ?failure.cause, reason = failure.reason, "the epoch is over");
         self.running = None;
+        self.presence.note_end(failure);
         // Nothing is submitted in these sessions any more, so that no memory is used again.
         self.tell_put_off();
         self.operations.end_epoch(epoch);

@@ -24,6 +24,7 @@ mod memory;
 mod operations;
 mod pace;
 mod ports;
+mod presence;
 mod prompt;
 mod results;
 mod ring;

@@ -80,6 +80,16 @@ fn own_identity(job: JobName, args: &SidecarArgs) -> Result<Identity, CaError> {
     key.into_identity(&certificate, authority.ca_certificate_pem(), authority.id_of(SidecarIndex(0)))
 }
 
+/// Where the admin pages are served: where `--admin-listen` says, else at a free port of the loopback.
+///
+/// # Errors
+/// When the address cannot be understood, or its name not looked up.
+pub(crate) async fn admin_address(args: &SidecarArgs) -> anyhow::Result<SocketAddr> {
+    let Some(text) = &args.container.admin_listen else { return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))) };
+    let place = Place::parse(text).context("--admin-listen").context(Code::SidecarSettings)?;
+    look_up(&place, None, Instant::now() + Duration::from_secs(args.start_timeout)).await
+}
+
 /// The settings that a launcher would have said; the threads go to their cores.
 fn settings(
     args: &SidecarArgs,
@@ -179,7 +189,7 @@ async fn look_up(place: &Place, like: Option<IpAddr>, deadline: Instant) -> anyh
             Err(error) => error.to_string(),
         };
         if Instant::now() + LOOK_UP_PAUSE > deadline {
-            return Err(anyhow!("cannot look up {host:?} of --peers: {reason}")).context(Code::PeerMissing);
+            return Err(anyhow!("cannot look up {host:?}: {reason}")).context(Code::PeerMissing);
         }
         sleep(LOOK_UP_PAUSE).await;
     }
@@ -236,6 +246,6 @@ mod tests {
     async fn a_name_that_does_not_come_is_named() {
         let place = Place { host: "nowhere.invalid".to_owned(), port: 1 };
         let error = look_up(&place, None, Instant::now()).await.expect_err("reserved for names that do not exist");
-        assert!(format!("{error:#}").contains("cannot look up \"nowhere.invalid\" of --peers"), "{error:#}");
+        assert!(format!("{error:#}").contains("cannot look up \"nowhere.invalid\""), "{error:#}");
     }
 }

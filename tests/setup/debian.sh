@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs from Debian or Ubuntu what the tests use besides cargo, gcc and python3, when it is missing and the caller is
 # root; otherwise says what is missing and goes on: the tests that need it fail and name it. With an argument, what that
-# recipe needs besides: `cross` runs programs of another machine, `newcomer` makes a system in a folder.
+# recipe needs besides: `cross` runs programs of another machine, `newcomer` makes a system in a folder, `compose` starts a
+# container engine and Prometheus.
 set -euo pipefail
 
 declare -A packages=([ip]=iproute2 [tc]=iproute2 [tcpdump]=tcpdump [openssl]=openssl [git]=git [ssh]=openssh-client
@@ -9,6 +10,13 @@ declare -A packages=([ip]=iproute2 [tc]=iproute2 [tcpdump]=tcpdump [openssl]=ope
 case "${1:-}" in
 cross) packages[qemu-aarch64-static]=qemu-user-static ;;
 newcomer) packages[debootstrap]=debootstrap ;;
+compose)
+    # An engine that answers is used as it is; else one is started, by root only.
+    if ! docker version >/dev/null 2>&1; then
+        packages+=([dockerd]=docker.io [docker-compose]=docker-compose [debootstrap]=debootstrap)
+    fi
+    packages+=([iptables]=iptables [nsenter]=util-linux [prometheus]=prometheus)
+    ;;
 esac
 missing=()
 [ "${1:-}" != cross ] || [ -d /usr/aarch64-linux-gnu/lib ] || missing+=(libc6-arm64-cross)

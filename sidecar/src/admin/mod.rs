@@ -1,4 +1,4 @@
-//! The pages for people and monitoring, on a loopback port: `/healthz`, `/status` (JSON) and `/metrics` (Prometheus).
+//! The pages for people and monitoring, on a loopback port unless told otherwise: `/healthz`, `/status` (JSON) and `/metrics` (Prometheus).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use ronde_wire::{JobName, SidecarIndex};
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, oneshot};
 
+use crate::cli::codes::Code;
 use crate::lane::LaneStats;
 use crate::service::Command;
 
@@ -77,12 +78,14 @@ impl Pages {
     }
 }
 
-/// Binds the pages to a free loopback port and serves them in a task of the current runtime.
+/// Binds the pages to an address and serves them in a task of the current runtime.
 ///
 /// # Errors
-/// When no loopback port can be bound.
-pub(crate) async fn serve(pages: Pages) -> anyhow::Result<SocketAddr> {
-    let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.context("cannot bind the admin port")?;
+/// When the address cannot be bound.
+pub(crate) async fn serve(pages: Pages, address: SocketAddr) -> anyhow::Result<SocketAddr> {
+    let listener = TcpListener::bind(address).await;
+    let listener =
+        listener.with_context(|| format!("cannot bind {address} for the admin pages")).context(Code::PortBind)?;
     let address = listener.local_addr().context("the admin port has no address")?;
     let router = Router::new()
         .route("/healthz", get(healthz))

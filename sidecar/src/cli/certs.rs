@@ -15,7 +15,7 @@ use ronde_wire::{JobName, SidecarIndex, limits};
 
 use super::codes::{Code, coded};
 use crate::credentials::{AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, code_of, directory, private_file};
-use files::{NewFile, create_all, replace};
+use files::{NewFile, create_all, replace, replace_all};
 
 mod files;
 
@@ -33,6 +33,8 @@ enum CertsCommand {
     Init(InitArgs),
     /// Make a key and a certificate for each of some sidecars.
     Issue(IssueArgs),
+    /// Make an authority in memory only, issue to all sidecars of a job, and forget it.
+    Once(OnceArgs),
     /// Replace the key and the certificate of sidecars; running ones take them for new links.
     Rotate(RotateArgs),
     /// Make a file with a secret from which all sidecars of a job issue for themselves.
@@ -66,6 +68,28 @@ struct IssueArgs {
     /// How long the certificates are valid.
     #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAYS_MAX))]
     days: u64,
+    /// Where the directories sidecar-INDEX are made.
+    directory: PathBuf,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = ONCE_EXAMPLES)]
+struct OnceArgs {
+    /// The job's name: 1 to 63 characters of a-z, 0-9, '-', '_' and '.'.
+    #[arg(long, value_name = "NAME", value_parser = |name: &str| JobName::new(name))]
+    job: JobName,
+    /// The name of whoever runs jobs here.
+    #[arg(long, value_name = "NAME", default_value = "ronde.local", value_parser = |name: &str| TrustDomain::new(name))]
+    trust_domain: TrustDomain,
+    /// The indices of all sidecars of the job: nobody can issue to another one later.
+    #[arg(long, value_name = "INDICES", value_parser = indices)]
+    sidecars: Indices,
+    /// How long the certificates are valid.
+    #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAYS_MAX))]
+    days: u64,
+    /// Replace what an earlier call has left there. The sidecars of a running job would not accept it: they keep what they have.
+    #[arg(long)]
+    replace: bool,
     /// Where the directories sidecar-INDEX are made.
     directory: PathBuf,
 }
@@ -124,6 +148,7 @@ fn perform(command: &CertsCommand) -> anyhow::Result<String> {
     match command {
         CertsCommand::Init(args) => init(args),
         CertsCommand::Issue(args) => issue(args),
+        CertsCommand::Once(args) => once(args),
         CertsCommand::Rotate(args) => rotate(args),
         CertsCommand::Secret(args) => secret(args),
         CertsCommand::Inspect(args) => inspect(args),
@@ -144,15 +169,33 @@ fn init(args: &InitArgs) -> anyhow::Result<String> {
 
 fn issue(args: &IssueArgs) -> anyhow::Result<String> {
     let ca = authority(&args.authority)?;
+    let (files, text) = issued(&ca, &args.sidecars, args.days, &args.directory)?;
+    create_all(&files)?;
+    Ok(text)
+}
+
+fn once(args: &OnceArgs) -> anyhow::Result<String> {
+    let validity = Validity::starting(SystemTime::now(), Duration::from_secs(args.days * SECONDS_PER_DAY));
+    let ca = JobCa::generate(args.job.clone(), args.trust_domain.clone(), validity);
+    let (files, text) = issued(&ca.context(Code::CertificateNotIssued)?, &args.sidecars, args.days, &args.directory)?;
+    if args.replace {
+        replace_all(&files)?;
+    } else {
+        create_all(&files)?;
+    }
+    Ok(text)
+}
+
+/// The files for these sidecars in directories below one, and what is said of them.
+fn issued(ca: &JobCa, sidecars: &Indices, days: u64, below: &Path) -> anyhow::Result<(Vec<NewFile>, String)> {
     let (mut files, mut text) = (Vec::new(), String::new());
-    for index in &args.sidecars {
-        let directory = args.directory.join(format!("sidecar-{index}"));
-        let fresh = Fresh::issue(&ca, SidecarIndex(*index), args.days)?;
+    for index in sidecars {
+        let directory = below.join(format!("sidecar-{index}"));
+        let fresh = Fresh::issue(ca, SidecarIndex(*index), days)?;
         text.push_str(&format!("{}: {}\n", directory.display(), fresh.describe()));
         files.extend(fresh.files(&directory, ca.ca_certificate_pem()));
     }
-    create_all(&files)?;
-    Ok(text)
+    Ok((files, text))
 }
 
 fn rotate(args: &RotateArgs) -> anyhow::Result<String> {
@@ -335,6 +378,9 @@ const INIT_EXAMPLES: &str = "Examples:
 const ISSUE_EXAMPLES: &str = "Examples:
   ronde certs issue --authority authority --sidecars 0-3 certs
   ronde certs issue --authority authority --sidecars 4 --days 7 certs";
+const ONCE_EXAMPLES: &str = "Examples:
+  ronde certs once --job nightly --sidecars 0-3 certs
+  ronde certs once --job nightly --sidecars 0-3 --days 1 --replace certs";
 const ROTATE_EXAMPLES: &str = "Examples:
   ronde certs rotate --authority authority certs/sidecar-0
   ronde certs rotate --authority authority --trust next/ca.pem certs/sidecar-0 certs/sidecar-1";

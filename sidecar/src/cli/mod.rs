@@ -28,6 +28,7 @@ mod bench;
 mod certs;
 mod check;
 pub(crate) mod codes;
+mod container;
 #[cfg(test)]
 pub(crate) mod documents;
 mod envelope;
@@ -38,6 +39,7 @@ mod sidecar;
 mod status;
 mod tuning;
 
+pub(crate) use container::ContainerArgs;
 pub(crate) use sidecar::SidecarArgs;
 
 /// Encrypted communication for data-parallel training.

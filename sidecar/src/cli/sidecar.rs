@@ -9,6 +9,7 @@ use ronde_transport::TrustDomain;
 use ronde_wire::control::Transport;
 use ronde_wire::{JobName, limits};
 
+use super::container::ContainerArgs;
 use super::tuning::{ReuseArgs, StallArgs};
 use crate::interfaces::Selector;
 use crate::logging::LogArgs;
@@ -73,6 +74,8 @@ pub(crate) struct SidecarArgs {
     /// Where the directory with the workers' sockets is made. [default: XDG_RUNTIME_DIR or the temporary directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) runtime_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) container: ContainerArgs,
     /// How long the names and links of the other sidecars may take to come.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) start_timeout: u64,

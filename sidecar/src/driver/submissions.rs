@@ -28,6 +28,7 @@ impl Driver {
         }
         let claimed = self.sessions.claim(claim.rank, &claim.token, session_token, outgoing);
         if let Ok(id) = claimed {
+            self.presence.note_worker();
             self.segments.open_session(session_token, uid, self.arena_bytes_max);
             let message = ronde_rpc::Claimed {
                 session_token: session_token.to_bytes(),

@@ -35,7 +35,7 @@ async fn run() -> ExitCode {
         }
     };
     say(&Answer::Connected { rank: client.rank(), size: client.size() });
-    tokio::task::spawn_local(watch(Rc::clone(&client)));
+    let watching = tokio::task::spawn_local(watch(Rc::clone(&client)));
     if std::env::var_os("RONDE_TEST_ENDLESS").is_some() {
         return endless(&client).await;
     }
@@ -49,7 +49,15 @@ async fn run() -> ExitCode {
             Ask::Close => break,
         }
     }
-    drop(waiting.borrow_mut().drain().map(|(_, task)| task.abort()));
+    waiting.borrow_mut().drain().for_each(|(_, task)| task.abort());
+    watching.abort();
+    // Both only end: what was aborted lets go of the client in its next turn.
+    drop(watching.await);
+    tokio::task::yield_now().await;
+    if let Some(client) = Rc::into_inner(client) {
+        // Waits until the goodbye has gone out: a process that ends at once looks like one that died.
+        client.close().await;
+    }
     ExitCode::SUCCESS
 }
 

@@ -57,7 +57,7 @@ impl Network {
     pub fn is_left_out(test: &str) -> bool {
         let left_out = std::env::var_os("RONDE_NO_NETNS").is_some_and(|value| value == "1");
         if left_out {
-            eprintln!("LEFT OUT: {test}, because RONDE_NO_NETNS=1");
+            crate::left_out::note("netns", test, "RONDE_NO_NETNS=1");
         }
         left_out
     }

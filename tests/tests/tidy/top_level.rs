@@ -6,8 +6,9 @@ use crate::hold;
 use crate::source::{NOT_OURS, root};
 
 const FOLDERS: [&str; 8] = [".ci", "compose", "docs", "plugins", "proto", "sdk-python", "sdk-rust", "sidecar"];
-const FILES: [&str; 15] = [
+const FILES: [&str; 16] = [
     ".clippy.toml",
+    ".dockerignore",
     ".editorconfig",
     ".gitattributes",
     ".gitignore",

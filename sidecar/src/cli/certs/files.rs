@@ -37,14 +37,21 @@ pub(super) fn create_all(files: &[NewFile]) -> anyhow::Result<()> {
     if let Some(found) = files.iter().find(|file| file.path.symlink_metadata().is_ok()) {
         return Err(exists(&found.path));
     }
-    for file in files {
-        let directory = file.path.parent().unwrap_or(Path::new("."));
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        made.with_context(|| format!("cannot make the directory {}", directory.display()))
-            .context(Code::CertificateFiles)?;
-        write_new(&file.path, file)?;
-    }
-    Ok(())
+    files.iter().try_for_each(|file| make_directory(file).and_then(|()| write_new(&file.path, file)))
+}
+
+/// Writes files with the directories that they lie in, over those that are there.
+///
+/// # Errors
+/// When one cannot be written.
+pub(super) fn replace_all(files: &[NewFile]) -> anyhow::Result<()> {
+    files.iter().try_for_each(|file| make_directory(file).and_then(|()| replace(file)))
+}
+
+fn make_directory(file: &NewFile) -> anyhow::Result<()> {
+    let directory = file.path.parent().unwrap_or(Path::new("."));
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.with_context(|| format!("cannot make the directory {}", directory.display())).context(Code::CertificateFiles)
 }
 
 /// Replaces a file at one moment: whoever reads it finds the old text or the new one.

@@ -218,3 +218,32 @@ fn indices_are_read() {
         assert!(read(text).is_err_and(|error| error.contains(words)), "{text:?}");
     }
 }
+
+#[test]
+fn once_leaves_no_authority_that_could_issue_again() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let text = certs(&directory, "once --job night --sidecars 0-2 --days 1 @").expect("fresh certificates");
+    assert_eq!(text.lines().count(), 3, "{text}");
+    certs(&directory, "inspect @/sidecar-0 @/sidecar-1 @/sidecar-2").expect("all good");
+    let mut names: Vec<String> = Vec::new();
+    for place in fs::read_dir(directory.path()).expect("it can be listed").flatten() {
+        let files = fs::read_dir(place.path()).expect("all are directories").flatten();
+        names.extend(files.map(|file| file.file_name().to_string_lossy().into_owned()));
+    }
+    names.sort();
+    assert_eq!(names.join(" "), "ca.pem ca.pem ca.pem cert.pem cert.pem cert.pem key.pem key.pem key.pem");
+    assert_eq!(contents(&directory, "sidecar-0/ca.pem"), contents(&directory, "sidecar-2/ca.pem"));
+}
+
+#[test]
+fn once_replaces_only_when_told_to() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let words = "once --job night --sidecars 0 @";
+    certs(&directory, words).expect("fresh certificates");
+    let before = contents(&directory, "sidecar-0/key.pem");
+    fails(certs(&directory, words), &["exists and is not overwritten", "[RONDE-E508]"]);
+    assert_eq!(contents(&directory, "sidecar-0/key.pem"), before);
+    certs(&directory, "once --job night --sidecars 0 --replace @").expect("others in their place");
+    assert_ne!(contents(&directory, "sidecar-0/key.pem"), before);
+    certs(&directory, "inspect @/sidecar-0").expect("they fit together");
+}

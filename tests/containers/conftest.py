@@ -1,0 +1,102 @@
+"""What the tests with containers share: an engine, the two images, and a compose project."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from engine import Engine, engine
+from project import ROOT, Project
+
+PACKING = ROOT / "sdk-python" / "packing" / "wheel.py"
+ENVIRONMENT = ROOT / "tests" / "setup" / "environment.py"
+BASE = "ronde-test-base"
+SIDECAR = "ronde-test-sidecar"
+WORKER = "ronde-test-worker"
+# Installing PyTorch is most of it, where the engine has nothing in its cache.
+BUILD_S = 1800
+# What an image is made of, besides the wheel.
+CONTEXT = ["compose", "sdk-python/examples", "tests/setup"]
+
+
+def required(what: str) -> bool:
+    """Whether RONDE_REQUIRE says that this machine has it, so that a test may not be left out for the lack of it."""
+    return what in os.environ.get("RONDE_REQUIRE", "").split(",")
+
+
+def leave_out(what: str, reason: str) -> None:
+    """Leaves a test out, or fails where what it needs has to be there."""
+    if required(what):
+        pytest.fail(f"RONDE_REQUIRE names {what}, but {reason}", pytrace=False)
+    pytest.skip(f"{what}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def docker() -> Iterator[Engine]:
+    """An engine."""
+    with engine() as found:
+        if isinstance(found, str):
+            leave_out("docker", found)
+        elif found.compose is None:
+            leave_out("docker", "neither `docker compose` nor docker-compose is installed")
+        else:
+            yield found
+
+
+@pytest.fixture(scope="session")
+def images(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Builds both images from what `make build` has compiled; gives their sizes in bytes."""
+    context = tmp_path_factory.mktemp("context")
+    for name in CONTEXT:
+        shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pack(context / "dist")
+    arguments = []
+    if docker.is_own:
+        # No registry may answer here.
+        if not docker.run("images", "-q", BASE).strip():
+            command = [str(ROOT / "compose" / "base-image"), BASE]
+            environment = {**docker.environment, "DOCKER": docker.client}
+            subprocess.run(command, env=environment, check=True, timeout=BUILD_S)
+        arguments = ["--network", "host", "--build-arg", f"BASE={BASE}", "--build-arg", f"BUILDER={BASE}"]
+    else:
+        # The wheel is there, so that the image which takes it needs no compiler.
+        arguments = ["--build-arg", "BUILDER=debian:bookworm-slim"]
+    sizes = {}
+    for target, tag in [("sidecar", SIDECAR), ("worker", WORKER)]:
+        place = ["-f", str(context / "compose" / "Dockerfile"), "--target", target, "-t", tag, str(context)]
+        docker.run("build", *arguments, *place, timeout_s=BUILD_S)
+        sizes[target] = int(docker.run("image", "inspect", "--format", "{{.Size}}", tag))
+    print("\nimages: " + ", ".join(f"{target} {size / 1e6:.0f} MB" for target, size in sizes.items()), file=sys.stderr)
+    return sizes
+
+
+def pack(out: pathlib.Path) -> None:
+    """Packs the wheel from the artefacts that lie beside RONDE_BIN."""
+    binary = os.environ.get("RONDE_BIN")
+    assert binary, "RONDE_BIN names no program; run the tests by `make compose-test`"
+    subprocess.run([sys.executable, str(ENVIRONMENT), "packaging"], check=True)
+    path = [sys.executable, str(ENVIRONMENT), "path", "packaging"]
+    python = subprocess.run(path, check=True, capture_output=True, text=True).stdout.strip()
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(pathlib.Path(binary).parent.parent)}
+    command = [python, str(PACKING), "--dev", "--out", str(out)]
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def project(docker: Engine, images: dict[str, int]) -> Iterator[Callable[..., Project]]:
+    """Makes projects of the compose file; everything of them is removed behind the test."""
+    made: list[Project] = []
+
+    def make(*files: pathlib.Path, **settings: str) -> Project:
+        images_of = {"RONDE_SIDECAR_IMAGE": SIDECAR, "RONDE_WORKER_IMAGE": WORKER}
+        made.append(Project(docker, *files, **images_of, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.remove()
