@@ -7,7 +7,7 @@ use ronde_wire::DType;
 
 use crate::error::{Fault, FaultKind};
 use crate::guest::Guest;
-use crate::instance::{Instance, Span, elements, fill};
+use crate::instance::{COPY_BYTES, Instance, Span, copy, elements, fill};
 use crate::manifest::CodecManifest;
 
 /// How tensors of one type are cut for a codec.
@@ -127,8 +127,10 @@ impl Instance {
             let bytes = encoded_bytes(bytes, elements, bound)?;
             let (output, kept) = (guest.placement.output.start, guest.placement.state.start);
             let memory = guest.memory();
-            encoded.extend_from_slice(&memory[output..output + bytes]);
-            state.copy_from_slice(&memory[kept..kept + state.len()]);
+            for piece in memory[output..output + bytes].chunks(COPY_BYTES) {
+                encoded.extend_from_slice(piece);
+            }
+            copy(state, &memory[kept..kept + state.len()]);
             Ok(())
         })
     }
@@ -154,7 +156,7 @@ impl Instance {
             put(guest, |guest| guest.placement.input.clone(), encoded);
             guest.decode(&call)?;
             let output = guest.placement.output.start;
-            values.copy_from_slice(&guest.memory()[output..output + values.len()]);
+            copy(values, &guest.memory()[output..output + values.len()]);
             Ok(())
         })
     }

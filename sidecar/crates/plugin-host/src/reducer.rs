@@ -6,7 +6,7 @@ use ronde_plugin_abi::{Call, Kind, limits, padded};
 
 use crate::error::{Fault, FaultKind};
 use crate::guest::Guest;
-use crate::instance::{Instance, Span, clear_line, elements, fill, not_taken};
+use crate::instance::{Instance, Span, clear_line, copy, elements, fill, not_taken};
 use crate::manifest::Shape;
 
 /// What is reduced and where it goes, span by span.
@@ -173,11 +173,11 @@ struct Slices<'a> {
 
 impl Operands for Slices<'_> {
     fn read(&mut self, operand: usize, part: Range<usize>, into: &mut [u8]) {
-        into.copy_from_slice(&self.operands[operand][part]);
+        copy(into, &self.operands[operand][part]);
     }
 
     fn write(&mut self, part: Range<usize>, result: &[u8]) {
-        self.into[part].copy_from_slice(result);
+        copy(&mut self.into[part], result);
     }
 }
 
@@ -189,11 +189,11 @@ struct Pair<'a> {
 
 impl Operands for Pair<'_> {
     fn read(&mut self, operand: usize, part: Range<usize>, into: &mut [u8]) {
-        into.copy_from_slice(if operand == 0 { &self.left[part] } else { &self.right[part] });
+        copy(into, if operand == 0 { &self.left[part] } else { &self.right[part] });
     }
 
     fn write(&mut self, part: Range<usize>, result: &[u8]) {
-        self.left[part].copy_from_slice(result);
+        copy(&mut self.left[part], result);
     }
 }
 
