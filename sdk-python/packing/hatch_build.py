@@ -1,4 +1,5 @@
-"""Puts what cargo builds into the wheel: the extension module, and the command `ronde` as a script of the environment.
+"""Puts what cargo builds into the wheel: the extension module, the command `ronde` as a script of the environment, and
+the shipped plugins where the command finds them: `share/ronde/plugins` beside the folder `bin`.
 
 The wheel has two compiled artefacts of one workspace, a library and a program. Builders of Python wheels for Rust make
 one of them and know no place for the other; so cargo builds both at once, with the same features, and this hook only
@@ -21,6 +22,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 # Both are there, or cargo is asked.
 BINARY_VARIABLE = "RONDE_WHEEL_BINARY"
 EXTENSION_VARIABLE = "RONDE_WHEEL_EXTENSION"
+# The folder of the plugins. What is installed from a checkout without it has those of the last `make plugins`, if any.
+PLUGINS_VARIABLE = "RONDE_WHEEL_PLUGINS"
 # The tag's last part; without it, this machine's.
 PLATFORM_VARIABLE = "RONDE_WHEEL_PLATFORM"
 # The licences of what is compiled in; a wheel that is not passed on needs none.
@@ -42,6 +45,9 @@ class Artefacts(BuildHookInterface):  # type: ignore[type-arg]
         build_data["tag"] = f"{PYTHON_TAG}-{platform}"
         build_data["force_include"][extension] = "ronde/_ronde.abi3.so"
         build_data["shared_scripts"][binary] = "ronde"
+        folder = pathlib.Path(os.environ.get(PLUGINS_VARIABLE) or pathlib.Path(binary).parent.parent / "plugins")
+        for plugin in sorted(folder.glob("*.wasm")):
+            build_data["shared_data"][str(plugin)] = f"share/ronde/plugins/{plugin.name}"
         if notices := os.environ.get(NOTICES_VARIABLE):
             build_data["extra_metadata"][notices] = "THIRD_PARTY_LICENCES.txt"
 

@@ -1,4 +1,4 @@
-"""Makes the wheel: SDK, extension module and the command `ronde`, for Linux and every Python from 3.9 on.
+"""Makes the wheel: SDK, extension module, the command `ronde` and the plugins, for Linux and every Python from 3.9 on.
 
     make wheel                                          for this machine's kind of processor
     make wheel WHEEL_TARGET=aarch64-unknown-linux-gnu   for another, compiled here
@@ -46,7 +46,10 @@ def main() -> int:
         offences = [text for path in artefacts for text in too_new(path, GLIBC)]
         if offences:
             sys.exit("this is no manylinux_2_28 wheel:\n" + "\n".join(offences))
-    path = packed(artefacts, platform, notices(arguments.target), arguments.out)
+        environment = {**os.environ, "CARGO_TARGET_DIR": str(target_folder)}
+        subprocess.run(["make", "--silent", "plugins"], cwd=ROOT, env=environment, check=True)
+    plugins = target_folder / "plugins"
+    path = packed(artefacts, plugins, platform, notices(arguments.target), arguments.out)
     describe(path)
     return 0 if path.stat().st_size <= WHEEL_BYTES_MAX else f"{path} is larger than {WHEEL_BYTES_MAX:,} bytes"
 
@@ -81,10 +84,15 @@ def commit() -> str:
     return subprocess.run(describe, cwd=ROOT, check=False, capture_output=True, text=True).stdout.strip()
 
 
-def packed(artefacts: list[pathlib.Path], platform: str, licences: str, out: pathlib.Path) -> pathlib.Path:
+def packed(
+    artefacts: list[pathlib.Path], plugins: pathlib.Path, platform: str, licences: str, out: pathlib.Path
+) -> pathlib.Path:
     """Packs the wheel; returns its path."""
+    if not any(plugins.glob("*.wasm")):
+        sys.exit(f"there are no plugins in {plugins}; build them with `make plugins`")
     binary, extension = (str(path) for path in artefacts)
     named = {"RONDE_WHEEL_BINARY": binary, "RONDE_WHEEL_EXTENSION": extension, "RONDE_WHEEL_PLATFORM": platform}
+    named["RONDE_WHEEL_PLUGINS"] = str(plugins)
     pattern = f"ronde-*-{platform}.whl"
     for former in out.glob(pattern):
         former.unlink()

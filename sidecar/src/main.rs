@@ -32,6 +32,7 @@ mod runtime_dir;
 mod segments;
 mod service;
 mod sessions;
+mod shipped_plugins;
 mod standalone;
 mod timeline;
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # What a block's words mean to the tests. A language that is in neither is a mistake in the page.
 RUN = {"sh", "python", "rust", "toml"}
-SHOWN = {"", "text", "console"}
+SHOWN = {"", "c", "console", "json", "text"}
 
 FENCE = re.compile(r"(?P<indent> *)```(?P<words>[^`]*)")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.{8,}) -->")

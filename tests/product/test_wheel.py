@@ -104,7 +104,10 @@ def test_the_wheel_holds_what_it_should_and_no_more(wheel: pathlib.Path) -> None
         notices = archive.read(next(name for name in names if name.endswith("THIRD_PARTY_LICENCES.txt"))).decode()
     packaged = {name for name in names if ".dist-info/" not in name}
     binary = next(name for name in packaged if name.endswith(".data/scripts/ronde"))
-    assert packaged == sources | {"ronde/py.typed", "ronde/_ronde.abi3.so", binary}
+    shipped = {path.parent.name for path in (ROOT / "plugins").glob("*/Cargo.toml")} - {"abi", "sdk"}
+    share = binary.replace("scripts/ronde", "data/share/ronde/plugins")
+    plugins = {f"{share}/{name}.wasm" for name in shipped}
+    assert packaged == sources | {"ronde/py.typed", "ronde/_ronde.abi3.so", binary} | plugins
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert all(re.search(rf"^{crate} \d", notices, re.MULTILINE) for crate in ["aws-lc-rs", "pyo3", "quinn", "tokio"])
     assert not re.search(r"^(ronde|proptest)\S* \d", notices, re.MULTILINE)

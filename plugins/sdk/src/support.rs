@@ -352,3 +352,135 @@ fn panicked(info: &core::panic::PanicInfo<'_>) -> ! {
 /// The call is about a type that the manifest does not have.
 pub const OTHER_DTYPE: Error = Error::unsupported("the manifest does not have this type of elements");
 const TOO_LONG: Error = Error::too_long("a span does not fit the plugin's buffers");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Codec, Reducer};
+
+    /// Encodes each value to itself, and adds operands.
+    struct Same;
+
+    impl Plugin for Same {
+        type Parameters = ();
+
+        fn new((): &()) -> Result<Self, Error> {
+            Ok(Self)
+        }
+    }
+
+    impl Codec for Same {
+        type State = ();
+
+        fn bound(&self, elements: usize) -> usize {
+            4 * elements
+        }
+    }
+
+    impl CodecFor<i32> for Same {
+        fn encode(&mut self, _: &Span, values: &[i32], state: &mut [()], encoded: &mut [u8]) -> Result<usize, Error> {
+            assert_eq!((values.len(), encoded.len()), (state.len(), 4 * values.len()));
+            let places = encoded.as_chunks_mut().0.iter_mut();
+            places.zip(values).for_each(|(place, value)| *place = value.to_le_bytes());
+            Ok(encoded.len())
+        }
+
+        fn decode(&mut self, _: &Span, encoded: &[u8], values: &mut [i32]) -> Result<(), Error> {
+            let sent = encoded.as_chunks().0.iter();
+            values.iter_mut().zip(sent).for_each(|(value, bytes)| *value = i32::from_le_bytes(*bytes));
+            Ok(())
+        }
+    }
+
+    impl Reducer for Same {
+        fn conclude(&mut self, _: usize, measures: &mut [f64]) -> Result<(), Error> {
+            measures.fill(measures.len() as f64);
+            Ok(())
+        }
+    }
+
+    impl ReducerFor<i32> for Same {
+        fn reduce(
+            &mut self,
+            _: &Span,
+            operands: &Operands<'_, i32>,
+            measures: &[f64],
+            output: &mut [i32],
+        ) -> Result<(), Error> {
+            assert_eq!(measures.len(), 2);
+            operands.fold_into(output, |left, right| left + right);
+            Ok(())
+        }
+    }
+
+    fn filled(values: &[i32]) -> Buffer<256> {
+        let buffer = Buffer::new();
+        buffer.with(|bytes| {
+            let places = bytes.as_chunks_mut().0.iter_mut();
+            places.zip(values).for_each(|(place, value)| *place = value.to_le_bytes());
+        });
+        buffer
+    }
+
+    #[test]
+    fn a_call_sees_the_elements_that_the_host_names() {
+        let (input, output, state) = (filled(&[1, -2, 3]), Buffer::<256>::new(), Buffer::<0>::new());
+        let call = Call { elements: 2, tensor_elements: 2, ..NO_CALL };
+        let encode = |input: &mut [u8], output: &mut [u8]| {
+            state.with(|state| encode::<i32, _>(&mut Same, &call, input, state, output))
+        };
+        assert_eq!(input.with(|input| output.with(|output| encode(input, output))), Ok(8));
+        let call = Call { encoded_bytes: 8, ..call };
+        let decoded = input.with(|values| output.with(|bytes| decode::<i32, _>(&mut Same, &call, bytes, values)));
+        assert_eq!(decoded, Ok(0));
+        input.with(|bytes| assert_eq!(front::<i32>(bytes, 3), Ok(&[1, -2, 3][..])));
+    }
+
+    #[test]
+    fn operands_and_measures_are_those_that_the_host_names() {
+        let (input, output, measures) = (filled(&[1, 2, 0, 10, 20]), Buffer::<256>::new(), Buffer::<32>::new());
+        let call = Call { elements: 2, ranks: 2, stride: 12, measures: 1, ..NO_CALL };
+        let reduced = input.with(|input| {
+            measures.with(|measures| {
+                output.with(|output| reduce::<i32, _>(&mut Same, &call, false, input, measures, output))
+            })
+        });
+        assert_eq!(reduced, Ok(0));
+        output.with(|bytes| assert_eq!(front::<i32>(bytes, 2), Ok(&[11, 22][..])));
+        let concluded = |adaptive| {
+            measures.with(|bytes| {
+                conclude(&mut Same, &call, adaptive, bytes).map(|_| front::<f64>(bytes, 1).map(|numbers| numbers[0]))
+            })
+        };
+        assert_eq!((concluded(false), concluded(true)), (Ok(Ok(2.0)), Ok(Ok(3.0))), "two numbers, or a triangle");
+    }
+
+    /// The host checks all this; a module does not rely on it.
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let (buffer, other) = (Buffer::<256>::new(), Buffer::<256>::new());
+        let fails = |call: Call| {
+            let encoded =
+                buffer.with(|input| other.with(|output| encode::<i32, _>(&mut Same, &call, input, &mut [], output)));
+            let decoded = buffer.with(|input| other.with(|output| decode::<i32, _>(&mut Same, &call, input, output)));
+            (encoded.err(), decoded.err())
+        };
+        let long = Call { elements: 65, ..NO_CALL };
+        assert_eq!(fails(long), (Some(TOO_LONG), Some(TOO_LONG)));
+        assert_eq!(fails(Call { encoded_bytes: 257, ..NO_CALL }), (None, Some(TOO_LONG)));
+        assert_eq!(fails(Call { elements: u32::MAX, ..NO_CALL }), (Some(TOO_LONG), Some(TOO_LONG)));
+        assert!(fails(Call { stage: 2, ..NO_CALL }).0.is_some_and(|error| error.code() < 0));
+        buffer.with(|bytes| assert_eq!(front::<f64>(&bytes[4..], 1), Err(TOO_LONG), "not aligned"));
+        assert_eq!(outcome(Err(TOO_LONG)), -4);
+        assert_eq!(outcome(Ok(7)), 7);
+    }
+
+    #[test]
+    fn a_value_is_there_once_it_is_configured() {
+        let slot = Slot::<Same>::new();
+        assert!(slot.with(|_| Ok(())).is_err());
+        assert_eq!(configure(&slot, &()), Ok(0));
+        assert_eq!(slot.with(|same| bound(same, 3)), Ok(12));
+        assert!(slot.with(|same| bound(same, -1)).is_err());
+    }
+}

@@ -111,6 +111,16 @@ pub(crate) enum Code {
     PythonNotRun = 701,
     /// The benchmark's Python lacks packages.
     PythonPackages = 702,
+    /// A plugin cannot be read or loaded.
+    PluginFile = 801,
+    /// A plugin's package cannot be begun or built.
+    PluginBuild = 802,
+    /// A plugin does not do what plugins have to do.
+    PluginFailed = 803,
+    /// A key or signature of a plugin cannot be used, or is not the right one.
+    PluginTrust = 804,
+    /// A plugin has no such parameter, or not of this value or type.
+    PluginParameters = 805,
 }
 
 impl Code {

@@ -47,7 +47,7 @@ fn document() -> String {
     let heading = "# Error codes\n\n\
         What an error at a command line means and what to do; `ronde explain E203` prints the same. The first digit is the\n\
         part that failed: 1 the command line and files, 2 hosts and the launcher, 3 workers, 4 sidecars, 5 keys and\n\
-        certificates, 6 asking a running job, 7 the benchmark. Made from the table in `sidecar/src/cli/codes/table.rs`; do not edit.\n";
+        certificates, 6 asking a running job, 7 the benchmark, 8 plugins. Made from the table in `sidecar/src/cli/codes/table.rs`; do not edit.\n";
     TABLE.iter().fold(heading.to_owned(), |text, entry| {
         let (code, title) = (entry.code, entry.title);
         format!("{text}\n## {code}: {title}\n\n{}\n\n*What to do:* {}\n", entry.meaning, entry.remedy)

@@ -9,6 +9,7 @@
 //! | `certs` | makes and looks at keys and certificates | [`certs`] |
 //! | `check` | says whether hosts are fit for jobs | [`check`] |
 //! | `status` | shows what sidecars are doing | [`status`] |
+//! | `plugin` | builds, tests and signs plugins | [`plugin`] |
 //! | `bench` | measures ronde against its peers | [`mod@bench`] |
 //! | `completions` | prints a script that completes words in a shell | here |
 //! | `explain` | says what an error code means | [`explain`] |
@@ -34,6 +35,7 @@ pub(crate) mod documents;
 mod envelope;
 mod explain;
 mod layers;
+mod plugin;
 mod run;
 mod sidecar;
 mod status;
@@ -68,6 +70,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Show what the sidecars of this host are doing.
     Status(status::StatusArgs),
+    /// Write, build, test, sign and look at plugins: codecs and reducers in a sandbox.
+    Plugin(plugin::PluginArgs),
     /// Measure ronde against its peers on this machine, every result checked.
     Bench(bench::BenchArgs),
     /// Print a script with which a shell completes the words of `ronde`.
@@ -107,6 +111,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Certs(args) => certs::main(&args),
         Command::Check(args) => check::main(&args),
         Command::Status(args) => status::main(&args),
+        Command::Plugin(args) => plugin::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::Completions(args) => {
             clap_complete::generate(args.shell, &mut Cli::command(), "ronde", &mut std::io::stdout());

@@ -198,7 +198,7 @@ impl Case {
 }
 
 /// Ordinary finite values, the same for the same seed.
-fn values(dtype: DType, elements: usize, seed: u64) -> Vec<u8> {
+pub(crate) fn values(dtype: DType, elements: usize, seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut bytes = Vec::with_capacity(elements * dtype.size_bytes());
     for _ in 0..elements {

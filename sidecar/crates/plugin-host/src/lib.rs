@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod codec;
+pub mod conformance;
 pub mod determinism;
 mod error;
 mod guest;

@@ -9,6 +9,7 @@ use ronde_collectives::kernels::{Side, reduce_into};
 use ronde_plugin_abi::Stage;
 use ronde_wire::{DType, ReduceOp};
 
+use crate::determinism::values;
 use crate::error::Fault;
 use crate::instance::{Instance, Span, copy};
 use crate::manifest::{Parameters, Shape};
@@ -77,7 +78,8 @@ pub fn call_nanoseconds(
 fn codec(instance: &mut Instance, span: &Span, bytes: usize, time: Duration) -> Result<[Rates; 2], Fault> {
     let facts = instance.codec_facts(span.dtype)?;
     let block = facts.block_elements * span.dtype.size_bytes();
-    let values = ordinary(span.dtype, bytes);
+    // Random ones: what there is to find and to send depends on the values.
+    let values = values(span.dtype, bytes / span.dtype.size_bytes(), 1);
     let mut state = vec![0; bytes / span.dtype.size_bytes() * facts.state_bytes_per_element];
     let mut encoded = vec![Vec::new(); bytes.div_ceil(block)];
     let at = |index: usize| Span { offset: (index * facts.block_elements) as u64, ..*span };

@@ -292,4 +292,34 @@ pub(crate) const TABLE: &[Entry] = &[
         meaning: "The interpreter that RONDE_PYTHON names, else `python3` beside ronde or on PATH, does not find packages that the benchmark needs: ronde itself, NumPy, or PyTorch, whose Gloo is the peer.",
         remedy: "Run the pip command of the message. When they are in an environment that is not active, name its interpreter in RONDE_PYTHON.",
     },
+    Entry {
+        code: Code::PluginFile,
+        title: "a plugin cannot be read or loaded",
+        meaning: "The file is not there, is no WebAssembly module, or breaks a rule of plugins: what it may import, what it has to export, how its buffers lie, what its manifest says. The message names the rule.",
+        remedy: "See docs/PLUGINS.md for the rule; `ronde plugin inspect FILE` shows what the module has. Built with the SDK and `ronde plugin build`, a plugin keeps them all.",
+    },
+    Entry {
+        code: Code::PluginBuild,
+        title: "a plugin's package cannot be begun or built",
+        meaning: "`ronde plugin new` does not overwrite what is there; `ronde plugin build` needs Rust, its libraries for WebAssembly, and a package whose library calls ronde_plugin::export!.",
+        remedy: "Do what the message says: often `rustup target add wasm32-unknown-unknown`, or what cargo's messages above it ask for.",
+    },
+    Entry {
+        code: Code::PluginFailed,
+        title: "a plugin does not do what plugins have to do",
+        meaning: "It trapped, took too long, gave a wrong length, or gave different output for equal input. In a job that fails operations; when results differ from rank to rank it would be worse.",
+        remedy: "Each line with `fail` says what was given and what came out. docs/PLUGINS.md has the conformance list; correct the plugin and run `ronde plugin test` again.",
+    },
+    Entry {
+        code: Code::PluginTrust,
+        title: "a plugin's key or signature is not the right one",
+        meaning: "A key's file cannot be read, is open to others or is no key; or a plugin is not signed, was changed after it was signed, or is signed by another key.",
+        remedy: "Sign with `ronde plugin sign --key FILE PLUGIN`, and give others the .pub file. A signature that does not fit the file means that one of both was changed: get both again from who made them.",
+    },
+    Entry {
+        code: Code::PluginParameters,
+        title: "a plugin does not take a parameter, value or type",
+        meaning: "The manifest lists the parameters of a plugin, the values that each takes, and the types of elements. What was asked for is not among them.",
+        remedy: "`ronde plugin inspect FILE` shows all of them with their ranges and defaults.",
+    },
 ];
