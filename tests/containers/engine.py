@@ -117,6 +117,7 @@ def started(dockerd: str, client: str, environment: dict[str, str]) -> Iterator[
             yield Engine(client, environment, is_own=True)
         finally:
             stop(process)
+            release(folder)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -127,6 +128,13 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def release(folder: str) -> None:
+    """Unmounts what the engine leaves below a folder that is to be removed: its network namespace."""
+    mounts = [line.split(" ")[1] for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
+    for place in sorted((place for place in mounts if place.startswith(f"{folder}/")), reverse=True):
+        subprocess.run(["umount", "--lazy", place], check=False)
 
 
 def run(command: list[str], environment: dict[str, str], timeout_s: float) -> str:

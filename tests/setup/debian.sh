@@ -15,7 +15,7 @@ compose)
     if ! docker version >/dev/null 2>&1; then
         packages+=([dockerd]=docker.io [docker-compose]=docker-compose [debootstrap]=debootstrap)
     fi
-    packages+=([iptables]=iptables [nsenter]=util-linux [prometheus]=prometheus)
+    packages+=([ethtool]=ethtool [iptables]=iptables [nsenter]=util-linux [prometheus]=prometheus)
     ;;
 esac
 missing=()
