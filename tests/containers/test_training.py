@@ -30,7 +30,7 @@ def test_the_sidecars_image_is_small_and_has_no_shell(images: dict[str, int], do
 
 
 def test_four_workers_train_and_everything_ends(project: MakeProject) -> None:
-    """`up` ends by itself with the demo's last line, twice: the second time with fresh certificates."""
+    """`up` ends by itself with the demo's last line, twice: the second time with what the first has left."""
     one = project()
     for _ in range(2):
         said = one.compose("up", "--no-build", timeout_s=TRAINING_S)

@@ -87,9 +87,10 @@ struct OnceArgs {
     /// How long the certificates are valid.
     #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAYS_MAX))]
     days: u64,
-    /// Replace what an earlier call has left there. The sidecars of a running job would not accept it: they keep what they have.
+    /// Leave what an earlier call has made there while half of its time is left, so that a running job keeps it; make all of
+    /// it anew otherwise.
     #[arg(long)]
-    replace: bool,
+    keep: bool,
     /// Where the directories sidecar-INDEX are made.
     directory: PathBuf,
 }
@@ -175,15 +176,34 @@ fn issue(args: &IssueArgs) -> anyhow::Result<String> {
 }
 
 fn once(args: &OnceArgs) -> anyhow::Result<String> {
-    let validity = Validity::starting(SystemTime::now(), Duration::from_secs(args.days * SECONDS_PER_DAY));
+    let life = Duration::from_secs(args.days * SECONDS_PER_DAY);
+    if args.keep && is_issued(args, SystemTime::now() + life / 2) {
+        return Ok(format!("{}: what is there is good and stays\n", args.directory.display()));
+    }
+    let validity = Validity::starting(SystemTime::now(), life);
     let ca = JobCa::generate(args.job.clone(), args.trust_domain.clone(), validity);
     let (files, text) = issued(&ca.context(Code::CertificateNotIssued)?, &args.sidecars, args.days, &args.directory)?;
-    if args.replace {
+    if args.keep {
         replace_all(&files)?;
     } else {
         create_all(&files)?;
     }
     Ok(text)
+}
+
+/// Whether all sidecars have certificates of one authority that are valid until some time.
+fn is_issued(args: &OnceArgs, until: SystemTime) -> bool {
+    let until = until.duration_since(SystemTime::UNIX_EPOCH).map_or(u64::MAX, |since| since.as_secs());
+    let authority_of = |index: &u32| {
+        let directory = args.directory.join(format!("sidecar-{index}"));
+        let identity = directory::load(&directory).ok()?;
+        let id = identity.id();
+        let fits = (&id.job, &id.trust_domain, id.sidecar.0) == (&args.job, &args.trust_domain, *index);
+        let authority = directory::read_text(&directory.join(AUTHORITY_FILE)).ok()?;
+        (fits && identity.not_after().as_secs() >= until).then_some(authority)
+    };
+    let authorities: Option<BTreeSet<String>> = args.sidecars.iter().map(authority_of).collect();
+    authorities.is_some_and(|authorities| authorities.len() == 1)
 }
 
 /// The files for these sidecars in directories below one, and what is said of them.
@@ -380,7 +400,7 @@ const ISSUE_EXAMPLES: &str = "Examples:
   ronde certs issue --authority authority --sidecars 4 --days 7 certs";
 const ONCE_EXAMPLES: &str = "Examples:
   ronde certs once --job nightly --sidecars 0-3 certs
-  ronde certs once --job nightly --sidecars 0-3 --days 1 --replace certs";
+  ronde certs once --job nightly --sidecars 0-3 --days 1 --keep certs";
 const ROTATE_EXAMPLES: &str = "Examples:
   ronde certs rotate --authority authority certs/sidecar-0
   ronde certs rotate --authority authority --trust next/ca.pem certs/sidecar-0 certs/sidecar-1";

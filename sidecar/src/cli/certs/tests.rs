@@ -236,14 +236,35 @@ fn once_leaves_no_authority_that_could_issue_again() {
 }
 
 #[test]
-fn once_replaces_only_when_told_to() {
+fn once_keeps_what_is_good_and_writes_over_nothing_unasked() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let words = "once --job night --sidecars 0 @";
+    let words = "once --job night --sidecars 0-1 --days 2 @";
     certs(&directory, words).expect("fresh certificates");
     let before = contents(&directory, "sidecar-0/key.pem");
     fails(certs(&directory, words), &["exists and is not overwritten", "[RONDE-E508]"]);
+    let kept = certs(&directory, "once --job night --sidecars 0-1 --days 2 --keep @").expect("they are good");
+    assert_eq!(kept, "@: what is there is good and stays\n");
     assert_eq!(contents(&directory, "sidecar-0/key.pem"), before);
-    certs(&directory, "once --job night --sidecars 0 --replace @").expect("others in their place");
-    assert_ne!(contents(&directory, "sidecar-0/key.pem"), before);
-    certs(&directory, "inspect @/sidecar-0").expect("they fit together");
+}
+
+#[test]
+fn once_makes_all_anew_when_one_of_them_is_not_good() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    certs(&directory, "once --job night --sidecars 0-1 --days 2 @").expect("fresh certificates");
+    let mut before = contents(&directory, "sidecar-0/key.pem");
+    // More time is asked for than is left, another job, one sidecar more, and a file that is gone.
+    let changed = ["--job night --sidecars 0-1 --days 9", "--job day --sidecars 0-1", "--job day --sidecars 0-2", ""];
+    for words in changed {
+        let words = if words.is_empty() {
+            fs::remove_file(directory.path().join("sidecar-1/cert.pem")).expect("it is there");
+            changed[2]
+        } else {
+            words
+        };
+        certs(&directory, &format!("once {words} --keep @")).expect("others in their place");
+        let fresh = contents(&directory, "sidecar-0/key.pem");
+        assert_ne!(fresh, before, "{words}");
+        before = fresh;
+    }
+    certs(&directory, "inspect @/sidecar-0 @/sidecar-1 @/sidecar-2").expect("they fit together");
 }
