@@ -6,6 +6,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+use ronde_plugin::lanes::zip;
 use ronde_plugin::{Bf16, Codec, CodecFor, Error, Float, Plugin, Span};
 
 /// The codec.
@@ -30,9 +31,7 @@ impl Codec for Cast {
 
 impl CodecFor<f32> for Cast {
     fn encode(&mut self, _: &Span, values: &[f32], _: &mut [()], encoded: &mut [u8]) -> Result<usize, Error> {
-        for (value, bytes) in values.iter().zip(encoded.as_chunks_mut::<2>().0) {
-            *bytes = Bf16::narrow(*value).0.to_le_bytes();
-        }
+        zip(encoded.as_chunks_mut::<2>().0, values, |bytes, value| *bytes = Bf16::narrow(value).0.to_le_bytes());
         Ok(2 * values.len())
     }
 
@@ -40,9 +39,7 @@ impl CodecFor<f32> for Cast {
         if encoded.len() != 2 * values.len() {
             return Err(Error::malformed("bf16 takes 2 bytes for each element"));
         }
-        for (bytes, value) in encoded.as_chunks::<2>().0.iter().zip(values) {
-            *value = Bf16(u16::from_le_bytes(*bytes)).widen();
-        }
+        zip(values, encoded.as_chunks().0, |value, bytes| *value = Bf16(u16::from_le_bytes(bytes)).widen());
         Ok(())
     }
 }

@@ -10,6 +10,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+use ronde_plugin::lanes::{self, zip};
 use ronde_plugin::{Codec, CodecFor, Error, Float, Plugin, Span};
 
 /// The codec.
@@ -46,11 +47,11 @@ impl<E: Float<Wide = f32>> CodecFor<E> for Int8 {
         for ((values, levels), scale) in values.chunks(self.chunk).zip(levels.chunks_mut(self.chunk)).zip(scales) {
             let (step, inverse) = steps(greatest(values));
             *scale = step.to_le_bytes();
-            for (value, level) in values.iter().zip(levels) {
+            zip(levels, values, |level, value| {
                 // Beside 1.5 * 2^23 the last place is 1: the addition rounds, and the low byte is the level.
                 let shifted = value.widen() * inverse + ROUNDING;
                 *level = shifted.to_bits().to_le_bytes()[0];
-            }
+            });
         }
         Ok(bytes)
     }
@@ -64,9 +65,7 @@ impl<E: Float<Wide = f32>> CodecFor<E> for Int8 {
         let scales = scales.as_chunks().0.iter();
         for ((values, levels), scale) in values.chunks_mut(self.chunk).zip(levels.chunks(self.chunk)).zip(scales) {
             let step = f32::from_le_bytes(*scale);
-            for (value, level) in values.iter_mut().zip(levels) {
-                *value = E::narrow(f32::from(level.cast_signed()) * step);
-            }
+            zip(values, levels, |value, level| *value = E::narrow(f32::from(level.cast_signed()) * step));
         }
         Ok(())
     }
@@ -74,7 +73,7 @@ impl<E: Float<Wide = f32>> CodecFor<E> for Int8 {
 
 /// The bits of the greatest magnitude; those of infinity and NaN are greater than all others.
 fn greatest<E: Float<Wide = f32>>(values: &[E]) -> u32 {
-    values.iter().fold(0, |greatest, value| greatest.max(value.widen().to_bits() & 0x7fff_ffff))
+    lanes::greatest(values, |value| value.widen().to_bits() & 0x7fff_ffff)
 }
 
 /// What a level stands for, and what values are multiplied by. NaN when there are other values than finite ones.

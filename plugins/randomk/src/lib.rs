@@ -14,6 +14,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+use ronde_plugin::lanes::{self, zip};
 use ronde_plugin::math::{Random, share};
 use ronde_plugin::{Codec, CodecFor, Error, Float, Plugin, Span};
 
@@ -55,11 +56,8 @@ impl Codec for RandomK {
 
 impl<E: Float<Wide = f32>> CodecFor<E> for RandomK {
     fn encode(&mut self, span: &Span, values: &[E], state: &mut [f32], encoded: &mut [u8]) -> Result<usize, Error> {
-        let mut others = false;
-        for (residual, value) in state.iter_mut().zip(values) {
-            *residual += value.widen();
-            others |= !residual.is_finite();
-        }
+        zip(state, values, |residual, value| *residual += value.widen());
+        let others = lanes::greatest(state, |residual| residual.to_bits() & 0x7fff_ffff) >= f32::INFINITY.to_bits();
         let bytes = share(self.ratio, values.len()) * E::BYTES;
         let mut drawn = false;
         for (index, sent) in self.places(span).zip(encoded[..bytes].chunks_exact_mut(E::BYTES)) {

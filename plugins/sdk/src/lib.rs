@@ -66,6 +66,7 @@ extern crate std;
 pub mod element;
 mod error;
 mod export;
+pub mod lanes;
 #[doc(hidden)]
 pub mod manifest;
 pub mod math;

@@ -3,6 +3,7 @@
 
 use crate::abi::limits::RANKS_MAX;
 use crate::element::{Float, Wide};
+use crate::lanes::zip;
 use crate::{Bf16, F16, Operands};
 
 /// Elements that are sorted together: several vectors of keys.
@@ -126,10 +127,10 @@ pub fn weighted_sum<E: Float>(operands: &Operands<'_, E>, weights: &[f64], outpu
         for (operand, &weight) in operands.iter().zip(weights) {
             if weight != 0.0 {
                 let values = &operand[start..start + output.len()];
-                sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += weight * value.to_f64());
+                zip(sums, values, |sum, value| *sum += weight * value.to_f64());
             }
         }
-        output.iter_mut().zip(sums).for_each(|(element, sum)| *element = E::from_f64(*sum));
+        zip(output, sums, |element, sum| *element = E::from_f64(sum));
     }
 }
 

@@ -14,6 +14,7 @@
 
 mod select;
 
+use ronde_plugin::lanes::{self, zip};
 use ronde_plugin::math::share;
 use ronde_plugin::{Codec, CodecFor, Error, Float, Plugin, Span};
 use select::Selector;
@@ -90,12 +91,8 @@ impl<E: Float<Wide = f32>> CodecFor<E> for TopK {
 
 /// Adds the values to what was left; gives the greatest magnitude's bits.
 fn add<E: Float<Wide = f32>>(values: &[E], residuals: &mut [f32]) -> u32 {
-    let mut greatest = 0;
-    for (residual, value) in residuals.iter_mut().zip(values) {
-        *residual += value.widen();
-        greatest = greatest.max(residual.to_bits() & MAGNITUDE);
-    }
-    greatest
+    zip(residuals, values, |residual, value| *residual += value.widen());
+    lanes::greatest(residuals, |residual| residual.to_bits() & MAGNITUDE)
 }
 
 /// All bits but the sign; larger for larger magnitudes, and largest for NaN.

@@ -55,10 +55,11 @@ impl Selector {
             if any {
                 for (index, value) in values.iter().enumerate() {
                     let place = (group * GROUP + index) as u16;
-                    // The earlier one of equals is the larger one.
-                    let candidate = u64::from(magnitude(*value)) << 16 | u64::from(!place);
-                    self.candidates[count] = candidate;
-                    count += usize::from(magnitude(*value) >= least);
+                    if magnitude(*value) >= least {
+                        // The earlier one of equals is the larger one.
+                        self.candidates[count] = u64::from(magnitude(*value)) << 16 | u64::from(!place);
+                        count += 1;
+                    }
                 }
             }
         }
@@ -68,23 +69,41 @@ impl Selector {
 
 /// A magnitude that most likely at least `kept` values reach, and not many more: what a sample says, with three standard
 /// deviations to spare. 1, which all but zeros reach, when a sample would say little.
-#[allow(clippy::cast_possible_truncation, reason = "a bin's number")]
+#[allow(clippy::cast_possible_truncation, reason = "the number of bins")]
 fn likely_below(values: &[f32], kept: usize) -> u32 {
     let expected = kept / SAMPLED;
     let rank = expected + 3 * expected.isqrt() + 2;
     if rank > values.len() / SAMPLED / 4 {
         return 1;
     }
+    let sample = || values.iter().step_by(SAMPLED).map(|value| magnitude(*value));
+    let coarse = ranked(sample().map(|magnitude| magnitude >> COARSE_SHIFT), rank);
+    // Where values crowd, that bin alone would hold far too many.
+    let within = sample().filter(|magnitude| magnitude >> COARSE_SHIFT == coarse.bin);
+    let fine = ranked(within.map(|magnitude| magnitude >> FINE_SHIFT & (BINS as u32 - 1)), rank - coarse.above);
+    (coarse.bin << COARSE_SHIFT | fine.bin << FINE_SHIFT).max(1)
+}
+
+/// Where in a histogram something lies.
+struct Ranked {
+    bin: u32,
+    /// How many are in the bins above.
+    above: usize,
+}
+
+/// The bin of the one that is `rank`-th from above; the lowest bin when there are fewer.
+#[allow(clippy::cast_possible_truncation, reason = "a bin's number")]
+fn ranked(bins: impl Iterator<Item = u32>, rank: usize) -> Ranked {
     let mut histogram = [0_u16; BINS];
-    for value in values.iter().step_by(SAMPLED) {
-        histogram[(magnitude(*value) >> BIN_SHIFT) as usize] += 1;
-    }
+    bins.for_each(|bin| histogram[bin as usize] += 1);
     let mut above = 0;
-    let bin = histogram.iter().rposition(|count| {
+    for (bin, count) in histogram.iter().enumerate().rev() {
+        if above + usize::from(*count) >= rank {
+            return Ranked { bin: bin as u32, above };
+        }
         above += usize::from(*count);
-        above >= rank
-    });
-    bin.map_or(1, |bin| (bin as u32) << BIN_SHIFT).max(1)
+    }
+    Ranked { bin: 0, above }
 }
 
 #[inline(always)]
@@ -96,9 +115,11 @@ fn magnitude(value: f32) -> u32 {
 const GROUP: usize = 16;
 /// One of so many values is in the sample.
 const SAMPLED: usize = 16;
-/// A bin is an exponent and three bits of the fraction.
-const BIN_SHIFT: u32 = 20;
-const BINS: usize = 1 << (31 - BIN_SHIFT);
+/// A coarse bin is an exponent and three bits of the fraction, a fine one eleven bits more.
+const COARSE_SHIFT: u32 = 20;
+const FINE_SHIFT: u32 = 9;
+const BINS: usize = 1 << (COARSE_SHIFT - FINE_SHIFT);
+const _: () = assert!(BINS == 1 << (31 - COARSE_SHIFT));
 
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "random bits and places in a block")]
