@@ -31,10 +31,11 @@ pub(super) fn perform(args: &InspectArgs) -> anyhow::Result<String> {
             Some(signature.key().id().to_string())
         }
     };
+    let signer = signer.as_deref();
     Ok(if args.json { as_json(&inspection, bytes.len(), signer)? } else { as_text(&inspection, bytes.len(), signer) })
 }
 
-fn as_text(found: &Inspection, bytes: usize, signer: Option<String>) -> String {
+fn as_text(found: &Inspection, bytes: usize, signer: Option<&str>) -> String {
     let manifest = &found.manifest;
     let mut text = format!("{}: {}\n", manifest.label(), manifest.about);
     let mut line = |name: &str, value: String| text.push_str(&format!("  {name:<11} {value}\n"));
@@ -77,7 +78,7 @@ fn describe_reducer(reducer: &ReducerManifest) -> String {
     format!("of {}; {}, {order}", dtypes.join(", "), reducer.shape.name())
 }
 
-fn as_json(found: &Inspection, bytes: usize, signer: Option<String>) -> anyhow::Result<String> {
+fn as_json(found: &Inspection, bytes: usize, signer: Option<&str>) -> anyhow::Result<String> {
     let manifest: serde_json::Value = serde_json::from_str(&found.manifest_json).context("the manifest is no JSON")?;
     let exports: Vec<_> = found.exports.iter().map(|(name, kind)| json!({"name": name, "type": kind})).collect();
     let value = json!({
