@@ -307,7 +307,8 @@ impl Checked {
     fn request(self, operation: &Operation<'_>, name: TensorName, group: Option<Group>) -> Request {
         let Self { collective, dtype, shape } = self;
         let Operation { label, prescale, postscale, codec, .. } = *operation;
-        Request { set: label.set, name, collective, dtype, shape, prescale, postscale, codec, group }
+        let plain = Request::new(label.set, name, collective, dtype, shape);
+        Request { prescale, postscale, codec, group, ..plain }
     }
 }
 

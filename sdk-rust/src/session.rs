@@ -210,7 +210,8 @@ impl Session {
         let (collective, parts) = (what.collective.clone(), Vec::new());
         let entry = Entry { collective, waiter: Some(fulfil), input, output, parts };
         let request = self.lock_table().insert(entry, self.pending_max())?;
-        let message = Submission { request, what: what.clone(), place, output: wanted, site }.into_message();
+        let message =
+            Submission { request, what: what.clone(), plugin: None, place, output: wanted, site }.into_message();
         if let Err(error) = self.say(Say::Submit(message), Urgency::Now) {
             self.lock_table().remove(request);
             return Err(error);

@@ -306,9 +306,11 @@ mod tests {
                 prescale: 1.0,
                 postscale: 1.0,
                 codec: Codec::None,
+                plugin: None,
                 group: None,
             };
-            let submission = Submission { request: RequestId(self.requests), what, place, output: None, site: None };
+            let submission =
+                Submission { request: RequestId(self.requests), what, plugin: None, place, output: None, site: None };
             let session = self.sessions.of_rank(ME).expect("it lives");
             accept(session, &Segments::default(), submission, self.bounds).err().map(|refused| refused.reason)
         }

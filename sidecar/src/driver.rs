@@ -276,10 +276,10 @@ impl Driver {
                     }
                 }
             }
-            LaneReport::Failed(epoch, seq, reason) => {
+            LaneReport::Failed { epoch, seq, reason, plugin } => {
                 let operation = self.operations.name(epoch, seq).map(tracing::field::display);
                 tracing::error!(epoch = epoch.0, seq = seq.0, operation, reason, "a lane cannot perform an operation");
-                self.handle(Event::ExecutionFailed { epoch, seq, reason });
+                self.handle(Event::ExecutionFailed { epoch, seq, reason, plugin });
             }
             LaneReport::LetGo(epoch) => self.operations.lane_let_go(epoch),
             LaneReport::LinkDown(peer, reason) => self.handle(Event::LaneDown { peer, reason }),
@@ -339,6 +339,7 @@ impl Driver {
                 Action::EpochBegan { epoch } => self.begin_epoch(epoch),
                 Action::EpochEnded { epoch, failure } => self.end_epoch(epoch, &failure),
                 Action::Admit(admission) => self.admit(&admission),
+                Action::Commit { epoch, seq } => self.commit(epoch, seq),
                 Action::Cancel { epoch, last, dropped } => self.cancel(epoch, last, &dropped.into()),
                 Action::Complete { rank, request, outcome } => self.complete(rank, request, outcome),
                 Action::Notice { sidecars, ranks, text } => self.notice(&sidecars, &ranks, &text),
@@ -429,9 +430,14 @@ impl Driver {
             }
             Err(error) => {
                 let reason = format!("no memory for the result: {error:#}");
-                self.handle(Event::ExecutionFailed { epoch, seq, reason });
+                self.handle(Event::ExecutionFailed { epoch, seq, reason, plugin: false });
             }
         }
+    }
+
+    /// What a codec is to remember of an operation stands.
+    fn commit(&mut self, epoch: Epoch, seq: Seq) {
+        tracing::trace!(epoch = epoch.0, seq = seq.0, "an operation with a plugin stands");
     }
 
     /// Has the lanes drop operations.
@@ -452,7 +458,7 @@ impl Driver {
                     self.handle(Event::Executed { epoch, seq });
                 }
             }
-            Err(reason) => self.handle(Event::ExecutionFailed { epoch, seq, reason }),
+            Err(reason) => self.handle(Event::ExecutionFailed { epoch, seq, reason, plugin: false }),
         }
     }
 

@@ -40,7 +40,13 @@ pub(crate) enum LaneReport {
     /// The lane has dropped what it was told to, up to this operation.
     Dropped(Epoch, Seq),
     /// The lane's part of an operation cannot be performed.
-    Failed(Epoch, Seq, String),
+    Failed {
+        epoch: Epoch,
+        seq: Seq,
+        reason: String,
+        /// Whether a plugin is at fault.
+        plugin: bool,
+    },
     /// No memory of the epoch is touched any more.
     LetGo(Epoch),
     /// The link to a peer is gone.
@@ -306,8 +312,8 @@ impl LaneThread {
                 let trace = self.tracer.take(seq).map(|trace| (self.lane, trace));
                 self.report(LaneReport::Done(epoch, seq, trace)).await;
             }
-            ExecutorAction::Failed { epoch, seq, reason } => {
-                self.report(LaneReport::Failed(epoch, seq, reason)).await;
+            ExecutorAction::Failed { epoch, seq, reason, plugin } => {
+                self.report(LaneReport::Failed { epoch, seq, reason, plugin }).await;
             }
             ExecutorAction::Disconnect { peer, violation } => self.disconnect(peer, &violation.to_string()).await,
             ExecutorAction::Worked { .. } => {}

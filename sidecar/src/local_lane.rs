@@ -95,7 +95,9 @@ impl LocalLane {
                 let trace = self.tracer.take(seq).map(|trace| (self.lane, trace));
                 self.report(LaneReport::Done(epoch, seq, trace));
             }
-            ExecutorAction::Failed { epoch, seq, reason } => self.report(LaneReport::Failed(epoch, seq, reason)),
+            ExecutorAction::Failed { epoch, seq, reason, plugin } => {
+                self.report(LaneReport::Failed { epoch, seq, reason, plugin });
+            }
             other => {
                 tracing::error!(lane = self.lane.0, ?other, "a lane without links is to send; this is a bug in ronde");
             }

@@ -30,7 +30,9 @@ impl Prompt {
         let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
         let bytes = admission.plan.layout.elements.saturating_mul(element_bytes).saturating_mul(each);
         let on_lane_0 = admission.plan.lanes() == 1;
-        admission.topology.len() == 1 && on_lane_0 && bytes <= BYTES_MAX
+        // A plugin's call takes as long as its limit allows.
+        let native = admission.plugin.is_none();
+        admission.topology.len() == 1 && on_lane_0 && native && bytes <= BYTES_MAX
     }
 
     /// An epoch begins.

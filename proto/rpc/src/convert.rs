@@ -2,6 +2,7 @@
 
 mod collective;
 mod failure;
+mod plugin;
 mod session;
 mod submission;
 
@@ -123,11 +124,17 @@ pub enum ConvertError {
         /// What was given.
         given: usize,
     },
-    /// Codecs are not supported.
-    #[error("codec {codec:?} is not supported by this sidecar; leave the codec empty")]
+    /// A codec that is none of the sidecar's own.
+    #[error("codec {codec:?} is none of the sidecar's own; take float16, bfloat16, none, or a plugin")]
     Codec {
         /// What was asked for, cut to a printable length.
         codec: String,
+    },
+    /// A plugin where none can be, or none where one is needed.
+    #[error("{what}")]
+    Plugin {
+        /// What is wrong and what to do.
+        what: &'static str,
     },
     /// The splits of an all-to-all are not rows of the tensor.
     #[error("the splits of an all-to-all must add up to the {rows} rows of the tensor, one for each of at most {max} ranks", max = limits::RANKS_MAX)]

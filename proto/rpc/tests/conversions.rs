@@ -10,8 +10,8 @@ use ronde_rpc::{
     Claim, Claimed, Completion, ConvertError, EpochView, OutputPlace, Place, RankToken, Submission, negotiate_protocol,
 };
 use ronde_wire::{
-    Call, Cause, Codec, Collective, DType, Detail, Epoch, Exit, Failure, Group, JobName, Rank, Record, ReduceOp,
-    Request, RequestId, Seq, SetId, Shape, SidecarIndex, TensorName, limits,
+    Call, Cause, Codec, Collective, DType, Detail, Epoch, Exit, Failure, Group, JobName, PluginCall, Rank, Record,
+    ReduceOp, Request, RequestId, Seq, SetId, Shape, SidecarIndex, TensorName, limits,
 };
 
 proptest! {
@@ -64,7 +64,7 @@ fn every_dtype_and_op_has_its_number() {
 #[test]
 fn each_wrong_field_is_refused_by_name() {
     type Break = fn(&mut v1::Submit);
-    let cases: [(&str, Break); 21] = [
+    let cases: [(&str, Break); 27] = [
         ("tensor name has 1 to", |m| m.name = String::new()),
         ("not 600", |m| m.name = "x".repeat(600)),
         ("collective is not set", |m| m.collective = None),
@@ -86,6 +86,18 @@ fn each_wrong_field_is_refused_by_name() {
         ("ends beyond", |m| m.input = Some(arena(u64::MAX, 12))),
         ("cuda memory", |m| m.input = Some(device())),
         ("codec \"top-k\"", |m| m.codec = "top-k".into()),
+        ("a plugin and a codec", |m| (m.codec, m.plugin) = ("float16".into(), Some(plugin("topk", 0)))),
+        ("and no plugin; say which", |m| m.collective = Some(all_reduce(v1::ReduceOp::Plugin.into()))),
+        ("takes no plugin", |m| {
+            (m.collective, m.plugin) = (Some(Collective::AllGather.into()), Some(plugin("topk", 0)))
+        }),
+        ("plugin parameters is 17", |m| m.plugin = Some(plugin("topk", 17))),
+        ("plugin is 98", |m| m.plugin = Some(plugin(&"x".repeat(98), 0))),
+        ("plugin parameter is not set", |m| {
+            let mut plugin = plugin("topk", 1);
+            plugin.parameters[0].value = None;
+            m.plugin = Some(plugin);
+        }),
     ];
     assert!(Submission::parse(good(), ME).is_ok());
     for (wanted, spoil) in cases {
@@ -301,7 +313,14 @@ fn good() -> v1::Submit {
         group: None,
         call_site: None,
         output: None,
+        plugin: None,
     }
+}
+
+fn plugin(name: &str, parameters: usize) -> v1::Plugin {
+    use v1::plugin::{Parameter, parameter::Value};
+    let parameter = Parameter { name: "k".into(), value: Some(Value::Int(1)) };
+    v1::Plugin { name: name.into(), parameters: vec![parameter; parameters] }
 }
 
 fn all_reduce(op: i32) -> v1::Collective {
@@ -346,6 +365,10 @@ fn any_submission() -> impl Strategy<Value = Submission> {
             let scaled = collective.reduce_op().is_some();
             let (prescale, postscale) = if scaled { (prescale, postscale) } else { (1.0, 1.0) };
             let group = group.map(|(name, size)| Group { name: TensorName::new(name).expect("short"), size });
+            let op = collective.reduce_op();
+            let encodes = op.is_some_and(|op| op != ReduceOp::Plugin) && extra % 4 == 0;
+            let plugin = (encodes || op == Some(ReduceOp::Plugin)).then(|| any_plugin(extra));
+            let codec = if encodes { Codec::Plugin } else { codec };
             let what = Request {
                 prescale,
                 postscale,
@@ -357,7 +380,8 @@ fn any_submission() -> impl Strategy<Value = Submission> {
             let wanted = extra % 5 > 0 && what.collective.has_result(ME) && !matches!(place, Place::Inline(_));
             // Behind the input, in the same segment.
             let output = OutputPlace { segment: extra, offset: u64::from(extra) + bytes, bytes: 1 + u64::from(extra) };
-            Submission { request: RequestId(request), what, place, output: wanted.then_some(output), site }
+            let output = wanted.then_some(output);
+            Submission { request: RequestId(request), what, plugin, place, output, site }
         },
     )
 }
@@ -430,6 +454,12 @@ fn any_record() -> impl Strategy<Value = Record> {
     )
 }
 
+fn any_plugin(extra: u32) -> PluginCall {
+    let call = PluginCall::new(format!("p{extra}@1.0.{extra}"));
+    let call = call.with("ratio", f64::from(extra) / 3.0).with("seed", -i64::from(extra));
+    if extra.is_multiple_of(8) { call.with("exact", true).with("mode", "a") } else { call }
+}
+
 fn any_message() -> impl Strategy<Value = v1::Submit> {
     let shape = prop::collection::vec(prop_oneof![0_u64..4, any::<u64>()], 0..40);
     let place = (any::<u32>(), any::<u64>(), prop_oneof![0_u64..300, any::<u64>()]);
@@ -448,6 +478,7 @@ fn any_message() -> impl Strategy<Value = v1::Submit> {
             group: None,
             call_site: None,
             output: Place::Arena { segment, offset: bytes, bytes: offset }.into_message(),
+            plugin: (bytes % 2 > 0).then(|| v1::Plugin { name: "topk".into(), parameters: Vec::new() }),
         },
     )
 }
@@ -461,7 +492,7 @@ fn any_scale() -> impl Strategy<Value = f64> {
 }
 
 const ME: Rank = Rank(1);
-const OPS: [ReduceOp; 8] = [
+const OPS: [ReduceOp; 9] = [
     ReduceOp::Average,
     ReduceOp::Sum,
     ReduceOp::Adasum,
@@ -470,4 +501,5 @@ const OPS: [ReduceOp; 8] = [
     ReduceOp::Product,
     ReduceOp::Median,
     ReduceOp::ClippedMean,
+    ReduceOp::Plugin,
 ];

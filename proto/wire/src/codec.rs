@@ -18,10 +18,12 @@ pub enum Codec {
     F16,
     /// Each float32 as a bfloat16, rounded to nearest, ties to even.
     Bf16,
+    /// As the plugin does that the request names.
+    Plugin,
 }
 
 impl Codec {
-    /// All of them.
+    /// All that need no plugin.
     pub const ALL: [Self; 3] = [Self::None, Self::F16, Self::Bf16];
 
     /// The name that users give; empty for none.
@@ -31,16 +33,17 @@ impl Codec {
             Self::None => "",
             Self::F16 => "float16",
             Self::Bf16 => "bfloat16",
+            Self::Plugin => "plugin",
         }
     }
 
-    /// The codec with this name, if there is one.
+    /// The codec with this name that needs no plugin, if there is one.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|codec| codec.name() == name)
     }
 
-    /// Bytes of one encoded element; `None` when the codec does not take elements of this type.
+    /// Bytes of one encoded element; `None` when the codec does not take elements of this type, or is a plugin.
     #[must_use]
     pub const fn encoded_bytes(self, dtype: DType) -> Option<usize> {
         match (self, dtype) {

@@ -28,6 +28,8 @@ pub enum ReduceOp {
     /// The mean of all ranks' tensors, each of which is first scaled down to the median of their Euclidean norms where
     /// it is longer. Floating-point types only, all-reduce only.
     ClippedMean = 7,
+    /// As the plugin does that the request names. All-reduce only.
+    Plugin = 8,
 }
 
 impl ReduceOp {
@@ -43,6 +45,7 @@ impl ReduceOp {
             Self::Product => "product",
             Self::Median => "median",
             Self::ClippedMean => "clipped-mean",
+            Self::Plugin => "plugin",
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,7 @@ use crate::dtype::DType;
 use crate::failure::Failure;
 use crate::frame::{Frame, FrameError, FrameKind, PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
 use crate::ids::{Epoch, Incarnation, JobName, Lane, Rank, Seq, SetId, SidecarIndex, TensorName};
+use crate::plugin::PluginUse;
 use crate::record::Activity;
 use crate::relay::{Ascent, Enclosed};
 use crate::request::{Group, Request, Shape};
@@ -384,6 +386,17 @@ pub enum Control {
         /// For each set up to which operation of it those of the schedule are performed: all members have admitted them.
         completed: Vec<(SetId, Seq)>,
     },
+    /// To the coordinator, from each member of a set with an operation that a plugin takes part in: the operation of the frame's
+    /// seq is performed here, or cannot be. Nobody gets the result before all members have said so.
+    Performed {
+        /// Why it cannot be performed; the epoch goes on.
+        failure: Option<Failure>,
+    },
+    /// From the coordinator, to the members of such an operation: it stands, or it fails everywhere.
+    Settle {
+        /// Why it fails.
+        failure: Option<Failure>,
+    },
 }
 
 /// What one rank announces.
@@ -451,6 +464,8 @@ pub struct Order {
     pub postscale: f64,
     /// Equal for all.
     pub codec: Codec,
+    /// Equal for all.
+    pub plugin: Option<Arc<PluginUse>>,
     /// For a message ([`Collective::Send`]): between whom; the topology of its plan has these two ranks only.
     pub pair: Option<Pair>,
     /// Ranks of the set that have joined, ascending: they asked for nothing and contribute zeros.

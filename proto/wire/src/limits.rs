@@ -50,6 +50,21 @@ pub const ANNOUNCE_SLOTS_MAX: usize = 1_024;
 pub const ALL_TO_ALL_RANKS_MAX: usize = 256;
 /// Ranks of a set whose values an n-ary reduction sees at once: Adasum, median, clipped mean.
 pub const NARY_RANKS_MAX: usize = 256;
+/// Bytes of a plugin's name.
+pub const PLUGIN_NAME_BYTES_MAX: usize = 64;
+/// Bytes of a plugin's version.
+pub const PLUGIN_VERSION_BYTES_MAX: usize = 32;
+/// Parameters of a plugin.
+pub const PLUGIN_PARAMETERS_MAX: usize = 16;
+/// Bytes of the elements that one call of a codec plugin takes, and of what it makes of them: less than a chunk.
+pub const PLUGIN_BLOCK_BYTES_MAX: usize = CHUNK_BYTES_MAX - 64;
+/// Numbers that a two-pass reducer measures for each rank.
+pub const PLUGIN_MEASURES_MAX: usize = 64;
+/// Plugins that one sidecar has loaded.
+pub const PLUGINS_MAX: usize = 256;
+/// Bytes of state that codec plugins keep between operations on one sidecar: residuals and the like (the default of
+/// `plugin_state_bytes_max`).
+pub const PLUGIN_STATE_BYTES: u64 = 8 << 30;
 /// Tensors in one bucket; with names of the greatest length an order still fits a control frame.
 pub const BUCKET_TENSORS_MAX: usize = 1_024;
 /// Bytes of one bucket unless a single tensor is larger.

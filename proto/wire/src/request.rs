@@ -1,6 +1,7 @@
 //! What one rank asks for: a named collective on a tensor of one type and shape.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +10,7 @@ use crate::collective::Collective;
 use crate::dtype::DType;
 use crate::ids::{Rank, SetId, TensorName};
 use crate::limits;
+use crate::plugin::PluginUse;
 
 /// A request of one rank, as it is negotiated: everything about the tensor but its bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,15 +31,18 @@ pub struct Request {
     pub postscale: f64,
     /// How contributions are encoded on the wire; only for an all-reduce.
     pub codec: Codec,
+    /// The plugin that encodes ([`Codec::Plugin`]) or reduces ([`crate::ReduceOp::Plugin`]); `None` for neither.
+    pub plugin: Option<Arc<PluginUse>>,
     /// The tensors with which it becomes ready; `None` when it stands alone.
     pub group: Option<Group>,
 }
 
 impl Request {
-    /// A request without scaling, codec and group.
+    /// A request without scaling, codec, plugin and group.
     #[must_use]
     pub const fn new(set: SetId, name: TensorName, collective: Collective, dtype: DType, shape: Shape) -> Self {
-        Self { set, name, collective, dtype, shape, prescale: 1.0, postscale: 1.0, codec: Codec::None, group: None }
+        let (prescale, postscale, codec) = (1.0, 1.0, Codec::None);
+        Self { set, name, collective, dtype, shape, prescale, postscale, codec, plugin: None, group: None }
     }
 }
 

@@ -105,6 +105,9 @@ impl Cluster {
             Action::EpochBegan { epoch } => self.epoch_began(host, epoch)?,
             Action::EpochEnded { epoch, failure } => self.epoch_ended(host, epoch, &failure)?,
             Action::Admit(admission) => self.admit(host, admission)?,
+            Action::Commit { epoch, seq } => {
+                return violated(Property::NoBug, format!("{me} settles {seq} of {epoch}, which has no plugin"));
+            }
             Action::Cancel { epoch, last, dropped } => {
                 self.note(|| format!("{me} drops {dropped:?}, up to {last}"));
                 let lanes = self.hosts[host].lanes.len();
@@ -396,7 +399,7 @@ impl Cluster {
                 self.send_on_lane(host, lane, to, Message::Admitted(epoch, seq));
             }
             ExecutorAction::Done { epoch, seq } => self.report(host, lane, Report::Done(epoch, seq)),
-            ExecutorAction::Failed { epoch, seq, reason } => {
+            ExecutorAction::Failed { epoch, seq, reason, .. } => {
                 return violated(Property::NoBug, format!("{seq} of {epoch} fails on lane {lane} of {me}: {reason}"));
             }
             ExecutorAction::Disconnect { peer, violation } => {

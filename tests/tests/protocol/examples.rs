@@ -91,6 +91,7 @@ fn controls() -> Vec<Example> {
         prescale: 0.5,
         postscale: 1.0,
         codec: Codec::None,
+        plugin: None,
         pair: None,
         joined: vec![Rank(2)],
         tensors: vec![OrderedTensor { name: ready.name, shape: ready.shape, rows: Vec::new() }],

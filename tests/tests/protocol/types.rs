@@ -31,6 +31,7 @@ const FILES: [&str; 14] = [
     "ids.rs",
     "dtype.rs",
     "codec.rs",
+    "plugin.rs",
     "collective.rs",
     "request.rs",
     "tuning.rs",

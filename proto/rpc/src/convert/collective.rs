@@ -44,6 +44,7 @@ pub fn reduce_op_from(number: i32) -> Result<ReduceOp, ConvertError> {
         v1::ReduceOp::Product => ReduceOp::Product,
         v1::ReduceOp::Median => ReduceOp::Median,
         v1::ReduceOp::ClippedMean => ReduceOp::ClippedMean,
+        v1::ReduceOp::Plugin => ReduceOp::Plugin,
     })
 }
 
@@ -108,6 +109,7 @@ impl From<ReduceOp> for v1::ReduceOp {
             ReduceOp::Product => Self::Product,
             ReduceOp::Median => Self::Median,
             ReduceOp::ClippedMean => Self::ClippedMean,
+            ReduceOp::Plugin => Self::Plugin,
             // As for element types: unset is refused by the receiver, by name.
             _ => Self::Unspecified,
         }

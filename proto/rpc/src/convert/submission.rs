@@ -1,9 +1,12 @@
 //! Submissions: what a worker asks for and where its bytes lie.
 
 use bytes::Bytes;
-use ronde_wire::{Call, Codec, Collective, DType, Group, Rank, Request, RequestId, SetId, Shape, TensorName, limits};
+use ronde_wire::{
+    Call, Codec, Collective, DType, Group, PluginCall, Rank, Request, RequestId, SetId, Shape, TensorName, limits,
+};
 
 use super::collective::{collective_from, dtype_from};
+use super::plugin;
 use super::{ConvertError, printable};
 use crate::v1;
 use crate::v1::place::Place as PlaceKind;
@@ -15,6 +18,8 @@ pub struct Submission {
     pub request: RequestId,
     /// What to do. Where the rank hands over no tensor, type and shape are `uint8` and `[0]`.
     pub what: Request,
+    /// The plugin that is asked for. The request names it once its module is known.
+    pub plugin: Option<PluginCall>,
     /// Where the input lies; exactly as long as type and shape ask for. Where there is none, nowhere, or empty inline bytes
     /// when the result is to come inside messages.
     pub place: Place,
@@ -92,7 +97,7 @@ impl Submission {
     /// The message that parses back to this.
     #[must_use]
     pub fn into_message(self) -> v1::Submit {
-        let Request { set, name, collective, dtype, shape, prescale, postscale, codec, group } = self.what;
+        let Request { set, name, collective, dtype, shape, prescale, postscale, codec, group, .. } = self.what;
         v1::Submit {
             request: self.request.0,
             name: name.into(),
@@ -103,10 +108,11 @@ impl Submission {
             prescale,
             postscale,
             input: self.place.into_message(),
-            codec: codec.name().to_owned(),
+            codec: if codec == Codec::Plugin { String::new() } else { codec.name().to_owned() },
             group: group.map(v1::Group::from),
             call_site: self.site,
             output: self.output.and_then(|output| Place::from(output).into_message()),
+            plugin: self.plugin.map(v1::Plugin::from),
         }
     }
 }
@@ -190,6 +196,8 @@ fn parse_named(message: v1::Submit, name: TensorName, me: Rank) -> Result<Submis
     let codec = Codec::from_name(&message.codec);
     let codec = codec.ok_or_else(|| ConvertError::Codec { codec: printable(&message.codec) })?;
     let collective = collective_from(message.collective)?;
+    let plugin = message.plugin.map(plugin::plugin_from).transpose()?;
+    let codec = plugin::codec(codec, &collective, plugin.is_some())?;
     let group = message.group.map(group_from).transpose()?;
     check_scale("prescale", message.prescale, &collective)?;
     check_scale("postscale", message.postscale, &collective)?;
@@ -215,9 +223,10 @@ fn parse_named(message: v1::Submit, name: TensorName, me: Rank) -> Result<Submis
         prescale: message.prescale,
         postscale: message.postscale,
         codec,
+        plugin: None,
         group,
     };
-    Ok(Submission { request: RequestId(message.request), what, place, output, site })
+    Ok(Submission { request: RequestId(message.request), what, plugin, place, output, site })
 }
 
 /// Parses a group.

@@ -317,7 +317,8 @@ pub struct Submit {
     /// inline bytes to get the result inside messages.
     #[prost(message, optional, tag = "9")]
     pub input: ::core::option::Option<Place>,
-    /// A codec's name: float16 or bfloat16 for an all-reduce of float32; empty for none. Others are refused by name.
+    /// A codec's name: float16 or bfloat16 for an all-reduce of float32; empty for none. Others are refused by name;
+    /// those of plugins are asked for below.
     #[prost(string, tag = "10")]
     pub codec: ::prost::alloc::string::String,
     /// The tensors with which this one becomes ready.
@@ -332,6 +333,45 @@ pub struct Submit {
     /// that get no result. Where the result's size hangs on other ranks and is not this place's, it comes as if unset.
     #[prost(message, optional, tag = "13")]
     pub output: ::core::option::Option<Place>,
+    /// The plugin that reduces, where that is asked for; otherwise one that encodes the contributions to an all-reduce with sum or
+    /// average, and the codec above is empty.
+    #[prost(message, optional, tag = "14")]
+    pub plugin: ::core::option::Option<Plugin>,
+}
+/// One of the plugins that the sidecar has loaded.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Plugin {
+    /// "name" or "name@version".
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Parameters that are not to have their defaults; at most 16.
+    #[prost(message, repeated, tag = "2")]
+    pub parameters: ::prost::alloc::vec::Vec<plugin::Parameter>,
+}
+/// Nested message and enum types in `Plugin`.
+pub mod plugin {
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct Parameter {
+        #[prost(string, tag = "1")]
+        pub name: ::prost::alloc::string::String,
+        #[prost(oneof = "parameter::Value", tags = "2, 3, 4, 5")]
+        pub value: ::core::option::Option<parameter::Value>,
+    }
+    /// Nested message and enum types in `Parameter`.
+    pub mod parameter {
+        #[derive(Clone, PartialEq, ::prost::Oneof)]
+        pub enum Value {
+            /// Also for a parameter of type float.
+            #[prost(sint64, tag = "2")]
+            Int(i64),
+            #[prost(double, tag = "3")]
+            Float(f64),
+            #[prost(bool, tag = "4")]
+            Bool(bool),
+            #[prost(string, tag = "5")]
+            Choice(::prost::alloc::string::String),
+        }
+    }
 }
 /// Tensors that are ordered together: none of them before all of them are ready on all ranks.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -773,6 +813,8 @@ pub enum ReduceOp {
     Product = 6,
     Median = 7,
     ClippedMean = 8,
+    /// As the submission's plugin does; only for an all-reduce.
+    Plugin = 9,
 }
 impl ReduceOp {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -790,6 +832,7 @@ impl ReduceOp {
             Self::Product => "REDUCE_OP_PRODUCT",
             Self::Median => "REDUCE_OP_MEDIAN",
             Self::ClippedMean => "REDUCE_OP_CLIPPED_MEAN",
+            Self::Plugin => "REDUCE_OP_PLUGIN",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -804,6 +847,7 @@ impl ReduceOp {
             "REDUCE_OP_PRODUCT" => Some(Self::Product),
             "REDUCE_OP_MEDIAN" => Some(Self::Median),
             "REDUCE_OP_CLIPPED_MEAN" => Some(Self::ClippedMean),
+            "REDUCE_OP_PLUGIN" => Some(Self::Plugin),
             _ => None,
         }
     }

@@ -67,6 +67,7 @@ pub fn algorithm_of(
             preferred(&candidates(topology, &work, model))
         }
         WorkKind::AllReduceCoded { .. }
+        | WorkKind::AllReduceByBlocks { .. }
         | WorkKind::AllReduceNAry
         | WorkKind::AllReduceTwoPass { .. }
         | WorkKind::AllReduceAdaptive => Algorithm::Direct,
@@ -130,6 +131,7 @@ fn candidates(topology: &SetTopology, work: &Work, model: &CostModel) -> Vec<(Al
         _ if topology.len() <= 1 => &[Algorithm::Local],
         WorkKind::AllReduce => &[Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::Ring],
         WorkKind::AllReduceCoded { .. }
+        | WorkKind::AllReduceByBlocks { .. }
         | WorkKind::AllReduceNAry
         | WorkKind::AllReduceTwoPass { .. }
         | WorkKind::AllReduceAdaptive => &[Algorithm::Direct],
@@ -165,11 +167,12 @@ fn cut(topology: &SetTopology, work: &Work, algorithm: Algorithm, lanes: u16, mo
     };
     let lanes = if work.kind.measures() { 1 } else { lanes };
     let held = u64::from(form.held_chunks);
-    let mut chunk_bytes = CHUNK_BYTES_LEAST;
-    while u64::from(chunk_bytes) * held > FLIGHT_BYTES_MAX && chunk_bytes > CHUNK_BYTES_SMALLEST {
+    let (least, most) = chunk_range(work);
+    let mut chunk_bytes = least;
+    while u64::from(chunk_bytes) * held > FLIGHT_BYTES_MAX && chunk_bytes > least.min(CHUNK_BYTES_SMALLEST) {
         chunk_bytes /= 2;
     }
-    while chunk_bytes <= CHUNK_BYTES_MOST {
+    while chunk_bytes <= most {
         let chunks_in_flight = (FLIGHT_BYTES_MAX / (u64::from(chunk_bytes) * held)).max(1);
         let elements = u64::from(chunk_bytes / work.element_bytes);
         let (lanes, window) = side_by_side(&form, form.strands(elements), lanes, chunks_in_flight);
@@ -184,6 +187,16 @@ fn cut(topology: &SetTopology, work: &Work, algorithm: Algorithm, lanes: u16, mo
         }
     }
     best
+}
+
+/// The sizes of chunks among which to choose. Blocks are cut by their codec, and a chunk has one of them.
+fn chunk_range(work: &Work) -> (u32, u32) {
+    let WorkKind::AllReduceByBlocks { block_elements, encoded_bytes } = work.kind else {
+        return (CHUNK_BYTES_LEAST, CHUNK_BYTES_MOST);
+    };
+    let block = block_elements.saturating_mul(work.element_bytes).max(encoded_bytes).min(CHUNK_BYTES_MOST);
+    let size = block.next_power_of_two().max(CHUNK_BYTES_SMALLEST);
+    (size, size)
 }
 
 /// Lanes and window: as many strands at once as there are, as private memory allows, and as are of use.

@@ -34,9 +34,13 @@ pub fn digest_input(topology: &SetTopology, work: &Work, tuning: &Tuning) -> Vec
         WorkKind::Gather { root } => (10, root.0),
         WorkKind::Scatter { root } => (11, root.0),
         WorkKind::AllToAll => (12, 0),
+        WorkKind::AllReduceByBlocks { block_elements, .. } => (13, block_elements),
     };
     out.number(kind);
     out.number(parameter);
+    if let WorkKind::AllReduceByBlocks { encoded_bytes, .. } = work.kind {
+        out.number(encoded_bytes);
+    }
     out.number(work.element_bytes);
     out.length(work.tensors.len());
     for counts in &work.tensors {

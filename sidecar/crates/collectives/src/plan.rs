@@ -128,7 +128,8 @@ pub const REGISTERS_MAX: u16 = (2 * limits::SIDECARS_MAX + 8) as u16;
 const _: () = assert!(REGISTERS_MAX as usize == 2 * limits::SIDECARS_MAX + 8);
 
 /// Numbers that a two-pass reducer may measure for each rank.
-pub const MEASURES_MAX: u32 = 64;
+#[allow(clippy::cast_possible_truncation, reason = "64")]
+pub const MEASURES_MAX: u32 = limits::PLUGIN_MEASURES_MAX as u32;
 
 /// What a register holds of a span, and a chunk carries of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -319,6 +320,14 @@ pub enum WorkKind {
         /// Bytes of an encoded element.
         encoded_bytes: u32,
     },
+    /// The same with a codec that looks at many elements at once: every tensor's piece is cut into blocks from its first
+    /// element on, whatever else is in the bucket, and each of them is encoded by itself.
+    AllReduceByBlocks {
+        /// Elements of a block; the last one of a piece may be shorter.
+        block_elements: u32,
+        /// The most bytes that an encoded block has.
+        encoded_bytes: u32,
+    },
     /// Every rank gets the reduction, which takes all ranks' values at once: nothing is reduced before.
     AllReduceNAry,
     /// The same, after each rank's tensor has been measured by itself. One tensor in a bucket.
@@ -388,6 +397,7 @@ impl WorkKind {
         match self {
             Self::AllReduce => "all-reduce",
             Self::AllReduceCoded { .. } => "coded all-reduce",
+            Self::AllReduceByBlocks { .. } => "all-reduce by blocks",
             Self::AllReduceNAry => "n-ary all-reduce",
             Self::AllReduceTwoPass { .. } => "two-pass all-reduce",
             Self::AllReduceAdaptive => "adaptive all-reduce",
@@ -419,12 +429,19 @@ impl WorkKind {
             self,
             Self::AllReduce
                 | Self::AllReduceCoded { .. }
+                | Self::AllReduceByBlocks { .. }
                 | Self::AllReduceNAry
                 | Self::AllReduceTwoPass { .. }
                 | Self::AllReduceAdaptive
                 | Self::ReduceScatter
                 | Self::Reduce { .. }
         )
+    }
+
+    /// Whether contributions and results are encoded on their way.
+    #[must_use]
+    pub const fn is_coded(&self) -> bool {
+        matches!(self, Self::AllReduceCoded { .. } | Self::AllReduceByBlocks { .. })
     }
 
     /// Whether all ranks' values are combined at once, so that nothing is reduced before.

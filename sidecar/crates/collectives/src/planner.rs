@@ -146,6 +146,12 @@ impl<'a> Inputs<'a> {
         check_work(topology, work)?;
         let chunk_elements = u64::from(tuning.chunk_bytes / work.element_bytes);
         within("the number of chunks", work.elements().div_ceil(chunk_elements), 0, STRANDS_MAX)?;
+        if let WorkKind::AllReduceByBlocks { block_elements, .. } = work.kind {
+            // Each tensor's longest piece has blocks of its own.
+            let blocks = |count: &u64| count.div_ceil(topology.len() as u64).div_ceil(u64::from(block_elements));
+            let strands = work.tensors.iter().flatten().map(blocks).fold(0, u64::saturating_add);
+            within("the number of blocks", strands, 0, STRANDS_MAX)?;
+        }
         if work.kind.is_nary() {
             // Ranks' values lie side by side, and strands cut pieces.
             let values_each = topology.members.iter().map(|member| member.ranks.len() as u64).max().unwrap_or(1);
@@ -236,6 +242,7 @@ fn choose(inputs: &Inputs<'_>) -> Result<Planner, PlanError> {
         (
             Algorithm::Direct,
             WorkKind::AllReduceCoded { .. }
+            | WorkKind::AllReduceByBlocks { .. }
             | WorkKind::AllReduceNAry
             | WorkKind::AllReduceTwoPass { .. }
             | WorkKind::AllReduceAdaptive,
@@ -266,6 +273,11 @@ fn check_work(topology: &SetTopology, work: &Work) -> Result<(), PlanError> {
     match work.kind {
         WorkKind::AllReduceCoded { encoded_bytes } => {
             within("encoded_bytes", u64::from(encoded_bytes), 1, u64::from(work.element_bytes))?;
+        }
+        WorkKind::AllReduceByBlocks { block_elements, encoded_bytes } => {
+            let block = u64::from(block_elements) * u64::from(work.element_bytes);
+            within("the bytes of a block", block, 1, limits::PLUGIN_BLOCK_BYTES_MAX as u64)?;
+            within("encoded_bytes", u64::from(encoded_bytes), 1, limits::PLUGIN_BLOCK_BYTES_MAX as u64)?;
         }
         WorkKind::AllReduceTwoPass { measures } => within("measures", u64::from(measures), 1, u64::from(MEASURES_MAX))?,
         _ => {}

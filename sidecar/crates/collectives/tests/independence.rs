@@ -4,6 +4,7 @@ mod worlds;
 
 use proptest::prelude::*;
 use proptest::sample::select;
+use ronde_collectives::plan::{Plan, Step};
 use ronde_collectives::{Span, Target, Work, WorkKind, check};
 use ronde_wire::{Algorithm, Rank, SetTopology, Tuning};
 use worlds::{flat, placed, plans, work};
@@ -49,6 +50,24 @@ fn expressions(
     proof.result(u32::try_from(tensor).expect("few tensors"), target)
 }
 
+/// For each member the runs of a tensor's elements that it encodes, each of which lies in that tensor alone.
+fn encoded(topology: &SetTopology, work: &Work, tuning: &Tuning, tensor: usize) -> Vec<Vec<(u64, u64)>> {
+    let of_plan = |plan: &Plan| {
+        let steps = plan.strands.iter().flat_map(|strand| &strand.rounds).flat_map(|round| &round.steps);
+        let spans = steps.filter_map(|step| match step {
+            Step::Encode { span, .. } => Some(*span),
+            _ => None,
+        });
+        let runs = spans.filter_map(|span| {
+            let slices: Vec<_> = plan.layout.within(span).collect();
+            let [slice] = slices[..] else { panic!("{span:?} lies in {} tensors", slices.len()) };
+            (slice.tensor as usize == tensor).then_some((slice.input_start, slice.span.len))
+        });
+        runs.collect()
+    };
+    plans(topology, work, tuning).iter().map(of_plan).collect()
+}
+
 /// What is reduced element by element in a bucket of any tensors.
 fn reductions() -> impl Strategy<Value = (Algorithm, WorkKind)> {
     select(&[
@@ -56,6 +75,7 @@ fn reductions() -> impl Strategy<Value = (Algorithm, WorkKind)> {
         (Algorithm::RecursiveDoubling, WorkKind::AllReduce),
         (Algorithm::HalvingDoubling, WorkKind::AllReduce),
         (Algorithm::Direct, WorkKind::AllReduceCoded { encoded_bytes: 128 }),
+        (Algorithm::Direct, WorkKind::AllReduceByBlocks { block_elements: 7, encoded_bytes: 128 }),
         (Algorithm::Direct, WorkKind::AllReduceNAry),
         (Algorithm::BinomialTree, WorkKind::Reduce { root: Rank(1) }),
     ])
@@ -82,6 +102,24 @@ proptest! {
         let alone = work(kind, vec![vec![bucket[which]]]);
         let in_bucket = expressions(&topology, &together, &a.with(algorithm), (which, target));
         prop_assert_eq!(in_bucket, expressions(&topology, &alone, &b.with(algorithm), (0, target)));
+    }
+
+    /// A codec that looks at many elements sees the same ones in any bucket.
+    #[test]
+    fn blocks(
+        topology in topologies(),
+        bucket in proptest::collection::vec(0..300_u64, 1..6),
+        which in 0..6_usize,
+        block_elements in 1..40_u32,
+        (a, b) in (cuts(), cuts()),
+    ) {
+        let which = which % bucket.len();
+        let kind = WorkKind::AllReduceByBlocks { block_elements, encoded_bytes: 128 };
+        let together = work(kind.clone(), bucket.iter().map(|count| vec![*count]).collect());
+        let alone = work(kind, vec![vec![bucket[which]]]);
+        let in_bucket = encoded(&topology, &together, &a.with(Algorithm::Direct), which);
+        prop_assert!(in_bucket.iter().flatten().all(|(_, len)| *len <= u64::from(block_elements)));
+        prop_assert_eq!(in_bucket, encoded(&topology, &alone, &b.with(Algorithm::Direct), 0));
     }
 
     #[test]

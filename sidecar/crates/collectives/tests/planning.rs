@@ -24,6 +24,8 @@ const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::Direct,
 ];
 
+const BY_BLOCKS: WorkKind = WorkKind::AllReduceByBlocks { block_elements: 2, encoded_bytes: 100 };
+
 fn all_reduce(tensors: Vec<Vec<u64>>) -> Work {
     Work { kind: WorkKind::AllReduce, element_bytes: 4, tensors }
 }
@@ -39,6 +41,7 @@ fn algorithms_that_do_not_perform_the_work() {
     let kinds = [
         (WorkKind::AllReduce, one_count.clone(), vec![A::Ring, A::RecursiveDoubling, A::HalvingDoubling]),
         (WorkKind::AllReduceCoded { encoded_bytes: 2 }, one_count.clone(), vec![A::Direct]),
+        (BY_BLOCKS, one_count.clone(), vec![A::Direct]),
         (WorkKind::AllReduceNAry, one_count.clone(), vec![A::Direct]),
         (WorkKind::AllReduceTwoPass { measures: 1 }, one_count.clone(), vec![A::Direct]),
         (WorkKind::AllReduceAdaptive, one_count.clone(), vec![A::Direct]),
@@ -100,6 +103,19 @@ fn limits_that_are_broken() {
     for (kind, tensors, what) in [
         (WorkKind::AllReduceCoded { encoded_bytes: 0 }, several.clone(), "encoded_bytes"),
         (WorkKind::AllReduceCoded { encoded_bytes: 5 }, several.clone(), "encoded_bytes"),
+        (WorkKind::AllReduceByBlocks { block_elements: 0, encoded_bytes: 1 }, several.clone(), "the bytes of a block"),
+        (
+            WorkKind::AllReduceByBlocks { block_elements: 1 << 18, encoded_bytes: 1 },
+            several.clone(),
+            "the bytes of a block",
+        ),
+        (WorkKind::AllReduceByBlocks { block_elements: 1, encoded_bytes: 0 }, several.clone(), "encoded_bytes"),
+        (WorkKind::AllReduceByBlocks { block_elements: 1, encoded_bytes: 1 << 20 }, several.clone(), "encoded_bytes"),
+        (
+            WorkKind::AllReduceByBlocks { block_elements: 1, encoded_bytes: 1 },
+            vec![vec![1 << 23]],
+            "the number of blocks",
+        ),
         (WorkKind::AllReduceTwoPass { measures: 0 }, vec![vec![1]], "measures"),
         (WorkKind::AllReduceTwoPass { measures: 65 }, vec![vec![1]], "measures"),
         (WorkKind::AllReduceTwoPass { measures: 1 }, several.clone(), "the number of tensors"),
@@ -176,10 +192,11 @@ fn registers_suffice_for_the_largest_set() {
     }
 }
 
-fn every_kind(root: Rank) -> [WorkKind; 13] {
+fn every_kind(root: Rank) -> [WorkKind; 14] {
     [
         WorkKind::AllReduce,
         WorkKind::AllReduceCoded { encoded_bytes: 2 },
+        BY_BLOCKS,
         WorkKind::AllReduceNAry,
         WorkKind::AllReduceTwoPass { measures: 1 },
         WorkKind::AllReduceAdaptive,

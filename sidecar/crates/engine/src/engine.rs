@@ -29,6 +29,7 @@ mod roster;
 mod scheduled;
 mod scheduling;
 mod sets;
+mod settlement;
 mod shapes;
 mod stall;
 mod status;
@@ -118,7 +119,10 @@ impl Engine {
             Event::Control { from, epoch, seq, message } => self.receive(from, Envelope { epoch, seq, message }),
             Event::Executed { epoch, seq } => self.participant.executed(cx, epoch, seq),
             Event::Cancelled { epoch, last } => self.participant.cancelled(cx, epoch, last),
-            Event::ExecutionFailed { epoch, seq, reason } => {
+            Event::ExecutionFailed { epoch, seq, reason, plugin: true } => {
+                self.participant.plugin_failed(cx, epoch, seq, &reason);
+            }
+            Event::ExecutionFailed { epoch, seq, reason, plugin: false } => {
                 self.participant.execution_failed(cx, epoch, seq, &reason);
             }
         }
@@ -409,6 +413,7 @@ impl Engine {
             | Control::AskActivity { .. }
             | Control::Schedule { .. }
             | Control::Withdraw { .. }
+            | Control::Settle { .. }
             | Control::Resume { .. } => {
                 if from != cx.coordinator {
                     return Err("sends what only the coordinator sends".to_owned());
@@ -447,6 +452,7 @@ impl Engine {
             Control::Schedule { number, buckets, patience_us } => {
                 participant.schedule(cx, seq, (number, patience_us), buckets);
             }
+            Control::Settle { failure } => participant.settle(cx, seq, failure),
             Control::Withdraw { number } => participant.freeze(cx, number),
             Control::Resume { number, last, completed } => participant.resume(cx, number, last, &completed),
             _ => {}

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ronde_collectives::plan::Plan;
 use ronde_wire::{
-    Codec, Control, DType, Detail, Epoch, Failure, Group, Rank, ReduceOp, Request, RequestId, Seq, SetId, SetTopology,
-    Shape, SidecarIndex, TensorName,
+    Codec, Control, DType, Detail, Epoch, Failure, Group, PluginUse, Rank, ReduceOp, Request, RequestId, Seq, SetId,
+    SetTopology, Shape, SidecarIndex, TensorName,
 };
 
 /// A point in time: microseconds since a start that the caller chooses. Only differences matter.
@@ -146,6 +146,8 @@ pub enum Event {
         seq: Seq,
         /// Why; the engine adds who.
         reason: String,
+        /// Whether a plugin is at fault: then the operation fails, and the epoch goes on.
+        plugin: bool,
     },
 }
 
@@ -178,7 +180,7 @@ pub enum Action {
     },
     /// Perform an operation: reserve its results, then hand it to the executors of all its lanes, in this order.
     Admit(Arc<Admission>),
-    /// Drop admitted operations where they stand: their requests will be asked for again. The executors of all lanes drop
+    /// Drop admitted operations where they stand: their requests will be asked for again, or fail right behind this. The executors of all lanes drop
     /// them, and what still comes of any operation up to `last` that they do not have. [`Event::Cancelled`] answers.
     Cancel {
         /// The epoch.
@@ -187,6 +189,13 @@ pub enum Action {
         last: Seq,
         /// What is dropped, ascending; for some of it [`Event::Executed`] may have been told.
         dropped: Vec<Seq>,
+    },
+    /// An operation with a plugin stands: what its codec is to remember is remembered. Comes before the requests' `Complete`.
+    Commit {
+        /// The epoch.
+        epoch: Epoch,
+        /// The operation.
+        seq: Seq,
     },
     /// A request is over. For success the result lies where the admission's memory put it.
     Complete {
@@ -254,6 +263,8 @@ pub struct Admission {
     pub plan: Arc<Plan>,
     /// How elements are combined.
     pub arithmetic: Arithmetic,
+    /// The plugin that takes part, if one does.
+    pub plugin: Option<AdmittedPlugin>,
     /// The tensors of the bucket, in its order.
     pub tensors: Vec<AdmittedTensor>,
     /// The ranks whose contributions are here, ascending: those that this sidecar serves, or, in an eager operation, all.
@@ -272,6 +283,15 @@ impl Admission {
     pub fn is_eager(&self) -> bool {
         !self.contributions.is_empty()
     }
+}
+
+/// The plugin of an admitted operation.
+#[derive(Clone, Debug)]
+pub struct AdmittedPlugin {
+    /// Which one.
+    pub uses: Arc<PluginUse>,
+    /// For each tensor of the bucket its number of elements.
+    pub elements: Vec<u64>,
 }
 
 /// How the elements of an operation are combined.

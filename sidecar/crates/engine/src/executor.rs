@@ -32,6 +32,7 @@ mod inputs;
 mod link;
 mod nary;
 mod operation;
+mod plugged;
 mod register;
 mod sizes;
 mod stats;
@@ -110,6 +111,8 @@ pub enum ExecutorAction {
         seq: Seq,
         /// Why.
         reason: String,
+        /// Whether a plugin is at fault.
+        plugin: bool,
     },
     /// A chunk that was held until its operation was admitted turned out to be wrong: close the link, as for an error of
     /// [`Executor::handle_chunk`].
@@ -159,7 +162,7 @@ pub struct Executor {
     admitted: Seq,
     /// Ascending by seq.
     operations: Vec<Operation>,
-    /// Operations that failed here: their chunks are dropped. Each of them ends the epoch, so there are few.
+    /// Operations that failed here: their chunks are dropped. Each of them ends the epoch or is cancelled, so there are few.
     failed: BTreeSet<Seq>,
     /// Chunks up to here may be of operations that were dropped.
     withdrawn: Seq,
@@ -260,6 +263,7 @@ impl Executor {
             return Vec::new();
         }
         let is_dropped = |seq: &Seq| dropped.binary_search(seq).is_ok();
+        self.failed.retain(|seq| !is_dropped(seq));
         let stopped = self.operations.iter().map(|operation| operation.admission.seq).filter(is_dropped).collect();
         self.operations.retain(|operation| !is_dropped(&operation.admission.seq));
         self.outbox.retain(|action| match action {
@@ -403,7 +407,8 @@ impl Executor {
     fn fail(&mut self, seq: Seq, error: &StepError) -> ExecutorAction {
         self.failed.insert(seq);
         self.stats.operations_failed += 1;
-        ExecutorAction::Failed { epoch: self.epoch, seq, reason: error.to_string() }
+        let plugin = matches!(error, StepError::Plugin(_));
+        ExecutorAction::Failed { epoch: self.epoch, seq, reason: error.to_string(), plugin }
     }
 
     fn accept(&mut self, from: SidecarIndex, chunk: Chunk) -> Result<(), Violation> {

@@ -12,11 +12,15 @@ pub mod engine;
 pub mod event;
 pub mod executor;
 pub mod memory;
+pub mod plugins;
 mod relay;
 pub mod trace;
 
 pub use engine::{Engine, EngineConfig, EnginePhase, RunAhead, ScheduleStatus, Stats, Status};
-pub use event::{Action, Admission, AdmittedRequest, AdmittedTensor, Arithmetic, Completion, Event, Time};
+pub use event::{
+    Action, Admission, AdmittedPlugin, AdmittedRequest, AdmittedTensor, Arithmetic, Completion, Event, Time,
+};
 pub use executor::{Executor, ExecutorAction, ExecutorConfig, ExecutorStats, Phase, PrivateBytes, Violation};
 pub use memory::{InputPlace, Memory, MemoryError, OutputPlace};
+pub use plugins::{PluginFault, PluginSpan, Plugins, Stage};
 pub use trace::Trace;

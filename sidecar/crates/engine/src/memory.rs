@@ -2,6 +2,8 @@
 
 use ronde_wire::{Rank, Seq};
 
+use crate::plugins::Plugins;
+
 /// Access to the tensors of admitted operations. Every access copies: the bytes behind it may change at any time.
 pub trait Memory {
     /// Copies bytes of a local rank's contribution into private memory.
@@ -15,6 +17,11 @@ pub trait Memory {
     /// # Errors
     /// [`MemoryError`] when the result's place is gone.
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError>;
+
+    /// What computes on private copies of these bytes where an operation names a plugin; `None` where there are no plugins.
+    fn plugins(&mut self) -> Option<&mut dyn Plugins> {
+        None
+    }
 }
 
 /// Bytes of one rank's contribution to one tensor of an operation.

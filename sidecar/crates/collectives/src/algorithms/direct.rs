@@ -22,6 +22,11 @@
 //! (n-ary: `k(m)` values of each), then `P(m)` elements `n - 1` times; with a codec both in encoded bytes. It reduces
 //! `(n - 1) P(m)` elements (n-ary: `N P(m)`). A strand holds up to `2 n` chunks.
 //!
+//! A codec that looks at many elements at once must see the same ones whatever else is in the bucket. *By blocks*, therefore,
+//! strand `c` carries one block of one tensor: the next so many elements of that tensor's part of every piece. There are as many
+//! strands as blocks in the first piece, `B` of them in piece `i` are not empty, and member `m` sends at most the bytes of an
+//! encoded block times those of all others' pieces, and `n - 1` times those of its own.
+//!
 //! An element's order of reduction is that of the members (n-ary: of the ranks), always.
 
 use ronde_wire::Member;
@@ -34,10 +39,16 @@ pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let (layout, pieces) = Layout::piece_major(&inputs.counts(), inputs.members_count());
     let count = predicted(inputs).parts(inputs.chunk_elements);
     let stages = Stages { me: me.index(), form: contributed_form(inputs) };
-    let mut strands = inputs.strands(count, |index| {
-        let parts: Vec<Span> = pieces.iter().map(|piece| piece.part(count, index)).collect();
-        stages.rounds(&parts)
-    });
+    let mut strands = match inputs.work.kind {
+        WorkKind::AllReduceByBlocks { block_elements, .. } => {
+            let mut blocks = blocks(inputs, &pieces, u64::from(block_elements)).into_iter();
+            inputs.strands(count, |_| stages.rounds(&blocks.next().expect("as many as the closed form says")))
+        }
+        _ => inputs.strands(count, |index| {
+            let parts: Vec<Span> = pieces.iter().map(|piece| piece.part(count, index)).collect();
+            stages.rounds(&parts)
+        }),
+    };
     let prelude = inputs.has_prelude();
     if prelude {
         strands.insert(0, direct_prelude::strand(me, inputs, &pieces));
@@ -54,17 +65,24 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     let n_ary = contributed_form(inputs) == Form::EachRank;
     let others = inputs.members_count() - 1;
     let pieces = piece_lens(inputs);
-    let sent = |(piece, ranks): (&u64, u64)| {
+    let blocks = block_counts(inputs);
+    let all_blocks: u64 = blocks.iter().sum();
+    let sent = |(member, (piece, ranks)): (usize, (&u64, u64))| {
+        if let WorkKind::AllReduceByBlocks { encoded_bytes, .. } = inputs.work.kind {
+            return (all_blocks - blocks[member] + blocks[member] * others) * u64::from(encoded_bytes);
+        }
         let contributed = (all - piece) * if n_ary { ranks } else { 1 };
         sent_bytes(inputs, contributed + piece * others)
     };
     let operands = if n_ary { inputs.topology.size() as u64 } else { others };
     let prelude = direct_prelude::predicted(inputs, &pieces);
+    let of_members = pieces.iter().zip(ranks_of(inputs)).enumerate();
     Predicted {
         rounds: prelude.rounds.max(2),
-        sent_bytes: pieces.iter().zip(ranks_of(inputs)).map(sent).zip(prelude.sent_bytes).map(|(a, b)| a + b).collect(),
+        sent_bytes: of_members.map(sent).zip(prelude.sent_bytes).map(|(a, b)| a + b).collect(),
         reduced_bytes: pieces.iter().map(|piece| inputs.bytes(piece * operands)).collect(),
         longest_block: pieces[0],
+        fixed_parts: blocks.first().copied(),
         values_each: if n_ary { ranks_of(inputs).max().unwrap_or(1) } else { 1 },
         preludes: u32::from(inputs.has_prelude()),
         chunks: number(2 * others),
@@ -170,7 +188,39 @@ impl Stages {
 }
 
 fn contributed_form(inputs: &Inputs<'_>) -> Form {
-    if matches!(inputs.work.kind, WorkKind::AllReduceCoded { .. }) { Form::Encoded } else { Form::EachRank }
+    if inputs.work.kind.is_coded() { Form::Encoded } else { Form::EachRank }
+}
+
+/// For each strand the block of each piece, where blocks are encoded: tensor by tensor, from the first element of the tensor's
+/// part of the piece on.
+fn blocks(inputs: &Inputs<'_>, pieces: &[Span], block_elements: u64) -> Vec<Vec<Span>> {
+    let members = inputs.members_count();
+    let mut starts: Vec<u64> = pieces.iter().map(|piece| piece.start).collect();
+    let mut blocks = Vec::new();
+    for len in inputs.counts() {
+        let whole = Span { start: 0, len };
+        let parts: Vec<u64> = (0..members).map(|piece| whole.part(members, piece).len).collect();
+        for block in 0..parts[0].div_ceil(block_elements) {
+            let of_piece = |(start, part): (&u64, &u64)| {
+                let skipped = (block * block_elements).min(*part);
+                Span { start: start + skipped, len: block_elements.min(part - skipped) }
+            };
+            blocks.push(starts.iter().zip(&parts).map(of_piece).collect());
+        }
+        starts.iter_mut().zip(&parts).for_each(|(start, part)| *start += part);
+    }
+    blocks
+}
+
+/// How many blocks of each piece have an element; nothing where pieces are not cut into blocks.
+fn block_counts(inputs: &Inputs<'_>) -> Vec<u64> {
+    let WorkKind::AllReduceByBlocks { block_elements, .. } = inputs.work.kind else { return Vec::new() };
+    let members = inputs.members_count();
+    let of_piece = |piece| {
+        let blocks = |len| Span { start: 0, len }.part(members, piece).len.div_ceil(u64::from(block_elements));
+        inputs.counts().into_iter().map(blocks).sum()
+    };
+    (0..members).map(of_piece).collect()
 }
 
 /// Bytes of so many values on their way.

@@ -59,6 +59,7 @@ fn layout(inputs: &Inputs<'_>) -> Layout {
         WorkKind::AllToAll => Layout::pair_major(inputs).0,
         WorkKind::AllReduce
         | WorkKind::AllReduceCoded { .. }
+        | WorkKind::AllReduceByBlocks { .. }
         | WorkKind::AllReduceNAry
         | WorkKind::AllReduceTwoPass { .. }
         | WorkKind::AllReduceAdaptive

@@ -52,6 +52,8 @@ pub struct Predicted {
     pub reduced_bytes: Vec<u64>,
     /// Elements of the longest block that strands cut into chunks.
     pub longest_block: u64,
+    /// Into how many parts blocks are cut, where that does not hang on the size of a chunk.
+    pub fixed_parts: Option<u64>,
     /// Values that a register may hold for each element of its span: 1, or the most ranks that a member has where ranks'
     /// values stay apart. A chunk holds so many times fewer elements.
     pub values_each: u64,
@@ -75,7 +77,7 @@ impl Predicted {
     /// The number of parts into which each block is cut when a chunk has up to so many elements.
     #[must_use]
     pub fn parts(&self, chunk_elements: u64) -> u64 {
-        self.longest_block.div_ceil((chunk_elements / self.values_each).max(1))
+        self.fixed_parts.unwrap_or_else(|| self.longest_block.div_ceil((chunk_elements / self.values_each).max(1)))
     }
 
     /// Nothing to send anywhere.
@@ -85,6 +87,7 @@ impl Predicted {
             sent_bytes: vec![0; members],
             reduced_bytes: vec![0; members],
             longest_block: 0,
+            fixed_parts: None,
             values_each: 1,
             siblings: 1,
             preludes: 0,

@@ -95,6 +95,7 @@ fn ends_of(kind: &WorkKind, ranks: &[Rank], index: usize) -> (Option<Rank>, Opti
     match *kind {
         WorkKind::AllReduce
         | WorkKind::AllReduceCoded { .. }
+        | WorkKind::AllReduceByBlocks { .. }
         | WorkKind::AllReduceNAry
         | WorkKind::AllReduceTwoPass { .. }
         | WorkKind::AllReduceAdaptive

@@ -124,7 +124,7 @@ impl Bucket<'_> {
 
     /// Whether values go through a codec: with one member nothing travels.
     fn is_coded(&self) -> bool {
-        matches!(self.work.kind, WorkKind::AllReduceCoded { .. }) && self.plans.len() > 1
+        self.work.kind.is_coded() && self.plans.len() > 1
     }
 
     /// How many numbers a member's measures are.
@@ -139,6 +139,10 @@ impl Bucket<'_> {
     /// Bytes of a span in a form, as it comes from a member.
     fn bytes(&self, member: Member, span: Span, form: Form) -> u64 {
         let element = u64::from(self.work.element_bytes);
+        if let (Form::Encoded, WorkKind::AllReduceByBlocks { encoded_bytes, .. }) = (form, &self.work.kind) {
+            // At most: how many they are is the codec's secret.
+            return if span.is_empty() { 0 } else { u64::from(*encoded_bytes) };
+        }
         let each = match (form, &self.work.kind) {
             (Form::Encoded, WorkKind::AllReduceCoded { encoded_bytes }) => u64::from(*encoded_bytes),
             (Form::Values | Form::Encoded, _) => element,

@@ -121,6 +121,7 @@ fn kinds(topology: &SetTopology) -> Vec<(Algorithm, WorkKind)> {
         (Algorithm::RecursiveDoubling, WorkKind::AllReduce),
         (Algorithm::HalvingDoubling, WorkKind::AllReduce),
         (Algorithm::Direct, WorkKind::AllReduceCoded { encoded_bytes: ELEMENT_BYTES / 2 }),
+        (Algorithm::Direct, WorkKind::AllReduceByBlocks { block_elements: 3, encoded_bytes: 99 }),
         (Algorithm::Direct, WorkKind::AllReduceNAry),
         (Algorithm::Direct, WorkKind::AllReduceTwoPass { measures: 2 }),
         (Algorithm::Direct, WorkKind::AllReduceAdaptive),

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use ronde_collectives::plan::{Plan, Work, WorkKind};
 use ronde_collectives::{digest_input, plan};
 use ronde_wire::control::{Order, OrderedTensor};
-use ronde_wire::{Algorithm, Collective, Epoch, Member, Rank, ReduceOp, Request, Seq, SetTopology, Tuning, limits};
+use ronde_wire::{
+    Algorithm, Collective, Epoch, Member, PluginUse, PluginWork, Rank, ReduceOp, Request, Seq, SetTopology, Tuning,
+    limits,
+};
 use sha2::{Digest, Sha256};
 
 use super::eager;
 use super::requests::Requests;
 use super::sets::SetView;
 use super::shapes::{Results, work, work_kind};
-use crate::event::{Admission, AdmittedRequest, AdmittedTensor, Arithmetic};
+use crate::event::{Admission, AdmittedPlugin, AdmittedRequest, AdmittedTensor, Arithmetic};
 
 /// The first 16 bytes of SHA-256 over all inputs of the plan.
 pub(crate) fn digest(topology: &SetTopology, work: &Work, tuning: &Tuning) -> [u8; 16] {
@@ -58,7 +61,9 @@ impl Template {
     pub(crate) fn new(view: &Arc<SetView>, order: &Order) -> Result<Self, String> {
         let me = view.me.ok_or_else(|| format!("it serves no rank of {}", order.set))?;
         let name = order.collective.name();
-        let kind = work_kind(&order.collective, order.dtype, order.codec, order.pair)
+        let plugin = order.plugin.as_deref();
+        plugin.map_or(Ok(()), PluginUse::check).map_err(|error| error.to_string())?;
+        let kind = work_kind(&order.collective, order.dtype, (order.codec, plugin), order.pair)
             .ok_or_else(|| format!("{name} is not performed as an operation of its own"))?;
         check_count(order)?;
         // Before anything is added up: no sum of the order's numbers overflows when every result can be addressed.
@@ -100,6 +105,10 @@ impl Template {
             postscale: order.postscale,
             codec: order.codec,
         };
+        let plugin = order.plugin.as_ref().map(|uses| AdmittedPlugin {
+            uses: Arc::clone(uses),
+            elements: order.tensors.iter().map(|tensor| tensor.shape.elements()).collect(),
+        });
         let joined = self.local_ranks.iter().copied().filter(|rank| is_joined(order, *rank)).collect();
         Ok(Admission {
             epoch,
@@ -107,6 +116,7 @@ impl Template {
             topology: Arc::clone(&self.topology),
             plan: Arc::clone(&self.plan),
             arithmetic,
+            plugin,
             tensors,
             local_ranks: self.local_ranks.clone(),
             served: view.local_ranks.clone(),
@@ -149,7 +159,10 @@ fn ways(view: &SetView, me: Member, order: &Order) -> Ways {
 }
 
 /// Whether tensors of a collective may share a bucket with others of the same.
-pub(crate) fn may_share(collective: &Collective) -> bool {
+pub(crate) fn may_share(collective: &Collective, plugin: Option<&PluginUse>) -> bool {
+    if let Some(plugin) = plugin {
+        return !matches!(plugin.work, PluginWork::TwoPass { .. } | PluginWork::Adaptive);
+    }
     match collective {
         Collective::AllReduce { op } => !matches!(op, ReduceOp::Adasum | ReduceOp::ClippedMean),
         Collective::ReduceScatter { .. } | Collective::AllGather | Collective::Broadcast { .. } => true,
@@ -173,7 +186,7 @@ fn results(view: &SetView, order: &Order) -> Result<Vec<Results>, String> {
 }
 
 fn check_count(order: &Order) -> Result<(), String> {
-    let most = if may_share(&order.collective) { limits::BUCKET_TENSORS_MAX } else { 1 };
+    let most = if may_share(&order.collective, order.plugin.as_deref()) { limits::BUCKET_TENSORS_MAX } else { 1 };
     match order.tensors.len() {
         count if (1..=most).contains(&count) => Ok(()),
         count => Err(format!("a bucket of {} has 1 to {most} tensors, not {count}", order.collective.name())),
@@ -249,6 +262,9 @@ pub(crate) fn fits(
     }
     if order.codec != own.codec {
         return Err(format!("codec {} was ordered, {} was asked for", order.codec, own.codec));
+    }
+    if order.plugin != own.plugin {
+        return Err("another plugin was ordered than asked for, or under other parameters".to_owned());
     }
     if shape_fits(view, tensor, rank, own) {
         Ok(())

@@ -191,6 +191,7 @@ impl Agreement {
         contributions: Contributions,
     ) -> Result<(), Failure> {
         let Complete { view, requests, excused, .. } = complete;
+        mismatch::check_modules(requests, |rank| cx.config.world.sidecar_of(rank))?;
         mismatch::check(requests, excused)?;
         for (rank, request) in requests {
             // The sidecars have checked the same: this is for those that are not honest.

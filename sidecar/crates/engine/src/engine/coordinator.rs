@@ -8,6 +8,7 @@ use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Seq, SetId, SidecarIndex}
 
 use super::agreement::Agreement;
 use super::context::Context;
+use super::settlement::Settlements;
 use super::stall::Stalls;
 use super::wording;
 
@@ -23,6 +24,8 @@ pub(crate) struct Coordinator {
     told: BTreeMap<SidecarIndex, Epoch>,
     pub(super) agreement: Agreement,
     pub(super) stalls: Stalls,
+    /// Operations that a plugin takes part in; they are settled also after a rank has shut down.
+    settlements: Settlements,
     /// For each rank, how often its announcement was the one that all others waited for.
     pub(super) last_to_be_ready: Vec<u64>,
     /// For each rank, for how many microseconds others have waited for it in all.
@@ -76,6 +79,7 @@ impl Coordinator {
             }
             Control::Deviated { .. } | Control::Frozen { .. } => Ok(()),
             Control::Done => self.done(cx, from, seq),
+            Control::Performed { failure } => self.performed(cx, from, seq, failure),
             Control::SetForgotten { set } if self.is_running() => self.agreement.forgotten(from, set),
             Control::SetForgotten { .. } => Ok(()),
             Control::Failed { failure } => {
@@ -161,6 +165,9 @@ impl Coordinator {
     pub(crate) fn settle(&mut self, cx: &mut Context) {
         if self.is_running() {
             self.agreement.settle(cx);
+            for (seq, view) in self.agreement.ordering.take_plugged() {
+                self.settlements.begin(seq, &view);
+            }
         }
     }
 
@@ -265,6 +272,9 @@ impl Coordinator {
         } else {
             Phase::Gathering
         };
+        if !orderly {
+            self.settlements.clear();
+        }
         self.agreement.reset(self.epoch);
         self.stalls.clear();
         self.suspect_ranks.clear();
@@ -381,6 +391,19 @@ impl Coordinator {
             return Err(format!("reports {seq} as done, which it does not have to report"));
         }
         self.agreement.ordering.done(cx, seq);
+        Ok(())
+    }
+
+    fn performed(
+        &mut self,
+        cx: &mut Context,
+        from: SidecarIndex,
+        seq: Seq,
+        failure: Option<Failure>,
+    ) -> Result<(), Violation> {
+        if self.settlements.performed(cx, (self.epoch, seq), from, failure)? && self.is_running() {
+            self.agreement.ordering.done(cx, seq);
+        }
         Ok(())
     }
 

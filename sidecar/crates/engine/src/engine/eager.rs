@@ -24,10 +24,10 @@ const _: () = assert!(CHUNK_BYTES as usize == limits::EAGER_ORDER_BYTES_MAX);
 /// Bytes of its contribution that a rank's announcement carries: `None` when the request does not travel eagerly.
 pub(crate) fn contribution_bytes(view: &SetView, rank: Rank, request: &Request, threshold_bytes: u32) -> Option<usize> {
     let alone = view.topology.len() <= 1;
-    if threshold_bytes == 0 || alone || view.is_pair || request.codec != Codec::None {
+    if threshold_bytes == 0 || alone || view.is_pair || request.codec != Codec::None || request.plugin.is_some() {
         return None;
     }
-    let kind = work_kind(&request.collective, request.dtype, request.codec, None)?;
+    let kind = work_kind(&request.collective, request.dtype, (request.codec, None), None)?;
     // In a schedule an all-reduce is performed in the same order by a plan, which is for so many ranks.
     let too_many = kind == WorkKind::AllReduce && view.ranks.len() > limits::NARY_RANKS_MAX;
     if kind.measures() || too_many {
@@ -67,7 +67,12 @@ pub(crate) fn check(view: &SetView, order: &Order, kind: &WorkKind) -> Result<()
     if order.tuning.algorithm != Algorithm::Eager {
         return if order.contributions.is_empty() { Ok(()) } else { Err("it carries contributions".to_owned()) };
     }
-    if order.tuning != TUNING || order.pair.is_some() || kind.measures() || order.codec != Codec::None {
+    if order.tuning != TUNING
+        || order.pair.is_some()
+        || kind.measures()
+        || order.codec != Codec::None
+        || order.plugin.is_some()
+    {
         return Err("it cannot be eager".to_owned());
     }
     if order.contributions.len() != order.tensors.len() {

@@ -1,9 +1,10 @@
 //! Group commit: which ready tensors travel in the next bucket.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use ronde_wire::{Algorithm, Codec, Collective, DType, Group, Rank, control::OrderedTensor, limits};
+use ronde_wire::{Algorithm, Codec, Collective, DType, Group, PluginUse, Rank, control::OrderedTensor, limits};
 
 use super::admission::may_share;
 
@@ -16,6 +17,7 @@ pub(crate) struct ReadyTensor {
     pub(crate) prescale: f64,
     pub(crate) postscale: f64,
     pub(crate) codec: Codec,
+    pub(crate) plugin: Option<Arc<PluginUse>>,
     /// The group of its requests.
     pub(crate) group: Option<Group>,
     /// Which use of a group it was released with; 0 for none.
@@ -38,7 +40,10 @@ pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u6
     let threshold_bytes = if is_eager { threshold_bytes.min(EAGER_BYTES) } else { threshold_bytes };
     let mut room = Room::new(&first, threshold_bytes);
     let mut bucket = vec![first];
-    if !may_share(&bucket[0].collective) || threshold_bytes == 0 || bucket[0].bytes > threshold_bytes {
+    if !may_share(&bucket[0].collective, bucket[0].plugin.as_deref())
+        || threshold_bytes == 0
+        || bucket[0].bytes > threshold_bytes
+    {
         return bucket;
     }
     let mut passed_over = Vec::new();
@@ -112,6 +117,7 @@ impl ReadyTensor {
             && self.postscale.to_bits() == other.postscale.to_bits()
             && self.algorithm == other.algorithm
             && self.codec == other.codec
+            && self.plugin == other.plugin
             && self.joined == other.joined
     }
 
@@ -143,6 +149,7 @@ pub(super) mod tests {
             prescale: 1.0,
             postscale: 1.0,
             codec: Codec::None,
+            plugin: None,
             group: None,
             group_use: 0,
             joined: Vec::new(),

@@ -1,10 +1,10 @@
 //! Whether the requests of all ranks of a set fit together. The checks, their order and their key words are Horovod's,
 //! so that its users find what they know; behind them stands which rank sent what.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
-use ronde_wire::{Cause, Collective, Failure, Rank, Request, Shape};
+use ronde_wire::{Cause, Codec, Collective, Failure, Rank, ReduceOp, Request, Shape, SidecarIndex};
 
 use super::admission::allows_joined;
 use super::wording;
@@ -115,7 +115,10 @@ fn scales(requests: &Requests) -> Option<Difference> {
 fn reduction(requests: &Requests) -> Option<Difference> {
     compare(
         requests,
-        |r| r.collective.reduce_op().map_or("none", |op| op.name()),
+        |r| match r.collective.reduce_op() {
+            Some(ReduceOp::Plugin) => plugin_text(r),
+            op => op.map_or("none", |op| op.name()).to_owned(),
+        },
         |a, b| format!("Mismatched reduction operation: One rank asked for {a}, but another rank asked for {b}."),
     )
 }
@@ -167,9 +170,52 @@ fn root(requests: &Requests) -> Option<Difference> {
 fn codec(requests: &Requests) -> Option<Difference> {
     compare(
         requests,
-        |r| r.codec.to_string(),
+        |r| if r.codec == Codec::Plugin { plugin_text(r) } else { r.codec.to_string() },
         |a, b| format!("Mismatched codecs: One rank asked for {a}, but another rank asked for {b}."),
     )
+}
+
+/// The plugin of a request with its parameters.
+fn plugin_text(request: &Request) -> String {
+    let Some(plugin) = &request.plugin else { return "a plugin".to_owned() };
+    let parameters: Vec<String> = plugin.parameters.iter().map(|bits| format!("{bits:x}")).collect();
+    format!("plugin {plugin} with parameters [{}]", parameters.join(", "))
+}
+
+/// Whether sidecars have different modules under one name: which have which. `sidecar_of` says where a rank is.
+///
+/// # Errors
+/// A [`Failure`] of cause `Mismatch` for all ranks.
+pub(crate) fn check_modules(
+    requests: &Requests,
+    sidecar_of: impl Fn(Rank) -> Option<SidecarIndex>,
+) -> Result<(), Failure> {
+    let mut modules: BTreeMap<String, BTreeSet<SidecarIndex>> = BTreeMap::new();
+    let mut names = BTreeSet::new();
+    for (rank, request) in requests {
+        let (Some(plugin), Some(sidecar)) = (&request.plugin, sidecar_of(*rank)) else { return Ok(()) };
+        names.insert(&plugin.name);
+        modules.entry(plugin.to_string()).or_default().insert(sidecar);
+    }
+    let (Some((rank, first)), true) = (requests.first_key_value(), modules.len() > 1 && names.len() == 1) else {
+        return Ok(());
+    };
+    let list: Vec<String> = modules
+        .iter()
+        .take(VALUES_MAX)
+        .map(|(module, sidecars)| {
+            let sidecars: Vec<String> = sidecars.iter().take(VALUES_MAX).map(ToString::to_string).collect();
+            format!("{}: {module}", sidecars.join(", "))
+        })
+        .collect();
+    let text = format!(
+        "Mismatched plugins: the sidecars have different modules by one name ({}); install the same file on all hosts.",
+        list.join("; ")
+    );
+    let own = first.plugin.as_ref();
+    let culprit =
+        requests.iter().find(|(_, request)| request.plugin.as_ref().map(|p| p.digest) != own.map(|p| p.digest));
+    Err(Difference { text, culprit: culprit.map_or(*rank, |(rank, _)| *rank) }.into_failure(first))
 }
 
 fn group(requests: &Requests) -> Option<Difference> {

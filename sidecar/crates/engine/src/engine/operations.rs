@@ -39,7 +39,7 @@ impl Participant {
     /// All lanes have performed an operation.
     pub(crate) fn executed(&mut self, cx: &mut Context, epoch: Epoch, seq: Seq) {
         let current = epoch == self.epoch && !self.is_idle();
-        if current && self.hold(seq) {
+        if current && (self.hold(seq) || self.await_settlement(cx, seq)) {
             return;
         }
         let Some(running) = self.take_admitted(cx, epoch, seq) else { return };
@@ -73,6 +73,11 @@ impl Participant {
         if reports && self.is_active() {
             self.to_coordinator(cx, seq, Control::Done);
         }
+        self.conclude(cx);
+    }
+
+    /// An operation is over: what waited for that.
+    pub(super) fn conclude(&mut self, cx: &mut Context) {
         if self.is_active() {
             self.forget_sets(cx);
         }
@@ -107,8 +112,8 @@ impl Participant {
         };
         let admission = admission::prepare(&view, &mut self.requests, self.epoch, seq, order)?;
         self.last_seq = seq;
-        let reports = view.first_member() == cx.me() && !admission.is_eager();
-        Ok(Running { admission: Arc::new(admission), reports, held: false })
+        let reports = view.first_member() == cx.me() && !admission.is_eager() && admission.plugin.is_none();
+        Ok(Running { admission: Arc::new(admission), reports, held: false, reported: false })
     }
 
     fn take_admitted(&mut self, cx: &mut Context, epoch: Epoch, seq: Seq) -> Option<Running> {

@@ -28,6 +28,8 @@ pub(crate) struct Ordering {
     queues: BTreeMap<Scope, Queue>,
     in_flight: BTreeMap<Seq, (Scope, SidecarIndex)>,
     last: Seq,
+    /// Operations with a plugin that were ordered since they were last asked for, and who performs them.
+    plugged: Vec<(Seq, Arc<SetView>)>,
     /// The end of a join, which goes out behind what was ready without the ranks that had joined.
     all_joined: Option<(TensorName, Rank)>,
 }
@@ -106,6 +108,9 @@ impl Ordering {
                 queue.in_flight += 1;
                 repetition.ordered(cx.now, &queue.view, &bucket);
                 self.in_flight.insert(self.last, (scope, queue.view.first_member()));
+                if bucket[0].plugin.is_some() {
+                    self.plugged.push((self.last, Arc::clone(&queue.view)));
+                }
                 send_order(cx, &queue.view, epoch, self.last, bucket);
             }
         }
@@ -126,6 +131,11 @@ impl Ordering {
             cx.traces.note(|| Trace::Over { seq, dropped: false });
         }
         self.drop_idle();
+    }
+
+    /// Takes the operations that have to be settled, each once.
+    pub(crate) fn take_plugged(&mut self) -> Vec<(Seq, Arc<SetView>)> {
+        std::mem::take(&mut self.plugged)
     }
 
     /// The last number that was given, or passed over.
@@ -194,7 +204,7 @@ pub(crate) fn ready_tensor(
     let request = lead(requests).ok_or("the rank whose tensor counts has not asked for it")?;
     let pair = requests.first_key_value().and_then(|(rank, first)| first.collective.pair(*rank));
     let name = request.collective.name();
-    let kind = work_kind(&request.collective, request.dtype, request.codec, pair)
+    let kind = work_kind(&request.collective, request.dtype, (request.codec, request.plugin.as_deref()), pair)
         .ok_or_else(|| format!("{name} is not performed as an operation of its own"))?;
     let tensor = ordered_tensor(request, requests.values());
     let results = Results::of(&request.collective, pair, view, &tensor)
@@ -228,6 +238,7 @@ pub(crate) fn ready_tensor(
         prescale: request.prescale,
         postscale: request.postscale,
         codec: request.codec,
+        plugin: request.plugin.clone(),
         group: request.group.clone(),
         group_use: 0,
         joined,
@@ -272,8 +283,8 @@ pub(crate) fn ordered(seq: Seq, order: &Order, ahead: bool) -> Trace {
 pub(crate) fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTensor>, carries: bool) -> Option<Order> {
     let first = bucket.first()?;
     let pair = pair_of(first);
-    let ReadyTensor { collective, dtype, prescale, postscale, codec, joined, .. } = first.clone();
-    let kind = work_kind(&collective, dtype, codec, pair)?;
+    let ReadyTensor { collective, dtype, prescale, postscale, codec, plugin, joined, .. } = first.clone();
+    let kind = work_kind(&collective, dtype, (codec, plugin.as_deref()), pair)?;
     let small = first.algorithm == Algorithm::Eager;
     let kind = match (small, carries) {
         (true, true) => kind,
@@ -294,6 +305,7 @@ pub(crate) fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTens
         prescale,
         postscale,
         codec,
+        plugin,
         pair,
         joined,
         tensors,

@@ -76,6 +76,8 @@ pub(crate) struct Running {
     pub(super) reports: bool,
     /// Whether it is performed, and nobody is told before it is known whether it stands.
     pub(super) held: bool,
+    /// Whether the coordinator has heard how it went here, where a plugin takes part.
+    pub(super) reported: bool,
 }
 
 impl Participant {

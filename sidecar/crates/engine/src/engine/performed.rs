@@ -1,7 +1,9 @@
 //! What is performed: a request that makes no sense by itself is refused by name, on all ranks.
 
 use ronde_collectives::kernels;
-use ronde_wire::{Codec, Collective, DType, Pair, Rank, ReduceOp, Request, SetId, World, limits};
+use ronde_wire::{
+    Codec, Collective, DType, Pair, PluginUse, PluginWork, Rank, ReduceOp, Request, SetId, World, limits,
+};
 
 use super::sets::SetView;
 use super::shapes::has_codecs;
@@ -61,7 +63,7 @@ pub(crate) fn check_message(view: &SetView, rank: Rank, request: &Request) -> Re
 
 /// Codec, group and scales, where they have no meaning.
 fn check_extras(request: &Request) -> Result<(), String> {
-    let Request { collective, codec, group, prescale, postscale, .. } = request;
+    let Request { collective, codec, group, prescale, postscale, plugin, .. } = request;
     let name = collective.name();
     let reduces = collective.reduce_op().is_some();
     if !reduces && (prescale.to_bits(), postscale.to_bits()) != (ONE, ONE) {
@@ -71,6 +73,9 @@ fn check_extras(request: &Request) -> Result<(), String> {
     }
     if *codec != Codec::None && !matches!(collective, Collective::AllReduce { .. }) {
         return Err(format!("{name} takes no codec, and was given {codec}; only ALLREDUCE does"));
+    }
+    if plugin.is_some() && !matches!(collective, Collective::AllReduce { .. }) {
+        return Err(format!("{name} takes no plugin; only ALLREDUCE does"));
     }
     let Some(group) = group else { return Ok(()) };
     if !may_be_grouped(collective) {
@@ -99,6 +104,12 @@ fn may_be_grouped(collective: &Collective) -> bool {
 
 fn check_all_reduce(op: ReduceOp, request: &Request, ranks: usize) -> Result<(), String> {
     let (name, dtype, codec) = (request.collective.name(), request.dtype, request.codec);
+    if let Some(plugin) = &request.plugin {
+        return check_plugin(plugin, op, request, ranks);
+    }
+    if codec == Codec::Plugin || op == ReduceOp::Plugin {
+        return Err(format!("{name} is to be done by a plugin, and names none"));
+    }
     if codec != Codec::None && (codec.encoded_bytes(dtype).is_none() || !has_codecs(op)) {
         return Err(format!(
             "{name} with codec {codec} takes float32 with reduction sum or average, not {dtype} with {op}"
@@ -117,9 +128,31 @@ fn check_all_reduce(op: ReduceOp, request: &Request, ranks: usize) -> Result<(),
     Ok(())
 }
 
+/// Whether the plugin is one for the reduction that was asked for. Whether it takes the type is known to who has it.
+fn check_plugin(plugin: &PluginUse, op: ReduceOp, request: &Request, ranks: usize) -> Result<(), String> {
+    let (name, dtype) = (request.collective.name(), request.dtype);
+    plugin.check().map_err(|error| error.to_string())?;
+    if !plugin.goes_with(op) || (request.codec == Codec::Plugin) != plugin.work.is_codec() {
+        let what = if plugin.work.is_codec() { "encodes, and goes with sum or average" } else { "reduces by itself" };
+        return Err(format!("{name} with reduction {op}: plugin {plugin} {what}"));
+    }
+    let block_bytes = match plugin.work {
+        PluginWork::Codec { block_elements, .. } => block_elements as usize * dtype.size_bytes(),
+        _ => 0,
+    };
+    if block_bytes > limits::PLUGIN_BLOCK_BYTES_MAX {
+        return Err(format!("{name}: plugin {plugin} takes blocks of {block_bytes} bytes, more than a chunk"));
+    }
+    let most = limits::NARY_RANKS_MAX;
+    if !matches!(plugin.work, PluginWork::Codec { .. } | PluginWork::Pairwise) && ranks > most {
+        return Err(format!("{name} with plugin {plugin} takes sets of up to {most} ranks; this one has {ranks}"));
+    }
+    if plugin.work.is_codec() { check_elementwise(name, op, dtype) } else { Ok(()) }
+}
+
 fn check_elementwise(name: &str, op: ReduceOp, dtype: DType) -> Result<(), String> {
     match op {
-        ReduceOp::Adasum | ReduceOp::Median | ReduceOp::ClippedMean => {
+        ReduceOp::Adasum | ReduceOp::Median | ReduceOp::ClippedMean | ReduceOp::Plugin => {
             Err(format!("{name} with reduction {op} is not supported; ALLREDUCE has it"))
         }
         ReduceOp::Average if dtype == DType::Bool => {

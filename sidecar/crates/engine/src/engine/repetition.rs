@@ -139,6 +139,8 @@ fn may_run_ahead(view: &SetView, tensor: &ReadyTensor) -> bool {
     let ranks = view.ranks.len() as u64;
     let small = tensor.algorithm == Algorithm::Eager;
     let everybody = match &tensor.collective {
+        // It may fail, and stands only when the coordinator says so.
+        _ if tensor.plugin.is_some() => false,
         Collective::AllReduce { .. } => true,
         Collective::ReduceScatter { op } => {
             let each = shape.dimensions().first().is_some_and(|rows| *rows >= ranks);

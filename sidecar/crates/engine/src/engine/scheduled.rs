@@ -323,7 +323,10 @@ impl Participant {
                     scheduled.step();
                     cx.stats.scheduled_operations += 1;
                     self.last_seq = seq;
-                    self.admit(cx, Running { admission: Arc::new(admission), reports: false, held: false });
+                    self.admit(
+                        cx,
+                        Running { admission: Arc::new(admission), reports: false, held: false, reported: false },
+                    );
                 }
                 Err(reason) => {
                     let reason = format!("{seq} of {} cannot be admitted: {reason}", self.epoch);

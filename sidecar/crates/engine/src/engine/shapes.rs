@@ -2,12 +2,21 @@
 
 use ronde_collectives::plan::{Span, Work, WorkKind};
 use ronde_wire::control::OrderedTensor;
-use ronde_wire::{Codec, Collective, DType, Detail, Pair, Rank, ReduceOp, Request, Shape};
+use ronde_wire::{Codec, Collective, DType, Detail, Pair, PluginUse, PluginWork, Rank, ReduceOp, Request, Shape};
 
 use super::sets::SetView;
 
 /// The kind of work of a collective; `None` for what is answered without one, or is no operation with this codec.
-pub(crate) fn work_kind(collective: &Collective, dtype: DType, codec: Codec, pair: Option<Pair>) -> Option<WorkKind> {
+pub(crate) fn work_kind(
+    collective: &Collective,
+    dtype: DType,
+    (codec, plugin): (Codec, Option<&PluginUse>),
+    pair: Option<Pair>,
+) -> Option<WorkKind> {
+    if let Some(plugin) = plugin {
+        let takes = matches!(collective, Collective::AllReduce { op } if plugin.goes_with(*op));
+        return (takes && (codec == Codec::Plugin) == plugin.work.is_codec()).then(|| work_of_plugin(plugin.work));
+    }
     if codec != Codec::None {
         let encoded_bytes = u32::try_from(codec.encoded_bytes(dtype)?).ok()?;
         let coded = WorkKind::AllReduceCoded { encoded_bytes };
@@ -18,6 +27,7 @@ pub(crate) fn work_kind(collective: &Collective, dtype: DType, codec: Codec, pai
         // The sum of squares.
         Collective::AllReduce { op: ReduceOp::ClippedMean } => WorkKind::AllReduceTwoPass { measures: 1 },
         Collective::AllReduce { op: ReduceOp::Adasum } => WorkKind::AllReduceAdaptive,
+        Collective::AllReduce { op: ReduceOp::Plugin } => return None,
         Collective::AllReduce { .. } => WorkKind::AllReduce,
         Collective::ReduceScatter { .. } => WorkKind::ReduceScatter,
         Collective::Reduce { root, .. } => WorkKind::Reduce { root: *root },
@@ -31,6 +41,18 @@ pub(crate) fn work_kind(collective: &Collective, dtype: DType, codec: Codec, pai
         Collective::Send { .. } => WorkKind::Scatter { root: pair?.from },
         _ => return None,
     })
+}
+
+const fn work_of_plugin(work: PluginWork) -> WorkKind {
+    match work {
+        PluginWork::Codec { block_elements, encoded_bytes } => {
+            WorkKind::AllReduceByBlocks { block_elements, encoded_bytes }
+        }
+        PluginWork::Pairwise => WorkKind::AllReduce,
+        PluginWork::NAry => WorkKind::AllReduceNAry,
+        PluginWork::TwoPass { measures } => WorkKind::AllReduceTwoPass { measures },
+        PluginWork::Adaptive => WorkKind::AllReduceAdaptive,
+    }
 }
 
 /// Reductions whose contributions may be encoded.

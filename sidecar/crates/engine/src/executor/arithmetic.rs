@@ -2,16 +2,18 @@
 
 use bytes::BytesMut;
 use ronde_collectives::kernels::{self, BlockReducer, KernelError, Side};
-use ronde_collectives::plan::{Slice, Source, Span, Target};
+use ronde_collectives::plan::{Form, Slice, Source, Span, Target};
 use ronde_wire::{Codec, DType, Rank, ReduceOp};
 
 use super::inputs::Inputs;
 use super::nary::Ranks;
+use super::plugged;
 use super::register::{Buffers, Value};
 use super::sizes::Sizes;
 use super::stats::ExecutorStats;
 use crate::event::Admission;
 use crate::memory::{Memory, MemoryError, OutputPlace};
+use crate::plugins::{PluginFault, Stage};
 
 /// Why a step cannot be done. After ordering that ends the epoch, so each of these is a bug or lost memory.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +36,8 @@ pub(super) enum StepError {
     NotConcluded,
     #[error("the measures are concluded twice; the plan is wrong")]
     ConcludedTwice,
+    #[error("{0}")]
+    Plugin(#[from] PluginFault),
 }
 
 /// Computes on the elements of one operation.
@@ -50,9 +54,12 @@ pub(super) struct Arithmetician {
 impl Arithmetician {
     pub(super) fn new(admission: &Admission) -> Result<Self, StepError> {
         let arithmetic = &admission.arithmetic;
-        let sizes = Sizes::new(arithmetic.dtype, arithmetic.codec)?;
+        let work = admission.plugin.as_ref().map(|plugin| plugin.uses.work);
+        let sizes = Sizes::new(arithmetic.dtype, arithmetic.codec, work)?;
         let reducer = match arithmetic.op {
-            Some(op) if !kernels::is_nary(op) => Some(BlockReducer::new(arithmetic.dtype, op, arithmetic.prescale)?),
+            Some(op) if !kernels::is_nary(op) && op != ReduceOp::Plugin => {
+                Some(BlockReducer::new(arithmetic.dtype, op, arithmetic.prescale)?)
+            }
             _ => None,
         };
         Ok(Self { sizes, reducer, ranks: Ranks::new(&admission.topology), block: Vec::new() })
@@ -118,6 +125,7 @@ impl Arithmetician {
             [] => Err(StepError::NoRank),
             // One rank's value is its own reduction; nothing is gained by going through a block.
             [rank] if admission.arithmetic.prescale == 1.0 => Ok(inputs.read(slice, *rank, 0, into)?),
+            ranks if at_plugin(admission) => self.reduce_local_by_plugin(inputs, slice, ranks, into),
             ranks => {
                 let reducer = self.reducer.as_mut().ok_or(StepError::NoReduction)?;
                 reducer.reduce(ranks.len(), into, |index, start, block| {
@@ -128,22 +136,44 @@ impl Arithmetician {
     }
 
     /// The register's elements as the codec encodes them, in another buffer.
-    pub(super) fn encode(&self, span: Span, value: &mut Value, at: &mut Workplace<'_>) -> Result<(), StepError> {
+    pub(super) fn encode(
+        &self,
+        (span, stage): (Span, Stage),
+        value: &mut Value,
+        at: &mut Workplace<'_>,
+    ) -> Result<(), StepError> {
         check(value, self.sizes.values(span))?;
         let arithmetic = &at.admission.arithmetic;
         let mut encoded = at.buffers.take(self.sizes.encoded(span));
-        kernels::encode(arithmetic.codec, arithmetic.dtype, value.bytes(), &mut encoded)?;
+        if arithmetic.codec == Codec::Plugin {
+            let bytes = plugged::encode((span, stage), value.bytes(), &mut encoded, at)?;
+            encoded.truncate(bytes);
+        } else {
+            kernels::encode(arithmetic.codec, arithmetic.dtype, value.bytes(), &mut encoded)?;
+        }
         at.stats.encoded_bytes += value.bytes().len() as u64;
         at.buffers.give(std::mem::replace(value, Value::Private(encoded)));
         Ok(())
     }
 
     /// The values of a register's encoded elements, in another buffer.
-    pub(super) fn decode(&self, span: Span, value: &mut Value, at: &mut Workplace<'_>) -> Result<(), StepError> {
-        check(value, self.sizes.encoded(span))?;
+    pub(super) fn decode(
+        &self,
+        (span, stage): (Span, Stage),
+        value: &mut Value,
+        at: &mut Workplace<'_>,
+    ) -> Result<(), StepError> {
+        let (expected, found) = (self.sizes.encoded(span), value.bytes().len());
+        if !self.sizes.fits(Form::Encoded, found, expected) {
+            return Err(StepError::Register { expected, found });
+        }
         let arithmetic = &at.admission.arithmetic;
         let mut decoded = at.buffers.take(self.sizes.values(span));
-        kernels::decode(arithmetic.codec, arithmetic.dtype, value.bytes(), &mut decoded)?;
+        if arithmetic.codec == Codec::Plugin {
+            plugged::decode((span, stage), value.bytes(), &mut decoded, at)?;
+        } else {
+            kernels::decode(arithmetic.codec, arithmetic.dtype, value.bytes(), &mut decoded)?;
+        }
         at.stats.decoded_bytes += decoded.len() as u64;
         at.buffers.give(std::mem::replace(value, Value::Private(decoded)));
         Ok(())
@@ -157,12 +187,10 @@ impl Arithmetician {
         let bytes = self.sizes.values(span);
         check(into, bytes)?;
         check(other, bytes)?;
-        let dtype = at.admission.arithmetic.dtype;
-        let op = self.reduction(at.admission)?;
         at.stats.reduced_bytes += bytes as u64;
         let held = match std::mem::take(into).try_private() {
             Ok(mut accumulator) => {
-                kernels::reduce_into(dtype, op, &mut accumulator, other.bytes(), side)?;
+                self.reduce_into(span, (&mut accumulator, side), other.bytes(), at)?;
                 *into = Value::Private(accumulator);
                 return Ok(());
             }
@@ -171,7 +199,7 @@ impl Arithmetician {
         if other_is_free() {
             match std::mem::take(other).try_private() {
                 Ok(mut accumulator) => {
-                    kernels::reduce_into(dtype, op, &mut accumulator, held.bytes(), opposite(side))?;
+                    self.reduce_into(span, (&mut accumulator, opposite(side)), held.bytes(), at)?;
                     *into = Value::Private(accumulator);
                     return Ok(());
                 }
@@ -179,9 +207,23 @@ impl Arithmetician {
             }
         }
         let mut accumulator = copy(&held, at);
-        kernels::reduce_into(dtype, op, &mut accumulator, other.bytes(), side)?;
+        self.reduce_into(span, (&mut accumulator, side), other.bytes(), at)?;
         *into = Value::Private(accumulator);
         Ok(())
+    }
+
+    /// The accumulator, on its side, and the other operand become one in the accumulator.
+    fn reduce_into(
+        &self,
+        span: Span,
+        (accumulator, side): (&mut [u8], Side),
+        other: &[u8],
+        at: &mut Workplace<'_>,
+    ) -> Result<(), StepError> {
+        match self.reduction(at.admission)? {
+            ReduceOp::Plugin => plugged::reduce_pair(span, (accumulator, side), other, at),
+            op => Ok(kernels::reduce_into(at.admission.arithmetic.dtype, op, accumulator, other, side)?),
+        }
     }
 
     /// Divides an average and applies the postscale.
@@ -196,7 +238,11 @@ impl Arithmetician {
             Ok(buffer) => buffer,
             Err(held) => copy(&held, at),
         };
-        kernels::finish(arithmetic.dtype, op, arithmetic.ranks, arithmetic.postscale, &mut buffer)?;
+        if op == ReduceOp::Plugin {
+            kernels::scale(arithmetic.dtype, arithmetic.postscale, &mut buffer)?;
+        } else {
+            kernels::finish(arithmetic.dtype, op, arithmetic.ranks, arithmetic.postscale, &mut buffer)?;
+        }
         *value = Value::Private(buffer);
         Ok(())
     }
@@ -223,6 +269,11 @@ pub(super) struct Workplace<'a> {
     pub(super) buffers: &'a mut Buffers,
     pub(super) stats: &'a mut ExecutorStats,
     pub(super) memory: &'a mut dyn Memory,
+}
+
+/// Whether a plugin reduces.
+fn at_plugin(admission: &Admission) -> bool {
+    admission.arithmetic.op == Some(ReduceOp::Plugin)
 }
 
 /// Whose result a target is here, as [`OutputPlace::rank`] says it; `None` when nobody here gets it: ranks that have

@@ -3,10 +3,11 @@
 use bytes::BytesMut;
 use ronde_collectives::kernels::{self, BLOCK_BYTES_MAX, BlockReducer};
 use ronde_collectives::plan::{Slice, Span};
-use ronde_wire::{Rank, ReduceOp, SetTopology};
+use ronde_wire::{PluginWork, Rank, ReduceOp, SetTopology};
 
 use super::arithmetic::{Arithmetician, StepError, Workplace, check};
 use super::inputs::Inputs;
+use super::plugged;
 use super::register::{Buffers, Value};
 use super::sizes::MEASURE_BYTES;
 use crate::event::Admission;
@@ -42,6 +43,11 @@ impl Ranks {
         Ok(self.order.iter().map(operand).collect())
     }
 
+    /// What was concluded of them; nothing where nothing is.
+    pub(super) fn concluded(&self) -> &[f64] {
+        self.weights.as_deref().unwrap_or_default()
+    }
+
     /// Pairs of ranks, each rank with itself included.
     fn pairs(&self) -> usize {
         self.order.len() * (self.order.len() + 1) / 2
@@ -64,6 +70,9 @@ impl Arithmetician {
         if let Some(reducer) = &mut self.reducer {
             return reduce_by_rank(reducer, &operands, into);
         }
+        if op == ReduceOp::Plugin {
+            return self.reduce_n_by_plugin(&operands, span, into, at);
+        }
         let weights = match op {
             ReduceOp::Median => &[],
             _ => self.ranks.weights.as_deref().ok_or(StepError::NotConcluded)?,
@@ -79,12 +88,13 @@ impl Arithmetician {
         at: &mut Workplace<'_>,
     ) -> Result<(), StepError> {
         let admission = at.admission;
-        let mut sums = numbers(value, admission.local_ranks.len())?;
+        let each = measures_of(admission);
+        let mut sums = numbers(value, admission.local_ranks.len() * each)?;
         for slice in admission.plan.layout.within(span) {
-            for (&rank, sum) in admission.local_ranks.iter().zip(&mut sums) {
-                self.measure_rank(&slice, rank, sum, &mut self.inputs(at))?;
+            for (&rank, sums) in admission.local_ranks.iter().zip(sums.chunks_exact_mut(each)) {
+                self.measure_rank(&slice, rank, sums, &mut self.inputs(at))?;
             }
-            at.stats.measured_bytes += (self.sizes.values(slice.span) * sums.len()) as u64;
+            at.stats.measured_bytes += (self.sizes.values(slice.span) * admission.local_ranks.len()) as u64;
         }
         store(&sums, value, at.buffers);
         Ok(())
@@ -95,14 +105,17 @@ impl Arithmetician {
         &mut self,
         slice: &Slice,
         rank: Rank,
-        sum: &mut f64,
+        sums: &mut [f64],
         inputs: &mut Inputs<'_>,
     ) -> Result<(), StepError> {
+        if inputs.admission.plugin.is_some() {
+            return self.measure_rank_by_plugin(slice, rank, sums, inputs);
+        }
         let bytes = self.sizes.values(slice.span);
         for start in (0..bytes).step_by(BLOCK_BYTES_MAX) {
             self.block.resize(BLOCK_BYTES_MAX.min(bytes - start), 0);
             inputs.read_prescaled(slice, rank, start, &mut self.block)?;
-            kernels::add_sum_of_squares(inputs.admission.arithmetic.dtype, &self.block, sum)?;
+            kernels::add_sum_of_squares(inputs.admission.arithmetic.dtype, &self.block, &mut sums[0])?;
         }
         Ok(())
     }
@@ -124,21 +137,30 @@ impl Arithmetician {
     }
 
     /// Turns all members' measures into the weights of the operation.
-    pub(super) fn conclude(&mut self, registers: &[Value], admission: &Admission) -> Result<(), StepError> {
-        let op = self.reduction(admission)?;
-        let measures = match op {
-            ReduceOp::ClippedMean => self.in_rank_order(registers)?,
+    pub(super) fn conclude(&mut self, registers: &[Value], at: &mut Workplace<'_>) -> Result<(), StepError> {
+        let op = self.reduction(at.admission)?;
+        let work = at.admission.plugin.as_ref().map(|plugin| plugin.uses.work);
+        let measures = match (op, work) {
+            (ReduceOp::ClippedMean, _) => self.in_rank_order(registers, 1)?,
+            (_, Some(PluginWork::TwoPass { .. })) => self.in_rank_order(registers, measures_of(at.admission))?,
             _ => self.summed(registers)?,
         };
-        let weights = kernels::weights(op, self.ranks.order.len(), &measures)?;
+        let ranks = self.ranks.order.len();
+        let weights = match op {
+            ReduceOp::Plugin => plugged::conclude(ranks, measures, at)?,
+            _ => kernels::weights(op, ranks, &measures)?,
+        };
         if self.ranks.weights.replace(weights).is_some() { Err(StepError::ConcludedTwice) } else { Ok(()) }
     }
 
-    /// The measures of each rank by itself.
-    fn in_rank_order(&self, registers: &[Value]) -> Result<Vec<f64>, StepError> {
-        let of_members = registers.iter().zip(&self.ranks.counts).map(|(register, ranks)| numbers(register, *ranks));
+    /// The measures of each rank by itself, so many for each.
+    fn in_rank_order(&self, registers: &[Value], each: usize) -> Result<Vec<f64>, StepError> {
+        let of_members =
+            registers.iter().zip(&self.ranks.counts).map(|(register, ranks)| numbers(register, ranks * each));
         let of_members = of_members.collect::<Result<Vec<_>, _>>()?;
-        Ok(self.ranks.order.iter().map(|&(member, position)| of_members[member][position]).collect())
+        let of_rank =
+            |&(member, position): &(usize, usize)| of_members[member][position * each..][..each].iter().copied();
+        Ok(self.ranks.order.iter().flat_map(of_rank).collect())
     }
 
     /// The measures of all ranks together, each member's being those of a part of the elements.
@@ -149,6 +171,14 @@ impl Arithmetician {
             sums.iter_mut().zip(part).for_each(|(sum, number)| *sum += number);
         }
         Ok(sums)
+    }
+}
+
+/// How many numbers the reducer measures for each rank.
+fn measures_of(admission: &Admission) -> usize {
+    match admission.plugin.as_ref().map(|plugin| plugin.uses.work) {
+        Some(PluginWork::TwoPass { measures }) => measures as usize,
+        _ => 1,
     }
 }
 

@@ -118,7 +118,7 @@ impl Operation {
         }
         let round = round as usize;
         let Some((span, form)) = expected(self.strand(strand), round, member) else { return Err(unexpected) };
-        self.check_span(span, self.bytes_from(member, span, form), &chunk)?;
+        self.check_span(span, form, self.bytes_from(member, span, form), &chunk)?;
         if self.has_received(turn, round, member) {
             return Err(Violation::Duplicate { seq: chunk.seq, strand, round: chunk.header.round });
         }
@@ -207,7 +207,7 @@ impl Operation {
     }
 
     fn handle_taken(&mut self, from: Member, chunk: &Chunk, unexpected: Violation) -> Result<(), Violation> {
-        self.check_span(EMPTY, 0, chunk)?;
+        self.check_span(EMPTY, Form::Values, 0, chunk)?;
         let index = self.running.iter().position(|run| run.strand == chunk.header.strand);
         let Some(index) = index else { return Err(unexpected) };
         let takers = &mut self.running[index].takers;
@@ -233,14 +233,15 @@ impl Operation {
         behind || self.parked.has(from, strand, round)
     }
 
-    fn check_span(&self, span: Span, span_bytes: usize, chunk: &Chunk) -> Result<(), Violation> {
+    fn check_span(&self, span: Span, form: Form, span_bytes: usize, chunk: &Chunk) -> Result<(), Violation> {
         let ChunkHeader { lane, strand, round, start, len } = chunk.header;
         let plan_lane = self.strand(strand).lane;
         if lane != plan_lane {
             return Err(Violation::Lane { seq: chunk.seq, lane: plan_lane, found: lane });
         }
         let bytes = chunk.data.len();
-        if (span.start, span.len) != (start, len) || bytes != span_bytes {
+        let fits = self.arithmetician.sizes.fits(form, bytes, span_bytes);
+        if (span.start, span.len) != (start, len) || !fits {
             return Err(Violation::Span { seq: chunk.seq, strand, round, start, len, bytes });
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! How many bytes a span has, by what is held of it.
 
 use ronde_collectives::plan::{Form, Span};
-use ronde_wire::{Codec, DType};
+use ronde_wire::{Codec, DType, PluginWork};
 
 use super::arithmetic::StepError;
 
@@ -9,16 +9,28 @@ use super::arithmetic::StepError;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     pub(super) element_bytes: usize,
-    encoded_bytes: usize,
+    encoded: Encoded,
+}
+
+/// How long encoded elements are.
+#[derive(Clone, Copy, Debug)]
+enum Encoded {
+    /// So many bytes each.
+    Each(usize),
+    /// At most so many bytes a span that is not empty.
+    AtMost(usize),
 }
 
 /// Bytes of one measure, an f64.
 pub(super) const MEASURE_BYTES: usize = size_of::<f64>();
 
 impl Sizes {
-    pub(super) fn new(dtype: DType, codec: Codec) -> Result<Self, StepError> {
-        let encoded_bytes = codec.encoded_bytes(dtype).ok_or(StepError::Codec { codec, dtype })?;
-        Ok(Self { element_bytes: dtype.size_bytes(), encoded_bytes })
+    pub(super) fn new(dtype: DType, codec: Codec, plugin: Option<PluginWork>) -> Result<Self, StepError> {
+        let encoded = match (codec, plugin) {
+            (Codec::Plugin, Some(PluginWork::Codec { encoded_bytes, .. })) => Encoded::AtMost(encoded_bytes as usize),
+            _ => Encoded::Each(codec.encoded_bytes(dtype).ok_or(StepError::Codec { codec, dtype })?),
+        };
+        Ok(Self { element_bytes: dtype.size_bytes(), encoded })
     }
 
     /// Bytes of a span's elements.
@@ -26,18 +38,29 @@ impl Sizes {
         times(span, self.element_bytes)
     }
 
-    /// Bytes of a span's elements as the codec encodes them.
+    /// Bytes of a span's elements as the codec encodes them, or the most that they can be.
     pub(super) fn encoded(self, span: Span) -> usize {
-        times(span, self.encoded_bytes)
+        match self.encoded {
+            Encoded::Each(bytes) => times(span, bytes),
+            Encoded::AtMost(bytes) => bytes * usize::from(!span.is_empty()),
+        }
     }
 
-    /// Bytes of a span in some form that come from a member with so many ranks.
+    /// Bytes of a span in some form that come from a member with so many ranks, or the most that they can be.
     pub(super) fn of(self, form: Form, span: Span, ranks: usize) -> usize {
         match form {
             Form::Values => self.values(span),
             Form::Encoded => self.encoded(span),
             Form::EachRank => self.values(span).saturating_mul(ranks),
             Form::Measures => times(span, MEASURE_BYTES),
+        }
+    }
+
+    /// Whether a span in some form can have so many bytes, where [`Self::of`] gives `bytes`.
+    pub(super) fn fits(self, form: Form, found: usize, bytes: usize) -> bool {
+        match (form, self.encoded) {
+            (Form::Encoded, Encoded::AtMost(_)) => found <= bytes,
+            _ => found == bytes,
         }
     }
 }

@@ -7,8 +7,10 @@ use ronde_collectives::kernels::Side;
 use ronde_collectives::plan::{Form, Register, Span, Step, Strand, Transfer};
 
 use super::Phase;
-use super::arithmetic::{Arithmetician, Operands, StepError, Workplace, check};
+use super::arithmetic::{Arithmetician, Operands, StepError, Workplace};
 use super::register::{Buffers, Value};
+use super::sizes::Sizes;
+use crate::plugins::Stage;
 
 /// As many registers as a strand names.
 #[derive(Debug)]
@@ -55,13 +57,17 @@ impl Registers {
     }
 
     /// What a register holds, for sending; not copied. Measures that nobody has taken are zeros.
-    pub(super) fn share(&mut self, from: Register, form: Form, bytes: usize) -> Result<Bytes, StepError> {
+    pub(super) fn share(&mut self, from: Register, form: Form, bytes: usize, sizes: Sizes) -> Result<Bytes, StepError> {
         let value = &mut self.values[index(from)];
         if form == Form::Measures && matches!(value, Value::Empty) {
             *value = Value::Private(BytesMut::zeroed(bytes));
         }
-        check(value, bytes)?;
-        Ok(value.share())
+        let found = value.bytes().len();
+        if sizes.fits(form, found, bytes) {
+            Ok(value.share())
+        } else {
+            Err(StepError::Register { expected: bytes, found })
+        }
     }
 
     /// A register becomes what was received.
@@ -102,8 +108,15 @@ impl Registers {
                 self.put(into, buffer);
             }
             Step::Finish { register, span } => arithmetician.finish(span, self.at(register), at)?,
-            Step::Encode { register, span } => arithmetician.encode(span, self.at(register), at)?,
-            Step::Decode { register, span } => arithmetician.decode(span, self.at(register), at)?,
+            // Contributions are encoded in the first round of the plan for codecs, and results in the second.
+            Step::Encode { register, span } => {
+                let stage = if place.round == 0 { Stage::Contribution } else { Stage::Result };
+                arithmetician.encode((span, stage), self.at(register), at)?;
+            }
+            Step::Decode { register, span } => {
+                let stage = if place.round <= 1 { Stage::Contribution } else { Stage::Result };
+                arithmetician.decode((span, stage), self.at(register), at)?;
+            }
             Step::MeasureOwn { into, span } => arithmetician.measure_own(span, self.at(into), at)?,
             Step::MeasureAll { first, into, span } => {
                 let mut measures = std::mem::take(self.at(into));
@@ -111,7 +124,7 @@ impl Registers {
                 *self.at(into) = measures;
             }
             Step::Conclude { first } => {
-                arithmetician.conclude(&self.values[range(first, self.members)], at.admission)?;
+                arithmetician.conclude(&self.values[range(first, self.members)], at)?;
             }
             Step::Publish { from, span } => arithmetician.publish(span, self.at(from), at)?,
         }

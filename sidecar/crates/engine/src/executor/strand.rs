@@ -163,7 +163,7 @@ impl Run {
             return Ok(None);
         };
         let unsent = self.unsent.remove(index);
-        let data = self.registers.share(unsent.from, unsent.form, bytes_of(&unsent))?;
+        let data = self.registers.share(unsent.from, unsent.form, bytes_of(&unsent), around.arithmetician.sizes)?;
         self.unreported += 1;
         let round = u32::try_from(self.round).expect("a plan's rounds are counted in 32 bits on the wire");
         Ok(Some(Outgoing { to: unsent.to, round, span: unsent.span, data }))

@@ -24,6 +24,7 @@ pub(super) struct Cluster {
     pub(super) executes: bool,
     pub(super) admitted: Vec<Vec<std::sync::Arc<Admission>>>,
     pub(super) unexecuted: Vec<(usize, Epoch, Seq)>,
+    pub(super) committed: Vec<(usize, Seq)>,
     pub(super) completed: Vec<(Rank, RequestId, Outcome)>,
     pub(super) began: Vec<(usize, Epoch)>,
     pub(super) ended: Vec<(usize, Epoch, Failure)>,
@@ -68,6 +69,7 @@ impl Cluster {
             executes: true,
             admitted: vec![Vec::new(); count],
             unexecuted: Vec::new(),
+            committed: Vec::new(),
             completed: Vec::new(),
             began: Vec::new(),
             ended: Vec::new(),
@@ -317,6 +319,7 @@ impl Cluster {
                 self.unexecuted.retain(|(at, _, seq)| *at != sidecar || !dropped.contains(seq));
                 self.event(sidecar, Event::Cancelled { epoch, last });
             }
+            Action::Commit { seq, .. } => self.committed.push((sidecar, seq)),
             Action::Complete { rank, request, outcome } => {
                 assert_eq!(self.home(rank), sidecar, "a completion for another sidecar's rank");
                 self.completed.push((rank, request, outcome));

@@ -153,7 +153,7 @@ fn what_cannot_be_finished_after_a_goodbye_names_the_goodbye() {
     // Rank 1 leaves with its operation under way, and its memory with it.
     cluster.goodbye(1);
     let (_, epoch, seq) = cluster.unexecuted[1];
-    cluster.event(1, Event::ExecutionFailed { epoch, seq, reason: "its memory is gone".to_owned() });
+    cluster.event(1, Event::ExecutionFailed { epoch, seq, reason: "its memory is gone".to_owned(), plugin: false });
     cluster.run();
     let failure = cluster.common_failure(&requests).clone();
     assert_eq!((failure.cause, failure.rank), (Cause::ShutDown, Some(Rank(1))));

@@ -190,7 +190,7 @@ fn an_operation_that_cannot_be_performed_ends_the_epoch() {
     cluster.run();
     let (_, epoch, seq) = cluster.unexecuted[1];
     let reason = "a segment is gone".to_owned();
-    cluster.event(1, Event::ExecutionFailed { epoch, seq, reason });
+    cluster.event(1, Event::ExecutionFailed { epoch, seq, reason, plugin: false });
     cluster.run();
     let failure = cluster.common_failure(&requests);
     assert!(failure.reason.contains("sidecar 1 (ranks 2-3) cannot go on: operation 1 of epoch 1"), "{failure}");

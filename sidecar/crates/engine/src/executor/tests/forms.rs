@@ -40,6 +40,7 @@ impl Fixture {
             topology: Arc::new(topology),
             plan: Arc::new(plan),
             arithmetic,
+            plugin: None,
             tensors,
             served,
             local_ranks,

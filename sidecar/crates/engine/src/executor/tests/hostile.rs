@@ -64,6 +64,7 @@ fn admission(epoch: Epoch, seq: Seq) -> Arc<Admission> {
         topology: Arc::new(topology),
         plan: Arc::new(plan),
         arithmetic,
+        plugin: None,
         tensors: Vec::new(),
         local_ranks: vec![Rank(0)],
         served: vec![Rank(0)],

@@ -162,6 +162,7 @@ impl Net {
                     postscale: job.postscale,
                     codec: job.codec,
                 },
+                plugin: None,
                 tensors: Vec::new(),
                 local_ranks: topology.members[me.index()].ranks.clone(),
                 served: topology.members[me.index()].ranks.clone(),

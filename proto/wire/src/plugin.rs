@@ -1,0 +1,180 @@
+//! Plugins as requests and orders name them: which module, under which parameters, and what plans need to know of it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::collective::ReduceOp;
+use crate::limits;
+
+/// A plugin under certain parameters. Equal values mean equal behaviour: the digest is that of the whole module.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PluginUse {
+    /// The name in its manifest: 1 to [`limits::PLUGIN_NAME_BYTES_MAX`] of `a-z 0-9 -`.
+    pub name: String,
+    /// The version in its manifest: 1 to [`limits::PLUGIN_VERSION_BYTES_MAX`] of `0-9 A-Z a-z . + -`.
+    pub version: String,
+    /// SHA-256 of the module.
+    pub digest: [u8; 32],
+    /// All parameters in the order of the manifest, each as the eight bytes that reach the plugin, little-endian.
+    pub parameters: Vec<u64>,
+    /// What it does.
+    pub work: PluginWork,
+}
+
+/// What a plugin does, as far as plans hang on it. It follows from the module and the parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PluginWork {
+    /// It encodes and decodes contributions; they are summed in between.
+    Codec {
+        /// Elements that one call takes at most.
+        block_elements: u32,
+        /// Bytes that encoding so many elements gives at most.
+        encoded_bytes: u32,
+    },
+    /// It reduces two ranks' values to one; associative but for rounding.
+    Pairwise,
+    /// It reduces all ranks' values at once.
+    NAry,
+    /// It measures each rank's tensor first, then reduces all ranks' values at once.
+    TwoPass {
+        /// Numbers for each rank.
+        measures: u32,
+    },
+    /// The inner products of all pairs of ranks are measured first.
+    Adaptive,
+}
+
+impl PluginWork {
+    /// Whether it encodes, rather than reduces.
+    #[must_use]
+    pub const fn is_codec(self) -> bool {
+        matches!(self, Self::Codec { .. })
+    }
+}
+
+/// A plugin that no sidecar can have resolved.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} of a plugin is {given}, which is not within {min} to {max}")]
+pub struct PluginError {
+    what: &'static str,
+    given: usize,
+    min: usize,
+    max: usize,
+}
+
+impl PluginUse {
+    /// Checks what came from a peer against the limits.
+    ///
+    /// # Errors
+    /// [`PluginError`] with the first number that is out of its bounds.
+    pub fn check(&self) -> Result<(), PluginError> {
+        let within = |what, given, min, max| {
+            if (min..=max).contains(&given) { Ok(()) } else { Err(PluginError { what, given, min, max }) }
+        };
+        within("the length of the name", self.name.len(), 1, limits::PLUGIN_NAME_BYTES_MAX)?;
+        within("the length of the version", self.version.len(), 1, limits::PLUGIN_VERSION_BYTES_MAX)?;
+        within("the number of parameters", self.parameters.len(), 0, limits::PLUGIN_PARAMETERS_MAX)?;
+        match self.work {
+            PluginWork::Codec { block_elements, encoded_bytes } => {
+                within("the block", block_elements as usize, 1, limits::PLUGIN_BLOCK_BYTES_MAX)?;
+                within("the encoded block", encoded_bytes as usize, 1, limits::PLUGIN_BLOCK_BYTES_MAX)
+            }
+            PluginWork::TwoPass { measures } => {
+                within("the number of measures", measures as usize, 1, limits::PLUGIN_MEASURES_MAX)
+            }
+            PluginWork::Pairwise | PluginWork::NAry | PluginWork::Adaptive => Ok(()),
+        }
+    }
+
+    /// Whether it is one that encodes, next to a reduction that sums, or the very reduction that was asked for.
+    #[must_use]
+    pub const fn goes_with(&self, op: ReduceOp) -> bool {
+        match op {
+            ReduceOp::Plugin => !self.work.is_codec(),
+            ReduceOp::Sum | ReduceOp::Average => self.work.is_codec(),
+            _ => false,
+        }
+    }
+}
+
+/// `name@version`, and enough of the digest to tell two apart.
+impl fmt::Display for PluginUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{} (", self.name, self.version)?;
+        self.digest[..6].iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str(")")
+    }
+}
+
+/// A plugin as a worker names it: its sidecar knows which module that is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PluginCall {
+    /// `name`, or `name@version`.
+    pub name: String,
+    /// Parameters that are not to have their defaults.
+    pub parameters: Vec<(String, PluginValue)>,
+}
+
+impl PluginCall {
+    /// A plugin under its default parameters.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), parameters: Vec::new() }
+    }
+
+    /// The same with a parameter.
+    #[must_use]
+    pub fn with(mut self, name: impl Into<String>, value: impl Into<PluginValue>) -> Self {
+        self.parameters.push((name.into(), value.into()));
+        self
+    }
+}
+
+/// The value of a parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PluginValue {
+    /// A whole number; also for a parameter of type float.
+    Int(i64),
+    /// A number.
+    Float(f64),
+    /// Yes or no.
+    Bool(bool),
+    /// One of the names that the parameter may have.
+    Choice(String),
+}
+
+impl From<i64> for PluginValue {
+    fn from(value: i64) -> Self {
+        Self::Int(value)
+    }
+}
+
+impl From<f64> for PluginValue {
+    fn from(value: f64) -> Self {
+        Self::Float(value)
+    }
+}
+
+impl From<bool> for PluginValue {
+    fn from(value: bool) -> Self {
+        Self::Bool(value)
+    }
+}
+
+impl From<&str> for PluginValue {
+    fn from(value: &str) -> Self {
+        Self::Choice(value.to_owned())
+    }
+}
+
+impl fmt::Display for PluginValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Int(value) => write!(f, "{value}"),
+            Self::Float(value) => write!(f, "{value}"),
+            Self::Bool(value) => write!(f, "{value}"),
+            Self::Choice(value) => write!(f, "{value:?}"),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! What plugins do to elements. A call is about one part of one tensor, so spans are cut where tensors end.
+
+use ronde_collectives::kernels::{BLOCK_BYTES_MAX, Side};
+use ronde_collectives::plan::{Slice, Span};
+use ronde_wire::Rank;
+
+use super::arithmetic::{Arithmetician, StepError, Workplace};
+use super::inputs::Inputs;
+use crate::event::Admission;
+use crate::memory::Memory;
+use crate::plugins::{PluginFault, PluginSpan, Plugins, Stage};
+
+/// Encodes a block, which lies in one tensor; gives the number of bytes.
+pub(super) fn encode(
+    (span, stage): (Span, Stage),
+    values: &[u8],
+    into: &mut [u8],
+    at: &mut Workplace<'_>,
+) -> Result<usize, StepError> {
+    let admission = at.admission;
+    let (plugin_span, plugins) = (part(admission, &only(admission, span)?, stage)?, plugins(at.memory)?);
+    let bytes = plugins.encode(&plugin_span, values, into)?;
+    if bytes > into.len() {
+        let most = into.len();
+        return Err(fault(format!("{} says that it encoded {bytes} bytes, of {most} at most", plugin_span.plugin)));
+    }
+    Ok(bytes)
+}
+
+/// Decodes a block.
+pub(super) fn decode(
+    (span, stage): (Span, Stage),
+    encoded: &[u8],
+    into: &mut [u8],
+    at: &mut Workplace<'_>,
+) -> Result<(), StepError> {
+    let admission = at.admission;
+    let plugin_span = part(admission, &only(admission, span)?, stage)?;
+    Ok(plugins(at.memory)?.decode(&plugin_span, encoded, into)?)
+}
+
+/// Reduces two registers.
+pub(super) fn reduce_pair(
+    span: Span,
+    (accumulator, side): (&mut [u8], Side),
+    other: &[u8],
+    at: &mut Workplace<'_>,
+) -> Result<(), StepError> {
+    let admission = at.admission;
+    let element_bytes = admission.arithmetic.dtype.size_bytes();
+    for slice in admission.plan.layout.within(span) {
+        let range = bytes_within(span, &slice, element_bytes);
+        let plugin_span = part(admission, &slice, Stage::Contribution)?;
+        plugins(at.memory)?.reduce_pair(&plugin_span, &mut accumulator[range.clone()], &other[range], side)?;
+    }
+    Ok(())
+}
+
+impl Arithmetician {
+    /// The reduction of the local ranks' values in pairs, in rank order, block by block.
+    pub(super) fn reduce_local_by_plugin(
+        &mut self,
+        inputs: &mut Inputs<'_>,
+        slice: &Slice,
+        ranks: &[Rank],
+        into: &mut [u8],
+    ) -> Result<(), StepError> {
+        let admission = inputs.admission;
+        for (number, chunk) in into.chunks_mut(BLOCK_BYTES_MAX).enumerate() {
+            let start = number * BLOCK_BYTES_MAX;
+            let elements = (start / self.sizes.element_bytes) as u64;
+            let whole = part(admission, slice, Stage::Contribution)?;
+            let block = PluginSpan {
+                offset: whole.offset + elements,
+                elements: (chunk.len() / self.sizes.element_bytes) as u64,
+                ..whole
+            };
+            for (position, rank) in ranks.iter().enumerate() {
+                if position == 0 {
+                    inputs.read_prescaled(slice, *rank, start, chunk)?;
+                    continue;
+                }
+                self.block.resize(chunk.len(), 0);
+                inputs.read_prescaled(slice, *rank, start, &mut self.block)?;
+                plugins(inputs.memory)?.reduce_pair(&block, chunk, &self.block, Side::AccumulatorLeft)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reduces all ranks' values of a span; in pairs, in rank order, where the plugin does no more.
+    pub(super) fn reduce_n_by_plugin(
+        &self,
+        operands: &[&[u8]],
+        span: Span,
+        into: &mut [u8],
+        at: &mut Workplace<'_>,
+    ) -> Result<(), StepError> {
+        let admission = at.admission;
+        let pairwise = is_pairwise(admission);
+        let concluded = self.ranks.concluded();
+        let element_bytes = self.sizes.element_bytes;
+        for slice in admission.plan.layout.within(span) {
+            let range = bytes_within(span, &slice, element_bytes);
+            let plugin_span = part(admission, &slice, Stage::Contribution)?;
+            let plugins = plugins(at.memory)?;
+            let operands: Vec<&[u8]> = operands.iter().map(|operand| &operand[range.clone()]).collect();
+            let result = &mut into[range];
+            if !pairwise {
+                plugins.reduce(&plugin_span, &operands, concluded, result)?;
+                continue;
+            }
+            result.copy_from_slice(operands[0]);
+            for operand in &operands[1..] {
+                plugins.reduce_pair(&plugin_span, result, operand, Side::AccumulatorLeft)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a rank's measures of a slice, in blocks that stay in a first-level cache.
+    pub(super) fn measure_rank_by_plugin(
+        &mut self,
+        slice: &Slice,
+        rank: Rank,
+        sums: &mut [f64],
+        inputs: &mut Inputs<'_>,
+    ) -> Result<(), StepError> {
+        let (bytes, element_bytes) = (self.sizes.values(slice.span), self.sizes.element_bytes);
+        let whole = part(inputs.admission, slice, Stage::Contribution)?;
+        for start in (0..bytes).step_by(BLOCK_BYTES_MAX) {
+            self.block.resize(BLOCK_BYTES_MAX.min(bytes - start), 0);
+            inputs.read_prescaled(slice, rank, start, &mut self.block)?;
+            let block = PluginSpan {
+                offset: whole.offset + (start / element_bytes) as u64,
+                elements: (self.block.len() / element_bytes) as u64,
+                ..whole
+            };
+            plugins(inputs.memory)?.measure(&block, &self.block, sums)?;
+        }
+        Ok(())
+    }
+}
+
+/// What the plugin makes of the measures of all ranks.
+pub(super) fn conclude(ranks: usize, measures: Vec<f64>, at: &mut Workplace<'_>) -> Result<Vec<f64>, StepError> {
+    let admission = at.admission;
+    let whole = Span { start: 0, len: admission.plan.layout.elements };
+    let first = admission.plan.layout.within(whole).next().ok_or_else(|| fault("there is nothing to reduce".into()))?;
+    let plugin_span = PluginSpan { offset: 0, elements: 0, ..part(admission, &first, Stage::Contribution)? };
+    Ok(plugins(at.memory)?.conclude(&plugin_span, ranks, measures)?)
+}
+
+/// Whether a plugin reduces in pairs.
+pub(super) fn is_pairwise(admission: &Admission) -> bool {
+    let work = admission.plugin.as_ref().map(|plugin| plugin.uses.work);
+    work == Some(ronde_wire::PluginWork::Pairwise)
+}
+
+fn plugins<'a>(memory: &'a mut dyn Memory) -> Result<&'a mut dyn Plugins, StepError> {
+    memory.plugins().ok_or_else(|| fault("this sidecar runs no plugins".to_owned()))
+}
+
+/// The one slice of a block.
+fn only(admission: &Admission, span: Span) -> Result<Slice, StepError> {
+    let mut slices = admission.plan.layout.within(span);
+    match (slices.next(), slices.next()) {
+        (Some(slice), None) => Ok(slice),
+        _ => Err(fault("a block lies in several tensors; the plan is wrong".to_owned())),
+    }
+}
+
+/// A slice as plugins see it.
+fn part<'a>(admission: &'a Admission, slice: &Slice, stage: Stage) -> Result<PluginSpan<'a>, StepError> {
+    let tensor = slice.tensor as usize;
+    let missing = || fault("the operation names no plugin".to_owned());
+    let plugin = admission.plugin.as_ref().ok_or_else(missing)?;
+    Ok(PluginSpan {
+        epoch: admission.epoch,
+        seq: admission.seq,
+        plugin: &plugin.uses,
+        set: admission.topology.set,
+        name: &admission.tensors[tensor].name,
+        dtype: admission.arithmetic.dtype,
+        stage,
+        offset: slice.input_start,
+        elements: slice.span.len,
+        tensor_elements: plugin.elements.get(tensor).copied().unwrap_or_default(),
+    })
+}
+
+/// Where a slice's bytes lie among those of the span that it was cut from.
+fn bytes_within(span: Span, slice: &Slice, element_bytes: usize) -> std::ops::Range<usize> {
+    let elements = |elements: u64| usize::try_from(elements).unwrap_or(usize::MAX).saturating_mul(element_bytes);
+    elements(slice.span.start - span.start)..elements(slice.span.end() - span.start)
+}
+
+fn fault(text: String) -> StepError {
+    StepError::Plugin(PluginFault(text))
+}
