@@ -32,6 +32,7 @@ use crate::local_lane;
 use crate::logging::{self, LogFormat};
 use crate::operations::Operations;
 use crate::pace::Pace;
+use crate::plugins::Plugins;
 use crate::ports::Ports;
 use crate::presence::Presence;
 use crate::prompt::Prompt;
@@ -78,11 +79,12 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let incarnation = Incarnation(u64::from_le_bytes(random_bytes()?));
 
     // Data threads: a lane each, with its socket and its executor; then those that work on this host only.
+    let plugins = Plugins::new(&settings.plugins)?;
     let options = LinkOptions { start_timeout: settings.start_timeout, ..LinkOptions::default() };
     let start = |port, purpose, addresses| {
         start_port(port, &identity, local_hello(&settings, incarnation, purpose), addresses, options.clone())
     };
-    let (lanes, reports) = spawn_lanes(&settings, &peers, ports.lanes, start)?;
+    let (lanes, reports) = spawn_lanes(&settings, &peers, ports.lanes, &plugins, start)?;
 
     // Local workers: their directory, sockets, tokens and shared memory.
     let (place, allowed_uids) = house(&settings, &args.container);
@@ -116,6 +118,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         prompt: Prompt::new(settings.me),
         timeline: Timeline::default(),
         operations: Operations::new(results, lanes.len()),
+        plugins,
         lanes,
         sessions: Sessions::new(tokens),
         segments,
@@ -344,6 +347,7 @@ fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
     settings: &Settings,
     peers: &[Peer],
     ports: Vec<BoundPort>,
+    plugins: &Arc<Plugins>,
     start: impl Fn(BoundPort, Purpose, HashMap<SidecarIndex, Vec<SocketAddr>>) -> Start,
 ) -> anyhow::Result<(Vec<LaneHandle>, mpsc::Receiver<LaneReport>)> {
     let (report_sender, reports) = mpsc::channel(REPORTS_MAX);
@@ -351,16 +355,17 @@ fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
     for (lane, port) in (0..).map(Lane).zip(ports) {
         let addresses = addresses(peers, |peer| peer.lanes.get(usize::from(lane.0)).copied());
         let start = start(port, Purpose::Data(lane), addresses);
-        lanes.push(lane::spawn(lane_config(settings, lane), start, report_sender.clone())?);
+        lanes.push(lane::spawn(lane_config(settings, lane, plugins), start, report_sender.clone())?);
     }
     for lane in (settings.lanes..settings.threads).map(Lane) {
-        lanes.push(local_lane::spawn(lane_config(settings, lane), report_sender.clone())?);
+        lanes.push(local_lane::spawn(lane_config(settings, lane, plugins), report_sender.clone())?);
     }
     Ok((lanes, reports))
 }
 
-fn lane_config(settings: &Settings, lane: Lane) -> LaneConfig {
-    LaneConfig { me: settings.me, lane, early_grant_bytes: settings.early_grant_bytes() }
+fn lane_config(settings: &Settings, lane: Lane, plugins: &Arc<Plugins>) -> LaneConfig {
+    let plugins = Arc::clone(plugins);
+    LaneConfig { me: settings.me, lane, early_grant_bytes: settings.early_grant_bytes(), plugins }
 }
 
 /// Where to dial each peer's port that `port` names, best first. A peer may offer fewer lanes; plans then use no more than

@@ -25,6 +25,7 @@ use ronde_wire::{Exit, JobName};
 use serde::{Deserialize, Serialize};
 
 use crate::interfaces::InterfaceAddress;
+use crate::plugins::PluginSettings;
 use crate::ports::PortRange;
 
 /// The most bytes of one line.
@@ -107,6 +108,9 @@ pub(crate) struct Start {
     pub(crate) stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch, milliseconds; never when absent or 0.
     pub(crate) stall_shutdown_ms: Option<u64>,
+    /// The plugins; those that come with ronde when absent.
+    #[serde(default)]
+    pub(crate) plugins: PluginSettings,
     /// Whether the sidecar is told how its workers' processes end.
     #[serde(default)]
     pub(crate) tells_of_exits: bool,

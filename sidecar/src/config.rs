@@ -9,6 +9,7 @@ use ronde_wire::control::Transport;
 use ronde_wire::{JobName, SidecarIndex, World, limits};
 
 use crate::bootstrap::{Peer, Start};
+use crate::plugins::PluginSettings;
 use crate::ports::PortChoice;
 
 /// Checked settings.
@@ -53,6 +54,8 @@ pub(crate) struct Settings {
     pub(crate) stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch; 0 for never, the default.
     pub(crate) stall_shutdown_ms: u64,
+    /// The plugins.
+    pub(crate) plugins: PluginSettings,
     /// Whether the sidecar is told how its workers' processes end.
     pub(crate) tells_of_exits: bool,
     /// Sidecars below one on the tree of control links. Default: [`limits::CONTROL_FAN_OUT`].
@@ -119,6 +122,7 @@ impl Settings {
             hierarchical_allreduce: start.hierarchical_allreduce.unwrap_or(true),
             stall_warning_ms: start.stall_warning_ms,
             stall_shutdown_ms: start.stall_shutdown_ms.unwrap_or(0),
+            plugins: start.plugins,
             tells_of_exits: start.tells_of_exits,
             control_fan_out,
         })

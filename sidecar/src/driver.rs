@@ -26,6 +26,7 @@ use crate::lane::{LaneCommand, LaneHandle, LaneReport};
 use crate::memory::OperationMemory;
 use crate::operations::Operations;
 use crate::pace::Pace;
+use crate::plugins::Plugins;
 use crate::presence::Presence;
 use crate::prompt::Prompt;
 use crate::segments::Segments;
@@ -57,6 +58,8 @@ pub(crate) struct Driver {
     pub(crate) prompt: Prompt,
     /// What is being performed, and results.
     pub(crate) operations: Operations,
+    /// What requests may name, and what codecs remember.
+    pub(crate) plugins: Arc<Plugins>,
     /// What the worker of rank 0 records.
     pub(crate) timeline: Timeline,
     /// The zero of the engine's time.
@@ -270,6 +273,8 @@ impl Driver {
             }
             LaneReport::Dropped(epoch, last) => {
                 if self.operations.lane_dropped(epoch, last) {
+                    // An operation with a plugin is dropped by itself.
+                    self.plugins.discard(epoch, last);
                     self.handle(Event::Cancelled { epoch, last });
                     if !self.operations.is_cancelling() {
                         self.tell_put_off();
@@ -380,6 +385,7 @@ impl Driver {
     }
 
     fn begin_epoch(&mut self, epoch: Epoch) {
+        self.plugins.clear();
         self.begun = true;
         self.running = Some(epoch);
         tracing::info!(epoch = epoch.0, ranks = self.world.size(), "an epoch has begun");
@@ -422,6 +428,7 @@ impl Driver {
         let operation = tensors.first().map(|tensor| tracing::field::display(&tensor.name));
         tracing::debug!(epoch = epoch.0, seq = seq.0, operation, tensors = tensors.len(), "an operation begins");
         let promptly = Prompt::takes(admission);
+        self.plugins.begin(admission);
         let threads = admission.plan.lanes();
         match self.operations.admit(admission, threads, &mut self.sessions) {
             Ok(memory) if promptly => self.perform(admission, memory),
@@ -438,6 +445,7 @@ impl Driver {
     /// What a codec is to remember of an operation stands.
     fn commit(&mut self, epoch: Epoch, seq: Seq) {
         tracing::trace!(epoch = epoch.0, seq = seq.0, "an operation with a plugin stands");
+        self.plugins.commit(epoch, seq);
     }
 
     /// Has the lanes drop operations.
@@ -535,6 +543,7 @@ impl Driver {
             lanes: Vec::with_capacity(asked.len()),
             prompt: self.prompt.stats(),
             results: self.operations.results().usage(),
+            plugin_state_bytes: self.plugins.state_bytes(),
             sessions: self.sessions.len(),
             ring_sessions: self.sessions.with_ring(),
             up: self.started.elapsed(),

@@ -11,6 +11,7 @@ use ronde_wire::{Epoch, FrameKind, Lane, Seq, SidecarIndex};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::memory::{LaneMemory, OperationMemory};
+use crate::plugins::{LanePlugins, Plugins};
 use crate::timeline::{LaneTrace, Tracer};
 
 /// What the control thread tells a lane, in order.
@@ -131,7 +132,7 @@ impl LaneHandle {
 }
 
 /// What a lane is made with.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct LaneConfig {
     /// This sidecar.
     pub(crate) me: SidecarIndex,
@@ -139,6 +140,8 @@ pub(crate) struct LaneConfig {
     pub(crate) lane: Lane,
     /// Bytes granted to each peer for operations not yet admitted here.
     pub(crate) early_grant_bytes: u64,
+    /// What its operations may call.
+    pub(crate) plugins: Arc<Plugins>,
 }
 
 /// Starts a lane's thread. `make_port` runs on it, inside its runtime, so that sealing happens there.
@@ -194,7 +197,8 @@ impl LaneThread {
             early_grant_bytes: config.early_grant_bytes,
         });
         let (me, lane) = (config.me, config.lane);
-        Self { me, lane, port, executor, memory: LaneMemory::default(), tracer: Tracer::default(), reports }
+        let memory = LaneMemory::new(Some(LanePlugins::new(Arc::clone(&config.plugins))));
+        Self { me, lane, port, executor, memory, tracer: Tracer::default(), reports }
     }
 
     /// Commands first, then what arrives, then one step of work: so new operations and chunks never wait for a long one,

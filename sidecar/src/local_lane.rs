@@ -9,6 +9,7 @@ use tokio::sync::mpsc::error::TryRecvError;
 
 use crate::lane::{EndReport, LaneCommand, LaneConfig, LaneHandle, LaneReport, LaneStats};
 use crate::memory::LaneMemory;
+use crate::plugins::LanePlugins;
 use crate::timeline::Tracer;
 
 /// Starts the thread of a lane that has no links.
@@ -21,7 +22,7 @@ pub(crate) fn spawn(config: LaneConfig, reports: mpsc::Sender<LaneReport>) -> an
         let _end = EndReport::new(lane, reports.clone());
         let (me, early_grant_bytes) = (config.me, config.early_grant_bytes);
         let executor = Executor::new(ExecutorConfig { me, lane, early_grant_bytes });
-        let (memory, tracer) = (LaneMemory::default(), Tracer::default());
+        let (memory, tracer) = (LaneMemory::new(Some(LanePlugins::new(config.plugins))), Tracer::default());
         LocalLane { lane, executor, memory, tracer, reports }.run(commands);
     })
     .context("cannot start a thread for local operations")

@@ -23,6 +23,7 @@ mod logging;
 mod memory;
 mod operations;
 mod pace;
+mod plugins;
 mod ports;
 mod presence;
 mod prompt;

@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ronde_engine::{InputPlace, Memory, MemoryError, OutputPlace};
+use ronde_engine::{InputPlace, Memory, MemoryError, OutputPlace, Plugins};
 use ronde_shm::{ShmError, WorkerSegment};
 use ronde_wire::{Rank, Seq};
 
+use crate::plugins::LanePlugins;
 use crate::results::ResultSlot;
 
 /// One rank's contribution to one tensor.
@@ -111,12 +112,17 @@ impl TensorMemory {
 }
 
 /// The operations that a lane performs now.
-#[derive(Default)]
 pub(crate) struct LaneMemory {
     operations: HashMap<Seq, Arc<OperationMemory>>,
+    plugins: Option<LanePlugins>,
 }
 
 impl LaneMemory {
+    /// Nothing yet, and the plugins that work on what comes.
+    pub(crate) fn new(plugins: Option<LanePlugins>) -> Self {
+        Self { operations: HashMap::new(), plugins }
+    }
+
     /// Makes an operation's memory reachable.
     pub(crate) fn insert(&mut self, seq: Seq, operation: Arc<OperationMemory>) {
         self.operations.insert(seq, operation);
@@ -175,6 +181,10 @@ impl Memory for LaneMemory {
             written = true;
         }
         if written { Ok(()) } else { Err(MemoryError(format!("{place:?} has no result here"))) }
+    }
+
+    fn plugins(&mut self) -> Option<&mut dyn Plugins> {
+        self.plugins.as_mut().map(|plugins| plugins as &mut dyn Plugins)
     }
 }
 

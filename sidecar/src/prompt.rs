@@ -21,7 +21,7 @@ impl Prompt {
     pub(crate) fn new(me: SidecarIndex) -> Self {
         // Plans without transfers name lane 0 when they are cut for one lane, which small ones are.
         let config = ExecutorConfig { me, lane: Lane(0), early_grant_bytes: 0 };
-        Self { executor: Executor::new(config), memory: LaneMemory::default(), tracer: Tracer::default() }
+        Self { executor: Executor::new(config), memory: LaneMemory::new(None), tracer: Tracer::default() }
     }
 
     /// Whether an operation is performed here.

@@ -120,6 +120,7 @@ fn settings(
         thread_affinity: Vec::new(),
         stall_warning_ms: args.stall.warning_ms(),
         stall_shutdown_ms: args.stall.shutdown_ms(),
+        plugins: args.plugins.settings(),
         tells_of_exits: false,
         control_fan_out: None,
     })

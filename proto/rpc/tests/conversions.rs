@@ -89,7 +89,7 @@ fn each_wrong_field_is_refused_by_name() {
         ("a plugin and a codec", |m| (m.codec, m.plugin) = ("float16".into(), Some(plugin("topk", 0)))),
         ("and no plugin; say which", |m| m.collective = Some(all_reduce(v1::ReduceOp::Plugin.into()))),
         ("takes no plugin", |m| {
-            (m.collective, m.plugin) = (Some(Collective::AllGather.into()), Some(plugin("topk", 0)))
+            (m.collective, m.plugin) = (Some(Collective::AllGather.into()), Some(plugin("topk", 0)));
         }),
         ("plugin parameters is 17", |m| m.plugin = Some(plugin("topk", 17))),
         ("plugin is 98", |m| m.plugin = Some(plugin(&"x".repeat(98), 0))),

@@ -41,6 +41,8 @@ pub(crate) struct Snapshot {
     pub(crate) results: ArenaUsage,
     /// Shared memory of live sessions' inputs.
     pub(crate) inputs_mapped_bytes: u64,
+    /// What codecs keep between operations, in bytes.
+    pub(crate) plugin_state_bytes: u64,
     /// Live sessions.
     pub(crate) sessions: usize,
     /// Those of them whose messages go over a ring.

@@ -10,7 +10,7 @@ use ronde_wire::control::Transport;
 use ronde_wire::{JobName, limits};
 
 use super::container::ContainerArgs;
-use super::tuning::{ReuseArgs, StallArgs};
+use super::tuning::{PluginArgs, ReuseArgs, StallArgs};
 use crate::interfaces::Selector;
 use crate::logging::LogArgs;
 
@@ -100,6 +100,8 @@ pub(crate) struct SidecarArgs {
     pub(crate) no_run_ahead: bool,
     #[command(flatten)]
     pub(crate) reuse: ReuseArgs,
+    #[command(flatten)]
+    pub(crate) plugins: PluginArgs,
     #[command(flatten)]
     pub(crate) stall: StallArgs,
     /// Keep all threads of the sidecar on these cores. [default: any]

@@ -1,8 +1,12 @@
 //! Options that `ronde run` and `ronde sidecar` share, by the names that Horovod's launcher has for them.
 
+use std::path::PathBuf;
+
 use anyhow::bail;
 use clap::Args;
 use ronde_wire::limits;
+
+use crate::plugins::PluginSettings;
 
 /// The options about how operations that come again, and those of several ranks of a host, are performed.
 #[derive(Args, Clone, Debug)]
@@ -43,6 +47,37 @@ impl ReuseArgs {
             None | Some("" | "1") => Ok(true),
             Some("0") => Ok(false),
             Some(other) => bail!("HOROVOD_HIERARCHICAL_ALLREDUCE is {other:?}; it is 0 or 1"),
+        }
+    }
+}
+
+/// The options about plugins.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PluginArgs {
+    /// A plugin, or a directory of plugins named NAME.wasm, besides those that come with ronde; the same files at the same
+    /// place on every host. May be given several times.
+    #[arg(long = "plugin", value_name = "FILE|DIR")]
+    paths: Vec<PathBuf>,
+    /// Let in only plugins that the owner of this public key has signed (`ronde plugin keygen`). May be given several times.
+    #[arg(long = "plugin-key", value_name = "FILE", conflicts_with = "digests")]
+    keys: Vec<PathBuf>,
+    /// Let in only the plugin with this digest (`sha256sum`). May be given several times.
+    #[arg(long = "plugin-digest", value_name = "SHA256")]
+    digests: Vec<String>,
+    /// The most that codecs keep between operations, residuals and the like. [default: 8192]
+    #[arg(long = "plugin-state-mb", value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    state_mb: Option<u64>,
+}
+
+impl PluginArgs {
+    /// As a sidecar is told; paths as seen from here.
+    pub(crate) fn settings(&self) -> PluginSettings {
+        let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        PluginSettings {
+            paths: self.paths.iter().map(absolute).collect(),
+            keys: self.keys.iter().map(absolute).collect(),
+            digests: self.digests.clone(),
+            state_bytes_max: self.state_mb.map(|megabytes| megabytes << 20),
         }
     }
 }

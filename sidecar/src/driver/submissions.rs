@@ -67,7 +67,13 @@ impl Driver {
         let Some(session) = self.sessions.get_mut(id) else { return };
         let accepted = submission.and_then(|submission| accept(session, &self.segments, submission, bounds));
         match accepted {
-            Ok(submission) => {
+            Ok(mut submission) => {
+                if let Some(call) = &submission.plugin {
+                    match self.plugins.resolve(call, &submission.what) {
+                        Ok(plugin) => submission.what.plugin = Some(plugin),
+                        Err(reason) => return self.give_back(id, rank, &submission, reason),
+                    }
+                }
                 let due = self.engine.contribution_bytes(rank, &submission.what);
                 match self.contribution(id, submission.request, due) {
                     Ok(contribution) => {

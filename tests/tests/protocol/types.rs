@@ -27,7 +27,7 @@ pub(super) fn section() -> String {
 }
 
 /// Those with types that are sent, in the order of the document.
-const FILES: [&str; 14] = [
+const FILES: [&str; 15] = [
     "ids.rs",
     "dtype.rs",
     "codec.rs",
@@ -46,7 +46,7 @@ const FILES: [&str; 14] = [
 ];
 
 /// Types that never leave a sidecar by themselves.
-const LOCAL: [&str; 4] = ["Blame", "WorldWire", "SetMember", "SetTopology"];
+const LOCAL: [&str; 6] = ["PluginCall", "PluginValue", "Blame", "WorldWire", "SetMember", "SetTopology"];
 
 /// Types that serde writes without deriving it.
 const WRITTEN_BY_HAND: [&str; 1] = ["Enclosed"];

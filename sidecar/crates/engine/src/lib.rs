@@ -22,5 +22,5 @@ pub use event::{
 };
 pub use executor::{Executor, ExecutorAction, ExecutorConfig, ExecutorStats, Phase, PrivateBytes, Violation};
 pub use memory::{InputPlace, Memory, MemoryError, OutputPlace};
-pub use plugins::{PluginFault, PluginSpan, Plugins, Stage};
+pub use plugins::{PluginFault, PluginSpan, Plugins, Side, Stage};
 pub use trace::Trace;

@@ -1,6 +1,6 @@
 //! The plugins that an executor calls, as a trait: sandboxed modules in a sidecar, plain functions in simulations.
 
-use ronde_collectives::kernels::Side;
+pub use ronde_collectives::kernels::Side;
 use ronde_wire::{DType, Epoch, PluginUse, Seq, SetId, TensorName};
 
 /// What plugins compute. Results hang on the arguments alone, and for a codec on the state that the host keeps for it, by set,

@@ -13,6 +13,9 @@ pub(super) const METRICS: &[Metric] = &[
     gauge("ronde_uptime_seconds", "Time since the sidecar began to serve.", &[], |s| one(s.up.as_secs_f64())),
     gauge("ronde_epoch", "The number of the newest epoch; 0 before the first.", &[], |s| one(number(s.status.epoch.0))),
     counter("ronde_epochs_total", "Epochs that began.", &[], |s| one(number(s.engine.epochs))),
+    gauge("ronde_plugin_state_bytes", "What codecs keep between operations: residuals and the like.", &[], |s| {
+        one(number(s.plugin_state_bytes))
+    }),
     gauge("ronde_sessions", "Live sessions of local workers.", &[], |s| one(count(s.sessions))),
     gauge("ronde_suspect_sidecars", "Sidecars that are silent, as far as is known here.", &[], |s| {
         one(count(s.status.suspect_sidecars.len()))

@@ -15,9 +15,10 @@ use ronde_wire::control::Transport;
 
 use super::codes::{Code, coded};
 use super::envelope::Environment;
-use super::tuning::{ReuseArgs, StallArgs};
+use super::tuning::{PluginArgs, ReuseArgs, StallArgs};
 use crate::interfaces::Selector;
 use crate::logging::LogArgs;
+use crate::plugins::PluginSettings;
 use crate::ports::PortRange;
 use environment::Export;
 use hosts::Host;
@@ -111,6 +112,8 @@ pub(super) struct RunArgs {
     #[command(flatten)]
     reuse: ReuseArgs,
     #[command(flatten)]
+    plugins: PluginArgs,
+    #[command(flatten)]
     stall: StallArgs,
     /// Keep all threads of each sidecar on these cores of its host. [default: any]
     #[arg(long, value_name = "CORE,...", value_delimiter = ',', env = "HOROVOD_THREAD_AFFINITY", value_parser = super::tuning::core)]
@@ -197,6 +200,7 @@ struct Settings {
     thread_affinity: Vec<usize>,
     stall_warning_ms: Option<u64>,
     stall_shutdown_ms: Option<u64>,
+    plugins: PluginSettings,
     arena_bytes_max: Option<u64>,
     output_dir: Option<PathBuf>,
     timestamps: bool,
@@ -244,6 +248,7 @@ impl Settings {
             thread_affinity: args.thread_affinity,
             stall_warning_ms: args.stall.warning_ms(),
             stall_shutdown_ms: args.stall.shutdown_ms(),
+            plugins: args.plugins.settings(),
             arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
             output_dir: args.output_filename,
             timestamps: args.prefix_output_with_timestamp,

@@ -158,6 +158,7 @@ impl Job<'_> {
                 thread_affinity: settings.thread_affinity.clone(),
                 stall_warning_ms: settings.stall_warning_ms,
                 stall_shutdown_ms: settings.stall_shutdown_ms,
+                plugins: settings.plugins.clone(),
                 tells_of_exits: true,
                 control_fan_out: None,
             };

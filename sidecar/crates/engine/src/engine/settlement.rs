@@ -23,7 +23,7 @@ impl Settlements {
     /// An operation is ordered.
     pub(crate) fn begin(&mut self, seq: Seq, view: &SetView) {
         let awaited = view.topology.members.iter().map(|member| member.sidecar).collect();
-        self.open.insert(seq, (view.sidecars.clone(), awaited));
+        self.open.insert(seq, (view.sidecars, awaited));
     }
 
     pub(crate) fn clear(&mut self) {

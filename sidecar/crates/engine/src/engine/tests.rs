@@ -12,6 +12,7 @@ mod messages;
 mod mixtures;
 mod names;
 mod operations;
+mod plugins;
 mod reused;
 mod schedules;
 mod traces;

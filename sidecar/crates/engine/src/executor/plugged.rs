@@ -157,7 +157,7 @@ pub(super) fn is_pairwise(admission: &Admission) -> bool {
     work == Some(ronde_wire::PluginWork::Pairwise)
 }
 
-fn plugins<'a>(memory: &'a mut dyn Memory) -> Result<&'a mut dyn Plugins, StepError> {
+fn plugins(memory: &mut dyn Memory) -> Result<&mut dyn Plugins, StepError> {
     memory.plugins().ok_or_else(|| fault("this sidecar runs no plugins".to_owned()))
 }
 

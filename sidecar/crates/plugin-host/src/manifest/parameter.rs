@@ -208,6 +208,37 @@ impl Parameters {
         bytes.flatten().collect()
     }
 
+    /// The values of a block that [`Self::block`] gave, checked like those of a person.
+    ///
+    /// # Errors
+    /// [`ParameterError`] when it is no block for this plugin.
+    pub fn from_block(manifest: &Manifest, block: &[u8]) -> Result<Self, ParameterError> {
+        let (words, rest) = block.as_chunks::<8>();
+        let (given, wanted) = (block.len(), 8 * manifest.parameters.len());
+        if !rest.is_empty() || given != wanted {
+            return Err(ParameterError::Block { plugin: manifest.label(), given, wanted });
+        }
+        let value = |(parameter, word): (&Parameter, &[u8; 8])| {
+            let number = i64::from_le_bytes(*word);
+            let given = match &parameter.kind {
+                ParameterKind::Int { .. } => Given::Int(number),
+                ParameterKind::Float { .. } => Given::Float(f64::from_le_bytes(*word)),
+                // A number that stands for neither is refused as such.
+                ParameterKind::Bool { .. } => [Given::Bool(false), Given::Bool(true)]
+                    .into_iter()
+                    .nth(usize::try_from(number).unwrap_or(usize::MAX))
+                    .unwrap_or(Given::Int(number)),
+                ParameterKind::Choice { choices, .. } => usize::try_from(number)
+                    .ok()
+                    .and_then(|place| choices.get(place))
+                    .map_or(Given::Int(number), |choice| Given::Text(choice.clone())),
+            };
+            (parameter.name.clone(), given)
+        };
+        let given: Vec<(String, Given)> = manifest.parameters.iter().zip(words).map(value).collect();
+        Self::checked(manifest, &given)
+    }
+
     /// Whether these are values for a plugin's parameters.
     pub(crate) fn fit(&self, manifest: &Manifest) -> bool {
         self.values.len() == manifest.parameters.len()
@@ -252,6 +283,16 @@ fn word(kind: &ParameterKind, value: ParameterValue) -> String {
 /// Why parameters are refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParameterError {
+    /// A block of values that is not as long as the plugin's parameters ask for.
+    #[error("a block of {given} bytes holds no values for the parameters of {plugin}; it needs {wanted}")]
+    Block {
+        /// Whose parameters.
+        plugin: String,
+        /// Its bytes.
+        given: usize,
+        /// Those that are needed.
+        wanted: usize,
+    },
     /// The plugin has no such parameter.
     #[error("plugin {plugin} has no parameter {name:?}; it has: {known}")]
     Unknown {

@@ -1,9 +1,13 @@
 //! Operations of tests: what is contributed, and what every result must be, computed by plain loops.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ronde_collectives::plan::WorkKind;
-use ronde_wire::{Algorithm, Codec, DType, Rank, ReduceOp, SetTopology, Tuning};
+use ronde_wire::{Algorithm, Codec, DType, PluginWork, Rank, ReduceOp, SetTopology, TensorName, Tuning};
+
+use super::plugins;
+use crate::event::{AdmittedPlugin, AdmittedTensor};
 
 /// One operation of a test.
 #[derive(Clone, Debug)]
@@ -20,6 +24,8 @@ pub(super) struct Job {
     pub(super) joined: Vec<Rank>,
     /// The only ranks that take part, when it is not all of them.
     pub(super) only: Vec<Rank>,
+    /// Whether a plugin does it that gives the same results.
+    pub(super) plugged: bool,
 }
 
 /// What a result must be.
@@ -43,7 +49,44 @@ impl Job {
     ) -> Self {
         let coded = matches!(kind, WorkKind::AllReduceCoded { .. });
         let (codec, prescale, postscale) = (if coded { Codec::F16 } else { Codec::None }, 1.0, 1.0);
-        Self { kind, dtype, op, codec, prescale, postscale, tensors, tuning, joined: Vec::new(), only: Vec::new() }
+        let (joined, only, plugged) = (Vec::new(), Vec::new(), false);
+        Self { kind, dtype, op, codec, prescale, postscale, tensors, tuning, joined, only, plugged }
+    }
+
+    /// The same by a plugin, where there is one for it.
+    pub(super) fn plugged(mut self) -> Self {
+        let op = self.op.filter(|op| *op == ReduceOp::Max || self.kind.is_coded() || self.kind.is_nary());
+        let all_reduces = self.kind == WorkKind::AllReduce || self.kind.is_coded() || self.kind.is_nary();
+        let Some(op) = op.filter(|_| all_reduces) else { return self };
+        self.plugged = true;
+        match plugins::like(op).work {
+            PluginWork::Codec { block_elements, encoded_bytes } => {
+                self.codec = Codec::Plugin;
+                self.kind = WorkKind::AllReduceByBlocks { block_elements, encoded_bytes };
+            }
+            PluginWork::TwoPass { measures } => self.kind = WorkKind::AllReduceTwoPass { measures },
+            _ => {}
+        }
+        self
+    }
+
+    /// The reduction that the executor is told.
+    pub(super) fn performed_op(&self) -> Option<ReduceOp> {
+        if self.plugged && self.codec != Codec::Plugin { Some(ReduceOp::Plugin) } else { self.op }
+    }
+
+    pub(super) fn plugin(&self) -> Option<AdmittedPlugin> {
+        let op = self.op.filter(|_| self.plugged)?;
+        let elements = self.tensors.iter().map(|counts| counts.iter().sum()).collect();
+        Some(AdmittedPlugin { uses: Arc::new(plugins::like(op)), elements })
+    }
+
+    pub(super) fn admitted_tensors(&self) -> Vec<AdmittedTensor> {
+        let tensor = |index: usize| {
+            let name = TensorName::new(format!("t{index}")).expect("short");
+            AdmittedTensor { name, requests: Vec::new(), own: false }
+        };
+        (0..self.tensors.len()).map(tensor).collect()
     }
 
     /// An operation out of random bytes.
@@ -79,7 +122,7 @@ impl Job {
             job.joined = ranks.iter().copied().filter(joins).collect();
         }
         job.only = only;
-        job
+        if seed[7] & 4 == 0 { job } else { job.plugged() }
     }
 
     /// Who takes part, of a world.
@@ -209,7 +252,8 @@ impl Job {
 
     fn may_join(&self) -> bool {
         let all_reduce = match self.kind {
-            WorkKind::AllReduce | WorkKind::AllReduceCoded { .. } | WorkKind::AllReduceAdaptive => true,
+            WorkKind::AllReduce | WorkKind::AllReduceAdaptive => true,
+            _ if self.kind.is_coded() => true,
             WorkKind::Barrier => return true,
             _ => false,
         };

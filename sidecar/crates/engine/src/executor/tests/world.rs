@@ -9,9 +9,11 @@ use ronde_wire::frame::Chunk;
 use ronde_wire::{Epoch, Lane, Rank, Seq, SetTopology, SidecarIndex};
 
 use super::jobs::{Job, encode};
+use super::plugins::NativePlugins;
 use crate::event::{Admission, Arithmetic};
 use crate::executor::{Executor, ExecutorAction, ExecutorConfig};
 use crate::memory::{InputPlace, Memory, MemoryError, OutputPlace};
+use crate::plugins::Plugins;
 
 pub(super) const EPOCH: Epoch = Epoch(1);
 /// More than any test here needs.
@@ -25,6 +27,7 @@ pub(super) struct PlainMemory {
     /// Ranks whose process writes into its tensors while they travel.
     pub(super) scribblers: Vec<Rank>,
     reads: u64,
+    plugins: NativePlugins,
 }
 
 impl Memory for PlainMemory {
@@ -48,6 +51,10 @@ impl Memory for PlainMemory {
         let start = usize::try_from(place.offset).expect("small tensors");
         output[start..start + from.len()].copy_from_slice(from);
         Ok(())
+    }
+
+    fn plugins(&mut self) -> Option<&mut dyn Plugins> {
+        Some(&mut self.plugins)
     }
 }
 
@@ -156,14 +163,14 @@ impl Net {
                 plan: Arc::new(make_plan(me, &topology, &work, &job.tuning).expect("a plan")),
                 arithmetic: Arithmetic {
                     dtype: job.dtype,
-                    op: job.op,
+                    op: job.performed_op(),
                     ranks: u32::try_from(topology.size()).expect("few"),
                     prescale: job.prescale,
                     postscale: job.postscale,
                     codec: job.codec,
                 },
-                plugin: None,
-                tensors: Vec::new(),
+                plugin: job.plugin(),
+                tensors: job.admitted_tensors(),
                 local_ranks: topology.members[me.index()].ranks.clone(),
                 served: topology.members[me.index()].ranks.clone(),
                 joined: topology.members[me.index()].ranks.iter().copied().filter(|r| job.joined.contains(r)).collect(),

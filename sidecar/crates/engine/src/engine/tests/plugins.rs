@@ -1,0 +1,207 @@
+//! Operations that a plugin takes part in: agreed by digest, settled by the coordinator, failed without harm to the epoch.
+
+use std::sync::Arc;
+
+use ronde_wire::{Cause, Codec, Collective, Control, PluginUse, PluginWork, Rank, ReduceOp, Request, SetId};
+
+use super::cluster::{Cluster, request, sum};
+use crate::event::Event;
+
+const FOUR_ON_TWO: [u32; 4] = [0, 0, 1, 1];
+
+fn topk() -> PluginUse {
+    let work = PluginWork::Codec { block_elements: 64, encoded_bytes: 300 };
+    PluginUse { name: "topk".into(), version: "1.0.0".into(), digest: [7; 32], parameters: vec![1], work }
+}
+
+fn coded(tensor: &str, plugin: PluginUse) -> Request {
+    Request { codec: Codec::Plugin, plugin: Some(Arc::new(plugin)), ..sum(tensor, &[8]) }
+}
+
+fn reduced(tensor: &str, work: PluginWork) -> Request {
+    let plugin = PluginUse { name: "median".into(), work, ..topk() };
+    let plain = request(tensor, Collective::AllReduce { op: ReduceOp::Plugin }, &[8]);
+    Request { plugin: Some(Arc::new(plugin)), ..plain }
+}
+
+#[test]
+fn nobody_has_a_result_before_all_members_have_performed_it() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
+    cluster.executes = false;
+    let requests = cluster.submit_all(&coded("t", topk()));
+    cluster.run();
+    assert_eq!(cluster.unexecuted.len(), 2);
+    cluster.execute(0);
+    cluster.run();
+    assert!(requests.iter().all(|request| cluster.is_pending(*request)) && cluster.committed.is_empty());
+    cluster.execute(0);
+    cluster.run();
+    assert!(cluster.all_completed(&requests));
+    let seq = cluster.admitted[0][0].seq;
+    let mut committed = cluster.committed.clone();
+    committed.sort_unstable();
+    assert_eq!(committed, [(0, seq), (1, seq)]);
+    assert_eq!(cluster.admitted[0][0].plugin.as_ref().map(|plugin| plugin.elements.clone()), Some(vec![8]));
+}
+
+#[test]
+fn a_plugin_that_fails_on_one_sidecar_fails_the_operation_everywhere_and_nothing_else() {
+    for late in [false, true] {
+        let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
+        cluster.executes = false;
+        let requests = cluster.submit_all(&reduced("t", PluginWork::NAry));
+        let other = cluster.submit_all(&sum("other", &[8]));
+        cluster.run();
+        let (_, epoch, seq) = cluster.unexecuted[0];
+        if late {
+            // The other member has performed it already.
+            let at = cluster.unexecuted.iter().position(|(sidecar, _, of)| (*sidecar, *of) == (0, seq));
+            cluster.execute(at.expect("sidecar 0 has admitted it"));
+        }
+        let reason = "plugin median@1.0.0 trapped: unreachable".to_owned();
+        cluster.event(1, Event::ExecutionFailed { epoch, seq, reason: reason.clone(), plugin: true });
+        // Another lane has failed, too.
+        cluster.event(1, Event::ExecutionFailed { epoch, seq, reason, plugin: true });
+        cluster.run();
+        let failure = cluster.common_failure(&requests);
+        assert_eq!((failure.cause, failure.sidecar.map(|s| s.0)), (Cause::Refused, Some(1)), "{failure}");
+        for part in ["tensor t of process set 0", "on sidecar 1", "median@1.0.0 trapped: unreachable"] {
+            assert!(failure.reason.contains(part), "{failure}");
+        }
+        assert!(cluster.ended.is_empty() && cluster.committed.is_empty());
+        cluster.execute_all();
+        assert!(cluster.all_completed(&other));
+        let again = cluster.submit_all(&reduced("t", PluginWork::NAry));
+        cluster.run();
+        cluster.execute_all();
+        assert!(cluster.all_completed(&again), "the name is free");
+    }
+}
+
+#[test]
+fn what_is_in_flight_at_a_shutdown_is_settled() {
+    for fails in [false, true] {
+        let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
+        cluster.executes = false;
+        let requests = cluster.submit_all(&coded("t", topk()));
+        cluster.run();
+        cluster.goodbye(3);
+        cluster.run();
+        assert!(cluster.ended.is_empty(), "what was ordered is finished");
+        let (_, epoch, seq) = cluster.unexecuted[0];
+        if fails {
+            cluster.event(0, Event::ExecutionFailed { epoch, seq, reason: "it is over".into(), plugin: true });
+            cluster.run();
+            assert!(cluster.common_failure(&requests).reason.contains("it is over"));
+        } else {
+            cluster.execute_all();
+            assert!(cluster.all_completed(&requests));
+        }
+        assert_eq!(cluster.ended.len(), 2);
+        assert!(cluster.ended.iter().all(|(_, _, failure)| failure.cause == Cause::ShutDown));
+    }
+}
+
+#[test]
+fn different_modules_by_one_name_are_named_with_their_sidecars() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
+    let odd = PluginUse { digest: [9; 32], ..topk() };
+    let requests: Vec<_> = (0..)
+        .zip([topk(), topk(), odd.clone(), odd])
+        .map(|(rank, plugin)| cluster.submit(rank, coded("t", plugin)))
+        .collect();
+    cluster.run();
+    let failure = cluster.common_failure(&requests);
+    assert_eq!((failure.cause, failure.rank), (Cause::Mismatch, Some(Rank(2))), "{failure}");
+    for part in [
+        "sidecar 0: topk@1.0.0 (070707070707)",
+        "sidecar 1: topk@1.0.0 (090909090909)",
+        "install the same file on all hosts",
+    ] {
+        assert!(failure.reason.contains(part), "{failure}");
+    }
+}
+
+#[test]
+fn other_parameters_or_another_plugin_do_not_fit() {
+    let other = PluginUse { parameters: vec![2], ..topk() };
+    let named = PluginUse { name: "onebit".into(), ..topk() };
+    for (odd, words) in [(coded("t", other), "with parameters [2]"), (coded("t", named), "onebit@1.0.0")] {
+        let mut cluster = Cluster::new(&[0, 1]).started();
+        let requests = vec![cluster.submit(0, coded("t", topk())), cluster.submit(1, odd)];
+        cluster.run();
+        let failure = cluster.common_failure(&requests);
+        assert!(failure.reason.contains("Mismatched codecs") && failure.reason.contains(words), "{failure}");
+    }
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    let plain = request("t", Collective::AllReduce { op: ReduceOp::Median }, &[8]);
+    let requests = vec![cluster.submit(0, reduced("t", PluginWork::NAry)), cluster.submit(1, plain)];
+    cluster.run();
+    let failure = cluster.common_failure(&requests);
+    assert!(failure.reason.contains("plugin median@1.0.0"), "{failure}");
+}
+
+#[test]
+fn a_plugin_where_there_is_nothing_for_it_to_do_is_refused() {
+    let codec = || Some(Arc::new(topk()));
+    let gather = Request { plugin: codec(), ..request("t", Collective::AllGather, &[8]) };
+    let maximum = Collective::AllReduce { op: ReduceOp::Max };
+    let unnamed = Request { codec: Codec::Plugin, ..sum("t", &[8]) };
+    let scatter = request("t", Collective::ReduceScatter { op: ReduceOp::Plugin }, &[8]);
+    let large = PluginUse { work: PluginWork::Codec { block_elements: 1 << 19, encoded_bytes: 1 }, ..topk() };
+    for (wrong, words) in [
+        (gather, "ALLGATHER takes no plugin"),
+        (Request { codec: Codec::Plugin, plugin: codec(), ..request("t", maximum, &[8]) }, "goes with sum or average"),
+        (Request { plugin: codec(), ..sum("t", &[8]) }, "goes with sum or average"),
+        (unnamed, "names none"),
+        (scatter, "is not supported"),
+        (coded("t", PluginUse { name: String::new(), ..topk() }), "the length of the name"),
+        (coded("t", PluginUse { parameters: vec![0; 17], ..topk() }), "the number of parameters"),
+        (reduced("t", PluginWork::TwoPass { measures: 65 }), "the number of measures"),
+        (coded("t", large), "more than a chunk"),
+    ] {
+        let mut cluster = Cluster::new(&[0, 1]).started();
+        let requests = cluster.submit_all(&wrong);
+        cluster.run();
+        let failure = cluster.failure(0, requests[0]);
+        assert!(failure.reason.contains(words) && failure.cause == Cause::Refused, "{words}: {failure}");
+        let fine = cluster.submit_all(&sum("u", &[8]));
+        cluster.run();
+        assert!(cluster.all_completed(&fine));
+    }
+}
+
+#[test]
+fn buckets_hold_tensors_of_one_plugin() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    cluster.executes = false;
+    for tensor in ["a", "b"] {
+        cluster.submit_all(&sum(tensor, &[8]));
+        cluster.run();
+    }
+    let other = PluginUse { parameters: vec![2], ..topk() };
+    let all = [coded("c", topk()), coded("d", topk()), coded("e", other), reduced("f", PluginWork::Adaptive)];
+    let requests: Vec<_> = all.iter().flat_map(|what| cluster.submit_all(what)).collect();
+    cluster.submit_all(&reduced("g", PluginWork::Adaptive));
+    cluster.run();
+    // Two are in flight at a time.
+    for _ in 0..3 {
+        cluster.execute_all();
+    }
+    assert_eq!(cluster.buckets(0)[2..], [vec!["c", "d"], vec!["e"], vec!["f"], vec!["g"]]);
+    assert!(requests.iter().all(|request| !cluster.is_pending(*request)));
+}
+
+#[test]
+fn who_reports_what_it_need_not_is_expelled() {
+    let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[0, 1]]).started();
+    cluster.executes = false;
+    for rank in 0..2 {
+        cluster.submit(rank, Request { set: SetId(1), ..coded("t", topk()) });
+    }
+    cluster.run();
+    let seq = cluster.admitted[0][0].seq.0;
+    cluster.control(0, 2, (1, seq), Control::Performed { failure: None });
+    cluster.run();
+    assert!(cluster.disconnects.iter().any(|(_, peer, why)| peer.0 == 2 && why.contains("does not have to report")));
+}

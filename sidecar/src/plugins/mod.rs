@@ -1,0 +1,125 @@
+//! Plugins in a sidecar: which are there, what a request's plugin is, and what lanes call.
+
+mod calls;
+mod registry;
+mod residuals;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::Context;
+use ronde_engine::Admission;
+use ronde_plugin_host::HostConfig;
+use ronde_plugin_host::trust::{self, Policy};
+use ronde_wire::{Epoch, PluginCall, PluginUse, Request, Seq, limits};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use calls::LanePlugins;
+use registry::Registry;
+use residuals::Residuals;
+
+/// Where plugins come from and which are let in, as the launcher or the command line says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct PluginSettings {
+    /// Modules, or directories with modules that are named after their plugins.
+    pub(crate) paths: Vec<PathBuf>,
+    /// Files with public keys: only what one of them has signed is let in.
+    pub(crate) keys: Vec<PathBuf>,
+    /// SHA-256 digests in hexadecimal digits: only these modules are let in.
+    pub(crate) digests: Vec<String>,
+    /// Bytes of state that codecs keep. Default: [`limits::PLUGIN_STATE_BYTES`].
+    pub(crate) state_bytes_max: Option<u64>,
+}
+
+/// The plugins of a sidecar; all threads share it.
+pub(crate) struct Plugins {
+    registry: Mutex<Registry>,
+    residuals: Mutex<Residuals>,
+}
+
+impl Plugins {
+    /// Looks at what is there. Modules are read when they are first asked for.
+    ///
+    /// # Errors
+    /// When a key or a digest cannot be read, or a path is not there.
+    pub(crate) fn new(settings: &PluginSettings) -> anyhow::Result<Arc<Self>> {
+        let policy = policy(settings)?;
+        let host = HostConfig { cache_dir: cache_dir(), policy, ..HostConfig::default() };
+        let registry = Registry::new(host, &settings.paths)?;
+        let residuals = Residuals::new(settings.state_bytes_max.unwrap_or(limits::PLUGIN_STATE_BYTES));
+        Ok(Arc::new(Self { registry: Mutex::new(registry), residuals: Mutex::new(residuals) }))
+    }
+
+    /// What a request's plugin is here.
+    ///
+    /// # Errors
+    /// Why there is none for it, in words for the caller.
+    pub(crate) fn resolve(&self, call: &PluginCall, what: &Request) -> Result<Arc<PluginUse>, String> {
+        self.registry().resolve(call, what.dtype, what.collective.reduce_op())
+    }
+
+    /// An operation with a plugin begins.
+    pub(crate) fn begin(&self, admission: &Admission) {
+        let Some(plugin) = &admission.plugin else { return };
+        let names = admission.tensors.iter().map(|tensor| &tensor.name).zip(plugin.elements.iter().copied());
+        let operation = (admission.epoch, admission.seq);
+        self.residuals().begin(operation, admission.topology.set, &plugin.uses, names);
+    }
+
+    /// It stands.
+    pub(crate) fn commit(&self, epoch: Epoch, seq: Seq) {
+        self.residuals().commit((epoch, seq));
+    }
+
+    /// It does not, and no lane works on it any more.
+    pub(crate) fn discard(&self, epoch: Epoch, seq: Seq) {
+        self.residuals().discard((epoch, seq));
+    }
+
+    /// An epoch begins: what is kept is kept within one, as other sidecars may be new.
+    pub(crate) fn clear(&self) {
+        self.residuals().clear();
+    }
+
+    /// Bytes of state that are kept.
+    pub(crate) fn state_bytes(&self) -> u64 {
+        self.residuals().bytes()
+    }
+
+    // A thread that panicked ends the sidecar; what it held is not looked at.
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn residuals(&self) -> MutexGuard<'_, Residuals> {
+        self.residuals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Both lists at once would leave open whether one of them is enough.
+fn policy(settings: &PluginSettings) -> anyhow::Result<Policy> {
+    match (settings.keys.as_slice(), settings.digests.as_slice()) {
+        ([], []) => Ok(Policy::Unsigned),
+        (keys, []) => {
+            let key = |path: &PathBuf| {
+                trust::read_public_key(path).with_context(|| format!("the key {} cannot be used", path.display()))
+            };
+            Ok(Policy::Keys(keys.iter().map(key).collect::<Result<_, _>>()?))
+        }
+        ([], digests) => {
+            let digest = |text: &String| {
+                trust::digest_from_text(text).with_context(|| format!("{text:?} is no SHA-256 digest of a plugin"))
+            };
+            Ok(Policy::Digests(digests.iter().map(digest).collect::<Result<_, _>>()?))
+        }
+        _ => anyhow::bail!("plugins are let in by key or by digest, not by both; leave one of the two lists out"),
+    }
+}
+
+/// Where compiled modules are kept: with this user's other caches, if there is such a place.
+fn cache_dir() -> Option<PathBuf> {
+    let of = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = of("XDG_CACHE_HOME").or_else(|| of("HOME").map(|home| home.join(".cache")))?;
+    caches.is_dir().then(|| caches.join("ronde-plugins"))
+}
