@@ -112,6 +112,7 @@ fn submission(request: u64, name: &str, elements: u64, input: v1::place::Place) 
         group: None,
         call_site: None,
         output: None,
+        plugin: None,
     }
 }
 

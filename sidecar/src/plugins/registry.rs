@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Duration;
 
+use crate::shipped_plugins;
 use anyhow::{Context, bail, ensure};
 use ronde_plugin_host::{Given, Host, HostConfig, Parameters, Plugin, Shape, inspect, trust};
 use ronde_wire::{DType, PluginCall, PluginUse, PluginValue, PluginWork, ReduceOp, limits};
@@ -57,7 +58,11 @@ impl Registry {
                 bail!("{} and {} are both plugin {name}; leave one of them out", other.display(), path.display());
             }
         }
-        for directory in directories.into_iter().cloned().chain(shipped()) {
+        for directory in directories
+            .into_iter()
+            .cloned()
+            .chain(shipped_plugins::folders().into_iter().filter(|folder| folder.is_dir()))
+        {
             for (name, path) in modules_of(&directory)? {
                 files.entry(name).or_insert(path);
             }
@@ -223,18 +228,6 @@ fn modules_of(directory: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
         }
     }
     Ok(modules)
-}
-
-/// The directory of the plugins that come with ronde: what `RONDE_PLUGINS` names, or `plugins` beside the executable or one
-/// level above.
-fn shipped() -> Option<PathBuf> {
-    if let Some(named) = std::env::var_os("RONDE_PLUGINS") {
-        return Some(PathBuf::from(named)).filter(|path| path.is_dir());
-    }
-    let executable = std::env::current_exe().ok()?;
-    let beside = executable.parent()?;
-    let candidates = [Some(beside), beside.parent()].into_iter().flatten().map(|directory| directory.join("plugins"));
-    candidates.into_iter().find(|directory| directory.is_dir())
 }
 
 fn reducer_work(plugin: &Plugin, dtype: DType) -> Result<PluginWork, String> {

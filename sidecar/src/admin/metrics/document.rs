@@ -124,6 +124,7 @@ fn snapshot() -> Snapshot {
         prompt: ronde_engine::ExecutorStats::default(),
         results: ronde_shm::ArenaUsage { mapped_bytes: 0, in_use_bytes: 0, slots: 0, segments: 0 },
         inputs_mapped_bytes: 0,
+        plugin_state_bytes: 0,
         sessions: 0,
         ring_sessions: 0,
         up: Duration::from_secs(1),
