@@ -2,6 +2,7 @@
 
     ronde run -np 4 python train_digits.py          four workers with disjoint shards
     python train_digits.py --single                 one process alone, on the same global batches
+    ronde run -np 4 --sidecars 2 python train_digits.py --codec topk ratio=0.05     gradients encoded by a plugin
 
 Rank 0 prints loss and test accuracy after each epoch and at the end one line of JSON: the epochs, and for each rank a
 digest of its weights (they must be equal) and the share of time that it waited for gradients. `--report FILE` writes
@@ -47,7 +48,9 @@ def main() -> None:
     model = Digits()
     optimizer: Any = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     if not options.single:
-        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=model.named_parameters(), compression=compression(options.codec)
+        )
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, LEARNING_RATE_END, total_iters=options.epochs)
@@ -77,8 +80,28 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--single", action="store_true", default="RONDE_RANK" not in os.environ, help="train alone")
+    parser.add_argument(
+        "--codec", nargs="+", metavar=("PLUGIN", "PARAMETER=VALUE"), help="the plugin that encodes gradients"
+    )
     parser.add_argument("--report", type=pathlib.Path, help="where rank 0 writes the final JSON")
     return parser.parse_args()
+
+
+def compression(codec: list[str] | None) -> Any:
+    """A plugin and its parameters, as the command line has them."""
+    if codec is None:
+        return hvd.Compression.none
+    name, *given = codec
+    pairs = [part.partition("=") for part in given]
+    return hvd.Compression.plugin(name, **{key: parameter(text) for key, _, text in pairs})
+
+
+def parameter(text: str) -> Any:
+    """A number or a bool where it is one in JSON, else the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def dataset(seed: int) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:

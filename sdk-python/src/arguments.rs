@@ -2,8 +2,8 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
-use ronde::{Codec, Collective, DType, Rank, ReduceOp, SetId};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt};
+use ronde::{Codec, Collective, DType, PluginCall, PluginValue, Rank, ReduceOp, SetId};
 
 /// Keyword arguments of a submission; each kind of collective looks at its own.
 #[derive(Debug, Default)]
@@ -12,6 +12,7 @@ pub(crate) struct Arguments {
     prescale: Option<f64>,
     postscale: Option<f64>,
     codec: String,
+    plugin: Option<PluginCall>,
     /// The root, or the other rank of a message.
     root: u32,
     splits: Vec<u64>,
@@ -21,11 +22,12 @@ pub(crate) struct Arguments {
 }
 
 /// What is not part of the collective itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Options {
     prescale: f64,
     postscale: f64,
     codec: Codec,
+    plugin: Option<PluginCall>,
 }
 
 impl Arguments {
@@ -51,14 +53,18 @@ impl Arguments {
         })
     }
 
-    /// Scales and codec; none where they were not given.
+    /// Scales, codec and plugin; none where they were not given.
     pub(crate) fn options(&self) -> PyResult<Options> {
         let codec = Codec::from_name(&self.codec).ok_or_else(|| {
             let names: Vec<&str> =
                 Codec::ALL.iter().map(|codec| codec.name()).filter(|name| !name.is_empty()).collect();
-            PyValueError::new_err(format!("codec {} is not known; give {}, or None", self.codec, names.join(", ")))
+            let (given, names) = (&self.codec, names.join(", "));
+            PyValueError::new_err(format!(
+                "codec {given} is not known; give {names}, or None; a plugin is given as ronde.Plugin({given:?})"
+            ))
         })?;
-        Ok(Options { prescale: self.prescale.unwrap_or(1.0), postscale: self.postscale.unwrap_or(1.0), codec })
+        let (prescale, postscale) = (self.prescale.unwrap_or(1.0), self.postscale.unwrap_or(1.0));
+        Ok(Options { prescale, postscale, codec, plugin: self.plugin.clone() })
     }
 
     /// The numbers are Horovod's, as the constants of the package are.
@@ -72,6 +78,7 @@ impl Arguments {
             5 => ReduceOp::Product,
             6 => ReduceOp::Median,
             7 => ReduceOp::ClippedMean,
+            8 if self.plugin.is_some() => ReduceOp::Plugin,
             op => {
                 return Err(PyValueError::new_err(format!(
                     "op {op} is none of Average, Sum, Adasum, Min, Max, Product, Median, ClippedMean"
@@ -91,8 +98,8 @@ impl Arguments {
 impl Options {
     /// The operation with them.
     pub(crate) fn apply<'a>(&self, operation: ronde::Operation<'a>) -> ronde::Operation<'a> {
-        let Self { prescale, postscale, codec } = *self;
-        ronde::Operation { prescale, postscale, codec, ..operation }
+        let Self { prescale, postscale, codec, plugin } = self.clone();
+        ronde::Operation { prescale, postscale, codec, plugin, ..operation }
     }
 }
 
@@ -107,6 +114,7 @@ impl<'py> FromPyObject<'_, 'py> for Arguments {
                 "prescale" => arguments.prescale = Some(value.extract()?),
                 "postscale" => arguments.postscale = Some(value.extract()?),
                 "codec" => arguments.codec = value.extract()?,
+                "plugin" => arguments.plugin = Some(plugin(&value)?),
                 "root" => arguments.root = value.extract()?,
                 "splits" => arguments.splits = value.extract()?,
                 "tag" => arguments.tag = value.extract()?,
@@ -117,6 +125,26 @@ impl<'py> FromPyObject<'_, 'py> for Arguments {
         }
         Ok(arguments)
     }
+}
+
+/// A plugin as a pair of its name and the list of its parameters' names and values.
+fn plugin(given: &Bound<'_, PyAny>) -> PyResult<PluginCall> {
+    let (name, parameters): (String, Vec<(String, Bound<'_, PyAny>)>) = given.extract()?;
+    let parameters = parameters.into_iter().map(|(name, value)| Ok((name, plugin_value(&value)?)));
+    Ok(PluginCall { name, parameters: parameters.collect::<PyResult<_>>()? })
+}
+
+/// The package has checked the types and ranges. Bool first: Python's are integers.
+fn plugin_value(given: &Bound<'_, PyAny>) -> PyResult<PluginValue> {
+    Ok(if given.is_instance_of::<PyBool>() {
+        PluginValue::Bool(given.extract()?)
+    } else if given.is_instance_of::<PyInt>() {
+        PluginValue::Int(given.extract()?)
+    } else if given.is_instance_of::<PyFloat>() {
+        PluginValue::Float(given.extract()?)
+    } else {
+        PluginValue::Choice(given.extract()?)
+    })
 }
 
 /// The type with a name.

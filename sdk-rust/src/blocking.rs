@@ -276,7 +276,7 @@ macro_rules! groups {
                 let label = label.into();
                 $(let $argument = $argument.into();)*
                 let make = $operation;
-                let one = |tensor: &_| site.of(make(Label { name: None, ..label }, *tensor, $($argument),*));
+                let one = |tensor: &_| site.of(make(Label { name: None, ..label }, *tensor, $(&$argument),*));
                 let operations: Vec<_> = tensors.iter().map(one).collect();
                 let handles = self.submit_group_from(label, &operations)?;
                 Ok(handles.into_iter().map(Handle::giving).collect())

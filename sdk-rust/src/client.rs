@@ -349,7 +349,7 @@ macro_rules! groups {
                 let label = label.into();
                 $(let $argument = $argument.into();)*
                 let make = $operation;
-                let one = |tensor: &_| site.of(make(Label { name: None, ..label }, *tensor, $($argument),*));
+                let one = |tensor: &_| site.of(make(Label { name: None, ..label }, *tensor, $(&$argument),*));
                 let operations: Vec<_> = tensors.iter().map(one).collect();
                 async move {
                     let handles = self.submit_group(label, &operations).await?;

@@ -46,6 +46,7 @@ mod naming;
 mod operation;
 mod options;
 mod outcome;
+mod plugin;
 mod promise;
 mod ring;
 mod session;
@@ -62,7 +63,8 @@ pub use options::{Options, Ring, Transfer};
 pub use outcome::{Exchanged, Outcome, Output, ProcessSet};
 pub use ronde_rpc::EpochView;
 pub use ronde_wire::{
-    Call, Cause, Codec, Collective, DType, Detail, Exit, Failure, JobName, Rank, Record, ReduceOp, SetId, Shape,
+    Call, Cause, Codec, Collective, DType, Detail, Exit, Failure, JobName, PluginCall, PluginValue, Rank, Record,
+    ReduceOp, SetId, Shape,
 };
 pub use tensor::{Element, Tensor, TensorRef};
 pub use timeline::TimelineOptions;

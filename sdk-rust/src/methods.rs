@@ -80,11 +80,11 @@ macro_rules! for_each_group {
         $make! {
             /// [`Client::allreduce`] of several tensors, none of which begins before all are there on all ranks.
             grouped_allreduce, grouped_allreduce_async(options: impl Into<ReduceOptions>,)
-                = |label, tensor, options: ReduceOptions| Operation::allreduce(label, tensor, options);
+                = |label, tensor, options: &ReduceOptions| Operation::allreduce(label, tensor, options.clone());
 
             /// [`Client::reduce_scatter`] of several tensors, none of which begins before all are there on all ranks.
             grouped_reduce_scatter, grouped_reduce_scatter_async(options: impl Into<ReduceOptions>,)
-                = |label, tensor, options: ReduceOptions| Operation::reduce_scatter(label, tensor, options);
+                = |label, tensor, options: &ReduceOptions| Operation::reduce_scatter(label, tensor, options.clone());
 
             /// [`Client::allgather`] of several tensors, none of which begins before all are there on all ranks.
             grouped_allgather, grouped_allgather_async()
@@ -92,7 +92,7 @@ macro_rules! for_each_group {
 
             /// [`Client::broadcast`] of several tensors, none of which begins before all are there on all ranks.
             grouped_broadcast, grouped_broadcast_async(root: impl Into<u32>,)
-                = |label, tensor, root: u32| Operation::broadcast(label, tensor, root);
+                = |label, tensor, root: &u32| Operation::broadcast(label, tensor, *root);
         }
     };
 }

@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 
-use ronde_wire::{Collective, DType, Group, Rank, Request, SetId, Shape, TensorName, limits};
+use ronde_wire::{Codec, Collective, DType, Group, Rank, Request, SetId, Shape, TensorName, limits};
 
 use crate::error::Error;
 use crate::operation::{Label, Operation};
+use crate::plugin::checked_codec;
 use crate::tensor::TensorRef;
 
 /// What a session knows about names and sets.
@@ -190,6 +191,7 @@ impl Names {
 
     fn checked(&self, operation: &Operation<'_>) -> Result<Checked, Error> {
         check_scales(operation)?;
+        let codec = checked_codec(operation)?;
         let kind = operation.collective.name();
         let input = operation.tensor.filter(|_| operation.collective.has_input(self.me));
         if input.is_none() && operation.collective.has_input(self.me) {
@@ -217,7 +219,7 @@ impl Names {
             }
             collective => collective.clone(),
         };
-        Ok(Checked { collective, dtype, shape })
+        Ok(Checked { collective, dtype, shape, codec })
     }
 
     /// The bytes of this rank's result, where they can be told before the other ranks are heard; of what gathers, if all hand
@@ -301,12 +303,13 @@ struct Checked {
     collective: Collective,
     dtype: DType,
     shape: Shape,
+    codec: Codec,
 }
 
 impl Checked {
     fn request(self, operation: &Operation<'_>, name: TensorName, group: Option<Group>) -> Request {
-        let Self { collective, dtype, shape } = self;
-        let Operation { label, prescale, postscale, codec, .. } = *operation;
+        let Self { collective, dtype, shape, codec } = self;
+        let Operation { label, prescale, postscale, .. } = *operation;
         let plain = Request::new(label.set, name, collective, dtype, shape);
         Request { prescale, postscale, codec, group, ..plain }
     }

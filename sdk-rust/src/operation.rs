@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use ronde_wire::{Codec, Collective, Rank, ReduceOp, SetId};
+use ronde_wire::{Codec, Collective, PluginCall, Rank, ReduceOp, SetId};
 
 use crate::tensor::TensorRef;
 
@@ -50,7 +50,7 @@ impl<'a> From<(&'a str, SetId)> for Label<'a> {
 }
 
 /// How an all-reduce, a reduce-scatter or a reduce computes.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ReduceOptions {
     /// How elements are combined.
     pub op: ReduceOp,
@@ -60,12 +60,32 @@ pub struct ReduceOptions {
     pub postscale: f64,
     /// How contributions travel between sidecars; only an all-reduce of float32 takes another than [`Codec::None`].
     pub codec: Codec,
+    /// The plugin that reduces, with [`ReduceOp::Plugin`]; with Sum and Average the one that encodes. For an all-reduce only.
+    pub plugin: Option<PluginCall>,
+}
+
+impl ReduceOptions {
+    /// A reduction by a plugin that is a reducer: `ReduceOptions::reduced_by(PluginCall::new("median"))`.
+    #[must_use]
+    pub fn reduced_by(plugin: PluginCall) -> Self {
+        Self { op: ReduceOp::Plugin, plugin: Some(plugin), ..Self::default() }
+    }
+
+    /// The same sum or average with contributions that a plugin encodes and decodes, which is a codec:
+    /// `ReduceOptions::default().encoded_by(PluginCall::new("topk").with("ratio", 0.01))`.
+    ///
+    /// A codec that keeps something between operations, such as the residuals of error feedback, knows a tensor by set and
+    /// name: give the operations on one tensor the same name.
+    #[must_use]
+    pub fn encoded_by(self, plugin: PluginCall) -> Self {
+        Self { plugin: Some(plugin), ..self }
+    }
 }
 
 impl Default for ReduceOptions {
     /// The average, elements as they are.
     fn default() -> Self {
-        Self { op: ReduceOp::Average, prescale: 1.0, postscale: 1.0, codec: Codec::None }
+        Self { op: ReduceOp::Average, prescale: 1.0, postscale: 1.0, codec: Codec::None, plugin: None }
     }
 }
 
@@ -90,6 +110,8 @@ pub struct Operation<'a> {
     pub postscale: f64,
     /// How contributions travel between sidecars; for an all-reduce only.
     pub codec: Codec,
+    /// The plugin that reduces or encodes; see [`ReduceOptions::plugin`].
+    pub plugin: Option<PluginCall>,
     /// Whether the result may stay in this worker's shared memory, to be taken as a [`Mapped`](crate::Mapped): without a copy.
     pub mapped: bool,
     /// Where in the program it was asked for, as `file:line`: for reports of stalls and failures. Methods of the clients fill
@@ -98,12 +120,12 @@ pub struct Operation<'a> {
 }
 
 impl<'a> Operation<'a> {
-    /// Any collective, without scaling and codec.
+    /// Any collective, without scaling, codec and plugin.
     #[must_use]
     pub fn new(label: impl Into<Label<'a>>, collective: Collective, tensor: Option<TensorRef<'a>>) -> Self {
         let label = label.into();
         let (prescale, postscale, codec) = (1.0, 1.0, Codec::None);
-        Self { label, collective, tensor, prescale, postscale, codec, mapped: false, site: None }
+        Self { label, collective, tensor, prescale, postscale, codec, plugin: None, mapped: false, site: None }
     }
 
     /// Lets the result stay in shared memory where it is large and there is room.
@@ -228,8 +250,8 @@ impl<'a> Operation<'a> {
     }
 
     fn scaled(self, options: ReduceOptions) -> Self {
-        let ReduceOptions { prescale, postscale, codec, .. } = options;
-        Self { prescale, postscale, codec, ..self }
+        let ReduceOptions { prescale, postscale, codec, plugin, .. } = options;
+        Self { prescale, postscale, codec, plugin, ..self }
     }
 }
 

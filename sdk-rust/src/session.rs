@@ -13,7 +13,7 @@ use bytes::Bytes;
 use ronde_rpc::v1::client_message::Message as Say;
 use ronde_rpc::{Claimed, EpochView, OutputPlace, Place, Submission, v1};
 use ronde_shm::{ForkGuard, Slot};
-use ronde_wire::{Collective, Failure, Rank, Record, Request, RequestId, SetId};
+use ronde_wire::{Collective, Failure, PluginCall, Rank, Record, Request, RequestId, SetId};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::error::Error;
@@ -58,6 +58,8 @@ pub(crate) struct Draft {
     session: Arc<Session>,
     /// `None` once it has been submitted or refused.
     what: Option<Request>,
+    /// The plugin that it asks for.
+    plugin: Option<PluginCall>,
     /// Where it was asked for.
     site: Option<String>,
     /// The bytes of its result, where it may stay in shared memory.
@@ -140,7 +142,8 @@ impl Session {
 
     fn drafted(self: &Arc<Self>, table: &Table, what: Request, operation: &Operation<'_>) -> Draft {
         let result_bytes = if operation.mapped { table.names.result_bytes(&what) } else { None };
-        Draft { session: Arc::clone(self), what: Some(what), site: operation.site.clone(), result_bytes }
+        let (plugin, site) = (operation.plugin.clone(), operation.site.clone());
+        Draft { session: Arc::clone(self), what: Some(what), plugin, site, result_bytes }
     }
 
     /// [`Session::draft`] for operations that become ready together.
@@ -186,7 +189,8 @@ impl Session {
         output: Option<LeasedSlot>,
     ) -> Result<Handle, Error> {
         let Some(what) = draft.what.as_ref() else { return Err(Error::Closed) };
-        match self.hand_over(what, draft.site.clone(), input, output) {
+        let named = (draft.plugin.take(), draft.site.take());
+        match self.hand_over(what, named, input, output) {
             Ok(handle) => {
                 draft.what = None;
                 Ok(handle)
@@ -198,7 +202,7 @@ impl Session {
     fn hand_over(
         self: &Arc<Self>,
         what: &Request,
-        site: Option<String>,
+        (plugin, site): (Option<PluginCall>, Option<String>),
         input: Input<'_>,
         output: Option<LeasedSlot>,
     ) -> Result<Handle, Error> {
@@ -210,8 +214,7 @@ impl Session {
         let (collective, parts) = (what.collective.clone(), Vec::new());
         let entry = Entry { collective, waiter: Some(fulfil), input, output, parts };
         let request = self.lock_table().insert(entry, self.pending_max())?;
-        let message =
-            Submission { request, what: what.clone(), plugin: None, place, output: wanted, site }.into_message();
+        let message = Submission { request, what: what.clone(), plugin, place, output: wanted, site }.into_message();
         if let Err(error) = self.say(Say::Submit(message), Urgency::Now) {
             self.lock_table().remove(request);
             return Err(error);

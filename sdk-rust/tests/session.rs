@@ -2,6 +2,7 @@
 
 mod fake;
 mod names;
+mod plugins;
 
 use std::process::Command;
 use std::time::Duration;

@@ -150,6 +150,12 @@ impl From<i64> for PluginValue {
     }
 }
 
+impl From<i32> for PluginValue {
+    fn from(value: i32) -> Self {
+        Self::Int(value.into())
+    }
+}
+
 impl From<f64> for PluginValue {
     fn from(value: f64) -> Self {
         Self::Float(value)

@@ -23,6 +23,7 @@ from ronde.errors import (
 )
 from ronde.handle import GroupHandle, Handle
 from ronde.ops import Adasum, Average, ClippedMean, Max, Median, Min, Product, Sum
+from ronde.plugins import Plugin, PluginOp
 from ronde.process_set import ProcessSet
 from ronde.run import run
 from ronde.tensors import Bfloat16
@@ -42,6 +43,8 @@ __all__ = [
     "Min",
     "MismatchError",
     "PeerLostError",
+    "Plugin",
+    "PluginOp",
     "ProcessSet",
     "Product",
     "RefusedError",

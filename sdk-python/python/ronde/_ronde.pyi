@@ -25,6 +25,7 @@ class Session:
         prescale: float = 1.0,
         postscale: float = 1.0,
         codec: str = "",
+        plugin: tuple[str, Sequence[tuple[str, bool | int | float | str]]] | None = None,
         splits: Sequence[int] | None = None,
         tag: int = 0,
         ranks: Sequence[int] = (),
@@ -43,6 +44,7 @@ class Session:
         prescale: float = 1.0,
         postscale: float = 1.0,
         codec: str = "",
+        plugin: tuple[str, Sequence[tuple[str, bool | int | float | str]]] | None = None,
         set: int = 0,
         site: str | None = None,
     ) -> list[Operation]: ...

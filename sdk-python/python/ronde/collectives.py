@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ronde import _ronde
     from ronde.handle import GroupHandle, Handle
+    from ronde.plugins import Plugin, PluginOp
 
 
 class Collectives(Submission):
@@ -58,13 +59,13 @@ class Collectives(Submission):
     def allreduce(
         self,
         tensor: Any,
-        op: int = Average,
+        op: int | PluginOp = Average,
         name: str | None = None,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         *,
         out: Any = None,
-        codec: str | None = None,
+        codec: str | Plugin | None = None,
         process_set: ProcessSet | None = None,
     ) -> Any:
         """The reduction of all ranks' tensors, element by element, on every rank; of the input's type and shape.
@@ -73,6 +74,7 @@ class Collectives(Submission):
         op     -- Average, Sum, Min, Max, Product; of floating-point types also Adasum, Median, ClippedMean. The average
                   of integers is truncated toward zero. Of bool, Sum and Max are `or`, Product and Min are `and`, and
                   Average is refused. float16 and bfloat16 are accumulated in float32.
+                  `ronde.PluginOp("median")` reduces as a plugin does, tensors of the types that the plugin takes.
         prescale_factor, postscale_factor -- multiply each rank's tensor before the reduction and the result after it;
                   finite and not 0. Integers are multiplied as float64 and truncated toward zero, saturating;
                   their average with a postscale is the sum times postscale / ranks, truncated once.
@@ -81,9 +83,14 @@ class Collectives(Submission):
                   large result stays in shared memory, and what is returned is a view of that: see `connect`.
         codec  -- "float16" or "bfloat16": how the elements are written on the way between sidecars, each rounded twice;
                   for the Sum and Average of float32
+                  `ronde.Plugin("topk", ratio=0.01)` has a plugin encode them, for the Sum and Average of the types
+                  that the plugin takes. The result is the same bits on all ranks, also of a lossy codec.
 
         Raises what is common; ValueError also for an `out` that does not fit, a scale that is 0 or not finite, an `op`
-        that is no reduction and a codec that is not known; RefusedError also for what `op` and `codec` do not go with.
+        that is no reduction and a codec that is not known, or that is a plugin next to an `op` that it does not go
+        with; RefusedError also for what `op` and `codec` do not go with, for a plugin that the sidecar does not have or
+        that takes neither these parameters nor this type, and for one that fails; MismatchError also when two sidecars
+        have different plugins by one name.
         """
         handle = self.allreduce_async(
             tensor, op, name, prescale_factor, postscale_factor, out=out, codec=codec, process_set=process_set
@@ -93,13 +100,13 @@ class Collectives(Submission):
     def allreduce_async(
         self,
         tensor: Any,
-        op: int = Average,
+        op: int | PluginOp = Average,
         name: str | None = None,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         *,
         out: Any = None,
-        codec: str | None = None,
+        codec: str | Plugin | None = None,
         process_set: ProcessSet | None = None,
     ) -> Handle:
         """`allreduce` in flight."""
@@ -109,13 +116,13 @@ class Collectives(Submission):
     def grouped_allreduce(
         self,
         tensors: Sequence[Any],
-        op: int = Average,
+        op: int | PluginOp = Average,
         name: str | None = None,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         *,
         out: Sequence[Any] | None = None,
-        codec: str | None = None,
+        codec: str | Plugin | None = None,
         process_set: ProcessSet | None = None,
     ) -> list[Any]:
         """`allreduce` of several tensors, none of which is reduced before all are there on all ranks.
@@ -134,13 +141,13 @@ class Collectives(Submission):
     def grouped_allreduce_async(
         self,
         tensors: Sequence[Any],
-        op: int = Average,
+        op: int | PluginOp = Average,
         name: str | None = None,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         *,
         out: Sequence[Any] | None = None,
-        codec: str | None = None,
+        codec: str | Plugin | None = None,
         process_set: ProcessSet | None = None,
     ) -> GroupHandle:
         """`grouped_allreduce` in flight."""

@@ -10,6 +10,7 @@ import numpy
 
 from ronde.call_site import call_site
 from ronde.handle import GroupHandle, Handle
+from ronde.plugins import Plugin, PluginOp, call_of
 from ronde.tensors import Source, kind_of, owns_memory, source_of, target_of
 
 if TYPE_CHECKING:
@@ -55,11 +56,12 @@ class Submission:
     def reduce_gradient(
         self,
         gradient: torch.Tensor,
-        op: int,
+        op: int | PluginOp,
         name: str,
         prescale_factor: float,
         postscale_factor: float,
         process_set: ProcessSet | None = None,
+        codec: Plugin | None = None,
     ) -> Handle:
         """An all-reduce of a gradient whose memory may be replaced by the result's, instead of being written."""
         source, target = source_of(gradient), target_of(gradient)
@@ -74,7 +76,7 @@ class Submission:
                 gradient.data = view(memory, gradient.shape)
             return gradient
 
-        options = reduction(op, prescale_factor, postscale_factor)
+        options = reduction(op, prescale_factor, postscale_factor, codec)
         return self._submit("allreduce", source, name, process_set, read=read, mapped=view is not None, **options)
 
     def _submit_group(
@@ -215,10 +217,24 @@ def splits_of(splits: Any) -> dict[str, Any]:
     return {"splits": array.tolist()}
 
 
-def reduction(op: int, prescale_factor: float, postscale_factor: float, codec: str | None = None) -> dict[str, Any]:
-    """The options of a reduction."""
+def reduction(
+    op: int | PluginOp, prescale_factor: float, postscale_factor: float, codec: str | Plugin | None = None
+) -> dict[str, Any]:
+    """The options of a reduction. Raises ValueError for a codec where a reduction belongs and the other way round."""
+    if isinstance(op, Plugin):
+        raise ValueError(f"op={op} is a codec; give codec={op}, or ronde.PluginOp for a plugin that reduces")
+    if isinstance(codec, PluginOp):
+        raise ValueError(f"codec={codec} is a reduction; give op={codec}, or ronde.Plugin for a plugin that is a codec")
     options: dict[str, Any] = {"op": op, "prescale": prescale_factor, "postscale": postscale_factor}
-    return options if codec is None else {**options, "codec": codec}
+    if isinstance(op, PluginOp):
+        if codec is not None:
+            raise ValueError(f"op={op} with codec={codec!r}: values reach a plugin as they are; leave the codec out")
+        options.update(op=BY_PLUGIN, plugin=call_of(op))
+    elif isinstance(codec, Plugin):
+        options["plugin"] = call_of(codec)
+    elif codec is not None:
+        options["codec"] = codec
+    return options
 
 
 def _named(name: str | None) -> dict[str, Any]:
@@ -242,5 +258,8 @@ def tag_number(tag: int) -> int:
         raise ValueError(f"tags are integers from 0 to 2^32 - 1, not {tag}")
     return tag
 
+
+# The native client's number of a reduction by a plugin.
+BY_PLUGIN = 8
 
 _log = logging.getLogger("ronde")

@@ -17,7 +17,7 @@ use ronde_rpc::v1::server_message::Message as Say;
 use ronde_rpc::{Claim, Claimed, Completion, EpochView, OutputPlace, Place, Submission, paths, ring, v1};
 use ronde_shm::ring::{Bell, Consumer, PeerRing, Producer, Pushed, RingEnd, Wait};
 use ronde_shm::{MemHost, OwnedSegment, SegmentId, ServeOutcome, SessionToken, Share, WorkerSegment, serve_one};
-use ronde_wire::{Collective, Detail, Epoch, RequestId, Seq, SetId};
+use ronde_wire::{Collective, Detail, Epoch, PluginCall, RequestId, Seq, SetId};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
@@ -303,6 +303,13 @@ struct OpenRing {
     listening: tokio::net::UnixStream,
 }
 
+/// The plugin of a request with what was given to it, and what it is there for.
+fn plugin_text(plugin: &PluginCall, what: &ronde_wire::Request) -> String {
+    let given: Vec<String> = plugin.parameters.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+    let op = what.collective.reduce_op().map_or("nothing", |op| op.name());
+    format!("plugin {}{} for {op}, codec {}", plugin.name, given.concat(), what.codec)
+}
+
 async fn rung(ring: Option<&mut OpenRing>) {
     let Some(ring) = ring else { return std::future::pending().await };
     if !matches!(ring.listening.read(&mut [0; 64]).await, Ok(1..)) {
@@ -344,6 +351,9 @@ impl Server {
             Heard::Submit(message) => {
                 let submission = Submission::parse(message, RANK).expect("the client submits nothing that is refused");
                 self.shared.note(format!("submit {}", submission.what.name));
+                if let Some(plugin) = &submission.plugin {
+                    self.shared.note(plugin_text(plugin, &submission.what));
+                }
                 self.submit(submission).await;
             }
             Heard::Withdraw(message) => {

@@ -18,6 +18,7 @@ from ronde.errors import (
     TimedOutError,
 )
 from ronde.ops import Adasum, Average, Max, Min, Product, Sum
+from ronde.plugins import Plugin, PluginOp
 from ronde.torch import elastic
 from ronde.torch.basics import (
     ccl_built,
@@ -95,6 +96,8 @@ __all__ = [
     "Min",
     "MismatchError",
     "PeerLostError",
+    "Plugin",
+    "PluginOp",
     "ProcessSet",
     "Product",
     "RefusedError",

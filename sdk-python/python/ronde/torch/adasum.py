@@ -16,13 +16,15 @@ from ronde.torch.wrapping import Watcher, Wrapping, too_many_passes, trainable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ronde.torch.compression import Compressor
+    from ronde.torch.compression import Compressor, PluginCompressor
 
 
 class DeltaReducer(Watcher):
     """How the changes of one optimizer's parameters are reduced, and how often each was passed."""
 
-    def __init__(self, names: dict[torch.Tensor, str], compression: type[Compressor], passes: int) -> None:
+    def __init__(
+        self, names: dict[torch.Tensor, str], compression: type[Compressor] | PluginCompressor, passes: int
+    ) -> None:
         super().__init__(names, passes)
         self._compression = compression
         self._passed: dict[torch.Tensor, int] = {}

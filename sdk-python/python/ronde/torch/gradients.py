@@ -18,26 +18,29 @@ from ronde.torch.process_sets import ProcessSet, members_of, size_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ronde.plugins import Plugin, PluginOp
     from ronde.torch.world import InFlight
 
 
 def begin_allreduce(
     tensor: torch.Tensor,
     name: str | None,
-    op: int,
+    op: int | PluginOp,
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
     out: torch.Tensor | None = None,
+    codec: Plugin | None = None,
 ) -> int:
     """A handle of the operation."""
     members, current = members_of(process_set), world.current()
+    scales = (prescale, postscale)
 
     def begin() -> InFlight:
         source, client = check_tensor(tensor), current.client
         if op == Adasum and current.hosts is not None:
             return current.hosts.begin(source, name, prescale, postscale, out)
-        return client.allreduce_async(source, op, name, prescale, postscale, out=out, process_set=members)
+        return client.allreduce_async(source, op, name, *scales, out=out, codec=codec, process_set=members)
 
     return world.handle_of("allreduce", current.submit("allreduce", name, members, begin))
 
@@ -45,19 +48,21 @@ def begin_allreduce(
 def begin_grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     name: str | None,
-    op: int,
+    op: int | PluginOp,
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
     in_place: bool = False,
+    codec: Plugin | None = None,
 ) -> int:
     """A handle of the operation."""
     members, current = members_of(process_set), world.current()
+    options = (op, name, prescale, postscale)
 
     def begin() -> InFlight:
         sources, client = [check_tensor(tensor) for tensor in tensors], current.client
         out = sources if in_place else None
-        return client.grouped_allreduce_async(sources, op, name, prescale, postscale, out=out, process_set=members)
+        return client.grouped_allreduce_async(sources, *options, out=out, codec=codec, process_set=members)
 
     return world.handle_of("grouped_allreduce", current.submit("grouped_allreduce", name, members, begin))
 
@@ -191,19 +196,20 @@ class AllReduce(torch.autograd.Function):
         ctx: Any,
         tensor: torch.Tensor,
         name: str | None,
-        op: int,
+        op: int | PluginOp,
         prescale: float,
         postscale: float,
         process_set: ProcessSet,
+        codec: Plugin | None,
     ) -> torch.Tensor:
         """The reduction."""
         ctx.options = (op, prescale, postscale, process_set)
-        return check_tensor(_wait(begin_allreduce(tensor, name, *ctx.options)))
+        return check_tensor(_wait(begin_allreduce(tensor, name, op, prescale, postscale, process_set, codec=codec)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Reduced the same way."""
-        return _wait(begin_allreduce(gradients[0], None, *ctx.options)), None, None, None, None, None
+        """Reduced the same way, but without a plugin as codec: it has no name by which one could keep a residual."""
+        return _wait(begin_allreduce(gradients[0], None, *ctx.options)), None, None, None, None, None, None
 
 
 class GroupedAllReduce(torch.autograd.Function):
@@ -213,21 +219,23 @@ class GroupedAllReduce(torch.autograd.Function):
     def forward(
         ctx: Any,
         name: str | None,
-        op: int,
+        op: int | PluginOp,
         prescale: float,
         postscale: float,
         process_set: ProcessSet,
+        codec: Plugin | None,
         *tensors: torch.Tensor,
     ) -> Any:
         """The reductions."""
         ctx.options = (op, prescale, postscale, process_set)
-        return tuple(_wait(begin_grouped_allreduce(tensors, name, *ctx.options)))
+        scales = (prescale, postscale)
+        return tuple(_wait(begin_grouped_allreduce(tensors, name, op, *scales, process_set, codec=codec)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Reduced the same way, as a group."""
+        """Reduced the same way, as a group; without a plugin as codec."""
         reduced = _wait(begin_grouped_allreduce(gradients, None, *ctx.options))
-        return (None, None, None, None, None, *reduced)
+        return (None, None, None, None, None, None, *reduced)
 
 
 class AllGather(torch.autograd.Function):

@@ -36,12 +36,14 @@ from ronde.torch.basics import (
     shutdown,
     size,
 )
-from ronde.torch.compression import Compression, Compressor
+from ronde.torch.compression import Compression, Compressor, PluginCompressor, check_no_plugin, codec_of
 from ronde.torch.process_sets import ProcessSet, global_process_set, members_of
 from ronde.torch.world import poll, synchronize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ronde.plugins import PluginOp
 
 __all__ = [
     "allgather",
@@ -88,8 +90,8 @@ def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: int | None = None,
+    compression: type[Compressor] | PluginCompressor = Compression.none,
+    op: int | PluginOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -97,16 +99,18 @@ def allreduce(
     """The reduction of all ranks' tensors, of the same shape. Differentiable: its gradient is reduced the same way.
 
     average     -- deprecated: op=Average or op=Sum; with `op` too, ValueError
-    compression -- what is done to the tensor before, and undone after
-    op          -- Average unless given; any of `ronde.Client.allreduce`. Adasum is for the set of all ranks only, else
-                   NotImplementedError
+    compression -- what is done to the tensor before, and undone after; `Compression.plugin` names a plugin that does it
+                   on the way between sidecars, but not for the gradient
+    op          -- Average unless given; any of `ronde.Client.allreduce`, also `PluginOp`. Adasum is for the set of all
+                   ranks only, else NotImplementedError
     prescale_factor, postscale_factor -- multiply each tensor before the reduction, and its result
 
     The average of integers is truncated toward zero. float16 and bfloat16 are accumulated in float32.
     """
     op = _reduce_op(average, op, process_set)
+    codec = codec_of(compression, op)
     compressed, context = compression.compress(tensor)
-    reduced = gradients.AllReduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set)
+    reduced = gradients.AllReduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set, codec)
     return compression.decompress(reduced, context)
 
 
@@ -114,7 +118,7 @@ def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
+    op: int | PluginOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -128,7 +132,7 @@ def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
+    op: int | PluginOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -142,7 +146,7 @@ def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
+    op: int | PluginOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -156,8 +160,8 @@ def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: int | None = None,
+    compression: type[Compressor] | PluginCompressor = Compression.none,
+    op: int | PluginOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -168,7 +172,7 @@ def grouped_allreduce(
     pairs = [compression.compress(tensor) for tensor in tensors]
     if not pairs:
         return []
-    options = (name, op, prescale_factor, postscale_factor, process_set)
+    options = (name, op, prescale_factor, postscale_factor, process_set, codec_of(compression, op))
     reduced = gradients.GroupedAllReduce.apply(*options, *(compressed for compressed, _ in pairs))
     return [compression.decompress(each, context) for each, (_, context) in zip(reduced, pairs)]
 
@@ -177,7 +181,7 @@ def grouped_allreduce_async(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
+    op: int | PluginOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -192,7 +196,7 @@ def grouped_allreduce_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
+    op: int | PluginOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -208,7 +212,7 @@ def grouped_allreduce_async_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
+    op: int | PluginOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -330,7 +334,7 @@ def alltoall_async(
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | PluginCompressor = Compression.none,
     op: int = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -341,6 +345,7 @@ def reducescatter(
     Of r rows over n ranks the first r % n ranks get one more than r // n. `op` is Average, Sum, Min, Max or Product.
     Raises ValueError for a scalar.
     """
+    check_no_plugin(compression, "reducescatter")
     compressed, context = compression.compress(tensor)
     options = (name, op, process_set, prescale_factor, postscale_factor)
     return compression.decompress(gradients.ReduceScatter.apply(compressed, *options), context)
@@ -361,13 +366,14 @@ def reducescatter_async(
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | PluginCompressor = Compression.none,
     op: int = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """`reducescatter` of several tensors, none reduced before all are there on all ranks. Differentiable."""
+    check_no_plugin(compression, "grouped_reducescatter")
     _check_devices(tensors)
     pairs = [compression.compress(tensor) for tensor in tensors]
     if not pairs:
@@ -417,7 +423,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         client().barrier(process_set=members)
 
 
-def _reduce_op(average: bool | None, op: int | None, process_set: ProcessSet) -> int:
+def _reduce_op(average: bool | None, op: int | PluginOp | None, process_set: ProcessSet) -> int | PluginOp:
     if average is not None:
         if op is not None:
             raise ValueError("The op parameter supersedes average; give only op.")

@@ -12,7 +12,7 @@ import torch
 from ronde.ops import Adasum, Average
 from ronde.torch import basics
 from ronde.torch.adasum import AdasumDistributed, DeltaReducer
-from ronde.torch.compression import Compression, Compressor
+from ronde.torch.compression import Compression, Compressor, PluginCompressor, codec_of
 from ronde.torch.process_sets import ProcessSet, global_process_set
 from ronde.torch.reducer import Reducer
 from ronde.torch.wrapping import Wrapping, trainable
@@ -20,13 +20,15 @@ from ronde.torch.wrapping import Wrapping, trainable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ronde.plugins import PluginOp
+
 
 def DistributedOptimizer(  # noqa: N802 -- the name that users know
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | PluginCompressor = Compression.none,
     backward_passes_per_step: int = 1,
-    op: int = Average,
+    op: int | PluginOp = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
@@ -36,10 +38,12 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     """An optimizer of the same class that reduces gradients over all ranks before each step.
 
     named_parameters          -- names by which the ranks agree, usually `model.named_parameters()`
-    compression               -- what is done to a gradient before it is handed over, and undone after
+    compression               -- what is done to a gradient before it is handed over, and undone after. With
+                                 `Compression.plugin` a plugin does it on the way between sidecars; for dense gradients,
+                                 op=Average and op=Sum
     backward_passes_per_step  -- backward passes whose gradients are summed here before they are reduced
-    op                        -- Average or another reduction. With Adasum each rank makes a step of the wrapped
-                                 optimizer by itself, and the changes of the parameters are reduced, not the gradients
+    op                        -- Average or another reduction, also `PluginOp`. With Adasum each rank makes a step by
+                                 itself, and the changes of the parameters are reduced, not the gradients
     gradient_predivide_factor -- with Average: divides by this before and by the rest after the sum
     num_groups                -- deprecated: groups
     groups                    -- how gradients are reduced together: in so many groups of about as many parameters each,
@@ -54,13 +58,13 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     which they did not ask, zeros are the result.)
 
     From 64 KiB on the memory of a gradient is replaced by the result's when it is reduced, not written (`p.grad` stays
-    the same tensor); not so for gradients that are grouped, compressed, on another device, parts of a larger tensor or
-    not laid out in rows, and not with `init(mapped=False)` or RONDE_MAPPED=0. Bits are the same either way.
+    the same tensor); not so for gradients that are grouped, cast, on another device, parts of a larger tensor or not
+    laid out in rows, and not with `init(mapped=False)` or RONDE_MAPPED=0. Bits are the same either way.
 
     Gradients are of the floating-point types of `ronde.torch.allreduce` and have the same shapes on all ranks; `step`
     and `synchronize` raise what that does. Raises ValueError for `backward_passes_per_step` below 1, a factor without
-    Average, groups that are none, and names that are missing or not unique; NotImplementedError for Adasum with a
-    process set.
+    Average, a plugin as compression with a reduction that it is not for, groups that are none, and names that are
+    missing or not unique; NotImplementedError for Adasum with a process set.
     """
     if op != Average and gradient_predivide_factor != 1.0:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
@@ -71,6 +75,7 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
         groups = num_groups if groups is None else groups
     _check_groups(groups)
     names = _names(optimizer, named_parameters)
+    codec_of(compression, op)  # also where nothing will be reduced
     if op == Adasum and process_set is not global_process_set:
         raise NotImplementedError("Adasum does not support non-global process sets yet")
     if op == Adasum and basics.size() > 1:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 
 from ronde.ops import Average, Sum
+from ronde.plugins import PluginOp
 from ronde.tensors import owns_memory
 from ronde.torch import basics, world
+from ronde.torch.compression import codec_of
 from ronde.torch.presence import Presence
 from ronde.torch.process_sets import ProcessSet, members_of, size_of
 from ronde.torch.sparse import sparse_allreduce_async
@@ -18,7 +20,7 @@ from ronde.torch.window import Window
 from ronde.torch.wrapping import Watcher, too_many_passes, trainable
 
 if TYPE_CHECKING:
-    from ronde.torch.compression import Compressor
+    from ronde.torch.compression import Compressor, PluginCompressor
     from ronde.torch.world import InFlight
 
 
@@ -33,9 +35,9 @@ class Reducer(Watcher):
     def __init__(
         self,
         names: dict[torch.Tensor, str],
-        compression: type[Compressor],
+        compression: type[Compressor] | PluginCompressor,
         passes: int,
-        op: int,
+        op: int | PluginOp,
         process_set: ProcessSet,
     ) -> None:
         super().__init__(names, passes)
@@ -43,6 +45,7 @@ class Reducer(Watcher):
         self.sparse_as_dense = False
         self.steps_synchronize = True
         self._compression = compression
+        self._codec = codec_of(compression, op)
         self._op = op
         self._process_set = process_set
         self._left: dict[torch.Tensor, int] = {}
@@ -169,8 +172,10 @@ class Reducer(Watcher):
 
         def begin() -> InFlight:
             if compressed is gradient:
-                return client.reduce_gradient(gradient, op, name, prescale, postscale, members)
-            return client.allreduce_async(compressed, op, name, prescale, postscale, process_set=members)
+                return client.reduce_gradient(gradient, op, name, prescale, postscale, members, self._codec)
+            return client.allreduce_async(
+                compressed, op, name, prescale, postscale, codec=self._codec, process_set=members
+            )
 
         with world.traced("allreduce", name):
             handle = begin()
@@ -187,18 +192,21 @@ class Reducer(Watcher):
         name = f"group.{self._name(group[0])}"
         with world.traced("grouped_allreduce", name):
             compressed = [tensor for tensor, _ in pairs]
-            together = client.grouped_allreduce_async(compressed, op, name, prescale, postscale, process_set=members)
+            together = client.grouped_allreduce_async(
+                compressed, op, name, prescale, postscale, codec=self._codec, process_set=members
+            )
         parts = [_Part(together, index) for index in range(len(group))]
         for parameter, gradient, part, (_, context) in zip(group, gradients, parts, pairs):
             self._in_flight[parameter] = Reduction(part, parameter, gradient, self._reader(parameter, context))
 
     def _submit_sparse(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str) -> Reduction:
-        if self._op not in (Average, Sum):
+        op = self._op
+        if isinstance(op, PluginOp) or op not in (Average, Sum):
             raise ValueError(
                 f"the gradient of {name} is sparse, for which there are op=Average and op=Sum; use sparse_as_dense=True"
             )
         self._sparse_dimensions[parameter] = gradient.sparse_dim()
-        finish = sparse_allreduce_async(gradient, name, self._op, self._process_set)
+        finish = sparse_allreduce_async(gradient, name, op, self._process_set)
         reduction = self._in_flight[parameter] = Reduction(_Called(finish), parameter, gradient, _as_it_is)
         return reduction
 
@@ -222,7 +230,7 @@ class Reducer(Watcher):
             parameter.grad = torch.zeros_like(parameter) if dimensions is None else _nothing(parameter, dimensions)
         return parameter.grad
 
-    def _reduction(self) -> tuple[int, float, float]:
+    def _reduction(self) -> tuple[int | PluginOp, float, float]:
         if self.predivide == 1.0:
             return self._op, 1.0, 1.0
         return Sum, 1.0 / self.predivide, self.predivide / size_of(self._process_set)
