@@ -79,12 +79,11 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let incarnation = Incarnation(u64::from_le_bytes(random_bytes()?));
 
     // Data threads: a lane each, with its socket and its executor; then those that work on this host only.
-    let plugins = Plugins::new(&settings.plugins)?;
     let options = LinkOptions { start_timeout: settings.start_timeout, ..LinkOptions::default() };
     let start = |port, purpose, addresses| {
         start_port(port, &identity, local_hello(&settings, incarnation, purpose), addresses, options.clone())
     };
-    let (lanes, reports) = spawn_lanes(&settings, &peers, ports.lanes, &plugins, start)?;
+    let (lanes, reports, plugins) = spawn_lanes(&settings, &peers, ports.lanes, start)?;
 
     // Local workers: their directory, sockets, tokens and shared memory.
     let (place, allowed_uids) = house(&settings, &args.container);
@@ -101,8 +100,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let mut server = tokio::spawn(service.bind(&paths::rpc_socket(directory.path()))?);
     directory.open_sockets()?;
     tokio::spawn(credentials::keep_fresh(renewal, Arc::clone(&identity), command_sender.clone()));
-    let pages = admin::Pages::new(command_sender.clone(), settings.job.clone());
-    let admin = admin::serve(pages, standalone::admin_address(args).await?).await?;
+    let admin = serve_admin(args, &settings, &command_sender).await?;
     directory.write_admin(admin)?;
 
     // The control thread: engine, control links, sessions.
@@ -342,25 +340,35 @@ fn start_port(
     move || port.start(identity, &hello, peers, options).context("cannot start a port")
 }
 
-/// Spawns the data threads; gives them with the channel that all of them report to.
+/// Spawns the data threads; gives them with the channel that all of them report to, and the plugins that they call.
 fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
     settings: &Settings,
     peers: &[Peer],
     ports: Vec<BoundPort>,
-    plugins: &Arc<Plugins>,
     start: impl Fn(BoundPort, Purpose, HashMap<SidecarIndex, Vec<SocketAddr>>) -> Start,
-) -> anyhow::Result<(Vec<LaneHandle>, mpsc::Receiver<LaneReport>)> {
+) -> anyhow::Result<(Vec<LaneHandle>, mpsc::Receiver<LaneReport>, Arc<Plugins>)> {
+    let plugins = Plugins::new(&settings.plugins)?;
     let (report_sender, reports) = mpsc::channel(REPORTS_MAX);
     let mut lanes = Vec::new();
     for (lane, port) in (0..).map(Lane).zip(ports) {
         let addresses = addresses(peers, |peer| peer.lanes.get(usize::from(lane.0)).copied());
         let start = start(port, Purpose::Data(lane), addresses);
-        lanes.push(lane::spawn(lane_config(settings, lane, plugins), start, report_sender.clone())?);
+        lanes.push(lane::spawn(lane_config(settings, lane, &plugins), start, report_sender.clone())?);
     }
     for lane in (settings.lanes..settings.threads).map(Lane) {
-        lanes.push(local_lane::spawn(lane_config(settings, lane, plugins), report_sender.clone())?);
+        lanes.push(local_lane::spawn(lane_config(settings, lane, &plugins), report_sender.clone())?);
     }
-    Ok((lanes, reports))
+    Ok((lanes, reports, plugins))
+}
+
+/// Serves the admin pages; gives their address.
+async fn serve_admin(
+    args: &SidecarArgs,
+    settings: &Settings,
+    commands: &mpsc::Sender<Command>,
+) -> anyhow::Result<SocketAddr> {
+    let pages = admin::Pages::new(commands.clone(), settings.job.clone());
+    admin::serve(pages, standalone::admin_address(args).await?).await
 }
 
 fn lane_config(settings: &Settings, lane: Lane, plugins: &Arc<Plugins>) -> LaneConfig {

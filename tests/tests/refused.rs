@@ -77,7 +77,7 @@ fn what_is_not_supported_is_refused_by_name() -> Result<()> {
     for (dtype, options, words) in cases {
         crew.check_fails(words, |client| {
             let bytes = vec![0; 3 * dtype.size_bytes()];
-            client.allreduce("x", TensorRef { dtype, shape: &[3], bytes: &bytes }, options)
+            client.allreduce("x", TensorRef { dtype, shape: &[3], bytes: &bytes }, options.clone())
         })?;
     }
     for op in [ReduceOp::Adasum, ReduceOp::Median, ReduceOp::ClippedMean] {

@@ -144,6 +144,7 @@ fn tensor(at: &PluginSpan<'_>) -> Tensor {
     (at.set, at.name.clone())
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "it is given to map_err")]
 fn said(fault: Fault) -> PluginFault {
     PluginFault(fault.to_string())
 }
