@@ -18,13 +18,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     for bytes in [16 << 10, 256 << 10, 1 << 20, 16 << 20] {
         for rates in throughput::measure(&plugin, &parameters, dtype, bytes, Duration::from_millis(500))? {
             println!(
-                "{bytes:>9} B, {:<20}: plugin {:6.2} GB/s, native sum {:6.2}, copy {:6.2}; {:.2} of native, {:.2} of copy",
+                "{bytes:>9} B, {:<20}: plugin {:6.2} GB/s, native sum {:6.2}, with copies {:6.2}, copy {:6.2}; {:.2} of native, {:.2} with copies",
                 rates.what,
                 rates.plugin / 1e9,
                 rates.native / 1e9,
+                rates.native_copied / 1e9,
                 rates.copy / 1e9,
                 rates.plugin / rates.native,
-                rates.plugin / rates.copy
+                rates.plugin / rates.native_copied
             );
         }
     }

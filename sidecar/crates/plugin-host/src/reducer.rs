@@ -221,7 +221,7 @@ fn reduce_part(
 /// Bytes of each operand in one call: what fits the buffers and stays in the cache next to the processor, in whole lines.
 fn step_bytes(guest: &Guest, ranks: usize) -> usize {
     let fits = (guest.placement.input.len() / ranks).min(guest.placement.output.len());
-    let near = CACHED_BYTES / (ranks + 1);
+    let near = (CACHED_BYTES / (ranks + 1)).max(STEP_BYTES_MIN);
     (fits.min(near) / limits::BUFFER_ALIGN).max(1) * limits::BUFFER_ALIGN
 }
 
@@ -266,5 +266,7 @@ fn narrow(number: usize) -> u32 {
 
 /// Bytes of a measure.
 const NUMBER: usize = size_of::<f64>();
-/// Bytes of operands and result in one call.
-const CACHED_BYTES: usize = 96 << 10;
+/// Bytes of operands and result in one call: beside what they are copied from and to, they stay in 32 KiB of the first cache.
+const CACHED_BYTES: usize = 12 << 10;
+/// Bytes of each operand in one call of many ranks, so that loops stay longer than what is around them.
+const STEP_BYTES_MIN: usize = 1 << 10;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
-use ronde_collectives::kernels::{Side, reduce_into};
+use ronde_collectives::kernels::{BLOCK_BYTES_MAX, Side, reduce_into};
 use ronde_plugin_abi::Stage;
 use ronde_wire::{DType, ReduceOp};
 
@@ -24,6 +24,8 @@ pub struct Rates {
     pub plugin: f64,
     /// By the native sum of two operands, for the same type.
     pub native: f64,
+    /// By the native sum of operands that are first copied to private blocks, and back, as those in shared memory are.
+    pub native_copied: f64,
     /// By a plain copy.
     pub copy: f64,
 }
@@ -97,8 +99,14 @@ fn codec(instance: &mut Instance, span: &Span, bytes: usize, time: Duration) -> 
         }
         Ok(())
     })?;
-    let (native, copy) = natively(span.dtype, bytes, time)?;
-    Ok([("encode", encoding), ("decode", decoding)].map(|(what, plugin)| Rates { what, plugin, native, copy }))
+    let (native, native_copied, copy) = natively(span.dtype, bytes, time)?;
+    Ok([("encode", encoding), ("decode", decoding)].map(|(what, plugin)| Rates {
+        what,
+        plugin,
+        native,
+        native_copied,
+        copy,
+    }))
 }
 
 fn reduction(instance: &mut Instance, span: &Span, shape: Shape, bytes: usize, time: Duration) -> Result<Rates, Fault> {
@@ -117,12 +125,12 @@ fn reduction(instance: &mut Instance, span: &Span, shape: Shape, bytes: usize, t
         let reduced = rate(bytes, time, || instance.reduce(span, &operands, &measures, &mut into))?;
         ("reduce up to 4 ranks", reduced)
     };
-    let (native, copy) = natively(span.dtype, bytes, time)?;
-    Ok(Rates { what, plugin, native, copy })
+    let (native, native_copied, copy) = natively(span.dtype, bytes, time)?;
+    Ok(Rates { what, plugin, native, native_copied, copy })
 }
 
-/// The native sum and a plain copy.
-fn natively(dtype: DType, bytes: usize, time: Duration) -> Result<(f64, f64), Fault> {
+/// The native sum, the same with copies, and a plain copy.
+fn natively(dtype: DType, bytes: usize, time: Duration) -> Result<(f64, f64, f64), Fault> {
     let values = ordinary(dtype, bytes);
     let mut into = values.clone();
     let native = rate(bytes, time, || {
@@ -130,11 +138,23 @@ fn natively(dtype: DType, bytes: usize, time: Duration) -> Result<(f64, f64), Fa
         summed.expect("there is a sum of every type, and the lengths are equal");
         Ok(())
     })?;
+    let mut blocks = [[0; BLOCK_BYTES_MAX], [0; BLOCK_BYTES_MAX]];
+    let native_copied = rate(bytes, time, || {
+        for (into, values) in black_box(&mut into).chunks_mut(BLOCK_BYTES_MAX).zip(values.chunks(BLOCK_BYTES_MAX)) {
+            let [left, right] = blocks.each_mut().map(|block| &mut block[..values.len()]);
+            copy(left, into);
+            copy(right, values);
+            let summed = reduce_into(dtype, ReduceOp::Sum, left, right, Side::AccumulatorLeft);
+            summed.expect("there is a sum of every type, and the lengths are equal");
+            copy(into, left);
+        }
+        Ok(())
+    })?;
     let copy = rate(bytes, time, || {
         copy(black_box(&mut into), black_box(&values));
         Ok(())
     })?;
-    Ok((native, copy))
+    Ok((native, native_copied, copy))
 }
 
 /// Zeros are ordinary values of every type, which neither overflow nor slow anything down when they are added up.
