@@ -38,9 +38,9 @@ struct Asked {
     reduces: bool,
 }
 
-/// How long the control thread waits for a module. It compiles within milliseconds from the cache, and within a second
-/// or so for the first time.
-const LOAD_TIMEOUT: Duration = Duration::from_millis(800);
+/// How long the control thread waits for a module: less than the silence for which others give a sidecar up. It is there
+/// within milliseconds from the cache, and within a second or so for the first time.
+const LOAD_TIMEOUT: Duration = Duration::from_millis(2_500);
 /// Different requests that are remembered.
 const RESOLVED_MAX: usize = 1_024;
 /// Bytes of a module's file.
