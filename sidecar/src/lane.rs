@@ -317,6 +317,7 @@ impl LaneThread {
                 self.report(LaneReport::Done(epoch, seq, trace)).await;
             }
             ExecutorAction::Failed { epoch, seq, reason, plugin } => {
+                self.memory.remove(seq);
                 self.report(LaneReport::Failed { epoch, seq, reason, plugin }).await;
             }
             ExecutorAction::Disconnect { peer, violation } => self.disconnect(peer, &violation.to_string()).await,

@@ -97,6 +97,7 @@ impl LocalLane {
                 self.report(LaneReport::Done(epoch, seq, trace));
             }
             ExecutorAction::Failed { epoch, seq, reason, plugin } => {
+                self.memory.remove(seq);
                 self.report(LaneReport::Failed { epoch, seq, reason, plugin });
             }
             other => {

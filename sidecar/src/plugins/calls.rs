@@ -28,15 +28,7 @@ impl LanePlugins {
 
     /// The lane's instance of a plugin, started when it is first used.
     fn instance(&mut self, uses: &PluginUse) -> Result<&mut Instance, PluginFault> {
-        if !self.instances.contains_key(uses) {
-            let (plugin, parameters) = self.shared.registry().ordered(uses).map_err(PluginFault)?;
-            let instance = plugin.instance(&parameters).map_err(said)?;
-            if self.instances.len() >= INSTANCES_MAX {
-                self.instances.clear();
-            }
-            self.instances.insert(uses.clone(), instance);
-        }
-        self.instances.get_mut(uses).ok_or_else(|| PluginFault(format!("plugin {uses} has no instance")))
+        started(&mut self.instances, &self.shared, uses)
     }
 
     /// A span as the host knows it.
@@ -45,36 +37,30 @@ impl LanePlugins {
             Stage::Contribution => ronde_plugin_host::Stage::Contribution,
             Stage::Result => ronde_plugin_host::Stage::Result,
         };
-        Span {
-            dtype: at.dtype,
-            stage,
-            offset: at.offset,
-            tensor_elements: at.tensor_elements,
-            round: self.shared.residuals().round(&tensor(at)),
-            tensor: Span::tensor_number(at.set.0, at.name.as_str()),
-        }
+        let (round, number) = self.shared.residuals().round(&tensor(at));
+        Span { dtype: at.dtype, stage, offset: at.offset, tensor_elements: at.tensor_elements, round, tensor: number }
     }
 }
 
 impl ronde_engine::Plugins for LanePlugins {
     fn encode(&mut self, at: &PluginSpan<'_>, values: &[u8], into: &mut [u8]) -> Result<usize, PluginFault> {
         let (span, tensor, block) = (self.span(at), tensor(at), (at.stage, at.offset));
-        let mut encoded = std::mem::take(&mut self.encoded);
-        let facts = self.instance(at.plugin)?.codec_facts(at.dtype).map_err(said)?;
+        let Self { shared, instances, encoded } = self;
+        let instance = started(instances, shared, at.plugin)?;
+        let facts = instance.codec_facts(at.dtype).map_err(said)?;
         let bytes = values.len() / at.dtype.size_bytes() * facts.state_bytes_per_element;
         let keeps = bytes > 0;
-        let mut state = if keeps { self.shared.residuals().state(&tensor, block, bytes) } else { Vec::new() };
-        self.instance(at.plugin)?.encode(&span, values, &mut state, &mut encoded).map_err(said)?;
+        let mut state = if keeps { shared.residuals().state(&tensor, block, bytes) } else { Vec::new() };
+        instance.encode(&span, values, &mut state, encoded).map_err(said)?;
         if keeps {
-            let put = self.shared.residuals().put((at.epoch, at.seq), &tensor, block, state);
+            let put = shared.residuals().put((at.epoch, at.seq), &tensor, block, state);
             put.map_err(|reason| PluginFault(format!("plugin {}: {reason}", at.plugin)))?;
         }
-        let length = encoded.len();
-        if let Some(place) = into.get_mut(..length) {
-            place.copy_from_slice(&encoded);
+        // What is too long is told by its length.
+        if let Some(place) = into.get_mut(..encoded.len()) {
+            place.copy_from_slice(encoded);
         }
-        self.encoded = encoded;
-        Ok(length)
+        Ok(encoded.len())
     }
 
     fn decode(&mut self, at: &PluginSpan<'_>, encoded: &[u8], into: &mut [u8]) -> Result<(), PluginFault> {
@@ -138,6 +124,22 @@ impl Operands for IntoRight<'_> {
     fn write(&mut self, part: Range<usize>, result: &[u8]) {
         self.right[part].copy_from_slice(result);
     }
+}
+
+fn started<'a>(
+    instances: &'a mut HashMap<PluginUse, Instance>,
+    shared: &Plugins,
+    uses: &PluginUse,
+) -> Result<&'a mut Instance, PluginFault> {
+    if !instances.contains_key(uses) {
+        let (plugin, parameters) = shared.registry().ordered(uses).map_err(PluginFault)?;
+        let instance = plugin.instance(&parameters).map_err(said)?;
+        if instances.len() >= INSTANCES_MAX {
+            instances.clear();
+        }
+        instances.insert(uses.clone(), instance);
+    }
+    instances.get_mut(uses).ok_or_else(|| PluginFault(format!("plugin {uses} has no instance")))
 }
 
 fn tensor(at: &PluginSpan<'_>) -> Tensor {

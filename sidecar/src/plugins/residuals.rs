@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ronde_engine::Stage;
+use ronde_plugin_host::Span;
 use ronde_wire::{Epoch, PluginUse, Seq, SetId, TensorName};
 
 /// An operation.
@@ -29,6 +30,8 @@ struct Kept {
     elements: u64,
     /// Operations that stand.
     round: u64,
+    /// What plugins know the tensor by.
+    number: u64,
     blocks: HashMap<Block, Vec<u8>>,
 }
 
@@ -36,7 +39,17 @@ struct Kept {
 #[derive(Debug, Default)]
 struct Pending {
     tensors: Vec<Tensor>,
-    blocks: Vec<(Tensor, Block, Vec<u8>)>,
+    blocks: Vec<Put>,
+}
+
+/// What a block's state is to be.
+#[derive(Debug)]
+struct Put {
+    tensor: Tensor,
+    block: Block,
+    state: Vec<u8>,
+    /// Bytes that it was counted with: none where it takes the place of another.
+    counted: u64,
 }
 
 impl Residuals {
@@ -59,7 +72,9 @@ impl Residuals {
             pending.tensors.push(tensor.clone());
             let fits = |kept: &Kept| kept.elements == elements && kept.plugin == *plugin;
             if !self.tensors.get(&tensor).is_some_and(fits) {
-                let fresh = Kept { plugin: Arc::clone(plugin), elements, round: 0, blocks: HashMap::new() };
+                let number = Span::tensor_number(set.0, name.as_str());
+                let (plugin, blocks) = (Arc::clone(plugin), HashMap::new());
+                let fresh = Kept { plugin, elements, round: 0, number, blocks };
                 if let Some(old) = self.tensors.insert(tensor, fresh) {
                     self.bytes -= old.blocks.values().map(|block| block.len() as u64).sum::<u64>();
                 }
@@ -68,9 +83,9 @@ impl Residuals {
         self.pending.insert(operation, pending);
     }
 
-    /// How often a tensor was reduced before.
-    pub(super) fn round(&self, tensor: &Tensor) -> u64 {
-        self.tensors.get(tensor).map_or(0, |kept| kept.round)
+    /// How often a tensor of an operation that has begun was reduced before, and what plugins know it by.
+    pub(super) fn round(&self, tensor: &Tensor) -> (u64, u64) {
+        self.tensors.get(tensor).map_or((0, 0), |kept| (kept.round, kept.number))
     }
 
     /// A copy of a block's state of so many bytes; zeros at first.
@@ -91,17 +106,17 @@ impl Residuals {
         state: Vec<u8>,
     ) -> Result<(), String> {
         let is_new = self.tensors.get(tensor).is_none_or(|kept| !kept.blocks.contains_key(&block));
-        let more = if is_new { state.len() as u64 } else { 0 };
-        if self.bytes + more > self.bytes_max {
-            let (bytes, max) = (self.bytes + more, self.bytes_max);
+        let counted = if is_new { state.len() as u64 } else { 0 };
+        if self.bytes + counted > self.bytes_max {
+            let (bytes, max) = (self.bytes + counted, self.bytes_max);
             return Err(format!(
                 "what codecs keep would be {bytes} bytes, more than the {max} of --plugin-state-mb; raise that"
             ));
         }
         // Of an operation that is over nothing is kept.
         let Some(pending) = self.pending.get_mut(&operation) else { return Ok(()) };
-        self.bytes += more;
-        pending.blocks.push((tensor.clone(), block, state));
+        self.bytes += counted;
+        pending.blocks.push(Put { tensor: tensor.clone(), block, state, counted });
         Ok(())
     }
 
@@ -113,9 +128,10 @@ impl Residuals {
                 kept.round += 1;
             }
         }
-        for (tensor, block, state) in pending.blocks {
-            if let Some(kept) = self.tensors.get_mut(&tensor) {
-                kept.blocks.insert(block, state);
+        for put in pending.blocks {
+            match self.tensors.get_mut(&put.tensor) {
+                Some(kept) => drop(kept.blocks.insert(put.block, put.state)),
+                None => self.bytes -= put.counted,
             }
         }
     }
@@ -123,10 +139,7 @@ impl Residuals {
     /// An operation does not stand.
     pub(super) fn discard(&mut self, operation: Operation) {
         let Some(pending) = self.pending.remove(&operation) else { return };
-        for (tensor, block, state) in pending.blocks {
-            let is_kept = self.tensors.get(&tensor).is_some_and(|kept| kept.blocks.contains_key(&block));
-            self.bytes -= if is_kept { 0 } else { state.len() as u64 };
-        }
+        self.bytes -= pending.blocks.iter().map(|put| put.counted).sum::<u64>();
     }
 
     pub(super) fn clear(&mut self) {
@@ -168,13 +181,13 @@ mod tests {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
         residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
-        assert_eq!((residuals.state(&tensor(), BLOCK, 4), residuals.round(&tensor())), (vec![0; 4], 0));
+        assert_eq!((residuals.state(&tensor(), BLOCK, 4), residuals.round(&tensor()).0), (vec![0; 4], 0));
         residuals.commit(first);
-        assert_eq!((residuals.state(&tensor(), BLOCK, 4), residuals.round(&tensor())), (vec![7; 4], 1));
+        assert_eq!((residuals.state(&tensor(), BLOCK, 4), residuals.round(&tensor()).0), (vec![7; 4], 1));
         let second = begin(&mut residuals, 2, 0, 100);
         residuals.put(second, &tensor(), BLOCK, vec![8; 4]).expect("room");
         residuals.discard(second);
-        assert_eq!((residuals.state(&tensor(), BLOCK, 4), residuals.round(&tensor())), (vec![7; 4], 1));
+        assert_eq!((residuals.state(&tensor(), BLOCK, 4), residuals.round(&tensor()).0), (vec![7; 4], 1));
         assert_eq!(residuals.bytes(), 4);
         residuals.put(second, &tensor(), BLOCK, vec![9; 4]).expect("it is over, and nothing is kept");
         assert_eq!(residuals.bytes(), 4);
@@ -188,9 +201,26 @@ mod tests {
             residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
             residuals.commit(first);
             begin(&mut residuals, 2, parameter, elements);
-            assert_eq!((residuals.state(&tensor(), BLOCK, 4), residuals.round(&tensor())), (vec![0; 4], 0));
+            assert_eq!((residuals.state(&tensor(), BLOCK, 4), residuals.round(&tensor()).0), (vec![0; 4], 0));
             assert_eq!(residuals.bytes(), 0);
         }
+    }
+
+    /// Its ranks hear of a failure before the lanes have let go of the operation, and may ask for the tensor again.
+    #[test]
+    fn an_operation_that_fails_gives_back_what_it_took_whatever_began_since() {
+        let mut residuals = Residuals::new(100);
+        let first = begin(&mut residuals, 1, 0, 100);
+        residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
+        residuals.commit(first);
+        let second = begin(&mut residuals, 2, 0, 100);
+        residuals.put(second, &tensor(), BLOCK, vec![8; 4]).expect("room");
+        let third = begin(&mut residuals, 3, 1, 100);
+        residuals.discard(second);
+        assert_eq!(residuals.bytes(), 0);
+        residuals.put(third, &tensor(), BLOCK, vec![9; 4]).expect("room");
+        residuals.commit(third);
+        assert_eq!((residuals.bytes(), residuals.state(&tensor(), BLOCK, 4)), (4, vec![9; 4]));
     }
 
     #[test]

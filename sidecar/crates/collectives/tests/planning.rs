@@ -196,7 +196,7 @@ fn every_kind(root: Rank) -> [WorkKind; 14] {
     [
         WorkKind::AllReduce,
         WorkKind::AllReduceCoded { encoded_bytes: 2 },
-        BY_BLOCKS,
+        WorkKind::AllReduceByBlocks { block_elements: 3_072, encoded_bytes: 12_300 },
         WorkKind::AllReduceNAry,
         WorkKind::AllReduceTwoPass { measures: 1 },
         WorkKind::AllReduceAdaptive,
@@ -241,7 +241,7 @@ proptest! {
     #[test]
     fn selections_are_sound(
         members in 1..8_u32,
-        kind in 0..13_usize,
+        kind in 0..14_usize,
         counts in proptest::collection::vec(0..400_000_u64, 1..5),
         lanes in 0..20_u16,
     ) {

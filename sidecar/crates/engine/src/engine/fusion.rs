@@ -4,7 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ronde_wire::{Algorithm, Codec, Collective, DType, Group, PluginUse, Rank, control::OrderedTensor, limits};
+use ronde_collectives::planner::STRANDS_MAX;
+use ronde_wire::{
+    Algorithm, Codec, Collective, DType, Group, PluginUse, PluginWork, Rank, control::OrderedTensor, limits,
+};
 
 use super::admission::may_share;
 
@@ -72,6 +75,7 @@ struct Room {
     bytes: u64,
     frame_bytes: usize,
     tensors: usize,
+    blocks: u64,
 }
 
 impl Room {
@@ -80,16 +84,21 @@ impl Room {
             bytes: threshold_bytes.saturating_sub(first.bytes),
             frame_bytes: ORDER_FRAME_BYTES.saturating_sub(first.frame_bytes() + 5 * first.joined.len()),
             tensors: limits::BUCKET_TENSORS_MAX - 1,
+            blocks: STRANDS_MAX.saturating_sub(first.blocks()),
         }
     }
 
     /// Makes room for a tensor; false when there is none.
     fn take(&mut self, tensor: &ReadyTensor) -> bool {
-        let fits = tensor.bytes <= self.bytes && tensor.frame_bytes() <= self.frame_bytes && self.tensors > 0;
+        let fits = tensor.bytes <= self.bytes
+            && tensor.frame_bytes() <= self.frame_bytes
+            && self.tensors > 0
+            && tensor.blocks() <= self.blocks;
         if fits {
             self.bytes -= tensor.bytes;
             self.frame_bytes -= tensor.frame_bytes();
             self.tensors -= 1;
+            self.blocks -= tensor.blocks();
         }
         fits
     }
@@ -119,6 +128,16 @@ impl ReadyTensor {
             && self.codec == other.codec
             && self.plugin == other.plugin
             && self.joined == other.joined
+    }
+
+    /// The most blocks that a codec from a plugin makes of it; 0 without one.
+    pub(crate) fn blocks(&self) -> u64 {
+        match self.plugin.as_deref().map(|plugin| plugin.work) {
+            Some(PluginWork::Codec { block_elements, .. }) => {
+                self.tensor.shape.elements().div_ceil(u64::from(block_elements.max(1)))
+            }
+            _ => 0,
+        }
     }
 
     /// The most bytes that it takes in an order's frame: numbers have at most ten.
@@ -182,6 +201,18 @@ pub(super) mod tests {
     fn a_tensor_larger_than_the_threshold_travels_alone() {
         let tensors = vec![tensor("a", 500), tensor("b", 1), tensor("c", 99)];
         assert_eq!(buckets(tensors, 100), [vec!["a"], vec!["b", "c"]]);
+    }
+
+    /// A plan has a strand for each block, and a bound for strands.
+    #[test]
+    fn blocks_of_plugins_share_up_to_what_a_plan_holds() {
+        let work = PluginWork::Codec { block_elements: 64, encoded_bytes: 64 };
+        let uses = PluginUse { name: "a".into(), version: "1".into(), digest: [0; 32], parameters: Vec::new(), work };
+        let plugin = Some(Arc::new(uses));
+        let of_blocks = |name, blocks: u64| ReadyTensor { plugin: plugin.clone(), ..tensor(name, blocks * 64) };
+        let most = [of_blocks("a", STRANDS_MAX - 2), of_blocks("b", 2), of_blocks("c", 1)];
+        assert_eq!(most[0].blocks(), STRANDS_MAX - 2);
+        assert_eq!(buckets(most.into(), 1 << 40), [vec!["a", "b"], vec!["c"]]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_collectives::plan::{Work, WorkKind};
+use ronde_collectives::planner::STRANDS_MAX;
 use ronde_collectives::{Choice, algorithm_of, select};
 use ronde_wire::control::{Order, OrderedTensor};
 use ronde_wire::{
@@ -228,7 +229,7 @@ pub(crate) fn ready_tensor(
             (algorithm, bytes_of(elements))
         }
     };
-    Ok(ReadyTensor {
+    let ready = ReadyTensor {
         algorithm,
         bytes,
         contributions: eager.unwrap_or_default(),
@@ -242,7 +243,14 @@ pub(crate) fn ready_tensor(
         group: request.group.clone(),
         group_use: 0,
         joined,
-    })
+    };
+    let blocks = ready.blocks();
+    if blocks > STRANDS_MAX {
+        return Err(format!(
+            "{name} with this plugin has {blocks} blocks, more than the {STRANDS_MAX} of an operation; cut the tensor"
+        ));
+    }
+    Ok(ready)
 }
 
 /// Splits differ from rank to rank and stand in the order's rows.

@@ -123,6 +123,20 @@ fn different_modules_by_one_name_are_named_with_their_sidecars() {
 }
 
 #[test]
+fn a_tensor_of_more_blocks_than_a_plan_holds_is_refused_and_nothing_else() {
+    let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
+    let too_long = Request { shape: sum("t", &[64 << 20, 2]).shape, ..coded("t", topk()) };
+    let refused = cluster.submit_all(&too_long);
+    cluster.run();
+    let failure = cluster.common_failure(&refused);
+    assert_eq!(failure.cause, Cause::Refused, "{failure}");
+    assert!(failure.reason.contains("has 2097152 blocks, more than the 1048576 of an operation"), "{failure}");
+    let next = cluster.submit_all(&coded("t", topk()));
+    cluster.run();
+    assert!(cluster.ended.is_empty() && cluster.all_completed(&next));
+}
+
+#[test]
 fn other_parameters_or_another_plugin_do_not_fit() {
     let other = PluginUse { parameters: vec![2], ..topk() };
     let named = PluginUse { name: "onebit".into(), ..topk() };
