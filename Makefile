@@ -21,6 +21,8 @@ PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
 WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
 FIRST ?= 0
 SEEDS ?= 10000
+FUZZ_SECONDS := $(if $(filter command line,$(origin SECONDS)),$(SECONDS),60)
+TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
@@ -155,6 +157,13 @@ bench: ## Measure against PyTorch Gloo and Open MPI, all results checked: 10 min
 .PHONY: sim
 sim: ## Simulate 10,000 clusters, each under its own seed (FIRST=n SEEDS=n for others)
 	$(CARGO) run --package ronde-tests --bin sim -- --seed $(FIRST) --count $(SEEDS)
+
+# SECONDS is taken from the command line only: in bash it is a clock.
+.PHONY: fuzz
+fuzz: ## Run each decoder on a minute of bytes that nobody encoded (SECONDS=n TARGET=beginning of a name for others)
+	@grep -rqE "fn fuzz_$(TARGET)" tests sidecar sdk-rust --include='*.rs' || { echo "no target begins with $(TARGET)" >&2; exit 1; }
+	RONDE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --lib --bins --test fuzz --test host -- --nocapture fuzz_$(TARGET) \
+	    | grep --line-buffered -E "^(fuzz:|test result: F|target |the shortest|it is in)"
 
 .PHONY: deny
 deny: ## Check licences, bans and advisories of dependencies (installs cargo-deny: minutes)

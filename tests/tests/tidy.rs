@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+#[path = "tidy/claims.rs"]
+mod claims;
 #[path = "tidy/documents.rs"]
 mod documents;
 #[path = "tidy/floors.rs"]

@@ -296,4 +296,60 @@ mod tests {
         assert_eq!(Status::Signal(9).to_string(), "was ended by signal 9 (SIGKILL)");
         assert_eq!(Status::Signal(40).to_string(), "was ended by signal 40");
     }
+
+    /// The first byte says who is to read the line: a sidecar, a launcher what a sidecar says, an agent, a launcher.
+    #[test]
+    fn fuzz_lines_of_launchers() {
+        use ronde_fuzz::{Outcome, fuzz};
+
+        fn decoded<M: DeserializeOwned + Serialize + fmt::Debug>(line: &[u8]) -> Outcome {
+            let message = serde_json::from_slice::<M>(line);
+            if let Ok(message) = &message {
+                let once = serde_json::to_vec(message).expect("a message is JSON");
+                let again: M = serde_json::from_slice(&once).expect("what was written is read");
+                assert_eq!(serde_json::to_vec(&again).expect("a message is JSON"), once, "another message comes back");
+            }
+            Outcome::of(&message)
+        }
+        let peer = r#"{"sidecar":1,"host":"b","control":"10.0.0.2:7400","lanes":["10.0.0.2:7401"],"addresses":[{"interface":"eth0","address":"10.0.0.2","prefix_length":24}]}"#;
+        let worker = r#""rank":1,"pid":7,"exit":{"Code":1},"stderr_tail":["ValueError"]"#;
+        let seeds = [
+            (
+                0,
+                format!(
+                    r#"{{"type":"join","certificate":"C","ca_certificate":"A","peers":[{peer}],"placement":[0,1]}}"#
+                ),
+            ),
+            (0, format!(r#"{{"type":"worker_exited",{worker}}}"#)),
+            (
+                0,
+                r#"{"type":"start","job":"j","trust_domain":"d","sidecar":0,"addresses":["::1"],"start_timeout_ms":9}"#
+                    .to_owned(),
+            ),
+            (1, r#"{"type":"linked","peer":1,"address":"10.0.0.2"}"#.to_owned()),
+            (1, r#"{"type":"noted","rank":1,"last_call":"allreduce"}"#.to_owned()),
+            (
+                2,
+                r#"{"type":"start_worker","rank":1,"sidecar":0,"command":["sh"],"environment":[["A","1"]]}"#.to_owned(),
+            ),
+            (2, format!(r#"{{"type":"sidecar","sidecar":0,"line":{{"type":"worker_exited",{worker}}}}}"#)),
+            (3, r#"{"type":"worker_exited","rank":1,"status":{"signal":9}}"#.to_owned()),
+            (3, r#"{"type":"output","rank":1,"stream":"stderr","text":"é\u001b"}"#.to_owned()),
+        ];
+        let seeds = seeds.into_iter().map(|(kind, line)| [&[kind], line.as_bytes()].concat()).collect();
+        fuzz("lines_of_launchers", seeds, |bytes| match bytes.split_first() {
+            None => Outcome::refused(&"nothing"),
+            Some((kind, line)) => match kind % 4 {
+                0 => decoded::<ToSidecar>(line),
+                1 => decoded::<FromSidecar>(line),
+                2 => decoded::<ToAgent>(line),
+                _ => {
+                    if let Ok(FromAgent::WorkerExited { status, .. }) = serde_json::from_slice(line) {
+                        assert_eq!(status.shell_code() == 0, status.is_success(), "{status} passes for success");
+                    }
+                    decoded::<FromAgent>(line)
+                }
+            },
+        });
+    }
 }

@@ -48,13 +48,15 @@ fn links(text: &str) -> Vec<String> {
     targets.map(|target| target.split(' ').next().unwrap_or(target).to_owned()).collect()
 }
 
-/// What stands in code marks and is a path below one of the top folders, without a line number or a pattern.
+/// What stands in code marks and is a path below one of the top folders, without a line number or a pattern; of a test only
+/// its file.
 fn named_files(text: &str) -> Vec<String> {
     let prose = without_blocks(text);
     let marked = prose.split('`').skip(1).step_by(2);
     let below = |name: &&str| TOP.iter().any(|top| name.starts_with(top));
     let plain = |name: &&str| !name.contains(['*', '{', '<', ' ', '…']);
-    marked.filter(below).filter(plain).map(|name| name.trim_end_matches('/').to_owned()).collect()
+    let file = |name: &str| name.split("::").next().unwrap_or(name).trim_end_matches('/').to_owned();
+    marked.filter(below).filter(plain).map(file).collect()
 }
 
 /// The text without fenced blocks.
@@ -81,8 +83,8 @@ const TOP: [&str; 8] = ["compose/", "docs/", "plugins/", "proto/", "sdk-python/"
 fn links_and_names_are_found() {
     assert_eq!(links("a [b](c.md#d) e\n```\n[f](g)\n```\n[h](i \"j\")"), ["c.md#d", "i"]);
     assert_eq!(
-        named_files("see `docs/`, `proto/wire/src/lib.rs`, `make test`, `docs/*.md`"),
-        ["docs", "proto/wire/src/lib.rs"]
+        named_files("see `docs/`, `proto/wire/src/lib.rs`, `make test`, `docs/*.md`, `tests/a.rs::b`"),
+        ["docs", "proto/wire/src/lib.rs", "tests/a.rs"]
     );
     assert_eq!(normal(Path::new("docs/../proto/./a.rs")), "proto/a.rs");
 }

@@ -8,7 +8,7 @@ use crate::hold;
 use crate::source::root;
 
 /// For each crate, the crates of this project that it may use in what is shipped. Floor by floor.
-const OWN: [(&str, &[&str]); 23] = [
+const OWN: [(&str, &[&str]); 24] = [
     ("ronde-wire", &[]),
     ("ronde-plugin-abi", &[]),
     ("ronde-plugin", &["ronde-plugin-abi"]),
@@ -34,6 +34,7 @@ const OWN: [(&str, &[&str]); 23] = [
         &["ronde-engine", "ronde-plugin-host", "ronde-rpc", "ronde-shm", "ronde-transport", "ronde-wire"],
     ),
     ("ronde-python", &["ronde"]),
+    ("ronde-fuzz", &[]),
     (
         "ronde-tests",
         &["ronde", "ronde-collectives", "ronde-engine", "ronde-rpc", "ronde-shm", "ronde-transport", "ronde-wire"],

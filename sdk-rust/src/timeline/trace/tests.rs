@@ -170,3 +170,39 @@ fn names_are_written_as_json_wants_them() {
     let lines = lines(vec![(1, ready("all\"reduce\\.\u{7}ä", 0))], 0);
     assert!(lines.iter().any(|line| line["args"]["name"] == "all\"reduce\\.\u{7}ä"));
 }
+
+/// Batches as they come, several in one input: each line is JSON, and what is remembered is bounded.
+#[test]
+fn fuzz_timeline() {
+    use ronde_fuzz::Outcome;
+    use ronde_rpc::ring;
+
+    let told = [
+        vec![(5, ready("allreduce.t", 1)), (9, ordered(3, &["allreduce.t"]))],
+        vec![(20, performed(3, Some(0), Phase::Send, (12, 18))), (21, over(3, false))],
+        vec![(22, Event::CycleStarted(CycleStarted {})), (23, Event::EpochOver(EpochOver {}))],
+    ];
+    let seeds = told.into_iter().map(|events| {
+        let mut bytes = Vec::new();
+        ring::encode(&batch(events, 2), &mut bytes);
+        bytes
+    });
+    let mut seeds: Vec<Vec<u8>> = seeds.collect();
+    // Protobuf joins messages that follow each other.
+    seeds.push(seeds.concat());
+    ronde_fuzz::fuzz("timeline", seeds, |bytes| {
+        let batch: v1::TimelineBatch = match ring::decode(bytes) {
+            Ok(batch) => batch,
+            Err(error) => return Outcome::refused(&error),
+        };
+        let mut trace = Trace::default();
+        trace.begin(7);
+        trace.add(batch);
+        trace.finish();
+        assert!(trace.operations.is_empty(), "something is under way behind the end");
+        let lines = trace.take_lines();
+        let names =
+            lines.iter().map(|line| serde_json::from_str::<Value>(line).expect("each line is JSON")["ph"].clone());
+        Outcome::read(&names.collect::<Vec<_>>())
+    });
+}

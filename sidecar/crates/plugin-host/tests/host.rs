@@ -4,6 +4,8 @@
 
 #[path = "host/faults.rs"]
 mod faults;
+#[path = "host/fuzz.rs"]
+mod fuzz;
 #[path = "host/manifests.rs"]
 mod manifests;
 #[path = "host/mutations.rs"]

@@ -87,4 +87,6 @@ pub enum RingError {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

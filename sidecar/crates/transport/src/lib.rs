@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 
 pub mod ca;
+#[cfg(test)]
+mod fuzz;
 mod hello;
 pub mod identity;
 pub mod links;

@@ -21,8 +21,12 @@ struct Peer(StreamOwned<ClientConnection, TcpStream>);
 
 impl Peer {
     fn dial(to: SocketAddr, credentials: Option<Credentials>, protocol: &[u8]) -> Self {
+        Self::dial_by(to, raw::client(credentials, protocol))
+    }
+
+    fn dial_by(to: SocketAddr, config: rustls::ClientConfig) -> Self {
         let name = "anything".try_into().expect("a name");
-        let tls = ClientConnection::new(Arc::new(raw::client(credentials, protocol)), name).expect("a configuration");
+        let tls = ClientConnection::new(Arc::new(config), name).expect("a configuration");
         let mut peer = Self(StreamOwned::new(tls, connect(to)));
         // One that is turned away hears that when it reads.
         while peer.0.conn.is_handshaking() && peer.0.conn.complete_io(&mut peer.0.sock).is_ok() {}
@@ -283,6 +287,69 @@ async fn a_dialler_with_a_bad_certificate_is_refused() {
     });
     let _peer = peer.await;
     up(&mut port, 1).await;
+}
+
+/// The first message of a client whose newest version is TLS 1.2, with what such a client offers (RFC 5246, 8422).
+fn hello_of_tls_1_2() -> Vec<u8> {
+    let extension = |number: u8, content: &[u8]| {
+        let length = u8::try_from(content.len()).expect("short");
+        [&[0, number, 0, length][..], content].concat()
+    };
+    let extensions = [
+        // The curves P-256 and X25519, points as they are, ECDSA with P-256 and SHA-256.
+        extension(10, &[0, 4, 0, 23, 0, 29]),
+        extension(11, &[1, 0]),
+        extension(13, &[0, 2, 4, 3]),
+    ]
+    .concat();
+    let length = |bytes: &[u8]| u8::try_from(bytes.len()).expect("short");
+    // The version, a random number, no session, two suites with ECDHE and AES-GCM, no compression.
+    let suites = [0, 4, 0xc0, 0x2b, 0xc0, 0x2f];
+    let body = [&[3, 3][..], &[7; 32], &[0], &suites, &[1, 0], &[0, length(&extensions)], &extensions].concat();
+    let message = [&[1, 0, 0, length(&body)][..], &body].concat();
+    [&[22, 3, 1, 0, length(&message)][..], &message].concat()
+}
+
+#[tokio::test]
+async fn tls_before_1_3_is_refused() {
+    let ca = RawCa::new();
+    let port = port(&ca, None);
+    let to = port.local_addr();
+    let answer = apart(move || {
+        let mut stream = connect(to);
+        stream.write_all(&hello_of_tls_1_2()).expect("the port reads");
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).expect("the port closes");
+        answer
+    });
+    // An alert that ends the connection: protocol_version (RFC 8446, section 6).
+    let answer = answer.await;
+    assert!(matches!(answer[..], [21, 3, _, 0, 2, 2, 70]), "{answer:?}");
+    until(|| port.stats().refusals == 1).await;
+    assert_eq!(port.stats().links_opened, 0);
+}
+
+#[tokio::test]
+async fn another_key_exchange_or_suite_is_refused() {
+    use rustls::crypto::aws_lc_rs::{cipher_suite, kx_group};
+
+    let ca = RawCa::new();
+    let port = port(&ca, None);
+    let to = port.local_addr();
+    let changes: [fn(&mut rustls::crypto::CryptoProvider); 3] = [
+        |with| with.kx_groups = vec![kx_group::X25519],
+        |with| with.kx_groups = vec![kx_group::SECP256R1],
+        |with| with.cipher_suites = vec![cipher_suite::TLS13_CHACHA20_POLY1305_SHA256],
+    ];
+    for (refused, change) in (1..).zip(changes) {
+        let mut cryptography = raw::provider().as_ref().clone();
+        change(&mut cryptography);
+        let config = raw::client_of(Arc::new(cryptography), Some(ca.good(1)), ALPN);
+        let reason = apart(move || Peer::dial_by(to, config).reason()).await;
+        assert!(reason.contains("alert"), "{reason}");
+        until(|| port.stats().refusals == refused).await;
+        assert_eq!(port.stats().links_opened, 0);
+    }
 }
 
 #[tokio::test]

@@ -370,4 +370,22 @@ mod tests {
         assert_eq!(marks("1", 998_500, 1_200), [Mark::Ok, Mark::Ok]);
         assert_eq!(marks("1", 700_000, 0), [Mark::Ok, Mark::Fail]);
     }
+
+    /// What another host says of itself is judged, whatever it is.
+    #[test]
+    fn fuzz_facts() {
+        use ronde_fuzz::{Outcome, fuzz};
+
+        let seeds = vec![serde_json::to_vec(&good()).expect("facts are JSON")];
+        fuzz("facts", seeds, |bytes| {
+            let facts = serde_json::from_slice::<Facts>(bytes);
+            if let Ok(facts) = &facts {
+                let findings = [judge(facts), compare(&good(), facts, u64::MAX / 2, u64::MAX)].concat();
+                assert!(findings.len() > 5 && findings.iter().all(|finding| !finding.to_string().is_empty()));
+                let marks = |mark| findings.iter().filter(|finding| finding.mark == mark).count();
+                return Outcome::read(&["x".repeat(marks(Mark::Warn)), "x".repeat(marks(Mark::Fail))]);
+            }
+            Outcome::of(&facts)
+        });
+    }
 }

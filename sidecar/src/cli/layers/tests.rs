@@ -187,3 +187,28 @@ fn horovods_words_are_understood() {
         assert!(of(name, value).is_err_and(|error| error.contains(name)), "{name}={value}");
     }
 }
+
+/// A configuration file: whatever stands there, each option gets values that clap takes, or a mistake says why not.
+#[test]
+fn fuzz_configuration() {
+    use ronde_fuzz::{Outcome, fuzz};
+
+    let sidecar = "[sidecar]\nnetwork-interfaces = ['eth0', '10.1.0.0/16']\ntransport = 'tls'\npeer-timeout = 3\n";
+    let seeds = [FILE, sidecar].map(|seed| seed.as_bytes().to_vec()).to_vec();
+    let cli = Cli::command();
+    fuzz("configuration", seeds, |bytes| {
+        let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::refused(&"no text") };
+        let mut mistakes = Mistakes::default();
+        let values = file::parse(&cli, "r.toml", text, &mut mistakes);
+        for ((name, id), words) in &values {
+            let command = cli.find_subcommand(name).expect("a command");
+            let arg = command.get_arguments().find(|arg| arg.get_id().as_str() == id).expect("an option");
+            assert!(check(arg, words).is_ok(), "{name} {id} gets {words:?}, which it does not take");
+        }
+        if mistakes.0.is_empty() {
+            Outcome::read(&values.keys().collect::<Vec<_>>())
+        } else {
+            Outcome::refused(&mistakes.0.join("; "))
+        }
+    });
+}

@@ -161,4 +161,34 @@ mod tests {
             let _ = (parse_list(&text), parse_file(&text));
         }
     }
+
+    /// A list, or behind a zero a host file. Each host that is read can be asked for by name, and is written and read again.
+    #[test]
+    fn fuzz_hosts() {
+        use ronde_fuzz::{Outcome, fuzz};
+
+        let seeds =
+            ["alpha:4,10.0.0.2:2,[fd00::1]:1", "\0# two\nalpha slots=4\n10.0.0.2   slots = 2 # old\n[fd00::1]:1\n"];
+        let seeds = seeds.map(|seed| seed.as_bytes().to_vec()).to_vec();
+        fuzz("hosts", seeds, |bytes| {
+            let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::refused(&"no text") };
+            let hosts = text.strip_prefix('\0').map_or_else(|| parse_list(text), parse_file);
+            if let Ok(hosts) = &hosts {
+                let written = |host: &Host| {
+                    let name = &host.name;
+                    // Only an address has colons.
+                    if name.contains(':') {
+                        format!("[{name}]:{}", host.slots)
+                    } else {
+                        format!("{name}:{}", host.slots)
+                    }
+                };
+                let list: Vec<String> = hosts.iter().map(written).collect();
+                assert_eq!(parse_list(&list.join(",")).as_ref(), Ok(hosts));
+                // A remote shell would take it for an option.
+                assert!(!hosts.iter().any(|host| host.name.is_empty() || host.name.starts_with('-')));
+            }
+            Outcome::of(&hosts.map(|hosts| hosts.len()))
+        });
+    }
 }

@@ -230,4 +230,28 @@ job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0
         let shown = [0.0, 999.0, 1_000.0, 99_940.0, 999_400.0, 1.5e9, 2e15].map(bytes);
         assert_eq!(shown, ["0 B", "999 B", "1.0 kB", "99.9 kB", "999 kB", "1.5 GB", "2000 TB"]);
     }
+
+    /// What answers at the port of a sidecar is told, or refused, whatever it is.
+    #[test]
+    fn fuzz_status_pages() {
+        use ronde_fuzz::{Outcome, fuzz};
+
+        let page = json!({
+            "job": "night", "version": "0.1.0", "sidecar": 0, "coordinator": 0, "world_size": 4, "epoch": 2,
+            "up_ms": 125_000, "ranks_in_epoch": [0, 1], "ranks_missing": [3], "links": [{ "peer": 1, "up": true }],
+            "paths": [{ "peer": 1, "round_trip_us": 120, "packets_lost": 1, "certificate": { "serial": "01" } }],
+            "waiting_tensors": [{ "name": "w", "collective": "ALLREDUCE", "missing": [2, 3], "age_ms": 3_100 }],
+            "pending_requests": [{ "rank": 1, "name": "w", "ordered": false, "age_ms": 900 }],
+            "traffic": { "sealed_bytes": 1_000, "opened_bytes": 7, "operations": 1 },
+        });
+        let seeds = vec![page.to_string().into_bytes()];
+        fuzz("status_pages", seeds, |bytes| {
+            let now = serde_json::from_slice::<Value>(bytes);
+            if let Ok(now) = &now {
+                let told = [render(&page, now, 2.0), render(now, &page, 0.0)];
+                assert!(told.iter().all(|told| told.starts_with("job ")));
+            }
+            Outcome::of(&now)
+        });
+    }
 }

@@ -11,18 +11,19 @@ use super::memory::{Channel, Direction};
 use super::*;
 use crate::ShmError;
 
-const CAPACITY: u64 = RING_BYTES_MIN;
+pub(super) const CAPACITY: u64 = RING_BYTES_MIN;
 /// Only what never comes takes so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Both ends of a ring, and the two directions as the peer can write them.
-struct Pair {
-    worker: RingEnd,
-    sidecar: RingEnd,
-    to_sidecar: Channel,
+pub(super) struct Pair {
+    pub(super) worker: RingEnd,
+    pub(super) sidecar: RingEnd,
+    pub(super) to_sidecar: Channel,
+    pub(super) to_worker: Channel,
 }
 
-fn pair() -> Pair {
+pub(super) fn pair() -> Pair {
     let ring = WorkerRing::create(CAPACITY).expect("memory");
     let peer = PeerRing::map(ring.fd().try_clone_to_owned().expect("a descriptor"), CAPACITY).expect("a ring");
     let (here, there) = UnixStream::pair().expect("sockets");
@@ -33,7 +34,8 @@ fn pair() -> Pair {
         std::sync::Arc::new(crate::mapping::Mapping::new(&sealed, "ring", 0).expect("memory"))
     };
     let to_sidecar = Channel::new(&mapping, Direction::ToSidecar, CAPACITY);
-    Pair { worker: ring.into_end(Bell::over(here).expect("a bell")), sidecar, to_sidecar }
+    let to_worker = Channel::new(&mapping, Direction::ToWorker, CAPACITY);
+    Pair { worker: ring.into_end(Bell::over(here).expect("a bell")), sidecar, to_sidecar, to_worker }
 }
 
 /// Waits for the bell, as an event loop does.
@@ -210,7 +212,7 @@ fn positions_and_lengths_of_a_hostile_peer_end_the_ring() {
         assert_eq!(sidecar.consumer.arm(Wait::Bell), Err(expected));
     }
     // A producer that turns back.
-    let Pair { mut worker, mut sidecar, to_sidecar } = pair();
+    let Pair { mut worker, mut sidecar, to_sidecar, .. } = pair();
     assert_eq!(worker.producer.push(b"message"), Ok(Pushed::Done));
     assert!(sidecar.consumer.pop(&mut Vec::new()).expect("in order"));
     to_sidecar.produced().store(0, Ordering::SeqCst);
@@ -237,7 +239,7 @@ const CAPACITY_AND_8: u64 = CAPACITY + 8;
 
 #[test]
 fn whatever_stands_in_the_words_costs_a_byte_to_the_bell_at_most() {
-    let Pair { mut worker, sidecar, to_sidecar } = pair();
+    let Pair { mut worker, sidecar, to_sidecar, .. } = pair();
     for word in [ON_FUTEX, 2, 3, u32::MAX] {
         to_sidecar.sleeps().store(word, Ordering::SeqCst);
         assert_eq!(worker.producer.push(b""), Ok(Pushed::Done));

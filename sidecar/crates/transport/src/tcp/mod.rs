@@ -12,6 +12,8 @@
 //! ```
 
 mod connection;
+#[cfg(test)]
+mod fuzz;
 mod halves;
 mod open;
 mod session;

@@ -123,7 +123,16 @@ fn dns(name: &str) -> SanType {
 
 /// What dials with any credentials, or none, and checks nothing of the port's.
 pub(crate) fn client(credentials: Option<Credentials>, protocol: &[u8]) -> rustls::ClientConfig {
-    let builder = rustls::ClientConfig::builder_with_provider(provider())
+    client_of(provider(), credentials, protocol)
+}
+
+/// The same with other cryptography.
+pub(crate) fn client_of(
+    cryptography: Arc<CryptoProvider>,
+    credentials: Option<Credentials>,
+    protocol: &[u8],
+) -> rustls::ClientConfig {
+    let builder = rustls::ClientConfig::builder_with_provider(cryptography)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .expect("the provider has TLS 1.3")
         .dangerous()
@@ -200,7 +209,8 @@ pub(crate) fn reason(error: &ConnectionError) -> String {
     }
 }
 
-fn provider() -> Arc<CryptoProvider> {
+/// All that the library has.
+pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 

@@ -1,0 +1,94 @@
+//! What comes over a TCP connection: a handshake that is none, and records that were changed on the way.
+
+use std::sync::Arc;
+
+use ronde_fuzz::{Outcome, fuzz};
+use ronde_wire::SidecarIndex;
+
+use super::session::{Opened, Progress, Session};
+use crate::fuzz::job;
+use crate::tls;
+
+/// What is opened is a beginning of what was sealed, whatever was changed. The first byte of an input says whether the rest is
+/// a stranger's handshake, or says how the records of a link are changed: of four bytes each, which one, at which byte, what
+/// is added, and whether it changes its place.
+#[test]
+fn fuzz_sealed_streams() {
+    const SAID: &[u8] = b"what the other side has said, and nobody else can";
+    let (_, [one, other]) = job();
+    let client_config = Arc::new(tls::client_config(&one, SidecarIndex(1)).expect("a configuration"));
+    let server_config = Arc::new(tls::server_config(&other).expect("a configuration"));
+    let first = {
+        let mut client = Session::client(client_config.clone()).expect("a session");
+        client.advance().expect("it begins");
+        client.outgoing().to_vec()
+    };
+    let seeds = vec![[&[0], &first[..]].concat(), vec![1, 0, 9, 0, 0], vec![1, 1, 0, 0, 0, 0, 3, 0, 0]];
+    fuzz("sealed_streams", seeds, |bytes| {
+        let Some((kind, input)) = bytes.split_first() else { return Outcome::refused(&"nothing") };
+        if kind & 1 == 0 {
+            let mut server = Session::server(server_config.clone()).expect("a session");
+            return Outcome::of(&feed(&mut server, input).inspect(|progress| assert_eq!(*progress, Progress::Hungry)));
+        }
+        let (mut client, mut server) = established(client_config.clone(), server_config.clone());
+        let mut records: Vec<Vec<u8>> = Vec::new();
+        for part in SAID.chunks(10) {
+            assert_eq!(client.seal(part).expect("room"), part.len());
+            records.push(taken(&mut client));
+        }
+        let mut changed = false;
+        for step in input.chunks_exact(4).take(8) {
+            let record = usize::from(step[0]) % records.len();
+            let length = records[record].len();
+            records[record][usize::from(step[1]) % length] ^= step[2];
+            changed |= step[2] != 0;
+            if step[3] == 1 {
+                let second = usize::from(step[1]) % records.len();
+                changed |= record != second;
+                records.swap(record, second);
+            }
+        }
+        opens_a_beginning(&mut server, &records.concat(), SAID, changed)
+    });
+}
+
+fn opens_a_beginning(server: &mut Session, sealed: &[u8], said: &[u8], changed: bool) -> Outcome {
+    let (mut opened, mut want) = (Vec::new(), said.len());
+    server.room()[..sealed.len()].copy_from_slice(sealed);
+    server.put(sealed.len());
+    let result = server.open(&mut opened, &mut want);
+    assert!(said.starts_with(&opened), "something is opened that was not sealed");
+    if !changed {
+        assert_eq!((result.as_ref(), opened.len()), (Ok(&Opened::All), said.len()));
+    }
+    Outcome::of(&result)
+}
+
+/// Hands bytes of a peer to a session's handshake.
+fn feed(session: &mut Session, bytes: &[u8]) -> Result<Progress, rustls::Error> {
+    let room = session.room();
+    let length = bytes.len().min(room.len());
+    room[..length].copy_from_slice(&bytes[..length]);
+    session.put(length);
+    session.advance()
+}
+
+fn taken(session: &mut Session) -> Vec<u8> {
+    let bytes = session.outgoing().to_vec();
+    session.written(bytes.len());
+    bytes
+}
+
+fn established(client: Arc<rustls::ClientConfig>, server: Arc<rustls::ServerConfig>) -> (Session, Session) {
+    let mut client = Session::client(client).expect("a session");
+    let mut server = Session::server(server).expect("a session");
+    let (mut here, mut there) = (client.advance().expect("a beginning"), Progress::Hungry);
+    for _ in 0..4 {
+        if (here, there) == (Progress::Established, Progress::Established) {
+            return (client, server);
+        }
+        there = feed(&mut server, &taken(&mut client)).expect("good");
+        here = feed(&mut client, &taken(&mut server)).expect("good");
+    }
+    panic!("the handshake does not end");
+}

@@ -1,0 +1,89 @@
+//! Runs decoders on bytes that no encoder wrote: docs/adr/0020-fuzzing.md.
+//!
+//! A target is a test: it gives [`fuzz`] encodings that are right, and a function that decodes, checks what it got, and says
+//! what became of the bytes. What is done with one input is a function of the seed and of the inputs before it, so a run
+//! can be repeated. `RONDE_FUZZ_SECONDS` makes it longer, `RONDE_FUZZ_SEED` another one.
+
+#![forbid(unsafe_code)]
+
+mod mutate;
+mod outcome;
+mod search;
+mod watch;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use outcome::Outcome;
+use search::{Finding, Search};
+
+/// Decodes the seeds, then what was found before (`tests/corpus/<name>/`), then changed inputs until the time is over.
+///
+/// `decode` panics when something is wrong: that is the finding.
+///
+/// # Panics
+/// With the shortest input for which `decode` does, after it was written to the corpus; when a seed is refused.
+pub fn fuzz(name: &'static str, seeds: Vec<Vec<u8>>, decode: impl Fn(&[u8]) -> Outcome) {
+    let time = Duration::from_secs(setting("RONDE_FUZZ_SECONDS", SECONDS));
+    let folder = corpus(name);
+    let watch = watch::Watch::begin(name, folder.clone());
+    let watched = |input: &[u8]| watch.over(input, || decode(input));
+    let mut search = Search::new(name, setting("RONDE_FUZZ_SEED", SEED), watched);
+    let found = search.take_seeds(seeds).and_then(|()| search.replay(kept(&folder))).and_then(|()| search.run(time));
+    if let Err(finding) = found {
+        let file = keep(&folder, &finding.input);
+        panic!("{}", told(name, &finding, &file));
+    }
+}
+
+/// What to say of a finding.
+fn told(name: &str, finding: &Finding, file: &str) -> String {
+    let Finding { input, says, at } = finding;
+    let shown: String = input.iter().take(SHOWN_BYTES).map(|byte| format!("{byte:02x}")).collect();
+    let more = if input.len() > SHOWN_BYTES { "..." } else { "" };
+    format!(
+        "target {name}, {at}: {says}\nthe shortest input has {} bytes: {shown}{more}\nit is in {file}: correct the decoder, and commit the file with it",
+        input.len()
+    )
+}
+
+/// Writes an input where the next run finds it; gives the file's name, or why it could not be written.
+fn keep(folder: &Path, input: &[u8]) -> String {
+    // FNV-1a: a name for the content.
+    let digest = input
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| (digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+    let file = folder.join(format!("{digest:016x}"));
+    match fs::create_dir_all(folder).and_then(|()| fs::write(&file, input)) {
+        Ok(()) => file.display().to_string(),
+        Err(error) => format!("no file, because {} cannot be written: {error}", file.display()),
+    }
+}
+
+/// The inputs of a folder with their names, in the order of these. None where there is no folder.
+fn kept(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry can be read").path()).collect();
+    files.sort();
+    let read = |path: PathBuf| {
+        let input = fs::read(&path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()));
+        (path.display().to_string(), input)
+    };
+    files.into_iter().map(read).collect()
+}
+
+fn corpus(name: &str) -> PathBuf {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in tests");
+    tests.join("corpus").join(name)
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+}
+
+/// Time of one target within `make test`.
+const SECONDS: u64 = 5;
+const SEED: u64 = 7;
+/// Bytes of an input that a failure shows; the file has all.
+const SHOWN_BYTES: usize = 512;

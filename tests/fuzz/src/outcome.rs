@@ -1,0 +1,90 @@
+//! What became of an input.
+
+use std::collections::hash_map::DefaultHasher;
+use std::fmt::{self, Write};
+use std::hash::Hasher;
+
+/// What a decoder made of bytes. Inputs of which it says something new are changed further, so the words are what leads a
+/// target on: the name of what was read, and the reason of a refusal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    is_read: bool,
+    /// Of the words; numbers in them do not count.
+    pub(crate) kind: u64,
+    words: String,
+}
+
+impl Outcome {
+    /// The bytes are an encoding of this.
+    pub fn read(what: &impl fmt::Debug) -> Self {
+        Self::new(true, format_args!("{what:?}"))
+    }
+
+    /// They are none, and this is why.
+    pub fn refused(why: &impl fmt::Display) -> Self {
+        Self::new(false, format_args!("{why}"))
+    }
+
+    /// Read or refused.
+    pub fn of<T: fmt::Debug, E: fmt::Display>(result: &Result<T, E>) -> Self {
+        match result {
+            Ok(what) => Self::read(what),
+            Err(why) => Self::refused(why),
+        }
+    }
+
+    fn new(is_read: bool, words: fmt::Arguments<'_>) -> Self {
+        let mut beginning = Beginning(String::new());
+        // It says that it is full by an error.
+        let _ = beginning.write_fmt(words);
+        let mut hasher = DefaultHasher::new();
+        hasher.write_u8(u8::from(is_read));
+        let mut quoted = false;
+        for letter in beginning.0.chars() {
+            quoted ^= letter == '"';
+            if !quoted && !letter.is_ascii_digit() {
+                hasher.write_u32(letter.into());
+            }
+        }
+        Self { is_read, kind: hasher.finish(), words: beginning.0 }
+    }
+
+    /// Whether the bytes were an encoding.
+    #[must_use]
+    pub fn is_read(&self) -> bool {
+        self.is_read
+    }
+
+    /// The beginning of what the decoder said.
+    #[must_use]
+    pub fn words(&self) -> &str {
+        &self.words
+    }
+}
+
+/// Text up to a length. Whoever writes more is stopped: the rest of a large message need not be formatted.
+struct Beginning(String);
+
+impl fmt::Write for Beginning {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.extend(text.chars().take(WORDS_MAX.saturating_sub(self.0.len())));
+        if self.0.len() < WORDS_MAX { Ok(()) } else { Err(fmt::Error) }
+    }
+}
+
+const WORDS_MAX: usize = 120;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_quotations_are_no_news() {
+        let kind = |why: &str| Outcome::refused(&why).kind;
+        assert_eq!(kind("7 bytes too many"), kind("1345 bytes too many"));
+        assert_eq!(kind("no codec \"a\" is known"), kind("no codec \"bcd\" is known"));
+        assert_ne!(kind("no codec"), kind("no plugin"));
+        assert_ne!(Outcome::read(&"a").kind, Outcome::refused(&"\"a\"").kind);
+        assert_eq!(Outcome::read(&vec![0; 1 << 20]).words().len(), WORDS_MAX);
+    }
+}

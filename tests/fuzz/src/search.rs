@@ -1,0 +1,213 @@
+//! Looks for an input at which a decoder fails, and for a shorter one.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+
+use crate::mutate::mutated;
+use crate::outcome::Outcome;
+
+/// An input at which a decoder fails.
+#[derive(Debug)]
+pub(crate) struct Finding {
+    pub(crate) input: Vec<u8>,
+    /// The panic's words.
+    pub(crate) says: String,
+    /// How to come there again.
+    pub(crate) at: String,
+}
+
+/// A target and the inputs that are worth changing.
+pub(crate) struct Search<D> {
+    name: &'static str,
+    seed: u64,
+    decode: D,
+    random: Rng,
+    pool: Vec<Vec<u8>>,
+    /// Of outcomes that were seen.
+    kinds: BTreeSet<u64>,
+    read: u64,
+}
+
+impl<D: Fn(&[u8]) -> Outcome> Search<D> {
+    pub(crate) fn new(name: &'static str, seed: u64, decode: D) -> Self {
+        // Other targets make other changes.
+        let random = Rng::with_seed(name.bytes().fold(seed, |seed, byte| seed.rotate_left(8) ^ u64::from(byte)));
+        Self { name, seed, decode, random, pool: Vec::new(), kinds: BTreeSet::new(), read: 0 }
+    }
+
+    /// Encodings that are right.
+    pub(crate) fn take_seeds(&mut self, seeds: Vec<Vec<u8>>) -> Result<(), Finding> {
+        assert!(!seeds.is_empty(), "target {} has no seeds", self.name);
+        for (number, seed) in seeds.into_iter().enumerate() {
+            let outcome = self.look(&seed, || format!("seed {number}"))?;
+            if !outcome.is_read() {
+                let says = format!("what an encoder wrote is refused: {}", outcome.words());
+                return Err(Finding { input: seed, says, at: format!("seed {number}") });
+            }
+            self.kinds.insert(outcome.kind);
+            self.pool.push(seed);
+        }
+        Ok(())
+    }
+
+    /// What was found before.
+    pub(crate) fn replay(&mut self, kept: Vec<(String, Vec<u8>)>) -> Result<(), Finding> {
+        for (file, input) in kept {
+            let outcome = self.look(&input, || file)?;
+            self.kinds.insert(outcome.kind);
+            self.pool.push(input);
+        }
+        Ok(())
+    }
+
+    /// Changes inputs for a time.
+    pub(crate) fn run(&mut self, time: Duration) -> Result<(), Finding> {
+        let begin = Instant::now();
+        let (mut runs, mut told) = (0_u64, 1);
+        while begin.elapsed() < time {
+            for _ in 0..RUNS_PER_LOOK {
+                runs += 1;
+                self.once(runs)?;
+            }
+            if begin.elapsed() >= told * PROGRESS {
+                told += 1;
+                self.tell(runs, begin.elapsed());
+            }
+        }
+        self.tell(runs, begin.elapsed());
+        Ok(())
+    }
+
+    fn once(&mut self, run: u64) -> Result<(), Finding> {
+        let (one, other) = (self.random.usize(..self.pool.len()), self.random.usize(..self.pool.len()));
+        let input = mutated(&mut self.random, &self.pool[one], &self.pool[other]);
+        let seed = self.seed;
+        let outcome = self.look(&input, || format!("RONDE_FUZZ_SEED={seed} run {run}"))?;
+        self.read += u64::from(outcome.is_read());
+        if self.kinds.len() < KINDS_MAX && self.kinds.insert(outcome.kind) {
+            self.pool.push(input);
+        }
+        Ok(())
+    }
+
+    fn tell(&self, runs: u64, time: Duration) {
+        println!(
+            "fuzz: {}: {runs} runs, {:.0} a second, {} read, {} inputs with an outcome of their own",
+            self.name,
+            runs as f64 / time.as_secs_f64(),
+            self.read,
+            self.pool.len()
+        );
+    }
+
+    /// What becomes of an input; where it fails, of the shortest one that does.
+    fn look(&self, input: &[u8], at: impl FnOnce() -> String) -> Result<Outcome, Finding> {
+        attempt(&self.decode, input).map_err(|says| {
+            let (input, says) = self.shortened(input.to_vec(), says);
+            Finding { input, says, at: at() }
+        })
+    }
+
+    /// Leaves pieces out, large ones first, as long as that fails, too.
+    fn shortened(&self, mut input: Vec<u8>, mut says: String) -> (Vec<u8>, String) {
+        let (begin, mut piece) = (Instant::now(), input.len());
+        while piece > 0 {
+            let mut at = 0;
+            while at < input.len() && begin.elapsed() < SHORTENING {
+                let end = (at + piece).min(input.len());
+                let shorter = [&input[..at], &input[end..]].concat();
+                match attempt(&self.decode, &shorter) {
+                    Ok(_) => at = end,
+                    Err(words) => (input, says) = (shorter, words),
+                }
+            }
+            piece /= 2;
+        }
+        (input, says)
+    }
+}
+
+/// What becomes of an input, or the words of the panic.
+fn attempt(decode: &impl Fn(&[u8]) -> Outcome, input: &[u8]) -> Result<Outcome, String> {
+    keep_panics_to_ourselves();
+    PANIC.with(|place| place.set(Some(String::new())));
+    let outcome = panic::catch_unwind(AssertUnwindSafe(|| decode(input)));
+    let says = PANIC.with(Cell::take).unwrap_or_default();
+    outcome.map_err(|_| says)
+}
+
+thread_local! {
+    /// While a decoder runs: the words of its panic.
+    static PANIC: Cell<Option<String>> = const { Cell::new(None) };
+}
+
+/// Shortening makes hundreds of panics, of which nobody wants to read. Those of other threads are shown as ever.
+fn keep_panics_to_ourselves() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |info| match PANIC.take() {
+            Some(_) => PANIC.set(Some(info.to_string())),
+            None => usual(info),
+        }));
+    });
+}
+
+const RUNS_PER_LOOK: usize = 16;
+/// Outcomes by which inputs are told apart; where words have no end, more would only slow down.
+const KINDS_MAX: usize = 2_000;
+const PROGRESS: Duration = Duration::from_secs(10);
+const SHORTENING: Duration = Duration::from_secs(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Panics at what a careless decoder might: a length that is believed.
+    fn careless(bytes: &[u8]) -> Outcome {
+        let Some(([length], rest)) = bytes.split_first_chunk() else { return Outcome::refused(&"nothing") };
+        Outcome::read(&rest[..usize::from(*length)].is_empty())
+    }
+
+    fn seeds() -> Vec<Vec<u8>> {
+        vec![vec![3, 1, 2, 3], vec![0]]
+    }
+
+    #[test]
+    fn a_bug_is_found_and_shortened() {
+        let mut search = Search::new("careless", 1, careless);
+        search.take_seeds(seeds()).expect("right");
+        let finding = search.run(Duration::from_secs(60)).expect_err("a bug");
+        assert_eq!(finding.input.len(), 1, "{finding:?}");
+        assert!(finding.says.contains("out of range"), "{finding:?}");
+        assert!(finding.at.starts_with("RONDE_FUZZ_SEED=1 run "), "{finding:?}");
+    }
+
+    #[test]
+    fn the_same_seed_takes_the_same_way() {
+        let found = |seed| {
+            let mut search = Search::new("careless", seed, careless);
+            search.take_seeds(seeds()).expect("right");
+            search.run(Duration::from_secs(60)).expect_err("a bug").at
+        };
+        assert_eq!(found(5), found(5));
+    }
+
+    #[test]
+    fn what_was_found_before_is_tried_first() {
+        let mut search = Search::new("careless", 1, careless);
+        let finding = search.replay(vec![("a file".to_owned(), vec![9])]).expect_err("a bug");
+        assert_eq!((finding.at.as_str(), finding.input), ("a file", vec![9]));
+    }
+
+    #[test]
+    fn a_seed_has_to_be_right() {
+        let finding = Search::new("careless", 1, careless).take_seeds(vec![Vec::new()]).expect_err("nothing");
+        assert!(finding.says.contains("what an encoder wrote is refused"), "{finding:?}");
+    }
+}

@@ -1,0 +1,162 @@
+//! What sidecars say to each other. The seeds are the examples of docs/PROTOCOL.md, which another test holds to the code.
+
+use bytes::Bytes;
+use ronde_fuzz::{Outcome, fuzz};
+use ronde_wire::control::{Close, Hello, Refusal, decode, encode};
+use ronde_wire::frame::{Chunk, HEADER_BYTES};
+use ronde_wire::{Ascent, Control, Enclosed, Epoch, Frame, FrameError, FrameHeader, FrameKind, Seq, limits};
+use serde::{Deserialize, Serialize};
+
+/// A stream of frames, read as a link reads it.
+#[test]
+fn fuzz_wire_frames() {
+    let (mut seeds, all) = (examples(), examples().concat());
+    seeds.push(all);
+    seeds.push(frame(FrameKind::Close, &Close { code: 3, reason: "the job is over".to_owned() }));
+    fuzz("wire_frames", seeds, |bytes| {
+        let mut rest = bytes;
+        loop {
+            match first_frame(rest) {
+                Ok(None) => return Outcome::read(&bytes.len().checked_ilog2()),
+                Ok(Some((frame, behind))) => {
+                    if let Err(error) = content(&frame) {
+                        return Outcome::refused(&error);
+                    }
+                    rest = behind;
+                }
+                Err(error) => return Outcome::refused(&error),
+            }
+        }
+    });
+}
+
+/// The payload of a control frame, and what is enclosed in it.
+#[test]
+fn fuzz_wire_control() {
+    let is_control = |frame: &Vec<u8>| frame[6] == FrameKind::Control as u8;
+    let mut seeds: Vec<Vec<u8>> =
+        examples().into_iter().filter(is_control).map(|frame| frame[HEADER_BYTES..].to_vec()).collect();
+    assert!(seeds.len() > 12, "docs/PROTOCOL.md shows only {} control messages; the scan is broken", seeds.len());
+    seeds.extend(other_messages().iter().map(|message| encode(message).to_vec()));
+    fuzz("wire_control", seeds, |bytes| {
+        let message: Result<Control, _> = decode(FrameKind::Control, bytes);
+        message.as_ref().map_or_else(Outcome::refused, |message| {
+            same_again(message);
+            let opened = enclosed(message).into_iter().find_map(|enclosed| enclosed.open().err());
+            opened.map_or_else(|| Outcome::read(message), |error| Outcome::refused(&error))
+        })
+    });
+}
+
+/// The hello: the first frame of a stranger, read before anything is known of it.
+#[test]
+fn fuzz_wire_hello() {
+    let is_hello = |frame: &Vec<u8>| frame[6] == FrameKind::Hello as u8;
+    let seeds: Vec<_> = examples().into_iter().filter(is_hello).map(|frame| frame[HEADER_BYTES..].to_vec()).collect();
+    let own: Hello = decode(FrameKind::Hello, &seeds[0]).expect("an example");
+    fuzz("wire_hello", seeds, |bytes| {
+        let hello: Hello = match decode(FrameKind::Hello, bytes) {
+            Ok(hello) => hello,
+            Err(error) => return Outcome::refused(&error),
+        };
+        same_again(&hello);
+        assert!(hello.job.as_str().len() <= limits::JOB_NAME_BYTES_MAX);
+        let refusal = hello.refusal(&own.job, own.sidecar);
+        let claims = (&hello.job, hello.sidecar, hello.planner_version);
+        if refusal.is_none() {
+            assert_eq!(claims, (&own.job, own.sidecar, own.planner_version), "let in");
+        }
+        refusal.map_or_else(|| Outcome::read(&hello), |refusal| Outcome::refused(&refusal.reason))
+    });
+}
+
+/// The frame at the beginning, and what is behind it; nothing when there are not enough bytes.
+fn first_frame(bytes: &[u8]) -> Result<Option<(Frame, &[u8])>, FrameError> {
+    let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+    let parsed = FrameHeader::decode(header)?;
+    assert_eq!(parsed.encode(), *header, "a header has one spelling");
+    let length = parsed.length as usize;
+    assert!(length <= parsed.kind.payload_bytes_max());
+    let Some((payload, rest)) = rest.split_at_checked(length) else { return Ok(None) };
+    Ok(Some((Frame { header: parsed, payload: Bytes::copy_from_slice(payload) }, rest)))
+}
+
+/// Decodes a frame's payload, which then encodes to the same value.
+fn content(frame: &Frame) -> Result<(), FrameError> {
+    let (kind, payload) = (frame.header.kind, &frame.payload[..]);
+    match kind {
+        FrameKind::Hello => decode(kind, payload).map(|hello: Hello| same_again(&hello)),
+        FrameKind::Refusal => decode(kind, payload).map(|refusal: Refusal| same_again(&refusal)),
+        FrameKind::Close => decode(kind, payload).map(|close: Close| same_again(&close)),
+        FrameKind::Control => Control::from_frame(frame).map(|message| same_again(&message)),
+        FrameKind::Chunk => Chunk::from_frame(frame.clone()).map(|chunk| {
+            assert!(chunk.data.len() <= limits::CHUNK_BYTES_MAX);
+            let again = [&chunk.encode_head()[HEADER_BYTES..], &chunk.data].concat();
+            assert_eq!(again, payload, "a chunk has one spelling");
+        }),
+        FrameKind::Admitted | FrameKind::Renew => Ok(()),
+    }
+}
+
+/// What was decoded survives the wire. The bytes are compared: a NaN does not equal itself.
+fn same_again<T: Serialize + for<'a> Deserialize<'a>>(value: &T) {
+    let once = encode(value);
+    let again: T = decode(FrameKind::Control, &once).expect("what was encoded decodes");
+    assert_eq!(encode(&again), once, "another value comes back");
+}
+
+fn enclosed(message: &Control) -> Vec<&Enclosed> {
+    match message {
+        Control::Ascending { ascents, .. } => {
+            let messages = ascents.iter().filter_map(|ascent| match ascent {
+                Ascent::Message { message, .. } => Some(message),
+                Ascent::Joined { .. } | Ascent::Lost { .. } => None,
+            });
+            messages.collect()
+        }
+        Control::Descending { message, .. } => vec![message],
+        _ => Vec::new(),
+    }
+}
+
+/// Messages that the document has no examples of.
+fn other_messages() -> Vec<Control> {
+    let sidecar = ronde_wire::SidecarIndex(3);
+    let ranks = vec![ronde_wire::Rank(1), ronde_wire::Rank(5)];
+    let failure = ronde_wire::Failure::new(ronde_wire::Cause::SidecarLost, "gone");
+    let reason = "it broke the protocol".to_owned();
+    vec![
+        Control::Suspects { sidecars: vec![sidecar], ranks: ranks.clone() },
+        Control::SuspectRanks { ranks },
+        Control::Unreachable { sidecar, reason: reason.clone() },
+        Control::Expel { sidecar, reason },
+        Control::Silent { sidecars: vec![(sidecar, 700)] },
+        Control::Welcome { sidecar, generation: 2 },
+        Control::Failed { failure: failure.clone() },
+        Control::Performed { failure: Some(failure) },
+        Control::Settle { failure: None },
+    ]
+}
+
+fn frame(kind: FrameKind, message: &impl Serialize) -> Vec<u8> {
+    let frame = Frame::new(kind, Epoch(0), Seq(0), encode(message));
+    [&frame.header.encode()[..], &frame.payload].concat()
+}
+
+/// The frames that docs/PROTOCOL.md shows in hexadecimal: lines that are indented by four, under a name.
+pub(super) fn examples() -> Vec<Vec<u8>> {
+    let document = include_str!("../../../docs/PROTOCOL.md");
+    let (_, rest) = document.split_once("<!-- examples: begin").expect("the document has examples");
+    let (shown, _) = rest.split_once("<!-- examples: end").expect("the examples have an end");
+    let mut frames: Vec<Vec<u8>> = Vec::new();
+    for line in shown.lines().skip(2) {
+        if !line.starts_with(' ') {
+            frames.push(Vec::new());
+        } else if let (Some(hex), Some(frame)) = (line.strip_prefix("    "), frames.last_mut()) {
+            frame.extend(hex.split(' ').map(|byte| u8::from_str_radix(byte, 16).expect("hexadecimal")));
+        }
+    }
+    frames.retain(|frame| !frame.is_empty());
+    assert!(frames.len() > 15, "docs/PROTOCOL.md shows only {} frames; the scan is broken", frames.len());
+    frames
+}
