@@ -41,7 +41,7 @@ demo: ## Train on handwritten digits: 4 workers, 2 sidecars, every byte between 
 	@$(PYTHON) sdk-python/examples/demo.py
 
 .PHONY: test
-test: setup lint build test-rust test-python ## Do everything that CI does: set-up, lints, all tests
+test: setup lint build-tests test-rust test-python ## Do everything that CI does: set-up, lints, all tests
 	@echo "make test: all passed"
 
 .PHONY: setup
@@ -52,6 +52,13 @@ setup: ## Install what the tests need: packages of the distribution, a Python en
 .PHONY: build
 build: plugins ## Build the binary ronde, the crates, the plugins and the Python extension
 	$(CARGO) build --workspace
+	@install -D $(CARGO_TARGET_DIR)/debug/lib_ronde.so $(EXTENSION).new && mv $(EXTENSION).new $(EXTENSION)
+
+# With the tests, so that dependencies are built once: those of tests ask for more features of some, and `cargo build` for the
+# program alone would make another build of these and all that use them.
+.PHONY: build-tests
+build-tests: plugins
+	$(CARGO) build --workspace --all-targets
 	@install -D $(CARGO_TARGET_DIR)/debug/lib_ronde.so $(EXTENSION).new && mv $(EXTENSION).new $(EXTENSION)
 
 .PHONY: plugins
@@ -134,7 +141,7 @@ lint-python:
 
 .PHONY: test-rust
 test-rust:
-	$(CARGO) test --workspace
+	$(CARGO) test --workspace --no-fail-fast
 
 .PHONY: test-python
 test-python:

@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ronde_engine::{InputPlace, Memory, MemoryError, OutputPlace, Plugins};
+use ronde_engine::{Contributions, InputPlace, Memory, MemoryError, OutputPlace, Plugins};
 use ronde_shm::{ShmError, WorkerSegment};
-use ronde_wire::{Rank, Seq};
+use ronde_wire::{Rank, Seq, copying};
 
 use crate::plugins::LanePlugins;
 use crate::results::ResultSlot;
@@ -113,38 +113,44 @@ impl TensorMemory {
 
 /// The operations that a lane performs now.
 pub(crate) struct LaneMemory {
-    operations: HashMap<Seq, Arc<OperationMemory>>,
+    operations: Operations,
     plugins: Option<LanePlugins>,
 }
+
+/// The memory of operations.
+#[derive(Default)]
+struct Operations(HashMap<Seq, Arc<OperationMemory>>);
 
 impl LaneMemory {
     /// Nothing yet, and the plugins that work on what comes.
     pub(crate) fn new(plugins: Option<LanePlugins>) -> Self {
-        Self { operations: HashMap::new(), plugins }
+        Self { operations: Operations::default(), plugins }
     }
 
     /// Makes an operation's memory reachable.
     pub(crate) fn insert(&mut self, seq: Seq, operation: Arc<OperationMemory>) {
-        self.operations.insert(seq, operation);
+        self.operations.0.insert(seq, operation);
     }
 
     /// Forgets an operation that is done.
     pub(crate) fn remove(&mut self, seq: Seq) {
-        self.operations.remove(&seq);
+        self.operations.0.remove(&seq);
     }
 
     /// Forgets everything: the epoch is over.
     pub(crate) fn clear(&mut self) {
-        self.operations.clear();
+        self.operations.0.clear();
     }
+}
 
+impl Operations {
     fn operation(&self, seq: Seq) -> Result<&OperationMemory, MemoryError> {
-        let operation = self.operations.get(&seq);
+        let operation = self.0.get(&seq);
         operation.map(AsRef::as_ref).ok_or_else(|| MemoryError(format!("{seq} has no memory here")))
     }
 }
 
-impl Memory for LaneMemory {
+impl Contributions for Operations {
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
         let tensor = self.operation(place.seq)?.tensors.get(place.tensor as usize);
         let input = tensor.and_then(|tensor| tensor.input(place.rank));
@@ -161,15 +167,17 @@ impl Memory for LaneMemory {
                 let range = start..start.saturating_add(into.len());
                 let from =
                     data.get(range).ok_or_else(|| MemoryError(format!("{place:?} lies behind the inline bytes")))?;
-                into.copy_from_slice(from);
+                copying::copy(into, from);
                 Ok(())
             }
             Some(Input::None) | None => Err(MemoryError(format!("{place:?} has no contribution here"))),
         }
     }
+}
 
+impl Memory for LaneMemory {
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
-        let tensor = self.operation(place.seq)?.tensors.get(place.tensor as usize);
+        let tensor = self.operations.operation(place.seq)?.tensors.get(place.tensor as usize);
         let outputs = tensor.into_iter().flat_map(|tensor| &tensor.outputs).filter(|(rank, _)| *rank == place.rank);
         let mut written = false;
         for (_, output) in outputs {
@@ -183,8 +191,8 @@ impl Memory for LaneMemory {
         if written { Ok(()) } else { Err(MemoryError(format!("{place:?} has no result here"))) }
     }
 
-    fn plugins(&mut self) -> Option<&mut dyn Plugins> {
-        self.plugins.as_mut().map(|plugins| plugins as &mut dyn Plugins)
+    fn parts(&mut self) -> (&mut dyn Contributions, Option<&mut dyn Plugins>) {
+        (&mut self.operations, self.plugins.as_mut().map(|plugins| plugins as &mut dyn Plugins))
     }
 }
 

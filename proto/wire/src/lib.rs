@@ -9,6 +9,7 @@
 pub mod codec;
 pub mod collective;
 pub mod control;
+pub mod copying;
 pub mod dtype;
 pub mod failure;
 pub mod frame;

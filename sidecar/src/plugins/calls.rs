@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ronde_engine::{PluginFault, PluginSpan, Side, Stage};
+use ronde_engine::{PluginFault, PluginSpan, RankValues, Side, Stage};
 use ronde_plugin_host::{Fault, Instance, Operands, Span};
-use ronde_wire::PluginUse;
+use ronde_wire::{Epoch, PluginUse, Seq, copying};
 
 use super::Plugins;
 use super::residuals::Tensor;
@@ -14,58 +14,103 @@ use super::residuals::Tensor;
 /// The plugins of one lane.
 pub(crate) struct LanePlugins {
     shared: Arc<Plugins>,
-    instances: HashMap<PluginUse, Instance>,
-    encoded: Vec<u8>,
+    instances: Instances,
+    known: Option<Known>,
 }
 
-/// Instances that a lane keeps.
+/// What is known of the tensor that a call was last about; calls come in rows.
+struct Known {
+    operation: (Epoch, Seq),
+    tensor: Tensor,
+    round: u64,
+    number: u64,
+}
+
+/// Instances by what they run.
+#[derive(Default)]
+struct Instances {
+    running: HashMap<PluginUse, Instance>,
+    /// The one that was last asked for. Uses are shared by all calls of an operation, and compared here first.
+    last: Option<(PluginUse, Instance)>,
+}
+
+/// Instances that a lane keeps, beside the last one.
 const INSTANCES_MAX: usize = 64;
 
 impl LanePlugins {
     pub(crate) fn new(shared: Arc<Plugins>) -> Self {
-        Self { shared, instances: HashMap::new(), encoded: Vec::new() }
+        Self { shared, instances: Instances::default(), known: None }
     }
 
-    /// The lane's instance of a plugin, started when it is first used.
-    fn instance(&mut self, uses: &PluginUse) -> Result<&mut Instance, PluginFault> {
-        started(&mut self.instances, &self.shared, uses)
-    }
-
-    /// A span as the host knows it.
-    fn span(&self, at: &PluginSpan<'_>) -> Span {
+    /// A span as the host knows it, and the instance for it, started when it is first used.
+    fn call(&mut self, at: &PluginSpan<'_>) -> Result<(Span, &mut Instance), PluginFault> {
         let stage = match at.stage {
             Stage::Contribution => ronde_plugin_host::Stage::Contribution,
             Stage::Result => ronde_plugin_host::Stage::Result,
         };
-        let (round, number) = self.shared.residuals().round(&tensor(at));
-        Span { dtype: at.dtype, stage, offset: at.offset, tensor_elements: at.tensor_elements, round, tensor: number }
+        let (round, tensor) = self.round(at);
+        let span =
+            Span { dtype: at.dtype, stage, offset: at.offset, tensor_elements: at.tensor_elements, round, tensor };
+        Ok((span, self.instances.of(at.plugin, &self.shared)?))
+    }
+
+    /// How often the tensor was reduced before, and its number. Neither changes while an operation lasts.
+    fn round(&mut self, at: &PluginSpan<'_>) -> (u64, u64) {
+        let operation = (at.epoch, at.seq);
+        let is_known = |known: &Known| known.operation == operation && known.tensor == (at.set, at.name.clone());
+        match &self.known {
+            Some(known) if is_known(known) => (known.round, known.number),
+            _ => {
+                let tensor = tensor(at);
+                let (round, number) = self.shared.residuals().round(&tensor);
+                self.known = Some(Known { operation, tensor, round, number });
+                (round, number)
+            }
+        }
+    }
+}
+
+impl Instances {
+    fn of(&mut self, uses: &PluginUse, shared: &Plugins) -> Result<&mut Instance, PluginFault> {
+        if !self.last.as_ref().is_some_and(|(last, _)| last == uses) {
+            let wanted = match self.running.remove(uses) {
+                Some(running) => running,
+                None => start(uses, shared)?,
+            };
+            if let Some((uses, instance)) = self.last.replace((uses.clone(), wanted)) {
+                if self.running.len() >= INSTANCES_MAX {
+                    self.running.clear();
+                }
+                self.running.insert(uses, instance);
+            }
+        }
+        self.last
+            .as_mut()
+            .map(|(_, instance)| instance)
+            .ok_or_else(|| PluginFault(format!("plugin {uses} does not run")))
     }
 }
 
 impl ronde_engine::Plugins for LanePlugins {
     fn encode(&mut self, at: &PluginSpan<'_>, values: &[u8], into: &mut [u8]) -> Result<usize, PluginFault> {
-        let (span, tensor, block) = (self.span(at), tensor(at), (at.stage, at.offset));
-        let Self { shared, instances, encoded } = self;
-        let instance = started(instances, shared, at.plugin)?;
+        let (span, instance) = self.call(at)?;
         let facts = instance.codec_facts(at.dtype).map_err(said)?;
         let bytes = values.len() / at.dtype.size_bytes() * facts.state_bytes_per_element;
-        let keeps = bytes > 0;
-        let mut state = if keeps { shared.residuals().state(&tensor, block, bytes) } else { Vec::new() };
-        instance.encode(&span, values, &mut state, encoded).map_err(said)?;
-        if keeps {
-            let put = shared.residuals().put((at.epoch, at.seq), &tensor, block, state);
-            put.map_err(|reason| PluginFault(format!("plugin {}: {reason}", at.plugin)))?;
+        if bytes == 0 {
+            return instance.encode_into(&span, values, &mut [], into).map_err(said);
         }
-        // What is too long is told by its length.
-        if let Some(place) = into.get_mut(..encoded.len()) {
-            place.copy_from_slice(encoded);
-        }
-        Ok(encoded.len())
+        let (tensor, block) = (tensor(at), (at.stage, at.offset));
+        let mut state = self.shared.residuals().state(&tensor, block, bytes);
+        let instance = self.instances.of(at.plugin, &self.shared)?;
+        let length = instance.encode_into(&span, values, &mut state, into).map_err(said)?;
+        let put = self.shared.residuals().put((at.epoch, at.seq), &tensor, block, state);
+        put.map_err(|reason| PluginFault(format!("plugin {}: {reason}", at.plugin)))?;
+        Ok(length)
     }
 
     fn decode(&mut self, at: &PluginSpan<'_>, encoded: &[u8], into: &mut [u8]) -> Result<(), PluginFault> {
-        let span = self.span(at);
-        self.instance(at.plugin)?.decode(&span, encoded, into).map_err(said)
+        let (span, instance) = self.call(at)?;
+        instance.decode(&span, encoded, into).map_err(said)
     }
 
     fn reduce_pair(
@@ -75,16 +120,27 @@ impl ronde_engine::Plugins for LanePlugins {
         other: &[u8],
         side: Side,
     ) -> Result<(), PluginFault> {
-        let span = self.span(at);
-        let instance = self.instance(at.plugin)?;
+        let (span, instance) = self.call(at)?;
         match side {
             Side::AccumulatorLeft => instance.reduce_pair(&span, accumulator, other),
             Side::AccumulatorRight => {
                 let bytes = accumulator.len();
-                instance.reduce_parts(&span, 2, bytes, &[], &mut IntoRight { left: other, right: accumulator })
+                instance.reduce_in_pairs(&span, 2, bytes, &mut IntoRight { left: other, right: accumulator })
             }
         }
         .map_err(said)
+    }
+
+    fn reduce_in_pairs(
+        &mut self,
+        at: &PluginSpan<'_>,
+        ranks: usize,
+        values: &mut dyn RankValues,
+        into: &mut [u8],
+    ) -> Result<(), PluginFault> {
+        let (span, instance) = self.call(at)?;
+        let bytes = into.len();
+        instance.reduce_in_pairs(&span, ranks, bytes, &mut Read { values, into }).map_err(said)
     }
 
     fn reduce(
@@ -94,19 +150,36 @@ impl ronde_engine::Plugins for LanePlugins {
         concluded: &[f64],
         into: &mut [u8],
     ) -> Result<(), PluginFault> {
-        let span = self.span(at);
-        self.instance(at.plugin)?.reduce(&span, operands, concluded, into).map_err(said)
+        let (span, instance) = self.call(at)?;
+        instance.reduce(&span, operands, concluded, into).map_err(said)
     }
 
     fn measure(&mut self, at: &PluginSpan<'_>, values: &[u8], sums: &mut [f64]) -> Result<(), PluginFault> {
-        let span = self.span(at);
-        self.instance(at.plugin)?.measure(&span, values, sums).map_err(said)
+        let (span, instance) = self.call(at)?;
+        instance.measure(&span, values, sums).map_err(said)
     }
 
     fn conclude(&mut self, at: &PluginSpan<'_>, ranks: usize, measures: Vec<f64>) -> Result<Vec<f64>, PluginFault> {
-        let (span, mut measures) = (self.span(at), measures);
-        self.instance(at.plugin)?.conclude(&span, ranks, &mut measures).map_err(said)?;
+        let mut measures = measures;
+        let (span, instance) = self.call(at)?;
+        instance.conclude(&span, ranks, &mut measures).map_err(said)?;
         Ok(measures)
+    }
+}
+
+/// Operands that are read straight into the plugin's memory.
+struct Read<'a> {
+    values: &'a mut dyn RankValues,
+    into: &'a mut [u8],
+}
+
+impl Operands for Read<'_> {
+    fn read(&mut self, operand: usize, part: Range<usize>, into: &mut [u8]) {
+        self.values.read(operand, part.start, into);
+    }
+
+    fn write(&mut self, part: Range<usize>, result: &[u8]) {
+        copying::copy(&mut self.into[part], result);
     }
 }
 
@@ -118,28 +191,17 @@ struct IntoRight<'a> {
 
 impl Operands for IntoRight<'_> {
     fn read(&mut self, operand: usize, part: Range<usize>, into: &mut [u8]) {
-        into.copy_from_slice(if operand == 0 { &self.left[part] } else { &self.right[part] });
+        copying::copy(into, if operand == 0 { &self.left[part] } else { &self.right[part] });
     }
 
     fn write(&mut self, part: Range<usize>, result: &[u8]) {
-        self.right[part].copy_from_slice(result);
+        copying::copy(&mut self.right[part], result);
     }
 }
 
-fn started<'a>(
-    instances: &'a mut HashMap<PluginUse, Instance>,
-    shared: &Plugins,
-    uses: &PluginUse,
-) -> Result<&'a mut Instance, PluginFault> {
-    if !instances.contains_key(uses) {
-        let (plugin, parameters) = shared.registry().ordered(uses).map_err(PluginFault)?;
-        let instance = plugin.instance(&parameters).map_err(said)?;
-        if instances.len() >= INSTANCES_MAX {
-            instances.clear();
-        }
-        instances.insert(uses.clone(), instance);
-    }
-    instances.get_mut(uses).ok_or_else(|| PluginFault(format!("plugin {uses} has no instance")))
+fn start(uses: &PluginUse, shared: &Plugins) -> Result<Instance, PluginFault> {
+    let (plugin, parameters) = shared.registry().ordered(uses).map_err(PluginFault)?;
+    plugin.instance(&parameters).map_err(said)
 }
 
 fn tensor(at: &PluginSpan<'_>) -> Tensor {

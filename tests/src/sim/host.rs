@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_engine::{
-    Admission, Engine, EngineConfig, Executor, ExecutorConfig, InputPlace, Memory, MemoryError, OutputPlace, Time,
+    Admission, Contributions, Engine, EngineConfig, Executor, ExecutorConfig, InputPlace, Memory, MemoryError,
+    OutputPlace, Plugins, Time,
 };
 use ronde_wire::{Epoch, Lane, Rank, Request, RequestId, Seq, SidecarIndex};
 
@@ -153,7 +154,7 @@ pub(super) struct LaneMemory<'a> {
     pub(super) epoch: Epoch,
 }
 
-impl Memory for LaneMemory<'_> {
+impl Contributions for LaneMemory<'_> {
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
         let gone = || MemoryError(format!("nothing lies at {place:?}"));
         let operation = self.operations.get(&(self.epoch, place.seq)).ok_or_else(gone)?;
@@ -164,6 +165,12 @@ impl Memory for LaneMemory<'_> {
         let start = usize::try_from(place.offset).map_err(|_| gone())?;
         into.copy_from_slice(input.get(start..start + into.len()).ok_or_else(gone)?);
         Ok(())
+    }
+}
+
+impl Memory for LaneMemory<'_> {
+    fn parts(&mut self) -> (&mut dyn Contributions, Option<&mut dyn Plugins>) {
+        (self, None)
     }
 
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {

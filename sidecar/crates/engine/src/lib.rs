@@ -21,6 +21,6 @@ pub use event::{
     Action, Admission, AdmittedPlugin, AdmittedRequest, AdmittedTensor, Arithmetic, Completion, Event, Time,
 };
 pub use executor::{Executor, ExecutorAction, ExecutorConfig, ExecutorStats, Phase, PrivateBytes, Violation};
-pub use memory::{InputPlace, Memory, MemoryError, OutputPlace};
-pub use plugins::{PluginFault, PluginSpan, Plugins, Side, Stage};
+pub use memory::{Contributions, InputPlace, Memory, MemoryError, OutputPlace};
+pub use plugins::{PluginFault, PluginSpan, Plugins, RankValues, Side, Stage};
 pub use trace::Trace;

@@ -4,24 +4,26 @@ use ronde_wire::{Rank, Seq};
 
 use crate::plugins::Plugins;
 
-/// Access to the tensors of admitted operations. Every access copies: the bytes behind it may change at any time.
-pub trait Memory {
+/// What local ranks contribute to admitted operations. Every access copies: the bytes behind it may change at any time.
+pub trait Contributions {
     /// Copies bytes of a local rank's contribution into private memory.
     ///
     /// # Errors
     /// [`MemoryError`] when the place does not hold them any more; the operation then fails for all.
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError>;
+}
 
+/// Access to the tensors of admitted operations.
+pub trait Memory {
     /// Copies private bytes into a result. Written bytes are never read back.
     ///
     /// # Errors
     /// [`MemoryError`] when the result's place is gone.
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError>;
 
-    /// What computes on private copies of these bytes where an operation names a plugin; `None` where there are no plugins.
-    fn plugins(&mut self) -> Option<&mut dyn Plugins> {
-        None
-    }
+    /// What is read, and what computes on private copies of it where an operation names a plugin: both at once, so that bytes
+    /// are copied straight to where a plugin works. `None` where there are no plugins.
+    fn parts(&mut self) -> (&mut dyn Contributions, Option<&mut dyn Plugins>);
 }
 
 /// Bytes of one rank's contribution to one tensor of an operation.

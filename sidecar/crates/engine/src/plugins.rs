@@ -24,6 +24,15 @@ pub trait Plugins {
         side: Side,
     ) -> Result<(), PluginFault>;
 
+    /// Reduces the values of one rank or more in pairs, in rank order, each read once.
+    fn reduce_in_pairs(
+        &mut self,
+        at: &PluginSpan<'_>,
+        ranks: usize,
+        values: &mut dyn RankValues,
+        into: &mut [u8],
+    ) -> Result<(), PluginFault>;
+
     /// Reduces all ranks' values, in rank order, by what was concluded of them; nothing for a reducer that does not measure.
     fn reduce(
         &mut self,
@@ -39,6 +48,12 @@ pub trait Plugins {
     /// Turns the measures of all ranks, one rank after another, or their Gram matrix, upper triangle row by row, into what the
     /// reduction is to know.
     fn conclude(&mut self, at: &PluginSpan<'_>, ranks: usize, measures: Vec<f64>) -> Result<Vec<f64>, PluginFault>;
+}
+
+/// Values of a span, by rank, as they are read.
+pub trait RankValues {
+    /// Copies a rank's bytes from some byte of the span on. Ranks are counted from 0.
+    fn read(&mut self, rank: usize, start: usize, into: &mut [u8]);
 }
 
 /// A part of one tensor of an operation that a plugin is called for.

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use ronde_plugin_abi::{Call, Kind, limits, names};
 use ronde_wire::DType;
+use ronde_wire::copying::copy;
 
 use crate::error::{Fault, FaultKind};
 use crate::guest::Guest;
-use crate::instance::{COPY_BYTES, Instance, Span, copy, elements, fill};
+use crate::instance::{Instance, Span, elements, fill};
 use crate::manifest::CodecManifest;
 
 /// How tensors of one type are cut for a codec.
@@ -103,14 +104,30 @@ impl Instance {
         })
     }
 
-    /// Encodes the elements of a span, at most a block, and replaces their state. `encoded` is overwritten; nothing is
-    /// allocated once it has held a block's bound.
+    /// Encodes the elements of a span, at most a block, and replaces their state. `encoded` is overwritten.
     ///
     /// # Errors
-    /// [`Fault`]; state and `encoded` are then as they were, or `encoded` is empty.
+    /// [`Fault`]; the state is then as it was, and `encoded` is empty.
     pub fn encode(&mut self, span: &Span, values: &[u8], state: &mut [u8], encoded: &mut Vec<u8>) -> Result<(), Fault> {
-        let facts = self.codec_facts(span.dtype)?;
         encoded.clear();
+        encoded.resize(self.codec_facts(span.dtype)?.block_bound, 0);
+        let length = self.encode_into(span, values, state, encoded);
+        encoded.truncate(*length.as_ref().unwrap_or(&0));
+        length.map(drop)
+    }
+
+    /// The same into a place for encoded bytes; says how many there are. A block's bound is always enough room.
+    ///
+    /// # Errors
+    /// [`Fault`], also where the encoded bytes have no room; the state is then as it was.
+    pub fn encode_into(
+        &mut self,
+        span: &Span,
+        values: &[u8],
+        state: &mut [u8],
+        encoded: &mut [u8],
+    ) -> Result<usize, Fault> {
+        let facts = self.codec_facts(span.dtype)?;
         self.attempt(|guest| {
             let elements = elements(span.dtype, values.len())?;
             check_block(&facts, elements)?;
@@ -127,11 +144,13 @@ impl Instance {
             let bytes = encoded_bytes(bytes, elements, bound)?;
             let (output, kept) = (guest.placement.output.start, guest.placement.state.start);
             let memory = guest.memory();
-            for piece in memory[output..output + bytes].chunks(COPY_BYTES) {
-                encoded.extend_from_slice(piece);
-            }
+            let Some(place) = encoded.get_mut(..bytes) else {
+                let problem = format!("{bytes} encoded bytes have no room in {}", encoded.len());
+                return Err(FaultKind::Refused(problem));
+            };
+            copy(place, &memory[output..output + bytes]);
             copy(state, &memory[kept..kept + state.len()]);
-            Ok(())
+            Ok(bytes)
         })
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ronde_plugin_abi::{Call, Kind, Stage, limits};
 use ronde_wire::DType;
+use ronde_wire::copying::copy;
 use sha2::{Digest as _, Sha256};
 
 use crate::codec::{CodecFacts, Codecs};
@@ -152,18 +153,6 @@ pub(crate) fn elements(dtype: DType, bytes: usize) -> Result<usize, FaultKind> {
     }
     Err(FaultKind::Refused(format!("{bytes} bytes are not a whole number of {dtype} elements")))
 }
-
-/// Copies bytes, in pieces below the size from which the C library may use the processor's string instructions: on some
-/// processors those take ten times as long where source and destination lie alike within their pages, as ours often do.
-pub(crate) fn copy(into: &mut [u8], from: &[u8]) {
-    assert_eq!(into.len(), from.len(), "pieces of one copy have equal lengths");
-    for (into, from) in into.chunks_mut(COPY_BYTES).zip(from.chunks(COPY_BYTES)) {
-        into.copy_from_slice(from);
-    }
-}
-
-/// Bytes of one piece of a copy.
-pub(crate) const COPY_BYTES: usize = 1 << 10;
 
 /// Copies into the plugin's memory, and clears the rest of the last line: nothing is left there of an earlier call.
 pub(crate) fn fill(memory: &mut [u8], buffer: &Range<usize>, bytes: &[u8]) {

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use ronde_plugin_abi::{Call, Kind, limits, padded};
+use ronde_wire::copying::copy;
 
 use crate::error::{Fault, FaultKind};
 use crate::guest::Guest;
-use crate::instance::{Instance, Span, clear_line, copy, elements, fill, not_taken};
+use crate::instance::{Instance, Span, clear_line, elements, fill, not_taken};
 use crate::manifest::Shape;
 
 /// What is reduced and where it goes, span by span.
@@ -44,7 +45,31 @@ impl Instance {
             return Err(self.refused(problem));
         }
         let bytes = left.len();
-        self.reduce_parts(span, 2, bytes, &[], &mut Pair { left, right })
+        self.reduce_in_pairs(span, 2, bytes, &mut Pair { left, right })
+    }
+
+    /// Reduces the values of one rank or more in pairs, in the order of ranks. What has been reduced stays in the plugin's
+    /// memory until it is done: each rank's values are copied once, and the result is.
+    ///
+    /// # Errors
+    /// [`Fault`]; some parts of the result may have been written then.
+    pub fn reduce_in_pairs(
+        &mut self,
+        span: &Span,
+        ranks: usize,
+        bytes: usize,
+        parts: &mut impl Operands,
+    ) -> Result<(), Fault> {
+        let shape = self.shape(span)?;
+        self.attempt(|guest| {
+            if shape != Shape::Pairwise || ranks == 0 {
+                let problem = format!("a {} reducer does not reduce {ranks} ranks in pairs", shape.name());
+                return Err(FaultKind::Refused(problem));
+            }
+            each_part(guest, span, (2, bytes), 0, |guest, call, part| {
+                reduce_pairs_of_part(guest, call, ranks, part, parts)
+            })
+        })
     }
 
     /// Reduces operands of so many bytes each that are copied straight into the plugin's memory, part by part.
@@ -64,22 +89,9 @@ impl Instance {
         self.attempt(|guest| {
             check_ranks(shape, ranks, ranks_max)?;
             check_measures(shape, ranks, measures.len())?;
-            let size = span.dtype.size_bytes();
-            let elements = elements(span.dtype, bytes)?;
-            let step = step_bytes(guest, ranks) / size;
-            let mut begin = 0;
-            while begin < elements {
-                let count = step.min(elements - begin);
-                let call = Call {
-                    ranks: narrow(ranks),
-                    stride: narrow(padded(count * size)),
-                    measures: narrow(measures.len() / ranks),
-                    ..span.call(Kind::Reduce, begin, count)?
-                };
-                reduce_part(guest, &call, measures, begin * size..(begin + count) * size, parts)?;
-                begin += count;
-            }
-            Ok(())
+            each_part(guest, span, (ranks, bytes), measures.len() / ranks, |guest, call, part| {
+                reduce_part(guest, call, measures, part, parts)
+            })
         })
     }
 
@@ -195,6 +207,61 @@ impl Operands for Pair<'_> {
     fn write(&mut self, part: Range<usize>, result: &[u8]) {
         copy(&mut self.left[part], result);
     }
+}
+
+/// Does something with each part of operands of so many bytes each, and the call for it.
+fn each_part(
+    guest: &mut Guest,
+    span: &Span,
+    (ranks, bytes): (usize, usize),
+    measures: usize,
+    mut reduce: impl FnMut(&mut Guest, &Call, Range<usize>) -> Result<(), FaultKind>,
+) -> Result<(), FaultKind> {
+    let size = span.dtype.size_bytes();
+    let elements = elements(span.dtype, bytes)?;
+    let step = step_bytes(guest, ranks) / size;
+    let mut begin = 0;
+    while begin < elements {
+        let count = step.min(elements - begin);
+        let call = Call {
+            ranks: narrow(ranks),
+            stride: narrow(padded(count * size)),
+            measures: narrow(measures),
+            ..span.call(Kind::Reduce, begin, count)?
+        };
+        reduce(guest, &call, begin * size..(begin + count) * size)?;
+        begin += count;
+    }
+    Ok(())
+}
+
+fn reduce_pairs_of_part(
+    guest: &mut Guest,
+    call: &Call,
+    ranks: usize,
+    part: Range<usize>,
+    parts: &mut impl Operands,
+) -> Result<(), FaultKind> {
+    let (input, output) = (guest.placement.input.clone(), guest.placement.output.start);
+    let (left, right, length) = (input.start, input.start + call.stride as usize, part.len());
+    let mut reduced = left;
+    for rank in 0..ranks {
+        let memory = guest.memory();
+        let place = if rank == 0 { left } else { right };
+        parts.read(rank, part.clone(), &mut memory[place..place + length]);
+        clear_line(memory, &input, place + length);
+        if rank == 0 {
+            continue;
+        }
+        if rank > 1 {
+            memory.copy_within(output..output + length, left);
+            clear_line(memory, &input, left + length);
+        }
+        guest.reduce(call)?;
+        reduced = output;
+    }
+    parts.write(part, &guest.memory()[reduced..reduced + length]);
+    Ok(())
 }
 
 fn reduce_part(

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 use ronde_collectives::kernels::{BLOCK_BYTES_MAX, Side, reduce_into};
 use ronde_plugin_abi::Stage;
+use ronde_wire::copying::copy;
 use ronde_wire::{DType, ReduceOp};
 
 use crate::determinism::values;
 use crate::error::Fault;
-use crate::instance::{Instance, Span, copy};
+use crate::instance::{Instance, Span};
 use crate::manifest::{Parameters, Shape};
 use crate::plugin::Plugin;
 
@@ -83,19 +84,19 @@ fn codec(instance: &mut Instance, span: &Span, bytes: usize, time: Duration) -> 
     // Random ones: what there is to find and to send depends on the values.
     let values = values(span.dtype, bytes / span.dtype.size_bytes(), 1);
     let mut state = vec![0; bytes / span.dtype.size_bytes() * facts.state_bytes_per_element];
-    let mut encoded = vec![Vec::new(); bytes.div_ceil(block)];
+    let mut encoded = vec![(vec![0; facts.block_bound], 0); bytes.div_ceil(block)];
     let at = |index: usize| Span { offset: (index * facts.block_elements) as u64, ..*span };
     let encoding = rate(bytes, time, || {
         let mut state = state.chunks_mut((facts.block_elements * facts.state_bytes_per_element).max(1));
-        for (index, (part, encoded)) in values.chunks(block).zip(&mut encoded).enumerate() {
-            instance.encode(&at(index), part, state.next().unwrap_or_default(), encoded)?;
+        for (index, (part, (encoded, length))) in values.chunks(block).zip(&mut encoded).enumerate() {
+            *length = instance.encode_into(&at(index), part, state.next().unwrap_or_default(), encoded)?;
         }
         Ok(())
     })?;
     let mut decoded = vec![0; bytes];
     let decoding = rate(bytes, time, || {
-        for (index, (part, encoded)) in decoded.chunks_mut(block).zip(&encoded).enumerate() {
-            instance.decode(&at(index), encoded, part)?;
+        for (index, (part, (encoded, length))) in decoded.chunks_mut(block).zip(&encoded).enumerate() {
+            instance.decode(&at(index), &encoded[..*length], part)?;
         }
         Ok(())
     })?;

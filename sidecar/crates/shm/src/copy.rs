@@ -22,6 +22,11 @@ pub(crate) unsafe fn copy(target: *mut c_void, source: *const c_void, len: usize
     unsafe { if len < STREAMED_BYTES_MIN { cached(target, source, len) } else { streamed(target, source, len) } }
 }
 
+/// Bytes of a piece of a copy: below what makes the GNU C library use the processor's string instructions, which on some
+/// processors are thirty times slower where the target lies a little behind the source in its page. The wire's crate, which
+/// is not needed here, says more of it (`proto/wire/src/copying.rs`).
+const PIECE_BYTES: usize = 2_048;
+
 /// Copies bytes so that the target's are in a cache.
 ///
 /// Against word-wise relaxed atomics this is a fifth faster on blocks of 16 KiB and a third faster on 64 MiB at once.
@@ -31,8 +36,11 @@ pub(crate) unsafe fn copy(target: *mut c_void, source: *const c_void, len: usize
 /// As for [`copy`].
 unsafe fn cached(target: *mut c_void, source: *const c_void, len: usize) {
     let copy: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void = black_box(libc::memcpy);
-    // SAFETY: the caller's promise is the whole contract of memcpy.
-    unsafe { copy(target, source, len) };
+    for start in (0..len).step_by(PIECE_BYTES) {
+        let piece = PIECE_BYTES.min(len - start);
+        // SAFETY: the piece lies within the ranges of the caller's promise, which is the whole contract of memcpy.
+        unsafe { copy(target.byte_add(start), source.byte_add(start), piece) };
+    }
 }
 
 /// Copies bytes so that the target's are in no cache, where the processor can do so.

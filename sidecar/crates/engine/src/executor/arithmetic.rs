@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 use ronde_collectives::kernels::{self, BlockReducer, KernelError, Side};
 use ronde_collectives::plan::{Form, Slice, Source, Span, Target};
-use ronde_wire::{Codec, DType, Rank, ReduceOp};
+use ronde_wire::{Codec, DType, Rank, ReduceOp, copying};
 
 use super::inputs::Inputs;
 use super::nary::Ranks;
@@ -115,7 +115,8 @@ impl Arithmetician {
     }
 
     pub(super) fn inputs<'a>(&self, at: &'a mut Workplace<'_>) -> Inputs<'a> {
-        Inputs { admission: at.admission, sizes: self.sizes, stats: at.stats, memory: at.memory }
+        let (memory, plugins) = at.memory.parts();
+        Inputs { admission: at.admission, sizes: self.sizes, stats: at.stats, memory, plugins }
     }
 
     /// The reduction of the local ranks' values, in rank order, block by block while each lies in the first-level cache.
@@ -125,7 +126,7 @@ impl Arithmetician {
             [] => Err(StepError::NoRank),
             // One rank's value is its own reduction; nothing is gained by going through a block.
             [rank] if admission.arithmetic.prescale == 1.0 => Ok(inputs.read(slice, *rank, 0, into)?),
-            ranks if at_plugin(admission) => self.reduce_local_by_plugin(inputs, slice, ranks, into),
+            ranks if at_plugin(admission) => plugged::reduce_local(inputs, slice, ranks, into),
             ranks => {
                 let reducer = self.reducer.as_mut().ok_or(StepError::NoReduction)?;
                 reducer.reduce(ranks.len(), into, |index, start, block| {
@@ -305,7 +306,7 @@ const fn opposite(side: Side) -> Side {
 
 fn copy(value: &Value, at: &mut Workplace<'_>) -> BytesMut {
     let mut buffer = at.buffers.take(value.bytes().len());
-    buffer.copy_from_slice(value.bytes());
+    copying::copy(&mut buffer, value.bytes());
     at.stats.copies += 1;
     at.stats.copied_bytes += value.bytes().len() as u64;
     buffer

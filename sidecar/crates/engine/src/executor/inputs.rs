@@ -8,14 +8,16 @@ use super::arithmetic::StepError;
 use super::sizes::Sizes;
 use super::stats::ExecutorStats;
 use crate::event::Admission;
-use crate::memory::{InputPlace, Memory, MemoryError};
+use crate::memory::{Contributions, InputPlace, MemoryError};
+use crate::plugins::Plugins;
 
 /// The contributions of the local ranks to one operation. Ranks that have joined contribute zeros.
 pub(super) struct Inputs<'a> {
     pub(super) admission: &'a Admission,
     pub(super) sizes: Sizes,
     pub(super) stats: &'a mut ExecutorStats,
-    pub(super) memory: &'a mut dyn Memory,
+    pub(super) memory: &'a mut dyn Contributions,
+    pub(super) plugins: Option<&'a mut dyn Plugins>,
 }
 
 impl Inputs<'_> {

@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 use ronde_collectives::kernels::{self, BLOCK_BYTES_MAX, BlockReducer};
 use ronde_collectives::plan::{Slice, Span};
-use ronde_wire::{PluginWork, Rank, ReduceOp, SetTopology};
+use ronde_wire::{PluginWork, Rank, ReduceOp, SetTopology, copying};
 
 use super::arithmetic::{Arithmetician, StepError, Workplace, check};
 use super::inputs::Inputs;
@@ -185,7 +185,7 @@ fn measures_of(admission: &Admission) -> usize {
 /// What the ranks have, in their order.
 fn reduce_by_rank(reducer: &mut BlockReducer, operands: &[&[u8]], into: &mut [u8]) -> Result<(), StepError> {
     reducer.reduce(operands.len(), into, |rank, start, block| {
-        block.copy_from_slice(&operands[rank][start..start + block.len()]);
+        copying::copy(block, &operands[rank][start..start + block.len()]);
         Ok(())
     })
 }

@@ -2,13 +2,13 @@
 
 use ronde_collectives::kernels::{BLOCK_BYTES_MAX, Side};
 use ronde_collectives::plan::{Slice, Span};
-use ronde_wire::Rank;
+use ronde_wire::{Rank, copying};
 
 use super::arithmetic::{Arithmetician, StepError, Workplace};
 use super::inputs::Inputs;
 use crate::event::Admission;
 use crate::memory::Memory;
-use crate::plugins::{PluginFault, PluginSpan, Plugins, Stage};
+use crate::plugins::{PluginFault, PluginSpan, Plugins, RankValues, Stage};
 
 /// Encodes a block, which lies in one tensor; gives the number of bytes.
 pub(super) fn encode(
@@ -57,37 +57,6 @@ pub(super) fn reduce_pair(
 }
 
 impl Arithmetician {
-    /// The reduction of the local ranks' values in pairs, in rank order, block by block.
-    pub(super) fn reduce_local_by_plugin(
-        &mut self,
-        inputs: &mut Inputs<'_>,
-        slice: &Slice,
-        ranks: &[Rank],
-        into: &mut [u8],
-    ) -> Result<(), StepError> {
-        let admission = inputs.admission;
-        for (number, chunk) in into.chunks_mut(BLOCK_BYTES_MAX).enumerate() {
-            let start = number * BLOCK_BYTES_MAX;
-            let elements = (start / self.sizes.element_bytes) as u64;
-            let whole = part(admission, slice, Stage::Contribution)?;
-            let block = PluginSpan {
-                offset: whole.offset + elements,
-                elements: (chunk.len() / self.sizes.element_bytes) as u64,
-                ..whole
-            };
-            for (position, rank) in ranks.iter().enumerate() {
-                if position == 0 {
-                    inputs.read_prescaled(slice, *rank, start, chunk)?;
-                    continue;
-                }
-                self.block.resize(chunk.len(), 0);
-                inputs.read_prescaled(slice, *rank, start, &mut self.block)?;
-                plugins(inputs.memory)?.reduce_pair(&block, chunk, &self.block, Side::AccumulatorLeft)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Reduces all ranks' values of a span; in pairs, in rank order, where the plugin does no more.
     pub(super) fn reduce_n_by_plugin(
         &self,
@@ -104,15 +73,12 @@ impl Arithmetician {
             let range = bytes_within(span, &slice, element_bytes);
             let plugin_span = part(admission, &slice, Stage::Contribution)?;
             let plugins = plugins(at.memory)?;
-            let operands: Vec<&[u8]> = operands.iter().map(|operand| &operand[range.clone()]).collect();
-            let result = &mut into[range];
-            if !pairwise {
-                plugins.reduce(&plugin_span, &operands, concluded, result)?;
-                continue;
-            }
-            result.copy_from_slice(operands[0]);
-            for operand in &operands[1..] {
-                plugins.reduce_pair(&plugin_span, result, operand, Side::AccumulatorLeft)?;
+            if pairwise {
+                let mut values = Registers { operands, skipped_bytes: range.start };
+                plugins.reduce_in_pairs(&plugin_span, operands.len(), &mut values, &mut into[range])?;
+            } else {
+                let operands: Vec<&[u8]> = operands.iter().map(|operand| &operand[range.clone()]).collect();
+                plugins.reduce(&plugin_span, &operands, concluded, &mut into[range])?;
             }
         }
         Ok(())
@@ -136,9 +102,58 @@ impl Arithmetician {
                 elements: (self.block.len() / element_bytes) as u64,
                 ..whole
             };
-            plugins(inputs.memory)?.measure(&block, &self.block, sums)?;
+            inputs.plugins.as_mut().ok_or_else(no_plugins)?.measure(&block, &self.block, sums)?;
         }
         Ok(())
+    }
+}
+
+/// The reduction of the local ranks' values in pairs, in rank order.
+pub(super) fn reduce_local(
+    inputs: &mut Inputs<'_>,
+    slice: &Slice,
+    ranks: &[Rank],
+    into: &mut [u8],
+) -> Result<(), StepError> {
+    let plugin_span = part(inputs.admission, slice, Stage::Contribution)?;
+    let plugins = inputs.plugins.take().ok_or_else(no_plugins)?;
+    let mut values = Contributed { inputs, slice, ranks, failed: None };
+    let reduced = plugins.reduce_in_pairs(&plugin_span, ranks.len(), &mut values, into);
+    let failed = values.failed.take();
+    inputs.plugins = Some(plugins);
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(reduced?),
+    }
+}
+
+/// The local ranks' values of a slice.
+struct Contributed<'a, 'b> {
+    inputs: &'a mut Inputs<'b>,
+    slice: &'a Slice,
+    ranks: &'a [Rank],
+    /// Why a rank's values could not be read. Nothing is read after that.
+    failed: Option<StepError>,
+}
+
+impl RankValues for Contributed<'_, '_> {
+    fn read(&mut self, rank: usize, start: usize, into: &mut [u8]) {
+        if self.failed.is_none() {
+            self.failed = self.inputs.read_prescaled(self.slice, self.ranks[rank], start, into).err();
+        }
+    }
+}
+
+/// All ranks' values of a part of a span, in registers.
+struct Registers<'a> {
+    operands: &'a [&'a [u8]],
+    skipped_bytes: usize,
+}
+
+impl RankValues for Registers<'_> {
+    fn read(&mut self, rank: usize, start: usize, into: &mut [u8]) {
+        let start = self.skipped_bytes + start;
+        copying::copy(into, &self.operands[rank][start..start + into.len()]);
     }
 }
 
@@ -158,7 +173,11 @@ pub(super) fn is_pairwise(admission: &Admission) -> bool {
 }
 
 fn plugins(memory: &mut dyn Memory) -> Result<&mut dyn Plugins, StepError> {
-    memory.plugins().ok_or_else(|| fault("this sidecar runs no plugins".to_owned()))
+    memory.parts().1.ok_or_else(no_plugins)
+}
+
+fn no_plugins() -> StepError {
+    fault("this sidecar runs no plugins".to_owned())
 }
 
 /// The one slice of a block.

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, BytesMut};
+use ronde_wire::copying::PIECE_BYTES;
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{
@@ -98,7 +99,7 @@ impl Session {
     /// `want` down.
     pub(super) fn open(&mut self, out: &mut dyn BufMut, want: &mut usize) -> Result<Opened, Error> {
         let ready = self.plain.len().min(*want);
-        out.put_slice(&self.plain[..ready]);
+        put(out, &self.plain[..ready]);
         self.plain.advance(ready);
         *want -= ready;
         if *want == 0 {
@@ -213,6 +214,13 @@ impl Session {
     }
 }
 
+/// Copies opened bytes to where they are wanted.
+fn put(out: &mut dyn BufMut, bytes: &[u8]) {
+    for piece in bytes.chunks(PIECE_BYTES) {
+        out.put_slice(piece);
+    }
+}
+
 /// What a turn is for.
 enum Task<'a> {
     /// Go as far as what has arrived allows.
@@ -236,11 +244,11 @@ impl Task<'_> {
             && plain.is_empty()
         {
             let now = record.len().min(*want);
-            out.put_slice(&record[..now]);
+            put(*out, &record[..now]);
             *want -= now;
             record = &record[now..];
         }
-        plain.put_slice(record);
+        put(plain, record);
     }
 
     /// When rustls may seal.

@@ -49,7 +49,7 @@ impl Fixture {
         };
         let mut memory = PlainMemory::default();
         let bytes = vec![0; 4 * usize::try_from(ELEMENTS).expect("small")];
-        memory.inputs.insert((SEQ, 0, Rank(1)), bytes.clone());
+        memory.contributions.inputs.insert((SEQ, 0, Rank(1)), bytes.clone());
         memory.outputs.insert((SEQ, 0, None), bytes);
         let config = ExecutorConfig { me: SidecarIndex(0), lane: Lane(0), early_grant_bytes: 1 << 20 };
         let mut executor = Executor::new(config);

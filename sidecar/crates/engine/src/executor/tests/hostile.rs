@@ -33,7 +33,7 @@ impl Fixture {
     fn admit(&mut self, epoch: Epoch, seq: Seq) -> Arc<Admission> {
         let admission = admission(epoch, seq);
         let bytes = vec![0; 4 * usize::try_from(ELEMENTS).expect("small")];
-        self.memory.inputs.insert((seq, 0, Rank(0)), bytes.clone());
+        self.memory.contributions.inputs.insert((seq, 0, Rank(0)), bytes.clone());
         self.memory.outputs.insert((seq, 0, None), bytes);
         self.executor.handle_admission(Arc::clone(&admission));
         admission
@@ -245,7 +245,7 @@ fn done_waits_until_everything_has_left_the_queue() {
     let mut fixture = Fixture::new();
     fixture.executor.handle_link_up(PEER, 1 << 20);
     let admission = Arc::new(Admission { plan: Arc::new(broadcast()), ..(*admission(Epoch(1), Seq(1))).clone() });
-    fixture.memory.inputs.insert((Seq(1), 0, Rank(0)), vec![7; 40]);
+    fixture.memory.contributions.inputs.insert((Seq(1), 0, Rank(0)), vec![7; 40]);
     fixture.memory.outputs.insert((Seq(1), 0, None), vec![0; 40]);
     fixture.executor.handle_admission(admission);
     let actions = fixture.actions();
@@ -266,7 +266,7 @@ fn broadcast() -> ronde_collectives::plan::Plan {
 fn memory_that_is_gone_fails_the_operation_and_drops_its_chunks() {
     let mut fixture = Fixture::new();
     let admission = fixture.admit(Epoch(1), Seq(1));
-    fixture.memory.inputs.clear();
+    fixture.memory.contributions.inputs.clear();
     let actions = fixture.actions();
     let failed = |a: &ExecutorAction| matches!(a, ExecutorAction::Failed { seq: Seq(1), .. });
     assert!(actions.iter().any(failed), "{actions:?}");

@@ -57,7 +57,7 @@ proptest! {
         let tuning = Tuning { algorithm, chunk_bytes: 4_096, lanes: 1, window };
         let job = Job::new(kind, DType::I32, (!gather).then_some(ReduceOp::Sum), vec![counts], tuning);
         let mut net = Net::new(topology.clone(), 1, 1 << 20, choices);
-        net.nodes.iter_mut().for_each(|node| node.memory.scribblers = vec![Rank(0)]);
+        net.nodes.iter_mut().for_each(|node| node.memory.contributions.scribblers = vec![Rank(0)]);
         let seq = net.submit_values(&job);
         net.run();
         net.assert_all_done();

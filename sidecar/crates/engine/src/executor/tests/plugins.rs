@@ -3,7 +3,7 @@
 use ronde_collectives::kernels::{self, Side};
 use ronde_wire::{PluginUse, PluginWork, ReduceOp};
 
-use crate::plugins::{PluginFault, PluginSpan, Plugins};
+use crate::plugins::{PluginFault, PluginSpan, Plugins, RankValues};
 
 /// A plugin that does what a native reduction does, or with a sum encodes without a loss.
 pub(super) fn like(op: ReduceOp) -> PluginUse {
@@ -55,6 +55,28 @@ impl Plugins for NativePlugins {
     ) -> Result<(), PluginFault> {
         check(at, accumulator);
         kernels::reduce_into(at.dtype, op(at), accumulator, other, side).map_err(|error| PluginFault(error.to_string()))
+    }
+
+    /// Reads in parts of three elements, as a host may.
+    fn reduce_in_pairs(
+        &mut self,
+        at: &PluginSpan<'_>,
+        ranks: usize,
+        values: &mut dyn RankValues,
+        into: &mut [u8],
+    ) -> Result<(), PluginFault> {
+        check(at, into);
+        let bytes = 3 * at.dtype.size_bytes();
+        for (number, part) in into.chunks_mut(bytes).enumerate() {
+            values.read(0, number * bytes, part);
+            for rank in 1..ranks {
+                let mut other = vec![0; part.len()];
+                values.read(rank, number * bytes, &mut other);
+                kernels::reduce_into(at.dtype, op(at), part, &other, Side::AccumulatorLeft)
+                    .map_err(|error| PluginFault(error.to_string()))?;
+            }
+        }
+        Ok(())
     }
 
     fn reduce(

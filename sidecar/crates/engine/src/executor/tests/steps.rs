@@ -68,8 +68,8 @@ fn is_done(actions: &[ExecutorAction]) -> bool {
 fn results_are_written_where_they_belong() {
     let layout = layout([Target::EveryRank, Target::One(Rank(1)), Target::One(Rank(2)), Target::One(Rank(3))]);
     let mut memory = PlainMemory::default();
-    memory.inputs.insert((SEQ, 0, Rank(0)), vec![1, 2, 3, 4]);
-    memory.inputs.insert((SEQ, 0, Rank(3)), vec![10, 20, 30, 40]);
+    memory.contributions.inputs.insert((SEQ, 0, Rank(0)), vec![1, 2, 3, 4]);
+    memory.contributions.inputs.insert((SEQ, 0, Rank(3)), vec![10, 20, 30, 40]);
     for whose in [None, Some(Rank(0)), Some(Rank(1)), Some(Rank(2)), Some(Rank(3))] {
         memory.outputs.insert((SEQ, 0, whose), vec![0]);
     }
@@ -86,8 +86,8 @@ fn results_are_written_where_they_belong() {
 fn an_operand_that_is_read_again_is_not_taken() {
     let (sum, other) = (Register(0), Register(1));
     let mut memory = PlainMemory::default();
-    memory.inputs.insert((SEQ, 0, Rank(0)), vec![1, 2, 3, 4]);
-    memory.inputs.insert((SEQ, 0, Rank(3)), vec![10, 20, 30, 40]);
+    memory.contributions.inputs.insert((SEQ, 0, Rank(0)), vec![1, 2, 3, 4]);
+    memory.contributions.inputs.insert((SEQ, 0, Rank(3)), vec![10, 20, 30, 40]);
     memory.outputs.insert((SEQ, 0, None), vec![0; 4]);
     let whole = Slice {
         span: ALL,

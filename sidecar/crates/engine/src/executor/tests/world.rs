@@ -12,7 +12,7 @@ use super::jobs::{Job, encode};
 use super::plugins::NativePlugins;
 use crate::event::{Admission, Arithmetic};
 use crate::executor::{Executor, ExecutorAction, ExecutorConfig};
-use crate::memory::{InputPlace, Memory, MemoryError, OutputPlace};
+use crate::memory::{Contributions, InputPlace, Memory, MemoryError, OutputPlace};
 use crate::plugins::Plugins;
 
 pub(super) const EPOCH: Epoch = Epoch(1);
@@ -22,15 +22,20 @@ const SWEEPS_MAX: usize = 100_000;
 /// Tensors as plain vectors.
 #[derive(Default)]
 pub(super) struct PlainMemory {
-    pub(super) inputs: BTreeMap<(Seq, u32, Rank), Vec<u8>>,
+    pub(super) contributions: PlainContributions,
     pub(super) outputs: BTreeMap<(Seq, u32, Option<Rank>), Vec<u8>>,
-    /// Ranks whose process writes into its tensors while they travel.
-    pub(super) scribblers: Vec<Rank>,
-    reads: u64,
     plugins: NativePlugins,
 }
 
-impl Memory for PlainMemory {
+#[derive(Default)]
+pub(super) struct PlainContributions {
+    pub(super) inputs: BTreeMap<(Seq, u32, Rank), Vec<u8>>,
+    /// Ranks whose process writes into its tensors while they travel.
+    pub(super) scribblers: Vec<Rank>,
+    reads: u64,
+}
+
+impl Contributions for PlainContributions {
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
         let key = (place.seq, place.tensor, place.rank);
         let input = self.inputs.get(&key).ok_or_else(|| MemoryError(format!("no input at {place:?}")))?;
@@ -44,7 +49,9 @@ impl Memory for PlainMemory {
         }
         Ok(())
     }
+}
 
+impl Memory for PlainMemory {
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
         let output = self.outputs.get_mut(&(place.seq, place.tensor, place.rank));
         let output = output.ok_or_else(|| MemoryError(format!("no output at {place:?}")))?;
@@ -53,8 +60,8 @@ impl Memory for PlainMemory {
         Ok(())
     }
 
-    fn plugins(&mut self) -> Option<&mut dyn Plugins> {
-        Some(&mut self.plugins)
+    fn parts(&mut self) -> (&mut dyn Contributions, Option<&mut dyn Plugins>) {
+        (&mut self.contributions, Some(&mut self.plugins))
     }
 }
 
@@ -101,7 +108,7 @@ impl Node {
             for &rank in &present {
                 if let Some(elements) = job.input(&ranks, counts, rank) {
                     let bytes = (0..elements).flat_map(|element| input(tensor, rank, element)).collect();
-                    self.memory.inputs.insert((seq, tensor, rank), bytes);
+                    self.memory.contributions.inputs.insert((seq, tensor, rank), bytes);
                 }
             }
             for (whose, elements) in job.outputs(&ranks, counts) {
