@@ -25,7 +25,7 @@ use crate::cli::{ContainerArgs, SidecarArgs};
 use crate::config::{Settings, world_of};
 use crate::cores;
 use crate::credentials::{self, Credentials};
-use crate::driver::{Driver, Inbox, Phase};
+use crate::driver::{Driver, Inbox, Parked, Phase};
 use crate::interfaces;
 use crate::lane::{self, LaneConfig, LaneHandle, LaneReport};
 use crate::local_lane;
@@ -83,14 +83,15 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let start = |port, purpose, addresses| {
         start_port(port, &identity, local_hello(&settings, incarnation, purpose), addresses, options.clone())
     };
-    let (lanes, reports, plugins) = spawn_lanes(&settings, &peers, ports.lanes, start)?;
+    let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
+    let plugins = load_plugins(&settings, command_sender.clone())?;
+    let (lanes, reports) = spawn_lanes(&settings, &peers, &plugins, ports.lanes, start)?;
 
     // Local workers: their directory, sockets, tokens and shared memory.
     let (place, allowed_uids) = house(&settings, &args.container);
     let directory = RuntimeDir::create(place, &settings.job, settings.me)?;
     let segments = segments::serve(&paths::mem_socket(directory.path()))?;
     let (tokens, token_files) = written_tokens(&directory, world.ranks_of(settings.me))?;
-    let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
     let service = Service {
         commands: command_sender.clone(),
         segments: segments.clone(),
@@ -117,6 +118,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         timeline: Timeline::default(),
         operations: Operations::new(results, lanes.len()),
         plugins,
+        parked: Parked::default(),
         lanes,
         sessions: Sessions::new(tokens),
         segments,
@@ -340,25 +342,31 @@ fn start_port(
     move || port.start(identity, &hello, peers, options).context("cannot start a port")
 }
 
-/// Spawns the data threads; gives them with the channel that all of them report to, and the plugins that they call.
+/// The plugins of this sidecar, whose thread tells the driver when there is something to be asked again.
+fn load_plugins(settings: &Settings, commands: mpsc::Sender<Command>) -> anyhow::Result<Arc<Plugins>> {
+    // Where the driver has gone nothing waits.
+    Plugins::new(&settings.plugins, move || drop(commands.blocking_send(Command::PluginsAnswered)))
+}
+
+/// Spawns the data threads; gives them with the channel that all of them report to.
 fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
     settings: &Settings,
     peers: &[Peer],
+    plugins: &Arc<Plugins>,
     ports: Vec<BoundPort>,
     start: impl Fn(BoundPort, Purpose, HashMap<SidecarIndex, Vec<SocketAddr>>) -> Start,
-) -> anyhow::Result<(Vec<LaneHandle>, mpsc::Receiver<LaneReport>, Arc<Plugins>)> {
-    let plugins = Plugins::new(&settings.plugins)?;
+) -> anyhow::Result<(Vec<LaneHandle>, mpsc::Receiver<LaneReport>)> {
     let (report_sender, reports) = mpsc::channel(REPORTS_MAX);
     let mut lanes = Vec::new();
     for (lane, port) in (0..).map(Lane).zip(ports) {
         let addresses = addresses(peers, |peer| peer.lanes.get(usize::from(lane.0)).copied());
         let start = start(port, Purpose::Data(lane), addresses);
-        lanes.push(lane::spawn(lane_config(settings, lane, &plugins), start, report_sender.clone())?);
+        lanes.push(lane::spawn(lane_config(settings, lane, plugins), start, report_sender.clone())?);
     }
     for lane in (settings.lanes..settings.threads).map(Lane) {
-        lanes.push(local_lane::spawn(lane_config(settings, lane, &plugins), report_sender.clone())?);
+        lanes.push(local_lane::spawn(lane_config(settings, lane, plugins), report_sender.clone())?);
     }
-    Ok((lanes, reports, plugins))
+    Ok((lanes, reports))
 }
 
 /// Serves the admin pages; gives their address.

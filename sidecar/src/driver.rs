@@ -1,8 +1,11 @@
 //! The control thread's loop: joins engine, control port, lanes and sessions. What happens becomes an engine event; what
 //! the engine wants becomes a message to somebody. Nothing is decided here.
 
+mod parked;
 mod recording;
 mod submissions;
+
+pub(crate) use parked::Parked;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,6 +63,8 @@ pub(crate) struct Driver {
     pub(crate) operations: Operations,
     /// What requests may name, and what codecs remember.
     pub(crate) plugins: Arc<Plugins>,
+    /// Requests that wait for theirs.
+    pub(crate) parked: Parked,
     /// What the worker of rank 0 records.
     pub(crate) timeline: Timeline,
     /// The zero of the engine's time.
@@ -119,7 +124,8 @@ impl Driver {
             let timeout = self.engine.poll_timeout().map(|at| self.instant(at));
             let batch = self.timeline.due().map(Deadline::from_std);
             let worker = self.presence.due().map(|due| Deadline::from_std(self.started + due));
-            let others = [departure, self.pace.resumes_at(), batch, worker].into_iter().flatten();
+            let parked = self.parked.due().map(Deadline::from_std);
+            let others = [departure, self.pace.resumes_at(), batch, worker, parked].into_iter().flatten();
             let timeout = timeout.into_iter().chain(others).min();
             let wake = tokio::select! {
                 report = reports.recv() => Wake::Lane(report),
@@ -138,6 +144,7 @@ impl Driver {
                 Wake::Timeout => {
                     self.end_departures(Instant::now());
                     self.flush_timeline();
+                    self.refuse_parked();
                     self.fatal = self.fatal.take().or_else(|| self.presence.in_vain(self.started.elapsed()));
                     self.engine.handle_timeout(self.now());
                 }
@@ -210,7 +217,7 @@ impl Driver {
             }
             Command::Withdraw { session, request, reason } => {
                 if let Some(rank) = self.heard(session) {
-                    self.handle(Event::Withdrawn { rank, request, reason });
+                    self.withdraw(session, rank, request, reason);
                 }
             }
             Command::Release { session, request } => {
@@ -241,6 +248,7 @@ impl Driver {
                     session.flush_ring();
                 }
             }
+            Command::PluginsAnswered => self.resolve_parked(),
             Command::Identity(identity) => self.install_identity(&identity),
             Command::Closed { session, reason } => self.stream_over(session, reason),
             Command::WorkerExited(exited) => self.worker_exited(exited),

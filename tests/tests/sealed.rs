@@ -140,6 +140,7 @@ impl Pair {
             stall_shutdown_ms: None,
             control_fan_out: None,
             transport,
+            plugins: serde_json::json!({}),
             namespace: None,
         };
         let (good, bad) =

@@ -1,5 +1,7 @@
 //! The driver's half of a session's life: a worker claims its rank, submits, reads results.
 
+use std::time::Instant;
+
 use bytes::Bytes;
 use ronde_engine::Event;
 use ronde_rpc::convert::{Refused, Submission};
@@ -7,9 +9,11 @@ use ronde_rpc::v1::server_message::Message;
 use ronde_wire::{Cause, Failure, Rank, RequestId, limits};
 
 use super::Driver;
+use super::parked::{PARKED_FOR_MAX, ParkedRequest};
 use crate::app::say;
 use crate::bootstrap::FromSidecar;
 use crate::delivery::{ResultBounds, accept, send_failed};
+use crate::plugins::Answer;
 use crate::service::ClaimRequest;
 use crate::sessions::SessionId;
 
@@ -67,24 +71,63 @@ impl Driver {
         let Some(session) = self.sessions.get_mut(id) else { return };
         let accepted = submission.and_then(|submission| accept(session, &self.segments, submission, bounds));
         match accepted {
-            Ok(mut submission) => {
-                if let Some(call) = &submission.plugin {
-                    match self.plugins.resolve(call, &submission.what) {
-                        Ok(plugin) => submission.what.plugin = Some(plugin),
-                        Err(reason) => return self.give_back(id, rank, &submission, reason),
-                    }
-                }
-                let due = self.engine.contribution_bytes(rank, &submission.what);
-                match self.contribution(id, submission.request, due) {
-                    Ok(contribution) => {
-                        let (request, what) = (submission.request, submission.what);
-                        self.handle(Event::Submitted { rank, request, what, contribution });
-                    }
-                    Err(reason) => self.give_back(id, rank, &submission, reason),
-                }
-            }
+            Ok(submission) => self.resolve(id, rank, submission, Instant::now()),
             Err(refused) => self.refuse(id, rank, refused),
         }
+    }
+
+    /// Goes on with a request that came at `since` when it is known what its plugin is; parks it until then.
+    fn resolve(&mut self, id: SessionId, rank: Rank, mut submission: Submission, since: Instant) {
+        if let Some(call) = &submission.plugin {
+            match self.plugins.resolve(call, &submission.what) {
+                Answer::Known(plugin) => submission.what.plugin = Some(plugin),
+                Answer::Refused(reason) => return self.give_back(id, rank, &submission, reason),
+                Answer::Later => return self.parked.park(ParkedRequest { session: id, submission, since }),
+            }
+        }
+        let due = self.engine.contribution_bytes(rank, &submission.what);
+        match self.contribution(id, submission.request, due) {
+            Ok(contribution) => {
+                let (request, what) = (submission.request, submission.what);
+                self.handle(Event::Submitted { rank, request, what, contribution });
+            }
+            Err(reason) => self.give_back(id, rank, &submission, reason),
+        }
+    }
+
+    /// Something is known of plugins that was not: all that waits for one asks again, in the order in which it came.
+    pub(super) fn resolve_parked(&mut self) {
+        for ParkedRequest { session: id, submission, since } in self.parked.take() {
+            if let Some(rank) = self.waits_still(id, &submission) {
+                self.resolve(id, rank, submission, since);
+            }
+        }
+    }
+
+    /// Refuses what has waited for a plugin for too long.
+    pub(super) fn refuse_parked(&mut self) {
+        for ParkedRequest { session: id, submission, .. } in self.parked.take_due(Instant::now()) {
+            if let Some(rank) = self.waits_still(id, &submission) {
+                let name = submission.plugin.as_ref().map_or("", |call| &call.name);
+                let (host, seconds) = (self.me, PARKED_FOR_MAX.as_secs());
+                let reason = format!("plugin {name} was not loaded on {host} within {seconds} s; see its log");
+                self.give_back(id, rank, &submission, reason);
+            }
+        }
+    }
+
+    /// A request is withdrawn, wherever it is.
+    pub(super) fn withdraw(&mut self, id: SessionId, rank: Rank, request: RequestId, reason: String) {
+        match self.parked.withdraw(id, request) {
+            Some(submission) => self.give_back(id, rank, &submission, reason),
+            None => self.handle(Event::Withdrawn { rank, request, reason }),
+        }
+    }
+
+    /// The rank of a session that is there and still waits for a request.
+    fn waits_still(&mut self, id: SessionId, submission: &Submission) -> Option<Rank> {
+        let session = self.sessions.get_mut(id)?;
+        session.pending.contains_key(&submission.request).then_some(session.rank)
     }
 
     /// A copy of an accepted request's input that travels along with its announcement; empty when nothing is `due`.

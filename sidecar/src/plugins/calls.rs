@@ -9,6 +9,7 @@ use ronde_plugin_host::{Fault, Instance, Operands, Span};
 use ronde_wire::{Epoch, PluginUse, Seq, copying};
 
 use super::Plugins;
+use super::registry::ordered_parameters;
 use super::residuals::Tensor;
 
 /// The plugins of one lane.
@@ -34,8 +35,8 @@ struct Instances {
     last: Option<(PluginUse, Instance)>,
 }
 
-/// Instances that a lane keeps, beside the last one.
-const INSTANCES_MAX: usize = 64;
+/// Bytes of memory that a lane's instances may have together, beside the last one's.
+const INSTANCES_BYTES_MAX: usize = 256 << 20;
 
 impl LanePlugins {
     pub(crate) fn new(shared: Arc<Plugins>) -> Self {
@@ -78,7 +79,9 @@ impl Instances {
                 None => start(uses, shared)?,
             };
             if let Some((uses, instance)) = self.last.replace((uses.clone(), wanted)) {
-                if self.running.len() >= INSTANCES_MAX {
+                let bytes = |instance: &Instance| instance.plugin().manifest().limits.memory_bytes;
+                let others: usize = self.running.values().map(bytes).sum();
+                if others + bytes(&instance) > INSTANCES_BYTES_MAX {
                     self.running.clear();
                 }
                 self.running.insert(uses, instance);
@@ -100,7 +103,11 @@ impl ronde_engine::Plugins for LanePlugins {
             return instance.encode_into(&span, values, &mut [], into).map_err(said);
         }
         let (tensor, block) = (tensor(at), (at.stage, at.offset));
-        let mut state = self.shared.residuals().state(&tensor, block, bytes);
+        let kept = self.shared.residuals().state(&tensor, block);
+        let mut state = match kept {
+            Some(kept) if kept.len() == bytes => kept.to_vec(),
+            _ => vec![0; bytes],
+        };
         let instance = self.instances.of(at.plugin, &self.shared)?;
         let length = instance.encode_into(&span, values, &mut state, into).map_err(said)?;
         let put = self.shared.residuals().put((at.epoch, at.seq), &tensor, block, state);
@@ -200,7 +207,8 @@ impl Operands for IntoRight<'_> {
 }
 
 fn start(uses: &PluginUse, shared: &Plugins) -> Result<Instance, PluginFault> {
-    let (plugin, parameters) = shared.registry().ordered(uses).map_err(PluginFault)?;
+    let plugin = shared.module(uses).map_err(PluginFault)?;
+    let parameters = ordered_parameters(&plugin, uses).map_err(PluginFault)?;
     plugin.instance(&parameters).map_err(said)
 }
 

@@ -1,21 +1,24 @@
 //! Plugins in a sidecar: which are there, what a request's plugin is, and what lanes call.
 
 mod calls;
+mod loader;
 mod registry;
 mod residuals;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::Context;
 use ronde_engine::Admission;
-use ronde_plugin_host::HostConfig;
 use ronde_plugin_host::trust::{self, Policy};
+use ronde_plugin_host::{HostConfig, Plugin};
 use ronde_wire::{Epoch, PluginCall, PluginUse, Request, Seq, limits};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use calls::LanePlugins;
-use registry::Registry;
+pub(crate) use registry::Answer;
+use registry::{Ordered, Registry};
 use residuals::Residuals;
 
 /// Where plugins come from and which are let in, as the launcher or the command line says.
@@ -32,6 +35,9 @@ pub(crate) struct PluginSettings {
     pub(crate) state_bytes_max: Option<u64>,
 }
 
+/// How long a lane waits for a module: less than the silence for which others give a sidecar up.
+const LOAD_TIMEOUT: Duration = Duration::from_millis(2_500);
+
 /// The plugins of a sidecar; all threads share it.
 pub(crate) struct Plugins {
     registry: Mutex<Registry>,
@@ -39,24 +45,34 @@ pub(crate) struct Plugins {
 }
 
 impl Plugins {
-    /// Looks at what is there. Modules are read when they are first asked for.
+    /// Looks at what is there. Modules are read when they are first asked for. `answered` is called, on another thread, when
+    /// one is there, or is known not to come.
     ///
     /// # Errors
     /// When a key or a digest cannot be read, or a path is not there.
-    pub(crate) fn new(settings: &PluginSettings) -> anyhow::Result<Arc<Self>> {
+    pub(crate) fn new(settings: &PluginSettings, answered: impl Fn() + Send + 'static) -> anyhow::Result<Arc<Self>> {
         let policy = policy(settings)?;
         let host = HostConfig { cache_dir: cache_dir(), policy, ..HostConfig::default() };
-        let registry = Registry::new(host, &settings.paths)?;
+        let registry = Registry::new(host, &settings.paths, answered)?;
         let residuals = Residuals::new(settings.state_bytes_max.unwrap_or(limits::PLUGIN_STATE_BYTES));
         Ok(Arc::new(Self { registry: Mutex::new(registry), residuals: Mutex::new(residuals) }))
     }
 
-    /// What a request's plugin is here.
-    ///
-    /// # Errors
-    /// Why there is none for it, in words for the caller.
-    pub(crate) fn resolve(&self, call: &PluginCall, what: &Request) -> Result<Arc<PluginUse>, String> {
+    /// What a request's plugin is here, as far as that is known.
+    pub(crate) fn resolve(&self, call: &PluginCall, what: &Request) -> Answer {
         self.registry().resolve(call, what.dtype, what.collective.reduce_op())
+    }
+
+    /// The module of an ordered plugin. It is waited for where no rank of this sidecar has asked for it, as all have joined.
+    fn module(&self, uses: &PluginUse) -> Result<Arc<Plugin>, String> {
+        // Without the registry: others ask meanwhile.
+        let ordered = self.registry().ordered(uses)?;
+        match ordered {
+            Ordered::Here(plugin) => Ok(plugin),
+            Ordered::Coming(coming) => coming
+                .recv_timeout(LOAD_TIMEOUT)
+                .map_err(|_| format!("plugin {uses} was not loaded within {} ms", LOAD_TIMEOUT.as_millis()))?,
+        }
     }
 
     /// An operation with a plugin begins.
@@ -64,7 +80,8 @@ impl Plugins {
         let Some(plugin) = &admission.plugin else { return };
         let names = admission.tensors.iter().map(|tensor| &tensor.name).zip(plugin.elements.iter().copied());
         let operation = (admission.epoch, admission.seq);
-        self.residuals().begin(operation, admission.topology.set, &plugin.uses, names);
+        let of = (&plugin.uses, admission.arithmetic.dtype);
+        self.residuals().begin(operation, admission.topology.set, of, names);
     }
 
     /// It stands.
@@ -79,7 +96,13 @@ impl Plugins {
 
     /// An epoch begins: what is kept is kept within one, as other sidecars may be new.
     pub(crate) fn clear(&self) {
-        self.residuals().clear();
+        let old = self.residuals().clear();
+        // Gigabytes take a while to be given back.
+        if old.bytes() > 0
+            && let Err(error) = std::thread::Builder::new().name("plugins' state".to_owned()).spawn(move || drop(old))
+        {
+            tracing::warn!("there is no thread for giving memory back: {error}");
+        }
     }
 
     /// Bytes of state that are kept.

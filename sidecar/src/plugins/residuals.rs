@@ -1,41 +1,67 @@
-//! What codecs remember of tensors between operations: residuals, momentum. It counts once an operation stands.
+//! What codecs keep between operations: it becomes valid when an operation stands, on all sidecars alike.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use ronde_engine::Stage;
 use ronde_plugin_host::Span;
-use ronde_wire::{Epoch, PluginUse, Seq, SetId, TensorName};
+use ronde_wire::{DType, Epoch, PluginUse, Seq, SetId, TensorName};
 
 /// An operation.
 pub(super) type Operation = (Epoch, Seq);
-/// A tensor.
+/// A tensor of a process set.
 pub(super) type Tensor = (SetId, TensorName);
-/// A block of a tensor, by stage and first element.
+/// A block of a tensor's contribution or result: its first element.
 pub(super) type Block = (Stage, u64);
 
-/// The states of all tensors.
-#[derive(Debug)]
+/// State by tensor and block. A tensor that comes with another plugin, other parameters, another type or another length
+/// begins anew.
+///
+/// Tensors that came once are forgotten, the oldest first, where there are too many or no bytes are left: calls without a
+/// name are such tensors. How many a set remembers is counted by set, in the order of its operations, so that all its members
+/// forget the same ones and count the rounds of the others alike.
+#[derive(Debug, Default)]
 pub(super) struct Residuals {
+    sets: HashMap<SetId, Tensors>,
+    pending: HashMap<Operation, Pending>,
+    /// Bytes of all blocks, pending ones included.
     bytes: u64,
     bytes_max: u64,
-    tensors: HashMap<Tensor, Kept>,
-    pending: HashMap<Operation, Pending>,
 }
 
-/// What is kept of one tensor, for the plugin that was last used for it.
+/// The tensors of a set.
+#[derive(Debug, Default)]
+struct Tensors {
+    kept: HashMap<TensorName, Kept>,
+    /// Their names by when they came last.
+    order: BTreeMap<u64, TensorName>,
+    /// How many have come.
+    came: u64,
+}
+
+/// What a tensor is to be like for its state to go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Kind {
+    plugin: Arc<PluginUse>,
+    dtype: DType,
+    elements: u64,
+}
+
 #[derive(Debug)]
 struct Kept {
-    plugin: Arc<PluginUse>,
-    elements: u64,
+    kind: Kind,
+    /// When it came last.
+    came: u64,
     /// Operations that stand.
     round: u64,
     /// What plugins know the tensor by.
     number: u64,
-    blocks: HashMap<Block, Vec<u8>>,
+    blocks: HashMap<Block, Arc<Vec<u8>>>,
+    /// Whether blocks had to go for others' sake: what they held is missing from every later result.
+    has_lost: bool,
 }
 
-/// An operation that has yet to stand.
+/// What an operation leaves when it stands.
 #[derive(Debug, Default)]
 struct Pending {
     tensors: Vec<Tensor>,
@@ -47,57 +73,48 @@ struct Pending {
 struct Put {
     tensor: Tensor,
     block: Block,
-    state: Vec<u8>,
-    /// Bytes that it was counted with: none where it takes the place of another.
-    counted: u64,
+    state: Arc<Vec<u8>>,
 }
+
+/// Tensors that a set remembers.
+const TENSORS_MAX: usize = 1 << 16;
 
 impl Residuals {
     pub(super) fn new(bytes_max: u64) -> Self {
-        Self { bytes: 0, bytes_max, tensors: HashMap::new(), pending: HashMap::new() }
+        Self { bytes_max, ..Self::default() }
     }
 
-    /// An operation begins. What another plugin, or the same one for another shape, has left of a tensor is forgotten: on
-    /// all sidecars alike, as all of them perform the same operations.
+    /// An operation begins.
     pub(super) fn begin<'a>(
         &mut self,
         operation: Operation,
         set: SetId,
-        plugin: &Arc<PluginUse>,
+        (plugin, dtype): (&Arc<PluginUse>, DType),
         tensors: impl Iterator<Item = (&'a TensorName, u64)>,
     ) {
         let mut pending = Pending::default();
         for (name, elements) in tensors {
-            let tensor = (set, name.clone());
-            pending.tensors.push(tensor.clone());
-            let fits = |kept: &Kept| kept.elements == elements && kept.plugin == *plugin;
-            if !self.tensors.get(&tensor).is_some_and(fits) {
-                let number = Span::tensor_number(set.0, name.as_str());
-                let (plugin, blocks) = (Arc::clone(plugin), HashMap::new());
-                let fresh = Kept { plugin, elements, round: 0, number, blocks };
-                if let Some(old) = self.tensors.insert(tensor, fresh) {
-                    self.bytes -= old.blocks.values().map(|block| block.len() as u64).sum::<u64>();
-                }
-            }
+            pending.tensors.push((set, name.clone()));
+            let kind = Kind { plugin: Arc::clone(plugin), dtype, elements };
+            self.bytes -= self.sets.entry(set).or_default().come(set, name, kind);
         }
         self.pending.insert(operation, pending);
     }
 
     /// How often a tensor of an operation that has begun was reduced before, and what plugins know it by.
-    pub(super) fn round(&self, tensor: &Tensor) -> (u64, u64) {
-        self.tensors.get(tensor).map_or((0, 0), |kept| (kept.round, kept.number))
+    pub(super) fn round(&self, (set, name): &Tensor) -> (u64, u64) {
+        self.kept(*set, name).map_or((0, 0), |kept| (kept.round, kept.number))
     }
 
-    /// A copy of a block's state of so many bytes; zeros at first.
-    pub(super) fn state(&self, tensor: &Tensor, block: Block, bytes: usize) -> Vec<u8> {
-        let kept = self.tensors.get(tensor).and_then(|kept| kept.blocks.get(&block));
-        kept.filter(|state| state.len() == bytes).cloned().unwrap_or_else(|| vec![0; bytes])
+    /// A block's state; `None` for the zeros that it is at first.
+    pub(super) fn state(&self, (set, name): &Tensor, block: Block) -> Option<Arc<Vec<u8>>> {
+        self.kept(*set, name)?.blocks.get(&block).cloned()
     }
 
-    /// What a block's state is to be when the operation stands.
+    /// What an operation leaves as a block's state, when it stands.
     ///
     /// # Errors
-    /// When there would be more of it than is allowed, with what to do.
+    /// When there is no room for it, in words.
     pub(super) fn put(
         &mut self,
         operation: Operation,
@@ -105,49 +122,127 @@ impl Residuals {
         block: Block,
         state: Vec<u8>,
     ) -> Result<(), String> {
-        let is_new = self.tensors.get(tensor).is_none_or(|kept| !kept.blocks.contains_key(&block));
-        let counted = if is_new { state.len() as u64 } else { 0 };
-        if self.bytes + counted > self.bytes_max {
-            let (bytes, max) = (self.bytes + counted, self.bytes_max);
+        // Of an operation that is over nothing is kept.
+        if !self.pending.contains_key(&operation) {
+            return Ok(());
+        }
+        let (set, name) = tensor;
+        let more = state.len() as u64;
+        self.make_room(more);
+        let (max, has_lost) = (self.bytes_max, self.kept(*set, name).is_some_and(|kept| kept.has_lost));
+        if has_lost || self.bytes + more > max {
+            let bytes = self.bytes + more;
             return Err(format!(
-                "what codecs keep would be {bytes} bytes, more than the {max} of --plugin-state-mb; raise that"
+                "what codecs keep would be {bytes} bytes, more than the {max} of --plugin-state-mb; raise that, and \
+                 name calls, so that their tensors are known again"
             ));
         }
-        // Of an operation that is over nothing is kept.
-        let Some(pending) = self.pending.get_mut(&operation) else { return Ok(()) };
-        self.bytes += counted;
-        pending.blocks.push(Put { tensor: tensor.clone(), block, state, counted });
+        if let Some(pending) = self.pending.get_mut(&operation) {
+            self.bytes += more;
+            pending.blocks.push(Put { tensor: tensor.clone(), block, state: Arc::new(state) });
+        }
         Ok(())
     }
 
     /// An operation stands.
     pub(super) fn commit(&mut self, operation: Operation) {
         let Some(pending) = self.pending.remove(&operation) else { return };
-        for tensor in &pending.tensors {
-            if let Some(kept) = self.tensors.get_mut(tensor) {
+        for (set, name) in &pending.tensors {
+            if let Some(kept) = self.kept_mut(*set, name) {
                 kept.round += 1;
             }
         }
-        for put in pending.blocks {
-            match self.tensors.get_mut(&put.tensor) {
-                Some(kept) => drop(kept.blocks.insert(put.block, put.state)),
-                None => self.bytes -= put.counted,
-            }
+        for Put { tensor: (set, name), block, state } in pending.blocks {
+            let bytes = state.len() as u64;
+            let gone = match self.kept_mut(set, &name) {
+                Some(kept) => kept.blocks.insert(block, state).map_or(0, |old| old.len() as u64),
+                None => bytes,
+            };
+            self.bytes -= gone;
         }
     }
 
     /// An operation does not stand.
     pub(super) fn discard(&mut self, operation: Operation) {
         let Some(pending) = self.pending.remove(&operation) else { return };
-        self.bytes -= pending.blocks.iter().map(|put| put.counted).sum::<u64>();
+        self.bytes -= pending.blocks.iter().map(|put| put.state.len() as u64).sum::<u64>();
     }
 
-    pub(super) fn clear(&mut self) {
-        *self = Self::new(self.bytes_max);
+    /// Forgets everything; what there was is given back, as letting go of it takes a while.
+    pub(super) fn clear(&mut self) -> Self {
+        let fresh = Self::new(self.bytes_max);
+        std::mem::replace(self, fresh)
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Drops the oldest blocks of tensors that came once, and that nothing is pending of, until so many bytes fit.
+    fn make_room(&mut self, more: u64) {
+        while self.bytes + more > self.bytes_max {
+            let oldest = |tensors: &Tensors| {
+                let once = |kept: &&Kept| kept.round == 1 && !kept.blocks.is_empty();
+                tensors.kept.values().filter(once).map(|kept| kept.came).min()
+            };
+            let sets = self.sets.iter().filter_map(|(set, tensors)| Some((oldest(tensors)?, *set)));
+            let Some((came, set)) = sets.min() else { return };
+            let Some(tensors) = self.sets.get_mut(&set) else { return };
+            let Some(kept) = tensors.order.get(&came).and_then(|name| tensors.kept.get_mut(name)) else { return };
+            self.bytes -= kept.forget();
+        }
+    }
+
+    fn kept(&self, set: SetId, name: &TensorName) -> Option<&Kept> {
+        self.sets.get(&set)?.kept.get(name)
+    }
+
+    fn kept_mut(&mut self, set: SetId, name: &TensorName) -> Option<&mut Kept> {
+        self.sets.get_mut(&set)?.kept.get_mut(name)
+    }
+}
+
+impl Tensors {
+    /// A tensor comes; gives the bytes of blocks that are dropped for it.
+    fn come(&mut self, set: SetId, name: &TensorName, kind: Kind) -> u64 {
+        self.came += 1;
+        let mut dropped = 0;
+        match self.kept.get_mut(name) {
+            Some(kept) if kept.kind == kind => {
+                self.order.remove(&kept.came);
+                kept.came = self.came;
+            }
+            old => {
+                if let Some(kept) = old {
+                    tracing::debug!(%name, "what a codec kept of a tensor is dropped: it has come in another form");
+                    self.order.remove(&kept.came);
+                    dropped += kept.bytes();
+                }
+                let number = Span::tensor_number(set.0, name.as_str());
+                let kept = Kept { kind, came: self.came, round: 0, number, blocks: HashMap::new(), has_lost: false };
+                self.kept.insert(name.clone(), kept);
+            }
+        }
+        self.order.insert(self.came, name.clone());
+        while self.order.len() > TENSORS_MAX {
+            let oldest = self.order.pop_first().and_then(|(_, name)| self.kept.remove(&name));
+            dropped += oldest.map_or(0, |kept| kept.bytes());
+        }
+        dropped
+    }
+}
+
+impl Kept {
+    fn bytes(&self) -> u64 {
+        self.blocks.values().map(|block| block.len() as u64).sum()
+    }
+
+    /// Drops its blocks; gives their bytes.
+    fn forget(&mut self) -> u64 {
+        let bytes = self.bytes();
+        self.blocks.clear();
+        self.has_lost = true;
+        bytes
     }
 }
 
@@ -172,8 +267,12 @@ mod tests {
     fn begin(residuals: &mut Residuals, seq: u64, parameter: u64, elements: u64) -> Operation {
         let operation = (Epoch(1), Seq(seq));
         let (set, name) = tensor();
-        residuals.begin(operation, set, &plugin(parameter), [(&name, elements)].into_iter());
+        residuals.begin(operation, set, (&plugin(parameter), DType::F32), [(&name, elements)].into_iter());
         operation
+    }
+
+    fn state(residuals: &Residuals) -> Option<Vec<u8>> {
+        residuals.state(&tensor(), BLOCK).map(|state| state.to_vec())
     }
 
     #[test]
@@ -181,13 +280,13 @@ mod tests {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
         residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
-        assert_eq!((residuals.state(&tensor(), BLOCK, 4), residuals.round(&tensor()).0), (vec![0; 4], 0));
+        assert_eq!((state(&residuals), residuals.round(&tensor()).0), (None, 0));
         residuals.commit(first);
-        assert_eq!((residuals.state(&tensor(), BLOCK, 4), residuals.round(&tensor()).0), (vec![7; 4], 1));
+        assert_eq!((state(&residuals), residuals.round(&tensor()).0), (Some(vec![7; 4]), 1));
         let second = begin(&mut residuals, 2, 0, 100);
         residuals.put(second, &tensor(), BLOCK, vec![8; 4]).expect("room");
         residuals.discard(second);
-        assert_eq!((residuals.state(&tensor(), BLOCK, 4), residuals.round(&tensor()).0), (vec![7; 4], 1));
+        assert_eq!((state(&residuals), residuals.round(&tensor()).0), (Some(vec![7; 4]), 1));
         assert_eq!(residuals.bytes(), 4);
         residuals.put(second, &tensor(), BLOCK, vec![9; 4]).expect("it is over, and nothing is kept");
         assert_eq!(residuals.bytes(), 4);
@@ -201,7 +300,7 @@ mod tests {
             residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
             residuals.commit(first);
             begin(&mut residuals, 2, parameter, elements);
-            assert_eq!((residuals.state(&tensor(), BLOCK, 4), residuals.round(&tensor()).0), (vec![0; 4], 0));
+            assert_eq!((state(&residuals), residuals.round(&tensor()).0), (None, 0));
             assert_eq!(residuals.bytes(), 0);
         }
     }
@@ -220,7 +319,7 @@ mod tests {
         assert_eq!(residuals.bytes(), 0);
         residuals.put(third, &tensor(), BLOCK, vec![9; 4]).expect("room");
         residuals.commit(third);
-        assert_eq!((residuals.bytes(), residuals.state(&tensor(), BLOCK, 4)), (4, vec![9; 4]));
+        assert_eq!((residuals.bytes(), state(&residuals)), (4, Some(vec![9; 4])));
     }
 
     #[test]
@@ -233,5 +332,51 @@ mod tests {
         assert!(refused.contains("--plugin-state-mb") && refused.contains("more than the 7"), "{refused}");
         residuals.discard(first);
         assert_eq!(residuals.bytes(), 0);
+    }
+    #[test]
+    fn another_type_begins_anew() {
+        let mut residuals = Residuals::new(100);
+        let first = begin(&mut residuals, 1, 0, 100);
+        residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
+        residuals.commit(first);
+        let (set, name) = tensor();
+        residuals.begin((Epoch(1), Seq(2)), set, (&plugin(0), DType::Bf16), [(&name, 100)].into_iter());
+        assert_eq!((state(&residuals), residuals.bytes()), (None, 0));
+    }
+
+    /// Performs an operation on a tensor of its own that keeps four bytes.
+    fn once(residuals: &mut Residuals, seq: u64, name: &str) -> Result<(), String> {
+        let (operation, tensor) = ((Epoch(1), Seq(seq)), (SetId(0), TensorName::new(name).expect("a name")));
+        residuals.begin(operation, tensor.0, (&plugin(0), DType::F32), [(&tensor.1, 8)].into_iter());
+        let put = residuals.put(operation, &tensor, BLOCK, vec![1; 4]);
+        residuals.commit(operation);
+        put
+    }
+
+    /// Calls without a name have a new one each time.
+    #[test]
+    fn tensors_that_came_once_make_room_and_say_so_when_they_come_again() {
+        let mut residuals = Residuals::new(12);
+        for seq in 1..=2 {
+            once(&mut residuals, seq, "kept").expect("room for the old and the new");
+        }
+        for seq in 3..100 {
+            once(&mut residuals, seq, &format!("allreduce.noname.{seq}")).expect("the oldest of them goes");
+        }
+        assert_eq!(residuals.bytes(), 12);
+        once(&mut residuals, 100, "kept").expect("what comes again stays");
+        let lost = once(&mut residuals, 101, "allreduce.noname.3").expect_err("its state was dropped");
+        assert!(lost.contains("--plugin-state-mb"), "{lost}");
+    }
+
+    #[test]
+    fn a_set_remembers_so_many_tensors() {
+        let mut residuals = Residuals::new(u64::MAX);
+        for seq in 0..=TENSORS_MAX as u64 {
+            once(&mut residuals, seq, &format!("t{seq}")).expect("room");
+        }
+        assert_eq!(residuals.bytes(), 4 * TENSORS_MAX as u64);
+        let round = |name: &str| residuals.round(&(SetId(0), TensorName::new(name).expect("a name"))).0;
+        assert_eq!((round("t0"), round("t1")), (0, 1));
     }
 }

@@ -56,6 +56,8 @@ pub(crate) enum Command {
         /// Why.
         reason: String,
     },
+    /// Something is known of plugins that requests wait for.
+    PluginsAnswered,
     /// A fresh certificate for the links made from now on.
     Identity(Arc<Identity>),
     /// A worker no longer waits.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use ronde_wire::control::Transport;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 pub mod capture;
@@ -51,6 +51,7 @@ pub struct Plan<'a> {
     stall_ms: Option<(u64, u64)>,
     control_fan_out: Option<usize>,
     transport: Transport,
+    plugins: Vec<Value>,
     network: Option<&'a Network>,
 }
 
@@ -71,6 +72,7 @@ impl<'a> Plan<'a> {
             stall_ms: None,
             control_fan_out: None,
             transport: Transport::Auto,
+            plugins: Vec::new(),
             network: None,
         }
     }
@@ -141,6 +143,12 @@ impl<'a> Plan<'a> {
         Self { transport, ..self }
     }
 
+    /// With these settings about plugins, one for each sidecar, as the launcher says them.
+    #[must_use]
+    pub fn plugins(self, of_sidecars: Vec<Value>) -> Self {
+        Self { plugins: of_sidecars, ..self }
+    }
+
     /// With each sidecar on the host of its index.
     #[must_use]
     pub fn on(self, network: &'a Network) -> Self {
@@ -203,6 +211,7 @@ impl<'a> Plan<'a> {
             stall_shutdown_ms: self.stall_ms.map(|(_, shutdown)| shutdown),
             control_fan_out: self.control_fan_out,
             transport: self.transport,
+            plugins: self.plugins.get(index as usize).cloned().unwrap_or_else(|| json!({})),
             namespace: self.network.map(|network| network.host(index)),
         }
     }

@@ -52,6 +52,8 @@ pub struct SidecarOptions {
     pub control_fan_out: Option<usize>,
     /// What links run over.
     pub transport: Transport,
+    /// Where plugins come from and which are let in, as the launcher says it.
+    pub plugins: Value,
     /// The network namespace to run in.
     pub namespace: Option<String>,
 }
@@ -107,6 +109,7 @@ impl Sidecar {
             "stall_shutdown_ms": options.stall_shutdown_ms,
             "control_fan_out": options.control_fan_out,
             "transport": options.transport,
+            "plugins": options.plugins,
         });
         process.say(&start.to_string())?;
         let bound = process.await_line("the bound line", PATIENCE, |line| message(line, "bound"))?;

@@ -14,6 +14,8 @@ pub const MEASURED_BYTES: u64 = 1 << 20;
 
 /// The most strands that a plan may have: 2^20 chunks of 64 KiB are 64 GiB for each piece. Bounds the memory of a plan.
 pub const STRANDS_MAX: u64 = 1 << 20;
+/// Blocks of an operation with a codec from a plugin: each has a strand of its own, of about a kilobyte.
+pub const BLOCKS_MAX: u64 = 1 << 18;
 
 /// Inputs that no plan exists for. All of them were checked by whoever ordered the operation, so they are bugs of ours
 /// or of the peer that ordered.
@@ -150,7 +152,7 @@ impl<'a> Inputs<'a> {
             // Each tensor's longest piece has blocks of its own.
             let blocks = |count: &u64| count.div_ceil(topology.len() as u64).div_ceil(u64::from(block_elements));
             let strands = work.tensors.iter().flatten().map(blocks).fold(0, u64::saturating_add);
-            within("the number of blocks", strands, 0, STRANDS_MAX)?;
+            within("the number of blocks", strands, 0, BLOCKS_MAX)?;
         }
         if work.kind.is_nary() {
             // Ranks' values lie side by side, and strands cut pieces.

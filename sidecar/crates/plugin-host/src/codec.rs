@@ -52,9 +52,10 @@ fn size_class(dtype: DType) -> usize {
 /// plugin's do fall, all sidecars still find the same one.
 fn largest_block(guest: &mut Guest, codec: &CodecManifest, size: usize) -> Result<CodecFacts, FaultKind> {
     let placement = &guest.placement;
-    let values = placement.input.len().min(placement.output.len()) / size;
+    let near = placement.input.len().min(placement.output.len());
+    let values = near.min(ronde_wire::limits::PLUGIN_BLOCK_BYTES_MAX) / size;
     let state = placement.state.len().checked_div(codec.state_bytes).unwrap_or(usize::MAX);
-    let encoded = placement.input.len().min(placement.output.len()).min(limits::ENCODED_BYTES_MAX);
+    let encoded = near.min(limits::ENCODED_BYTES_MAX);
     let (mut fits, mut above) = (0, values.min(state) / limits::BLOCK_ALIGN + 1);
     let mut block_bound = 0;
     while above - fits > 1 {

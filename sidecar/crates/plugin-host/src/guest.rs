@@ -15,6 +15,8 @@ use crate::manifest::{Limits, Manifest, Parameters};
 use crate::placement::Placement;
 use crate::ticker::{Ticker, ticks};
 
+/// What the calls for one span may take together, in milliseconds: a span has some MiB at most, and each call its own limit.
+const ATTEMPT_MS: u32 = 1_000;
 /// Times that a call which this machine gives no processor may ask for more time.
 const EXTENSIONS_MAX: u32 = 50;
 
@@ -27,6 +29,9 @@ pub(crate) struct State {
     log: Log,
     /// The processor time of this thread when the call's time was up for the first time, and how often it was since.
     overdue: Option<(Duration, u32)>,
+    /// When what is being attempted began, in ticks, and the processor time when that was too long ago for the first time.
+    began: u64,
+    late: Option<Duration>,
 }
 
 /// What a plugin logged during one call.
@@ -155,6 +160,12 @@ impl Guest {
         done(names::CONCLUDE, timed(&mut self.store, self.deadline_ticks, names::CONCLUDE, function, ())?)
     }
 
+    /// What follows belongs together, and has a time of its own.
+    pub(crate) fn begin(&mut self) {
+        let state = self.store.data_mut();
+        (state.began, state.late) = (state.ticker.now(), None);
+    }
+
     /// Whether something was logged since [`Self::take_log`].
     pub(crate) fn has_logged(&self) -> bool {
         !self.store.data().log.is_empty()
@@ -217,6 +228,7 @@ fn timed<P: wasmtime::WasmParams, R: WasmResults>(
     let state = store.data_mut();
     state.overdue = None;
     state.ticker.call();
+    state.check_time(name)?;
     store.set_epoch_deadline(deadline_ticks);
     function.call(&mut *store, params).map_err(|error| fault(store, name, &error))
 }
@@ -304,7 +316,21 @@ impl Log {
 
 impl State {
     fn new(limits: Limits, ticker: Arc<Ticker>) -> Self {
-        Self { limits, ticker, placed: false, log: Log::default(), overdue: None }
+        let began = ticker.now();
+        Self { limits, ticker, placed: false, log: Log::default(), overdue: None, began, late: None }
+    }
+
+    /// Fails when all calls of an attempt have taken too long together, as [`more_time`] does for one.
+    fn check_time(&mut self, function: &'static str) -> Result<(), FaultKind> {
+        if self.ticker.now().wrapping_sub(self.began) < ticks(ATTEMPT_MS) {
+            return Ok(());
+        }
+        let now = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::MAX, Duration::from);
+        let since = *self.late.get_or_insert(now);
+        if now.saturating_sub(since) < Duration::from_millis(ATTEMPT_MS.into()) {
+            return Ok(());
+        }
+        Err(FaultKind::Deadline { function, milliseconds: ATTEMPT_MS })
     }
 }
 

@@ -84,6 +84,7 @@ impl Instance {
             Some(guest) => guest,
             none => none.insert(self.plugin.start(&self.parameters)?),
         };
+        guest.begin();
         let result = work(guest);
         let log = if guest.has_logged() { guest.take_log() } else { Vec::new() };
         match result {

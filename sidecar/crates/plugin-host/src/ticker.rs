@@ -1,6 +1,6 @@
 //! The clock that calls are measured by: a thread that raises the engine's epoch while calls are made.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -21,6 +21,8 @@ pub(crate) struct Ticker {
 
 struct Shared {
     engine: Engine,
+    /// How often the epoch was raised.
+    ticks: AtomicU64,
     /// Set by each call, cleared by each tick.
     called: AtomicBool,
     /// Whether the thread rests or is about to.
@@ -39,6 +41,7 @@ impl Ticker {
     pub(crate) fn start(engine: Engine) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             engine,
+            ticks: AtomicU64::new(0),
             called: AtomicBool::new(false),
             rests: AtomicBool::new(false),
             orders: Mutex::default(),
@@ -47,6 +50,11 @@ impl Ticker {
         let own = Arc::clone(&shared);
         let thread = thread::Builder::new().name("plugin-clock".to_owned()).spawn(move || own.run())?;
         Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// How often the epoch was raised. It is not while no calls are made.
+    pub(crate) fn now(&self) -> u64 {
+        self.shared.ticks.load(Ordering::Relaxed)
     }
 
     /// A call begins, or goes on: the epoch rises from now on. Both orders are sequentially consistent, so either the
@@ -80,6 +88,7 @@ impl Shared {
         let mut quiet = 0;
         while !self.has_ended_after_a_tick() {
             self.engine.increment_epoch();
+            self.ticks.fetch_add(1, Ordering::Relaxed);
             quiet = if self.called.swap(false, Ordering::SeqCst) { 0 } else { quiet + 1 };
             if quiet > QUIET_TICKS {
                 self.rest();

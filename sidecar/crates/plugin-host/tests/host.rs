@@ -8,6 +8,8 @@ mod faults;
 mod fuzz;
 #[path = "host/manifests.rs"]
 mod manifests;
+#[path = "host/modules.rs"]
+mod modules;
 #[path = "host/mutations.rs"]
 mod mutations;
 #[path = "host/refused.rs"]

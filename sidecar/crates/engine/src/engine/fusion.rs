@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ronde_collectives::planner::STRANDS_MAX;
+use ronde_collectives::planner::BLOCKS_MAX;
 use ronde_wire::{
     Algorithm, Codec, Collective, DType, Group, PluginUse, PluginWork, Rank, control::OrderedTensor, limits,
 };
@@ -84,7 +84,7 @@ impl Room {
             bytes: threshold_bytes.saturating_sub(first.bytes),
             frame_bytes: ORDER_FRAME_BYTES.saturating_sub(first.frame_bytes() + 5 * first.joined.len()),
             tensors: limits::BUCKET_TENSORS_MAX - 1,
-            blocks: STRANDS_MAX.saturating_sub(first.blocks()),
+            blocks: BLOCKS_MAX.saturating_sub(first.blocks()),
         }
     }
 
@@ -210,8 +210,8 @@ pub(super) mod tests {
         let uses = PluginUse { name: "a".into(), version: "1".into(), digest: [0; 32], parameters: Vec::new(), work };
         let plugin = Some(Arc::new(uses));
         let of_blocks = |name, blocks: u64| ReadyTensor { plugin: plugin.clone(), ..tensor(name, blocks * 64) };
-        let most = [of_blocks("a", STRANDS_MAX - 2), of_blocks("b", 2), of_blocks("c", 1)];
-        assert_eq!(most[0].blocks(), STRANDS_MAX - 2);
+        let most = [of_blocks("a", BLOCKS_MAX - 2), of_blocks("b", 2), of_blocks("c", 1)];
+        assert_eq!(most[0].blocks(), BLOCKS_MAX - 2);
         assert_eq!(buckets(most.into(), 1 << 40), [vec!["a", "b"], vec!["c"]]);
     }
 

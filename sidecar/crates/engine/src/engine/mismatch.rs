@@ -190,12 +190,12 @@ pub(crate) fn check_modules(
     requests: &Requests,
     sidecar_of: impl Fn(Rank) -> Option<SidecarIndex>,
 ) -> Result<(), Failure> {
-    let mut modules: BTreeMap<String, BTreeSet<SidecarIndex>> = BTreeMap::new();
+    let mut modules: BTreeMap<(String, [u8; 32]), BTreeSet<SidecarIndex>> = BTreeMap::new();
     let mut names = BTreeSet::new();
     for (rank, request) in requests {
         let (Some(plugin), Some(sidecar)) = (&request.plugin, sidecar_of(*rank)) else { return Ok(()) };
         names.insert(&plugin.name);
-        modules.entry(plugin.to_string()).or_default().insert(sidecar);
+        modules.entry((plugin.to_string(), plugin.digest)).or_default().insert(sidecar);
     }
     let (Some((rank, first)), true) = (requests.first_key_value(), modules.len() > 1 && names.len() == 1) else {
         return Ok(());
@@ -203,7 +203,7 @@ pub(crate) fn check_modules(
     let list: Vec<String> = modules
         .iter()
         .take(VALUES_MAX)
-        .map(|(module, sidecars)| {
+        .map(|((module, _), sidecars)| {
             let sidecars: Vec<String> = sidecars.iter().take(VALUES_MAX).map(ToString::to_string).collect();
             format!("{}: {module}", sidecars.join(", "))
         })

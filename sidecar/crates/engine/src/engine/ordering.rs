@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_collectives::plan::{Work, WorkKind};
-use ronde_collectives::planner::STRANDS_MAX;
+use ronde_collectives::planner::BLOCKS_MAX;
 use ronde_collectives::{Choice, algorithm_of, select};
 use ronde_wire::control::{Order, OrderedTensor};
 use ronde_wire::{
@@ -245,9 +245,9 @@ pub(crate) fn ready_tensor(
         joined,
     };
     let blocks = ready.blocks();
-    if blocks > STRANDS_MAX {
+    if blocks > BLOCKS_MAX {
         return Err(format!(
-            "{name} with this plugin has {blocks} blocks, more than the {STRANDS_MAX} of an operation; cut the tensor"
+            "{name} with this plugin has {blocks} blocks, more than the {BLOCKS_MAX} of an operation; cut the tensor"
         ));
     }
     Ok(ready)

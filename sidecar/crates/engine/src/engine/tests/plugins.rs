@@ -130,7 +130,7 @@ fn a_tensor_of_more_blocks_than_a_plan_holds_is_refused_and_nothing_else() {
     cluster.run();
     let failure = cluster.common_failure(&refused);
     assert_eq!(failure.cause, Cause::Refused, "{failure}");
-    assert!(failure.reason.contains("has 2097152 blocks, more than the 1048576 of an operation"), "{failure}");
+    assert!(failure.reason.contains("has 2097152 blocks, more than the 262144 of an operation"), "{failure}");
     let next = cluster.submit_all(&coded("t", topk()));
     cluster.run();
     assert!(cluster.ended.is_empty() && cluster.all_completed(&next));

@@ -1,0 +1,267 @@
+//! Plugins through the Rust client over real sidecars: what a hostile one does fails its operation on all ranks, with the plugin
+//! and the reason named, and the same sidecars complete the next ordinary all-reduce.
+
+#![forbid(unsafe_code)]
+
+#[path = "../../sidecar/crates/plugin-host/tests/host/modules.rs"]
+mod modules;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use modules::{CODEC, TABLE, Wat, reducer_manifest};
+use ronde::blocking::Client;
+use ronde::{Error, PluginCall, ReduceOp, ReduceOptions, Tensor, Transfer};
+use ronde_tests::cluster::{Plan, ronde_binary};
+use ronde_tests::crew::{Crew, floats};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const PLACEMENT: [u32; 3] = [0, 0, 1];
+
+/// A folder with modules.
+struct Plugins(TempDir);
+
+impl Plugins {
+    fn new() -> Result<Self> {
+        Ok(Self(tempfile::tempdir()?))
+    }
+
+    fn add(&self, name: &str, module: &[u8]) -> Result<()> {
+        Ok(fs::write(self.path().join(format!("{name}.wasm")), module)?)
+    }
+
+    /// A good codec and a good reducer, which hostile ones may not harm.
+    fn with_good_ones() -> Result<Self> {
+        let plugins = Self::new()?;
+        plugins.add("good-codec", &Wat::codec().named("good-codec").wasm())?;
+        plugins.add("last", &Wat::reducer("pairwise", 0).named("last").wasm())?;
+        Ok(plugins)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn settings(&self) -> Value {
+        json!({ "paths": [self.path()] })
+    }
+}
+
+fn crew(of_sidecars: [Value; 2]) -> Result<Crew> {
+    Crew::start(Plan::of(&PLACEMENT).plugins(of_sidecars.into()), Transfer::Arena)
+}
+
+fn crew_of(plugins: &Plugins) -> Result<Crew> {
+    crew([plugins.settings(), plugins.settings()])
+}
+
+fn encoded(client: &Client, call: PluginCall) -> Result<Tensor, Error> {
+    let mine = floats(&[500], |i| f32::from(i) + client.rank() as f32)?;
+    client.allreduce("coded", &mine, ReduceOptions { op: ReduceOp::Sum, ..ReduceOptions::default() }.encoded_by(call))
+}
+
+fn reduced(client: &Client, call: PluginCall) -> Result<Tensor, Error> {
+    let mine = floats(&[500], |i| f32::from(i) + client.rank() as f32)?;
+    client.allreduce("reduced", &mine, ReduceOptions::reduced_by(call))
+}
+
+/// The good ones give what they promise: all ranks' sum, and the last rank's values.
+fn check_good_ones(crew: &Crew) -> Result<()> {
+    crew.all(|client| {
+        let (sum, last) = (encoded(client, PluginCall::new("good-codec"))?, reduced(client, PluginCall::new("last"))?);
+        let sums: Vec<f32> = (0..500_u16).map(|i| 3.0 * f32::from(i) + 3.0).collect();
+        let lasts: Vec<f32> = (0..500_u16).map(|i| f32::from(i) + 2.0).collect();
+        ensure!(sum.to_vec::<f32>()? == sums && last.to_vec::<f32>()? == lasts, "{sum:?} {last:?}");
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// Every rank's request fails with these words, and the sidecars go on.
+fn fails(module: &[u8], words: &str) -> Result<()> {
+    let plugins = Plugins::with_good_ones()?;
+    plugins.add("hostile", module)?;
+    let crew = crew_of(&plugins)?;
+    for _ in 0..2 {
+        crew.check_fails(words, |client| encoded(client, PluginCall::new("hostile")))?;
+    }
+    check_good_ones(&crew)
+}
+
+fn hostile() -> Wat {
+    Wat::codec().named("hostile")
+}
+
+#[test]
+fn what_does_not_validate() -> Result<()> {
+    let module = hostile().wasm();
+    fails(&module[..module.len() - 3], "no module that plugins may be")
+}
+
+#[test]
+fn what_imports_something() -> Result<()> {
+    let import = "(import \"wasi_snapshot_preview1\" \"fd_write\" (func (param i32 i32 i32 i32) (result i32)))";
+    fails(&Wat { imports: import.to_owned(), ..hostile() }.wasm(), "fd_write")
+}
+
+#[test]
+fn a_function_of_another_type() -> Result<()> {
+    fails(&hostile().with("ronde_encode", "(param i32) (local.get 0)").wasm(), "(i32) -> i32 as ronde_encode")
+}
+
+#[test]
+fn another_abi_version() -> Result<()> {
+    fails(&hostile().with("ronde_abi", "(i32.const 2)").wasm(), "ABI version 2")
+}
+
+#[test]
+fn more_memory_than_it_declares() -> Result<()> {
+    let greedy = Wat { memory: "(memory (export \"memory\") 3)".to_owned(), ..hostile() };
+    fails(&greedy.wasm(), "196608 bytes of memory by its module")
+}
+
+#[test]
+fn an_endless_loop() -> Result<()> {
+    fails(&hostile().with("ronde_encode", "(loop $l (br $l)) (i32.const 0)").wasm(), "took longer than 10 ms")
+}
+
+#[test]
+fn an_endless_start() -> Result<()> {
+    fails(&hostile().with("ronde_configure", "(loop $l (br $l)) (i32.const 0)").wasm(), "took longer than 10 ms")
+}
+
+#[test]
+fn a_trap() -> Result<()> {
+    fails(&hostile().with("ronde_decode", "(unreachable)").wasm(), "ronde_decode trapped: ")
+}
+
+#[test]
+fn memory_that_is_not_its_own() -> Result<()> {
+    fails(&hostile().with("ronde_encode", "(i32.load (i32.const -4))").wasm(), "out of bounds")
+}
+
+#[test]
+fn a_length_beyond_its_bound() -> Result<()> {
+    fails(&hostile().with("ronde_encode", "(i32.const 0x7fffffff)").wasm(), "but ronde_bound says at most 4000")
+}
+
+#[test]
+fn a_buffer_outside_of_its_memory() -> Result<()> {
+    let mut wild = hostile();
+    wild.table = TABLE;
+    fails(&wild.placed(6, 0xffff_ffc0).wasm(), "not within the memory of 131072 bytes")
+}
+
+/// Each call keeps its deadline, and all of them together take for ever: an output of one line, and sleepless milliseconds
+/// for each.
+#[test]
+fn calls_that_are_slow_together() -> Result<()> {
+    let slow = "(local $i i32) (local.set $i (i32.const 2000000))
+        (loop $l (br_if $l (local.tee $i (i32.sub (local.get $i) (i32.const 1))))) (i32.const 0)";
+    let module = Wat::reducer("pairwise", 0).named("slow").with("ronde_reduce", slow).placed(7, 64).placed(5, 128);
+    let plugins = Plugins::with_good_ones()?;
+    plugins.add("slow", &module.wasm())?;
+    let crew = crew_of(&plugins)?;
+    crew.check_fails("took longer than 1000 ms", |client| {
+        let mine = floats(&[50_000], f32::from)?;
+        client.allreduce("slow", &mine, ReduceOptions::reduced_by(PluginCall::new("slow")))
+    })?;
+    check_good_ones(&crew)
+}
+
+#[test]
+fn a_plugin_that_fails_again_and_again_is_disabled_and_no_other() -> Result<()> {
+    let plugins = Plugins::with_good_ones()?;
+    plugins.add("hostile", &hostile().with("ronde_encode", "(unreachable)").wasm())?;
+    let crew = crew_of(&plugins)?;
+    // Both sidecars count their own faults, and which of them fails first hangs on their pace.
+    for _ in 0..12 {
+        crew.check_fails("plugin hostile@0.1.0", |client| encoded(client, PluginCall::new("hostile")))?;
+    }
+    crew.check_fails("it is disabled since it failed 3 times", |client| encoded(client, PluginCall::new("hostile")))?;
+    check_good_ones(&crew)
+}
+
+#[test]
+fn requests_that_a_plugin_does_not_take() -> Result<()> {
+    let crew = crew_of(&Plugins::with_good_ones()?)?;
+    crew.check_fails("ratio is 2", |client| encoded(client, PluginCall::new("good-codec").with("ratio", 2.0)))?;
+    crew.check_fails("encodes float32, int64, not float64", |client| {
+        let mine = Tensor::of(&[3], &[1.0_f64, 2.0, 3.0])?;
+        client.allreduce("t", &mine, ReduceOptions::default().encoded_by(PluginCall::new("good-codec")))
+    })?;
+    crew.check_fails("there is no plugin strange on this sidecar", |client| {
+        encoded(client, PluginCall::new("strange"))
+    })?;
+    crew.check_fails("good-codec is of version 0.1.0", |client| encoded(client, PluginCall::new("good-codec@0.2.0")))?;
+    crew.check_fails("is a codec, not a reduction", |client| reduced(client, PluginCall::new("good-codec")))?;
+    crew.check_fails("is a reduction, not a codec", |client| encoded(client, PluginCall::new("last")))?;
+    check_good_ones(&crew)
+}
+
+#[test]
+fn another_file_on_one_sidecar_is_named_with_both() -> Result<()> {
+    let (ours, theirs) = (Plugins::with_good_ones()?, Plugins::with_good_ones()?);
+    ours.add("twin", &Wat::codec().named("twin").wasm())?;
+    theirs.add("twin", &Wat::codec().named("twin").and("(func)").wasm())?;
+    let crew = crew([ours.settings(), theirs.settings()])?;
+    for words in
+        ["Mismatched plugins: the sidecars have different modules by one name", "sidecar 0: twin@0.1.0", "sidecar 1:"]
+    {
+        crew.check_fails(words, |client| encoded(client, PluginCall::new("twin")))?;
+    }
+    check_good_ones(&crew)
+}
+
+#[test]
+fn a_file_on_one_sidecar_only() -> Result<()> {
+    let (ours, theirs) = (Plugins::with_good_ones()?, Plugins::with_good_ones()?);
+    ours.add("rare", &Wat::codec().named("rare").wasm())?;
+    let crew = crew([ours.settings(), theirs.settings()])?;
+    crew.check_fails("there is no plugin rare on this sidecar", |client| encoded(client, PluginCall::new("rare")))?;
+    check_good_ones(&crew)
+}
+
+#[test]
+fn only_what_a_key_has_signed_is_let_in() -> Result<()> {
+    let plugins = Plugins::with_good_ones()?;
+    let reducer = Wat { manifests: vec![reducer_manifest("pairwise", 0)], ..Wat::reducer("pairwise", 0) };
+    plugins.add("unsigned", &Wat::codec().named("unsigned").wasm())?;
+    plugins.add("altered", &reducer.clone().named("altered").wasm())?;
+    let key = plugins.path().join("key");
+    ronde(&["plugin", "keygen", &key.to_string_lossy()])?;
+    for name in ["good-codec", "last", "altered"] {
+        let file = plugins.path().join(format!("{name}.wasm"));
+        ronde(&["plugin", "sign", "--key", &key.to_string_lossy(), &file.to_string_lossy()])?;
+    }
+    plugins.add("altered", &reducer.named("altered").and("(func)").wasm())?;
+    let settings = json!({ "paths": [plugins.path()], "keys": [plugins.path().join("key.pub")] });
+    let crew = crew([settings.clone(), settings])?;
+    crew.check_fails("signature", |client| encoded(client, PluginCall::new("unsigned")))?;
+    crew.check_fails("signature", |client| reduced(client, PluginCall::new("altered")))?;
+    check_good_ones(&crew)
+}
+
+/// Residuals need room; who has none is told which setting it is.
+#[test]
+fn state_beyond_its_limit() -> Result<()> {
+    let plugins = Plugins::with_good_ones()?;
+    let settings = json!({ "paths": [plugins.path()], "state_bytes_max": 1_000 });
+    let crew = crew([settings.clone(), settings])?;
+    crew.check_fails("--plugin-state-mb", |client| encoded(client, PluginCall::new("good-codec")))
+}
+
+fn ronde(arguments: &[&str]) -> Result<()> {
+    let output = Command::new(ronde_binary()?).args(arguments).output()?;
+    ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// The manifest that tests name is that of the codec.
+#[test]
+fn modules_are_what_they_are_called() {
+    assert!(CODEC.contains("test-codec") && hostile().manifests[0].contains("\"hostile\""));
+}
