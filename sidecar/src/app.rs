@@ -84,8 +84,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         start_port(port, &identity, local_hello(&settings, incarnation, purpose), addresses, options.clone())
     };
     let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
-    let plugins = load_plugins(&settings, command_sender.clone())?;
-    let (lanes, reports) = spawn_lanes(&settings, &peers, &plugins, ports.lanes, start)?;
+    let (lanes, reports, plugins) = spawn_lanes(&settings, &peers, &command_sender, ports.lanes, start)?;
 
     // Local workers: their directory, sockets, tokens and shared memory.
     let (place, allowed_uids) = house(&settings, &args.container);
@@ -101,8 +100,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let mut server = tokio::spawn(service.bind(&paths::rpc_socket(directory.path()))?);
     directory.open_sockets()?;
     tokio::spawn(credentials::keep_fresh(renewal, Arc::clone(&identity), command_sender.clone()));
-    let admin = serve_admin(args, &settings, &command_sender).await?;
-    directory.write_admin(admin)?;
+    let admin = serve_admin(args, &settings, &command_sender, &directory).await?;
 
     // The control thread: engine, control links, sessions.
     let control_peers = addresses(&peers, |peer| Some(peer.control));
@@ -348,35 +346,39 @@ fn load_plugins(settings: &Settings, commands: mpsc::Sender<Command>) -> anyhow:
     Plugins::new(&settings.plugins, move || drop(commands.blocking_send(Command::PluginsAnswered)))
 }
 
-/// Spawns the data threads; gives them with the channel that all of them report to.
+/// Spawns the data threads; gives them with the channel that all of them report to, and the plugins that they call.
 fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
     settings: &Settings,
     peers: &[Peer],
-    plugins: &Arc<Plugins>,
+    commands: &mpsc::Sender<Command>,
     ports: Vec<BoundPort>,
     start: impl Fn(BoundPort, Purpose, HashMap<SidecarIndex, Vec<SocketAddr>>) -> Start,
-) -> anyhow::Result<(Vec<LaneHandle>, mpsc::Receiver<LaneReport>)> {
+) -> anyhow::Result<(Vec<LaneHandle>, mpsc::Receiver<LaneReport>, Arc<Plugins>)> {
+    let plugins = load_plugins(settings, commands.clone())?;
     let (report_sender, reports) = mpsc::channel(REPORTS_MAX);
     let mut lanes = Vec::new();
     for (lane, port) in (0..).map(Lane).zip(ports) {
         let addresses = addresses(peers, |peer| peer.lanes.get(usize::from(lane.0)).copied());
         let start = start(port, Purpose::Data(lane), addresses);
-        lanes.push(lane::spawn(lane_config(settings, lane, plugins), start, report_sender.clone())?);
+        lanes.push(lane::spawn(lane_config(settings, lane, &plugins), start, report_sender.clone())?);
     }
     for lane in (settings.lanes..settings.threads).map(Lane) {
-        lanes.push(local_lane::spawn(lane_config(settings, lane, plugins), report_sender.clone())?);
+        lanes.push(local_lane::spawn(lane_config(settings, lane, &plugins), report_sender.clone())?);
     }
-    Ok((lanes, reports))
+    Ok((lanes, reports, plugins))
 }
 
-/// Serves the admin pages; gives their address.
+/// Serves the admin pages; gives their address, and writes it down.
 async fn serve_admin(
     args: &SidecarArgs,
     settings: &Settings,
     commands: &mpsc::Sender<Command>,
+    directory: &RuntimeDir,
 ) -> anyhow::Result<SocketAddr> {
     let pages = admin::Pages::new(commands.clone(), settings.job.clone());
-    admin::serve(pages, standalone::admin_address(args).await?).await
+    let address = admin::serve(pages, standalone::admin_address(args).await?).await?;
+    directory.write_admin(address)?;
+    Ok(address)
 }
 
 fn lane_config(settings: &Settings, lane: Lane, plugins: &Arc<Plugins>) -> LaneConfig {
