@@ -63,9 +63,12 @@ build-tests: plugins
 
 .PHONY: plugins
 plugins: export CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS = $(PLUGIN_FLAGS)
+# Flags for other targets would take the place of those for this one.
+plugins: PLUGIN_CARGO = env -u RUSTFLAGS -u CARGO_ENCODED_RUSTFLAGS $(CARGO)
 plugins: ## Build the shipped plugins, as WebAssembly modules beside the binary's folder
-	@if rustup target list --installed 2>/dev/null | grep -qx wasm32-unknown-unknown || rustup target add wasm32-unknown-unknown; then \
-	    $(CARGO) build $(PLUGINS:%=--package ronde-plugin-%) --target wasm32-unknown-unknown --profile plugin; \
+	@targets=$$(rustup target list --installed 2>/dev/null || true); \
+	if grep -qx wasm32-unknown-unknown <<<"$$targets" || rustup target add wasm32-unknown-unknown; then \
+	    $(PLUGIN_CARGO) build $(PLUGINS:%=--package ronde-plugin-%) --target wasm32-unknown-unknown --profile plugin; \
 	    mkdir -p $(CARGO_TARGET_DIR)/plugins; \
 	    for plugin in $(PLUGINS); do \
 	        install -C -m 644 $(CARGO_TARGET_DIR)/wasm32-unknown-unknown/plugin/$${plugin//-/_}.wasm $(CARGO_TARGET_DIR)/plugins/$$plugin.wasm; \
@@ -116,7 +119,8 @@ lint-rust:
 # The pure crates have nothing but their arguments: they compile for a machine without clock, files, threads or sockets.
 .PHONY: lint-pure
 lint-pure:
-	@if rustup target list --installed 2>/dev/null | grep -qx wasm32-unknown-unknown || rustup target add wasm32-unknown-unknown; then \
+	@targets=$$(rustup target list --installed 2>/dev/null || true); \
+	if grep -qx wasm32-unknown-unknown <<<"$$targets" || rustup target add wasm32-unknown-unknown; then \
 	    set -x; $(CARGO) check $(PURE_CRATES:%=--package %) --target wasm32-unknown-unknown; \
 	else \
 	    echo "NOT CHECKED: purity. The target wasm32-unknown-unknown is not installed and rustup cannot add it." >&2; \

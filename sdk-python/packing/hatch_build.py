@@ -6,7 +6,8 @@ one of them and know no place for the other; so cargo builds both at once, with 
 says where they go. pip lays a script into the environment's `bin` folder: the command is the program itself, with no
 Python in between.
 
-`wheel.py` names the artefacts in the environment; without it (`pip install ./sdk-python`) cargo builds them here.
+`wheel.py` names the artefacts in the environment; without it (`pip install ./sdk-python`) cargo and `make plugins`
+build them here. A wheel without one of the plugins is not made.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 # Both are there, or cargo is asked.
 BINARY_VARIABLE = "RONDE_WHEEL_BINARY"
 EXTENSION_VARIABLE = "RONDE_WHEEL_EXTENSION"
-# The folder of the plugins. What is installed from a checkout without it has those of the last `make plugins`, if any.
+# The folder of the plugins; without it, where `make plugins` puts them.
 PLUGINS_VARIABLE = "RONDE_WHEEL_PLUGINS"
 # The tag's last part; without it, this machine's.
 PLATFORM_VARIABLE = "RONDE_WHEEL_PLATFORM"
@@ -46,7 +47,7 @@ class Artefacts(BuildHookInterface):  # type: ignore[type-arg]
         build_data["force_include"][extension] = "ronde/_ronde.abi3.so"
         build_data["shared_scripts"][binary] = "ronde"
         folder = pathlib.Path(os.environ.get(PLUGINS_VARIABLE) or pathlib.Path(binary).parent.parent / "plugins")
-        for plugin in sorted(folder.glob("*.wasm")):
+        for plugin in self.plugins(folder):
             build_data["shared_data"][str(plugin)] = f"share/ronde/plugins/{plugin.name}"
         if notices := os.environ.get(NOTICES_VARIABLE):
             build_data["extra_metadata"][notices] = "THIRD_PARTY_LICENCES.txt"
@@ -57,7 +58,21 @@ class Artefacts(BuildHookInterface):  # type: ignore[type-arg]
         target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or workspace / "target")
         command = ["cargo", "build", "--release", "--locked", "--package", "ronde-sidecar", "--package", "ronde-python"]
         subprocess.run(command, cwd=workspace, check=True)
+        environment = {**os.environ, "CARGO_TARGET_DIR": str(target)}
+        subprocess.run(["make", "--silent", "plugins"], cwd=workspace, env=environment, check=True)
         return str(target / "release" / "ronde"), str(target / "release" / "lib_ronde.so")
+
+    def plugins(self, folder: pathlib.Path) -> list[pathlib.Path]:
+        """The modules of all plugins that the checkout around this folder has."""
+        sources = (pathlib.Path(self.root).parent / "plugins").glob("*/Cargo.toml")
+        names = sorted({path.parent.name for path in sources} - {"abi", "sdk"})
+        paths = [folder / f"{name}.wasm" for name in names]
+        if missing := [path.stem for path in paths if not path.is_file()]:
+            raise RuntimeError(
+                f"the wheel needs all plugins, but {folder} lacks {', '.join(missing)}; run `make plugins`, which "
+                "needs Rust's target wasm32-unknown-unknown (rustup target add wasm32-unknown-unknown)"
+            )
+        return paths
 
 
 def given() -> tuple[str, str] | None:

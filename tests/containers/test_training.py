@@ -25,6 +25,7 @@ def test_the_sidecars_image_is_small_and_has_no_shell(images: dict[str, int], do
     assert images["sidecar"] <= SIDECAR_BYTES_MAX
     alone = ["run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL"]
     assert docker.run(*alone, SIDECAR).startswith("ronde ")
+    assert docker.run(*alone, SIDECAR, "plugin", "inspect", "topk").startswith("topk@"), "the plugins that come with it"
     with pytest.raises(AssertionError, match=r"no such file|not found"):
         docker.run(*alone, "--entrypoint", "/bin/sh", SIDECAR, "-c", "true")
 

@@ -63,6 +63,7 @@ def test_a_job_runs_where_nothing_can_be_compiled(python: str, wheel: pathlib.Pa
     assert re.match(r"ronde \d+\.\d+\.\d+\nwire \d", version)
     assert installed.says("python", "-m", "ronde", "version") == version
     assert "ronde" in installed.says("ronde", "check")
+    assert installed.says("ronde", "plugin", "inspect", "topk").startswith("topk@")
     assert installed.says("python", "-c", "import ronde; print(ronde.__version__)").strip() in version
     files = installed.says("python", "-c", "import importlib.metadata as m; print(*m.files('ronde'), sep='\\n')")
     assert {"ronde/py.typed", "ronde/_ronde.pyi", "ronde/torch/__init__.py"} <= set(files.split())
@@ -111,6 +112,28 @@ def test_the_wheel_holds_what_it_should_and_no_more(wheel: pathlib.Path) -> None
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert all(re.search(rf"^{crate} \d", notices, re.MULTILINE) for crate in ["aws-lc-rs", "pyo3", "quinn", "tokio"])
     assert not re.search(r"^(ronde|proptest)\S* \d", notices, re.MULTILINE)
+
+
+def test_a_wheel_without_a_plugin_is_not_made(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """The artefacts may be anything: the plugins are missed before they are packed."""
+    del wheel  # which has made the environment that packs
+    python = run([sys.executable, str(ROOT / "tests" / "setup" / "environment.py"), "path", "packaging"]).strip()
+    (tmp_path / "bf16.wasm").touch()
+    names = {"BINARY": "ronde", "EXTENSION": "lib_ronde.so", "PLUGINS": "."}
+    environment = {f"RONDE_WHEEL_{name}": str(tmp_path / path) for name, path in names.items()}
+    command = [python, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path / "dist")]
+    done = subprocess.run(
+        command,
+        cwd=ROOT / "sdk-python",
+        env={**os.environ, **environment},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "lacks adasum, clipped-mean, fp16" in done.stderr
+    assert "run `make plugins`" in done.stderr
+    assert not list(tmp_path.glob("dist/*.whl"))
 
 
 def test_the_artefacts_ask_for_no_newer_glibc_than_the_tag_says(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
