@@ -73,7 +73,8 @@ class Collectives(Submission):
         tensor -- its shape, and op, scales and codec, are the same on all ranks
         op     -- Average, Sum, Min, Max, Product; of floating-point types also Adasum, Median, ClippedMean. The average
                   of integers is truncated toward zero. Of bool, Sum and Max are `or`, Product and Min are `and`, and
-                  Average is refused. float16 and bfloat16 are accumulated in float32.
+                  Average is refused. float16 and bfloat16 are added in float32: ranks of one
+                  sidecar at once, then rounded at each addition between sidecars.
                   `ronde.PluginOp("median")` reduces as a plugin does, tensors of the types that the plugin takes.
         prescale_factor, postscale_factor -- multiply each rank's tensor before the reduction and the result after it;
                   finite and not 0. Integers are multiplied as float64 and truncated toward zero, saturating;

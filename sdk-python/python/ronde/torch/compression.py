@@ -40,7 +40,7 @@ class NoneCompressor:
 
 
 class _Cast:
-    """Reduces floating-point tensors in another type; sums are accumulated in float32."""
+    """Reduces floating-point tensors in another type."""
 
     dtype: torch.dtype
 
@@ -59,13 +59,13 @@ class _Cast:
 
 
 class FP16Compressor(_Cast):
-    """Reduces floating-point tensors in half precision; sums are accumulated in float32."""
+    """Reduces floating-point tensors in half precision, to which sums are rounded between sidecars."""
 
     dtype = torch.float16
 
 
 class BF16Compressor(_Cast):
-    """Reduces floating-point tensors in bfloat16, which has the range of float32; sums are accumulated in float32."""
+    """Reduces floating-point tensors in bfloat16, which has the range of float32 and to which sums are rounded."""
 
     dtype = torch.bfloat16
 
@@ -96,7 +96,7 @@ class Compression:
         Tensors stay as they are, also their type, which has to be one that the plugin takes; they are encoded on the
         way between sidecars. All ranks end with the same bits. A codec with error feedback keeps what it has left out
         of a tensor by its name and adds it the next time, so `allreduce` is to be given a name; the distributed
-        optimizer names all gradients.
+        optimizer names all gradients, those of the n-th optimizer `optimizer.n.NAME`, from 0 on.
 
         Raises ValueError as `ronde.Plugin` does.
         """

@@ -105,7 +105,8 @@ def allreduce(
                    ranks only, else NotImplementedError
     prescale_factor, postscale_factor -- multiply each tensor before the reduction, and its result
 
-    The average of integers is truncated toward zero. float16 and bfloat16 are accumulated in float32.
+    The average of integers is truncated toward zero. float16 and bfloat16 are added in float32: ranks of one sidecar at
+    once, then rounded at each addition between sidecars.
     """
     op = _reduce_op(average, op, process_set)
     codec = codec_of(compression, op)

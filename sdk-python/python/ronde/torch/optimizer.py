@@ -40,7 +40,8 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     named_parameters          -- names by which the ranks agree, usually `model.named_parameters()`
     compression               -- what is done to a gradient before it is handed over, and undone after. With
                                  `Compression.plugin` a plugin does it on the way between sidecars; for dense gradients,
-                                 op=Average and op=Sum
+                                 op=Average and op=Sum. All ranks of the set make such optimizers in the same order:
+                                 what is left out of the first one's gradients comes to the first one's again
     backward_passes_per_step  -- backward passes whose gradients are summed here before they are reduced
     op                        -- Average or another reduction, also `PluginOp`. With Adasum each rank makes a step by
                                  itself, and the changes of the parameters are reduced, not the gradients

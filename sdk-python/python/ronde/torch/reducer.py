@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -22,6 +23,9 @@ from ronde.torch.wrapping import Watcher, too_many_passes, trainable
 if TYPE_CHECKING:
     from ronde.torch.compression import Compressor, PluginCompressor
     from ronde.torch.world import InFlight
+
+# How many optimizers with a codec this process has made, by process set: the same on all ranks of a set.
+_made: Counter[int | None] = Counter()
 
 
 class Reducer(Watcher):
@@ -46,6 +50,7 @@ class Reducer(Watcher):
         self.steps_synchronize = True
         self._compression = compression
         self._codec = codec_of(compression, op)
+        self._prefix = "" if self._codec is None else _prefix(process_set)
         self._op = op
         self._process_set = process_set
         self._left: dict[torch.Tensor, int] = {}
@@ -138,6 +143,9 @@ class Reducer(Watcher):
         """Forgets reductions; what is not complete is withdrawn."""
         self._in_flight.clear()
         self._left.clear()
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        return self._prefix + super()._name(parameter)
 
     def _is_active(self) -> bool:
         if not self._process_set.included():
@@ -300,6 +308,13 @@ class _Called:
 
     def wait(self) -> torch.Tensor:
         return self._call()
+
+
+def _prefix(process_set: ProcessSet) -> str:
+    """What the names of one more optimizer's gradients begin with: what codecs have left out is kept by name."""
+    number = _made[process_set.process_set_id]
+    _made[process_set.process_set_id] += 1
+    return f"optimizer.{number}."
 
 
 def _nothing(like: torch.Tensor, dimensions: int) -> torch.Tensor:
