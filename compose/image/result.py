@@ -3,8 +3,9 @@
     python result.py --sidecars N --patience SECONDS
 
 Reads what each sidecar reports at its end (/run/sidecars/INDEX/report.json) and what rank 0 reports of the training
-(/report/training.json). The exit status is not 0 when the job failed, took too long, reached an accuracy below the
-demo's, or left different weights on different ranks.
+(/report/training.json). When one of them failed it waits a few seconds for the others, and prints those that there are.
+The exit status is not 0 when the job failed, took too long, reached an accuracy below the demo's, or left different
+weights on different ranks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from demo import Outcome
 SIDECARS = pathlib.Path("/run/sidecars")
 TRAINING = pathlib.Path("/report/training.json")
 POLL_S = 0.2
+# Behind the first failure, for the others to say what they saw of it.
+OTHERS_S = 5.0
 
 
 def main() -> int:
@@ -30,16 +33,21 @@ def main() -> int:
     arguments = parser.parse_args()
     start, began = time.monotonic(), time.time()
     paths = [SIDECARS / str(index) / "report.json" for index in range(arguments.sidecars)]
+    deadline = start + arguments.patience
+    failed = False
     while missing := [path for path in paths if not path.exists()]:
-        if time.monotonic() - start > arguments.patience:
-            print(f"result: after {arguments.patience:.0f} seconds there is no {missing[0]}", file=sys.stderr)
-            return 1
+        if not failed and failures(paths):
+            failed, deadline = True, min(deadline, time.monotonic() + OTHERS_S)
+        if time.monotonic() > deadline:
+            break
         time.sleep(POLL_S)
-    reports = [json.loads(path.read_text()) for path in paths]
-    failures = [f"sidecar {report['sidecar']}: {report['failure']}" for report in reports if report["failure"]]
-    if failures:
-        print("result: the job failed\n" + "\n".join(failures), file=sys.stderr)
+    if found := failures(paths):
+        print("result: the job failed\n" + "\n".join(found), file=sys.stderr)
         return 1
+    if missing:
+        print(f"result: after {arguments.patience:.0f} seconds there is no {missing[0]}", file=sys.stderr)
+        return 1
+    reports = [json.loads(path.read_text()) for path in paths]
     # One of an earlier training may lie there.
     if not TRAINING.exists() or TRAINING.stat().st_mtime < began:
         print("result: rank 0 ended without a report; see the workers' output for why", file=sys.stderr)
@@ -48,6 +56,12 @@ def main() -> int:
     outcome.explain()
     print(outcome.result(time.monotonic() - start), flush=True)
     return 0 if outcome.is_good() else 1
+
+
+def failures(paths: list[pathlib.Path]) -> list[str]:
+    """What the reports that are there say of failures."""
+    reports = [json.loads(path.read_text()) for path in paths if path.exists()]
+    return [f"sidecar {report['sidecar']}: {report['failure']}" for report in reports if report["failure"]]
 
 
 if __name__ == "__main__":

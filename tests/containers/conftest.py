@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pathlib
 import shutil
@@ -16,6 +17,9 @@ from project import ROOT, Project
 PACKING = ROOT / "sdk-python" / "packing" / "wheel.py"
 ENVIRONMENT = ROOT / "tests" / "setup" / "environment.py"
 BASE = "ronde-test-base"
+BASE_SCRIPT = ROOT / "compose" / "base-image"
+# Stages of images are the next build's cache and nothing else: on an engine of our own they go when they are this old.
+STAGES_KEPT = "168h"
 SIDECAR = "ronde-test-sidecar"
 WORKER = "ronde-test-worker"
 # Installing PyTorch is most of it, where the engine has nothing in its cache.
@@ -58,11 +62,8 @@ def images(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     arguments = []
     if docker.is_own:
         # No registry may answer here.
-        if not docker.run("images", "-q", BASE).strip():
-            command = [str(ROOT / "compose" / "base-image"), BASE]
-            environment = {**docker.environment, "DOCKER": docker.client}
-            subprocess.run(command, env=environment, check=True, timeout=BUILD_S)
-        arguments = ["--network", "host", "--build-arg", f"BASE={BASE}", "--build-arg", f"BUILDER={BASE}"]
+        base = provide_base(docker)
+        arguments = ["--network", "host", "--build-arg", f"BASE={base}", "--build-arg", f"BUILDER={base}"]
     else:
         # The wheel is there, so that the image which takes it needs no compiler.
         arguments = ["--build-arg", "BUILDER=debian:bookworm-slim"]
@@ -71,8 +72,25 @@ def images(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         place = ["-f", str(context / "compose" / "Dockerfile"), "--target", target, "-t", tag, str(context)]
         docker.run("build", *arguments, *place, timeout_s=BUILD_S)
         sizes[target] = int(docker.run("image", "inspect", "--format", "{{.Size}}", tag))
+    if docker.is_own:
+        docker.run("image", "prune", "--force", "--filter", f"until={STAGES_KEPT}")
     print("\nimages: " + ", ".join(f"{target} {size / 1e6:.0f} MB" for target, size in sizes.items()), file=sys.stderr)
     return sizes
+
+
+def provide_base(docker: Engine) -> str:
+    """Makes the image that the others begin with, unless it is there; gives its name. Of former ones nothing stays."""
+    suite = subprocess.run([str(BASE_SCRIPT), "--suite"], check=True, capture_output=True, text=True, timeout=60).stdout
+    digest = hashlib.sha256(BASE_SCRIPT.read_bytes() + suite.encode()).hexdigest()[:12]
+    base = f"{BASE}:{digest}"
+    there = docker.run("images", "--format", "{{.Repository}}:{{.Tag}}", BASE).split()
+    if base not in there:
+        environment = {**docker.environment, "DOCKER": docker.client}
+        subprocess.run([str(BASE_SCRIPT), base], env=environment, check=True, timeout=BUILD_S)
+    for former in there:
+        if former != base:
+            docker.run("image", "rm", "--force", former)
+    return base
 
 
 def pack(out: pathlib.Path) -> None:

@@ -2,8 +2,7 @@
 
 Each fault is made while all workers compute. Either the job goes on and every result is right, or each worker that is
 left gets an error which names the culprit. How long that took is written into a file, of which table.py makes the table
-in docs/OPERATIONS.md. Bounds here are wide: what DESIGN.md promises is measured, and a loaded machine measures other
-things, too.
+in docs/OPERATIONS.md, and has a bound here: more than what is promised, as a loaded machine measures other things, too.
 """
 
 from __future__ import annotations
@@ -26,8 +25,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 CULPRIT = 2
 # Behind a fault of some seconds the job has to go on for so many steps.
 STEPS_BEHIND = 20
-# The peer timeout of 5 s and a loaded machine.
+# How long a test waits for an error, however late that is.
 ERROR_S = 60
+# How late it may be: promised are 2 s behind a process that was killed, and the peer timeout behind silence.
+KILLED_S = 4.0
+SILENCE_S = 5.0 + 3.0
 MakeProject = Callable[..., Project]
 ROWS: list[Row] = []
 
@@ -57,8 +59,8 @@ def test_a_worker_is_killed(job: Project) -> None:
     killed = time.time()
     job.engine.run("kill", "--signal", "KILL", job.container(f"worker-{CULPRIT}"))
     errors = await_errors(job, [worker for worker in WORKERS if worker != f"worker-{CULPRIT}"], rf"rank {CULPRIT}\b")
-    note("a worker is killed", "each other worker's error names its rank", killed, errors)
     assert all(job.await_exit(sidecar) == 1 for sidecar in SIDECARS), "sidecars end with their workers"
+    note("a worker is killed", "each other worker's error names its rank", killed, errors, KILLED_S)
 
 
 def test_a_sidecar_is_killed(job: Project) -> None:
@@ -67,9 +69,10 @@ def test_a_sidecar_is_killed(job: Project) -> None:
     job.engine.run("kill", "--signal", "KILL", job.container(f"sidecar-{CULPRIT}"))
     others = [worker for worker in WORKERS if worker != f"worker-{CULPRIT}"]
     errors = await_errors(job, others, rf"sidecar {CULPRIT}\b")
-    await_errors(job, [f"worker-{CULPRIT}"], "sidecar")
-    note("a sidecar is killed", "each other worker's error names it", killed, errors)
+    lonely = await_errors(job, [f"worker-{CULPRIT}"], "sidecar")
     assert_nothing_runs(job, but=[f"sidecar-{CULPRIT}"])
+    assert_within(killed, lonely, KILLED_S)
+    note("a sidecar is killed", "each other worker's error names it", killed, errors, KILLED_S)
 
 
 def test_a_sidecar_is_paused_for_ten_seconds(job: Project) -> None:
@@ -82,8 +85,8 @@ def test_a_sidecar_is_paused_for_ten_seconds(job: Project) -> None:
     time.sleep(max(0.0, paused + 10 - time.time()))
     job.engine.run("unpause", job.container(f"sidecar-{CULPRIT}"))
     await_errors(job, [f"worker-{CULPRIT}"], "sidecar")
-    note("a sidecar stands still for 10 s", "each other worker's error names it", paused, errors, suspected)
     assert_nothing_runs(job)
+    note("a sidecar stands still for 10 s", "each other worker's error names it", paused, errors, SILENCE_S, suspected)
 
 
 def test_a_link_is_cut_for_three_seconds(job: Project) -> None:
@@ -110,8 +113,9 @@ def test_a_link_is_cut_for_ever(job: Project) -> None:
     others = [worker for worker in WORKERS if worker != f"worker-{CULPRIT}"]
     errors = await_errors(job, others, rf"sidecar {CULPRIT}\b")
     lonely = await_errors(job, [f"worker-{CULPRIT}"], r"sidecar \d")
-    note("a host's network is cut for ever", "each other worker's error names it", cut_at, errors + lonely, suspected)
     assert_nothing_runs(job)
+    fault = "a host's network is cut for ever"
+    note(fault, "each other worker's error names it", cut_at, errors + lonely, SILENCE_S, suspected)
 
 
 def test_one_percent_of_loss_and_twenty_milliseconds(job: Project) -> None:
@@ -156,8 +160,17 @@ def await_suspicion(job: Project, sidecar: str, since: float) -> float:
     return time.time() - since
 
 
-def note(fault: str, outcome: str, at: float, errors: list[float], suspected: float | None = None) -> None:
-    """Keeps what was measured."""
+def assert_within(at: float, errors: list[float], within_s: float) -> None:
+    """No error came later behind a moment than it may."""
+    late = max(errors) - at
+    assert late <= within_s, f"the last error came {late:.2f} s behind the fault, later than {within_s:.0f} s"
+
+
+def note(
+    fault: str, outcome: str, at: float, errors: list[float], within_s: float, suspected: float | None = None
+) -> None:
+    """Keeps what was measured, if it is what it may be."""
+    assert_within(at, errors, within_s)
     ROWS.append(Row(fault, outcome, suspected, sorted(moment - at for moment in errors), None))
 
 
