@@ -197,11 +197,14 @@ impl Status {
     pub(super) fn shell_code(self) -> u8 {
         let code = match self {
             Self::Code(code) => code,
-            Self::Signal(signal) => 128 + signal,
+            Self::Signal(signal) => signal.saturating_add(128),
             Self::OutOfMemory => 128 + Signal::SIGKILL as i32,
         };
-        // An exit code has eight bits; the mask is what the system does too.
-        u8::try_from(code & 0xff).unwrap_or(u8::MAX)
+        // An exit code has eight bits; the mask is what the system does too. It makes no success of what is none.
+        match u8::try_from(code & 0xff) {
+            Ok(0) if !self.is_success() => u8::MAX,
+            code => code.unwrap_or(u8::MAX),
+        }
     }
 }
 
@@ -293,6 +296,9 @@ mod tests {
     fn a_status_reads_like_a_shell_reports_it() {
         assert_eq!(Status::Code(3).shell_code(), 3);
         assert_eq!((Status::Signal(9).shell_code(), Status::OutOfMemory.shell_code()), (137, 137));
+        // What no system says, but an agent may.
+        let strange = [Status::Code(256), Status::Signal(128), Status::Signal(i32::MAX), Status::Code(-1)];
+        assert_eq!(strange.map(Status::shell_code), [255; 4]);
         assert_eq!(Status::Signal(9).to_string(), "was ended by signal 9 (SIGKILL)");
         assert_eq!(Status::Signal(40).to_string(), "was ended by signal 40");
     }

@@ -76,7 +76,7 @@ fn decimal(random: &mut Rng, bytes: &mut Vec<u8>, at: usize) {
     drop(bytes.splice(start..end, number.bytes()));
 }
 
-const DECIMALS: [&str; 16] = [
+const DECIMALS: [&str; 18] = [
     "0",
     "00",
     "-1",
@@ -88,7 +88,9 @@ const DECIMALS: [&str; 16] = [
     "4096",
     "65535",
     "65536",
+    "2147483647",
     "2147483648",
+    "-2147483648",
     "4294967295",
     "4294967296",
     "18446744073709551615",

@@ -9,7 +9,7 @@ use std::hash::Hasher;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     is_read: bool,
-    /// Of the words; numbers in them do not count.
+    /// Of the words; numbers, and what is quoted in them, do not count.
     pub(crate) kind: u64,
     words: String,
 }
@@ -40,10 +40,10 @@ impl Outcome {
         let mut hasher = DefaultHasher::new();
         hasher.write_u8(u8::from(is_read));
         let mut quoted = false;
-        for letter in beginning.0.chars() {
-            quoted ^= letter == '"';
-            if !quoted && !letter.is_ascii_digit() {
-                hasher.write_u32(letter.into());
+        for letter in beginning.0.bytes() {
+            quoted ^= matches!(letter, b'"' | b'`');
+            if !quoted && letter.is_ascii_alphabetic() {
+                hasher.write_u8(letter);
             }
         }
         Self { is_read, kind: hasher.finish(), words: beginning.0 }
@@ -83,6 +83,7 @@ mod tests {
         let kind = |why: &str| Outcome::refused(&why).kind;
         assert_eq!(kind("7 bytes too many"), kind("1345 bytes too many"));
         assert_eq!(kind("no codec \"a\" is known"), kind("no codec \"bcd\" is known"));
+        assert_eq!(kind("unknown field `a`, é"), kind("unknown field `bcd`"));
         assert_ne!(kind("no codec"), kind("no plugin"));
         assert_ne!(Outcome::read(&"a").kind, Outcome::refused(&"\"a\"").kind);
         assert_eq!(Outcome::read(&vec![0; 1 << 20]).words().len(), WORDS_MAX);

@@ -21,15 +21,32 @@ pub(crate) struct Finding {
     pub(crate) at: String,
 }
 
+/// Inputs, each with an outcome of its own.
+#[derive(Default)]
+struct Pool {
+    inputs: Vec<Vec<u8>>,
+    kinds: BTreeSet<u64>,
+}
+
+impl Pool {
+    fn take(&mut self, input: Vec<u8>, outcome: &Outcome) {
+        // Where words have no end, more inputs would only keep the others from their turn.
+        if self.inputs.len() < INPUTS_MAX && self.kinds.insert(outcome.kind) {
+            self.inputs.push(input);
+        }
+    }
+}
+
 /// A target and the inputs that are worth changing.
 pub(crate) struct Search<D> {
     name: &'static str,
     seed: u64,
     decode: D,
     random: Rng,
-    pool: Vec<Vec<u8>>,
-    /// Of outcomes that were seen.
-    kinds: BTreeSet<u64>,
+    /// What was read.
+    good: Pool,
+    /// What was refused.
+    bad: Pool,
     read: u64,
 }
 
@@ -37,7 +54,7 @@ impl<D: Fn(&[u8]) -> Outcome> Search<D> {
     pub(crate) fn new(name: &'static str, seed: u64, decode: D) -> Self {
         // Other targets make other changes.
         let random = Rng::with_seed(name.bytes().fold(seed, |seed, byte| seed.rotate_left(8) ^ u64::from(byte)));
-        Self { name, seed, decode, random, pool: Vec::new(), kinds: BTreeSet::new(), read: 0 }
+        Self { name, seed, decode, random, good: Pool::default(), bad: Pool::default(), read: 0 }
     }
 
     /// Encodings that are right.
@@ -49,8 +66,8 @@ impl<D: Fn(&[u8]) -> Outcome> Search<D> {
                 let says = format!("what an encoder wrote is refused: {}", outcome.words());
                 return Err(Finding { input: seed, says, at: format!("seed {number}") });
             }
-            self.kinds.insert(outcome.kind);
-            self.pool.push(seed);
+            self.good.kinds.insert(outcome.kind);
+            self.good.inputs.push(seed);
         }
         Ok(())
     }
@@ -59,10 +76,13 @@ impl<D: Fn(&[u8]) -> Outcome> Search<D> {
     pub(crate) fn replay(&mut self, kept: Vec<(String, Vec<u8>)>) -> Result<(), Finding> {
         for (file, input) in kept {
             let outcome = self.look(&input, || file)?;
-            self.kinds.insert(outcome.kind);
-            self.pool.push(input);
+            self.take(input, &outcome);
         }
         Ok(())
+    }
+
+    fn take(&mut self, input: Vec<u8>, outcome: &Outcome) {
+        if outcome.is_read() { &mut self.good } else { &mut self.bad }.take(input, outcome);
     }
 
     /// Changes inputs for a time.
@@ -84,24 +104,26 @@ impl<D: Fn(&[u8]) -> Outcome> Search<D> {
     }
 
     fn once(&mut self, run: u64) -> Result<(), Finding> {
-        let (one, other) = (self.random.usize(..self.pool.len()), self.random.usize(..self.pool.len()));
-        let input = mutated(&mut self.random, &self.pool[one], &self.pool[other]);
+        let (good, bad) = (&self.good.inputs, &self.bad.inputs);
+        // What is read leads further in than what is refused.
+        let from = if bad.is_empty() || self.random.u8(..4) > 0 { good } else { bad };
+        let (one, other) = (self.random.usize(..from.len()), self.random.usize(..good.len()));
+        let input = mutated(&mut self.random, &from[one], &good[other]);
         let seed = self.seed;
         let outcome = self.look(&input, || format!("RONDE_FUZZ_SEED={seed} run {run}"))?;
         self.read += u64::from(outcome.is_read());
-        if self.kinds.len() < KINDS_MAX && self.kinds.insert(outcome.kind) {
-            self.pool.push(input);
-        }
+        self.take(input, &outcome);
         Ok(())
     }
 
     fn tell(&self, runs: u64, time: Duration) {
         println!(
-            "fuzz: {}: {runs} runs, {:.0} a second, {} read, {} inputs with an outcome of their own",
+            "fuzz: {}: {runs} runs, {:.0} a second, {} read; {} inputs to change that are read, {} that are refused",
             self.name,
             runs as f64 / time.as_secs_f64(),
             self.read,
-            self.pool.len()
+            self.good.inputs.len(),
+            self.bad.inputs.len()
         );
     }
 
@@ -159,8 +181,8 @@ fn keep_panics_to_ourselves() {
 }
 
 const RUNS_PER_LOOK: usize = 16;
-/// Outcomes by which inputs are told apart; where words have no end, more would only slow down.
-const KINDS_MAX: usize = 2_000;
+/// Of those that are read, and of those that are refused.
+const INPUTS_MAX: usize = 500;
 const PROGRESS: Duration = Duration::from_secs(10);
 const SHORTENING: Duration = Duration::from_secs(20);
 
