@@ -551,7 +551,7 @@ impl Driver {
             lanes: Vec::with_capacity(asked.len()),
             prompt: self.prompt.stats(),
             results: self.operations.results().usage(),
-            plugin_state_bytes: self.plugins.state_bytes(),
+            plugins: self.plugins.stats(),
             sessions: self.sessions.len(),
             ring_sessions: self.sessions.with_ring(),
             up: self.started.elapsed(),

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use modules::{CODEC, TABLE, Wat, reducer_manifest};
 use ronde::blocking::Client;
 use ronde::{Error, PluginCall, ReduceOp, ReduceOptions, Tensor, Transfer};
@@ -249,6 +249,29 @@ fn only_what_a_key_has_signed_is_let_in() -> Result<()> {
     crew.check_fails("the plugin is not signed", |client| encoded(client, PluginCall::new("unsigned")))?;
     crew.check_fails("signature", |client| reduced(client, PluginCall::new("altered")))?;
     check_good_ones(&crew)
+}
+
+#[test]
+fn what_plugins_do_is_counted() -> Result<()> {
+    let plugins = Plugins::with_good_ones()?;
+    plugins.add("hostile", &hostile().with("ronde_encode", "(unreachable)").wasm())?;
+    let crew = crew_of(&plugins)?;
+    crew.check_fails("trapped", |client| encoded(client, PluginCall::new("hostile")))?;
+    check_good_ones(&crew)?;
+    let (mut faults, mut state) = (0.0, 0.0);
+    for sidecar in &crew.cluster.sidecars {
+        let (_, page) = sidecar.page("/metrics")?;
+        let value = |name: &str| -> Result<f64> {
+            let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            Ok(line.with_context(|| format!("{name} is missing in:\n{page}"))?.parse()?)
+        };
+        ensure!(value("ronde_plugin_spans_total")? >= 2.0 && value("ronde_plugin_seconds_total")? > 0.0, "{page}");
+        faults += value("ronde_plugin_faults_total")?;
+        state += value("ronde_plugin_state_bytes")?;
+    }
+    // Of 500 elements each keeps four bytes: as a contribution of both sidecars, and as a result of one.
+    ensure!(faults >= 1.0 && state == 6_000.0, "{faults} faults, {state} bytes");
+    Ok(())
 }
 
 /// Residuals need room; who has none is told which setting it is.

@@ -20,6 +20,7 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 
 use crate::cli::codes::Code;
 use crate::lane::LaneStats;
+use crate::plugins::PluginStats;
 use crate::service::Command;
 
 mod metrics;
@@ -41,8 +42,8 @@ pub(crate) struct Snapshot {
     pub(crate) results: ArenaUsage,
     /// Shared memory of live sessions' inputs.
     pub(crate) inputs_mapped_bytes: u64,
-    /// What codecs keep between operations, in bytes.
-    pub(crate) plugin_state_bytes: u64,
+    /// Counters of plugins.
+    pub(crate) plugins: PluginStats,
     /// Live sessions.
     pub(crate) sessions: usize,
     /// Those of them whose messages go over a ring.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ronde_engine::{PluginFault, PluginSpan, RankValues, Side, Stage};
 use ronde_plugin_host::{Fault, Instance, Operands, Span};
@@ -55,6 +56,19 @@ impl LanePlugins {
         Ok((span, self.instances.of(at.plugin, &self.shared)?))
     }
 
+    /// Calls a plugin, and counts that.
+    fn perform<T>(
+        &mut self,
+        at: &PluginSpan<'_>,
+        call: impl FnOnce(&Span, &mut Instance) -> Result<T, Fault>,
+    ) -> Result<T, PluginFault> {
+        let begin = Instant::now();
+        let (span, instance) = self.call(at)?;
+        let result = call(&span, instance);
+        self.shared.work.note(begin.elapsed(), result.is_err());
+        result.map_err(said)
+    }
+
     /// How often the tensor was reduced before, and its number. Neither changes while an operation lasts.
     fn round(&mut self, at: &PluginSpan<'_>) -> (u64, u64) {
         let operation = (at.epoch, at.seq);
@@ -96,11 +110,10 @@ impl Instances {
 
 impl ronde_engine::Plugins for LanePlugins {
     fn encode(&mut self, at: &PluginSpan<'_>, values: &[u8], into: &mut [u8]) -> Result<usize, PluginFault> {
-        let (span, instance) = self.call(at)?;
-        let facts = instance.codec_facts(at.dtype).map_err(said)?;
+        let facts = self.call(at)?.1.codec_facts(at.dtype).map_err(said)?;
         let bytes = values.len() / at.dtype.size_bytes() * facts.state_bytes_per_element;
         if bytes == 0 {
-            return instance.encode_into(&span, values, &mut [], into).map_err(said);
+            return self.perform(at, |span, instance| instance.encode_into(span, values, &mut [], into));
         }
         let (tensor, block) = (tensor(at), (at.stage, at.offset));
         let kept = self.shared.residuals().state(&tensor, block);
@@ -108,16 +121,14 @@ impl ronde_engine::Plugins for LanePlugins {
             Some(kept) if kept.len() == bytes => kept.to_vec(),
             _ => vec![0; bytes],
         };
-        let instance = self.instances.of(at.plugin, &self.shared)?;
-        let length = instance.encode_into(&span, values, &mut state, into).map_err(said)?;
+        let length = self.perform(at, |span, instance| instance.encode_into(span, values, &mut state, into))?;
         let put = self.shared.residuals().put((at.epoch, at.seq), &tensor, block, state);
         put.map_err(|reason| PluginFault(format!("plugin {}: {reason}", at.plugin)))?;
         Ok(length)
     }
 
     fn decode(&mut self, at: &PluginSpan<'_>, encoded: &[u8], into: &mut [u8]) -> Result<(), PluginFault> {
-        let (span, instance) = self.call(at)?;
-        instance.decode(&span, encoded, into).map_err(said)
+        self.perform(at, |span, instance| instance.decode(span, encoded, into))
     }
 
     fn reduce_pair(
@@ -127,15 +138,13 @@ impl ronde_engine::Plugins for LanePlugins {
         other: &[u8],
         side: Side,
     ) -> Result<(), PluginFault> {
-        let (span, instance) = self.call(at)?;
-        match side {
-            Side::AccumulatorLeft => instance.reduce_pair(&span, accumulator, other),
+        self.perform(at, |span, instance| match side {
+            Side::AccumulatorLeft => instance.reduce_pair(span, accumulator, other),
             Side::AccumulatorRight => {
                 let bytes = accumulator.len();
-                instance.reduce_in_pairs(&span, 2, bytes, &mut IntoRight { left: other, right: accumulator })
+                instance.reduce_in_pairs(span, 2, bytes, &mut IntoRight { left: other, right: accumulator })
             }
-        }
-        .map_err(said)
+        })
     }
 
     fn reduce_in_pairs(
@@ -145,9 +154,8 @@ impl ronde_engine::Plugins for LanePlugins {
         values: &mut dyn RankValues,
         into: &mut [u8],
     ) -> Result<(), PluginFault> {
-        let (span, instance) = self.call(at)?;
         let bytes = into.len();
-        instance.reduce_in_pairs(&span, ranks, bytes, &mut Read { values, into }).map_err(said)
+        self.perform(at, |span, instance| instance.reduce_in_pairs(span, ranks, bytes, &mut Read { values, into }))
     }
 
     fn reduce(
@@ -157,19 +165,16 @@ impl ronde_engine::Plugins for LanePlugins {
         concluded: &[f64],
         into: &mut [u8],
     ) -> Result<(), PluginFault> {
-        let (span, instance) = self.call(at)?;
-        instance.reduce(&span, operands, concluded, into).map_err(said)
+        self.perform(at, |span, instance| instance.reduce(span, operands, concluded, into))
     }
 
     fn measure(&mut self, at: &PluginSpan<'_>, values: &[u8], sums: &mut [f64]) -> Result<(), PluginFault> {
-        let (span, instance) = self.call(at)?;
-        instance.measure(&span, values, sums).map_err(said)
+        self.perform(at, |span, instance| instance.measure(span, values, sums))
     }
 
     fn conclude(&mut self, at: &PluginSpan<'_>, ranks: usize, measures: Vec<f64>) -> Result<Vec<f64>, PluginFault> {
         let mut measures = measures;
-        let (span, instance) = self.call(at)?;
-        instance.conclude(&span, ranks, &mut measures).map_err(said)?;
+        self.perform(at, |span, instance| instance.conclude(span, ranks, &mut measures))?;
         Ok(measures)
     }
 }

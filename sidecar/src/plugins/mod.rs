@@ -6,6 +6,7 @@ mod registry;
 mod residuals;
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -42,6 +43,36 @@ const LOAD_TIMEOUT: Duration = Duration::from_millis(2_500);
 pub(crate) struct Plugins {
     registry: Mutex<Registry>,
     residuals: Mutex<Residuals>,
+    work: Work,
+}
+
+/// What lanes have done by plugins.
+#[derive(Debug, Default)]
+struct Work {
+    spans: AtomicU64,
+    faults: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+/// What plugins have done, and what codecs keep.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PluginStats {
+    /// Spans of tensors that were handed to plugins.
+    pub(crate) spans: u64,
+    /// Those of them that failed.
+    pub(crate) faults: u64,
+    /// Time that this took on all lanes together, copies included.
+    pub(crate) time: Duration,
+    /// What codecs keep between operations, in bytes.
+    pub(crate) state_bytes: u64,
+}
+
+impl Work {
+    fn note(&self, time: Duration, failed: bool) {
+        self.spans.fetch_add(1, Ordering::Relaxed);
+        self.faults.fetch_add(u64::from(failed), Ordering::Relaxed);
+        self.nanoseconds.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
 }
 
 impl Plugins {
@@ -55,7 +86,7 @@ impl Plugins {
         let host = HostConfig { cache_dir: cache_dir(), policy, ..HostConfig::default() };
         let registry = Registry::new(host, &settings.paths, answered)?;
         let residuals = Residuals::new(settings.state_bytes_max.unwrap_or(limits::PLUGIN_STATE_BYTES));
-        Ok(Arc::new(Self { registry: Mutex::new(registry), residuals: Mutex::new(residuals) }))
+        Ok(Arc::new(Self { registry: Mutex::new(registry), residuals: Mutex::new(residuals), work: Work::default() }))
     }
 
     /// What a request's plugin is here, as far as that is known.
@@ -105,9 +136,14 @@ impl Plugins {
         }
     }
 
-    /// Bytes of state that are kept.
-    pub(crate) fn state_bytes(&self) -> u64 {
-        self.residuals().bytes()
+    /// What they have done until now.
+    pub(crate) fn stats(&self) -> PluginStats {
+        PluginStats {
+            spans: self.work.spans.load(Ordering::Relaxed),
+            faults: self.work.faults.load(Ordering::Relaxed),
+            time: Duration::from_nanos(self.work.nanoseconds.load(Ordering::Relaxed)),
+            state_bytes: self.residuals().bytes(),
+        }
     }
 
     // A thread that panicked ends the sidecar; what it held is not looked at.

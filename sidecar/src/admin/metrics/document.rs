@@ -11,6 +11,7 @@ use ronde_wire::{SidecarIndex, World};
 
 use super::{Kind, METRICS, Snapshot, gather};
 use crate::lane::LaneStats;
+use crate::plugins::PluginStats;
 
 fn document() -> String {
     METRICS.iter().fold(HEAD.to_owned(), |mut text, metric| {
@@ -124,7 +125,7 @@ fn snapshot() -> Snapshot {
         prompt: ronde_engine::ExecutorStats::default(),
         results: ronde_shm::ArenaUsage { mapped_bytes: 0, in_use_bytes: 0, slots: 0, segments: 0 },
         inputs_mapped_bytes: 0,
-        plugin_state_bytes: 0,
+        plugins: PluginStats::default(),
         sessions: 0,
         ring_sessions: 0,
         up: Duration::from_secs(1),

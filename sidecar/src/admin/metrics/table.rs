@@ -14,7 +14,14 @@ pub(super) const METRICS: &[Metric] = &[
     gauge("ronde_epoch", "The number of the newest epoch; 0 before the first.", &[], |s| one(number(s.status.epoch.0))),
     counter("ronde_epochs_total", "Epochs that began.", &[], |s| one(number(s.engine.epochs))),
     gauge("ronde_plugin_state_bytes", "What codecs keep between operations: residuals and the like.", &[], |s| {
-        one(number(s.plugin_state_bytes))
+        one(number(s.plugins.state_bytes))
+    }),
+    counter("ronde_plugin_spans_total", "Spans of tensors that plugins worked on.", &[], |s| {
+        one(number(s.plugins.spans))
+    }),
+    counter("ronde_plugin_faults_total", "Spans that plugins failed on.", &[], |s| one(number(s.plugins.faults))),
+    counter("ronde_plugin_seconds_total", "Time of all lanes in plugins, copies included.", &[], |s| {
+        one(s.plugins.time.as_secs_f64())
     }),
     gauge("ronde_sessions", "Live sessions of local workers.", &[], |s| one(count(s.sessions))),
     gauge("ronde_suspect_sidecars", "Sidecars that are silent, as far as is known here.", &[], |s| {
