@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use ronde_engine::{
-    Action, Admission, Engine, EngineConfig, Event, Executor, ExecutorAction, ExecutorConfig, InputPlace, Memory,
-    MemoryError, OutputPlace, Time,
+    Action, Admission, Contributions, Engine, EngineConfig, Event, Executor, ExecutorAction, ExecutorConfig,
+    InputPlace, Memory, MemoryError, OutputPlace, Plugins, Time,
 };
 use ronde_fuzz::{Outcome, fuzz};
 use ronde_wire::control::{decode, encode};
@@ -225,13 +225,19 @@ struct Came<'a> {
     admission: &'a Admission,
 }
 
-impl Memory for Came<'_> {
+impl Contributions for Came<'_> {
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
         let tensor = &self.admission.contributions[place.tensor as usize];
         let at = self.admission.local_ranks.iter().position(|rank| *rank == place.rank).expect("a rank of it");
         let start = usize::try_from(place.offset).expect("small");
         into.copy_from_slice(&tensor[at][start..start + into.len()]);
         Ok(())
+    }
+}
+
+impl Memory for Came<'_> {
+    fn parts(&mut self) -> (&mut dyn Contributions, Option<&mut dyn Plugins>) {
+        (self, None)
     }
 
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
