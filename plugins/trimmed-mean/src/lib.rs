@@ -20,10 +20,10 @@ pub struct TrimmedMean {
 }
 
 impl TrimmedMean {
-    /// How many values are left out at each end.
+    /// How many values are left out at each end. A share such as 0.29 is a little less in binary, and 29 of 100 all the same.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "less than half of the ranks")]
     fn trimmed(&self, ranks: usize) -> usize {
-        ((self.trim * ranks as f64) as usize).min((ranks - 1) / 2)
+        ((self.trim * ranks as f64 + ROUNDING) as usize).min((ranks - 1) / 2)
     }
 }
 
@@ -52,6 +52,9 @@ impl<E: Sorted> ReducerFor<E> for TrimmedMean {
         Ok(())
     }
 }
+
+/// More than what a product of a share and at most 256 ranks is rounded by.
+const ROUNDING: f64 = 1e-9;
 
 ronde_plugin::export! {
     name: "trimmed-mean",
@@ -98,6 +101,22 @@ mod tests {
         assert_eq!(mean(0.5, &[9.0_f32, 1.0, 2.0], 3), [2.0], "the middle one is never left out");
         assert_eq!(mean(0.5, &[9.0_f32, 1.0, 2.0, 4.0], 4), [3.0]);
         assert_eq!(mean(0.25, &[9.0_f32, 1.0], 2), [5.0], "half a value is none");
+    }
+
+    /// 0.07 of 100 is a little more than 7 in binary, 0.29 of 100 a little less than 29.
+    #[test]
+    fn a_share_that_is_a_whole_number_of_ranks_is_that_number() {
+        let trimmed = |trim: f64, ranks| TrimmedMean::new(&Settings { trim }).expect("valid parameters").trimmed(ranks);
+        for (trim, ranks, expected) in [(0.29, 100, 29), (0.07, 100, 7), (0.1, 10, 1), (0.3, 10, 3), (0.14, 50, 7)] {
+            assert_eq!(trimmed(trim, ranks), expected, "{trim} of {ranks}");
+        }
+        for percent in 0..50_usize {
+            for ranks in 1..=256 {
+                let exact = (percent * ranks / 100).min((ranks - 1) / 2);
+                assert_eq!(trimmed(percent as f64 / 100.0, ranks), exact, "{percent} percent of {ranks}");
+            }
+        }
+        assert_eq!(trimmed(0.249_999, 4), 0, "and what is less is less");
     }
 
     #[test]
