@@ -6,8 +6,9 @@
 //! A block of n elements is cut into k runs that are equally long, or differ by 1; one place of each is drawn. Round, tensor
 //! and place of the block in it are part of the seed, so other places come up in other rounds.
 //!
-//! With `v` the sum of value and residual, what is decoded plus the new residual is `v` exactly, for finite `v`. If there is a
-//! NaN or infinity that was not drawn, the first value is sent as NaN; none stays in the residual.
+//! With `v` the sum of value and residual, rounded to f32, what is decoded plus the new residual is `v` exactly, for finite
+//! `v` (of f16 up to 2^29). A `v` beyond the range of the values' type is sent as that type's largest number, and the rest
+//! comes later. If there is a NaN or infinity that was not drawn, the first value is sent as NaN; none stays in the residual.
 //!
 //! Encoded: the drawn values in their own type.
 
@@ -61,7 +62,7 @@ impl<E: Float<Wide = f32>> CodecFor<E> for RandomK {
         let bytes = share(self.ratio, values.len()) * E::BYTES;
         let mut drawn = false;
         for (index, sent) in self.places(span).zip(encoded[..bytes].chunks_exact_mut(E::BYTES)) {
-            let value = E::narrow(state[index]);
+            let value = E::saturate(state[index]);
             drawn |= !value.widen().is_finite();
             state[index] -= value.widen();
             value.write(sent);
@@ -171,6 +172,41 @@ mod tests {
             assert!(trip.decoded.iter().any(|value| !value.is_finite()));
             assert!(state.iter().all(|residual| residual.is_finite()));
         }
+    }
+
+    /// Values near the end of a narrow type's range, and residuals that carry the sum beyond it: nothing is lost.
+    #[test]
+    fn a_sum_beyond_the_range_comes_in_parts() {
+        beyond::<F16>(65_504.0);
+        beyond::<Bf16>(f32::from_bits(0x7f7f_0000));
+    }
+
+    fn beyond<E: Float<Wide = f32>>(largest: f32) {
+        for (value, residual) in [(largest, largest / 400.0), (-largest, -largest / 400.0)] {
+            let (mut values, mut state) = (vec![E::narrow(value); 100], vec![residual; 100]);
+            let sum = f64::from(value + residual);
+            for round in 0..3 {
+                let before = state.clone();
+                let span = Span { round, ..Span::whole(100) };
+                let trip = round_trip(&mut codec(0.05), &span, &values, &mut state).expect("an encoding");
+                assert!(trip.decoded.iter().all(|sent| sent.to_f64().is_finite()), "{sum} in round {round}");
+                let mut of_each = trip.decoded.iter().zip(&state).zip(values.iter().zip(&before));
+                assert!(of_each.all(|((sent, after), (value, before))| {
+                    sent.to_f64() + f64::from(*after) == f64::from(value.widen() + before)
+                }));
+                assert_eq!(trip.decoded.iter().filter(|sent| **sent != E::default()).count(), 5);
+                values.fill(E::narrow(1.0));
+            }
+        }
+    }
+
+    /// More than f32 holds is an overflow: it is seen, and gone in the next round.
+    #[test]
+    fn a_sum_beyond_the_range_of_f32_does_not_last() {
+        let (values, mut state) = ([f32::MAX; 100], vec![f32::MAX; 100]);
+        let trip = round_trip(&mut codec(0.05), &Span::whole(100), &values, &mut state).expect("an encoding");
+        assert!(trip.decoded.contains(&f32::INFINITY));
+        assert_eq!(state, [0.0; 100]);
     }
 
     #[test]

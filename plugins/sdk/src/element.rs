@@ -30,6 +30,9 @@ pub trait Float: Element {
     fn widen(self) -> Self::Wide;
     /// Rounds to nearest, ties to even; NaN becomes canonical.
     fn narrow(value: Self::Wide) -> Self;
+    /// As [`Float::narrow`], but what is finite stays so: beyond the range it becomes the largest value of its sign. For
+    /// codecs that keep the difference and send it later.
+    fn saturate(value: Self::Wide) -> Self;
     /// Exact.
     fn to_f64(self) -> f64;
     /// Rounds to nearest once, ties to even; NaN becomes canonical.
@@ -128,6 +131,11 @@ macro_rules! wide {
                 if value.is_nan() { Self::nan() } else { value }
             }
 
+            #[inline(always)]
+            fn saturate(value: Self) -> Self {
+                Self::narrow(value)
+            }
+
             #[allow(clippy::cast_lossless, clippy::unnecessary_cast, reason = "the same text serves f32 and f64")]
             #[inline(always)]
             fn to_f64(self) -> f64 {
@@ -218,6 +226,13 @@ impl Float for F16 {
     }
 
     #[inline(always)]
+    fn saturate(value: f32) -> Self {
+        let Self(narrow) = Self::narrow(value);
+        // Before infinity comes the largest value.
+        Self(narrow - u16::from(narrow & 0x7fff == 0x7c00 && value.is_finite()))
+    }
+
+    #[inline(always)]
     fn to_f64(self) -> f64 {
         f64::from(self.widen())
     }
@@ -242,6 +257,13 @@ impl Float for Bf16 {
         let bits = value.to_bits();
         let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
         Self(if value.is_nan() { 0x7fc0 } else { rounded })
+    }
+
+    #[inline(always)]
+    fn saturate(value: f32) -> Self {
+        let Self(narrow) = Self::narrow(value);
+        // Before infinity comes the largest value.
+        Self(narrow - u16::from(narrow & 0x7fff == 0x7f80 && value.is_finite()))
     }
 
     #[inline(always)]
@@ -311,6 +333,21 @@ mod tests {
                 assert!(own.to_bits() == native.to_bits() || own.is_nan() && native.is_nan(), "{codec:?} {bits:#x}");
             }
         }
+    }
+
+    #[test]
+    fn what_is_finite_stays_so_when_it_is_saturated() {
+        for (value, half) in
+            [(65_519.9, 0x7bff), (65_520.0, 0x7bff), (-1e30, 0xfbff), (f32::MAX, 0x7bff), (1.5, 0x3e00)]
+        {
+            assert_eq!(F16::saturate(value), F16(half), "{value}");
+        }
+        for (value, bits) in [(f32::MAX, 0x7f7f), (f32::MIN, 0xff7f), (1.5, 0x3fc0)] {
+            assert_eq!(Bf16::saturate(value), Bf16(bits), "{value}");
+        }
+        let overflows = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+        assert!(overflows.into_iter().all(|value| F16::saturate(value) == F16::narrow(value)));
+        assert!(overflows.into_iter().all(|value| Bf16::saturate(value) == Bf16::narrow(value)));
     }
 
     #[test]

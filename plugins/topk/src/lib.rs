@@ -2,12 +2,13 @@
 //! K. Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; S. Stich et al., "Sparsified SGD with
 //! memory", NeurIPS 2018).
 //!
-//! With `v` the sum of value and residual, what is decoded plus the new residual is `v` exactly, for finite `v`. A NaN or
-//! infinity has the largest magnitude: at least one is sent if there are any, and those that are not leave no residual, so
-//! that one overflow does not poison the rounds after it.
+//! With `v` the sum of value and residual, rounded to f32, what is decoded plus the new residual is `v` exactly, for finite
+//! `v` (of f16 up to 2^29). A `v` beyond the range of the values' type is sent as that type's largest number, and the rest
+//! comes later. A NaN or infinity has the largest magnitude: at least one is sent if there are any, and none leaves a residual,
+//! so that one overflow does not poison the rounds after it.
 //!
-//! Encoded: the number of values as u32, the values in their own type, their places in the block as u16, ascending. Zeros are
-//! never sent.
+//! Encoded: the number of values as u32, the values in their own type, their places in the block as u16, ascending. Where `v`
+//! is zero nothing is sent.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -56,7 +57,7 @@ impl<E: Float<Wide = f32>> CodecFor<E> for TopK {
         header.copy_from_slice(&(count as u32).to_le_bytes());
         for ((index, sent), place) in chosen.zip(sent.chunks_exact_mut(E::BYTES)).zip(places.as_chunks_mut().0) {
             let residual = &mut state[usize::from(index)];
-            let value = E::narrow(*residual);
+            let value = E::saturate(*residual);
             value.write(sent);
             *place = index.to_le_bytes();
             *residual -= value.widen();
@@ -177,6 +178,41 @@ mod tests {
         let trip = round_trip(&mut codec(0.01), &Span::whole(500), &values, &mut state).expect("an encoding");
         assert!(trip.decoded.iter().filter(|value| !value.is_finite()).count() == 5);
         assert!(state.iter().all(|residual| residual.is_finite()));
+    }
+
+    /// Values near the end of a narrow type's range, and residuals that carry the sum beyond it: nothing is lost.
+    #[test]
+    fn a_sum_beyond_the_range_comes_in_parts() {
+        beyond::<F16>(65_504.0);
+        beyond::<Bf16>(f32::from_bits(0x7f7f_0000));
+    }
+
+    fn beyond<E: Float<Wide = f32>>(largest: f32) {
+        for (value, residual) in [(largest, largest / 400.0), (-largest, -largest / 400.0)] {
+            let (mut values, mut state) = (vec![E::narrow(value); 100], vec![residual; 100]);
+            let sum = f64::from(value + residual);
+            for round in 0..3 {
+                let before = state.clone();
+                let span = Span { round, ..Span::whole(100) };
+                let trip = round_trip(&mut codec(0.05), &span, &values, &mut state).expect("an encoding");
+                assert!(trip.decoded.iter().all(|sent| sent.to_f64().is_finite()), "{sum} in round {round}");
+                let mut of_each = trip.decoded.iter().zip(&state).zip(values.iter().zip(&before));
+                assert!(of_each.all(|((sent, after), (value, before))| {
+                    sent.to_f64() + f64::from(*after) == f64::from(value.widen() + before)
+                }));
+                assert_eq!(trip.decoded.iter().filter(|sent| **sent != E::default()).count(), 5);
+                values.fill(E::narrow(1.0));
+            }
+        }
+    }
+
+    /// More than f32 holds is an overflow: it is seen, and gone in the next round.
+    #[test]
+    fn a_sum_beyond_the_range_of_f32_does_not_last() {
+        let (values, mut state) = ([f32::MAX; 100], vec![f32::MAX; 100]);
+        let trip = round_trip(&mut codec(0.05), &Span::whole(100), &values, &mut state).expect("an encoding");
+        assert!(trip.decoded.contains(&f32::INFINITY));
+        assert_eq!(state, [0.0; 100]);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+#[path = "host/conformance.rs"]
+mod conformance;
 #[path = "host/faults.rs"]
 mod faults;
 #[path = "host/fuzz.rs"]

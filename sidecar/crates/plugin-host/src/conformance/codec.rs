@@ -13,12 +13,14 @@ use crate::instance::{Instance, Span};
 pub(super) fn checks(subject: &Subject<'_>) -> impl Iterator<Item = Named> + use<> {
     let codec = subject.plugin.manifest().codec.as_ref();
     let (lossless, elementwise) = codec.map_or((false, false), |codec| (codec.lossless, codec.elementwise));
-    let all: [(bool, Named); 8] = [
+    let state_bytes = codec.map_or(0, |codec| codec.state_bytes);
+    let all: [(bool, Named); 9] = [
         (true, ("bounds", bounds)),
         (true, ("lengths", lengths)),
         (true, ("places", places)),
         (true, ("extremes", extremes_pass)),
         (subject.dtype.is_float(), ("overflow", overflow_stays_visible)),
+        (subject.dtype.is_float() && state_bytes > 0, ("recovery", later_rounds_are_finite)),
         (true, ("any bytes", any_bytes)),
         (lossless, ("lossless", same_bits)),
         (elementwise, ("elementwise", each_by_itself)),
@@ -105,6 +107,40 @@ fn overflow_stays_visible(subject: &Subject<'_>) -> Result<(), Problem> {
                     shown(&special)
                 )
             })?;
+        }
+    }
+    Ok(())
+}
+
+/// What a round leaves in the state may not make infinities of ordinary values in the next ones: neither the edges of the
+/// type, once and again, nor NaN and infinity.
+fn later_rounds_are_finite(subject: &Subject<'_>) -> Result<(), Problem> {
+    let mut instance = subject.instance()?;
+    let facts = instance.codec_facts(subject.dtype)?;
+    let size = subject.dtype.size_bytes();
+    let edges = extremes(subject.dtype);
+    // Of the edges the last two are 1 and -1.
+    let ones = edges[edges.len() - 2 * size..].repeat(32);
+    let overflows = overflows(subject.dtype);
+    let rows = edges.chunks(size).chain(overflows.iter().map(Vec::as_slice)).map(|edge| edge.repeat(64));
+    let all_edges = edges.iter().copied().cycle().take(ones.len()).collect();
+    for edge in rows.chain([all_edges]) {
+        for times in 1..=2 {
+            let mut state = vec![0; 64 * facts.state_bytes_per_element];
+            let (mut encoded, mut decoded) = (Vec::new(), vec![0; ones.len()]);
+            for round in 0..times + 2 {
+                let span = Span { round, ..subject.whole(64) };
+                instance.encode(&span, if round < times { &edge } else { &ones }, &mut state, &mut encoded)?;
+                instance.decode(&span, &encoded, &mut decoded)?;
+                let overflow = decoded.chunks(size).any(|element| is_overflow(subject.dtype, element));
+                ensure(round < times || !overflow, || {
+                    format!(
+                        "values of 1 and -1 decode to NaN or infinity in round {round}, after {times} rounds with values \
+                         of the bytes {}; leave neither in the state, and send what is beyond the type in parts",
+                        shown(&edge)
+                    )
+                })?;
+            }
         }
     }
     Ok(())

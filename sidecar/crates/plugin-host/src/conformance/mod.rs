@@ -7,6 +7,7 @@
 //! | places | both stages, spans far into a long tensor, late rounds |
 //! | extremes | denormals, the largest and smallest numbers, signed zeros: no fault |
 //! | overflow | NaN and infinity: no fault, and a codec lets whoever decodes see that there were any |
+//! | recovery | a codec with a state: behind all of these, ordinary values decode to finite ones |
 //! | any bytes | a codec decodes cut off, extended, changed and random bytes, or refuses them; it never traps |
 //! | lossless, elementwise | a codec that says so gives the same bits; encodes each element by itself |
 //! | cuts | a reducer's result does not depend on where spans are cut |
