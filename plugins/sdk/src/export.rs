@@ -20,7 +20,9 @@
 /// }
 /// ```
 ///
-/// `codec` or `reducer` may be left out. Types go by the names that users see: `uint8`, `int8`, `uint16`, `int16`,
+/// Texts have no quotes, backslashes and control characters. `codec` or `reducer` may be left out.
+///
+/// Types go by the names that users see: `uint8`, `int8`, `uint16`, `int16`,
 /// `int32`, `int64`, `float16`, `bfloat16`, `float32`, `float64`, `bool`. Numbers are written without underscores, as they
 /// become part of a text.
 ///
@@ -75,6 +77,14 @@ macro_rules! export {
                 Self { $($parameter: $crate::parameters::Parameter::read(values.next().unwrap_or_default()),)* }
             }
         }
+
+        const _: () = {
+            assert!($crate::manifest::is_plain($about), "`about` has a quote, a backslash or a control character");
+            $(assert!(
+                $crate::manifest::is_plain($crate::__about!($($rest)*)),
+                "`about` of a parameter has a quote, a backslash or a control character"
+            );)*
+        };
 
         /// The manifest of this plugin, which becomes a section of the module.
         pub const MANIFEST: &str = {

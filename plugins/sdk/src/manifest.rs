@@ -46,6 +46,36 @@ pub const fn text(bytes: &[u8]) -> &str {
     }
 }
 
+/// Whether a text can stand in the manifest as it is: without quotes, backslashes and control characters.
+///
+/// ```
+/// ronde_plugin::export! {
+///     name: "own", about: "Says 'no'.", parameters: Settings {},
+///     limits: { memory_bytes: 65536, call_ms: 1, ranks: 1 }, buffers: { input: 64, output: 64, state: 0, measures: 0 },
+/// }
+/// # fn main() {}
+/// ```
+///
+/// ```compile_fail
+/// ronde_plugin::export! {
+///     name: "own", about: "Says \"no\".", parameters: Settings {},
+///     limits: { memory_bytes: 65536, call_ms: 1, ranks: 1 }, buffers: { input: 64, output: 64, state: 0, measures: 0 },
+/// }
+/// # fn main() {}
+/// ```
+#[must_use]
+pub const fn is_plain(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let mut index = 0;
+    while index < bytes.len() {
+        if matches!(bytes[index], b'"' | b'\\' | 0..0x20 | 0x7f) {
+            return false;
+        }
+        index += 1;
+    }
+    true
+}
+
 /// The bytes of a text as an array, as a section wants them.
 ///
 /// # Panics
@@ -68,7 +98,13 @@ const fn last_byte(part: &str, last: u8) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::{joined, length, text};
+    use super::{is_plain, joined, length, text};
+
+    #[test]
+    fn texts_for_the_manifest_need_no_escapes() {
+        assert!(is_plain("") && is_plain("Says 'no', …"));
+        assert!(!["\"", "a\"b", "\\", "a\nb", "\u{7f}"].into_iter().any(is_plain));
+    }
 
     #[test]
     fn a_comma_is_left_out_where_a_list_begins() {
