@@ -94,8 +94,10 @@ impl RuntimeDir {
     /// # Errors
     /// When the file cannot be written.
     pub(crate) fn write_admin(&self, admin: SocketAddr) -> anyhow::Result<()> {
-        let path = self.path().join(ADMIN_FILE);
-        fs::write(&path, format!("{admin}\n")).with_context(|| format!("cannot write {}", path.display()))
+        let (fresh, path) = (self.path().join(FRESH_ADMIN_FILE), self.path().join(ADMIN_FILE));
+        // Whoever finds it finds all of it.
+        let written = fs::write(&fresh, format!("{admin}\n")).and_then(|()| fs::rename(&fresh, &path));
+        written.with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Draws a token for a rank and writes it to a file that only this uid can read, or also its group.
@@ -134,6 +136,8 @@ pub(crate) fn default_base() -> PathBuf {
 
 /// The file with the address of the admin pages.
 pub(crate) const ADMIN_FILE: &str = "admin";
+/// What that is while it is written.
+const FRESH_ADMIN_FILE: &str = "admin.new";
 /// `sun_path` has 108 bytes with its final zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
@@ -192,7 +196,7 @@ fn remove_files(directory: &Path) -> std::io::Result<()> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let is_token = name.starts_with("rank-") && name.ends_with(".token");
         let is_socket = path == paths::rpc_socket(directory) || path == paths::mem_socket(directory);
-        if is_token || is_socket || name == ADMIN_FILE {
+        if is_token || is_socket || [ADMIN_FILE, FRESH_ADMIN_FILE].contains(&name) {
             fs::remove_file(path)?;
         }
     }
@@ -217,11 +221,15 @@ mod tests {
         let base = tempfile::tempdir().expect("a temporary directory");
         let path = base.path().join("sockets");
         fs::create_dir(&path).expect("it can be made");
-        for name in ["report.json", "admin", "rank-3.token"] {
+        for name in ["report.json", "admin", "admin.new", "rank-3.token"] {
             fs::write(path.join(name), "old").expect("it can be written");
         }
         let directory = taken(&path, false).expect("it is this user's");
         assert!(!path.join("rank-3.token").exists(), "a killed sidecar's token is of no use");
+        assert!(!path.join("admin.new").exists(), "nor is what it had begun to write");
+        directory.write_admin(SocketAddr::from(([127, 0, 0, 1], 9))).expect("it can be written");
+        assert_eq!(fs::read_to_string(path.join("admin")).expect("it is there"), "127.0.0.1:9\n");
+        assert!(!path.join("admin.new").exists());
         directory.write_token(Rank(3)).expect("it can be written");
         assert_eq!((mode(&path), mode(&path.join("rank-3.token"))), (0o700, 0o400));
         drop(directory);
