@@ -18,8 +18,9 @@ pub(super) struct BuildArgs {
     /// The plugin's package.
     #[arg(default_value = ".", value_name = "DIR")]
     directory: PathBuf,
-    /// Where NAME-VERSION.wasm goes; by default into the package's folder.
-    #[arg(long, value_name = "DIR")]
+    /// Where the module goes: a file's name that ends in .wasm, or a folder, in which it is NAME.wasm. By default the
+    /// package's folder.
+    #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
 }
 
@@ -45,12 +46,19 @@ fn build(args: &BuildArgs) -> anyhow::Result<String> {
         other => other.context("cargo built a module that is no plugin")?,
     };
     let manifest = &inspection.manifest;
-    let out = args.out.as_deref().unwrap_or(&args.directory);
-    let path = out.join(format!("{}-{}.wasm", manifest.name, manifest.version));
-    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    let path = destination(args.out.as_deref().unwrap_or(&args.directory), &manifest.name);
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     std::fs::write(&path, &bytes).with_context(|| format!("cannot write {}", path.display()))?;
     let (label, digest) = (manifest.label(), digest_text(&inspection.digest));
     Ok(format!("{}: {label}, {} bytes, SHA-256 {digest}\n", path.display(), grouped(bytes.len())))
+}
+
+/// The file that a module of this name becomes. Of a folder that is given with `--plugin` a sidecar takes the files' names for
+/// those of the plugins.
+pub(super) fn destination(out: &Path, name: &str) -> PathBuf {
+    let is_module = out.extension().is_some_and(|extension| extension == "wasm") && !out.is_dir();
+    if is_module { out.to_path_buf() } else { out.join(format!("{name}.wasm")) }
 }
 
 /// Whether the compiler has what modules are made with.

@@ -81,8 +81,8 @@ pub(super) fn test(args: &TestArgs) -> anyhow::Result<String> {
 }
 
 const CHECK_EXAMPLES: &str = "Examples:
-  ronde plugin check my-codec-0.1.0.wasm
+  ronde plugin check my-codec.wasm
   ronde plugin check --key release.pub --set ratio=0.05 topk";
 const TEST_EXAMPLES: &str = "Examples:
-  ronde plugin test my-codec-0.1.0.wasm
+  ronde plugin test my-codec.wasm
   ronde plugin test --set ratio=0.5 topk";

@@ -96,5 +96,5 @@ fn as_json(found: &Inspection, bytes: usize, signer: Option<&str>) -> anyhow::Re
 }
 
 const EXAMPLES: &str = "Examples:
-  ronde plugin inspect my-codec-0.1.0.wasm
+  ronde plugin inspect my-codec.wasm
   ronde plugin inspect --json topk";

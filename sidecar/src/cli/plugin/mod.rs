@@ -17,7 +17,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use ronde_plugin_host::trust::{Policy, Signature, read_signature};
-use ronde_plugin_host::{Given, Host, HostConfig, Parameters, Plugin};
+use ronde_plugin_host::{Given, Host, HostConfig, LoadError, Parameters, Plugin};
 
 use super::codes::{Code, coded};
 use crate::shipped_plugins;
@@ -41,7 +41,7 @@ pub(super) struct PluginArgs {
 enum PluginCommand {
     /// Begin a plugin in Rust: a package that builds and passes its tests.
     New(new::NewArgs),
-    /// Build a plugin's package for WebAssembly and write NAME-VERSION.wasm.
+    /// Build a plugin's package for WebAssembly and write NAME.wasm.
     Build(build::BuildArgs),
     /// Say whether a sidecar would run a plugin, and whether it gives equal output for equal input.
     Check(conform::CheckArgs),
@@ -109,7 +109,8 @@ impl PluginFile {
         let host = Host::new(HostConfig { policy, disable_after: 0, ..HostConfig::default() })?;
         let signature = self.signature()?;
         let loaded = host.load(&self.read()?, signature.as_ref());
-        loaded.with_context(|| format!("{} cannot be loaded", self.plugin.display()))
+        let code = if matches!(loaded, Err(LoadError::Trust(_))) { Code::PluginTrust } else { Code::PluginFile };
+        loaded.with_context(|| format!("{} cannot be loaded", self.plugin.display())).context(code)
     }
 
     /// The signature beside it, if there is one.
@@ -134,7 +135,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
 /// A file, else the module of a shipped plugin, else a file that reading will not find.
 fn file(text: &str) -> Result<PathBuf, Infallible> {
     let path = PathBuf::from(text);
-    Ok(if path.exists() { path } else { shipped_plugins::find(text).unwrap_or(path) })
+    Ok(if path.is_file() { path } else { shipped_plugins::find(text).unwrap_or(path) })
 }
 
 /// Reads `NAME=VALUE`.
@@ -160,7 +161,7 @@ const EXIT_FAILURE: u8 = 1;
 
 const EXAMPLES: &str = "Examples:
   ronde plugin new my-codec
-  ronde plugin test my-codec-0.1.0.wasm";
+  ronde plugin test my-codec.wasm";
 
 #[cfg(test)]
 mod tests;

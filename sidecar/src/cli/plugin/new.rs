@@ -59,7 +59,7 @@ fn create(args: &NewArgs) -> anyhow::Result<String> {
     }
     Ok(format!(
         "{shown}: a plugin that builds; its logic and tests are in src/lib.rs\n  cd {shown}\n  cargo test\n  \
-         ronde plugin build\n  ronde plugin test {}-0.1.0.wasm\n",
+         ronde plugin build\n  ronde plugin test {}.wasm\n",
         args.name
     ))
 }

@@ -68,5 +68,5 @@ fn dtype(name: &str) -> anyhow::Result<DType> {
 }
 
 const EXAMPLES: &str = "Examples:
-  ronde plugin bench my-codec-0.1.0.wasm
+  ronde plugin bench my-codec.wasm
   ronde plugin bench --dtype float32 --set ratio=0.05 topk";

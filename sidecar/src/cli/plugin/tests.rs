@@ -22,7 +22,7 @@ fn a_new_package_is_written_once() {
     let words = ["new", "my-own", "--directory", directory.to_str().expect("a plain path"), "--sdk", "/no/such/sdk"];
     let Ok(PluginCommand::New(args)) = parsed(&words) else { panic!("not `new`") };
     let text = new::perform(&args).expect("nothing is there yet");
-    assert!(text.contains("ronde plugin test my-own-0.1.0.wasm"), "{text}");
+    assert!(text.contains("ronde plugin test my-own.wasm"), "{text}");
     let manifest = std::fs::read_to_string(directory.join("Cargo.toml")).expect("it was written");
     assert!(manifest.contains("name = \"my-own\"") && manifest.contains("{ path = \"/no/such/sdk\" }"), "{manifest}");
     let source = std::fs::read_to_string(directory.join("src/lib.rs")).expect("it was written");
@@ -67,6 +67,17 @@ fn the_module_is_found_among_the_messages_of_cargo() {
     {
         assert_eq!(build::module(other), None, "{other}");
     }
+}
+
+#[test]
+fn a_module_is_called_what_its_plugin_is_called() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let path = |name: &str| folder.path().join(name);
+    std::fs::create_dir(path("odd.wasm")).expect("a folder can be made");
+    assert_eq!(build::destination(folder.path(), "own"), path("own.wasm"));
+    assert_eq!(build::destination(&path("plugins"), "own"), path("plugins/own.wasm"));
+    assert_eq!(build::destination(&path("own-1.wasm"), "own"), path("own-1.wasm"));
+    assert_eq!(build::destination(&path("odd.wasm"), "own"), path("odd.wasm/own.wasm"));
 }
 
 #[test]

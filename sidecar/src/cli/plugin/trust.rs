@@ -89,8 +89,8 @@ const KEYGEN_EXAMPLES: &str = "Examples:
   ronde plugin keygen release
   ronde plugin keygen ~/.config/ronde/plugins.key";
 const SIGN_EXAMPLES: &str = "Examples:
-  ronde plugin sign --key release my-codec-0.1.0.wasm
+  ronde plugin sign --key release my-codec.wasm
   ronde plugin sign --key release topk.wasm median.wasm";
 const VERIFY_EXAMPLES: &str = "Examples:
-  ronde plugin verify --key release.pub my-codec-0.1.0.wasm
+  ronde plugin verify --key release.pub my-codec.wasm
   ronde plugin verify --key release.pub topk.wasm median.wasm";
