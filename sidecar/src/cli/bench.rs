@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
 
+use super::EXIT_UNAVAILABLE;
 use super::codes::{Code, coded};
 
 /// Arguments of `ronde bench`.
@@ -82,9 +83,6 @@ const INTERPRETER_VARIABLE: &str = "RONDE_PYTHON";
 const PACKAGES: [&str; 3] = ["ronde", "numpy", "torch"];
 const PROBE: &str =
     "import importlib.util as u, sys; print(*(name for name in sys.argv[1:] if u.find_spec(name) is None))";
-
-/// A service that is needed is not there (`EX_UNAVAILABLE`).
-const EXIT_UNAVAILABLE: u8 = 69;
 
 const ABOUT: &str = "Measure ronde against PyTorch Gloo and Open MPI on this machine, every result checked.
 

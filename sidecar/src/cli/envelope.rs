@@ -23,6 +23,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use super::EXIT_UNAVAILABLE;
 use crate::bootstrap::{FromSidecar, LINE_BYTES_MAX, ToSidecar};
 use crate::interfaces::InterfaceAddress;
 
@@ -202,7 +203,7 @@ impl Status {
         };
         // An exit code has eight bits; the mask is what the system does too. It makes no success of what is none.
         match u8::try_from(code & 0xff) {
-            Ok(0) if !self.is_success() => u8::MAX,
+            Ok(0) if !self.is_success() => EXIT_UNAVAILABLE,
             code => code.unwrap_or(u8::MAX),
         }
     }
@@ -298,7 +299,7 @@ mod tests {
         assert_eq!((Status::Signal(9).shell_code(), Status::OutOfMemory.shell_code()), (137, 137));
         // What no system says, but an agent may.
         let strange = [Status::Code(256), Status::Signal(128), Status::Signal(i32::MAX), Status::Code(-1)];
-        assert_eq!(strange.map(Status::shell_code), [255; 4]);
+        assert_eq!(strange.map(Status::shell_code), [EXIT_UNAVAILABLE, EXIT_UNAVAILABLE, 255, 255]);
         assert_eq!(Status::Signal(9).to_string(), "was ended by signal 9 (SIGKILL)");
         assert_eq!(Status::Signal(40).to_string(), "was ended by signal 40");
     }

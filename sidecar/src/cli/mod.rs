@@ -167,6 +167,8 @@ fn print(text: &str) {
 
 /// The exit code of a command line or input file that cannot be used (`EX_USAGE`).
 const EXIT_USAGE: u8 = 64;
+/// A service, a host or a sidecar that is needed cannot be had (`EX_UNAVAILABLE`).
+const EXIT_UNAVAILABLE: u8 = 69;
 
 const EXAMPLES: &str = "Examples:
   ronde run -np 4 python train.py

@@ -10,6 +10,7 @@ use anyhow::{Context, anyhow, ensure};
 use clap::Args;
 use serde_json::Value;
 
+use super::EXIT_UNAVAILABLE;
 use super::codes::{Code, coded};
 use crate::runtime_dir::{self, ADMIN_FILE};
 
@@ -122,8 +123,6 @@ fn page(address: SocketAddr) -> anyhow::Result<Value> {
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAGE_BYTES_MAX: u64 = 16 << 20;
-/// Nobody is there to ask (`EX_UNAVAILABLE`).
-const EXIT_UNAVAILABLE: u8 = 69;
 
 const EXAMPLES: &str = "Examples:
   ronde status

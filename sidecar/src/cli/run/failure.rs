@@ -10,6 +10,7 @@ use super::super::agent::exec::EXIT_NOT_FOUND;
 use super::super::codes::Code;
 use super::super::envelope::Status;
 use super::shell::Trouble;
+use crate::cli::EXIT_UNAVAILABLE;
 use crate::interfaces::InterfaceAddress;
 
 /// The first thing that went wrong. What follows from it is not reported.
@@ -283,7 +284,6 @@ fn existing(hosts: &[(String, Vec<InterfaceAddress>)]) -> String {
 
 /// How many hosts, sidecars or ranks one message lists.
 const LISTED_MAX: usize = 32;
-const EXIT_UNAVAILABLE: u8 = 69;
 const EXIT_IO: u8 = 74;
 
 #[cfg(test)]
