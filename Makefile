@@ -14,6 +14,8 @@ export PYTHONPATH = $(CURDIR)/sdk-python/python:$(CURDIR)/sdk-python/horovod-com
 export PYTHONDONTWRITEBYTECODE = 1
 # The extension is built for the stable ABI and asks no interpreter, so that another one on PATH rebuilds nothing.
 export PYO3_NO_PYTHON = 1
+# Recipes build everything once; what would make the next build of a change quicker takes time and gigabytes.
+export CARGO_INCREMENTAL ?= 0
 
 PYTHON ?= python3
 CARGO ?= cargo
