@@ -50,3 +50,42 @@ impl Parked {
         due
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ronde_rpc::convert::Place;
+    use ronde_wire::{Collective, DType, Request, SetId, Shape, TensorName};
+
+    use super::*;
+
+    fn park(parked: &mut Parked, session: u64, request: u64, since: Instant) {
+        let (name, shape) = (TensorName::new("t").expect("a name"), Shape::new(vec![0]).expect("a shape"));
+        let what = Request::new(SetId::WORLD, name, Collective::Barrier, DType::U8, shape);
+        let (request, place) = (RequestId(request), Place::Inline(Vec::new().into()));
+        let submission = Submission { request, what, plugin: None, place, output: None, site: None };
+        parked.park(ParkedRequest { session: SessionId(session), submission, since });
+    }
+
+    fn numbers(requests: &[ParkedRequest]) -> Vec<u64> {
+        requests.iter().map(|parked| parked.submission.request.0).collect()
+    }
+
+    #[test]
+    fn requests_leave_in_order_or_when_their_time_is_up_or_withdrawn() {
+        let (mut parked, begin) = (Parked::default(), Instant::now());
+        assert_eq!(parked.due(), None);
+        for (request, seconds) in [(1, 2), (2, 0), (3, 1)] {
+            park(&mut parked, 7, request, begin + Duration::from_secs(seconds));
+        }
+        assert_eq!(parked.due(), Some(begin + PARKED_FOR_MAX));
+        assert!(parked.withdraw(SessionId(8), RequestId(2)).is_none(), "another session's");
+        assert_eq!(numbers(&parked.take_due(begin + PARKED_FOR_MAX)), [2]);
+        assert_eq!(
+            parked.withdraw(SessionId(7), RequestId(3)).map(|submission| submission.request),
+            Some(RequestId(3))
+        );
+        park(&mut parked, 7, 4, begin);
+        assert_eq!(numbers(&parked.take()), [1, 4]);
+        assert!(parked.take().is_empty());
+    }
+}

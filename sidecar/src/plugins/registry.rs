@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use ronde_plugin_host::{HostConfig, Parameters, Plugin, inspect, trust};
@@ -20,10 +21,13 @@ pub(super) struct Registry {
     /// What was asked and has no answer yet, in order.
     asked: VecDeque<Asked>,
     /// Of each thing that was asked: its answer, or `None` while there is none.
-    known: HashMap<Asked, Option<Result<Resolved, String>>>,
+    known: HashMap<Asked, Option<Answered>>,
     /// Modules that requests have named, for lanes.
     modules: HashMap<String, Arc<Plugin>>,
 }
+
+/// An answer, and when it came.
+type Answered = (Result<Resolved, String>, Instant);
 
 /// What a request's plugin is here.
 #[derive(Clone, Debug)]
@@ -54,6 +58,8 @@ pub(super) enum Ordered {
 
 /// Different requests that are remembered.
 const KNOWN_MAX: usize = 1_024;
+/// How long a refusal holds: a file that could not be read may be there then.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
 
 impl Registry {
     /// Looks at what is there. Modules that were named come before those of directories, and shipped ones last. `answered` is
@@ -76,12 +82,12 @@ impl Registry {
         let asked = Asked { name: call.name.clone(), parameters, dtype, reduces };
         match self.known.get(&asked) {
             Some(None) => Answer::Later,
-            Some(Some(Err(reason))) => Answer::Refused(reason.clone()),
-            Some(Some(Ok((uses, plugin)))) => match plugin.disabled() {
+            Some(Some((Err(reason), since))) if since.elapsed() < REFUSED_FOR => Answer::Refused(reason.clone()),
+            Some(Some((Ok((uses, plugin)), _))) => match plugin.disabled() {
                 Some(reason) => Answer::Refused(format!("plugin {uses}: {reason}")),
                 None => Answer::Known(Arc::clone(uses)),
             },
-            None => self.ask(asked, Question { call: call.clone(), dtype, reduces }),
+            None | Some(Some((Err(_), _))) => self.ask(asked, Question { call: call.clone(), dtype, reduces }),
         }
     }
 
@@ -106,7 +112,7 @@ impl Registry {
                 self.modules.insert(uses.name.clone(), Arc::clone(plugin));
             }
             if let Some(asked) = self.asked.pop_front() {
-                self.known.insert(asked, Some(answer));
+                self.known.insert(asked, Some((answer, Instant::now())));
             }
         }
     }

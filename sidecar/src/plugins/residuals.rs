@@ -1,6 +1,6 @@
 //! What codecs keep between operations: it becomes valid when an operation stands, on all sidecars alike.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use ronde_engine::Stage;
@@ -181,11 +181,14 @@ impl Residuals {
     /// Drops the oldest blocks of tensors that came once, and that nothing is pending of, until so many bytes fit.
     fn make_room(&mut self, more: u64) {
         while self.bytes + more > self.bytes_max {
-            let oldest = |tensors: &Tensors| {
-                let once = |kept: &&Kept| kept.round == 1 && !kept.blocks.is_empty();
-                tensors.kept.values().filter(once).map(|kept| kept.came).min()
+            let busy: HashSet<&Tensor> = self.pending.values().flat_map(|pending| &pending.tensors).collect();
+            let once = |set: SetId, name: &TensorName, kept: &Kept| {
+                kept.round == 1 && !kept.blocks.is_empty() && !busy.contains(&(set, name.clone()))
             };
-            let sets = self.sets.iter().filter_map(|(set, tensors)| Some((oldest(tensors)?, *set)));
+            let oldest = |set: SetId, tensors: &Tensors| {
+                tensors.kept.iter().filter(|(name, kept)| once(set, name, kept)).map(|(_, kept)| kept.came).min()
+            };
+            let sets = self.sets.iter().filter_map(|(set, tensors)| Some((oldest(*set, tensors)?, *set)));
             let Some((came, set)) = sets.min() else { return };
             let Some(tensors) = self.sets.get_mut(&set) else { return };
             let Some(kept) = tensors.order.get(&came).and_then(|name| tensors.kept.get_mut(name)) else { return };
@@ -367,6 +370,17 @@ mod tests {
         once(&mut residuals, 100, "kept").expect("what comes again stays");
         let lost = once(&mut residuals, 101, "allreduce.noname.3").expect_err("its state was dropped");
         assert!(lost.contains("--plugin-state-mb"), "{lost}");
+    }
+
+    #[test]
+    fn what_an_operation_works_on_makes_no_room() {
+        let mut residuals = Residuals::new(8);
+        once(&mut residuals, 1, "t").expect("room");
+        let second = begin(&mut residuals, 2, 0, 8);
+        residuals.put(second, &tensor(), BLOCK, vec![2; 4]).expect("room for the old and the new");
+        let refused = residuals.put(second, &tensor(), (Stage::Result, 0), vec![2; 4]).expect_err("12 bytes");
+        assert!(refused.contains("12 bytes, more than the 8"), "{refused}");
+        assert_eq!(state(&residuals), Some(vec![1; 4]));
     }
 
     #[test]
