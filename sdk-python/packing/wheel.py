@@ -1,4 +1,5 @@
 """Makes the wheel: SDK, extension module, the command `ronde` and the plugins, for Linux and every Python from 3.9 on.
+Beside it lies the small one of horovod-compat, which needs this one.
 
     make wheel                                          for this machine's kind of processor
     make wheel WHEEL_TARGET=aarch64-unknown-linux-gnu   for another, compiled here
@@ -14,6 +15,7 @@ import argparse
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -51,6 +53,7 @@ def main() -> int:
     plugins = target_folder / "plugins"
     path = packed(artefacts, plugins, platform, notices(arguments.target), arguments.out)
     describe(path)
+    compat(arguments.out)
     return 0 if path.stat().st_size <= WHEEL_BYTES_MAX else f"{path} is larger than {WHEEL_BYTES_MAX:,} bytes"
 
 
@@ -103,6 +106,15 @@ def packed(
         environment["RONDE_WHEEL_NOTICES"] = file.name
         subprocess.run(command, cwd=ROOT / "sdk-python", env=environment, check=True)
     (path,) = out.glob(pattern)
+    return path
+
+
+def compat(out: pathlib.Path) -> pathlib.Path:
+    """Packs horovod-compat by its own builder, for every processor; returns its path."""
+    for former in out.glob("horovod_compat-*.whl"):
+        former.unlink()
+    path = out / runpy.run_path(str(ROOT / "sdk-python" / "horovod-compat" / "backend.py"))["build_wheel"](str(out))
+    print(f"{path}: {path.stat().st_size / 1e3:.1f} kB")
     return path
 
 

@@ -96,6 +96,7 @@ def test_they_are_the_same_objects() -> None:
         assert getattr(hvd, name) is getattr(ronde.torch, name)
     for module, names in PLACES.items():
         found = importlib.import_module(f"horovod.torch.{module}")
+        assert getattr(hvd, module) is found, "as an attribute of what a script has imported"
         for name in names:
             assert getattr(found, name) is getattr(hvd, name), (module, name)
     assert importlib.import_module("horovod.data").AsyncDataLoaderMixin is ronde.data.AsyncDataLoaderMixin

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from conftest import PACKAGE, WORKERS, ronde_binary
 
-from horovod.runner import config_file, flags, hosts, launch, run, translation
+from horovod.runner import config_file, flags, launch, run, translation
+from horovod.runner.common.util import hosts
 
 COMPAT = PACKAGE.parent / "horovod-compat" / "src"
 TIMEOUT_S = 180
@@ -67,6 +68,8 @@ def translated(*arguments: str) -> tuple[list[str], list[str]]:
         ("-prefix-timestamp", "--prefix-output-with-timestamp"),
         ("--prefix-output-with-timestamp", "--prefix-output-with-timestamp"),
         ("--no-autotune", ""),
+        ("--gloo", ""),
+        ("--tcp", ""),
     ],
 )
 def test_flags_that_act_become_options_without_a_word(arguments: str, options: str) -> None:
@@ -84,14 +87,10 @@ def test_flags_that_act_become_options_without_a_word(arguments: str, options: s
         ("--disable-cache", None, "--disable-cache means nothing here"),
         ("--mpi-threads-disable", None, "--mpi-threads-disable means nothing here"),
         ("--no-mpi-threads-disable", None, "--mpi-threads-disable means nothing here"),
-        ("--mpi-args=--bind-to", None, "--mpi-args means nothing here"),
-        ("--tcp", None, "--tcp means nothing here"),
-        ("--binding-args=-x", None, "--binding-args means nothing here"),
+        ("--mpi-args=--bind-to", None, "--mpi-args means nothing here: without --mpi"),
+        ("--binding-args=-x", None, "--binding-args means nothing here: without --mpi"),
         ("--num-nccl-streams 2", None, "--num-nccl-streams means nothing here"),
         ("--gloo-timeout-seconds 9", None, "--gloo-timeout-seconds means nothing here"),
-        ("--gloo", None, "there is one controller, ronde"),
-        ("--mpi", None, "there is one controller, ronde"),
-        ("--jsrun", None, "there is one controller, ronde"),
         ("--autotune-log-file x --autotune-warmup-samples 1", None, "the search itself (--autotune) is not there yet"),
         ("--autotune-gaussian-process-noise 0.5", None, "the search itself (--autotune) is not there yet"),
         ("--log-hide-timestamp", "--log-without-timestamp", "--log-hide-timestamp is deprecated"),
@@ -128,7 +127,7 @@ def test_what_is_not_there_yet_is_refused(arguments: str) -> None:
 def test_every_flag_is_one_of_these() -> None:
     """No flag is taken without acting, saying that it does not, or being refused."""
     known = {*translation._VALUES, *translation._SWITCHES, *translation.WITHOUT_MEANING, *translation._ELASTIC}
-    known |= {*translation._SEARCH, "autotune", "log_level", "log_hide_timestamp"}
+    known |= {*translation._SEARCH, *launch.STARTERS, "tcp_flag", "autotune", "log_level", "log_hide_timestamp"}
     known |= {"network_interface", "network_interfaces", "check_build", "config_file", "command", "help", "version"}
     assert {action.dest for action in flags.parser()._actions} == known
 
@@ -151,9 +150,19 @@ def test_wrong_hosts_are_value_errors(given: dict[str, Any], text: str) -> None:
         translation.translate(given)
 
 
+def test_jsrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LSB_JOBID", raising=False)
+    with pytest.raises(ValueError, match="did not detect an LSF job"):
+        translated("--jsrun")
+    monkeypatch.setenv("LSB_JOBID", "7")
+    with pytest.raises(NotImplementedError, match="not there yet"):
+        translated("--jsrun")
+
+
 def test_host_files(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("alpha slots=4\n\n# the old one\n10.0.0.2 slots = 2 # slow\n[fd00::1]:1\n")
+    assert hosts.parse_host_files(str(file)) == "alpha:4,10.0.0.2:2,[fd00::1]:1"
     assert hosts.parse_host_file(str(file)) == [("alpha", 4), ("10.0.0.2", 2), ("[fd00::1]", 1)]
     assert hosts.parse_hosts("[fd00::1]:2, beta-1.x:3") == [("[fd00::1]", 2), ("beta-1.x", 3)]
     file.write_text("alpha slots=4\nbeta cpus=1\n")
@@ -212,7 +221,7 @@ def test_a_configuration_file_is_like_its_flags(config: pathlib.Path) -> None:
     given, notes = launch.parse(["--config-file", str(config)])
     assert given == {
         "command": [],
-        "controller": "gloo",
+        "use_gloo": True,
         "fusion_threshold_mb": 32,
         "cycle_time_ms": 2.5,
         "cache_capacity": 2048,
@@ -227,7 +236,7 @@ def test_a_configuration_file_is_like_its_flags(config: pathlib.Path) -> None:
         "autotune_gaussian_process_noise": 0.9,
         "timeline_filename": "t.json",
         "timeline_mark_cycles": True,
-        "stall_check": True,
+        "no_stall_check": False,
         "stall_check_warning_time_seconds": 90,
         "stall_check_shutdown_time_seconds": 180,
         "mpi_threads_disable": True,
@@ -235,7 +244,7 @@ def test_a_configuration_file_is_like_its_flags(config: pathlib.Path) -> None:
         "thread_affinity": 1,
         "gloo_timeout_seconds": 60,
         "log_level": "INFO",
-        "log_timestamp": False,
+        "log_with_timestamp": False,
     }
     unknown = ["logging.hide_timestamp", "verbose", "extras", "extras.answer"]
     assert notes == [f"{config}: {key} is no setting of Horovod's, and means nothing" for key in unknown]
@@ -247,7 +256,8 @@ def test_flags_of_the_command_line_win_wherever_they_stand(config: pathlib.Path,
     file = ["--config-file", str(config)]
     given, _ = launch.parse([*file, *arguments] if is_behind else [*arguments, *file])
     assert (given["fusion_threshold_mb"], given["hierarchical_allreduce"]) == (64, False)
-    assert (given["log_timestamp"], given["controller"], given["cache_capacity"]) == (True, "mpi", 2048)
+    assert (given["log_with_timestamp"], given["use_mpi"], given["cache_capacity"]) == (True, True, 2048)
+    assert "use_gloo" not in given
 
 
 @pytest.mark.parametrize(
@@ -334,11 +344,12 @@ def test_what_it_becomes(tmp_path: pathlib.Path) -> None:
     ronde.chmod(0o755)
     arguments = ["-np", "2", "--gloo", "--cycle-time-ms", "1", "--", "python", "train.py", "-np", "3", "a b", "--gloo"]
     done = horovodrun(*arguments, path=str(tmp_path))
-    words = ["run", "--num-proc=2", "--", "python", "train.py", "-np", "3", "a b", "--gloo"]
+    exports = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_CYCLE_TIME": "1.0"}
+    exported = [f"--export={name}={value}" for name, value in exports.items()]
+    words = ["run", "--num-proc=2", *exported, "--", "python", "train.py", "-np", "3", "a b", "--gloo"]
     assert done.stdout.splitlines() == [f"<{word}>" for word in words]
     assert done.stderr.splitlines() == [
         "horovodrun: --cycle-time-ms means nothing here: nothing waits for the end of a cycle",
-        "horovodrun: --gloo, --mpi, --jsrun means nothing here: there is one controller, ronde",
     ]
 
 
@@ -401,6 +412,7 @@ def test_what_waits_is_reported_or_not(tmp_path: pathlib.Path) -> None:
 WORKER = """
 import os, sys
 names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME"]
+names += ["CONTROLLER", "FUSION_THRESHOLD"]
 print(*(os.environ["HOROVOD_" + name] for name in names))
 print("to stderr", file=sys.stderr)
 """
@@ -410,11 +422,11 @@ def test_a_job_with_horovods_variables_output_and_prefixes(tmp_path: pathlib.Pat
     hostfile = tmp_path / "hosts"
     hostfile.write_text("localhost slots=4\n")
     options = ["-np", "2", "-hostfile", str(hostfile), "--output-filename", str(tmp_path / "out"), "-prefix-timestamp"]
-    options += ["--start-timeout", "60", "--fusion-threshold-mb", "1", "--log-level", "WARNING", "--verbose"]
+    options += ["--gloo", "--start-timeout", "60", "--fusion-threshold-mb", "1", "--log-level", "WARNING", "--verbose"]
     done = horovodrun(*options, sys.executable, "-c", WORKER)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
-        text = f"{rank} 2 {rank} 2 0 1 localhost\n"
+        text = f"{rank} 2 {rank} 2 0 1 localhost gloo 1048576\n"
         assert (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text() == text
         assert (tmp_path / "out" / f"rank.{rank}" / "stderr").read_text() == "to stderr\n"
         line = next(line for line in done.stdout.splitlines() if line.endswith(f"[{rank}]<stdout>:{text.strip()}"))
@@ -446,8 +458,8 @@ class TestFunctions:
     def test_results_by_rank(self, capfd: pytest.CaptureFixture[str]) -> None:
         import horovod
 
-        assert horovod.run(number, (5,), num_proc=2, use_gloo=True, verbose=2, start_timeout=60) == [5, 6]
-        assert "there is one controller, ronde" in capfd.readouterr().err
+        assert horovod.run(number, (5,), num_proc=2, use_mpi=True, verbose=2, start_timeout=60) == [5, 6]
+        assert "use_mpi means nothing here: `ronde run` starts functions" in capfd.readouterr().err
         assert horovod.run(number, kwargs={"base": 1}, num_proc=1, hosts="localhost:2") == [1]
 
     def test_former_names_warn(self) -> None:

@@ -27,5 +27,5 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     out = tmp_path_factory.mktemp("dist")
     target = str(pathlib.Path(binary).parent.parent)
     run([python, str(PACKING), "--dev", "--out", str(out)], {**os.environ, "CARGO_TARGET_DIR": target})
-    (path,) = out.glob("*.whl")
+    (path,) = out.glob("ronde-*.whl")
     return path

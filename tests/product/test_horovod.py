@@ -1,4 +1,4 @@
-"""`horovod-compat`, installed from the checkout beside the wheel, where there is neither a network nor a compiler."""
+"""`horovod-compat`, installed beside the wheel of ronde, where there is neither a network nor a compiler."""
 
 from __future__ import annotations
 
@@ -28,10 +28,20 @@ ABSENT = "import horovod.{0}"
 
 @pytest.fixture(scope="module")
 def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """An environment with the wheel of ronde and, from its folder, this distribution."""
+    """An environment with the wheel of ronde and this distribution's, which lies beside it; else its folder."""
     found = Installed(sys.executable, wheel, tmp_path_factory.mktemp("reader") / "environment")
-    found.says("python", "-m", "pip", "install", "--disable-pip-version-check", "--no-index", str(COMPAT))
+    beside = sorted(wheel.parent.glob("horovod_compat-*-py3-none-any.whl"))
+    install = ["python", "-m", "pip", "install", "--disable-pip-version-check", "--no-index"]
+    found.says(*install, str(beside[0] if beside else COMPAT))
     return found
+
+
+def test_it_is_made_beside_the_wheel(wheel: pathlib.Path, build: Callable[[pathlib.Path, str], pathlib.Path]) -> None:
+    own = build(COMPAT, "build_wheel")
+    assert (wheel.parent / own.name).read_bytes() == own.read_bytes()
+    # From the folder alone, as checkouts do it.
+    with zipfile.ZipFile(own) as archive:
+        assert "horovod/torch/__init__.py" in archive.namelist()
 
 
 def test_jobs_start_as_they_did(installed: Installed) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import torch
 
 import ronde.torch as hvd
 
+POLL_TIMEOUT_S = 60
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -57,6 +59,48 @@ def check_allreduce() -> None:
     for n, handle in reversed(list(enumerate(handles, 1))):
         same(hvd.synchronize(handle), torch.stack(everybodys((n,))).sum(0))
         assert hvd.synchronize(handle) is None
+
+
+def check_polled() -> None:
+    """A result is in its place as soon as a poll says so, and a failure is kept for the one who waits."""
+    size = hvd.size()
+    place = torch.ones(5)
+    handle = hvd.allreduce_async_(place, op=hvd.Sum)
+    deadline = time.monotonic() + POLL_TIMEOUT_S
+    while not hvd.poll(handle):
+        assert time.monotonic() < deadline, "an all-reduce of five elements does not end"
+    same(place, torch.full((5,), float(size)))
+    assert hvd.poll(handle)
+    assert hvd.synchronize(handle) is place
+    if size == 1:
+        return
+    handle = hvd.allreduce_async(torch.ones(2 + hvd.rank() % 2))
+    while not hvd.poll(handle):
+        assert time.monotonic() < deadline, "a mismatch is not told"
+    try:
+        hvd.synchronize(handle)
+    except hvd.HorovodInternalError as error:
+        assert "tensor shapes" in str(error), error
+    else:
+        raise AssertionError("a failure was forgotten")
+
+
+def check_scales() -> None:
+    """Factors that no float has exactly: the bits are those of PyTorch's own product, in the type it is made in."""
+    size, generator = hvd.size(), torch.Generator().manual_seed(7)
+    factor = 0.2345678912345
+    for dtype in (torch.int32, torch.int64, torch.float16, torch.float32, torch.float64):
+        tensor = torch.randint(-100, 100, (size * 17, 17), generator=generator).to(dtype)
+        wide = {torch.float16: torch.float32, torch.int32: torch.float64, torch.int64: torch.float64}.get(dtype, dtype)
+        exact = torch.tensor(factor, dtype=torch.float64).to(wide)
+        before = (tensor.to(wide) * exact).to(dtype) * size
+        after = ((tensor * size).to(wide) * exact).to(dtype)
+        rows = slice(hvd.rank() * 17, (hvd.rank() + 1) * 17)
+        for expected, factors in ((before, {"prescale_factor": factor}), (after, {"postscale_factor": factor})):
+            same(hvd.allreduce(tensor, op=hvd.Sum, **factors), expected)
+            same(hvd.grouped_allreduce([tensor, tensor], op=hvd.Sum, **factors)[1], expected)
+            same(hvd.reducescatter(tensor, op=hvd.Sum, **factors), expected[rows])
+            same(hvd.grouped_reducescatter([tensor], op=hvd.Sum, **factors)[0], expected[rows])
 
 
 def check_gradients() -> None:

@@ -98,7 +98,9 @@ def check_options() -> None:
     torch.testing.assert_close(weight.detach(), torch.full((4,), -0.5))
     optimizer.zero_grad(set_to_none=True)
     assert weight.grad is None
+    assert optimizer.backward_passes_per_step == 2
     optimizer.set_backward_passes_per_step(1)
+    assert optimizer.backward_passes_per_step == 1
     weight.sum().backward()
     optimizer.synchronize()
     with warnings.catch_warnings(record=True) as caught:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable
 
+import numpy
 import torch
 
 from ronde.errors import RefusedError
@@ -34,12 +35,12 @@ def begin_allreduce(
 ) -> int:
     """A handle of the operation."""
     members, current = members_of(process_set), world.current()
-    scales = (prescale, postscale)
 
     def begin() -> InFlight:
         source, client = check_tensor(tensor), current.client
+        scales = _scales([source], prescale, postscale)
         if op == Adasum and current.hosts is not None:
-            return current.hosts.begin(source, name, prescale, postscale, out)
+            return current.hosts.begin(source, name, *scales, out)
         return client.allreduce_async(source, op, name, *scales, out=out, codec=codec, process_set=members)
 
     return world.handle_of("allreduce", current.submit("allreduce", name, members, begin))
@@ -57,10 +58,10 @@ def begin_grouped_allreduce(
 ) -> int:
     """A handle of the operation."""
     members, current = members_of(process_set), world.current()
-    options = (op, name, prescale, postscale)
 
     def begin() -> InFlight:
         sources, client = [check_tensor(tensor) for tensor in tensors], current.client
+        options = (op, name, *_scales(sources, prescale, postscale))
         out = sources if in_place else None
         return client.grouped_allreduce_async(sources, *options, out=out, codec=codec, process_set=members)
 
@@ -131,7 +132,8 @@ def begin_reducescatter(
 
     def begin() -> InFlight:
         source, client = _with_rows(tensor), current.client
-        return client.reduce_scatter_async(source, op, name, prescale, postscale, process_set=members)
+        scales = _scales([source], prescale, postscale)
+        return client.reduce_scatter_async(source, op, name, *scales, process_set=members)
 
     return world.handle_of("reducescatter", current.submit("reducescatter", name, members, begin))
 
@@ -149,7 +151,8 @@ def begin_grouped_reducescatter(
 
     def begin() -> InFlight:
         sources, client = [_with_rows(tensor) for tensor in tensors], current.client
-        return client.grouped_reduce_scatter_async(sources, op, name, prescale, postscale, process_set=members)
+        scales = _scales(sources, prescale, postscale)
+        return client.grouped_reduce_scatter_async(sources, op, name, *scales, process_set=members)
 
     return world.handle_of("grouped_reducescatter", current.submit("grouped_reducescatter", name, members, begin))
 
@@ -380,6 +383,21 @@ class _Then:
 
     def wait(self) -> Any:
         return self._change(self._in_flight.wait())
+
+
+def _scales(tensors: Sequence[torch.Tensor], prescale: float, postscale: float) -> tuple[float, float]:
+    """The factors as they count for these tensors.
+
+    Horovod multiplies float32, and what is narrower, by a factor that was rounded to float32, and scripts compare bits
+    with PyTorch's own product. A group has one pair of factors, so they are rounded only where that is right for all.
+    """
+    if not tensors or not all(tensor.dtype in _SCALED_IN_FLOAT32 for tensor in tensors):
+        return prescale, postscale
+    with numpy.errstate(over="ignore"):
+        return float(numpy.float32(prescale)), float(numpy.float32(postscale))
+
+
+_SCALED_IN_FLOAT32 = frozenset([torch.float16, torch.bfloat16, torch.float32])
 
 
 def _wait(handle: int) -> Any:

@@ -152,7 +152,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """`allreduce_` in flight; `synchronize` writes the result."""
+    """`allreduce_` in flight; `synchronize` writes the result, or a `poll` that finds it complete."""
     op = _reduce_op(average, op, process_set)
     return gradients.begin_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set, out=tensor)
 
@@ -218,7 +218,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """`grouped_allreduce_` in flight; `synchronize` writes the results."""
+    """`grouped_allreduce_` in flight; `synchronize` writes the results, or a `poll` that finds them complete."""
     op = _reduce_op(average, op, process_set)
     _check_devices(tensors)
     return gradients.begin_grouped_allreduce(
@@ -298,7 +298,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """`broadcast_` in flight; `synchronize` writes the result."""
+    """`broadcast_` in flight; `synchronize` writes the result, or a `poll` that finds it complete."""
     return gradients.begin_broadcast(tensor, root_rank, name, process_set, out=tensor)
 
 

@@ -146,14 +146,19 @@ def handle_of(kind: str, in_flight: InFlight) -> int:
 
 
 def poll(handle: int) -> bool:
-    """Whether `synchronize` would return at once.
+    """Whether `synchronize` would return at once; then the result of an operation in place is in place.
 
     Raises ValueError for what is no handle, or one that was waited for already.
     """
     entry = _process.handles.get(handle)
     if entry is None:
         raise ValueError(f"{handle!r} is no handle of an operation in flight; it may have been synchronized already")
-    return entry[1].poll()
+    kind, in_flight = entry
+    if not in_flight.poll():
+        return False
+    if not isinstance(in_flight, _Complete):
+        _process.handles[handle] = (kind, _Complete(in_flight))
+    return True
 
 
 def synchronize(handle: int) -> Any:
@@ -167,6 +172,26 @@ def synchronize(handle: int) -> Any:
     kind, in_flight = entry
     with traced("synchronize", kind):
         return in_flight.wait()
+
+
+class _Complete:
+    """An operation that is complete: its result, or why it failed, for `synchronize`."""
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self._result: Any = None
+        self._error: Exception | None = None
+        try:
+            self._result = in_flight.wait()
+        except Exception as error:
+            self._error = error
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 @contextlib.contextmanager

@@ -73,6 +73,12 @@ class Wrapping(torch.optim.Optimizer):
         self._ronde.reset()
         super().load_state_dict(state_dict)
 
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes are summed before a reduction."""
+        passes: int = self._ronde.passes
+        return passes
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes are summed before a reduction."""
         if passes <= 0:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+_NO_MPIRUN = "use_mpi means nothing here: `ronde run` starts functions; `horovodrun --mpi` starts commands by mpirun"
+
 
 def run(
     func: Callable[..., Any],
@@ -47,8 +49,9 @@ def run(
 ) -> list[Any]:
     """Calls `func(*args, **kwargs)` on `num_proc` ranks and returns what each gave, by rank: `ronde.run`.
 
-    `np`, `min_np` and `max_np` are deprecated names of `num_proc`, `min_num_proc` and `max_num_proc`. `use_gloo`,
-    `use_mpi`, `mpi_args` and `disable_cache` mean nothing here, which is said once.
+    `np`, `min_np` and `max_np` are deprecated names of `num_proc`, `min_num_proc` and `max_num_proc`. Functions are
+    started by `ronde run`, as `use_gloo` asks for; `use_mpi`, `mpi_args` and `disable_cache` mean nothing here, which
+    is said once.
 
     Raises ValueError for hosts together with a hostfile, `use_gloo` together with `use_mpi`, and hosts that cannot be
     read or take too few ranks; NotImplementedError for what elastic jobs need; RuntimeError when a rank fails, with its
@@ -56,14 +59,14 @@ def run(
     """
     num_proc = _renamed("np", np, "num_proc", num_proc)
     if use_gloo and use_mpi:
-        raise ValueError("use_gloo and use_mpi are both given; there is neither here, so leave both out")
+        raise ValueError("use_gloo and use_mpi are both given; give one of them")
     given = {
         "num_proc": num_proc,
         "min_num_proc": _renamed("min_np", min_np, "min_num_proc", min_num_proc),
         "max_num_proc": _renamed("max_np", max_np, "max_num_proc", max_num_proc),
-        "slots_per_host": slots,
+        "slots": slots,
         "reset_limit": reset_limit,
-        "blacklist_cooldown_range": cooldown_range,
+        "cooldown_range": cooldown_range,
         "hosts": hosts,
         "hostfile": hostfile,
         "host_discovery_script": host_discovery_script,
@@ -73,7 +76,8 @@ def run(
         "disable_cache": disable_cache or None,
         "output_filename": output_filename,
         "verbose": bool(verbose) or None,
-        "controller": True if use_gloo or use_mpi else None,
+        "use_gloo": use_gloo or None,
+        "use_mpi": use_mpi or None,
         "mpi_args": mpi_args,
         "network_interface": None if network_interface is None else [network_interface],
         "network_interfaces": _comma_list(network_interfaces),
@@ -92,11 +96,12 @@ def run_translated(
     """Calls a function on all ranks of the job that Horovod's flags, by name, ask for."""
     given = dict(given)
     translation = translate(given)
-    for note in translation.notes:
+    notes = [*translation.notes, *([_NO_MPIRUN] if given.get("use_mpi") else [])]
+    for note in notes:
         print(f"horovod.run: {note}", file=sys.stderr, flush=True)
     # What `ronde.run` says with arguments of its own; the others are options of the launcher.
     own = ("num_proc", "hosts", "hostfile")
-    rest = translate({name: value for name, value in given.items() if name not in own}).options
+    rest = translate({name: value for name, value in given.items() if name not in own}).arguments
     try:
         return ronde.run(
             func,

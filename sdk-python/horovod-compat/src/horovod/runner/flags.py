@@ -1,11 +1,15 @@
-"""The flags of `horovodrun`."""
+"""The flags of `horovodrun`; what is parsed has Horovod's names."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable
 
 from horovod.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 LEVELS = ["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
 
@@ -30,29 +34,46 @@ def parser() -> argparse.ArgumentParser:
     _autotune(found.add_argument_group("autotune: not yet"))
     _elastic(found.add_argument_group("elastic jobs: not yet"))
     _observing(found.add_argument_group("timeline, stalls, logs"), found)
-    _libraries(found.add_argument_group("libraries: without meaning here"), found)
+    _libraries(found.add_argument_group("who starts processes, and libraries"), found)
     return found
 
 
-def _number(kind: Callable[[str], float], what: str, is_right: Callable[[float], bool]) -> Callable[[str], float]:
-    """Reads a number; what is none is told in words."""
+@dataclass(frozen=True)
+class Number:
+    """What argparse reads a number by; whether it is in its range is looked at afterwards, by `check_ranges`.
 
-    def convert(text: str) -> float:
+    kind     -- makes a number of a text
+    what     -- in words
+    is_right -- whether it is in its range
+    """
+
+    kind: Callable[[str], float]
+    what: str
+    is_right: Callable[[float], bool]
+
+    def __call__(self, text: str) -> float:
+        """The number. Raises argparse's error for a text that is none."""
         try:
-            value = kind(text)
+            return self.kind(text)
         except ValueError:
-            value = None
-        if value is None or not is_right(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-        return value
-
-    return convert
+            raise argparse.ArgumentTypeError(f"{text!r} is not {self.what}") from None
 
 
-# Horovod refuses negative numbers, too.
-count = _number(int, "a whole number of at least 0", lambda value: value >= 0)
-amount = _number(float, "a number of at least 0", lambda value: value >= 0)
-fraction = _number(float, "a number from 0 to 1", lambda value: 0 <= value <= 1)
+def check_ranges(parser: argparse.ArgumentParser, given: Mapping[str, Any]) -> None:
+    """Raises ValueError, as Horovod does, for a number that is out of its range."""
+    for action in parser._actions:
+        if not isinstance(action.type, Number) or action.dest not in given:
+            continue
+        value = given[action.dest]
+        for each in value if isinstance(value, list) else [value]:
+            if not action.type.is_right(each):
+                flag = "/".join(action.option_strings)
+                raise ValueError(f"argument {flag}: '{each:g}' is not {action.type.what}")
+
+
+count = Number(int, "a whole number of at least 0", lambda value: value >= 0)
+amount = Number(float, "a number of at least 0", lambda value: value >= 0)
+fraction = Number(float, "a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def _switch(group: Any, name: str, what: str) -> None:
@@ -103,26 +124,37 @@ def _autotune(group: Any) -> None:
 def _elastic(group: Any) -> None:
     group.add_argument("--min-np", "--min-num-proc", dest="min_num_proc", type=count, metavar="N", help="fewest ranks")
     group.add_argument("--max-np", "--max-num-proc", dest="max_num_proc", type=count, metavar="N", help="most ranks")
-    group.add_argument("--slots-per-host", type=count, metavar="N", help="slots of hosts that are discovered")
+    group.add_argument("--slots-per-host", dest="slots", type=count, metavar="N", help="slots of discovered hosts")
     group.add_argument("--elastic-timeout", type=count, metavar="SECONDS", help="how long to wait for the fewest ranks")
     group.add_argument("--reset-limit", type=count, metavar="N", help="how often the job may begin anew")
     group.add_argument(
-        "--blacklist-cooldown-range", type=count, nargs=2, metavar=("MIN", "MAX"), help="how long hosts are left out"
+        "--blacklist-cooldown-range",
+        dest="cooldown_range",
+        type=count,
+        nargs=2,
+        metavar=("MIN", "MAX"),
+        help="how long hosts are left out",
     )
 
 
 def _observing(group: Any, whole: Any) -> None:
     group.add_argument("--timeline-filename", metavar="FILE", help="where the timeline is written, or DYNAMIC")
     _switch(group, "timeline-mark-cycles", "mark the coordinator's orders in the timeline")
-    _switch(group, "stall-check", "report tensors that wait for some ranks")
+    stalls = group.add_mutually_exclusive_group()
+    stalls.add_argument("--no-stall-check", action="store_true", help="never report tensors that wait for some ranks")
+    stalls.add_argument("--stall-check", dest="no_stall_check", action="store_false", help="the opposite")
     for name, what in (("warning", "is reported"), ("shutdown", "ends the job; 0 for never")):
         group.add_argument(
             f"--stall-check-{name}-time-seconds", type=count, metavar="SECONDS", help=f"age at which one {what}"
         )
     group.add_argument("--log-level", choices=LEVELS, type=str.upper, help="the least serious lines that are logged")
     times = whole.add_mutually_exclusive_group()
-    times.add_argument("--log-with-timestamp", dest="log_timestamp", action="store_true", help="log lines have times")
-    times.add_argument("--log-without-timestamp", dest="log_timestamp", action="store_false", help="they have none")
+    times.add_argument(
+        "--log-with-timestamp", dest="log_with_timestamp", action="store_true", help="log lines have times"
+    )
+    times.add_argument(
+        "--log-without-timestamp", dest="log_with_timestamp", action="store_false", help="they have none"
+    )
     times.add_argument("--log-hide-timestamp", dest="log_hide_timestamp", action="store_true", help="deprecated")
     times.add_argument("--no-log-hide-timestamp", dest="log_hide_timestamp", action="store_false", help="deprecated")
     times.add_argument(
@@ -136,11 +168,12 @@ def _observing(group: Any, whole: Any) -> None:
 
 def _libraries(group: Any, whole: Any) -> None:
     _switch(group, "mpi-threads-disable", "about MPI")
-    group.add_argument("--mpi-args", metavar="TEXT", help="about mpirun")
-    group.add_argument("--tcp", action="store_true", help="about MPI and NCCL")
-    group.add_argument("--binding-args", metavar="TEXT", help="about mpirun")
+    group.add_argument("--mpi-args", metavar="TEXT", help="with --mpi: more options of mpirun")
+    group.add_argument("--tcp", dest="tcp_flag", action="store_true", help="sets NCCL_IB_DISABLE=1")
+    group.add_argument("--binding-args", metavar="TEXT", help="with --mpi: in place of mpirun's options about cores")
     group.add_argument("--num-nccl-streams", type=count, metavar="N", help="about NCCL")
     group.add_argument("--gloo-timeout-seconds", type=count, metavar="SECONDS", help="about Gloo")
-    controllers = whole.add_mutually_exclusive_group()
-    for name in ("gloo", "mpi", "jsrun"):
-        controllers.add_argument(f"--{name}", dest="controller", action="store_const", const=name, help="no choice")
+    starters = whole.add_mutually_exclusive_group()
+    starters.add_argument("--gloo", dest="use_gloo", action="store_true", help="start by `ronde run`, as without it")
+    starters.add_argument("--mpi", dest="use_mpi", action="store_true", help="start by Open MPI's mpirun")
+    starters.add_argument("--jsrun", dest="use_jsrun", action="store_true", help="not here: ends with a message")

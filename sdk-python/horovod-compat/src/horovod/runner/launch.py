@@ -1,4 +1,4 @@
-"""The command `horovodrun`: becomes the `ronde run` that means the same."""
+"""The command `horovodrun`: becomes the `ronde run`, or with --mpi the `mpirun`, that means the same."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import argparse
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from horovod.runner import check_build, config_file, flags
-from horovod.runner.translation import translate
+from horovod.runner import check_build, config_file, flags, mpi
+from horovod.runner.translation import interfaces, translate
 from ronde import command
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run_commandline(arguments: Sequence[str] | None = None) -> None:
-    """Starts the job that the command line asks for, by becoming `ronde run`.
+    """Starts the job that the command line asks for, by becoming `ronde run` or `mpirun`.
 
     A command line that is wrong, or asks for what is not there, ends with code 2 and a message.
     """
@@ -32,36 +32,58 @@ def run_commandline(arguments: Sequence[str] | None = None) -> None:
             parser.error("the number of processes is missing: give -np N")
         if not worker:
             parser.error("the command of the processes is missing: give it behind the flags")
-        translation = translate(given)
-    except (ValueError, NotImplementedError) as error:
+        launcher = launcher_of(given)
+    except (ValueError, NotImplementedError, FileNotFoundError) as error:
         parser.error(str(error))
-    for note in notes + translation.notes:
+    for note in notes + launcher.notes:
         print(f"horovodrun: {note}", file=sys.stderr, flush=True)
-    try:
-        ronde = command.find()
-    except FileNotFoundError as error:
-        parser.error(str(error))
-    os.execv(ronde, [ronde, "run", *translation.options, "--", *worker])
+    os.execv(launcher.words[0], [*launcher.words, *worker])
+
+
+class Launcher(NamedTuple):
+    """The command that starts a job, up to the worker's, and what to tell the user about it."""
+
+    words: list[str]
+    notes: list[str]
+
+
+def launcher_of(given: dict[str, Any]) -> Launcher:
+    """What starts the job that the flags ask for. Raises what `translate` does; FileNotFoundError without `ronde`."""
+    if given.get("use_mpi"):
+        path, major = mpi.find()
+        translation = mpi.translate(given, major, os.environ)
+        return Launcher([path, *translation.options], translation.notes)
+    translation = translate(given)
+    return Launcher([command.find(), "run", *translation.arguments, "--"], translation.notes)
 
 
 def parse(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None) -> tuple[dict[str, Any], list[str]]:
     """The flags that were given, by name, and what to tell the user about the configuration file.
 
-    Flags of the command line count more than those of the file, wherever they stand. Raises ValueError for a file that
-    cannot be read.
+    Flags of the command line count more than those of the file, wherever they stand. Raises ValueError for a number out
+    of its range and for a file that cannot be read.
     """
     parser = parser or flags.parser()
     given = vars(parser.parse_args(list(arguments)))
+    flags.check_ranges(parser, given)
     path = given.pop("config_file", None)
     if path is None:
         return given, []
     config = config_file.read(path)
     try:
         from_file = vars(_Raising.like(parser).parse_args(config.flags))
-    except argparse.ArgumentError as error:
+        flags.check_ranges(parser, from_file)
+    except (argparse.ArgumentError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     notes = [f"{path}: {key} is no setting of Horovod's, and means nothing" for key in config.unknown]
-    return {**{name: value for name, value in from_file.items() if name != "command"}, **given}, notes
+    kept = {name: value for name, value in from_file.items() if name != "command"}
+    if any(given.get(name) for name in STARTERS):
+        kept = {name: value for name, value in kept.items() if name not in STARTERS}
+    return {**kept, **given}, notes
+
+
+# Of these one counts.
+STARTERS = ("use_gloo", "use_mpi", "use_jsrun")
 
 
 def command_of(words: Sequence[str]) -> list[str]:
@@ -88,7 +110,7 @@ class HorovodArgs(argparse.Namespace):
     """
 
     def __init__(self, **given: Any) -> None:
-        super().__init__(**{**dict.fromkeys([*_flag_names(), *_OTHER_NAMES, "run_func", "executable"]), **given})
+        super().__init__(**{**dict.fromkeys([*_flag_names(), "nics", "run_func", "executable"]), **given})
 
 
 def _run(args: argparse.Namespace) -> list[Any] | None:
@@ -104,8 +126,10 @@ def _run(args: argparse.Namespace) -> list[Any] | None:
     worker = command_of(given.pop("command", []))
     if function is not None:
         return run_translated(function, (), {}, given, executable)
-    translation = translate(given)
-    status = subprocess.call([command.find(), "run", *translation.options, "--", *worker])
+    launcher = launcher_of(given)
+    status = subprocess.call([*launcher.words, *worker])
+    if status != 0 and given.get("use_mpi"):
+        raise RuntimeError(f"mpirun failed with exit code {status}; what it said is above")
     if status != 0:
         raise RuntimeError(
             "Horovod detected that one or more processes exited with non-zero status: "
@@ -120,37 +144,32 @@ def _run_elastic(args: argparse.Namespace) -> None:
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> HorovodArgs:
-    """A command line, or that of this process, as `_run` takes it. Raises ValueError for a file that cannot be read."""
+    """A command line, or that of this process, as `_run` takes it; interfaces are the set `nics`.
+
+    Raises ValueError for a number out of its range and for a file that cannot be read.
+    """
     given, _ = parse(sys.argv[1:] if arguments is None else arguments)
-    return HorovodArgs(**given)
+    names, _ = interfaces(given)
+    given = {name: value for name, value in given.items() if name not in _INTERFACES}
+    return HorovodArgs(**given, **({"nics": set(names)} if names else {}))
 
 
 def _flag_names() -> set[str]:
     return {action.dest for action in flags.parser()._actions if action.dest not in {"help", "version"}}
 
 
-# By which Horovod's launcher also knows what flags have other names for.
-_OTHER_NAMES = {
-    "slots": "slots_per_host",
-    "cooldown_range": "blacklist_cooldown_range",
-    "nics": "network_interfaces",
-    "use_gloo": "controller",
-    "use_mpi": "controller",
-    "use_jsrun": "controller",
-}
+_INTERFACES = ("network_interfaces", "network_interface")
 
 
 def _by_flag(given: dict[str, Any]) -> dict[str, Any]:
     """The settings by the names of their flags. Raises ValueError for one that is none."""
-    found = {}
+    known, found = _flag_names(), {}
     for name, value in given.items():
-        flag = _OTHER_NAMES.get(name, name)
-        if flag not in _flag_names():
+        flag = "network_interfaces" if name == "nics" else name
+        if flag not in known:
             raise ValueError(f"{name} is no setting of Horovod's launcher")
-        if flag == "controller" and value is False:
-            continue
         is_list = flag == "network_interfaces" and not isinstance(value, str)
-        found[flag] = ",".join(value) if is_list else value
+        found[flag] = ",".join(sorted(value)) if is_list else value
     return found
 
 

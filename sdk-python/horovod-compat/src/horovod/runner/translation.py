@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from horovod.runner.hosts import check_slots, parse_host_file, parse_hosts
+from horovod.runner.common.util.config_parser import set_env_from_args
+from horovod.runner.common.util.hosts import check_slots, parse_host_file, parse_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,8 +33,8 @@ _VALUES = {
 _SWITCHES = {
     "hierarchical_allreduce": ("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
     "timeline_mark_cycles": ("--timeline-mark-cycles", "--no-timeline-mark-cycles"),
-    "stall_check": ("--stall-check", "--no-stall-check"),
-    "log_timestamp": ("--log-with-timestamp", "--log-without-timestamp"),
+    "no_stall_check": ("--no-stall-check", "--stall-check"),
+    "log_with_timestamp": ("--log-with-timestamp", "--log-without-timestamp"),
     "prefix_output_with_timestamp": ("--prefix-output-with-timestamp", None),
     "verbose": ("--verbose", None),
 }
@@ -53,23 +56,21 @@ WITHOUT_MEANING = {
     "torus_allreduce": ("--torus-allreduce", "there is no such algorithm"),
     "disable_cache": ("--disable-cache", "no checks are kept from one job to the next"),
     "mpi_threads_disable": ("--mpi-threads-disable", "there is no MPI"),
-    "mpi_args": ("--mpi-args", "there is no MPI"),
-    "tcp": ("--tcp", "there is no MPI, and no NCCL"),
-    "binding_args": ("--binding-args", "there is no mpirun"),
+    "mpi_args": ("--mpi-args", "without --mpi there is no mpirun"),
+    "binding_args": ("--binding-args", "without --mpi there is no mpirun"),
     "num_nccl_streams": ("--num-nccl-streams", "there is no NCCL"),
     "gloo_timeout_seconds": ("--gloo-timeout-seconds", "there is no Gloo; see --start-timeout"),
-    "controller": ("--gloo, --mpi, --jsrun", "there is one controller, ronde"),
 }
 # Switches without an opposite: off, they ask for nothing.
-_ONLY_ON = {"disable_cache", "tcp"}
+_ONLY_ON = {"disable_cache"}
 # Asked for, and not there: a job without them is another one than was meant.
 _ELASTIC = {
     "min_num_proc": "--min-np",
     "max_num_proc": "--max-np",
-    "slots_per_host": "--slots-per-host",
+    "slots": "--slots-per-host",
     "elastic_timeout": "--elastic-timeout",
     "reset_limit": "--reset-limit",
-    "blacklist_cooldown_range": "--blacklist-cooldown-range",
+    "cooldown_range": "--blacklist-cooldown-range",
     "host_discovery_script": "--host-discovery-script",
 }
 # They mean something only with --autotune.
@@ -84,10 +85,21 @@ _SEARCH = (
 
 @dataclass
 class Translation:
-    """The options of `ronde run`, and what to tell the user about others."""
+    """What a job is started with.
+
+    options -- of the launcher
+    exports -- variables of the workers
+    notes   -- what to tell the user about flags that do something else here, or nothing
+    """
 
     options: list[str] = field(default_factory=list)
+    exports: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The options of `ronde run`, the variables among them."""
+        return [*self.options, *(f"--export={name}={value}" for name, value in self.exports.items())]
 
 
 def translate(given: Mapping[str, Any]) -> Translation:
@@ -95,9 +107,8 @@ def translate(given: Mapping[str, Any]) -> Translation:
 
     Raises ValueError for what is wrong with them, and NotImplementedError for what is not there yet.
     """
-    _refuse_what_is_not_there(given)
-    _check_hosts(given)
-    found = Translation()
+    check(given)
+    found = Translation(exports={"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", **exports_of(given)})
     for name, flag in _VALUES.items():
         if name in given:
             found.options.append(f"{flag}={given[name]}")
@@ -106,9 +117,45 @@ def translate(given: Mapping[str, Any]) -> Translation:
         found.options += [chosen] if chosen else []
     if "log_level" in given:
         found.options.append(f"--log-level={_LEVELS[given['log_level']]}")
+    names, notes = interfaces(given)
+    found.options += [f"--network-interfaces={','.join(names)}"] if names else []
+    found.notes += notes
     _add_deprecated(given, found)
-    _add_notes(given, found)
+    found.notes += notes_of(given, WITHOUT_MEANING)
     return found
+
+
+def check(given: Mapping[str, Any]) -> None:
+    """Raises ValueError for what is wrong with flags, and NotImplementedError for what is not there yet."""
+    _refuse_what_is_not_there(given)
+    _check_hosts(given)
+
+
+def exports_of(given: Mapping[str, Any]) -> dict[str, str]:
+    """The variables by which Horovod tells workers what the flags say."""
+    exports: dict[str, str] = {}
+    set_env_from_args(exports, argparse.Namespace(**{**given, "nics": interfaces(given)[0]}))
+    return exports
+
+
+def interfaces(given: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The network interfaces that are named, and what to tell the user about how."""
+    single = given.get("network_interface", [])
+    names = [name for text in [given.get("network_interfaces", ""), *single] for name in text.split(",") if name]
+    note = "several names in --network-interface are deprecated; use --network-interfaces"
+    return names, [note] if any("," in text for text in single) else []
+
+
+def notes_of(given: Mapping[str, Any], without_meaning: Mapping[str, tuple[str, str]]) -> list[str]:
+    """What to tell the user about flags that were given and mean nothing; each with its reason."""
+    notes = [
+        f"{flag} means nothing here: {reason}"
+        for name, (flag, reason) in without_meaning.items()
+        if name in given and (given[name] or name not in _ONLY_ON)
+    ]
+    if any(name in given for name in _SEARCH):
+        notes.append("--autotune-... means nothing here: the search itself (--autotune) is not there yet")
+    return notes
 
 
 def _refuse_what_is_not_there(given: Mapping[str, Any]) -> None:
@@ -117,6 +164,12 @@ def _refuse_what_is_not_there(given: Mapping[str, Any]) -> None:
         raise NotImplementedError(
             f"{', '.join(elastic)}: elastic jobs are not there yet; give a fixed number of processes with -np, and "
             "hosts with -H"
+        )
+    if given.get("use_jsrun"):
+        if "LSB_JOBID" not in os.environ:
+            raise ValueError("--jsrun: horovodrun did not detect an LSF job; leave it out, and give hosts with -H")
+        raise NotImplementedError(
+            "--jsrun: jobs of LSF's jsrun are not there yet; leave it out, and give hosts with -H"
         )
     if given.get("autotune"):
         raise NotImplementedError(
@@ -137,21 +190,7 @@ def _check_hosts(given: Mapping[str, Any]) -> None:
 
 
 def _add_deprecated(given: Mapping[str, Any], found: Translation) -> None:
-    single = given.get("network_interface", [])
-    interfaces = [name for text in [given.get("network_interfaces", ""), *single] for name in text.split(",") if name]
-    if interfaces:
-        found.options.append(f"--network-interfaces={','.join(interfaces)}")
-    if any("," in text for text in single):
-        found.notes.append("several names in --network-interface are deprecated; use --network-interfaces")
     if "log_hide_timestamp" in given:
         flag = "--log-without-timestamp" if given["log_hide_timestamp"] else "--log-with-timestamp"
         found.options.append(flag)
         found.notes.append(f"--log-hide-timestamp is deprecated; use {flag}")
-
-
-def _add_notes(given: Mapping[str, Any], found: Translation) -> None:
-    for name, (flag, reason) in WITHOUT_MEANING.items():
-        if name in given and (given[name] or name not in _ONLY_ON):
-            found.notes.append(f"{flag} means nothing here: {reason}")
-    if any(name in given for name in _SEARCH):
-        found.notes.append("--autotune-... means nothing here: the search itself (--autotune) is not there yet")

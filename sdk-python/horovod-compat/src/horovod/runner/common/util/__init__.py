@@ -1,0 +1,1 @@
+"""Small things of Horovod's launcher that programs import."""

@@ -1,0 +1,91 @@
+"""The variables by which Horovod's launcher tells workers what its flags say."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Callable
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import MutableMapping
+
+HOROVOD_FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
+HOROVOD_CYCLE_TIME = "HOROVOD_CYCLE_TIME"
+HOROVOD_CACHE_CAPACITY = "HOROVOD_CACHE_CAPACITY"
+HOROVOD_HIERARCHICAL_ALLREDUCE = "HOROVOD_HIERARCHICAL_ALLREDUCE"
+HOROVOD_HIERARCHICAL_ALLGATHER = "HOROVOD_HIERARCHICAL_ALLGATHER"
+HOROVOD_TORUS_ALLREDUCE = "HOROVOD_TORUS_ALLREDUCE"
+HOROVOD_AUTOTUNE = "HOROVOD_AUTOTUNE"
+HOROVOD_AUTOTUNE_LOG = "HOROVOD_AUTOTUNE_LOG"
+HOROVOD_AUTOTUNE_WARMUP_SAMPLES = "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"
+HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE = "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE"
+HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES = "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"
+HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE = "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"
+HOROVOD_TIMELINE = "HOROVOD_TIMELINE"
+HOROVOD_TIMELINE_MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
+HOROVOD_STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
+HOROVOD_STALL_CHECK_TIME_SECONDS = "HOROVOD_STALL_CHECK_TIME_SECONDS"
+HOROVOD_STALL_SHUTDOWN_TIME_SECONDS = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+HOROVOD_MPI_THREADS_DISABLE = "HOROVOD_MPI_THREADS_DISABLE"
+HOROVOD_NUM_NCCL_STREAMS = "HOROVOD_NUM_NCCL_STREAMS"
+HOROVOD_THREAD_AFFINITY = "HOROVOD_THREAD_AFFINITY"
+HOROVOD_GLOO_TIMEOUT_SECONDS = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+HOROVOD_GLOO_IFACE = "HOROVOD_GLOO_IFACE"
+HOROVOD_LOG_LEVEL = "HOROVOD_LOG_LEVEL"
+HOROVOD_LOG_HIDE_TIME = "HOROVOD_LOG_HIDE_TIME"
+NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
+NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
+
+# Variable, and the flag whose value it has.
+_PLAIN = {
+    HOROVOD_CYCLE_TIME: "cycle_time_ms",
+    HOROVOD_CACHE_CAPACITY: "cache_capacity",
+    HOROVOD_HIERARCHICAL_ALLREDUCE: "hierarchical_allreduce",
+    HOROVOD_HIERARCHICAL_ALLGATHER: "hierarchical_allgather",
+    HOROVOD_TORUS_ALLREDUCE: "torus_allreduce",
+    HOROVOD_STALL_CHECK_DISABLE: "no_stall_check",
+    HOROVOD_STALL_CHECK_TIME_SECONDS: "stall_check_warning_time_seconds",
+    HOROVOD_STALL_SHUTDOWN_TIME_SECONDS: "stall_check_shutdown_time_seconds",
+    HOROVOD_MPI_THREADS_DISABLE: "mpi_threads_disable",
+    HOROVOD_NUM_NCCL_STREAMS: "num_nccl_streams",
+    HOROVOD_THREAD_AFFINITY: "thread_affinity",
+    HOROVOD_GLOO_TIMEOUT_SECONDS: "gloo_timeout_seconds",
+    HOROVOD_LOG_LEVEL: "log_level",
+}
+# Of these the first one's flag has to be on, or given, for the others to be told.
+_AUTOTUNE = {
+    HOROVOD_AUTOTUNE: "autotune",
+    HOROVOD_AUTOTUNE_LOG: "autotune_log_file",
+    HOROVOD_AUTOTUNE_WARMUP_SAMPLES: "autotune_warmup_samples",
+    HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE: "autotune_steps_per_sample",
+    HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES: "autotune_bayes_opt_max_samples",
+    HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE: "autotune_gaussian_process_noise",
+}
+_TIMELINE = {HOROVOD_TIMELINE: "timeline_filename", HOROVOD_TIMELINE_MARK_CYCLES: "timeline_mark_cycles"}
+# ronde's flag takes networks too, for which these variables have no words.
+_INTERFACE = re.compile(r"[A-Za-z][\w.-]*")
+
+
+def set_env_from_args(env: MutableMapping[str, str], args: argparse.Namespace) -> MutableMapping[str, str]:
+    """Adds to `env` what `args`, of `parse_args`, says; nothing for a flag that was not given. Returns `env`."""
+    names = dict(_PLAIN)
+    names.update(_AUTOTUNE if getattr(args, "autotune", None) else {})
+    names.update(_TIMELINE if getattr(args, "timeline_filename", None) else {})
+    for variable, name in names.items():
+        _add(env, variable, getattr(args, name, None))
+    _add(env, HOROVOD_FUSION_THRESHOLD, getattr(args, "fusion_threshold_mb", None), lambda megabytes: megabytes << 20)
+    _add(env, HOROVOD_LOG_HIDE_TIME, getattr(args, "log_with_timestamp", None), lambda with_time: not with_time)
+    interfaces = sorted(name for name in getattr(args, "nics", None) or () if _INTERFACE.fullmatch(name))
+    if interfaces:
+        env[HOROVOD_GLOO_IFACE], env[NCCL_SOCKET_IFNAME] = interfaces[0], ",".join(interfaces)
+    if getattr(args, "tcp_flag", None):
+        env[NCCL_IB_DISABLE] = "1"
+    return env
+
+
+def _add(
+    env: MutableMapping[str, str], variable: str, value: Any, convert: Callable[[Any], Any] = lambda value: value
+) -> None:
+    if value is not None:
+        value = convert(value)
+        env[variable] = str(int(value) if isinstance(value, bool) else value)

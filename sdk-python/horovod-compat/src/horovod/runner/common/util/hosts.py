@@ -1,0 +1,109 @@
+"""Hosts and their slots, as `-H` and host files give them. What is wrong raises ValueError in Horovod's words."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# A name, an IPv4 address, or (what Horovod does not take) an IPv6 address in brackets; then a number of slots.
+_ITEM = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.%\w]+\]):([0-9]+)")
+_LINE = re.compile(r"(\S+)\s+slots\s*=\s*([0-9]+)")
+
+
+class HostInfo(NamedTuple):
+    """A host and how many ranks it takes."""
+
+    hostname: str
+    slots: int
+
+    @classmethod
+    def from_string(cls, host_string: str) -> HostInfo:
+        """Reads `host:slots`. Raises ValueError "Invalid host input" for anything else."""
+        match = _ITEM.fullmatch(host_string.strip())
+        if match is None:
+            raise ValueError(f"Invalid host input: {host_string.strip()!r} is not host:slots, for example alpha:4")
+        return cls(match[1], int(match[2]))
+
+
+class SlotInfo(NamedTuple):
+    """Where a rank is, and how many there are: of the job, of its host, and of hosts that have its local rank."""
+
+    hostname: str
+    rank: int
+    local_rank: int
+    cross_rank: int
+    size: int
+    local_size: int
+    cross_size: int
+
+
+def parse_hosts(text: str) -> list[HostInfo]:
+    """Reads `host:slots,...`. Raises ValueError "Invalid host input" for an item that is none."""
+    return [HostInfo.from_string(item) for item in text.split(",")]
+
+
+def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
+    """The names of the hosts in a list of `host:slots`, and the slots of each. Raises as `parse_hosts` does."""
+    found = parse_hosts(hosts)
+    return [host.hostname for host in found], {host.hostname: host.slots for host in found}
+
+
+def parse_host_file(path: str) -> list[HostInfo]:
+    """Reads a file with a line `host slots=n` for each host; empty lines and what is behind # count for nothing.
+
+    Raises ValueError for a line that is neither, and when the file cannot be read.
+    """
+    try:
+        with open(path) as file:
+            lines = [line.partition("#")[0].strip() for line in file]
+    except OSError as error:
+        raise ValueError(f"cannot read the host file {path}: {error.strerror}") from error
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        match = _LINE.fullmatch(line) or _ITEM.fullmatch(line)
+        if match:
+            hosts.append(HostInfo(match[1], int(match[2])))
+        elif line:
+            raise ValueError(f"Invalid host input: line {number} of {path}, {line!r}, is not `host slots=n`")
+    return hosts
+
+
+def check_slots(hosts: Sequence[HostInfo], num_proc: int) -> None:
+    """Raises ValueError when the hosts do not take so many ranks."""
+    slots = sum(host.slots for host in hosts)
+    if num_proc > slots:
+        raise ValueError(
+            f"Requested more processes ({num_proc}) than there are available slots ({slots}); give the hosts more slots"
+        )
+
+
+def parse_host_files(filename: str) -> str:
+    """What a host file says in the form of a list, `host:slots,...`. Raises as `parse_host_file` does."""
+    return in_a_list(parse_host_file(filename))
+
+
+def in_a_list(hosts: Sequence[HostInfo]) -> str:
+    """Hosts as `-H` gives them."""
+    return ",".join(f"{host.hostname}:{host.slots}" for host in hosts)
+
+
+def get_host_assignments(
+    hosts: Sequence[HostInfo], min_num_proc: int, max_num_proc: int | None = None
+) -> list[SlotInfo]:
+    """Where each rank goes: hosts are filled in their order, up to `max_num_proc` ranks or else all slots.
+
+    Raises ValueError when the hosts do not take `min_num_proc` ranks.
+    """
+    check_slots(hosts, min_num_proc)
+    places = [(number, local) for number, host in enumerate(hosts) for local in range(host.slots)][:max_num_proc]
+    local_sizes = [sum(number == each for each, _ in places) for number in range(len(hosts))]
+    assigned = []
+    for rank, (number, local) in enumerate(places):
+        peers = [each for each, size in enumerate(local_sizes) if size > local]
+        cross = peers.index(number)
+        name = hosts[number].hostname
+        assigned.append(SlotInfo(name, rank, local, cross, len(places), local_sizes[number], len(peers)))
+    return assigned
