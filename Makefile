@@ -59,7 +59,7 @@ build: plugins ## Build the binary ronde, the crates, the plugins and the Python
 # With the tests, so that dependencies are built once: those of tests ask for more features of some, and `cargo build` for the
 # program alone would make another build of these and all that use them.
 .PHONY: build-tests
-build-tests: plugins
+build-tests: plugins web-worker
 	$(CARGO) build --workspace --all-targets
 	@install -D $(CARGO_TARGET_DIR)/debug/lib_ronde.so $(EXTENSION).new && mv $(EXTENSION).new $(EXTENSION)
 
@@ -79,8 +79,21 @@ plugins: ## Build the shipped plugins, as WebAssembly modules beside the binary'
 	    echo "NOT BUILT: plugins. The target wasm32-unknown-unknown is not installed and rustup cannot add it." >&2; \
 	fi
 
+.PHONY: web-worker
+# Clippy has seen all but what is for WebAssembly alone.
+web-worker: export CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS = -Dwarnings
+web-worker: WEB_CARGO = env -u RUSTFLAGS -u CARGO_ENCODED_RUSTFLAGS $(CARGO)
+web-worker: ## Build the worker in WebAssembly that tests run in Node
+	@targets=$$(rustup target list --installed 2>/dev/null || true); \
+	if grep -qx wasm32-unknown-unknown <<<"$$targets" || rustup target add wasm32-unknown-unknown; then \
+	    $(WEB_CARGO) build --package ronde-tests-web --target wasm32-unknown-unknown; \
+	    install -D -C -m 644 $(CARGO_TARGET_DIR)/wasm32-unknown-unknown/debug/ronde_tests_web.wasm $(CARGO_TARGET_DIR)/web-worker/worker.wasm; \
+	else \
+	    echo "NOT BUILT: the worker in WebAssembly. The target wasm32-unknown-unknown is not installed and rustup cannot add it." >&2; \
+	fi
+
 .PHONY: wheel
-wheel: ## Make the wheel for PyPI in dist/ (WHEEL_TARGET=aarch64-unknown-linux-gnu for another machine)
+wheel: ## Make the wheels for PyPI in dist/, that of horovod-compat too (WHEEL_TARGET=aarch64-unknown-linux-gnu for another machine)
 	@$(PYTHON) tests/setup/environment.py packaging cross
 	$(PACKING_PYTHON) sdk-python/packing/wheel.py --target $(WHEEL_TARGET)
 
@@ -107,7 +120,7 @@ compose-test: build ## Train in containers and break them: needs a container eng
 
 .PHONY: package
 package: ## Check that the published crates can be packaged, and build each from its package
-	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --allow-dirty
+	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --exclude ronde-tests-web --allow-dirty
 
 .PHONY: lint
 lint: lint-rust lint-pure lint-deny lint-python ## Check formatting, lints, documentation, purity and types

@@ -25,8 +25,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Streaming};
 use tower::service_fn;
 
-use crate::error::Error;
-use crate::listener::describe;
+use crate::error::{Error, describe};
 use crate::memory::EXCHANGE_TIMEOUT;
 use crate::options::{Options, Transfer};
 use crate::ring::Ring;

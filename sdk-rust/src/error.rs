@@ -1,12 +1,16 @@
 //! [`Error`]: everything that can go wrong for a worker, as data, with the one to blame.
 
+use std::fmt::Display;
 use std::path::PathBuf;
+#[cfg(not(target_arch = "wasm32"))]
 use std::sync::Arc;
 use std::time::Duration;
 
 use ronde_rpc::ConvertError;
+#[cfg(not(target_arch = "wasm32"))]
 use ronde_shm::{ShmError, UsedAfterFork};
-use ronde_wire::{Cause, Failure};
+use ronde_wire::{Cause, Failure, TensorName};
+use tonic::Status;
 
 /// A failure of a call. Cheap to clone: all waiters of a session get the same one.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -44,6 +48,24 @@ pub enum Error {
         /// The sidecar's reason.
         reason: String,
     },
+    /// No sidecar answers over gRPC-Web.
+    #[error("no sidecar answers gRPC-Web at {url}: {reason}; start one there with --web-listen, or correct the URL")]
+    WebConnect {
+        /// Where.
+        url: String,
+        /// What the platform said.
+        reason: String,
+    },
+    /// The sidecar does not accept the claim of a rank over gRPC-Web.
+    #[error("the sidecar at {url} refused the claim of rank {rank}: {reason}")]
+    WebClaim {
+        /// Where.
+        url: String,
+        /// The rank that was claimed.
+        rank: u32,
+        /// The sidecar's reason.
+        reason: String,
+    },
     /// Not all ranks attached in time.
     #[error("the job did not start within {} s: {missing}", .waited.as_secs_f64())]
     Start {
@@ -71,9 +93,11 @@ pub enum Error {
     #[error("this client is closed; connect a new one")]
     Closed,
     /// The client belongs to the parent process.
+    #[cfg(not(target_arch = "wasm32"))]
     #[error(transparent)]
     UsedAfterFork(#[from] UsedAfterFork),
     /// Shared memory failed.
+    #[cfg(not(target_arch = "wasm32"))]
     #[error("shared memory failed: {0}")]
     Memory(Arc<ShmError>),
     /// The sidecar said something outside the protocol.
@@ -110,15 +134,18 @@ impl Error {
             | Self::Argument { .. }
             | Self::Limit { .. }
             | Self::Closed
-            | Self::UsedAfterFork(_)
-            | Self::Claim { .. } => Blame::Caller,
-            Self::Connect { .. } | Self::Start { .. } | Self::Protocol { .. } => Blame::Peer,
+            | Self::Claim { .. }
+            | Self::WebClaim { .. } => Blame::Caller,
+            #[cfg(not(target_arch = "wasm32"))]
+            Self::UsedAfterFork(_) => Blame::Caller,
+            Self::Connect { .. } | Self::WebConnect { .. } | Self::Start { .. } | Self::Protocol { .. } => Blame::Peer,
             Self::Thread { .. } | Self::Timeline { .. } => Blame::Local,
             Self::Failure(failure) => match failure.cause.blame() {
                 ronde_wire::Blame::Caller => Blame::Caller,
                 ronde_wire::Blame::Peer => Blame::Peer,
                 ronde_wire::Blame::Bug => Blame::Bug,
             },
+            #[cfg(not(target_arch = "wasm32"))]
             Self::Memory(error) => match error.blame() {
                 ronde_shm::Blame::Caller => Blame::Bug,
                 ronde_shm::Blame::Peer => Blame::Peer,
@@ -162,6 +189,7 @@ impl From<Failure> for Error {
     }
 }
 
+#[cfg(not(target_arch = "wasm32"))]
 impl From<ShmError> for Error {
     fn from(error: ShmError) -> Self {
         match error {
@@ -195,6 +223,24 @@ impl Blame {
             Self::Bug => "bug",
         }
     }
+}
+
+/// What a waiter says that has waited long enough for an operation.
+pub(crate) fn overdue(name: &TensorName, timeout: Duration) -> String {
+    format!(
+        "{name} did not complete within {timeout:?}, the operation timeout of this rank; look for ranks that did not submit it"
+    )
+}
+
+/// What a status tells a user, in one line.
+pub(crate) fn describe(status: &Status) -> String {
+    let cause = std::error::Error::source(status).map(|source| format!(" ({source})")).unwrap_or_default();
+    format!("{}{cause}", status.message())
+}
+
+/// The failure of everybody who waits on a sidecar that is gone.
+pub(crate) fn sidecar_gone(place: impl Display, how: &str) -> Failure {
+    Failure::new(Cause::SidecarLost, format!("the sidecar at {place} is gone: {how}"))
 }
 
 fn list(problems: &[String]) -> String {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use ronde_rpc::{Completion, Place};
 use ronde_shm::ForkSafe;
-use ronde_wire::{Cause, Collective, DType, Detail, Failure, RequestId, Shape, TensorName};
+use ronde_wire::{Collective, DType, Detail, RequestId, Shape, TensorName};
 
-use crate::error::Error;
+use crate::error::{Error, overdue};
 use crate::mapped::Mapped;
 use crate::memory::LeasedSlot;
 use crate::outcome::{Outcome, Output};
@@ -246,10 +246,7 @@ impl Flight {
 
     /// The waiter's own deadline has passed.
     fn give_up(&self) -> Error {
-        let reason = format!(
-            "{} did not complete within {:?}, the operation timeout of this rank; look for ranks that did not submit it",
-            self.name, self.timeout
-        );
+        let reason = overdue(&self.name, self.timeout);
         self.session.withdraw(self.request, &reason);
         Error::timed_out(reason)
     }
@@ -377,10 +374,4 @@ impl Drop for Release {
 
 fn read_already() -> Error {
     Error::argument("the result of this operation was read already")
-}
-
-/// The failure of everybody who waits on a sidecar that is gone.
-pub(crate) fn sidecar_gone(directory: &std::path::Path, how: &str) -> Failure {
-    let reason = format!("the sidecar at {} is gone: {how}", directory.display());
-    Failure::new(Cause::SidecarLost, reason)
 }

@@ -4,12 +4,28 @@ use std::sync::Arc;
 
 use ronde_rpc::v1::server_message::Message as Heard;
 use ronde_rpc::{Completion, EpochView, v1};
-use ronde_wire::{Collective, Detail, RequestId, SetId};
+use ronde_wire::{Collective, RequestId};
 
 use crate::error::Error;
 use crate::handle::Arrived;
+use crate::memory::LeasedSlot;
+use crate::promise::Fulfil;
 use crate::session::Session;
-use crate::table::{Entry, Table};
+
+/// A request that is pending.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// What was asked for.
+    pub(crate) collective: Collective,
+    /// The waiter; `None` once it has gone.
+    pub(crate) waiter: Option<Fulfil<Arrived>>,
+    /// The input, which the sidecar may read until it answers.
+    pub(crate) input: Option<LeasedSlot>,
+    /// Where the result is wanted, which the sidecar may write until it answers.
+    pub(crate) output: Option<LeasedSlot>,
+    /// Results that came in parts.
+    pub(crate) parts: Vec<u8>,
+}
 
 impl Session {
     /// Hears one message.
@@ -58,7 +74,7 @@ impl Session {
             let entry = table.remove(request);
             if let Some(entry) = &entry {
                 // Before the waiter hears of it and goes on with the next operation.
-                learn(&mut table, &entry.collective, &completion.detail);
+                table.names.learn(&entry.collective, &completion.detail);
             }
             entry
         };
@@ -111,16 +127,5 @@ impl Session {
     }
 }
 
-/// What a completed operation changes about sets and numbers.
-fn learn(table: &mut Table, collective: &Collective, detail: &Detail) {
-    match (collective, detail) {
-        (Collective::AddSet { ranks }, Detail::Set(set)) => table.names.add_set(*set, ranks.clone()),
-        // Without its number in the answer there was no such set to remove, or it is the one that stays.
-        (Collective::RemoveSet { set }, Detail::Set(_)) if *set != SetId::WORLD => table.names.remove_set(*set),
-        (Collective::Join, _) => table.names.all_joined(),
-        _ => {}
-    }
-}
-
 /// Notices kept for the program; further ones replace the newest.
-const NOTICES_MAX: usize = 64;
+pub(crate) const NOTICES_MAX: usize = 64;

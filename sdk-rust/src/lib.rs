@@ -17,6 +17,8 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Compiled for `wasm32-unknown-unknown` the crate has the client of its module `web` instead, which talks gRPC-Web.
+//!
 //! # Rules
 //!
 //! - Ranks agree on operations by name; names come in any order. Operations without a name are numbered in the order in
@@ -31,34 +33,57 @@
 #[cfg(target_endian = "big")]
 compile_error!("tensors travel in little-endian order; ronde does not run on big-endian machines");
 
+// What needs sockets, threads and shared memory is not there in WebAssembly.
+#[cfg(not(target_arch = "wasm32"))]
 pub mod blocking;
+#[cfg(not(target_arch = "wasm32"))]
 mod client;
+#[cfg(not(target_arch = "wasm32"))]
 mod connect;
+#[cfg(not(target_arch = "wasm32"))]
 mod cores;
 mod error;
+#[cfg(not(target_arch = "wasm32"))]
 mod handle;
+#[cfg(not(target_arch = "wasm32"))]
 mod hearing;
+mod inline;
+#[cfg(not(target_arch = "wasm32"))]
 mod listener;
+#[cfg(not(target_arch = "wasm32"))]
 mod mapped;
+#[cfg(not(target_arch = "wasm32"))]
 mod memory;
 mod methods;
 mod naming;
 mod operation;
+#[cfg(not(target_arch = "wasm32"))]
 mod options;
 mod outcome;
 mod plugin;
+#[cfg(not(target_arch = "wasm32"))]
 mod promise;
+mod record;
+#[cfg(not(target_arch = "wasm32"))]
 mod ring;
+#[cfg(not(target_arch = "wasm32"))]
 mod session;
 mod table;
 mod tensor;
+#[cfg(not(target_arch = "wasm32"))]
 mod timeline;
+#[cfg(any(target_arch = "wasm32", test))]
+pub mod web;
 
+#[cfg(not(target_arch = "wasm32"))]
 pub use client::Client;
 pub use error::{Blame, Error};
+#[cfg(not(target_arch = "wasm32"))]
 pub use handle::Handle;
+#[cfg(not(target_arch = "wasm32"))]
 pub use mapped::{Mapped, SharedMemory};
 pub use operation::{Label, Operation, ReduceOptions};
+#[cfg(not(target_arch = "wasm32"))]
 pub use options::{Options, Ring, Transfer};
 pub use outcome::{Exchanged, Outcome, Output, ProcessSet};
 pub use ronde_rpc::EpochView;
@@ -67,6 +92,7 @@ pub use ronde_wire::{
     ReduceOp, SetId, Shape,
 };
 pub use tensor::{Element, Tensor, TensorRef};
+#[cfg(not(target_arch = "wasm32"))]
 pub use timeline::TimelineOptions;
 
 /// The programs of the READMEs, compiled: the documents' runner (tests/documents) asks for each page to stand here.

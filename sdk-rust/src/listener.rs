@@ -12,10 +12,9 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior};
-use tonic::{Status, Streaming};
+use tonic::Streaming;
 
-use crate::error::Error;
-use crate::handle::sidecar_gone;
+use crate::error::{Error, describe, sidecar_gone};
 use crate::ring::Ring;
 use crate::session::Session;
 
@@ -129,7 +128,7 @@ impl Listener {
     }
 
     fn gone(&self, how: &str) -> Error {
-        Error::Failure(sidecar_gone(&self.session.directory, how))
+        Error::Failure(sidecar_gone(self.session.directory.display(), how))
     }
 }
 
@@ -194,12 +193,6 @@ async fn attention(ring: Option<&Ring>) {
         Some(ring) => ring.attention().await,
         None => std::future::pending().await,
     }
-}
-
-/// What a status tells a user, in one line.
-pub(crate) fn describe(status: &Status) -> String {
-    let cause = std::error::Error::source(status).map(|source| format!(" ({source})")).unwrap_or_default();
-    format!("{}{cause}", status.message())
 }
 
 async fn sleep_until(at: Option<Instant>) {

@@ -1,4 +1,4 @@
-//! The list of operations that both clients have methods for. Each client makes of an entry the method that waits and the
+//! The list of operations that all clients have methods for. Each client makes of an entry the method that waits and the
 //! one that returns a handle, so that there is one list of names, arguments and results.
 
 /// Gives the list to a macro of a client.
@@ -97,4 +97,83 @@ macro_rules! for_each_group {
     };
 }
 
-pub(crate) use {for_each_group, for_each_operation};
+/// Methods of an asynchronous client, which has `submit`.
+macro_rules! operations {
+    ($($(#[doc = $doc:literal])* $name:ident, $start:ident$(<$life:lifetime>)?($($argument:ident: $type:ty,)*) -> $gives:ty = $operation:expr;)*) => {
+        impl Client {$(
+            $(#[doc = $doc])*
+            ///
+            /// # Errors
+            /// [`Error::Argument`] and [`Error::Limit`] at once; [`Error::Failure`] with the culprit when it fails.
+            #[track_caller]
+            pub fn $name$(<$life>)?(&self, $($argument: $type),*) -> impl Future<Output = Result<$gives, Error>> {
+                let started = self.$start($($argument),*);
+                async move { started.await?.wait().await }
+            }
+
+            #[doc = concat!("[`Client::", stringify!($name), "`] that returns when the tensor has been handed over.")]
+            ///
+            /// # Errors
+            /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
+            #[track_caller]
+            pub fn $start$(<$life>)?(&self, $($argument: $type),*) -> impl Future<Output = Result<Handle<$gives>, Error>> {
+                let site = Site::here();
+                async move { Ok(self.submit(&site.of($operation)).await?.giving()) }
+            }
+        )*}
+    };
+}
+
+/// Methods of an asynchronous client, which has `submit_group`.
+macro_rules! groups {
+    ($($(#[doc = $doc:literal])* $name:ident, $start:ident($($argument:ident: $type:ty,)*) = $operation:expr;)*) => {
+        impl Client {$(
+            $(#[doc = $doc])*
+            /// Results come in the order of the tensors.
+            ///
+            /// # Errors
+            /// Those of the operation on one tensor, of the first that fails.
+            #[track_caller]
+            pub fn $name<'a>(
+                &self,
+                label: impl Into<Label<'a>>,
+                tensors: &[TensorRef<'a>],
+                $($argument: $type),*
+            ) -> impl Future<Output = Result<Vec<Tensor>, Error>> {
+                let started = self.$start(label, tensors, $($argument),*);
+                async move {
+                    let mut results = Vec::with_capacity(tensors.len());
+                    for handle in started.await? {
+                        results.push(handle.wait().await?);
+                    }
+                    Ok(results)
+                }
+            }
+
+            #[doc = concat!("[`Client::", stringify!($name), "`] that returns when the tensors have been handed over.")]
+            ///
+            /// # Errors
+            /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
+            #[track_caller]
+            pub fn $start<'a>(
+                &self,
+                label: impl Into<Label<'a>>,
+                tensors: &[TensorRef<'a>],
+                $($argument: $type),*
+            ) -> impl Future<Output = Result<Vec<Handle<Tensor>>, Error>> {
+                let site = Site::here();
+                let label = label.into();
+                $(let $argument = $argument.into();)*
+                let make = $operation;
+                let one = |tensor: &_| site.of(make(Label { name: None, ..label }, *tensor, $(&$argument),*));
+                let operations: Vec<_> = tensors.iter().map(one).collect();
+                async move {
+                    let handles = self.submit_group(label, &operations).await?;
+                    Ok(handles.into_iter().map(Handle::giving).collect())
+                }
+            }
+        )*}
+    };
+}
+
+pub(crate) use {for_each_group, for_each_operation, groups, operations};

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use ronde_wire::{Codec, Collective, DType, Group, Rank, Request, SetId, Shape, TensorName, limits};
+use ronde_wire::{Codec, Collective, DType, Detail, Group, Rank, Request, SetId, Shape, TensorName, limits};
 
 use crate::error::Error;
 use crate::operation::{Label, Operation};
@@ -74,6 +74,17 @@ impl Names {
         let first = self.begin_anew(SetId::WORLD);
         if let Some(world) = self.sets.get_mut(&SetId::WORLD) {
             world.first = first;
+        }
+    }
+
+    /// What a completed operation changes about sets and numbers.
+    pub(crate) fn learn(&mut self, collective: &Collective, detail: &Detail) {
+        match (collective, detail) {
+            (Collective::AddSet { ranks }, Detail::Set(set)) => self.add_set(*set, ranks.clone()),
+            // Without its number in the answer there was no such set to remove, or it is the one that stays.
+            (Collective::RemoveSet { set }, Detail::Set(_)) if *set != SetId::WORLD => self.remove_set(*set),
+            (Collective::Join, _) => self.all_joined(),
+            _ => {}
         }
     }
 
@@ -224,6 +235,7 @@ impl Names {
 
     /// The bytes of this rank's result, where they can be told before the other ranks are heard; of what gathers, if all hand
     /// over as much as this one.
+    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn result_bytes(&self, request: &Request) -> Option<u64> {
         let ranks = &self.sets.get(&request.set)?.ranks;
         let (count, position) = (ranks.len() as u64, ranks.binary_search(&self.me).ok()? as u64);

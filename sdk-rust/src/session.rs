@@ -13,16 +13,19 @@ use bytes::Bytes;
 use ronde_rpc::v1::client_message::Message as Say;
 use ronde_rpc::{Claimed, EpochView, OutputPlace, Place, Submission, v1};
 use ronde_shm::{ForkGuard, Slot};
-use ronde_wire::{Collective, Failure, PluginCall, Rank, Record, Request, RequestId, SetId};
+use ronde_wire::{Collective, Failure, PluginCall, Rank, Request, RequestId, SetId};
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use crate::error::Error;
-use crate::handle::{Arrived, Handle, sidecar_gone};
+use crate::error::{Error, sidecar_gone};
+use crate::handle::{Arrived, Handle};
+use crate::hearing::Entry;
+use crate::inline;
 use crate::memory::{LeasedSlot, Memory};
 use crate::operation::{Label, Operation};
 use crate::promise::{Promise, promise};
+use crate::record::FirstRecord;
 use crate::ring::{Ring, Urgency};
-use crate::table::{Entry, Table};
+use crate::table::Table;
 use crate::timeline::{Recorder, TimelineOptions};
 
 /// What calls and the task share.
@@ -40,14 +43,14 @@ pub(crate) struct Session {
     /// `None` when all messages travel on the stream.
     ring: Option<Ring>,
     me: Rank,
-    table: Mutex<Table>,
+    table: Mutex<Table<Entry>>,
     /// Why results in shared memory are no longer this session's: its stream has ended.
     released: OnceLock<Error>,
     notices: Mutex<VecDeque<String>>,
     /// Told when the epoch begins, or why it does not.
     began: Mutex<Option<oneshot::Sender<Result<EpochView, Error>>>>,
     /// What was told of the rank that failed first.
-    record: OnceLock<Arc<Record>>,
+    record: FirstRecord,
     pub(crate) closing: Notify,
     pub(crate) recorder: Recorder,
 }
@@ -122,7 +125,7 @@ impl Session {
             me,
             table: Mutex::new(Table::new(me)),
             released: OnceLock::new(),
-            record: OnceLock::new(),
+            record: FirstRecord::default(),
             notices: Mutex::default(),
             began: Mutex::default(),
             closing: Notify::new(),
@@ -140,7 +143,7 @@ impl Session {
         Ok(self.drafted(&table, what, operation))
     }
 
-    fn drafted(self: &Arc<Self>, table: &Table, what: Request, operation: &Operation<'_>) -> Draft {
+    fn drafted(self: &Arc<Self>, table: &Table<Entry>, what: Request, operation: &Operation<'_>) -> Draft {
         let result_bytes = if operation.mapped { table.names.result_bytes(&what) } else { None };
         let (plugin, site) = (operation.plugin.clone(), operation.site.clone());
         Draft { session: Arc::clone(self), what: Some(what), plugin, site, result_bytes }
@@ -242,7 +245,7 @@ impl Session {
         self.me
     }
 
-    fn open_table(&self) -> Result<MutexGuard<'_, Table>, Error> {
+    fn open_table(&self) -> Result<MutexGuard<'_, Table<Entry>>, Error> {
         self.fork_guard.check()?;
         let table = self.lock_table();
         let over = table.over().cloned();
@@ -378,22 +381,11 @@ impl Session {
                 slot.write(bytes)?;
                 slot
             }
-            (Input::Bytes(bytes), None) => return Ok((self.place_inline(bytes)?, None)),
+            (Input::Bytes(bytes), None) => {
+                return Ok((inline::place(bytes, self.claimed.inline_bytes_max)?, None));
+            }
         };
         Ok((place_of(slot.slot()).into(), Some(slot)))
-    }
-
-    fn place_inline(&self, bytes: &[u8]) -> Result<Place, Error> {
-        let limit = self.claimed.inline_bytes_max;
-        if bytes.len() as u64 > limit {
-            return Err(Error::Limit {
-                reason: format!(
-                    "a tensor of {} bytes is over inline_bytes_max = {limit}; use shared memory for large tensors",
-                    bytes.len()
-                ),
-            });
-        }
-        Ok(Place::Inline(Bytes::copy_from_slice(bytes)))
     }
 
     fn pending_max(&self) -> usize {
@@ -439,7 +431,7 @@ impl Session {
 
     /// Why the queue is closed; the task keeps its own words for it as the session's end, a moment later at most.
     fn stream_closed(&self) -> Error {
-        Error::Failure(sidecar_gone(&self.directory, "the session's stream is closed"))
+        Error::Failure(sidecar_gone(self.directory.display(), "the session's stream is closed"))
     }
 
     /// From now on the sidecar may use the memory of results for others. Not so when only the epoch ends. The first reason
@@ -451,14 +443,7 @@ impl Session {
 
     /// The failure with the record of the rank that failed, which comes with the first failure of its kind only.
     pub(crate) fn recorded(&self, message: Option<v1::Failure>) -> Failure {
-        let mut failure = Failure::from(message.unwrap_or_default());
-        if let Some(record) = &failure.record {
-            // An epoch ends once in a session, so what is there already is of the same failure.
-            let _ = self.record.set(Arc::clone(record));
-        } else if failure.cause.ends_epoch() {
-            failure.record = self.record.get().cloned().filter(|record| failure.rank == Some(record.rank));
-        }
-        failure
+        self.record.with(Failure::from(message.unwrap_or_default()))
     }
 
     /// Nothing can be submitted from now on, and every waiter is told why. The first reason stays.
@@ -473,7 +458,7 @@ impl Session {
     }
 
     /// A panic elsewhere leaves the table whole: each change is a single call.
-    pub(crate) fn lock_table(&self) -> MutexGuard<'_, Table> {
+    pub(crate) fn lock_table(&self) -> MutexGuard<'_, Table<Entry>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -2,17 +2,14 @@
 
 use std::collections::HashMap;
 
-use ronde_wire::{Collective, Rank, RequestId};
+use ronde_wire::{Rank, RequestId};
 
 use crate::error::Error;
-use crate::handle::Arrived;
-use crate::memory::LeasedSlot;
 use crate::naming::Names;
-use crate::promise::Fulfil;
 
-/// Requests that the sidecar has not answered yet.
+/// Requests that the sidecar has not answered yet, with what is kept of each.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct Table<Entry> {
     /// Names and sets.
     pub(crate) names: Names,
     entries: HashMap<RequestId, Entry>,
@@ -20,22 +17,7 @@ pub(crate) struct Table {
     next: u64,
 }
 
-/// A request that is pending.
-#[derive(Debug)]
-pub(crate) struct Entry {
-    /// What was asked for.
-    pub(crate) collective: Collective,
-    /// The waiter; `None` once it has gone.
-    pub(crate) waiter: Option<Fulfil<Arrived>>,
-    /// The input, which the sidecar may read until it answers.
-    pub(crate) input: Option<LeasedSlot>,
-    /// Where the result is wanted, which the sidecar may write until it answers.
-    pub(crate) output: Option<LeasedSlot>,
-    /// Results that came in parts.
-    pub(crate) parts: Vec<u8>,
-}
-
-impl Table {
+impl<Entry> Table<Entry> {
     /// No requests of a rank.
     pub(crate) fn new(me: Rank) -> Self {
         Self { names: Names::new(me), entries: HashMap::new(), over: None, next: 0 }

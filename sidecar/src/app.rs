@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ronde_engine::{Engine, EngineConfig, RunAhead, Time};
 use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, RankToken, paths, v1};
-use ronde_transport::{BoundPort, Identity, KeyRequest, LinkOptions, LocalHello, NetworkPort, SpiffeId, TrustDomain};
+use ronde_transport::{
+    BoundPort, Identity, KeyRequest, LinkOptions, LocalHello, MutualTls, NetworkPort, SpiffeId, TrustDomain,
+};
 use ronde_wire::control::Purpose;
 use ronde_wire::{Cause, Incarnation, Lane, Rank, SidecarIndex, World};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
@@ -43,6 +45,7 @@ use crate::service::{Command, Service};
 use crate::sessions::Sessions;
 use crate::standalone;
 use crate::timeline::Timeline;
+use crate::web;
 
 /// `ronde sidecar`: takes part in one job, as the launcher says on standard input, or the certificate and command line.
 pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
@@ -91,12 +94,10 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let directory = RuntimeDir::create(place, &settings.job, settings.me)?;
     let segments = segments::serve(&paths::mem_socket(directory.path()))?;
     let (tokens, token_files) = written_tokens(&directory, world.ranks_of(settings.me))?;
-    let service = Service {
-        commands: command_sender.clone(),
-        segments: segments.clone(),
-        description: description(&settings, &peers, &world),
-        allowed_uids,
-    };
+    let description = description(&settings, &peers, &world);
+    let (to_driver, memory) = (command_sender.clone(), segments.clone());
+    let service = Arc::new(Service { commands: to_driver, segments: memory, description, allowed_uids });
+    let (web_address, web_tls) = serve_web(&settings, &identity, &service, &tokens)?;
     let mut server = tokio::spawn(service.bind(&paths::rpc_socket(directory.path()))?);
     directory.open_sockets()?;
     tokio::spawn(credentials::keep_fresh(renewal, Arc::clone(&identity), command_sender.clone()));
@@ -110,6 +111,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         me: settings.me,
         engine: Engine::new(engine_config(&settings, &peers, &world), Time(0)),
         control,
+        web_tls,
         transport: settings.transport,
         pace: Pace::default(),
         prompt: Prompt::new(settings.me),
@@ -131,7 +133,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         fatal: None,
         world,
     };
-    say(&FromSidecar::Serving { socket_dir: directory.path().to_path_buf(), token_files, admin });
+    say(&FromSidecar::Serving { socket_dir: directory.path().to_path_buf(), token_files, admin, web: web_address });
 
     // Serve until the launcher closes our input or a signal comes; then let sessions end, but not for ever.
     let (mut inbox, mut signals) = (Inbox { commands, reports }, Signals::new()?);
@@ -379,6 +381,20 @@ async fn serve_admin(
     let address = admin::serve(pages, standalone::admin_address(args).await?).await?;
     directory.write_admin(address)?;
     Ok(address)
+}
+
+/// Serves gRPC-Web, where that is wanted; gives its address and what takes fresh certificates for it.
+fn serve_web(
+    settings: &Settings,
+    identity: &Identity,
+    service: &Arc<Service>,
+    tokens: &HashMap<Rank, RankToken>,
+) -> anyhow::Result<(Option<SocketAddr>, Option<Arc<MutualTls>>)> {
+    let Some(wanted) = &settings.web else { return Ok((None, None)) };
+    let pages = admin::Pages::new(service.commands.clone(), settings.job.clone());
+    let tokens = tokens.iter().map(|(rank, token)| (*rank, *token));
+    let served = web::serve(wanted, identity, Arc::clone(service), pages, tokens)?;
+    Ok((Some(served.address), served.tls))
 }
 
 fn lane_config(settings: &Settings, lane: Lane, plugins: &Arc<Plugins>) -> LaneConfig {

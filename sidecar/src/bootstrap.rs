@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::interfaces::InterfaceAddress;
 use crate::plugins::PluginSettings;
 use crate::ports::PortRange;
+use crate::web::WebSettings;
 
 /// The most bytes of one line.
 pub(crate) const LINE_BYTES_MAX: usize = 4 << 20;
@@ -114,6 +115,9 @@ pub(crate) struct Start {
     /// Whether the sidecar is told how its workers' processes end.
     #[serde(default)]
     pub(crate) tells_of_exits: bool,
+    /// Where gRPC-Web is answered; nowhere when absent.
+    #[serde(default)]
+    pub(crate) web: Option<WebSettings>,
     /// Sidecars below one on the tree of control links, for tests; the wire's when absent.
     pub(crate) control_fan_out: Option<usize>,
 }
@@ -172,6 +176,9 @@ pub(crate) enum FromSidecar {
         token_files: Vec<TokenFile>,
         /// Where /metrics, /status and /healthz are served (loopback).
         admin: SocketAddr,
+        /// Where gRPC-Web is answered, if anywhere.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        web: Option<SocketAddr>,
     },
     /// It asks a peer for the control link that it needs.
     Dialling {

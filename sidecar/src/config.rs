@@ -11,6 +11,7 @@ use ronde_wire::{JobName, SidecarIndex, World, limits};
 use crate::bootstrap::{Peer, Start};
 use crate::plugins::PluginSettings;
 use crate::ports::PortChoice;
+use crate::web::WebSettings;
 
 /// Checked settings.
 #[derive(Clone, Debug)]
@@ -58,6 +59,8 @@ pub(crate) struct Settings {
     pub(crate) plugins: PluginSettings,
     /// Whether the sidecar is told how its workers' processes end.
     pub(crate) tells_of_exits: bool,
+    /// Where gRPC-Web is answered. Default: nowhere.
+    pub(crate) web: Option<WebSettings>,
     /// Sidecars below one on the tree of control links. Default: [`limits::CONTROL_FAN_OUT`].
     pub(crate) control_fan_out: usize,
 }
@@ -124,6 +127,7 @@ impl Settings {
             stall_shutdown_ms: start.stall_shutdown_ms.unwrap_or(0),
             plugins: start.plugins,
             tells_of_exits: start.tells_of_exits,
+            web: start.web.map(WebSettings::checked).transpose()?,
             control_fan_out,
         })
     }

@@ -184,7 +184,7 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
         Some(slot) if inline => {
             let mut offset = 0;
             while offset < slot.slot.len {
-                let part = PART_BYTES.min(slot.slot.len - offset);
+                let part = (PART_BYTES as u64).min(slot.slot.len - offset);
                 let mut data = vec![0; usize::try_from(part).unwrap_or(0)];
                 if let Err(error) = slot.segment.copy_to(slot.slot.offset + offset, &mut data) {
                     tracing::error!(%error, "a result cannot be read; this is a bug in ronde");
@@ -259,7 +259,7 @@ pub(crate) fn epoch_view(world: &World, me: SidecarIndex, rank: Rank, epoch: Epo
 }
 
 /// Bytes of one part of an inline result: what the control thread may copy at once.
-const PART_BYTES: u64 = 64 << 10;
+pub(crate) const PART_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {

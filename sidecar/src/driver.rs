@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use ronde_engine::{Action, Admission, Completion, Engine, Event, Time};
 use ronde_rpc::v1;
 use ronde_rpc::v1::server_message::Message;
-use ronde_transport::{DownReason, Identity, NetworkPort, Outgoing, Port, PortEvent, Role, SendError, next_event};
+use ronde_transport::{
+    DownReason, Identity, MutualTls, NetworkPort, Outgoing, Port, PortEvent, Role, SendError, next_event,
+};
 use ronde_wire::control::Transport;
 use ronde_wire::{Cause, Control, Epoch, Failure, FrameKind, Rank, RequestId, Seq, SidecarIndex, World};
 use tokio::sync::mpsc;
@@ -47,6 +49,8 @@ pub(crate) struct Driver {
     pub(crate) engine: Engine,
     /// Links to other sidecars for control messages.
     pub(crate) control: NetworkPort,
+    /// What takes fresh certificates besides links, where gRPC-Web is answered over TLS.
+    pub(crate) web_tls: Option<Arc<MutualTls>>,
     /// What they and the lanes run over.
     pub(crate) transport: Transport,
     /// The data threads.
@@ -265,6 +269,9 @@ impl Driver {
     fn install_identity(&mut self, identity: &Arc<Identity>) {
         if let Err(error) = self.control.install_identity(Arc::clone(identity)) {
             tracing::warn!(%error, "the control port keeps its certificate");
+        }
+        if let Some(Err(error)) = self.web_tls.as_ref().map(|tls| tls.install_identity(identity)) {
+            tracing::warn!(%error, "gRPC-Web keeps its certificate");
         }
         self.tell_lanes(|| LaneCommand::Identity(Arc::clone(identity)));
     }

@@ -36,6 +36,7 @@ mod sessions;
 mod shipped_plugins;
 mod standalone;
 mod timeline;
+mod web;
 
 fn main() -> ExitCode {
     cli::main()

@@ -122,6 +122,7 @@ fn settings(
         stall_shutdown_ms: args.stall.shutdown_ms(),
         plugins: args.plugins.settings(),
         tells_of_exits: false,
+        web: args.web.settings(args.local_ranks.is_none())?,
         control_fan_out: None,
     })
 }

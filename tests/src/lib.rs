@@ -10,3 +10,4 @@ pub mod raw;
 pub mod regression;
 pub mod script;
 pub mod sim;
+pub mod web;

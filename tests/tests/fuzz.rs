@@ -11,5 +11,7 @@ mod engines;
 mod lines;
 #[path = "fuzz/messages.rs"]
 mod messages;
+#[path = "fuzz/web.rs"]
+mod web;
 #[path = "fuzz/wire.rs"]
 mod wire;

@@ -138,6 +138,7 @@ impl Pair {
             thread_affinity: Vec::new(),
             stall_warning_ms: None,
             stall_shutdown_ms: None,
+            web: serde_json::Value::Null,
             control_fan_out: None,
             transport,
             plugins: serde_json::json!({}),

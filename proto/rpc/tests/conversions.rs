@@ -185,6 +185,36 @@ fn an_output_is_a_place_in_shared_memory_beside_the_input() {
 }
 
 #[test]
+fn a_session_without_shared_memory_has_everything_inline() {
+    let inline = |bytes: &'static [u8]| Place::Inline(Bytes::from_static(bytes)).into_message();
+    let collective = |collective: Collective| Some(v1::Collective::from(collective));
+    let scatter = || collective(Collective::Scatter { root: Rank(0) });
+    let nothing = v1::Submit { collective: scatter(), input: None, ..good() };
+    let in_memory = [
+        (good(), "the input lies in an arena"),
+        (v1::Submit { output: Some(arena(64, 12)), ..good() }, "the input lies in an arena"),
+        (nothing.clone(), "a result without a place goes to an arena"),
+    ];
+    for (message, words) in in_memory {
+        let submission = Submission::parse(message, ME).expect("good elsewhere");
+        let refused = submission.clone().inline_only(ME).expect_err(words);
+        assert!(refused.reason.contains(words) && refused.reason.contains("gRPC-Web"), "{}", refused.reason);
+        assert_eq!(
+            (refused.request, refused.name),
+            (submission.request, Some(submission.what.name)),
+            "others are told"
+        );
+    }
+    let barrier = v1::Submit { collective: collective(Collective::Barrier), input: None, ..good() };
+    for message in
+        [v1::Submit { input: inline(&[0; 12]), ..good() }, v1::Submit { input: inline(&[]), ..nothing }, barrier]
+    {
+        let submission = Submission::parse(message, ME).expect("in order");
+        assert_eq!(submission.clone().inline_only(ME), Ok(submission));
+    }
+}
+
+#[test]
 fn splits_and_groups_are_bounded() {
     let cases = [(vec![], "splits"), (vec![1, 1], "splits"), (vec![2, 2], "splits"), (vec![0; 4_097], "splits")];
     for (splits, word) in cases {

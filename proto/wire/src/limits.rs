@@ -32,6 +32,18 @@ pub const CHUNK_BYTES_MIN: usize = 4 << 10;
 pub const INLINE_BYTES_MAX: usize = 1 << 20;
 /// Requests that one session may have pending.
 pub const PENDING_PER_SESSION_MAX: usize = 65_536;
+/// Bytes of a call over gRPC-Web, whose tensors travel inside: one of the greatest length, with names and shapes.
+pub const WEB_BODY_BYTES_MAX: usize = INLINE_BYTES_MAX + (64 << 10);
+/// Bytes of the head of a call over gRPC-Web.
+pub const WEB_HEAD_BYTES_MAX: usize = 16 << 10;
+/// Messages of a worker in one call over gRPC-Web.
+pub const WEB_MESSAGES_MAX: usize = 1_024;
+/// Requests that a session over gRPC-Web may have pending.
+pub const WEB_PENDING_MAX: usize = 1_024;
+/// Connections to a sidecar's listener for gRPC-Web.
+pub const WEB_CONNECTIONS_MAX: usize = 256;
+/// Calls over gRPC-Web whose bodies a sidecar reads and decodes at once; further ones wait.
+pub const WEB_BODIES_MAX: usize = 16;
 /// Bytes of each direction of the ring of a session.
 pub const RING_BYTES: usize = 256 << 10;
 /// Bytes of chunks for operations not yet admitted that a receiver holds for one peer, over all lanes.
@@ -100,6 +112,8 @@ pub const REPORT_NAMES_MAX: usize = 6;
 
 /// Time between two heartbeats on a control link or a session, in milliseconds.
 pub const HEARTBEAT_MS: u64 = 100;
+/// The same of a session over gRPC-Web, for which each is a request of HTTP.
+pub const WEB_HEARTBEAT_MS: u64 = 250;
 /// Silence after which a peer is named as suspect, in milliseconds; nothing fails yet.
 pub const SUSPECT_MS: u64 = 1_000;
 /// Silence after which a peer is dead and its epoch ends, in milliseconds (the default of `peer_timeout`).

@@ -55,25 +55,48 @@ impl PluginWork {
 
 /// A plugin that no sidecar can have resolved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} of a plugin is {given}, which is not within {min} to {max}")]
-pub struct PluginError {
-    what: &'static str,
-    given: usize,
-    min: usize,
-    max: usize,
+pub enum PluginError {
+    /// A number is out of its bounds.
+    #[error("{what} of a plugin is {given}, which is not within {min} to {max}")]
+    Number {
+        /// Which number.
+        what: &'static str,
+        /// What it is.
+        given: usize,
+        /// The least.
+        min: usize,
+        /// The most.
+        max: usize,
+    },
+    /// A text has letters that no manifest has, and that could forge the lines of a log.
+    #[error("the {what} of a plugin is {given:?}, but has {letters} only")]
+    Letters {
+        /// Which text.
+        what: &'static str,
+        /// What it is.
+        given: String,
+        /// What it may have.
+        letters: &'static str,
+    },
 }
 
 impl PluginUse {
     /// Checks what came from a peer against the limits.
     ///
     /// # Errors
-    /// [`PluginError`] with the first number that is out of its bounds.
+    /// [`PluginError`] with the first number that is out of its bounds, or the first text with wrong letters.
     pub fn check(&self) -> Result<(), PluginError> {
         let within = |what, given, min, max| {
-            if (min..=max).contains(&given) { Ok(()) } else { Err(PluginError { what, given, min, max }) }
+            if (min..=max).contains(&given) { Ok(()) } else { Err(PluginError::Number { what, given, min, max }) }
+        };
+        let written = |what, text: &String, allowed: fn(char) -> bool, letters| {
+            let given = || text.clone();
+            if text.chars().all(allowed) { Ok(()) } else { Err(PluginError::Letters { what, given: given(), letters }) }
         };
         within("the length of the name", self.name.len(), 1, limits::PLUGIN_NAME_BYTES_MAX)?;
         within("the length of the version", self.version.len(), 1, limits::PLUGIN_VERSION_BYTES_MAX)?;
+        written("name", &self.name, name_letter, "small letters, digits and hyphens")?;
+        written("version", &self.version, version_letter, "letters, digits and .+-")?;
         within("the number of parameters", self.parameters.len(), 0, limits::PLUGIN_PARAMETERS_MAX)?;
         match self.work {
             PluginWork::Codec { block_elements, encoded_bytes } => {
@@ -96,6 +119,18 @@ impl PluginUse {
             _ => false,
         }
     }
+}
+
+/// Whether a plugin's name may have this letter.
+#[must_use]
+pub const fn name_letter(letter: char) -> bool {
+    letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-'
+}
+
+/// Whether a plugin's version may have this letter.
+#[must_use]
+pub const fn version_letter(letter: char) -> bool {
+    letter.is_ascii_alphanumeric() || matches!(letter, '.' | '+' | '-')
 }
 
 /// `name@version`, and enough of the digest to tell two apart.
@@ -181,6 +216,35 @@ impl fmt::Display for PluginValue {
             Self::Float(value) => write!(f, "{value}"),
             Self::Bool(value) => write!(f, "{value}"),
             Self::Choice(value) => write!(f, "{value:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str, version: &str) -> PluginUse {
+        let (name, version) = (name.to_owned(), version.to_owned());
+        PluginUse { name, version, digest: [0; 32], parameters: Vec::new(), work: PluginWork::NAry }
+    }
+
+    #[test]
+    fn what_a_peer_names_can_stand_in_a_line_of_a_log() {
+        assert_eq!(named("top-k2", "1.0.0-rc+7").check(), Ok(()));
+        for name in ["a\nb", "A", "a b", "\u{1b}[2J", "ä", "a@1"] {
+            let refused = named(name, "1").check().expect_err(name).to_string();
+            assert!(
+                refused.starts_with("the name of a plugin is \"") && !refused.contains(['\n', '\u{1b}']),
+                "{refused}"
+            );
+        }
+        for version in ["1\r", "1 2", "1\u{202e}"] {
+            let refused = named("a", version).check().expect_err(version).to_string();
+            assert!(refused.contains("letters, digits and .+- only"), "{refused}");
+        }
+        for (name, version) in [("", "1"), ("a", ""), (&"a".repeat(limits::PLUGIN_NAME_BYTES_MAX + 1), "1")] {
+            assert!(matches!(named(name, version).check(), Err(PluginError::Number { .. })), "{name:?} {version:?}");
         }
     }
 }

@@ -20,8 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use crate::error::Error;
-use crate::listener::describe;
+use crate::error::{Error, describe};
 use file::Sheet;
 
 /// What is recorded, and where.

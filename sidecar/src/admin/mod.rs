@@ -15,6 +15,7 @@ use ronde_shm::ArenaUsage;
 use ronde_transport::{LinkSecurity, PathStats, PortStats};
 use ronde_wire::control::Transport;
 use ronde_wire::{JobName, SidecarIndex};
+use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, oneshot};
 
@@ -72,6 +73,11 @@ impl Pages {
         Self { commands, job, turn: Arc::default() }
     }
 
+    /// What `/status` shows; `None` when the sidecar is ending.
+    pub(crate) async fn status(&self) -> Option<impl Serialize + use<>> {
+        self.snapshot().await.map(|snapshot| page::StatusPage::new(self.job.clone(), snapshot))
+    }
+
     /// The state of the sidecar; `None` when it is ending.
     async fn snapshot(&self) -> Option<Snapshot> {
         let _turn = self.turn.lock().await;
@@ -111,8 +117,8 @@ async fn healthz(State(pages): State<Pages>) -> impl IntoResponse {
 }
 
 async fn status(State(pages): State<Pages>) -> impl IntoResponse {
-    match pages.snapshot().await {
-        Some(snapshot) => axum::Json(page::StatusPage::new(pages.job, snapshot)).into_response(),
+    match pages.status().await {
+        Some(page) => axum::Json(page).into_response(),
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }
 }

@@ -40,6 +40,7 @@ mod run;
 mod sidecar;
 mod status;
 mod tuning;
+mod web;
 
 pub(crate) use container::ContainerArgs;
 pub(crate) use sidecar::SidecarArgs;

@@ -11,6 +11,7 @@ use ronde_wire::{JobName, limits};
 
 use super::container::ContainerArgs;
 use super::tuning::{PluginArgs, ReuseArgs, StallArgs};
+use super::web::WebArgs;
 use crate::interfaces::Selector;
 use crate::logging::LogArgs;
 
@@ -102,6 +103,8 @@ pub(crate) struct SidecarArgs {
     pub(crate) reuse: ReuseArgs,
     #[command(flatten)]
     pub(crate) plugins: PluginArgs,
+    #[command(flatten)]
+    pub(crate) web: WebArgs,
     #[command(flatten)]
     pub(crate) stall: StallArgs,
     /// Keep all threads of the sidecar on these cores. [default: any]

@@ -26,14 +26,16 @@ impl Driver {
     }
 
     pub(super) fn claim(&mut self, request: ClaimRequest) {
-        let ClaimRequest { claim, uid, protocol, session_token, outgoing, reply } = request;
+        let ClaimRequest { claim, way, protocol, session_token, outgoing, reply } = request;
         if self.sessions.is_entitled(claim.rank, &claim.token) {
             self.make_room(claim.rank);
         }
         let claimed = self.sessions.claim(claim.rank, &claim.token, session_token, outgoing);
         if let Ok(id) = claimed {
             self.presence.note_worker();
-            self.segments.open_session(session_token, uid, self.arena_bytes_max);
+            if let Some(uid) = way.uid() {
+                self.segments.open_session(session_token, uid, self.arena_bytes_max);
+            }
             let message = ronde_rpc::Claimed {
                 session_token: session_token.to_bytes(),
                 protocol,
@@ -44,7 +46,7 @@ impl Driver {
                 pending_max: u32::try_from(limits::PENDING_PER_SESSION_MAX).unwrap_or(u32::MAX),
                 ring_bytes: limits::RING_BYTES as u64,
             };
-            tracing::info!(rank = claim.rank.0, client = claim.client, pid = claim.pid, uid, "a worker has come");
+            tracing::info!(rank = claim.rank.0, client = claim.client, pid = claim.pid, ?way, "a worker has come");
             let running = self.running;
             if let Some(session) = self.sessions.get_mut(id) {
                 session.claimed_during = running;

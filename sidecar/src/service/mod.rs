@@ -26,6 +26,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::admin::Snapshot;
 use crate::bootstrap::WorkerExited;
+use crate::delivery::PART_BYTES;
 use crate::ring::RingOut;
 use crate::segments::Segments;
 use crate::sessions::{Outgoing, SessionId};
@@ -121,8 +122,8 @@ pub(crate) enum Command {
 pub(crate) struct ClaimRequest {
     /// What the worker said.
     pub(crate) claim: Claim,
-    /// The uid of its process, as the kernel says.
-    pub(crate) uid: u32,
+    /// How it came.
+    pub(crate) way: Way,
     /// The version that both speak.
     pub(crate) protocol: u32,
     /// A fresh token for the session.
@@ -132,6 +133,28 @@ pub(crate) struct ClaimRequest {
     /// The decision.
     pub(crate) reply: oneshot::Sender<Result<SessionId, Status>>,
 }
+
+/// How a worker came to the sidecar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Over rpc.sock; its process is of this uid, as the kernel says, and may share memory.
+    Socket {
+        /// The uid.
+        uid: u32,
+    },
+    /// Over gRPC-Web: everything travels inside messages.
+    Web,
+}
+
+impl Way {
+    /// The uid of a process that may share memory with this one.
+    pub(crate) fn uid(self) -> Option<u32> {
+        if let Self::Socket { uid } = self { Some(uid) } else { None }
+    }
+}
+
+/// What a worker says.
+pub(crate) type Incoming = Pin<Box<dyn Stream<Item = Result<v1::ClientMessage, Status>> + Send + Sync>>;
 
 /// What is needed to record for a worker.
 pub(crate) struct RecordRequest {
@@ -163,11 +186,11 @@ impl Service {
     /// # Errors
     /// When the socket cannot be bound, or the server fails.
     pub(crate) fn bind(
-        self,
+        self: Arc<Self>,
         socket: &Path,
     ) -> anyhow::Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>> {
         let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
-        let server = RondeServer::new(self)
+        let server = RondeServer::from_arc(self)
             .max_decoding_message_size(limits::INLINE_BYTES_MAX + MESSAGE_OVERHEAD_BYTES)
             .max_encoding_message_size(limits::INLINE_BYTES_MAX + MESSAGE_OVERHEAD_BYTES);
         Ok(tonic::transport::Server::builder()
@@ -175,6 +198,16 @@ impl Service {
             .initial_connection_window_size(STREAM_WINDOW_BYTES)
             .add_service(server)
             .serve_with_incoming(UnixListenerStream::new(listener)))
+    }
+
+    /// Reads a session in a task of its own; gives what its worker is told.
+    pub(crate) fn attend(&self, way: Way, incoming: Incoming) -> mpsc::Receiver<Result<v1::ServerMessage, Status>> {
+        let outgoing_max = if way == Way::Web { WEB_OUTGOING_MAX } else { OUTGOING_MAX };
+        let (outgoing, receiver) = mpsc::channel(outgoing_max);
+        let job = self.description.job.clone();
+        let (commands, segments) = (self.commands.clone(), self.segments.clone());
+        tokio::spawn(Reader { job, commands, segments, incoming, way }.run(outgoing));
+        receiver
     }
 
     fn check_uid<T>(&self, request: &Request<T>) -> Result<u32, Status> {
@@ -206,12 +239,8 @@ impl Ronde for Service {
         request: Request<Streaming<v1::ClientMessage>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
         let uid = self.check_uid(&request)?;
-        let (outgoing, receiver) = mpsc::channel(OUTGOING_MAX);
-        let job = self.description.job.clone();
-        let (commands, segments) = (self.commands.clone(), self.segments.clone());
-        let reader = Reader { job, commands, segments, incoming: request.into_inner() };
-        tokio::spawn(reader.run(uid, outgoing));
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+        let told = self.attend(Way::Socket { uid }, Box::pin(request.into_inner()));
+        Ok(Response::new(Box::pin(ReceiverStream::new(told))))
     }
 
     type TimelineStream = Pin<Box<dyn Stream<Item = Result<v1::TimelineBatch, Status>> + Send>>;
@@ -229,6 +258,8 @@ impl Ronde for Service {
 
 /// Messages waiting for one worker: a completion for each pending request, and room for the rest.
 pub(crate) const OUTGOING_MAX: usize = limits::PENDING_PER_SESSION_MAX + 1_024;
+/// The same for a worker over gRPC-Web, which may have fewer requests pending, each with a result in parts.
+const WEB_OUTGOING_MAX: usize = limits::WEB_PENDING_MAX * (1 + limits::INLINE_BYTES_MAX / PART_BYTES) + 1_024;
 /// Names, shapes and framing around inline bytes.
 const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
 /// HTTP/2 flow control for inline bytes; messages without them are small.

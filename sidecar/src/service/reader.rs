@@ -8,9 +8,10 @@ use ronde_rpc::{negotiate_protocol, v1};
 use ronde_shm::SessionToken;
 use ronde_wire::{Rank, RequestId, SetId, TensorName, limits};
 use tokio::sync::{mpsc, oneshot};
-use tonic::{Status, Streaming};
+use tokio_stream::StreamExt;
+use tonic::Status;
 
-use super::{ClaimRequest, Command};
+use super::{ClaimRequest, Command, Incoming, Way};
 use crate::ring::RingIn;
 use crate::runtime_dir::random_bytes;
 use crate::segments::Segments;
@@ -21,19 +22,20 @@ pub(super) struct Reader {
     pub(super) job: String,
     pub(super) commands: mpsc::Sender<Command>,
     pub(super) segments: Segments,
-    pub(super) incoming: Streaming<v1::ClientMessage>,
+    pub(super) incoming: Incoming,
+    pub(super) way: Way,
 }
 
 impl Reader {
-    pub(super) async fn run(mut self, uid: u32, outgoing: Outgoing) {
-        let claimed = match tokio::time::timeout(CLAIM_TIMEOUT, self.claim(uid, &outgoing)).await {
+    pub(super) async fn run(mut self, outgoing: Outgoing) {
+        let claimed = match tokio::time::timeout(CLAIM_TIMEOUT, self.claim(&outgoing)).await {
             Ok(claimed) => claimed,
             Err(_) => Err(Status::deadline_exceeded("no claim came; the first message of a session is a Claim")),
         };
         let claimed = match claimed {
             Ok(claimed) => claimed,
             Err(status) => {
-                tracing::warn!(uid, reason = status.message(), "a claim is refused");
+                tracing::warn!(way = ?self.way, reason = status.message(), "a claim is refused");
                 // A worker that does not wait for the answer does not need it.
                 let _ = outgoing.send(Err(status)).await;
                 return;
@@ -46,8 +48,8 @@ impl Reader {
         self.tell(Command::Closed { session: claimed.session, reason }).await;
     }
 
-    async fn claim(&mut self, uid: u32, outgoing: &Outgoing) -> Result<Claimed, Status> {
-        let first = self.incoming.message().await?.and_then(|message| message.message);
+    async fn claim(&mut self, outgoing: &Outgoing) -> Result<Claimed, Status> {
+        let first = self.incoming.next().await.transpose()?.and_then(|message| message.message);
         let Some(ClientMessage::Claim(claim)) = first else {
             return Err(Status::failed_precondition("the first message of a session is a Claim"));
         };
@@ -63,7 +65,8 @@ impl Reader {
         let token = random_bytes().map_err(|error| Status::internal(error.to_string()))?;
         let token = SessionToken::from_bytes(token);
         let (reply, answer) = oneshot::channel();
-        let request = ClaimRequest { claim, uid, protocol, session_token: token, outgoing: outgoing.clone(), reply };
+        let way = self.way;
+        let request = ClaimRequest { claim, way, protocol, session_token: token, outgoing: outgoing.clone(), reply };
         self.tell(Command::Claim(Box::new(request))).await;
         let session = answer.await.map_err(|_| Status::unavailable("the sidecar is ending"))??;
         Ok(Claimed { session, rank, token })
@@ -109,13 +112,13 @@ impl Reader {
             };
             tokio::select! {
                 biased;
-                message = self.incoming.message() => match message {
-                    Ok(Some(v1::ClientMessage { message: Some(ClientMessage::RingReady(_)) })) => {
+                message = self.incoming.next() => match message {
+                    Some(Ok(v1::ClientMessage { message: Some(ClientMessage::RingReady(_)) })) => {
                         *ring = Some(self.open_ring(claimed).await?);
                     }
-                    Ok(Some(message)) => self.pass_on(claimed, message).await?,
-                    Ok(None) => return Ok("its process closed the session".to_owned()),
-                    Err(status) => return Ok(format!("its session broke ({})", status.message())),
+                    Some(Ok(message)) => self.pass_on(claimed, message).await?,
+                    None => return Ok("its process closed the session".to_owned()),
+                    Some(Err(status)) => return Ok(format!("its session broke ({})", status.message())),
                 },
                 () = rung(ring), if waits => {
                     if ring.as_ref().is_some_and(RingIn::is_awaited) {
@@ -156,7 +159,12 @@ impl Reader {
         let Claimed { session, rank, .. } = *claimed;
         let command = match message.message {
             Some(ClientMessage::Submit(submit)) => {
-                Command::Submit { session, submission: Box::new(Submission::parse(submit, rank)) }
+                let submission = Submission::parse(submit, rank);
+                let submission = match self.way {
+                    Way::Socket { .. } => submission,
+                    Way::Web => submission.and_then(|submission| submission.inline_only(rank)),
+                };
+                Command::Submit { session, submission: Box::new(submission) }
             }
             Some(ClientMessage::Withdraw(m)) => {
                 Command::Withdraw { session, request: RequestId(m.request), reason: m.reason }

@@ -52,6 +52,8 @@ pub struct Plan<'a> {
     control_fan_out: Option<usize>,
     transport: Transport,
     plugins: Vec<Value>,
+    web: Value,
+    authority: Option<&'a Authority>,
     network: Option<&'a Network>,
 }
 
@@ -73,6 +75,8 @@ impl<'a> Plan<'a> {
             control_fan_out: None,
             transport: Transport::Auto,
             plugins: Vec::new(),
+            web: Value::Null,
+            authority: None,
             network: None,
         }
     }
@@ -149,6 +153,18 @@ impl<'a> Plan<'a> {
         Self { plugins: of_sidecars, ..self }
     }
 
+    /// With gRPC-Web answered by all sidecars, as the launcher says it.
+    #[must_use]
+    pub fn web(self, web: Value) -> Self {
+        Self { web, ..self }
+    }
+
+    /// With certificates of an authority of the test's.
+    #[must_use]
+    pub fn issued_by(self, authority: &'a Authority) -> Self {
+        Self { authority: Some(authority), ..self }
+    }
+
     /// With each sidecar on the host of its index.
     #[must_use]
     pub fn on(self, network: &'a Network) -> Self {
@@ -181,7 +197,8 @@ impl<'a> Plan<'a> {
         for index in 0..count {
             sidecars.push(Sidecar::start(&self.options(&job, index, directory.path()))?);
         }
-        let authority = Authority::new(&job)?;
+        let own = Authority::new(&job)?;
+        let authority = self.authority.unwrap_or(&own);
         let peers: Vec<Value> = sidecars.iter().map(Sidecar::as_peer).collect();
         for sidecar in &mut sidecars {
             let certificate = authority.issue(sidecar.certificate_request()?, sidecar.index)?;
@@ -212,6 +229,7 @@ impl<'a> Plan<'a> {
             control_fan_out: self.control_fan_out,
             transport: self.transport,
             plugins: self.plugins.get(index as usize).cloned().unwrap_or_else(|| json!({})),
+            web: self.web.clone(),
             namespace: self.network.map(|network| network.host(index)),
         }
     }

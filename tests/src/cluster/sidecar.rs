@@ -54,6 +54,8 @@ pub struct SidecarOptions {
     pub transport: Transport,
     /// Where plugins come from and which are let in, as the launcher says it.
     pub plugins: Value,
+    /// Where gRPC-Web is answered, as the launcher says it; null for nowhere.
+    pub web: Value,
     /// The network namespace to run in.
     pub namespace: Option<String>,
 }
@@ -110,6 +112,7 @@ impl Sidecar {
             "control_fan_out": options.control_fan_out,
             "transport": options.transport,
             "plugins": options.plugins,
+            "web": options.web,
         });
         process.say(&start.to_string())?;
         let bound = process.await_line("the bound line", PATIENCE, |line| message(line, "bound"))?;
@@ -236,6 +239,14 @@ impl Authority {
     /// When the request cannot be read.
     pub fn issue(&self, request: &str, index: u32) -> Result<String> {
         Ok(self.0.issue(request, SidecarIndex(index), an_hour())?)
+    }
+
+    /// The same for so long.
+    ///
+    /// # Errors
+    /// When the request cannot be read.
+    pub fn issue_for(&self, request: &str, index: u32, time: Duration) -> Result<String> {
+        Ok(self.0.issue(request, SidecarIndex(index), Validity::starting(SystemTime::now(), time))?)
     }
 
     /// The same for a time that is over.

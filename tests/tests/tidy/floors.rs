@@ -8,7 +8,7 @@ use crate::hold;
 use crate::source::root;
 
 /// For each crate, the crates of this project that it may use in what is shipped. Floor by floor.
-const OWN: [(&str, &[&str]); 24] = [
+const OWN: [(&str, &[&str]); 25] = [
     ("ronde-wire", &[]),
     ("ronde-plugin-abi", &[]),
     ("ronde-plugin", &["ronde-plugin-abi"]),
@@ -35,6 +35,7 @@ const OWN: [(&str, &[&str]); 24] = [
     ),
     ("ronde-python", &["ronde"]),
     ("ronde-fuzz", &[]),
+    ("ronde-tests-web", &["ronde"]),
     (
         "ronde-tests",
         &["ronde", "ronde-collectives", "ronde-engine", "ronde-rpc", "ronde-shm", "ronde-transport", "ronde-wire"],

@@ -94,6 +94,25 @@ impl Submission {
         })
     }
 
+    /// The same for a session of rank `me` that has no shared memory, where bytes travel inside messages both ways.
+    ///
+    /// # Errors
+    /// [`Refused`] when a place is in shared memory, or the result would be.
+    pub fn inline_only(self, me: Rank) -> Result<Self, Refused> {
+        let in_memory = match &self.place {
+            Place::Arena { .. } => Some("the input lies in an arena"),
+            _ if self.output.is_some() => Some("the output lies in an arena"),
+            Place::None if self.what.collective.has_result(me) => Some("a result without a place goes to an arena"),
+            _ => None,
+        };
+        let Some(what) = in_memory else { return Ok(self) };
+        let reason = format!(
+            "{what}, in shared memory, which a session over gRPC-Web does not have; send the bytes inline, none where there is no input"
+        );
+        let Request { set, name, group, .. } = self.what;
+        Err(Refused { request: self.request, set, name: Some(name), group, reason })
+    }
+
     /// The message that parses back to this.
     #[must_use]
     pub fn into_message(self) -> v1::Submit {

@@ -2,7 +2,7 @@
 //!
 //! [`memory`] joins ports of one process, for tests and simulations. [`links`] joins sidecars over the network with mutual
 //! authentication, by [`quic`] or by TLS 1.3 over TCP (`tcp`); [`identity`], `verifier`, [`ca`] and [`secret`] say who may
-//! talk to whom. There is no plaintext transport. One test list (`tests/port_list.rs`) holds for all of them.
+//! talk to whom. There is no plaintext transport. [`MutualTls`] is for clients that are no sidecars. One test list (`tests/port_list.rs`) holds for all of them.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +13,7 @@ mod hello;
 pub mod identity;
 pub mod links;
 pub mod memory;
+mod mutual;
 pub mod port;
 pub mod quic;
 pub mod secret;
@@ -28,6 +29,7 @@ pub use links::{
     SocketOptions,
 };
 pub use memory::{MemoryMesh, MemoryPort};
+pub use mutual::{Accepted, MutualTls};
 pub use port::{DownReason, Outgoing, Port, PortEvent, PortStats, Role, SendError, next_event};
 pub use quic::QuicOptions;
 pub use secret::{JobSecret, SecretError};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ronde_wire::SidecarIndex;
 use rustls::client::Resumption;
+use rustls::crypto::CryptoProvider;
 use rustls::{ClientConfig, ServerConfig};
 
 use crate::identity::{Identity, crypto_provider};
@@ -12,14 +13,22 @@ use crate::verifier::{AcceptVerifier, DialVerifier};
 
 /// For the side that accepts: any sidecar of the job, which must then be the one that its hello claims.
 pub(crate) fn server_config(identity: &Identity) -> Result<ServerConfig, PortError> {
-    let provider = crypto_provider();
+    accepting(identity, crypto_provider(), ALPN)
+}
+
+/// For a side that accepts whoever has a certificate of the job, with this cryptography, for one protocol.
+pub(crate) fn accepting(
+    identity: &Identity,
+    provider: Arc<CryptoProvider>,
+    protocol: &[u8],
+) -> Result<ServerConfig, PortError> {
     let verifier = AcceptVerifier::new(identity.id().clone(), identity.root_store()?, provider.clone())
         .map_err(|error| rustls::Error::General(error.to_string()))?;
     let mut tls = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::new(verifier))
         .with_single_cert(identity.certificate_chain(), identity.key())?;
-    tls.alpn_protocols = vec![ALPN.to_vec()];
+    tls.alpn_protocols = vec![protocol.to_vec()];
     tls.max_early_data_size = 0;
     tls.send_tls13_tickets = 0;
     tls.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});

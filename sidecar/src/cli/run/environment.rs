@@ -85,6 +85,8 @@ pub(super) struct Identity<'a> {
     pub(super) socket_dir: &'a Path,
     /// The file with the rank's token.
     pub(super) token_file: &'a Path,
+    /// Where the sidecar answers gRPC-Web, if anywhere.
+    pub(super) web: Option<SocketAddr>,
     /// An address of the host of rank 0 and a port that is free there.
     pub(super) master: SocketAddr,
 }
@@ -105,6 +107,9 @@ impl Identity<'_> {
         add("RONDE_JOB", &self.job.to_string());
         add("RONDE_SOCKET", &self.socket_dir.to_string_lossy());
         add("RONDE_TOKEN_FILE", &self.token_file.to_string_lossy());
+        if let Some(web) = self.web {
+            add("RONDE_WEB", &format!("http://{web}"));
+        }
         add("HOROVOD_HOSTNAME", self.hostname);
         add("MASTER_ADDR", &self.master.ip().to_string());
         add("MASTER_PORT", &self.master.port().to_string());
@@ -142,7 +147,8 @@ fn is_passed_on(name: &str) -> bool {
 const TORCH_NAMES: [(&str, &str); 4] =
     [("RANK", "RANK"), ("SIZE", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_RANK"), ("LOCAL_SIZE", "LOCAL_WORLD_SIZE")];
 
-const WITHHELD: [&str; 5] = ["OLDPWD", "_HOROVOD_SECRET_KEY", "RONDE_JOB", "RONDE_SOCKET", "RONDE_TOKEN_FILE"];
+const WITHHELD: [&str; 6] =
+    ["OLDPWD", "_HOROVOD_SECRET_KEY", "RONDE_JOB", "RONDE_SOCKET", "RONDE_TOKEN_FILE", "RONDE_WEB"];
 
 #[cfg(test)]
 mod tests {
@@ -204,6 +210,7 @@ mod tests {
             hostname: "beta",
             socket_dir: Path::new("/run/j"),
             token_file: Path::new("/run/j/t5"),
+            web: Some("127.0.0.1:7600".parse().expect("valid")),
             master: "[fd00::1]:29500".parse().expect("valid"),
         };
         let found = identity.environment();
@@ -217,6 +224,7 @@ mod tests {
             ("RONDE_JOB", "j"),
             ("RONDE_SOCKET", "/run/j"),
             ("RONDE_TOKEN_FILE", "/run/j/t5"),
+            ("RONDE_WEB", "http://127.0.0.1:7600"),
             ("HOROVOD_RANK", "5"),
             ("HOROVOD_SIZE", "8"),
             ("HOROVOD_LOCAL_RANK", "1"),

@@ -16,10 +16,12 @@ use ronde_wire::control::Transport;
 use super::codes::{Code, coded};
 use super::envelope::Environment;
 use super::tuning::{PluginArgs, ReuseArgs, StallArgs};
+use super::web::WebArgs;
 use crate::interfaces::Selector;
 use crate::logging::LogArgs;
 use crate::plugins::PluginSettings;
 use crate::ports::PortRange;
+use crate::web::WebSettings;
 use environment::Export;
 use hosts::Host;
 use placement::Placement;
@@ -114,6 +116,8 @@ pub(super) struct RunArgs {
     #[command(flatten)]
     plugins: PluginArgs,
     #[command(flatten)]
+    web: WebArgs,
+    #[command(flatten)]
     stall: StallArgs,
     /// Keep all threads of each sidecar on these cores of its host. [default: any]
     #[arg(long, value_name = "CORE,...", value_delimiter = ',', env = "HOROVOD_THREAD_AFFINITY", value_parser = super::tuning::core)]
@@ -201,6 +205,7 @@ struct Settings {
     stall_warning_ms: Option<u64>,
     stall_shutdown_ms: Option<u64>,
     plugins: PluginSettings,
+    web: Option<WebSettings>,
     arena_bytes_max: Option<u64>,
     output_dir: Option<PathBuf>,
     timestamps: bool,
@@ -249,6 +254,8 @@ impl Settings {
             stall_warning_ms: args.stall.warning_ms(),
             stall_shutdown_ms: args.stall.shutdown_ms(),
             plugins: args.plugins.settings(),
+            // The authority of the job is gone when it has begun, so that no client could have a certificate.
+            web: args.web.settings(false)?,
             arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
             output_dir: args.output_filename,
             timestamps: args.prefix_output_with_timestamp,

@@ -160,6 +160,7 @@ impl Job<'_> {
                 stall_shutdown_ms: settings.stall_shutdown_ms,
                 plugins: settings.plugins.clone(),
                 tells_of_exits: true,
+                web: settings.web.clone(),
                 control_fan_out: None,
             };
             let link = &self.links[place.host];
@@ -229,6 +230,7 @@ impl Job<'_> {
                 hostname: &settings.placement.hosts[place.host].name,
                 socket_dir: &serving.socket_dir,
                 token_file: &serving.token_files[place.local_rank as usize],
+                web: serving.web,
                 master,
             };
             let (rank, sidecar) = (place.rank, place.sidecar);

@@ -93,6 +93,8 @@ pub(super) struct Serving {
     pub(super) token_files: Vec<PathBuf>,
     /// Where it tells its state.
     pub(super) admin: SocketAddr,
+    /// Where it answers gRPC-Web, if anywhere.
+    pub(super) web: Option<SocketAddr>,
 }
 
 /// What is known of a worker.
@@ -305,14 +307,14 @@ impl State {
             FromSidecar::Bound { certificate_request, control, lanes, version: _ } => {
                 state.bound = Some(Bound { certificate_request, control, lanes });
             }
-            FromSidecar::Serving { socket_dir, mut token_files, admin } => {
+            FromSidecar::Serving { socket_dir, mut token_files, admin, web } => {
                 token_files.sort_by_key(|file| file.rank);
                 if !token_files.iter().map(|file| file.rank).eq(served.clone()) {
                     let reason = format!("it made tokens for other ranks than {}", super::failure::ranks(&served));
                     return Err(Failure::Fatal { served, host: host_name, reason });
                 }
                 let token_files = token_files.into_iter().map(|file| file.path).collect();
-                state.serving = Some(Serving { socket_dir, token_files, admin });
+                state.serving = Some(Serving { socket_dir, token_files, admin, web });
             }
             FromSidecar::Dialling { peer } => {
                 state.dialled.insert(peer);

@@ -2,6 +2,7 @@
 
 use ronde_plugin_abi::{VERSION, limits};
 use ronde_wire::DType;
+use ronde_wire::plugin::{name_letter, version_letter};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -95,8 +96,6 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Manifest, ManifestError> {
     if codec.is_none() && reducer.is_none() {
         return Err(ManifestError::field("kinds", "name neither codec nor reducer; a plugin is one of them, or both"));
     }
-    let name_letter = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
-    let version_letter = |letter: char| letter.is_ascii_alphanumeric() || ".+-".contains(letter);
     Ok(Manifest {
         name: word("name", document.name, limits::NAME_BYTES_MAX, name_letter, "small letters, digits and hyphens")?,
         version: word(

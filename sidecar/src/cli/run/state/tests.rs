@@ -142,7 +142,7 @@ fn a_sidecar_must_have_made_the_tokens_of_its_ranks() {
         let token_files =
             ranks.iter().map(|rank| TokenFile { rank: *rank, path: format!("/t{rank}").into() }).collect();
         let admin = "127.0.0.1:1".parse().expect("valid");
-        let line = FromSidecar::Serving { socket_dir: "/s".into(), token_files, admin };
+        let line = FromSidecar::Serving { socket_dir: "/s".into(), token_files, admin, web: None };
         Event::Message(FromAgent::Sidecar { sidecar: 1, line })
     };
     let mut good = state();

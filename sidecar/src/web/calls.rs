@@ -1,0 +1,90 @@
+//! The calls of `ronde.v1.RondeWeb`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ronde_rpc::v1;
+use ronde_rpc::v1::client_message::Message as Said;
+use ronde_rpc::v1::ronde_web_server::RondeWeb;
+use ronde_wire::Rank;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::gate::Caller;
+use super::sessions::{INBOX_MAX, Sessions, Telling};
+use crate::admin::Pages;
+use crate::service::{Service, Way};
+
+/// Answers them.
+#[derive(Clone)]
+pub(super) struct Calls {
+    service: Arc<Service>,
+    pages: Pages,
+    sessions: Sessions,
+}
+
+impl Calls {
+    /// With the sessions of a service and what the admin pages show.
+    pub(super) fn new(service: Arc<Service>, pages: Pages) -> Self {
+        Self { service, pages, sessions: Sessions::default() }
+    }
+}
+
+#[tonic::async_trait]
+impl RondeWeb for Calls {
+    async fn describe(&self, request: Request<v1::DescribeRequest>) -> Result<Response<v1::Description>, Status> {
+        caller(&request)?;
+        Ok(Response::new(self.service.description.clone()))
+    }
+
+    async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusAnswer>, Status> {
+        caller(&request)?;
+        let page = timeout(STATUS_TIMEOUT, self.pages.status()).await;
+        let page =
+            page.map_err(|_| Status::unavailable("the sidecar's control thread does not answer; see its log"))?;
+        let page = page.ok_or_else(|| Status::unavailable("the sidecar is ending"))?;
+        let json = serde_json::to_string(&page).map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(v1::StatusAnswer { json }))
+    }
+
+    type OpenStream = Telling;
+
+    async fn open(&self, request: Request<v1::Claim>) -> Result<Response<Telling>, Status> {
+        let rank = caller(&request)?;
+        let claim = request.into_inner();
+        if claim.rank != rank.0 {
+            return Err(Status::permission_denied(format!(
+                "the call carries the token of {rank}, but claims rank {}; call with the token of the rank",
+                claim.rank
+            )));
+        }
+        let (inbox, incoming) = mpsc::channel(INBOX_MAX);
+        // The channel is new: there is room.
+        let _ = inbox.try_send(Ok(v1::ClientMessage { message: Some(Said::Claim(claim)) }));
+        let told = self.service.attend(Way::Web, Box::pin(ReceiverStream::new(incoming)));
+        Ok(Response::new(Telling::new(&self.sessions, rank, inbox, told)))
+    }
+
+    async fn say(&self, request: Request<v1::SayRequest>) -> Result<Response<v1::SayAnswer>, Status> {
+        let rank = caller(&request)?;
+        let v1::SayRequest { session_token, number, messages } = request.into_inner();
+        let session = self.sessions.of(&session_token, rank)?;
+        match timeout(SAY_TIMEOUT, session.hear(number, messages)).await {
+            Ok(heard) => heard.map(|()| Response::new(v1::SayAnswer {})),
+            Err(_) => Err(Status::unavailable("the sidecar's control thread takes no messages; see its log")),
+        }
+    }
+}
+
+/// Whose token the head carried.
+fn caller<T>(request: &Request<T>) -> Result<Rank, Status> {
+    let caller = request.extensions().get::<Caller>();
+    caller.map(|Caller(rank)| *rank).ok_or_else(|| Status::unauthenticated("the call has not passed the gate"))
+}
+
+/// How long the control thread and the lanes may take to say how they are.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the control thread may take no messages.
+const SAY_TIMEOUT: Duration = Duration::from_secs(5);

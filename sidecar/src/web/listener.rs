@@ -1,0 +1,183 @@
+//! Connections, and requests on them: every wait and every length is bounded before anything is believed.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::request::Parts;
+use axum::http::{Request, Response, StatusCode};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use ronde_rpc::v1::ronde_web_server::RondeWebServer;
+use ronde_rpc::web::check_body;
+use ronde_transport::MutualTls;
+use ronde_wire::limits;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{sleep, timeout};
+use tokio_io_timeout::TimeoutStream;
+use tonic::Status;
+use tonic::body::Body;
+use tonic_web::{GrpcWebLayer, GrpcWebService};
+use tower::{Layer, Service};
+
+use super::calls::Calls;
+use super::gate::{Entry, Gate, Refusal};
+
+/// All that connections share.
+pub(super) struct Door {
+    gate: Gate,
+    calls: GrpcWebService<RondeWebServer<Calls>>,
+    tls: Option<Arc<MutualTls>>,
+    connections: Arc<Semaphore>,
+    bodies: Semaphore,
+}
+
+impl Door {
+    /// Answers calls that the gate lets in; without TLS if there is none.
+    pub(super) fn new(gate: Gate, calls: Calls, tls: Option<Arc<MutualTls>>) -> Self {
+        let calls = RondeWebServer::new(calls)
+            .max_decoding_message_size(limits::WEB_BODY_BYTES_MAX)
+            .max_encoding_message_size(STATUS_BYTES_MAX);
+        Self {
+            gate,
+            calls: GrpcWebLayer::new().layer(calls),
+            tls,
+            connections: Arc::new(Semaphore::new(limits::WEB_CONNECTIONS_MAX)),
+            bodies: Semaphore::new(limits::WEB_BODIES_MAX),
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let (head, body) = request.into_parts();
+        let answer = match self.gate.judge(&head) {
+            Ok(Entry::Preflight) => return self.gate.allow(&head),
+            Ok(Entry::Call(caller)) => match self.read(body).await {
+                Ok((body, _turn)) => {
+                    let mut call = Request::from_parts(head.clone(), Body::new(Full::new(body)));
+                    call.extensions_mut().insert(caller);
+                    let Ok(answer) = self.calls.clone().call(call).await;
+                    Ok(answer)
+                }
+                Err(refusal) => Err(refusal),
+            },
+            Err(refusal) => Err(refusal),
+        };
+        let answer = answer.unwrap_or_else(|refusal| refused(refusal, &head));
+        self.gate.open_to_page(&head, answer)
+    }
+
+    /// Reads a body that may be decoded, with leave to do so.
+    async fn read(&self, body: Incoming) -> Result<(Bytes, SemaphorePermit<'_>), Refusal> {
+        let busy = || {
+            let reason = format!("{} calls are being read; try again", limits::WEB_BODIES_MAX);
+            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, Status::unavailable(reason))
+        };
+        let turn = timeout(BODY_TIMEOUT, self.bodies.acquire()).await.map_err(|_| busy())?.map_err(|_| busy())?;
+        let collected = timeout(BODY_TIMEOUT, Limited::new(body, limits::WEB_BODY_BYTES_MAX).collect()).await;
+        let collected = collected.map_err(|_| {
+            let reason = format!("the body did not come within {} s", BODY_TIMEOUT.as_secs());
+            Refusal::new(StatusCode::REQUEST_TIMEOUT, Status::deadline_exceeded(reason))
+        })?;
+        let body = collected.map_err(|error| match error.is::<LengthLimitError>() {
+            true => Refusal::too_large(),
+            false => malformed(format!("the body broke: {error}")),
+        })?;
+        let body = body.to_bytes();
+        check_body(&body).map_err(|error| malformed(error.to_string()))?;
+        Ok((body, turn))
+    }
+}
+
+fn malformed(reason: String) -> Refusal {
+    Refusal::new(StatusCode::BAD_REQUEST, Status::invalid_argument(reason))
+}
+
+fn refused(refusal: Refusal, head: &Parts) -> Response<Body> {
+    tracing::info!(path = head.uri.path(), ?refusal, "a request to the gRPC-Web listener is refused");
+    refusal.answer(head)
+}
+
+/// Accepts connections for ever.
+///
+/// # Errors
+/// When the runtime does not take the listener.
+pub(super) async fn run(listener: std::net::TcpListener, door: Arc<Door>) -> std::io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => start(&door, stream, peer),
+            // Of the process or the system, such as too many open files; others end theirs meanwhile.
+            Err(error) => {
+                tracing::warn!(%error, "gRPC-Web: accepting failed");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn start(door: &Arc<Door>, stream: TcpStream, peer: SocketAddr) {
+    let Ok(place) = Arc::clone(&door.connections).try_acquire_owned() else {
+        tracing::warn!(%peer, limit = limits::WEB_CONNECTIONS_MAX, "gRPC-Web: too many connections, one is turned away");
+        return;
+    };
+    let door = Arc::clone(door);
+    tokio::spawn(async move {
+        if let Err(reason) = connection(door, stream).await {
+            tracing::info!(%peer, reason, "a connection to the gRPC-Web listener ends");
+        }
+        drop(place);
+    });
+}
+
+/// Serves a connection to its end, at the latest to that of a certificate.
+async fn connection(door: Arc<Door>, stream: TcpStream) -> Result<(), String> {
+    stream.set_nodelay(true).map_err(|error| error.to_string())?;
+    let Some(tls) = door.tls.clone() else { return requests(door, stream).await };
+    let accepted = match timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await {
+        Ok(accepted) => accepted.map_err(|error| format!("TLS: {error}"))?,
+        Err(_) => return Err(format!("TLS: no handshake within {} s", HANDSHAKE_TIMEOUT.as_secs())),
+    };
+    match timeout(accepted.valid_for, requests(door, accepted.stream)).await {
+        Ok(served) => served,
+        Err(_) => Err(format!("a certificate, {}'s or this sidecar's, is not valid any more", accepted.peer)),
+    }
+}
+
+async fn requests(door: Arc<Door>, stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Result<(), String> {
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(WRITE_TIMEOUT));
+    let answer = move |request| {
+        let door = Arc::clone(&door);
+        async move { Ok::<_, Infallible>(door.answer(request).await) }
+    };
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(limits::WEB_HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        .serve_connection(TokioIo::new(Box::pin(stream)), service_fn(answer))
+        .await
+        .map_err(|error| error.to_string())
+}
+
+/// How long a client may take for its half of TLS.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a connection may be idle between two calls, and a head on its way. Clients that keep connections for later give
+/// them up before.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a body may be on its way, and wait until it is read.
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a client may take none of an answer.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
+/// After an error that the next attempt would meet again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const HEADERS_MAX: usize = 64;
+/// The largest answer, a status page; parts of results are small.
+const STATUS_BYTES_MAX: usize = 16 << 20;

@@ -1,0 +1,248 @@
+//! Open sessions over gRPC-Web: what a call of Say finds by the session's token, and the answer to Open, with whose end the
+//! session ends.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use ronde_rpc::v1;
+use ronde_rpc::v1::client_message::Message as Said;
+use ronde_rpc::v1::server_message::Message as Told;
+use ronde_wire::{Rank, limits};
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tonic::Status;
+
+/// By token.
+#[derive(Clone, Default)]
+pub(super) struct Sessions {
+    open: Arc<Mutex<HashMap<Bytes, Arc<Session>>>>,
+}
+
+/// Where what a worker says goes.
+pub(super) type Inbox = mpsc::Sender<Result<v1::ClientMessage, Status>>;
+
+/// One of them.
+pub(super) struct Session {
+    rank: Rank,
+    inbox: Inbox,
+    /// The number of the last call that was heard.
+    heard: tokio::sync::Mutex<u64>,
+}
+
+impl Sessions {
+    /// The session of a token, for the worker of its rank.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(super) fn of(&self, token: &Bytes, caller: Rank) -> Result<Arc<Session>, Status> {
+        let session = self.lock().get(token).cloned();
+        // What is another rank's is not there for this one.
+        session.filter(|session| session.rank == caller).ok_or_else(|| {
+            Status::not_found("no session of this token and rank is open here; it has ended: Open another one")
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Bytes, Arc<Session>>> {
+        // Every change is a single insert or remove.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Session {
+    /// Hears a call: all of its messages or none, each call once, one after another.
+    ///
+    /// # Errors
+    /// Why it is not heard.
+    pub(super) async fn hear(&self, number: u64, messages: Vec<v1::ClientMessage>) -> Result<(), Status> {
+        check(&messages)?;
+        let mut heard = self.heard.lock().await;
+        if number == 0 || number > *heard + 1 {
+            let expected = *heard + 1;
+            return Err(Status::failed_precondition(format!(
+                "call {number} came where {expected} was expected; number calls from 1 and make one after the other"
+            )));
+        }
+        if number <= *heard || messages.is_empty() {
+            *heard = number.max(*heard);
+            return Ok(());
+        }
+        // Room for all of them first: from here on nothing waits, so that a call that is given up was not half heard.
+        let places = self.inbox.reserve_many(messages.len()).await;
+        let places = places.map_err(|_| Status::not_found("the session has ended; Open another one"))?;
+        places.zip(messages).for_each(|(place, message)| place.send(Ok(message)));
+        *heard = number;
+        Ok(())
+    }
+}
+
+/// What is said elsewhere or nowhere is refused by its name.
+fn check(messages: &[v1::ClientMessage]) -> Result<(), Status> {
+    if messages.len() > limits::WEB_MESSAGES_MAX {
+        let reason = format!("{} messages in one call; at most {} are taken", messages.len(), limits::WEB_MESSAGES_MAX);
+        return Err(Status::invalid_argument(reason));
+    }
+    for message in messages {
+        match &message.message {
+            Some(Said::RingReady(_)) => {
+                return Err(Status::invalid_argument(
+                    "RingReady is not taken over gRPC-Web, where there is no shared memory",
+                ));
+            }
+            Some(Said::Claim(_)) => {
+                return Err(Status::invalid_argument("Claim is not said in a session; Open another one with it"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// What the sidecar says in a session. Dropped, as when its connection ends, it ends the session.
+pub(super) struct Telling {
+    told: mpsc::Receiver<Result<v1::ServerMessage, Status>>,
+    rank: Rank,
+    sessions: Sessions,
+    /// The worker's way, until the session has a token.
+    inbox: Option<Inbox>,
+    token: Option<Bytes>,
+}
+
+impl Telling {
+    /// Passes on what is told, and makes the session known once its claim is accepted.
+    pub(super) fn new(
+        sessions: &Sessions,
+        rank: Rank,
+        inbox: Inbox,
+        told: mpsc::Receiver<Result<v1::ServerMessage, Status>>,
+    ) -> Self {
+        Self { told, rank, sessions: sessions.clone(), inbox: Some(inbox), token: None }
+    }
+
+    fn open(&mut self, claimed: &mut v1::Claimed, inbox: Inbox) {
+        claimed.ring_bytes = 0;
+        claimed.heartbeat_ms = u32::try_from(limits::WEB_HEARTBEAT_MS).unwrap_or(u32::MAX);
+        claimed.pending_max = u32::try_from(limits::WEB_PENDING_MAX).unwrap_or(u32::MAX);
+        let session = Arc::new(Session { rank: self.rank, inbox, heard: tokio::sync::Mutex::new(0) });
+        self.sessions.lock().insert(claimed.session_token.clone(), session);
+        self.token = Some(claimed.session_token.clone());
+    }
+}
+
+impl Stream for Telling {
+    type Item = Result<v1::ServerMessage, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut next = ready!(self.told.poll_recv(context));
+        if let Some(Ok(v1::ServerMessage { message: Some(Told::Claimed(claimed)) })) = &mut next
+            && let Some(inbox) = self.inbox.take()
+        {
+            self.open(claimed, inbox);
+        }
+        Poll::Ready(next)
+    }
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        if let Some(token) = &self.token {
+            self.sessions.lock().remove(token);
+        }
+    }
+}
+
+/// Messages of a worker that wait for the control thread: those of one call.
+pub(super) const INBOX_MAX: usize = limits::WEB_MESSAGES_MAX;
+
+#[cfg(test)]
+mod tests {
+    use tokio_stream::StreamExt;
+
+    use super::*;
+
+    const ME: Rank = Rank(2);
+    const TOKEN: &[u8] = &[9; 16];
+
+    fn message(said: Said) -> v1::ClientMessage {
+        v1::ClientMessage { message: Some(said) }
+    }
+
+    fn release(request: u64) -> v1::ClientMessage {
+        message(Said::Release(v1::Release { request }))
+    }
+
+    struct Opened {
+        sessions: Sessions,
+        telling: Telling,
+        tell: mpsc::Sender<Result<v1::ServerMessage, Status>>,
+        inbox: mpsc::Receiver<Result<v1::ClientMessage, Status>>,
+    }
+
+    /// A session that has been told of its claim.
+    async fn opened() -> (Opened, v1::Claimed) {
+        let (tell, told) = mpsc::channel(8);
+        let (inbox, incoming) = mpsc::channel(INBOX_MAX);
+        let sessions = Sessions::default();
+        let mut telling = Telling::new(&sessions, ME, inbox, told);
+        let claimed =
+            v1::Claimed { session_token: TOKEN.into(), ring_bytes: 4_096, heartbeat_ms: 100, ..Default::default() };
+        let claimed = v1::ServerMessage { message: Some(Told::Claimed(claimed)) };
+        assert!(tell.send(Ok(claimed)).await.is_ok());
+        let Some(Ok(v1::ServerMessage { message: Some(Told::Claimed(claimed)) })) = telling.next().await else {
+            panic!("not passed on");
+        };
+        (Opened { sessions, telling, tell, inbox: incoming }, claimed)
+    }
+
+    #[tokio::test]
+    async fn a_session_is_there_from_its_claim_to_the_end_of_its_call() {
+        let (Opened { sessions, telling, tell, mut inbox }, claimed) = opened().await;
+        assert_eq!((claimed.ring_bytes, claimed.heartbeat_ms, claimed.pending_max), (0, 250, 1_024));
+        let session = sessions.of(&TOKEN.into(), ME).expect("open");
+        assert!(sessions.of(&TOKEN.into(), Rank(3)).is_err(), "another rank's");
+        assert!(sessions.of(&vec![8; 16].into(), ME).is_err(), "another token");
+        drop((telling, session));
+        assert!(sessions.of(&TOKEN.into(), ME).is_err(), "over");
+        assert!(inbox.recv().await.is_none() && tell.is_closed(), "both sides are told");
+    }
+
+    #[tokio::test]
+    async fn calls_are_heard_once_and_in_turn() {
+        let (mut opened, _) = opened().await;
+        let session = opened.sessions.of(&TOKEN.into(), ME).expect("open");
+        session.hear(1, vec![release(10), release(11)]).await.expect("the first");
+        session.hear(1, vec![release(10), release(11)]).await.expect("the first again");
+        session.hear(2, vec![]).await.expect("nothing at all");
+        session.hear(3, vec![release(12)]).await.expect("the third");
+        for wrong in [0, 5, u64::MAX] {
+            let status = session.hear(wrong, vec![release(13)]).await.expect_err("out of turn");
+            assert!(status.message().contains("where 4 was expected"), "{status}");
+        }
+        drop(session);
+        drop(opened.telling);
+        let mut heard = Vec::new();
+        while let Some(said) = opened.inbox.recv().await {
+            heard.push(said.expect("a message"));
+        }
+        assert_eq!(heard, [release(10), release(11), release(12)]);
+    }
+
+    #[tokio::test]
+    async fn what_belongs_elsewhere_is_refused_by_name_and_nothing_beside_it_is_heard() {
+        let (mut opened, _) = opened().await;
+        let session = opened.sessions.of(&TOKEN.into(), ME).expect("open");
+        let elsewhere = [
+            (vec![release(1), message(Said::RingReady(v1::RingReady {}))], "RingReady"),
+            (vec![release(1), message(Said::Claim(v1::Claim::default()))], "Claim"),
+            (vec![release(1); limits::WEB_MESSAGES_MAX + 1], "at most 1024"),
+        ];
+        for (messages, words) in elsewhere {
+            let status = session.hear(1, messages).await.expect_err(words);
+            assert!(status.message().contains(words), "{status}");
+        }
+        session.hear(1, vec![release(7)]).await.expect("the first that is heard");
+        assert_eq!(opened.inbox.recv().await.expect("it").expect("a message"), release(7));
+    }
+}

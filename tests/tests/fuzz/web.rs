@@ -1,0 +1,52 @@
+//! What callers of the listener for gRPC-Web send: the token in a head, and bodies before they are decoded.
+
+use ronde_fuzz::{Outcome, fuzz};
+use ronde_rpc::v1::client_message::Message;
+use ronde_rpc::{RankToken, ring, v1, web};
+use ronde_wire::limits;
+
+/// A body that is let in has no more messages than a call may, and takes what was counted.
+#[test]
+fn fuzz_web_bodies() {
+    let release = |request| v1::ClientMessage { message: Some(Message::Release(v1::Release { request })) };
+    let said = |count| v1::SayRequest {
+        session_token: vec![5; 16].into(),
+        number: 7,
+        messages: (0..count).map(release).collect(),
+    };
+    let framed = |message: &v1::SayRequest| {
+        let mut bytes = Vec::new();
+        ring::encode(message, &mut bytes);
+        let length = u32::try_from(bytes.len()).expect("small");
+        [&[0][..], &length.to_be_bytes(), &bytes].concat()
+    };
+    let seeds = vec![framed(&said(0)), framed(&said(3)), framed(&said(200))];
+    fuzz("web_bodies", seeds, |bytes| {
+        if let Err(error) = web::check_body(bytes) {
+            return Outcome::refused(&error);
+        }
+        let request: v1::SayRequest = match ring::decode(&bytes[5..]) {
+            Ok(request) => request,
+            Err(error) => return Outcome::refused(&error),
+        };
+        assert!(request.messages.len() <= limits::WEB_MESSAGES_MAX + 16, "more than were counted");
+        let counted: usize = request.messages.iter().map(web::said_bytes).sum();
+        assert!(framed(&request).len() <= counted + request.session_token.len() + 64, "more bytes than were counted");
+        Outcome::read(&request.messages.len().checked_ilog2())
+    });
+}
+
+/// A token that is read is written the same way but for the case of its letters.
+#[test]
+fn fuzz_web_tokens() {
+    let token = RankToken::new(&[0xA7; 32]).expect("32 bytes");
+    let good = web::bearer(&token).into_bytes();
+    let seeds = vec![good.clone(), good.to_ascii_uppercase()];
+    fuzz("web_tokens", seeds, |bytes| match web::token_in(bytes) {
+        Some(token) => {
+            assert!(web::bearer(&token).as_bytes().eq_ignore_ascii_case(bytes), "another token comes back");
+            Outcome::read(&"a token")
+        }
+        None => Outcome::refused(&"no token"),
+    });
+}
