@@ -302,7 +302,7 @@ impl Driver {
                 self.handle(Event::ExecutionFailed { epoch, seq, reason, plugin });
             }
             LaneReport::LetGo(epoch) => self.operations.lane_let_go(epoch),
-            LaneReport::LinkDown(peer, reason) => self.handle(Event::LaneDown { peer, reason }),
+            LaneReport::LinkDown { peer, closed, reason } => self.handle(Event::LaneDown { peer, closed, reason }),
             LaneReport::Ended(lane) => {
                 self.fatal.get_or_insert_with(|| format!("the thread of {lane} has ended; see the log above"));
             }

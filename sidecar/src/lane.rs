@@ -5,7 +5,9 @@ use std::thread::JoinHandle;
 
 use anyhow::Context;
 use ronde_engine::{Admission, Executor, ExecutorAction, ExecutorConfig, ExecutorStats};
-use ronde_transport::{Identity, NetworkPort, Outgoing, PathStats, Port, PortEvent, PortStats, Role, next_event};
+use ronde_transport::{
+    DownReason, Identity, NetworkPort, Outgoing, PathStats, Port, PortEvent, PortStats, Role, next_event,
+};
 use ronde_wire::frame::Chunk;
 use ronde_wire::{Epoch, FrameKind, Lane, Seq, SidecarIndex};
 use tokio::sync::{mpsc, oneshot};
@@ -51,7 +53,12 @@ pub(crate) enum LaneReport {
     /// No memory of the epoch is touched any more.
     LetGo(Epoch),
     /// The link to a peer is gone.
-    LinkDown(SidecarIndex, String),
+    LinkDown {
+        peer: SidecarIndex,
+        /// Whether the peer closed it.
+        closed: bool,
+        reason: String,
+    },
     /// The lane's thread has ended, by itself or by a panic.
     Ended(Lane),
 }
@@ -283,18 +290,21 @@ impl LaneThread {
                     self.disconnect(from, &violation).await;
                 }
             }
-            PortEvent::Down { peer, reason } => self.link_down(peer, reason.to_string()).await,
+            PortEvent::Down { peer, reason } => {
+                let closed = matches!(reason, DownReason::ClosedByPeer(_));
+                self.link_down(peer, closed, reason.to_string()).await;
+            }
         }
     }
 
     async fn disconnect(&mut self, peer: SidecarIndex, violation: &str) {
         self.port.close(peer, violation);
-        self.link_down(peer, format!("protocol violation: {violation}")).await;
+        self.link_down(peer, false, format!("protocol violation: {violation}")).await;
     }
 
-    async fn link_down(&mut self, peer: SidecarIndex, reason: String) {
+    async fn link_down(&mut self, peer: SidecarIndex, closed: bool, reason: String) {
         self.executor.handle_link_down(peer);
-        self.report(LaneReport::LinkDown(peer, reason)).await;
+        self.report(LaneReport::LinkDown { peer, closed, reason }).await;
     }
 
     /// Performs actions until one chunk's work is done; true when there may be more.
@@ -330,7 +340,7 @@ impl LaneThread {
         if let Err(error) = self.port.send(to, message) {
             // Closed as well, so that the next operation with this peer gets a fresh link.
             self.port.close(to, &error.to_string());
-            self.link_down(to, error.to_string()).await;
+            self.link_down(to, false, error.to_string()).await;
         }
     }
 

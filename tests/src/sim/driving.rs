@@ -92,7 +92,7 @@ impl Cluster {
                 }
             }
             Some(Report::LinkDown(peer, reason)) => {
-                self.tell_engine(host, Event::LaneDown { peer, reason: reason.to_owned() });
+                self.tell_engine(host, Event::LaneDown { peer, closed: false, reason: reason.to_owned() });
             }
             None => {}
         }

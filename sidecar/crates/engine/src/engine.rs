@@ -84,6 +84,8 @@ pub struct Engine {
     next_tick: Time,
     /// When the parent on the tree was last asked for a link on behalf of those below.
     knocked: Time,
+    /// Whether the coordinator was busy with an epoch when those below this sidecar were last told.
+    told_busy: bool,
 }
 
 impl Engine {
@@ -92,7 +94,14 @@ impl Engine {
     pub fn new(config: EngineConfig, now: Time) -> Self {
         let context = Context::new(config, now);
         let coordinator = (context.me() == context.coordinator).then(Coordinator::default);
-        Self { context, participant: Participant::default(), coordinator, next_tick: now, knocked: Time(0) }
+        Self {
+            context,
+            participant: Participant::default(),
+            coordinator,
+            next_tick: now,
+            knocked: Time(0),
+            told_busy: false,
+        }
     }
 
     /// Something has happened.
@@ -115,7 +124,12 @@ impl Engine {
             Event::Withdrawn { rank, request, reason } => self.participant.withdraw(cx, rank, request, &reason),
             Event::LinkUp { peer, lanes } => self.link_up(peer, lanes),
             Event::LinkDown { peer, reason } => self.link_down(peer, &reason),
-            Event::LaneDown { peer, reason } => self.lane_down(peer, &reason),
+            Event::LaneDown { peer, closed, reason } => {
+                // A coordinator that leaves says why on its control link, whose last words this may have overtaken.
+                if !closed || peer != cx.coordinator {
+                    self.lane_down(peer, &reason);
+                }
+            }
             Event::Control { from, epoch, seq, message } => self.receive(from, Envelope { epoch, seq, message }),
             Event::Executed { epoch, seq } => self.participant.executed(cx, epoch, seq),
             Event::Cancelled { epoch, last } => self.participant.cancelled(cx, epoch, last),
@@ -174,12 +188,14 @@ impl Engine {
     }
 
     /// Whether this engine needs nothing from others and others need nothing from it: no epoch, and all for whom it is the
-    /// coordinator or passes messages on have finished the last one. A process may exit then, once its transport has sent
-    /// what is queued.
+    /// coordinator or passes messages on have finished the last one. Behind an orderly end, all others have finished it:
+    /// they would take a sidecar that leaves earlier for a loss. A process may exit then, once its transport has sent what
+    /// is queued.
     #[must_use]
     pub fn is_drained(&self) -> bool {
-        let is_busy = self.coordinator.as_ref().is_some_and(Coordinator::is_busy);
-        self.participant.is_idle() && !is_busy && !self.context.relay.is_needed()
+        let needed =
+            self.coordinator.is_some() || self.context.relay.is_needed() || self.participant.has_ended_in_order();
+        self.participant.is_idle() && !(needed && self.coordinators_epoch() != Epoch(0))
     }
 
     /// The sidecar to which this one is to open a control link; `None` at the coordinator.
@@ -235,6 +251,11 @@ impl Engine {
         }
     }
 
+    /// The epoch that the coordinator is busy with, as far as is known here; 0 for none.
+    fn coordinators_epoch(&self) -> Epoch {
+        self.coordinator.as_ref().map_or(self.context.relay.epoch(), Coordinator::busy_with)
+    }
+
     fn needs_ticks(&self) -> bool {
         !self.is_drained() || !self.participant.waiting.is_empty() || self.context.links.any_up()
     }
@@ -251,10 +272,19 @@ impl Engine {
                 coordinator.settle(&mut self.context);
             }
             if self.context.loopback.is_empty() {
+                self.tell_that_all_have_finished();
                 let (relay, mut out) = self.context.relay();
                 relay.flush(&mut out);
                 return;
             }
+        }
+    }
+
+    /// Those below wait for this word to leave, so it does not wait for the next tick.
+    fn tell_that_all_have_finished(&mut self) {
+        let is_busy = self.coordinators_epoch() != Epoch(0);
+        if std::mem::replace(&mut self.told_busy, is_busy) && !is_busy {
+            self.send_heartbeats_down();
         }
     }
 
@@ -459,14 +489,19 @@ impl Engine {
         }
     }
 
-    fn send_heartbeats(&mut self) {
+    fn send_heartbeats_down(&mut self) {
+        let epoch = self.coordinators_epoch();
         let cx = &mut self.context;
-        let epoch = self.coordinator.as_ref().map_or(cx.relay.epoch(), Coordinator::busy_with);
         for child in cx.relay.children().collect::<Vec<_>>() {
             if cx.links.is_up(child) || self.coordinator.as_ref().is_some_and(|coordinator| coordinator.awaits(child)) {
                 cx.heartbeat(child, epoch);
             }
         }
+    }
+
+    fn send_heartbeats(&mut self) {
+        self.send_heartbeats_down();
+        let cx = &mut self.context;
         let Some(parent) = cx.relay.parent() else { return };
         if cx.links.is_up(parent) || !self.participant.is_idle() {
             cx.heartbeat(parent, self.participant.epoch);

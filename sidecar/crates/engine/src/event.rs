@@ -110,6 +110,8 @@ pub enum Event {
     LaneDown {
         /// The peer.
         peer: SidecarIndex,
+        /// Whether the peer closed it itself, behind all that it had to send.
+        closed: bool,
         /// What was seen.
         reason: String,
     },

@@ -89,6 +89,11 @@ impl Participant {
         matches!(self.phase, Phase::Active)
     }
 
+    /// Whether the last epoch here ended by a shutdown, so that others finish what was ordered.
+    pub(crate) fn has_ended_in_order(&self) -> bool {
+        self.last_failure.as_ref().is_some_and(|failure| failure.cause == Cause::ShutDown)
+    }
+
     /// A worker has claimed a rank.
     pub(crate) fn attach(&mut self, cx: &mut Context, rank: Rank) {
         if cx.serves(cx.me(), rank) && self.waiting.insert(rank) && self.is_idle() {

@@ -247,6 +247,63 @@ fn a_sidecar_that_is_lost_after_it_has_finished_ends_what_needs_it() {
     assert!(cluster.engines[0].is_drained());
 }
 
+/// Its leaving would be taken for a loss by those who still need it, or who have yet to hear of the end.
+#[test]
+fn who_has_finished_stays_until_all_have() {
+    let mut cluster = Cluster::new(&[0, 1, 2]).started();
+    cluster.executes = false;
+    let requests = cluster.submit_all(&sum("last", &[64]));
+    cluster.run();
+    cluster.goodbye(2);
+    cluster.run();
+    let finished = cluster.unexecuted.iter().position(|(sidecar, ..)| *sidecar == 2).expect("admitted there");
+    cluster.execute(finished);
+    cluster.run();
+    assert_eq!(cluster.ended.iter().map(|(sidecar, ..)| *sidecar).collect::<Vec<_>>(), [2]);
+    assert!(!cluster.engines[2].is_drained(), "the others have not finished");
+    cluster.execute_all();
+    assert!(cluster.all_completed(&requests) && cluster.engines.iter().all(crate::Engine::is_drained));
+}
+
+/// But not for ever: when the coordinator is gone there is nobody to wait for.
+#[test]
+fn who_has_finished_leaves_when_the_coordinator_is_gone() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    cluster.executes = false;
+    cluster.submit_all(&sum("last", &[64]));
+    cluster.run();
+    cluster.goodbye(1);
+    cluster.run();
+    let finished = cluster.unexecuted.iter().position(|(sidecar, ..)| *sidecar == 1).expect("admitted there");
+    cluster.execute(finished);
+    cluster.run();
+    assert!(!cluster.engines[1].is_drained());
+    cluster.stopped[0] = true;
+    cluster.cut(0, 1);
+    cluster.run();
+    assert!(cluster.engines[1].is_drained());
+}
+
+/// Lanes and control links are connections of their own: what was said on the one may be read behind what came on the other.
+#[test]
+fn a_lane_that_the_coordinator_closes_does_not_overtake_why() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    let pending = cluster.submit(1, sum("t", &[4]));
+    cluster.run();
+    cluster.leave(0, Failure::new(Cause::RankLost, "rank 0 exited with code 3"));
+    let closed = |closed| Event::LaneDown { peer: SidecarIndex(0), closed, reason: "closed by the peer".to_owned() };
+    cluster.event(1, closed(true));
+    cluster.run();
+    assert_eq!(cluster.failure(1, pending).rank, Some(Rank(0)), "{}", cluster.failure(1, pending));
+
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    let pending = cluster.submit(1, sum("t", &[4]));
+    cluster.run();
+    cluster.event(1, closed(false));
+    cluster.run();
+    assert_eq!(cluster.failure(1, pending).sidecar, Some(SidecarIndex(0)));
+}
+
 /// A coordinator that was only paused hears that the others have given up what it still waits for.
 #[test]
 fn who_has_given_the_coordinator_up_says_so() {

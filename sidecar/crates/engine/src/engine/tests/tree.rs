@@ -51,10 +51,25 @@ fn an_epoch_runs_over_a_tree() {
     cluster.run();
     assert_eq!(cluster.ended.len(), 7);
     assert!(cluster.ended.iter().all(|(_, _, f)| f.cause == Cause::ShutDown && f.rank == Some(Rank(5))));
-    // Relays stay until they hear that all have finished.
-    assert!(!cluster.engines[1].is_drained() && cluster.engines[3].is_drained());
-    cluster.advance(300);
     assert!(cluster.engines.iter().all(crate::Engine::is_drained));
+}
+
+#[test]
+fn nobody_on_a_tree_leaves_before_the_last_has_finished() {
+    let mut cluster = tree().started();
+    cluster.executes = false;
+    let requests = cluster.submit_all(&sum("t", &[4]));
+    cluster.run();
+    cluster.goodbye(0);
+    let late = cluster.unexecuted.iter().position(|(sidecar, ..)| *sidecar == 6).expect("admitted there");
+    let late = cluster.unexecuted.remove(late);
+    cluster.execute_all();
+    assert_eq!((cluster.ended.len(), cluster.is_pending(requests[6])), (6, true));
+    assert!(!cluster.engines.iter().any(crate::Engine::is_drained));
+    cluster.unexecuted.push(late);
+    cluster.execute_all();
+    // At once: they do not wait for the next tick.
+    assert!(cluster.all_completed(&requests) && cluster.engines.iter().all(crate::Engine::is_drained));
 }
 
 #[test]
