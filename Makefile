@@ -17,6 +17,9 @@ export PYO3_NO_PYTHON = 1
 # Recipes build everything once; what would make the next build of a change quicker takes time and gigabytes.
 export CARGO_INCREMENTAL ?= 0
 
+# Many tests wait for processes and clocks rather than compute.
+export RUST_TEST_THREADS ?= 4
+
 PYTHON ?= python3
 CARGO ?= cargo
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
@@ -113,7 +116,7 @@ newcomer-test: wheel ## Follow the README's quickstart in a fresh Debian, as a n
 	$(PYTHON) tests/product/newcomer.py
 
 .PHONY: compose-test
-compose-test: build ## Train in containers and break them: needs a container engine, or root on Debian to start one (minutes)
+compose-test: build-tests ## Train in containers and break them: needs a container engine, or root on Debian to start one (minutes)
 	@tests/setup/debian.sh compose
 	@$(PYTHON) tests/setup/environment.py tools packaging
 	$(RONDE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/containers

@@ -15,7 +15,7 @@ use ronde_transport::Identity;
 use serde_json::Value;
 use tempfile::TempDir;
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
 
 /// A directory with an authority and certificates for two sidecars.
 struct Job {

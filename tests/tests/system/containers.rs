@@ -15,7 +15,8 @@ use ronde_tests::script::{Answer, Ask, Fill};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
+
 /// Of workers, where the test may be somebody else.
 const WORKER_UID: u32 = 10_002;
 /// Nobody's.

@@ -11,7 +11,7 @@ use ronde_tests::cluster::{Cluster, Failed, Network, PATIENCE, Plan, sum};
 use ronde_tests::script::Fill;
 use ronde_wire::Cause;
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
 
 #[test]
 fn twenty_kills_are_heard_by_everybody_in_time() -> Result<()> {

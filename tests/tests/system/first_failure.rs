@@ -7,7 +7,7 @@ use ronde_tests::cluster::{PATIENCE, Plan, sum};
 use ronde_tests::script::Fill;
 use ronde_wire::Cause;
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
 
 #[test]
 fn without_a_launcher_the_last_call_is_known_and_the_rest_is_said_to_be_unknown() -> Result<()> {

@@ -10,7 +10,7 @@ use ronde_tests::cluster::{PATIENCE, Plan, Worker, sum};
 use ronde_tests::script::{Fill, Wanted};
 use ronde_wire::{Cause, Collective, DType};
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
 
 #[test]
 fn a_forked_child_neither_keeps_a_session_alive_nor_can_use_it() -> Result<()> {

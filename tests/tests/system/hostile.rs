@@ -16,7 +16,7 @@ use ronde_tests::raw::{DECENT, Manners, RawSession, claim, session_token};
 use ronde_tests::script::{Fill, digest, scatter};
 use ronde_wire::{Cause, Collective, Rank, limits};
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
 
 #[test]
 fn garbage_on_the_sockets_disturbs_nobody() -> Result<()> {

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use ronde_tests::cluster::{Network, Shape};
 use ronde_tests::harness::{DEADLINE, Ended, Job, RemoteShell, Run, ronde_binary};
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
 
 /// Names that no DNS has.
 const NAMES: [&str; 2] = ["alpha.invalid", "beta.invalid"];

@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 use ronde_tests::harness::{DEADLINE, Run};
 use serde_json::Value;
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
 
 #[test]
 fn with_json_every_line_of_the_sidecars_says_who_and_what() {

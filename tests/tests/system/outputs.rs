@@ -12,7 +12,7 @@ use ronde_tests::raw::{DECENT, RawSession, session_token};
 use ronde_tests::script::{Fill, digest};
 use ronde_wire::{Cause, Collective};
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
 
 /// Ranks 0, 1 and 3 by the book, rank 2 in the test's hands with a segment of its own.
 struct World {

@@ -10,7 +10,7 @@ use ronde_tests::cluster::{Line, PATIENCE, Plan, Process, Sidecar, ronde_binary,
 use ronde_tests::script::{Answer, Ask, Fill};
 use serde_json::{Value, json};
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
 
 #[test]
 fn the_status_page_shows_who_is_missing_for_which_tensor() -> Result<()> {

@@ -3,7 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-#[path = "../../sidecar/crates/plugin-host/tests/host/modules.rs"]
+#[path = "../../../sidecar/crates/plugin-host/tests/host/modules.rs"]
 mod modules;
 
 use std::fs;
@@ -169,7 +169,7 @@ fn calls_that_are_slow_together() -> Result<()> {
     plugins.add("slow", &module.wasm())?;
     let crew = crew_of(&plugins)?;
     crew.check_fails("took longer than 1000 ms", |client| {
-        let mine = floats(&[50_000], f32::from)?;
+        let mine = Tensor::of(&[400_000], &[1.0_f32; 400_000])?;
         client.allreduce("slow", &mine, ReduceOptions::reduced_by(PluginCall::new("slow")))
     })?;
     check_good_ones(&crew)

@@ -16,7 +16,7 @@ use ronde_tests::raw::{DECENT, RawRing, RawSession, session_token};
 use ronde_tests::script::{Fill, digest, scatter};
 use ronde_wire::{Cause, limits};
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
 
 /// Ranks 0 and 2 by the book, rank 1 in the test's hands, with a ring. It shares its sidecar with rank 2.
 struct Stage {

@@ -13,7 +13,8 @@ use ronde_wire::control::Transport;
 use ronde_wire::{Collective, DType, ReduceOp};
 use serde_json::Value;
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
+
 const TENSOR_BYTES: usize = 8 << 20;
 const TENSOR_NAME: &str = "a-name-that-nobody-else-may-read";
 

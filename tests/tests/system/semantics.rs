@@ -6,7 +6,7 @@ use ronde_tests::regression::Model;
 use ronde_tests::script::{Answer, Ask, Fill, Wanted, scatter};
 use ronde_wire::{Cause, Collective, DType, ReduceOp};
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
 
 #[test]
 fn sums_are_right_from_one_element_to_many_chunks() -> Result<()> {

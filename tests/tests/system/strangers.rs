@@ -24,7 +24,8 @@ use ronde_wire::control::{Purpose, Transport};
 use ronde_wire::limits::CONTROL_FRAME_BYTES_MAX;
 use ronde_wire::{Epoch, Frame, FrameHeader, FrameKind, Incarnation, JobName, Seq, SidecarIndex};
 
-const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
+use crate::WORKER;
+
 /// `nobody`, wherever there is such a user.
 const OTHER_UID: u32 = 65_534;
 

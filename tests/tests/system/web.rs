@@ -3,9 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-#[path = "web/node.rs"]
 mod node;
-#[path = "web/tls.rs"]
 mod tls;
 
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! A worker in WebAssembly: `tests/tests/web/node.rs` runs it in Node, by `tests/web/worker.cjs`. `make web-worker` builds it.
+//! A worker in WebAssembly: `tests/tests/system/web/node.rs` runs it in Node, by `tests/web/worker.cjs`. `make web-worker` builds it.
 
 #![forbid(unsafe_code)]
 

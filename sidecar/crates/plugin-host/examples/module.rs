@@ -1,4 +1,4 @@
-//! How fast a plugin's module is on this machine: `cargo run --release --example throughput -- MODULE.wasm [DTYPE]`.
+//! How fast a plugin's module is on this machine: `cargo run --release --example module -- MODULE.wasm [DTYPE]`.
 
 #![forbid(unsafe_code)]
 
@@ -10,7 +10,7 @@ use ronde_wire::DType;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let path = arguments.next().ok_or("name a module: throughput MODULE.wasm [DTYPE]")?;
+    let path = arguments.next().ok_or("name a module: module MODULE.wasm [DTYPE]")?;
     let name = arguments.next().unwrap_or_else(|| "float32".to_owned());
     let dtype = DType::from_name(&name).ok_or("there is no such type")?;
     let plugin = Host::new(HostConfig::default())?.load(&wat::parse_file(path)?, None)?;

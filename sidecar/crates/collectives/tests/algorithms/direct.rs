@@ -3,18 +3,16 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "numbers are small, and f64 is rounded to f32 on purpose")]
 
-mod performed;
-mod worlds;
-
 use std::collections::HashMap;
 
-use performed::{Outcome, Task, perform};
 use ronde_collectives::cost::FLIGHT_BYTES_MAX;
 use ronde_collectives::kernels::{self, decode, encode};
 use ronde_collectives::planner::predicted;
 use ronde_collectives::{CostModel, Form, Register, Span, Step, Strand, Transfer, Work, WorkKind, check, plan, select};
 use ronde_wire::{Algorithm, Codec, DType, Member, ReduceOp, SetTopology, Tuning, limits};
-use worlds::{flat, placed, plans};
+
+use crate::performed::{Outcome, Task, perform};
+use crate::worlds::{flat, placed, plans};
 
 #[test]
 fn coded_sums_are_rounded_once_on_each_way() {

@@ -1,11 +1,10 @@
 //! Every algorithm in every small world passes the symbolic checker.
 
-mod worlds;
-
 use proptest::prelude::*;
 use ronde_collectives::{Span, Target, WorkKind, check};
 use ronde_wire::{Algorithm, SetTopology};
-use worlds::{Breadth, cases, flat, placed, placements, plans, tunings, work};
+
+use crate::worlds::{Breadth, cases, flat, placed, placements, plans, tunings, work};
 
 #[test]
 fn worlds_of_one_rank_each() {

@@ -1,18 +1,16 @@
 //! The pictures and tables of docs/ALGORITHMS.md are what the plans say. `RONDE_REGENERATE=1 cargo test -p
-//! ronde-collectives --test figures` writes them; without it this compares.
-
-mod drawing;
-mod worlds;
+//! ronde-collectives --test algorithms figures` writes them; without it this compares.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use drawing::space_time;
 use ronde_collectives::check::Proof;
 use ronde_collectives::{CostModel, Counts, Plan, Target, Work, WorkKind, algorithm_of, check, select};
 use ronde_wire::{Algorithm, Rank, SetTopology, Tuning};
-use worlds::{flat, plans};
+
+use crate::drawing::space_time;
+use crate::worlds::{flat, plans};
 
 /// An algorithm with a section of its own.
 struct Section {

@@ -1,13 +1,12 @@
 //! Bits do not depend on the bucket: a tensor's elements have the same expressions in any bucket, however it is cut.
 
-mod worlds;
-
 use proptest::prelude::*;
 use proptest::sample::select;
 use ronde_collectives::plan::{Plan, Step};
 use ronde_collectives::{Span, Target, Work, WorkKind, check};
 use ronde_wire::{Algorithm, Rank, SetTopology, Tuning};
-use worlds::{flat, placed, plans, work};
+
+use crate::worlds::{flat, placed, plans, work};
 
 fn topologies() -> impl Strategy<Value = SetTopology> {
     let scattered = proptest::collection::vec(0..5_u32, 1..12).prop_map(|placement| placed(&placement, |_| true));

@@ -1,13 +1,12 @@
 //! Pairs of operations on the same FIFO lanes complete whatever happens first.
 
-mod worlds;
-
 use std::collections::BTreeMap;
 
 use ronde_collectives::check::{Delivery, Schedule, explore};
 use ronde_collectives::{Plan, Transfer, Violation, WorkKind, check_interleaved};
 use ronde_wire::{Algorithm, Rank, Tuning};
-use worlds::{ELEMENT_BYTES, flat, plans, work};
+
+use crate::worlds::{ELEMENT_BYTES, flat, plans, work};
 
 /// Chunks of 16 elements.
 const CHUNK_BYTES: u32 = 16 * ELEMENT_BYTES;

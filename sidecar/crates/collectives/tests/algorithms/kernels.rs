@@ -1,11 +1,10 @@
 //! Kernels against plain scalar references, on all kinds of values, at any alignment and length.
 
-mod formats;
-
-use formats::{Format, bits, load, reduced, store};
 use proptest::prelude::*;
 use ronde_collectives::kernels::{BLOCK_BYTES_MAX, BlockReducer, KernelError, Side, finish, reduce_into, scale};
 use ronde_wire::{DType, ReduceOp};
+
+use crate::formats::{Format, bits, load, reduced, store};
 
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max];
 const FLOATS: [DType; 4] = [DType::F16, DType::Bf16, DType::F32, DType::F64];

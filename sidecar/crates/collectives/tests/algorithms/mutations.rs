@@ -1,14 +1,12 @@
 //! The checker bites: each way to spoil correct plans is named for what it is.
 
-mod spoilt;
-mod worlds;
-
 use ronde_collectives::check::Violation;
 use ronde_collectives::plan::REGISTERS_MAX;
 use ronde_collectives::{Form, Register, Round, Span, Step, Transfer, WorkKind};
 use ronde_wire::{Algorithm, Lane, Member, Rank};
-use spoilt::{Case, at};
-use worlds::{flat, placed};
+
+use crate::spoilt::{Case, at, spoilt};
+use crate::worlds::{flat, placed};
 
 spoilt!(a_contribution_left_out, Case::ring(), at(1, 0, 0), |round| round.steps.clear(), Violation::Stale { at: place, .. } if place == at(1, 0, 0));
 spoilt!(a_later_contribution_left_out, Case::ring(), at(1, 0, 2), |round| { round.steps.remove(0); }, Violation::Stale { at: place, .. } if place == at(1, 0, 2));

@@ -1,13 +1,11 @@
 //! The checker bites for every kind of work: targets, codecs, reductions of all ranks at once, preludes.
 
-mod spoilt;
-mod worlds;
-
 use ronde_collectives::check::Violation;
 use ronde_collectives::{Form, Register, Round, Span, Step, Target, Transfer, WorkKind};
 use ronde_wire::{Algorithm, Member, Rank};
-use spoilt::{Case, at};
-use worlds::{flat, placed};
+
+use crate::spoilt::{Case, at, spoilt, spoilt_step};
+use crate::worlds::{flat, placed};
 
 fn halving() -> Case {
     Case::new(flat(5), Algorithm::HalvingDoubling, WorkKind::AllReduce, vec![vec![50]])

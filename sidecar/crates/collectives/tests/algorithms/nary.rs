@@ -1,13 +1,12 @@
 //! Codecs and n-ary reductions against plain references, on all kinds of values and any length.
 
-mod formats;
-
-use formats::{Format, bits, load, store};
 use proptest::prelude::*;
 use ronde_collectives::kernels::{
     KernelError, add_products, add_sum_of_squares, decode, encode, finish, is_nary, reduce_n, supports, weights,
 };
 use ronde_wire::{Codec, DType, ReduceOp};
+
+use crate::formats::{Format, bits, load, store};
 
 const FLOATS: [DType; 4] = [DType::F16, DType::Bf16, DType::F32, DType::F64];
 const CODECS: [(Codec, DType); 2] = [(Codec::F16, DType::F16), (Codec::Bf16, DType::Bf16)];

@@ -1,14 +1,13 @@
 //! Inputs that no plan exists for, and the selection of tunings.
 
-mod worlds;
-
 use proptest::prelude::*;
 use ronde_collectives::cost::FLIGHT_BYTES_MAX;
 use ronde_collectives::plan::REGISTERS_MAX;
 use ronde_collectives::planner::predicted;
 use ronde_collectives::{CostModel, Counts, PlanError, Transfer, Work, WorkKind, algorithm_of, check, plan, select};
 use ronde_wire::{Algorithm, Member, Rank, SetId, SetTopology, Tuning, limits};
-use worlds::{flat, placed, plans};
+
+use crate::worlds::{flat, placed, plans};
 
 const TUNING: Tuning = Tuning { algorithm: Algorithm::Ring, chunk_bytes: 65_536, lanes: 1, window: 2 };
 

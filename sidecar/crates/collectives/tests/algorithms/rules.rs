@@ -3,12 +3,11 @@
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers within the types' ranges")]
 
-mod formats;
-
-use formats::{Format, bits, load, reduced, store};
 use proptest::prelude::*;
 use ronde_collectives::kernels::{Side, finish, is_nary, reduce_into, reduce_n, scale, supports};
 use ronde_wire::{DType, ReduceOp};
+
+use crate::formats::{Format, bits, load, reduced, store};
 
 const OPS: [ReduceOp; 8] = [
     ReduceOp::Sum,

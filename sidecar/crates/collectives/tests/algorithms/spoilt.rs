@@ -63,7 +63,6 @@ pub(crate) fn at(member: u32, strand: usize, round: usize) -> At {
 }
 
 /// Spoils one round of the plans and expects a violation.
-#[macro_export]
 macro_rules! spoilt {
     ($name:ident, $case:expr, $at:expr, |$round:ident| $change:expr, $violation:pat $(if $guard:expr)?) => {
         #[test]
@@ -79,7 +78,6 @@ macro_rules! spoilt {
 }
 
 /// Spoils the round in which a member's first step of some sort stands, and expects a violation.
-#[macro_export]
 macro_rules! spoilt_step {
     ($name:ident, $case:expr, $member:expr, $step:pat, |$round:ident, $index:ident| $change:expr, $violation:pat $(if $guard:expr)?) => {
         #[test]
@@ -94,3 +92,5 @@ macro_rules! spoilt_step {
         }
     };
 }
+
+pub(crate) use {spoilt, spoilt_step};

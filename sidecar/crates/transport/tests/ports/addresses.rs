@@ -1,15 +1,16 @@
 //! Peers with several addresses, some of which lead nowhere or to somebody else.
 
-mod harness;
-
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
-use harness::{CONTROL, START_TIMEOUT, bind, control, down, frame, heartbeat, identity, local, options, up};
 use ronde_transport::{BoundPort, DownReason, NetworkPort, Port, Role, Routes, SocketOptions};
 use ronde_wire::SidecarIndex;
 use ronde_wire::control::{Carrier, Transport};
+
+use crate::harness::{
+    self, CONTROL, START_TIMEOUT, bind, control, down, frame, heartbeat, identity, local, options, up,
+};
 
 harness::over_both!(
     the_peer_is_found_behind_addresses_that_are_silent_or_somebody_else_s,

@@ -1,16 +1,17 @@
 //! How links over the network end, beyond what every transport shares.
 
-mod harness;
-
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use harness::raw::{self, RawCa};
-use harness::{CONTROL, LANE, START_TIMEOUT, chunk, down, event, frame, identity, local, options, until, up};
 use ronde_transport::{DownReason, NetworkPort, Outgoing, Port, PortEvent, Role};
 use ronde_wire::control::Transport;
 use ronde_wire::limits::CHUNK_BYTES_MAX;
 use ronde_wire::{Frame, Seq, SidecarIndex};
+
+use crate::harness::raw::{self, RawCa};
+use crate::harness::{
+    self, CONTROL, LANE, START_TIMEOUT, chunk, down, event, frame, identity, local, options, until, up,
+};
 
 harness::over_both!(
     a_shutdown_is_heard_behind_everything_that_was_sent,

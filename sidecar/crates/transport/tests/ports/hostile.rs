@@ -1,15 +1,14 @@
 //! Peers over QUIC that mean harm: the port stays up for the others.
 
-mod harness;
-
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 
-use harness::raw::{self, ALPN, RawCa};
-use harness::{CONTROL, LANE, START_TIMEOUT, control, down, event, frame, heartbeat, local, options, up};
 use ronde_transport::{DownReason, NetworkPort, Port, PortEvent, Role};
 use ronde_wire::control::{Purpose, Transport};
 use ronde_wire::{Epoch, FrameHeader, FrameKind, Seq, SidecarIndex};
+
+use crate::harness::raw::{self, ALPN, RawCa};
+use crate::harness::{self, CONTROL, LANE, START_TIMEOUT, control, down, event, frame, heartbeat, local, options, up};
 
 /// Sidecars 0 and 1 with a link, and what a third needs to attack 0.
 struct Scene {

@@ -1,13 +1,12 @@
 //! What only the memory mesh can do: cut, heal, delay.
 
-mod harness;
-
 use std::task::Poll;
 use std::time::Duration;
 
-use harness::{CONTROL, control, down, frame, heartbeat, job, up};
 use ronde_transport::{DownReason, MemoryMesh, MemoryPort, Port, PortEvent, Role};
 use ronde_wire::SidecarIndex;
+
+use crate::harness::{CONTROL, control, down, frame, heartbeat, job, up};
 
 async fn pair(mesh: &MemoryMesh) -> (MemoryPort, MemoryPort) {
     let (mut one, mut two) = (mesh.port(SidecarIndex(0), CONTROL), mesh.port(SidecarIndex(1), CONTROL));

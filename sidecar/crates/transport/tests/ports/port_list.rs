@@ -1,25 +1,24 @@
 //! One list of tests for every transport.
 
-mod harness;
-
 use std::time::Duration;
 
 use bytes::Bytes;
-use harness::{
-    CONTROL, LANE, Maker, START_TIMEOUT, any_event, chunk, control, down, event, frame, frame_or_down, heartbeat,
-    hello, pair, up,
-};
 use ronde_transport::{DownReason, Outgoing, PortEvent, Role, SendError};
 use ronde_wire::control::{Hello, Transport};
 use ronde_wire::frame::{Chunk, HEADER_BYTES};
 use ronde_wire::limits::CHUNK_BYTES_MAX;
 use ronde_wire::{Epoch, Frame, FrameHeader, FrameKind, Incarnation, Lane, Seq, SidecarIndex};
 
+use crate::harness::{
+    CONTROL, LANE, Maker, START_TIMEOUT, any_event, chunk, control, down, event, frame, frame_or_down, heartbeat,
+    hello, pair, up,
+};
+
 macro_rules! for_every_transport {
     ($($test:ident),+ $(,)?) => {
-        mod memory { $(#[tokio::test] async fn $test() { super::$test(super::harness::memory).await; })+ }
-        mod quic { $(#[tokio::test] async fn $test() { super::$test(super::harness::quic).await; })+ }
-        mod tls { $(#[tokio::test] async fn $test() { super::$test(super::harness::tls).await; })+ }
+        mod memory { $(#[tokio::test] async fn $test() { super::$test(crate::harness::memory).await; })+ }
+        mod quic { $(#[tokio::test] async fn $test() { super::$test(crate::harness::quic).await; })+ }
+        mod tls { $(#[tokio::test] async fn $test() { super::$test(crate::harness::tls).await; })+ }
     };
 }
 

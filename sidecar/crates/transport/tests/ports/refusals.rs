@@ -1,19 +1,19 @@
 //! Who is not let in, each with its reason on both sides.
 
-mod harness;
-
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
-use harness::raw::{self, ALPN, Credentials, RawCa, bad_certificates};
-use harness::{
-    CONTROL, START_TIMEOUT, ca, control, down, frame, heartbeat, hour, identity, issue, job, local, options, until, up,
-};
 use rcgen::ExtendedKeyUsagePurpose;
 use ronde_transport::{DownReason, JobCa, NetworkPort, Port, Role, TrustDomain, Validity};
 use ronde_wire::control::{Hello, Transport};
 use ronde_wire::{JobName, SidecarIndex};
+
+use crate::harness::raw::{self, ALPN, Credentials, RawCa, bad_certificates};
+use crate::harness::{
+    self, CONTROL, START_TIMEOUT, ca, control, down, frame, heartbeat, hour, identity, issue, job, local, options,
+    until, up,
+};
 
 harness::over_both!(
     an_expired_dialler_is_refused_until_it_has_a_fresh_certificate,

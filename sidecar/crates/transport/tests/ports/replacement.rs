@@ -1,16 +1,9 @@
 //! Connections that are replaced because certificates are, under the frames of their link.
 
-mod harness;
-
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use harness::raw::{self, ALPN, RawCa};
-use harness::{
-    CONTROL, LANE, START_TIMEOUT, any_event, ca, chunk, control, down, frame, heartbeat, hour, identity, issue, job,
-    local, options, trust_domain, until, up,
-};
 use ronde_transport::{
     DownReason, Identity, JobCa, KeyRequest, LinkOptions, NetworkPort, Outgoing, Port, PortEvent, Role, Validity,
     bundle,
@@ -18,6 +11,12 @@ use ronde_transport::{
 use ronde_wire::control::{Hello, Purpose, Transport};
 use ronde_wire::frame::Chunk;
 use ronde_wire::{Frame, FrameKind, Incarnation, Seq, SidecarIndex};
+
+use crate::harness::raw::{self, ALPN, RawCa};
+use crate::harness::{
+    self, CONTROL, LANE, START_TIMEOUT, any_event, ca, chunk, control, down, frame, heartbeat, hour, identity, issue,
+    job, local, options, trust_domain, until, up,
+};
 
 harness::over_both!(
     no_frame_is_lost_doubled_or_overtaken_while_connections_are_replaced,

@@ -1,20 +1,21 @@
 //! Peers over TCP that mean harm, or are not who they should be: the port stays up for the others.
 
-mod harness;
-
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use harness::raw::{self, ALPN, Credentials, RawCa, bad_certificates};
-use harness::{CONTROL, LANE, START_TIMEOUT, control, down, event, frame, heartbeat, local, options, until, up};
 use ronde_transport::{DownReason, NetworkPort, Port, PortEvent, Role};
 use ronde_wire::control::{Close, Purpose, Transport, decode};
 use ronde_wire::frame::HEADER_BYTES;
 use ronde_wire::{Epoch, FrameHeader, FrameKind, Seq, SidecarIndex};
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
+
+use crate::harness::raw::{self, ALPN, Credentials, RawCa, bad_certificates};
+use crate::harness::{
+    self, CONTROL, LANE, START_TIMEOUT, control, down, event, frame, heartbeat, local, options, until, up,
+};
 
 /// A peer that is not ronde's, on a thread of its own.
 struct Peer(StreamOwned<ClientConnection, TcpStream>);

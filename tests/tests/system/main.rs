@@ -1,0 +1,31 @@
+//! Real sidecars, workers and launchers, on this host or in network namespaces.
+//!
+//! One program for all of them: what they link is linked once, and the waits of one overlap those of the others.
+
+mod ahead;
+mod certs;
+mod collectives;
+mod containers;
+mod faults;
+mod first_failure;
+mod fork;
+mod hostile;
+mod hosts;
+mod launcher;
+mod logs;
+mod outputs;
+mod pages;
+mod plugins;
+mod refused;
+mod ring;
+mod sealed;
+mod secrets;
+mod semantics;
+mod sets;
+mod settings;
+mod strangers;
+mod timeline;
+mod web;
+
+/// A worker that does what a script on its standard input says.
+const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");
