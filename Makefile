@@ -19,6 +19,7 @@ export CARGO_INCREMENTAL ?= 0
 
 # Many tests wait for processes and clocks rather than compute.
 export RUST_TEST_THREADS ?= 4
+PYTEST_WORKERS ?= 3
 
 PYTHON ?= python3
 CARGO ?= cargo
@@ -167,8 +168,8 @@ test-rust:
 
 .PHONY: test-python
 test-python:
-	cd sdk-python && $(RONDE_PYTHON) -m pytest -q
-	$(RONDE_PYTHON) -m pytest -q -c sdk-python/pyproject.toml tests/product
+	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS)
+	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/product
 
 # The binary and the extension are release builds, in a package of their own that nothing else imports.
 .PHONY: bench

@@ -112,18 +112,21 @@ def test_without_cloudpickle_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -
         ronde.run(print)
 
 
-def test_output_and_folders_are_private(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+def test_output_and_folders_are_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Sockets lie in it, whose paths have little room: pytest's own folders may be too deep.
+    with tempfile.TemporaryDirectory() as place:
+        monkeypatch.setenv("TMPDIR", place)
+        monkeypatch.setattr("tempfile.tempdir", None)
+        folder = pathlib.Path(place)
 
-    def look() -> tuple[int, int]:
-        print("hello from the function")
-        (folder,) = pathlib.Path(os.environ["TMPDIR"]).glob("ronde-call-*")
-        return stat.S_IMODE(folder.stat().st_mode), stat.S_IMODE((folder / "call").stat().st_mode)
+        def look() -> tuple[int, int]:
+            print("hello from the function")
+            (call,) = pathlib.Path(os.environ["TMPDIR"]).glob("ronde-call-*")
+            return stat.S_IMODE(call.stat().st_mode), stat.S_IMODE((call / "call").stat().st_mode)
 
-    assert ronde.run(look, np=2, output_filename=tmp_path / "out") == [(0o700, 0o600)] * 2
-    assert (tmp_path / "out" / "rank.1" / "stdout").read_text() == "hello from the function\n"
-    assert not list(tmp_path.glob("ronde-call-*"))
+        assert ronde.run(look, np=2, output_filename=folder / "out") == [(0o700, 0o600)] * 2
+        assert (folder / "out" / "rank.1" / "stdout").read_text() == "hello from the function\n"
+        assert not list(folder.glob("ronde-call-*"))
 
 
 def test_only_a_folder_of_ones_own_is_believed(tmp_path: pathlib.Path) -> None:

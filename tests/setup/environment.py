@@ -6,7 +6,7 @@
 Stages; each brings the first with it:
 
     base       a virtual environment with NumPy
-    tools      ruff, mypy, pytest
+    tools      ruff, mypy, pytest and its xdist
     training   PyTorch for CPUs and scikit-learn
     bench      what the benchmark draws with, and Open MPI as a peer
 
