@@ -295,7 +295,7 @@ async fn listen(
 
 /// Heartbeats for as long as the test holds the session.
 async fn beat(outgoing: mpsc::WeakSender<v1::ClientMessage>) {
-    let mut interval = tokio::time::interval(Duration::from_millis(ronde_wire::limits::HEARTBEAT_MS));
+    let mut interval = tokio::time::interval(Duration::from_millis(ronde_wire::limits::SESSION_HEARTBEAT_MS));
     loop {
         interval.tick().await;
         let Some(outgoing) = outgoing.upgrade() else { return };

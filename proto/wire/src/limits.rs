@@ -110,10 +110,10 @@ pub const REPORT_RANKS_MAX: usize = 16;
 /// Names listed in one report of missing ranks.
 pub const REPORT_NAMES_MAX: usize = 6;
 
-/// Time between two heartbeats on a control link or a session, in milliseconds.
+/// Time between two heartbeats on a control link, in milliseconds.
 pub const HEARTBEAT_MS: u64 = 100;
-/// The same of a session over gRPC-Web, for which each is a request of HTTP.
-pub const WEB_HEARTBEAT_MS: u64 = 250;
+/// The same of a worker's session: a host has many of them, and each wakes its sidecar.
+pub const SESSION_HEARTBEAT_MS: u64 = 250;
 /// Silence after which a peer is named as suspect, in milliseconds; nothing fails yet.
 pub const SUSPECT_MS: u64 = 1_000;
 /// Silence after which a peer is dead and its epoch ends, in milliseconds (the default of `peer_timeout`).

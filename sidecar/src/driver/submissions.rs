@@ -39,7 +39,7 @@ impl Driver {
             let message = ronde_rpc::Claimed {
                 session_token: session_token.to_bytes(),
                 protocol,
-                heartbeat_ms: u32::try_from(limits::HEARTBEAT_MS).unwrap_or(u32::MAX),
+                heartbeat_ms: u32::try_from(limits::SESSION_HEARTBEAT_MS).unwrap_or(u32::MAX),
                 peer_timeout_ms: u32::try_from(self.peer_timeout_ms).unwrap_or(u32::MAX),
                 arena_bytes_max: self.arena_bytes_max,
                 inline_bytes_max: limits::INLINE_BYTES_MAX as u64,

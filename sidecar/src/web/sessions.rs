@@ -123,7 +123,6 @@ impl Telling {
 
     fn open(&mut self, claimed: &mut v1::Claimed, inbox: Inbox) {
         claimed.ring_bytes = 0;
-        claimed.heartbeat_ms = u32::try_from(limits::WEB_HEARTBEAT_MS).unwrap_or(u32::MAX);
         claimed.pending_max = u32::try_from(limits::WEB_PENDING_MAX).unwrap_or(u32::MAX);
         let session = Arc::new(Session { rank: self.rank, inbox, heard: tokio::sync::Mutex::new(0) });
         self.sessions.lock().insert(claimed.session_token.clone(), session);
@@ -186,8 +185,7 @@ mod tests {
         let (inbox, incoming) = mpsc::channel(INBOX_MAX);
         let sessions = Sessions::default();
         let mut telling = Telling::new(&sessions, ME, inbox, told);
-        let claimed =
-            v1::Claimed { session_token: TOKEN.into(), ring_bytes: 4_096, heartbeat_ms: 100, ..Default::default() };
+        let claimed = v1::Claimed { session_token: TOKEN.into(), ring_bytes: 4_096, ..Default::default() };
         let claimed = v1::ServerMessage { message: Some(Told::Claimed(claimed)) };
         assert!(tell.send(Ok(claimed)).await.is_ok());
         let Some(Ok(v1::ServerMessage { message: Some(Told::Claimed(claimed)) })) = telling.next().await else {
@@ -199,7 +197,7 @@ mod tests {
     #[tokio::test]
     async fn a_session_is_there_from_its_claim_to_the_end_of_its_call() {
         let (Opened { sessions, telling, tell, mut inbox }, claimed) = opened().await;
-        assert_eq!((claimed.ring_bytes, claimed.heartbeat_ms, claimed.pending_max), (0, 250, 1_024));
+        assert_eq!((claimed.ring_bytes, claimed.pending_max), (0, 1_024));
         let session = sessions.of(&TOKEN.into(), ME).expect("open");
         assert!(sessions.of(&TOKEN.into(), Rank(3)).is_err(), "another rank's");
         assert!(sessions.of(&vec![8; 16].into(), ME).is_err(), "another token");
