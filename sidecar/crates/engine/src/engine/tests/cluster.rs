@@ -207,6 +207,12 @@ impl Cluster {
         }
     }
 
+    /// Executes the oldest operation that a sidecar has not.
+    pub(super) fn execute_on(&mut self, sidecar: usize) {
+        let position = self.unexecuted.iter().position(|(at, ..)| *at == sidecar);
+        self.execute(position.expect("an operation was admitted there"));
+    }
+
     /// Executes an operation on all members, once they have admitted it: nobody has its result without all the others.
     fn execute_complete(&mut self, epoch: Epoch, seq: Seq) {
         let of = |admission: &&std::sync::Arc<Admission>| (admission.epoch, admission.seq) == (epoch, seq);

@@ -110,8 +110,7 @@ fn what_was_ordered_before_a_goodbye_completes() {
     let requests = cluster.submit_all(&sum("last", &[64]));
     cluster.run();
     // Sidecar 0 is done and its ranks say goodbye while the last chunks still travel to the others.
-    let here = cluster.unexecuted.iter().position(|(sidecar, ..)| *sidecar == 0).expect("admitted");
-    cluster.execute(here);
+    cluster.execute_on(0);
     cluster.goodbye(0);
     cluster.goodbye(1);
     cluster.run();
@@ -236,8 +235,7 @@ fn a_sidecar_that_is_lost_after_it_has_finished_ends_what_needs_it() {
     cluster.run();
     cluster.goodbye(1);
     cluster.run();
-    let finished = cluster.unexecuted.iter().position(|(sidecar, ..)| *sidecar == 1).expect("admitted there");
-    cluster.execute(finished);
+    cluster.execute_on(1);
     cluster.run();
     assert!(cluster.is_pending(requests[0]));
     cluster.stopped[1] = true;
@@ -256,8 +254,7 @@ fn who_has_finished_stays_until_all_have() {
     cluster.run();
     cluster.goodbye(2);
     cluster.run();
-    let finished = cluster.unexecuted.iter().position(|(sidecar, ..)| *sidecar == 2).expect("admitted there");
-    cluster.execute(finished);
+    cluster.execute_on(2);
     cluster.run();
     assert_eq!(cluster.ended.iter().map(|(sidecar, ..)| *sidecar).collect::<Vec<_>>(), [2]);
     assert!(!cluster.engines[2].is_drained(), "the others have not finished");
@@ -274,8 +271,7 @@ fn who_has_finished_leaves_when_the_coordinator_is_gone() {
     cluster.run();
     cluster.goodbye(1);
     cluster.run();
-    let finished = cluster.unexecuted.iter().position(|(sidecar, ..)| *sidecar == 1).expect("admitted there");
-    cluster.execute(finished);
+    cluster.execute_on(1);
     cluster.run();
     assert!(!cluster.engines[1].is_drained());
     cluster.stopped[0] = true;
