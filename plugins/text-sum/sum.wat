@@ -1,6 +1,7 @@
 ;; The sum of two ranks' float32 values, written by hand: what docs/PLUGINS.md describes needs no SDK and no compiler.
 ;;
-;; Memory: the table at 0, the call at 64, the operands from 65,536 on, the result from 131,072 on.
+;; Memory: the table at 0, the call at 64, the operands from 65,536 on, the result from 132,224 on: not at the place in its
+;; page where operands begin, which the first cache would take for the same.
 (module
   (@custom "ronde.manifest"
     "{\"abi\": 1, \"name\": \"text-sum\", \"version\": \"1.0.0\", \"about\": \"The sum of two, in WebAssembly text\","
@@ -16,7 +17,7 @@
     "\00\00\00\00"
     "\00\00\01\00"   ;; the input, at 65,536
     "\00\00\01\00"   ;; of 65,536 bytes
-    "\00\00\02\00"   ;; the output, at 131,072
+    "\80\04\02\00"   ;; the output, at 132,224
     "\00\80\00\00"   ;; of 32,768 bytes
     ;; neither state nor measures: the rest is zero
     )
@@ -33,7 +34,7 @@
     (local.set $left (i32.const 65536))
     (local.set $end (i32.add (local.get $left) (i32.load (i32.const 120))))
     (local.set $right (local.get $end))
-    (local.set $sum (i32.const 131072))
+    (local.set $sum (i32.const 132224))
     (block $done
       (loop $lines
         (br_if $done (i32.ge_u (local.get $left) (local.get $end)))

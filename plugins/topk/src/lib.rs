@@ -15,7 +15,6 @@
 
 mod select;
 
-use ronde_plugin::lanes::{self, zip};
 use ronde_plugin::math::share;
 use ronde_plugin::{Codec, CodecFor, Error, Float, Plugin, Span};
 use select::Selector;
@@ -47,9 +46,9 @@ impl Codec for TopK {
 impl<E: Float<Wide = f32>> CodecFor<E> for TopK {
     #[allow(clippy::cast_possible_truncation, reason = "at most the elements of a block")]
     fn encode(&mut self, _: &Span, values: &[E], state: &mut [f32], encoded: &mut [u8]) -> Result<usize, Error> {
-        let greatest = add(values, state);
+        let greatest = self.selector.add(values, state);
         let kept = share(self.ratio, values.len());
-        let chosen = self.selector.largest(state, kept);
+        let chosen = self.selector.largest(state, greatest, kept);
         let count = chosen.clone().count();
         let bytes = HEADER_BYTES + count * (E::BYTES + PLACE_BYTES);
         let (header, rest) = encoded[..bytes].split_at_mut(HEADER_BYTES);
@@ -88,12 +87,6 @@ impl<E: Float<Wide = f32>> CodecFor<E> for TopK {
         }
         Ok(())
     }
-}
-
-/// Adds the values to what was left; gives the greatest magnitude's bits.
-fn add<E: Float<Wide = f32>>(values: &[E], residuals: &mut [f32]) -> u32 {
-    zip(residuals, values, |residual, value| *residual += value.widen());
-    lanes::greatest(residuals, |residual| residual.to_bits() & MAGNITUDE)
 }
 
 /// All bits but the sign; larger for larger magnitudes, and largest for NaN.

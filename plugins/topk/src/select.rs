@@ -1,12 +1,18 @@
 //! Which values are the largest, without sorting all of them.
 
+use ronde_plugin::Float;
+
 use crate::{BLOCK, MAGNITUDE};
 
 /// Finds the largest magnitudes of a block. What it holds is scratch space.
 ///
-/// A histogram of a sample says which magnitude the k-th largest one hardly falls below; one pass collects what is above it,
-/// usually twice `k`, and the exact choice is made among these. When the sample was wrong, everything is collected.
+/// The values lie in groups of which the largest magnitude is known. The one that ranks k-th among those of the groups is
+/// reached by k values at least, and where k is a small share of the groups by hardly more; so one look at the groups finds
+/// what is to be collected, and the exact choice is made among that. (As the bound of a block's maxima in WAND-like search:
+/// S. Ding and T. Suel, "Faster top-k document retrieval using block-max indexes", SIGIR 2011.)
 pub(crate) struct Selector {
+    /// The largest magnitude of each group: four for each [`ROUND`], lane by lane, and one for what is left at the end.
+    maxima: [u32; GROUPS_MAX],
     /// Magnitude and place of candidates, in the order of their places.
     candidates: [u64; BLOCK],
     /// The same, in no order.
@@ -21,17 +27,48 @@ impl core::fmt::Debug for Selector {
 
 impl Selector {
     pub(crate) const fn new() -> Self {
-        Self { candidates: [0; BLOCK], shuffled: [0; BLOCK] }
+        Self { maxima: [0; GROUPS_MAX], candidates: [0; BLOCK], shuffled: [0; BLOCK] }
     }
 
-    /// The places of the `kept` largest magnitudes, ascending; of equal ones the first come first. Zeros are left out.
-    #[allow(clippy::cast_possible_truncation, reason = "a place in a block")]
-    pub(crate) fn largest(&mut self, values: &[f32], kept: usize) -> impl Iterator<Item = u16> + Clone + use<'_> {
-        let likely = likely_below(values, kept);
-        let mut count = self.collect(values, likely);
-        if count < kept && likely > 1 {
-            count = self.collect(values, 1);
+    /// Adds values to sums and looks at the groups of these; gives the greatest magnitude's bits. As many of either, at most
+    /// a block.
+    pub(crate) fn add<E: Float<Wide = f32>>(&mut self, values: &[E], sums: &mut [f32]) -> u32 {
+        let (values, rest) = values.as_chunks::<ROUND>();
+        let (rounds, sums_of_rest) = sums.as_chunks_mut::<ROUND>();
+        let (maxima, _) = self.maxima.as_chunks_mut::<LANES>();
+        let mut greatest = [0; LANES];
+        for ((sums, values), maxima) in rounds.iter_mut().zip(values).zip(maxima) {
+            let mut most = [0; LANES];
+            for (sums, values) in sums.as_chunks_mut::<LANES>().0.iter_mut().zip(values.as_chunks::<LANES>().0) {
+                for lane in 0..LANES {
+                    sums[lane] += values[lane].widen();
+                    most[lane] = most[lane].max(magnitude(sums[lane]));
+                }
+            }
+            for lane in 0..LANES {
+                greatest[lane] = greatest[lane].max(most[lane]);
+            }
+            *maxima = most;
         }
+        let mut last = 0;
+        for (sum, value) in sums_of_rest.iter_mut().zip(rest) {
+            *sum += value.widen();
+            last = last.max(magnitude(*sum));
+        }
+        self.maxima[rounds.len() * LANES] = last;
+        greatest.into_iter().fold(last, u32::max)
+    }
+
+    /// The places of the `kept` largest magnitudes of the sums that [`Self::add`] left, ascending; of equal ones the first
+    /// come first. Zeros are left out. `greatest` is what that gave.
+    pub(crate) fn largest(
+        &mut self,
+        sums: &[f32],
+        greatest: u32,
+        kept: usize,
+    ) -> impl Iterator<Item = u16> + Clone + use<'_> {
+        let reached = self.reached(sums.len(), kept, greatest);
+        let count = self.collect(sums, reached);
         let least = if kept == 0 {
             u64::MAX
         } else if count <= kept {
@@ -42,68 +79,109 @@ impl Selector {
             *shuffled.select_nth_unstable(count - kept).1
         };
         let chosen = self.candidates[..count].iter().filter(move |candidate| **candidate >= least);
-        chosen.map(|candidate| !(*candidate as u16))
+        chosen.map(|candidate| place(*candidate))
+    }
+
+    /// A magnitude that at least `kept` sums reach, if so many are not zero, and hardly more: 1, which all but zeros reach,
+    /// when the groups would say little.
+    ///
+    /// A range of magnitudes is cut into parts again and again, and the maxima that reach the beginning of each counted. It
+    /// begins near the greatest; only if that is too high, it is what lies below.
+    #[allow(clippy::cast_possible_truncation, reason = "a few parts")]
+    fn reached(&self, len: usize, kept: usize, greatest: u32) -> u32 {
+        let maxima = &self.maxima[..len / ROUND * LANES + usize::from(!len.is_multiple_of(ROUND))];
+        if kept == 0 || kept > maxima.len() - maxima.len() / 8 {
+            return 1;
+        }
+        let mut low = greatest.saturating_sub(NEAR);
+        let mut width = greatest - low;
+        while width > PRECISION {
+            width = width.div_ceil(PARTS as u32);
+            let counts = counts(maxima, core::array::from_fn(|part| low + width * part as u32));
+            match counts.iter().take_while(|count| **count as usize >= kept).count() as u32 {
+                0 => (low, width) = (0, low),
+                parts => low += width * (parts - 1),
+            }
+        }
+        low.max(1)
     }
 
     /// Collects the magnitudes that are at least so large; gives how many there are.
-    #[allow(clippy::cast_possible_truncation, reason = "a place in a block")]
-    fn collect(&mut self, values: &[f32], least: u32) -> usize {
-        let mut count = 0;
-        for (group, values) in values.chunks(GROUP).enumerate() {
-            // Few groups hold any: first all at once, without branches.
-            let any = values.iter().fold(false, |any, value| any | (magnitude(*value) >= least));
-            if any {
-                for (index, value) in values.iter().enumerate() {
-                    let place = (group * GROUP + index) as u16;
-                    if magnitude(*value) >= least {
-                        // The earlier one of equals is the larger one.
-                        self.candidates[count] = u64::from(magnitude(*value)) << 16 | u64::from(!place);
-                        count += 1;
-                    }
+    fn collect(&mut self, sums: &[f32], least: u32) -> usize {
+        let Self { maxima, candidates, .. } = self;
+        let mut found = Found { candidates, count: 0, least };
+        let (rounds, rest) = sums.as_chunks::<ROUND>();
+        for (round, (sums, maxima)) in rounds.iter().zip(maxima.as_chunks::<LANES>().0).enumerate() {
+            // Few rounds hold any.
+            if !maxima.iter().fold(false, |any, most| any | (*most >= least)) {
+                continue;
+            }
+            let before = found.count;
+            for (lane, most) in maxima.iter().enumerate() {
+                if *most >= least {
+                    found.push((round * ROUND + lane..).step_by(LANES).zip(sums[lane..].iter().step_by(LANES)));
                 }
             }
+            if found.count > before + 1 {
+                found.candidates[before..found.count].sort_unstable_by_key(|candidate| place(*candidate));
+            }
         }
-        count
+        found.push((rounds.len() * ROUND..).zip(rest));
+        found.count
     }
 }
 
-/// A magnitude that most likely at least `kept` values reach, and not many more: what a sample says, with three standard
-/// deviations to spare. 1, which all but zeros reach, when a sample would say little.
-#[allow(clippy::cast_possible_truncation, reason = "the number of bins")]
-fn likely_below(values: &[f32], kept: usize) -> u32 {
-    let expected = kept / SAMPLED;
-    let rank = expected + 3 * expected.isqrt() + 2;
-    if rank > values.len() / SAMPLED / 4 {
-        return 1;
-    }
-    let sample = || values.iter().step_by(SAMPLED).map(|value| magnitude(*value));
-    let coarse = ranked(sample().map(|magnitude| magnitude >> COARSE_SHIFT), rank);
-    // Where values crowd, that bin alone would hold far too many.
-    let within = sample().filter(|magnitude| magnitude >> COARSE_SHIFT == coarse.bin);
-    let fine = ranked(within.map(|magnitude| magnitude >> FINE_SHIFT & (BINS as u32 - 1)), rank - coarse.above);
-    (coarse.bin << COARSE_SHIFT | fine.bin << FINE_SHIFT).max(1)
+/// Candidates that are written down.
+struct Found<'a> {
+    candidates: &'a mut [u64; BLOCK],
+    count: usize,
+    /// The magnitude of a candidate.
+    least: u32,
 }
 
-/// Where in a histogram something lies.
-struct Ranked {
-    bin: u32,
-    /// How many are in the bins above.
-    above: usize,
-}
-
-/// The bin of the one that is `rank`-th from above; the lowest bin when there are fewer.
-#[allow(clippy::cast_possible_truncation, reason = "a bin's number")]
-fn ranked(bins: impl Iterator<Item = u32>, rank: usize) -> Ranked {
-    let mut histogram = [0_u16; BINS];
-    bins.for_each(|bin| histogram[bin as usize] += 1);
-    let mut above = 0;
-    for (bin, count) in histogram.iter().enumerate().rev() {
-        if above + usize::from(*count) >= rank {
-            return Ranked { bin: bin as u32, above };
+impl Found<'_> {
+    /// Writes down those of some sums that are at least so large. Whether one is, is hard to foresee: so each is written, and
+    /// the next one over it unless it counts.
+    #[allow(clippy::cast_possible_truncation, reason = "a place in a block")]
+    #[inline(always)]
+    fn push<'a>(&mut self, sums: impl Iterator<Item = (usize, &'a f32)>) {
+        for (place, sum) in sums {
+            // The earlier one of equals is the larger one.
+            self.candidates[self.count] = u64::from(magnitude(*sum)) << 16 | u64::from(!(place as u16));
+            self.count += usize::from(magnitude(*sum) >= self.least);
         }
-        above += usize::from(*count);
     }
-    Ranked { bin: 0, above }
+}
+
+/// Where a candidate lies in its block.
+#[allow(clippy::cast_possible_truncation, reason = "a place is what the lower bits hold")]
+fn place(candidate: u64) -> u16 {
+    !(candidate as u16)
+}
+
+/// How many of the maxima reach each of some borders. Written out, as that becomes vectors.
+#[inline(always)]
+fn counts(maxima: &[u32], borders: [u32; PARTS]) -> [u32; PARTS] {
+    let [mut first, mut second, mut third, mut fourth] = [[0; LANES]; PARTS];
+    let (rounds, rest) = maxima.as_chunks::<LANES>();
+    for maxima in rounds {
+        count(&mut first, maxima, borders[0]);
+        count(&mut second, maxima, borders[1]);
+        count(&mut third, maxima, borders[2]);
+        count(&mut fourth, maxima, borders[3]);
+    }
+    let counts = [first, second, third, fourth];
+    core::array::from_fn(|part| {
+        let rest = rest.iter().map(|most| u32::from(*most >= borders[part]));
+        counts[part].iter().copied().chain(rest).sum()
+    })
+}
+
+#[inline(always)]
+fn count(counts: &mut [u32; LANES], maxima: &[u32; LANES], border: u32) {
+    for lane in 0..LANES {
+        counts[lane] += u32::from(maxima[lane] >= border);
+    }
 }
 
 #[inline(always)]
@@ -111,15 +189,19 @@ fn magnitude(value: f32) -> u32 {
     value.to_bits() & MAGNITUDE
 }
 
-/// Values that are compared at once.
-const GROUP: usize = 16;
-/// One of so many values is in the sample.
-const SAMPLED: usize = 16;
-/// A coarse bin is an exponent and three bits of the fraction, a fine one eleven bits more.
-const COARSE_SHIFT: u32 = 20;
-const FINE_SHIFT: u32 = 9;
-const BINS: usize = 1 << (COARSE_SHIFT - FINE_SHIFT);
-const _: () = assert!(BINS == 1 << (31 - COARSE_SHIFT));
+/// Values of a vector.
+const LANES: usize = 4;
+/// Values that are added at once, in a group for each lane. With half of it there would be more groups to look at, with
+/// twice as much more values to collect.
+const ROUND: usize = 8 * LANES;
+/// Those of a whole block, and one more.
+const GROUPS_MAX: usize = BLOCK / ROUND * LANES + 1;
+/// Parts of a range that are told apart by one look at the groups.
+const PARTS: usize = 4;
+/// What is looked for mostly lies this near the greatest magnitude's bits: within a factor of 256.
+const NEAR: u32 = 8 << 23;
+/// The range of bits that is left: some thousandths of a magnitude.
+const PRECISION: u32 = 1 << 16;
 
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "random bits and places in a block")]
@@ -164,23 +246,34 @@ mod tests {
                 .collect();
             for kept in [0, 1, len / 100 + 1, len / 3 + 1, len] {
                 let kept = kept.min(len);
-                let chosen: Vec<u16> = selector.largest(&values, kept).collect();
-                assert!(chosen == sorted(&values, kept), "case {case}, {kept} of {len}");
+                let mut sums = std::vec![0.0; len];
+                let greatest = selector.add(&values, &mut sums);
+                assert_eq!(Some(greatest), sums.iter().map(|sum| magnitude(*sum)).max(), "case {case}, {len}");
+                let chosen: Vec<u16> = selector.largest(&sums, greatest, kept).collect();
+                assert!(chosen == sorted(&sums, kept), "case {case}, {kept} of {len}");
             }
         }
     }
 
-    /// Large values where the sample does not look, and small ones where it does.
+    /// All of the largest in one group, and none in it; as many groups as are kept, and fewer.
     #[test]
-    fn a_sample_may_be_wrong() {
+    fn groups_may_say_little() {
         let mut selector = std::boxed::Box::new(Selector::new());
-        for sampled_are_large in [true, false] {
-            let value = |index: usize| {
-                if index.is_multiple_of(SAMPLED) == sampled_are_large { 100.0 } else { 1.0 + index as f32 * 1e-5 }
-            };
-            let values: Vec<f32> = (0..BLOCK).map(value).collect();
-            for kept in [10, 164, 1_500, 4_000] {
-                assert!(selector.largest(&values, kept).eq(sorted(&values, kept)), "{kept}");
+        for large in [0..LANES * 8, 0..BLOCK / 2, BLOCK - 7..BLOCK] {
+            for step in [1, LANES, ROUND] {
+                let value = |index: usize| {
+                    let is_large = large.contains(&index) && index.is_multiple_of(step);
+                    if is_large { 100.0 + index as f32 } else { 1.0 + index as f32 * 1e-5 }
+                };
+                let values: Vec<f32> = (0..BLOCK).map(value).collect();
+                let mut sums = std::vec![0.0; BLOCK];
+                let greatest = selector.add(&values, &mut sums);
+                for kept in [1, 10, 164, GROUPS_MAX - GROUPS_MAX / 8, GROUPS_MAX, 4_000] {
+                    assert!(
+                        selector.largest(&sums, greatest, kept).eq(sorted(&sums, kept)),
+                        "{large:?} by {step}, {kept}"
+                    );
+                }
             }
         }
     }

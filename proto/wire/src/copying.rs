@@ -8,13 +8,26 @@
 /// shared memory at one.
 pub const PIECE_BYTES: usize = 2_048;
 
-/// Copies bytes, in pieces of [`PIECE_BYTES`].
+/// Bytes of a page, as the processor compares addresses.
+const PAGE_BYTES: usize = 4_096;
+/// A target that lies less than this behind its source in its page is copied to in pieces; with a margin of a cache line.
+const NEAR_BYTES: usize = 64;
+/// From here on string instructions are worth their start: 4 % to 15 % of what a plugin's memory takes and gives on AMD's
+/// fifth generation (Zen 5).
+const WHOLE_BYTES_MIN: usize = 8 << 10;
+
+/// Copies bytes: many at once as the C library likes it, but in pieces of [`PIECE_BYTES`] where that may be slow.
 ///
 /// # Panics
 /// When the lengths differ.
 #[inline]
 pub fn copy(into: &mut [u8], from: &[u8]) {
     assert_eq!(into.len(), from.len(), "both sides of a copy have one length");
+    let behind = into.as_ptr().addr().wrapping_sub(from.as_ptr().addr()) % PAGE_BYTES;
+    if into.len() >= WHOLE_BYTES_MIN && !(1..NEAR_BYTES).contains(&behind) {
+        into.copy_from_slice(from);
+        return;
+    }
     for (into, from) in into.chunks_mut(PIECE_BYTES).zip(from.chunks(PIECE_BYTES)) {
         into.copy_from_slice(from);
     }
@@ -27,10 +40,15 @@ mod tests {
     #[test]
     fn pieces_make_a_whole() {
         let from: Vec<u8> = (0..9_000_u32).map(|index| (index * 7 % 251) as u8).collect();
-        for length in [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 9_000] {
-            let mut into = vec![0; length];
-            copy(&mut into, &from[..length]);
-            assert_eq!(into, from[..length]);
+        let mut place = vec![0; from.len() + PAGE_BYTES];
+        for length in [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, WHOLE_BYTES_MIN - 1, 9_000] {
+            for behind in [0, 1, NEAR_BYTES - 1, NEAR_BYTES, PAGE_BYTES - 1] {
+                let skew = from.as_ptr().addr().wrapping_add(behind).wrapping_sub(place.as_ptr().addr()) % PAGE_BYTES;
+                let into = &mut place[skew..skew + length];
+                into.fill(255);
+                copy(into, &from[..length]);
+                assert!(*into == from[..length], "{length} bytes, {behind} behind");
+            }
         }
     }
 

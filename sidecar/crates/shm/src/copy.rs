@@ -23,9 +23,14 @@ pub(crate) unsafe fn copy(target: *mut c_void, source: *const c_void, len: usize
 }
 
 /// Bytes of a piece of a copy: below what makes the GNU C library use the processor's string instructions, which on some
-/// processors are thirty times slower where the target lies a little behind the source in its page. The wire's crate, which
-/// is not needed here, says more of it (`proto/wire/src/copying.rs`).
+/// processors are thirty times slower where the target lies less than [`NEAR_BYTES`] behind the source in its page. The
+/// wire's crate, which is not needed here, says more of it and does the same (`proto/wire/src/copying.rs`).
 const PIECE_BYTES: usize = 2_048;
+/// Bytes of a page, as the processor compares addresses.
+const PAGE_BYTES: usize = 4_096;
+const NEAR_BYTES: usize = 64;
+/// From here on string instructions are worth their start.
+const WHOLE_BYTES_MIN: usize = 8 << 10;
 
 /// Copies bytes so that the target's are in a cache.
 ///
@@ -36,8 +41,11 @@ const PIECE_BYTES: usize = 2_048;
 /// As for [`copy`].
 unsafe fn cached(target: *mut c_void, source: *const c_void, len: usize) {
     let copy: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void = black_box(libc::memcpy);
-    for start in (0..len).step_by(PIECE_BYTES) {
-        let piece = PIECE_BYTES.min(len - start);
+    let behind = target.addr().wrapping_sub(source.addr()) % PAGE_BYTES;
+    let is_slow = len < WHOLE_BYTES_MIN || (1..NEAR_BYTES).contains(&behind);
+    let step = if is_slow { PIECE_BYTES } else { len };
+    for start in (0..len).step_by(step) {
+        let piece = step.min(len - start);
         // SAFETY: the piece lies within the ranges of the caller's promise, which is the whole contract of memcpy.
         unsafe { copy(target.byte_add(start), source.byte_add(start), piece) };
     }
