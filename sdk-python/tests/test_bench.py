@@ -22,6 +22,7 @@ from ronde.bench.control import Channel, Listener, ask
 from ronde.bench.data import Draw
 from ronde.bench.errors import BenchError, UsageError, WrongResultError
 from ronde.bench.measure import measure_case
+from ronde.bench.named import Extras, Named
 from ronde.bench.progress import Progress
 from ronde.bench.station import Station
 from ronde.bench.summary import Summary, slowest
@@ -132,6 +133,12 @@ def test_elements_are_shared_evenly() -> None:
         (["--peers", "nccl"], "no peer"),
         (["--quick", "--full"], "not allowed with"),
         (["train", "--model", "gpt"], "invalid choice"),
+        (["train", "--codec", "bfloat16"], "training takes plugins"),
+        (["--codec", "topk:0.01"], "no parameter"),
+        (["--reducer", "Not a plugin"], "names no plugin"),
+        (["--codec", "float16:x=1"], "has no parameters"),
+        (["--hosts", "1", "--link-gbit", "1"], "give --hosts 2"),
+        (["--hosts", "2", "--link-gbit", "fast"], "no rate"),
         (["report"], "required"),
         (["--rounds", "0"], "from 1 on"),
         (["--hosts", "2", "--ranks", "3"], "divided evenly"),
@@ -334,6 +341,28 @@ def test_a_wrong_result_names_case_rank_and_element(what: str) -> None:
     assert raised.value.exit_status == 1
 
 
+def test_ranks_with_different_results_of_a_codec_are_found() -> None:
+    class Divided(Pretender):
+        def ask(self, what: str, **arguments: Any) -> list[dict[str, Any]]:
+            answers = super().ask(what, **arguments)
+            return [{**answer, "digest": str(rank)} for rank, answer in enumerate(answers)]
+
+    group: Any = Divided(None)
+    with pytest.raises(WrongResultError, match="gave ranks different results: allreduce 1 MB, 2 ranks"):
+        measure_case(Case("allreduce", 1 << 20, 4, 3, 1), [group], 1, Progress(4))
+
+
+def test_plugins_are_named_with_their_parameters() -> None:
+    named = Named.parse("topk@1.0.0:ratio=0.01:rounds=3:exact=true:of=largest")
+    assert named.parameters == (("ratio", 0.01), ("rounds", 3), ("exact", True), ("of", "largest"))
+    assert repr(named.codec()) == "Plugin('topk@1.0.0', ratio=0.01, rounds=3, exact=True, of='largest')"
+    assert Named.parse("bfloat16").codec() == "bfloat16"
+    extras = Extras((named,), (Named.parse("median"),), ("/a/b.wasm",))
+    assert extras.worker_options() == ["--codec", str(named), "--reducer", "median"]
+    assert extras.launcher_options() == ["--plugin", "/a/b.wasm"]
+    assert (extras.variants("allreduce"), extras.variants("broadcast")) == (2, 0)
+
+
 def test_a_failed_rank_is_heard_though_others_say_nothing(tmp_path: pathlib.Path) -> None:
     listener = Listener(tmp_path / "control")
     workers = [Channel.connect(str(tmp_path / "control")) for _ in range(2)]
@@ -400,3 +429,25 @@ def test_a_real_run_checks_and_reports(tmp_path: pathlib.Path, capsys: pytest.Ca
     # On ronde as well as on Gloo, the copy of the report in the file shows the same.
     assert main(["report", str(path)]) == 0
     assert capsys.readouterr().out == shown.out
+
+
+def test_a_real_run_with_codec_and_reducer_compares_the_ranks(tmp_path: pathlib.Path) -> None:
+    ronde_binary()
+    path = tmp_path / "a.json"
+    words = ["--ranks", "2", "--hosts", "1", "--sizes", "64KB", "--collectives", "allreduce", "--rounds", "1"]
+    words += ["--codec", "bfloat16", "--codec", "topk:ratio=0.1", "--reducer", "median", "--no-train"]
+    assert main([*words, "--peers", "gloo", "--json", str(path)]) == 0
+    report = json.loads(path.read_text())
+    (case,) = report["worlds"][0]["cases"]
+    variants = [entry["variant"] for entry in case["entries"] if entry["backend"] == "ronde"]
+    assert variants == ["in place", "new", "codec bfloat16", "codec topk:ratio=0.1", "reducer median"]
+    assert report["options"]["codec"] == ["bfloat16", "topk:ratio=0.1"]
+
+
+def test_training_with_a_codec_ends_with_the_same_weights(tmp_path: pathlib.Path) -> None:
+    ronde_binary()
+    path = tmp_path / "a.json"
+    words = ["train", "--model", "cnn", "--batch", "2", "--ranks", "2", "--rounds", "1", "--codec", "int8"]
+    assert main([*words, "--json", str(path)]) == 0
+    (world,) = json.loads(path.read_text())["worlds"]
+    assert "ronde codec int8" in [entry["way"] for entry in world["training"]["entries"]]

@@ -12,6 +12,7 @@ from ronde.bench import cases, report, run, ways
 from ronde.bench.cases import COLLECTIVES, DEFAULT, FULL, QUICK, RANKS_MAX, World
 from ronde.bench.errors import BenchError, UsageError
 from ronde.bench.groups import LABELS
+from ronde.bench.named import WIRE_TYPES, Extras, Named
 from ronde.bench.train import Training
 
 if TYPE_CHECKING:
@@ -47,14 +48,19 @@ def _collectives(options: argparse.Namespace) -> None:
     extent = QUICK if options.quick else FULL if options.full else DEFAULT
     chosen = cases.cases(extent, options.collectives or COLLECTIVES, options.sizes or (), options.rounds)
     training = Training("mlp", ways.BATCHES["mlp"], options.rounds or extent.train_rounds, 1) if options.train else None
-    bench = run.Run("collectives", options.seed, _told(options))
+    bench = run.Run("collectives", options.seed, _told(options), _extras(options), options.link_gbit)
     worlds = _worlds(bench, options.hosts, extent.hosts, options.ranks or extent.ranks)
     _finish(bench.measure(worlds, chosen, options.peers, training), options)
 
 
 def _train(options: argparse.Namespace) -> None:
-    training = Training(options.model, options.batch or ways.BATCHES[options.model], options.rounds, RANKS_MAX)
-    bench = run.Run("train", options.seed, _told(options))
+    batch = options.batch or ways.BATCHES[options.model]
+    for codec in options.codec:
+        if codec.name in WIRE_TYPES:
+            raise UsageError(f"--codec {codec.name}: training takes plugins, such as bf16 or topk:ratio=0.01")
+    codecs = tuple(codec.text for codec in options.codec)
+    training = Training(options.model, batch, options.rounds, RANKS_MAX, codecs)
+    bench = run.Run("train", options.seed, _told(options), _extras(options), options.link_gbit)
     worlds = _worlds(bench, options.hosts, (1,), options.ranks or DEFAULT.ranks)
     _finish(bench.measure(worlds, [], [], training), options)
 
@@ -68,6 +74,11 @@ def _finish(found: dict[str, Any], options: argparse.Namespace) -> None:
     report.show(found, options.json, options.markdown, getattr(options, "plot", None))
 
 
+def _extras(options: argparse.Namespace) -> Extras:
+    paths = tuple(str(path.absolute()) for path in options.plugin)
+    return Extras(tuple(options.codec), tuple(getattr(options, "reducer", ())), paths)
+
+
 def _worlds(bench: run.Run, asked: Sequence[int] | None, usual: Sequence[int], ranks: Sequence[int]) -> list[World]:
     """One host first. Several hosts that nobody asked for are left out where they cannot be."""
     hosts = list(asked or usual)
@@ -77,6 +88,8 @@ def _worlds(bench: run.Run, asked: Sequence[int] | None, usual: Sequence[int], r
             raise UsageError(f"--hosts {max(hosts)}: {reason}")
         bench.report["notes"].append(f"several hosts are left out: {reason}")
         hosts = [1]
+    if bench.gbit is not None and max(hosts) == 1:
+        raise UsageError("--link-gbit is of links between hosts: give --hosts 2")
     worlds = [World(host, rank) for host in hosts for rank in ranks]
     for world in worlds:
         run.check_world(world)
@@ -84,7 +97,13 @@ def _worlds(bench: run.Run, asked: Sequence[int] | None, usual: Sequence[int], r
 
 
 def _told(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name, value in vars(options).items() if isinstance(value, (int, str, list, type(None)))}
+    told: dict[str, Any] = {}
+    for name, value in vars(options).items():
+        if isinstance(value, list):
+            told[name] = [one if isinstance(one, (int, str)) else str(one) for one in value]
+        elif isinstance(value, (int, float, str, type(None))):
+            told[name] = value
+    return told
 
 
 class _Parser(argparse.ArgumentParser):
@@ -140,6 +159,14 @@ def _add_collectives(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=_positive, metavar="N", help="turns of each backend for each case")
     parser.add_argument(
+        "--reducer",
+        type=Named.parse,
+        action="append",
+        default=[],
+        metavar="NAME[:KEY=VALUE]...",
+        help="all-reduce by this plugin, too; may be given several times",
+    )
+    parser.add_argument(
         "--no-train", dest="train", action="store_false", help="leave the training step of a perceptron out"
     )
 
@@ -162,6 +189,25 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         metavar="N,...",
         help="on how many hosts; several are network namespaces and need root",
     )
+    parser.add_argument(
+        "--link-gbit", type=_rate, metavar="N", help="gigabits a second of each host's link (default: no limit)"
+    )
+    parser.add_argument(
+        "--codec",
+        type=Named.parse,
+        action="append",
+        default=[],
+        metavar="NAME[:KEY=VALUE]...",
+        help="with this codec, too: a plugin, or float16 or bfloat16 in all-reduces; may be given several times",
+    )
+    parser.add_argument(
+        "--plugin",
+        type=pathlib.Path,
+        action="append",
+        default=[],
+        metavar="FILE|DIR",
+        help="plugins that do not come with ronde",
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all data (default: 1)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything that was found")
 
@@ -177,6 +223,16 @@ def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise UsageError(f"{text!r} is no number from 1 on")
     return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0.001 <= rate <= 1000:
+        raise UsageError(f"{text!r} is no rate: give gigabits a second, 0.001 to 1000")
+    return rate
 
 
 def _ranks(text: str) -> int:
@@ -203,8 +259,10 @@ def _end(number: int, _frame: object) -> None:
 
 
 _EXAMPLES = (
-    "Examples:\n  ronde bench --quick\n  ronde bench --collectives allreduce --sizes 4,1MB --plot bench.png",
-    "Examples:\n  ronde bench train --model resnet50 --ranks 2\n  ronde bench train --model cnn --json cnn.json",
+    "Examples:\n  ronde bench --quick\n  ronde bench --collectives allreduce --sizes 4,1MB --plot bench.png\n"
+    "  ronde bench --collectives allreduce --sizes 64MB --hosts 2 --codec bfloat16 --codec bf16 --no-train",
+    "Examples:\n  ronde bench train --model resnet50 --ranks 2\n  ronde bench train --model cnn --json cnn.json\n"
+    "  ronde bench train --hosts 2 --ranks 2 --link-gbit 1 --codec topk:ratio=0.01",
     "Examples:\n  ronde bench report bench.json\n  ronde bench report bench.json --markdown table.md --plot bench.png",
 )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import numpy
 
 from ronde.bench.data import ROOT_RANK
+from ronde.bench.named import Extras
 
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 # Where a result goes: over the input; into memory that was there before; into memory that the call allocates.
 IN_PLACE, INTO, NEW = "in place", "into", "new"
+# What a result is by: as it says on the command line. The call allocates its memory.
+CODEC, REDUCER = "codec ", "reducer "
 
 
 class Backend(Protocol):
@@ -38,10 +42,12 @@ class Backend(Protocol):
 class Ronde:
     """ronde through the client of `ronde.torch`, with tensors, which it takes in faster than arrays."""
 
-    def __init__(self) -> None:
+    def __init__(self, extras: Extras) -> None:
         import torch
 
         import ronde.torch
+
+        self._extras = extras
 
         torch.set_num_threads(1)
         ronde.torch.init()
@@ -64,6 +70,7 @@ class Ronde:
             "allreduce": {
                 IN_PLACE: lambda: client.allreduce(whole, total, out=whole),
                 NEW: lambda: client.allreduce(whole, total),
+                **self._plugged(whole),
             },
             "broadcast": {IN_PLACE: lambda: client.broadcast(whole, ROOT_RANK, out=whole)},
             "allgather": {INTO: lambda: client.allgather(part, out=out), NEW: lambda: client.allgather(part)},
@@ -73,6 +80,18 @@ class Ronde:
             },
             "alltoall": {INTO: lambda: client.alltoall(whole, out=out), NEW: lambda: client.alltoall(whole)},
         }[collective]
+
+    def _plugged(self, whole: Any) -> dict[str, Operation]:
+        """All-reduces by codecs and reducers. By names of their own: a codec may keep something for each."""
+        client, total = self._library.mpi_ops.client(), self._library.Sum
+        found: dict[str, Operation] = {}
+        for one in self._extras.codecs:
+            name = CODEC + one.text
+            found[name] = functools.partial(client.allreduce, whole, total, name=name, codec=one.codec())
+        for one in self._extras.reducers:
+            name = REDUCER + one.text
+            found[name] = functools.partial(client.allreduce, whole, one.reducer(), name=name)
+        return found
 
     def close(self) -> None:
         """Leaves the job."""

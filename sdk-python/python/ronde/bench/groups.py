@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ronde.bench.cases import World
+    from ronde.bench.named import Extras
     from ronde.bench.network import Network
 
 LABELS = {"ronde": "ronde", "gloo": "Gloo", "mpi": "Open MPI"}
@@ -118,10 +119,12 @@ class Group:
         return "".join(f"\n    {line}" for line in lines)
 
 
-def start(name: str, world: World, network: Network | None, folder: pathlib.Path, largest_bytes: int) -> Group:
+def start(
+    name: str, world: World, network: Network | None, folder: pathlib.Path, largest_bytes: int, extras: Extras
+) -> Group:
     """Starts the ranks of a backend; `wait_until_ready` completes it."""
     commands = {
-        "ronde": lambda: [_ronde_job(world, network, folder, largest_bytes)],
+        "ronde": lambda: [_ronde_job(world, network, folder, largest_bytes, extras)],
         "gloo": lambda: _gloo_ranks(world, network, folder),
         "mpi": lambda: [_mpi_job(world, folder)],
     }[name]()
@@ -159,15 +162,17 @@ def _worker(name: str, folder: pathlib.Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "ronde.bench.worker", "--backend", name, "--control", control, *options]
 
 
-def _ronde_job(world: World, network: Network | None, folder: pathlib.Path, largest_bytes: int) -> list[str]:
+def _ronde_job(
+    world: World, network: Network | None, folder: pathlib.Path, largest_bytes: int, extras: Extras
+) -> list[str]:
     # Inputs in flight: one at a time, and room for what is released late.
     arena_mb = max(ARENA_MB_LEAST, 4 * largest_bytes // MB)
     job = [ronde_binary(), "run", "--num-proc", str(world.ranks), "--start-timeout", str(START_SECONDS)]
-    job += ["--arena-mb", str(arena_mb)]
+    job += ["--arena-mb", str(arena_mb), *extras.launcher_options()]
     if network is not None:
         hosts = ",".join(f"{network.address(host)}:{world.ranks_per_host}" for host in range(world.hosts))
         job += ["--hosts", hosts, "--remote-shell", network.remote_shell]
-    return job + _worker("ronde", folder)
+    return job + _worker("ronde", folder, *extras.worker_options())
 
 
 def _gloo_ranks(world: World, network: Network | None, folder: pathlib.Path) -> list[list[str]]:

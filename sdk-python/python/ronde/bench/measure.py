@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from ronde.bench.cases import Case
     from ronde.bench.groups import Group
+    from ronde.bench.named import Extras
     from ronde.bench.progress import Progress
 
 # A loop is long enough for its CPU time to be told from that of its beginning and end.
@@ -76,9 +77,11 @@ def turns(case: Case, variants: int) -> int:
     return (case.rounds + case.loops) * variants
 
 
-def variants(name: str, collective: str) -> int:
+def variants(name: str, collective: str, extras: Extras) -> int:
     """In how many ways a backend does a collective."""
-    return 2 if name == "ronde" and collective != "broadcast" else 1
+    if name != "ronde":
+        return 1
+    return extras.variants(collective) + (1 if collective == "broadcast" else 2)
 
 
 def _open(case: Case, group: Group, seed: int) -> list[Series]:
@@ -111,6 +114,9 @@ def _loop(case: Case, series: Series, iteration: int) -> None:
 
 
 def _check(case: Case, series: Series, answers: Sequence[dict[str, Any]]) -> None:
+    if len({answer.get("digest") for answer in answers}) > 1:
+        title = f"{case.title()}, {series.group.ranks} ranks"
+        raise WrongResultError(f"{series.group.label} ({series.variant}) gave ranks different results: {title}")
     for rank, answer in enumerate(answers):
         if wrong := answer.get("wrong"):
             raise WrongResultError(

@@ -19,12 +19,14 @@ REMOVAL_SECONDS_MAX = 20.0
 class Network:
     """Hosts `0` to `hosts - 1`, each with an address; `close` removes them.
 
+    gbit -- gigabits a second that a host's link takes; None for as many as the machine can
     A shell that waits on a pipe removes them, so they go when this process ends, however it ends.
     """
 
-    def __init__(self, hosts: int, folder: pathlib.Path) -> None:
+    def __init__(self, hosts: int, folder: pathlib.Path, gbit: float | None = None) -> None:
         self._prefix = f"ronde-bench-{os.getpid()}"
         self._hosts = hosts
+        self._gbit = gbit
         self._switch = f"{self._prefix}-sw"
         self._guard = self._guarded()
         try:
@@ -90,6 +92,10 @@ class Network:
             _ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", link)
             _ip("-n", name, "link", "set", link, "up")
             _ip("-n", name, "link", "set", "lo", "up")
+            if self._gbit is not None:
+                # What leaves a host; what comes to it has left another.
+                rate = ("rate", f"{self._gbit}gbit", "burst", "256kb", "latency", "50ms")
+                _run("tc", "-n", name, "qdisc", "add", "dev", link, "root", "tbf", *rate)
 
     def _write_remote_shell(self, path: pathlib.Path) -> None:
         cases = "".join(f"{self.address(host)}) name={self._host(host)};; " for host in range(self._hosts))
@@ -99,6 +105,10 @@ class Network:
 
 
 def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise BenchError(f"`ip {' '.join(arguments)}`: {done.stderr.strip()}")
+        raise BenchError(f"`{' '.join(command)}`: {done.stderr.strip()}")

@@ -13,6 +13,7 @@ from ronde.bench import groups, machine, processes
 from ronde.bench.errors import BenchError
 from ronde.bench.groups import LABELS, Group
 from ronde.bench.measure import measure_case, turns, variants
+from ronde.bench.named import Extras
 from ronde.bench.network import Network
 from ronde.bench.progress import Progress
 from ronde.bench.train import Training, measure_training
@@ -33,8 +34,10 @@ MEMORY_SHARE_MOST = 0.8
 class Run:
     """A benchmark under way and the report that grows by it."""
 
-    def __init__(self, kind: str, seed: int, options: dict[str, Any]) -> None:
+    def __init__(self, kind: str, seed: int, options: dict[str, Any], extras: Extras, gbit: float | None) -> None:
         self.seed = seed
+        self._extras = extras
+        self.gbit = gbit
         self._progress: Progress | None = None
         self.report: dict[str, Any] = {
             "schema": SCHEMA,
@@ -55,7 +58,7 @@ class Run:
         backends = ["ronde", *peers]
         if training is not None:
             backends += [name for name in WAYS if name not in backends]
-        self._progress = Progress(sum(_turns(world, cases, backends, training) for world in worlds))
+        self._progress = Progress(sum(self._turns(world, cases, backends, training) for world in worlds))
         for note in self.report["notes"]:
             self._progress.say(f"warning: {note}")
         try:
@@ -101,14 +104,14 @@ class Run:
             folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ronde-bench-")))
             network = None
             if world.hosts > 1:
-                network = stack.enter_context(contextlib.closing(Network(world.hosts, folder)))
+                network = stack.enter_context(contextlib.closing(Network(world.hosts, folder, self.gbit)))
             ready = []
             for name in backends:
                 if reason := groups.why_not(name, world):
                     found["missing"][name] = reason
                     self._note(f"{world.title()}: {LABELS[name]} is left out: {reason}")
                     continue
-                group = groups.start(name, world, network, folder, largest_bytes)
+                group = groups.start(name, world, network, folder, largest_bytes, self._extras)
                 ready.append(stack.enter_context(contextlib.closing(group)))
             for group in list(ready):
                 group.wait_until_ready()
@@ -116,6 +119,13 @@ class Run:
             found["backends"] = _idle(ready)
             yield ready
             found["other_work_cores"] = others.cores()
+
+    def _turns(self, world: World, cases: Sequence[Case], backends: Sequence[str], training: Training | None) -> int:
+        """How many turns a world has."""
+        there = [name for name in backends if groups.why_not(name, world) is None]
+        steps = training.turns() if training is not None and world.hosts <= training.hosts_most else 0
+        ways = [sum(variants(name, case.collective, self._extras) for name in there) for case in cases]
+        return steps + sum(map(turns, cases, ways))
 
     def _part(self, title: str) -> None:
         self._shown().part(title)
@@ -127,13 +137,6 @@ class Run:
     def _shown(self) -> Progress:
         assert self._progress is not None  # `measure` makes it
         return self._progress
-
-
-def _turns(world: World, cases: Sequence[Case], backends: Sequence[str], training: Training | None) -> int:
-    """How many turns a world has."""
-    there = [name for name in backends if groups.why_not(name, world) is None]
-    steps = training.turns() if training is not None and world.hosts <= training.hosts_most else 0
-    return steps + sum(turns(case, sum(variants(name, case.collective) for name in there)) for case in cases)
 
 
 class _OtherWork:

@@ -130,7 +130,7 @@ def _training(title: str, training: dict[str, Any]) -> Table:
         efficiency = entry["samples_per_second"] / (alone * entry["ranks"])
         rows.append(
             [
-                ways.LABELS[way],
+                ways.label(way),
                 _spread(entry),
                 f"{entry['seconds']['median'] / floor:.2f}",
                 f"{entry['samples_per_second']:.4g}",

@@ -9,7 +9,7 @@ from ronde.bench.cases import TRAIN_STEPS
 from ronde.bench.errors import WrongResultError
 from ronde.bench.measure import NANOSECONDS
 from ronde.bench.summary import Summary, slowest
-from ronde.bench.ways import ALONE, LABELS, SYNCHRONOUS, WAYS
+from ronde.bench.ways import ALONE, CODEC, WAYS, is_synchronous, label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,23 +27,29 @@ class Training:
     batch      -- samples a rank and step
     rounds     -- turns of each way
     hosts_most -- worlds of more hosts do without
+    codecs     -- by which ronde trains, too, as the command line names them
     """
 
     model: str
     batch: int
     rounds: int
     hosts_most: int
+    codecs: tuple[str, ...] = ()
+
+    def ways(self, group: str) -> list[str]:
+        """In which ways a group of ranks trains."""
+        return WAYS[group] + ([CODEC + codec for codec in self.codecs] if group == "ronde" else [])
 
     def turns(self) -> int:
         """Turns of all ways together."""
-        return self.rounds * sum(map(len, WAYS.values()))
+        return self.rounds * sum(len(self.ways(group)) for group in WAYS)
 
 
 def measure_training(training: Training, groups: Sequence[Group], seed: int, progress: Progress) -> dict[str, Any]:
     """All ways to train in one world; what the report says of it. Raises WrongResultError."""
     all_series = []
     for group in groups:
-        ways = WAYS[group.name]
+        ways = training.ways(group.name)
         group.ask("train_open", model=training.model, batch=training.batch, seed=seed, ways=ways)
         all_series += [_Series(group, way) for way in ways]
     for series in all_series:
@@ -79,7 +85,7 @@ class _Series:
         for rank, answer in enumerate(self.ask("train_check", step=FIRST_CHECK)):
             if wrong := answer.get("wrong"):
                 raise WrongResultError(
-                    f"{LABELS[self.way]} gave a wrong gradient: {training.model}, {self.ranks} ranks, rank {rank}, "
+                    f"{label(self.way)} gave a wrong gradient: {training.model}, {self.ranks} ranks, rank {rank}, "
                     f"parameter {wrong['parameter']}, element {wrong['element']}: {wrong['got']!r} instead of "
                     f"{wrong['expected']!r}"
                 )
@@ -94,8 +100,8 @@ class _Series:
     def compare_ranks(self, training: Training) -> None:
         """After the last step all ranks must have the same parameters, bit by bit."""
         digests = [answer["digest"] for answer in self.ask("train_digest")]
-        if self.way in SYNCHRONOUS and len(set(digests)) != 1:
-            raise WrongResultError(f"after training {training.model} by {LABELS[self.way]} the ranks' weights differ")
+        if is_synchronous(self.way) and len(set(digests)) != 1:
+            raise WrongResultError(f"after training {training.model} by {label(self.way)} the ranks' weights differ")
 
     def entry(self, training: Training) -> dict[str, Any]:
         """For the report; times in seconds."""

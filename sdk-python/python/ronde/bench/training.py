@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from ronde.bench.models import KINDS
-from ronde.bench.ways import ALONE, BARRIER, DDP, RONDE
+from ronde.bench.named import Named
+from ronde.bench.ways import ALONE, BARRIER, CODEC, DDP, RONDE
 
 if TYPE_CHECKING:
     from ronde.bench.backends import Backend
@@ -48,7 +49,9 @@ class Trainer:
         share = 1.0 if way == BARRIER else 1.0 / ranks
         wrong = None
         own.gradients(*self._sample(self.backend.rank, step))
-        for (name, parameter), total in zip(own.model.named_parameters(), expected):
+        # What a codec loses is its own; that all ranks lose the same is seen from their parameters at the end.
+        compared = [] if way.startswith(CODEC) else expected
+        for (name, parameter), total in zip(own.model.named_parameters(), compared):
             assert parameter.grad is not None
             wrong = wrong or _find_wrong(name, parameter.grad, total * share)
         own.apply()
@@ -99,14 +102,17 @@ class _Way:
         self._forward: Callable[[torch.Tensor], torch.Tensor] = model
         self._optimizer: Any = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
         self._barrier = backend.barrier if way == BARRIER else None
-        self._is_ronde = way == RONDE
+        self._is_ronde = way == RONDE or way.startswith(CODEC)
         if way == DDP:
             self._forward = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-        elif way == RONDE:
+        elif self._is_ronde:
             import ronde.torch
 
-            named = model.named_parameters()
-            self._optimizer = ronde.torch.DistributedOptimizer(self._optimizer, named_parameters=named)
+            # A codec knows a tensor by its name, and the model of each way has tensors of its own.
+            named = [(f"{way} {name}", parameter) for name, parameter in model.named_parameters()]
+            self._optimizer = ronde.torch.DistributedOptimizer(
+                self._optimizer, named_parameters=named, compression=_compression(way)
+            )
             ronde.torch.broadcast_parameters(model.state_dict(), root_rank=0)
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -133,6 +139,15 @@ class _Way:
         _loss(self._forward, images, labels).backward()
         if self._barrier is not None:
             self._barrier()
+
+
+def _compression(way: str) -> Any:
+    from ronde.torch import Compression
+
+    if way == RONDE:
+        return Compression.none
+    codec = Named.parse(way[len(CODEC) :])
+    return Compression.plugin(codec.name, **dict(codec.parameters))
 
 
 def _loss(forward: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,16 @@ LABELS = {
     BARRIER: "a barrier, no data",
     ALONE: "one rank alone",
 }
-# Ways after which all ranks must have the same parameters.
-SYNCHRONOUS = (RONDE, DDP)
+# Gradients encoded: the codec follows, as the command line names it.
+CODEC = "ronde codec "
 BATCHES = {"mlp": 64, "cnn": 64, "resnet50": 4}
+
+
+def is_synchronous(way: str) -> bool:
+    """Whether all ranks must have the same parameters after it."""
+    return way in (RONDE, DDP) or way.startswith(CODEC)
+
+
+def label(way: str) -> str:
+    """For people."""
+    return f"ronde, codec {way[len(CODEC) :]}" if way.startswith(CODEC) else LABELS[way]

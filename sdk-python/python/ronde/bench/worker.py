@@ -12,6 +12,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from ronde.bench.control import Channel
+from ronde.bench.named import Extras, Named
 from ronde.bench.station import Station
 
 if TYPE_CHECKING:
@@ -42,7 +43,10 @@ def connect(options: argparse.Namespace) -> Backend:
 
     if options.backend == "gloo":
         return backends.Gloo(options.rank, options.ranks, options.rendezvous)
-    return backends.Ronde() if options.backend == "ronde" else backends.OpenMpi()
+    if options.backend == "mpi":
+        return backends.OpenMpi()
+    codecs, reducers = (tuple(map(Named.parse, texts)) for texts in (options.codec, options.reducer))
+    return backends.Ronde(Extras(codecs, reducers))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend", required=True, choices=["ronde", "gloo", "mpi"])
     parser.add_argument("--rank", type=int, help="of Gloo; others learn theirs from their launchers")
     parser.add_argument("--ranks", type=int)
+    parser.add_argument("--codec", action="append", default=[], metavar="NAME[:KEY=VALUE]...", help="of ronde")
+    parser.add_argument("--reducer", action="append", default=[], metavar="NAME[:KEY=VALUE]...", help="of ronde")
     parser.add_argument("--rendezvous", metavar="FILE", help="where Gloo's ranks find each other")
     return parser
 
