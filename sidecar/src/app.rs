@@ -50,6 +50,7 @@ use crate::web;
 /// `ronde sidecar`: takes part in one job, as the launcher says on standard input, or the certificate and command line.
 pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
     logging::start(&args.logs);
+    ronde_shm::heap::keep_freed_memory();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = runtime.context("cannot start the control thread's runtime").and_then(|runtime| {
         let result = runtime.block_on(sidecar(args));

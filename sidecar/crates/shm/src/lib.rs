@@ -4,6 +4,7 @@
 //! - [`arena`]: which bytes of which segment are leased. Pure bookkeeping.
 //! - [`passing`]: handing segments over a Unix socket (`mem.sock`), a protocol of three requests.
 //! - [`ring`]: messages of a session without system calls, over a pair of rings.
+//! - [`heap`]: what the allocator keeps of freed memory.
 //! - [`fork`]: what keeps a forked child from holding or using its parent's session.
 //! - [`error`]: [`ShmError`], which says who is to blame.
 //!
@@ -16,7 +17,7 @@
 //! This crate is one of the few where `unsafe` is allowed. Each block carries a `SAFETY:` comment that can be checked by
 //! reading its own module, and each idea has a module of its own: `mapping` (a mapping, copies out of and into it, and
 //! its atomic numbers), `copy` (those copies), `passing::descriptor` (control messages that carry descriptors), `ring::futex` (sleeping on such a
-//! number), [`fork`] (a fork handler).
+//! number), [`fork`] (a fork handler), [`heap`] (two settings of the allocator).
 //!
 //! Everything blocks; no async runtime is involved. Callers who have one wrap these calls.
 
@@ -24,6 +25,7 @@ pub mod arena;
 mod copy;
 pub mod error;
 pub mod fork;
+pub mod heap;
 mod mapping;
 pub mod passing;
 pub mod ring;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, BytesMut};
-use ronde_wire::copying::PIECE_BYTES;
+use ronde_wire::copying;
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{
@@ -216,7 +216,8 @@ impl Session {
 
 /// Copies opened bytes to where they are wanted.
 fn put(out: &mut dyn BufMut, bytes: &[u8]) {
-    for piece in bytes.chunks(PIECE_BYTES) {
+    let step = copying::step(out.chunk_mut().as_mut_ptr().addr(), bytes);
+    for piece in bytes.chunks(step) {
         out.put_slice(piece);
     }
 }
