@@ -14,8 +14,13 @@ ARENA_MB = "16"
 WORLDS = [(1, 1), (2, 1), (2, 2), (3, 2)]
 
 
+@pytest.mark.parametrize("ring", ["1", "0"])
 @pytest.mark.parametrize(("ranks", "sidecars"), WORLDS)
-def test_collectives_agree_with_numpy(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+def test_collectives_agree_with_numpy(
+    world: Callable[..., str], ranks: int, sidecars: int, ring: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Messages over the ring in shared memory, and over gRPC.
+    monkeypatch.setenv("RONDE_RING", ring)
     assert world("collectives.py", ranks, sidecars).count("agree with NumPy") == ranks
 
 
