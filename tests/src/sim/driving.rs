@@ -108,6 +108,7 @@ impl Cluster {
             Action::Commit { epoch, seq } => {
                 return violated(Property::NoBug, format!("{me} settles {seq} of {epoch}, which has no plugin"));
             }
+            Action::SetForgotten { set } => self.note(|| format!("{me} has nothing to do for {set} any more")),
             Action::Cancel { epoch, last, dropped } => {
                 self.note(|| format!("{me} drops {dropped:?}, up to {last}"));
                 let lanes = self.hosts[host].lanes.len();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ronde_wire::{Cause, Codec, Collective, Control, PluginUse, PluginWork, Rank, ReduceOp, Request, SetId};
+use ronde_wire::{Cause, Codec, Collective, Control, DType, PluginUse, PluginWork, Rank, ReduceOp, Request, SetId};
 
 use super::cluster::{Cluster, request, sum};
 use crate::event::Event;
@@ -75,6 +75,33 @@ fn a_plugin_that_fails_on_one_sidecar_fails_the_operation_everywhere_and_nothing
         cluster.run();
         cluster.execute_all();
         assert!(cluster.all_completed(&again), "the name is free");
+    }
+}
+
+/// What codecs keep for a set is let go of once nothing of it is under way, and not before: rounds are counted until then.
+#[test]
+fn a_set_that_is_removed_is_forgotten_when_its_last_operation_is_settled() {
+    for fails in [false, true] {
+        let mut cluster = Cluster::with_sets(&[0, 0, 1], &[&[1, 2]]).started();
+        cluster.executes = false;
+        let requests: Vec<_> =
+            (1..3).map(|rank| cluster.submit(rank, Request { set: SetId(1), ..coded("t", topk()) })).collect();
+        cluster.run();
+        let (_, epoch, seq) = cluster.unexecuted[0];
+        let remove = request("remove", Collective::RemoveSet { set: SetId(1) }, &[0]);
+        let removals = cluster.submit_all(&Request { dtype: DType::U8, ..remove });
+        cluster.run();
+        assert!(cluster.all_completed(&removals) && cluster.forgotten.is_empty());
+        if fails {
+            cluster.event(1, Event::ExecutionFailed { epoch, seq, reason: "it is over".into(), plugin: true });
+            cluster.run();
+        } else {
+            cluster.execute_all();
+        }
+        assert!((1..).zip(&requests).all(|(rank, request)| cluster.outcome(rank, *request).is_err() == fails));
+        assert_eq!(cluster.committed.len(), if fails { 0 } else { 2 });
+        cluster.forgotten.sort_unstable();
+        assert_eq!(cluster.forgotten, [(0, SetId(1)), (1, SetId(1))]);
     }
 }
 
