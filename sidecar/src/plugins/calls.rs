@@ -53,7 +53,7 @@ impl LanePlugins {
         let (round, tensor) = self.round(at);
         let span =
             Span { dtype: at.dtype, stage, offset: at.offset, tensor_elements: at.tensor_elements, round, tensor };
-        let operation = (at.epoch.0.into(), at.seq.0);
+        let operation = (at.epoch.0, at.seq.0);
         let instance = self.instances.of((at.plugin, operation), &self.shared)?;
         instance.work_on(operation);
         Ok((span, instance))
