@@ -127,7 +127,7 @@ fn who_is_not_done_with_a_plugin_for_long_is_named() {
     let (at, sidecars, ranks, text) = cluster.notices[0].clone();
     assert_eq!((at, sidecars, ranks), (0, vec![], vec![]));
     let words = "Tensor t of process set 0 has been with plugin topk@1.0.0 (070707070707) for 2.";
-    assert!(text.contains(words) && text.contains("not done: sidecar 1 (ranks 2 and 3)."), "{text}");
+    assert!(text.contains(words) && text.contains("not done: sidecar 1 (ranks 2-3)."), "{text}");
     assert_eq!(cluster.notices.len(), 1, "once an interval");
     cluster.execute_all();
     assert!(cluster.all_completed(&requests));
