@@ -157,9 +157,6 @@ impl Sabotage {
             (Saboteur::LocalTuning, Control::Order(order)) if self.strikes() => {
                 order.tuning = Tuning { window: order.tuning.window % 8 + 1, ..order.tuning };
             }
-            (Saboteur::SpoiltSettlement, Control::Settle { failure }) if failure.is_some() && self.strikes() => {
-                *failure = None;
-            }
             (Saboteur::CrossedOrders, Control::Order(order)) => {
                 let other = ahead.filter_map(|message| match message {
                     Message::Control(_, _, Control::Order(other)) if other.set != order.set => Some(other),
@@ -220,9 +217,12 @@ impl Sabotage {
         self.saboteur == Saboteur::KeptFailure && self.strikes()
     }
 
-    /// What is said about schedules.
+    /// What is said about settlements and schedules.
     fn bend(&mut self, to: usize, number: &mut Seq, message: &mut Control) {
         match (self.saboteur, message) {
+            (Saboteur::SpoiltSettlement, Control::Settle { failure }) if failure.is_some() && self.strikes() => {
+                *failure = None;
+            }
             (Saboteur::ForgottenCompletion, Control::Frozen { completed, .. }) => {
                 self.struck |= !completed.is_empty();
                 completed.clear();
