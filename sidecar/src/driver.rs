@@ -298,7 +298,14 @@ impl Driver {
             }
             LaneReport::Failed { epoch, seq, reason, plugin } => {
                 let operation = self.operations.name(epoch, seq).map(tracing::field::display);
-                tracing::error!(epoch = epoch.0, seq = seq.0, operation, reason, "a lane cannot perform an operation");
+                let line = Failure::line(&reason);
+                tracing::error!(
+                    epoch = epoch.0,
+                    seq = seq.0,
+                    operation,
+                    reason = line,
+                    "a lane cannot perform an operation"
+                );
                 self.handle(Event::ExecutionFailed { epoch, seq, reason, plugin });
             }
             LaneReport::LetGo(epoch) => self.operations.lane_let_go(epoch),
@@ -360,6 +367,7 @@ impl Driver {
                 Action::EpochEnded { epoch, failure } => self.end_epoch(epoch, &failure),
                 Action::Admit(admission) => self.admit(&admission),
                 Action::Commit { epoch, seq } => self.commit(epoch, seq),
+                Action::SetForgotten { set } => self.plugins.forget_set(set),
                 Action::Cancel { epoch, last, dropped } => self.cancel(epoch, last, &dropped.into()),
                 Action::Complete { rank, request, outcome } => self.complete(rank, request, outcome),
                 Action::Notice { sidecars, ranks, text } => self.notice(&sidecars, &ranks, &text),
@@ -394,7 +402,7 @@ impl Driver {
     }
 
     fn disconnect(&mut self, peer: SidecarIndex, reason: &str) {
-        tracing::error!(peer = peer.0, reason, "a peer broke the protocol");
+        tracing::error!(peer = peer.0, reason = Failure::line(reason), "a peer broke the protocol");
         self.control.close(peer, reason);
         self.handle(Event::LinkDown { peer, reason: format!("protocol violation: {reason}") });
     }

@@ -6,7 +6,7 @@
 set -euo pipefail
 
 declare -A packages=([ip]=iproute2 [tc]=iproute2 [tcpdump]=tcpdump [openssl]=openssl [git]=git [ssh]=openssh-client
-    [sshd]=openssh-server [node]=nodejs)
+    [sshd]=openssh-server [node]=nodejs [clang]=clang [wasm-ld]=lld)
 case "${1:-}" in
 cross) packages[qemu-aarch64-static]=qemu-user-static ;;
 newcomer) packages[debootstrap]=debootstrap ;;

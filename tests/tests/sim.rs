@@ -1,4 +1,4 @@
-//! The simulated cluster: many seeds without faults of ours, and twenty-one planted bugs that must be caught.
+//! The simulated cluster: many seeds without faults of ours, and twenty-three planted bugs that must be caught.
 //!
 //! `RONDE_SIM_SEEDS=10000` runs more seeds; a failing one prints the command that replays it.
 
@@ -14,7 +14,7 @@ const SCHEDULE_SEEDS: u64 = 160;
 const CAUGHT_MIN: usize = 5;
 
 /// What the seeds have to meet together.
-const MET: [&str; 39] = [
+const MET: [&str; 44] = [
     "absurd",
     "adasum",
     "add set",
@@ -25,6 +25,7 @@ const MET: [&str; 39] = [
     "broadcast",
     "cancelled operations",
     "clipped mean",
+    "codec by a plugin",
     "coded all-reduce",
     "gather",
     "group",
@@ -36,14 +37,18 @@ const MET: [&str; 39] = [
     "mismatch",
     "nonsense",
     "not with join",
+    "plugin failed",
+    "plugin failed on a member",
     "reduce",
     "reduce-scatter",
+    "reduction by a plugin",
     "refused",
     "remove set",
     "removed",
     "scatter",
     "scheduled operations",
     "schedules",
+    "settled",
     "stalled",
     "the same name twice",
     "too large",
@@ -225,6 +230,19 @@ fn chunks_of_what_was_dropped_are_caught() {
 #[test]
 fn a_schedule_under_other_numbers_is_caught() {
     caught(Saboteur::ShiftedSchedule, &[Property::OneOrder, Property::Protocol, Property::Liveness]);
+}
+
+#[test]
+fn an_operation_that_stands_for_some_only_is_caught() {
+    // It stands for one, or that one waits for what the others have dropped.
+    caught(Saboteur::SpoiltSettlement, &[Property::Settled, Property::Agreement, Property::Liveness]);
+}
+
+#[test]
+fn what_is_kept_of_a_failed_operation_is_caught() {
+    for text in caught(Saboteur::KeptFailure, &[Property::Settled]) {
+        assert!(text.contains("was encoded"), "caught by another check: {text}");
+    }
 }
 
 /// Runs sabotaged seeds: whatever is caught must be caught by the check that is there for it, and often enough. Gives what

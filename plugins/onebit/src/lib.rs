@@ -11,6 +11,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+use ronde_plugin::lanes::zip;
 use ronde_plugin::{Codec, CodecFor, Error, Float, Plugin, Span};
 
 /// The codec.
@@ -50,18 +51,13 @@ impl<E: Float<Wide = f32>> CodecFor<E> for OneBit {
         let sent = scales.as_chunks_mut().0.iter_mut().zip(signs.chunks_mut(self.chunk / 8));
         for ((values, residuals), (sent_scale, signs)) in chunks.zip(sent) {
             let sums = &mut self.sums[..values.len()];
-            for ((sum, value), [high, low]) in sums.iter_mut().zip(values).zip(&*residuals) {
-                *sum = (value.widen() + high) + low;
-            }
+            zip(sums, values, |sum, value| *sum = value.widen());
+            zip(sums, residuals, |sum, [high, low]| *sum = (*sum + high) + low);
             let scale = scale::<E>(sums);
             *sent_scale = scale.to_le_bytes();
-            for (eight, sign) in sums.chunks(8).zip(signs) {
-                *sign = eight.iter().rev().fold(0, |byte, sum| byte << 1 | u8::from(sum.is_sign_negative()));
-            }
+            write_signs(sums, signs);
             if scale.is_finite() {
-                for (residual, sum) in residuals.iter_mut().zip(&*sums) {
-                    *residual = difference(*sum, scale.copysign(*sum));
-                }
+                zip(residuals, sums, |residual, sum| *residual = difference(sum, scale.copysign(sum)));
             } else {
                 residuals.fill([0.0; 2]);
             }
@@ -79,13 +75,43 @@ impl<E: Float<Wide = f32>> CodecFor<E> for OneBit {
         for (values, (scale, signs)) in values.chunks_mut(self.chunk).zip(sent) {
             let scale = f32::from_le_bytes(*scale);
             let (positive, negative) = (E::narrow(scale), E::narrow(-scale));
-            for (eight, byte) in values.chunks_mut(8).zip(signs) {
-                for (value, bit) in eight.iter_mut().zip([1, 2, 4, 8, 16, 32, 64, 128]) {
-                    *value = if byte & bit == 0 { positive } else { negative };
-                }
-            }
+            read_signs(signs, values, |is_negative| if is_negative { negative } else { positive });
         }
         Ok(())
+    }
+}
+
+/// One bit for each number, the first one lowest: 1 is negative.
+#[inline(always)]
+fn write_signs(sums: &[f32], signs: &mut [u8]) {
+    let (rounds, rest) = sums.as_chunks::<ROUND>();
+    let (words, rest_signs) = signs.split_at_mut(rounds.len() * WORD_BYTES);
+    for (round, word) in rounds.iter().zip(words.as_chunks_mut().0) {
+        let mut bits = 0;
+        // The bit stands in a constant, so that the compiler makes vectors of all this.
+        for index in 0..ROUND {
+            bits |= (round[index].to_bits().cast_signed() >> 31).cast_unsigned() & BITS[index];
+        }
+        *word = bits.to_le_bytes();
+    }
+    for (eight, sign) in rest.chunks(8).zip(rest_signs) {
+        *sign = eight.iter().rev().fold(0, |byte, sum| byte << 1 | u8::from(sum.is_sign_negative()));
+    }
+}
+
+/// Makes a value of each bit that [`write_signs`] wrote.
+#[inline(always)]
+fn read_signs<E: Copy>(signs: &[u8], values: &mut [E], value_of: impl Fn(bool) -> E) {
+    let (rounds, rest) = values.as_chunks_mut::<ROUND>();
+    let (words, rest_signs) = signs.split_at(rounds.len() * WORD_BYTES);
+    for (round, word) in rounds.iter_mut().zip(words.as_chunks().0) {
+        let bits = u32::from_le_bytes(*word);
+        for index in 0..ROUND {
+            round[index] = value_of(bits & BITS[index] != 0);
+        }
+    }
+    for (eight, byte) in rest.chunks_mut(8).zip(rest_signs) {
+        eight.iter_mut().zip(BITS).for_each(|(value, bit)| *value = value_of(u32::from(*byte) & bit != 0));
     }
 }
 
@@ -93,9 +119,13 @@ impl<E: Float<Wide = f32>> CodecFor<E> for OneBit {
 #[allow(clippy::cast_possible_truncation, reason = "the mean of magnitudes is none of f32's extremes")]
 fn scale<E: Float<Wide = f32>>(sums: &[f32]) -> f32 {
     let mut partial = [0.0_f64; 8];
-    for eight in sums.chunks(8) {
-        partial.iter_mut().zip(eight).for_each(|(sum, value)| *sum += f64::from(value.abs()));
+    let (rounds, rest) = sums.as_chunks::<8>();
+    for round in rounds {
+        for index in 0..8 {
+            partial[index] += f64::from(round[index].abs());
+        }
     }
+    partial.iter_mut().zip(rest).for_each(|(sum, value)| *sum += f64::from(value.abs()));
     let mean = partial.iter().sum::<f64>() / sums.len() as f64;
     let mean = E::narrow(mean as f32).widen();
     if mean.is_finite() { mean } else { f32::NAN }
@@ -110,6 +140,19 @@ fn difference(a: f32, b: f32) -> [f32; 2] {
     [high, low]
 }
 
+/// Elements whose signs are one word.
+const ROUND: usize = 32;
+const WORD_BYTES: usize = ROUND / 8;
+/// The bits of a word, the lowest one first.
+const BITS: [u32; ROUND] = {
+    let mut bits = [1; ROUND];
+    let mut index = 1;
+    while index < ROUND {
+        bits[index] = bits[index - 1] << 1;
+        index += 1;
+    }
+    bits
+};
 const SCALE_BYTES: usize = 4;
 const CHUNK_MAX: usize = 4_096;
 
@@ -148,6 +191,23 @@ mod tests {
         assert_eq!(trip.decoded, [2.0, -2.0, 2.0, 2.0, -2.0]);
         assert_eq!(state.map(|[high, _]| high), [-1.0, 0.0, 1.0, -2.0, -2.0]);
         assert_eq!(trip.encoded, [0, 0, 0, 64, 0b10010]);
+    }
+
+    /// Whole words, and what is left of one.
+    #[test]
+    fn each_sign_has_its_bit() {
+        for count in [1, 7, 8, 31, 32, 33, 64, 100] {
+            let sums: Vec<f32> = (0..count).map(|index| if index % 3 == 1 { -0.0 } else { 0.5 }).collect();
+            let mut signs = vec![0xff; sums.len().div_ceil(8)];
+            write_signs(&sums, &mut signs);
+            for (index, byte) in signs.iter().enumerate() {
+                let bit = |place| u8::from(8 * index + place < count && (8 * index + place) % 3 == 1) << place;
+                assert_eq!(*byte, (0..8).map(bit).sum::<u8>(), "byte {index} of {count}");
+            }
+            let mut read = vec![false; count];
+            read_signs(&signs, &mut read, |is_negative| is_negative);
+            assert!(read.iter().zip(&sums).all(|(read, sum)| *read == sum.is_sign_negative()), "{count}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Rank, SidecarIndex, TensorName};
 use crate::limits;
-use crate::record::Record;
+use crate::record::{Record, head, printable};
 
 /// What kind of thing went wrong; decides whether the job goes on and which exception a user sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -99,6 +99,12 @@ impl Failure {
         Self { reason, record, ..self }
     }
 
+    /// A reason as one short line of a log: within the limit of a failure's, without control characters.
+    #[must_use]
+    pub fn line(reason: &str) -> String {
+        head(&printable(reason), limits::REASON_BYTES_MAX).to_owned()
+    }
+
     /// Adds what is known of the rank.
     #[must_use]
     pub fn with_record(mut self, record: Option<Arc<Record>>) -> Self {
@@ -136,3 +142,15 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_short_and_moves_no_cursor() {
+        assert_eq!(Failure::line("it\nlogged: \x1b[2J"), "it\\nlogged: \\u{1b}[2J");
+        let long = Failure::line(&"\u{e9}\r".repeat(10_000));
+        assert!(long.len() <= limits::REASON_BYTES_MAX && long.starts_with("\u{e9}\\r\u{e9}"), "{long}");
+    }
+}

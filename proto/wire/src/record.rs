@@ -197,7 +197,7 @@ impl fmt::Display for Seconds {
 }
 
 /// Without characters that move a cursor or turn the direction of writing around.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let hidden = |c: char| {
         c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
@@ -212,7 +212,7 @@ fn printable(text: &str) -> String {
     shown
 }
 
-fn head(text: &str, bytes_max: usize) -> &str {
+pub(crate) fn head(text: &str, bytes_max: usize) -> &str {
     let mut end = text.len().min(bytes_max);
     while !text.is_char_boundary(end) {
         end -= 1;

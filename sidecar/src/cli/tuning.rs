@@ -54,7 +54,7 @@ impl ReuseArgs {
 /// The options about plugins.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PluginArgs {
-    /// A plugin, or a directory of plugins named NAME.wasm, besides those that come with ronde; the same files at the same
+    /// A plugin, or a directory of plugins, besides those that come with ronde; the same files at the same
     /// place on every host. May be given several times.
     #[arg(long = "plugin", value_name = "FILE|DIR")]
     paths: Vec<PathBuf>,

@@ -81,7 +81,9 @@ impl Driver {
     /// Goes on with a request that came at `since` when it is known what its plugin is; parks it until then.
     fn resolve(&mut self, id: SessionId, rank: Rank, mut submission: Submission, since: Instant) {
         if let Some(call) = &submission.plugin {
-            match self.plugins.resolve(call, &submission.what) {
+            // A set that is not there is refused by the engine.
+            let set_ranks = self.engine.set_size(submission.what.set).unwrap_or(0);
+            match self.plugins.resolve(call, &submission.what, set_ranks) {
                 Answer::Known(plugin) => submission.what.plugin = Some(plugin),
                 Answer::Refused(reason) => return self.give_back(id, rank, &submission, reason),
                 Answer::Later => return self.parked.park(ParkedRequest { session: id, submission, since }),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ronde_engine::{PluginFault, PluginSpan, RankValues, Side, Stage};
-use ronde_plugin_host::{Fault, Instance, Operands, Span};
+use ronde_plugin_host::{Fault, Instance, Operands, Operation, Span};
 use ronde_wire::{Epoch, PluginUse, Seq, copying};
 
 use super::Plugins;
@@ -53,7 +53,10 @@ impl LanePlugins {
         let (round, tensor) = self.round(at);
         let span =
             Span { dtype: at.dtype, stage, offset: at.offset, tensor_elements: at.tensor_elements, round, tensor };
-        Ok((span, self.instances.of(at.plugin, &self.shared)?))
+        let operation = (at.epoch.0, at.seq.0);
+        let instance = self.instances.of((at.plugin, operation), &self.shared)?;
+        instance.work_on(operation);
+        Ok((span, instance))
     }
 
     /// Calls a plugin, and counts that.
@@ -86,11 +89,15 @@ impl LanePlugins {
 }
 
 impl Instances {
-    fn of(&mut self, uses: &PluginUse, shared: &Plugins) -> Result<&mut Instance, PluginFault> {
+    fn of(
+        &mut self,
+        (uses, operation): (&PluginUse, Operation),
+        shared: &Plugins,
+    ) -> Result<&mut Instance, PluginFault> {
         if !self.last.as_ref().is_some_and(|(last, _)| last == uses) {
             let wanted = match self.running.remove(uses) {
                 Some(running) => running,
-                None => start(uses, shared)?,
+                None => start(uses, operation, shared)?,
             };
             if let Some((uses, instance)) = self.last.replace((uses.clone(), wanted)) {
                 let bytes = |instance: &Instance| instance.plugin().manifest().limits.memory_bytes;
@@ -211,10 +218,10 @@ impl Operands for IntoRight<'_> {
     }
 }
 
-fn start(uses: &PluginUse, shared: &Plugins) -> Result<Instance, PluginFault> {
+fn start(uses: &PluginUse, operation: Operation, shared: &Plugins) -> Result<Instance, PluginFault> {
     let plugin = shared.module(uses).map_err(PluginFault)?;
     let parameters = ordered_parameters(&plugin, uses).map_err(PluginFault)?;
-    plugin.instance(&parameters).map_err(said)
+    plugin.instance_for(operation, &parameters).map_err(said)
 }
 
 fn tensor(at: &PluginSpan<'_>) -> Tensor {

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 
-use ronde_plugin_host::{Given, Host, HostConfig, Parameters, Plugin, Shape, limits, trust};
-use ronde_wire::{DType, PluginCall, PluginUse, PluginValue, PluginWork};
+use ronde_plugin_host::{FaultKind, Given, Host, HostConfig, LoadError, Parameters, Plugin, Shape, limits, trust};
+use ronde_wire::{DType, Failure, PluginCall, PluginUse, PluginValue, PluginWork};
 
 /// What is asked of the thread.
 pub(super) enum Job {
@@ -113,12 +113,17 @@ impl Loader {
         // What cannot be read now may be read later.
         let bytes = read(&path)?;
         let host = self.host()?;
-        let loaded = load(&host, name, &path, &bytes);
+        let (loaded, lasts) = match load(&host, name, &path, &bytes) {
+            Ok(plugin) => (Ok(plugin), true),
+            Err((reason, lasts)) => (Err(reason), lasts),
+        };
         match &loaded {
             Ok(plugin) => tracing::info!(plugin = %plugin.label(), "a plugin is loaded"),
-            Err(reason) => tracing::warn!("{reason}"),
+            Err(reason) => tracing::warn!("{}", Failure::line(reason)),
         }
-        self.modules.insert(name.to_owned(), loaded.clone());
+        if lasts {
+            self.modules.insert(name.to_owned(), loaded.clone());
+        }
         loaded
     }
 
@@ -143,10 +148,14 @@ impl Loader {
     }
 }
 
-fn load(host: &Arc<Host>, name: &str, path: &Path, bytes: &[u8]) -> Result<Arc<Plugin>, String> {
-    let refused = |reason: String| format!("plugin {} is refused: {reason}", path.display());
+/// A refusal comes with whether it lasts: a host that lacks memory now may have some later.
+fn load(host: &Arc<Host>, name: &str, path: &Path, bytes: &[u8]) -> Result<Arc<Plugin>, (String, bool)> {
+    let refused = |reason: String| (format!("plugin {} is refused: {reason}", path.display()), true);
     let signature = trust::read_signature(path).map_err(|error| refused(error.to_string()))?;
-    let plugin = host.load(bytes, signature.as_ref()).map_err(|error| refused(error.to_string()))?;
+    let plugin = host.load(bytes, signature.as_ref()).map_err(|error| match &error {
+        LoadError::Start { kind: FaultKind::Host(_), .. } => (format!("plugin {}: {error}", path.display()), false),
+        _ => refused(error.to_string()),
+    })?;
     if plugin.name() == name { Ok(plugin) } else { Err(refused(format!("it is named {}", plugin.name()))) }
 }
 

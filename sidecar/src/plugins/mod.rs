@@ -14,7 +14,7 @@ use anyhow::Context;
 use ronde_engine::Admission;
 use ronde_plugin_host::trust::{self, Policy};
 use ronde_plugin_host::{HostConfig, Plugin};
-use ronde_wire::{Epoch, PluginCall, PluginUse, Request, Seq, limits};
+use ronde_wire::{Epoch, PluginCall, PluginUse, Request, Seq, SetId, limits};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use calls::LanePlugins;
@@ -26,7 +26,7 @@ use residuals::Residuals;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct PluginSettings {
-    /// Modules, or directories with modules that are named after their plugins.
+    /// Modules, or directories with modules. A plugin goes by the name in its manifest.
     pub(crate) paths: Vec<PathBuf>,
     /// Files with public keys: only what one of them has signed is let in.
     pub(crate) keys: Vec<PathBuf>,
@@ -89,9 +89,9 @@ impl Plugins {
         Ok(Arc::new(Self { registry: Mutex::new(registry), residuals: Mutex::new(residuals), work: Work::default() }))
     }
 
-    /// What a request's plugin is here, as far as that is known.
-    pub(crate) fn resolve(&self, call: &PluginCall, what: &Request) -> Answer {
-        self.registry().resolve(call, what.dtype, what.collective.reduce_op())
+    /// What a request's plugin is here, as far as that is known. The request's process set has so many ranks.
+    pub(crate) fn resolve(&self, call: &PluginCall, what: &Request, set_ranks: usize) -> Answer {
+        self.registry().resolve(call, what, set_ranks)
     }
 
     /// The module of an ordered plugin. It is waited for where no rank of this sidecar has asked for it, as all have joined.
@@ -125,15 +125,15 @@ impl Plugins {
         self.residuals().discard((epoch, seq));
     }
 
+    /// A process set is gone, and no operation of it goes on: another one may come by its id.
+    pub(crate) fn forget_set(&self, set: SetId) {
+        let_go(self.residuals().remove_set(set));
+    }
+
     /// An epoch begins: what is kept is kept within one, as other sidecars may be new.
     pub(crate) fn clear(&self) {
         let old = self.residuals().clear();
-        // Gigabytes take a while to be given back.
-        if old.bytes() > 0
-            && let Err(error) = std::thread::Builder::new().name("plugins' state".to_owned()).spawn(move || drop(old))
-        {
-            tracing::warn!("there is no thread for giving memory back: {error}");
-        }
+        let_go(Some(old).filter(|old| old.bytes() > 0));
     }
 
     /// What they have done until now.
@@ -153,6 +153,14 @@ impl Plugins {
 
     fn residuals(&self) -> MutexGuard<'_, Residuals> {
         self.residuals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Gives back what codecs kept, if there was something. Gigabytes take a while, so that is done beside the control thread.
+fn let_go(kept: Option<impl Send + 'static>) {
+    let Some(kept) = kept else { return };
+    if let Err(error) = std::thread::Builder::new().name("plugins' state".to_owned()).spawn(move || drop(kept)) {
+        tracing::warn!("there is no thread for giving memory back: {error}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! Which plugins are there, and what is known of them. Nobody waits here: what takes long is done by the loader's thread.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use ronde_plugin_host::{HostConfig, Parameters, Plugin, inspect, trust};
-use ronde_wire::{DType, PluginCall, PluginUse, ReduceOp, limits};
+use ronde_wire::{DType, PluginCall, PluginUse, PluginWork, ReduceOp, Request, SetId, limits};
 
 use super::loader::{self, Answers, Job, Question, Resolved};
 use crate::shipped_plugins;
@@ -74,16 +75,16 @@ impl Registry {
         Ok(Self { jobs, answers, asked: VecDeque::new(), known: HashMap::new(), modules: HashMap::new() })
     }
 
-    /// What a request's plugin is here.
-    pub(super) fn resolve(&mut self, call: &PluginCall, dtype: DType, op: Option<ReduceOp>) -> Answer {
+    /// What a request's plugin is here. Its process set has so many ranks.
+    pub(super) fn resolve(&mut self, call: &PluginCall, what: &Request, set_ranks: usize) -> Answer {
         self.take_answers();
         let parameters = call.parameters.iter().map(|(name, value)| (name.clone(), format!("{value:?}"))).collect();
-        let reduces = op == Some(ReduceOp::Plugin);
+        let (dtype, reduces) = (what.dtype, what.collective.reduce_op() == Some(ReduceOp::Plugin));
         let asked = Asked { name: call.name.clone(), parameters, dtype, reduces };
         match self.known.get(&asked) {
             Some(None) => Answer::Later,
             Some(Some((Err(reason), since))) if since.elapsed() < REFUSED_FOR => Answer::Refused(reason.clone()),
-            Some(Some((Ok((uses, plugin)), _))) => match plugin.disabled() {
+            Some(Some((Ok((uses, plugin)), _))) => match unusable(uses, plugin, (what.set, set_ranks)) {
                 Some(reason) => Answer::Refused(format!("plugin {uses}: {reason}")),
                 None => Answer::Known(Arc::clone(uses)),
             },
@@ -130,6 +131,21 @@ impl Registry {
     }
 }
 
+/// Why a plugin that is here does not do what is asked for, before anybody has moved anything for it.
+fn unusable(uses: &PluginUse, plugin: &Plugin, (set, ranks): (SetId, usize)) -> Option<String> {
+    let disabled = plugin.disabled();
+    let most = plugin.manifest().limits.ranks;
+    let takes_any = matches!(uses.work, PluginWork::Codec { .. } | PluginWork::Pairwise);
+    disabled.or_else(|| {
+        (!takes_any && ranks > most).then(|| {
+            format!(
+                "it reduces the values of at most {most} ranks at once, the limit of its manifest, and {set} has {ranks}; \
+                 use a smaller process set, or a plugin that takes more"
+            )
+        })
+    })
+}
+
 /// The parameters that a module is ordered with.
 ///
 /// # Errors
@@ -150,9 +166,7 @@ fn files(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     for path in modules {
         let bytes = loader::read(path).map_err(anyhow::Error::msg)?;
         let name = inspect(&bytes).with_context(|| format!("{} is no plugin", path.display()))?.manifest.name;
-        if let Some(other) = files.insert(name.clone(), path.clone()) {
-            bail!("{} and {} are both plugin {name}; leave one of them out", other.display(), path.display());
-        }
+        take(&mut files, name, path.clone())?;
     }
     for directory in directories {
         for (name, path) in modules_of(directory)? {
@@ -175,17 +189,109 @@ fn files(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     Ok(files)
 }
 
-/// The modules of a directory, by the names of their files.
+/// The modules of a directory, by the names in their manifests. Those without one that can be read go by their files' names:
+/// who asks for them is told what is wrong with them.
 fn modules_of(directory: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
-    let cannot = || format!("the plugins of {} cannot be listed", directory.display());
     let mut modules = BTreeMap::new();
-    for entry in fs::read_dir(directory).with_context(cannot)? {
-        let path = entry.with_context(cannot)?.path();
-        if let (Some("wasm"), Some(stem)) =
-            (path.extension().and_then(|end| end.to_str()), path.file_stem().and_then(|stem| stem.to_str()))
-        {
-            modules.insert(stem.to_owned(), path);
+    let mut unreadable = Vec::new();
+    for path in wasm_files(directory)? {
+        match loader::read(&path).map(|bytes| ronde_plugin_host::name(&bytes)) {
+            Ok(Ok(name)) => take(&mut modules, name, path)?,
+            Ok(Err(_)) | Err(_) => unreadable.push(path),
+        }
+    }
+    for path in unreadable {
+        if let Some(stem) = path.file_stem().and_then(|stem| stem.to_str()) {
+            modules.entry(stem.to_owned()).or_insert(path);
         }
     }
     Ok(modules)
+}
+
+/// The files of a directory whose names end in `.wasm`, in order.
+fn wasm_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let cannot = || format!("the plugins of {} cannot be listed", directory.display());
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(directory).with_context(cannot)? {
+        let path = entry.with_context(cannot)?.path();
+        if path.extension().is_some_and(|end| end == "wasm") {
+            paths.push(path);
+            let most = limits::PLUGINS_MAX;
+            ensure!(paths.len() <= most, "{} has more than the {most} plugins of a sidecar", directory.display());
+        }
+    }
+    paths.sort_unstable();
+    Ok(paths)
+}
+
+/// Notes where a plugin lies that nothing else is called like.
+fn take(files: &mut BTreeMap<String, PathBuf>, name: String, path: PathBuf) -> anyhow::Result<()> {
+    match files.entry(name) {
+        Entry::Occupied(other) => {
+            let (name, other) = (other.key(), other.get().display());
+            bail!("{other} and {} are both plugin {name}; leave one of them out", path.display())
+        }
+        Entry::Vacant(free) => {
+            free.insert(path);
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A module that is its manifest.
+    fn module(name: &str) -> Vec<u8> {
+        let section = "ronde.manifest";
+        let manifest = format!(
+            r#"{{"abi":1,"name":"{name}","version":"1","kinds":{{"reducer":{{"dtypes":["float32"],"shape":"n-ary",
+            "commutative":true,"measures":0}}}},"limits":{{"memory_bytes":65536,"call_ms":10,"ranks":4}}}}"#
+        );
+        let length = 1 + section.len() + manifest.len();
+        let byte = |number: usize| u8::try_from(number).expect("it is short");
+        // A length of two groups of seven bits.
+        let length = [byte(length % 128 + 128), byte(length / 128)];
+        let name = [&[byte(section.len())], section.as_bytes()].concat();
+        [b"\0asm\x01\0\0\0\0".as_slice(), &length, &name, manifest.as_bytes()].concat()
+    }
+
+    fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (name, bytes) in files {
+            fs::write(folder.path().join(name), bytes).expect("a file");
+        }
+        folder
+    }
+
+    #[test]
+    fn a_plugin_in_a_folder_goes_by_the_name_in_its_manifest() {
+        let folder = folder(&[
+            ("build-17.wasm", &module("mean")),
+            ("mean.wasm", b"not one"),
+            ("broken.wasm", b"nor this"),
+            ("readme.txt", b"text"),
+        ]);
+        let modules = modules_of(folder.path()).expect("a folder with a plugin");
+        let path = |name: &str| folder.path().join(name);
+        // What asks for the broken one is told so.
+        let expected = [("broken".to_owned(), path("broken.wasm")), ("mean".to_owned(), path("build-17.wasm"))];
+        assert_eq!(modules, expected.into());
+    }
+
+    #[test]
+    fn two_files_of_one_plugin_are_named() {
+        let folder = folder(&[("a.wasm", &module("mean")), ("mean.wasm", &module("mean"))]);
+        let error = modules_of(folder.path()).expect_err("which of them is it").to_string();
+        assert!(error.contains("a.wasm and ") && error.contains("mean.wasm are both plugin mean"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_of_anything_is_not_read() {
+        let names: Vec<String> = (0..=limits::PLUGINS_MAX).map(|number| format!("{number}.wasm")).collect();
+        let folder = folder(&names.iter().map(|name| (name.as_str(), b"".as_slice())).collect::<Vec<_>>());
+        let error = modules_of(folder.path()).expect_err("too many").to_string();
+        assert!(error.contains("more than the 256 plugins"), "{error}");
+    }
 }

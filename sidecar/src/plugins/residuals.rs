@@ -31,7 +31,7 @@ pub(super) struct Residuals {
 
 /// The tensors of a set.
 #[derive(Debug, Default)]
-struct Tensors {
+pub(super) struct Tensors {
     kept: HashMap<TensorName, Kept>,
     /// Their names by when they came last.
     order: BTreeMap<u64, TensorName>,
@@ -168,6 +168,14 @@ impl Residuals {
         self.bytes -= pending.blocks.iter().map(|put| put.state.len() as u64).sum::<u64>();
     }
 
+    /// Forgets a process set of which no operation goes on; what was kept for it is given back, as letting go of it takes a
+    /// while. Lanes may still let go of operations that do not stand.
+    pub(super) fn remove_set(&mut self, set: SetId) -> Option<Tensors> {
+        let tensors = self.sets.remove(&set)?;
+        self.bytes -= tensors.kept.values().map(Kept::bytes).sum::<u64>();
+        Some(tensors)
+    }
+
     /// Forgets everything; what there was is given back, as letting go of it takes a while.
     pub(super) fn clear(&mut self) -> Self {
         let fresh = Self::new(self.bytes_max);
@@ -293,6 +301,27 @@ mod tests {
         assert_eq!(residuals.bytes(), 4);
         residuals.put(second, &tensor(), BLOCK, vec![9; 4]).expect("it is over, and nothing is kept");
         assert_eq!(residuals.bytes(), 4);
+    }
+
+    /// A set that is added later may have its id.
+    #[test]
+    fn a_set_that_is_gone_leaves_nothing() {
+        let mut residuals = Residuals::new(100);
+        let first = begin(&mut residuals, 1, 0, 100);
+        residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
+        residuals.commit(first);
+        // It has failed, and a lane has not let go of it yet.
+        let second = begin(&mut residuals, 2, 0, 100);
+        residuals.put(second, &tensor(), BLOCK, vec![8; 4]).expect("room");
+        assert!(residuals.remove_set(SetId(1)).is_none() && residuals.bytes() == 8);
+        assert!(residuals.remove_set(SetId(0)).is_some());
+        residuals.put(second, &tensor(), (Stage::Result, 0), vec![8; 4]).expect("room");
+        residuals.discard(second);
+        assert_eq!(residuals.bytes(), 0);
+        let anew = begin(&mut residuals, 3, 0, 100);
+        assert_eq!((state(&residuals), residuals.round(&tensor()).0), (None, 0));
+        residuals.commit(anew);
+        assert_eq!(residuals.round(&tensor()).0, 1);
     }
 
     #[test]

@@ -146,8 +146,14 @@ impl Stream for Telling {
 
 impl Drop for Telling {
     fn drop(&mut self) {
-        if let Some(token) = &self.token {
-            self.sessions.lock().remove(token);
+        let session = self.token.as_ref().and_then(|token| self.sessions.lock().remove(token));
+        let unread = self.told.len();
+        if let Some(session) = session.filter(|_| unread > 0) {
+            let reason = format!(
+                "its connection ended with {unread} messages that it has not read; it has to read all the time"
+            );
+            // When there is no room, what it said last is heard, and that it is gone.
+            let _ = session.inbox.try_send(Err(Status::aborted(reason)));
         }
     }
 }
@@ -204,6 +210,20 @@ mod tests {
         drop((telling, session));
         assert!(sessions.of(&TOKEN.into(), ME).is_err(), "over");
         assert!(inbox.recv().await.is_none() && tell.is_closed(), "both sides are told");
+    }
+
+    /// A connection on which nothing can be written ends, which is not its worker's doing.
+    #[tokio::test]
+    async fn who_does_not_read_is_said_not_to() {
+        let (Opened { telling, tell, mut inbox, .. }, _) = opened().await;
+        for request in 0..3 {
+            let done = Told::Completed(v1::Completed { request, ..Default::default() });
+            assert!(tell.send(Ok(v1::ServerMessage { message: Some(done) })).await.is_ok());
+        }
+        drop(telling);
+        let status = inbox.recv().await.expect("the reason").expect_err("which is none of the worker's messages");
+        assert!(status.message().contains("3 messages that it has not read"), "{status}");
+        assert!(inbox.recv().await.is_none());
     }
 
     #[tokio::test]

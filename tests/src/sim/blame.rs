@@ -5,6 +5,7 @@ use ronde_wire::{Cause, Failure, Rank};
 use super::checks::{Property, Violated, violated};
 use super::faults::Faults;
 use super::item::{Excuse, Item, Mischief};
+use super::stand_ins::FAILS;
 use super::workload::Workload;
 
 /// Whether the end of an epoch is put down to somebody who was hit, or who left or stalls by intent.
@@ -33,8 +34,10 @@ pub(super) fn is_named(failure: &Failure, item: &Item) -> bool {
         None => false,
     };
     let too_large = item.too_large && failure.cause == Cause::Refused && failure.reason.contains("arena_bytes_max");
+    let plugin = item.may_fail && failure.cause == Cause::Refused && failure.reason.contains(FAILS);
     excused
         || too_large
+        || plugin && failure.sidecar.is_some_and(|sidecar| failure.reason.contains(&format!("on {sidecar} ")))
         || match item.mischief {
             // The culprit is the first that differs from the lowest rank.
             Mischief::Mismatch(culprit, _) => {

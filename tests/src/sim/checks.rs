@@ -10,6 +10,7 @@ use ronde_wire::{Cause, Detail, Epoch, Failure, Rank, RequestId, Seq, SetId, Sid
 use super::blame::{blame, is_named};
 use super::faults::Faults;
 use super::item::{Item, Kind, Mischief, Place};
+use super::stand_ins::FAILS;
 use super::workload::Workload;
 
 /// What a correct cluster keeps to.
@@ -29,6 +30,9 @@ pub enum Property {
     Agreement,
     /// A failure that ends an epoch names one who was hit.
     Culprit,
+    /// An operation with a plugin stands on all of its members or on none: where a plugin has failed nobody has a result, and
+    /// what codecs keep is the same number of rounds everywhere.
+    Settled,
     /// What is kept for others stays within what was granted to them.
     Bounds,
     /// No correct sidecar takes another for one that breaks the protocol.
@@ -95,6 +99,9 @@ pub(super) struct Oracle {
     /// What is performed under each number, in words that contain everything that has to be equal.
     orders: BTreeMap<(Epoch, Seq), (String, String)>,
     last_admitted: BTreeMap<(SidecarIndex, u32), (Epoch, Seq)>,
+    /// Operations in which a plugin has failed somewhere, and those that stand.
+    broken: BTreeSet<(Epoch, Seq)>,
+    settled: BTreeSet<(Epoch, Seq)>,
     /// Sets that were added and not removed, by epoch and the item that added them.
     sets: BTreeMap<(Epoch, usize), SetId>,
     /// The same with those that were removed.
@@ -120,6 +127,8 @@ impl Oracle {
     pub(super) fn epoch_begins(&mut self, epoch: Epoch) {
         self.orders.retain(|(e, _), _| *e != epoch);
         self.went.retain(|(e, _), _| *e != epoch);
+        self.broken.retain(|(e, _)| *e != epoch);
+        self.settled.retain(|(e, _)| *e != epoch);
         self.sets.clear();
         self.added.retain(|(e, _), _| *e != epoch);
     }
@@ -189,6 +198,29 @@ impl Oracle {
         Ok(())
     }
 
+    /// A plugin has failed in an operation on one of its members.
+    pub(super) fn plugin_failed(&mut self, operation: (Epoch, Seq)) -> Result<(), Violated> {
+        self.broken.insert(operation);
+        *self.met.entry("plugin failed on a member").or_default() += 1;
+        self.check_settled(operation)
+    }
+
+    /// A member keeps what an operation with a plugin has left.
+    pub(super) fn committed(&mut self, host: SidecarIndex, operation: (Epoch, Seq)) -> Result<(), Violated> {
+        if self.settled.insert(operation) {
+            *self.met.entry("settled").or_default() += 1;
+        }
+        self.check_settled(operation)
+            .map_err(|violated| Violated { text: format!("{host}: {}", violated.text), ..violated })
+    }
+
+    fn check_settled(&self, operation @ (epoch, seq): (Epoch, Seq)) -> Result<(), Violated> {
+        if self.broken.contains(&operation) && self.settled.contains(&operation) {
+            return violated(Property::Settled, format!("a plugin has failed in {seq} of {epoch}, which stands"));
+        }
+        Ok(())
+    }
+
     /// An epoch is over for a sidecar's ranks: they have all their answers.
     pub(super) fn epoch_ended(&self, epoch: Epoch, ranks: &[Rank]) -> Result<(), Violated> {
         let left = |asked: &&Asked| ranks.contains(&asked.rank) && asked.workload.epoch <= epoch;
@@ -209,6 +241,12 @@ impl Oracle {
         let who = who(asked);
         if completion.epoch != epoch {
             return violated(Property::CurrentEpoch, format!("{who} got a result of {} in {epoch}", completion.epoch));
+        }
+        if item.plugin.is_some() && !self.settled.contains(&(epoch, completion.seq)) {
+            return violated(
+                Property::Settled,
+                format!("{who} got a result of {}, which nobody has settled", completion.seq),
+            );
         }
         if item.must_fail() {
             return violated(Property::Agreement, format!("{who} got a result in spite of {:?}", item.mischief));
@@ -247,6 +285,7 @@ impl Oracle {
         let mut met = |what| *self.met.entry(what).or_default() += 1;
         match item.mischief {
             _ if failure.contains("arena_bytes_max") => met("too large"),
+            _ if failure.contains(FAILS) => met("plugin failed"),
             _ if failure.is_empty() => {
                 met(item.what());
                 if item.group.is_some() {
@@ -313,7 +352,7 @@ impl Oracle {
             *self.met.entry("the same name twice").or_default() += 1;
             return Ok(());
         }
-        if item.mischief == Mischief::None && item.excuse.is_none() && !item.too_large {
+        if item.mischief == Mischief::None && item.excuse.is_none() && !item.too_large && !item.may_fail {
             return violated(Property::Agreement, format!("without any reason {who}"));
         }
         if !is_named(failure, item) {
@@ -332,8 +371,9 @@ impl Oracle {
 }
 
 fn who(asked: &Asked) -> String {
-    let Item { name, place, kind, dtype, .. } = &asked.workload.items[asked.item];
-    format!("{} with item {}, {name} of {place:?} ({kind:?} of {dtype})", asked.rank, asked.item)
+    let Item { name, place, kind, dtype, plugin, .. } = &asked.workload.items[asked.item];
+    let by = plugin.map_or_else(String::new, |plugin| format!(" by {plugin:?}"));
+    format!("{} with item {}, {name} of {place:?} ({kind:?} of {dtype}{by})", asked.rank, asked.item)
 }
 
 fn first_difference(found: &[u8], expected: &[u8]) -> Option<usize> {

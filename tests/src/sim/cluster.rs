@@ -335,7 +335,7 @@ impl Setup {
         let eager_bytes = [0, 0, 40, 4_096][fixed.usize(..4)];
         let result_bytes_max = if small { 30_000 } else { u64::MAX };
         let loops = match saboteur {
-            Some(saboteur) if saboteur.schedules() => Loops::Only,
+            Some(saboteur) if saboteur.schedules() || saboteur.settles() => Loops::Only,
             Some(_) => Loops::None,
             None => [Loops::None, Loops::Some, Loops::Only][fixed.usize(..3)],
         };

@@ -10,10 +10,11 @@ use ronde_wire::{Ascent, Control, Detail, Epoch, Failure, Rank, RequestId, Seq, 
 use super::blame::blame;
 use super::checks::{Property, Violated, violated};
 use super::cluster::Cluster;
-use super::host::{Command, LaneMemory, Report};
+use super::host::{Command, LaneMemory, LaneOperations, Report};
 use super::link::{ConnectionId, Direction, Message, Plane};
 use super::saboteur::Saboteur;
 use super::schedule::Happening;
+use super::stand_ins::{FAILS, HostPlugins};
 
 /// The control thread.
 impl Cluster {
@@ -88,8 +89,17 @@ impl Cluster {
                 *left = left.saturating_sub(1);
                 if *left == 0 {
                     process.dropping.remove(&(epoch, last));
+                    // An operation with a plugin is dropped by itself.
+                    if self.sabotage.as_mut().is_some_and(super::saboteur::Sabotage::keeps_what_failed) {
+                        process.kept.commit((epoch, last));
+                    } else {
+                        process.kept.discard((epoch, last));
+                    }
                     self.tell_engine(host, Event::Cancelled { epoch, last });
                 }
+            }
+            Some(Report::Failed(epoch, seq, reason)) => {
+                self.tell_engine(host, Event::ExecutionFailed { epoch, seq, reason, plugin: true });
             }
             Some(Report::LinkDown(peer, reason)) => {
                 self.tell_engine(host, Event::LaneDown { peer, closed: false, reason: reason.to_owned() });
@@ -105,8 +115,10 @@ impl Cluster {
             Action::EpochBegan { epoch } => self.epoch_began(host, epoch)?,
             Action::EpochEnded { epoch, failure } => self.epoch_ended(host, epoch, &failure)?,
             Action::Admit(admission) => self.admit(host, admission)?,
-            Action::Commit { epoch, seq } => {
-                return violated(Property::NoBug, format!("{me} settles {seq} of {epoch}, which has no plugin"));
+            Action::Commit { epoch, seq } => self.commit(host, (epoch, seq))?,
+            Action::SetForgotten { set } => {
+                self.note(|| format!("{me} has nothing to do for {set} any more"));
+                self.hosts[host].kept.forget(set);
             }
             Action::Cancel { epoch, last, dropped } => {
                 self.note(|| format!("{me} drops {dropped:?}, up to {last}"));
@@ -170,8 +182,21 @@ impl Cluster {
         }
         let garbage = self.sabotage.as_ref().is_some_and(|sabotage| sabotage.saboteur == Saboteur::JoinedGarbage);
         self.hosts[host].reserve(&admission, garbage);
+        self.hosts[host].kept.begin(&admission);
         self.tell_lanes(host, &Command::Admit(admission));
         Ok(())
+    }
+
+    /// What codecs keep of an operation stands: its lanes are done, and no member has failed.
+    fn commit(&mut self, host: usize, operation: (Epoch, Seq)) -> Result<(), Violated> {
+        let (process, (epoch, seq)) = (&mut self.hosts[host], operation);
+        let me = process.index;
+        let performed = process.operations.get(&operation).is_some_and(|operation| operation.lanes_left == 0);
+        if !process.kept.commit(operation) || !performed {
+            return violated(Property::NoBug, format!("{me} settles {seq} of {epoch}, which it has not performed"));
+        }
+        self.note(|| format!("{me} keeps what {seq} has left"));
+        self.oracle.committed(me, operation)
     }
 
     fn complete(
@@ -292,8 +317,13 @@ impl Cluster {
         for _ in 0..self.rng.u8(1..=6) {
             let process = &mut self.hosts[host];
             let thread = &mut process.lanes[lane];
-            let mut memory = LaneMemory { operations: &mut process.operations, epoch: thread.epoch };
-            let Some(action) = thread.executor.poll_action(&mut memory) else {
+            let operations = LaneOperations { all: &mut process.operations, epoch: thread.epoch };
+            let plugins = HostPlugins { me: process.index, kept: &mut process.kept };
+            let action = thread.executor.poll_action(&mut LaneMemory { operations, plugins });
+            if let Some(wrong) = process.kept.wrong.take() {
+                return violated(Property::Settled, format!("on {}, lane {lane}: {wrong}", process.index));
+            }
+            let Some(action) = action else {
                 thread.working = false;
                 return self.check_bounds(host, lane);
             };
@@ -399,6 +429,10 @@ impl Cluster {
                 self.send_on_lane(host, lane, to, Message::Admitted(epoch, seq));
             }
             ExecutorAction::Done { epoch, seq } => self.report(host, lane, Report::Done(epoch, seq)),
+            ExecutorAction::Failed { epoch, seq, reason, plugin: true } if reason.contains(FAILS) => {
+                self.oracle.plugin_failed((epoch, seq))?;
+                self.report(host, lane, Report::Failed(epoch, seq, reason));
+            }
             ExecutorAction::Failed { epoch, seq, reason, .. } => {
                 return violated(Property::NoBug, format!("{seq} of {epoch} fails on lane {lane} of {me}: {reason}"));
             }

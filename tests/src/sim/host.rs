@@ -11,6 +11,8 @@ use ronde_engine::{
 };
 use ronde_wire::{Epoch, Lane, Rank, Request, RequestId, Seq, SidecarIndex};
 
+use super::stand_ins::{HostPlugins, Kept};
+
 /// A sidecar's process; a new one after a crash.
 #[derive(Debug)]
 pub(super) struct Host {
@@ -26,6 +28,8 @@ pub(super) struct Host {
     pub(super) operations: BTreeMap<(Epoch, Seq), Operation>,
     /// Lanes that have yet to drop what they were told to, by the last operation of that.
     pub(super) dropping: BTreeMap<(Epoch, Seq), usize>,
+    /// What codecs keep.
+    pub(super) kept: Kept,
     pub(super) draining: bool,
     pub(super) timer_us: u64,
 }
@@ -62,6 +66,8 @@ pub(super) enum Command {
 pub(super) enum Report {
     Done(Epoch, Seq),
     Dropped(Epoch, Seq),
+    /// A plugin could not do its part.
+    Failed(Epoch, Seq, String),
     LinkDown(SidecarIndex, &'static str),
 }
 
@@ -101,6 +107,7 @@ impl Host {
             inputs: BTreeMap::new(),
             operations: BTreeMap::new(),
             dropping: BTreeMap::new(),
+            kept: Kept::default(),
             draining: false,
             timer_us: u64::MAX,
         }
@@ -148,16 +155,22 @@ impl Operation {
     }
 }
 
-/// The memory that one lane's executor works on.
+/// The memory that one lane's executor works on, and what it may call.
 pub(super) struct LaneMemory<'a> {
-    pub(super) operations: &'a mut BTreeMap<(Epoch, Seq), Operation>,
+    pub(super) operations: LaneOperations<'a>,
+    pub(super) plugins: HostPlugins<'a>,
+}
+
+/// The operations of a lane's epoch.
+pub(super) struct LaneOperations<'a> {
+    pub(super) all: &'a mut BTreeMap<(Epoch, Seq), Operation>,
     pub(super) epoch: Epoch,
 }
 
-impl Contributions for LaneMemory<'_> {
+impl Contributions for LaneOperations<'_> {
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
         let gone = || MemoryError(format!("nothing lies at {place:?}"));
-        let operation = self.operations.get(&(self.epoch, place.seq)).ok_or_else(gone)?;
+        let operation = self.all.get(&(self.epoch, place.seq)).ok_or_else(gone)?;
         let Some(input) = operation.inputs.get(&(place.tensor, place.rank)) else {
             into.fill(0x41);
             return if operation.reads_garbage { Ok(()) } else { Err(gone()) };
@@ -170,12 +183,12 @@ impl Contributions for LaneMemory<'_> {
 
 impl Memory for LaneMemory<'_> {
     fn parts(&mut self) -> (&mut dyn Contributions, Option<&mut dyn Plugins>) {
-        (self, None)
+        (&mut self.operations, Some(&mut self.plugins))
     }
 
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
         let gone = || MemoryError(format!("nothing lies at {place:?}"));
-        let operation = self.operations.get_mut(&(self.epoch, place.seq)).ok_or_else(gone)?;
+        let operation = self.operations.all.get_mut(&(self.operations.epoch, place.seq)).ok_or_else(gone)?;
         let output = operation.outputs.get_mut(&(place.tensor, place.rank)).ok_or_else(gone)?;
         let start = usize::try_from(place.offset).map_err(|_| gone())?;
         output.get_mut(start..start + from.len()).ok_or_else(gone)?.copy_from_slice(from);

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use ronde_wire::{Codec, Collective, DType, Detail, Group, Pair, Rank, ReduceOp, Request, SetId, Shape, TensorName};
 
+use super::stand_ins::StandIn;
+
 /// One named request of all ranks of a set that take part.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
@@ -16,6 +18,10 @@ pub(super) struct Item {
     pub(super) kind: Kind,
     pub(super) dtype: DType,
     pub(super) codec: Codec,
+    /// Who encodes or reduces, if that is a plugin.
+    pub(super) plugin: Option<StandIn>,
+    /// Whether that fails now and then, with all that is performed together.
+    pub(super) may_fail: bool,
     pub(super) group: Option<Group>,
     /// How many dimensions the shape has: 0 to 2.
     pub(super) dimensions: usize,
@@ -181,6 +187,8 @@ impl Item {
     /// The name of what is done.
     pub(super) fn what(&self) -> &'static str {
         match self.kind {
+            _ if self.plugin == Some(StandIn::Codec) => "codec by a plugin",
+            _ if self.plugin.is_some() => "reduction by a plugin",
             Kind::AllReduce(ReduceOp::Median) => "median",
             Kind::AllReduce(ReduceOp::ClippedMean) => "clipped mean",
             Kind::AllReduce(ReduceOp::Adasum) => "adasum",
@@ -261,8 +269,9 @@ impl Item {
         let shape = if has_input { self.shape(self.rows[self.position(rank)]) } else { nothing() };
         let (prescale, postscale) = self.scales;
         let (codec, group) = (self.codec, self.group.clone());
+        let plugin = self.plugin.map(|plugin| plugin.uses(self.may_fail));
         let plain = Request::new(self.set(added), self.name.clone(), collective, dtype, shape);
-        Request { prescale, postscale, codec, group, ..plain }
+        Request { prescale, postscale, codec, group, plugin, ..plain }
     }
 
     fn collective(&self, rank: Rank, added: &Added) -> Collective {

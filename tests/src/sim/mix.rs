@@ -7,6 +7,7 @@ use ronde_wire::{Codec, DType, Group, Pair, Rank, ReduceOp, SetId, TensorName, W
 
 use super::item::{Difference, Excuse, Item, Kind, Mischief, NO_SET, Place};
 use super::saboteur::Saboteur;
+use super::stand_ins::StandIn;
 use super::workload::{Loops, Recipe};
 
 /// An epoch's items while they are made.
@@ -401,7 +402,26 @@ impl<'a> Mix<'a> {
         }
     }
 
+    /// Now and then a plugin encodes or reduces. Planted bugs of other things are looked for without.
+    fn stand_in(&mut self, kind: Kind) -> (Kind, Option<StandIn>) {
+        let Kind::AllReduce(op) = kind else { return (kind, None) };
+        let one_in = match self.recipe.saboteur {
+            None => 8,
+            Some(saboteur) if saboteur.settles() => 1,
+            Some(_) => return (kind, None),
+        };
+        if self.rng.u8(..one_in) != 0 {
+            return (kind, None);
+        }
+        if matches!(op, ReduceOp::Sum | ReduceOp::Average) && self.rng.bool() {
+            return (kind, Some(StandIn::Codec));
+        }
+        let reducer = StandIn::REDUCERS[self.rng.usize(..StandIn::REDUCERS.len())];
+        (Kind::AllReduce(ReduceOp::Plugin), Some(reducer))
+    }
+
     fn draw(&mut self, place: Place, ranks: Vec<Rank>, kind: Kind) -> Item {
+        let (kind, plugin) = self.stand_in(kind);
         let reduction = match kind {
             Kind::AllReduce(op) | Kind::ReduceScatter(op) | Kind::Reduce(op, _) => Some(op),
             _ => None,
@@ -409,13 +429,14 @@ impl<'a> Mix<'a> {
         let nary = matches!(reduction, Some(ReduceOp::Median | ReduceOp::ClippedMean | ReduceOp::Adasum));
         let floats = [DType::F32, DType::F16, DType::Bf16, DType::F64][self.rng.usize(..4)];
         let dtype = match DType::ALL[self.rng.usize(..DType::ALL.len())] {
-            _ if nary || self.recipe.any_floats => floats,
+            _ if nary || self.recipe.any_floats || plugin.is_some_and(StandIn::wants_floats) => floats,
             DType::Bool if reduction == Some(ReduceOp::Average) => DType::F32,
             other if self.rng.u8(..3) == 0 => other,
             _ => DType::F32,
         };
         let plain_sum = matches!(kind, Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average)) && dtype == DType::F32;
         let codec = match self.rng.u8(..6) {
+            _ if plugin.is_some() => plugin.filter(|of| *of == StandIn::Codec).map_or(Codec::None, |_| Codec::Plugin),
             0.. if plain_sum && self.favours(Saboteur::UnroundedOwner) => Codec::F16,
             0 if plain_sum => Codec::F16,
             1 if plain_sum => Codec::Bf16,
@@ -428,10 +449,11 @@ impl<'a> Mix<'a> {
         let name = TensorName::new(format!("tensor.{count}")).expect("a short name");
         let (dimensions, columns, rows, splits) = self.extent(&kind, ranks.len());
         let (mischief, excuse, group, too_large) = (Mischief::None, None, None, false);
+        let may_fail = plugin.is_some() && self.recipe.mischief;
         let (after, behind, turn, salt) = (Vec::new(), Vec::new(), None, self.rng.u64(..));
         let askers = ranks.clone();
         #[rustfmt::skip]
-        let item = Item { place, ranks, askers, name, kind, dtype, codec, group, dimensions, columns, rows, splits, scales, mischief, excuse, too_large, after, behind, turn, salt };
+        let item = Item { place, ranks, askers, name, kind, dtype, codec, plugin, may_fail, group, dimensions, columns, rows, splits, scales, mischief, excuse, too_large, after, behind, turn, salt };
         item
     }
 
@@ -473,7 +495,7 @@ fn is_between(item: &Item, pair: Pair) -> bool {
 fn differences(item: &Item) -> Vec<Difference> {
     let mut possible = Vec::new();
     let tensor = item.is_performed() && !matches!(item.kind, Kind::Barrier | Kind::Message(..) | Kind::Scatter(_));
-    let coded = item.codec != Codec::None;
+    let coded = item.codec != Codec::None || item.plugin.is_some();
     if tensor {
         possible.push(Difference::Dimensions);
     }
@@ -489,7 +511,7 @@ fn differences(item: &Item) -> Vec<Difference> {
         possible.push(Difference::Root);
     }
     let may_be_coded = matches!(item.kind, Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average));
-    if may_be_coded && item.dtype == DType::F32 {
+    if may_be_coded && item.dtype == DType::F32 && item.plugin.is_none() {
         possible.push(Difference::Codec);
     }
     possible

@@ -20,6 +20,7 @@ mod reference;
 mod saboteur;
 mod schedule;
 mod script;
+mod stand_ins;
 mod worker;
 mod workload;
 

@@ -5,6 +5,7 @@ use fastrand::Rng;
 use ronde_wire::{DType, Rank, ReduceOp};
 
 use super::item::{Item, Kind};
+use super::stand_ins::{StandIn, greatest};
 use super::workload::Workload;
 
 impl Workload {
@@ -29,6 +30,16 @@ impl Workload {
         let all = || item.ranks.iter().flat_map(|rank| self.input(index, *rank)).collect();
         let rows = item.rows[0];
         Some(match &item.kind {
+            Kind::AllReduce(_) if item.plugin == Some(StandIn::Pairwise) => {
+                let mut inputs = item.ranks.iter().map(|rank| self.input(index, *rank));
+                let first = inputs.next()?;
+                inputs.fold(first, |mut reduced, other| {
+                    greatest(&mut reduced, &other);
+                    reduced
+                })
+            }
+            // The other ones give the last rank's values.
+            Kind::AllReduce(ReduceOp::Plugin) => self.input(index, *item.ranks.last()?),
             Kind::AllReduce(_) => reduced(0, rows * item.columns),
             Kind::Reduce(_, root) if *root == rank => reduced(0, rows * item.columns),
             Kind::ReduceScatter(_) => {

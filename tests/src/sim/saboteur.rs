@@ -59,11 +59,15 @@ pub enum Saboteur {
     KeptChunks,
     /// One sidecar repeats a schedule under other numbers.
     ShiftedSchedule,
+    /// One sidecar hears that an operation stands in which a plugin has failed.
+    SpoiltSettlement,
+    /// A sidecar keeps what a codec has left of an operation that does not stand.
+    KeptFailure,
 }
 
 impl Saboteur {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::LostResponse,
         Self::DoubleCount,
         Self::CrossedOrders,
@@ -85,6 +89,8 @@ impl Saboteur {
         Self::LateCancel,
         Self::KeptChunks,
         Self::ShiftedSchedule,
+        Self::SpoiltSettlement,
+        Self::KeptFailure,
     ];
 
     /// Whether it is about what sidecars pass on for each other.
@@ -97,6 +103,12 @@ impl Saboteur {
     #[must_use]
     pub fn schedules(self) -> bool {
         matches!(self, Self::ForgottenCompletion | Self::LateCancel | Self::KeptChunks | Self::ShiftedSchedule)
+    }
+
+    /// Whether it is about operations with plugins.
+    #[must_use]
+    pub fn settles(self) -> bool {
+        matches!(self, Self::SpoiltSettlement | Self::KeptFailure)
     }
 
     /// The saboteur of a name as [`Debug`] writes it.
@@ -200,9 +212,17 @@ impl Sabotage {
         vec![(seq, message)]
     }
 
-    /// What is said about schedules.
+    /// Whether what an operation has left is kept although it does not stand.
+    pub(super) fn keeps_what_failed(&mut self) -> bool {
+        self.saboteur == Saboteur::KeptFailure && self.strikes()
+    }
+
+    /// What is said about settlements and schedules.
     fn bend(&mut self, to: usize, number: &mut Seq, message: &mut Control) {
         match (self.saboteur, message) {
+            (Saboteur::SpoiltSettlement, Control::Settle { failure }) if failure.is_some() && self.strikes() => {
+                *failure = None;
+            }
             (Saboteur::ForgottenCompletion, Control::Frozen { completed, .. }) => {
                 self.struck |= !completed.is_empty();
                 completed.clear();

@@ -12,6 +12,7 @@ use super::faults::Fault;
 use super::host::Command;
 use super::item::{Added, Mischief};
 use super::schedule::Happening;
+use super::stand_ins::Kept;
 use super::worker::{Pace, Part, State};
 use super::workload::Workload;
 
@@ -71,6 +72,8 @@ impl Cluster {
             self.progress_us = self.schedule.now_us();
             self.schedule_faults();
         }
+        // What is kept is kept within an epoch.
+        self.hosts[host].kept = Kept::default();
         self.tell_lanes(host, &Command::Epoch(epoch));
         let workload = self.workload(epoch);
         for index in 0..self.workers.len() {

@@ -190,7 +190,8 @@ impl Pair {
             }
             Action::EpochEnded { failure, .. } => self.ended.push(failure.reason),
             Action::Disconnect { reason, .. } => self.ended.push(reason),
-            Action::EpochBegan { .. } | Action::Commit { .. } | Action::Notice { .. } | Action::EndSession { .. } => {}
+            Action::EpochBegan { .. } | Action::Commit { .. } | Action::Notice { .. } => {}
+            Action::SetForgotten { .. } | Action::EndSession { .. } => {}
         }
     }
 

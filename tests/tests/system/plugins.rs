@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use modules::{CODEC, TABLE, Wat, reducer_manifest};
 use ronde::blocking::Client;
 use ronde::{Error, PluginCall, ReduceOp, ReduceOptions, Tensor, Transfer};
-use ronde_tests::cluster::{Plan, ronde_binary};
+use ronde_tests::cluster::{Line, PATIENCE, Plan, ronde_binary};
 use ronde_tests::crew::{Crew, floats};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -37,7 +37,8 @@ impl Plugins {
     fn with_good_ones() -> Result<Self> {
         let plugins = Self::new()?;
         plugins.add("good-codec", &Wat::codec().named("good-codec").wasm())?;
-        plugins.add("last", &Wat::reducer("pairwise", 0).named("last").wasm())?;
+        // It goes by the name in its manifest.
+        plugins.add("build-17", &Wat::reducer("pairwise", 0).named("last").wasm())?;
         Ok(plugins)
     }
 
@@ -239,7 +240,7 @@ fn only_what_a_key_has_signed_is_let_in() -> Result<()> {
     plugins.add("altered", &reducer.clone().named("altered").wasm())?;
     let key = plugins.path().join("key");
     ronde(&["plugin", "keygen", &key.to_string_lossy()])?;
-    for name in ["good-codec", "last", "altered"] {
+    for name in ["good-codec", "build-17", "altered"] {
         let file = plugins.path().join(format!("{name}.wasm"));
         ronde(&["plugin", "sign", "--key", &key.to_string_lossy(), &file.to_string_lossy()])?;
     }
@@ -248,6 +249,29 @@ fn only_what_a_key_has_signed_is_let_in() -> Result<()> {
     let crew = crew([settings.clone(), settings])?;
     crew.check_fails("the plugin is not signed", |client| encoded(client, PluginCall::new("unsigned")))?;
     crew.check_fails("signature", |client| reduced(client, PluginCall::new("altered")))?;
+    check_good_ones(&crew)
+}
+
+/// How many ranks a reducer takes is known before anything moves: it is not called at all.
+#[test]
+fn more_ranks_than_a_reducer_takes() -> Result<()> {
+    let plugins = Plugins::with_good_ones()?;
+    for (name, shape, measures) in [("narrow", "n-ary", 0), ("narrow-adaptive", "adaptive", 0)] {
+        let mut module = Wat::reducer(shape, measures).named(name).with("ronde_conclude", "(i32.const 0)");
+        let manifest = module.manifests[0].replace("\"ranks\": 4", "\"ranks\": 2");
+        module.manifests = vec![manifest.replace(", \"uint8\"", "")];
+        plugins.add(name, &module.wasm())?;
+    }
+    let crew = crew_of(&plugins)?;
+    for name in ["narrow", "narrow-adaptive"] {
+        let words = "at most 2 ranks at once, the limit of its manifest, and process set 0 has 3";
+        crew.check_fails(words, |client| reduced(client, PluginCall::new(name)))?;
+        crew.check_fails(&format!("plugin {name}@0.1.0"), |client| reduced(client, PluginCall::new(name)))?;
+    }
+    for sidecar in &crew.cluster.sidecars {
+        let (_, page) = sidecar.page("/metrics")?;
+        ensure!(metric(&page, "ronde_plugin_spans_total")? == 0.0, "{page}");
+    }
     check_good_ones(&crew)
 }
 
@@ -261,10 +285,7 @@ fn what_plugins_do_is_counted() -> Result<()> {
     let (mut faults, mut state) = (0.0, 0.0);
     for sidecar in &crew.cluster.sidecars {
         let (_, page) = sidecar.page("/metrics")?;
-        let value = |name: &str| -> Result<f64> {
-            let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-            Ok(line.with_context(|| format!("{name} is missing in:\n{page}"))?.parse()?)
-        };
+        let value = |name| metric(&page, name);
         ensure!(value("ronde_plugin_spans_total")? >= 2.0 && value("ronde_plugin_seconds_total")? > 0.0, "{page}");
         faults += value("ronde_plugin_faults_total")?;
         state += value("ronde_plugin_state_bytes")?;
@@ -272,6 +293,70 @@ fn what_plugins_do_is_counted() -> Result<()> {
     // Of 500 elements each keeps four bytes: as a contribution of both sidecars, and as a result of one.
     ensure!(faults >= 1.0 && state == 6_000.0, "{faults} faults, {state} bytes");
     Ok(())
+}
+
+/// A plugin may log 64 KiB in a call. A line of the sidecar's log has as much of that as a failure may say.
+#[test]
+fn what_a_plugin_logs_does_not_flood_the_log_of_its_sidecar() -> Result<()> {
+    let flood = "(local $i i32) (memory.fill (i32.const 256) (i32.const 120) (i32.const 1024))
+        (loop $l (call $log (i32.const 256) (i32.const 1024))
+          (br_if $l (i32.lt_u (local.tee $i (i32.add (local.get $i) (i32.const 1))) (i32.const 64))))
+        (i32.const -70)";
+    let imports = "(import \"ronde\" \"log\" (func $log (param i32 i32)))".to_owned();
+    let plugins = Plugins::with_good_ones()?;
+    plugins.add("hostile", &Wat { imports, ..hostile() }.with("ronde_encode", flood).wasm())?;
+    let mut crew = crew_of(&plugins)?;
+    let failure = crew.all(|client| {
+        let failed = encoded(client, PluginCall::new("hostile")).err();
+        Ok(failed.context("the plugin refuses everything")?.to_string())
+    })?;
+    // The others may have been told before they called it.
+    let culprit = usize::from(failure[0].contains("on sidecar 1"));
+    let failed = |line: &Line| line.text.contains("a lane cannot perform an operation").then_some(line.text.len());
+    let process = &mut crew.cluster.sidecars[culprit].process;
+    let bytes = process.await_log("its failure", PATIENCE, failed)?;
+    ensure!((4_096..5_000).contains(&bytes), "a line of {bytes} bytes");
+    Ok(())
+}
+
+/// A codec that says in the first value of each span how often it has encoded that: what it keeps is seen.
+#[test]
+fn a_process_set_that_is_added_again_begins_without_what_was_kept() -> Result<()> {
+    let counting = "(i32.store (i32.const 0x6000) (i32.add (i32.load (i32.const 0x6000)) (i32.const 1)))
+        (memory.copy (i32.const 0x4000) (i32.const 0x2000) (call $bytes))
+        (f32.store (i32.const 0x4000) (f32.convert_i32_u (i32.load (i32.const 0x6000)))) (call $bytes)";
+    let plugins = Plugins::new()?;
+    plugins.add("counting", &Wat::codec().named("counting").with("ronde_encode", counting).wasm())?;
+    let crew = crew_of(&plugins)?;
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let of_ranks = crew.all(|client| {
+            let set = client.add_process_set(&[0, 2])?;
+            for round in 1..=3_u16 {
+                let encoded = ReduceOptions { op: ReduceOp::Sum, ..ReduceOptions::default() };
+                let encoded = encoded.encoded_by(PluginCall::new("counting"));
+                if set.position(client.rank()).is_some() {
+                    let sum = client.allreduce(("same name", set.id), &floats(&[500], f32::from)?, encoded)?;
+                    ensure!(sum.to_vec::<f32>()?[0] == f32::from(round), "round {round} on {}: {sum:?}", set.id);
+                }
+            }
+            ensure!(client.remove_process_set(set.id)?, "the set was there");
+            Ok(set.id)
+        })?;
+        ids.push(of_ranks[0]);
+        for sidecar in &crew.cluster.sidecars {
+            let (_, page) = sidecar.page("/metrics")?;
+            ensure!(metric(&page, "ronde_plugin_state_bytes")? == 0.0, "{page}");
+        }
+    }
+    ensure!(ids[0] == ids[1], "the id is used again: {ids:?}");
+    Ok(())
+}
+
+/// A metric without labels.
+fn metric(page: &str, name: &str) -> Result<f64> {
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    Ok(line.with_context(|| format!("{name} is missing in:\n{page}"))?.parse()?)
 }
 
 /// Residuals need room; who has none is told which setting it is.

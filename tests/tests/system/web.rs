@@ -322,3 +322,63 @@ fn who_does_not_go_on_is_given_up() -> Result<()> {
     ensure!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&answer));
     Ok(())
 }
+
+/// It submits and says that it lives, and reads none of its results: its own session ends, and nothing else waits for it.
+#[test]
+fn who_stops_reading_is_given_up_and_holds_up_nobody() -> Result<()> {
+    let cluster = Plan::of(&[0, 1, 1]).web(json!({ "listen": "127.0.0.1:0" })).sidecars("")?;
+    let sidecar = &cluster.sidecars[1];
+    let other = Options::new(sidecar.socket_dir()?, JobName::new("test")?, Rank(2));
+    let other = std::thread::spawn(move || Client::connect(other));
+    let root = ordinary(&cluster)?;
+    let (mut deaf, token) = session(&cluster)?;
+    deaf.await_message("the epoch", |heard| matches!(heard, Heard::EpochBegan(_)).then_some(()))?;
+    let (root, other) = (root.join().expect("it only connects")?, other.join().expect("it only connects")?);
+    let mut number = 0;
+    let mut speak = |message| -> Result<String> {
+        number += 1;
+        say(sidecar, &token, &deaf.claimed, number, vec![message])
+    };
+    // More than sockets hold.
+    for tensor in 0..RESULTS {
+        let name = format!("large.{tensor}");
+        let elements = limits::INLINE_BYTES_MAX / 4;
+        let input = Some(v1::Place { place: Some(Place::Inline(vec![0; 4 * elements].into())) });
+        let submit = broadcast(tensor + 1, &format!("broadcast.{name}"));
+        let large = v1::Submit { shape: vec![elements as u64], input, ..submit };
+        let answer = speak(Say::Submit(large))?;
+        ensure!(answer == "0 ", "{answer}");
+        let (shape, values) = ([elements as u64], vec![1.0_f32; elements]);
+        let whole = TensorRef::of(&shape, &values)?;
+        let sent = root.broadcast_async(name.as_str(), whole, 0)?;
+        let got = other.broadcast_async(name.as_str(), whole, 0)?;
+        sent.wait()?;
+        got.wait()?;
+    }
+    // The others go on, on the same sidecar, too.
+    for turn in 0..100_u8 {
+        let sent = root.send_async(TensorRef::of(&[1], &[turn])?, 2, 0)?;
+        ensure!(other.recv(0, 0)?.to_vec::<u8>()? == [turn]);
+        sent.wait()?;
+    }
+    // Until its session is gone it says that it lives.
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let ended = loop {
+        let answer = speak(Say::Heartbeat(v1::Heartbeat {}))?;
+        if answer != "0 " {
+            break answer;
+        }
+        ensure!(std::time::Instant::now() < deadline, "it is kept for ever");
+        std::thread::sleep(HEARTBEAT);
+    };
+    ensure!(ended.contains("no session of this token"), "{ended}");
+    let error = root.barrier(None).err().context("rank 1 is gone")?;
+    let error = error.to_string();
+    ensure!(error.contains("rank 1 on sidecar 1 is gone") && error.contains("that it has not read"), "{error}");
+    Ok(())
+}
+
+/// Results of a megabyte each.
+const RESULTS: u64 = 24;
+/// How often a worker says that it lives.
+const HEARTBEAT: std::time::Duration = std::time::Duration::from_millis(250);

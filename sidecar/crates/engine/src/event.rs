@@ -208,6 +208,12 @@ pub enum Action {
         /// The shape of the result, or why there is none.
         outcome: Result<Completion, Failure>,
     },
+    /// A process set is gone, and nothing of it is under way here: what is kept for it is let go of. Its id may be that of
+    /// another set soon.
+    SetForgotten {
+        /// The set.
+        set: SetId,
+    },
     /// Tell the local sessions who is late. Empty lists take an earlier notice back.
     Notice {
         /// Silent sidecars.

@@ -66,6 +66,8 @@ pub fn check(plugin: &Arc<Plugin>, parameters: &Parameters) -> Result<(), Findin
 /// One input.
 struct Case {
     kind: CaseKind,
+    /// What codecs encode and decode.
+    stage: Stage,
     dtype: DType,
     elements: usize,
     seed: u64,
@@ -80,16 +82,19 @@ enum CaseKind {
 fn cases(plugin: &Plugin) -> Vec<Case> {
     let manifest = plugin.manifest();
     let mut cases = Vec::new();
-    for dtype in manifest.codec.iter().flat_map(|codec| &codec.dtypes) {
-        let sizes = LENGTHS.into_iter().zip(1..);
-        cases.extend(sizes.map(|(elements, seed)| Case { kind: CaseKind::Encode, dtype: *dtype, elements, seed }));
+    for dtype in manifest.codec.iter().flat_map(|codec| &codec.dtypes).copied() {
+        for stage in [Stage::Contribution, Stage::Result] {
+            let sizes = LENGTHS.into_iter().zip(1..);
+            let encoding = |(elements, seed)| Case { kind: CaseKind::Encode, stage, dtype, elements, seed };
+            cases.extend(sizes.map(encoding));
+        }
     }
     if let Some(reducer) = &manifest.reducer {
         let ranks = if reducer.shape == Shape::Pairwise { 2 } else { manifest.limits.ranks.min(RANKS) };
-        for dtype in &reducer.dtypes {
-            let kind = || CaseKind::Reduce { shape: reducer.shape, ranks };
+        for dtype in reducer.dtypes.iter().copied() {
+            let (kind, stage) = (|| CaseKind::Reduce { shape: reducer.shape, ranks }, Stage::Contribution);
             let sizes = LENGTHS.into_iter().zip(1..);
-            cases.extend(sizes.map(|(elements, seed)| Case { kind: kind(), dtype: *dtype, elements, seed }));
+            cases.extend(sizes.map(|(elements, seed)| Case { kind: kind(), stage, dtype, elements, seed }));
         }
     }
     cases
@@ -108,8 +113,8 @@ fn add_decoding(cases: &mut Vec<Case>, plugin: &Arc<Plugin>, parameters: &Parame
         let values = values(case.dtype, elements, case.seed);
         let done = fresh.encode(&case.span(elements), &values, &mut state, &mut encoded);
         done.map_err(|fault| case.failed(fault))?;
-        let Case { dtype, elements, seed, .. } = *case;
-        decoding.push(Case { kind: CaseKind::Decode { encoded }, dtype, elements, seed });
+        let Case { stage, dtype, elements, seed, .. } = *case;
+        decoding.push(Case { kind: CaseKind::Decode { encoded }, stage, dtype, elements, seed });
     }
     cases.append(&mut decoding);
     Ok(())
@@ -117,10 +122,12 @@ fn add_decoding(cases: &mut Vec<Case>, plugin: &Arc<Plugin>, parameters: &Parame
 
 impl Case {
     fn name(&self) -> String {
-        let what = match &self.kind {
-            CaseKind::Encode => "encoding",
-            CaseKind::Decode { .. } => "decoding",
-            CaseKind::Reduce { .. } => "reducing",
+        let what = match (&self.kind, self.stage) {
+            (CaseKind::Encode, Stage::Contribution) => "encoding a contribution of",
+            (CaseKind::Encode, Stage::Result) => "encoding a result of",
+            (CaseKind::Decode { .. }, Stage::Contribution) => "decoding a contribution of",
+            (CaseKind::Decode { .. }, Stage::Result) => "decoding a result of",
+            (CaseKind::Reduce { .. }, _) => "reducing",
         };
         format!("{what} {} elements of {}", self.elements, self.dtype)
     }
@@ -131,7 +138,7 @@ impl Case {
 
     fn span(&self, elements: usize) -> Span {
         let (offset, tensor_elements) = (64 * self.seed, 64 * self.seed + elements as u64);
-        Span { dtype: self.dtype, stage: Stage::Contribution, offset, tensor_elements, round: 0, tensor: self.seed }
+        Span { dtype: self.dtype, stage: self.stage, offset, tensor_elements, round: 0, tensor: self.seed }
     }
 
     /// All output of the case in one row.

@@ -188,6 +188,12 @@ pub enum FaultKind {
     /// It is started, but not what its manifest says: another ABI version, buffers that do not lie as they have to.
     #[error("{0}")]
     Start(String),
+    /// This host could not start it, for want of memory or room for it; the plugin is not to blame.
+    #[error(
+        "it could not be started, as this host lacks memory: {0}; give the sidecar more (ulimit -v, the limit of its \
+         container), or use fewer plugins"
+    )]
+    Host(String),
     /// The plugin does not run any more.
     #[error("it is disabled since it failed {faults} times, at last so: {last}")]
     Disabled {
@@ -208,7 +214,7 @@ impl FaultKind {
         match self {
             Self::Trap { .. } | Self::Deadline { .. } | Self::Length { .. } | Self::Bound { .. } => true,
             Self::Result { .. } | Self::Start(_) => true,
-            Self::Code { .. } | Self::Disabled { .. } | Self::Refused(_) => false,
+            Self::Code { .. } | Self::Host(_) | Self::Disabled { .. } | Self::Refused(_) => false,
         }
     }
 }

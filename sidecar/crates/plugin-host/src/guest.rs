@@ -191,7 +191,7 @@ fn place(
 ) -> Result<(Memory, Placement, Functions), FaultKind> {
     store.set_epoch_deadline(deadline_ticks);
     store.data().ticker.call();
-    let instance = module.instantiate(&mut *store).map_err(|error| fault(store, "its start", &error))?;
+    let instance = module.instantiate(&mut *store).map_err(|error| not_started(store, &error))?;
     let function = |store: &mut Store<State>, name| instance.get_typed_func::<(), i32>(store, name).ok();
     let place = function(&mut *store, names::PLACE).ok_or_else(|| missing(names::PLACE))?;
     let abi = function(&mut *store, names::ABI).ok_or_else(|| missing(names::ABI))?;
@@ -256,6 +256,15 @@ fn fault(store: &Store<State>, function: &'static str, error: &wasmtime::Error) 
         None => format!("{error:#}"),
     };
     FaultKind::Trap { function, reason: one_line(&reason) }
+}
+
+/// Why there is no instance: what its start function did is a fault of the plugin's. Nothing else can be, as its module was found
+/// to keep all limits.
+fn not_started(store: &Store<State>, error: &wasmtime::Error) -> FaultKind {
+    if error.is::<TimeIsUp>() || error.is::<Trap>() {
+        return fault(store, "its start", error);
+    }
+    FaultKind::Host(one_line(&format!("{error:#}")))
 }
 
 /// Called when a call's time is up. On a machine that does other things, too, the clock on the wall says little of what a

@@ -25,8 +25,8 @@ const STACK_BYTES: usize = 256 << 10;
 /// How plugins are run.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
-    /// Where compiled modules are kept: a folder that is made if it is not there, and that nobody else may write to. Without
-    /// one every load compiles.
+    /// Where compiled modules are kept: a folder that is made if it is not there, that nobody else may write to, and that nobody
+    /// else can replace. Without one every load compiles.
     pub cache_dir: Option<PathBuf>,
     /// The most that a plugin may want.
     pub limits: Limits,
@@ -140,10 +140,34 @@ fn cache(path: &Path) -> Result<Cache, HostError> {
         let mode = metadata.mode() & 0o777;
         return Err(refused(format!("its mode is {mode:o}, but others must have no access: 700")));
     }
+    // By its real name, no link on the way to it can be turned elsewhere afterwards.
+    let path = path.canonicalize().map_err(|error| refused(error.to_string()))?;
+    path.ancestors().skip(1).try_for_each(|above| check_above(above, own).map_err(&refused))?;
     let mut config = CacheConfig::new();
     config.with_directory(path);
     Cache::new(config).map_err(|error| refused(format!("{error:#}")))
 }
+
+/// Whether nobody else can put another folder into the place of one that lies in this one: it belongs to this user or to root,
+/// and others may not write to it, or only to what is theirs, as in `/tmp`.
+fn check_above(folder: &Path, own: u32) -> Result<(), String> {
+    let named = |problem: String| format!("the folder {} that it lies in {problem}", folder.display());
+    let metadata = fs::metadata(folder).map_err(|error| named(format!("cannot be looked at: {error}")))?;
+    let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+    if owner != own && owner != ROOT {
+        return Err(named(format!("belongs to user {owner}, who could replace it")));
+    }
+    if mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
+        return Err(named(format!("has mode {mode:o}, so that others could replace it")));
+    }
+    Ok(())
+}
+
+const ROOT: u32 = 0;
+/// The bits of a mode that let group and others write.
+const OTHERS_WRITE: u32 = 0o022;
+/// The bit of a mode that keeps those who may write to a folder from what is not theirs in it.
+const STICKY: u32 = 0o1000;
 
 fn check_limits(limits: &Limits) -> Result<(), HostError> {
     let max = Limits::MAX;

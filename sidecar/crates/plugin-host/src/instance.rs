@@ -13,7 +13,7 @@ use crate::codec::{CodecFacts, Codecs};
 use crate::error::{Fault, FaultKind};
 use crate::guest::Guest;
 use crate::manifest::Parameters;
-use crate::plugin::Plugin;
+use crate::plugin::{Operation, Plugin};
 
 /// Where in which tensor a call's elements lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,13 +39,19 @@ pub struct Instance {
     parameters: Parameters,
     guest: Option<Guest>,
     codecs: Codecs,
+    /// What is being done.
+    operation: Option<Operation>,
 }
 
 impl Instance {
-    pub(crate) fn start(plugin: Arc<Plugin>, parameters: &Parameters) -> Result<Self, Fault> {
-        let guest = plugin.start(parameters)?;
+    pub(crate) fn start(
+        plugin: Arc<Plugin>,
+        parameters: &Parameters,
+        operation: Option<Operation>,
+    ) -> Result<Self, Fault> {
+        let guest = Some(plugin.start(parameters, operation)?);
         let codecs = Codecs::default();
-        let mut instance = Self { plugin, parameters: parameters.clone(), guest: Some(guest), codecs };
+        let mut instance = Self { plugin, parameters: parameters.clone(), guest, codecs, operation };
         if let Some(codec) = instance.plugin.manifest().codec.clone() {
             instance.codecs = instance.attempt(|guest| Codecs::ask(guest, &codec))?;
         }
@@ -56,6 +62,11 @@ impl Instance {
     #[must_use]
     pub fn plugin(&self) -> &Arc<Plugin> {
         &self.plugin
+    }
+
+    /// What follows is for this operation, which other instances may work on, too: all that goes wrong in it is one fault.
+    pub fn work_on(&mut self, operation: Operation) {
+        self.operation = Some(operation);
     }
 
     /// What it runs with.
@@ -79,10 +90,10 @@ impl Instance {
 
     /// Does something with the module that runs, or with a fresh one if there was a fault before.
     pub(crate) fn attempt<T>(&mut self, work: impl FnOnce(&mut Guest) -> Result<T, FaultKind>) -> Result<T, Fault> {
-        self.plugin.check_enabled().map_err(|kind| self.plugin.fault(kind, Vec::new()))?;
+        self.plugin.check_enabled().map_err(|kind| self.plugin.fault(self.operation, kind, Vec::new()))?;
         let guest = match &mut self.guest {
             Some(guest) => guest,
-            none => none.insert(self.plugin.start(&self.parameters)?),
+            none => none.insert(self.plugin.start(&self.parameters, self.operation)?),
         };
         guest.begin();
         let result = work(guest);
@@ -98,14 +109,14 @@ impl Instance {
                 if !matches!(kind, FaultKind::Refused(_)) {
                     self.guest = None;
                 }
-                Err(self.plugin.fault(kind, log))
+                Err(self.plugin.fault(self.operation, kind, log))
             }
         }
     }
 
     /// A fault of whoever calls.
     pub(crate) fn refused(&self, problem: String) -> Fault {
-        self.plugin.fault(FaultKind::Refused(problem), Vec::new())
+        self.plugin.fault(self.operation, FaultKind::Refused(problem), Vec::new())
     }
 }
 

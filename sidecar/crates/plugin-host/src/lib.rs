@@ -34,7 +34,7 @@ pub use manifest::{
     CodecManifest, Given, Limits, Manifest, ManifestError, Parameter, ParameterError, ParameterKind, ParameterValue,
     Parameters, ReducerManifest, Shape,
 };
-pub use module::{Inspection, inspect};
-pub use plugin::Plugin;
+pub use module::{Inspection, inspect, name};
+pub use plugin::{Operation, Plugin};
 pub use reducer::Operands;
 pub use ronde_plugin_abi::{Stage, limits};

@@ -59,6 +59,22 @@ pub fn inspect(bytes: &[u8]) -> Result<Inspection, LoadError> {
     found.conclude(types.as_ref(), Sha256::digest(bytes).into())
 }
 
+/// The name in a module's manifest, which is all that is looked at.
+///
+/// # Errors
+/// [`LoadError`] when there is none that can be read.
+pub fn name(bytes: &[u8]) -> Result<String, LoadError> {
+    let mut manifests = Vec::new();
+    for payload in Parser::new(0).parse_all(bytes) {
+        match payload.map_err(|error| invalid(&error))? {
+            Payload::CustomSection(section) if section.name() == names::MANIFEST => manifests.push(section.data()),
+            _ => {}
+        }
+    }
+    let [manifest] = manifests[..] else { return Err(LoadError::Manifests { found: manifests.len() }) };
+    Ok(Manifest::parse(manifest)?.name)
+}
+
 /// What rustc and clang emit for plain modules, and no more: no threads, no relaxed SIMD, no 64-bit memories, no exceptions,
 /// no garbage collection.
 pub(crate) const FEATURES: WasmFeatures = WasmFeatures::MUTABLE_GLOBAL

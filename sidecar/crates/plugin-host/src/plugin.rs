@@ -1,8 +1,7 @@
 //! A plugin that was let in: compiled, tried, identified by its digest.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use wasmtime::InstancePre;
 
@@ -23,8 +22,19 @@ pub struct Plugin {
     ticker: Arc<Ticker>,
     /// So many faults disable it; 0 is never.
     disable_after: u32,
-    faults: AtomicU32,
+    faults: Mutex<Faults>,
     disabled: OnceLock<FaultKind>,
+}
+
+/// An operation that calls are for. One that fails fails on all threads that work on it, which is one fault.
+pub type Operation = (u64, u64);
+
+/// What counts towards a plugin's being disabled.
+#[derive(Default)]
+struct Faults {
+    count: u32,
+    /// The operations that were counted: fewer than disable a plugin, and none where nothing does.
+    operations: Vec<Operation>,
 }
 
 impl Plugin {
@@ -36,7 +46,7 @@ impl Plugin {
         disable_after: u32,
     ) -> Self {
         let label = inspection.manifest.label().into();
-        let (faults, disabled) = (AtomicU32::new(0), OnceLock::new());
+        let (faults, disabled) = (Mutex::default(), OnceLock::new());
         Self { label, inspection, signer, module, ticker, disable_after, faults, disabled }
     }
 
@@ -93,18 +103,26 @@ impl Plugin {
     /// # Errors
     /// [`Fault`] when the plugin does not start, does not take the parameters, or is disabled.
     pub fn instance(self: &Arc<Self>, parameters: &Parameters) -> Result<Instance, Fault> {
-        Instance::start(Arc::clone(self), parameters)
+        Instance::start(Arc::clone(self), parameters, None)
+    }
+
+    /// The same, for an operation: what goes wrong counts as one fault with what else does in it.
+    ///
+    /// # Errors
+    /// Those of [`Self::instance`].
+    pub fn instance_for(self: &Arc<Self>, operation: Operation, parameters: &Parameters) -> Result<Instance, Fault> {
+        Instance::start(Arc::clone(self), parameters, Some(operation))
     }
 
     /// Starts its module.
-    pub(crate) fn start(&self, parameters: &Parameters) -> Result<Guest, Fault> {
-        self.check_enabled().map_err(|kind| self.fault(kind, Vec::new()))?;
+    pub(crate) fn start(&self, parameters: &Parameters, operation: Option<Operation>) -> Result<Guest, Fault> {
+        self.check_enabled().map_err(|kind| self.fault(operation, kind, Vec::new()))?;
         if !parameters.fit(self.manifest()) {
             let kind = FaultKind::Refused("these parameters are those of another plugin".to_owned());
-            return Err(self.fault(kind, Vec::new()));
+            return Err(self.fault(operation, kind, Vec::new()));
         }
         let guest = Guest::start(&self.module, self.manifest(), &self.ticker, parameters);
-        guest.map_err(|(kind, log)| self.fault(kind, log))
+        guest.map_err(|(kind, log)| self.fault(operation, kind, log))
     }
 
     /// Fails if it is disabled.
@@ -112,11 +130,11 @@ impl Plugin {
         self.disabled.get().map_or(Ok(()), |reason| Err(reason.clone()))
     }
 
-    /// Makes a fault of what went wrong, and counts it.
-    pub(crate) fn fault(&self, kind: FaultKind, log: Vec<String>) -> Fault {
-        if kind.is_misbehaviour() {
-            let faults = self.faults.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-            if self.disable_after > 0 && faults >= self.disable_after {
+    /// Makes a fault of what went wrong, and counts it, once an operation.
+    pub(crate) fn fault(&self, operation: Option<Operation>, kind: FaultKind, log: Vec<String>) -> Fault {
+        if kind.is_misbehaviour() && self.disable_after > 0 {
+            let faults = self.count(operation);
+            if faults >= self.disable_after {
                 let reason = FaultKind::Disabled { faults, last: kind.to_string() };
                 if self.disabled.set(reason).is_ok() {
                     tracing::warn!(plugin = %self.label, faults, "the plugin is disabled: {kind}");
@@ -124,6 +142,18 @@ impl Plugin {
             }
         }
         Fault { plugin: Arc::clone(&self.label), kind, log }
+    }
+
+    /// How many faults there are with this one.
+    fn count(&self, operation: Option<Operation>) -> u32 {
+        // Nothing panics while it is held.
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = operation.is_some_and(|operation| faults.operations.contains(&operation));
+        if !counted && faults.count < self.disable_after {
+            faults.count += 1;
+            faults.operations.extend(operation);
+        }
+        faults.count
     }
 }
 

@@ -9,7 +9,7 @@ use super::negotiation::Key;
 use super::participant::Participant;
 use super::requests::{REJECTED_AHEAD_MAX, Rejected};
 use super::shapes::empty;
-use crate::event::Completion;
+use crate::event::{Action, Completion};
 
 impl Participant {
     /// The coordinator rejects a name. Excused ranks take no part in this round of it.
@@ -89,6 +89,7 @@ impl Participant {
             if self.admitted.values().any(|running| running.admission.topology.set == set) {
                 self.leaving.insert(set);
             } else {
+                cx.act(Action::SetForgotten { set });
                 self.to_coordinator(cx, Seq(0), Control::SetForgotten { set });
             }
         }

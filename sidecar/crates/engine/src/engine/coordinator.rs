@@ -90,7 +90,7 @@ impl Coordinator {
                 let ranks: Vec<Rank> = activities.iter().map(|activity| activity.rank).collect();
                 check_served(cx, from, &ranks)?;
                 self.stalls.answered(cx, from, activities);
-                self.stalls.check(cx, &self.agreement, &self.suspects_sent);
+                self.stalls.check(cx, (&self.agreement, &self.settlements), &self.suspects_sent);
                 Ok(())
             }
             Control::SuspectRanks { ranks } => {
@@ -157,7 +157,7 @@ impl Coordinator {
         if let Some(failure) = self.stalls.shutdown(cx, &self.agreement) {
             self.end(cx, &failure);
         }
-        self.stalls.check(cx, &self.agreement, &self.suspects_sent);
+        self.stalls.check(cx, (&self.agreement, &self.settlements), &self.suspects_sent);
     }
 
     /// Orders what is ready. Called when all messages at hand are handled, so that what became ready together travels
@@ -165,8 +165,8 @@ impl Coordinator {
     pub(crate) fn settle(&mut self, cx: &mut Context) {
         if self.is_running() {
             self.agreement.settle(cx);
-            for (seq, view) in self.agreement.ordering.take_plugged() {
-                self.settlements.begin(seq, &view);
+            for plugged in self.agreement.ordering.take_plugged() {
+                self.settlements.begin(cx.now, plugged);
             }
         }
     }

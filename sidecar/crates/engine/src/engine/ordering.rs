@@ -19,6 +19,7 @@ use super::mismatch::{Requests, lead};
 use super::negotiation::Contributions;
 use super::repetition::Repetition;
 use super::sets::SetView;
+use super::settlement::Plugged;
 use super::shapes::{Results, element_bytes, ordered_tensor, work, work_kind};
 use super::{admission, eager};
 use crate::trace::{Trace, operation};
@@ -30,7 +31,7 @@ pub(crate) struct Ordering {
     in_flight: BTreeMap<Seq, (Scope, SidecarIndex)>,
     last: Seq,
     /// Operations with a plugin that were ordered since they were last asked for, and who performs them.
-    plugged: Vec<(Seq, Arc<SetView>)>,
+    plugged: Vec<Plugged>,
     /// The end of a join, which goes out behind what was ready without the ranks that had joined.
     all_joined: Option<(TensorName, Rank)>,
 }
@@ -109,9 +110,7 @@ impl Ordering {
                 queue.in_flight += 1;
                 repetition.ordered(cx.now, &queue.view, &bucket);
                 self.in_flight.insert(self.last, (scope, queue.view.first_member()));
-                if bucket[0].plugin.is_some() {
-                    self.plugged.push((self.last, Arc::clone(&queue.view)));
-                }
+                self.plugged.extend(Plugged::of(self.last, &queue.view, &bucket));
                 send_order(cx, &queue.view, epoch, self.last, bucket);
             }
         }
@@ -135,7 +134,7 @@ impl Ordering {
     }
 
     /// Takes the operations that have to be settled, each once.
-    pub(crate) fn take_plugged(&mut self) -> Vec<(Seq, Arc<SetView>)> {
+    pub(crate) fn take_plugged(&mut self) -> Vec<Plugged> {
         std::mem::take(&mut self.plugged)
     }
 

@@ -2,28 +2,66 @@
 //! has heard from all members that they have theirs, and said so to all.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use ronde_wire::{Cause, Control, Epoch, Failure, Seq, SidecarIndex, SidecarSet};
+use ronde_wire::{Cause, Control, Epoch, Failure, PluginUse, Seq, SetId, SidecarIndex, SidecarSet, TensorName, limits};
 
 use super::context::Context;
 use super::coordinator::Violation;
+use super::fusion::ReadyTensor;
 use super::participant::Participant;
 use super::sets::SetView;
-use crate::event::Action;
+use super::wording;
+use crate::event::{Action, Time};
 use crate::trace::Trace;
 
 /// What the coordinator waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Settlements {
-    /// By operation its members, and those that have yet to report.
-    open: BTreeMap<Seq, (SidecarSet, BTreeSet<SidecarIndex>)>,
+    open: BTreeMap<Seq, Open>,
+}
+
+/// An operation that is not settled.
+#[derive(Debug)]
+struct Open {
+    since: Time,
+    plugged: Plugged,
+}
+
+/// An operation with a plugin.
+#[derive(Debug)]
+pub(crate) struct Plugged {
+    seq: Seq,
+    plugin: Arc<PluginUse>,
+    set: SetId,
+    members: SidecarSet,
+    /// Those of them that have yet to report.
+    awaited: BTreeSet<SidecarIndex>,
+    /// The first ones of its tensors.
+    names: Vec<TensorName>,
+}
+
+impl Plugged {
+    /// What is to be settled of a bucket, if a plugin takes part.
+    pub(crate) fn of(seq: Seq, view: &SetView, bucket: &[ReadyTensor]) -> Option<Self> {
+        let plugin = bucket.first()?.plugin.clone()?;
+        let names = bucket.iter().take(NAMES_MAX).map(|ready| ready.tensor.name.clone()).collect();
+        let (set, members) = (view.topology.set, view.sidecars);
+        let awaited = view.topology.members.iter().map(|member| member.sidecar).collect();
+        Some(Self { seq, plugin, set, members, awaited, names })
+    }
 }
 
 impl Settlements {
     /// An operation is ordered.
-    pub(crate) fn begin(&mut self, seq: Seq, view: &SetView) {
-        let awaited = view.topology.members.iter().map(|member| member.sidecar).collect();
-        self.open.insert(seq, (view.sidecars, awaited));
+    pub(crate) fn begin(&mut self, now: Time, plugged: Plugged) {
+        self.open.insert(plugged.seq, Open { since: now, plugged });
+    }
+
+    /// What has not been settled for so long, in words that name plugin and members, the oldest first.
+    pub(crate) fn overdue(&self, cx: &Context, age_ms: u64) -> Vec<String> {
+        let old = self.open.values().filter(|open| cx.now.ms_since(open.since) >= age_ms);
+        old.take(limits::REPORT_NAMES_MAX).map(|open| open.words(cx)).collect()
     }
 
     pub(crate) fn clear(&mut self) {
@@ -41,7 +79,7 @@ impl Settlements {
         from: SidecarIndex,
         failure: Option<Failure>,
     ) -> Result<bool, Violation> {
-        let Some((members, awaited)) = self.open.get_mut(&seq) else {
+        let Some(Open { plugged: Plugged { members, awaited, .. }, .. }) = self.open.get_mut(&seq) else {
             // It failed elsewhere, and this was said before the sender heard of that.
             cx.stats.stale_frames += 1;
             return Ok(false);
@@ -59,6 +97,22 @@ impl Settlements {
         cx.send_down(&members.clone(), epoch, seq, Control::Settle { failure });
         self.open.remove(&seq);
         Ok(true)
+    }
+}
+
+impl Open {
+    fn words(&self, cx: &Context) -> String {
+        let Plugged { plugin, set, names, awaited, .. } = &self.plugged;
+        let names: Vec<&str> = names.iter().map(TensorName::as_str).collect();
+        let world = &cx.config.world;
+        let awaited: Vec<String> =
+            awaited.iter().take(limits::REPORT_RANKS_MAX).map(|member| wording::sidecar(world, *member)).collect();
+        let age = wording::seconds(cx.now.ms_since(self.since));
+        format!(
+            "Tensor {} of {set} has been with plugin {plugin} for {age}; not done: {}.",
+            names.join(", "),
+            awaited.join(", ")
+        )
     }
 }
 

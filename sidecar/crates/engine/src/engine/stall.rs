@@ -8,6 +8,7 @@ use ronde_wire::{Activity, Cause, Collective, Control, Failure, Rank, Request, S
 use super::agreement::Agreement;
 use super::context::Context;
 use super::groups::Waiting;
+use super::settlement::Settlements;
 use super::wording;
 use crate::event::{Action, Time};
 
@@ -37,10 +38,15 @@ impl Stalls {
 
     /// Makes the report that is due, if one is. Looks four times per `stall_warning_ms`, so a name is reported at an age
     /// between one and one and a quarter of it, then once an interval.
-    pub(crate) fn check(&mut self, cx: &mut Context, agreement: &Agreement, suspects: &(Vec<SidecarIndex>, Vec<Rank>)) {
+    pub(crate) fn check(
+        &mut self,
+        cx: &mut Context,
+        (agreement, settlements): (&Agreement, &Settlements),
+        suspects: &(Vec<SidecarIndex>, Vec<Rank>),
+    ) {
         if let Some(asked) = &self.asked {
             if asked.awaited.is_empty() || cx.now.ms_since(asked.at) >= ACTIVITY_WAIT_MS {
-                self.report(cx, agreement, suspects);
+                self.report(cx, (agreement, settlements), suspects);
             }
             return;
         }
@@ -52,7 +58,7 @@ impl Stalls {
         self.checked = Some(cx.now);
         let missing = missing(cx, agreement, warning_ms);
         if missing.is_empty() {
-            self.report(cx, agreement, suspects);
+            self.report(cx, (agreement, settlements), suspects);
         } else {
             self.ask(cx, agreement, missing.into_keys().take(limits::REPORT_RANKS_MAX));
         }
@@ -102,10 +108,16 @@ impl Stalls {
         }
     }
 
-    fn report(&mut self, cx: &mut Context, agreement: &Agreement, suspects: &(Vec<SidecarIndex>, Vec<Rank>)) {
+    fn report(
+        &mut self,
+        cx: &mut Context,
+        (agreement, settlements): (&Agreement, &Settlements),
+        suspects: &(Vec<SidecarIndex>, Vec<Rank>),
+    ) {
         self.asked = None;
         let warning_ms = cx.config.stall_warning_ms;
-        let stalled = Stalled::find(cx, agreement, warning_ms);
+        let plugged = settlements.overdue(cx, warning_ms);
+        let stalled = Stalled { plugged, ..Stalled::find(cx, agreement, warning_ms) };
         let was_reported = std::mem::replace(&mut self.reported, !stalled.is_empty());
         let (sidecars, suspect_ranks) = suspects.clone();
         if !stalled.is_empty() {
@@ -113,7 +125,7 @@ impl Stalls {
             let ranks = stalled.missing.into_keys().collect();
             cx.act(Action::Notice { sidecars, ranks, text });
         } else if was_reported {
-            let text = "No tensor waits for a rank or for its group for long any more.".to_owned();
+            let text = "No tensor waits for a rank, for its group or for a plugin for long any more.".to_owned();
             cx.act(Action::Notice { sidecars, ranks: suspect_ranks, text });
         }
     }
@@ -124,6 +136,8 @@ struct Stalled {
     missing: Missing,
     /// Groups of which tensors wait for others, in words.
     groups: Vec<String>,
+    /// Operations that are with their plugins, in words.
+    plugged: Vec<String>,
 }
 
 impl Stalled {
@@ -131,16 +145,22 @@ impl Stalled {
         let old = |waiting: &Waiting<'_>| cx.now.ms_since(waiting.since()) >= age_ms;
         let groups = agreement.groups.waiting().filter(old).take(limits::REPORT_NAMES_MAX);
         let groups = groups.map(|waiting| group(cx, agreement, &waiting)).collect();
-        Self { missing: missing(cx, agreement, age_ms), groups }
+        Self { missing: missing(cx, agreement, age_ms), groups, plugged: Vec::new() }
     }
 
     fn is_empty(&self) -> bool {
-        self.missing.is_empty() && self.groups.is_empty()
+        self.missing.is_empty() && self.groups.is_empty() && self.plugged.is_empty()
     }
 
     fn warning(&self, warning_ms: u64) -> String {
+        let seconds = wording::seconds(warning_ms);
+        if self.missing.is_empty() && self.groups.is_empty() {
+            return format!(
+                "One or more operations have been with their plugins for more than {seconds}. All ranks have asked for \
+                 them; see how busy the sidecars are that are not done, and how fast the plugin is (ronde plugin bench)."
+            );
+        }
         if self.missing.is_empty() {
-            let seconds = wording::seconds(warning_ms);
             return format!(
                 "One or more tensors wait for others of their groups for more than {seconds}. Have all ranks ask for all \
                  tensors of a group, or give the group its true size."
@@ -167,8 +187,8 @@ impl Stalled {
         if self.missing.len() > limits::REPORT_RANKS_MAX {
             let _ = write!(text, "\nand {} more ranks", self.missing.len() - limits::REPORT_RANKS_MAX);
         }
-        for group in &self.groups {
-            let _ = write!(text, "\n{group}");
+        for waiting in self.groups.iter().chain(&self.plugged) {
+            let _ = write!(text, "\n{waiting}");
         }
         for (rank, missed) in &self.missing {
             let Some((told, activity)) = activities.get(rank) else { continue };

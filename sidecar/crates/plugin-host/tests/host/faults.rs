@@ -192,6 +192,60 @@ fn calls_that_a_plugin_does_not_take() {
     works(&host);
 }
 
+/// All threads that work on an operation find the same fault.
+#[test]
+fn an_operation_that_fails_is_one_fault() {
+    let host = Host::new(HostConfig { disable_after: 2, ..HostConfig::default() }).expect("a host");
+    let (plugin, mut one) = running(&host, &Wat::codec().with("ronde_encode", "(unreachable)"));
+    let mut other = plugin.instance_for((1, 7), one.parameters()).expect("another instance");
+    one.work_on((1, 7));
+    for _ in 0..2 {
+        for instance in [&mut one, &mut other] {
+            assert!(matches!(encode(instance).expect_err("a trap").kind, FaultKind::Trap { .. }));
+        }
+    }
+    assert_eq!(plugin.disabled(), None, "one operation has failed");
+    other.work_on((1, 8));
+    assert!(matches!(encode(&mut other).expect_err("a trap").kind, FaultKind::Trap { .. }));
+    let reason = plugin.disabled().expect("two have");
+    assert!(reason.contains("failed 2 times"), "{reason}");
+}
+
+/// This test runs itself with room for a few instances. Each reserves more than four GiB of addresses.
+#[test]
+fn a_host_that_lacks_memory_is_to_blame_itself() {
+    if std::env::var_os(SHORT_OF_MEMORY).is_some() {
+        return lacks_memory();
+    }
+    let program = std::env::current_exe().expect("this program");
+    let name = "faults::a_host_that_lacks_memory_is_to_blame_itself";
+    let mut shell = std::process::Command::new("sh");
+    let shell = shell.args(["-c", "ulimit -v 30000000; exec \"$0\" --exact \"$1\" --nocapture"]);
+    let output = shell.arg(program).arg(name).env(SHORT_OF_MEMORY, "1").output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+fn lacks_memory() {
+    let host = host();
+    let (plugin, first) = running(&host, &Wat::codec());
+    let mut held = vec![first];
+    let start = || plugin.instance(&Parameters::defaults(plugin.manifest()));
+    let fault = (0..100).find_map(|_| start().map(|instance| held.push(instance)).err()).expect("there is a limit");
+    assert!(matches!(fault.kind, FaultKind::Host(_)), "{fault}");
+    assert!(fault.to_string().contains("plugin test-codec@0.1.0: it could not be started, as this host"), "{fault}");
+    for _ in 0..10 {
+        start().expect_err("there is no more memory now");
+    }
+    assert_eq!(plugin.disabled(), None, "it has done nothing wrong");
+    drop(held);
+    works(&host);
+    encode(&mut start().expect("there is memory again")).expect("it encodes");
+}
+
+/// Set where the test above runs itself.
+const SHORT_OF_MEMORY: &str = "RONDE_TEST_SHORT_OF_MEMORY";
+
 #[test]
 fn parameters_of_another_plugin() {
     let host = host();
@@ -215,6 +269,10 @@ fn different_output_on_equal_input_is_found() {
     let counter = "(global $n (mut i32) (i32.const 0))";
     let found = check(&Wat::codec().with("ronde_encode", counting).and(counter)).expect_err("it counts");
     assert!(found.to_string().contains("gives other bytes after other calls"), "{found}");
+    // Only results are encoded so: the stage is the call's third number.
+    let of_results = format!("(if (result i32) (i32.load (i32.const 72)) (then {counting}) (else (i32.const 0)))");
+    let found = check(&Wat::codec().with("ronde_encode", &of_results).and(counter)).expect_err("it counts results");
+    assert!(found.to_string().contains("encoding a result of 3 elements of float32 gives other bytes"), "{found}");
     // What nobody writes is what an earlier call left.
     let found = check(&Wat::codec().with("ronde_decode", "(i32.const 0)")).expect_err("it writes nothing");
     assert!(found.to_string().contains("decoding"), "{found}");

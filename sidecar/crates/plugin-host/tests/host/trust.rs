@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use crate::support::{Wat, works};
 use ronde_plugin_host::trust::{
@@ -162,4 +163,40 @@ fn the_cache_is_private() {
     assert!(Host::new(linked).expect_err("a link").to_string().contains("no folder"));
     let relative = HostConfig { cache_dir: Some("compiled".into()), ..HostConfig::default() };
     assert!(Host::new(relative).expect_err("a relative path").to_string().contains("absolute"));
+}
+
+/// Whoever may rename the folder, or one above it, could put compiled code of their own there.
+#[test]
+fn nobody_else_can_replace_the_cache() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let above = folder.path().join("above");
+    let cache = above.join("between/compiled");
+    fs::create_dir_all(&cache).expect("folders");
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");
+    mode(&cache, 0o700);
+    let config = |path: &Path| HostConfig { cache_dir: Some(path.to_owned()), ..HostConfig::default() };
+    for (given, words) in [(0o777, "mode 777"), (0o770, "mode 770"), (0o703, "mode 703")] {
+        mode(&above, given);
+        let error = Host::new(config(&cache)).expect_err("others can replace what lies there").to_string();
+        assert!(error.contains(words) && error.contains(&format!("the folder {} ", above.display())), "{error}");
+    }
+    // As in /tmp, which others may write to, but not to what is another's.
+    for given in [0o1777, 0o755] {
+        mode(&above, given);
+        works(&Host::new(config(&cache)).expect("nobody can replace it"));
+    }
+    if nix::unistd::geteuid().is_root() {
+        std::os::unix::fs::chown(&above, Some(65_534), None).expect("root gives folders away");
+        let error = Host::new(config(&cache)).expect_err("its owner can replace what lies there").to_string();
+        assert!(error.contains("belongs to user 65534"), "{error}");
+        std::os::unix::fs::chown(&above, Some(0), None).expect("and takes them back");
+    }
+    // A link on the way is followed to what it leads to.
+    let open = folder.path().join("open");
+    fs::create_dir_all(open.join("inner")).expect("folders");
+    mode(&open, 0o777);
+    std::os::unix::fs::symlink(open.join("inner"), above.join("link")).expect("a link");
+    let linked = above.join("link/compiled");
+    let error = Host::new(config(&linked)).expect_err("others can replace what the link leads to").to_string();
+    assert!(error.contains(&format!("the folder {} ", open.display())), "{error}");
 }

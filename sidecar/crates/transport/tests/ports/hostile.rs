@@ -1,75 +1,39 @@
 //! Peers over QUIC that mean harm: the port stays up for the others.
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 
-use ronde_transport::{DownReason, NetworkPort, Port, PortEvent, Role};
+use ronde_transport::{DownReason, Port, PortEvent, Role};
 use ronde_wire::control::{Purpose, Transport};
 use ronde_wire::{Epoch, FrameHeader, FrameKind, Seq, SidecarIndex};
 
 use crate::harness::raw::{self, ALPN, RawCa};
-use crate::harness::{self, CONTROL, LANE, START_TIMEOUT, control, down, event, frame, heartbeat, local, options, up};
+use crate::harness::{self, CONTROL, LANE, START_TIMEOUT, Scene, down, event, local, options, up};
 
-/// Sidecars 0 and 1 with a link, and what a third needs to attack 0.
-struct Scene {
-    ca: RawCa,
-    target: NetworkPort,
-    friend: NetworkPort,
+/// Says these bytes in place of a hello and returns how the port answers.
+async fn say_first(scene: &Scene, bytes: &[u8]) -> String {
+    let connection = raw::dial(scene.at(), Some(scene.ca.good(2)), ALPN).await.expect("good credentials");
+    let (mut send, recv) = connection.open_bi().await.expect("one stream is allowed");
+    // The port may close while this is still being written.
+    let _ = send.write_all(bytes).await;
+    let _ = send.finish();
+    let reason = raw::reason(&connection.closed().await);
+    drop(recv);
+    reason
 }
 
-impl Scene {
-    async fn new(purpose: Purpose) -> Self {
-        let ca = RawCa::new();
-        let (target, friend) = (harness::bind(Transport::Quic), harness::bind(Transport::Quic));
-        let addresses = [vec![target.local_addr()], vec![friend.local_addr()], Vec::new()];
-        let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(addresses).collect();
-        let start = |bound: ronde_transport::BoundPort, me| {
-            bound.start(ca.identity(me), &local(me, purpose), peers.clone(), options(START_TIMEOUT)).expect("starts")
-        };
-        let (mut target, mut friend) = (start(target, 0), start(friend, 1));
-        friend.open(SidecarIndex(0), Role::Dial);
-        up(&mut target, 1).await;
-        up(&mut friend, 0).await;
-        Self { ca, target, friend }
-    }
-
-    fn at(&self) -> SocketAddr {
-        self.target.local_addr()
-    }
-
-    /// The link that was there before the attack still works, both ways.
-    async fn still_works(&mut self) {
-        self.friend.send(SidecarIndex(0), control(1)).expect("there is a link");
-        assert_eq!(frame(&mut self.target, 1).await, heartbeat(1));
-        self.target.send(SidecarIndex(1), control(2)).expect("there is a link");
-        assert_eq!(frame(&mut self.friend, 0).await, heartbeat(2));
-    }
-
-    /// Says these bytes in place of a hello and returns how the port answers.
-    async fn say_first(&self, bytes: &[u8]) -> String {
-        let connection = raw::dial(self.at(), Some(self.ca.good(2)), ALPN).await.expect("good credentials");
-        let (mut send, recv) = connection.open_bi().await.expect("one stream is allowed");
-        // The port may close while this is still being written.
-        let _ = send.write_all(bytes).await;
-        let _ = send.finish();
-        let reason = raw::reason(&connection.closed().await);
-        drop(recv);
-        reason
-    }
-
-    /// Says these bytes behind a good hello; the port must end the link as a violation, which this returns.
-    async fn say_later(&mut self, purpose: Purpose, bytes: &[u8]) -> String {
-        let hello = local(2, purpose).hello(SidecarIndex(2));
-        let (connection, mut send, recv) = raw::greet(self.at(), self.ca.good(2), &hello).await;
-        up(&mut self.target, 2).await;
-        let _ = send.write_all(bytes).await;
-        let _ = send.finish();
-        let reason = down(&mut self.target, 2).await;
-        let DownReason::Protocol(text) = reason else { panic!("{reason:?} is no violation") };
-        assert_eq!(raw::reason(&connection.closed().await), text);
-        drop(recv);
-        text
-    }
+/// Says these bytes behind a good hello; the port must end the link as a violation, which this returns.
+async fn say_later(scene: &mut Scene, purpose: Purpose, bytes: &[u8]) -> String {
+    let hello = local(2, purpose).hello(SidecarIndex(2));
+    let (connection, mut send, recv) = raw::greet(scene.at(), scene.ca.good(2), &hello).await;
+    up(&mut scene.target, 2).await;
+    let _ = send.write_all(bytes).await;
+    let _ = send.finish();
+    let reason = down(&mut scene.target, 2).await;
+    let DownReason::Protocol(text) = reason else { panic!("{reason:?} is no violation") };
+    assert_eq!(raw::reason(&connection.closed().await), text);
+    drop(recv);
+    text
 }
 
 fn header(kind: FrameKind, length: u32) -> [u8; 28] {
@@ -78,45 +42,45 @@ fn header(kind: FrameKind, length: u32) -> [u8; 28] {
 
 #[tokio::test]
 async fn what_is_no_hello_is_turned_away() {
-    let mut scene = Scene::new(CONTROL).await;
-    assert!(scene.say_first(&[0xAA; 64]).await.contains("a frame begins with"));
-    assert!(scene.say_first(b"RND").await.contains("within a header, behind 3 bytes"));
-    assert_eq!(scene.say_first(b"").await, "the stream ended without a hello");
-    assert!(scene.say_first(&header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
-    assert!(scene.say_first(&header(FrameKind::Hello, 1 << 20)).await.contains("at most 8192 bytes, not 1048576"));
-    assert!(scene.say_first(&header(FrameKind::Hello, u32::MAX)).await.contains("not 4294967295"));
+    let mut scene = Scene::new(Transport::Quic, CONTROL).await;
+    assert!(say_first(&scene, &[0xAA; 64]).await.contains("a frame begins with"));
+    assert!(say_first(&scene, b"RND").await.contains("within a header, behind 3 bytes"));
+    assert_eq!(say_first(&scene, b"").await, "the stream ended without a hello");
+    assert!(say_first(&scene, &header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
+    assert!(say_first(&scene, &header(FrameKind::Hello, 1 << 20)).await.contains("at most 8192 bytes, not 1048576"));
+    assert!(say_first(&scene, &header(FrameKind::Hello, u32::MAX)).await.contains("not 4294967295"));
     let undecodable = [&header(FrameKind::Hello, 4)[..], &[0xFF; 4]].concat();
-    assert!(scene.say_first(&undecodable).await.contains("does not decode"));
+    assert!(say_first(&scene, &undecodable).await.contains("does not decode"));
     let refusal = [&header(FrameKind::Refusal, 1)[..], &[0]].concat();
-    assert!(scene.say_first(&refusal).await.contains("is Refusal, not a hello"));
+    assert!(say_first(&scene, &refusal).await.contains("is Refusal, not a hello"));
     scene.still_works().await;
 }
 
 #[tokio::test]
 async fn what_is_no_frame_ends_only_its_link() {
-    let mut scene = Scene::new(CONTROL).await;
-    assert!(scene.say_later(CONTROL, &[0xAA; 64]).await.contains("a frame begins with"));
-    assert!(scene.say_later(CONTROL, &header(FrameKind::Control, u32::MAX)).await.contains("not 4294967295"));
+    let mut scene = Scene::new(Transport::Quic, CONTROL).await;
+    assert!(say_later(&mut scene, CONTROL, &[0xAA; 64]).await.contains("a frame begins with"));
+    assert!(say_later(&mut scene, CONTROL, &header(FrameKind::Control, u32::MAX)).await.contains("not 4294967295"));
     let truncated = [&header(FrameKind::Control, 100)[..], &[0; 99]].concat();
-    assert!(scene.say_later(CONTROL, &truncated).await.contains("behind 99 of 100 bytes"));
-    assert!(scene.say_later(CONTROL, &truncated[..27]).await.contains("within a header, behind 27 bytes"));
+    assert!(say_later(&mut scene, CONTROL, &truncated).await.contains("behind 99 of 100 bytes"));
+    assert!(say_later(&mut scene, CONTROL, &truncated[..27]).await.contains("within a header, behind 27 bytes"));
     let mut other_version = header(FrameKind::Control, 0);
     other_version[4] = 9;
-    assert!(scene.say_later(CONTROL, &other_version).await.contains("wire version 9"));
+    assert!(say_later(&mut scene, CONTROL, &other_version).await.contains("wire version 9"));
     scene.still_works().await;
 }
 
 #[tokio::test]
 async fn a_chunk_without_its_header_ends_its_link() {
-    let mut scene = Scene::new(LANE).await;
+    let mut scene = Scene::new(Transport::Quic, LANE).await;
     let short = [&header(FrameKind::Chunk, 5)[..], &[0; 5]].concat();
-    assert!(scene.say_later(LANE, &short).await.contains("less than a chunk's header"));
-    assert!(scene.say_later(LANE, &header(FrameKind::Control, 0)).await.contains("does not belong"));
+    assert!(say_later(&mut scene, LANE, &short).await.contains("less than a chunk's header"));
+    assert!(say_later(&mut scene, LANE, &header(FrameKind::Control, 0)).await.contains("does not belong"));
 }
 
 #[tokio::test]
 async fn any_bytes_of_a_peer_leave_the_others_alone() {
-    let mut scene = Scene::new(CONTROL).await;
+    let mut scene = Scene::new(Transport::Quic, CONTROL).await;
     let mut random = Random(7);
     for _ in 0..20 {
         let hello = local(2, CONTROL).hello(SidecarIndex(2));
@@ -145,7 +109,7 @@ async fn any_bytes_of_a_peer_leave_the_others_alone() {
 
 #[tokio::test]
 async fn any_datagrams_leave_the_port_alone() {
-    let mut scene = Scene::new(CONTROL).await;
+    let mut scene = Scene::new(Transport::Quic, CONTROL).await;
     let socket = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
     let mut random = Random(3);
     for round in 0..3_000 {
@@ -167,7 +131,7 @@ async fn any_datagrams_leave_the_port_alone() {
 
 #[tokio::test]
 async fn many_that_say_nothing_keep_nobody_out() {
-    let mut scene = Scene::new(CONTROL).await;
+    let mut scene = Scene::new(Transport::Quic, CONTROL).await;
     // More than half of the places for greetings: from then on addresses are proven first.
     let mut silent = Vec::new();
     for _ in 0..140 {

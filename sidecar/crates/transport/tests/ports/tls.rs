@@ -13,9 +13,7 @@ use ronde_wire::{Epoch, FrameHeader, FrameKind, Seq, SidecarIndex};
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 
 use crate::harness::raw::{self, ALPN, Credentials, RawCa, bad_certificates};
-use crate::harness::{
-    self, CONTROL, LANE, START_TIMEOUT, control, down, event, frame, heartbeat, local, options, until, up,
-};
+use crate::harness::{self, CONTROL, LANE, START_TIMEOUT, Scene, down, event, local, options, until, up};
 
 /// A peer that is not ronde's, on a thread of its own.
 struct Peer(StreamOwned<ClientConnection, TcpStream>);
@@ -62,88 +60,51 @@ async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     tokio::task::spawn_blocking(work).await.expect("it does not panic")
 }
 
-/// Sidecars 0 and 1 with a link, and what a third needs to attack 0.
-struct Scene {
-    ca: RawCa,
-    target: NetworkPort,
-    friend: NetworkPort,
+/// Says these bytes in place of a hello and returns how the port answers.
+async fn say_first(scene: &Scene, bytes: &[u8]) -> String {
+    let (to, credentials, bytes) = (scene.at(), scene.ca.good(2), bytes.to_vec());
+    apart(move || {
+        let mut peer = Peer::dial(to, Some(credentials), ALPN);
+        peer.0.write_all(&bytes).expect("the port reads");
+        peer.0.conn.send_close_notify();
+        peer.0.flush().expect("the port reads");
+        peer.reason()
+    })
+    .await
 }
 
-impl Scene {
-    async fn new(purpose: Purpose) -> Self {
-        let ca = RawCa::new();
-        let bind = || harness::bind_for(Transport::Tls, purpose);
-        let (target, friend) = (bind(), bind());
-        let addresses = [vec![target.local_addr()], vec![friend.local_addr()], Vec::new()];
-        let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(addresses).collect();
-        let start = |bound: ronde_transport::BoundPort, me| {
-            bound.start(ca.identity(me), &local(me, purpose), peers.clone(), options(START_TIMEOUT)).expect("starts")
-        };
-        let (mut target, mut friend) = (start(target, 0), start(friend, 1));
-        friend.open(SidecarIndex(0), Role::Dial);
-        up(&mut target, 1).await;
-        up(&mut friend, 0).await;
-        Self { ca, target, friend }
-    }
-
-    fn at(&self) -> SocketAddr {
-        self.target.local_addr()
-    }
-
-    /// The link that was there before the attack still works, both ways.
-    async fn still_works(&mut self) {
-        self.friend.send(SidecarIndex(0), control(1)).expect("there is a link");
-        assert_eq!(frame(&mut self.target, 1).await, heartbeat(1));
-        self.target.send(SidecarIndex(1), control(2)).expect("there is a link");
-        assert_eq!(frame(&mut self.friend, 0).await, heartbeat(2));
-    }
-
-    /// Says these bytes in place of a hello and returns how the port answers.
-    async fn say_first(&self, bytes: &[u8]) -> String {
-        let (to, credentials, bytes) = (self.at(), self.ca.good(2), bytes.to_vec());
-        apart(move || {
-            let mut peer = Peer::dial(to, Some(credentials), ALPN);
-            peer.0.write_all(&bytes).expect("the port reads");
+/// Says a good hello, and these bytes when it is answered.
+async fn say_later(scene: &mut Scene, purpose: Purpose, bytes: &[u8], ends: bool) -> Peer {
+    let hello = raw::first_frame_over(Transport::Tls, &local(2, purpose).hello(SidecarIndex(2)));
+    let (to, credentials, bytes) = (scene.at(), scene.ca.good(2), bytes.to_vec());
+    let peer = apart(move || {
+        let mut peer = Peer::dial(to, Some(credentials), ALPN);
+        peer.0.write_all(&hello).expect("the port reads");
+        let mut answer = [0; HEADER_BYTES];
+        peer.0.read_exact(&mut answer).expect("the port answers");
+        let answer = FrameHeader::decode(&answer).expect("a frame");
+        assert_eq!(answer.kind, FrameKind::Hello);
+        let mut rest = vec![0; answer.length as usize];
+        peer.0.read_exact(&mut rest).expect("a whole hello");
+        peer.0.write_all(&bytes).expect("the port reads");
+        if ends {
             peer.0.conn.send_close_notify();
-            peer.0.flush().expect("the port reads");
-            peer.reason()
-        })
-        .await
-    }
-
-    /// Says a good hello, and these bytes when it is answered.
-    async fn say_later(&mut self, purpose: Purpose, bytes: &[u8], ends: bool) -> Peer {
-        let hello = raw::first_frame_over(Transport::Tls, &local(2, purpose).hello(SidecarIndex(2)));
-        let (to, credentials, bytes) = (self.at(), self.ca.good(2), bytes.to_vec());
-        let peer = apart(move || {
-            let mut peer = Peer::dial(to, Some(credentials), ALPN);
-            peer.0.write_all(&hello).expect("the port reads");
-            let mut answer = [0; HEADER_BYTES];
-            peer.0.read_exact(&mut answer).expect("the port answers");
-            let answer = FrameHeader::decode(&answer).expect("a frame");
-            assert_eq!(answer.kind, FrameKind::Hello);
-            let mut rest = vec![0; answer.length as usize];
-            peer.0.read_exact(&mut rest).expect("a whole hello");
-            peer.0.write_all(&bytes).expect("the port reads");
-            if ends {
-                peer.0.conn.send_close_notify();
-            }
-            peer.0.flush().expect("the port reads");
-            peer
-        });
-        let peer = peer.await;
-        up(&mut self.target, 2).await;
+        }
+        peer.0.flush().expect("the port reads");
         peer
-    }
+    });
+    let peer = peer.await;
+    up(&mut scene.target, 2).await;
+    peer
+}
 
-    /// What a link of these bytes ends with: both sides are told the same.
-    async fn violation(&mut self, purpose: Purpose, bytes: &[u8]) -> String {
-        let mut peer = self.say_later(purpose, bytes, true).await;
-        let reason = down(&mut self.target, 2).await;
-        let DownReason::Protocol(text) = reason else { panic!("{reason:?} is no violation") };
-        assert_eq!(apart(move || peer.reason()).await, text);
-        text
-    }
+/// What a link of these bytes ends with: both sides are told the same.
+async fn violation(scene: &mut Scene, purpose: Purpose, bytes: &[u8]) -> String {
+    let mut peer = say_later(scene, purpose, bytes, true).await;
+    let reason = down(&mut scene.target, 2).await;
+    let DownReason::Protocol(text) = reason else { panic!("{reason:?} is no violation") };
+    assert_eq!(apart(move || peer.reason()).await, text);
+    text
 }
 
 fn header(kind: FrameKind, length: u32) -> [u8; HEADER_BYTES] {
@@ -152,43 +113,43 @@ fn header(kind: FrameKind, length: u32) -> [u8; HEADER_BYTES] {
 
 #[tokio::test]
 async fn what_is_no_hello_is_turned_away() {
-    let mut scene = Scene::new(CONTROL).await;
-    assert!(scene.say_first(&[0xAA; 64]).await.contains("a frame begins with"));
-    assert!(scene.say_first(b"RND").await.contains("within a header, behind 3 bytes"));
-    assert_eq!(scene.say_first(b"").await, "the stream ended without a hello");
-    assert!(scene.say_first(&header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
-    assert!(scene.say_first(&header(FrameKind::Hello, 1 << 20)).await.contains("at most 8192 bytes, not 1048576"));
-    assert!(scene.say_first(&header(FrameKind::Hello, u32::MAX)).await.contains("not 4294967295"));
+    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
+    assert!(say_first(&scene, &[0xAA; 64]).await.contains("a frame begins with"));
+    assert!(say_first(&scene, b"RND").await.contains("within a header, behind 3 bytes"));
+    assert_eq!(say_first(&scene, b"").await, "the stream ended without a hello");
+    assert!(say_first(&scene, &header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
+    assert!(say_first(&scene, &header(FrameKind::Hello, 1 << 20)).await.contains("at most 8192 bytes, not 1048576"));
+    assert!(say_first(&scene, &header(FrameKind::Hello, u32::MAX)).await.contains("not 4294967295"));
     scene.still_works().await;
 }
 
 #[tokio::test]
 async fn what_is_no_frame_ends_only_its_link() {
-    let mut scene = Scene::new(CONTROL).await;
-    assert!(scene.violation(CONTROL, &[0xAA; 64]).await.contains("a frame begins with"));
-    assert!(scene.violation(CONTROL, &header(FrameKind::Control, u32::MAX)).await.contains("not 4294967295"));
+    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
+    assert!(violation(&mut scene, CONTROL, &[0xAA; 64]).await.contains("a frame begins with"));
+    assert!(violation(&mut scene, CONTROL, &header(FrameKind::Control, u32::MAX)).await.contains("not 4294967295"));
     let truncated = [&header(FrameKind::Control, 100)[..], &[0; 99]].concat();
-    assert!(scene.violation(CONTROL, &truncated).await.contains("behind 99 of 100 bytes"));
-    assert!(scene.violation(CONTROL, &truncated[..27]).await.contains("within a header, behind 27 bytes"));
+    assert!(violation(&mut scene, CONTROL, &truncated).await.contains("behind 99 of 100 bytes"));
+    assert!(violation(&mut scene, CONTROL, &truncated[..27]).await.contains("within a header, behind 27 bytes"));
     let close = [&header(FrameKind::Close, 4)[..], &[0xFF; 4]].concat();
-    let _peer = scene.say_later(CONTROL, &close, false).await;
+    let _peer = say_later(&mut scene, CONTROL, &close, false).await;
     assert!(matches!(down(&mut scene.target, 2).await, DownReason::Protocol(text) if text.contains("does not decode")));
     scene.still_works().await;
 }
 
 #[tokio::test]
 async fn a_chunk_without_its_header_ends_its_link() {
-    let mut scene = Scene::new(LANE).await;
+    let mut scene = Scene::new(Transport::Tls, LANE).await;
     let short = [&header(FrameKind::Chunk, 5)[..], &[0; 5]].concat();
-    assert!(scene.violation(LANE, &short).await.contains("less than a chunk's header"));
-    assert!(scene.violation(LANE, &header(FrameKind::Control, 0)).await.contains("does not belong"));
+    assert!(violation(&mut scene, LANE, &short).await.contains("less than a chunk's header"));
+    assert!(violation(&mut scene, LANE, &header(FrameKind::Control, 0)).await.contains("does not belong"));
 }
 
 #[tokio::test]
 async fn a_connection_that_is_cut_off_is_heard_of_at_once() {
-    let mut scene = Scene::new(CONTROL).await;
+    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
     for resets in [false, true] {
-        let peer = scene.say_later(CONTROL, &[], false).await;
+        let peer = say_later(&mut scene, CONTROL, &[], false).await;
         let socket = socket2::SockRef::from(&peer.0.sock);
         socket.set_linger(resets.then_some(Duration::ZERO)).expect("a socket");
         drop(peer);
@@ -196,7 +157,7 @@ async fn a_connection_that_is_cut_off_is_heard_of_at_once() {
         assert!(text.contains(if resets { "reset" } else { "its process is gone" }), "{text}");
     }
     // A byte that is no record of the session is not passed on, whatever it says.
-    let peer = scene.say_later(CONTROL, &[], false).await;
+    let peer = say_later(&mut scene, CONTROL, &[], false).await;
     let mut socket = peer.0.sock.try_clone().expect("a socket");
     socket
         .write_all(&[23, 3, 3, 0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20])
@@ -208,7 +169,7 @@ async fn a_connection_that_is_cut_off_is_heard_of_at_once() {
 
 #[tokio::test]
 async fn any_bytes_leave_the_port_alone() {
-    let mut scene = Scene::new(CONTROL).await;
+    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
     for seed in 1..=40_u8 {
         let to = scene.at();
         apart(move || {
@@ -227,18 +188,18 @@ async fn any_bytes_leave_the_port_alone() {
     }
     scene.still_works().await;
     assert_eq!(scene.target.stats().links_opened, 1);
-    scene.say_later(CONTROL, &[], true).await;
+    say_later(&mut scene, CONTROL, &[], true).await;
 }
 
 #[tokio::test]
 async fn many_that_say_nothing_keep_nobody_out_and_are_not_kept_for_ever() {
-    let mut scene = Scene::new(CONTROL).await;
+    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
     let to = scene.at();
     let mut silent: Vec<TcpStream> = apart(move || (0..140).map(|_| connect(to)).collect()).await;
     // One that says a byte now and then gets no more time than the others.
     let mut slow = connect(to);
     slow.write_all(&[22]).expect("the port reads");
-    let peer = scene.say_later(CONTROL, &[], false).await;
+    let peer = say_later(&mut scene, CONTROL, &[], false).await;
     scene.still_works().await;
     drop(peer);
     silent.push(slow);

@@ -25,6 +25,7 @@ pub(super) struct Cluster {
     pub(super) admitted: Vec<Vec<std::sync::Arc<Admission>>>,
     pub(super) unexecuted: Vec<(usize, Epoch, Seq)>,
     pub(super) committed: Vec<(usize, Seq)>,
+    pub(super) forgotten: Vec<(usize, SetId)>,
     pub(super) completed: Vec<(Rank, RequestId, Outcome)>,
     pub(super) began: Vec<(usize, Epoch)>,
     pub(super) ended: Vec<(usize, Epoch, Failure)>,
@@ -70,6 +71,7 @@ impl Cluster {
             admitted: vec![Vec::new(); count],
             unexecuted: Vec::new(),
             committed: Vec::new(),
+            forgotten: Vec::new(),
             completed: Vec::new(),
             began: Vec::new(),
             ended: Vec::new(),
@@ -326,6 +328,7 @@ impl Cluster {
                 self.event(sidecar, Event::Cancelled { epoch, last });
             }
             Action::Commit { seq, .. } => self.committed.push((sidecar, seq)),
+            Action::SetForgotten { set } => self.forgotten.push((sidecar, set)),
             Action::Complete { rank, request, outcome } => {
                 assert_eq!(self.home(rank), sidecar, "a completion for another sidecar's rank");
                 self.completed.push((rank, request, outcome));

@@ -11,7 +11,7 @@ use crate::event::Event;
 const THREE: [u32; 4] = [0, 1, 1, 2];
 
 /// Lets time pass while all workers give signs of life but one.
-fn advance_with_workers(cluster: &mut Cluster, ms: u64, silent: Option<u32>) {
+pub(super) fn advance_with_workers(cluster: &mut Cluster, ms: u64, silent: Option<u32>) {
     for _ in 0..ms / 100 {
         for rank in (0..).map(Rank).take(cluster.world.size()) {
             let sidecar = cluster.home(rank);

@@ -2,9 +2,14 @@
 
 use std::sync::Arc;
 
-use ronde_wire::{Cause, Codec, Collective, Control, PluginUse, PluginWork, Rank, ReduceOp, Request, SetId};
+use ronde_wire::{
+    Cause, Codec, Collective, Control, DType, PluginUse, PluginWork, Rank, ReduceOp, Request, SetId, SidecarIndex,
+    World,
+};
 
 use super::cluster::{Cluster, request, sum};
+use super::liveness::advance_with_workers;
+use crate::engine::EngineConfig;
 use crate::event::Event;
 
 const FOUR_ON_TWO: [u32; 4] = [0, 0, 1, 1];
@@ -76,6 +81,59 @@ fn a_plugin_that_fails_on_one_sidecar_fails_the_operation_everywhere_and_nothing
         cluster.execute_all();
         assert!(cluster.all_completed(&again), "the name is free");
     }
+}
+
+/// What codecs keep for a set is let go of once nothing of it is under way, and not before: rounds are counted until then.
+#[test]
+fn a_set_that_is_removed_is_forgotten_when_its_last_operation_is_settled() {
+    for fails in [false, true] {
+        let mut cluster = Cluster::with_sets(&[0, 0, 1], &[&[1, 2]]).started();
+        cluster.executes = false;
+        let requests: Vec<_> =
+            (1..3).map(|rank| cluster.submit(rank, Request { set: SetId(1), ..coded("t", topk()) })).collect();
+        cluster.run();
+        let (_, epoch, seq) = cluster.unexecuted[0];
+        let remove = request("remove", Collective::RemoveSet { set: SetId(1) }, &[0]);
+        let removals = cluster.submit_all(&Request { dtype: DType::U8, ..remove });
+        cluster.run();
+        assert!(cluster.all_completed(&removals) && cluster.forgotten.is_empty());
+        if fails {
+            cluster.event(1, Event::ExecutionFailed { epoch, seq, reason: "it is over".into(), plugin: true });
+            cluster.run();
+        } else {
+            cluster.execute_all();
+        }
+        assert!((1..).zip(&requests).all(|(rank, request)| cluster.outcome(rank, *request).is_err() == fails));
+        assert_eq!(cluster.committed.len(), if fails { 0 } else { 2 });
+        cluster.forgotten.sort_unstable();
+        assert_eq!(cluster.forgotten, [(0, SetId(1)), (1, SetId(1))]);
+    }
+}
+
+/// All ranks have asked, so it is no rank that the others wait for.
+#[test]
+fn who_is_not_done_with_a_plugin_for_long_is_named() {
+    let world = World::new(FOUR_ON_TWO.map(SidecarIndex).into()).expect("a world");
+    let mut cluster = Cluster::of(world, |config| EngineConfig { stall_warning_ms: 2_000, ..config }).started();
+    cluster.executes = false;
+    let requests = cluster.submit_all(&coded("t", topk()));
+    cluster.run();
+    let of_first = cluster.unexecuted.iter().position(|(sidecar, ..)| *sidecar == 0);
+    cluster.execute(of_first.expect("sidecar 0 has admitted it"));
+    cluster.run();
+    advance_with_workers(&mut cluster, 1_900, None);
+    assert!(cluster.notices.is_empty());
+    advance_with_workers(&mut cluster, 800, None);
+    let (at, sidecars, ranks, text) = cluster.notices[0].clone();
+    assert_eq!((at, sidecars, ranks), (0, vec![], vec![]));
+    let words = "Tensor t of process set 0 has been with plugin topk@1.0.0 (070707070707) for 2.";
+    assert!(text.contains(words) && text.contains("not done: sidecar 1 (ranks 2-3)."), "{text}");
+    assert_eq!(cluster.notices.len(), 1, "once an interval");
+    cluster.execute_all();
+    assert!(cluster.all_completed(&requests));
+    advance_with_workers(&mut cluster, 2_500, None);
+    assert_eq!(cluster.notices.len(), 2, "{:?}", cluster.notices);
+    assert!(cluster.notices[1].3.contains("or for a plugin for long any more"), "{:?}", cluster.notices[1]);
 }
 
 #[test]

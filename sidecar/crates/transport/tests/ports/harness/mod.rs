@@ -17,6 +17,8 @@ use ronde_wire::control::{Control, Hello, Purpose, Transport};
 use ronde_wire::frame::{Chunk, ChunkHeader};
 use ronde_wire::{Epoch, Frame, Incarnation, JobName, Lane, Seq, SidecarIndex};
 
+use raw::RawCa;
+
 pub(crate) const CONTROL: Purpose = Purpose::Control;
 pub(crate) const LANE: Purpose = Purpose::Data(Lane(3));
 
@@ -201,3 +203,39 @@ pub(crate) fn chunk(seq: u64, data: Bytes) -> Chunk {
 }
 
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Sidecars 0 and 1 with a link, and what a third needs to attack 0.
+pub(crate) struct Scene {
+    pub(crate) ca: RawCa,
+    pub(crate) target: NetworkPort,
+    pub(crate) friend: NetworkPort,
+}
+
+impl Scene {
+    pub(crate) async fn new(over: Transport, purpose: Purpose) -> Self {
+        let ca = RawCa::new();
+        let (target, friend) = (bind_for(over, purpose), bind_for(over, purpose));
+        let addresses = [vec![target.local_addr()], vec![friend.local_addr()], Vec::new()];
+        let peers: HashMap<_, _> = (0..).map(SidecarIndex).zip(addresses).collect();
+        let start = |bound: BoundPort, me| {
+            bound.start(ca.identity(me), &local(me, purpose), peers.clone(), options(START_TIMEOUT)).expect("starts")
+        };
+        let (mut target, mut friend) = (start(target, 0), start(friend, 1));
+        friend.open(SidecarIndex(0), Role::Dial);
+        up(&mut target, 1).await;
+        up(&mut friend, 0).await;
+        Self { ca, target, friend }
+    }
+
+    pub(crate) fn at(&self) -> SocketAddr {
+        self.target.local_addr()
+    }
+
+    /// The link that was there before the attack still works, both ways.
+    pub(crate) async fn still_works(&mut self) {
+        self.friend.send(SidecarIndex(0), control(1)).expect("there is a link");
+        assert_eq!(frame(&mut self.target, 1).await, heartbeat(1));
+        self.target.send(SidecarIndex(1), control(2)).expect("there is a link");
+        assert_eq!(frame(&mut self.friend, 0).await, heartbeat(2));
+    }
+}
