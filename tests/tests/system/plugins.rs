@@ -163,14 +163,14 @@ fn a_buffer_outside_of_its_memory() -> Result<()> {
 /// for each.
 #[test]
 fn calls_that_are_slow_together() -> Result<()> {
-    let slow = "(local $i i32) (local.set $i (i32.const 2000000))
+    let slow = "(local $i i32) (local.set $i (i32.const 8000000))
         (loop $l (br_if $l (local.tee $i (i32.sub (local.get $i) (i32.const 1))))) (i32.const 0)";
     let module = Wat::reducer("pairwise", 0).named("slow").with("ronde_reduce", slow).placed(7, 64).placed(5, 128);
     let plugins = Plugins::with_good_ones()?;
     plugins.add("slow", &module.wasm())?;
     let crew = crew_of(&plugins)?;
     crew.check_fails("took longer than 1000 ms", |client| {
-        let mine = Tensor::of(&[400_000], &[1.0_f32; 400_000])?;
+        let mine = Tensor::of(&[4_000_000], &vec![1.0_f32; 4_000_000])?;
         client.allreduce("slow", &mine, ReduceOptions::reduced_by(PluginCall::new("slow")))
     })?;
     check_good_ones(&crew)
