@@ -28,6 +28,7 @@ _LOOK_PAUSE_S = 0.02
 _FOUND_BY = ("RONDE_SOCKET", "RONDE_JOB")
 _FILE = "sidecar.json"
 _JOB = "local"
+_START_TIMEOUT = "HOROVOD_START_TIMEOUT"
 
 
 class Place(NamedTuple):
@@ -60,11 +61,22 @@ def settings_without_launcher(given: dict[str, Any]) -> dict[str, Any]:
     if place.local_size != place.size:
         raise RondeError(
             f"mpirun has started {place.size} processes, {place.local_size} of them on this host, and no sidecar: on "
-            "several hosts start the job with `ronde run` or `horovodrun`, or a `ronde sidecar` on each and name "
-            "its directory by RONDE_SOCKET",
+            "several hosts `horovodrun --mpi` starts sidecars and then mpirun, and `ronde run` does without; or "
+            "start a `ronde sidecar` on each host and name its directory by RONDE_SOCKET",
             "settings",
         )
-    return {"socket": _shared_sidecar(place), "job": _JOB, "rank": place.rank}
+    return {"socket": _shared_sidecar(place), "job": _JOB, "rank": place.rank, **_start_timeout()}
+
+
+def _start_timeout() -> dict[str, float]:
+    """How long ranks wait for the last one, as Horovod's variable says and nothing of ronde's does."""
+    text = os.environ.get(_START_TIMEOUT)
+    if text is None or "RONDE_START_TIMEOUT" in os.environ:
+        return {}
+    try:
+        return {"start_timeout": float(text)}
+    except ValueError:
+        raise RondeError(f"{_START_TIMEOUT} is {text!r}; it is a number of seconds", "settings") from None
 
 
 def mpi_place(environment: Any) -> Place | None:
