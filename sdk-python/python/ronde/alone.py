@@ -65,7 +65,8 @@ def settings_without_launcher(given: dict[str, Any]) -> dict[str, Any]:
             "start a `ronde sidecar` on each host and name its directory by RONDE_SOCKET",
             "settings",
         )
-    return {"socket": _shared_sidecar(place), "job": _JOB, "rank": place.rank, **_start_timeout()}
+    timeout = _start_timeout()
+    return {"socket": _shared_sidecar(place), "job": _JOB, "rank": place.rank, **timeout}
 
 
 def _start_timeout() -> dict[str, float]:
@@ -175,15 +176,19 @@ def _shared_sidecar(place: Place) -> str:
     directory = _meeting_place(place)
     file = directory / _FILE
     if place.local_rank == 0:
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        _check_is_private(directory)
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
         socket = _own_sidecar(place.local_size)
         written = file.with_suffix(".new")
         written.write_text(json.dumps({"socket": socket, "starter": _identity(os.getpid())}))
         written.rename(file)
-        atexit.register(shutil.rmtree, directory, ignore_errors=True)
         return socket
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
+            _check_is_private(directory)
             said = json.loads(file.read_text())
             # What an earlier run left behind does not count.
             if said["starter"] == _identity(said["starter"][0]):
@@ -196,16 +201,17 @@ def _shared_sidecar(place: Place) -> str:
 
 
 def _meeting_place(place: Place) -> pathlib.Path:
-    """A directory that nobody else can write to or read, whose name all processes of this run know."""
+    """A directory whose name all processes of this run know; the one with local rank 0 makes and removes it."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     digest = hashlib.sha256(place.job.encode()).hexdigest()[:16]
-    directory = pathlib.Path(base) / f"ronde-mpi-{os.getuid()}-{digest}"
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
+    return pathlib.Path(base) / f"ronde-mpi-{os.getuid()}-{digest}"
+
+
+def _check_is_private(directory: pathlib.Path) -> None:
+    """Raises RondeError unless nobody else can write to it or read it, and FileNotFoundError when it is not there."""
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise RondeError(f"{directory} is not a directory of this user alone; remove it", "settings")
-    return directory
 
 
 def _identity(pid: int) -> list[int]:
