@@ -134,6 +134,8 @@ def test_half_precision_and_back() -> None:
     compressed, context = hvd.Compression.fp16.compress(torch.ones(3, dtype=torch.float64))
     assert compressed.dtype == torch.float16
     assert hvd.Compression.fp16.decompress(compressed, context).dtype == torch.float64
+    assert hvd.Compression.fp16.decompress(tensor=compressed, ctx=context).dtype == torch.float64
+    assert hvd.Compression.none.decompress(compressed, ctx=None) is compressed
     whole = torch.ones(3, dtype=torch.int64)
     assert hvd.Compression.fp16.compress(whole)[0] is whole
 

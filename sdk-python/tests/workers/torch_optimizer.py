@@ -74,9 +74,21 @@ class Reversed:
         return tensor.double().flatten().flip(0), (tensor.shape, tensor.dtype)
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        shape, dtype = context
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        shape, dtype = ctx
         return tensor.flip(0).reshape(shape).to(dtype)
+
+
+class Scaled:
+    """Changes the tensor itself, and what comes back."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor.mul_(0.5), 2.0
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
+        return tensor * factor
 
 
 def check_options() -> None:
@@ -94,6 +106,8 @@ def check_options() -> None:
     check_like_one_process(sgd, groups=lambda net: [[net.first.weight, net.second.bias], [net.shared]], passes=2)
     check_like_one_process(sgd, groups=2, gradient_predivide_factor=2.0, compression=Reversed)
     check_like_one_process(sgd, compression=Reversed)
+    check_like_one_process(sgd, compression=Scaled)
+    check_like_one_process(sgd, compression=Scaled, groups=2)
     check_like_one_process(sgd, 2e-2, compression=hvd.Compression.bf16)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -13,7 +13,7 @@ from ronde.ops import Average, Sum
 from ronde.plugins import PluginOp
 from ronde.tensors import owns_memory
 from ronde.torch import basics, world
-from ronde.torch.compression import codec_of
+from ronde.torch.compression import codec_of, keeps_results
 from ronde.torch.presence import Presence
 from ronde.torch.process_sets import ProcessSet, members_of, size_of
 from ronde.torch.sparse import sparse_allreduce_async
@@ -187,7 +187,8 @@ class Reducer(Watcher):
 
         with world.traced("allreduce", name):
             handle = begin()
-        read = _as_it_is if compressed is gradient else self._reader(parameter, context)
+        is_read = compressed is gradient and keeps_results(self._compression)
+        read = _as_it_is if is_read else self._reader(parameter, context)
         reduction = self._in_flight[parameter] = Reduction(handle, parameter, gradient, read)
         return reduction
 
@@ -229,7 +230,7 @@ class Reducer(Watcher):
         """Makes of a result what the optimizer looks for."""
         decompress, dimensions = self._compression.decompress, self._sparse_dimensions.get(parameter)
         if dimensions is None:
-            return partial(decompress, context=context)
+            return lambda result: decompress(result, context)
         return lambda result: decompress(result, context).to_sparse(dimensions)
 
     def _gradient(self, parameter: torch.Tensor) -> torch.Tensor:
