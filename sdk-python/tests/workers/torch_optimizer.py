@@ -404,6 +404,25 @@ def check_models_that_differ() -> None:
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
 
 
+def check_dropped() -> None:
+    """What is in flight when a state is loaded is forgotten, and in nobody's way."""
+    for options in ({}, {"groups": 1}):
+        weights = [nn.Parameter(torch.zeros(200_000)) for _ in range(4)]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(weights, lr=1.0), named_parameters=zip("abcd", weights), **options
+        )
+        for _ in range(5):
+            torch.stack([weight * 7.0 for weight in weights]).sum().backward()
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.zero_grad(set_to_none=False)
+            torch.stack([weight * float(hvd.rank()) for weight in weights]).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        expected = torch.full((200_000,), -5 * (hvd.size() - 1) / 2)
+        for weight in weights:
+            torch.testing.assert_close(weight.detach(), expected)
+
+
 def check_batch_norm() -> None:
     """The same as the plain one on everybody's rows, forward, backward and in its statistics; rows differ in number."""
     rank, size = hvd.rank(), hvd.size()
