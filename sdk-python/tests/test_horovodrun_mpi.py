@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
+import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
-from conftest import ronde_binary
-from test_horovodrun import horovodrun
+from conftest import PACKAGE, ronde_binary
+from test_horovodrun import COMPAT, TIMEOUT_S, horovodrun
+from two_hosts import TwoHosts, two_hosts
 
 from horovod.runner import launch, mpi, translation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def by_mpi(arguments: str, major: int = 5, **environment: str) -> translation.Translation:
@@ -35,9 +42,47 @@ def test_what_mpirun_is_told() -> None:
     ]
 
 
-def test_mpirun_on_several_hosts_needs_sidecars() -> None:
-    with pytest.raises(ValueError, match=r"other hosts \(localhost:1,beta:1\).*start a `ronde sidecar` on each"):
-        by_mpi("-np 2 -H localhost:1,beta:1", PATH="/bin")
+def launched(arguments: str, **environment: str) -> tuple[list[str], list[str]]:
+    given, _ = launch.parse(arguments.split())
+    given.pop("command")
+    words, notes = mpi.launcher(given, environment)
+    return words, [note.split(" means")[0] for note in notes]
+
+
+def test_sidecars_come_first_on_several_hosts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.0'")
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("RONDE_BIN", ronde_binary())
+    several = "-np 2 -H localhost:1,beta:1 -p 2222 --fusion-threshold-mb 3 --output-filename out --network-interface a"
+    words, notes = launched(several, PATH="/bin", OLDPWD="/", _="x", RONDE_RANK="1", RONDE_WORLD="{}")
+    run, _, started = words.index("run"), words.index("--starter"), words.index(str(mpirun))
+    assert words[started - 2 : started] == ["--starter", "--"]
+    assert sorted(words[run + 1 : started - 2]) == [
+        "--fusion-threshold-mb=3",
+        "--hosts=localhost:1,beta:1",
+        "--network-interfaces=a",
+        "--num-proc=2",
+        "--ssh-port=2222",
+    ]
+    assert words[started + 1 : started + 4] == ["--allow-run-as-root", "--output", "tag,dir=out"]
+    exported = ["-x", "PATH", "-x", "HOROVOD_FUSION_THRESHOLD=3145728", "-x", "HOROVOD_GLOO_IFACE=a"]
+    assert words[words.index("-x") :] == [
+        *exported,
+        *["-x", "NCCL_SOCKET_IFNAME=a", "-x", "RONDE_WORLD", words[0], "worker", "--"],
+    ]
+    assert notes == []
+    for arguments, variables in (
+        (several, {"RONDE_SOCKET": "/run/ronde"}),
+        ("-np 2 -H localhost:2 --network-interface a", {}),
+    ):
+        words, notes = launched(arguments, **variables)
+        assert words[0] == str(mpirun)
+        assert notes == ["--network-interface"]
+
+
+def test_mpirun_with_sidecars_of_the_users() -> None:
     spread = by_mpi(
         "-np 2 -H localhost:1,beta:1 -p 2222 -i my/key", PATH="/bin", RONDE_SOCKET="/run/ronde", OLDPWD="/", _="x"
     ).options
@@ -82,3 +127,86 @@ def test_mpirun_starts_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(lines) == [f"2.0 {rank} 2 WARNING this" for rank in range(2)]
     failed = horovodrun("-np", "2", "--mpi", "sh", "-c", "exit 3", path=os.pathsep.join(beside))
     assert failed.returncode == 3
+
+
+SPREAD = """
+import os, pathlib, socket, stat, torch, horovod.torch as hvd
+hvd.init()
+total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+token = pathlib.Path(os.environ["RONDE_TOKEN_FILE"])
+mode = oct(stat.S_IMODE(token.stat().st_mode))
+places = [hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
+secret = token.read_bytes()
+told = any(secret in value.encode() or secret.hex() in value for value in os.environ.values())
+print("sum", total, *places, socket.gethostname(), os.environ["HOROVOD_HOSTNAME"], mode, told, os.environ["SAID"])
+hvd.barrier()
+hvd.shutdown()
+"""
+
+
+@pytest.fixture
+def spread() -> Iterator[TwoHosts]:
+    """Two hosts for processes of mpirun."""
+    pytest.importorskip("torch")
+    if not pathlib.Path(sys.executable).with_name("mpirun").is_file():
+        pytest.skip("no mpirun beside this Python; `make setup` installs it")
+    with two_hosts() as hosts:
+        yield hosts
+
+
+def on_hosts(hosts: TwoHosts, *arguments: str, slots: int = 2) -> subprocess.CompletedProcess[str]:
+    """`horovodrun --mpi` on the first of two hosts, with processes on both."""
+    folders = [hosts.folder, pathlib.Path(sys.executable).parent, pathlib.Path(ronde_binary()).parent]
+    list_ = ",".join(f"{address}:{slots}" for address in hosts.addresses)
+    environment = {
+        **os.environ,
+        "RONDE_BIN": "",
+        "SAID": "this; and, 'that'",
+        "PATH": os.pathsep.join([*map(str, folders), os.environ["PATH"]]),
+        "PYTHONPATH": f"{PACKAGE}{os.pathsep}{COMPAT}",
+        "TMPDIR": str(hosts.folder),
+    }
+    command = [sys.executable, "-m", "horovod.runner.launch", "-np", str(2 * slots), "--mpi", "-H", list_, *arguments]
+    command = hosts.on_first(command)
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+
+
+def test_mpirun_starts_the_processes_of_several_hosts(spread: TwoHosts) -> None:
+    done = on_hosts(spread, "--verbose", sys.executable, "-c", SPREAD)
+    assert done.returncode == 0, done.stderr
+    lines = [line.partition("sum ")[2] for line in done.stdout.splitlines() if "sum " in line]
+    (a, b), (name_a, name_b) = spread.addresses, spread.names
+    assert sorted(lines) == [
+        f"4.0 {rank} {rank % 2} 2 {rank // 2} 2 {[name_a, name_b][rank // 2]} {[a, b][rank // 2]} 0o400 False "
+        "this; and, 'that'"
+        for rank in range(4)
+    ]
+    assert spread.reached() == {b}
+    # What the sidecars are started with says over which host's address they reach each other.
+    assert f"sidecar 1 ({b}) at {b} over v0" in done.stderr
+    assert not list(spread.folder.glob("ronde-*"))
+
+
+FAILING = """
+import horovod.torch as hvd
+hvd.init()
+if hvd.rank() == 1:
+    raise SystemExit(5)
+hvd.barrier()
+"""
+
+
+def test_a_process_that_fails_ends_the_job_of_several_hosts(spread: TwoHosts) -> None:
+    done = on_hosts(spread, sys.executable, "-c", FAILING, slots=1)
+    assert done.returncode == 5
+    assert re.search(r"ronde: \S*mpirun exited with code 5; what it said is above \[RONDE-E219\]", done.stderr)
+    assert "rank 1 has shut down" in done.stderr
+    assert not list(spread.folder.glob("ronde-*"))
+
+
+def test_processes_on_other_hosts_than_awaited_are_told(spread: TwoHosts) -> None:
+    done = on_hosts(spread, "--binding-args=--map-by ppr:1:node", "-np", "2", "true")
+    assert done.returncode == 64, done.stderr
+    text = r"rank \d runs on rondepy\S+, as one of 1 there, but the job's sidecar awaits it on host 10\.76\.0\.[12]"
+    assert re.search(text, done.stderr), done.stderr
+    assert "let mpirun fill the same hosts in the same order" in done.stderr

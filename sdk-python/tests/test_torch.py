@@ -49,7 +49,7 @@ def alone() -> Iterator[None]:
 def test_nothing_works_before_init() -> None:
     assert not hvd.is_initialized()
     for call in (hvd.rank, hvd.size, hvd.barrier, lambda: hvd.allreduce(torch.ones(1))):
-        with pytest.raises(ValueError, match="has not been initialized"):
+        with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd\.init\(\)\."):
             call()
     hvd.shutdown()
 
@@ -134,6 +134,8 @@ def test_half_precision_and_back() -> None:
     compressed, context = hvd.Compression.fp16.compress(torch.ones(3, dtype=torch.float64))
     assert compressed.dtype == torch.float16
     assert hvd.Compression.fp16.decompress(compressed, context).dtype == torch.float64
+    assert hvd.Compression.fp16.decompress(tensor=compressed, ctx=context).dtype == torch.float64
+    assert hvd.Compression.none.decompress(compressed, ctx=None) is compressed
     whole = torch.ones(3, dtype=torch.int64)
     assert hvd.Compression.fp16.compress(whole)[0] is whole
 

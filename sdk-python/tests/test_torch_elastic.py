@@ -70,8 +70,12 @@ def test_what_was_used_is_left_out_and_the_rest_divided_anew(world_of: Callable[
     first.record_batch(0, 2)
     first.record_batch(1, 1)
     assert first.state_dict() == {"epoch": 4, "processed_num": 6}
+    assert (first.rank, first.size, first.num_replicas, first.num_samples, first.total_size) == (1, 2, 2, 5, 10)
+    assert (first.processed_indices, first.remaining_indices) == ([], list(range(10)))
     world_of(0, 3)
     first.reset()
+    assert (first.rank, first.size, first.num_replicas, first.num_samples, first.total_size) == (0, 3, 3, 2, 6)
+    assert (first.processed_indices, first.remaining_indices) == (list(range(6)), list(range(6, 10)))
     assert list(first) == [6, 9]
     world_of(2, 3)
     first.reset()

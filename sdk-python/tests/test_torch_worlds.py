@@ -36,6 +36,11 @@ def test_process_sets(world: Callable[..., str], ranks: int) -> None:
     assert world("torch_sets.py", ranks, 1).count("process sets hold") == ranks
 
 
+@pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (4, 1), (4, 2)])
+def test_operations_of_process_sets(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+    assert world("torch_set_operations.py", ranks, sidecars).count("operations of sets hold") == ranks
+
+
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 2), (4, 1)])
 def test_errors(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("torch_errors.py", ranks, sidecars).count("errors are told") == ranks

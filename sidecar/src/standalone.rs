@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::app::Membership;
 use crate::bootstrap::{Peer, Start};
-use crate::cli::SidecarArgs;
 use crate::cli::codes::Code;
+use crate::cli::{self, SidecarArgs};
 use crate::config::{Settings, world_of};
 use crate::cores;
 use crate::credentials::Credentials;
@@ -111,7 +111,7 @@ fn settings(
         peer_timeout_ms: args.peer_timeout.map(milliseconds),
         start_timeout_ms: args.start_timeout.saturating_mul(1_000),
         arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
-        fusion_threshold_bytes: args.fusion_threshold_mb.map(|megabytes| megabytes << 20),
+        fusion_threshold_bytes: cli::fusion_threshold_bytes(args.fusion_threshold_mb)?,
         eager_bytes: args.eager_bytes,
         run_ahead: Some(!args.no_run_ahead),
         cache_capacity: args.reuse.cache_capacity,

@@ -28,6 +28,7 @@ _LOOK_PAUSE_S = 0.02
 _FOUND_BY = ("RONDE_SOCKET", "RONDE_JOB")
 _FILE = "sidecar.json"
 _JOB = "local"
+_START_TIMEOUT = "HOROVOD_START_TIMEOUT"
 
 
 class Place(NamedTuple):
@@ -60,11 +61,23 @@ def settings_without_launcher(given: dict[str, Any]) -> dict[str, Any]:
     if place.local_size != place.size:
         raise RondeError(
             f"mpirun has started {place.size} processes, {place.local_size} of them on this host, and no sidecar: on "
-            "several hosts start the job with `ronde run` or `horovodrun`, or a `ronde sidecar` on each and name "
-            "its directory by RONDE_SOCKET",
+            "several hosts `horovodrun --mpi` starts sidecars and then mpirun, and `ronde run` does without; or "
+            "start a `ronde sidecar` on each host and name its directory by RONDE_SOCKET",
             "settings",
         )
-    return {"socket": _shared_sidecar(place), "job": _JOB, "rank": place.rank}
+    timeout = _start_timeout()
+    return {"socket": _shared_sidecar(place), "job": _JOB, "rank": place.rank, **timeout}
+
+
+def _start_timeout() -> dict[str, float]:
+    """How long ranks wait for the last one, as Horovod's variable says and nothing of ronde's does."""
+    text = os.environ.get(_START_TIMEOUT)
+    if text is None or "RONDE_START_TIMEOUT" in os.environ:
+        return {}
+    try:
+        return {"start_timeout": float(text)}
+    except ValueError:
+        raise RondeError(f"{_START_TIMEOUT} is {text!r}; it is a number of seconds", "settings") from None
 
 
 def mpi_place(environment: Any) -> Place | None:
@@ -163,15 +176,19 @@ def _shared_sidecar(place: Place) -> str:
     directory = _meeting_place(place)
     file = directory / _FILE
     if place.local_rank == 0:
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        _check_is_private(directory)
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
         socket = _own_sidecar(place.local_size)
         written = file.with_suffix(".new")
         written.write_text(json.dumps({"socket": socket, "starter": _identity(os.getpid())}))
         written.rename(file)
-        atexit.register(shutil.rmtree, directory, ignore_errors=True)
         return socket
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
+            _check_is_private(directory)
             said = json.loads(file.read_text())
             # What an earlier run left behind does not count.
             if said["starter"] == _identity(said["starter"][0]):
@@ -184,16 +201,17 @@ def _shared_sidecar(place: Place) -> str:
 
 
 def _meeting_place(place: Place) -> pathlib.Path:
-    """A directory that nobody else can write to or read, whose name all processes of this run know."""
+    """A directory whose name all processes of this run know; the one with local rank 0 makes and removes it."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     digest = hashlib.sha256(place.job.encode()).hexdigest()[:16]
-    directory = pathlib.Path(base) / f"ronde-mpi-{os.getuid()}-{digest}"
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
+    return pathlib.Path(base) / f"ronde-mpi-{os.getuid()}-{digest}"
+
+
+def _check_is_private(directory: pathlib.Path) -> None:
+    """Raises RondeError unless nobody else can write to it or read it, and FileNotFoundError when it is not there."""
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise RondeError(f"{directory} is not a directory of this user alone; remove it", "settings")
-    return directory
 
 
 def _identity(pid: int) -> list[int]:

@@ -45,6 +45,11 @@ class Handle:
             raise self._error
         return self._result
 
+    def finish(self) -> None:
+        """Waits until the operation is no longer in flight, and leaves its result unread, or why it failed."""
+        if self._read is not None:
+            self._wait(lambda operation: None, None)
+
     def _wait(self, read: Callable[[_ronde.Operation], Any], timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -72,6 +77,11 @@ class GroupHandle:
     def poll(self) -> bool:
         """Whether `wait` would return at once."""
         return all(handle.poll() for handle in self._handles)
+
+    def finish(self) -> None:
+        """Waits until none of the operations is in flight, and leaves their results unread."""
+        for handle in self._handles:
+            handle.finish()
 
     def wait(self, timeout: float | None = None) -> list[Any]:
         """The results in the order of the tensors; may be called again.

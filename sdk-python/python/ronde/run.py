@@ -18,7 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from ronde import command
 
@@ -82,28 +82,65 @@ def run(
     """
     if hosts is not None and hostfile is not None:
         raise ValueError("hosts and hostfile are both given; give one of them")
-    call = _pickled(func, tuple(args), dict(kwargs or {}))
+    launcher = _launcher(
+        num_proc=np,
+        hosts=hosts,
+        hostfile=hostfile,
+        start_timeout=start_timeout,
+        ssh_port=ssh_port,
+        ssh_identity_file=ssh_identity_file,
+        network_interfaces=_comma_list(network_interfaces),
+        output_filename=output_filename,
+    )
+    launcher += ["--verbose"] * verbose + list(options)
+
+    def words(report: str) -> list[str]:
+        return [*launcher, "--report", report, "--"]
+
+    where = HERE if hosts is None and hostfile is None else ELSEWHERE
+    return run_by(words, Call(func, tuple(args), dict(kwargs or {})), np, where, executable)
+
+
+class Call(NamedTuple):
+    """What to call on each rank."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class LauncherError(RuntimeError):
+    """The launcher has failed, most often because a rank has.
+
+    status -- its exit status
+    told   -- why, with the traceback of the first rank that failed
+    """
+
+    def __init__(self, status: int, told: str) -> None:
+        super().__init__(f"one or more processes exited with non-zero status: {told}")
+        self.status, self.told = status, told
+
+
+def run_by(
+    launcher: Callable[[str], list[str]], call: Call, size: int, where: str, executable: Path | None = None
+) -> list[Any]:
+    """Makes a call on each of the ranks that a launcher starts; returns what each gave, by rank.
+
+    launcher -- gives the launcher's words, up to the worker's command; its argument is where `ronde run` is to put its
+                report
+    where    -- HERE when all ranks see this process's temporary folder, ELSEWHERE when some may not
+
+    Raises LauncherError when the launcher fails, RuntimeError for a rank without a result, and what pickling raises.
+    """
+    pickled = _pickled(call)
     with tempfile.TemporaryDirectory(prefix="ronde-call-") as name:
         folder = pathlib.Path(name)
-        write_private(folder / CALL, call)
-        launcher = _launcher(
-            folder,
-            num_proc=np,
-            hosts=hosts,
-            hostfile=hostfile,
-            start_timeout=start_timeout,
-            ssh_port=ssh_port,
-            ssh_identity_file=ssh_identity_file,
-            network_interfaces=_comma_list(network_interfaces),
-            output_filename=output_filename,
-        )
-        launcher += ["--verbose"] * verbose + list(options)
-        where = HERE if hosts is None and hostfile is None else ELSEWHERE
+        write_private(folder / CALL, pickled)
         worker = [os.fspath(executable or sys.executable), "-m", "ronde.run_worker", where, name]
-        status = _wait([*launcher, "--", *worker], _environment())
+        status = _wait([*launcher(str(folder / REPORT)), *worker], environment())
         if status != 0:
-            raise RuntimeError(_failure(folder, status))
-        return [_result(folder, rank) for rank in range(np)]
+            raise LauncherError(status, _failure(folder, status))
+        return [_result(folder, rank) for rank in range(size)]
 
 
 def write_private(path: pathlib.Path, content: bytes) -> None:
@@ -126,15 +163,22 @@ def dumps(value: Any) -> bytes:
     return pickled
 
 
-def _pickled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def environment() -> dict[str, str]:
+    """This process's variables; the workers find this package where it is found here."""
+    package = str(pathlib.Path(__file__).parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{path}" if path else package}
+
+
+def _pickled(call: Call) -> bytes:
     """A call, behind the folders where its modules are found."""
     path = json.dumps([os.path.abspath(entry) for entry in sys.path]).encode()
-    return HEADER.pack(len(path)) + path + dumps((func, args, kwargs))
+    return HEADER.pack(len(path)) + path + dumps(tuple(call))
 
 
-def _launcher(folder: pathlib.Path, **given: Path | int | None) -> list[str]:
+def _launcher(**given: Path | int | None) -> list[str]:
     """The command that starts the job, with the options that were given."""
-    launcher = [command.find(), "run", "--report", str(folder / REPORT)]
+    launcher = [command.find(), "run"]
     for option, value in given.items():
         if value is not None:
             text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
@@ -144,13 +188,6 @@ def _launcher(folder: pathlib.Path, **given: Path | int | None) -> list[str]:
 
 def _comma_list(value: str | Sequence[str] | None) -> str | None:
     return value if value is None or isinstance(value, str) else ",".join(value)
-
-
-def _environment() -> dict[str, str]:
-    """This process's variables; the workers find this package where it is found here."""
-    package = str(pathlib.Path(__file__).parent.parent)
-    path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{path}" if path else package}
 
 
 def _wait(arguments: list[str], environment: dict[str, str]) -> int:
@@ -168,15 +205,19 @@ def _wait(arguments: list[str], environment: dict[str, str]) -> int:
 
 def _failure(folder: pathlib.Path, status: int) -> str:
     """What went wrong, for the caller's exception: the launcher's word, and the first failing rank's traceback."""
-    try:
-        told = json.loads((folder / REPORT).read_text())["failure"] or ""
-    except FileNotFoundError:
-        told = f"`ronde run` ended with exit code {status} before there was a job; what it said is above"
     # Others fail because that one did, and later.
     errors = sorted(folder.glob(f"{ERROR}.*"), key=lambda path: path.stat().st_mtime_ns)
+    try:
+        report = json.loads((folder / REPORT).read_text())
+        told, said = report["failure"] or "", "\n".join(report["starter_said"])
+    except FileNotFoundError:
+        told = f"the launcher ended with exit code {status} before there was a job; what it said is above"
+        if errors:
+            told = f"rank {errors[0].name.rpartition('.')[2]} failed"
+        said = ""
     if errors:
-        told = f"{told.splitlines()[0] if told else errors[0].name}\n\n{errors[0].read_text(errors='replace')}"
-    return f"one or more processes exited with non-zero status: {told}"
+        return f"{told.partition(chr(10))[0]}\n\n{errors[0].read_text(errors='replace')}"
+    return f"{told}\n\n{said}" if said else told
 
 
 def _result(folder: pathlib.Path, rank: int) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import numpy
 
+from ronde.alone import mpi_place, settings_without_launcher
 from ronde.client import connect
 from ronde.run import CALL, ELSEWHERE, ERROR, HEADER, HERE, RESULT, dumps, write_private
 
@@ -60,7 +61,7 @@ class Job:
 
     def call(self) -> bytes:
         """The call, as the program has written it."""
-        with connect() as client:
+        with connect(**settings_without_launcher({})) as client:
             sees = numpy.array([is_private(self._path)])
             seen = client.allgather(sees, "ronde.run.sees")
             if not seen.any():
@@ -77,7 +78,7 @@ class Job:
 
     def deliver(self, result: bytes) -> None:
         """Hands a pickled result back."""
-        with connect(start_timeout=RESULTS_TIMEOUT_S) as client:
+        with connect(**settings_without_launcher({}), start_timeout=RESULTS_TIMEOUT_S) as client:
             results = gather_bytes(client, result, self._home)
             for rank, content in enumerate(results):
                 write_private(self._path / f"{RESULT}.{rank}", content)
@@ -130,8 +131,9 @@ def is_private(path: pathlib.Path) -> bool:
 
 
 def rank_number() -> int:
-    """This worker's rank, as the launcher has said."""
-    return int(os.environ["RONDE_RANK"])
+    """This worker's rank, as the launcher has said, which may be `mpirun`."""
+    place = mpi_place(os.environ)
+    return place.rank if "RONDE_RANK" not in os.environ and place is not None else int(os.environ["RONDE_RANK"])
 
 
 def broadcast_bytes(client: Client, content: bytes, root: int) -> bytes:

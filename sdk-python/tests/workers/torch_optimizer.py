@@ -74,9 +74,21 @@ class Reversed:
         return tensor.double().flatten().flip(0), (tensor.shape, tensor.dtype)
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
-        shape, dtype = context
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        shape, dtype = ctx
         return tensor.flip(0).reshape(shape).to(dtype)
+
+
+class Scaled:
+    """Changes the tensor itself, and what comes back."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor.mul_(0.5), 2.0
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
+        return tensor * factor
 
 
 def check_options() -> None:
@@ -94,6 +106,8 @@ def check_options() -> None:
     check_like_one_process(sgd, groups=lambda net: [[net.first.weight, net.second.bias], [net.shared]], passes=2)
     check_like_one_process(sgd, groups=2, gradient_predivide_factor=2.0, compression=Reversed)
     check_like_one_process(sgd, compression=Reversed)
+    check_like_one_process(sgd, compression=Scaled)
+    check_like_one_process(sgd, compression=Scaled, groups=2)
     check_like_one_process(sgd, 2e-2, compression=hvd.Compression.bf16)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -388,6 +402,25 @@ def check_models_that_differ() -> None:
     else:
         raise AssertionError("shapes that differ were reduced")
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+
+
+def check_dropped() -> None:
+    """What is in flight when a state is loaded is forgotten, and in nobody's way."""
+    for options in ({}, {"groups": 1}):
+        weights = [nn.Parameter(torch.zeros(200_000)) for _ in range(4)]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(weights, lr=1.0), named_parameters=zip("abcd", weights), **options
+        )
+        for _ in range(5):
+            torch.stack([weight * 7.0 for weight in weights]).sum().backward()
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.zero_grad(set_to_none=False)
+            torch.stack([weight * float(hvd.rank()) for weight in weights]).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        expected = torch.full((200_000,), -5 * (hvd.size() - 1) / 2)
+        for weight in weights:
+            torch.testing.assert_close(weight.detach(), expected)
 
 
 def check_batch_norm() -> None:

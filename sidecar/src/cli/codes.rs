@@ -61,10 +61,14 @@ pub(crate) enum Code {
     HostSilent = 217,
     /// ronde is not on a host, or not where it was looked for.
     RondeMissing = 218,
+    /// The command of `--starter` failed.
+    StarterFailed = 219,
     /// A worker failed.
     WorkerFailed = 301,
     /// A worker's command cannot be run.
     WorkerNotRun = 302,
+    /// A worker is not where its job awaits it.
+    WorkerPlace = 303,
     /// A sidecar ended.
     SidecarEnded = 401,
     /// A sidecar cannot go on.

@@ -6,6 +6,7 @@
 //! | `sidecar` | serves the workers of one host | [`sidecar`] |
 //! | `agent` (hidden) | the launcher's hand on one host | [`agent`] |
 //! | `exec-worker` (hidden) | ties a worker's life to its agent's, then becomes the worker | [`agent::exec`] |
+//! | `worker` | becomes a worker of a job whose workers `mpirun` starts | [`run::worker`] |
 //! | `certs` | makes and looks at keys and certificates | [`certs`] |
 //! | `check` | says whether hosts are fit for jobs | [`check`] |
 //! | `status` | shows what sidecars are doing | [`status`] |
@@ -44,6 +45,7 @@ mod web;
 
 pub(crate) use container::ContainerArgs;
 pub(crate) use sidecar::SidecarArgs;
+pub(crate) use tuning::fusion_threshold_bytes;
 
 /// Encrypted communication for data-parallel training.
 #[derive(Parser)]
@@ -65,6 +67,8 @@ enum Command {
     /// Become a worker that ends with its agent.
     #[command(hide = true)]
     ExecWorker(agent::exec::ExecArgs),
+    /// Become a worker of the job whose workers the command of `ronde run --starter` starts.
+    Worker(run::WorkerArgs),
     /// Make and look at keys and certificates of jobs without the launcher.
     Certs(certs::CertsArgs),
     /// Say whether this host, and others, are fit for jobs.
@@ -109,6 +113,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Sidecar(args) => crate::app::main(&args),
         Command::Agent => agent::main(),
         Command::ExecWorker(args) => agent::exec::main(&args),
+        Command::Worker(args) => run::worker(&args),
         Command::Certs(args) => certs::main(&args),
         Command::Check(args) => check::main(&args),
         Command::Status(args) => status::main(&args),

@@ -90,7 +90,7 @@ pub(crate) struct SidecarArgs {
     /// Data lanes between two sidecars. [default: by the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=limits::LANES_MAX as i64))]
     pub(crate) lanes: Option<u16>,
-    /// The most that is fused into one operation; 0 switches fusion off. [default: 64]
+    /// The most that is fused into one operation; 0 switches fusion off. [default: 64, or HOROVOD_FUSION_THRESHOLD in bytes]
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(0..=65_536))]
     pub(crate) fusion_threshold_mb: Option<u64>,
     /// Tensors of up to so many bytes a rank travel with the messages that agree about them; 0 for none. [default: 4096]

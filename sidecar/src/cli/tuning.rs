@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use ronde_wire::limits;
 
@@ -118,6 +118,21 @@ impl StallArgs {
         self.no_stall_check && !self.stall_check
     }
 }
+
+/// The most that is fused into one operation: as the option says in MiB, else Horovod's variable in bytes.
+///
+/// # Errors
+/// When Horovod's variable is no number of bytes.
+pub(crate) fn fusion_threshold_bytes(megabytes: Option<u64>) -> anyhow::Result<Option<u64>> {
+    if let Some(megabytes) = megabytes {
+        return Ok(Some(megabytes << 20));
+    }
+    let Some(text) = std::env::var_os(FUSION_THRESHOLD) else { return Ok(None) };
+    let bytes = text.to_str().and_then(|text| text.trim().parse().ok());
+    bytes.map(Some).with_context(|| format!("{FUSION_THRESHOLD} is {}; it is a number of bytes", text.display()))
+}
+
+const FUSION_THRESHOLD: &str = "HOROVOD_FUSION_THRESHOLD";
 
 /// A number of operations; more than there can be is as many as there can be.
 fn parse_capacity(text: &str) -> Result<usize, String> {

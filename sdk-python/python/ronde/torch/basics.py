@@ -41,8 +41,9 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
                     `remove_process_set` may be called, as with HOROVOD_DYNAMIC_PROCESS_SETS=1
     settings     -- what `ronde.connect` takes
 
-    Ranks are those of `ronde run` or `horovodrun`; under `mpirun` on one host those of MPI, and a process that nobody
-    started is a job of its own: the sidecar is then started by the process with local rank 0.
+    Ranks are those of `ronde run` or `horovodrun`; under a `mpirun` of one host those of MPI, and a process that nobody
+    started is a job of its own: the sidecar is then started by the process with local rank 0. A `mpirun` of several
+    hosts is started by `horovodrun --mpi`.
 
     Raises what `ronde.connect` does, and ValueError for arguments that are none of these and for a process set that
     comes twice; the session stays then.

@@ -19,7 +19,7 @@ class Compressor(Protocol):
         ...
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """The result as the caller wants it."""
         ...
 
@@ -33,9 +33,9 @@ class NoneCompressor:
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """The tensor itself."""
-        del context
+        del ctx
         return tensor
 
 
@@ -52,9 +52,9 @@ class _Cast:
         return tensor.to(cls.dtype), tensor.dtype
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """The tensor in its original type."""
-        dtype: torch.dtype = context
+        dtype: torch.dtype = ctx
         return tensor.to(dtype)
 
 
@@ -112,6 +112,11 @@ def codec_of(compression: type[Compressor] | PluginCompressor, op: int | PluginO
             f"{compression} is for op=Average and op=Sum, as what it decodes is summed; use Compression.none"
         )
     return compression.codec
+
+
+def keeps_results(compression: type[Compressor] | PluginCompressor) -> bool:
+    """Whether what the compressor has left as it is needs nothing done to its result."""
+    return compression.decompress in (NoneCompressor.decompress, _Cast.decompress)
 
 
 def check_no_plugin(compression: type[Compressor] | PluginCompressor, operation: str) -> None:

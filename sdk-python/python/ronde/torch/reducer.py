@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import torch
 
+from ronde.errors import RondeError
 from ronde.ops import Average, Sum
 from ronde.plugins import PluginOp
 from ronde.tensors import owns_memory
 from ronde.torch import basics, world
-from ronde.torch.compression import codec_of
+from ronde.torch.compression import codec_of, keeps_results
 from ronde.torch.presence import Presence
 from ronde.torch.process_sets import ProcessSet, members_of, size_of
 from ronde.torch.sparse import sparse_allreduce_async
 from ronde.torch.window import Window
+from ronde.torch.world import InFlight
 from ronde.torch.wrapping import Watcher, too_many_passes, trainable
 
 if TYPE_CHECKING:
     from ronde.torch.compression import Compressor, PluginCompressor
-    from ronde.torch.world import InFlight
 
 # How many optimizers with a codec this process has made, by process set: the same on all ranks of a set.
 _made: Counter[int | None] = Counter()
@@ -55,6 +57,7 @@ class Reducer(Watcher):
         self._process_set = process_set
         self._left: dict[torch.Tensor, int] = {}
         self._in_flight: dict[torch.Tensor, Reduction] = {}
+        self._dropped: dict[torch.Tensor, Reduction] = {}
         self._groups: dict[torch.Tensor, list[torch.Tensor]] = {}
         self._sparse_dimensions: dict[torch.Tensor, int] = {}
         self._synchronized = False
@@ -135,7 +138,8 @@ class Reducer(Watcher):
             )
 
     def reset(self) -> None:
-        """Begins anew, as after a step."""
+        """Begins anew, as after a step. What is in flight on all ranks ends there, and nobody looks at it."""
+        self._dropped.update(self._in_flight)
         self.drop_in_flight()
         self._synchronized = False
 
@@ -170,6 +174,7 @@ class Reducer(Watcher):
         if group is not None:
             self._submit_group(group)
             return self._in_flight[parameter]
+        self._finish_dropped([parameter])
         gradient = self._gradient(parameter)
         name = self._name(parameter)
         if gradient.is_sparse and not self.sparse_as_dense:
@@ -178,7 +183,7 @@ class Reducer(Watcher):
         op, prescale, postscale = self._reduction()
         client, members = basics.client(), members_of(self._process_set)
 
-        def begin() -> InFlight:
+        def begin() -> Finishing:
             if compressed is gradient:
                 return client.reduce_gradient(gradient, op, name, prescale, postscale, members, self._codec)
             return client.allreduce_async(
@@ -187,12 +192,20 @@ class Reducer(Watcher):
 
         with world.traced("allreduce", name):
             handle = begin()
-        read = _as_it_is if compressed is gradient else self._reader(parameter, context)
+        is_read = compressed is gradient and keeps_results(self._compression)
+        read = _as_it_is if is_read else self._reader(parameter, context)
         reduction = self._in_flight[parameter] = Reduction(handle, parameter, gradient, read)
         return reduction
 
+    def _finish_dropped(self, parameters: list[torch.Tensor]) -> None:
+        """Their names are free again when what was dropped is no longer in flight."""
+        for parameter in parameters if self._dropped else ():
+            if (reduction := self._dropped.pop(parameter, None)) is not None:
+                reduction.finish()
+
     def _submit_group(self, group: list[torch.Tensor]) -> None:
         """All of a group at once; those that have no gradient on this rank with zeros, sparse ones made dense."""
+        self._finish_dropped(group)
         gradients = [self._gradient(parameter) for parameter in group]
         pairs = [self._compression.compress(self._dense(*each)) for each in zip(group, gradients)]
         op, prescale, postscale = self._reduction()
@@ -229,7 +242,7 @@ class Reducer(Watcher):
         """Makes of a result what the optimizer looks for."""
         decompress, dimensions = self._compression.decompress, self._sparse_dimensions.get(parameter)
         if dimensions is None:
-            return partial(decompress, context=context)
+            return lambda result: decompress(result, context)
         return lambda result: decompress(result, context).to_sparse(dimensions)
 
     def _gradient(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -244,12 +257,20 @@ class Reducer(Watcher):
         return Sum, 1.0 / self.predivide, self.predivide / size_of(self._process_set)
 
 
+class Finishing(InFlight, Protocol):
+    """An operation in flight whose result may be left unread."""
+
+    def finish(self) -> None:
+        """Waits until it is no longer in flight."""
+        ...
+
+
 class Reduction:
     """One gradient on its way."""
 
     def __init__(
         self,
-        in_flight: InFlight,
+        in_flight: Finishing,
         parameter: torch.Tensor,
         gradient: torch.Tensor,
         read: Callable[[torch.Tensor], torch.Tensor],
@@ -263,6 +284,10 @@ class Reduction:
     def poll(self) -> bool:
         """Whether `wait` would return at once."""
         return self._is_done or self._in_flight.poll()
+
+    def finish(self) -> None:
+        """Waits, and leaves the gradient as it is."""
+        self._in_flight.finish()
 
     def wait(self) -> None:
         """Waits and writes the result where the optimizer looks. May be called again."""
@@ -286,7 +311,7 @@ class Reduction:
 class _Part:
     """One of the results of a group."""
 
-    def __init__(self, together: InFlight, index: int) -> None:
+    def __init__(self, together: Finishing, index: int) -> None:
         self._together = together
         self._index = index
 
@@ -295,6 +320,9 @@ class _Part:
 
     def wait(self) -> Any:
         return self._together.wait()[self._index]
+
+    def finish(self) -> None:
+        self._together.finish()
 
 
 class _Called:
@@ -308,6 +336,10 @@ class _Called:
 
     def wait(self) -> torch.Tensor:
         return self._call()
+
+    def finish(self) -> None:
+        with contextlib.suppress(RondeError):  # nobody looks at it
+            self._call()
 
 
 def _prefix(process_set: ProcessSet) -> str:

@@ -133,7 +133,7 @@ def is_begun() -> bool:
 def current() -> World:
     """The world. Raises ValueError before `init`."""
     if _process.world is None:
-        raise ValueError("ronde has not been initialized; use hvd.init(), which is ronde.torch.init().")
+        raise ValueError("Horovod has not been initialized; use hvd.init(). That is ronde.torch.init().")
     return _process.world
 
 

@@ -18,6 +18,9 @@ pub(in crate::cli) struct ExecArgs {
     /// The process id of the agent.
     #[arg(long)]
     parent: i32,
+    /// Ask the command to end with the agent, by SIGTERM, and do not kill it.
+    #[arg(long)]
+    asked: bool,
     /// Program and arguments.
     #[arg(required = true, trailing_var_arg = true)]
     command: Vec<String>,
@@ -25,7 +28,8 @@ pub(in crate::cli) struct ExecArgs {
 
 /// Becomes the worker; returns only when that is not possible.
 pub(in crate::cli) fn main(args: &ExecArgs) -> ExitCode {
-    if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL) {
+    let end = if args.asked { Signal::SIGTERM } else { Signal::SIGKILL };
+    if let Err(error) = nix::sys::prctl::set_pdeathsig(end) {
         let text = format!("cannot tie the worker's life to its agent's: {error}");
         return fail(Code::WorkerNotRun, &text, EXIT_CANNOT_EXECUTE);
     }
@@ -33,8 +37,13 @@ pub(in crate::cli) fn main(args: &ExecArgs) -> ExitCode {
     if nix::unistd::getppid().as_raw() != args.parent {
         return ExitCode::from(EXIT_CANNOT_EXECUTE);
     }
-    let (program, arguments) = args.command.split_first().expect("clap requires one");
-    let error = Command::new(program).args(arguments).exec();
+    become_worker(&args.command, |command| command)
+}
+
+/// Becomes the worker, whose environment `change` may change; returns only when that is not possible.
+pub(in crate::cli) fn become_worker(command: &[String], change: impl FnOnce(&mut Command) -> &mut Command) -> ExitCode {
+    let (program, arguments) = command.split_first().expect("clap requires one");
+    let error = change(Command::new(program).args(arguments)).exec();
     let (code, advice) = match error.kind() {
         std::io::ErrorKind::NotFound => (EXIT_NOT_FOUND, "; is it installed on this host and in PATH?"),
         std::io::ErrorKind::PermissionDenied => (EXIT_CANNOT_EXECUTE, "; is it executable?"),

@@ -30,6 +30,8 @@ mod sidecar;
 mod stream;
 mod worker;
 
+pub(super) use worker::Group;
+
 /// Serves a launcher on standard input and output until the input ends.
 pub(super) fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

@@ -113,11 +113,11 @@ impl Told {
 
 /// A process group that was made for one process.
 #[derive(Clone, Copy)]
-pub(super) struct Group(Pid);
+pub(in crate::cli) struct Group(Pid);
 
 impl Group {
     /// The group of a child that was started as a leader and has not been waited for.
-    pub(super) fn led_by(child: &Child) -> anyhow::Result<Self> {
+    pub(in crate::cli) fn led_by(child: &Child) -> anyhow::Result<Self> {
         let id = child.id().and_then(|id| i32::try_from(id).ok()).context("the process has no id")?;
         Ok(Self(Pid::from_raw(id)))
     }
@@ -128,7 +128,7 @@ impl Group {
     }
 
     /// Signals every process of the group; that none is left is as well.
-    pub(super) fn signal(self, signal: Signal) {
+    pub(in crate::cli) fn signal(self, signal: Signal) {
         let _ = killpg(self.0, signal);
     }
 }

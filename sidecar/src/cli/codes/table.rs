@@ -143,6 +143,12 @@ pub(crate) const TABLE: &[Entry] = &[
         remedy: "Install the same version of ronde at the same path on all hosts, or name its path there with --remote-ronde; `ssh HOST PATH version` must print the version.",
     },
     Entry {
+        code: Code::StarterFailed,
+        title: "the command that starts the workers failed",
+        meaning: "`ronde run --starter` (which `horovodrun --mpi` uses on several hosts) has a command start the workers, usually Open MPI's mpirun. It could not be started, or ended with a code other than 0: most often because one of the workers did.",
+        remedy: "What it and the workers said is above the message; mpirun names the rank that ended first. When mpirun itself cannot start processes on a host, `mpirun -np 1 -H HOST true` shows that without ronde.",
+    },
+    Entry {
         code: Code::WorkerFailed,
         title: "a worker failed",
         meaning: "The named rank ended with a code other than 0 or by a signal, and all other ranks were told of it and ended. Ranks that failed later, because this one was missing, are not reported.",
@@ -153,6 +159,12 @@ pub(crate) const TABLE: &[Entry] = &[
         title: "the worker's command cannot be run",
         meaning: "The program is not in PATH of the host, or is not executable, or the host refuses to tie its life to the launcher's.",
         remedy: "Give the program's path, or see that PATH is right on the host: variables come from the launcher's environment, and `-x PATH` is not needed.",
+    },
+    Entry {
+        code: Code::WorkerPlace,
+        title: "a worker is not where its job awaits it",
+        meaning: "`ronde worker` was started without what `ronde run --starter` tells it, by something else than Open MPI's mpirun, or on another host than the one whose sidecar serves its rank.",
+        remedy: "Give `ronde run` and mpirun the same -np and the same -H, let mpirun hand RONDE_WORLD on (`-x RONDE_WORLD`), and let it fill hosts in their order: `--map-by slot`, no --map-by node, no rank file.",
     },
     Entry {
         code: Code::SidecarEnded,

@@ -30,6 +30,10 @@ pub(super) enum Event {
     Said(String),
     /// The connection has ended; nothing follows.
     Closed(Status),
+    /// The command of `--starter` wrote a line to its standard error.
+    StarterSaid(String),
+    /// The command of `--starter` has ended.
+    StarterEnded(Status),
 }
 
 /// Where the events and the output of a connection go.
@@ -211,23 +215,37 @@ async fn read_stderr(host: usize, stderr: ChildStderr, receivers: Receivers) {
 }
 
 /// The last lines of something.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Tail(VecDeque<String>);
+#[derive(Clone, Debug)]
+pub(super) struct Tail {
+    lines: VecDeque<String>,
+    lines_max: usize,
+}
+
+impl Default for Tail {
+    fn default() -> Self {
+        Self::of(TAIL_LINES)
+    }
+}
 
 impl Tail {
+    /// At most so many lines.
+    pub(super) fn of(lines_max: usize) -> Self {
+        Self { lines: VecDeque::new(), lines_max }
+    }
+
     /// Adds the lines of a text.
     pub(super) fn push(&mut self, text: &str) {
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
-            if self.0.len() == TAIL_LINES {
-                self.0.pop_front();
+            if self.lines.len() == self.lines_max {
+                self.lines.pop_front();
             }
-            self.0.push_back(line.to_owned());
+            self.lines.push_back(line.to_owned());
         }
     }
 
     /// The lines, oldest first.
     pub(super) fn lines(&self) -> Vec<String> {
-        self.0.iter().cloned().collect()
+        self.lines.iter().cloned().collect()
     }
 }
 

@@ -8,6 +8,7 @@ use ronde_wire::JobName;
 
 use super::super::envelope::Environment;
 use super::placement::RankPlace;
+use super::world::WORLD;
 use crate::logging::{LOG_VARIABLE, LogArgs};
 
 /// A `-x` of the command line.
@@ -47,7 +48,15 @@ pub(super) struct ExportError {
 /// the caller's choice of devices, an identity that another launcher gave), and what `-x` asks for.
 pub(super) fn common(caller: &Environment, exports: &[Export]) -> Environment {
     let mut environment: Environment = caller.iter().filter(|(name, _)| is_passed_on(name)).cloned().collect();
-    set(&mut environment, "PYTHONUNBUFFERED", "1");
+    for (name, value) in added(caller, exports) {
+        set(&mut environment, &name, &value);
+    }
+    environment
+}
+
+/// Of that, what the caller's environment does not have or has otherwise: what is asked for.
+pub(super) fn added(caller: &Environment, exports: &[Export]) -> Environment {
+    let mut environment = vec![("PYTHONUNBUFFERED".to_owned(), "1".to_owned())];
     for export in exports {
         let callers = || caller.iter().find(|(name, _)| *name == export.name).map(|(_, value)| value);
         if let Some(value) = export.value.as_ref().or_else(callers) {
@@ -147,8 +156,8 @@ fn is_passed_on(name: &str) -> bool {
 const TORCH_NAMES: [(&str, &str); 4] =
     [("RANK", "RANK"), ("SIZE", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_RANK"), ("LOCAL_SIZE", "LOCAL_WORLD_SIZE")];
 
-const WITHHELD: [&str; 6] =
-    ["OLDPWD", "_HOROVOD_SECRET_KEY", "RONDE_JOB", "RONDE_SOCKET", "RONDE_TOKEN_FILE", "RONDE_WEB"];
+const WITHHELD: [&str; 7] =
+    ["OLDPWD", "_HOROVOD_SECRET_KEY", "RONDE_JOB", "RONDE_SOCKET", "RONDE_TOKEN_FILE", "RONDE_WEB", WORLD];
 
 #[cfg(test)]
 mod tests {

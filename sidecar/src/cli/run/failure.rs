@@ -32,6 +32,22 @@ pub(super) enum Failure {
         /// The last lines of its standard error.
         stderr_tail: Vec<String>,
     },
+    /// The command that started the workers failed.
+    #[error("{command} {status}{}; what it said is above", not_found(.status, .command))]
+    Starter {
+        /// Its first word.
+        command: String,
+        /// How it ended.
+        status: Status,
+    },
+    /// The command that is to start the workers could not be started.
+    #[error("cannot start {program:?}, which --starter has start the workers: {error}")]
+    StarterSpawn {
+        /// The program.
+        program: String,
+        /// Why not.
+        error: std::io::Error,
+    },
     /// A sidecar ended while it was needed.
     #[error("the sidecar of {} on host {host} {status} while it was needed{}", ranks(.served), tail("its log", .log_tail))]
     Sidecar {
@@ -183,11 +199,13 @@ pub(super) struct LinkStatus {
 }
 
 impl Failure {
-    /// The launcher's exit code, never 0: the worker's or sidecar's code, 128 plus the signal, 69 (`EX_UNAVAILABLE`) when
+    /// The launcher's exit code, never 0: the worker's, starter's or sidecar's code, 128 plus the signal, 69 (`EX_UNAVAILABLE`) when
     /// a host or sidecar could not be had, 74 (`EX_IOERR`) when output could not be written.
     pub(super) fn exit_code(&self) -> u8 {
         let code = match self {
-            Self::Worker { status, .. } | Self::Sidecar { status, .. } => status.shell_code(),
+            Self::Worker { status, .. } | Self::Starter { status, .. } | Self::Sidecar { status, .. } => {
+                status.shell_code()
+            }
             Self::Interrupted { signal } => Status::Signal(*signal as i32).shell_code(),
             Self::Output { .. } => EXIT_IO,
             _ => EXIT_UNAVAILABLE,
@@ -200,6 +218,7 @@ impl Failure {
         match self {
             Self::Worker { status, .. } if *status == Status::Code(EXIT_NOT_FOUND.into()) => Code::WorkerNotRun,
             Self::Worker { .. } => Code::WorkerFailed,
+            Self::Starter { .. } | Self::StarterSpawn { .. } => Code::StarterFailed,
             Self::Sidecar { .. } => Code::SidecarEnded,
             Self::Fatal { reason, .. } => Code::of(reason).unwrap_or(Code::SidecarCannotGoOn),
             Self::Spawn { .. } => Code::RemoteShellStart,

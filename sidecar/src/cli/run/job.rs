@@ -15,7 +15,8 @@ use super::agents::{Event, Link, Receivers};
 use super::failure::{Failure, ranks};
 use super::output::{Form, Printer};
 use super::report::{HostReport, Report, SidecarReport};
-use super::state::State;
+use super::starter::Starter;
+use super::state::{State, WorkerState};
 use crate::logging::LogFormat;
 
 /// Runs a job and returns the launcher's exit code.
@@ -48,6 +49,8 @@ pub(super) struct Job<'a> {
     pub(super) state: State,
     /// By index of the host.
     pub(super) links: Vec<Link>,
+    /// What has started the workers, when agents have not.
+    pub(super) starter: Option<Starter>,
     /// When everything must have started.
     pub(super) start_deadline: Instant,
     pub(super) printer: Printer,
@@ -67,6 +70,7 @@ impl<'a> Job<'a> {
         Ok(Self {
             state: State::new(placement.clone(), settings.command.first().map_or("", String::as_str)),
             links: Vec::new(),
+            starter: None,
             start_deadline: Instant::now() + settings.start_timeout,
             receivers: Some(Receivers { events: sender, output: printer.sender() }),
             printer,
@@ -114,6 +118,9 @@ impl<'a> Job<'a> {
         self.start().await?;
         self.joined().await?;
         self.wait_until(None, |state| state.first_failed.is_some() || state.workers_ended()).await?;
+        if let Some(failure) = self.state.starter_failure() {
+            return Err(failure);
+        }
         if self.state.first_failed.is_some() {
             // Who left before it may be to blame and about to end; the culprit's last lines explain it.
             let deadline = Instant::now() + BLAME_WAIT;
@@ -132,7 +139,8 @@ impl<'a> Job<'a> {
     }
 
     async fn announce(&mut self, failure: &Failure) {
-        let running = self.state.workers.iter().filter(|worker| worker.started && worker.exited.is_none()).count();
+        let runs = |worker: &&WorkerState| worker.started && worker.exited.is_none();
+        let running = if self.state.workers_ended() { 0 } else { self.state.workers.iter().filter(runs).count() };
         let others = match running {
             0 => String::new(),
             1 => "\nending the other rank".to_owned(),
@@ -180,6 +188,7 @@ impl<'a> Job<'a> {
     }
 
     fn tell_all(&self, command: &ToAgent) {
+        self.starter.iter().for_each(|starter| starter.tell(command));
         self.links.iter().for_each(|link| link.tell(command.clone()));
     }
 
@@ -242,6 +251,7 @@ impl<'a> Job<'a> {
             exit,
             failure: failure.map(ToString::to_string),
             code: failure.map(|failure| failure.code().to_string()),
+            starter_said: self.state.starter_said(),
         }
     }
 }

@@ -28,6 +28,7 @@ use placement::Placement;
 use shell::RemoteShell;
 
 pub(super) use shell::SSH;
+pub(super) use world::{WorkerArgs, main as worker};
 
 mod address;
 mod agents;
@@ -40,8 +41,10 @@ mod placement;
 mod report;
 mod shell;
 mod start;
+mod starter;
 mod state;
 mod ways;
+mod world;
 
 /// Arguments of `ronde run`.
 #[derive(Args, Debug)]
@@ -134,6 +137,10 @@ pub(super) struct RunArgs {
     /// Begin each line of output with the time (also `-prefix-timestamp`).
     #[arg(long)]
     prefix_output_with_timestamp: bool,
+    /// Run COMMAND once, on this host; it starts the workers, as Open MPI's mpirun does, each as `ronde worker COMMAND`. Output
+    /// and processes are its affair then.
+    #[arg(long, conflicts_with_all = ["output_filename", "prefix_output_with_timestamp"])]
+    starter: bool,
     /// Write a summary of the job to FILE, as JSON.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -208,6 +215,8 @@ struct Settings {
     web: Option<WebSettings>,
     arena_bytes_max: Option<u64>,
     output_dir: Option<PathBuf>,
+    /// Whether the command starts the workers.
+    has_starter: bool,
     timestamps: bool,
     logs: LogArgs,
     report: Option<PathBuf>,
@@ -244,10 +253,7 @@ impl Settings {
             lanes: args.lanes,
             eager_bytes: args.eager_bytes,
             runs_ahead: !args.no_run_ahead,
-            fusion_threshold_bytes: match args.fusion_threshold_mb {
-                Some(megabytes) => Some(megabytes << 20),
-                None => bytes_of("HOROVOD_FUSION_THRESHOLD")?,
-            },
+            fusion_threshold_bytes: super::tuning::fusion_threshold_bytes(args.fusion_threshold_mb)?,
             cache_capacity: args.reuse.cache_capacity,
             hierarchical_allreduce: args.reuse.is_hierarchical()?,
             thread_affinity: args.thread_affinity,
@@ -258,6 +264,7 @@ impl Settings {
             web: args.web.settings(false)?,
             arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
             output_dir: args.output_filename,
+            has_starter: args.starter,
             timestamps: args.prefix_output_with_timestamp,
             logs: args.logs,
             report: args.report,
@@ -292,13 +299,6 @@ fn exports(mut given: Vec<Export>, start_timeout: Option<u64>, timeline: Option<
         given.insert(0, Export::value(WORKER_START_TIMEOUT, seconds.to_string()));
     }
     given
-}
-
-/// A number of bytes in the launcher's environment.
-fn bytes_of(variable: &str) -> anyhow::Result<Option<u64>> {
-    let Some(text) = std::env::var_os(variable) else { return Ok(None) };
-    let bytes = text.to_str().and_then(|text| text.trim().parse().ok());
-    bytes.map(Some).with_context(|| format!("{variable} is {}; it is a number of bytes", text.display()))
 }
 
 /// The variables that are text; others cannot travel and are left out.

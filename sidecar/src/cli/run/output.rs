@@ -52,6 +52,8 @@ pub(super) enum Item {
     },
     /// What the launcher says itself.
     Notice(String),
+    /// What the command of `--starter` says, as it is.
+    Passed(String),
 }
 
 impl Printer {
@@ -139,6 +141,7 @@ fn write_console(item: &Item, form: &Form) -> io::Result<()> {
         }
         Item::Log { sidecar, text } => io::stderr().lock().write_all(form.log(*sidecar, text).as_bytes()),
         Item::Notice(text) => io::stderr().lock().write_all(form.notice(text).as_bytes()),
+        Item::Passed(text) => io::stderr().lock().write_all(text.as_bytes()),
     }
 }
 

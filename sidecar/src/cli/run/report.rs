@@ -26,6 +26,8 @@ pub(super) struct Report {
     pub(super) failure: Option<String>,
     /// Its error code, which `ronde explain` explains.
     pub(super) code: Option<String>,
+    /// The last lines that the command of `--starter` wrote to standard error.
+    pub(super) starter_said: Vec<String>,
 }
 
 /// A host's part.

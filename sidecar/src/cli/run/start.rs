@@ -13,8 +13,11 @@ use super::agents::Link;
 use super::environment::{self, Identity};
 use super::failure::{Failure, ranks};
 use super::job::Job;
-use super::state::{State, Step};
+use super::placement::SidecarPlace;
+use super::starter::Starter;
+use super::state::{SidecarState, State, Step};
 use super::ways;
+use super::world::{Served, WORLD, World};
 use crate::bootstrap::{Join, Peer, Start, ToSidecar};
 use crate::interfaces;
 
@@ -34,7 +37,11 @@ impl Job<'_> {
         self.tell_of_sidecars().await;
         self.reached(Step::Linked).await?;
         self.tell_of_ways().await;
-        self.start_workers();
+        if self.settings.has_starter {
+            self.start_starter()?;
+        } else {
+            self.start_workers();
+        }
         self.reached(Step::Workers).await
     }
 
@@ -159,7 +166,7 @@ impl Job<'_> {
                 stall_warning_ms: settings.stall_warning_ms,
                 stall_shutdown_ms: settings.stall_shutdown_ms,
                 plugins: settings.plugins.clone(),
-                tells_of_exits: true,
+                tells_of_exits: !settings.has_starter,
                 web: settings.web.clone(),
                 control_fan_out: None,
             };
@@ -220,8 +227,7 @@ impl Job<'_> {
         for link in &self.links {
             link.tell(ToAgent::Prepare { directory: settings.directory.clone(), environment: common.clone() });
         }
-        let port = self.state.hosts[0].hello.as_ref().map_or(0, |hello| hello.port);
-        let master = SocketAddr::new(self.address_of(0), port);
+        let master = self.master();
         for place in settings.placement.ranks() {
             let Some(serving) = &self.state.sidecars[place.sidecar as usize].serving else { continue };
             let identity = Identity {
@@ -237,6 +243,39 @@ impl Job<'_> {
             let (command, environment) = (settings.command.clone(), identity.environment());
             self.links[place.host].tell(ToAgent::StartWorker { rank, sidecar, command, environment });
         }
+    }
+
+    /// Runs the command that starts the workers; each learns its place from what it finds in its environment.
+    fn start_starter(&mut self) -> Result<(), Failure> {
+        let settings = self.settings;
+        let served = |(place, state): (&SidecarPlace, &SidecarState)| {
+            let serving = state.serving.as_ref()?;
+            let (first, count) = (place.ranks.start, place.ranks.end - place.ranks.start);
+            Some(Served { host: place.host, first, count, socket_dir: serving.socket_dir.clone(), web: serving.web })
+        };
+        let world = World {
+            job: settings.job.clone(),
+            master: self.master(),
+            hosts: settings.placement.hosts.iter().map(|host| host.name.clone()).collect(),
+            sidecars: settings.placement.sidecars.iter().zip(&self.state.sidecars).filter_map(served).collect(),
+            environment: environment::added(&settings.caller, &settings.exports),
+        };
+        let mut environment = environment::common(&settings.caller, &settings.exports);
+        let started = serde_json::to_string(&world).map_err(std::io::Error::from).and_then(|world| {
+            environment.push((WORLD.to_owned(), world));
+            Starter::start(&settings.ronde, &settings.command, environment, &settings.directory, self.receivers())
+        });
+        let program = || settings.command.first().map_or_else(String::new, Clone::clone);
+        let starter = started.map_err(|error| Failure::StarterSpawn { program: program(), error })?;
+        self.state.note_starter();
+        self.starter = Some(starter);
+        Ok(())
+    }
+
+    /// Where the workers' own communication may begin, if they have any.
+    fn master(&self) -> SocketAddr {
+        let port = self.state.hosts[0].hello.as_ref().map_or(0, |hello| hello.port);
+        SocketAddr::new(self.address_of(0), port)
     }
 
     async fn tell_of_sidecars(&self) {

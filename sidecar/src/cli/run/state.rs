@@ -28,6 +28,15 @@ pub(super) struct State {
     pub(super) first_failed: Option<u32>,
     /// The ranks whose sessions have ended, in the order of their latest ends.
     left: Vec<u32>,
+    /// The command that has started the workers, when agents have not.
+    starter: Option<StarterState>,
+}
+
+/// What is known of the command of `--starter`.
+#[derive(Debug)]
+struct StarterState {
+    ended: Option<Status>,
+    said: Tail,
 }
 
 /// What is known of a host.
@@ -158,6 +167,7 @@ impl State {
             command: command.to_owned(),
             first_failed: None,
             left: Vec::new(),
+            starter: None,
             placement,
         }
     }
@@ -174,6 +184,14 @@ impl State {
                 Ok(())
             }
             Event::Closed(status) => self.handle_closed(host, status),
+            Event::StarterSaid(text) => {
+                self.starter.iter_mut().for_each(|starter| starter.said.push(&text));
+                Ok(())
+            }
+            Event::StarterEnded(status) => {
+                self.starter.iter_mut().for_each(|starter| starter.ended = Some(status));
+                Ok(())
+            }
         };
         // What fails behind a worker fails because of it.
         if self.first_failed.is_some() { Ok(()) } else { noted }
@@ -197,8 +215,28 @@ impl State {
         }
     }
 
+    /// Notes that a command has started the workers, whose ends are its own affair.
+    pub(super) fn note_starter(&mut self) {
+        self.starter = Some(StarterState { ended: None, said: Tail::of(STARTER_LINES) });
+        self.workers.iter_mut().for_each(|worker| worker.started = true);
+    }
+
+    /// The failure that ended the job when that command has failed.
+    pub(super) fn starter_failure(&self) -> Option<Failure> {
+        let status = self.starter.as_ref()?.ended.filter(|status| !status.is_success())?;
+        Some(Failure::Starter { command: self.command.clone(), status })
+    }
+
+    /// What that command said last.
+    pub(super) fn starter_said(&self) -> Vec<String> {
+        self.starter.as_ref().map_or_else(Vec::new, |starter| starter.said.lines())
+    }
+
     /// Whether all workers that were started have ended and all they wrote has come, as far as their hosts can be heard.
     pub(super) fn workers_ended(&self) -> bool {
+        if let Some(starter) = &self.starter {
+            return starter.ended.is_some();
+        }
         let heard = |rank: &u32| self.hosts[self.host_of_rank(*rank)].closed.is_none();
         let running = |(_, worker): &(u32, &WorkerState)| worker.started && worker.stderr_tail.is_none();
         !(0_u32..).zip(&self.workers).filter(running).any(|(rank, _)| heard(&rank))
@@ -461,6 +499,9 @@ impl State {
         self.placement.hosts[host].name.clone()
     }
 }
+
+/// The last lines of the command of `--starter`: among them are the words of all workers, and what it says of their ends.
+const STARTER_LINES: usize = 200;
 
 fn not_attached(worker: &WorkerState) -> Option<String> {
     if worker.attached {

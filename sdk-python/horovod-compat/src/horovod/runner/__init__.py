@@ -7,15 +7,15 @@ import warnings
 from typing import TYPE_CHECKING, Any, Callable
 
 import ronde
+from horovod.runner import mpi
 from horovod.runner.translation import translate
+from ronde.run import ELSEWHERE, HERE, Call, LauncherError, environment, run_by
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["run"]
-
-_NO_MPIRUN = "use_mpi means nothing here: `ronde run` starts functions; `horovodrun --mpi` starts commands by mpirun"
 
 
 def run(
@@ -49,13 +49,13 @@ def run(
 ) -> list[Any]:
     """Calls `func(*args, **kwargs)` on `num_proc` ranks and returns what each gave, by rank: `ronde.run`.
 
-    `np`, `min_np` and `max_np` are deprecated names of `num_proc`, `min_num_proc` and `max_num_proc`. Functions are
-    started by `ronde run`, as `use_gloo` asks for; `use_mpi`, `mpi_args` and `disable_cache` mean nothing here, which
-    is said once.
+    `np`, `min_np` and `max_np` are deprecated names of `num_proc`, `min_num_proc` and `max_num_proc`. The processes are
+    started by `ronde run`, or with `use_mpi` by Open MPI's mpirun, which `mpi_args` are for; `disable_cache` means
+    nothing here, which is said once. Functions and results travel as `ronde.run` has them travel, in both cases.
 
-    Raises ValueError for hosts together with a hostfile, `use_gloo` together with `use_mpi`, and hosts that cannot be
-    read or take too few ranks; NotImplementedError for what elastic jobs need; RuntimeError when a rank fails, with its
-    traceback.
+    Raises ValueError for hosts together with a hostfile, `use_gloo` together with `use_mpi`, hosts that cannot be read
+    or take too few ranks, and `use_mpi` without Open MPI; NotImplementedError for what elastic jobs need; RuntimeError
+    when a rank fails, with its traceback.
     """
     num_proc = _renamed("np", np, "num_proc", num_proc)
     if use_gloo and use_mpi:
@@ -95,10 +95,9 @@ def run_translated(
 ) -> list[Any]:
     """Calls a function on all ranks of the job that Horovod's flags, by name, ask for."""
     given = dict(given)
-    translation = translate(given)
-    notes = [*translation.notes, *([_NO_MPIRUN] if given.get("use_mpi") else [])]
-    for note in notes:
-        print(f"horovod.run: {note}", file=sys.stderr, flush=True)
+    if given.get("use_mpi"):
+        return _run_by_mpi(Call(func, tuple(args), dict(kwargs or {})), {"num_proc": 1, **given}, executable)
+    _tell(translate(given).notes)
     # What `ronde.run` says with arguments of its own; the others are options of the launcher.
     own = ("num_proc", "hosts", "hostfile")
     rest = translate({name: value for name, value in given.items() if name not in own}).arguments
@@ -117,6 +116,23 @@ def run_translated(
         if not str(error).startswith("one or more processes exited with non-zero status"):
             raise
         raise RuntimeError(f"Horovod detected that {error}") from None
+
+
+def _run_by_mpi(call: Call, given: Mapping[str, Any], executable: str | os.PathLike[str] | None) -> list[Any]:
+    variables = environment()
+    _tell(mpi.launcher(given, variables).notes)
+    where = ELSEWHERE if mpi.is_spread(given) else HERE
+    try:
+        return run_by(
+            lambda report: mpi.launcher(given, variables, report).words, call, given["num_proc"], where, executable
+        )
+    except LauncherError as error:
+        raise RuntimeError(f"mpirun failed with exit code {error.status}: {error.told}") from None
+
+
+def _tell(notes: Iterable[str]) -> None:
+    for note in notes:
+        print(f"horovod.run: {note}", file=sys.stderr, flush=True)
 
 
 def _renamed(old: str, old_value: int | None, new: str, new_value: Any) -> Any:

@@ -6,10 +6,10 @@ import argparse
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from horovod.runner import check_build, config_file, flags, mpi
-from horovod.runner.translation import interfaces, translate
+from horovod.runner.translation import Launcher, interfaces, translate
 from ronde import command
 
 if TYPE_CHECKING:
@@ -40,19 +40,10 @@ def run_commandline(arguments: Sequence[str] | None = None) -> None:
     os.execv(launcher.words[0], [*launcher.words, *worker])
 
 
-class Launcher(NamedTuple):
-    """The command that starts a job, up to the worker's, and what to tell the user about it."""
-
-    words: list[str]
-    notes: list[str]
-
-
 def launcher_of(given: dict[str, Any]) -> Launcher:
     """What starts the job that the flags ask for. Raises what `translate` does; FileNotFoundError without `ronde`."""
     if given.get("use_mpi"):
-        path, major = mpi.find()
-        translation = mpi.translate(given, major, os.environ)
-        return Launcher([path, *translation.options], translation.notes)
+        return mpi.launcher(given, os.environ)
     translation = translate(given)
     return Launcher([command.find(), "run", *translation.arguments, "--"], translation.notes)
 

@@ -1,7 +1,8 @@
 """`horovodrun --mpi`: processes are started by Open MPI's mpirun.
 
 Tensors go through ronde's sidecars all the same. On one host the process with local rank 0 starts the sidecar, as under
-a `mpirun` that the user types. On several hosts somebody has to have started a `ronde sidecar` on each.
+a `mpirun` that the user types. On several hosts `ronde run --starter` starts a sidecar on each, gives them their
+certificates, and then runs mpirun, unless RONDE_SOCKET says that the user has started sidecars already.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from horovod.runner import translation
 from horovod.runner.common.util import hosts as host_lists
+from horovod.runner.translation import Launcher
+from ronde import command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,11 +33,17 @@ _WITHOUT_MEANING = {
         if name not in {"mpi_args", "binding_args", "mpi_threads_disable"}
     },
     "mpi_threads_disable": ("--mpi-threads-disable", "tensors do not go through MPI"),
-    "network_interfaces": ("--network-interfaces", "with --mpi ronde uses no network, or sidecars that run already"),
-    "network_interface": ("--network-interface", "with --mpi ronde uses no network, or sidecars that run already"),
 }
+_NO_NETWORK = "with --mpi on one host ronde uses no network"
+_RUNS_ALREADY = "the sidecars run already, as RONDE_SOCKET says"
+_INTERFACES = {"network_interfaces": "--network-interfaces", "network_interface": "--network-interface"}
 # Not for other hosts: what means this host's shell, launcher or devices.
-_NOT_EXPORTED = re.compile(r"BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|.*CUDA_VISIBLE_DEVICES|_|RONDE_TOKEN_FILE|\W.*")
+_NOT_EXPORTED = re.compile(
+    r"BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|.*CUDA_VISIBLE_DEVICES|_|\W.*|RONDE_(TOKEN_FILE|WEB|WORLD)"
+    r"|(RONDE|HOROVOD)_(LOCAL_|CROSS_)?(RANK|SIZE)"
+)
+# mpirun's own affair, also where `ronde run` has the same.
+_OUTPUT = {"output_filename", "prefix_output_with_timestamp"}
 
 
 def release(version_text: str) -> int:
@@ -66,10 +75,39 @@ def find() -> tuple[str, int]:
     return path, release(done.stdout)
 
 
+def launcher(given: Mapping[str, Any], environment: Mapping[str, str], report: str | None = None) -> Launcher:
+    """The command that starts a job: mpirun, or on several hosts the `ronde run` that runs it.
+
+    report -- where `ronde run` is to put its report
+
+    Raises as `horovod.runner.translation.translate` does, ValueError when there is no Open MPI, and FileNotFoundError
+    when there is no `ronde`.
+    """
+    path, major = find()
+    mpirun = translate(given, major, environment)
+    if not needs_sidecars(given, environment):
+        return Launcher([path, *mpirun.options], mpirun.notes)
+    job = translation.translate({name: value for name, value in given.items() if name not in _OUTPUT})
+    ronde = command.find()
+    told = [] if report is None else ["--report", report]
+    started = [path, *mpirun.options, "-x", "RONDE_WORLD", ronde, "worker", "--"]
+    return Launcher([ronde, "run", *job.options, *told, "--starter", "--", *started], mpirun.notes)
+
+
+def is_spread(given: Mapping[str, Any]) -> bool:
+    """Whether some of the processes are on other hosts."""
+    return not all(is_here(host.hostname) for host in _hosts(given))
+
+
+def needs_sidecars(given: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
+    """Whether `ronde run` has to start sidecars: on several hosts, where they do not run already."""
+    return is_spread(given) and not environment.get("RONDE_SOCKET")
+
+
 def translate(given: Mapping[str, Any], major: int, environment: Mapping[str, str]) -> translation.Translation:
     """What the flags that were given mean to the mpirun of Open MPI's release `major`.
 
-    Raises as `horovod.runner.translation.translate` does, and ValueError for several hosts without sidecars.
+    Raises as `horovod.runner.translation.translate` does.
     """
     translation.check(given)
     if not given.get("num_proc"):
@@ -77,26 +115,25 @@ def translate(given: Mapping[str, Any], major: int, environment: Mapping[str, st
     found = translation.Translation(exports=translation.exports_of(given))
     if "start_timeout" in given:
         found.exports["RONDE_START_TIMEOUT"] = str(given["start_timeout"])
-    hosts = _hosts(given)
-    is_spread = not all(is_here(host.hostname) for host in hosts)
-    if is_spread and not environment.get("RONDE_SOCKET"):
-        raise ValueError(
-            f"--mpi with other hosts ({host_lists.in_a_list(hosts)}): mpirun starts processes, but nobody "
-            "the sidecars that seal what goes between hosts. Leave --mpi out, and `ronde run` starts both; or start a "
-            "`ronde sidecar` on each host and name its directory, the same on all, by RONDE_SOCKET"
-        )
     found.options = ["--allow-run-as-root", *_output(given, major)]
-    found.options += ["-np", str(given["num_proc"]), "-H", host_lists.in_a_list(hosts)]
+    found.options += ["-np", str(given["num_proc"]), "-H", host_lists.in_a_list(_hosts(given))]
     found.options += shlex.split(given["binding_args"]) if given.get("binding_args") else _BINDING
     found.options += _ssh(given)
-    if is_spread:
+    if is_spread(given):
         for name in sorted(name for name in environment if not _NOT_EXPORTED.fullmatch(name)):
             found.options += ["-x", name] if name not in found.exports else []
     for name, value in sorted(found.exports.items()):
         found.options += ["-x", f"{name}={value}"]
     found.options += shlex.split(given.get("mpi_args") or "")
-    found.notes = translation.notes_of(given, _WITHOUT_MEANING)
+    found.notes = translation.notes_of(given, {**_WITHOUT_MEANING, **_unused_interfaces(given, environment)})
     return found
+
+
+def _unused_interfaces(given: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    if needs_sidecars(given, environment):
+        return {}
+    reason = _RUNS_ALREADY if is_spread(given) else _NO_NETWORK
+    return {name: (flag, reason) for name, flag in _INTERFACES.items()}
 
 
 def is_here(name: str) -> bool:

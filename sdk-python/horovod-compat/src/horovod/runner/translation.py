@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from horovod.runner.common.util.config_parser import set_env_from_args
 from horovod.runner.common.util.hosts import check_slots, parse_host_file, parse_hosts
@@ -100,6 +100,13 @@ class Translation:
     def arguments(self) -> list[str]:
         """The options of `ronde run`, the variables among them."""
         return [*self.options, *(f"--export={name}={value}" for name, value in self.exports.items())]
+
+
+class Launcher(NamedTuple):
+    """The command that starts a job, up to the worker's, and what to tell the user about it."""
+
+    words: list[str]
+    notes: list[str]
 
 
 def translate(given: Mapping[str, Any]) -> Translation:

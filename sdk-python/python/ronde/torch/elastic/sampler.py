@@ -22,6 +22,14 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     dataset -- what has a length
     shuffle -- whether each epoch has an order of its own, the same on all ranks
     seed    -- of that order, the same on all ranks
+
+    Attributes, beside these, as the last `reset` has left them:
+
+    epoch, processed_num              -- the epoch, and how many of its indices all ranks together have used
+    processed_indices                 -- which those are, in the order of the epoch
+    remaining_indices                 -- the others, of all ranks, in the order of the epoch
+    rank, num_replicas (also `size`)  -- this rank, and how many there are
+    num_samples, total_size           -- how many indices each rank gets of them, and all together
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -32,10 +40,16 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_num = 0
         self.num_replicas = 0
         self.rank = 0
+        self.processed_indices: list[int] = []
         self.remaining_indices: list[int] = []
         self.num_samples = 0
         self.total_size = 0
         self.reset()
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are: `num_replicas`."""
+        return self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch, of which nothing has been used. Call it at the end of the one before."""
@@ -65,6 +79,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         indices = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(indices)
+        self.processed_indices = indices[: self.processed_num]
         self.remaining_indices = indices[self.processed_num :]
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas

@@ -1,0 +1,113 @@
+"""Horovod's variables and flags act where mpirun starts the processes: by itself, and by `horovodrun --mpi`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest import PACKAGE, WORKERS, ronde_binary
+from test_horovodrun import COMPAT, TIMEOUT_S
+from test_horovodrun_mpi import on_hosts
+from two_hosts import two_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytest.importorskip("torch")
+MPIRUN = pathlib.Path(sys.executable).with_name("mpirun")
+SCRIPT = str(WORKERS / "settings_by_mpi.py")
+PLAIN = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+BY_HOROVODRUN = [sys.executable, "-m", "horovod.runner.launch", "-np", "2", "--mpi", "--mpi-args=--oversubscribe"]
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
+    """A temporary folder for the job, in which nothing is left; mpirun is there."""
+    if not MPIRUN.is_file():
+        pytest.skip("no mpirun beside this Python; `make setup` installs it")
+    with tempfile.TemporaryDirectory(prefix="r-") as place:
+        monkeypatch.setenv("TMPDIR", place)
+        yield pathlib.Path(place)
+        assert not list(pathlib.Path(place).glob("ronde-*"))
+
+
+def started(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    environment: dict[str, Any] = {**os.environ, **variables, "RONDE_BIN": ronde_binary()}
+    environment["PATH"] = f"{MPIRUN.parent}{os.pathsep}{environment['PATH']}"
+    environment["PYTHONPATH"] = f"{PACKAGE}{os.pathsep}{COMPAT}"
+    command = [*command, sys.executable, SCRIPT]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+
+
+def found(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What the sidecar of rank 0 has been told, as its work shows."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line.partition("found ")[2] for line in done.stdout.splitlines() if "found " in line]
+    told: dict[str, Any] = json.loads(line)
+    return told
+
+
+def test_without_any_operations_are_fused_on_all_cores() -> None:
+    told = found(started(PLAIN))
+    assert told["ronde_fused_tensors_total"] >= 1200
+    assert told["cores"] == sorted(os.sched_getaffinity(0))
+
+
+def test_variables_act_under_mpirun(folder: pathlib.Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    variables = {"FUSION_THRESHOLD": "0", "THREAD_AFFINITY": str(core), "LOG_LEVEL": "DEBUG"}
+    variables["TIMELINE"] = str(folder / "timeline.json")
+    done = started(PLAIN, **{f"HOROVOD_{name}": value for name, value in variables.items()})
+    assert found(done) == {"ronde_fused_tensors_total": 0, "ronde_operations_scheduled_total": 0, "cores": [core]}
+    assert "DEBUG" in done.stderr
+    assert "allreduce.step" in (folder / "timeline.json").read_text()
+
+
+def test_flags_act_with_mpi(folder: pathlib.Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    flags = ["--fusion-threshold-mb", "0", "--thread-affinity", str(core)]
+    flags += ["--log-level", "DEBUG", "--timeline-filename", str(folder / "timeline.json")]
+    done = started([*BY_HOROVODRUN, *flags])
+    assert found(done) == {"ronde_fused_tensors_total": 0, "ronde_operations_scheduled_total": 0, "cores": [core]}
+    assert "DEBUG" in done.stderr
+    assert "allreduce.step" in (folder / "timeline.json").read_text()
+
+
+@pytest.mark.parametrize("way", ["a variable", "a flag"])
+def test_the_end_of_what_waits_acts(way: str) -> None:
+    names = ["HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]
+    flags = [f"--stall-check-{name}-time-seconds=1" for name in ("warning", "shutdown")]
+    done = started([*BY_HOROVODRUN, *flags]) if way == "a flag" else started(PLAIN, **dict.fromkeys(names, "1"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "stalled" in done.stdout
+    assert "alone" in done.stdout
+
+
+def test_a_number_that_is_none_is_told() -> None:
+    for name, text in (("FUSION_THRESHOLD", "a number of bytes"), ("START_TIMEOUT", "a number of seconds")):
+        done = started(PLAIN, **{f"HOROVOD_{name}": "many"})
+        assert done.returncode != 0
+        assert f"HOROVOD_{name} is " in done.stderr, done.stderr
+        assert text in done.stderr
+
+
+def test_they_act_on_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There also what comes again in every step is performed ahead, for which it has to be remembered."""
+    counted = ["ronde_fused_tensors_total", "ronde_operations_scheduled_total"]
+
+    def counts(*flags: str) -> list[bool]:
+        told = found(on_hosts(hosts, *flags, sys.executable, SCRIPT, slots=1))
+        return [told[name] > 0 for name in counted]
+
+    with two_hosts() as hosts:
+        assert counts() == [True, True]
+        assert counts("--fusion-threshold-mb", "0", "--cache-capacity", "0") == [False, False]
+        monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
+        monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "0")
+        assert counts() == [False, False]

@@ -1,0 +1,62 @@
+"""Run by mpirun: tells what Horovod's variables have made of the sidecar of rank 0, as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import sys
+import time
+import urllib.request
+
+import torch
+
+import ronde.torch as hvd
+from ronde import alone
+
+STEPS, TENSORS = 60, 20
+
+
+def main() -> None:
+    """Groups of tensors, step by step; then what was done with them."""
+    torch.set_num_threads(1)
+    hvd.init()
+    for _ in range(STEPS):
+        hvd.grouped_allreduce([torch.ones(4096) for _ in range(TENSORS)], op=hvd.Sum, name="step")
+    hvd.barrier()
+    if hvd.rank() == 0:
+        print("found", json.dumps(found()), flush=True)
+    hvd.barrier()
+    if os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
+        stall()
+
+
+def found() -> dict[str, object]:
+    """What the sidecar counts, and the cores that it may use."""
+    directory = os.environ.get("RONDE_SOCKET") or alone._sidecar.socket
+    address = (pathlib.Path(directory) / "admin").read_text().strip()
+    with urllib.request.urlopen(f"http://{address}/metrics") as answer:
+        text = answer.read().decode()
+    counts = {name: float(re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)[0]) for name in COUNTS}
+    process = alone._sidecar.process
+    return {**counts, "cores": sorted(os.sched_getaffinity(process.pid)) if process is not None else []}
+
+
+def stall() -> None:
+    """Rank 1 stays away until rank 0 was told that nobody waits any longer."""
+    if hvd.rank() == 0:
+        try:
+            hvd.allreduce(torch.ones(1), name="alone")
+        except hvd.HorovodInternalError as error:
+            print("stalled", str(error).replace("\n", " "), flush=True)
+            return
+        raise AssertionError("a tensor for which nobody waits was reduced")
+    while hvd.client().is_open:
+        time.sleep(0.02)
+
+
+COUNTS = ["ronde_fused_tensors_total", "ronde_operations_scheduled_total"]
+
+if __name__ == "__main__":
+    sys.exit(main())
