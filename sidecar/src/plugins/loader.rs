@@ -188,8 +188,9 @@ fn reducer_work(plugin: &Plugin, dtype: DType) -> Result<PluginWork, String> {
         return Err(not_taken(label, "reduces", &reducer.dtypes, dtype));
     }
     Ok(match reducer.shape {
-        Shape::Pairwise => PluginWork::Pairwise,
-        Shape::Nary => PluginWork::NAry,
+        Shape::Pairwise if reducer.commutative => PluginWork::Pairwise,
+        // A ring begins with another rank for each piece: where the order of ranks counts, all values come together first.
+        Shape::Pairwise | Shape::Nary => PluginWork::NAry,
         Shape::TwoPass { measures } => PluginWork::TwoPass { measures: u32::try_from(measures).unwrap_or(u32::MAX) },
         Shape::Adaptive => PluginWork::Adaptive,
     })

@@ -9,8 +9,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use ronde_plugin_host::{HostConfig, Parameters, Plugin, inspect, trust};
-use ronde_wire::{DType, PluginCall, PluginUse, PluginWork, ReduceOp, Request, SetId, limits};
+use ronde_plugin_host::{HostConfig, Parameters, Plugin, Shape, inspect, trust};
+use ronde_wire::{DType, PluginCall, PluginUse, ReduceOp, Request, SetId, limits};
 
 use super::loader::{self, Answers, Job, Question, Resolved};
 use crate::shipped_plugins;
@@ -135,7 +135,8 @@ impl Registry {
 fn unusable(uses: &PluginUse, plugin: &Plugin, (set, ranks): (SetId, usize)) -> Option<String> {
     let disabled = plugin.disabled();
     let most = plugin.manifest().limits.ranks;
-    let takes_any = matches!(uses.work, PluginWork::Codec { .. } | PluginWork::Pairwise);
+    let is_pairwise = plugin.manifest().reducer.as_ref().is_some_and(|reducer| reducer.shape == Shape::Pairwise);
+    let takes_any = uses.work.is_codec() || is_pairwise;
     disabled.or_else(|| {
         (!takes_any && ranks > most).then(|| {
             format!(

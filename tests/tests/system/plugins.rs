@@ -159,6 +159,25 @@ fn a_buffer_outside_of_its_memory() -> Result<()> {
     fails(&wild.placed(6, 0xffff_ffc0).wasm(), "not within the memory of 131072 bytes")
 }
 
+/// A ring begins with another rank for each piece, but the last rank's values are what comes out.
+#[test]
+fn pairs_in_the_order_of_ranks_where_that_counts() -> Result<()> {
+    const ELEMENTS: usize = 300_000;
+    let mut module = Wat::reducer("pairwise", 0).named("later");
+    module.manifests[0] = module.manifests[0].replace("\"commutative\": true", "\"commutative\": false");
+    let plugins = Plugins::with_good_ones()?;
+    plugins.add("later", &module.wasm())?;
+    let placement = [0, 1, 2, 2, 3];
+    let crew = Crew::start(Plan::of(&placement).plugins(vec![plugins.settings(); 4]), Transfer::Arena)?;
+    crew.all(|client| {
+        let mine = Tensor::of(&[ELEMENTS as u64], &vec![client.rank() as f32; ELEMENTS])?;
+        let later = client.allreduce("later", &mine, ReduceOptions::reduced_by(PluginCall::new("later")))?;
+        ensure!(later.to_vec::<f32>()?.iter().all(|value| *value == 4.0), "the order of ranks does not count");
+        Ok(())
+    })?;
+    Ok(())
+}
+
 /// Each call keeps its deadline, and all of them together take for ever: an output of one line, and sleepless milliseconds
 /// for each.
 #[test]
