@@ -16,7 +16,7 @@ const NEAR_BYTES: usize = 64;
 /// fifth generation (Zen 5).
 const WHOLE_BYTES_MIN: usize = 8 << 10;
 
-/// Copies bytes: many at once as the C library likes it, but in pieces of [`PIECE_BYTES`] where that may be slow.
+/// Copies bytes: many at once as the C library likes it, but in pieces of 2 KiB where that may be slow.
 ///
 /// # Panics
 /// When the lengths differ.
@@ -29,7 +29,7 @@ pub fn copy(into: &mut [u8], from: &[u8]) {
     }
 }
 
-/// How many bytes are best copied at once to an address: all, or [`PIECE_BYTES`].
+/// How many bytes are best copied at once to an address: all, or 2 KiB.
 #[inline]
 #[must_use]
 pub fn step(into: usize, from: &[u8]) -> usize {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ronde_engine::{PluginFault, PluginSpan, RankValues, Side, Stage};
-use ronde_plugin_host::{Fault, Instance, Operands, Operation, Span};
+use ronde_plugin_host::{Fault, Instance, Operands, Operation, Shape, Span};
 use ronde_wire::{Epoch, PluginUse, Seq, copying};
 
 use super::Plugins;
@@ -172,7 +172,15 @@ impl ronde_engine::Plugins for LanePlugins {
         concluded: &[f64],
         into: &mut [u8],
     ) -> Result<(), PluginFault> {
-        self.perform(at, |span, instance| instance.reduce(span, operands, concluded, into))
+        self.perform(at, |span, instance| {
+            let reducer = instance.plugin().manifest().reducer.as_ref();
+            if reducer.is_some_and(|reducer| reducer.shape == Shape::Pairwise) {
+                // One whose order of ranks counts: see `reducer_work`.
+                let bytes = into.len();
+                return instance.reduce_in_pairs(span, operands.len(), bytes, &mut OfAll { operands, into });
+            }
+            instance.reduce(span, operands, concluded, into)
+        })
     }
 
     fn measure(&mut self, at: &PluginSpan<'_>, values: &[u8], sums: &mut [f64]) -> Result<(), PluginFault> {
@@ -195,6 +203,22 @@ struct Read<'a> {
 impl Operands for Read<'_> {
     fn read(&mut self, operand: usize, part: Range<usize>, into: &mut [u8]) {
         self.values.read(operand, part.start, into);
+    }
+
+    fn write(&mut self, part: Range<usize>, result: &[u8]) {
+        copying::copy(&mut self.into[part], result);
+    }
+}
+
+/// All ranks' values, in their order.
+struct OfAll<'a> {
+    operands: &'a [&'a [u8]],
+    into: &'a mut [u8],
+}
+
+impl Operands for OfAll<'_> {
+    fn read(&mut self, operand: usize, part: Range<usize>, into: &mut [u8]) {
+        copying::copy(into, &self.operands[operand][part]);
     }
 
     fn write(&mut self, part: Range<usize>, result: &[u8]) {

@@ -19,7 +19,7 @@ pub trait Operands {
 }
 
 impl Instance {
-    /// Reduces all ranks' values of a span, in the order of ranks; in pairs, where the reducer takes two. The result depends on neither how many calls that takes
+    /// Reduces all ranks' values of a span, in the order of ranks. The result depends on neither how many calls that takes
     /// nor where they are cut, as reducers work element by element.
     ///
     /// `measures` are what [`Self::conclude`] left, for shapes that measure; otherwise there are none.
@@ -32,11 +32,7 @@ impl Instance {
             return Err(self.refused(problem));
         }
         let bytes = into.len();
-        let mut parts = Slices { operands, into };
-        if self.shape(span)? == Shape::Pairwise {
-            return self.reduce_in_pairs(span, operands.len(), bytes, &mut parts);
-        }
-        self.reduce_parts(span, operands.len(), bytes, measures, &mut parts)
+        self.reduce_parts(span, operands.len(), bytes, measures, &mut Slices { operands, into })
     }
 
     /// Reduces two ranks' values into the left, that is the lower, one.

@@ -1,6 +1,6 @@
 //! What a sidecar asks of the C library's allocator.
 
-/// Has the allocator keep freed memory, up to [`KEPT_BYTES`] for each thread's heap, and take large blocks from there, too.
+/// Has the allocator keep freed memory, up to 32 MiB for each thread's heap, and take large blocks from there, too.
 ///
 /// Chunks of up to 1 MiB come and go a thousand times a second. By itself the GNU C library gives the end of a heap back to
 /// the system as soon as there are twice as many bytes free as the largest block had, and the next chunk finds pages that
