@@ -158,14 +158,7 @@ def _add_collectives(parser: argparse.ArgumentParser) -> None:
         "--peers", type=_listed(_peer), default=list(PEERS), metavar="NAME,...", help="gloo, mpi (default: both)"
     )
     parser.add_argument("--rounds", type=_positive, metavar="N", help="turns of each backend for each case")
-    parser.add_argument(
-        "--reducer",
-        type=Named.parse,
-        action="append",
-        default=[],
-        metavar="NAME[:KEY=VALUE]...",
-        help="all-reduce by this plugin, too; may be given several times",
-    )
+    _add_several(parser, "--reducer", Named.parse, _NAMED, "all-reduce by this plugin, too")
     parser.add_argument(
         "--no-train", dest="train", action="store_false", help="leave the training step of a perceptron out"
     )
@@ -192,24 +185,16 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--link-gbit", type=_rate, metavar="N", help="gigabits a second of each host's link (default: no limit)"
     )
-    parser.add_argument(
-        "--codec",
-        type=Named.parse,
-        action="append",
-        default=[],
-        metavar="NAME[:KEY=VALUE]...",
-        help="with this codec, too: a plugin, or float16 or bfloat16 in all-reduces; may be given several times",
-    )
-    parser.add_argument(
-        "--plugin",
-        type=pathlib.Path,
-        action="append",
-        default=[],
-        metavar="FILE|DIR",
-        help="plugins that do not come with ronde",
-    )
+    codec_help = "with this codec, too: a plugin, or float16 or bfloat16 in all-reduces"
+    _add_several(parser, "--codec", Named.parse, _NAMED, codec_help)
+    _add_several(parser, "--plugin", pathlib.Path, "FILE|DIR", "plugins that do not come with ronde")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all data (default: 1)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything that was found")
+
+
+def _add_several(parser: argparse.ArgumentParser, option: str, kind: Any, metavar: str, text: str) -> None:
+    text += "; may be given several times"
+    parser.add_argument(option, type=kind, action="append", default=[], metavar=metavar, help=text)
 
 
 def _listed(one: Any) -> Any:
@@ -258,6 +243,7 @@ def _end(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
 
+_NAMED = "NAME[:KEY=VALUE]..."
 _EXAMPLES = (
     "Examples:\n  ronde bench --quick\n  ronde bench --collectives allreduce --sizes 4,1MB --plot bench.png\n"
     "  ronde bench --collectives allreduce --sizes 64MB --hosts 2 --codec bfloat16 --codec bf16 --no-train",
