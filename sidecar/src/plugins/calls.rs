@@ -176,8 +176,7 @@ impl ronde_engine::Plugins for LanePlugins {
             let reducer = instance.plugin().manifest().reducer.as_ref();
             if reducer.is_some_and(|reducer| reducer.shape == Shape::Pairwise) {
                 // One whose order of ranks counts: see `reducer_work`.
-                let bytes = into.len();
-                return instance.reduce_in_pairs(span, operands.len(), bytes, &mut OfAll { operands, into });
+                return instance.fold(span, operands, into);
             }
             instance.reduce(span, operands, concluded, into)
         })
@@ -203,22 +202,6 @@ struct Read<'a> {
 impl Operands for Read<'_> {
     fn read(&mut self, operand: usize, part: Range<usize>, into: &mut [u8]) {
         self.values.read(operand, part.start, into);
-    }
-
-    fn write(&mut self, part: Range<usize>, result: &[u8]) {
-        copying::copy(&mut self.into[part], result);
-    }
-}
-
-/// All ranks' values, in their order.
-struct OfAll<'a> {
-    operands: &'a [&'a [u8]],
-    into: &'a mut [u8],
-}
-
-impl Operands for OfAll<'_> {
-    fn read(&mut self, operand: usize, part: Range<usize>, into: &mut [u8]) {
-        copying::copy(into, &self.operands[operand][part]);
     }
 
     fn write(&mut self, part: Range<usize>, result: &[u8]) {

@@ -27,12 +27,29 @@ impl Instance {
     /// # Errors
     /// [`Fault`]; `into` is then partly written.
     pub fn reduce(&mut self, span: &Span, operands: &[&[u8]], measures: &[f64], into: &mut [u8]) -> Result<(), Fault> {
-        if let Some(other) = operands.iter().find(|operand| operand.len() != into.len()) {
-            let problem = format!("an operand of {} bytes does not reduce into {}", other.len(), into.len());
-            return Err(self.refused(problem));
-        }
+        self.check_lengths(operands, into)?;
         let bytes = into.len();
         self.reduce_parts(span, operands.len(), bytes, measures, &mut Slices { operands, into })
+    }
+
+    /// Reduces all ranks' values of a span in pairs, in the order of ranks: what a reducer of pairs does whose order counts.
+    ///
+    /// # Errors
+    /// [`Fault`]; `into` is then partly written.
+    pub fn fold(&mut self, span: &Span, operands: &[&[u8]], into: &mut [u8]) -> Result<(), Fault> {
+        self.check_lengths(operands, into)?;
+        let bytes = into.len();
+        self.reduce_in_pairs(span, operands.len(), bytes, &mut Slices { operands, into })
+    }
+
+    fn check_lengths(&self, operands: &[&[u8]], into: &[u8]) -> Result<(), Fault> {
+        match operands.iter().find(|operand| operand.len() != into.len()) {
+            None => Ok(()),
+            Some(other) => {
+                let problem = format!("an operand of {} bytes does not reduce into {}", other.len(), into.len());
+                Err(self.refused(problem))
+            }
+        }
     }
 
     /// Reduces two ranks' values into the left, that is the lower, one.

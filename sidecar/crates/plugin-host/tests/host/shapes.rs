@@ -104,6 +104,12 @@ fn pairs_are_reduced_in_place() {
     instance.reduce_pair(&span(DType::F32), &mut left, &bytes(&vec![1.5; values.len()])).expect("a reduction");
     let expected: Vec<f32> = values.iter().map(|value| value - 1.5).collect();
     assert_eq!(floats(&left), expected);
+    // Of many ranks: from the left.
+    let operands: Vec<Vec<u8>> = [9.0_f32, 4.0, 2.0, 1.0].map(|value| bytes(&vec![value; 5_003])).into();
+    let operands: Vec<&[u8]> = operands.iter().map(Vec::as_slice).collect();
+    instance.fold(&span(DType::F32), &operands, &mut left).expect("a reduction");
+    assert_eq!(floats(&left), vec![2.0; 5_003]);
+    assert!(instance.fold(&span(DType::F32), &operands[..2], &mut left[4..]).is_err(), "of other lengths");
 }
 
 #[test]
