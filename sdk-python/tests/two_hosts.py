@@ -70,7 +70,10 @@ class TwoHosts(NamedTuple):
 def two_hosts() -> Iterator[TwoHosts]:
     """Makes two hosts, and removes them in the end."""
     if os.environ.get("RONDE_NO_NETNS") == "1" or os.geteuid() != 0:
-        pytest.skip("hosts of their own are made by root only, and not with RONDE_NO_NETNS=1")
+        reason = "hosts of their own are made by root only, and not with RONDE_NO_NETNS=1"
+        if "netns" in os.environ.get("RONDE_REQUIRE", "").split(","):
+            pytest.fail(f"RONDE_REQUIRE names netns, but {reason}", pytrace=False)
+        pytest.skip(reason)
     number = next(_numbers)
     names = (f"rondepy{os.getpid()}-{number}-a", f"rondepy{os.getpid()}-{number}-b")
     addresses = ("10.76.0.1", "10.76.0.2")

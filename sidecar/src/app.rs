@@ -83,7 +83,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let incarnation = Incarnation(u64::from_le_bytes(random_bytes()?));
 
     // Data threads: a lane each, with its socket and its executor; then those that work on this host only.
-    let options = LinkOptions { start_timeout: settings.start_timeout, ..LinkOptions::default() };
+    let options = settings.link_options();
     let start = |port, purpose, addresses| {
         start_port(port, &identity, local_hello(&settings, incarnation, purpose), addresses, options.clone())
     };

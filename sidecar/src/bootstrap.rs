@@ -80,6 +80,8 @@ pub(crate) struct Start {
     /// What links run over; the same on all sidecars of the job.
     #[serde(default)]
     pub(crate) transport: Transport,
+    /// Of connections over TCP: `auto`, `system`, or a name; `auto` when absent.
+    pub(crate) tcp_congestion: Option<String>,
     /// Lanes to each peer; by the number of cores when absent.
     pub(crate) lanes: Option<u16>,
     /// Silence after which a peer is dead, milliseconds; the default of the wire's limits when absent.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use ronde_transport::{Congestion, LinkOptions};
 use ronde_wire::control::Transport;
 use ronde_wire::{JobName, SidecarIndex, World, limits};
 
@@ -30,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) runtime_dir: Option<PathBuf>,
     /// What links run over.
     pub(crate) transport: Transport,
+    /// How its connections over TCP keep to the way. Default: the host's, but none that paces.
+    pub(crate) congestion: Congestion,
     /// Lanes to each peer. Default: one up to 4 cores, then one for 4 cores, at most 4.
     pub(crate) lanes: u16,
     /// Data threads: one for each lane, and more for operations that need no other sidecar: one for each core, at most 4.
@@ -113,6 +116,7 @@ impl Settings {
             },
             runtime_dir: start.runtime_dir,
             transport: start.transport,
+            congestion: start.tcp_congestion.map_or(Ok(Congestion::Auto), |name| name.parse())?,
             lanes,
             threads: lanes.max(default_threads()),
             peer_timeout_ms,
@@ -130,6 +134,12 @@ impl Settings {
             web: start.web.map(WebSettings::checked).transpose()?,
             control_fan_out,
         })
+    }
+
+    /// What the links to other sidecars are like.
+    pub(crate) fn link_options(&self) -> LinkOptions {
+        let (start_timeout, congestion) = (self.start_timeout, self.congestion.clone());
+        LinkOptions { start_timeout, congestion, ..LinkOptions::default() }
     }
 
     /// Bytes of chunks for operations not yet admitted that one lane holds for one peer.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_engine::{Contributions, InputPlace, Memory, MemoryError, OutputPlace, Plugins};
-use ronde_shm::{ShmError, WorkerSegment};
+use ronde_shm::{STREAMED_BYTES_MIN, ShmError, WorkerSegment};
 use ronde_wire::{Rank, Seq, copying};
 
 use crate::plugins::LanePlugins;
@@ -79,7 +79,8 @@ impl Destination {
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), ShmError> {
-        let streamed = self.bytes() >= STREAMED_BYTES_MIN;
+        // The first byte of a larger result would be evicted before the last one is there.
+        let streamed = self.bytes() >= STREAMED_BYTES_MIN as u64;
         match self {
             Self::Slot(slot, _) if streamed => slot.segment.stream_from(slot.slot.offset + offset, from),
             Self::Slot(slot, _) => slot.segment.copy_from(slot.slot.offset + offset, from),
@@ -195,6 +196,3 @@ impl Memory for LaneMemory {
         (&mut self.operations, self.plugins.as_mut().map(|plugins| plugins as &mut dyn Plugins))
     }
 }
-
-/// Results from this size on are written around the caches: the first byte would be evicted before the last one is there.
-const STREAMED_BYTES_MIN: u64 = 32 << 20;

@@ -107,6 +107,7 @@ fn settings(
         ports: None,
         runtime_dir: args.runtime_dir.clone(),
         transport: args.transport,
+        tcp_congestion: Some(args.tcp_congestion.to_string()),
         lanes: args.lanes,
         peer_timeout_ms: args.peer_timeout.map(milliseconds),
         start_timeout_ms: args.start_timeout.saturating_mul(1_000),

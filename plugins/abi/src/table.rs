@@ -3,7 +3,8 @@
 use core::mem::{align_of, offset_of, size_of};
 
 /// Says where a plugin's buffers lie in its memory: addresses and sizes in bytes. A buffer of 0 bytes is absent, whatever its
-/// address. Table, call and buffers lie within the memory, at multiples of 64, and do not overlap.
+/// address. Table, call and buffers lie within the memory, at multiples of 64, and do not overlap, but
+/// that the output of a pairwise reducer may be the left operand's place: the input's beginning, and up to half of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Table {

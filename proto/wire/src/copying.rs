@@ -31,8 +31,7 @@ pub fn copy(into: &mut [u8], from: &[u8]) {
 
 /// How many bytes are best copied at once to an address: all, or 2 KiB.
 #[inline]
-#[must_use]
-pub fn step(into: usize, from: &[u8]) -> usize {
+fn step(into: usize, from: &[u8]) -> usize {
     let behind = into.wrapping_sub(from.as_ptr().addr()) % PAGE_BYTES;
     if from.len() >= WHOLE_BYTES_MIN && !(1..NEAR_BYTES).contains(&behind) { from.len() } else { PIECE_BYTES }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use ronde_transport::TrustDomain;
+use ronde_transport::{Congestion, TrustDomain};
 use ronde_wire::control::Transport;
 use ronde_wire::{JobName, limits};
 
@@ -87,6 +87,11 @@ pub(crate) struct SidecarArgs {
     /// them are TLS 1.3, and none gives way to another. All sidecars of a job need the same.
     #[arg(long, value_name = "auto|quic|tls", default_value_t, value_parser = clap::value_parser!(Transport))]
     pub(crate) transport: Transport,
+    /// How connections over TCP between sidecars keep from sending more than the way takes: system (what
+    /// net.ipv4.tcp_congestion_control of the host says), a name that it knows, such as dctcp, or auto: the host's, with cubic
+    /// in place of bbr, whose pacing costs much processor time within a cluster. Between regions take system.
+    #[arg(long, value_name = "auto|system|NAME", default_value_t)]
+    pub(crate) tcp_congestion: Congestion,
     /// Data lanes between two sidecars. [default: by the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=limits::LANES_MAX as i64))]
     pub(crate) lanes: Option<u16>,

@@ -6,7 +6,8 @@ use ronde_plugin_abi::{Call, Table, VERSION, limits};
 
 use crate::manifest::{Manifest, Shape};
 
-/// The buffers, as ranges of the plugin's memory that are within it and do not overlap.
+/// The buffers, as ranges of the plugin's memory that are within it and do not overlap, but for the output of a reducer of
+/// pairs, which may be the place of the left operand.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     pub(crate) call: Range<usize>,
@@ -39,18 +40,21 @@ impl Placement {
             state: named("the state", table.state, table.state_bytes)?,
             measures: named("the block of measures", table.measures, table.measures_bytes)?,
         };
-        placement.check_disjoint(&place)?;
+        placement.check_disjoint(&place, manifest)?;
         placement.check_sizes(manifest)?;
         Ok(placement)
     }
 
-    fn check_disjoint(&self, table: &Range<usize>) -> Result<(), String> {
+    fn check_disjoint(&self, table: &Range<usize>, manifest: &Manifest) -> Result<(), String> {
+        let is_pairwise = manifest.reducer.as_ref().is_some_and(|reducer| reducer.shape == Shape::Pairwise);
+        let may_reduce_in_place = is_pairwise && manifest.codec.is_none();
+        let output = if may_reduce_in_place && self.reduces_in_place() { &(0..0) } else { &self.output };
         let mut ranges = [
             ("the table", table),
             ("the call", &self.call),
             ("the block of parameters", &self.parameters),
             ("the input", &self.input),
-            ("the output", &self.output),
+            ("the output", output),
             ("the state", &self.state),
             ("the block of measures", &self.measures),
         ];
@@ -63,6 +67,11 @@ impl Placement {
             }
         }
         Ok(())
+    }
+
+    /// Whether the result takes the left operand's place, which ends where the right one's may begin.
+    pub(crate) fn reduces_in_place(&self) -> bool {
+        self.output.start == self.input.start && self.output.len() <= self.input.len() / 2
     }
 
     fn check_sizes(&self, manifest: &Manifest) -> Result<(), String> {

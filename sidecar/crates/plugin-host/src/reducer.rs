@@ -271,7 +271,10 @@ fn reduce_pairs_of_part(
             continue;
         }
         if rank > 1 {
-            memory.copy_within(output..output + length, left);
+            // What has been reduced may lie there already.
+            if output != left {
+                memory.copy_within(output..output + length, left);
+            }
             clear_line(memory, &input, left + length);
         }
         guest.reduce(call)?;
@@ -306,7 +309,8 @@ fn reduce_part(
 /// do not lie at the same place of their pages, as they would be taken for each other by the first cache.
 fn step_bytes(guest: &Guest, ranks: usize) -> usize {
     let fits = (guest.placement.input.len() / ranks).min(guest.placement.output.len());
-    let near = (CACHED_BYTES / (ranks + 1)).max(STEP_BYTES_MIN);
+    let buffers = if guest.placement.reduces_in_place() { ranks } else { ranks + 1 };
+    let near = (CACHED_BYTES / buffers).max(STEP_BYTES_MIN);
     let bytes = fits.min(near);
     match bytes.checked_sub(PAGE_BYTES + SKEW_BYTES) {
         Some(more) => more / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES + SKEW_BYTES,

@@ -58,7 +58,7 @@ pub fn measure(
     }
     if let Some(reducer) = plugin.manifest().reducer.as_ref().filter(|reducer| reducer.dtypes.contains(&dtype)) {
         let shape = reducer.shape;
-        rates.push(reduction(&mut instance, &span, shape, bytes, time)?);
+        rates.extend(reduction(&mut instance, &span, shape, bytes, time)?);
     }
     Ok(rates)
 }
@@ -110,7 +110,13 @@ fn codec(instance: &mut Instance, span: &Span, bytes: usize, time: Duration) -> 
     }))
 }
 
-fn reduction(instance: &mut Instance, span: &Span, shape: Shape, bytes: usize, time: Duration) -> Result<Rates, Fault> {
+fn reduction(
+    instance: &mut Instance,
+    span: &Span,
+    shape: Shape,
+    bytes: usize,
+    time: Duration,
+) -> Result<Vec<Rates>, Fault> {
     let ranks = if shape == Shape::Pairwise { 2 } else { instance.plugin().manifest().limits.ranks.min(RANKS) };
     let values = ordinary(span.dtype, bytes);
     let mut into = values.clone();
@@ -120,14 +126,18 @@ fn reduction(instance: &mut Instance, span: &Span, shape: Shape, bytes: usize, t
         Shape::TwoPass { measures } => vec![1.0; ranks * measures],
         Shape::Adaptive => vec![1.0; ranks],
     };
-    let (what, plugin) = if shape == Shape::Pairwise {
-        ("reduce 2 ranks", rate(bytes, time, || instance.reduce_pair(span, &mut into, &values))?)
+    let reduced = if shape == Shape::Pairwise {
+        let pair = rate(bytes, time, || instance.reduce_pair(span, &mut into, &values))?;
+        // Each rank's values but the first one's are added to others.
+        let several = vec![values.as_slice(); RANKS];
+        let fold = rate((RANKS - 1) * bytes, time, || instance.fold(span, &several, &mut into))?;
+        vec![("reduce 2 ranks", pair), ("reduce 4 ranks", fold)]
     } else {
         let reduced = rate(bytes, time, || instance.reduce(span, &operands, &measures, &mut into))?;
-        ("reduce up to 4 ranks", reduced)
+        vec![("reduce up to 4 ranks", reduced)]
     };
     let (native, native_copied, copy) = natively(span.dtype, bytes, time)?;
-    Ok(Rates { what, plugin, native, native_copied, copy })
+    Ok(reduced.into_iter().map(|(what, plugin)| Rates { what, plugin, native, native_copied, copy }).collect())
 }
 
 /// The native sum, the same with copies, and a plain copy.

@@ -8,9 +8,8 @@ use std::hint::black_box;
 
 /// From how many bytes on a copy goes around the caches. What is copied in one piece of this size is evicted before
 /// anybody reads it, and a plain store would first fetch the line that it overwrites: two threads that copy 64 MiB each do
-/// so 1.7 times as fast in this way. Copies of 16 MiB alone are faster, too, but then the reader finds nothing in a cache:
-/// an all-reduce of 2 ranks took 5.8 ms instead of 5.0 ms.
-pub(crate) const STREAMED_BYTES_MIN: usize = 32 << 20;
+/// so 1.7 times as fast in this way. Of less than this the reader finds most in a cache (docs/adr/0015).
+pub const STREAMED_BYTES_MIN: usize = 4 << 20;
 
 /// Copies bytes, around the caches when there are many.
 ///

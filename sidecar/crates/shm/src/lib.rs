@@ -32,6 +32,7 @@ pub mod ring;
 pub mod segment;
 
 pub use arena::{Arena, ArenaConfig, ArenaError, ArenaUsage, Lease, LeaseError, SegmentId, Slot};
+pub use copy::STREAMED_BYTES_MIN;
 pub use error::{Blame, ShmError};
 pub use fork::{FdRegistration, ForkGuard, ForkSafe, UsedAfterFork};
 pub use passing::{

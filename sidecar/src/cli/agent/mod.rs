@@ -24,13 +24,14 @@ use crate::bootstrap::ToSidecar;
 use crate::interfaces;
 
 pub(super) mod exec;
+mod group;
 mod memory;
 mod orphans;
 mod sidecar;
 mod stream;
 mod worker;
 
-pub(super) use worker::Group;
+pub(super) use group::{Group, Order};
 
 /// Serves a launcher on standard input and output until the input ends.
 pub(super) fn main() -> ExitCode {
@@ -46,28 +47,6 @@ pub(super) fn main() -> ExitCode {
 
 /// The sending side of the queue to the launcher.
 pub(super) type ToLauncher = mpsc::Sender<FromAgent>;
-
-/// How far the end of the workers has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WorkersOrder {
-    /// Let them run.
-    Run,
-    /// Ask them to end, and kill what is left after the grace.
-    Stop(Duration),
-    /// Kill them.
-    Kill,
-}
-
-/// How far the end of the sidecars has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SidecarsOrder {
-    /// Let them run.
-    Run,
-    /// End their input and kill what has not drained after [`sidecar::DRAIN_WAIT`].
-    Drain,
-    /// Kill them.
-    Kill,
-}
 
 async fn serve() -> anyhow::Result<()> {
     nix::sys::prctl::set_child_subreaper(true).context("cannot become the parent of what workers leave behind")?;
@@ -104,9 +83,9 @@ struct Agent {
     directory: PathBuf,
     environment: Environment,
     workers: JoinSet<()>,
-    workers_order: watch::Sender<WorkersOrder>,
+    workers_order: watch::Sender<Order>,
     sidecars: JoinSet<()>,
-    sidecars_order: watch::Sender<SidecarsOrder>,
+    sidecars_order: watch::Sender<Order>,
     sidecar_lines: BTreeMap<u32, mpsc::Sender<ToSidecar>>,
     memory: MemoryWatch,
 }
@@ -120,9 +99,9 @@ impl Agent {
             directory: PathBuf::from("/"),
             environment: Environment::new(),
             workers: JoinSet::new(),
-            workers_order: watch::Sender::new(WorkersOrder::Run),
+            workers_order: watch::Sender::new(Order::Run),
             sidecars: JoinSet::new(),
-            sidecars_order: watch::Sender::new(SidecarsOrder::Run),
+            sidecars_order: watch::Sender::new(Order::Run),
             sidecar_lines: BTreeMap::new(),
             memory: MemoryWatch::new(),
         })
@@ -201,29 +180,17 @@ impl Agent {
     }
 
     fn stop_workers(&self, grace: Duration) {
-        self.workers_order.send_if_modified(|order| {
-            let first = *order == WorkersOrder::Run;
-            if first {
-                *order = WorkersOrder::Stop(grace);
-            }
-            first
-        });
+        group::stop(&self.workers_order, grace);
     }
 
     fn close_sidecars(&mut self) {
         self.sidecar_lines.clear();
-        self.sidecars_order.send_if_modified(|order| {
-            let first = *order == SidecarsOrder::Run;
-            if first {
-                *order = SidecarsOrder::Drain;
-            }
-            first
-        });
+        group::stop(&self.sidecars_order, sidecar::DRAIN_WAIT);
     }
 
     fn kill_all(&self) {
-        self.workers_order.send_replace(WorkersOrder::Kill);
-        self.sidecars_order.send_replace(SidecarsOrder::Kill);
+        self.workers_order.send_replace(Order::Kill);
+        self.sidecars_order.send_replace(Order::Kill);
     }
 
     /// Ends everything in order: workers, sidecars, then whatever workers left behind.

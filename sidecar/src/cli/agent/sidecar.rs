@@ -6,16 +6,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context;
-use nix::sys::signal::Signal;
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::timeout;
 
-use super::worker::Group;
-use super::{SidecarsOrder, ToLauncher, stream};
+use super::group::{Group, Order};
+use super::{ToLauncher, stream};
 use crate::bootstrap::{FromSidecar, ToSidecar};
-use crate::cli::envelope::{self, Environment, FromAgent, Status};
+use crate::cli::envelope::{self, Environment, FromAgent};
 
 /// How long a sidecar may take to drain before it is killed.
 pub(super) const DRAIN_WAIT: Duration = Duration::from_secs(10);
@@ -56,7 +55,7 @@ impl Sidecar {
     }
 
     /// Passes lines both ways until it ends, reports its end, and removes what a killed one left behind.
-    pub(super) async fn watch_over(mut self, launcher: ToLauncher, order: watch::Receiver<SidecarsOrder>) {
+    pub(super) async fn watch_over(mut self, launcher: ToLauncher, order: watch::Receiver<Order>) {
         let index = self.index;
         let input = self.child.stdin.take().expect("piped at start");
         let output = self.child.stdout.take().expect("piped at start");
@@ -66,7 +65,8 @@ impl Sidecar {
         let mut reader = tokio::spawn(read_lines(index, output, launcher.clone(), directory.clone()));
         let wrap = move |text| FromAgent::SidecarLog { sidecar: index, text };
         let mut log = tokio::spawn(stream::forward(log, launcher.clone(), stream::Tail::default(), wrap));
-        let status = wait(&mut self.child, self.group, &writer, order).await;
+        // Its input ends with the writer.
+        let status = self.group.wait_for(&mut self.child, order, |_| writer.abort()).await;
         writer.abort();
         // The lines and the log that a sidecar wrote last explain its end: they go first.
         let explained = async { ((&mut reader).await, (&mut log).await) };
@@ -81,40 +81,6 @@ impl Sidecar {
             let _ = launcher.send(FromAgent::Notice { text }).await;
         }
         let _ = launcher.send(FromAgent::SidecarExited { sidecar: index, status }).await;
-    }
-}
-
-async fn wait(
-    child: &mut Child,
-    group: Group,
-    writer: &tokio::task::JoinHandle<()>,
-    mut order: watch::Receiver<SidecarsOrder>,
-) -> Status {
-    let mut kill_at = None;
-    let mut obeys = true;
-    order.mark_changed();
-    loop {
-        tokio::select! {
-            status = child.wait() => return status.map_or(Status::Code(-1), Status::from),
-            changed = order.changed(), if obeys => {
-                obeys = changed.is_ok();
-                match *order.borrow_and_update() {
-                    SidecarsOrder::Run => {}
-                    SidecarsOrder::Drain => {
-                        // Its input ends with the writer.
-                        writer.abort();
-                        // A stopped process hears only after it goes on.
-                        group.signal(Signal::SIGCONT);
-                        kill_at = Some(Instant::now() + DRAIN_WAIT);
-                    }
-                    SidecarsOrder::Kill => group.signal(Signal::SIGKILL),
-                }
-            }
-            () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
-                group.signal(Signal::SIGKILL);
-                kill_at = None;
-            }
-        }
     }
 }
 

@@ -1,18 +1,19 @@
 //! One worker: its process group, its output, its end.
 
 use std::path::Path;
+use std::pin::pin;
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context;
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
+use super::group::{Group, Order};
 use super::memory::WorkerWatch;
-use super::{ToLauncher, WorkersOrder, stream};
+use super::{ToLauncher, stream};
 use crate::bootstrap::{ToSidecar, WorkerExited};
 use crate::cli::envelope::{FromAgent, Status, Stream};
 
@@ -56,12 +57,7 @@ impl Worker {
     }
 
     /// Passes on its output and its end, and ends it when told to.
-    pub(super) async fn watch_over(
-        mut self,
-        told: Told,
-        mut memory: WorkerWatch,
-        order: watch::Receiver<WorkersOrder>,
-    ) {
+    pub(super) async fn watch_over(mut self, told: Told, mut memory: WorkerWatch, order: watch::Receiver<Order>) {
         let (rank, launcher) = (self.rank, told.launcher.clone());
         let output = |stream| move |text| FromAgent::Output { rank, stream, text };
         let stdout = self.child.stdout.take().expect("piped at start");
@@ -111,64 +107,17 @@ impl Told {
     }
 }
 
-/// A process group that was made for one process.
-#[derive(Clone, Copy)]
-pub(in crate::cli) struct Group(Pid);
-
-impl Group {
-    /// The group of a child that was started as a leader and has not been waited for.
-    pub(in crate::cli) fn led_by(child: &Child) -> anyhow::Result<Self> {
-        let id = child.id().and_then(|id| i32::try_from(id).ok()).context("the process has no id")?;
-        Ok(Self(Pid::from_raw(id)))
-    }
-
-    /// The process that leads it.
-    fn pid(self) -> u32 {
-        self.0.as_raw().unsigned_abs()
-    }
-
-    /// Signals every process of the group; that none is left is as well.
-    pub(in crate::cli) fn signal(self, signal: Signal) {
-        let _ = killpg(self.0, signal);
-    }
-}
-
-async fn wait(
-    child: &mut Child,
-    group: Group,
-    memory: &mut WorkerWatch,
-    mut order: watch::Receiver<WorkersOrder>,
-) -> Status {
-    let mut kill_at = None;
-    let mut obeys = true;
+async fn wait(child: &mut Child, group: Group, memory: &mut WorkerWatch, order: watch::Receiver<Order>) -> Status {
     let mut looks = interval(LOOK_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    order.mark_changed();
+    let mut ended = pin!(group.wait_for(child, order, Group::terminate));
     loop {
         tokio::select! {
-            status = child.wait() => {
-                let status = status.map_or(Status::Code(-1), Status::from);
+            status = &mut ended => {
                 let killed = status == Status::Signal(Signal::SIGKILL as i32);
                 return if killed && memory_has_run_out(memory).await { Status::OutOfMemory } else { status };
             }
             _ = looks.tick() => memory.look(),
-            changed = order.changed(), if obeys => {
-                obeys = changed.is_ok();
-                match *order.borrow_and_update() {
-                    WorkersOrder::Run => {}
-                    WorkersOrder::Stop(grace) => {
-                        group.signal(Signal::SIGTERM);
-                        // A stopped process hears only after it goes on.
-                        group.signal(Signal::SIGCONT);
-                        kill_at = Some(Instant::now() + grace);
-                    }
-                    WorkersOrder::Kill => group.signal(Signal::SIGKILL),
-                }
-            }
-            () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
-                group.signal(Signal::SIGKILL);
-                kill_at = None;
-            }
         }
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use ronde_transport::Congestion;
 use ronde_wire::JobName;
 use ronde_wire::control::Transport;
 
@@ -92,6 +93,11 @@ pub(super) struct RunArgs {
     /// them are TLS 1.3, and none gives way to another. All sidecars of a job need the same.
     #[arg(long, value_name = "auto|quic|tls", default_value_t, value_parser = clap::value_parser!(Transport))]
     transport: Transport,
+    /// How connections over TCP between sidecars keep from sending more than the way takes: system (what
+    /// net.ipv4.tcp_congestion_control of the host says), a name that it knows, such as dctcp, or auto: the host's, with cubic
+    /// in place of bbr, whose pacing costs much processor time within a cluster. Between regions take system.
+    #[arg(long, value_name = "auto|system|NAME", default_value_t)]
+    tcp_congestion: Congestion,
     /// Data lanes between two sidecars. [default: by the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=ronde_wire::limits::LANES_MAX as i64))]
     lanes: Option<u16>,
@@ -202,6 +208,7 @@ struct Settings {
     join_timeout: Duration,
     peer_timeout: Option<Duration>,
     transport: Transport,
+    tcp_congestion: Congestion,
     lanes: Option<u16>,
     fusion_threshold_bytes: Option<u64>,
     eager_bytes: Option<u32>,
@@ -250,6 +257,7 @@ impl Settings {
             join_timeout: Duration::from_secs(args.start_timeout.unwrap_or(JOIN_TIMEOUT_SECONDS)),
             peer_timeout: args.peer_timeout,
             transport: args.transport,
+            tcp_congestion: args.tcp_congestion,
             lanes: args.lanes,
             eager_bytes: args.eager_bytes,
             runs_ahead: !args.no_run_ahead,

@@ -153,6 +153,7 @@ impl Job<'_> {
                 ports: settings.ports,
                 runtime_dir: None,
                 transport: settings.transport,
+                tcp_congestion: Some(settings.tcp_congestion.to_string()),
                 lanes: settings.lanes,
                 peer_timeout_ms: settings.peer_timeout.map(milliseconds),
                 start_timeout_ms: milliseconds(settings.start_timeout),

@@ -9,23 +9,16 @@ use nix::sys::signal::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStderr, Command};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::timeout;
 
-use super::super::agent::Group;
-use super::super::envelope::{Environment, Status, ToAgent};
+use super::super::agent::{Group, Order};
+use super::super::envelope::{Environment, ToAgent};
 use super::agents::{Event, Receivers};
 use super::output::Item;
 
 /// The running command.
 pub(super) struct Starter {
     order: watch::Sender<Order>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Order {
-    Run,
-    Stop(Duration),
-    Kill,
 }
 
 impl Starter {
@@ -72,7 +65,7 @@ impl Starter {
 async fn watch_over(mut child: Child, group: Group, orders: watch::Receiver<Order>, receivers: Receivers) {
     let stderr = child.stderr.take().expect("piped at start");
     let mut reader = tokio::spawn(pass_on(stderr, receivers.clone()));
-    let status = wait(&mut child, group, orders).await;
+    let status = group.wait_for(&mut child, orders, Group::terminate).await;
     // What it leaves in its group has lost its purpose.
     group.signal(Signal::SIGKILL);
     // Whoever else holds the pipe does not keep the launcher waiting.
@@ -80,33 +73,6 @@ async fn watch_over(mut child: Child, group: Group, orders: watch::Receiver<Orde
     reader.abort();
     // Fails only when the launcher leaves.
     let _ = receivers.events.send((0, Event::StarterEnded(status))).await;
-}
-
-async fn wait(child: &mut Child, group: Group, mut orders: watch::Receiver<Order>) -> Status {
-    let mut kill_at = None;
-    let mut obeys = true;
-    loop {
-        tokio::select! {
-            status = child.wait() => return status.map_or(Status::Code(-1), Status::from),
-            changed = orders.changed(), if obeys => {
-                obeys = changed.is_ok();
-                match *orders.borrow_and_update() {
-                    Order::Run => {}
-                    Order::Stop(grace) => {
-                        group.signal(Signal::SIGTERM);
-                        // A stopped process hears only after it goes on.
-                        group.signal(Signal::SIGCONT);
-                        kill_at = Some(Instant::now() + grace);
-                    }
-                    Order::Kill => group.signal(Signal::SIGKILL),
-                }
-            }
-            () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
-                group.signal(Signal::SIGKILL);
-                kill_at = None;
-            }
-        }
-    }
 }
 
 /// Passes lines on as they are; a long one in pieces.

@@ -101,6 +101,11 @@ fn buffers_that_do_not_lie_as_they_have_to() {
     says(&Wat::codec().placed(1, 65).wasm(), &["the call", "multiple of 64"]);
     says(&Wat::codec().placed(6, 0x3fc0).wasm(), &["the input and the output overlap"]);
     says(&Wat::codec().placed(1, 0x2000).wasm(), &["overlap"]);
+    // A result may take the left operand's place, but not more, and not where there are other operands.
+    says(&Wat::reducer("pairwise", 0).placed(6, 0x2000).wasm(), &["the input and the output overlap"]);
+    says(&Wat::reducer("pairwise", 0).placed(6, 0x2040).placed(7, 0x1000).wasm(), &["overlap"]);
+    says(&Wat::reducer("n-ary", 0).placed(6, 0x2000).placed(7, 0x1000).wasm(), &["the output and the input overlap"]);
+    says(&Wat::codec().placed(6, 0x2000).placed(7, 0x1000).wasm(), &["the output and the input overlap"]);
     says(&Wat::codec().placed(2, 0).wasm(), &["overlap"]);
     says(&Wat::codec().placed(6, 0x1_ffc0).wasm(), &["the output", "not within the memory of 131072"]);
     says(&Wat::codec().placed(6, 0xffff_ffc0).wasm(), &["the output", "not within"]);

@@ -24,10 +24,19 @@ fn a_plugin_in_text_sums_like_the_native_kernel() {
         instance.reduce_pair(&span(DType::F32), &mut ours, &right).expect("a sum");
         reduce_into(DType::F32, ReduceOp::Sum, &mut native, &right, Side::AccumulatorLeft).expect("a native sum");
         assert!(ours == native, "{elements} elements");
+        // Of five ranks, one after the other.
+        let several: Vec<&[u8]> = vec![&right, &native, &right, &native, &right];
+        let (mut ours, mut folded) = (vec![0; right.len()], right.clone());
+        for values in &several[1..] {
+            reduce_into(DType::F32, ReduceOp::Sum, &mut folded, values, Side::AccumulatorLeft).expect("a native sum");
+        }
+        instance.fold(&span(DType::F32), &several, &mut ours).expect("a sum");
+        assert!(ours == folded, "{elements} elements of five ranks");
     }
     assert_eq!(determinism::check(&plugin, &parameters), Ok(()));
     let time = std::time::Duration::from_millis(1);
     let rates = throughput::measure(&plugin, &parameters, DType::F32, 1 << 16, time).expect("a measurement");
-    assert!(rates.len() == 1 && rates[0].plugin > 0.0 && rates[0].native > 0.0 && rates[0].copy > 0.0);
+    assert_eq!(rates.len(), 2, "of two ranks and of four");
+    assert!(rates.iter().all(|rates| rates.plugin > 0.0 && rates.native > 0.0 && rates.copy > 0.0));
     works(&host);
 }

@@ -220,16 +220,16 @@ impl RecvHalf {
             }),
             Self::Tcp(half) => {
                 let length = out.len();
-                half.read(&mut tcp::Fixed(out), length).await.map_err(|stop| Short::of(stop, length))
+                half.read(out).await.map_err(|stop| Short::of(stop, length))
             }
         }
     }
 
     /// Reads so many bytes into memory of their own.
     pub(super) async fn read(&mut self, length: usize) -> Result<Bytes, Short> {
-        let mut out = BytesMut::with_capacity(length);
         match self {
             Self::Quic(stream) => {
+                let mut out = BytesMut::with_capacity(length);
                 while out.len() < length {
                     match stream.read_chunk(length - out.len(), true).await {
                         Ok(Some(chunk)) => out.extend_from_slice(&chunk.bytes),
@@ -237,10 +237,10 @@ impl RecvHalf {
                         Err(error) => return Err(Short::Stop(error.into())),
                     }
                 }
+                Ok(out.freeze())
             }
-            Self::Tcp(half) => half.read(&mut out, length).await.map_err(|stop| Short::of(stop, length))?,
+            Self::Tcp(half) => half.read_bytes(length).await.map_err(|stop| Short::of(stop, length)),
         }
-        Ok(out.freeze())
     }
 
     /// How the connection has ended, when the frame with this header says so; QUIC has frames of its own for that.

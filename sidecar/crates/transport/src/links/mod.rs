@@ -122,7 +122,11 @@ impl BoundPort {
             Some(udp) => Some(quic::Endpoint::new(udp, hello.purpose, &options.quic)?),
             None => None,
         };
-        let tcp = self.tcp.map(tcp::Endpoint::new).transpose().map_err(PortError::Socket)?;
+        let tcp = self
+            .tcp
+            .map(|listener| tcp::Endpoint::new(listener, &options.congestion))
+            .transpose()
+            .map_err(PortError::Socket)?;
         let endpoints = Endpoints { quic, tcp };
         let servers = endpoints.servers(&identity)?;
         endpoints.install(&servers);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::quic::QuicOptions;
+use crate::tcp::Congestion;
 
 /// What to ask of the operating system for a UDP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub struct LinkOptions {
     pub disowned_grace: Duration,
     /// For links over QUIC.
     pub quic: QuicOptions,
+    /// Of connections over TCP.
+    pub congestion: Congestion,
 }
 
 impl Default for LinkOptions {
@@ -36,6 +39,7 @@ impl Default for LinkOptions {
             start_timeout: Duration::from_secs(30),
             disowned_grace: Duration::from_secs(30),
             quic: QuicOptions::default(),
+            congestion: Congestion::default(),
         }
     }
 }

@@ -25,6 +25,7 @@ use tokio::time::timeout;
 
 use super::halves::{RecvHalf, SendHalf};
 use super::open::Open;
+use super::pool::Pool;
 use super::session::{Progress, Session};
 use crate::links::closing::{CloseCode, Ending};
 use crate::port::DownReason;
@@ -46,6 +47,7 @@ pub(super) struct Inner {
     pub(super) runtime: Handle,
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
+    pub(super) pool: Pool,
     /// The endpoint knows that it is there.
     _open: Open,
 }
@@ -81,7 +83,7 @@ pub(super) enum Pushed {
 
 impl Connection {
     /// Makes a connection of a stream: both sides are authenticated when this returns.
-    pub(super) async fn establish(stream: TcpStream, session: Session, open: Open) -> Result<Self, Turned> {
+    pub(super) async fn establish(stream: TcpStream, session: Session, open: Open, pool: Pool) -> Result<Self, Turned> {
         let peer = stream.peer_addr().map_err(|error| Turned { ending: lost(&error), goodbye: None })?;
         let core = Core {
             session,
@@ -100,6 +102,7 @@ impl Connection {
             runtime: Handle::current(),
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
+            pool,
             _open: open,
         }));
         match connection.0.shake_hands().await {

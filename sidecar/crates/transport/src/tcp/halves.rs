@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use ronde_wire::control::{self, Close};
 use ronde_wire::frame::HEADER_BYTES;
 use ronde_wire::{FrameHeader, FrameKind};
@@ -69,8 +69,26 @@ pub(crate) enum Stop {
 }
 
 impl RecvHalf {
-    /// Reads exactly so many bytes.
-    pub(crate) async fn read(&mut self, out: &mut dyn BufMutSend, mut want: usize) -> Result<(), Stop> {
+    /// Fills the whole of `out`.
+    pub(crate) async fn read(&mut self, out: &mut [u8]) -> Result<(), Stop> {
+        let want = out.len();
+        self.read_to(out, want).await
+    }
+
+    /// Reads so many bytes into memory of their own.
+    pub(crate) async fn read_bytes(&mut self, bytes: usize) -> Result<Bytes, Stop> {
+        if bytes < POOLED_BYTES_MIN {
+            let mut memory = vec![0; bytes];
+            self.read(&mut memory).await?;
+            return Ok(memory.into());
+        }
+        // What is opened right into it has a byte behind its content.
+        let mut memory = self.0.pool.take(bytes + 1);
+        self.read_to(&mut memory, bytes).await?;
+        Ok(self.0.pool.lend(memory, bytes))
+    }
+
+    async fn read_to(&mut self, mut out: &mut [u8], mut want: usize) -> Result<(), Stop> {
         let inner = &self.0;
         loop {
             let opened = {
@@ -79,7 +97,7 @@ impl RecvHalf {
                     let ending = core.ended.clone();
                     return Err(Stop::Ended(ending.expect("it was set when it was closed")));
                 }
-                core.session.open(out.as_buf(), &mut want)
+                core.session.open(&mut out, &mut want)
             };
             match opened {
                 Ok(Opened::All) => return Ok(()),
@@ -102,8 +120,7 @@ impl RecvHalf {
 
     /// The rest of a frame that ends the connection, as the peer's reason.
     pub(crate) async fn end(&mut self, header: &FrameHeader) -> Result<Ending, Stop> {
-        let mut payload = BytesMut::with_capacity(header.length as usize);
-        self.read(&mut payload, header.length as usize).await?;
+        let payload = self.read_bytes(header.length as usize).await?;
         let ending = match control::decode::<Close>(FrameKind::Close, &payload) {
             Ok(close) => Ending::of_code(CloseCode::of(close.code), close.reason),
             Err(error) => Ending::Other(DownReason::Protocol(error.to_string())),
@@ -131,12 +148,12 @@ impl RecvHalf {
     /// Reads one; that there is none is noted as the end of the connection.
     async fn pass_frame(&mut self) {
         let mut header = [0; HEADER_BYTES];
-        if let Err(stop) = self.read(&mut Fixed(&mut header), HEADER_BYTES).await {
+        if let Err(stop) = self.read(&mut header).await {
             return self.note_stop(&stop);
         }
         let passed = match FrameHeader::decode(&header) {
             Ok(header) if header.kind == FrameKind::Close => self.end(&header).await.map(drop),
-            Ok(header) => self.read(&mut BytesMut::new(), header.length as usize).await,
+            Ok(header) => self.read_bytes(header.length as usize).await.map(drop),
             Err(error) => {
                 self.0.note_end(Ending::Other(DownReason::Protocol(error.to_string())));
                 return;
@@ -154,28 +171,9 @@ impl RecvHalf {
     }
 }
 
-/// A buffer to read into, held across waits.
-pub(crate) trait BufMutSend: Send {
-    /// As what is written to.
-    fn as_buf(&mut self) -> &mut dyn BufMut;
-}
-
-impl BufMutSend for BytesMut {
-    fn as_buf(&mut self) -> &mut dyn BufMut {
-        self
-    }
-}
-
-/// Bytes of a fixed number, filled from the beginning.
-pub(crate) struct Fixed<'a>(pub(crate) &'a mut [u8]);
-
-impl BufMutSend for Fixed<'_> {
-    fn as_buf(&mut self) -> &mut dyn BufMut {
-        &mut self.0
-    }
-}
-
 /// A read after which there is likely to be more.
 const LARGE_READ_BYTES: usize = 64 << 10;
+/// From here on memory is used again.
+const POOLED_BYTES_MIN: usize = 16 << 10;
 /// How long the last bytes of a direction may take.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,22 +1,31 @@
 //! TLS 1.3 over TCP: a connection for each port and peer, as with QUIC.
 //!
-//! What it does for a byte: sending, rustls copies a record's bytes and seals them in place, they are put into one buffer of
-//! 17 records, and the kernel copies that at once. Receiving, the kernel fills a buffer of 256 KiB, records are opened where
-//! they lie, and go to the frame that is being read by way of rustls' own memory. All but the kernel's copies stay in the
-//! second-level cache.
+//! What it does for a byte: sending, it is sealed from where it lies into one buffer of 17 records, which the kernel copies at
+//! once. Receiving, the kernel fills a buffer of 256 KiB, from which records are opened into the frame that is being read.
 //!
 //! ```text
 //! mod         listening and dialling        connection  the socket, its session and its end
 //! session     TLS between two buffers       halves      the two directions
-//! open        which connections there are
+//! handshake   its beginning, by rustls      records     what is sealed then
+//! window      one of the buffers
+//! aead        by which library              pool        memory of frames
+//! congestion  of the way between            open        which connections there are
 //! ```
 
+mod aead;
+mod congestion;
 mod connection;
 #[cfg(test)]
 mod fuzz;
 mod halves;
+mod handshake;
 mod open;
+#[cfg(test)]
+mod peers;
+mod pool;
+mod records;
 mod session;
+mod window;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -30,10 +39,12 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
 
+pub use congestion::{Congestion, NoCongestion};
 pub(crate) use connection::Connection;
 use connection::Turned;
-pub(crate) use halves::{Fixed, RecvHalf, SendHalf, Stop};
+pub(crate) use halves::{RecvHalf, SendHalf, Stop};
 use open::Census;
+use pool::Pool;
 use session::Session;
 
 use crate::identity::Identity;
@@ -60,7 +71,9 @@ pub(crate) fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
 pub(crate) struct Endpoint {
     listener: tokio::net::TcpListener,
     local_addr: SocketAddr,
+    congestion: Congestion,
     census: Census,
+    pool: Pool,
     connections: Mutex<Vec<connection::Faint>>,
     is_over: AtomicBool,
     over: Notify,
@@ -68,11 +81,21 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     /// Starts to listen on the runtime of the calling thread.
-    pub(crate) fn new(listener: TcpListener) -> io::Result<Self> {
+    pub(crate) fn new(listener: TcpListener, congestion: &Congestion) -> io::Result<Self> {
+        congestion.apply(&SockRef::from(&listener))?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let local_addr = listener.local_addr()?;
         let (census, over) = (Census::new(), Notify::new());
-        Ok(Self { listener, local_addr, census, connections: Mutex::default(), is_over: AtomicBool::new(false), over })
+        Ok(Self {
+            listener,
+            local_addr,
+            congestion: congestion.clone(),
+            census,
+            pool: Pool::default(),
+            connections: Mutex::default(),
+            is_over: AtomicBool::new(false),
+            over,
+        })
     }
 
     /// The next connection that is made to the port; `None` when no more are taken.
@@ -141,6 +164,7 @@ impl Endpoint {
         }
         let made = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
         let socket = made.map_err(|error| Attempt::Local(format!("no socket can be had: {error}")))?;
+        self.congestion.apply(&SockRef::from(&socket)).map_err(|error| Attempt::Local(error.to_string()))?;
         if !own.is_unspecified() {
             socket.bind(SocketAddr::new(own, 0)).map_err(|error| Attempt::Local(format!("{own}: {error}")))?;
         }
@@ -159,7 +183,7 @@ impl Endpoint {
     async fn establish(&self, stream: TcpStream, session: Session) -> Result<Connection, Turned> {
         prepare(&stream);
         let open = self.census.enter();
-        let connection = Connection::establish(stream, session, open).await?;
+        let connection = Connection::establish(stream, session, open, self.pool.clone()).await?;
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         connections.retain(|known| Weak::strong_count(known) > 0);
         connections.push(connection.faint());

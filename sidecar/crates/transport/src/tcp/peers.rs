@@ -1,0 +1,294 @@
+//! Sessions beside rustls' own connections, and beside peers whose records are no good.
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use ronde_wire::SidecarIndex;
+use rustls::{AlertDescription, ContentType, Error};
+
+use super::records;
+use super::session::{Opened, Progress, Session};
+use crate::fuzz::job;
+use crate::tls;
+
+/// A session and rustls at the other end, the handshake between them done.
+struct Pair {
+    session: Session,
+    peer: rustls::Connection,
+}
+
+impl Pair {
+    fn new(is_client: bool) -> Self {
+        let (client_config, server_config) = configs();
+        let (mut session, mut peer) = if is_client {
+            let peer = rustls::ServerConnection::new(server_config).expect("a configuration");
+            (Session::client(client_config).expect("a session"), rustls::Connection::from(peer))
+        } else {
+            let name = tls::SERVER_NAME.try_into().expect("a name");
+            let peer = rustls::ClientConnection::new(client_config, name).expect("a configuration");
+            (Session::server(server_config).expect("a session"), rustls::Connection::from(peer))
+        };
+        for _ in 0..6 {
+            let progress = session.advance().expect("a good peer");
+            flush(&mut session, &mut peer).expect("a good session");
+            feed(&mut peer, &mut session);
+            if progress == Progress::Established && !peer.is_handshaking() {
+                assert!(session.speaks_ronde());
+                assert_eq!(session.peer_certificates().len(), 1);
+                return Self { session, peer };
+            }
+        }
+        panic!("the handshake does not end");
+    }
+
+    /// Both kinds.
+    fn both() -> [Self; 2] {
+        [Self::new(true), Self::new(false)]
+    }
+
+    /// Says something to rustls, which must hear it.
+    fn say(&mut self, bytes: &[u8]) {
+        let mut left = bytes;
+        while !left.is_empty() {
+            let (sealed, rest) = left.split_at(self.session.seal(left).expect("a good session"));
+            assert!(flush(&mut self.session, &mut self.peer).expect("a good session") == sealed, "other bytes");
+            left = rest;
+        }
+    }
+
+    /// Hears something from rustls, into memory with so much room to spare.
+    fn hear(&mut self, bytes: &[u8], spare: usize) -> Result<Opened, Error> {
+        let (mut memory, mut want) = (vec![0; bytes.len() + spare], bytes.len());
+        let mut out = &mut memory[..];
+        let mut left = bytes;
+        loop {
+            let written = self.peer.writer().write(left).expect("memory");
+            left = &left[written..];
+            feed(&mut self.peer, &mut self.session);
+            match self.session.open(&mut out, &mut want)? {
+                Opened::Hungry => assert!(!left.is_empty() || self.peer.wants_write(), "something is lost"),
+                opened => {
+                    assert_eq!(out.len(), want + spare);
+                    assert!(bytes.starts_with(&memory[..bytes.len() - want]), "other bytes");
+                    return Ok(opened);
+                }
+            }
+        }
+    }
+}
+
+fn configs() -> (Arc<rustls::ClientConfig>, Arc<rustls::ServerConfig>) {
+    let (_, [one, other]) = job();
+    let client = tls::client_config(&one, SidecarIndex(1)).expect("a configuration");
+    (Arc::new(client), Arc::new(tls::server_config(&other).expect("a configuration")))
+}
+
+/// Two sessions, of which the first one is to misbehave.
+fn sessions() -> (Session, Session) {
+    let (client_config, server_config) = configs();
+    let mut client = Session::client(client_config).expect("a session");
+    let mut server = Session::server(server_config).expect("a session");
+    for _ in 0..4 {
+        let here = client.advance().expect("good");
+        pass(&mut client, &mut server);
+        let there = server.advance().expect("good");
+        pass(&mut server, &mut client);
+        if (here, there) == (Progress::Established, Progress::Established) {
+            return (client, server);
+        }
+    }
+    panic!("the handshake does not end");
+}
+
+fn pass(from: &mut Session, to: &mut Session) {
+    let sealed = from.outgoing().to_vec();
+    from.written(sealed.len());
+    put(to, &sealed);
+}
+
+fn put(to: &mut Session, bytes: &[u8]) {
+    to.room()[..bytes.len()].copy_from_slice(bytes);
+    to.put(bytes.len());
+}
+
+/// Hands over what a session has sealed; what rustls opens.
+fn flush(session: &mut Session, peer: &mut rustls::Connection) -> Result<Vec<u8>, Error> {
+    let mut heard = Vec::new();
+    while !session.outgoing().is_empty() {
+        let mut sealed = session.outgoing();
+        let taken = peer.read_tls(&mut sealed).expect("memory");
+        assert!(taken > 0, "rustls takes no more");
+        session.written(taken);
+        let start = heard.len();
+        heard.resize(start + peer.process_new_packets()?.plaintext_bytes_to_read(), 0);
+        peer.reader().read_exact(&mut heard[start..]).expect("so many bytes");
+    }
+    Ok(heard)
+}
+
+/// Hands over what rustls has sealed, as far as there is room.
+fn feed(peer: &mut rustls::Connection, session: &mut Session) {
+    while peer.wants_write() {
+        let mut room = session.room();
+        if room.len() < 2 * records::PLAIN_BYTES_MAX {
+            return;
+        }
+        let taken = peer.write_tls(&mut room).expect("memory");
+        session.put(taken);
+    }
+}
+
+/// Bytes that come again after so many that records do not.
+fn bytes(length: usize) -> Vec<u8> {
+    (0..=250).cycle().take(length).collect()
+}
+
+fn opened(session: &mut Session) -> Result<Opened, Error> {
+    session.open(&mut &mut [0; 100][..], &mut 1)
+}
+
+#[test]
+fn rustls_hears_what_is_sealed_and_is_heard() {
+    for mut pair in Pair::both() {
+        for length in [1, 2, 1_000, 16_383, 16_384, 16_385, 100_000, 1_000_000, 7] {
+            pair.say(&bytes(length));
+            // With room to open into, and without.
+            assert_eq!(pair.hear(&bytes(length), 1), Ok(Opened::All), "{length} bytes");
+            assert_eq!(pair.hear(&bytes(length), 0), Ok(Opened::All), "{length} bytes");
+        }
+    }
+}
+
+#[test]
+fn what_is_read_in_pieces_is_the_same() {
+    for mut pair in Pair::both() {
+        let said = bytes(150_000);
+        assert_eq!(pair.peer.writer().write(&said[..60_000]).expect("memory"), 60_000);
+        feed(&mut pair.peer, &mut pair.session);
+        assert_eq!(pair.peer.writer().write(&said[60_000..120_000]).expect("memory"), 60_000);
+        feed(&mut pair.peer, &mut pair.session);
+        let (mut place, mut step) = (0, 1);
+        while place < 120_000 {
+            let length = step.min(120_000 - place);
+            let mut memory = vec![0; length + step % 3];
+            assert_eq!(pair.session.open(&mut &mut memory[..], &mut { length }), Ok(Opened::All));
+            assert!(memory[..length] == said[place..place + length], "{length} bytes at {place}");
+            (place, step) = (place + length, step * 3 % 30_011);
+        }
+    }
+}
+
+#[test]
+fn keys_change_when_the_peer_asks() {
+    for mut pair in Pair::both() {
+        for _ in 0..3 {
+            pair.peer.refresh_traffic_keys().expect("TLS 1.3");
+            assert_eq!(pair.hear(&bytes(20_000), 1), Ok(Opened::All));
+            // rustls has asked for the other direction's, which comes in front of what is said next.
+            pair.say(&bytes(20_000));
+        }
+    }
+}
+
+#[test]
+fn keys_change_when_they_have_sealed_enough() {
+    for mut pair in Pair::both() {
+        pair.session.records().change_keys_after(3);
+        for _ in 0..10 {
+            pair.say(&bytes(100_000));
+        }
+        assert!(pair.session.records().sealed_by_this_key() <= 3);
+    }
+}
+
+#[test]
+fn a_direction_ends_by_itself() {
+    for mut pair in Pair::both() {
+        assert_eq!(pair.session.finish(), Ok(true));
+        flush(&mut pair.session, &mut pair.peer).expect("a good session");
+        assert_eq!(pair.peer.reader().read(&mut [0; 1]).expect("an end"), 0);
+        assert!(!pair.session.has_peer_finished());
+        assert_eq!(pair.hear(&bytes(1_000), 1), Ok(Opened::All));
+        pair.peer.send_close_notify();
+        assert_eq!(pair.hear(&[1], 1), Ok(Opened::Finished));
+        assert!(pair.session.has_peer_finished());
+    }
+}
+
+#[test]
+fn a_peer_hears_why_its_record_is_no_good() {
+    for mut pair in Pair::both() {
+        pair.peer.writer().write_all(&bytes(100)).expect("memory");
+        let mut sealed = Vec::new();
+        pair.peer.write_tls(&mut sealed).expect("memory");
+        sealed[50] ^= 1;
+        put(&mut pair.session, &sealed);
+        assert_eq!(opened(&mut pair.session), Err(Error::DecryptError));
+        assert_eq!(opened(&mut pair.session), Err(Error::DecryptError));
+        assert_eq!(pair.session.seal(&[1]), Err(Error::DecryptError));
+        let heard = flush(&mut pair.session, &mut pair.peer);
+        assert_eq!(heard, Err(Error::AlertReceived(AlertDescription::BadRecordMac)));
+    }
+}
+
+/// What an authenticated peer may send and must not: each ends the session with an alert, and none of it is opened.
+#[test]
+fn records_that_tls_does_not_allow() {
+    const DATA: ContentType = ContentType::ApplicationData;
+    const MESSAGE: ContentType = ContentType::Handshake;
+    let update = [24, 0, 0, 1, 0];
+    let cases: [(&str, ContentType, Vec<u8>, AlertDescription); 9] = [
+        ("too long", DATA, vec![7; records::PLAIN_BYTES_MAX + 1], AlertDescription::RecordOverflow),
+        ("of no kind", ContentType::Unknown(0), vec![0; 9], AlertDescription::UnexpectedMessage),
+        ("of another kind", ContentType::ChangeCipherSpec, vec![1], AlertDescription::UnexpectedMessage),
+        ("half an alert", ContentType::Alert, vec![2], AlertDescription::DecodeError),
+        ("a key that changes by two", MESSAGE, vec![24, 0, 0, 1, 2], AlertDescription::IllegalParameter),
+        ("a message behind another", MESSAGE, [update, update].concat(), AlertDescription::UnexpectedMessage),
+        ("half a message", MESSAGE, update[..4].to_vec(), AlertDescription::UnexpectedMessage),
+        ("another handshake", MESSAGE, vec![1, 0, 0, 1, 0], AlertDescription::UnexpectedMessage),
+        ("no message", MESSAGE, Vec::new(), AlertDescription::UnexpectedMessage),
+    ];
+    for (what, kind, content, alert) in cases {
+        let (mut bad, mut good) = sessions();
+        let mut sealed = vec![0; content.len() + records::OVERHEAD_BYTES];
+        bad.records().forge(kind, &content, &mut sealed);
+        put(&mut good, &sealed);
+        let (mut memory, mut want) = (vec![0; 2 * records::PLAIN_BYTES_MAX], 2 * records::PLAIN_BYTES_MAX);
+        let error = good.open(&mut &mut memory[..], &mut want);
+        assert!(error.is_err() && want == memory.len(), "{what}: {error:?}");
+        pass(&mut good, &mut bad);
+        assert_eq!(opened(&mut bad), Err(Error::AlertReceived(alert)), "{what}");
+        assert!(bad.outgoing().is_empty(), "an alert is answered");
+    }
+}
+
+#[test]
+fn records_that_are_not_sealed() {
+    let cases: [(&[u8], AlertDescription); 4] = [
+        (&[21, 3, 3, 0, 2, 2, 40], AlertDescription::UnexpectedMessage),
+        (&[20, 3, 3, 0, 1, 1], AlertDescription::UnexpectedMessage),
+        (&[23, 3, 3, 0, 16, 0], AlertDescription::BadRecordMac),
+        (&[23, 3, 3, 0x41, 1, 0], AlertDescription::RecordOverflow),
+    ];
+    for (bytes, alert) in cases {
+        let (mut other, mut good) = sessions();
+        put(&mut good, bytes);
+        assert!(opened(&mut good).is_err(), "{bytes:?}");
+        pass(&mut good, &mut other);
+        assert_eq!(opened(&mut other), Err(Error::AlertReceived(alert)), "{bytes:?}");
+    }
+}
+
+#[test]
+fn a_record_may_be_padded_and_may_be_empty() {
+    let (mut other, mut good) = sessions();
+    let mut sealed = vec![0; 3 * 100];
+    // Three bytes of content, then the kind that stands behind them, and zeros up to what is taken for the kind.
+    let padded = other.records().forge(ContentType::Unknown(0), &[1, 2, 3, 23, 0, 0, 0], &mut sealed);
+    let empty = other.records().forge(ContentType::ApplicationData, &[], &mut sealed[padded..]);
+    let last = other.records().forge(ContentType::ApplicationData, &[4], &mut sealed[padded + empty..]);
+    put(&mut good, &sealed[..padded + empty + last]);
+    let mut memory = [0; 100];
+    assert_eq!(good.open(&mut &mut memory[..], &mut { 4 }), Ok(Opened::All));
+    assert_eq!(memory[..4], [1, 2, 3, 4]);
+}

@@ -1,0 +1,245 @@
+//! The records of a connection of TLS 1.3 whose handshake is over (RFC 8446 sections 5, 4.6.3 and 6).
+//!
+//! rustls hands the connection over with its keys, as it does for kernels that seal by themselves, and goes on deriving
+//! them. Its own records cost two copies of every byte more in each direction; here data are sealed from where they lie and
+//! opened to where they are wanted ([ADR 21](../../../../../docs/adr/0021-records-sealed-from-where-data-lie.md)).
+
+use rustls::client::ClientConnectionData;
+use rustls::crypto::cipher::{Iv, Nonce, make_tls13_aad};
+use rustls::kernel::KernelConnection;
+use rustls::server::ServerConnectionData;
+use rustls::{
+    AlertDescription, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, HandshakeType, InvalidMessage,
+    PeerMisbehaved,
+};
+
+use super::aead::{Key, NONCE_BYTES, TAG_BYTES};
+
+/// Both directions of a connection.
+pub(super) struct Records {
+    next_keys: NextKeys,
+    sealing: Direction,
+    opening: Direction,
+    /// The peer has asked for another key of this side's direction.
+    is_update_due: bool,
+    records_per_key_max: u64,
+}
+
+/// Who derives the keys that follow.
+enum NextKeys {
+    Client(Box<KernelConnection<ClientConnectionData>>),
+    Server(Box<KernelConnection<ServerConnectionData>>),
+}
+
+/// The key of one direction, and how many records it has sealed or opened.
+struct Direction {
+    key: Key,
+    iv: Iv,
+    sequence: u64,
+}
+
+/// What a message of the peer's TLS means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// It is dealt with.
+    Nothing,
+    /// The peer has ended its direction.
+    End,
+}
+
+impl Records {
+    pub(super) fn of_client(
+        (secrets, next_keys): (ExtractedSecrets, KernelConnection<ClientConnectionData>),
+    ) -> Result<Self, Error> {
+        Self::new(secrets, NextKeys::Client(Box::new(next_keys)))
+    }
+
+    pub(super) fn of_server(
+        (secrets, next_keys): (ExtractedSecrets, KernelConnection<ServerConnectionData>),
+    ) -> Result<Self, Error> {
+        Self::new(secrets, NextKeys::Server(Box::new(next_keys)))
+    }
+
+    fn new(secrets: ExtractedSecrets, next_keys: NextKeys) -> Result<Self, Error> {
+        let (sealing, opening) = (Direction::new(secrets.tx)?, Direction::new(secrets.rx)?);
+        Ok(Self { next_keys, sealing, opening, is_update_due: false, records_per_key_max: RECORDS_PER_KEY_MAX })
+    }
+
+    /// Seals `plain`, of at most [`PLAIN_BYTES_MAX`], into the beginning of `room`, which has [`OVERHEAD_BYTES`] and
+    /// [`KEY_UPDATE_BYTES`] more. How many bytes that are.
+    pub(super) fn seal(&mut self, plain: &[u8], room: &mut [u8]) -> Result<usize, Error> {
+        let mut start = 0;
+        if self.is_update_due || self.sealing.sequence >= self.records_per_key_max {
+            start = self.update_key(room)?;
+        }
+        self.sealing.seal(ContentType::ApplicationData, plain, &mut room[start..]).map(|bytes| start + bytes)
+    }
+
+    /// Tells the peer that this side's key changes, and changes it.
+    fn update_key(&mut self, room: &mut [u8]) -> Result<usize, Error> {
+        // One byte of content: the peer need not change its own.
+        let message = [HandshakeType::KeyUpdate.into(), 0, 0, 1, 0];
+        let bytes = self.sealing.seal(ContentType::Handshake, &message, room)?;
+        self.sealing = Direction::new(match &mut self.next_keys {
+            NextKeys::Client(keys) => keys.update_tx_secret(),
+            NextKeys::Server(keys) => keys.update_tx_secret(),
+        }?)?;
+        self.is_update_due = false;
+        Ok(bytes)
+    }
+
+    /// Seals the end of this direction, or why the connection fails, of [`ALERT_BYTES`].
+    pub(super) fn seal_alert(&mut self, alert: AlertDescription, room: &mut [u8]) -> Result<usize, Error> {
+        let level = if alert == AlertDescription::CloseNotify { ALERT_WARNING } else { ALERT_FATAL };
+        self.sealing.seal(ContentType::Alert, &[level, alert.into()], room)
+    }
+
+    /// Opens one whole record to the beginning of `out`, which has exactly [`inner_bytes`] of it. What it holds, and how many
+    /// bytes of it; behind these is waste. After a failure all of `out` is.
+    pub(super) fn open(&mut self, record: &[u8], out: &mut [u8]) -> Result<(ContentType, usize), Error> {
+        self.opening.open(record, out)
+    }
+
+    /// Takes up what the peer's TLS says.
+    pub(super) fn hear(&mut self, kind: ContentType, message: &[u8]) -> Result<Heard, Error> {
+        match (kind, message) {
+            (ContentType::Alert, [_, alert]) => match AlertDescription::from(*alert) {
+                AlertDescription::CloseNotify => Ok(Heard::End),
+                AlertDescription::UserCanceled => Ok(Heard::Nothing),
+                alert => Err(Error::AlertReceived(alert)),
+            },
+            (ContentType::Alert, _) => Err(InvalidMessage::MessageTooShort.into()),
+            (ContentType::Handshake, message) => self.hear_handshake(message).map(|()| Heard::Nothing),
+            (got_type, _) => {
+                let expect_types = vec![ContentType::ApplicationData, ContentType::Alert, ContentType::Handshake];
+                Err(Error::InappropriateMessage { expect_types, got_type })
+            }
+        }
+    }
+
+    /// No message of a handshake that is over comes in several records, and ronde's sidecars send one alone.
+    fn hear_handshake(&mut self, message: &[u8]) -> Result<(), Error> {
+        let &[kind, 0, 0, 1, asked] = message else {
+            return Err(PeerMisbehaved::KeyEpochWithPendingFragment.into());
+        };
+        let got_type = HandshakeType::from(kind);
+        if got_type != HandshakeType::KeyUpdate {
+            let expect_types = vec![HandshakeType::KeyUpdate];
+            return Err(Error::InappropriateHandshakeMessage { expect_types, got_type });
+        }
+        if asked > 1 {
+            return Err(InvalidMessage::InvalidKeyUpdate.into());
+        }
+        self.is_update_due |= asked == 1;
+        self.opening = Direction::new(match &mut self.next_keys {
+            NextKeys::Client(keys) => keys.update_rx_secret(),
+            NextKeys::Server(keys) => keys.update_rx_secret(),
+        }?)?;
+        Ok(())
+    }
+}
+
+/// What tests of bad peers need.
+#[cfg(test)]
+impl Records {
+    /// Seals what no peer may send.
+    pub(super) fn forge(&mut self, kind: ContentType, content: &[u8], room: &mut [u8]) -> usize {
+        self.sealing.seal(kind, content, room).expect("room")
+    }
+
+    pub(super) fn change_keys_after(&mut self, records: u64) {
+        self.records_per_key_max = records;
+    }
+
+    pub(super) fn sealed_by_this_key(&self) -> u64 {
+        self.sealing.sequence
+    }
+}
+
+impl Direction {
+    fn new((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> Result<Self, Error> {
+        let ConnectionTrafficSecrets::Aes128Gcm { key, iv } = secrets else {
+            return Err(Error::General("TLS has agreed on a suite that no side offers".to_owned()));
+        };
+        Ok(Self { key: Key::new(key.as_ref())?, iv, sequence })
+    }
+
+    /// A number that no other record of this key has.
+    fn next_nonce(&mut self) -> Result<[u8; NONCE_BYTES], Error> {
+        let nonce = Nonce::new(&self.iv, self.sequence);
+        self.sequence = self.sequence.checked_add(1).ok_or(Error::EncryptError)?;
+        Ok(nonce.0)
+    }
+
+    fn seal(&mut self, kind: ContentType, plain: &[u8], room: &mut [u8]) -> Result<usize, Error> {
+        let bytes = plain.len() + OVERHEAD_BYTES;
+        let header = make_tls13_aad(bytes - HEADER_BYTES);
+        let (head, sealed) = room[..bytes].split_at_mut(HEADER_BYTES);
+        head.copy_from_slice(&header);
+        let nonce = self.next_nonce()?;
+        self.key.seal(nonce, &header, (plain, kind.into()), sealed).map(|()| bytes)
+    }
+
+    fn open(&mut self, record: &[u8], out: &mut [u8]) -> Result<(ContentType, usize), Error> {
+        let (header, sealed) = record.split_first_chunk::<HEADER_BYTES>().ok_or(Error::DecryptError)?;
+        let (sealed, tag) = sealed.split_last_chunk::<TAG_BYTES>().ok_or(Error::DecryptError)?;
+        let nonce = self.next_nonce()?;
+        self.key.open(nonce, header, (sealed, *tag), out)?;
+        // Behind the content stands its kind, and zeros behind that.
+        let kind = out.iter().rposition(|byte| *byte != 0).ok_or(PeerMisbehaved::IllegalTlsInnerPlaintext)?;
+        if kind > PLAIN_BYTES_MAX {
+            return Err(Error::PeerSentOversizedRecord);
+        }
+        Ok((ContentType::from(out[kind]), kind))
+    }
+}
+
+/// How long the record is that begins with these bytes; `None` when they do not say.
+pub(super) fn record_bytes(bytes: &[u8]) -> Result<Option<usize>, Error> {
+    let Some(&[kind, _, _, high, low]) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+    let got_type = ContentType::from(kind);
+    if got_type != ContentType::ApplicationData {
+        // An alert that is not sealed says nothing: anybody on the way could have written it.
+        return Err(Error::InappropriateMessage { expect_types: vec![ContentType::ApplicationData], got_type });
+    }
+    match usize::from(u16::from_be_bytes([high, low])) {
+        ..=TAG_BYTES => Err(Error::DecryptError),
+        sealed if sealed > SEALED_BYTES_MAX => Err(Error::PeerSentOversizedRecord),
+        sealed => Ok(Some(HEADER_BYTES + sealed)),
+    }
+}
+
+/// How many bytes a record of so many holds, with its kind and what it is padded with.
+pub(super) fn inner_bytes(record_bytes: usize) -> usize {
+    record_bytes - HEADER_BYTES - TAG_BYTES
+}
+
+/// What the peer is told of a failure.
+pub(super) fn alert_of(error: &Error) -> AlertDescription {
+    match error {
+        Error::DecryptError => AlertDescription::BadRecordMac,
+        Error::PeerSentOversizedRecord => AlertDescription::RecordOverflow,
+        Error::InvalidMessage(InvalidMessage::InvalidKeyUpdate) => AlertDescription::IllegalParameter,
+        Error::InvalidMessage(_) => AlertDescription::DecodeError,
+        Error::InappropriateMessage { .. } | Error::InappropriateHandshakeMessage { .. } | Error::PeerMisbehaved(_) => {
+            AlertDescription::UnexpectedMessage
+        }
+        _ => AlertDescription::InternalError,
+    }
+}
+
+/// The most that one record holds.
+pub(super) const PLAIN_BYTES_MAX: usize = 16 << 10;
+const HEADER_BYTES: usize = 5;
+/// What sealing adds to a record: its header, its kind and its tag.
+pub(super) const OVERHEAD_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
+/// A record of a change of keys.
+pub(super) const KEY_UPDATE_BYTES: usize = 5 + OVERHEAD_BYTES;
+/// A record of an alert.
+pub(super) const ALERT_BYTES: usize = 2 + OVERHEAD_BYTES;
+/// The most behind a record's header: padding may be as much as this allows.
+const SEALED_BYTES_MAX: usize = PLAIN_BYTES_MAX + 256;
+/// A key seals half of the 2^24.5 full records that the standard allows for AES-GCM (section 5.5), 128 GiB.
+const RECORDS_PER_KEY_MAX: u64 = 1 << 23;
+const ALERT_WARNING: u8 = 1;
+const ALERT_FATAL: u8 = 2;
