@@ -33,6 +33,8 @@ struct Flight {
     promise: Promise<Arrived>,
     deadline: Option<Instant>,
     timeout: Duration,
+    /// The answer may be there so soon that it is looked for.
+    is_small: bool,
     /// The answer, once it has been taken from the promise and until it is read.
     arrived: Option<Result<Arrived, Error>>,
     /// The answer has been read: the promise will give no other.
@@ -44,14 +46,24 @@ impl Handle {
         session: Arc<Session>,
         request: RequestId,
         (name, collective): (TensorName, Collective),
-        promise: Promise<Arrived>,
+        (promise, is_small): (Promise<Arrived>, bool),
     ) -> Self {
         // A join waits for the slowest rank of the job, and cannot be taken back.
         let timeout = session.operation_timeout.filter(|_| collective != Collective::Join);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let timeout = timeout.unwrap_or_default();
-        let flight =
-            Flight { session, request, name, collective, promise, deadline, timeout, arrived: None, is_read: false };
+        let flight = Flight {
+            session,
+            request,
+            name,
+            collective,
+            promise,
+            deadline,
+            timeout,
+            is_small,
+            arrived: None,
+            is_read: false,
+        };
         Self { flight: ForkSafe::new(flight), gives: PhantomData }
     }
 
@@ -140,7 +152,7 @@ impl<T: Outcome> Handle<T> {
         }
         let now = Instant::now();
         let left = flight.deadline.map_or(slice, |deadline| deadline.saturating_duration_since(now).min(slice));
-        flight.arrived = flight.session.wait(&flight.promise, left);
+        flight.arrived = flight.session.wait(&flight.promise, (left, flight.is_small));
         if flight.arrived.is_none() && flight.deadline.is_some_and(|deadline| now >= deadline) {
             flight.arrived = Some(Err(flight.give_up()));
         }

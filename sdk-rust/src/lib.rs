@@ -40,8 +40,6 @@ pub mod blocking;
 mod client;
 #[cfg(not(target_arch = "wasm32"))]
 mod connect;
-#[cfg(not(target_arch = "wasm32"))]
-mod cores;
 mod error;
 #[cfg(not(target_arch = "wasm32"))]
 mod handle;

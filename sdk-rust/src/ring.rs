@@ -30,7 +30,6 @@ use ronde_rpc::{ring, v1};
 use ronde_shm::ring::{Bell, Consumer, Kick, Producer, Pushed, RingEnd, RingError, Wait};
 use tokio::sync::Notify;
 
-use crate::cores::Cores;
 use crate::error::Error;
 use crate::promise::{Nudge, Promise};
 use crate::session::OUTGOING_MAX;
@@ -61,9 +60,6 @@ pub(crate) struct Ring {
     /// The session's task is to look.
     attention: Notify,
     followers: Followers,
-    cores: Cores,
-    /// Whether the last wait of a leader was short, so that the next one may be.
-    was_short: AtomicBool,
     /// What broke it, until the task takes it.
     broken: Mutex<Option<Error>>,
 }
@@ -90,6 +86,8 @@ struct Sender {
 #[derive(Debug)]
 struct Receiver {
     consumer: Consumer,
+    /// Whether the last wait of a leader was short, so that the next one may be.
+    was_short: bool,
     /// Memory of the last message.
     message: Vec<u8>,
 }
@@ -100,14 +98,12 @@ impl Ring {
         Self {
             kick: consumer.kick(),
             sender: Mutex::new(Sender { producer, backlog: VecDeque::new(), message: Vec::new() }),
-            receiver: Mutex::new(Receiver { consumer, message: Vec::new() }),
+            receiver: Mutex::new(Receiver { consumer, was_short: false, message: Vec::new() }),
             bell,
             phase: AtomicU8::new(NOT_TAKEN),
             rung: AtomicBool::new(false),
             attention: Notify::new(),
             followers: Followers::default(),
-            cores: Cores::new(),
-            was_short: AtomicBool::new(false),
             broken: Mutex::default(),
         }
     }
@@ -147,11 +143,12 @@ impl Ring {
         self.phase.store(OPEN, Ordering::SeqCst);
     }
 
-    /// Waits at most `slice` for a promise; reads for everybody if nobody else does. Takes the answer.
+    /// Waits at most `slice` for a promise; reads for everybody if nobody else does. Takes the answer. `looks` says whether
+    /// that may be there so soon that sleeping is not worth it.
     pub(crate) fn wait<T: Send + 'static>(
         &self,
         promise: &Promise<T>,
-        slice: Duration,
+        (slice, looks): (Duration, bool),
         hear: Hear<'_>,
     ) -> Option<Result<T, Error>> {
         let deadline = Instant::now().checked_add(slice);
@@ -162,7 +159,7 @@ impl Ring {
             if self.is_open() {
                 let receiver = self.try_receiver().or_else(|| self.follow(promise, rest));
                 if let Some(receiver) = receiver {
-                    self.lead(receiver, &|| promise.is_ready(), deadline, hear);
+                    self.lead(receiver, &|| promise.is_ready(), (deadline, looks), hear);
                 }
                 answer = promise.take();
             } else {
@@ -254,16 +251,16 @@ impl Ring {
         &self,
         mut receiver: MutexGuard<'_, Receiver>,
         ready: &dyn Fn() -> bool,
-        deadline: Option<Instant>,
+        (deadline, looks): (Option<Instant>, bool),
         hear: Hear<'_>,
     ) {
         let since = Instant::now();
-        let mut may_spin = self.was_short.load(Ordering::Relaxed);
+        let mut may_look = looks && receiver.was_short;
         receiver.consumer.disarm();
         while self.read(&mut receiver, hear) && !ready() {
             let Some(left) = rest_until(deadline) else { break };
             // Once for each wait: what does not come soon may take long.
-            if std::mem::take(&mut may_spin) && self.spin(&mut receiver) {
+            if std::mem::take(&mut may_look) && receiver.look(left) {
                 continue;
             }
             match receiver.consumer.arm(Wait::Futex) {
@@ -277,7 +274,7 @@ impl Ring {
                 }
             }
         }
-        self.was_short.store(since.elapsed() < SHORT, Ordering::Relaxed);
+        receiver.was_short = since.elapsed() < SHORT;
         self.leave(receiver);
     }
 
@@ -341,24 +338,6 @@ impl Ring {
         if let Some(next) = next {
             next.nudge();
         }
-    }
-
-    /// Looks for a moment whether something comes, if a core is free for that. Says whether it did.
-    ///
-    /// To sleep and to be woken takes a core that has halted some 30 us in a virtual machine, and 2 us elsewhere.
-    fn spin(&self, receiver: &mut Receiver) -> bool {
-        if !self.cores.one_is_free() {
-            return false;
-        }
-        let until = Instant::now() + SPIN;
-        while Instant::now() < until {
-            // What is broken is told by the attempt to read it.
-            if receiver.consumer.is_ready().unwrap_or(true) {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        false
     }
 
     /// `None` while another thread has it.
@@ -429,6 +408,24 @@ impl Receiver {
             .map(Some)
             .map_err(|error| Error::Protocol { reason: format!("what came over the ring is no message: {error}") })
     }
+
+    /// Looks for a moment whether something comes. Says whether it did.
+    ///
+    /// A thread that sleeps is awake again after 2 us, or after 400 where its core has gone to sleep as well. Between two looks
+    /// the core is offered to whoever else wants it, so that a look takes time in which it would have been idle.
+    fn look(&mut self, longest: Duration) -> bool {
+        let until = Instant::now() + LOOK.min(longest);
+        loop {
+            // What is broken is told by the attempt to read it.
+            if self.consumer.is_ready().unwrap_or(true) {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+    }
 }
 
 fn protocol(error: RingError) -> Error {
@@ -455,7 +452,8 @@ const OPEN: u8 = 1;
 const OVER: u8 = 2;
 /// Messages read before the reader looks after other things.
 const AT_ONCE: usize = 256;
-/// How long a leader looks before it sleeps, where it may: an answer that takes longer has been waiting for another rank.
-const SPIN: Duration = Duration::from_micros(50);
-/// A wait after which the next one is expected to be over soon.
-const SHORT: Duration = Duration::from_micros(200);
+/// How long a leader looks before it sleeps, where it may: more than an answer takes that has to come over one hop.
+const LOOK: Duration = Duration::from_micros(300);
+/// A wait after which the next one is expected to be over soon. One that has slept may last longer than a look, and the next one
+/// not.
+const SHORT: Duration = Duration::from_millis(1);

@@ -217,13 +217,14 @@ impl Session {
         let (collective, parts) = (what.collective.clone(), Vec::new());
         let entry = Entry { collective, waiter: Some(fulfil), input, output, parts };
         let request = self.lock_table().insert(entry, self.pending_max())?;
+        let is_small = place.is_small();
         let message = Submission { request, what: what.clone(), plugin, place, output: wanted, site }.into_message();
         if let Err(error) = self.say(Say::Submit(message), Urgency::Now) {
             self.lock_table().remove(request);
             return Err(error);
         }
         let (name, collective) = (what.name.clone(), what.collective.clone());
-        Ok(Handle::new(Arc::clone(self), request, (name, collective), promise))
+        Ok(Handle::new(Arc::clone(self), request, (name, collective), (promise, is_small)))
     }
 
     /// This rank takes no part in an operation that others may wait for.
@@ -276,10 +277,10 @@ impl Session {
     pub(crate) fn wait(
         self: &Arc<Self>,
         promise: &Promise<Arrived>,
-        slice: Duration,
+        (slice, looks): (Duration, bool),
     ) -> Option<Result<Arrived, Error>> {
         match &self.ring {
-            Some(ring) => ring.wait(promise, slice, &|message| self.hear(message)),
+            Some(ring) => ring.wait(promise, (slice, looks), &|message| self.hear(message)),
             None => promise.wait_timeout(slice),
         }
     }

@@ -96,8 +96,8 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let segments = segments::serve(&paths::mem_socket(directory.path()))?;
     let (tokens, token_files) = written_tokens(&directory, world.ranks_of(settings.me))?;
     let description = description(&settings, &peers, &world);
-    let (to_driver, memory) = (command_sender.clone(), segments.clone());
-    let service = Arc::new(Service { commands: to_driver, segments: memory, description, allowed_uids });
+    let channels = (command_sender.clone(), segments.clone());
+    let service = Arc::new(Service::new(channels, description, allowed_uids, peers.len()));
     let (web_address, web_tls) = serve_web(&settings, &identity, &service, &tokens)?;
     let mut server = tokio::spawn(service.bind(&paths::rpc_socket(directory.path()))?);
     directory.open_sockets()?;

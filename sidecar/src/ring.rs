@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use ronde_rpc::{ring, v1};
 use ronde_shm::ring::{Bell, Consumer, PeerRing, Producer, Pushed, RingEnd, RingError, Wait};
@@ -20,11 +21,11 @@ pub(crate) struct AttachedRing {
 }
 
 impl AttachedRing {
-    /// Takes the ring into use, on the control thread.
+    /// Takes the ring into use, on the control thread, which is to look for a message that is expected soon for at most `look`.
     ///
     /// # Errors
     /// Why its bell cannot be waited for.
-    pub(crate) fn open(self) -> Result<(RingIn, RingOut), String> {
+    pub(crate) fn open(self, look: Duration) -> Result<(RingIn, RingOut), String> {
         let bell = Bell::over(self.bell).map_err(|error| error.to_string())?;
         let listening = bell.listen().map_err(|error| error.to_string())?;
         // As a pipe, so that it is waited for to be read alone; see `Bell::listen`.
@@ -32,8 +33,14 @@ impl AttachedRing {
             .map_err(|error| format!("the sidecar cannot wait for the ring's bell: {error}"))?;
         let RingEnd { producer, consumer, .. } = self.ring.into_end(bell);
         let waits_for_room = Arc::new(AtomicBool::new(false));
-        let incoming =
-            RingIn { bell: Some(listening), consumer, message: Vec::new(), room: Arc::clone(&waits_for_room) };
+        let incoming = RingIn {
+            bell: Some(listening),
+            consumer,
+            message: Vec::new(),
+            look,
+            expected: None,
+            room: Arc::clone(&waits_for_room),
+        };
         let outgoing = RingOut { producer, backlog: VecDeque::new(), message: Vec::new(), waits_for_room };
         Ok((incoming, outgoing))
     }
@@ -46,6 +53,10 @@ pub(crate) struct RingIn {
     consumer: Consumer,
     /// Memory of the last message.
     message: Vec<u8>,
+    /// How long the next message is looked for before the bell is waited for.
+    look: Duration,
+    /// Until when it is, if it is expected soon.
+    expected: Option<Instant>,
     room: Arc<AtomicBool>,
 }
 
@@ -60,6 +71,16 @@ impl RingIn {
         }
         let message = ring::decode(&self.message);
         message.map(Some).map_err(|error| format!("what it wrote to its ring is no message: {error}"))
+    }
+
+    /// The next message may come soon: it is looked for from now on.
+    pub(crate) fn expect_next(&mut self) {
+        self.expected = Instant::now().checked_add(self.look);
+    }
+
+    /// Whether the next message is still looked for.
+    pub(crate) fn is_looked_at(&self) -> bool {
+        self.expected.is_some_and(|until| Instant::now() < until)
     }
 
     /// Whether nothing is there, so that the bell is to be waited for.

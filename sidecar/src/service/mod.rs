@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use ronde_rpc::convert::{Claim, Refused, Submission};
@@ -173,14 +174,30 @@ pub(crate) struct Service {
     /// To the driver.
     pub(crate) commands: mpsc::Sender<Command>,
     /// Where sessions attach their rings.
-    pub(crate) segments: Segments,
+    segments: Segments,
     /// What `Describe` answers.
     pub(crate) description: v1::Description,
     /// Who may claim.
-    pub(crate) allowed_uids: BTreeSet<u32>,
+    allowed_uids: BTreeSet<u32>,
+    /// How long a ring's next message is looked for before its bell is waited for.
+    look: Duration,
 }
 
 impl Service {
+    /// A service that serves no socket yet.
+    ///
+    /// `sidecars` is how many the job has. The thread looks only where there is no other one: an answer from elsewhere takes
+    /// longer, and meanwhile the core belongs to the data threads (docs/adr/0015).
+    pub(crate) fn new(
+        (commands, segments): (mpsc::Sender<Command>, Segments),
+        description: v1::Description,
+        allowed_uids: BTreeSet<u32>,
+        sidecars: usize,
+    ) -> Self {
+        let look = if sidecars == 1 { LOOK } else { Duration::ZERO };
+        Self { commands, segments, description, allowed_uids, look }
+    }
+
     /// Serves on a socket until the task is dropped.
     ///
     /// # Errors
@@ -206,7 +223,7 @@ impl Service {
         let (outgoing, receiver) = mpsc::channel(outgoing_max);
         let job = self.description.job.clone();
         let (commands, segments) = (self.commands.clone(), self.segments.clone());
-        tokio::spawn(Reader { job, commands, segments, incoming, way }.run(outgoing));
+        tokio::spawn(Reader { job, commands, segments, incoming, way, look: self.look }.run(outgoing));
         receiver
     }
 
@@ -256,6 +273,8 @@ impl Ronde for Service {
     }
 }
 
+/// How long a ring's next message is looked for: a worker that calls again at once does so within half of it.
+const LOOK: Duration = Duration::from_micros(50);
 /// Messages waiting for one worker: a completion for each pending request, and room for the rest.
 pub(crate) const OUTGOING_MAX: usize = limits::PENDING_PER_SESSION_MAX + 1_024;
 /// The same for a worker over gRPC-Web, which may have fewer requests pending, each with a result in parts.

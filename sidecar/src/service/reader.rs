@@ -24,6 +24,8 @@ pub(super) struct Reader {
     pub(super) segments: Segments,
     pub(super) incoming: Incoming,
     pub(super) way: Way,
+    /// How long a ring's next message is looked for.
+    pub(super) look: Duration,
 }
 
 impl Reader {
@@ -116,7 +118,7 @@ impl Reader {
                     Some(Ok(v1::ClientMessage { message: Some(ClientMessage::RingReady(_)) })) => {
                         *ring = Some(self.open_ring(claimed).await?);
                     }
-                    Some(Ok(message)) => self.pass_on(claimed, message).await?,
+                    Some(Ok(message)) => drop(self.pass_on(claimed, message).await?),
                     None => return Ok("its process closed the session".to_owned()),
                     Some(Err(status)) => return Ok(format!("its session broke ({})", status.message())),
                 },
@@ -125,18 +127,27 @@ impl Reader {
                         self.tell(Command::Room { session: claimed.session }).await;
                     }
                 }
-                // There is more in the ring; the others have their turn first.
+                // There is more in the ring, or soon will be; the others have their turn first.
                 () = tokio::task::yield_now(), if !waits => {}
             }
         }
         Ok("the sidecar ended its session".to_owned())
     }
 
-    /// Reads what is in the ring, up to a bound. Says whether that was all, so that the bell is to be waited for.
+    /// Reads what is in the ring, up to a bound. Says whether that was all, so that the bell is to be waited for. While the next
+    /// message is expected soon it is not: the thread looks, and gives way to whoever wants its core.
     async fn read_ring(&self, claimed: &Claimed, ring: &mut RingIn) -> Result<bool, String> {
         for _ in 0..AT_ONCE {
             match ring.pop()? {
-                Some(message) => self.pass_on(claimed, message).await?,
+                Some(message) => {
+                    if self.pass_on(claimed, message).await? {
+                        ring.expect_next();
+                    }
+                }
+                None if ring.is_looked_at() => {
+                    std::thread::yield_now();
+                    return Ok(false);
+                }
                 None => return ring.arm().map_err(|error| error.to_string()),
             }
         }
@@ -146,17 +157,18 @@ impl Reader {
     async fn open_ring(&self, claimed: &Claimed) -> Result<RingIn, String> {
         let attached = self.segments.take_ring(&claimed.token);
         let attached = attached.ok_or("it said RingReady, but has attached no ring, or said so twice")?;
-        let (incoming, outgoing) = attached.open()?;
+        let (incoming, outgoing) = attached.open(self.look)?;
         self.tell(Command::Ring { session: claimed.session, ring: Box::new(outgoing) }).await;
         Ok(incoming)
     }
 
-    /// Hands a message to the driver.
+    /// Hands a message to the driver. Says whether the worker may have its answer, and say more, very soon.
     ///
     /// # Errors
     /// Why it ends the session.
-    async fn pass_on(&self, claimed: &Claimed, message: v1::ClientMessage) -> Result<(), String> {
+    async fn pass_on(&self, claimed: &Claimed, message: v1::ClientMessage) -> Result<bool, String> {
         let Claimed { session, rank, .. } = *claimed;
+        let mut soon = false;
         let command = match message.message {
             Some(ClientMessage::Submit(submit)) => {
                 let submission = Submission::parse(submit, rank);
@@ -164,6 +176,7 @@ impl Reader {
                     Way::Socket { .. } => submission,
                     Way::Web => submission.and_then(|submission| submission.inline_only(rank)),
                 };
+                soon = submission.as_ref().is_ok_and(|submission| submission.place.is_small());
                 Command::Submit { session, submission: Box::new(submission) }
             }
             Some(ClientMessage::Withdraw(m)) => {
@@ -179,13 +192,13 @@ impl Reader {
             // Nobody waits for a name that is none.
             Some(ClientMessage::Abstain(m)) => match abstention(session, m) {
                 Some(command) => command,
-                None => return Ok(()),
+                None => return Ok(false),
             },
             // A message of a later protocol version: it was not negotiated, so it may be ignored.
-            None => return Ok(()),
+            None => return Ok(false),
         };
         self.tell(command).await;
-        Ok(())
+        Ok(soon)
     }
 
     async fn tell(&self, command: Command) {

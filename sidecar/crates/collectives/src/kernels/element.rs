@@ -8,6 +8,11 @@ pub(super) trait Element: Copy {
     fn greatest(self, other: Self) -> Self;
     /// Multiplied as the module's header says.
     fn scale(self, factor: f64) -> Self;
+    /// The same by a factor that f32 holds exactly, for which some types need no f64.
+    #[inline(always)]
+    fn scale_single(self, factor: f32) -> Self {
+        self.scale(f64::from(factor))
+    }
     /// Divided by a number of ranks, integers toward zero.
     fn quotient(self, ranks: u32) -> Self;
 

@@ -6,8 +6,10 @@
 use super::element::{Element, plain_loops};
 
 macro_rules! float {
-    ($type:ident, $canonical_nan:literal) => {
+    ($type:ident, $canonical_nan:literal $(, $single:item)?) => {
         impl Element for $type {
+            $($single)?
+
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
                 canonical::$type(self + other)
@@ -54,7 +56,15 @@ macro_rules! float {
     };
 }
 
-float!(f32, 0x7fc0_0000);
+float!(
+    f32,
+    0x7fc0_0000,
+    /// The product of two f32 is exact in f64, so rounding it once is what multiplying in f32 does.
+    #[inline(always)]
+    fn scale_single(self, factor: f32) -> Self {
+        canonical::f32(self * factor)
+    }
+);
 float!(f64, 0x7ff8_0000_0000_0000);
 
 /// Every NaN becomes the positive quiet one without payload.
@@ -189,6 +199,11 @@ macro_rules! narrow_float {
             #[inline(always)]
             fn scale(self, factor: f64) -> Self {
                 Self(self.0.scale(factor))
+            }
+
+            #[inline(always)]
+            fn scale_single(self, factor: f32) -> Self {
+                Self(self.0.scale_single(factor))
             }
 
             #[inline(always)]
