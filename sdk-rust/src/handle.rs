@@ -33,8 +33,8 @@ struct Flight {
     promise: Promise<Arrived>,
     deadline: Option<Instant>,
     timeout: Duration,
-    /// The answer may be there so soon that it is looked for.
-    is_small: bool,
+    /// How long the answer is looked for before a wait sleeps.
+    look: Duration,
     /// The answer, once it has been taken from the promise and until it is read.
     arrived: Option<Result<Arrived, Error>>,
     /// The answer has been read: the promise will give no other.
@@ -46,7 +46,7 @@ impl Handle {
         session: Arc<Session>,
         request: RequestId,
         (name, collective): (TensorName, Collective),
-        (promise, is_small): (Promise<Arrived>, bool),
+        (promise, look): (Promise<Arrived>, Duration),
     ) -> Self {
         // A join waits for the slowest rank of the job, and cannot be taken back.
         let timeout = session.operation_timeout.filter(|_| collective != Collective::Join);
@@ -60,7 +60,7 @@ impl Handle {
             promise,
             deadline,
             timeout,
-            is_small,
+            look,
             arrived: None,
             is_read: false,
         };
@@ -152,7 +152,7 @@ impl<T: Outcome> Handle<T> {
         }
         let now = Instant::now();
         let left = flight.deadline.map_or(slice, |deadline| deadline.saturating_duration_since(now).min(slice));
-        flight.arrived = flight.session.wait(&flight.promise, (left, flight.is_small));
+        flight.arrived = flight.session.wait(&flight.promise, (left, flight.look));
         if flight.arrived.is_none() && flight.deadline.is_some_and(|deadline| now >= deadline) {
             flight.arrived = Some(Err(flight.give_up()));
         }

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use ronde_rpc::{ring, v1};
+use ronde_rpc::{Place, ring, v1};
 use ronde_shm::ring::{Bell, Consumer, Kick, Producer, Pushed, RingEnd, RingError, Wait};
 use tokio::sync::Notify;
 
@@ -143,12 +143,12 @@ impl Ring {
         self.phase.store(OPEN, Ordering::SeqCst);
     }
 
-    /// Waits at most `slice` for a promise; reads for everybody if nobody else does. Takes the answer. `looks` says whether
-    /// that may be there so soon that sleeping is not worth it.
+    /// Waits at most `slice` for a promise; reads for everybody if nobody else does. Takes the answer. It is
+    /// looked for that long before the thread sleeps.
     pub(crate) fn wait<T: Send + 'static>(
         &self,
         promise: &Promise<T>,
-        (slice, looks): (Duration, bool),
+        (slice, look): (Duration, Duration),
         hear: Hear<'_>,
     ) -> Option<Result<T, Error>> {
         let deadline = Instant::now().checked_add(slice);
@@ -159,7 +159,7 @@ impl Ring {
             if self.is_open() {
                 let receiver = self.try_receiver().or_else(|| self.follow(promise, rest));
                 if let Some(receiver) = receiver {
-                    self.lead(receiver, &|| promise.is_ready(), (deadline, looks), hear);
+                    self.lead(receiver, &|| promise.is_ready(), (deadline, look), hear);
                 }
                 answer = promise.take();
             } else {
@@ -251,16 +251,16 @@ impl Ring {
         &self,
         mut receiver: MutexGuard<'_, Receiver>,
         ready: &dyn Fn() -> bool,
-        (deadline, looks): (Option<Instant>, bool),
+        (deadline, look): (Option<Instant>, Duration),
         hear: Hear<'_>,
     ) {
         let since = Instant::now();
-        let mut may_look = looks && receiver.was_short;
+        let mut may_look = receiver.was_short;
         receiver.consumer.disarm();
         while self.read(&mut receiver, hear) && !ready() {
             let Some(left) = rest_until(deadline) else { break };
             // Once for each wait: what does not come soon may take long.
-            if std::mem::take(&mut may_look) && receiver.look(left) {
+            if std::mem::take(&mut may_look) && receiver.look(look.min(left)) {
                 continue;
             }
             match receiver.consumer.arm(Wait::Futex) {
@@ -414,7 +414,7 @@ impl Receiver {
     /// A thread that sleeps is awake again after 2 us, or after 400 where its core has gone to sleep as well. Between two looks
     /// the core is offered to whoever else wants it, so that a look takes time in which it would have been idle.
     fn look(&mut self, longest: Duration) -> bool {
-        let until = Instant::now() + LOOK.min(longest);
+        let until = Instant::now() + longest;
         loop {
             // What is broken is told by the attempt to read it.
             if self.consumer.is_ready().unwrap_or(true) {
@@ -425,6 +425,15 @@ impl Receiver {
             }
             std::thread::yield_now();
         }
+    }
+}
+
+/// How long the answer to a submission is looked for.
+pub(crate) fn look_for(input: &Place) -> Duration {
+    match input {
+        Place::Arena { bytes, .. } if *bytes > SMALL_BYTES_MAX => LOOK_OF_LARGE,
+        Place::Inline(data) if data.len() as u64 > SMALL_BYTES_MAX => LOOK_OF_LARGE,
+        _ => LOOK,
     }
 }
 
@@ -454,6 +463,9 @@ const OVER: u8 = 2;
 const AT_ONCE: usize = 256;
 /// How long a leader looks before it sleeps, where it may: more than an answer takes that has to come over one hop.
 const LOOK: Duration = Duration::from_micros(300);
+/// The same for operations on more than [`SMALL_BYTES_MAX`] here. Their answers take longer, but fewer cores have gone to sleep.
+const LOOK_OF_LARGE: Duration = Duration::from_micros(100);
+const SMALL_BYTES_MAX: u64 = 256 << 10;
 /// A wait after which the next one is expected to be over soon. One that has slept may last longer than a look, and the next one
 /// not.
 const SHORT: Duration = Duration::from_millis(1);

@@ -24,7 +24,7 @@ use crate::memory::{LeasedSlot, Memory};
 use crate::operation::{Label, Operation};
 use crate::promise::{Promise, promise};
 use crate::record::FirstRecord;
-use crate::ring::{Ring, Urgency};
+use crate::ring::{Ring, Urgency, look_for};
 use crate::table::Table;
 use crate::timeline::{Recorder, TimelineOptions};
 
@@ -217,14 +217,14 @@ impl Session {
         let (collective, parts) = (what.collective.clone(), Vec::new());
         let entry = Entry { collective, waiter: Some(fulfil), input, output, parts };
         let request = self.lock_table().insert(entry, self.pending_max())?;
-        let is_small = place.is_small();
+        let look = look_for(&place);
         let message = Submission { request, what: what.clone(), plugin, place, output: wanted, site }.into_message();
         if let Err(error) = self.say(Say::Submit(message), Urgency::Now) {
             self.lock_table().remove(request);
             return Err(error);
         }
         let (name, collective) = (what.name.clone(), what.collective.clone());
-        Ok(Handle::new(Arc::clone(self), request, (name, collective), (promise, is_small)))
+        Ok(Handle::new(Arc::clone(self), request, (name, collective), (promise, look)))
     }
 
     /// This rank takes no part in an operation that others may wait for.
@@ -277,10 +277,10 @@ impl Session {
     pub(crate) fn wait(
         self: &Arc<Self>,
         promise: &Promise<Arrived>,
-        (slice, looks): (Duration, bool),
+        (slice, look): (Duration, Duration),
     ) -> Option<Result<Arrived, Error>> {
         match &self.ring {
-            Some(ring) => ring.wait(promise, (slice, looks), &|message| self.hear(message)),
+            Some(ring) => ring.wait(promise, (slice, look), &|message| self.hear(message)),
             None => promise.wait_timeout(slice),
         }
     }

@@ -533,10 +533,3 @@ const OPS: [ReduceOp; 9] = [
     ReduceOp::ClippedMean,
     ReduceOp::Plugin,
 ];
-
-#[test]
-fn what_waits_look_for_is_small() {
-    let arena = |bytes| Place::Arena { segment: 1, offset: 0, bytes };
-    assert!(Place::None.is_small() && Place::Inline(Bytes::from_static(b"few")).is_small());
-    assert!(arena(256 << 10).is_small() && !arena((256 << 10) + 1).is_small());
-}

@@ -162,7 +162,7 @@ impl Reader {
         Ok(incoming)
     }
 
-    /// Hands a message to the driver. Says whether the worker may have its answer, and say more, very soon.
+    /// Hands a message to the driver. Says whether the worker may have its answer, and then say more, very soon.
     ///
     /// # Errors
     /// Why it ends the session.
@@ -176,7 +176,7 @@ impl Reader {
                     Way::Socket { .. } => submission,
                     Way::Web => submission.and_then(|submission| submission.inline_only(rank)),
                 };
-                soon = submission.as_ref().is_ok_and(|submission| submission.place.is_small());
+                soon = true;
                 Command::Submit { session, submission: Box::new(submission) }
             }
             Some(ClientMessage::Withdraw(m)) => {

@@ -47,22 +47,6 @@ pub enum Place {
     None,
 }
 
-impl Place {
-    /// Whether there are so few bytes that an operation on them may be complete before a thread that sleeps is awake. Both sides
-    /// of a ring then look for what comes next before they sleep.
-    #[must_use]
-    pub fn is_small(&self) -> bool {
-        match self {
-            Self::Arena { bytes, .. } => *bytes <= SMALL_BYTES_MAX,
-            Self::Inline(data) => data.len() as u64 <= SMALL_BYTES_MAX,
-            Self::None => true,
-        }
-    }
-}
-
-/// What a core copies and adds in the 100 us that waking another one may take.
-const SMALL_BYTES_MAX: u64 = 256 << 10;
-
 /// Bytes of an input segment of the session that a result is to be written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutputPlace {
