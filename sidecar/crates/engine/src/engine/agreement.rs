@@ -325,6 +325,8 @@ impl Agreement {
             self.negotiation.remove_set(set);
             self.groups.remove_set(set);
             self.ordering.remove_set(set);
+            // A step that asks for something of the set does not come again.
+            self.scheduling.repetition.reset();
         }
     }
 

@@ -43,6 +43,25 @@ fn set(id: u32) -> Detail {
     Detail::Set(SetId(id))
 }
 
+/// A set's steps repeat while somebody waits for something else, so that no schedule is issued before the set is gone.
+#[test]
+fn steps_of_a_set_that_is_gone_are_not_scheduled() {
+    let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[1, 2]]).started();
+    let waits = cluster.submit(0, sum("alone", &[4]));
+    for _ in 0..8 {
+        works(&mut cluster, 1, &[1, 2]);
+    }
+    assert_eq!(asked(&mut cluster, &remove(1)), set(1));
+    cluster.withdraw(0, waits);
+    for rank in 1..4 {
+        cluster.submit(rank, sum("alone", &[4]));
+    }
+    cluster.run();
+    let requests = cluster.submit_all(&sum("everybody", &[4]));
+    cluster.run();
+    assert!(cluster.all_completed(&requests) && cluster.ended.is_empty(), "{:?}", cluster.ended);
+}
+
 /// The ranks of a set reduce within it.
 fn works(cluster: &mut Cluster, set: u32, ranks: &[u32]) {
     let what = Request { set: SetId(set), ..sum("within", &[4]) };
