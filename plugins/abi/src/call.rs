@@ -37,20 +37,23 @@ impl Call {
     pub const BYTES: usize = 64;
 
     /// The call as it lies in memory.
+    #[inline]
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let words = [
+            pair(self.kind, self.dtype),
+            pair(self.stage, self.elements),
+            self.offset,
+            self.tensor_elements,
+            self.round,
+            self.tensor,
+            pair(self.encoded_bytes, self.ranks),
+            pair(self.stride, self.measures),
+        ];
         let mut bytes = [0; Self::BYTES];
-        let low = [self.kind, self.dtype, self.stage, self.elements];
-        let wide = [self.offset, self.tensor_elements, self.round, self.tensor];
-        let high = [self.encoded_bytes, self.ranks, self.stride, self.measures];
-        for (place, value) in bytes[..16].chunks_exact_mut(4).zip(low) {
-            place.copy_from_slice(&value.to_le_bytes());
-        }
-        for (place, value) in bytes[16..48].chunks_exact_mut(8).zip(wide) {
-            place.copy_from_slice(&value.to_le_bytes());
-        }
-        for (place, value) in bytes[48..].chunks_exact_mut(4).zip(high) {
-            place.copy_from_slice(&value.to_le_bytes());
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }

@@ -102,6 +102,7 @@ impl Guest {
     }
 
     /// The plugin's memory. Its size is fixed, and all ranges of the placement lie within it.
+    #[inline]
     pub(crate) fn memory(&mut self) -> &mut [u8] {
         self.memory.data_mut(&mut self.store)
     }
@@ -134,9 +135,13 @@ impl Guest {
         done(names::DECODE, timed(&mut self.store, self.deadline_ticks, names::DECODE, function, ())?)
     }
 
-    /// Reduces the operands in the input.
-    pub(crate) fn reduce(&mut self, call: &Call) -> Result<(), FaultKind> {
-        self.describe(call);
+    /// Reduces the operands that `fill` copies into the input, which lies in the memory that it is given.
+    #[inline]
+    pub(crate) fn reduce(&mut self, call: &Call, fill: impl FnOnce(&mut [u8])) -> Result<(), FaultKind> {
+        let at = self.placement.call.start;
+        let memory = self.memory();
+        fill(memory);
+        memory[at..at + Call::BYTES].copy_from_slice(&call.to_bytes());
         let function = self.functions.reduce.as_ref().ok_or_else(|| missing(names::REDUCE))?;
         done(names::REDUCE, timed(&mut self.store, self.deadline_ticks, names::REDUCE, function, ())?)
     }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use ronde_plugin_abi::{Call, Kind, Stage, limits};
 use ronde_wire::DType;
-use ronde_wire::copying::copy;
 use sha2::{Digest as _, Sha256};
 
 use crate::codec::{CodecFacts, Codecs};
+use crate::copying::copy;
 use crate::error::{Fault, FaultKind};
 use crate::guest::Guest;
 use crate::manifest::Parameters;

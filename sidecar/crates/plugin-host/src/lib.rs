@@ -12,6 +12,7 @@
 
 mod codec;
 pub mod conformance;
+mod copying;
 pub mod determinism;
 mod error;
 mod guest;

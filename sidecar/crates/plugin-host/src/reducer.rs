@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use ronde_plugin_abi::{Call, Kind, limits, padded};
-use ronde_wire::copying::copy;
 
+use crate::copying::copy;
 use crate::error::{Fault, FaultKind};
 use crate::guest::Guest;
 use crate::instance::{Instance, Span, clear_line, elements, fill, not_taken};
@@ -235,19 +235,21 @@ fn each_part(
     mut reduce: impl FnMut(&mut Guest, &Call, Range<usize>) -> Result<(), FaultKind>,
 ) -> Result<(), FaultKind> {
     let size = span.dtype.size_bytes();
-    let elements = elements(span.dtype, bytes)?;
-    let step = step_bytes(guest, ranks) / size;
-    let mut begin = 0;
-    while begin < elements {
-        let count = step.min(elements - begin);
+    let whole = span.call(Kind::Reduce, 0, elements(span.dtype, bytes)?)?;
+    let whole = Call { ranks: narrow(ranks), measures: narrow(measures), ..whole };
+    let (step, mut begin) = (step_bytes(guest, ranks) / size * size, 0);
+    // Sizes of elements are powers of two.
+    let elements = |bytes: usize| bytes >> size.trailing_zeros();
+    while begin < bytes {
+        let part = begin..bytes.min(begin + step);
         let call = Call {
-            ranks: narrow(ranks),
-            stride: narrow(padded(count * size)),
-            measures: narrow(measures),
-            ..span.call(Kind::Reduce, begin, count)?
+            elements: narrow(elements(part.len())),
+            offset: whole.offset + elements(begin) as u64,
+            stride: narrow(padded(part.len())),
+            ..whole
         };
-        reduce(guest, &call, begin * size..(begin + count) * size)?;
-        begin += count;
+        begin = part.end;
+        reduce(guest, &call, part)?;
     }
     Ok(())
 }
@@ -261,25 +263,29 @@ fn reduce_pairs_of_part(
 ) -> Result<(), FaultKind> {
     let (input, output) = (guest.placement.input.clone(), guest.placement.output.start);
     let (left, right, length) = (input.start, input.start + call.stride as usize, part.len());
-    let mut reduced = left;
-    for rank in 0..ranks {
-        let memory = guest.memory();
-        let place = if rank == 0 { left } else { right };
+    let mut fill = |rank: usize, place: usize, memory: &mut [u8]| {
         parts.read(rank, part.clone(), &mut memory[place..place + length]);
         clear_line(memory, &input, place + length);
-        if rank == 0 {
-            continue;
-        }
-        if rank > 1 {
+    };
+    if ranks == 1 {
+        fill(0, left, guest.memory());
+    } else {
+        guest.reduce(call, |memory| {
+            fill(0, left, memory);
+            fill(1, right, memory);
+        })?;
+    }
+    for rank in 2..ranks {
+        guest.reduce(call, |memory| {
             // What has been reduced may lie there already.
             if output != left {
                 memory.copy_within(output..output + length, left);
             }
             clear_line(memory, &input, left + length);
-        }
-        guest.reduce(call)?;
-        reduced = output;
+            fill(rank, right, memory);
+        })?;
     }
+    let reduced = if ranks == 1 { left } else { output };
     parts.write(part, &guest.memory()[reduced..reduced + length]);
     Ok(())
 }
@@ -293,14 +299,14 @@ fn reduce_part(
 ) -> Result<(), FaultKind> {
     let (input, output) = (guest.placement.input.clone(), guest.placement.output.start);
     let (stride, length) = (call.stride as usize, part.len());
-    let memory = guest.memory();
-    for operand in 0..call.ranks as usize {
-        let start = input.start + operand * stride;
-        parts.read(operand, part.clone(), &mut memory[start..start + length]);
-        clear_line(memory, &input, start + length);
-    }
     put_numbers(guest, measures);
-    guest.reduce(call)?;
+    guest.reduce(call, |memory| {
+        for operand in 0..call.ranks as usize {
+            let start = input.start + operand * stride;
+            parts.read(operand, part.clone(), &mut memory[start..start + length]);
+            clear_line(memory, &input, start + length);
+        }
+    })?;
     parts.write(part, &guest.memory()[output..output + length]);
     Ok(())
 }
@@ -359,13 +365,13 @@ fn narrow(number: usize) -> u32 {
 
 /// Bytes of a measure.
 const NUMBER: usize = size_of::<f64>();
-/// Bytes of operands and result in one call, which stay in the second cache. What fits the first one is slower, as calls
-/// and short copies cost more than they save: plugins/text-sum makes 20 GB/s of 1 MiB with 96 KiB, 16 with 48 and 10 with
-/// 12 (AMD EPYC, Zen 5: 48 KiB and 1 MiB).
-const CACHED_BYTES: usize = 96 << 10;
+/// Bytes of operands and result in one call: they and what they are copied from fit the first cache of 32 KiB. Calls of a third of
+/// that cost what the cache saves, calls of six times as much are a seventh slower (plugins/text-sum, 1 MiB, AMD EPYC, Zen 3).
+const CACHED_BYTES: usize = 16 << 10;
 /// What the processor compares addresses by first.
 const PAGE_BYTES: usize = 4 << 10;
-/// How far the next operand lies behind in its page: some lines, and no part of a page that comes around soon.
-const SKEW_BYTES: usize = 9 * limits::BUFFER_ALIGN;
+/// How far the next operand lies behind in its page: an odd number of lines, so that many operands use all of the cache, and
+/// not far from half a page, so that what was copied last does not lie where the first values are read.
+const SKEW_BYTES: usize = 29 * limits::BUFFER_ALIGN;
 /// Bytes of each operand in one call of many ranks, so that loops stay longer than what is around them.
 const STEP_BYTES_MIN: usize = 1 << 10;

@@ -58,8 +58,13 @@ impl Ticker {
     }
 
     /// A call begins, or goes on: the epoch rises from now on. Both orders are sequentially consistent, so either the
-    /// thread sees the call before it rests, or the call sees that the thread rests.
+    /// thread sees the call before it rests, or the call sees that the thread rests. Where a call was noted since the last
+    /// tick, the thread has [`QUIET_TICKS`] before it and need not be told of another one.
+    #[inline]
     pub(crate) fn call(&self) {
+        if self.shared.called.load(Ordering::Relaxed) {
+            return;
+        }
         self.shared.called.store(true, Ordering::SeqCst);
         if self.shared.rests.load(Ordering::SeqCst) {
             self.shared.orders().wake = true;
