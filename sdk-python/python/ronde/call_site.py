@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 
@@ -9,6 +10,11 @@ import sys
 _PASSED_OVER = ("ronde", "torch", "horovod")
 # Where relative names begin; a program that changes it later has longer names, which is no harm.
 _DIRECTORY = os.path.join(os.getcwd(), "")
+
+
+@functools.lru_cache(maxsize=1_024)
+def _is_passed_over(module: str) -> bool:
+    return module.partition(".")[0] in _PASSED_OVER
 
 
 def call_site() -> str | None:
@@ -19,8 +25,7 @@ def call_site() -> str | None:
     """
     frame = sys._getframe(1)
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in _PASSED_OVER:
+        if not _is_passed_over(frame.f_globals.get("__name__", "")):
             file = frame.f_code.co_filename
             return f"{file[len(_DIRECTORY) :] if file.startswith(_DIRECTORY) else file}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]

@@ -261,9 +261,8 @@ def _torch_source(tensor: torch.Tensor) -> Source:
         result = torch.empty(tuple(shape), dtype=dtype)
         return _torch_memory(result, lambda: result.to(device))
 
-    view = functools.partial(_torch_view, dtype) if device.type == "cpu" else None
-    name, nbytes = torch_dtype_name(dtype), _torch_nbytes(dense)
-    return Source(dense, dense.data_ptr(), name, tensor.shape, nbytes, empty, view)
+    view = functools.partial(_torch_view, dtype) if tensor.is_cpu else None
+    return Source(dense, dense.data_ptr(), torch_dtype_name(dtype), tensor.shape, dense.nbytes, empty, view)
 
 
 def _cuda_source(tensor: torch.Tensor) -> Source:
@@ -356,7 +355,7 @@ def torch_dtype_name(dtype: torch.dtype) -> str:
 
 
 def _torch_nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return tensor.nbytes
 
 
 def _kind(tensor: Any) -> str:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ronde.client import Client
     from ronde.process_set import ProcessSet
     from ronde.torch.hierarchy import Hosts
@@ -194,11 +192,11 @@ class _Complete:
         return self._result
 
 
-@contextlib.contextmanager
-def traced(kind: str, name: str | None) -> Iterator[None]:
+def traced(kind: str, name: str | None) -> contextlib.AbstractContextManager[Any]:
     """Shows what happens within to `torch.profiler`, when one is at work."""
     if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-        yield
-        return
-    with torch.profiler.record_function(f"ronde::{kind}" if name is None else f"ronde::{kind}.{name}"):
-        yield
+        return _UNTRACED
+    return torch.profiler.record_function(f"ronde::{kind}" if name is None else f"ronde::{kind}.{name}")
+
+
+_UNTRACED = contextlib.nullcontext()
