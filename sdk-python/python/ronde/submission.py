@@ -48,8 +48,9 @@ class Submission:
         """One operation on a tensor, which may be a source already; without a `read` its result is of the same kind."""
         source = tensor if isinstance(tensor, Source) else source_of(tensor)
         read = read or read_tensor(source, out)
-        options.update(_named(name), **self._numbered(process_set), site=call_site())
-        options.setdefault("mapped", out is None and source.view is not None)
+        self._label(options, name, process_set)
+        if "mapped" not in options:
+            options["mapped"] = out is None and source.view is not None
         operation = self._session.submit(kind, source.dtype, source.shape, source.address, source.nbytes, **options)
         return Handle(self.log_notices, operation, read)
 
@@ -91,7 +92,7 @@ class Submission:
     ) -> GroupHandle:
         sources = [tensor if isinstance(tensor, Source) else source_of(tensor) for tensor in tensors]
         targets = _targets_like(out, sources)
-        options.update(_named(name), **self._numbered(process_set), site=call_site())
+        self._label(options, name, process_set)
         if not sources:
             return GroupHandle([])
         parts = [(source.dtype, source.shape, source.address, source.nbytes) for source in sources]
@@ -109,7 +110,7 @@ class Submission:
         **options: Any,
     ) -> Handle:
         """One operation to which this rank brings no tensor."""
-        options.update(_named(name), **self._numbered(process_set), site=call_site())
+        self._label(options, name, process_set)
         return Handle(self.log_notices, self._session.submit(kind, None, (), 0, 0, **options), read)
 
     def _set(self, process_set: ProcessSet | None) -> ProcessSet:
@@ -126,9 +127,14 @@ class Submission:
             raise ValueError(f"Rank {rank} is not a member of the provided process set. It is {process_set}.")
         return process_set
 
-    def _numbered(self, process_set: ProcessSet | None) -> dict[str, Any]:
+    def _label(self, options: dict[str, Any], name: str | None, process_set: ProcessSet | None) -> None:
+        """Adds what an operation is called, whose it is, and who asks for it."""
+        if name is not None:
+            options["name"] = name
         number = self._set(process_set).id
-        return {"set": number} if number else {}
+        if number:
+            options["set"] = number
+        options["site"] = call_site()
 
     def _for_root(self, root: int, source: Source) -> Callable[[_ronde.Operation], Any]:
         return read_tensor(source) if root == self._session.rank else read_nothing
@@ -235,10 +241,6 @@ def reduction(
     elif codec is not None:
         options["codec"] = codec
     return options
-
-
-def _named(name: str | None) -> dict[str, Any]:
-    return {} if name is None else {"name": name}
 
 
 def rank_number(rank: Any) -> int:
