@@ -135,7 +135,7 @@ def owns_memory(tensor: torch.Tensor) -> bool:
     import torch
 
     is_plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
-    return is_plain and not tensor.is_neg() and tensor.untyped_storage().nbytes() == _torch_nbytes(tensor)
+    return is_plain and not tensor.is_neg() and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def kind_of(like: Any) -> Callable[[str, Sequence[int]], Target]:
@@ -278,14 +278,14 @@ def _cuda_source(tensor: torch.Tensor) -> Source:
 
         return _cuda_target(torch.empty(tuple(shape), dtype=dtype, device=device))
 
-    return Source(loan, loan.tensor.data_ptr(), name, tensor.shape, _torch_nbytes(loan.tensor), empty)
+    return Source(loan, loan.tensor.data_ptr(), name, tensor.shape, loan.tensor.nbytes, empty)
 
 
 def _cuda_target(tensor: torch.Tensor) -> Target:
     from ronde import staging
 
     loan = staging.for_device(tensor.shape, tensor.dtype)
-    name, nbytes = torch_dtype_name(tensor.dtype), _torch_nbytes(loan.tensor)
+    name, nbytes = torch_dtype_name(tensor.dtype), loan.tensor.nbytes
     return Target(loan, loan.tensor.data_ptr(), name, tensor.shape, nbytes, lambda: staging.to_device(loan, tensor))
 
 
@@ -321,7 +321,7 @@ def _torch_target(tensor: torch.Tensor) -> Target:
 def _torch_memory(tensor: torch.Tensor, finish: Callable[[], Any]) -> Target:
     dtype = torch_dtype_name(tensor.dtype)
     # The memory stays, also when the tensor is given other memory meanwhile.
-    return Target(tensor.detach(), tensor.data_ptr(), dtype, tensor.shape, _torch_nbytes(tensor), finish)
+    return Target(tensor.detach(), tensor.data_ptr(), dtype, tensor.shape, tensor.nbytes, finish)
 
 
 def _torch_dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -352,10 +352,6 @@ def _check_dense_layout(tensor: torch.Tensor) -> None:
 def torch_dtype_name(dtype: torch.dtype) -> str:
     """The name of a PyTorch type as ronde has it."""
     return str(dtype).partition(".")[2]
-
-
-def _torch_nbytes(tensor: torch.Tensor) -> int:
-    return tensor.nbytes
 
 
 def _kind(tensor: Any) -> str:

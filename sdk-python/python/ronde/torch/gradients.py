@@ -392,7 +392,7 @@ def _scales(tensors: Sequence[torch.Tensor], prescale: float, postscale: float) 
     with PyTorch's own product. A group has one pair of factors, so they are rounded only where that is right for all.
     """
     if prescale == postscale == 1.0:  # what nearly every operation has
-        return prescale, postscale
+        return 1.0, 1.0
     if not tensors or not all(tensor.dtype in _SCALED_IN_FLOAT32 for tensor in tensors):
         return prescale, postscale
     with numpy.errstate(over="ignore"):

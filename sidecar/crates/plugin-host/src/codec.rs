@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use ronde_plugin_abi::{Call, Kind, limits, names};
 use ronde_wire::DType;
-use ronde_wire::copying::copy;
 
+use crate::copying::copy;
 use crate::error::{Fault, FaultKind};
 use crate::guest::Guest;
 use crate::instance::{Instance, Span, elements, fill};

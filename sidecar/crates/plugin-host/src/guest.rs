@@ -138,10 +138,7 @@ impl Guest {
     /// Reduces the operands that `fill` copies into the input, which lies in the memory that it is given.
     #[inline]
     pub(crate) fn reduce(&mut self, call: &Call, fill: impl FnOnce(&mut [u8])) -> Result<(), FaultKind> {
-        let at = self.placement.call.start;
-        let memory = self.memory();
-        fill(memory);
-        memory[at..at + Call::BYTES].copy_from_slice(&call.to_bytes());
+        self.fill_and_describe(call, fill);
         let function = self.functions.reduce.as_ref().ok_or_else(|| missing(names::REDUCE))?;
         done(names::REDUCE, timed(&mut self.store, self.deadline_ticks, names::REDUCE, function, ())?)
     }
@@ -182,8 +179,16 @@ impl Guest {
     }
 
     fn describe(&mut self, call: &Call) {
+        self.fill_and_describe(call, |_| {});
+    }
+
+    /// Writes the call behind what `fill` writes: looking for the memory once is enough.
+    #[inline]
+    fn fill_and_describe(&mut self, call: &Call, fill: impl FnOnce(&mut [u8])) {
         let at = self.placement.call.start;
-        self.memory()[at..at + Call::BYTES].copy_from_slice(&call.to_bytes());
+        let memory = self.memory();
+        fill(memory);
+        memory[at..at + Call::BYTES].copy_from_slice(&call.to_bytes());
     }
 }
 
