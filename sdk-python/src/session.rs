@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use ronde::blocking::{Client, Connecting};
-use ronde::{EpochView, Error, Label, Options, SetId, TensorRef, TimelineOptions, Transfer};
+use ronde::{DType, EpochView, Error, Label, Options, SetId, TensorRef, TimelineOptions, Transfer};
 
 use crate::address::Source;
 use crate::arguments::{Arguments, dtype_of};
 use crate::errors::raise;
+use crate::memory::Memory;
 use crate::operation::Operation;
 use crate::wait_in_slices;
 
@@ -46,8 +47,8 @@ impl Session {
         Ok(Self { submission_path, client: Mutex::new(Some(Arc::new(client))), view })
     }
 
-    /// Submits a collective on the tensor at `address`, whose bytes have been copied when this returns; without a type
-    /// there is no tensor. The result may stay in shared memory if `mapped`.
+    /// Submits a collective on the tensor at `address`, whose bytes have been copied when this returns, unless they lie in
+    /// memory of `empty`; without a type there is no tensor. The result may stay in shared memory if `mapped`.
     #[pyo3(signature = (kind, dtype, shape, address, nbytes, *, mapped=false, name=None, set=0, site=None, **arguments))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python are the options struct of this call")]
     #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
@@ -118,6 +119,13 @@ impl Session {
             let handles = handles.map_err(|error| raise(&error))?;
             Ok(handles.into_iter().map(Operation::new).collect())
         })
+    }
+
+    /// Shared memory of so many bytes. What is submitted from there is not copied: nobody writes there meanwhile.
+    fn empty(&self, py: Python<'_>, nbytes: u64) -> PyResult<Memory> {
+        let client = self.client()?;
+        let buffer = py.detach(|| client.buffer(DType::U8, &[nbytes]));
+        buffer.map(Memory::new).map_err(|error| raise(&error))
     }
 
     /// Ends the session in order; the other ranks are told the reason, if there is one. Does nothing the second time.

@@ -417,9 +417,11 @@ def test_a_real_run_checks_and_reports(tmp_path: pathlib.Path, capsys: pytest.Ca
     assert {key for key in report["machine"] if key.startswith("load")} == {"load_average_before", "load_average_after"}
     assert world["backends"]["ronde"]["idle_cores_of_a_sidecar"] < 1
     for case in world["cases"]:
+        shared = [("ronde", "shared")] if case["bytes"] > 4 else []
         assert [(entry["backend"], entry["variant"]) for entry in case["entries"]] == [
             ("ronde", "in place"),
             ("ronde", "new"),
+            *shared,
             ("gloo", "in place"),
         ]
         for one in case["entries"]:
@@ -440,7 +442,7 @@ def test_a_real_run_with_codec_and_reducer_compares_the_ranks(tmp_path: pathlib.
     report = json.loads(path.read_text())
     (case,) = report["worlds"][0]["cases"]
     variants = [entry["variant"] for entry in case["entries"] if entry["backend"] == "ronde"]
-    assert variants == ["in place", "new", "codec bfloat16", "codec topk:ratio=0.1", "reducer median"]
+    assert variants == ["in place", "new", "shared", "codec bfloat16", "codec topk:ratio=0.1", "reducer median"]
     assert report["options"]["codec"] == ["bfloat16", "topk:ratio=0.1"]
 
 

@@ -1,4 +1,4 @@
-"""Results that stay in shared memory, in worlds of real workers. Each worker asserts by itself; see `workers/`."""
+"""Tensors that stay in shared memory, in worlds of real workers. Each worker asserts by itself; see `workers/`."""
 
 from __future__ import annotations
 
@@ -27,3 +27,24 @@ def test_results_are_copied_where_that_is_wanted(world: Callable[..., str], monk
 def test_gradients_have_the_bits_of_copied_ones(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     pytest.importorskip("torch")
     assert world("mapped_training.py", ranks, sidecars).count("gradients are the same") == 2 * ranks
+
+
+@pytest.mark.parametrize("ring", ["0", "1"])
+@pytest.mark.parametrize(("ranks", "sidecars"), WORLDS)
+def test_what_lies_in_shared_memory_is_not_copied(
+    world: Callable[..., str], monkeypatch: pytest.MonkeyPatch, ranks: int, sidecars: int, ring: str
+) -> None:
+    monkeypatch.setenv("RONDE_RING", ring)
+    assert world("lent.py", ranks, sidecars, options=("--arena-mb", "16")).count("nothing is copied") == ranks
+
+
+def test_what_lies_in_shared_memory_is_not_copied_where_results_are(
+    world: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RONDE_MAPPED", "0")
+    assert world("lent.py", 2, 1, options=("--arena-mb", "16")).count("nothing is copied") == 2
+
+
+def test_tensors_of_pytorch_in_shared_memory(world: Callable[..., str]) -> None:
+    pytest.importorskip("torch")
+    assert world("lent_torch.py", 2, 2).count("nothing is copied") == 2

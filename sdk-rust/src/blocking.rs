@@ -11,10 +11,10 @@ use ronde_shm::{ForkGuard, ForkSafe};
 use ronde_wire::{DType, Detail, SetId, Shape};
 use tokio::sync::oneshot;
 
+use crate::buffer::{Buffer, SharedMemory};
 use crate::client::Client as AsyncClient;
 use crate::error::Error;
 use crate::handle::Arrived;
-use crate::mapped::{Mapped, SharedMemory};
 use crate::methods::{for_each_group, for_each_operation};
 use crate::operation::{Label, Operation, ReduceOptions, Site};
 use crate::options::Options;
@@ -104,6 +104,14 @@ impl Client {
         client.expect_wait();
         let handles = client.submit_group_from(label, operations)?;
         Ok(handles.into_iter().map(Handle).collect())
+    }
+
+    /// [`crate::Client::buffer`]; blocks only while the arena grows.
+    ///
+    /// # Errors
+    /// Those of [`crate::Client::buffer`].
+    pub fn buffer(&self, dtype: DType, shape: &[u64]) -> Result<Buffer, Error> {
+        self.inner.get()?.client.session()?.buffer(dtype, shape)
     }
 
     /// Whether there is a process set of this number, as far as this rank has heard.
@@ -461,18 +469,18 @@ impl<T: Outcome> Handle<T> {
     ///
     /// # Errors
     /// Those of [`Handle::shape`].
-    pub fn take_mapped(&mut self) -> Result<Option<Mapped>, Error> {
+    pub fn take_mapped(&mut self) -> Result<Option<Buffer>, Error> {
         self.shape()?;
         self.0.take_mapped()
     }
 
-    /// [`crate::Handle::wait_mapped`], blocking.
+    /// [`crate::Handle::wait_buffer`], blocking.
     ///
     /// # Errors
-    /// Those of [`crate::Handle::wait_mapped`].
-    pub fn wait_mapped(mut self) -> Result<Mapped, Error> {
+    /// Those of [`crate::Handle::wait_buffer`].
+    pub fn wait_buffer(mut self) -> Result<Buffer, Error> {
         while self.wait_timeout(SLICE)? == Progress::NotReady {}
-        self.0.read_mapped()
+        self.0.read_buffer()
     }
 
     /// Waits for the result and copies it out.

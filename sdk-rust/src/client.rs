@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use ronde_rpc::v1::client_message::Message as Say;
 use ronde_rpc::{EpochView, paths, v1};
-use ronde_shm::{ArenaUsage, ForkSafe};
-use ronde_wire::SetId;
+use ronde_shm::{ArenaUsage, ForkSafe, LeasedSlot};
+use ronde_wire::{DType, SetId};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::buffer::{Buffer, SharedMemory};
 use crate::connect;
 use crate::error::Error;
 use crate::handle::Handle;
 use crate::listener::Listener;
-use crate::mapped::SharedMemory;
-use crate::memory::{LeasedSlot, Memory};
+use crate::memory::{InputPart, Memory, whole};
 use crate::methods::{for_each_group, for_each_operation, groups, operations};
 use crate::operation::{Label, Operation, ReduceOptions, Site};
 use crate::options::{Options, Transfer};
@@ -169,6 +169,17 @@ impl Client {
         drafts.map(|(draft, operation)| session.submit_from(draft, operation.bytes())).collect()
     }
 
+    /// Shared memory for a tensor, to be filled and submitted from there: what lies in it is any. Growing the arena, which takes
+    /// about 1 ms a MiB, happens on a blocking thread.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a shape that cannot be; [`Error::Limit`] where the arena has no room; or why the session is over.
+    pub async fn buffer(&self, dtype: DType, shape: &[u64]) -> Result<Buffer, Error> {
+        let (session, shape) = (Arc::clone(self.session()?), shape.to_vec());
+        let made = tokio::task::spawn_blocking(move || session.buffer(dtype, &shape)).await;
+        made.unwrap_or_else(|error| Err(Error::Thread { reason: error.to_string() }))
+    }
+
     /// Whether there is a process set of this number, as far as this rank has heard.
     ///
     /// # Errors
@@ -286,7 +297,7 @@ impl Client {
 for_each_operation!(operations);
 for_each_group!(groups);
 
-/// Copies the input of an operation into shared memory and submits it.
+/// Copies the input of an operation into shared memory, unless it lies there, and submits it.
 async fn hand_over(session: &Arc<Session>, draft: Draft, operation: &Operation<'_>) -> Result<Handle, Error> {
     let bytes = operation.bytes();
     match lease(session, bytes).await {
@@ -298,18 +309,21 @@ async fn hand_over(session: &Arc<Session>, draft: Draft, operation: &Operation<'
     }
 }
 
-/// A slot with these bytes, where the arena has to grow for it.
-async fn lease(session: &Session, bytes: &[u8]) -> Result<Option<LeasedSlot>, Error> {
+/// Where the bytes lie in shared memory, or a slot with them, where the arena has to grow for it.
+async fn lease(session: &Session, bytes: &[u8]) -> Result<Option<InputPart>, Error> {
     let length = bytes.len() as u64;
     let Some(memory) = session.memory.as_ref().filter(|_| !bytes.is_empty()) else { return Ok(None) };
+    if let Some(lent) = memory.lent_part(bytes) {
+        return Ok(Some(lent));
+    }
     if memory.try_lease(length)?.is_some() {
         return Ok(None);
     }
     let memory = Arc::clone(memory);
     let grown = tokio::task::spawn_blocking(move || memory.lease(length)).await;
-    let slot = grown.unwrap_or_else(|error| Err(Error::Thread { reason: error.to_string() }))?;
+    let mut slot = grown.unwrap_or_else(|error| Err(Error::Thread { reason: error.to_string() }))?;
     slot.write(bytes)?;
-    Ok(Some(slot))
+    Ok(Some(whole(slot)))
 }
 
 /// A slot for the result, if it may stay in shared memory; on a blocking thread where the arena has to grow for it.

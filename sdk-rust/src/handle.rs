@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ronde_rpc::{Completion, Place};
-use ronde_shm::ForkSafe;
+use ronde_shm::{ForkSafe, LeasedSlot};
 use ronde_wire::{Collective, DType, Detail, RequestId, Shape, TensorName};
 
+use crate::buffer::Buffer;
 use crate::error::{Error, overdue};
-use crate::mapped::Mapped;
-use crate::memory::LeasedSlot;
 use crate::outcome::{Outcome, Output};
 use crate::promise::Promise;
 use crate::session::Session;
@@ -119,12 +118,12 @@ impl<T: Outcome> Handle<T> {
     ///
     /// # Errors
     /// Those of [`Handle::wait`]; [`Error::Argument`] for an operation without a result on this rank.
-    pub async fn wait_mapped(mut self) -> Result<Mapped, Error> {
+    pub async fn wait_buffer(mut self) -> Result<Buffer, Error> {
         self.arrival().await?;
         let flight = self.flight.get_mut()?;
         let arrived = flight.take()?;
         arrived.fetch(&flight.session).await?;
-        flight.mapped(arrived)
+        flight.lent(arrived)
     }
 
     /// Waits until the answer has been taken over from the session's task.
@@ -186,20 +185,20 @@ impl<T: Outcome> Handle<T> {
     }
 
     /// Takes the result, which has arrived, if it stays in shared memory; else it is still to be read.
-    pub(crate) fn take_mapped(&mut self) -> Result<Option<Mapped>, Error> {
+    pub(crate) fn take_mapped(&mut self) -> Result<Option<Buffer>, Error> {
         let flight = self.flight.get_mut()?;
         if !matches!(&flight.arrived, Some(Ok(Arrived { source: Source::Output(_), .. }))) {
             return Ok(None);
         }
         let arrived = flight.take()?;
-        flight.mapped(arrived).map(Some)
+        flight.buffer(arrived).map(Some)
     }
 
     /// Takes the result, which has arrived, as it lies there. Once only.
-    pub(crate) fn read_mapped(&mut self) -> Result<Mapped, Error> {
+    pub(crate) fn read_buffer(&mut self) -> Result<Buffer, Error> {
         let flight = self.flight.get_mut()?;
         let arrived = flight.take()?;
-        flight.mapped(arrived)
+        flight.lent(arrived)
     }
 
     /// Takes the result, which has arrived. Once only.
@@ -234,15 +233,24 @@ impl Flight {
         self.collective.has_result(self.session.me())
     }
 
+    /// The result as it lies there, which may be submitted from there, as it cannot be written meanwhile.
+    fn lent(&self, arrived: Arrived) -> Result<Buffer, Error> {
+        let buffer = self.buffer(arrived)?;
+        if let (Some(slot), Some(memory)) = (buffer.slot(), &self.session.memory) {
+            memory.note_lent(slot);
+        }
+        Ok(buffer)
+    }
+
     /// The result as it lies there; a copy where it does not stay in shared memory.
-    fn mapped(&self, mut arrived: Arrived) -> Result<Mapped, Error> {
+    fn buffer(&self, mut arrived: Arrived) -> Result<Buffer, Error> {
         if !self.has_result() {
             return Err(Error::argument(format!("{} gives this rank no result", self.name)));
         }
         let (dtype, shape) = (arrived.dtype, arrived.shape.dimensions().to_vec());
         match arrived.source {
-            Source::Output(slot) => Ok(Mapped::in_slot(dtype, shape, slot)),
-            _ => Ok(Mapped::copied(Tensor { dtype, shape, bytes: arrived.take_bytes(&self.session)? })),
+            Source::Output(slot) => Ok(Buffer::in_slot(dtype, shape, slot)),
+            _ => Ok(Buffer::copied(Tensor { dtype, shape, bytes: arrived.take_bytes(&self.session)? })),
         }
     }
 

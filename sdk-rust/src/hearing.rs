@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use ronde_rpc::v1::server_message::Message as Heard;
 use ronde_rpc::{Completion, EpochView, v1};
+use ronde_shm::{LeasedSlot, SlotHold};
 use ronde_wire::{Collective, RequestId};
 
 use crate::error::Error;
 use crate::handle::Arrived;
-use crate::memory::LeasedSlot;
 use crate::promise::Fulfil;
 use crate::session::Session;
 
@@ -20,7 +20,7 @@ pub(crate) struct Entry {
     /// The waiter; `None` once it has gone.
     pub(crate) waiter: Option<Fulfil<Arrived>>,
     /// The input, which the sidecar may read until it answers.
-    pub(crate) input: Option<LeasedSlot>,
+    pub(crate) input: Option<SlotHold>,
     /// Where the result is wanted, which the sidecar may write until it answers.
     pub(crate) output: Option<LeasedSlot>,
     /// Results that came in parts.

@@ -37,6 +37,8 @@ compile_error!("tensors travel in little-endian order; ronde does not run on big
 #[cfg(not(target_arch = "wasm32"))]
 pub mod blocking;
 #[cfg(not(target_arch = "wasm32"))]
+mod buffer;
+#[cfg(not(target_arch = "wasm32"))]
 mod client;
 #[cfg(not(target_arch = "wasm32"))]
 mod connect;
@@ -48,8 +50,6 @@ mod hearing;
 mod inline;
 #[cfg(not(target_arch = "wasm32"))]
 mod listener;
-#[cfg(not(target_arch = "wasm32"))]
-mod mapped;
 #[cfg(not(target_arch = "wasm32"))]
 mod memory;
 mod methods;
@@ -74,12 +74,12 @@ mod timeline;
 pub mod web;
 
 #[cfg(not(target_arch = "wasm32"))]
+pub use buffer::{Buffer, SharedMemory};
+#[cfg(not(target_arch = "wasm32"))]
 pub use client::Client;
 pub use error::{Blame, Error};
 #[cfg(not(target_arch = "wasm32"))]
 pub use handle::Handle;
-#[cfg(not(target_arch = "wasm32"))]
-pub use mapped::{Mapped, SharedMemory};
 pub use operation::{Label, Operation, ReduceOptions};
 #[cfg(not(target_arch = "wasm32"))]
 pub use options::{Options, Ring, Transfer};

@@ -4,15 +4,16 @@
 //! Locks are held for bookkeeping only, never while bytes are copied. Growing and fetching a segment talk to the sidecar and
 //! populate pages (about 1 ms a MiB); they block, and a client's asynchronous calls do them on a blocking thread.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ronde_rpc::Claimed;
 use ronde_shm::{
-    Arena, ArenaConfig, ArenaUsage, ForkGuard, Lease, MemClient, MemClientConfig, OwnedSegment, PeerSegment, SegmentId,
-    SessionToken, Share, Slot,
+    ArenaConfig, ArenaUsage, Leased, LeasedSlot, MemClient, MemClientConfig, OwnedSegment, PeerSegment, SegmentId,
+    SessionToken, Share, Slot, SlotHold, WeakSlot, WorkerArena,
 };
 use ronde_wire::limits;
 
@@ -21,22 +22,32 @@ use crate::error::Error;
 /// The shared memory of one session.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    own: Arc<Mutex<Own>>,
+    own: WorkerArena,
     limit_bytes: u64,
+    /// Room for as many bytes is left when results take theirs.
+    largest_input_bytes: AtomicU64,
+    lent: Mutex<Lent>,
     results: Mutex<HashMap<u32, Arc<PeerSegment>>>,
     /// Taken before the other locks, never after.
     exchange: Mutex<Exchange>,
     token: SessionToken,
-    fork_guard: ForkGuard,
 }
 
-/// The worker's own segments.
-#[derive(Debug)]
-struct Own {
-    arena: Arena,
-    segments: HashMap<SegmentId, Arc<OwnedSegment>>,
-    /// Room for as many bytes is left when results take theirs.
-    largest_input_bytes: u64,
+/// A part of a slot as an input: what keeps the slot leased, and where the bytes lie.
+pub(crate) type InputPart = (SlotHold, Slot);
+
+/// All of a slot.
+pub(crate) fn whole(slot: LeasedSlot) -> InputPart {
+    let place = slot.slot();
+    (slot.into(), place)
+}
+
+/// Slots that programs write in themselves, by the address of their first byte.
+#[derive(Debug, Default)]
+struct Lent {
+    slots: BTreeMap<usize, WeakSlot>,
+    /// How many there may be before those that are gone are looked for.
+    swept_at: usize,
 }
 
 #[derive(Debug)]
@@ -57,14 +68,14 @@ impl Memory {
             alignment: ALIGNMENT_BYTES,
             setting: "arena_bytes_max (of the sidecar)",
         };
-        let arena = Arena::new(config).map_err(|error| Error::argument(error.to_string()))?;
         Ok(Self {
-            own: Arc::new(Mutex::new(Own { arena, segments: HashMap::new(), largest_input_bytes: 0 })),
+            own: WorkerArena::new(config).map_err(|error| Error::argument(error.to_string()))?,
             limit_bytes: claimed.arena_bytes_max,
+            largest_input_bytes: AtomicU64::new(0),
+            lent: Mutex::default(),
             results: Mutex::new(HashMap::new()),
             exchange: Mutex::new(Exchange { client, next: 0 }),
             token: SessionToken::from_bytes(claimed.session_token),
-            fork_guard: ForkGuard::new(),
         })
     }
 
@@ -75,11 +86,49 @@ impl Memory {
 
     /// Leases a slot for an input, growing the arena when that is needed. Blocks then.
     pub(crate) fn lease(&self, bytes: u64) -> Result<LeasedSlot, Error> {
-        {
-            let mut own = lock(&self.own);
-            own.largest_input_bytes = own.largest_input_bytes.max(bytes);
-        }
+        self.largest_input_bytes.fetch_max(bytes, Ordering::Relaxed);
         self.lease_slot(bytes)
+    }
+
+    /// An input: where it lies in shared memory, or a slot with a copy. Blocks while the arena grows.
+    pub(crate) fn input(&self, bytes: &[u8]) -> Result<InputPart, Error> {
+        if let Some(lent) = self.lent_part(bytes) {
+            return Ok(lent);
+        }
+        let mut slot = self.lease(bytes.len() as u64)?;
+        slot.write(bytes)?;
+        Ok(whole(slot))
+    }
+
+    /// Leases a slot for bytes that the program writes where they lie, so that they need not be copied when they are
+    /// submitted. Blocks while the arena grows.
+    pub(crate) fn lend(&self, bytes: u64) -> Result<LeasedSlot, Error> {
+        let slot = self.lease_slot(bytes)?;
+        self.note_lent(&slot);
+        Ok(slot)
+    }
+
+    /// From now on what is submitted from a slot's bytes is not copied: its owner does not write there meanwhile.
+    pub(crate) fn note_lent(&self, slot: &LeasedSlot) {
+        let mut lent = lock(&self.lent);
+        if lent.slots.len() >= lent.swept_at {
+            lent.slots.retain(|_, slot| !slot.is_gone());
+            lent.swept_at = LENT_SWEPT_MIN.max(2 * lent.slots.len());
+        }
+        lent.slots.insert(slot.address(), slot.downgrade());
+    }
+
+    /// Where bytes lie, if the program has written them in shared memory.
+    pub(crate) fn lent_part(&self, bytes: &[u8]) -> Option<InputPart> {
+        let (address, length) = (bytes.as_ptr().addr(), bytes.len());
+        let lent = lock(&self.lent);
+        // The nearest that there still is: those do not overlap.
+        let mut before = lent.slots.range(..=address).rev();
+        let (start, (hold, place)) = before.find_map(|(start, slot)| slot.hold().map(|held| (*start, held)))?;
+        let skipped = address - start;
+        let lies_within = length > 0 && skipped.checked_add(length).is_some_and(|end| end as u64 <= place.len);
+        let part = Slot { offset: place.offset + skipped as u64, len: length as u64, ..place };
+        lies_within.then_some((hold, part))
     }
 
     fn lease_slot(&self, bytes: u64) -> Result<LeasedSlot, Error> {
@@ -103,9 +152,8 @@ impl Memory {
         if bytes < MAPPED_BYTES_MIN {
             return false;
         }
-        let own = lock(&self.own);
-        let kept = own.largest_input_bytes.max(self.limit_bytes / KEPT_FOR_INPUTS);
-        own.arena.usage().in_use_bytes.saturating_add(bytes).saturating_add(kept) <= self.limit_bytes
+        let kept = self.largest_input_bytes.load(Ordering::Relaxed).max(self.limit_bytes / KEPT_FOR_INPUTS);
+        self.own.usage().in_use_bytes.saturating_add(bytes).saturating_add(kept) <= self.limit_bytes
     }
 
     /// Leases a slot for a result, if it [may have one](Self::has_room_for_result); blocks while the arena grows.
@@ -119,7 +167,7 @@ impl Memory {
 
     /// Numbers of the worker's own segments.
     pub(crate) fn usage(&self) -> ArenaUsage {
-        lock(&self.own).arena.usage()
+        self.own.usage()
     }
 
     /// Whether a result segment has been fetched.
@@ -143,16 +191,11 @@ impl Memory {
 
     /// A slot, or the bytes of a segment that has to be added for it.
     fn lease_or_growth(&self, bytes: u64) -> Result<Result<LeasedSlot, u64>, Error> {
-        let mut own = lock(&self.own);
-        let lease = own.arena.lease(bytes).map_err(|error| Error::Limit { reason: error.to_string() })?;
-        let slot = match lease {
-            Lease::Grow { bytes } => return Ok(Err(bytes)),
-            Lease::Slot(slot) => slot,
-        };
-        // Slots are leased from segments of the map only, and none is ever removed.
-        let unknown = || Error::Protocol { reason: format!("segment {} is not known", slot.segment) };
-        let segment = own.segments.get(&slot.segment).cloned().ok_or_else(unknown)?;
-        Ok(Ok(LeasedSlot { own: Arc::downgrade(&self.own), segment, slot, fork_guard: self.fork_guard }))
+        match self.own.lease(bytes) {
+            Ok(Leased::Slot(slot)) => Ok(Ok(slot)),
+            Ok(Leased::Grow { bytes }) => Ok(Err(bytes)),
+            Err(error) => Err(Error::Limit { reason: error.to_string() }),
+        }
     }
 
     fn grow(&self, exchange: &mut Exchange, bytes: u64) -> Result<(), Error> {
@@ -161,55 +204,7 @@ impl Memory {
         let segment = OwnedSegment::create("ronde-input", size, Share::Writable)?;
         exchange.client.attach(&self.token, id, &segment)?;
         exchange.next += 1;
-        let mut own = lock(&self.own);
-        own.arena.add_segment(id, segment.len()).map_err(|error| Error::Limit { reason: error.to_string() })?;
-        own.segments.insert(id, Arc::new(segment));
-        Ok(())
-    }
-}
-
-/// Bytes of a segment of the worker's own that are this value's until it is dropped, also when the session is over.
-#[derive(Debug)]
-pub(crate) struct LeasedSlot {
-    /// Gone with the session.
-    own: Weak<Mutex<Own>>,
-    segment: Arc<OwnedSegment>,
-    slot: Slot,
-    fork_guard: ForkGuard,
-}
-
-impl LeasedSlot {
-    /// Writes the tensor, which is as long as the slot.
-    pub(crate) fn write(&self, tensor: &[u8]) -> Result<(), Error> {
-        Ok(self.segment.copy_from(self.slot.offset, tensor)?)
-    }
-
-    /// Reads as many bytes as the target has.
-    pub(crate) fn read(&self, target: &mut [u8]) -> Result<(), Error> {
-        Ok(self.segment.copy_to(self.slot.offset, target)?)
-    }
-
-    /// Where its bytes lie in this process, for as long as it lives.
-    pub(crate) fn address(&self) -> Result<usize, Error> {
-        let length = usize::try_from(self.slot.len).map_err(|error| Error::Limit { reason: error.to_string() })?;
-        Ok(self.segment.address(self.slot.offset, length)?)
-    }
-
-    /// Where it is.
-    pub(crate) fn slot(&self) -> Slot {
-        self.slot
-    }
-}
-
-impl Drop for LeasedSlot {
-    fn drop(&mut self) {
-        // In a forked child the lock may be held by a thread that does not exist there.
-        if self.fork_guard.is_child() {
-            return;
-        }
-        let Some(own) = self.own.upgrade() else { return };
-        let released = lock(&own).arena.release(self.slot);
-        debug_assert!(released.is_ok(), "{released:?}");
+        self.own.add_segment(id, segment).map_err(|error| Error::Limit { reason: error.to_string() })
     }
 }
 
@@ -226,5 +221,7 @@ const SEGMENT_BYTES_MIN: u64 = 16 << 20;
 const MAPPED_BYTES_MIN: u64 = 64 << 10;
 /// Results that stay in shared memory leave this part of the arena alone: a half.
 const KEPT_FOR_INPUTS: u64 = 2;
+/// With fewer lent slots those that are gone are not looked for.
+const LENT_SWEPT_MIN: usize = 64;
 /// A cache line, and what vector instructions like.
 const ALIGNMENT_BYTES: u64 = 64;

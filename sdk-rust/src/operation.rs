@@ -112,7 +112,7 @@ pub struct Operation<'a> {
     pub codec: Codec,
     /// The plugin that reduces or encodes; see [`ReduceOptions::plugin`].
     pub plugin: Option<PluginCall>,
-    /// Whether the result may stay in this worker's shared memory, to be taken as a [`Mapped`](crate::Mapped): without a copy.
+    /// Whether the result may stay in this worker's shared memory, to be taken as a [`Buffer`](crate::Buffer): without a copy.
     pub mapped: bool,
     /// Where in the program it was asked for, as `file:line`: for reports of stalls and failures. Methods of the clients fill
     /// it in by themselves.

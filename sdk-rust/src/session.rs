@@ -12,15 +12,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use ronde_rpc::v1::client_message::Message as Say;
 use ronde_rpc::{Claimed, EpochView, OutputPlace, Place, Submission, v1};
-use ronde_shm::{ForkGuard, Slot};
-use ronde_wire::{Collective, Failure, PluginCall, Rank, Request, RequestId, SetId};
+use ronde_shm::{ForkGuard, LeasedSlot, Slot, SlotHold};
+use ronde_wire::{Collective, DType, Failure, PluginCall, Rank, Request, RequestId, SetId};
 use tokio::sync::{Notify, mpsc, oneshot};
 
+use crate::buffer::{self, Buffer};
 use crate::error::{Error, sidecar_gone};
 use crate::handle::{Arrived, Handle};
 use crate::hearing::Entry;
 use crate::inline;
-use crate::memory::{LeasedSlot, Memory};
+use crate::memory::{InputPart, Memory};
 use crate::operation::{Label, Operation};
 use crate::promise::{Promise, promise};
 use crate::record::FirstRecord;
@@ -44,6 +45,8 @@ pub(crate) struct Session {
     ring: Option<Ring>,
     me: Rank,
     table: Mutex<Table<Entry>>,
+    /// Where results were wanted when the session ended: the sidecar may still write there, so nobody gets them again.
+    retired: Mutex<Vec<LeasedSlot>>,
     /// Why results in shared memory are no longer this session's: its stream has ended.
     released: OnceLock<Error>,
     notices: Mutex<VecDeque<String>>,
@@ -99,7 +102,7 @@ impl Drop for Draft {
 /// An input on its way.
 pub(crate) enum Input<'a> {
     /// Already in shared memory.
-    Leased(LeasedSlot),
+    Leased(InputPart),
     /// To be copied by the call.
     Bytes(&'a [u8]),
 }
@@ -124,6 +127,7 @@ impl Session {
             ring,
             me,
             table: Mutex::new(Table::new(me)),
+            retired: Mutex::default(),
             released: OnceLock::new(),
             record: FirstRecord::default(),
             notices: Mutex::default(),
@@ -167,14 +171,27 @@ impl Session {
     pub(crate) fn submit_from(self: &Arc<Self>, draft: Draft, bytes: &[u8]) -> Result<Handle, Error> {
         // The input first: it cannot do without a slot.
         let input = match self.memory.as_ref().filter(|_| !bytes.is_empty() && self.mappable(&draft).is_some()) {
-            Some(memory) => match memory.lease(bytes.len() as u64).and_then(|slot| slot.write(bytes).map(|()| slot)) {
-                Ok(slot) => Input::Leased(slot),
+            Some(memory) => match memory.input(bytes) {
+                Ok(part) => Input::Leased(part),
                 Err(error) => return Err(draft.refused(error)),
             },
             None => Input::Bytes(bytes),
         };
         let output = self.mappable(&draft).and_then(|(memory, bytes)| memory.lease_result(bytes));
         self.submit(draft, input, output)
+    }
+
+    /// Memory for a tensor, to be submitted from there; blocks while the arena grows.
+    ///
+    /// # Errors
+    /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
+    pub(crate) fn buffer(&self, dtype: DType, shape: &[u64]) -> Result<Buffer, Error> {
+        drop(self.open_table()?);
+        let bytes = buffer::bytes_of(dtype, shape)?;
+        match &self.memory {
+            Some(memory) if bytes > 0 => Ok(Buffer::in_slot(dtype, shape.to_vec(), memory.lend(bytes)?)),
+            _ => Buffer::zeros(dtype, shape, bytes),
+        }
     }
 
     /// The memory in which the result of a drafted operation may stay, and its bytes.
@@ -369,24 +386,20 @@ impl Session {
         self.released.get().map_or(Ok(()), |why| Err(why.clone()))
     }
 
-    fn place(&self, collective: &Collective, input: Input<'_>) -> Result<(Place, Option<LeasedSlot>), Error> {
+    fn place(&self, collective: &Collective, input: Input<'_>) -> Result<(Place, Option<SlotHold>), Error> {
         if !collective.has_input(self.me) {
             // Empty bytes in the message say that the result is to come the same way.
             let place = if self.memory.is_some() { Place::None } else { Place::Inline(Bytes::new()) };
             return Ok((place, None));
         }
-        let slot = match (input, &self.memory) {
-            (Input::Leased(slot), _) => slot,
-            (Input::Bytes(bytes), Some(memory)) => {
-                let slot = memory.lease(bytes.len() as u64)?;
-                slot.write(bytes)?;
-                slot
-            }
+        let (hold, part) = match (input, &self.memory) {
+            (Input::Leased(part), _) => part,
+            (Input::Bytes(bytes), Some(memory)) => memory.input(bytes)?,
             (Input::Bytes(bytes), None) => {
                 return Ok((inline::place(bytes, self.claimed.inline_bytes_max)?, None));
             }
         };
-        Ok((place_of(slot.slot()).into(), Some(slot)))
+        Ok((place_of(part).into(), Some(hold)))
     }
 
     fn pending_max(&self) -> usize {
@@ -450,8 +463,11 @@ impl Session {
     /// Nothing can be submitted from now on, and every waiter is told why. The first reason stays.
     pub(crate) fn end(&self, why: &Error) {
         let entries = self.lock_table().end(why.clone());
-        for waiter in entries.into_iter().filter_map(|entry| entry.waiter) {
-            waiter.with(Err(why.clone()));
+        for Entry { waiter, output, .. } in entries {
+            self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(output);
+            if let Some(waiter) = waiter {
+                waiter.with(Err(why.clone()));
+            }
         }
         if let Some(ring) = &self.ring {
             ring.kick();

@@ -58,9 +58,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::Argument`] when they are of another type.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>, Error> {
-        if T::DTYPE != self.dtype {
-            return Err(Error::argument(format!("the tensor is of type {}, not {}", self.dtype, T::DTYPE)));
-        }
+        check_type::<T>(self.dtype)?;
         Ok(self.bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
     }
 }
@@ -86,6 +84,14 @@ macro_rules! element {
 }
 
 element!(u8 => U8, i8 => I8, u16 => U16, i16 => I16, i32 => I32, i64 => I64, f32 => F32, f64 => F64);
+
+/// Whether elements are of a Rust type.
+pub(crate) fn check_type<T: Element>(dtype: DType) -> Result<(), Error> {
+    if T::DTYPE == dtype {
+        return Ok(());
+    }
+    Err(Error::argument(format!("the tensor is of type {dtype}, not {}", T::DTYPE)))
+}
 
 /// The shape of a tensor, once it is known to fit the bytes.
 pub(crate) fn checked_shape(dtype: DType, shape: &[u64], bytes: usize) -> Result<Shape, Error> {

@@ -1,5 +1,6 @@
 //! The client against a fake sidecar over real sockets: what it says, what it hears, and that every waiter gets an answer.
 
+mod buffers;
 mod fake;
 mod names;
 mod plugins;
@@ -154,39 +155,6 @@ fn a_result_in_shared_memory_is_the_sessions_until_its_stream_ends() {
         let error = after.wait().expect_err("its memory may be another's");
         assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
     }
-}
-
-#[test]
-fn a_large_result_stays_in_shared_memory_until_it_is_dropped() {
-    let values = numbers(100_000);
-    let (large, small) = ([100_000_u64], [100_u64]);
-    let large = || Operation::allreduce(None, TensorRef::of(&large, &values).expect("a tensor"), ReduceOp::Sum);
-    let small = || Operation::allreduce(None, TensorRef::of(&small, &values[..100]).expect("a tensor"), ReduceOp::Sum);
-    for way in WAYS {
-        let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
-        let land = |operation: Operation<'_>| client.submit_from(&operation).expect("submitted").wait_mapped();
-        let is_shared = way.0 == Transfer::Arena;
-        let mapped = land(large().mapped()).expect("a result");
-        assert_eq!(mapped.is_mapped(), is_shared);
-        assert_eq!(client.shared_memory().slots, usize::from(is_shared));
-        for copied in [land(large()), land(small().mapped())] {
-            assert!(!copied.expect("a result").is_mapped());
-        }
-        let mut handle = client.submit_from(&large()).expect("submitted");
-        while handle.wait_timeout(Duration::from_millis(50)).expect("no fork") == Progress::NotReady {}
-        assert!(handle.take_mapped().expect("no failure").is_none(), "it is still to be read");
-        assert_eq!(handle.wait().expect("a result").tensor.expect("a tensor").bytes.len(), 400_000);
-        assert!(land(Operation::barrier(None).mapped()).is_err(), "a barrier has no result");
-        drop(client);
-        fake.wait_for("closed");
-        assert_eq!(mapped.to_tensor().expect("its bytes").to_vec::<f32>().expect("floats"), values);
-        assert_eq!((mapped.shape(), mapped.len()), (&[100_000][..], 400_000));
-    }
-    let fake = Fake::start(Settings::default());
-    let client = blocking::Client::connect(Options { mapped: false, ..fake.options() }).expect("a session");
-    let copied = client.submit_from(&large().mapped()).expect("submitted").wait_mapped();
-    assert!(!copied.expect("a result").is_mapped());
 }
 
 #[test]

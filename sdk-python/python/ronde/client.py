@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ronde import _ronde
 from ronde.collectives import Collectives
 from ronde.process_set import ProcessSet
+from ronde.tensors import viewer_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
 _REASON_LENGTH_MAX = 500
@@ -88,11 +90,11 @@ def end_of_program(session: _ronde.Session) -> None:
 
 
 class SharedMemory(NamedTuple):
-    """A worker's shared memory: inputs in flight, and results that stay there.
+    """A worker's shared memory: inputs in flight, arrays of `Client.empty`, and results that stay there.
 
     mapped_bytes -- of all segments
     in_use_bytes -- of these, what is in use
-    slots        -- inputs and results that use it
+    slots        -- inputs, arrays and results that use it
     segments     -- how often memory was added
     """
 
@@ -126,6 +128,24 @@ class Client(Collectives):
     def close(self) -> None:
         """Ends the session in order: the epoch ends for all ranks. Operations in flight fail."""
         self._session.close()
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
+        """An array or a tensor in shared memory, whose elements are any, as those of `numpy.empty` are.
+
+        The sidecar reads what is submitted from there, or from a part of it in one piece, where it lies: nothing is
+        copied, and so nobody may write there until the operation is complete, also not after the call of a form with
+        `_async`. It is like others otherwise. Its memory is given back when the last view of it dies, also after
+        `close`.
+
+        shape -- the dimensions, or the length of a vector
+        dtype -- a type that collectives take: by its name or NumPy's for a NumPy array ("bfloat16" makes a
+                 `ronde.Bfloat16`), PyTorch's for a PyTorch tensor
+
+        Raises ValueError for another type and for what is no shape; RefusedError with cause "limit" where shared memory
+        has no room (`--arena-mb`); and why the session is over, if it is.
+        """
+        nbytes, view = viewer_of(dtype, shape)
+        return view(self._session.empty(nbytes))
 
     def start_timeline(self, file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
         """Records what happens to each tensor in a file that Perfetto and chrome://tracing open (docs/TIMELINE.md).

@@ -33,8 +33,9 @@ class Collectives(Submission):
     """What all ranks, or those of a process set, do together. `Client` has these methods.
 
     Each has a form with `_async`, which returns a handle as soon as the tensor's bytes have been taken (it may be
-    changed then) and raises only what is wrong with the arguments, RefusedError with cause "limit", and why the session
-    is over, if it is. What befalls the operation later is raised by `Handle.wait`.
+    changed then, unless it lies in memory of `Client.empty`) and raises only what is wrong with the arguments,
+    RefusedError with cause "limit", and why the session is over, if it is. What befalls the operation later is raised
+    by `Handle.wait`.
 
     These arguments and rules are the same everywhere:
 

@@ -7,6 +7,8 @@ keeps the tensor behind one alive for as long as the address is used.
 from __future__ import annotations
 
 import functools
+import math
+import operator
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
@@ -150,6 +152,41 @@ def kind_of(like: Any) -> Callable[[str, Sequence[int]], Target]:
         return _torch_memory(result, lambda: result.to(device))
 
     return empty
+
+
+def viewer_of(dtype: Any, shape: int | Sequence[int]) -> tuple[int, Callable[[_ronde.Memory], Any]]:
+    """How many bytes a tensor has, and what makes one that views so much shared memory.
+
+    dtype -- PyTorch's for its tensors; else by name or as NumPy has it, for NumPy's
+
+    Raises ValueError for a type that ronde does not have, and for what is no shape.
+    """
+    torch_module = sys.modules.get("torch")
+    is_torch = torch_module is not None and isinstance(dtype, torch_module.dtype)
+    name = check_dtype(torch_dtype_name(dtype) if is_torch else _numpy_dtype_name(dtype))
+    sizes = (shape,) if isinstance(shape, int) else tuple(operator.index(size) for size in shape)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"dimensions are integers from 0, not {sizes}")
+
+    def view(memory: _ronde.Memory) -> Any:
+        if is_torch:
+            return _torch_view(dtype, memory, sizes)
+        if name == "bfloat16":
+            return Bfloat16(_numpy_view(numpy.uint16, memory, sizes))
+        return _numpy_view(numpy.dtype(name), memory, sizes)
+
+    size = numpy.dtype("uint16" if name == "bfloat16" else name).itemsize
+    return size * math.prod(sizes), view
+
+
+def _numpy_dtype_name(dtype: Any) -> str:
+    """NumPy has no bfloat16."""
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        return dtype
+    try:
+        return str(numpy.dtype(dtype).name)
+    except TypeError as error:
+        raise ValueError(f"{dtype!r} is no type of elements: {error}") from error
 
 
 def integers_like(like: Any, values: Sequence[int]) -> Any:

@@ -25,8 +25,8 @@ fn the_sidecar_hears_which_plugin_with_what() {
         let values = vec![1.5_f32; 100_000];
         let large = TensorRef::of(&[100_000], &values).expect("a tensor");
         let operation = Operation::allreduce("mapped", large, encoded.clone()).mapped();
-        let mapped = client.submit_from(&operation).expect("submitted").wait_mapped().expect("a result");
-        assert_eq!(mapped.to_tensor().expect("its bytes").bytes, large.bytes);
+        let mapped = client.submit_from(&operation).expect("submitted").wait_buffer().expect("a result");
+        assert_eq!(mapped.to_tensor().bytes, large.bytes);
         let mut target = vec![0; large.bytes.len()];
         client.allreduce_async("into", large, encoded).expect("submitted").wait_into(&mut target).expect("a result");
         assert_eq!(target, large.bytes);

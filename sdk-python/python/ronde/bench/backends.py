@@ -18,8 +18,24 @@ if TYPE_CHECKING:
 
 # Where a result goes: over the input; into memory that was there before; into memory that the call allocates.
 IN_PLACE, INTO, NEW = "in place", "into", "new"
+# The input lies in shared memory already, and the result stays there.
+SHARED = "shared"
+# Below this results are copied, and there is little to copy.
+SHARED_BYTES_LEAST = 64 << 10
 # What a result is by: as it says on the command line. The call allocates its memory.
 CODEC, REDUCER = "codec ", "reducer "
+
+
+class Prepared:
+    """An operation on another tensor than the one it was made for; its `prepare` copies that one's elements there."""
+
+    def __init__(self, operation: Operation, prepare: Callable[[], Any]) -> None:
+        self._operation = operation
+        self.prepare = prepare
+
+    def __call__(self) -> Any:
+        """Does the operation."""
+        return self._operation()
 
 
 class Backend(Protocol):
@@ -70,6 +86,7 @@ class Ronde:
             "allreduce": {
                 IN_PLACE: lambda: client.allreduce(whole, total, out=whole),
                 NEW: lambda: client.allreduce(whole, total),
+                **self._shared(whole),
                 **self._plugged(whole),
             },
             "broadcast": {IN_PLACE: lambda: client.broadcast(whole, ROOT_RANK, out=whole)},
@@ -80,6 +97,14 @@ class Ronde:
             },
             "alltoall": {INTO: lambda: client.alltoall(whole, out=out), NEW: lambda: client.alltoall(whole)},
         }[collective]
+
+    def _shared(self, whole: Any) -> dict[str, Operation]:
+        """An all-reduce of a copy that lies in shared memory."""
+        if whole.nbytes < SHARED_BYTES_LEAST:
+            return {}
+        shared = self._library.empty(len(whole), dtype=whole.dtype)
+        client, total = self._library.mpi_ops.client(), self._library.Sum
+        return {SHARED: Prepared(lambda: client.allreduce(shared, total), lambda: shared.copy_(whole))}
 
     def _plugged(self, whole: Any) -> dict[str, Operation]:
         """All-reduces by codecs and reducers. By names of their own: a codec may keep something for each."""

@@ -165,8 +165,8 @@ def _worker(name: str, folder: pathlib.Path, *options: str) -> list[str]:
 def _ronde_job(
     world: World, network: Network | None, folder: pathlib.Path, largest_bytes: int, extras: Extras
 ) -> list[str]:
-    # Inputs in flight: one at a time, and room for what is released late.
-    arena_mb = max(ARENA_MB_LEAST, 4 * largest_bytes // MB)
+    # Inputs in flight: one at a time, a copy of it that stays there, a result that is held, and room for the next one.
+    arena_mb = max(ARENA_MB_LEAST, 6 * largest_bytes // MB)
     job = [ronde_binary(), "run", "--num-proc", str(world.ranks), "--start-timeout", str(START_SECONDS)]
     job += ["--arena-mb", str(arena_mb), *extras.launcher_options()]
     if network is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from ronde.bench.backends import SHARED_BYTES_LEAST
 from ronde.bench.errors import WrongResultError
 from ronde.bench.summary import Summary, slowest
 
@@ -77,11 +78,12 @@ def turns(case: Case, variants: int) -> int:
     return (case.rounds + case.loops) * variants
 
 
-def variants(name: str, collective: str, extras: Extras) -> int:
-    """In how many ways a backend does a collective."""
+def variants(name: str, case: Case, extras: Extras) -> int:
+    """In how many ways a backend does a case."""
     if name != "ronde":
         return 1
-    return extras.variants(collective) + (1 if collective == "broadcast" else 2)
+    is_shared = case.collective == "allreduce" and case.nbytes >= SHARED_BYTES_LEAST
+    return extras.variants(case.collective) + is_shared + (1 if case.collective == "broadcast" else 2)
 
 
 def _open(case: Case, group: Group, seed: int) -> list[Series]:

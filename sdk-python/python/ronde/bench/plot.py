@@ -19,6 +19,7 @@ COLLECTIVE = "allreduce"
 STYLES = {
     ("ronde", "in place"): ("#0072B2", "o"),
     ("ronde", "new"): ("#56B4E9", "s"),
+    ("ronde", "shared"): ("#CC79A7", "v"),
     ("gloo", "in place"): ("#D55E00", "^"),
     ("mpi", "in place"): ("#009E73", "D"),
 }

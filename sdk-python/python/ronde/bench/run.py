@@ -124,7 +124,7 @@ class Run:
         """How many turns a world has."""
         there = [name for name in backends if groups.why_not(name, world) is None]
         steps = training.turns() if training is not None and world.hosts <= training.hosts_most else 0
-        ways = [sum(variants(name, case.collective, self._extras) for name in there) for case in cases]
+        ways = [sum(variants(name, case, self._extras) for name in there) for case in cases]
         return steps + sum(map(turns, cases, ways))
 
     def _part(self, title: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from ronde.bench import data
-from ronde.bench.backends import CODEC, IN_PLACE, REDUCER
+from ronde.bench.backends import CODEC, IN_PLACE, REDUCER, Prepared
 from ronde.bench.data import Draw
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class _OpenCase:
         for iteration in range(first, first + iterations):
             self._fill(iteration)
             self.result = None  # new memory of the last iteration is given back outside of the timed span
+            _prepare(operation)
             self.backend.barrier()
             start = time.perf_counter_ns()
             result = operation()
@@ -99,6 +100,7 @@ class _OpenCase:
         then, for all backends alike.
         """
         operation = self.operations[variant]
+        _prepare(operation)
         self.digest = _digest_of(variant)
         grows = variant == IN_PLACE and self.draw.collective == "allreduce"
         burst = data.repeats_max(self.backend.ranks) if grows else iterations
@@ -130,6 +132,12 @@ class _OpenCase:
             return None
         wrong = data.find_wrong(self.draw, self.backend.rank, result, self.repeats)
         return None if wrong is None else {"iteration": self.draw.iteration, **dataclasses.asdict(wrong)}
+
+
+def _prepare(operation: Operation) -> None:
+    """The input has been drawn."""
+    if isinstance(operation, Prepared):
+        operation.prepare()
 
 
 def _digest_of(variant: str) -> Any:

@@ -78,6 +78,7 @@ from ronde.torch.mpi_ops import (
 from ronde.torch.objects import allgather_object, broadcast_object
 from ronde.torch.optimizer import DistributedOptimizer
 from ronde.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ronde.torch.shared import empty
 from ronde.torch.sparse import sparse_allreduce_async
 from ronde.torch.sync_batch_norm import SyncBatchNorm
 
@@ -131,6 +132,7 @@ __all__ = [
     "cuda_built",
     "ddl_built",
     "elastic",
+    "empty",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -2,21 +2,22 @@
 //!
 //! - [`segment`]: sealed memfds, mapped and populated, reached by copies only.
 //! - [`arena`]: which bytes of which segment are leased. Pure bookkeeping.
+//! - [`worker_arena`]: a worker's segments with an arena on them, whose slots are read and written where they lie.
 //! - [`passing`]: handing segments over a Unix socket (`mem.sock`), a protocol of three requests.
 //! - [`ring`]: messages of a session without system calls, over a pair of rings.
 //! - [`heap`]: what the allocator keeps of freed memory.
 //! - [`fork`]: what keeps a forked child from holding or using its parent's session.
 //! - [`error`]: [`ShmError`], which says who is to blame.
 //!
-//! **The peer process can write shared bytes at any time.** Nothing here hands out a reference or a slice to shared
-//! memory; callers copy in and out, and whatever they decide, they decide on private bytes. A worker may learn the address of
-//! its own bytes ([`OwnedSegment::address`]), which its sidecar was asked to fill and is trusted to leave alone afterwards.
+//! **The peer process can write shared bytes at any time.** A sidecar gets no reference and no slice to shared
+//! memory; it copies in and out, and whatever it decides, it decides on private bytes. A worker may look at its own bytes, by
+//! slices ([`LeasedSlot`]) or by address: its sidecar was asked to fill them and is trusted to leave them alone afterwards.
 //!
 //! # unsafe
 //!
 //! This crate is one of the few where `unsafe` is allowed. Each block carries a `SAFETY:` comment that can be checked by
 //! reading its own module, and each idea has a module of its own: `mapping` (a mapping, copies out of and into it, and
-//! its atomic numbers), `copy` (those copies), `passing::descriptor` (control messages that carry descriptors), `ring::futex` (sleeping on such a
+//! its atomic numbers), `copy` (those copies), [`worker_arena`] (slices of a worker's own slots), `passing::descriptor` (control messages that carry descriptors), `ring::futex` (sleeping on such a
 //! number), [`fork`] (a fork handler), [`heap`] (two settings of the allocator).
 //!
 //! Everything blocks; no async runtime is involved. Callers who have one wrap these calls.
@@ -30,6 +31,7 @@ mod mapping;
 pub mod passing;
 pub mod ring;
 pub mod segment;
+pub mod worker_arena;
 
 pub use arena::{Arena, ArenaConfig, ArenaError, ArenaUsage, Lease, LeaseError, SegmentId, Slot};
 pub use copy::STREAMED_BYTES_MIN;
@@ -40,3 +42,4 @@ pub use passing::{
     peer_credentials, serve_one,
 };
 pub use segment::{OwnedSegment, PeerSegment, Share, WorkerSegment};
+pub use worker_arena::{Leased, LeasedSlot, SlotHold, WeakSlot, WorkerArena};

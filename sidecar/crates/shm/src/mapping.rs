@@ -10,7 +10,7 @@
 //!    missing after a hole was punched, so such memfds are refused.
 //! 2. *The compiler assumes that nobody writes*: a `&[u8]` promises just that, and even without one a plain load may be
 //!    repeated or a later load of the copy replaced by a second load of the source. So no reference to the bytes is ever
-//!    formed, and the copy is a call of a foreign function whose identity the compiler is not told, or assembly (`copy`). To
+//!    formed (but of a worker's own slots, for which `worker_arena` argues), and the copy is a call of a foreign function whose identity the compiler is not told, or assembly (`copy`). To
 //!    the language that is unknown code which may well copy byte by byte with relaxed atomic loads and stores, for which
 //!    concurrent writes are defined: each copied byte is some value that byte had. The machine's `memcpy` does just that on
 //!    every platform that has memfds: no load or store it uses tears within a byte, and no more does the assembly's.
@@ -225,8 +225,13 @@ impl Mapping<ReadWrite> {
     /// Where the bytes from `offset` lie in this process, or `None` when they do not all lie inside. Whoever uses the address
     /// keeps the mapping, and answers for what its module's header says.
     pub(crate) fn address(&self, offset: u64, len: usize) -> Option<usize> {
-        let offset = self.checked_offset(offset, len)?;
-        Some(self.base.as_ptr().expose_provenance() + offset)
+        self.pointer(offset, len).map(<*const u8>::expose_provenance)
+    }
+
+    /// Where the bytes from `offset` begin, or `None` when they do not all lie inside. Whoever looks at them answers for what
+    /// this module's header says.
+    pub(crate) fn pointer(&self, offset: u64, len: usize) -> Option<*const u8> {
+        Some(self.base.as_ptr().cast_const().cast::<u8>().wrapping_add(self.checked_offset(offset, len)?))
     }
 
     /// The number at `offset`, or `None` when it is not inside or not aligned.

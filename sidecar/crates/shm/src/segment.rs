@@ -3,7 +3,7 @@
 //!
 //! A segment is mapped and populated when it is made or attached and stays mapped for the life of the session. Its
 //! size is sealed, so no access can fault. The peer can write an input segment at any time, so all types hand out
-//! copies and nothing else (but for [`OwnedSegment::address`]); `mapping` argues why that is sound.
+//! copies and nothing else (but for [`OwnedSegment::address`] and [`LeasedSlot`](crate::LeasedSlot)); `mapping` argues why that is sound.
 //!
 //! A forked child inherits the mappings. They stay (`MADV_DONTFORK` would turn a child's innocent look at an inherited
 //! tensor into a segmentation fault) and cost a child nothing: page tables of shared mappings are not copied. What a
@@ -118,6 +118,16 @@ impl OwnedSegment {
     pub fn address(&self, offset: u64, len: usize) -> Result<usize, ShmError> {
         let address = self.private_in_children.as_ref().and_then(|_| self.mapping.address(offset, len));
         address.ok_or_else(|| self.mapping.out_of_range(offset, len))
+    }
+
+    /// Where `len` bytes at `offset` begin, or `None` when they do not all lie inside.
+    pub(crate) fn pointer(&self, offset: u64, len: usize) -> Option<*const u8> {
+        self.mapping.pointer(offset, len)
+    }
+
+    /// Says that bytes do not lie inside.
+    pub(crate) fn out_of_range(&self, offset: u64, len: usize) -> ShmError {
+        self.mapping.out_of_range(offset, len)
     }
 
     /// Size in bytes: what was asked for, rounded up to whole pages. Never zero.

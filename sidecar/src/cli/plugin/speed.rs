@@ -43,16 +43,16 @@ pub(super) fn perform(args: &BenchArgs) -> anyhow::Result<String> {
     }
     let time = Duration::from_millis(args.time);
     let mut text = format!("{}, {} KiB at a time, GB/s of values, all copies included\n", plugin.label(), args.kib);
-    text.push_str("                               plugin    native sum     plain copy    plugin/native  plugin/copy\n");
+    text.push_str(HEADING);
     for dtype in dtypes {
         let rates = throughput::measure(&plugin, &parameters, dtype, args.kib as usize * 1_024, time);
         for rates in rates.context(Code::PluginFailed)? {
             let what = format!("{} {dtype}", rates.what);
-            let [own, native, copy] = [rates.plugin, rates.native, rates.copy].map(|rate| rate / 1e9);
-            let (to_native, to_copy) = (own / native, own / copy);
-            text.push_str(&format!(
-                "{what:<28} {own:>8.2} {native:>13.2} {copy:>14.2} {to_native:>15.2} {to_copy:>12.2}\n"
-            ));
+            let all = [rates.plugin, rates.native, rates.native_copied, rates.copy];
+            let [own, native, copied, copy] = all.map(|rate| rate / 1e9);
+            text.push_str(&format!("{what:<28} {own:>8.2} {native:>11.2} {copied:>12.2} {copy:>11.2}"));
+            let [to_native, to_copied, to_copy] = [native, copied, copy].map(|rate| own / rate);
+            text.push_str(&format!(" {to_native:>14.2} {to_copied:>12.2} {to_copy:>11.2}\n"));
         }
         let call = throughput::call_nanoseconds(&plugin, &parameters, dtype, time).context(Code::PluginFailed)?;
         text.push_str(&format!("{:<28} {call:>8.0} ns\n", format!("a call with {dtype}")));
@@ -66,6 +66,11 @@ fn dtype(name: &str) -> anyhow::Result<DType> {
         format!("there is no type {name:?}; types are {}", names.join(", "))
     })
 }
+
+/// What a plugin is measured beside: sums of private memory; sums of operands in shared memory, which all-reduces copy as well.
+const HEADING: &str = "                                           native sum   native sum       plain           plugin /     plugin /    plugin /
+                               plugin of private   with copies        copy            private  with copies        copy
+";
 
 const EXAMPLES: &str = "Examples:
   ronde plugin bench my-codec.wasm

@@ -1,0 +1,175 @@
+//! [`Buffer`]: a tensor that lies in shared memory, where the sidecar reads it or has written it.
+
+use ronde_shm::LeasedSlot;
+use ronde_wire::{DType, Shape};
+
+use crate::error::Error;
+use crate::tensor::{Element, Tensor, TensorRef, check_type};
+
+/// A tensor in this worker's shared memory: made by [`Client::buffer`](crate::Client::buffer) to be filled and submitted, or a
+/// result as it lies there. What is submitted from it ([`Buffer::tensor`]) is not copied, but read by the sidecar where it
+/// lies, so it cannot be written while an operation on it is in flight. The bytes stay until the value is dropped, also when the
+/// client is closed.
+///
+/// What is small, or finds no room, is memory of this process alone and is copied as any tensor: see [`Buffer::is_mapped`].
+///
+/// ```no_run
+/// # async fn run(client: ronde::Client) -> Result<(), ronde::Error> {
+/// use ronde::{DType, Operation, ReduceOp};
+///
+/// let mut gradient = client.buffer(DType::F32, &[1_000_000]).await?;
+/// gradient.elements_mut::<f32>()?.fill(1.0);
+/// let sum = Operation::allreduce("gradient", gradient.tensor(), ReduceOp::Sum).mapped();
+/// let sum = client.submit(&sum).await?.wait_buffer().await?;
+/// println!("{}", sum.elements::<f32>()?[0]);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Buffer {
+    dtype: DType,
+    shape: Vec<u64>,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Slot(LeasedSlot),
+    Own(Vec<u8>),
+}
+
+impl Buffer {
+    pub(crate) fn in_slot(dtype: DType, shape: Vec<u64>, slot: LeasedSlot) -> Self {
+        Self { dtype, shape, bytes: Bytes::Slot(slot) }
+    }
+
+    pub(crate) fn copied(tensor: Tensor) -> Self {
+        Self { dtype: tensor.dtype, shape: tensor.shape, bytes: Bytes::Own(tensor.bytes) }
+    }
+
+    /// Zeros in memory of this process alone.
+    pub(crate) fn zeros(dtype: DType, shape: &[u64], bytes: u64) -> Result<Self, Error> {
+        let length = usize::try_from(bytes).map_err(|error| Error::Limit { reason: error.to_string() })?;
+        Ok(Self::copied(Tensor { dtype, shape: shape.to_vec(), bytes: vec![0; length] }))
+    }
+
+    /// Where it lies in shared memory, if it does.
+    pub(crate) fn slot(&self) -> Option<&LeasedSlot> {
+        match &self.bytes {
+            Bytes::Slot(slot) => Some(slot),
+            Bytes::Own(_) => None,
+        }
+    }
+
+    /// The type of the elements.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The dimensions, outermost first.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// The number of bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "as with a tensor, none is worth asking whether it is empty")]
+    pub fn len(&self) -> u64 {
+        self.bytes().len() as u64
+    }
+
+    /// Whether it lies in shared memory.
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.bytes, Bytes::Slot(_))
+    }
+
+    /// The bytes of its elements in row-major order, little-endian. Those of a new buffer are any.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Slot(slot) => slot.bytes(),
+            Bytes::Own(bytes) => bytes,
+        }
+    }
+
+    /// The bytes, to be written.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] while an operation on them is in flight.
+    pub fn bytes_mut(&mut self) -> Result<&mut [u8], Error> {
+        match &mut self.bytes {
+            Bytes::Own(bytes) => Ok(bytes),
+            Bytes::Slot(slot) => slot.bytes_mut().ok_or_else(|| {
+                Error::argument("an operation on the buffer is in flight; wait for it before you write there")
+            }),
+        }
+    }
+
+    /// The elements.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when they are of another type.
+    pub fn elements<T: Element>(&self) -> Result<&[T], Error> {
+        check_type::<T>(self.dtype)?;
+        bytemuck::try_cast_slice(self.bytes()).map_err(|error| Error::argument(error.to_string()))
+    }
+
+    /// The elements, to be written.
+    ///
+    /// # Errors
+    /// Those of [`Buffer::elements`] and [`Buffer::bytes_mut`].
+    pub fn elements_mut<T: Element>(&mut self) -> Result<&mut [T], Error> {
+        check_type::<T>(self.dtype)?;
+        bytemuck::try_cast_slice_mut(self.bytes_mut()?).map_err(|error| Error::argument(error.to_string()))
+    }
+
+    /// It as a tensor to be submitted.
+    #[must_use]
+    pub fn tensor(&self) -> TensorRef<'_> {
+        TensorRef { dtype: self.dtype, shape: &self.shape, bytes: self.bytes() }
+    }
+
+    /// A copy.
+    #[must_use]
+    pub fn to_tensor(&self) -> Tensor {
+        Tensor { dtype: self.dtype, shape: self.shape.clone(), bytes: self.bytes().to_vec() }
+    }
+
+    /// Where the bytes lie in this process, for programs that can use an address: readable and writable for as long as this
+    /// value lives. A forked child sees what its parent writes there, but not the other way round.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        match &self.bytes {
+            Bytes::Slot(slot) => slot.address(),
+            Bytes::Own(bytes) => bytes.as_ptr().expose_provenance(),
+        }
+    }
+}
+
+impl<'a> From<&'a Buffer> for TensorRef<'a> {
+    fn from(buffer: &'a Buffer) -> Self {
+        buffer.tensor()
+    }
+}
+
+/// How many bytes a tensor has.
+pub(crate) fn bytes_of(dtype: DType, shape: &[u64]) -> Result<u64, Error> {
+    let shape = Shape::new(shape.to_vec()).map_err(|error| Error::argument(error.to_string()))?;
+    let bytes = shape.elements().checked_mul(dtype.size_bytes() as u64);
+    bytes.ok_or_else(|| Error::argument(format!("a tensor of shape {shape} has too many bytes")))
+}
+
+/// What a worker has in shared memory: inputs in flight, buffers, and results that stay there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SharedMemory {
+    /// Bytes of all segments.
+    pub mapped_bytes: u64,
+    /// Of these, bytes that are in use.
+    pub in_use_bytes: u64,
+    /// Inputs, buffers and results that use them.
+    pub slots: usize,
+    /// Segments.
+    pub segments: usize,
+}

@@ -1,0 +1,326 @@
+//! A worker's own segments with the arena on them, and slots that one owner reads and writes where they lie.
+//!
+//! # Why slices of shared memory are sound here
+//!
+//! The rest of this crate hands out copies only, as the peer may write shared bytes at any time. Here the peer is the worker's
+//! own sidecar, which the worker trusts with all its tensors, and which writes nowhere but where it was asked for a result, until
+//! it has answered. What is left is this process:
+//!
+//! - A [`LeasedSlot`] is the only way to its bytes: [`WorkerArena::add_segment`] takes the segment, and nobody gets it back.
+//! - Slots do not overlap while they are leased ([`Arena`]), and a slot is leased until its owner is dropped.
+//! - The owner's methods borrow it as the language asks for: shared to read, exclusively to write. A [`SlotHold`] has none that
+//!   look at bytes.
+//!
+//! So whoever asks the sidecar for a result must not let the slot's bytes be looked at before the answer.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::arena::{Arena, ArenaConfig, ArenaError, ArenaUsage, Lease, LeaseError, SegmentId, Slot};
+use crate::error::ShmError;
+use crate::fork::ForkGuard;
+use crate::segment::OwnedSegment;
+
+/// Segments of a worker, leased slot by slot. Locks are held for bookkeeping only, never while bytes are copied.
+#[derive(Debug)]
+pub struct WorkerArena {
+    own: Arc<Mutex<Own>>,
+    fork_guard: ForkGuard,
+}
+
+#[derive(Debug)]
+struct Own {
+    arena: Arena,
+    segments: HashMap<SegmentId, Arc<OwnedSegment>>,
+}
+
+/// The answer to a lease.
+#[derive(Debug)]
+pub enum Leased {
+    /// The bytes.
+    Slot(LeasedSlot),
+    /// Create a segment of this many bytes, [`WorkerArena::add_segment`] it and lease again.
+    Grow {
+        /// As in [`Lease::Grow`].
+        bytes: u64,
+    },
+}
+
+impl WorkerArena {
+    /// One without segments.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Arena::new`].
+    pub fn new(config: ArenaConfig) -> Result<Self, ArenaError> {
+        let own = Own { arena: Arena::new(config)?, segments: HashMap::new() };
+        Ok(Self { own: Arc::new(Mutex::new(own)), fork_guard: ForkGuard::new() })
+    }
+
+    /// Leases `bytes` bytes, or tells how to make room for them. What lies there is what was there before.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Arena::lease`].
+    ///
+    /// # Panics
+    ///
+    /// Never: slots are leased from segments that were added, and none is ever taken away.
+    pub fn lease(&self, bytes: u64) -> Result<Leased, LeaseError> {
+        let mut own = lock(&self.own);
+        let slot = match own.arena.lease(bytes)? {
+            Lease::Grow { bytes } => return Ok(Leased::Grow { bytes }),
+            Lease::Slot(slot) => slot,
+        };
+        let segment = own.segments.get(&slot.segment).cloned().expect("an arena leases from its own segments");
+        let own = Arc::downgrade(&self.own);
+        Ok(Leased::Slot(LeasedSlot(Arc::new(Held { own, segment, slot, fork_guard: self.fork_guard }))))
+    }
+
+    /// Adds a segment, to be leased from.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Arena::add_segment`].
+    pub fn add_segment(&self, id: SegmentId, segment: OwnedSegment) -> Result<(), ArenaError> {
+        let mut own = lock(&self.own);
+        own.arena.add_segment(id, segment.len())?;
+        own.segments.insert(id, Arc::new(segment));
+        Ok(())
+    }
+
+    /// Numbers for metrics.
+    #[must_use]
+    pub fn usage(&self) -> ArenaUsage {
+        lock(&self.own).arena.usage()
+    }
+}
+
+/// Bytes that are this value's until it is dropped, also when the arena is gone by then.
+#[derive(Debug)]
+pub struct LeasedSlot(Arc<Held>);
+
+/// Keeps a slot leased and from being written, while the peer reads it. Gives nobody its bytes.
+#[derive(Clone, Debug)]
+pub struct SlotHold(#[expect(dead_code, reason = "it is held, not looked at")] Arc<Held>);
+
+/// Finds a slot as long as it is leased.
+#[derive(Clone, Debug)]
+pub struct WeakSlot(Weak<Held>);
+
+/// Given back when the last who holds it lets go.
+#[derive(Debug)]
+struct Held {
+    /// Gone with the session.
+    own: Weak<Mutex<Own>>,
+    segment: Arc<OwnedSegment>,
+    slot: Slot,
+    fork_guard: ForkGuard,
+}
+
+impl LeasedSlot {
+    /// Where it is.
+    #[must_use]
+    pub fn slot(&self) -> Slot {
+        self.0.slot
+    }
+
+    /// Writes as many bytes as the source has, from the slot's first on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`OwnedSegment::copy_from`].
+    pub fn write(&mut self, source: &[u8]) -> Result<(), ShmError> {
+        self.0.check(source.len())?;
+        self.0.segment.copy_from(self.0.slot.offset, source)
+    }
+
+    /// Reads as many bytes as the target has, from the slot's first on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`OwnedSegment::copy_to`].
+    pub fn read(&self, target: &mut [u8]) -> Result<(), ShmError> {
+        self.0.check(target.len())?;
+        self.0.segment.copy_to(self.0.slot.offset, target)
+    }
+
+    /// The bytes where they lie. In a forked child they are what the parent makes of them, up to what the child has written.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        let (start, length) = self.0.place();
+        // SAFETY: the slot lies within its segment, which this value keeps mapped. This process writes there only through an
+        // exclusive borrow of this value, and the peer not before it is asked to: see the module's header.
+        unsafe { std::slice::from_raw_parts(start, length) }
+    }
+
+    /// The bytes where they lie, to be written, unless somebody [holds](Self::hold) them. What a forked child writes stays its
+    /// own.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        if Arc::strong_count(&self.0) > 1 {
+            return None;
+        }
+        let (start, length) = self.0.place();
+        // SAFETY: as in `bytes`, and the borrow is exclusive: who else may hold the slot has no way to its bytes.
+        Some(unsafe { std::slice::from_raw_parts_mut(start.cast_mut(), length) })
+    }
+
+    /// Where the bytes lie in this process, for as long as this value lives, for programs that can use an address: see
+    /// [`OwnedSegment::address`].
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.0.place().0.expose_provenance()
+    }
+
+    /// What keeps it leased when this value is dropped, and from being written before.
+    #[must_use]
+    pub fn hold(&self) -> SlotHold {
+        SlotHold(Arc::clone(&self.0))
+    }
+
+    /// What finds it.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakSlot {
+        WeakSlot(Arc::downgrade(&self.0))
+    }
+}
+
+impl From<LeasedSlot> for SlotHold {
+    fn from(slot: LeasedSlot) -> Self {
+        Self(slot.0)
+    }
+}
+
+impl WeakSlot {
+    /// The slot and where it is; `None` when it is not leased any more.
+    #[must_use]
+    pub fn hold(&self) -> Option<(SlotHold, Slot)> {
+        let held = self.0.upgrade()?;
+        let slot = held.slot;
+        Some((SlotHold(held), slot))
+    }
+
+    /// Whether it is not leased any more.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+impl Held {
+    fn place(&self) -> (*const u8, usize) {
+        let length = usize::try_from(self.slot.len).expect("a slot is mapped, so its length is that of an object");
+        let start = self.segment.pointer(self.slot.offset, length).expect("a slot lies within its segment");
+        (start, length)
+    }
+
+    fn check(&self, length: usize) -> Result<(), ShmError> {
+        if length as u64 <= self.slot.len { Ok(()) } else { Err(self.segment.out_of_range(self.slot.offset, length)) }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // In a forked child the lock may be held by a thread that does not exist there.
+        if self.fork_guard.is_child() {
+            return;
+        }
+        let Some(own) = self.own.upgrade() else { return };
+        let released = lock(&own).arena.release(self.slot);
+        debug_assert!(released.is_ok(), "{released:?}");
+    }
+}
+
+/// A panic elsewhere leaves the arena whole: each change is a single call.
+fn lock(own: &Mutex<Own>) -> MutexGuard<'_, Own> {
+    own.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::Share;
+
+    const CONFIG: ArenaConfig =
+        ArenaConfig { segment_bytes_min: 1 << 16, limit_bytes: 1 << 20, alignment: 64, setting: "arena_bytes_max" };
+
+    fn arena() -> WorkerArena {
+        WorkerArena::new(CONFIG).expect("a power of two")
+    }
+
+    fn leased(arena: &WorkerArena, bytes: u64) -> LeasedSlot {
+        for id in 0.. {
+            match arena.lease(bytes).expect("room") {
+                Leased::Slot(slot) => return slot,
+                Leased::Grow { bytes } => {
+                    let size = usize::try_from(bytes).expect("small");
+                    let segment = OwnedSegment::create("leased", size, Share::Writable).expect("memory");
+                    arena.add_segment(SegmentId(id), segment).expect("it was asked for");
+                }
+            }
+        }
+        unreachable!("numbers do not end");
+    }
+
+    #[test]
+    fn slots_are_read_and_written_where_they_lie() {
+        let arena = arena();
+        let (mut one, mut other) = (leased(&arena, 100), leased(&arena, 100));
+        one.bytes_mut().expect("nobody holds it").fill(1);
+        other.bytes_mut().expect("nobody holds it").fill(2);
+        one.write(&[3; 7]).expect("it fits");
+        let mut copy = [0; 100];
+        one.read(&mut copy).expect("it fits");
+        assert_eq!(copy[..8], [3, 3, 3, 3, 3, 3, 3, 1]);
+        assert_eq!((one.bytes(), other.bytes()), (&copy[..], &[2; 100][..]));
+        assert_eq!(one.address() % 64, 0);
+        assert_eq!(arena.usage().slots, 2);
+        drop(other);
+        assert_eq!(arena.usage().slots, 1);
+    }
+
+    #[test]
+    fn what_does_not_fit_a_slot_is_refused() {
+        let arena = arena();
+        let mut slot = leased(&arena, 10);
+        let error = slot.write(&[0; 11]).expect_err("its neighbour's byte");
+        assert!(matches!(error, ShmError::OutOfRange { len: 11, .. }), "{error}");
+        let error = slot.read(&mut [0; 11]).expect_err("its neighbour's byte");
+        assert!(matches!(error, ShmError::OutOfRange { len: 11, .. }), "{error}");
+    }
+
+    #[test]
+    fn who_holds_a_slot_keeps_it_leased_and_unwritten() {
+        let arena = arena();
+        let mut slot = leased(&arena, 100);
+        let (weak, place) = (slot.downgrade(), slot.slot());
+        let (hold, found) = weak.hold().expect("it is leased");
+        assert_eq!(found, place);
+        assert!(slot.bytes_mut().is_none() && !weak.is_gone());
+        drop(hold);
+        assert!(slot.bytes_mut().is_some());
+        let last = slot.hold();
+        drop(slot);
+        assert_eq!(arena.usage().slots, 1);
+        drop(last);
+        assert_eq!(arena.usage().slots, 0);
+        assert!(weak.is_gone() && weak.hold().is_none());
+    }
+
+    #[test]
+    fn a_slot_outlives_its_arena() {
+        let arena = arena();
+        let mut slot = leased(&arena, 4_096);
+        drop(arena);
+        slot.bytes_mut().expect("nobody holds it").fill(5);
+        assert!(slot.bytes().iter().all(|byte| *byte == 5));
+    }
+
+    #[test]
+    fn empty_slots_have_no_bytes() {
+        let arena = arena();
+        let mut slot = leased(&arena, 0);
+        assert!(slot.bytes().is_empty() && slot.bytes_mut().is_some_and(|bytes| bytes.is_empty()));
+    }
+}
