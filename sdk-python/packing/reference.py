@@ -20,6 +20,7 @@ FILE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "PYTHON_API.md"
 MODULES = [
     "ronde",
     "ronde.torch",
+    "ronde.torch.distributed",
     "ronde.torch.elastic",
     "ronde.elastic",
     "ronde.data",

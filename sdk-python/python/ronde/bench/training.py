@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy
 import torch
+import torch.distributed
 from torch import nn
 
 from ronde.bench.models import KINDS
 from ronde.bench.named import Named
-from ronde.bench.ways import ALONE, BARRIER, CODEC, DDP, RONDE
+from ronde.bench.ways import ALONE, BARRIER, CODEC, DDP, DDP_RONDE, RONDE
 
 if TYPE_CHECKING:
     from ronde.bench.backends import Backend
@@ -103,8 +104,8 @@ class _Way:
         self._optimizer: Any = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
         self._barrier = backend.barrier if way == BARRIER else None
         self._is_ronde = way == RONDE or way.startswith(CODEC)
-        if way == DDP:
-            self._forward = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        if way in (DDP, DDP_RONDE):
+            self._forward = _parallel(way, model)
         elif self._is_ronde:
             import ronde.torch
 
@@ -139,6 +140,14 @@ class _Way:
         _loss(self._forward, images, labels).backward()
         if self._barrier is not None:
             self._barrier()
+
+
+def _parallel(way: str, model: nn.Module) -> nn.Module:
+    if way == DDP_RONDE:
+        from ronde.torch import distributed
+
+        distributed.init_process_group()
+    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
 def _compression(way: str) -> Any:

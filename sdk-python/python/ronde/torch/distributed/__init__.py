@@ -1,0 +1,221 @@
+"""`torch.distributed` on ronde: the backend "ronde", and a hook for DistributedDataParallel.
+
+Importing this registers the backend; no rank needs a network of its own for it:
+
+    import ronde.torch.distributed
+    ronde.torch.distributed.init_process_group()            # or, in the words of torch.distributed:
+    torch.distributed.init_process_group("ronde", init_method="ronde://")
+
+Ranks are those of `ronde run`. Everything else is PyTorch's: DistributedDataParallel, `torch.distributed.all_reduce`
+and its kin, also on tensors of GPUs, through main memory. What `ronde.torch` offers may be used beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed
+from torch._C._distributed_c10d import GradBucket, HashStore
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+import ronde.torch.basics
+from ronde.errors import RondeError
+from ronde.ops import Average
+from ronde.torch.distributed.group import Group, Names
+from ronde.torch.distributed.work import Completions, Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ronde.client import Client
+    from ronde.plugins import Plugin
+    from ronde.process_set import ProcessSet
+
+__all__ = ["init_process_group", "new_group", "register_groups", "register_hook", "register_mesh"]
+
+
+# How long ranks that are done wait for the others, whom the end of the session would disturb.
+LEAVE_TIMEOUT_S = 30.0
+
+
+class _Groups:
+    """The groups of this process, which PyTorch's own objects do not keep alive."""
+
+    def __init__(self, client: Client, is_session_ours: bool) -> None:
+        self.client = client
+        self._is_session_ours = is_session_ours
+        self.completions = Completions()
+        self.sets: dict[tuple[int, ...], ProcessSet] = {tuple(range(client.size)): client.global_process_set}
+        self.alive: list[Group] = []
+        self.hooks = 0
+        self._made: dict[tuple[int, ...], int] = {}
+
+    def register(self, groups: Iterable[tuple[int, ...]]) -> None:
+        """Has all ranks of the job agree on groups."""
+        for ranks in groups:
+            if ranks not in self.sets:
+                self.sets[ranks] = self.client.add_process_set(ranks)
+
+    def make(self, ranks: tuple[int, ...], options: Any) -> Group:
+        """Another group of these ranks. Raises ValueError where they are not registered."""
+        members = self.sets.get(ranks)
+        if members is None:
+            raise ValueError(
+                f"the ranks {list(ranks)} are not registered as a group of the backend ronde; call new_group, "
+                "register_groups or register_mesh of ronde.torch.distributed before, on all ranks of the job"
+            )
+        number = self._made[ranks] = self._made.get(ranks, -1) + 1
+        names = Names(options.group_id, f"c10d.{number}")
+        group = Group(self.client, members, names, options.timeout, self.completions, self._leave)
+        self.alive.append(group)
+        return group
+
+    def _leave(self, group: Group) -> None:
+        """A group is shut down; with the last one ends the session, if it began here.
+
+        That ends it for all ranks, so they meet first, unless this one leaves because of an exception.
+        """
+        if group not in self.alive:
+            return
+        self.alive.remove(group)
+        if self.alive or not self._is_session_ours:
+            return
+        if sys.exc_info()[0] is None:
+            with contextlib.suppress(RondeError, TimeoutError):  # of ranks that are late, or have left or failed
+                self.client.barrier_async("c10d.end").wait(LEAVE_TIMEOUT_S)
+        self.completions.close()
+        ronde.torch.basics.shutdown()
+
+
+_groups: _Groups | None = None
+
+
+def init_process_group(
+    timeout: datetime.timedelta = default_pg_timeout, *, group_name: str = "", **settings: Any
+) -> None:
+    """`torch.distributed.init_process_group` with the backend "ronde", for the ranks of this job.
+
+    timeout  -- after which an operation fails on the rank that waits for it, and with it on all others
+    settings -- what `ronde.torch.init` takes, which this calls unless that was done
+
+    Raises what that does.
+    """
+    client = _begun(settings).client
+    torch.distributed.init_process_group(
+        "ronde",
+        store=HashStore(),
+        rank=client.rank,
+        world_size=client.size,
+        timeout=timeout,
+        group_name=group_name,
+    )
+
+
+def register_groups(groups: Iterable[Iterable[int]]) -> None:
+    """Lets groups of these ranks be made. All ranks of the job call it, with the same ranks in the same order.
+
+    PyTorch makes a group on its members only, but ranks of ronde that are to do something together have agreed on it
+    with all others before. Does nothing for ranks that have. Raises RefusedError for a rank that the job does not have,
+    and ValueError before `init_process_group`.
+    """
+    _require().register(tuple(sorted(ranks)) for ranks in groups)
+
+
+def register_mesh(sizes: Sequence[int]) -> None:
+    """`register_groups` of all groups of a mesh, for `torch.distributed.device_mesh.init_device_mesh` of these sizes.
+
+    Raises what that does.
+    """
+    ranks = torch.arange(math.prod(sizes)).reshape(*sizes)
+    for dimension, size in enumerate(sizes):
+        register_groups(ranks.movedim(dimension, -1).reshape(-1, size).tolist())
+
+
+def new_group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
+    """`torch.distributed.new_group` of the backend "ronde", registered before.
+
+    All ranks of the job call it, with the same ranks.
+
+    ranks   -- of the job; without them all
+    options -- what that takes besides
+
+    Returns what that does. Raises what `register_groups` does.
+    """
+    wanted = list(range(_require().client.size)) if ranks is None else sorted(ranks)
+    register_groups([wanted])
+    return torch.distributed.new_group(wanted, backend="ronde", **options)
+
+
+def register_hook(model: torch.nn.parallel.DistributedDataParallel, codec: Plugin | None = None) -> None:
+    """Has ronde reduce the gradients of a DistributedDataParallel, whatever backend its group of all ranks has.
+
+    What it adds to the backend "ronde" are codecs, and that a step which is like the one before is not negotiated. All
+    ranks do it for their models in the same order, before the first step.
+
+    codec -- encodes gradients on the way between hosts, as `compression` of `DistributedOptimizer` does: a plugin, such
+             as `ronde.Plugin("topk", ratio=0.01)`
+
+    Raises what `DistributedDataParallel.register_comm_hook` does, and what `ronde.torch.init` does, which it calls.
+    """
+    groups = _begun({})
+    label = f"ddp.{groups.hooks}"
+    groups.hooks += 1
+
+    def reduce(groups: _Groups, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        name = f"{label}.bucket.{bucket.index()}"
+        handle = groups.client.allreduce_async(bucket.buffer(), Average, name, codec=codec)
+        future = Operation(handle, lambda mean: mean, default_pg_timeout, groups.completions).get_future()
+        return cast("torch.futures.Future[torch.Tensor]", future)
+
+    # PyTorch compares annotations with its own types, which these are the names of.
+    reduce.__annotations__.clear()
+    model.register_comm_hook(groups, reduce)
+
+
+def _begun(settings: dict[str, Any]) -> _Groups:
+    """What there is in this process, begun if it has not been."""
+    global _groups  # noqa: PLW0603
+    is_ours = not ronde.torch.basics.is_initialized()
+    ronde.torch.basics.init(**settings)
+    client = ronde.torch.basics.client()
+    if _groups is None or _groups.client is not client:
+        _groups = _Groups(client, is_ours)
+    return _groups
+
+
+def _require() -> _Groups:
+    if _groups is None:
+        raise ValueError(
+            "there is no group of the backend ronde yet; call ronde.torch.distributed.init_process_group()"
+        )
+    return _groups
+
+
+def _create(options: Any, backend_options: Any) -> Group:
+    """What `torch.distributed` calls for a group of the backend."""
+    del backend_options
+    groups = _begun({})
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    if options.group_size > groups.client.size or len(ranks) != options.group_size:
+        raise ValueError(
+            f"a group of {options.group_size} ranks is asked for, but this job of ronde has {groups.client.size}; "
+            "start the program by `ronde run -np N`, and leave ranks and sizes to init_method='ronde://'"
+        )
+    return groups.make(ranks, options)
+
+
+def _rendezvous(url: str, **options: Any) -> Iterator[tuple[HashStore, int, int]]:
+    """`ronde://`: rank and size are the job's, and no store is shared."""
+    del url, options
+    client = _begun({}).client
+    yield HashStore(), client.rank, client.size
+
+
+torch.distributed.Backend.register_backend("ronde", _create, extended_api=True, devices=["cpu", "cuda"])
+register_rendezvous_handler("ronde", _rendezvous)

@@ -1,0 +1,305 @@
+"""A group of `torch.distributed` whose collectives ronde does."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+
+import torch
+import torch.distributed
+
+from ronde.ops import Average, Max, Min, Product, Sum
+from ronde.torch.distributed.work import Completions, Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ronde.client import Client
+    from ronde.handle import GroupHandle, Handle
+    from ronde.process_set import ProcessSet
+
+# Without its types: it has more forms of each method than PyTorch's functions call.
+_ProcessGroup: Any = torch.distributed.ProcessGroup
+_OPS = {"SUM": Sum, "AVG": Average, "PRODUCT": Product, "MIN": Min, "MAX": Max}
+
+
+class Names(NamedTuple):
+    """What a group is called.
+
+    name  -- by PyTorch
+    label -- in the names of its operations, which it tells from those of other groups of the same ranks
+    """
+
+    name: str
+    label: str
+
+
+class Group(_ProcessGroup):  # type: ignore[misc]
+    """The ranks of a process set, under the methods that `torch.distributed` calls.
+
+    Ranks here are those within the group.
+
+    A whole group and not a backend of one, as PyTorch calls a group that is made in Python directly, and hands its
+    operations to the program as they are. Methods have a second name where PyTorch 2.15 has changed it.
+
+    leave -- told when it is shut down
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        members: ProcessSet,
+        names: Names,
+        timeout: datetime.timedelta,
+        completions: Completions,
+        leave: Callable[[Group], None],
+    ) -> None:
+        super().__init__(members.rank(), members.size())
+        self._leave = leave
+        self._client, self._members, self._names = client, members, names
+        self._timeout, self._completions = timeout, completions
+        self._begun = 0
+
+    # Of messages that are submitted together PyTorch then begins each by itself.
+    supports_coalescing = False
+
+    @property
+    def group_name(self) -> str:
+        """By what meshes and compiled programs find it."""
+        return self._names.name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """`group_name`."""
+        return self._names.name
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """`ronde`."""
+        return "ronde"
+
+    def name(self) -> str:
+        """`ronde`."""
+        return "ronde"
+
+    def shutdown(self) -> None:
+        """`torch.distributed.destroy_process_group` has been called."""
+        self._leave(self)
+
+    def abort(self) -> None:
+        """`shutdown`."""
+        self._leave(self)
+
+    def _get_backend(self, device: torch.device) -> Group:
+        """Tensors of any device are this group's."""
+        del device
+        return self
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
+        """Reduces a tensor where it lies."""
+        (tensor,) = tensors
+        handle = self._client.allreduce_async(tensor, _op(opts), out=tensor, **self._named("allreduce"))
+        return self._operation(handle, opts, [tensor])
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
+        """Reduces several tensors where they lie."""
+        tensors = list(tensors)
+        handle = self._client.grouped_allreduce_async(tensors, _op(opts), out=tensors, **self._named("allreduce"))
+        return self._operation(handle, opts, tensors)
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
+        """Overwrites a tensor by the root's."""
+        tensor, root = tensors[opts.rootTensor], self._rank_of(opts.rootRank)
+        handle = self._client.broadcast_async(tensor, root, out=tensor, **self._named("broadcast"))
+        return self._operation(handle, opts, [tensor])
+
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
+        """Overwrites the root's tensor by the reduction of all."""
+        (tensor,) = tensors
+        handle = self._client.reduce_async(tensor, self._rank_of(opts.rootRank), _op(opts), **self._named("reduce"))
+        return self._operation(handle, opts, [tensor], _copied_to([tensor]))
+
+    def allgather(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Operation:
+        """Fills a list by all ranks' tensors, which may differ in shape."""
+        (tensor,), (places,) = inputs, outputs
+        handle = self._client.allgather_async(tensor.reshape(-1), **self._named("allgather"))
+        return self._operation(handle, opts, places, _copied_to(places))
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
+        """Fills a tensor by all ranks' tensors, one after the other."""
+        handle = self._client.allgather_async(
+            tensor.reshape(-1), out=_flat(output, "the output"), **self._named("allgather")
+        )
+        return self._operation(handle, opts, [output])
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], opts: Any = None
+    ) -> Operation:
+        """`all_gather_single` of several tensors."""
+        flat = [tensor.reshape(-1) for tensor in tensors]
+        handle = self._client.grouped_allgather_async(flat, **self._named("allgather"))
+
+        def finish(gathered: list[torch.Tensor]) -> list[torch.Tensor]:
+            for output, one in zip(outputs, gathered):
+                output.copy_(one.view(output.shape))
+            return list(outputs)
+
+        return self._operation(handle, opts, outputs, finish)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
+    ) -> Operation:
+        """Reduces the n-th tensors of all ranks' lists for rank n; all of one shape."""
+        (output,), (parts,) = outputs, inputs
+        return self.reduce_scatter_single(output, torch.stack([part.reshape(output.shape) for part in parts]), opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
+        """Reduces tensors of all ranks, each rank its part."""
+        rows, row = tensor.reshape(self._members.size(), -1), _flat(output, "the output").view(1, -1)
+        handle = self._client.reduce_scatter_async(rows, _op(opts), out=row, **self._named("reducescatter"))
+        return self._operation(handle, opts, [output])
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], opts: Any = None
+    ) -> Operation:
+        """`reduce_scatter_single` of several tensors."""
+        rows = [tensor.reshape(self._members.size(), -1) for tensor in tensors]
+        handle = self._client.grouped_reduce_scatter_async(rows, _op(opts), **self._named("reducescatter"))
+
+        def finish(shares: list[torch.Tensor]) -> list[torch.Tensor]:
+            for output, share in zip(outputs, shares):
+                output.copy_(share.view(output.shape))
+            return list(outputs)
+
+        return self._operation(handle, opts, outputs, finish)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        opts: Any = None,
+    ) -> Operation:
+        """Sends rows of a tensor to all ranks and fills another by the rows of all."""
+        splits = list(input_splits) if input_splits else None
+        handle = self._client.alltoall_async(tensor, splits, out=output, **self._named("alltoall"))
+
+        def finish(result: Any) -> list[torch.Tensor]:
+            received = result[1].tolist() if splits else output_splits
+            if output_splits and received != list(output_splits):
+                raise ValueError(f"ranks sent {received} rows, not {list(output_splits)} as the output's splits say")
+            return [output]
+
+        return self._operation(handle, opts, [output], finish)
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Operation:
+        """Sends the n-th tensor to rank n and fills a list by what all ranks sent."""
+        parts = [tensor.reshape(-1) for tensor in inputs]
+        handle = self._client.alltoall_async(torch.cat(parts), [len(part) for part in parts], **self._named("alltoall"))
+        copied = _copied_to(outputs)
+        return self._operation(handle, opts, outputs, lambda received: copied(received[0]))
+
+    def gather(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Operation:
+        """Fills the root's list by all ranks' tensors."""
+        (tensor,), places = inputs, outputs[0] if outputs else []
+        handle = self._client.gather_async(tensor.reshape(-1), self._rank_of(opts.rootRank), **self._named("gather"))
+        return self._operation(handle, opts, places, _copied_to(places))
+
+    def scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
+    ) -> Operation:
+        """Overwrites a tensor by that one of the root's list that is for this rank; all of one shape."""
+        (output,) = outputs
+        whole = torch.stack([part.reshape(output.shape) for part in inputs[0]]) if inputs else output
+        handle = self._client.scatter_async(whole, self._rank_of(opts.rootRank), **self._named("scatter"))
+        return self._operation(handle, opts, [output], _copied_to([output]))
+
+    def send(self, tensors: Sequence[torch.Tensor], to_rank: int, tag: int = 0) -> Operation:
+        """Sends a tensor to another rank."""
+        (tensor,) = tensors
+        handle = self._client.send_async(tensor, self._rank_of(to_rank), tag, process_set=self._members)
+        return self._operation(handle, None, [tensor])
+
+    def recv(self, tensors: Sequence[torch.Tensor], from_rank: int, tag: int = 0) -> Operation:
+        """Overwrites a tensor by what another rank sends."""
+        (tensor,) = tensors
+        handle = self._client.recv_async(self._rank_of(from_rank), tag, like=tensor, process_set=self._members)
+        return self._operation(handle, None, [tensor], _copied_to([tensor]))
+
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Operation:
+        """Not there: a receive names who sends."""
+        raise NotImplementedError(f"the backend ronde has no receive from any rank (tag {tag}); give src=")
+
+    def barrier(self, opts: Any = None) -> Operation:
+        """Complete when all ranks have called it."""
+        return self._operation(self._client.barrier_async(**self._named("barrier")), opts, [])
+
+    def _named(self, kind: str) -> dict[str, Any]:
+        """Groups count their operations, as all ranks begin them in the same order."""
+        self._begun += 1
+        return {"name": f"{self._names.label}.{self._begun}.{kind}", "process_set": self._members}
+
+    def _operation(
+        self,
+        handle: Handle | GroupHandle,
+        opts: Any,
+        results: Sequence[torch.Tensor],
+        finish: Callable[[Any], list[torch.Tensor]] | None = None,
+    ) -> Operation:
+        given = getattr(opts, "timeout", None)
+        timeout = given if given is not None and given > datetime.timedelta(0) else self._timeout
+        kept = list(results)
+        return Operation(handle, finish or (lambda result: kept), timeout, self._completions)
+
+    def _rank_of(self, rank: int) -> int:
+        """The rank in the job of one within the group."""
+        return self._members.ranks[rank]
+
+
+def _op(opts: Any) -> int:
+    """ronde's operation for that of a call."""
+    given = torch.distributed.ReduceOp.SUM if opts is None else opts.reduceOp
+    for name, op in _OPS.items():
+        if given == getattr(torch.distributed.ReduceOp, name):
+            return op
+    raise NotImplementedError(f"the backend ronde reduces by {', '.join(_OPS)}, not by {given}")
+
+
+def _flat(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """All elements in one dimension, where they lie."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"{what} of a collective on one tensor is contiguous; give a contiguous one")
+    return tensor.view(-1)
+
+
+def _copied_to(places: Sequence[torch.Tensor]) -> Callable[[Any], list[torch.Tensor]]:
+    """Fills tensors by the elements of a result, one after the other; does nothing where this rank gets none."""
+
+    def finish(result: torch.Tensor | None) -> list[torch.Tensor]:
+        if result is None:
+            return list(places)
+        counts = [place.numel() for place in places]
+        if sum(counts) != result.numel() or (places and places[0].dtype != result.dtype):
+            raise ValueError(
+                f"a result of {result.numel()} elements of {result.dtype} does not fit the tensors given for it, of "
+                f"{sum(counts)} of {places[0].dtype}"
+            )
+        with torch.no_grad():
+            for place, part in zip(places, result.reshape(-1).split(counts)):
+                place.copy_(part.view(place.shape))
+        return list(places)
+
+    return finish
