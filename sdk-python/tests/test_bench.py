@@ -15,6 +15,7 @@ import numpy
 import pytest
 from conftest import ronde_binary
 
+import ronde
 from ronde.bench import cases, data, processes
 from ronde.bench.__main__ import main, parse
 from ronde.bench.cases import Case, World
@@ -414,6 +415,7 @@ def test_a_real_run_checks_and_reports(tmp_path: pathlib.Path, capsys: pytest.Ca
     assert status == 0, shown.err
     report = json.loads(path.read_text())
     (world,) = report["worlds"]
+    assert report["machine"]["versions"]["ronde"] == ronde.__version__
     assert {key for key in report["machine"] if key.startswith("load")} == {"load_average_before", "load_average_after"}
     assert world["backends"]["ronde"]["idle_cores_of_a_sidecar"] < 1
     for case in world["cases"]:

@@ -205,6 +205,12 @@ def check_timeout() -> None:
             raise AssertionError("rank 0 has given up")
 
 
+try:
+    dist.init_process_group("ronde", store=dist.HashStore(), rank=0, world_size=99)
+except ValueError as error:
+    assert "leave ranks and sizes to init_method" in str(error), error
+else:
+    raise AssertionError("there are not so many ranks")
 if sys.argv[1:] == ["rendezvous"]:
     dist.init_process_group("ronde", init_method="ronde://")
 else:

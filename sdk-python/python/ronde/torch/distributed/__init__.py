@@ -201,11 +201,12 @@ def _create(options: Any, backend_options: Any) -> Group:
     """What `torch.distributed` calls for a group of the backend."""
     del backend_options
     groups = _begun({})
-    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-    if options.group_size > groups.client.size or len(ranks) != options.group_size:
+    client, ranks = groups.client, tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    if options.group_size > client.size or ranks[options.group_rank] != client.rank:
         raise ValueError(
-            f"a group of {options.group_size} ranks is asked for, but this job of ronde has {groups.client.size}; "
-            "start the program by `ronde run -np N`, and leave ranks and sizes to init_method='ronde://'"
+            f"a group of {options.group_size} ranks with this one as its rank {options.group_rank} is asked for, but it is "
+            f"rank {client.rank} of {client.size} in this job of ronde; start the program by `ronde run -np N`, and leave "
+            "ranks and sizes to init_method='ronde://'"
         )
     return groups.make(ranks, options)
 
