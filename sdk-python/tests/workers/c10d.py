@@ -127,6 +127,13 @@ def check_works(group: Any) -> None:
         assert work.exception() is None
         assert work.result() == [tensor]
         assert (tensor == index * size).all()
+    # What nobody waits for is done all the same, and more than may be in flight at once as well.
+    many = [torch.full((10,), float(index)) for index in range(40)]
+    for tensor in many:
+        dist.all_reduce(tensor, group=group, async_op=True)
+    last = [dist.all_reduce(torch.ones(1), group=group, async_op=True) for _ in range(16)]
+    assert all(work.wait() for work in last)
+    assert [tensor[0].item() for tensor in many] == [float(index * size) for index in range(40)]
     dist.barrier(group)
     with dist._coalescing_manager(group=group, async_ops=True) as manager:
         for tensor in tensors[:3]:

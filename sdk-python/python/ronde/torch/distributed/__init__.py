@@ -204,8 +204,8 @@ def _create(options: Any, backend_options: Any) -> Group:
     client, ranks = groups.client, tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     if options.group_size > client.size or ranks[options.group_rank] != client.rank:
         raise ValueError(
-            f"a group of {options.group_size} ranks with this one as its rank {options.group_rank} is asked for, but it is "
-            f"rank {client.rank} of {client.size} in this job of ronde; start the program by `ronde run -np N`, and leave "
+            f"this is to be rank {options.group_rank} of a group of {options.group_size} ranks, but it is rank "
+            f"{client.rank} of {client.size} in this job of ronde; start the program by `ronde run -np N`, and leave "
             "ranks and sizes to init_method='ronde://'"
         )
     return groups.make(ranks, options)

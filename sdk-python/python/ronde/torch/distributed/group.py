@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # Without its types: it has more forms of each method than PyTorch's functions call.
 _ProcessGroup: Any = torch.distributed.ProcessGroup
+# Operations of a kind that may be in flight at once.
+NUMBERS = 16
 _OPS = {"SUM": Sum, "AVG": Average, "PRODUCT": Product, "MIN": Min, "MAX": Max}
 
 
@@ -58,7 +61,9 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._leave = leave
         self._client, self._members, self._names = client, members, names
         self._timeout, self._completions = timeout, completions
-        self._begun = 0
+        self._started: dict[str, int] = {}
+        # Held here, as an operation goes on whose work the program lets go of.
+        self._in_flight: dict[tuple[str, int], Operation] = {}
 
     # Of messages that are submitted together PyTorch then begins each by itself.
     supports_coalescing = False
@@ -96,41 +101,39 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Reduces a tensor where it lies."""
         (tensor,) = tensors
-        handle = self._client.allreduce_async(tensor, _op(opts), out=tensor, **self._named("allreduce"))
-        return self._operation(handle, opts, [tensor])
+        start = partial(self._client.allreduce_async, tensor, _op(opts), out=tensor)
+        return self._begin("allreduce", start, opts, [tensor])
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Reduces several tensors where they lie."""
         tensors = list(tensors)
-        handle = self._client.grouped_allreduce_async(tensors, _op(opts), out=tensors, **self._named("allreduce"))
-        return self._operation(handle, opts, tensors)
+        start = partial(self._client.grouped_allreduce_async, tensors, _op(opts), out=tensors)
+        return self._begin("allreduce", start, opts, tensors)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Overwrites a tensor by the root's."""
         tensor, root = tensors[opts.rootTensor], self._rank_of(opts.rootRank)
-        handle = self._client.broadcast_async(tensor, root, out=tensor, **self._named("broadcast"))
-        return self._operation(handle, opts, [tensor])
+        start = partial(self._client.broadcast_async, tensor, root, out=tensor)
+        return self._begin("broadcast", start, opts, [tensor])
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Overwrites the root's tensor by the reduction of all."""
         (tensor,) = tensors
-        handle = self._client.reduce_async(tensor, self._rank_of(opts.rootRank), _op(opts), **self._named("reduce"))
-        return self._operation(handle, opts, [tensor], _copied_to([tensor]))
+        start = partial(self._client.reduce_async, tensor, self._rank_of(opts.rootRank), _op(opts))
+        return self._begin("reduce", start, opts, [tensor], _copied_to([tensor]))
 
     def allgather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
         """Fills a list by all ranks' tensors, which may differ in shape."""
         (tensor,), (places,) = inputs, outputs
-        handle = self._client.allgather_async(tensor.reshape(-1), **self._named("allgather"))
-        return self._operation(handle, opts, places, _copied_to(places))
+        start = partial(self._client.allgather_async, tensor.reshape(-1))
+        return self._begin("allgather", start, opts, places, _copied_to(places))
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
         """Fills a tensor by all ranks' tensors, one after the other."""
-        handle = self._client.allgather_async(
-            tensor.reshape(-1), out=_flat(output, "the output"), **self._named("allgather")
-        )
-        return self._operation(handle, opts, [output])
+        start = partial(self._client.allgather_async, tensor.reshape(-1), out=_flat(output, "the output"))
+        return self._begin("allgather", start, opts, [output])
 
     _allgather_base = all_gather_single
 
@@ -139,14 +142,14 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     ) -> Operation:
         """`all_gather_single` of several tensors."""
         flat = [tensor.reshape(-1) for tensor in tensors]
-        handle = self._client.grouped_allgather_async(flat, **self._named("allgather"))
+        start = partial(self._client.grouped_allgather_async, flat)
 
         def finish(gathered: list[torch.Tensor]) -> list[torch.Tensor]:
             for output, one in zip(outputs, gathered):
                 output.copy_(one.view(output.shape))
             return list(outputs)
 
-        return self._operation(handle, opts, outputs, finish)
+        return self._begin("allgather", start, opts, outputs, finish)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -160,8 +163,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
         """Reduces tensors of all ranks, each rank its part."""
         rows, row = tensor.reshape(self._members.size(), -1), _flat(output, "the output").view(1, -1)
-        handle = self._client.reduce_scatter_async(rows, _op(opts), out=row, **self._named("reducescatter"))
-        return self._operation(handle, opts, [output])
+        start = partial(self._client.reduce_scatter_async, rows, _op(opts), out=row)
+        return self._begin("reducescatter", start, opts, [output])
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -170,14 +173,14 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     ) -> Operation:
         """`reduce_scatter_single` of several tensors."""
         rows = [tensor.reshape(self._members.size(), -1) for tensor in tensors]
-        handle = self._client.grouped_reduce_scatter_async(rows, _op(opts), **self._named("reducescatter"))
+        start = partial(self._client.grouped_reduce_scatter_async, rows, _op(opts))
 
         def finish(shares: list[torch.Tensor]) -> list[torch.Tensor]:
             for output, share in zip(outputs, shares):
                 output.copy_(share.view(output.shape))
             return list(outputs)
 
-        return self._operation(handle, opts, outputs, finish)
+        return self._begin("reducescatter", start, opts, outputs, finish)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -191,7 +194,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     ) -> Operation:
         """Sends rows of a tensor to all ranks and fills another by the rows of all."""
         splits = list(input_splits) if input_splits else None
-        handle = self._client.alltoall_async(tensor, splits, out=output, **self._named("alltoall"))
+        start = partial(self._client.alltoall_async, tensor, splits, out=output)
 
         def finish(result: Any) -> list[torch.Tensor]:
             received = result[1].tolist() if splits else output_splits
@@ -199,24 +202,24 @@ class Group(_ProcessGroup):  # type: ignore[misc]
                 raise ValueError(f"ranks sent {received} rows, not {list(output_splits)} as the output's splits say")
             return [output]
 
-        return self._operation(handle, opts, [output], finish)
+        return self._begin("alltoall", start, opts, [output], finish)
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Sends the n-th tensor to rank n and fills a list by what all ranks sent."""
         parts = [tensor.reshape(-1) for tensor in inputs]
-        handle = self._client.alltoall_async(torch.cat(parts), [len(part) for part in parts], **self._named("alltoall"))
+        start = partial(self._client.alltoall_async, torch.cat(parts), [len(part) for part in parts])
         copied = _copied_to(outputs)
-        return self._operation(handle, opts, outputs, lambda received: copied(received[0]))
+        return self._begin("alltoall", start, opts, outputs, lambda received: copied(received[0]))
 
     def gather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
         """Fills the root's list by all ranks' tensors."""
         (tensor,), places = inputs, outputs[0] if outputs else []
-        handle = self._client.gather_async(tensor.reshape(-1), self._rank_of(opts.rootRank), **self._named("gather"))
-        return self._operation(handle, opts, places, _copied_to(places))
+        start = partial(self._client.gather_async, tensor.reshape(-1), self._rank_of(opts.rootRank))
+        return self._begin("gather", start, opts, places, _copied_to(places))
 
     def scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
@@ -224,20 +227,20 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """Overwrites a tensor by that one of the root's list that is for this rank; all of one shape."""
         (output,) = outputs
         whole = torch.stack([part.reshape(output.shape) for part in inputs[0]]) if inputs else output
-        handle = self._client.scatter_async(whole, self._rank_of(opts.rootRank), **self._named("scatter"))
-        return self._operation(handle, opts, [output], _copied_to([output]))
+        start = partial(self._client.scatter_async, whole, self._rank_of(opts.rootRank))
+        return self._begin("scatter", start, opts, [output], _copied_to([output]))
 
     def send(self, tensors: Sequence[torch.Tensor], to_rank: int, tag: int = 0) -> Operation:
         """Sends a tensor to another rank."""
         (tensor,) = tensors
         handle = self._client.send_async(tensor, self._rank_of(to_rank), tag, process_set=self._members)
-        return self._operation(handle, None, [tensor])
+        return self._message(handle, tensor, None)
 
     def recv(self, tensors: Sequence[torch.Tensor], from_rank: int, tag: int = 0) -> Operation:
         """Overwrites a tensor by what another rank sends."""
         (tensor,) = tensors
         handle = self._client.recv_async(self._rank_of(from_rank), tag, like=tensor, process_set=self._members)
-        return self._operation(handle, None, [tensor], _copied_to([tensor]))
+        return self._message(handle, tensor, _copied_to([tensor]))
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Operation:
         """Not there: a receive names who sends."""
@@ -245,24 +248,53 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> Operation:
         """Complete when all ranks have called it."""
-        return self._operation(self._client.barrier_async(**self._named("barrier")), opts, [])
+        return self._begin("barrier", self._client.barrier_async, opts, [])
 
-    def _named(self, kind: str) -> dict[str, Any]:
-        """Groups count their operations, as all ranks begin them in the same order."""
-        self._begun += 1
-        return {"name": f"{self._names.label}.{self._begun}.{kind}", "process_set": self._members}
-
-    def _operation(
+    def _begin(
         self,
-        handle: Handle | GroupHandle,
+        kind: str,
+        start: Callable[..., Handle | GroupHandle],
         opts: Any,
         results: Sequence[torch.Tensor],
         finish: Callable[[Any], list[torch.Tensor]] | None = None,
     ) -> Operation:
+        """Starts an operation under its kind and a number, as all ranks start those of a kind in the same order.
+
+        Numbers come again, for what comes again in every step is soon not negotiated any more. What had the name before
+        is complete then; all ranks have started that before this, so nobody waits there for this one.
+        """
+        number = self._count(kind) % NUMBERS
+        earlier = self._in_flight.get((kind, number))
+        if earlier is not None:
+            earlier.await_end()
+        handle = start(name=f"{self._names.label}.{kind}.{number}", process_set=self._members)
         given = getattr(opts, "timeout", None)
         timeout = given if given is not None and given > datetime.timedelta(0) else self._timeout
-        kept = list(results)
-        return Operation(handle, finish or (lambda result: kept), timeout, self._completions)
+        return self._operation((kind, number), handle, finish or _are(results), timeout)
+
+    def _message(
+        self, handle: Handle, tensor: torch.Tensor, finish: Callable[[Any], list[torch.Tensor]] | None
+    ) -> Operation:
+        return self._operation(("message", self._count("message")), handle, finish or _are([tensor]), self._timeout)
+
+    def _operation(
+        self,
+        key: tuple[str, int],
+        handle: Handle | GroupHandle,
+        finish: Callable[[Any], list[torch.Tensor]],
+        timeout: datetime.timedelta,
+    ) -> Operation:
+        def ended() -> None:
+            self._in_flight.pop(key, None)
+
+        operation = self._in_flight[key] = Operation(handle, finish, timeout, self._completions, ended)
+        return operation
+
+    def _count(self, kind: str) -> int:
+        """How many of a kind there were before."""
+        number = self._started.get(kind, 0)
+        self._started[kind] = number + 1
+        return number
 
     def _rank_of(self, rank: int) -> int:
         """The rank in the job of one within the group."""
@@ -283,6 +315,12 @@ def _flat(tensor: torch.Tensor, what: str) -> torch.Tensor:
     if not tensor.is_contiguous():
         raise ValueError(f"{what} of a collective on one tensor is contiguous; give a contiguous one")
     return tensor.view(-1)
+
+
+def _are(results: Sequence[torch.Tensor]) -> Callable[[Any], list[torch.Tensor]]:
+    """Of an operation whose results are read to where they belong."""
+    kept = list(results)
+    return lambda result: kept
 
 
 def _copied_to(places: Sequence[torch.Tensor]) -> Callable[[Any], list[torch.Tensor]]:

@@ -22,9 +22,10 @@ _NO_TIMEOUT = datetime.timedelta(0)
 class Operation(Work):
     """An operation in flight.
 
-    finish     -- makes the results of what the handle gives
-    timeout    -- after which a wait gives the operation up
+    finish      -- makes the results of what the handle gives
+    timeout     -- after which a wait gives the operation up
     completions -- who reads it where a future is asked for
+    ended       -- told when it is complete
 
     Whoever waits reads the result by itself. Where a future is asked for, as DistributedDataParallel does, a thread
     that all operations share reads it.
@@ -36,8 +37,10 @@ class Operation(Work):
         finish: Callable[[Any], Any],
         timeout: datetime.timedelta,
         completions: Completions,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
+        self._ended = ended
         self._handle: Handle | GroupHandle | None = handle
         self._finish = finish
         self._timeout = timeout
@@ -57,6 +60,7 @@ class Operation(Work):
             if self._handle is not None:
                 self._read(self._handle, (timeout if timeout > _NO_TIMEOUT else self._timeout).total_seconds())
                 self._handle = None
+                self._ended()
             if self._error is not None:
                 raise self._error
             return self._results
@@ -72,9 +76,16 @@ class Operation(Work):
     def wait(self, timeout: datetime.timedelta = _NO_TIMEOUT) -> bool:
         """True when the operation is complete. Raises what `complete` does."""
         if self._settled is not None:
-            self._settled.wait()
+            self._settled.wait()  # who completes it holds the lock meanwhile
         self.complete(timeout)
         return True
+
+    def await_end(self) -> None:
+        """Returns when the operation is complete, or has failed, which those hear who wait for it."""
+        if self._settled is not None:
+            self._settled.wait()
+        with contextlib.suppress(Exception):
+            self.complete()
 
     def synchronize(self) -> None:
         """`wait`."""
