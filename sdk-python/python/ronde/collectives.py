@@ -16,10 +16,9 @@ from ronde.submission import (
     share_of,
     splits_of,
     tag_number,
-    target_like,
     target_of_rows,
 )
-from ronde.tensors import integers_like, source_of
+from ronde.tensors import integers_like, source_of, target_like
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -11,7 +11,7 @@ import numpy
 from ronde.call_site import call_site
 from ronde.handle import GroupHandle, Handle
 from ronde.plugins import Plugin, PluginOp, call_of
-from ronde.tensors import Source, kind_of, owns_memory, source_of, target_of
+from ronde.tensors import Source, check_target, kind_of, owns_memory, source_of, target_like, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,11 +47,15 @@ class Submission:
     ) -> Handle:
         """One operation on a tensor, which may be a source already; without a `read` its result is of the same kind."""
         source = tensor if isinstance(tensor, Source) else source_of(tensor)
-        read = read or read_tensor(source, out)
         self._label(options, name, process_set)
         if "mapped" not in options:
             options["mapped"] = out is None and source.view is not None
         operation = self._session.submit(kind, source.dtype, source.shape, source.address, source.nbytes, **options)
+        if read is None:
+            # While it is in flight: nobody waits for that.
+            is_small = source.nbytes < MAPPED_BYTES_MIN and kind in _LIKE_THE_INPUT
+            place = source.empty(source.shape) if out is None and is_small else None
+            read = read_tensor(source, out, place)
         return Handle(self.log_notices, operation, read)
 
     def reduce_gradient(
@@ -140,15 +144,23 @@ class Submission:
         return read_tensor(source) if root == self._session.rank else read_nothing
 
 
-def read_tensor(source: Source, out: Target | None = None) -> Callable[[_ronde.Operation], Any]:
-    """Reads a result into `out`; without one it is a view of shared memory or new memory, of the input's kind."""
+def read_tensor(
+    source: Source, out: Target | None = None, place: Target | None = None
+) -> Callable[[_ronde.Operation], Any]:
+    """Reads a result into `out`; without one it is a view of shared memory or new memory, of the input's kind.
+
+    place -- new memory that has been made already, if the result is of its shape
+    """
     empty, view = source.empty, source.view  # not the source, which keeps the input alive
 
     def read(operation: _ronde.Operation) -> Any:
         shape = operation.shape()
         if out is None and view is not None and (memory := operation.take_mapped()) is not None:
             return view(memory, shape)
-        target = empty(shape) if out is None else out
+        if out is not None:
+            target = out
+        else:
+            target = place if place is not None and place.shape == tuple(shape) else empty(shape)
         if target.shape != tuple(shape):
             raise ValueError(f"out is of shape {target.shape}, but the result is of shape {tuple(shape)}")
         operation.read_into(target.address, target.nbytes)
@@ -174,11 +186,6 @@ def read_nothing(operation: _ronde.Operation) -> None:
     operation.shape()  # raises why it failed
 
 
-def target_like(out: Any, source: Source) -> Target | None:
-    """The place for a result like the source, if one is given."""
-    return None if out is None else _checked(target_of(out), source, source.shape)
-
-
 def _targets_like(out: Sequence[Any] | None, sources: Sequence[Source]) -> list[Target | None]:
     if out is None:
         return [None] * len(sources)
@@ -193,16 +200,7 @@ def target_of_rows(out: Any, source: Source, rows: int | None) -> Target | None:
         return None
     target = target_of(out)
     known = target.shape[0] if rows is None and target.shape else rows
-    return _checked(target, source, (known, *source.shape[1:]))
-
-
-def _checked(target: Target, source: Source, shape: tuple[int | None, ...]) -> Target:
-    if (target.dtype, target.shape) != (source.dtype, shape):
-        raise ValueError(
-            f"out is of type {target.dtype} and shape {target.shape}, but the result will be of type "
-            f"{source.dtype} and shape {shape}"
-        )
-    return target
+    return check_target(target, source, (known, *source.shape[1:]))
 
 
 def share_of(rows: int, process_set: ProcessSet) -> int:
@@ -261,6 +259,10 @@ def tag_number(tag: int) -> int:
     return tag
 
 
+# Results of less are copied: the native client's limit.
+MAPPED_BYTES_MIN = 64 << 10
+# Whose result has the input's shape.
+_LIKE_THE_INPUT = frozenset(("allreduce", "broadcast"))
 # The native client's number of a reduction by a plugin.
 BY_PLUGIN = 8
 

@@ -25,7 +25,10 @@ DTYPES = frozenset(_ronde.DTYPES)
 
 
 class Source:
-    """A contiguous tensor in this process's memory, to be read, and how to make a result of the same kind."""
+    """A contiguous tensor in this process's memory, to be read, and how to make a result of the same kind.
+
+    is_writable -- whether `owner` is the user's tensor itself, and a result may be written there
+    """
 
     def __init__(
         self,
@@ -36,8 +39,10 @@ class Source:
         nbytes: int,
         empty: Empty,
         view: View | None = None,
+        is_writable: bool = False,
     ) -> None:
         self.owner = owner  # keeps the memory alive
+        self.is_writable = is_writable
         self.address = address
         self.dtype = check_dtype(dtype)
         self.shape = tuple(shape)
@@ -130,6 +135,27 @@ def target_of(tensor: Any) -> Target:
     if isinstance(tensor, Bfloat16):
         return _bfloat16_target(tensor)
     raise ValueError(f"a result can be written into a NumPy array or a PyTorch tensor, not into {_kind(tensor)}")
+
+
+def target_like(out: Any, source: Source) -> Target | None:
+    """The place for a result like the source, if one is given."""
+    if out is None:
+        return None
+    if out is source.owner and source.is_writable:
+        # The memory stays, also when a tensor of PyTorch is given other memory meanwhile.
+        owner = out if isinstance(out, numpy.ndarray) else out.detach()
+        return Target(owner, source.address, source.dtype, source.shape, source.nbytes, lambda: out)
+    return check_target(target_of(out), source, source.shape)
+
+
+def check_target(target: Target, source: Source, shape: tuple[int | None, ...]) -> Target:
+    """The place, once it is known that a result of the source's type and of this shape fits."""
+    if (target.dtype, target.shape) != (source.dtype, shape):
+        raise ValueError(
+            f"out is of type {target.dtype} and shape {target.shape}, but the result will be of type "
+            f"{source.dtype} and shape {shape}"
+        )
+    return target
 
 
 def owns_memory(tensor: torch.Tensor) -> bool:
@@ -230,8 +256,9 @@ def _numpy_source(array: numpy.ndarray[Any, Any]) -> Source:
         return _numpy_target(numpy.empty(shape, dtype=dtype))
 
     view = functools.partial(_numpy_view, dtype)
+    is_writable = dense is array and array.flags.writeable
     # `ascontiguousarray` makes a scalar one-dimensional, so the shape is the original's.
-    return Source(dense, _address(dense), dense.dtype.name, array.shape, dense.nbytes, empty, view)
+    return Source(dense, _address(dense), dense.dtype.name, array.shape, dense.nbytes, empty, view, is_writable)
 
 
 def _numpy_view(dtype: Any, memory: _ronde.Memory, shape: Sequence[int]) -> numpy.ndarray[Any, Any]:
@@ -292,14 +319,16 @@ def _torch_source(tensor: torch.Tensor) -> Source:
     if tensor.is_cuda:
         return _cuda_source(tensor)
     dense = _torch_dense(tensor)
-    device, dtype = tensor.device, tensor.dtype
+    device, dtype, is_cpu = tensor.device, tensor.dtype, tensor.is_cpu
+    name = torch_dtype_name(dtype)
 
     def empty(shape: Sequence[int]) -> Target:
         result = torch.empty(tuple(shape), dtype=dtype)
-        return _torch_memory(result, lambda: result.to(device))
+        finish = (lambda: result) if is_cpu else (lambda: result.to(device))
+        return Target(result, result.data_ptr(), name, shape, result.nbytes, finish)
 
-    view = functools.partial(_torch_view, dtype) if tensor.is_cpu else None
-    return Source(dense, dense.data_ptr(), torch_dtype_name(dtype), tensor.shape, dense.nbytes, empty, view)
+    view = functools.partial(_torch_view, dtype) if is_cpu else None
+    return Source(dense, dense.data_ptr(), name, tensor.shape, dense.nbytes, empty, view, dense is tensor)
 
 
 def _cuda_source(tensor: torch.Tensor) -> Source:
