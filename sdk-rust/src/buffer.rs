@@ -11,7 +11,8 @@ use crate::tensor::{Element, Tensor, TensorRef, check_type};
 /// lies, so it cannot be written while an operation on it is in flight. The bytes stay until the value is dropped, also when the
 /// client is closed.
 ///
-/// What is small, or finds no room, is memory of this process alone and is copied as any tensor: see [`Buffer::is_mapped`].
+/// A result that is small, or finds no room, is memory of this process alone and is copied as any tensor: see
+/// [`Buffer::is_mapped`].
 ///
 /// ```no_run
 /// # async fn run(client: ronde::Client) -> Result<(), ronde::Error> {
