@@ -22,9 +22,10 @@ use ronde_tests::web::{Answer, Call, WebSession, address, connect, framed, sayin
 use ronde_wire::{Collective, limits};
 use serde_json::{Value, json};
 
-/// Two sidecars with a rank each, both of which answer on the loopback.
+/// Two sidecars with a rank each, both of which answer on the loopback. Sessions here say nothing but what a test has them say,
+/// which a busy machine may hold up for longer than silence lasts by default.
 fn plan<'a>() -> Plan<'a> {
-    Plan::of(&[0, 1]).web(json!({ "listen": "127.0.0.1:0" }))
+    Plan::of(&[0, 1]).web(json!({ "listen": "127.0.0.1:0" })).peer_timeout_ms(SILENCE_MS)
 }
 
 fn token_of(sidecar: &Sidecar, rank: u32) -> Result<RankToken> {
@@ -382,3 +383,5 @@ fn who_stops_reading_is_given_up_and_holds_up_nobody() -> Result<()> {
 const RESULTS: u64 = 24;
 /// How often a worker says that it lives.
 const HEARTBEAT: std::time::Duration = std::time::Duration::from_millis(250);
+/// Within which each step of a test is done.
+const SILENCE_MS: u64 = 60_000;
