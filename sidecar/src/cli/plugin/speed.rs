@@ -50,9 +50,9 @@ pub(super) fn perform(args: &BenchArgs) -> anyhow::Result<String> {
             let what = format!("{} {dtype}", rates.what);
             let all = [rates.plugin, rates.native, rates.native_copied, rates.copy];
             let [own, native, copied, copy] = all.map(|rate| rate / 1e9);
-            text.push_str(&format!("{what:<28} {own:>8.2} {native:>11.2} {copied:>12.2} {copy:>11.2}"));
+            text.push_str(&format!("{what:<28} {own:>8.2} {native:>11.2} {copied:>11.2} {copy:>11.2}"));
             let [to_native, to_copied, to_copy] = [native, copied, copy].map(|rate| own / rate);
-            text.push_str(&format!(" {to_native:>14.2} {to_copied:>12.2} {to_copy:>11.2}\n"));
+            text.push_str(&format!(" {to_native:>14.2} {to_copied:>14.2} {to_copy:>12.2}\n"));
         }
         let call = throughput::call_nanoseconds(&plugin, &parameters, dtype, time).context(Code::PluginFailed)?;
         text.push_str(&format!("{:<28} {call:>8.0} ns\n", format!("a call with {dtype}")));
@@ -67,9 +67,10 @@ fn dtype(name: &str) -> anyhow::Result<DType> {
     })
 }
 
-/// What a plugin is measured beside: sums of private memory; sums of operands in shared memory, which all-reduces copy as well.
-const HEADING: &str = "                                           native sum   native sum       plain           plugin /     plugin /    plugin /
-                               plugin of private   with copies        copy            private  with copies        copy
+/// What a plugin is measured beside: sums of private memory, and of operands in shared memory, which all-reduces copy as well.
+const HEADING: &str =
+    "native: a sum of private memory; copied: the same with the copies that operands in shared memory need
+                               plugin      native      copied  plain copy  plugin/native  plugin/copied  plugin/copy
 ";
 
 const EXAMPLES: &str = "Examples:
