@@ -140,6 +140,19 @@ def check_works(group: Any) -> None:
             dist.all_reduce(tensor, group=group)
     manager.wait()
     assert [tensor[0].item() for tensor in tensors[:3]] == [index * size * size for index in range(1, 4)]
+    parts = [torch.full((2,), float(dist.get_rank(group)) + index) for index in range(2)]
+    wholes = [torch.empty(2 * size, requires_grad=True) for _ in parts]
+    with dist._coalescing_manager(group=group):
+        for whole, part in zip(wholes, parts):
+            dist.all_gather_into_tensor(whole, part, group=group)
+    for index, whole in enumerate(wholes):
+        assert whole[::2].tolist() == [float(rank + index) for rank in range(size)]
+    shares = [torch.empty(2) for _ in wholes]
+    with dist._coalescing_manager(group=group):
+        for share, whole in zip(shares, wholes):
+            dist.reduce_scatter_tensor(share, whole.detach(), group=group)
+    here = dist.get_rank(group)
+    assert [share.tolist() for share in shares] == [[float((here + index) * size)] * 2 for index in range(2)]
 
 
 def check_mesh() -> None:

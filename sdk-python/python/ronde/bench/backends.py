@@ -10,6 +10,7 @@ import numpy
 
 from ronde.bench.data import ROOT_RANK
 from ronde.bench.named import Extras
+from ronde.submission import MAPPED_BYTES_MIN
 
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 IN_PLACE, INTO, NEW = "in place", "into", "new"
 # The input lies in shared memory already, and the result stays there.
 SHARED = "shared"
-# Below this results are copied, and there is little to copy.
-SHARED_BYTES_LEAST = 64 << 10
 # What a result is by: as it says on the command line. The call allocates its memory.
 CODEC, REDUCER = "codec ", "reducer "
 
@@ -99,8 +98,8 @@ class Ronde:
         }[collective]
 
     def _shared(self, whole: Any) -> dict[str, Operation]:
-        """An all-reduce of a copy that lies in shared memory."""
-        if whole.nbytes < SHARED_BYTES_LEAST:
+        """An all-reduce of a copy that lies in shared memory, unless its result would be copied in any case."""
+        if whole.nbytes < MAPPED_BYTES_MIN:
             return {}
         shared = self._library.empty(len(whole), dtype=whole.dtype)
         client, total = self._library.mpi_ops.client(), self._library.Sum

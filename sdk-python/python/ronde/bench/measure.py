@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from ronde.bench.backends import SHARED_BYTES_LEAST
 from ronde.bench.errors import WrongResultError
 from ronde.bench.summary import Summary, slowest
+from ronde.submission import MAPPED_BYTES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +82,7 @@ def variants(name: str, case: Case, extras: Extras) -> int:
     """In how many ways a backend does a case."""
     if name != "ronde":
         return 1
-    is_shared = case.collective == "allreduce" and case.nbytes >= SHARED_BYTES_LEAST
+    is_shared = case.collective == "allreduce" and case.nbytes >= MAPPED_BYTES_MIN
     return extras.variants(case.collective) + is_shared + (1 if case.collective == "broadcast" else 2)
 
 

@@ -76,17 +76,17 @@ class _Groups:
         self.alive.append(group)
         return group
 
-    def _leave(self, group: Group) -> None:
+    def _leave(self, group: Group, is_aborted: bool) -> None:
         """A group is shut down; with the last one ends the session, if it began here.
 
-        That ends it for all ranks, so they meet first, unless this one leaves because of an exception.
+        That ends it for all ranks, so they meet first, unless this one aborts or leaves because of an exception.
         """
         if group not in self.alive:
             return
         self.alive.remove(group)
         if self.alive or not self._is_session_ours:
             return
-        if sys.exc_info()[0] is None:
+        if not is_aborted and sys.exc_info()[0] is None:
             with contextlib.suppress(RondeError, TimeoutError):  # of ranks that are late, or have left or failed
                 self.client.barrier_async("c10d.end").wait(LEAVE_TIMEOUT_S)
         self.completions.close()

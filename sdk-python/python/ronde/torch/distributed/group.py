@@ -45,7 +45,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     A whole group and not a backend of one, as PyTorch calls a group that is made in Python directly, and hands its
     operations to the program as they are. Methods have a second name where PyTorch 2.15 has changed it.
 
-    leave -- told when it is shut down
+    leave -- told when it is shut down, and whether in a hurry
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         names: Names,
         timeout: datetime.timedelta,
         completions: Completions,
-        leave: Callable[[Group], None],
+        leave: Callable[[Group, bool], None],
     ) -> None:
         super().__init__(members.rank(), members.size())
         self._leave = leave
@@ -87,11 +87,11 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """`torch.distributed.destroy_process_group` has been called."""
-        self._leave(self)
+        self._leave(self, False)
 
     def abort(self) -> None:
-        """`shutdown`."""
-        self._leave(self)
+        """`shutdown` that waits for nobody."""
+        self._leave(self, True)
 
     def _get_backend(self, device: torch.device) -> Group:
         """Tensors of any device are this group's."""
@@ -132,7 +132,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
         """Fills a tensor by all ranks' tensors, one after the other."""
-        start = partial(self._client.allgather_async, tensor.reshape(-1), out=_flat(output, "the output"))
+        start = partial(self._client.allgather_async, tensor.reshape(-1), out=_flat(output))
         return self._begin("allgather", start, opts, [output])
 
     _allgather_base = all_gather_single
@@ -143,13 +143,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """`all_gather_single` of several tensors."""
         flat = [tensor.reshape(-1) for tensor in tensors]
         start = partial(self._client.grouped_allgather_async, flat)
-
-        def finish(gathered: list[torch.Tensor]) -> list[torch.Tensor]:
-            for output, one in zip(outputs, gathered):
-                output.copy_(one.view(output.shape))
-            return list(outputs)
-
-        return self._begin("allgather", start, opts, outputs, finish)
+        return self._begin("allgather", start, opts, outputs, _copied_one_by_one(outputs))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -162,7 +156,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
         """Reduces tensors of all ranks, each rank its part."""
-        rows, row = tensor.reshape(self._members.size(), -1), _flat(output, "the output").view(1, -1)
+        rows, row = tensor.reshape(self._members.size(), -1), _flat(output).view(1, -1)
         start = partial(self._client.reduce_scatter_async, rows, _op(opts), out=row)
         return self._begin("reducescatter", start, opts, [output])
 
@@ -174,13 +168,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """`reduce_scatter_single` of several tensors."""
         rows = [tensor.reshape(self._members.size(), -1) for tensor in tensors]
         start = partial(self._client.grouped_reduce_scatter_async, rows, _op(opts))
-
-        def finish(shares: list[torch.Tensor]) -> list[torch.Tensor]:
-            for output, share in zip(outputs, shares):
-                output.copy_(share.view(output.shape))
-            return list(outputs)
-
-        return self._begin("reducescatter", start, opts, outputs, finish)
+        return self._begin("reducescatter", start, opts, outputs, _copied_one_by_one(outputs))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -310,11 +298,11 @@ def _op(opts: Any) -> int:
     raise NotImplementedError(f"the backend ronde reduces by {', '.join(_OPS)}, not by {given}")
 
 
-def _flat(tensor: torch.Tensor, what: str) -> torch.Tensor:
+def _flat(output: torch.Tensor) -> torch.Tensor:
     """All elements in one dimension, where they lie."""
-    if not tensor.is_contiguous():
-        raise ValueError(f"{what} of a collective on one tensor is contiguous; give a contiguous one")
-    return tensor.view(-1)
+    if not output.is_contiguous():
+        raise ValueError("the output of a collective on one tensor is contiguous; give a contiguous one")
+    return output.view(-1)
 
 
 def _are(results: Sequence[torch.Tensor]) -> Callable[[Any], list[torch.Tensor]]:
@@ -339,5 +327,14 @@ def _copied_to(places: Sequence[torch.Tensor]) -> Callable[[Any], list[torch.Ten
             for place, part in zip(places, result.reshape(-1).split(counts)):
                 place.copy_(part.view(place.shape))
         return list(places)
+
+    return finish
+
+
+def _copied_one_by_one(places: Sequence[torch.Tensor]) -> Callable[[Any], list[torch.Tensor]]:
+    """Fills each tensor by a result of its own."""
+
+    def finish(results: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [_copied_to([place])(result)[0] for place, result in zip(places, results)]
 
     return finish

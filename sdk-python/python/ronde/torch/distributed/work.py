@@ -82,10 +82,8 @@ class Operation(Work):
 
     def await_end(self) -> None:
         """Returns when the operation is complete, or has failed, which those hear who wait for it."""
-        if self._settled is not None:
-            self._settled.wait()
         with contextlib.suppress(Exception):
-            self.complete()
+            self.wait()
 
     def synchronize(self) -> None:
         """`wait`."""
