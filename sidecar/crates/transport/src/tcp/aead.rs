@@ -2,7 +2,7 @@
 //!
 //! aws-lc-rs, which does everything else, works on four blocks of AES at a time where a processor has AVX-512, and on one
 //! elsewhere. ring works on two by AVX2, which processors have that lack AVX-512 or whose hypervisor hides it, and is 1.6 times
-//! as fast there ([ADR 21](../../../../../docs/adr/0021-records-sealed-from-where-data-lie.md)). Both give the same bytes.
+//! as fast there ([ADR 21](../../../../../docs/adr/0021-records-encrypted-without-copies.md)). Both give the same bytes.
 
 #[cfg(target_arch = "x86_64")]
 use ronde_wire::copying::copy;

@@ -2,7 +2,7 @@
 //!
 //! rustls hands the connection over with its keys, as it does for kernels that seal by themselves, and goes on deriving
 //! them. Its own records cost two copies of every byte more in each direction; here data are sealed from where they lie and
-//! opened to where they are wanted ([ADR 21](../../../../../docs/adr/0021-records-sealed-from-where-data-lie.md)).
+//! opened to where they are wanted ([ADR 21](../../../../../docs/adr/0021-records-encrypted-without-copies.md)).
 
 use rustls::client::ClientConnectionData;
 use rustls::crypto::cipher::{Iv, Nonce, make_tls13_aad};
