@@ -86,7 +86,7 @@ def test_a_sidecar_is_paused_for_ten_seconds(job: Project) -> None:
     job.engine.run("unpause", job.container(f"sidecar-{CULPRIT}"))
     await_errors(job, [f"worker-{CULPRIT}"], "sidecar")
     assert_nothing_runs(job)
-    note("a sidecar stands still for 10 s", "each other worker's error names it", paused, errors, SILENCE_S, suspected)
+    note("a sidecar is stopped for 10 s", "each other worker's error names it", paused, errors, SILENCE_S, suspected)
 
 
 def test_a_link_is_cut_for_three_seconds(job: Project) -> None:
@@ -102,7 +102,7 @@ def test_a_link_is_cut_for_three_seconds(job: Project) -> None:
     job.wait(lambda: steps_of(job, "worker-0") > held, "the first step behind the cut")
     resumed = time.time() - mended
     await_steps(job, before + STEPS_BEHIND)
-    ROWS.append(Row("a host's network is cut for 3 s", "the job goes on, results are right", suspected, None, resumed))
+    ROWS.append(Row("a host's network is cut for 3 s", "the job continues, results are right", suspected, None, resumed))
 
 
 def test_a_link_is_cut_for_ever(job: Project) -> None:
@@ -114,7 +114,7 @@ def test_a_link_is_cut_for_ever(job: Project) -> None:
     errors = await_errors(job, others, rf"sidecar {CULPRIT}\b")
     lonely = await_errors(job, [f"worker-{CULPRIT}"], r"sidecar \d")
     assert_nothing_runs(job)
-    fault = "a host's network is cut for ever"
+    fault = "a host's network is cut for good"
     note(fault, "each other worker's error names it", cut_at, errors + lonely, SILENCE_S, suspected)
 
 
@@ -127,9 +127,9 @@ def test_one_percent_of_loss_and_twenty_milliseconds(job: Project) -> None:
         behind = step_seconds(job, "worker-0")[began:]
         assert line.lost > 0
     usual, median = statistics.median(before), statistics.median(behind)
-    slower = f"a step of 1 MB takes {median:.2f} s in place of {usual:.2f} s"
-    fault = "a host's network loses 1 % of packets each way, with 20 ms of round trip"
-    ROWS.append(Row(fault, f"the job goes on, results are right; {slower}", None, None, None))
+    slower = f"a step of 1 MB takes {median:.2f} s instead of {usual:.2f} s"
+    fault = "a host's network loses 1 % of packets each way, with a round-trip time of 20 ms"
+    ROWS.append(Row(fault, f"the job continues, results are right; {slower}", None, None, None))
 
 
 # === What is seen ===
