@@ -1,12 +1,11 @@
-"""Trains on handwritten digits with each codec that comes with ronde, over three seeds, and prints what each one costs.
+"""Trains on handwritten digits with each codec that ships with ronde, over three seeds, and prints what each one costs.
 
     RONDE_BIN=target/debug/ronde python compression.py [--epochs N] [--only topk ratio=0.05]
 
-Four workers on two sidecars, so that all gradients travel (train_digits.py). A row has the mean test accuracy, what it
-lacks of the uncompressed one in points, the worst seed's lack, and the bytes that the sidecars sealed for each other,
-which is everything: gradients, the broadcast of the start and control messages. The exit status is not 0 when a codec
-lacks more than it may, or ranks end with different weights. After `make build`; it trains 27 times, which takes about
-ten minutes on a quiet machine.
+Four workers run on two sidecars, so all gradients cross between sidecars (train_digits.py). A row has the mean test accuracy,
+the points lost against no codec, the loss of the worst seed, and the bytes that the sidecars encrypted for each other: gradients,
+the initial broadcast and control messages. The exit status is not 0 if a codec loses more than it may, or if ranks end with
+different weights. Run it after `make build`; it trains 27 times, which takes about ten minutes on a quiet machine.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def main() -> int:
         table[codec] = [train(codec, seed, options.epochs) for seed in SEEDS]
         runs = ", ".join(f"{run.accuracy:.4f}" for run in table[codec])
         print(f"{label(codec)}: {runs}", file=sys.stderr, flush=True)
-    print("| codec | accuracy | lacks | worst seed | sealed bytes | share |\n|---|---|---|---|---|---|")
+    print("| codec | accuracy | loss | loss, worst seed | encrypted bytes | share |\n|---|---|---|---|---|---|")
     is_good = True
     for codec, runs in table.items():
         print(row(codec, runs, table[PLAIN]))
