@@ -2,10 +2,11 @@
 
     RONDE_BIN=target/debug/ronde python compression.py [--epochs N] [--only topk ratio=0.05]
 
-Four workers run on two sidecars, so all gradients cross between sidecars (train_digits.py). A row has the mean test accuracy,
-the points lost against no codec, the loss of the worst seed, and the bytes that the sidecars encrypted for each other: gradients,
-the initial broadcast and control messages. The exit status is not 0 if a codec loses more than it may, or if ranks end with
-different weights. Run it after `make build`; it trains 27 times, which takes about ten minutes on a quiet machine.
+Four workers run on two sidecars, so all gradients cross between sidecars (train_digits.py). A row has the mean test
+accuracy, the points lost against no codec, the loss of the worst seed, and the bytes that the sidecars encrypted for
+each other: gradients, the initial broadcast and control messages. The exit status is not 0 if a codec loses more than
+it may, or if ranks end with different weights. Run it after `make build`; it trains 27 times, which takes about ten
+minutes on a quiet machine.
 """
 
 from __future__ import annotations
