@@ -1,6 +1,7 @@
 //! What an engine tells of the operations that it handles, for timelines. It has no clock: whoever takes the traces stamps them,
 //! right behind the call that brought them about.
 
+use ronde_wire::control::Order;
 use ronde_wire::{Collective, DType, Rank, ReduceOp, Seq, SetId, Shape, TensorName};
 
 /// Something that happened to an operation.
@@ -52,6 +53,15 @@ pub enum Trace {
     Cycle,
     /// The epoch is over, and all that was under way.
     EpochOver,
+}
+
+impl Trace {
+    /// The trace of an order. `ahead` tells whether it belongs to a schedule.
+    pub(crate) fn ordered(seq: Seq, order: &Order, ahead: bool) -> Self {
+        let tensors = order.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect();
+        let operation = operation(&order.collective);
+        Self::Ordered { seq, set: order.set, operation, dtype: order.dtype, tensors, ahead }
+    }
 }
 
 /// What an operation is called in timelines: the collective, but for a reduction that is known by its own name.

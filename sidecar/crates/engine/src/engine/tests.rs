@@ -13,6 +13,7 @@ mod mixtures;
 mod names;
 mod operations;
 mod plugins;
+mod request_cache;
 mod reused;
 mod schedules;
 mod traces;

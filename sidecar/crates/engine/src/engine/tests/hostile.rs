@@ -12,7 +12,7 @@ use ronde_wire::{
 };
 
 use super::cluster::{Cluster, name, sum};
-use crate::engine::{admission, context::Context, shapes};
+use crate::engine::shared::{context::Context, planning, shapes};
 use crate::event::{Event, Time};
 
 const PLACEMENT: [u32; 4] = [0, 0, 1, 2];
@@ -196,7 +196,7 @@ pub(super) fn seal_for(placement: &[u32], order: &mut Order) {
     let pair = order.pair.and_then(|pair| set.pair(SidecarIndex(0), pair));
     let view = pair.as_ref().unwrap_or(&set);
     let work = shapes::work(kind, order.dtype, view, &order.tensors);
-    order.digest = admission::digest(&view.topology, &work, &order.tuning);
+    order.digest = planning::digest(&view.topology, &work, &order.tuning);
 }
 
 pub(super) fn control() -> impl Strategy<Value = Control> {

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use ronde_wire::{Control, Epoch, Rank, Seq, SetId, SidecarIndex, SidecarSet};
 
 use super::config::EngineConfig;
-use super::liveness::Links;
+use super::links::{Link, Links};
 use super::sets::SetView;
-use super::status::Stats;
+use super::stats::Stats;
+use super::status::LinkStatus;
 use crate::event::{Action, Time};
 use crate::relay::tree::Tree;
 use crate::relay::{Outlet, Relay};
@@ -51,6 +52,19 @@ pub(crate) struct Envelope {
 }
 
 impl Context {
+    /// The control links to neighbours on the tree.
+    pub(crate) fn link_status(&self, now: Time) -> Vec<LinkStatus> {
+        let neighbours = self.links.iter().filter(|(peer, _)| self.relay.is_neighbour(*peer));
+        let status = |(peer, link): (SidecarIndex, &Link)| LinkStatus {
+            peer,
+            up: link.up,
+            silent_ms: now.ms_since(link.heard),
+            round_trip_us: link.round_trip_us,
+            clock_offset_us: link.clock_offset_us,
+        };
+        neighbours.map(status).collect()
+    }
+
     pub(crate) fn new(config: EngineConfig, now: Time) -> Self {
         let notes = config.notes();
         let config = config.in_order();

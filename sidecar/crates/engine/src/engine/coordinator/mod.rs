@@ -1,16 +1,30 @@
 //! The coordinator: begins and ends epochs, negotiates, orders. Active on the sidecar that hosts rank 0; its own sidecar
 //! talks to it by the same messages as all others.
 
+mod agreement;
+mod commits;
+mod fusion;
+mod groups;
+mod mismatch;
+mod negotiation;
+mod ordering;
+mod repetition;
+pub(crate) mod request_cache;
+mod roster;
+mod scheduling;
+mod stall;
+mod status;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use ronde_wire::control::Announcement;
 use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Seq, SetId, SidecarIndex};
 
-use super::agreement::Agreement;
-use super::context::Context;
-use super::settlement::Settlements;
-use super::stall::Stalls;
-use super::wording;
+use self::agreement::Agreement;
+use self::commits::Settlements;
+use self::stall::Stalls;
+use crate::engine::shared::context::Context;
+use crate::engine::shared::wording;
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -22,14 +36,14 @@ pub(crate) struct Coordinator {
     /// The newest epoch of whose begin each sidecar was told on its present link: what it sent before it heard of that
     /// is void.
     told: BTreeMap<SidecarIndex, Epoch>,
-    pub(super) agreement: Agreement,
-    pub(super) stalls: Stalls,
+    agreement: Agreement,
+    stalls: Stalls,
     /// Operations that a plugin takes part in; they are settled also after a rank has shut down.
     settlements: Settlements,
     /// For each rank, how often its announcement was the one that all others waited for.
-    pub(super) last_to_be_ready: Vec<u64>,
+    last_to_be_ready: Vec<u64>,
     /// For each rank, for how many microseconds others have waited for it in all.
-    pub(super) waited_for_us: Vec<u64>,
+    waited_for_us: Vec<u64>,
     suspect_ranks: BTreeMap<SidecarIndex, Vec<Rank>>,
     suspects_sent: (Vec<SidecarIndex>, Vec<Rank>),
 }

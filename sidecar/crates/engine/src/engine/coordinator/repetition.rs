@@ -7,8 +7,8 @@ use std::sync::Arc;
 use ronde_wire::{Algorithm, Collective, DType, ReduceOp, SetId, TensorName, limits};
 
 use super::fusion::ReadyTensor;
-use super::negotiation::Key;
-use super::sets::SetView;
+use crate::engine::shared::TensorKey;
+use crate::engine::shared::sets::SetView;
 use crate::event::Time;
 
 /// See the module's text.
@@ -17,13 +17,13 @@ pub(crate) struct Repetition {
     /// The step that is being ordered.
     step: Step,
     /// What the one before asked for; `None` before there was a whole one.
-    last: Option<BTreeMap<Key, ReadyTensor>>,
+    last: Option<BTreeMap<TensorKey, ReadyTensor>>,
     /// How long that took.
     last_us: u64,
     /// Steps in a row, the last one included, that asked for the same.
     equal: u32,
     /// What is left of an iteration of a schedule, and no part of the next step.
-    left: BTreeSet<Key>,
+    left: BTreeSet<TensorKey>,
     /// The most tensors of a step that are remembered; 0 for nothing at all.
     tensors_max: usize,
 }
@@ -34,7 +34,7 @@ pub(crate) type Bucket = (Arc<SetView>, Vec<ReadyTensor>);
 #[derive(Debug, Default)]
 struct Step {
     began: Time,
-    keys: BTreeMap<Key, ReadyTensor>,
+    keys: BTreeMap<TensorKey, ReadyTensor>,
     buckets: Vec<Bucket>,
     /// How many of them the step before asked for as well.
     alike: usize,
@@ -59,7 +59,7 @@ impl Repetition {
     }
 
     /// Steps are counted anew. The next one begins behind what is left of an iteration of a schedule.
-    pub(crate) fn restart(&mut self, left: BTreeSet<Key>) {
+    pub(crate) fn restart(&mut self, left: BTreeSet<TensorKey>) {
         self.reset();
         self.left = left;
     }

@@ -15,13 +15,13 @@ use ronde_wire::{
     control, limits,
 };
 
+use super::Violation;
 use super::agreement::Agreement;
-use super::config::RunAhead;
-use super::context::Context;
-use super::coordinator::Violation;
-use super::negotiation::Key;
 use super::ordering::make_order;
 use super::repetition::{Bucket, Repetition};
+use crate::engine::shared::TensorKey;
+use crate::engine::shared::config::RunAhead;
+use crate::engine::shared::context::Context;
 use crate::trace::Trace;
 
 /// See the module's text.
@@ -107,7 +107,7 @@ impl Scheduling {
 
 impl Issued {
     /// What comes behind the operations that stand, in the last iteration of their set.
-    fn left(&self) -> BTreeSet<Key> {
+    fn left(&self) -> BTreeSet<TensorKey> {
         let completed = self.answers.iter().flat_map(|answers| &answers.completed);
         let rest = completed.flat_map(|(set, last)| {
             let stands = (last.0 - self.first.0) % self.names.len() as u64;

@@ -6,8 +6,8 @@ use ronde_wire::control::Order;
 use ronde_wire::{Cause, Control, Epoch, Failure, Seq};
 
 use super::admission;
-use super::context::Context;
-use super::participant::{Participant, Phase, Running};
+use super::{Participant, Phase, Running};
+use crate::engine::shared::context::Context;
 use crate::event::{Action, Completion};
 use crate::trace::Trace;
 

@@ -12,24 +12,18 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ronde_wire::{Collective, Group, Rank, Request, SetId, TensorName, limits};
+use ronde_wire::{Collective, Group, Rank, Request, SetId, limits};
 
-use super::mismatch::Requests;
-use super::sets::SetView;
+use crate::engine::shared::sets::SetView;
+use crate::engine::shared::{POISONED_MAX, RankContributions, RankRequests, TensorKey};
 use crate::event::Time;
-
-/// Contributions that came along with announcements.
-pub(crate) type Contributions = BTreeMap<Rank, Bytes>;
-
-/// A name of a set.
-pub(crate) type Key = (SetId, TensorName);
 
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(crate) struct Negotiation {
-    names: BTreeMap<Key, Name>,
+    names: BTreeMap<TensorKey, Name>,
     poisoned: usize,
-    /// Requests of each rank in open rounds.
+    /// RankRequests of each rank in open rounds.
     open: BTreeMap<Rank, usize>,
 }
 
@@ -50,8 +44,8 @@ struct Round {
 
 #[derive(Debug)]
 enum State {
-    /// Requests are collected, with the contributions that came along.
-    Open(Requests, Contributions),
+    /// RankRequests are collected, with the contributions that came along.
+    Open(RankRequests, RankContributions),
     /// It has failed everywhere; these ranks have taken part.
     Poisoned {
         ranks: BTreeSet<Rank>,
@@ -82,7 +76,7 @@ pub(crate) enum Voided {
     /// announced or will.
     Now {
         /// The requests that were open.
-        requests: Requests,
+        requests: RankRequests,
         /// Ranks that take no part in the round.
         excused: Vec<Rank>,
         /// Its group, as far as it is known.
@@ -106,17 +100,14 @@ pub(crate) enum Void {
 #[derive(Debug)]
 pub(crate) struct Complete {
     pub(crate) view: Arc<SetView>,
-    pub(crate) requests: Requests,
+    pub(crate) requests: RankRequests,
     /// What came along with them; nothing for a rank whose contribution did not.
-    pub(crate) contributions: Contributions,
+    pub(crate) contributions: RankContributions,
     /// Ranks without a request, because they have joined, ascending.
     pub(crate) excused: Vec<Rank>,
     /// When the first rank announced it.
     pub(crate) since: Time,
 }
-
-/// Poisoned rounds of all names that may wait for ranks at once.
-pub(crate) const POISONED_MAX: usize = limits::PENDING_PER_SESSION_MAX;
 
 impl Negotiation {
     /// A rank is ready for a request; it belongs to the view.
@@ -135,7 +126,8 @@ impl Negotiation {
             Some(round) => round,
             None if rounds.back().is_some_and(Round::is_open) => return Announced::Contradiction,
             None => {
-                rounds.push_back(Round { since: now, state: State::Open(Requests::new(), Contributions::new()) });
+                rounds
+                    .push_back(Round { since: now, state: State::Open(RankRequests::new(), RankContributions::new()) });
                 rounds.len() - 1
             }
         };
@@ -155,7 +147,7 @@ impl Negotiation {
     }
 
     /// Takes out the open round of a name when all ranks have announced that have not joined.
-    pub(crate) fn take_complete(&mut self, key: &Key, joined: &BTreeSet<Rank>) -> Option<Complete> {
+    pub(crate) fn take_complete(&mut self, key: &TensorKey, joined: &BTreeSet<Rank>) -> Option<Complete> {
         let name = self.names.get_mut(key)?;
         let view = Arc::clone(&name.view);
         let Some(Round { state: State::Open(requests, contributions), since }) = name.rounds.back_mut() else {
@@ -177,7 +169,7 @@ impl Negotiation {
         &mut self,
         now: Time,
         view: &Arc<SetView>,
-        (rank, key): (Rank, &Key),
+        (rank, key): (Rank, &TensorKey),
         (void, group): (Void, Option<Group>),
         joined: &BTreeSet<Rank>,
     ) -> Voided {
@@ -195,7 +187,8 @@ impl Negotiation {
             }
             (Void::Refused, false, Some(round)) => (round, rounds[round].is_open()),
             (Void::Refused, false, None) => {
-                rounds.push_back(Round { since: now, state: State::Open(Requests::new(), Contributions::new()) });
+                rounds
+                    .push_back(Round { since: now, state: State::Open(RankRequests::new(), RankContributions::new()) });
                 (rounds.len() - 1, true)
             }
         };
@@ -229,7 +222,7 @@ impl Negotiation {
     }
 
     /// The names of a set that wait for ranks.
-    pub(crate) fn names_of(&self, set: SetId) -> Vec<Key> {
+    pub(crate) fn names_of(&self, set: SetId) -> Vec<TensorKey> {
         // Names are in the order of their sets.
         let behind = self.names.keys().skip_while(|(of, _)| *of < set);
         behind.take_while(|(of, _)| *of == set).cloned().collect()
@@ -261,7 +254,7 @@ impl Negotiation {
         })
     }
 
-    fn name(&mut self, key: &Key, view: &Arc<SetView>) -> &mut Name {
+    fn name(&mut self, key: &TensorKey, view: &Arc<SetView>) -> &mut Name {
         let new = || Name { view: Arc::clone(view), rounds: VecDeque::new(), has_gaps: false };
         self.names.entry(key.clone()).or_insert_with(new)
     }
@@ -269,7 +262,7 @@ impl Negotiation {
     /// Ranks take part in a poisoned round. Returns its group when that is said for the first time.
     fn take_part(
         &mut self,
-        key: &Key,
+        key: &TensorKey,
         round: usize,
         who: impl IntoIterator<Item = Rank>,
         group: Option<Group>,
@@ -289,7 +282,7 @@ impl Negotiation {
         new
     }
 
-    fn drop_empty(&mut self, key: &Key) {
+    fn drop_empty(&mut self, key: &TensorKey) {
         if self.names.get(key).is_some_and(|name| name.rounds.is_empty()) {
             self.names.remove(key);
         }
@@ -323,7 +316,7 @@ pub(crate) struct Waiting<'a> {
     pub(crate) request: &'a Request,
     /// When the first rank announced it.
     pub(crate) since: Time,
-    announced: &'a Requests,
+    announced: &'a RankRequests,
     view: &'a SetView,
 }
 
@@ -354,8 +347,8 @@ impl Round {
     }
 
     /// The requests that were open.
-    fn poison(&mut self) -> Requests {
-        let State::Open(requests, _) = &mut self.state else { return Requests::new() };
+    fn poison(&mut self) -> RankRequests {
+        let State::Open(requests, _) = &mut self.state else { return RankRequests::new() };
         let requests = std::mem::take(requests);
         self.state = State::Poisoned { ranks: requests.keys().copied().collect(), grouped: false };
         requests

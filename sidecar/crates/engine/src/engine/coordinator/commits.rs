@@ -1,19 +1,19 @@
-//! Operations that a plugin takes part in. A plugin may fail on one sidecar alone, so nobody gets a result before the coordinator
-//! has heard from all members that they have theirs, and said so to all.
+//! Two-phase commit of operations with a plugin, the coordinator's side.
+//!
+//! A plugin can fail on one sidecar alone. No rank gets a result before all members have reported success and the
+//! coordinator has sent them its decision.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ronde_wire::{Cause, Control, Epoch, Failure, PluginUse, Seq, SetId, SidecarIndex, SidecarSet, TensorName, limits};
 
-use super::context::Context;
-use super::coordinator::Violation;
+use super::Violation;
 use super::fusion::ReadyTensor;
-use super::participant::Participant;
-use super::sets::SetView;
-use super::wording;
-use crate::event::{Action, Time};
-use crate::trace::Trace;
+use crate::engine::shared::context::Context;
+use crate::engine::shared::sets::SetView;
+use crate::engine::shared::{NAMES_MAX, wording};
+use crate::event::Time;
 
 /// What the coordinator waits for.
 #[derive(Debug, Default)]
@@ -115,68 +115,3 @@ impl Open {
         )
     }
 }
-
-impl Participant {
-    /// Whether an operation that is performed here has yet to be settled. The coordinator is told, once.
-    pub(super) fn await_settlement(&mut self, cx: &mut Context, seq: Seq) -> bool {
-        let Some(running) = self.admitted.get_mut(&seq).filter(|running| running.admission.plugin.is_some()) else {
-            return false;
-        };
-        if !running.reported {
-            (running.reported, running.held) = (true, true);
-            self.to_coordinator(cx, seq, Control::Performed { failure: None });
-        }
-        true
-    }
-
-    /// A plugin could not do its part of an operation here. It fails everywhere; this epoch goes on.
-    pub(crate) fn plugin_failed(&mut self, cx: &mut Context, epoch: Epoch, seq: Seq, reason: &str) {
-        let current = epoch == self.epoch && !self.is_idle();
-        let running = self.admitted.get_mut(&seq).filter(|running| current && !running.reported);
-        let Some(running) = running.filter(|running| running.admission.plugin.is_some()) else {
-            cx.stats.stale_frames += 1;
-            return;
-        };
-        running.reported = true;
-        let names: Vec<&str> = running.admission.tensors.iter().take(NAMES_MAX).map(|t| t.name.as_str()).collect();
-        let (set, me) = (running.admission.topology.set, cx.me());
-        let reason = format!("tensor {} of {set}: on {me} {reason}", names.join(", "));
-        let mut failure = Failure::new(Cause::Refused, reason).with_sidecar(me);
-        failure.tensor = running.admission.tensors.first().map(|tensor| tensor.name.clone());
-        self.to_coordinator(cx, seq, Control::Performed { failure: Some(failure) });
-    }
-
-    /// All members have performed an operation, or one of them could not.
-    pub(crate) fn settle(&mut self, cx: &mut Context, seq: Seq, failure: Option<Failure>) {
-        let settles = |running: &super::participant::Running| {
-            // Nobody says that it stands before this sidecar has performed it.
-            running.admission.plugin.is_some() && (running.held || failure.is_some())
-        };
-        if !self.admitted.get(&seq).is_some_and(settles) {
-            cx.stats.stale_frames += 1;
-            return;
-        }
-        let Some(running) = self.admitted.remove(&seq) else { return };
-        let Some(failure) = failure else {
-            cx.act(Action::Commit { epoch: self.epoch, seq });
-            self.performed(cx, running);
-            return;
-        };
-        let failure = failure.within_limits();
-        cx.traces.note(|| Trace::Over { seq, dropped: true });
-        cx.stats.cancelled_operations += 1;
-        cx.act(Action::Cancel { epoch: self.epoch, last: seq, dropped: vec![seq] });
-        for tensor in &running.admission.tensors {
-            for answered in &tensor.requests {
-                if self.requests.remove(answered.rank, answered.request) {
-                    let failure = Failure { tensor: Some(tensor.name.clone()), ..failure.clone() };
-                    self.complete(cx, answered.rank, answered.request, Err(failure));
-                }
-            }
-        }
-        self.conclude(cx);
-    }
-}
-
-/// Tensors of a bucket that a reason names.
-const NAMES_MAX: usize = 3;

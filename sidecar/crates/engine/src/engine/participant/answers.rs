@@ -4,16 +4,16 @@ use ronde_wire::{
     Cause, Collective, Control, DType, Detail, Failure, ProcessSet, Rank, RequestId, Seq, SetId, TensorName,
 };
 
-use super::context::Context;
-use super::negotiation::Key;
-use super::participant::Participant;
+use super::Participant;
 use super::requests::{REJECTED_AHEAD_MAX, Rejected};
-use super::shapes::empty;
+use crate::engine::shared::TensorKey;
+use crate::engine::shared::context::Context;
+use crate::engine::shared::shapes::empty;
 use crate::event::{Action, Completion};
 
 impl Participant {
     /// The coordinator rejects a name. Excused ranks take no part in this round of it.
-    pub(crate) fn rejected(&mut self, cx: &mut Context, key: &Key, failure: &Failure, excused: &[Rank]) {
+    pub(crate) fn rejected(&mut self, cx: &mut Context, key: &TensorKey, failure: &Failure, excused: &[Rank]) {
         let Some(view) = self.sets.scope(cx, key.0, &key.1) else { return };
         cx.stats.rejected += 1;
         let failure = failure.clone().within_limits();

@@ -6,14 +6,14 @@ use bytes::Bytes;
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{Cause, Collective, Control, Deviation, Failure, Group, Rank, Request, RequestId, Seq, SetId, limits};
 
-use super::context::Context;
-use super::eager;
-use super::negotiation::Key as Name;
-use super::participant::{Participant, Phase};
-use super::performed;
-use super::requests::{Key, Unsettled};
+use super::requests::{RankKey, Unsettled};
 use super::scheduled::Scheduled;
-use super::sets::SetView;
+use super::{Participant, Phase};
+use crate::engine::shared::TensorKey;
+use crate::engine::shared::context::Context;
+use crate::engine::shared::eager;
+use crate::engine::shared::sets::SetView;
+use crate::engine::shared::validation;
 use crate::event::Action;
 
 impl Participant {
@@ -41,7 +41,7 @@ impl Participant {
         }
         let checked = self
             .check_room(rank)
-            .and_then(|()| performed::check(&cx.config.world, &view, &what))
+            .and_then(|()| validation::check(&cx.config.world, &view, &what))
             .and_then(|()| self.check_contribution(&view, rank, &what, &contribution));
         if let Err(reason) = checked {
             let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(what.name);
@@ -79,7 +79,7 @@ impl Participant {
         &mut self,
         cx: &mut Context,
         rank: Rank,
-        (set, name): Name,
+        (set, name): TensorKey,
         group: Option<Group>,
         why: &str,
     ) {
@@ -201,7 +201,7 @@ impl Participant {
         if view.is_world() && self.requests.has_joined(rank) {
             return Err(format!("{rank} has joined; wait for the join first"));
         }
-        performed::check_message(&view, rank, what)?;
+        validation::check_message(&view, rank, what)?;
         self.sets.scope(cx, set, &what.name).ok_or_else(unknown)
     }
 
@@ -245,7 +245,7 @@ impl Participant {
     }
 
     /// The rank's part in the next round of a name is a refusal: all other ranks' requests of the round fail.
-    fn void(&mut self, cx: &mut Context, key: Key, failure: Failure, group: Option<Group>) {
+    fn void(&mut self, cx: &mut Context, key: RankKey, failure: Failure, group: Option<Group>) {
         let group = group.filter(|_| !self.ungrouped.remove(&key));
         if self.scheduled.is_some() {
             self.deviate(cx, Deviation::Refusal);
@@ -255,7 +255,7 @@ impl Participant {
         self.requests.refuse(key, failure, group);
     }
 
-    fn announce_void(&mut self, (set, name, rank): &Key, failure: Failure, group: Option<Group>) {
+    fn announce_void(&mut self, (set, name, rank): &RankKey, failure: Failure, group: Option<Group>) {
         // The cause says that this is no withdrawal.
         let failure = Failure { cause: Cause::Refused, record: None, ..failure };
         let intent = Intent::Void { set: *set, name: name.clone(), failure, group };

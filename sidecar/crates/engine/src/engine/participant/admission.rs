@@ -2,28 +2,17 @@
 
 use std::sync::Arc;
 
-use ronde_collectives::plan::{Plan, Work, WorkKind};
-use ronde_collectives::{digest_input, plan};
+use ronde_collectives::plan;
+use ronde_collectives::plan::Plan;
 use ronde_wire::control::{Order, OrderedTensor};
-use ronde_wire::{
-    Algorithm, Collective, Epoch, Member, PluginUse, PluginWork, Rank, ReduceOp, Request, Seq, SetTopology, Tuning,
-    limits,
-};
-use sha2::{Digest, Sha256};
+use ronde_wire::{Algorithm, Collective, Epoch, Member, PluginUse, Rank, Request, Seq, SetTopology, Tuning, limits};
 
-use super::eager;
 use super::requests::Requests;
-use super::sets::SetView;
-use super::shapes::{Results, work, work_kind};
+use crate::engine::shared::eager;
+use crate::engine::shared::planning::{allows_joined, digest, kind_with, may_share};
+use crate::engine::shared::sets::SetView;
+use crate::engine::shared::shapes::{Results, work, work_kind};
 use crate::event::{Admission, AdmittedPlugin, AdmittedRequest, AdmittedTensor, Arithmetic};
-
-/// The first 16 bytes of SHA-256 over all inputs of the plan.
-pub(crate) fn digest(topology: &SetTopology, work: &Work, tuning: &Tuning) -> [u8; 16] {
-    let hash = Sha256::digest(digest_input(topology, work, tuning));
-    let mut digest = [0; 16];
-    digest.copy_from_slice(&hash[..16]);
-    digest
-}
 
 /// Checks an order and makes its plan; the requests that it answers become ordered. The view is the set's, or the pair's for
 /// a message.
@@ -131,14 +120,6 @@ impl Template {
     }
 }
 
-/// The kind of work under an algorithm. What would travel eagerly and does not is reduced as if it did, in rank order.
-pub(crate) fn kind_with(kind: WorkKind, algorithm: Algorithm) -> WorkKind {
-    match (kind, algorithm) {
-        (WorkKind::AllReduce, Algorithm::Direct) => WorkKind::AllReduceNAry,
-        (kind, _) => kind,
-    }
-}
-
 /// What the plan is made for: the set as it is, or, when the order carries all contributions, as if this sidecar served all
 /// ranks.
 struct Ways {
@@ -156,27 +137,6 @@ fn ways(view: &SetView, me: Member, order: &Order) -> Ways {
         return Ways { topology, me: Member(0), local_ranks: view.ranks.clone(), tuning };
     }
     Ways { topology: Arc::clone(&view.topology), me, local_ranks: view.local_ranks.clone(), tuning }
-}
-
-/// Whether tensors of a collective may share a bucket with others of the same.
-pub(crate) fn may_share(collective: &Collective, plugin: Option<&PluginUse>) -> bool {
-    if let Some(plugin) = plugin {
-        return !matches!(plugin.work, PluginWork::TwoPass { .. } | PluginWork::Adaptive);
-    }
-    match collective {
-        Collective::AllReduce { op } => !matches!(op, ReduceOp::Adasum | ReduceOp::ClippedMean),
-        Collective::ReduceScatter { .. } | Collective::AllGather | Collective::Broadcast { .. } => true,
-        _ => false,
-    }
-}
-
-/// Whether a collective goes on without ranks that have joined: zeros have no effect on it, or it has no elements.
-pub(crate) fn allows_joined(collective: &Collective) -> bool {
-    match collective {
-        Collective::AllReduce { op } => matches!(op, ReduceOp::Sum | ReduceOp::Average | ReduceOp::Adasum),
-        Collective::Barrier => true,
-        _ => false,
-    }
 }
 
 fn results(view: &SetView, order: &Order) -> Result<Vec<Results>, String> {

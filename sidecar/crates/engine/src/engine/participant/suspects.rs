@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use ronde_wire::{Cause, Control, Failure, Rank, Seq, SidecarIndex};
 
-use super::context::Context;
-use super::participant::Participant;
-use super::wording;
+use super::Participant;
+use crate::engine::shared::context::Context;
+use crate::engine::shared::wording;
 use crate::event::{Action, Time};
 
 /// What is known of silent peers.
@@ -82,7 +82,7 @@ impl Participant {
         if !self.is_active() {
             return;
         }
-        let silence = |presence: &super::participant::Presence| cx.now.ms_since(presence.heard);
+        let silence = |presence: &super::Presence| cx.now.ms_since(presence.heard);
         let late = |limit_ms: u64| {
             let present = self.present.iter().filter(move |(_, p)| !p.left && silence(p) >= limit_ms);
             present.map(|(rank, _)| *rank).collect::<Vec<_>>()

@@ -12,17 +12,17 @@ use ronde_wire::{
     Algorithm, Collective, Control, Epoch, Pair, Rank, Seq, SetId, SidecarIndex, TensorName, Tuning, limits,
 };
 
-use super::context::Context;
+use super::commits::Plugged;
 use super::fusion::{ReadyTensor, next_bucket};
 use super::groups::Ready;
-use super::mismatch::{Requests, lead};
-use super::negotiation::Contributions;
+use super::mismatch::lead;
 use super::repetition::Repetition;
-use super::sets::SetView;
-use super::settlement::Plugged;
-use super::shapes::{Results, element_bytes, ordered_tensor, work, work_kind};
-use super::{admission, eager};
-use crate::trace::{Trace, operation};
+use crate::engine::shared::context::Context;
+use crate::engine::shared::sets::SetView;
+use crate::engine::shared::shapes::{Results, element_bytes, ordered_tensor, work, work_kind};
+use crate::engine::shared::{RankContributions, RankRequests};
+use crate::engine::shared::{eager, planning};
+use crate::trace::Trace;
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -198,7 +198,7 @@ const WORLD: std::ops::RangeToInclusive<Scope> = ..=(SetId::WORLD, None);
 pub(crate) fn ready_tensor(
     cx: &Context,
     view: &SetView,
-    (requests, came): (&Requests, Contributions),
+    (requests, came): (&RankRequests, RankContributions),
     joined: Vec<Rank>,
 ) -> Result<ReadyTensor, String> {
     let request = lead(requests).ok_or("the rank whose tensor counts has not asked for it")?;
@@ -272,18 +272,12 @@ fn send_order(cx: &mut Context, view: &SetView, epoch: Epoch, seq: Seq, bucket: 
     let carries = bucket.first().is_some_and(|first| first.algorithm == Algorithm::Eager);
     let Some(order) = make_order(cx, view, bucket, carries) else { return };
     cx.traces.note(|| Trace::Cycle);
-    cx.traces.note(|| ordered(seq, &order, false));
+    cx.traces.note(|| Trace::ordered(seq, &order, false));
     if carries && view.me.is_none() {
         // Nobody reports it.
         cx.traces.note(|| Trace::Over { seq, dropped: false });
     }
     cx.send_down(&view.sidecars, epoch, seq, Control::Order(order));
-}
-
-/// What is told of an order.
-pub(crate) fn ordered(seq: Seq, order: &Order, ahead: bool) -> Trace {
-    let tensors = order.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect();
-    Trace::Ordered { seq, set: order.set, operation: operation(&order.collective), dtype: order.dtype, tensors, ahead }
 }
 
 /// The order of a bucket. What may travel eagerly does so where the order `carries` the contributions.
@@ -295,7 +289,7 @@ pub(crate) fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTens
     let small = first.algorithm == Algorithm::Eager;
     let kind = match (small, carries) {
         (true, true) => kind,
-        (true, false) => admission::kind_with(kind, Algorithm::Direct),
+        (true, false) => planning::kind_with(kind, Algorithm::Direct),
         (false, _) => reduced_as(cx, view, kind),
     };
     let (tensors, contributions): (Vec<OrderedTensor>, Vec<Vec<Bytes>>) =
@@ -303,7 +297,7 @@ pub(crate) fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTens
     let contributions = if carries { contributions } else { Vec::new() };
     let work = work(kind, dtype, view, &tensors);
     let tuning = if carries { eager::TUNING } else { selected(cx, view, &work) };
-    let digest = admission::digest(&view.topology, &work, &tuning);
+    let digest = planning::digest(&view.topology, &work, &tuning);
     let set = view.topology.set;
     Some(Order {
         set,
@@ -326,11 +320,7 @@ pub(crate) fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTens
 /// in rank order in any case.
 fn reduced_as(cx: &Context, view: &SetView, kind: WorkKind) -> WorkKind {
     let flat = !cx.config.hierarchical_allreduce && view.topology.len() > 1;
-    if flat && view.ranks.len() <= limits::NARY_RANKS_MAX {
-        admission::kind_with(kind, Algorithm::Direct)
-    } else {
-        kind
-    }
+    if flat && view.ranks.len() <= limits::NARY_RANKS_MAX { planning::kind_with(kind, Algorithm::Direct) } else { kind }
 }
 
 fn selected(cx: &mut Context, view: &SetView, work: &Work) -> Tuning {

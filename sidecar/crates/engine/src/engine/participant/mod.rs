@@ -1,18 +1,31 @@
 //! What every sidecar does: its ranks' sessions, their requests, and the operations performed here.
 
+pub(crate) mod activity;
+pub(crate) mod admission;
+mod answers;
+mod commit;
+mod operations;
+pub(crate) mod request_cache;
+mod requests;
+mod scheduled;
+mod status;
+mod submission;
+pub(crate) mod suspects;
+
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use ronde_wire::control::Announcement;
 use ronde_wire::{Cause, Control, Epoch, Failure, Rank, RequestId, Seq, SetId, SidecarIndex, World};
 
-use super::activity::LastCall;
-use super::config::EAGER_BYTES_MOST;
-use super::context::Context;
-use super::remembered::Announcer;
-use super::requests::{Key, Requests};
-use super::scheduled::Scheduled;
-use super::sets::SetTable;
-use super::wording;
+use self::activity::LastCall;
+use self::request_cache::Announcer;
+use self::requests::{RankKey, Requests};
+use self::scheduled::Scheduled;
+use crate::engine::shared::config::EAGER_BYTES_MOST;
+use crate::engine::shared::context::Context;
+use crate::engine::shared::sets::{SetTable, SetView};
+use crate::engine::shared::wording;
 use crate::event::{Action, Admission, Time};
 use crate::trace::Trace;
 
@@ -20,34 +33,34 @@ use crate::trace::Trace;
 /// `watch`.
 #[derive(Debug, Default)]
 pub(crate) struct Participant {
-    pub(super) phase: Phase,
+    phase: Phase,
     /// The newest epoch that began here.
-    pub(super) epoch: Epoch,
+    epoch: Epoch,
     /// Ranks that have attached for the next epoch.
-    pub(super) waiting: BTreeSet<Rank>,
+    waiting: BTreeSet<Rank>,
     /// Ranks that take part in this one.
-    pub(super) present: BTreeMap<Rank, Presence>,
-    pub(super) requests: Requests,
-    pub(super) sets: SetTable,
+    present: BTreeMap<Rank, Presence>,
+    requests: Requests,
+    sets: SetTable,
     /// Sets that are gone, but operations of theirs are not done here: their names are not free before.
-    pub(super) leaving: BTreeSet<SetId>,
+    leaving: BTreeSet<SetId>,
     /// Bytes of a contribution up to which the epoch's operations travel eagerly.
-    pub(super) eager_bytes: u32,
-    pub(super) announcer: Announcer,
-    pub(super) admitted: BTreeMap<Seq, Running>,
-    pub(super) last_seq: Seq,
+    eager_bytes: u32,
+    announcer: Announcer,
+    admitted: BTreeMap<Seq, Running>,
+    last_seq: Seq,
     /// What is performed without being ordered, if there is such.
-    pub(super) scheduled: Option<Scheduled>,
+    scheduled: Option<Scheduled>,
     /// Up to where operations are being dropped. Their requests are asked for again when nothing touches their memory.
-    pub(super) dropping: Option<Seq>,
+    dropping: Option<Seq>,
     /// Names whose next request is announced without its group: the rest of that was performed in a schedule.
-    pub(super) ungrouped: BTreeSet<Key>,
+    ungrouped: BTreeSet<RankKey>,
     /// An order could not be followed; the epoch is about to end.
-    pub(super) broken: bool,
+    broken: bool,
     /// What has been submitted since the last message to the coordinator.
-    pub(super) outbox: Vec<Announcement>,
-    pub(super) last_failure: Option<Failure>,
-    pub(super) watch: super::watch::Watch,
+    outbox: Vec<Announcement>,
+    last_failure: Option<Failure>,
+    watch: suspects::Watch,
 }
 
 /// What an epoch is doing here.
@@ -63,26 +76,41 @@ pub(crate) enum Phase {
 /// A rank of the epoch.
 #[derive(Debug)]
 pub(crate) struct Presence {
-    pub(super) heard: Time,
-    pub(super) left: bool,
-    pub(super) last_call: Option<LastCall>,
+    heard: Time,
+    left: bool,
+    last_call: Option<LastCall>,
 }
 
 /// An operation that is performed.
 #[derive(Debug)]
 pub(crate) struct Running {
-    pub(super) admission: std::sync::Arc<Admission>,
+    admission: Arc<Admission>,
     /// Whether the coordinator waits to hear from here that it is done.
-    pub(super) reports: bool,
+    reports: bool,
     /// Whether it is performed, and nobody is told before it is known whether it stands.
-    pub(super) held: bool,
+    held: bool,
     /// Whether the coordinator has heard how it went here, where a plugin takes part.
-    pub(super) reported: bool,
+    reported: bool,
 }
 
 impl Participant {
     pub(crate) fn is_idle(&self) -> bool {
         matches!(self.phase, Phase::Idle)
+    }
+
+    /// The newest epoch that began here.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Whether ranks have attached for the next epoch.
+    pub(crate) fn has_waiting_ranks(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// A process set as this sidecar knows it; `None` when there is none.
+    pub(crate) fn set_view(&mut self, cx: &mut Context, set: SetId) -> Option<Arc<SetView>> {
+        self.sets.view(cx, set)
     }
 
     pub(crate) fn is_active(&self) -> bool {
@@ -187,7 +215,7 @@ impl Participant {
         self.admitted.clear();
         self.scheduled = None;
         self.outbox.clear();
-        self.watch = super::watch::Watch::default();
+        self.watch = suspects::Watch::default();
         self.last_failure = Some(failure.clone());
         cx.traces.note(|| Trace::EpochOver);
         cx.act(Action::EpochEnded { epoch: self.epoch, failure: failure.clone() });
@@ -227,11 +255,11 @@ impl Participant {
         self.to_coordinator(cx, seq, Control::Failed { failure });
     }
 
-    pub(super) fn to_coordinator(&self, cx: &mut Context, seq: Seq, message: Control) {
+    fn to_coordinator(&self, cx: &mut Context, seq: Seq, message: Control) {
         cx.send_up(self.epoch, seq, message);
     }
 
-    pub(super) fn complete(
+    fn complete(
         &self,
         cx: &mut Context,
         rank: Rank,

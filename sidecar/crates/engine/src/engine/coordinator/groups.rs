@@ -10,8 +10,8 @@ use std::sync::Arc;
 use ronde_wire::{Group, Rank, SetId, TensorName, limits};
 
 use super::fusion::ReadyTensor;
-use super::negotiation::Key;
-use super::sets::SetView;
+use crate::engine::shared::TensorKey;
+use crate::engine::shared::sets::SetView;
 use crate::event::Time;
 
 /// A tensor that is ready, with those who perform it.
@@ -22,7 +22,7 @@ pub(crate) type Ready = (Arc<SetView>, ReadyTensor);
 pub(crate) struct Groups {
     uses: BTreeMap<GroupKey, VecDeque<Use>>,
     /// The group in which a tensor is ready. It is so once: the ranks that have asked for it wait for their answer.
-    ready_in: BTreeMap<Key, GroupKey>,
+    ready_in: BTreeMap<TensorKey, GroupKey>,
     /// Uses that were released.
     released: u64,
 }
@@ -92,7 +92,7 @@ impl Groups {
     }
 
     /// Takes out a tensor that is ready and waits for others of its group; it counts as rejected.
-    pub(crate) fn withdraw(&mut self, key: &Key) -> Option<Ready> {
+    pub(crate) fn withdraw(&mut self, key: &TensorKey) -> Option<Ready> {
         let uses = self.uses.get_mut(&self.ready_in.remove(key)?)?;
         uses.iter_mut().find_map(|of_use| {
             let position = of_use.ready.iter().position(|(_, ready)| ready.tensor.name == key.1)?;

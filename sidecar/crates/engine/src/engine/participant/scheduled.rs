@@ -8,11 +8,10 @@ use ronde_wire::control::OrderedTensor;
 use ronde_wire::{Cause, Control, Deviation, Epoch, Failure, Rank, ScheduledBucket, Seq, SetId, TensorName, limits};
 
 use super::admission::{self, Template};
-use super::context::Context;
-use super::ordering::ordered;
-use super::participant::{Participant, Running};
-use super::requests::{Key, Unsettled};
-use super::status::ScheduleStatus;
+use super::requests::{RankKey, Unsettled};
+use super::{Participant, Running};
+use crate::engine::shared::context::Context;
+use crate::engine::shared::status::ScheduleStatus;
 use crate::event::{Action, Time};
 use crate::trace::{Trace, operation};
 
@@ -122,7 +121,7 @@ impl Scheduled {
 
     /// Requests of local ranks for tensors of groups of which others were completed in the same iteration: those are to go on
     /// by themselves.
-    fn rest_of_groups(&self, completed: &[(SetId, Seq)]) -> Vec<Key> {
+    fn rest_of_groups(&self, completed: &[(SetId, Seq)]) -> Vec<RankKey> {
         let mut rest = Vec::new();
         for (set, last) in completed {
             // The last position of the set's last iteration that stands.
@@ -149,7 +148,7 @@ impl Scheduled {
 
     /// Whether a rank has asked for something and not for all that comes before it, or not for all of its bucket. It may be
     /// that the rank waits for the one before it asks for the other.
-    fn is_out_of_order(&self, rank: Rank, is_asked: impl Fn(Key) -> bool) -> bool {
+    fn is_out_of_order(&self, rank: Rank, is_asked: impl Fn(RankKey) -> bool) -> bool {
         let mut gap = false;
         let turns = (self.next..self.positions.len()).chain(0..self.next);
         for position in turns.map(|at| &self.positions[at]) {
@@ -274,7 +273,7 @@ impl Participant {
     }
 
     /// A request has come: it is matched with the schedule, if there is one.
-    pub(super) fn follow(&mut self, cx: &mut Context, key: &Key) {
+    pub(super) fn follow(&mut self, cx: &mut Context, key: &RankKey) {
         let Some(scheduled) = self.scheduled.as_mut().filter(|scheduled| scheduled.holds()) else { return };
         let Some(pending) = self.requests.pending(key) else { return };
         let place = scheduled.places.get(&(key.0, key.1.clone()));
@@ -315,7 +314,7 @@ impl Participant {
                         }
                     }
                     let position = &mut scheduled.positions[scheduled.next];
-                    cx.traces.note(|| ordered(seq, &position.bucket.order, true));
+                    cx.traces.note(|| Trace::ordered(seq, &position.bucket.order, true));
                     position.missing = position.requests;
                     scheduled.in_flight.insert(seq, bytes);
                     scheduled.in_flight_bytes += bytes;
@@ -368,7 +367,7 @@ impl Participant {
         if scheduled.deadline().is_none_or(|at| cx.now < at) {
             return;
         }
-        let is_asked = |key: Key| requests.pending(&key).is_some_and(|pending| pending.ordered.is_none());
+        let is_asked = |key: RankKey| requests.pending(&key).is_some_and(|pending| pending.ordered.is_none());
         let patience_us = scheduled.patience_us;
         let quiet = |asking: &Asking| {
             asking.requests > 0 && !asking.in_order && cx.now.0 >= asking.last.0.saturating_add(patience_us)

@@ -6,11 +6,9 @@ use std::fmt::Display;
 
 use ronde_wire::{Cause, Codec, Collective, Failure, Rank, ReduceOp, Request, Shape, SidecarIndex};
 
-use super::admission::allows_joined;
-use super::wording;
-
-/// The requests of all ranks of a set for one name.
-pub(crate) type Requests = BTreeMap<Rank, Request>;
+use crate::engine::shared::RankRequests;
+use crate::engine::shared::planning::allows_joined;
+use crate::engine::shared::wording;
 
 /// Checks the requests of all ranks of a set for one name. `excused` are the ranks, ascending, without a request, because
 /// they have joined.
@@ -18,7 +16,7 @@ pub(crate) type Requests = BTreeMap<Rank, Request>;
 /// # Errors
 /// A [`Failure`] of cause `Mismatch` for all ranks: the first check that fails, with the first rank that differs from the
 /// lowest one as the culprit.
-pub(crate) fn check(requests: &Requests, excused: &[Rank]) -> Result<(), Failure> {
+pub(crate) fn check(requests: &RankRequests, excused: &[Rank]) -> Result<(), Failure> {
     let Some((rank, first)) = requests.first_key_value() else { return Ok(()) };
     let found = if first.collective.pair(*rank).is_some() {
         // The two sides of a message differ by nature, and their name says all else.
@@ -30,7 +28,7 @@ pub(crate) fn check(requests: &Requests, excused: &[Rank]) -> Result<(), Failure
 }
 
 /// The request whose type and shape count: the root's of a scatter, the sender's of a message, the lowest rank's otherwise.
-pub(crate) fn lead(requests: &Requests) -> Option<&Request> {
+pub(crate) fn lead(requests: &RankRequests) -> Option<&Request> {
     let (rank, first) = requests.first_key_value()?;
     match &first.collective {
         Collective::Scatter { root } => requests.get(root),
@@ -38,7 +36,7 @@ pub(crate) fn lead(requests: &Requests) -> Option<&Request> {
     }
 }
 
-fn by_collective(requests: &Requests, excused: &[Rank]) -> Option<Difference> {
+fn by_collective(requests: &RankRequests, excused: &[Rank]) -> Option<Difference> {
     let joined = || joined(requests, excused);
     let gathered = || scalar(requests).or_else(|| dimensions(requests)).or_else(|| rows(requests));
     let reduced = || shape(requests).or_else(|| scales(requests)).or_else(|| reduction(requests));
@@ -72,7 +70,7 @@ impl Difference {
 }
 
 /// Among those who hand over a tensor.
-fn data_type(requests: &Requests) -> Option<Difference> {
+fn data_type(requests: &RankRequests) -> Option<Difference> {
     let dtype = |rank: Rank, r: &Request| r.collective.has_input(rank).then(|| r.dtype.name());
     compare_as(
         requests,
@@ -82,7 +80,7 @@ fn data_type(requests: &Requests) -> Option<Difference> {
     )
 }
 
-fn operation(requests: &Requests) -> Option<Difference> {
+fn operation(requests: &RankRequests) -> Option<Difference> {
     compare(
         requests,
         |r| r.collective.name(),
@@ -90,7 +88,7 @@ fn operation(requests: &Requests) -> Option<Difference> {
     )
 }
 
-fn shape(requests: &Requests) -> Option<Difference> {
+fn shape(requests: &RankRequests) -> Option<Difference> {
     let operation = operation_name(requests);
     compare(
         requests,
@@ -103,7 +101,7 @@ fn shape(requests: &Requests) -> Option<Difference> {
     )
 }
 
-fn scales(requests: &Requests) -> Option<Difference> {
+fn scales(requests: &RankRequests) -> Option<Difference> {
     // Compared as bits: NaN equals itself, and 0 is not -0.
     let factors = |_, r: &Request| Some((r.prescale.to_bits(), r.postscale.to_bits()));
     let text = |(pre, post): &(u64, u64)| format!("{} and {}", f64::from_bits(*pre), f64::from_bits(*post));
@@ -112,7 +110,7 @@ fn scales(requests: &Requests) -> Option<Difference> {
     })
 }
 
-fn reduction(requests: &Requests) -> Option<Difference> {
+fn reduction(requests: &RankRequests) -> Option<Difference> {
     compare(
         requests,
         |r| match r.collective.reduce_op() {
@@ -123,7 +121,7 @@ fn reduction(requests: &Requests) -> Option<Difference> {
     )
 }
 
-fn scalar(requests: &Requests) -> Option<Difference> {
+fn scalar(requests: &RankRequests) -> Option<Difference> {
     let operation = operation_name(requests);
     let is_scalar = |rank: Rank, r: &Request| r.collective.has_input(rank) && r.shape.dimensions().is_empty();
     let (rank, _) = requests.iter().find(|(rank, request)| is_scalar(**rank, request))?;
@@ -133,7 +131,7 @@ fn scalar(requests: &Requests) -> Option<Difference> {
     Some(Difference { text, culprit: *rank })
 }
 
-fn dimensions(requests: &Requests) -> Option<Difference> {
+fn dimensions(requests: &RankRequests) -> Option<Difference> {
     let operation = operation_name(requests);
     compare(
         requests,
@@ -147,7 +145,7 @@ fn dimensions(requests: &Requests) -> Option<Difference> {
 }
 
 /// Every dimension but the first; all requests have the same number of them.
-fn rows(requests: &Requests) -> Option<Difference> {
+fn rows(requests: &RankRequests) -> Option<Difference> {
     let operation = operation_name(requests);
     let count = requests.values().next().map_or(0, |r| r.shape.dimensions().len());
     (1..count).find_map(|d| {
@@ -157,7 +155,7 @@ fn rows(requests: &Requests) -> Option<Difference> {
     })
 }
 
-fn root(requests: &Requests) -> Option<Difference> {
+fn root(requests: &RankRequests) -> Option<Difference> {
     let operation = operation_name(requests);
     let root = |r: &Request| r.collective.root().map_or(u32::MAX, |root| root.0);
     compare(requests, root, |a, b| {
@@ -167,7 +165,7 @@ fn root(requests: &Requests) -> Option<Difference> {
     })
 }
 
-fn codec(requests: &Requests) -> Option<Difference> {
+fn codec(requests: &RankRequests) -> Option<Difference> {
     compare(
         requests,
         |r| if r.codec == Codec::Plugin { plugin_text(r) } else { r.codec.to_string() },
@@ -187,7 +185,7 @@ fn plugin_text(request: &Request) -> String {
 /// # Errors
 /// A [`Failure`] of cause `Mismatch` for all ranks.
 pub(crate) fn check_modules(
-    requests: &Requests,
+    requests: &RankRequests,
     sidecar_of: impl Fn(Rank) -> Option<SidecarIndex>,
 ) -> Result<(), Failure> {
     let mut modules: BTreeMap<(String, [u8; 32]), BTreeSet<SidecarIndex>> = BTreeMap::new();
@@ -218,7 +216,7 @@ pub(crate) fn check_modules(
     Err(Difference { text, culprit: culprit.map_or(*rank, |(rank, _)| *rank) }.into_failure(first))
 }
 
-fn group(requests: &Requests) -> Option<Difference> {
+fn group(requests: &RankRequests) -> Option<Difference> {
     let first = &requests.values().next()?.group;
     if requests.values().all(|request| request.group == *first) {
         return None;
@@ -230,7 +228,7 @@ fn group(requests: &Requests) -> Option<Difference> {
     compare(requests, group, |a, b| format!("Mismatched groups: One rank had group {a}, but another rank had {b}."))
 }
 
-fn sets(requests: &Requests) -> Option<Difference> {
+fn sets(requests: &RankRequests) -> Option<Difference> {
     let set = |r: &Request| match &r.collective {
         Collective::AddSet { ranks } => {
             let mut ranks = ranks.clone();
@@ -244,7 +242,7 @@ fn sets(requests: &Requests) -> Option<Difference> {
 }
 
 /// Whether ranks that have joined would be needed.
-fn joined(requests: &Requests, excused: &[Rank]) -> Option<Difference> {
+fn joined(requests: &RankRequests, excused: &[Rank]) -> Option<Difference> {
     let culprit = *excused.first()?;
     let collective = &requests.values().next()?.collective;
     if allows_joined(collective) {
@@ -265,7 +263,7 @@ fn joined(requests: &Requests, excused: &[Rank]) -> Option<Difference> {
 }
 
 fn compare<K: Ord + Display>(
-    requests: &Requests,
+    requests: &RankRequests,
     of: impl Fn(&Request) -> K,
     words: impl Fn(&str, &str) -> String,
 ) -> Option<Difference> {
@@ -275,7 +273,7 @@ fn compare<K: Ord + Display>(
 /// Compares one property of the requests that have it; where it differs, `words` gets the lowest rank's and the first other
 /// value, and a list of who has which follows.
 fn compare_as<K: Ord>(
-    requests: &Requests,
+    requests: &RankRequests,
     of: impl Fn(Rank, &Request) -> Option<K>,
     text: impl Fn(&K) -> String,
     words: impl Fn(&str, &str) -> String,
@@ -300,7 +298,7 @@ fn compare_as<K: Ord>(
     Some(Difference { text: format!("{} ({list}.)", words(&text(&expected), &text(&other))), culprit })
 }
 
-fn operation_name(requests: &Requests) -> &'static str {
+fn operation_name(requests: &RankRequests) -> &'static str {
     requests.values().next().map_or("", |request| request.collective.name())
 }
 

@@ -5,53 +5,27 @@
 //! *coordinator* of the whole job. Both work on one context; messages to this sidecar itself take an
 //! internal queue instead of the network, so there is one code path for near and far.
 
-mod activity;
-mod admission;
-mod agreement;
-mod answers;
-mod config;
-mod context;
 mod coordinator;
-mod eager;
-mod fusion;
-mod groups;
-mod liveness;
-mod mismatch;
-mod negotiation;
-mod operations;
-mod ordering;
 mod participant;
-mod performed;
-mod remembered;
-mod repetition;
-mod requests;
-mod roster;
-mod scheduled;
-mod scheduling;
-mod sets;
-mod settlement;
-mod shapes;
-mod stall;
+mod shared;
 mod status;
-mod submission;
 #[cfg(test)]
 mod tests;
-mod watch;
-mod wording;
 
 use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Record, Request, Seq, SetId, SidecarIndex};
 
-pub use self::config::{EngineConfig, RunAhead};
-pub use self::status::{
-    EnginePhase, LinkStatus, PendingStatus, STATUS_ENTRIES_MAX, ScheduleStatus, Stats, Status, WaitingTensor,
+pub use self::shared::config::{EngineConfig, RunAhead};
+pub use self::shared::stats::Stats;
+pub use self::shared::status::{
+    EnginePhase, LinkStatus, PendingStatus, STATUS_ENTRIES_MAX, ScheduleStatus, Status, WaitingTensor,
 };
 
-use self::activity::LastCall;
-use self::context::{Context, Envelope};
 use self::coordinator::Coordinator;
-use self::liveness::Stamps;
 use self::participant::Participant;
-use self::watch::Suspects;
+use self::participant::activity::LastCall;
+use self::participant::suspects::Suspects;
+use self::shared::context::{Context, Envelope};
+use self::shared::links::Stamps;
 use crate::event::{Action, Event, Time};
 use crate::relay::{Arrival, Outlet, Relay};
 use crate::trace::Trace;
@@ -211,13 +185,13 @@ impl Engine {
 
     /// The number of ranks of a process set, `None` when there is none as far as this sidecar has heard.
     pub fn set_size(&mut self, set: SetId) -> Option<usize> {
-        self.participant.sets.view(&mut self.context, set).map(|view| view.ranks.len())
+        self.participant.set_view(&mut self.context, set).map(|view| view.ranks.len())
     }
 
     /// How many bytes of a rank's contribution are to come with its [`Event::Submitted`]: all of it where the request travels
     /// eagerly, 0 otherwise.
     pub fn contribution_bytes(&mut self, rank: Rank, what: &Request) -> usize {
-        let Some(view) = self.participant.sets.view(&mut self.context, what.set) else { return 0 };
+        let Some(view) = self.participant.set_view(&mut self.context, what.set) else { return 0 };
         self.participant.contribution_bytes(&view, rank, what)
     }
 
@@ -257,7 +231,7 @@ impl Engine {
     }
 
     fn needs_ticks(&self) -> bool {
-        !self.is_drained() || !self.participant.waiting.is_empty() || self.context.links.any_up()
+        !self.is_drained() || self.participant.has_waiting_ranks() || self.context.links.any_up()
     }
 
     /// Handles messages to this sidecar itself, announces, orders, until nothing is left to do. Ends, because each message
@@ -425,9 +399,9 @@ impl Engine {
             Control::Heartbeat { sent_us, echo_us, held_us } => {
                 cx.links.beat(from, Stamps { sent_us, echo_us, held_us }, cx.now);
                 let above = cx.relay.parent() == Some(from) && cx.relay.is_joined();
-                if above && epoch != self.participant.epoch {
+                if above && epoch != self.participant.epoch() {
                     // Control messages arrive in order, so the end of the epoch was said, and lost with a link.
-                    let reason = format!("it takes part in {} no more", self.participant.epoch);
+                    let reason = format!("it takes part in {} no more", self.participant.epoch());
                     self.participant.coordinator_lost(cx, cx.coordinator, &reason);
                 }
                 Ok(())
@@ -464,7 +438,7 @@ impl Engine {
             participant.begin(cx, epoch, &world, eager_bytes);
             return;
         }
-        if epoch != participant.epoch || participant.is_idle() {
+        if epoch != participant.epoch() || participant.is_idle() {
             cx.stats.stale_frames += 1;
             return;
         }
@@ -504,7 +478,7 @@ impl Engine {
         let cx = &mut self.context;
         let Some(parent) = cx.relay.parent() else { return };
         if cx.links.is_up(parent) || !self.participant.is_idle() {
-            cx.heartbeat(parent, self.participant.epoch);
+            cx.heartbeat(parent, self.participant.epoch());
         } else if cx.relay.has_children() && cx.now.ms_since(self.knocked) >= cx.config.suspect_ms {
             // Those below cannot open the link on which they depend.
             self.knocked = cx.now;

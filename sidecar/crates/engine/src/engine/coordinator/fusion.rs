@@ -9,7 +9,7 @@ use ronde_wire::{
     Algorithm, Codec, Collective, DType, Group, PluginUse, PluginWork, Rank, control::OrderedTensor, limits,
 };
 
-use super::admission::may_share;
+use crate::engine::shared::planning::may_share;
 
 /// A tensor that all ranks have announced alike.
 #[derive(Clone, Debug)]

@@ -9,17 +9,18 @@ use ronde_wire::{
     Cause, Collective, Control, Epoch, Failure, Group, Pair, Rank, Request, Seq, SetId, SidecarIndex, TensorName,
 };
 
-use super::context::Context;
-use super::coordinator::{Violation, check_served};
 use super::groups::{Groups, Overflow, Ready, USES_MAX};
-use super::mismatch::Requests;
-use super::negotiation::{Announced, Complete, Contributions, Key, Negotiation, POISONED_MAX, Void, Voided};
+use super::mismatch;
+use super::negotiation::{Announced, Complete, Negotiation, Void, Voided};
 use super::ordering::{Ordering, ready_tensor};
-use super::remembered::Remembered;
+use super::request_cache::Remembered;
 use super::roster::Roster;
 use super::scheduling::Scheduling;
-use super::sets::SetView;
-use super::{eager, mismatch, performed, wording};
+use super::{Violation, check_served};
+use crate::engine::shared::context::Context;
+use crate::engine::shared::sets::SetView;
+use crate::engine::shared::{POISONED_MAX, RankContributions, RankRequests, TensorKey};
+use crate::engine::shared::{eager, validation, wording};
 use crate::event::Time;
 use crate::trace::{Trace, operation};
 
@@ -125,7 +126,7 @@ impl Agreement {
         (from, rank): (SidecarIndex, Rank),
         (request, contribution): (Request, Bytes),
     ) -> Result<(), Violation> {
-        let key: Key = (request.set, request.name.clone());
+        let key: TensorKey = (request.set, request.name.clone());
         let Some(view) = self.scope(cx, from, rank, (key.0, &key.1))? else { return Ok(()) };
         if request.collective.pair(rank) != Pair::of_message(&key.1).map(|(pair, _)| pair) {
             return Err(format!("announces {} of {rank} as {}", request.collective.name(), key.1));
@@ -162,7 +163,7 @@ impl Agreement {
     }
 
     /// A rank takes no part any more in what it has not announced. What waited for it alone is complete now.
-    fn join(&mut self, cx: &mut Context, rank: Rank, join: &Key) {
+    fn join(&mut self, cx: &mut Context, rank: Rank, join: &TensorKey) {
         self.joined.insert(rank);
         self.last_joined = rank;
         // The join itself comes last: when it is complete there is nothing else.
@@ -172,7 +173,7 @@ impl Agreement {
     }
 
     /// Orders or rejects a name when everybody has announced it, and says since when it waited. `None` while it waits.
-    fn decide(&mut self, cx: &mut Context, key: &Key) -> Option<Time> {
+    fn decide(&mut self, cx: &mut Context, key: &TensorKey) -> Option<Time> {
         let mut complete = self.negotiation.take_complete(key, &self.joined)?;
         let contributions = std::mem::take(&mut complete.contributions);
         if let Err(failure) = self.perform(cx, key, &complete, contributions) {
@@ -186,16 +187,16 @@ impl Agreement {
     fn perform(
         &mut self,
         cx: &mut Context,
-        key: &Key,
+        key: &TensorKey,
         complete: &Complete,
-        contributions: Contributions,
+        contributions: RankContributions,
     ) -> Result<(), Failure> {
         let Complete { view, requests, excused, .. } = complete;
         mismatch::check_modules(requests, |rank| cx.config.world.sidecar_of(rank))?;
         mismatch::check(requests, excused)?;
         for (rank, request) in requests {
             // The sidecars have checked the same: this is for those that are not honest.
-            performed::check(&cx.config.world, view, request).map_err(|why| refusal(key, &why).with_rank(*rank))?;
+            validation::check(&cx.config.world, view, request).map_err(|why| refusal(key, &why).with_rank(*rank))?;
         }
         let Some((_, first)) = requests.first_key_value() else { return Ok(()) };
         let refused = |why: String| refusal(key, &why);
@@ -223,7 +224,7 @@ impl Agreement {
         &mut self,
         cx: &mut Context,
         view: &Arc<SetView>,
-        (rank, key): (Rank, &Key),
+        (rank, key): (Rank, &TensorKey),
         (failure, group): (&Failure, Option<Group>),
     ) {
         // The cause tells the two apart: a withdrawal that comes too late must not harm the name's next round.
@@ -257,7 +258,7 @@ impl Agreement {
     }
 
     /// A round was rejected: its groups go on without it, and who joined in it has not.
-    fn failed(&mut self, cx: &mut Context, key: &Key, requests: &Requests) {
+    fn failed(&mut self, cx: &mut Context, key: &TensorKey, requests: &RankRequests) {
         let group = |request: &Request| request.group.as_ref().map(|group| (group.name.clone(), group.size));
         let groups: BTreeSet<(TensorName, u32)> = requests.values().filter_map(group).collect();
         for (name, size) in groups {
@@ -266,7 +267,7 @@ impl Agreement {
         self.unjoin(cx, requests);
     }
 
-    fn leave_group(&mut self, cx: &Context, (set, name): &Key, group: Option<Group>) {
+    fn leave_group(&mut self, cx: &Context, (set, name): &TensorKey, group: Option<Group>) {
         let Some(group) = group else { return };
         match self.groups.rejected(cx.now, *set, &group, name) {
             Ok(released) => self.push(released),
@@ -288,7 +289,7 @@ impl Agreement {
     }
 
     /// All ranks have joined: every name begins anew.
-    fn all_joined(&mut self, cx: &mut Context, key: &Key) {
+    fn all_joined(&mut self, cx: &mut Context, key: &TensorKey) {
         let joined = std::mem::take(&mut self.joined);
         for (incomplete, progress) in self.groups.take_joined(&joined) {
             let why = format!("{progress}, and all ranks have joined; ask for all tensors of a group before a join");
@@ -300,7 +301,7 @@ impl Agreement {
     }
 
     /// Joins that failed: what was to be performed without these ranks cannot be any more.
-    fn unjoin(&mut self, cx: &mut Context, requests: &Requests) {
+    fn unjoin(&mut self, cx: &mut Context, requests: &RankRequests) {
         let joins = requests.iter().filter(|(_, request)| request.collective == Collective::Join);
         let ranks: BTreeSet<Rank> = joins.map(|(rank, _)| *rank).filter(|rank| self.joined.remove(rank)).collect();
         if ranks.is_empty() {
@@ -330,7 +331,7 @@ impl Agreement {
         }
     }
 
-    fn reject(&self, cx: &mut Context, view: &SetView, (set, name): &Key, failure: &Failure, excused: &[Rank]) {
+    fn reject(&self, cx: &mut Context, view: &SetView, (set, name): &TensorKey, failure: &Failure, excused: &[Rank]) {
         cx.traces.note(|| Trace::Settled { set: *set, name: name.clone(), operation: None });
         let (failure, excused) = (failure.clone(), excused.to_vec());
         let reject = Control::Reject { set: *set, name: name.clone(), failure, excused };
@@ -338,6 +339,6 @@ impl Agreement {
     }
 }
 
-fn refusal((set, name): &Key, why: &str) -> Failure {
+fn refusal((set, name): &TensorKey, why: &str) -> Failure {
     Failure::new(Cause::Refused, format!("tensor {name} of {set}: {why}")).with_tensor(name.clone())
 }

@@ -1,9 +1,12 @@
-//! Requests that were announced before and are announced by a number: a training step asks for the same as the last.
+//! The request cache of the announcing side (Horovod's response cache): a training step repeats the requests of the last
+//! one, so a repeated request is announced by its slot alone.
 
 use std::collections::BTreeMap;
 
 use ronde_wire::control::Intent;
-use ronde_wire::{Collective, Request, SetId, SidecarIndex, TensorName, limits};
+use ronde_wire::{Request, SetId, TensorName};
+
+use crate::engine::shared::request_cache::{is_remembered, is_same};
 
 /// The announcing side's table: the least recently used request makes room for a new one.
 #[derive(Debug, Default)]
@@ -79,58 +82,9 @@ impl Announcer {
     }
 }
 
-/// The coordinator's table.
-#[derive(Debug, Default)]
-pub(crate) struct Remembered {
-    slots: BTreeMap<(SidecarIndex, u16), Request>,
-}
-
-impl Remembered {
-    /// The request that a sidecar remembers under a number from here on.
-    ///
-    /// # Errors
-    /// What is wrong with it, in words that follow "it".
-    pub(crate) fn remember(&mut self, from: SidecarIndex, slot: u16, request: &Request) -> Result<(), String> {
-        if usize::from(slot) >= limits::ANNOUNCE_SLOTS_MAX {
-            return Err(format!("remembers a request as {slot}; numbers are below {}", limits::ANNOUNCE_SLOTS_MAX));
-        }
-        if !is_remembered(request) {
-            return Err(format!("remembers a request for {}, which is never remembered", request.collective.name()));
-        }
-        self.slots.insert((from, slot), request.clone());
-        Ok(())
-    }
-
-    /// # Errors
-    /// In words that follow "it".
-    pub(crate) fn recall(&self, from: SidecarIndex, slot: u16) -> Result<Request, String> {
-        let known = self.slots.get(&(from, slot));
-        known.cloned().ok_or_else(|| format!("repeats the request {slot}, which it never made"))
-    }
-}
-
-/// What a training step asks for again and again.
-fn is_remembered(request: &Request) -> bool {
-    let repeats = matches!(
-        request.collective,
-        Collective::AllReduce { .. }
-            | Collective::AllGather
-            | Collective::ReduceScatter { .. }
-            | Collective::Broadcast { .. }
-            | Collective::Barrier
-    );
-    repeats && request.group.is_none()
-}
-
-/// Equal in every bit: 0 is not -0.
-fn is_same(one: &Request, other: &Request) -> bool {
-    let scales = |request: &Request| (request.prescale.to_bits(), request.postscale.to_bits());
-    one == other && scales(one) == scales(other)
-}
-
 #[cfg(test)]
 mod tests {
-    use ronde_wire::{DType, ReduceOp, Shape};
+    use ronde_wire::{Collective, DType, ReduceOp, Shape, limits};
 
     use super::*;
 
@@ -150,35 +104,6 @@ mod tests {
     fn sum(name: &str, rows: u64) -> Request {
         let (name, shape) = (TensorName::new(name).expect("a name"), Shape::new(vec![rows]).expect("a shape"));
         Request::new(SetId::WORLD, name, Collective::AllReduce { op: ReduceOp::Sum }, DType::F32, shape)
-    }
-
-    /// Both sides agree about every announcement of a long, repetitive and overflowing sequence.
-    #[test]
-    fn what_is_recalled_is_what_was_announced() {
-        let (mut announcer, mut remembered) = (Announcer::default(), Remembered::default());
-        let from = SidecarIndex(3);
-        let (mut again, mut evictions) = (0, 0);
-        for n in 0_u64..20_000 {
-            // Two names that come at every turn among more names than there are slots; some change their shape.
-            let name = if n % 3 == 0 { n % 2 } else { 2 + n * 7_919 % 1_999 };
-            let request = sum(&name.to_string(), n / 5_000);
-            let words = announcer.announce(&request, SLOTS);
-            evictions += u64::from(words.evicts);
-            let heard = match words.intent {
-                Intent::Remember { slot, request } => {
-                    remembered.remember(from, slot, &request).expect("a slot within the limit");
-                    request
-                }
-                Intent::Again { slot } => {
-                    again += 1;
-                    remembered.recall(from, slot).expect("remembered before")
-                }
-                intent => panic!("{intent:?}"),
-            };
-            assert_eq!(heard, request);
-        }
-        assert!(again > 6_000 && evictions > 0, "{again} of 20,000, {evictions}");
-        assert!(remembered.slots.len() <= limits::ANNOUNCE_SLOTS_MAX);
     }
 
     #[test]

@@ -9,15 +9,15 @@ use ronde_wire::{Collective, Failure, Group, Rank, Request, RequestId, Seq, SetI
 use crate::event::Time;
 
 /// A name as one rank uses it.
-pub(crate) type Key = (SetId, TensorName, Rank);
+pub(crate) type RankKey = (SetId, TensorName, Rank);
 
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
-    pending: BTreeMap<Key, Pending>,
-    numbers: BTreeMap<(Rank, RequestId), Key>,
+    pending: BTreeMap<RankKey, Pending>,
+    numbers: BTreeMap<(Rank, RequestId), RankKey>,
     counts: BTreeMap<Rank, usize>,
-    rounds: BTreeMap<Key, Ahead>,
+    rounds: BTreeMap<RankKey, Ahead>,
     /// Ranks with a join.
     joined: BTreeSet<Rank>,
     /// Counts what is asked for and refused.
@@ -51,9 +51,9 @@ pub(crate) struct Refusal {
 #[derive(Debug)]
 pub(crate) enum Unsettled {
     /// A request without an operation.
-    Asked(Key),
+    Asked(RankKey),
     /// A refusal.
-    Refused(Key, Failure, Option<Group>),
+    Refused(RankKey, Failure, Option<Group>),
 }
 
 /// How far a rank and the coordinator are apart in the rounds of a name (see the negotiation's text). Only one of the two
@@ -67,7 +67,7 @@ struct Ahead {
 }
 
 /// Rejections that may wait for one rank and name; the coordinator's own bound on poisoned rounds keeps them below.
-pub(crate) const REJECTED_AHEAD_MAX: usize = super::negotiation::POISONED_MAX;
+pub(crate) const REJECTED_AHEAD_MAX: usize = crate::engine::shared::POISONED_MAX;
 
 /// What a rejection meets at one rank.
 #[derive(Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ pub(crate) enum Rejected {
 
 impl Requests {
     /// Whether the rank has a request by this name without an answer.
-    pub(crate) fn has(&self, key: &Key) -> bool {
+    pub(crate) fn has(&self, key: &RankKey) -> bool {
         self.pending.contains_key(key)
     }
 
@@ -103,7 +103,13 @@ impl Requests {
         self.counts.get(&rank).copied().unwrap_or_default()
     }
 
-    pub(crate) fn insert(&mut self, key: Key, request: RequestId, (what, contribution): (Request, Bytes), now: Time) {
+    pub(crate) fn insert(
+        &mut self,
+        key: RankKey,
+        request: RequestId,
+        (what, contribution): (Request, Bytes),
+        now: Time,
+    ) {
         *self.counts.entry(key.2).or_default() += 1;
         if what.collective == Collective::Join {
             self.joined.insert(key.2);
@@ -145,7 +151,7 @@ impl Requests {
     }
 
     /// Takes a rank's part in the next round of a name out of its group. False when it has taken none.
-    pub(crate) fn ungroup(&mut self, key: &Key) -> bool {
+    pub(crate) fn ungroup(&mut self, key: &RankKey) -> bool {
         if let Some(refusal) = self.rounds.get_mut(key).and_then(|ahead| ahead.refused.front_mut()) {
             refusal.group = None;
             return true;
@@ -154,12 +160,12 @@ impl Requests {
         pending.map(|pending| pending.what.group = None).is_some()
     }
 
-    pub(crate) fn pending(&self, key: &Key) -> Option<&Pending> {
+    pub(crate) fn pending(&self, key: &RankKey) -> Option<&Pending> {
         self.pending.get(key)
     }
 
     /// The failure that already waits for the rank's next request by this name; taken out.
-    pub(crate) fn take_rejection(&mut self, key: &Key) -> Option<Failure> {
+    pub(crate) fn take_rejection(&mut self, key: &RankKey) -> Option<Failure> {
         let ahead = self.rounds.get_mut(key)?;
         let failure = ahead.rejected.pop_front();
         self.forget_even(key);
@@ -167,7 +173,7 @@ impl Requests {
     }
 
     /// The rank's part in the next round of the name was a refusal.
-    pub(crate) fn refuse(&mut self, key: Key, failure: Failure, group: Option<Group>) {
+    pub(crate) fn refuse(&mut self, key: RankKey, failure: Failure, group: Option<Group>) {
         if self.take_rejection(&key).is_none() {
             let turn = self.next_turn();
             self.rounds.entry(key).or_default().refused.push_back(Refusal { failure, group, turn });
@@ -175,7 +181,7 @@ impl Requests {
     }
 
     /// A round of the name was rejected.
-    pub(crate) fn reject(&mut self, key: Key, failure: &Failure) -> Rejected {
+    pub(crate) fn reject(&mut self, key: RankKey, failure: &Failure) -> Rejected {
         if let Some(ahead) = self.rounds.get_mut(&key).filter(|ahead| !ahead.refused.is_empty()) {
             ahead.refused.pop_front();
             self.forget_even(&key);
@@ -197,7 +203,7 @@ impl Requests {
     /// Marks a request as ordered, after `fits` has compared it.
     pub(crate) fn order(
         &mut self,
-        key: &Key,
+        key: &RankKey,
         seq: Seq,
         fits: impl FnOnce(&Request) -> Result<(), String>,
     ) -> Result<RequestId, String> {
@@ -224,13 +230,13 @@ impl Requests {
     }
 
     /// Whether the rank's request by this name is not ordered and fits.
-    pub(crate) fn fits(&self, key: &Key, fits: impl Fn(&Collective) -> bool) -> bool {
+    pub(crate) fn fits(&self, key: &RankKey, fits: impl Fn(&Collective) -> bool) -> bool {
         let pending = self.pending.get(key).filter(|pending| pending.ordered.is_none());
         pending.is_some_and(|pending| fits(&pending.what.collective))
     }
 
     /// Takes out the rank's request by this name.
-    pub(crate) fn take_one(&mut self, key: &Key) -> Option<RequestId> {
+    pub(crate) fn take_one(&mut self, key: &RankKey) -> Option<RequestId> {
         let request = self.pending.get(key)?.request;
         self.remove(key.2, request);
         Some(request)
@@ -238,7 +244,7 @@ impl Requests {
 
     /// Takes out what is asked of a set and not ordered, and forgets the set.
     pub(crate) fn take_set(&mut self, set: SetId) -> Vec<(Rank, RequestId, TensorName)> {
-        let of_set = |(key, pending): (&Key, &Pending)| {
+        let of_set = |(key, pending): (&RankKey, &Pending)| {
             let taken = key.0 == set && pending.ordered.is_none();
             taken.then(|| (key.2, pending.request, key.1.clone()))
         };
@@ -257,7 +263,7 @@ impl Requests {
 
     /// Takes out all requests, or those only for which nothing is ordered, ascending by rank and number.
     pub(crate) fn take(&mut self, unordered_only: bool) -> Vec<(Rank, RequestId)> {
-        let chosen = |key: &Key| {
+        let chosen = |key: &RankKey| {
             let ordered = self.pending.get(key).is_some_and(|pending| pending.ordered.is_some());
             !(unordered_only && ordered)
         };
@@ -283,7 +289,7 @@ impl Requests {
         self.turns
     }
 
-    fn forget_even(&mut self, key: &Key) {
+    fn forget_even(&mut self, key: &RankKey) {
         if self.rounds.get(key).is_some_and(|ahead| ahead.refused.is_empty() && ahead.rejected.is_empty()) {
             self.rounds.remove(key);
         }

@@ -6,10 +6,10 @@ use std::fmt::Write as _;
 use ronde_wire::{Activity, Cause, Collective, Control, Failure, Rank, Request, Seq, SidecarIndex, TensorName, limits};
 
 use super::agreement::Agreement;
-use super::context::Context;
+use super::commits::Settlements;
 use super::groups::Waiting;
-use super::settlement::Settlements;
-use super::wording;
+use crate::engine::shared::context::Context;
+use crate::engine::shared::wording;
 use crate::event::{Action, Time};
 
 /// Remembers what was reported, so that each report comes once an interval and is taken back.

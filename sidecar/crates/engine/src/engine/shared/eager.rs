@@ -9,10 +9,9 @@ use ronde_collectives::plan::WorkKind;
 use ronde_wire::control::{Order, OrderedTensor};
 use ronde_wire::{Algorithm, Codec, Collective, Rank, Request, Tuning, limits};
 
-use super::mismatch::Requests;
-use super::negotiation::Contributions;
 use super::sets::SetView;
 use super::shapes::{counts, work_kind};
+use super::{RankContributions, RankRequests};
 
 /// How eager plans are cut: one strand, as an order's contributions are smaller than this chunk.
 pub(crate) const TUNING: Tuning = Tuning { algorithm: Algorithm::Eager, chunk_bytes: CHUNK_BYTES, lanes: 1, window: 1 };
@@ -44,8 +43,8 @@ pub(crate) fn contribution_bytes(view: &SetView, rank: Rank, request: &Request, 
 /// All contributions to a tensor in rank order, where each of them came along; `None` when the tensor does not travel eagerly.
 pub(crate) fn gathered(
     view: &SetView,
-    requests: &Requests,
-    mut came: Contributions,
+    requests: &RankRequests,
+    mut came: RankContributions,
     threshold_bytes: u32,
 ) -> Option<Vec<Bytes>> {
     let of_rank = |rank: &Rank| match requests.get(rank) {

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ronde_wire::{Control, Epoch, ProcessSet, Rank, Seq, SetId, SidecarIndex, TensorName, limits};
 
-use super::context::Context;
-use super::coordinator::Violation;
-use super::sets::SetTable;
-use super::wording;
+use super::Violation;
+use crate::engine::shared::context::Context;
+use crate::engine::shared::sets::SetTable;
+use crate::engine::shared::wording;
 
 /// See the module's text. Ids of sets that are gone are used again in the order in which they became free: when all sidecars
 /// have heard that the set is gone, so that none of them still speaks of the old one.

@@ -2,8 +2,8 @@
 
 use ronde_wire::{Activity, Call, Control, Rank, Record, Seq, TensorName, limits};
 
-use super::context::Context;
-use super::participant::Participant;
+use super::Participant;
+use crate::engine::shared::context::Context;
 use crate::event::Time;
 
 /// What a rank asked for last.

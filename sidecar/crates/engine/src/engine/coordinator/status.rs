@@ -1,0 +1,50 @@
+//! The coordinator's part of the engine's status.
+
+use ronde_wire::Rank;
+
+use super::Coordinator;
+use super::negotiation::Waiting;
+use crate::engine::shared::context::Context;
+use crate::engine::shared::status::{STATUS_ENTRIES_MAX, WaitingTensor};
+use crate::event::Time;
+
+/// What the coordinator knows of all ranks. The default is for sidecars that are not the coordinator.
+#[derive(Debug, Default)]
+pub(crate) struct NegotiationStatus {
+    /// Ranks that have yet to attach; none within an epoch.
+    pub(crate) ranks_missing: Vec<Rank>,
+    pub(crate) ranks_joined: Vec<Rank>,
+    /// Names that some ranks have announced and others have not.
+    pub(crate) names: usize,
+    /// The oldest of these names, at most [`STATUS_ENTRIES_MAX`].
+    pub(crate) oldest: Vec<WaitingTensor>,
+    pub(crate) last_to_be_ready: Vec<u64>,
+    pub(crate) waited_for_us: Vec<u64>,
+}
+
+impl Coordinator {
+    /// Ranks and names at `now`.
+    pub(crate) fn status(&self, cx: &Context, now: Time) -> NegotiationStatus {
+        NegotiationStatus {
+            ranks_missing: self.missing(cx),
+            ranks_joined: self.agreement.joined.iter().copied().collect(),
+            names: self.agreement.negotiation.len(),
+            oldest: self.oldest_names(now),
+            last_to_be_ready: self.last_to_be_ready.clone(),
+            waited_for_us: self.waited_for_us.clone(),
+        }
+    }
+
+    fn oldest_names(&self, now: Time) -> Vec<WaitingTensor> {
+        let mut oldest: Vec<_> = self.agreement.negotiation.waiting().collect();
+        oldest.sort_by_key(|waiting| waiting.since);
+        let entry = |waiting: Waiting<'_>| WaitingTensor {
+            set: waiting.request.set,
+            name: waiting.request.name.clone(),
+            collective: waiting.request.collective.name(),
+            missing: waiting.missing(&self.agreement.joined),
+            age_ms: now.ms_since(waiting.since),
+        };
+        oldest.into_iter().take(STATUS_ENTRIES_MAX).map(entry).collect()
+    }
+}

@@ -1,0 +1,141 @@
+//! The status of an engine, for status pages and tools.
+
+use ronde_wire::{Epoch, Failure, ProcessSet, Rank, RequestId, SetId, SidecarIndex, TensorName};
+use serde::Serialize;
+
+use super::stats::Stats;
+
+/// What an engine is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EnginePhase {
+    /// No epoch: ranks have yet to attach.
+    Waiting,
+    /// Within an epoch.
+    Active,
+    /// A rank has shut down; operations that were ordered before are being finished.
+    Closing,
+}
+
+/// A snapshot of one engine. Lists are cut to [`STATUS_ENTRIES_MAX`] entries; counts are not.
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    /// This sidecar.
+    pub sidecar: SidecarIndex,
+    /// The sidecar that orders operations.
+    pub coordinator: SidecarIndex,
+    /// What the engine is doing.
+    pub phase: EnginePhase,
+    /// The newest epoch that began here; 0 before the first.
+    pub epoch: Epoch,
+    /// The ranks of the job.
+    pub world_size: usize,
+    /// Ranks of this sidecar that take part in the epoch.
+    pub ranks_in_epoch: Vec<Rank>,
+    /// Ranks of this sidecar that have attached and wait for the next epoch.
+    pub ranks_waiting: Vec<Rank>,
+    /// Ranks whose attachment is missing for the next epoch: of all sidecars at the coordinator, of this one elsewhere.
+    /// Empty within an epoch.
+    pub ranks_missing: Vec<Rank>,
+    /// Ranks that have joined and wait for the others: of all sidecars at the coordinator, of this one elsewhere.
+    pub ranks_joined: Vec<Rank>,
+    /// How many process sets there are, that of all ranks included.
+    pub sets: usize,
+    /// The other ones, in order of their ids.
+    pub process_sets: Vec<ProcessSet>,
+    /// Requests of local ranks that have no answer yet.
+    pub pending: usize,
+    /// The oldest of them.
+    pub pending_requests: Vec<PendingStatus>,
+    /// Coordinator: how many names wait for ranks.
+    pub negotiating: usize,
+    /// Coordinator: the oldest of those names, and who is missing.
+    pub waiting_tensors: Vec<WaitingTensor>,
+    /// Coordinator: why the newest operations got their algorithms, newest last.
+    pub selections: Vec<String>,
+    /// Coordinator: for each rank, how often it was the last to be ready; the slowest rank has most. Empty elsewhere.
+    pub last_to_be_ready: Vec<u64>,
+    /// Coordinator: for each rank, for how many microseconds the others have waited for it in all. Empty elsewhere.
+    pub waited_for_us: Vec<u64>,
+    /// The schedule that runs without negotiation, if there is one.
+    pub schedule: Option<ScheduleStatus>,
+    /// Operations admitted here and not finished.
+    pub in_flight: usize,
+    /// Sidecars that are silent.
+    pub suspect_sidecars: Vec<SidecarIndex>,
+    /// Ranks that are silent.
+    pub suspect_ranks: Vec<Rank>,
+    /// Settings that were brought into order, in words.
+    pub notes: Vec<String>,
+    /// Why the last epoch ended.
+    pub last_failure: Option<Failure>,
+    /// The control links.
+    pub links: Vec<LinkStatus>,
+    /// The counters.
+    pub stats: Stats,
+}
+
+/// The most entries of one list of a [`Status`].
+pub const STATUS_ENTRIES_MAX: usize = 100;
+
+/// A request without an answer.
+#[derive(Clone, Debug, Serialize)]
+pub struct PendingStatus {
+    /// Whose.
+    pub rank: Rank,
+    /// Its number.
+    pub request: RequestId,
+    /// The set.
+    pub set: SetId,
+    /// The name.
+    pub name: TensorName,
+    /// What is to be done.
+    pub collective: &'static str,
+    /// Whether all ranks have announced it and it is being performed.
+    pub ordered: bool,
+    /// Milliseconds since it was submitted.
+    pub age_ms: u64,
+}
+
+/// A name that some ranks have announced and others have not.
+#[derive(Clone, Debug, Serialize)]
+pub struct WaitingTensor {
+    /// The set.
+    pub set: SetId,
+    /// The name.
+    pub name: TensorName,
+    /// What is to be done.
+    pub collective: &'static str,
+    /// Who is missing.
+    pub missing: Vec<Rank>,
+    /// Milliseconds since the first rank announced it.
+    pub age_ms: u64,
+}
+
+/// A schedule: the repeated operations of a training step, which run without negotiation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ScheduleStatus {
+    /// Number of the schedule within the epoch, from 1.
+    pub number: u64,
+    /// Operations of a step.
+    pub operations: usize,
+    /// Tensors of a step.
+    pub tensors: usize,
+    /// Steps that have completed here.
+    pub steps: u64,
+}
+
+/// A control link.
+#[derive(Clone, Debug, Serialize)]
+pub struct LinkStatus {
+    /// The peer.
+    pub peer: SidecarIndex,
+    /// Whether it is open.
+    pub up: bool,
+    /// Milliseconds since the last message; meaningful within an epoch.
+    pub silent_ms: u64,
+    /// The newest round trip, in microseconds.
+    pub round_trip_us: Option<u64>,
+    /// The peer's clock less this sidecar's, in microseconds.
+    pub clock_offset_us: Option<i64>,
+}
