@@ -9,6 +9,7 @@ mod activity;
 mod admission;
 mod agreement;
 mod answers;
+mod any_source;
 mod config;
 mod context;
 mod coordinator;
@@ -16,6 +17,7 @@ mod eager;
 mod fusion;
 mod groups;
 mod liveness;
+mod matching;
 mod mismatch;
 mod negotiation;
 mod operations;
@@ -444,6 +446,7 @@ impl Engine {
             | Control::Schedule { .. }
             | Control::Withdraw { .. }
             | Control::Settle { .. }
+            | Control::Matched { .. }
             | Control::Resume { .. } => {
                 if from != cx.coordinator {
                     return Err("sends what only the coordinator sends".to_owned());
@@ -482,6 +485,7 @@ impl Engine {
             Control::Schedule { number, buckets, patience_us } => {
                 participant.schedule(cx, seq, (number, patience_us), buckets);
             }
+            Control::Matched { set, receive, message } => participant.matched(cx, set, &receive, message),
             Control::Settle { failure } => participant.settle(cx, seq, failure),
             Control::Withdraw { number } => participant.freeze(cx, number),
             Control::Resume { number, last, completed } => participant.resume(cx, number, last, &completed),

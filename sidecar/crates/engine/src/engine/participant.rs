@@ -6,6 +6,7 @@ use ronde_wire::control::Announcement;
 use ronde_wire::{Cause, Control, Epoch, Failure, Rank, RequestId, Seq, SetId, SidecarIndex, World};
 
 use super::activity::LastCall;
+use super::any_source::AnySources;
 use super::config::EAGER_BYTES_MOST;
 use super::context::Context;
 use super::remembered::Announcer;
@@ -16,7 +17,7 @@ use super::wording;
 use crate::event::{Action, Admission, Time};
 use crate::trace::Trace;
 
-/// The state; what it does stands in this file (epochs) and in `submission`, `answers`, `operations` and
+/// The state; what it does stands in this file (epochs) and in `submission`, `any_source`, `answers`, `operations` and
 /// `watch`.
 #[derive(Debug, Default)]
 pub(crate) struct Participant {
@@ -28,6 +29,7 @@ pub(crate) struct Participant {
     /// Ranks that take part in this one.
     pub(super) present: BTreeMap<Rank, Presence>,
     pub(super) requests: Requests,
+    pub(super) any_sources: AnySources,
     pub(super) sets: SetTable,
     /// Sets that are gone, but operations of theirs are not done here: their names are not free before.
     pub(super) leaving: BTreeSet<SetId>,
@@ -170,18 +172,24 @@ impl Participant {
             self.end(cx, &failure);
             return;
         }
-        for (rank, request) in self.requests.take(true) {
-            self.complete(cx, rank, request, Err(failure.clone()));
-        }
+        self.fail_requests(cx, true, &failure);
         self.outbox.clear();
         self.phase = Phase::Closing(failure);
     }
 
-    /// The epoch is over here: every request without an answer fails, in order of rank and number.
-    pub(crate) fn end(&mut self, cx: &mut Context, failure: &Failure) {
-        for (rank, request) in self.requests.take(false) {
+    /// Requests without an answer fail: all of them, or those only for which nothing is ordered.
+    fn fail_requests(&mut self, cx: &mut Context, unordered_only: bool, failure: &Failure) {
+        let mut requests = self.requests.take(unordered_only);
+        requests.extend(self.any_sources.clear());
+        requests.sort_unstable();
+        for (rank, request) in requests {
             self.complete(cx, rank, request, Err(failure.clone()));
         }
+    }
+
+    /// The epoch is over here: every request without an answer fails, in order of rank and number.
+    pub(crate) fn end(&mut self, cx: &mut Context, failure: &Failure) {
+        self.fail_requests(cx, false, failure);
         self.phase = Phase::Idle;
         self.present.clear();
         self.admitted.clear();

@@ -217,7 +217,7 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         ranks_joined: ranks_joined(participant, coordinator),
         sets: participant.sets.len(&cx.config.world),
         process_sets: participant.sets.others(&cx.config.world).take(STATUS_ENTRIES_MAX).collect(),
-        pending: participant.requests.len(),
+        pending: participant.requests.len() + participant.any_sources.len(),
         pending_requests: pending_requests(participant, now),
         negotiating: coordinator.map_or(0, |c| c.agreement.negotiation.len()),
         waiting_tensors: coordinator.map_or_else(Vec::new, |c| waiting_tensors(c, now)),
