@@ -15,6 +15,8 @@ pub(crate) struct Arguments {
     plugin: Option<PluginCall>,
     /// The root, or the other rank of a message.
     root: u32,
+    /// Whether a message of any rank is received.
+    any_source: bool,
     splits: Vec<u64>,
     tag: u32,
     ranks: Vec<u32>,
@@ -44,6 +46,7 @@ impl Arguments {
             "gather" => Collective::Gather { root },
             "scatter" => Collective::Scatter { root },
             "send" => Collective::Send { to: root, tag: self.tag },
+            "recv" if self.any_source => Collective::RecvAny { tag: self.tag },
             "recv" => Collective::Recv { from: root, tag: self.tag },
             "barrier" => Collective::Barrier,
             "join" => Collective::Join,
@@ -79,9 +82,12 @@ impl Arguments {
             6 => ReduceOp::Median,
             7 => ReduceOp::ClippedMean,
             8 if self.plugin.is_some() => ReduceOp::Plugin,
+            9 => ReduceOp::BitAnd,
+            10 => ReduceOp::BitOr,
+            11 => ReduceOp::BitXor,
             op => {
                 return Err(PyValueError::new_err(format!(
-                    "op {op} is none of Average, Sum, Adasum, Min, Max, Product, Median, ClippedMean"
+                    "op {op} is none of Average, Sum, Adasum, Min, Max, Product, Median, ClippedMean, BitAnd, BitOr, BitXor"
                 )));
             }
         })
@@ -116,6 +122,7 @@ impl<'py> FromPyObject<'_, 'py> for Arguments {
                 "codec" => arguments.codec = value.extract()?,
                 "plugin" => arguments.plugin = Some(plugin(&value)?),
                 "root" => arguments.root = value.extract()?,
+                "any_source" => arguments.any_source = value.extract()?,
                 "splits" => arguments.splits = value.extract()?,
                 "tag" => arguments.tag = value.extract()?,
                 "ranks" => arguments.ranks = value.extract()?,

@@ -106,6 +106,16 @@ impl Operation {
         }
     }
 
+    /// Of a received message: the rank that sent it. Raises why it failed.
+    fn source(&self) -> PyResult<u32> {
+        match self.detail()? {
+            Detail::Source(rank) => Ok(rank.0),
+            _ => Err(PyValueError::new_err(
+                "this operation receives no message, so it has no source; ask the handle of a recv",
+            )),
+        }
+    }
+
     /// Of an added process set: its number. Raises why it failed.
     fn set_id(&self) -> PyResult<u32> {
         match self.detail()? {

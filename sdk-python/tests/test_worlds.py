@@ -24,6 +24,15 @@ def test_collectives_agree_with_numpy(
     assert world("collectives.py", ranks, sidecars).count("agree with NumPy") == ranks
 
 
+@pytest.mark.parametrize("ring", ["1", "0"])
+@pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (4, 2), (3, 3)])
+def test_receives_from_any_source(
+    world: Callable[..., str], ranks: int, sidecars: int, ring: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RONDE_RING", ring)
+    assert world("any_source.py", ranks, sidecars).count("came from any source") == ranks
+
+
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (3, 2)])
 def test_failures_are_told_to_everybody(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("failures.py", ranks, sidecars).count("were told") == ranks

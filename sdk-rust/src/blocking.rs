@@ -18,7 +18,7 @@ use crate::handle::Arrived;
 use crate::methods::{for_each_group, for_each_operation};
 use crate::operation::{Label, Operation, ReduceOptions, Site};
 use crate::options::Options;
-use crate::outcome::{Exchanged, Outcome, Output, ProcessSet};
+use crate::outcome::{Exchanged, Outcome, Output, ProcessSet, Received};
 use crate::promise::{Promise, promise};
 use crate::session::Session;
 use crate::tensor::{Tensor, TensorRef};

@@ -21,7 +21,7 @@ use crate::memory::{InputPart, Memory, whole};
 use crate::methods::{for_each_group, for_each_operation, groups, operations};
 use crate::operation::{Label, Operation, ReduceOptions, Site};
 use crate::options::{Options, Transfer};
-use crate::outcome::{Exchanged, ProcessSet};
+use crate::outcome::{Exchanged, ProcessSet, Received};
 use crate::session::{Draft, Input, Manners, Session};
 use crate::tensor::{Tensor, TensorRef};
 use crate::timeline::{Recorder, TimelineOptions};

@@ -83,7 +83,7 @@ pub use handle::Handle;
 pub use operation::{Label, Operation, ReduceOptions};
 #[cfg(not(target_arch = "wasm32"))]
 pub use options::{Options, Ring, Transfer};
-pub use outcome::{Exchanged, Outcome, Output, ProcessSet};
+pub use outcome::{Exchanged, Outcome, Output, ProcessSet, Received};
 pub use ronde_rpc::EpochView;
 pub use ronde_wire::{
     Call, Cause, Codec, Collective, DType, Detail, Exit, Failure, JobName, PluginCall, PluginValue, Rank, Record,

@@ -59,7 +59,13 @@ macro_rules! for_each_operation {
 
             /// Gets a tensor from the global rank `from`, which sends it with the same tag. Its type and shape are the
             /// sender's.
-            recv, recv_async(from: u32, tag: u32,) -> Tensor = Operation::recv(from, tag);
+            ///
+            /// Without a rank it takes the message of any rank of the set: of those that no earlier receive takes, the one that
+            /// was announced first. Receives with one tag take messages in the order in which they are posted.
+            recv, recv_async(from: impl Into<Option<u32>>, tag: u32,) -> Tensor = Operation::recv(from, tag);
+
+            /// [`Self::recv`] that also gives the rank that sent it.
+            recv_from, recv_from_async(from: impl Into<Option<u32>>, tag: u32,) -> Received = Operation::recv(from, tag);
 
             /// Waits until every rank of the set has called it.
             barrier, barrier_async<'a>(label: impl Into<Label<'a>>,) -> () = Operation::barrier(label);

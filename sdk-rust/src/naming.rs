@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 
-use ronde_wire::{Codec, Collective, DType, Detail, Group, Rank, Request, SetId, Shape, TensorName, limits};
+use ronde_wire::{
+    AnySource, Codec, Collective, DType, Detail, Group, Pair, Rank, Request, SetId, Shape, TensorName, limits,
+};
 
 use crate::error::Error;
 use crate::operation::{Label, Operation};
@@ -34,15 +36,33 @@ struct Known {
 /// or a set that only some are in, does not shift the numbers of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Counted {
-    Single { set: SetId, kind: &'static str },
-    Group { set: SetId, kind: &'static str },
-    Message { set: SetId, from: Rank, to: Rank, tag: u32 },
+    Single {
+        set: SetId,
+        kind: &'static str,
+    },
+    Group {
+        set: SetId,
+        kind: &'static str,
+    },
+    Message {
+        set: SetId,
+        from: Rank,
+        to: Rank,
+        tag: u32,
+    },
+    /// A receive from any source.
+    AnySource {
+        set: SetId,
+        tag: u32,
+    },
 }
 
 impl Counted {
     fn set(self) -> SetId {
-        let (Self::Single { set, .. } | Self::Group { set, .. } | Self::Message { set, .. }) = self;
-        set
+        match self {
+            Self::Single { set, .. } | Self::Group { set, .. } => set,
+            Self::Message { set, .. } | Self::AnySource { set, .. } => set,
+        }
     }
 }
 
@@ -99,34 +119,41 @@ impl Names {
     /// [`Error::Argument`]; no number is taken then.
     pub(crate) fn request(&mut self, operation: &Operation<'_>) -> Result<Request, Error> {
         let checked = self.checked(operation)?;
-        let set = operation.label.set;
         let kind = operation.collective.name();
-        let counted = match (operation.collective.pair(self.me), operation.label.name) {
-            (Some(pair), None) => {
-                let (from, to) = (pair.from, pair.to);
-                let tag = if let Collective::Send { tag, .. } | Collective::Recv { tag, .. } = operation.collective {
-                    tag
-                } else {
-                    0
-                };
-                Some(Counted::Message { set, from, to, tag })
-            }
-            (None, None) => Some(Counted::Single { set, kind }),
-            (Some(_), Some(_)) => {
-                return Err(Error::argument("messages between two ranks have no name; tell them apart by a tag"));
-            }
-            (None, Some(_)) => None,
-        };
+        let counted = self.counted(operation)?;
         let name = match (counted, operation.label.name) {
             (None, name) => format!("{}.{}", kind.to_ascii_lowercase(), name.unwrap_or_default()),
             (Some(Counted::Message { from, to, tag, .. }), _) => {
-                format!("message.{}.{}.{tag}.{}", from.0, to.0, self.next(counted))
+                Pair { from, to }.message_name(tag, self.next(counted)).to_string()
+            }
+            (Some(Counted::AnySource { tag, .. }), _) => {
+                AnySource { to: self.me, tag }.receive_name(self.next(counted)).to_string()
             }
             (Some(_), _) => format!("{}.noname.{}", kind.to_ascii_lowercase(), self.next(counted)),
         };
         let name = tensor_name(name)?;
         self.take(counted)?;
         Ok(checked.request(operation, name, None))
+    }
+
+    /// What an operation is counted as; `None` for one that has a name.
+    fn counted(&self, operation: &Operation<'_>) -> Result<Option<Counted>, Error> {
+        let set = operation.label.set;
+        let counted = match (operation.collective.pair(self.me), &operation.collective) {
+            (Some(Pair { from, to }), &(Collective::Send { tag, .. } | Collective::Recv { tag, .. })) => {
+                Some(Counted::Message { set, from, to, tag })
+            }
+            (_, &Collective::RecvAny { tag }) => Some(Counted::AnySource { set, tag }),
+            _ => None,
+        };
+        match (counted, operation.label.name) {
+            (Some(_), Some(_)) => {
+                Err(Error::argument("messages between two ranks have no name; tell them apart by a tag"))
+            }
+            (None, Some(_)) => Ok(None),
+            (None, None) => Ok(Some(Counted::Single { set, kind: operation.collective.name() })),
+            (counted, None) => Ok(counted),
+        }
     }
 
     /// The requests for operations that become ready together.
@@ -264,6 +291,9 @@ impl Names {
             && ranks.binary_search(&root).is_err()
         {
             return Err(Error::argument(format!("invalid root rank {} for {kind}: it is not in {set}", root.0)));
+        }
+        if matches!(operation.collective, Collective::RecvAny { .. }) && ranks.len() < 2 {
+            return Err(Error::argument(format!("{kind} from any source: {} is alone in {set}", self.me)));
         }
         let Some(pair) = operation.collective.pair(self.me) else { return Ok(()) };
         let peer = if pair.from == self.me { pair.to } else { pair.from };

@@ -212,10 +212,14 @@ impl<'a> Operation<'a> {
         Self::new(None, Collective::Send { to: Rank(to), tag }, Some(tensor.into()))
     }
 
-    /// A message from the global rank `from`.
+    /// A message from the global rank `from`, or from any rank of the set when that is `None`.
     #[must_use]
-    pub fn recv(from: u32, tag: u32) -> Self {
-        Self::new(None, Collective::Recv { from: Rank(from), tag }, None)
+    pub fn recv(from: impl Into<Option<u32>>, tag: u32) -> Self {
+        let collective = match from.into() {
+            Some(from) => Collective::Recv { from: Rank(from), tag },
+            None => Collective::RecvAny { tag },
+        };
+        Self::new(None, collective, None)
     }
 
     /// A barrier.

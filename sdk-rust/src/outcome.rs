@@ -44,6 +44,15 @@ impl ProcessSet {
     }
 }
 
+/// A message, and who sent it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The sender's tensor.
+    pub tensor: Tensor,
+    /// The sender's global rank.
+    pub source: u32,
+}
+
 /// What an all-to-all gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchanged {
@@ -95,6 +104,15 @@ impl Outcome for Exchanged {
     }
 }
 
+impl Outcome for Received {
+    fn of(output: Output) -> Result<Self, Error> {
+        match (output.tensor, output.detail) {
+            (Some(tensor), Detail::Source(source)) => Ok(Self { tensor, source: source.0 }),
+            _ => Err(lacks(&output.collective, "a message with its source")),
+        }
+    }
+}
+
 /// The rank that joined last.
 impl Outcome for u32 {
     fn of(output: Output) -> Result<Self, Error> {
@@ -129,6 +147,7 @@ mod private {
     impl Sealed for super::Tensor {}
     impl Sealed for Option<super::Tensor> {}
     impl Sealed for super::Exchanged {}
+    impl Sealed for super::Received {}
     impl Sealed for u32 {}
     impl Sealed for super::ProcessSet {}
 }

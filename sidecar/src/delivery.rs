@@ -140,7 +140,8 @@ fn check_result(session: &Session, submission: &Submission, bounds: ResultBounds
 /// Whether the size of the result hangs on other ranks' tensors, of which the request says nothing.
 fn hangs_on_others(me: Rank, collective: &Collective) -> bool {
     match collective {
-        Collective::AllGather | Collective::AllToAll { .. } | Collective::Recv { .. } => true,
+        Collective::AllGather | Collective::AllToAll { .. } => true,
+        Collective::Recv { .. } | Collective::RecvAny { .. } => true,
         Collective::Gather { root } => *root == me,
         Collective::Scatter { root } => *root != me,
         _ => false,
@@ -322,6 +323,7 @@ mod tests {
         let unknown = || {
             [
                 Collective::Recv { from: other, tag: 0 },
+                Collective::RecvAny { tag: 0 },
                 Collective::Scatter { root: other },
                 Collective::AllGather,
                 Collective::Gather { root: me },

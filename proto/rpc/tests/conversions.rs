@@ -140,6 +140,7 @@ fn who_only_receives_hands_over_nothing() {
     let receives = [
         Collective::Scatter { root: Rank(0) },
         Collective::Recv { from: Rank(0), tag: 3 },
+        Collective::RecvAny { tag: 3 },
         Collective::Join,
         Collective::AddSet { ranks: vec![Rank(0)] },
         Collective::RemoveSet { set: SetId(1) },
@@ -315,6 +316,8 @@ fn answers_of_the_sidecar_are_checked_too() {
         Detail::LastJoined(Rank(4_095)),
         Detail::Set(SetId(0)),
         Detail::Set(SetId(9)),
+        Detail::Source(Rank(0)),
+        Detail::Source(Rank(4_095)),
     ];
     for detail in details {
         let completion = Completion { detail, ..completion.clone() };
@@ -418,7 +421,7 @@ fn any_submission() -> impl Strategy<Value = Submission> {
 
 fn any_collective() -> impl Strategy<Value = Collective> {
     let ranks = prop::collection::vec(0..4_096_u32, 0..6);
-    (0..14_u8, any_op(), 0..4_u32, any::<u32>(), ranks).prop_map(|(kind, op, rank, number, ranks)| {
+    (0..15_u8, any_op(), 0..4_u32, any::<u32>(), ranks).prop_map(|(kind, op, rank, number, ranks)| {
         let rank = Rank(rank);
         match kind {
             0 => Collective::AllReduce { op },
@@ -434,6 +437,7 @@ fn any_collective() -> impl Strategy<Value = Collective> {
             10 => Collective::Barrier,
             11 => Collective::Join,
             12 => Collective::AddSet { ranks: ranks.into_iter().map(Rank).collect() },
+            13 => Collective::RecvAny { tag: number },
             _ => Collective::RemoveSet { set: SetId(number) },
         }
     })
@@ -522,7 +526,7 @@ fn any_scale() -> impl Strategy<Value = f64> {
 }
 
 const ME: Rank = Rank(1);
-const OPS: [ReduceOp; 9] = [
+const OPS: [ReduceOp; 12] = [
     ReduceOp::Average,
     ReduceOp::Sum,
     ReduceOp::Adasum,
@@ -532,4 +536,7 @@ const OPS: [ReduceOp; 9] = [
     ReduceOp::Median,
     ReduceOp::ClippedMean,
     ReduceOp::Plugin,
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
 ];

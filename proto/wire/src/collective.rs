@@ -30,6 +30,12 @@ pub enum ReduceOp {
     ClippedMean = 7,
     /// As the plugin does that the request names. All-reduce only.
     Plugin = 8,
+    /// The bitwise *and*; of bool, whether all are true. Integers and bool only.
+    BitAnd = 9,
+    /// The bitwise *or*; of bool, whether any is true. Integers and bool only.
+    BitOr = 10,
+    /// The bitwise exclusive *or*; of bool, whether an odd number is true. Integers and bool only.
+    BitXor = 11,
 }
 
 impl ReduceOp {
@@ -46,7 +52,16 @@ impl ReduceOp {
             Self::Median => "median",
             Self::ClippedMean => "clipped-mean",
             Self::Plugin => "plugin",
+            Self::BitAnd => "bit-and",
+            Self::BitOr => "bit-or",
+            Self::BitXor => "bit-xor",
         }
+    }
+
+    /// Whether the operation works on the bits of its operands, which floating-point types do not have.
+    #[must_use]
+    pub const fn is_bitwise(self) -> bool {
+        matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor)
     }
 }
 
@@ -129,6 +144,12 @@ pub enum Collective {
         /// Which one.
         set: SetId,
     },
+    /// The other side of a [`Collective::Send`] of any rank of the set: of the first one that the coordinator has heard of and
+    /// that no earlier receive takes. Once the source is known it is performed as a [`Collective::Recv`].
+    RecvAny {
+        /// Distinguishes messages between the same two ranks.
+        tag: u32,
+    },
 }
 
 impl Collective {
@@ -145,7 +166,7 @@ impl Collective {
             Self::Gather { .. } => "GATHER",
             Self::Scatter { .. } => "SCATTER",
             Self::Send { .. } => "SEND",
-            Self::Recv { .. } => "RECV",
+            Self::Recv { .. } | Self::RecvAny { .. } => "RECV",
             Self::Barrier => "BARRIER",
             Self::Join => "JOIN",
             Self::AddSet { .. } => "ADD_PROCESS_SET",
@@ -178,7 +199,8 @@ impl Collective {
     #[must_use]
     pub fn has_input(&self, me: Rank) -> bool {
         match self {
-            Self::Barrier | Self::Join | Self::AddSet { .. } | Self::RemoveSet { .. } | Self::Recv { .. } => false,
+            Self::Barrier | Self::Join | Self::AddSet { .. } | Self::RemoveSet { .. } => false,
+            Self::Recv { .. } | Self::RecvAny { .. } => false,
             Self::Scatter { root } => *root == me,
             _ => true,
         }
@@ -194,7 +216,7 @@ impl Collective {
         }
     }
 
-    /// The two ranks of a message, when `me` asks for it.
+    /// The two ranks of a message, when `me` asks for it; `None` also while the source is not known.
     #[must_use]
     pub const fn pair(&self, me: Rank) -> Option<Pair> {
         match *self {
@@ -223,6 +245,13 @@ impl Pair {
         TensorName::new(name).expect("three numbers of up to 10 digits and one of up to 20 are a short name")
     }
 
+    /// The number in a name that [`Self::message_name`] makes; `None` for all others.
+    #[must_use]
+    pub fn message_count(name: &TensorName) -> Option<u64> {
+        Self::of_message(name)?;
+        number(name.as_str().rsplit('.').next()?)
+    }
+
     /// The ranks and the tag of a name that [`Self::message_name`] makes; `None` for all others. Such names are for messages
     /// only.
     #[must_use]
@@ -236,7 +265,39 @@ impl Pair {
     }
 }
 
+/// The name of a receive from any source: `message.any.<to>.<tag>.<count>`, where `count` is the number of earlier ones of
+/// this rank and tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AnySource {
+    /// The receiving global rank.
+    pub to: Rank,
+    /// The tag of the messages that it takes.
+    pub tag: u32,
+}
+
+impl AnySource {
+    /// The name of one of these receives.
+    #[must_use]
+    pub fn receive_name(self, count: u64) -> TensorName {
+        let name = format!("{MESSAGE}.{ANY}.{}.{}.{count}", self.to.0, self.tag);
+        TensorName::new(name).expect("two numbers of up to 10 digits and one of up to 20 are a short name")
+    }
+
+    /// The rank and the tag of a name that [`Self::receive_name`] makes; `None` for all others. Such names are for these
+    /// receives only.
+    #[must_use]
+    pub fn of_receive(name: &TensorName) -> Option<Self> {
+        let numbers = name.as_str().strip_prefix(MESSAGE)?.strip_prefix('.')?.strip_prefix(ANY)?.strip_prefix('.')?;
+        let mut numbers = numbers.split('.').map(number);
+        let mut small = || u32::try_from(numbers.next()??).ok();
+        let (to, tag) = (Rank(small()?), small()?);
+        let last = numbers.next().flatten().is_some() && numbers.next().is_none();
+        last.then_some(Self { to, tag })
+    }
+}
+
 const MESSAGE: &str = "message";
+const ANY: &str = "any";
 
 /// A number as it is printed: digits only, no zeros in front.
 fn number(text: &str) -> Option<u64> {
@@ -267,7 +328,21 @@ mod tests {
             "message.1.-2.3.4",
         ];
         for other in others {
-            assert_eq!(Pair::of_message(&TensorName::new(other).expect("a name")), None, "{other}");
+            let name = TensorName::new(other).expect("a name");
+            assert_eq!((Pair::of_message(&name), Pair::message_count(&name)), (None, None), "{other}");
+        }
+        assert_eq!(Pair::message_count(&pair.message_name(7, 12)), Some(12));
+    }
+
+    #[test]
+    fn names_of_receives_from_any_source_are_read_back_and_others_are_not() {
+        let any = AnySource { to: Rank(u32::MAX), tag: 7 };
+        let name = any.receive_name(u64::MAX);
+        assert_eq!((AnySource::of_receive(&name), Pair::of_message(&name)), (Some(any), None));
+        let pair = Pair { from: Rank(3), to: Rank(1) };
+        assert_eq!(AnySource::of_receive(&pair.message_name(7, 0)), None);
+        for other in ["message.any", "message.any.1.2", "message.any.1.2.3.4", "message.any.01.2.3", "any.1.2.3"] {
+            assert_eq!(AnySource::of_receive(&TensorName::new(other).expect("a name")), None, "{other}");
         }
     }
 }

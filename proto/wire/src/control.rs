@@ -397,6 +397,15 @@ pub enum Control {
         /// Why it fails.
         failure: Option<Failure>,
     },
+    /// From the coordinator, to the sidecar of the receiving rank: a receive from any source takes this message.
+    Matched {
+        /// The set.
+        set: SetId,
+        /// The name of the receive, which has the receiving rank and the tag.
+        receive: TensorName,
+        /// The name of the message, which has the source.
+        message: TensorName,
+    },
 }
 
 /// What one rank announces.

@@ -25,7 +25,7 @@ pub mod tuning;
 pub mod world;
 
 pub use codec::Codec;
-pub use collective::{Collective, Pair, ReduceOp};
+pub use collective::{AnySource, Collective, Pair, ReduceOp};
 pub use control::Control;
 pub use dtype::DType;
 pub use failure::{Blame, Cause, Failure};

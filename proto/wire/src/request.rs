@@ -67,6 +67,8 @@ pub enum Detail {
     LastJoined(Rank),
     /// Of an added process set: its id.
     Set(SetId),
+    /// Of a received message: the rank that sent it.
+    Source(Rank),
 }
 
 /// A shape that breaks the rules.

@@ -21,8 +21,8 @@ from ronde.errors import (
     ShutDownError,
     TimedOutError,
 )
-from ronde.handle import GroupHandle, Handle
-from ronde.ops import Adasum, Average, ClippedMean, Max, Median, Min, Product, Sum
+from ronde.handle import GroupHandle, Handle, MessageHandle
+from ronde.ops import Adasum, Average, BitAnd, BitOr, BitXor, ClippedMean, Max, Median, Min, Product, Sum
 from ronde.plugins import Plugin, PluginOp
 from ronde.process_set import ProcessSet
 from ronde.run import run
@@ -32,6 +32,9 @@ __all__ = [
     "Adasum",
     "Average",
     "Bfloat16",
+    "BitAnd",
+    "BitOr",
+    "BitXor",
     "Client",
     "ClippedMean",
     "FailureRecord",
@@ -40,6 +43,7 @@ __all__ = [
     "LastCall",
     "Max",
     "Median",
+    "MessageHandle",
     "Min",
     "MismatchError",
     "PeerLostError",

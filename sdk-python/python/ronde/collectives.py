@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ronde import _ronde
-    from ronde.handle import GroupHandle, Handle
+    from ronde.handle import GroupHandle, Handle, MessageHandle
     from ronde.plugins import Plugin, PluginOp
 
 
@@ -71,10 +71,10 @@ class Collectives(Submission):
         """The reduction of all ranks' tensors, element by element, on every rank; of the input's type and shape.
 
         tensor -- its shape, and op, scales and codec, are the same on all ranks
-        op     -- Average, Sum, Min, Max, Product; of floating-point types also Adasum, Median, ClippedMean. The average
-                  of integers is truncated toward zero. Of bool, Sum and Max are `or`, Product and Min are `and`, and
-                  Average is refused. float16 and bfloat16 are added in float32: ranks of one
-                  sidecar at once, then rounded at each addition between sidecars.
+        op     -- Average, Sum, Min, Max, Product; of floating-point types also Adasum, Median, ClippedMean; of integers
+                  and bool also BitAnd, BitOr, BitXor. The average of integers is truncated toward zero. Of bool, Sum
+                  and Max are `or`, Product and Min are `and`, and Average is refused. float16 and bfloat16 are added
+                  in float32: ranks of one sidecar at once, then rounded at each addition between sidecars.
                   `ronde.PluginOp("median")` reduces as a plugin does, tensors of the types that the plugin takes.
         prescale_factor, postscale_factor -- multiply each rank's tensor before the reduction and the result after it;
                   finite and not 0. Integers are multiplied as float64 and truncated toward zero, saturating;
@@ -258,7 +258,7 @@ class Collectives(Submission):
 
         tensor -- with a first dimension, the rows, which are divided: of r rows over n ranks the first r % n ranks get
                   one more than r // n. Its shape, op and scales are the same on all ranks.
-        op     -- Average, Sum, Min, Max or Product, as for `allreduce`
+        op     -- Average, Sum, Min, Max, Product, BitAnd, BitOr or BitXor, as for `allreduce`
         out    -- as for `allreduce`, of the shape of this rank's rows
 
         Raises what is common; ValueError also for an `out` that does not fit and for a scalar, which has no rows.
@@ -450,22 +450,28 @@ class Collectives(Submission):
         to, tag = rank_number(to_rank), tag_number(tag)
         return self._submit("send", tensor, None, process_set, read=read_nothing, root=to, tag=tag)
 
-    def recv(self, from_rank: int, tag: int = 0, *, like: Any = None, process_set: ProcessSet | None = None) -> Any:
-        """The tensor that one other rank sends with `send`, of the sender's type and shape.
+    def recv(
+        self, from_rank: int | None, tag: int = 0, *, like: Any = None, process_set: ProcessSet | None = None
+    ) -> Any:
+        """The tensor that another rank sends with `send`, of the sender's type and shape.
 
-        from_rank, tag -- as for `send`
-        like           -- a PyTorch tensor asks for the result as one on its device, anything else for NumPy's
+        from_rank -- a rank of the job, in the process set, other than this one; None for any of them: the message is
+                     the one that was announced first of those that no earlier receive takes
+        tag       -- as for `send`
+        like      -- a PyTorch tensor asks for the result as one on its device, anything else for NumPy's
 
+        Receives with one tag take messages in the order of the calls, those from a given rank and those from any.
         Raises what `send` does.
         """
         return self.recv_async(from_rank, tag, like=like, process_set=process_set).wait()
 
     def recv_async(
-        self, from_rank: int, tag: int = 0, *, like: Any = None, process_set: ProcessSet | None = None
-    ) -> Handle:
-        """`recv` in flight."""
-        root, tag = rank_number(from_rank), tag_number(tag)
-        return self._request("recv", read_any(like), None, process_set, root=root, tag=tag)
+        self, from_rank: int | None, tag: int = 0, *, like: Any = None, process_set: ProcessSet | None = None
+    ) -> MessageHandle:
+        """`recv` in flight; `MessageHandle.source` gives the rank that sent the message."""
+        options: dict[str, Any] = {"tag": tag_number(tag)}
+        options.update({"any_source": True} if from_rank is None else {"root": rank_number(from_rank)})
+        return self._receive(like, process_set, **options)
 
     def barrier(self, name: str | None = None, *, process_set: ProcessSet | None = None) -> None:
         """Returns when every rank has called it with this name; without one, equally often.

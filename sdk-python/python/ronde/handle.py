@@ -68,6 +68,31 @@ class Handle:
             self._read = None
 
 
+class MessageHandle(Handle):
+    """A `recv` in flight. Dropping it withdraws the operation unless it is complete."""
+
+    def __init__(
+        self, log_notices: Callable[[], None], operation: _ronde.Operation, read: Callable[[_ronde.Operation], Any]
+    ) -> None:
+        # Not an attribute that the reader sets: a handle that refers to itself would outlive its last user.
+        sources: list[int] = []
+
+        def read_message(operation: _ronde.Operation) -> Any:
+            sources.append(operation.source())
+            return read(operation)
+
+        super().__init__(log_notices, operation, read_message)
+        self._sources = sources
+
+    def source(self) -> int:
+        """The rank of the job that sent the message; waits until it is complete.
+
+        Raises why the operation failed, as `wait` does.
+        """
+        self.wait()
+        return self._sources[0] if self._sources else self._operation.source()
+
+
 class GroupHandle:
     """The operations of a group in flight. Dropping it withdraws those that are not complete."""
 

@@ -18,3 +18,9 @@ only."""
 ClippedMean = 7
 """The mean of tensors, each of which is first shortened to the median of all their Euclidean norms where it is longer.
 Floating-point types, all-reduce only."""
+BitAnd = 9
+"""The bitwise *and*; of bool, whether all are true. Integers and bool only."""
+BitOr = 10
+"""The bitwise *or*; of bool, whether any is true. Integers and bool only."""
+BitXor = 11
+"""The bitwise exclusive *or*; of bool, whether an odd number is true. Integers and bool only."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy
 
 from ronde.call_site import call_site
-from ronde.handle import GroupHandle, Handle
+from ronde.handle import GroupHandle, Handle, MessageHandle
 from ronde.plugins import Plugin, PluginOp, call_of
 from ronde.tensors import Source, check_target, kind_of, owns_memory, source_of, target_like, target_of
 
@@ -114,8 +114,15 @@ class Submission:
         **options: Any,
     ) -> Handle:
         """One operation to which this rank brings no tensor."""
+        return Handle(self.log_notices, self._ask(kind, name, process_set, **options), read)
+
+    def _receive(self, like: Any, process_set: ProcessSet | None, **options: Any) -> MessageHandle:
+        """The receiving side of a message."""
+        return MessageHandle(self.log_notices, self._ask("recv", None, process_set, **options), read_any(like))
+
+    def _ask(self, kind: str, name: str | None, process_set: ProcessSet | None, **options: Any) -> _ronde.Operation:
         self._label(options, name, process_set)
-        return Handle(self.log_notices, self._session.submit(kind, None, (), 0, 0, **options), read)
+        return self._session.submit(kind, None, (), 0, 0, **options)
 
     def _set(self, process_set: ProcessSet | None) -> ProcessSet:
         """The set, once it is known to be there with this rank in it."""

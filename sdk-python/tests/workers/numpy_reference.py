@@ -128,12 +128,7 @@ def rounded(kind: Type, values: Array) -> Array:
 
 def _exact(op: str, kind: Type, tensors: list[Array], prescale: float, postscale: float) -> Array:
     operands = [scaled(kind, tensor, prescale) for tensor in tensors]
-    if kind.kind == "b":
-        combine = {"sum": numpy.logical_or, "max": numpy.logical_or, "min": numpy.logical_and}.get(
-            op, numpy.logical_and
-        )
-    else:
-        combine = {"min": numpy.minimum, "max": numpy.maximum, "product": numpy.multiply}.get(op, numpy.add)
+    combine = _OF_BOOL[op] if kind.kind == "b" else _OF_INTEGERS.get(op, numpy.add)
     with numpy.errstate(over="ignore"):
         total = operands[0].copy()
         for operand in operands[1:]:
@@ -253,6 +248,23 @@ class _Node:
         return cls(vector, weights, cancelled)
 
 
+_OF_BOOL = {
+    "sum": numpy.logical_or,
+    "max": numpy.logical_or,
+    "min": numpy.logical_and,
+    "product": numpy.logical_and,
+    "bit_and": numpy.logical_and,
+    "bit_or": numpy.logical_or,
+    "bit_xor": numpy.logical_xor,
+}
+_OF_INTEGERS = {
+    "min": numpy.minimum,
+    "max": numpy.maximum,
+    "product": numpy.multiply,
+    "bit_and": numpy.bitwise_and,
+    "bit_or": numpy.bitwise_or,
+    "bit_xor": numpy.bitwise_xor,
+}
 _FLOATING = {
     "product": _product,
     "min": _extreme(numpy.minimum),

@@ -29,8 +29,12 @@ OPS = {
     "product": ronde.Product,
     "median": ronde.Median,
     "clipped_mean": ronde.ClippedMean,
+    "bit_and": ronde.BitAnd,
+    "bit_or": ronde.BitOr,
+    "bit_xor": ronde.BitXor,
 }
 WHOLE = ("adasum", "median", "clipped_mean")  # see all ranks' tensors at once
+BITWISE = ("bit_and", "bit_or", "bit_xor")
 GROUP_TENSORS = 3
 # What reduces nothing.
 MOVING = (
@@ -142,7 +146,8 @@ def ops(collective: str, dtype: str) -> list[str]:
     """The reductions that a collective has of a type."""
     kind = TYPES[dtype].kind
     whole = kind == "f" and collective in ("allreduce", "grouped_allreduce")
-    return [op for op in OPS if not (op == "average" and kind == "b") and (op not in WHOLE or whole)]
+    refused = {"average"} if kind == "b" else set(BITWISE) if kind == "f" else set()
+    return [op for op in OPS if op not in refused and (op not in WHOLE or whole)]
 
 
 class Deck:

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use ronde_wire::{Codec, Collective, DType, Detail, Group, Pair, Rank, ReduceOp, Request, SetId, Shape, TensorName};
+use ronde_wire::{
+    AnySource, Codec, Collective, DType, Detail, Group, Pair, Rank, ReduceOp, Request, SetId, Shape, TensorName,
+};
 
 use super::stand_ins::StandIn;
 
@@ -180,6 +182,7 @@ impl Item {
                 Some(Detail::Splits(self.splits.iter().map(|splits| splits[self.position(rank)]).collect()))
             }
             Kind::Join | Kind::AddSet(_) | Kind::RemoveSet(Some(_)) => None,
+            Kind::Message(pair, _) if pair.to == rank => Some(Detail::Source(pair.from)),
             _ => Some(Detail::None),
         }
     }
@@ -201,6 +204,7 @@ impl Item {
             Kind::Reduce(..) => "reduce",
             Kind::Gather(_) => "gather",
             Kind::Scatter(_) => "scatter",
+            Kind::Message(_, ANY_SOURCE_TAGS..) => "message from any source",
             Kind::Message(..) => "message",
             Kind::Barrier => "barrier",
             Kind::Join => "join",
@@ -270,7 +274,11 @@ impl Item {
         let (prescale, postscale) = self.scales;
         let (codec, group) = (self.codec, self.group.clone());
         let plugin = self.plugin.map(|plugin| plugin.uses(self.may_fail));
-        let plain = Request::new(self.set(added), self.name.clone(), collective, dtype, shape);
+        let name = match collective {
+            Collective::RecvAny { tag } => AnySource { to: rank, tag }.receive_name(0),
+            _ => self.name.clone(),
+        };
+        let plain = Request::new(self.set(added), name, collective, dtype, shape);
         Request { prescale, postscale, codec, group, plugin, ..plain }
     }
 
@@ -285,6 +293,7 @@ impl Item {
             Kind::Gather(root) => Collective::Gather { root: *root },
             Kind::Scatter(root) => Collective::Scatter { root: *root },
             Kind::Message(pair, tag) if pair.from == rank => Collective::Send { to: pair.to, tag: *tag },
+            Kind::Message(_, tag @ ANY_SOURCE_TAGS..) => Collective::RecvAny { tag: *tag },
             Kind::Message(pair, tag) => Collective::Recv { from: pair.from, tag: *tag },
             Kind::Barrier => Collective::Barrier,
             Kind::Join => Collective::Join,
@@ -374,3 +383,6 @@ impl Item {
 fn nothing() -> Shape {
     Shape::new(vec![0]).expect("one dimension")
 }
+
+/// Messages with these tags are received from any source.
+pub(super) const ANY_SOURCE_TAGS: u32 = 1 << 20;

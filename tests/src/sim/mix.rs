@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fastrand::Rng;
 use ronde_wire::{Codec, DType, Group, Pair, Rank, ReduceOp, SetId, TensorName, World};
 
-use super::item::{Difference, Excuse, Item, Kind, Mischief, NO_SET, Place};
+use super::item::{ANY_SOURCE_TAGS, Difference, Excuse, Item, Kind, Mischief, NO_SET, Place};
 use super::saboteur::Saboteur;
 use super::stand_ins::StandIn;
 use super::workload::{Loops, Recipe};
@@ -200,6 +200,10 @@ impl<'a> Mix<'a> {
         let first = self.rng.usize(..ranks.len());
         let second = (first + self.rng.usize(1..ranks.len())) % ranks.len();
         let pair = Pair { from: ranks[first], to: ranks[second] };
+        if self.rng.u8(..4) == 0 && !self.favours(Saboteur::CrossedMessages) {
+            self.message_from_any((place, ranks), pair);
+            return;
+        }
         let turns = self.items.iter().filter(|item| item.place == place && is_between(item, pair)).count();
         for turn in turns..turns + self.rng.usize(1..=3) {
             let tag = self.rng.u32(..3);
@@ -210,6 +214,16 @@ impl<'a> Mix<'a> {
             item.mischief = self.mischief(&item);
             self.push(item);
         }
+    }
+
+    /// A message that is received from any source. Nobody else uses its tag, so it is known which message that is. Of a
+    /// refused or withdrawn receive no sender hears, so neither comes to grief.
+    fn message_from_any(&mut self, (place, ranks): (Place, Vec<Rank>), pair: Pair) {
+        let tag = ANY_SOURCE_TAGS + u32::try_from(self.items.len()).expect("few items");
+        let mut item = self.draw(place, ranks, Kind::Message(pair, tag));
+        item.name = pair.message_name(tag, 0);
+        item.askers = vec![pair.from.min(pair.to), pair.from.max(pair.to)];
+        self.push(item);
     }
 
     /// A process set that is added, used and removed.
@@ -382,8 +396,7 @@ impl<'a> Mix<'a> {
 
     fn kind(&mut self, ranks: &[Rank]) -> Kind {
         let member = ranks[self.rng.usize(..ranks.len())];
-        let ops = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
-        let op = ops[self.rng.usize(..ops.len())];
+        let op = PAIRWISE[self.rng.usize(..PAIRWISE.len())];
         match self.rng.u8(..24) {
             0 => Kind::Barrier,
             1 => Kind::Broadcast(member),
@@ -427,8 +440,10 @@ impl<'a> Mix<'a> {
             _ => None,
         };
         let nary = matches!(reduction, Some(ReduceOp::Median | ReduceOp::ClippedMean | ReduceOp::Adasum));
+        let bitwise = reduction.is_some_and(ReduceOp::is_bitwise);
         let floats = [DType::F32, DType::F16, DType::Bf16, DType::F64][self.rng.usize(..4)];
         let dtype = match DType::ALL[self.rng.usize(..DType::ALL.len())] {
+            _ if bitwise => [DType::U8, DType::I16, DType::I64, DType::Bool][self.rng.usize(..4)],
             _ if nary || self.recipe.any_floats || plugin.is_some_and(StandIn::wants_floats) => floats,
             DType::Bool if reduction == Some(ReduceOp::Average) => DType::F32,
             other if self.rng.u8(..3) == 0 => other,
@@ -492,6 +507,17 @@ fn is_between(item: &Item, pair: Pair) -> bool {
 }
 
 /// In what a rank's request may differ so that the ranks do not agree.
+const PAIRWISE: [ReduceOp; 8] = [
+    ReduceOp::Sum,
+    ReduceOp::Average,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::Product,
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
+];
+
 fn differences(item: &Item) -> Vec<Difference> {
     let mut possible = Vec::new();
     let tensor = item.is_performed() && !matches!(item.kind, Kind::Barrier | Kind::Message(..) | Kind::Scatter(_));

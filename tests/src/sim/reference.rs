@@ -117,6 +117,9 @@ impl Item {
             Some(ReduceOp::Max) => UNIT * most.unwrap_or(0),
             Some(ReduceOp::Product) if boolean => UNIT * least.unwrap_or(0),
             Some(ReduceOp::Product) => UNIT * values.iter().product::<i64>(),
+            Some(ReduceOp::BitAnd) => UNIT * values.iter().fold(-1, |all, value| all & value),
+            Some(ReduceOp::BitOr) => UNIT * values.iter().fold(0, |any, value| any | value),
+            Some(ReduceOp::BitXor) => UNIT * values.iter().fold(0, |odd, value| odd ^ value),
             Some(ReduceOp::Average) => UNIT * (sum / self.size()),
             Some(ReduceOp::Median) => {
                 values.sort_unstable();

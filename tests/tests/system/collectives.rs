@@ -37,12 +37,15 @@ fn fold(i: i64, fold: fn(i64, i64) -> i64) -> i64 {
 #[test]
 fn reductions() -> Result<()> {
     each_way(|crew| {
-        let expected: [(ReduceOp, Reference); 5] = [
+        let expected: [(ReduceOp, Reference); 8] = [
             (ReduceOp::Sum, |i| fold(i, |a, b| a + b)),
             (ReduceOp::Average, |i| fold(i, |a, b| a + b) / SIZE),
             (ReduceOp::Min, |i| fold(i, i64::min)),
             (ReduceOp::Max, |i| fold(i, i64::max)),
             (ReduceOp::Product, |i| fold(i, |a, b| a * b)),
+            (ReduceOp::BitAnd, |i| fold(i, |a, b| a & b)),
+            (ReduceOp::BitOr, |i| fold(i, |a, b| a | b)),
+            (ReduceOp::BitXor, |i| fold(i, |a, b| a ^ b)),
         ];
         crew.all(|client| {
             for (op, expected) in expected {
@@ -195,6 +198,42 @@ fn messages_go_between_and_within_sidecars() -> Result<()> {
         Ok(())
     })
 }
+
+#[test]
+fn messages_from_any_source() -> Result<()> {
+    each_way(|crew| {
+        crew.all(|client| {
+            let (rank, size) = (client.rank(), client.size());
+            let message =
+                |rank: u32, round: i64| numbers(&[u64::from(rank), 2], |i| i64::from(rank) * 100 + round * 10 + i);
+            if rank > 0 {
+                let sent = (0..ROUNDS).map(|round| Ok(client.send_async(&message(rank, round)?, 0, 7)?));
+                let sent = sent.collect::<Result<Vec<_>>>()?;
+                sent.into_iter().try_for_each(Handle::wait)?;
+                client.barrier("received")?;
+                return Ok(());
+            }
+            // The last rank's second message is for a receive that names it, whatever else comes.
+            let mut rounds = vec![0; size as usize];
+            let first = client.recv_from_async(size - 1, 7)?;
+            let others = (0..i64::from(size - 1) * ROUNDS - 2).map(|_| Ok(client.recv_from_async(None, 7)?));
+            let others = others.collect::<Result<Vec<_>>>()?;
+            for handle in std::iter::once(first).chain(others) {
+                let ronde::Received { tensor, source } = handle.wait()?;
+                let round = &mut rounds[source as usize];
+                ensure!(tensor == message(source, *round)?, "round {round} of rank {source}: {tensor:?}");
+                *round += 1;
+            }
+            let source = (1..size).find(|source| rounds[*source as usize] < ROUNDS).context("one message is left")?;
+            ensure!(client.recv(source, 7)? == message(source, ROUNDS - 1)?, "the last one");
+            client.barrier("received")?;
+            Ok(())
+        })?;
+        crew.check_next()
+    })
+}
+
+const ROUNDS: i64 = 5;
 
 #[test]
 fn tensors_without_elements() -> Result<()> {

@@ -45,6 +45,9 @@ pub fn reduce_op_from(number: i32) -> Result<ReduceOp, ConvertError> {
         v1::ReduceOp::Median => ReduceOp::Median,
         v1::ReduceOp::ClippedMean => ReduceOp::ClippedMean,
         v1::ReduceOp::Plugin => ReduceOp::Plugin,
+        v1::ReduceOp::BitAnd => ReduceOp::BitAnd,
+        v1::ReduceOp::BitOr => ReduceOp::BitOr,
+        v1::ReduceOp::BitXor => ReduceOp::BitXor,
     })
 }
 
@@ -65,6 +68,7 @@ pub fn collective_from(message: Option<v1::Collective>) -> Result<Collective, Co
         Kind::Scatter(m) => Collective::Scatter { root: rank("root", m.root)? },
         Kind::Send(m) => Collective::Send { to: rank("to", m.to)?, tag: m.tag },
         Kind::Recv(m) => Collective::Recv { from: rank("from", m.from)?, tag: m.tag },
+        Kind::RecvAny(m) => Collective::RecvAny { tag: m.tag },
         Kind::Barrier(_) => Collective::Barrier,
         Kind::Join(_) => Collective::Join,
         Kind::AddSet(m) if m.ranks.len() > limits::RANKS_MAX => {
@@ -110,6 +114,9 @@ impl From<ReduceOp> for v1::ReduceOp {
             ReduceOp::Median => Self::Median,
             ReduceOp::ClippedMean => Self::ClippedMean,
             ReduceOp::Plugin => Self::Plugin,
+            ReduceOp::BitAnd => Self::BitAnd,
+            ReduceOp::BitOr => Self::BitOr,
+            ReduceOp::BitXor => Self::BitXor,
             // As for element types: unset is refused by the receiver, by name.
             _ => Self::Unspecified,
         }
@@ -131,6 +138,7 @@ impl From<Collective> for v1::Collective {
             Collective::Scatter { root } => Some(Kind::Scatter(m::Scatter { root: root.0 })),
             Collective::Send { to, tag } => Some(Kind::Send(m::Send { to: to.0, tag })),
             Collective::Recv { from, tag } => Some(Kind::Recv(m::Recv { from: from.0, tag })),
+            Collective::RecvAny { tag } => Some(Kind::RecvAny(m::RecvAny { tag })),
             Collective::Barrier => Some(Kind::Barrier(m::Barrier {})),
             Collective::Join => Some(Kind::Join(m::Join {})),
             Collective::AddSet { ranks } => {

@@ -272,12 +272,13 @@ impl Completion {
     /// The message that parses back to this.
     #[must_use]
     pub fn into_message(self) -> v1::Completed {
-        let (mut splits, mut last_joined, mut set) = (Vec::new(), None, None);
+        let (mut splits, mut last_joined, mut set, mut source) = (Vec::new(), None, None, None);
         match self.detail {
             Detail::None => {}
             Detail::Splits(rows) => splits = rows,
             Detail::LastJoined(rank) => last_joined = Some(rank.0),
             Detail::Set(id) => set = Some(id.0),
+            Detail::Source(rank) => source = Some(rank.0),
         }
         v1::Completed {
             request: self.request.0,
@@ -290,6 +291,7 @@ impl Completion {
             last_joined,
             set,
             in_output: self.in_output,
+            source,
         }
     }
 }
@@ -300,6 +302,9 @@ fn detail_from(message: &v1::Completed) -> Result<Detail, ConvertError> {
     }
     if let Some(set) = message.set {
         return Ok(Detail::Set(SetId(set)));
+    }
+    if let Some(given) = message.source {
+        return Ok(Detail::Source(rank("source", given)?));
     }
     let (given, max) = (message.splits.len(), limits::RANKS_MAX);
     if given > max {

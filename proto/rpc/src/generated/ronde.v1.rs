@@ -145,7 +145,7 @@ pub struct EpochBegan {
 pub struct Collective {
     #[prost(
         oneof = "collective::Kind",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15"
     )]
     pub kind: ::core::option::Option<collective::Kind>,
 }
@@ -219,6 +219,12 @@ pub mod collective {
         #[prost(uint32, tag = "1")]
         pub set: u32,
     }
+    /// A message of any rank of the set, in the order in which they are announced; the source is in Completed.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct RecvAny {
+        #[prost(uint32, tag = "1")]
+        pub tag: u32,
+    }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Kind {
         #[prost(message, tag = "1")]
@@ -249,6 +255,8 @@ pub mod collective {
         AddSet(AddSet),
         #[prost(message, tag = "14")]
         RemoveSet(RemoveSet),
+        #[prost(message, tag = "15")]
+        RecvAny(RecvAny),
     }
 }
 /// Where a tensor's bytes lie. A place that the sidecar does not support is refused by name.
@@ -455,6 +463,9 @@ pub struct Completed {
     /// The result lies where the Submit's output said; `result` is unset then, and there is nothing to release.
     #[prost(bool, tag = "10")]
     pub in_output: bool,
+    /// Of a received message: the rank that sent it.
+    #[prost(uint32, optional, tag = "11")]
+    pub source: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ResultPart {
@@ -815,6 +826,10 @@ pub enum ReduceOp {
     ClippedMean = 8,
     /// As the submission's plugin does; only for an all-reduce.
     Plugin = 9,
+    /// Bitwise; of integers and bool.
+    BitAnd = 10,
+    BitOr = 11,
+    BitXor = 12,
 }
 impl ReduceOp {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -833,6 +848,9 @@ impl ReduceOp {
             Self::Median => "REDUCE_OP_MEDIAN",
             Self::ClippedMean => "REDUCE_OP_CLIPPED_MEAN",
             Self::Plugin => "REDUCE_OP_PLUGIN",
+            Self::BitAnd => "REDUCE_OP_BIT_AND",
+            Self::BitOr => "REDUCE_OP_BIT_OR",
+            Self::BitXor => "REDUCE_OP_BIT_XOR",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -848,6 +866,9 @@ impl ReduceOp {
             "REDUCE_OP_MEDIAN" => Some(Self::Median),
             "REDUCE_OP_CLIPPED_MEAN" => Some(Self::ClippedMean),
             "REDUCE_OP_PLUGIN" => Some(Self::Plugin),
+            "REDUCE_OP_BIT_AND" => Some(Self::BitAnd),
+            "REDUCE_OP_BIT_OR" => Some(Self::BitOr),
+            "REDUCE_OP_BIT_XOR" => Some(Self::BitXor),
             _ => None,
         }
     }

@@ -4,7 +4,7 @@ use ronde_wire::{DType, ReduceOp};
 
 use super::element::Element;
 use super::float::{Brain, Half, Narrow};
-use super::{Combination, KernelError, Side, check_length, combination, vectorised};
+use super::{Combination, Elementwise, KernelError, Side, check_length, elementwise, vectorised};
 
 /// The most bytes of one block: two of them and their widened form stay within a first-level cache.
 pub const BLOCK_BYTES_MAX: usize = 16 << 10;
@@ -32,7 +32,7 @@ pub const BLOCK_BYTES_MAX: usize = 16 << 10;
 pub struct BlockReducer {
     dtype: DType,
     op: ReduceOp,
-    combination: Combination,
+    elementwise: Elementwise,
     prescale: f64,
     /// What a rank has of a block.
     block: Vec<u8>,
@@ -48,8 +48,8 @@ impl BlockReducer {
     /// # Errors
     /// [`KernelError::Operation`] when the operation is not elementwise for this type.
     pub fn new(dtype: DType, op: ReduceOp, prescale: f64) -> Result<Self, KernelError> {
-        let combination = combination(dtype, op)?;
-        Ok(Self { dtype, op, combination, prescale, block: Vec::new(), sum: Vec::new(), widened: Vec::new() })
+        let elementwise = elementwise(dtype, op)?;
+        Ok(Self { dtype, op, elementwise, prescale, block: Vec::new(), sum: Vec::new(), widened: Vec::new() })
     }
 
     /// Writes the reduction of so many ranks. `read` is given a rank, counted from 0, the first byte and a buffer of at most
@@ -69,8 +69,10 @@ impl BlockReducer {
         }
         for (index, part) in into.chunks_mut(BLOCK_BYTES_MAX).enumerate() {
             let mut read = |rank, block: &mut [u8]| read(rank, index * BLOCK_BYTES_MAX, block);
-            match self.dtype {
-                DType::F16 | DType::Bf16 => self.reduce_wide(ranks, part, &mut read)?,
+            match (self.dtype, self.elementwise) {
+                (DType::F16 | DType::Bf16, Elementwise::Arithmetic(combination)) => {
+                    self.reduce_wide(combination, ranks, part, &mut read)?;
+                }
                 _ => self.reduce_in_place(ranks, part, &mut read)?,
             }
         }
@@ -96,6 +98,7 @@ impl BlockReducer {
 
     fn reduce_wide<E: From<KernelError>>(
         &mut self,
+        combination: Combination,
         ranks: usize,
         into: &mut [u8],
         read: &mut impl FnMut(usize, &mut [u8]) -> Result<(), E>,
@@ -106,7 +109,7 @@ impl BlockReducer {
             let widened = if rank == 0 { &mut self.sum } else { &mut self.widened };
             widen(self.dtype, &self.block, self.prescale, widened);
             if rank > 0 {
-                combine_wide(self.combination, &mut self.sum, &self.widened);
+                combine_wide(combination, &mut self.sum, &self.widened);
             }
         }
         match self.dtype {

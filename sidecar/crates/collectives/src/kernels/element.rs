@@ -22,6 +22,13 @@ pub(super) trait Element: Copy {
     fn map(bytes: &mut [u8], f: impl Fn(Self) -> Self);
 }
 
+/// What the bitwise operations need of an element type: integers have it, and booleans as one bit.
+pub(super) trait Bits: Element {
+    fn bit_and(self, other: Self) -> Self;
+    fn bit_or(self, other: Self) -> Self;
+    fn bit_xor(self, other: Self) -> Self;
+}
+
 /// The two loops for a type whose form in memory is its little-endian bytes.
 macro_rules! plain_loops {
     ($type:ty) => {

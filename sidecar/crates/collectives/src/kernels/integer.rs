@@ -1,6 +1,6 @@
 //! Integers, which wrap, and booleans.
 
-use super::element::{Element, plain_loops};
+use super::element::{Bits, Element, plain_loops};
 
 macro_rules! integer {
     ($($type:ty)*) => {$(
@@ -45,6 +45,24 @@ macro_rules! integer {
 }
 
 integer! { u8 i8 u16 i16 i32 i64 }
+
+/// Bitwise operations do not depend on where one integer ends and the next begins, so bytes serve all of them.
+impl Bits for u8 {
+    #[inline(always)]
+    fn bit_and(self, other: Self) -> Self {
+        self & other
+    }
+
+    #[inline(always)]
+    fn bit_or(self, other: Self) -> Self {
+        self | other
+    }
+
+    #[inline(always)]
+    fn bit_xor(self, other: Self) -> Self {
+        self ^ other
+    }
+}
 
 /// A boolean: any byte but 0 is true.
 #[derive(Clone, Copy)]
@@ -101,5 +119,22 @@ impl Element for Truth {
         for a in bytes {
             *a = u8::from(f(Self::of(*a)).0);
         }
+    }
+}
+
+impl Bits for Truth {
+    #[inline(always)]
+    fn bit_and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    #[inline(always)]
+    fn bit_or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    #[inline(always)]
+    fn bit_xor(self, other: Self) -> Self {
+        Self(self.0 ^ other.0)
     }
 }

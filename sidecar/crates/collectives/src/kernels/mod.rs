@@ -4,7 +4,8 @@
 //! Results do not depend on how it does so:
 //! no fused multiply-add, NaN results are canonical (quiet, positive, no payload), minimum and maximum are those of IEEE
 //! 754-2019 (NaN wins, -0 is less than +0). f16 and bf16 are computed in f32 and rounded once to nearest, ties to even.
-//! Integers wrap. Booleans are bytes that are zero or not: sum and maximum are *or*, product and minimum *and*.
+//! Integers wrap. Booleans are bytes that are zero or not: sum and maximum are *or*, product and minimum *and*. Bitwise
+//! operations are for integers and booleans; a boolean is one bit.
 //!
 //! Scaling follows Horovod: integers are multiplied as f64 and truncated toward zero, saturating; f64 in f64; f32 is
 //! multiplied in f64 and rounded once to f32, so an average is not rounded by an inexact `1 / size` in f32 first; f16 and
@@ -28,7 +29,8 @@ use ronde_wire::{Codec, DType, ReduceOp};
 
 pub use block::{BLOCK_BYTES_MAX, BlockReducer};
 pub use codec::{decode, encode};
-use element::{Element, with_element};
+use element::{Bits, Element, with_element};
+use integer::Truth;
 pub use measure::{add_products, add_sum_of_squares};
 pub use nary::reduce_n;
 pub use weights::weights;
@@ -122,16 +124,16 @@ pub enum Side {
 
 /// Whether elements of the type can be reduced by the operation, elementwise or, where [`is_nary`], all ranks at once:
 ///
-/// | type | sum, product, min, max | average | median, clipped-mean, adasum |
-/// |---|---|---|---|
-/// | uint8 int8 uint16 int16 int32 int64 | yes | yes, truncated toward zero | no |
-/// | float16 bfloat16 float32 float64 | yes | yes | yes |
-/// | bool | yes: or, and, and, or | no | no |
+/// | type | sum, product, min, max | average | median, clipped-mean, adasum | bit-and, bit-or, bit-xor |
+/// |---|---|---|---|---|
+/// | uint8 int8 uint16 int16 int32 int64 | yes | yes, truncated toward zero | no | yes |
+/// | float16 bfloat16 float32 float64 | yes | yes | yes | no |
+/// | bool | yes: or, and, and, or | no | no | yes, of one bit |
 ///
 /// What is not supported is refused by every kernel: "this kernel has no average of bool", and so on.
 #[must_use]
 pub fn supports(dtype: DType, op: ReduceOp) -> bool {
-    if is_nary(op) { dtype.is_float() } else { combination(dtype, op).is_ok() }
+    if is_nary(op) { dtype.is_float() } else { elementwise(dtype, op).is_ok() }
 }
 
 /// Whether the operation needs all ranks' values at once, so that nothing can be reduced pair by pair: it is computed by
@@ -152,10 +154,18 @@ pub fn reduce_into(
     other: &[u8],
     side: Side,
 ) -> Result<(), KernelError> {
-    let combination = combination(dtype, op)?;
+    let elementwise = elementwise(dtype, op)?;
     check_length(dtype, accumulator.len())?;
     check_lengths(accumulator.len(), other.len())?;
-    with_element!(dtype, op, E => combine::<E>(combination, accumulator, other, side));
+    match elementwise {
+        Elementwise::Arithmetic(combination) => {
+            with_element!(dtype, op, E => combine::<E>(combination, accumulator, other, side));
+        }
+        Elementwise::Bitwise(bitwise) if dtype == DType::Bool => {
+            combine_bits::<Truth>(bitwise, accumulator, other, side);
+        }
+        Elementwise::Bitwise(bitwise) => combine_bits::<u8>(bitwise, accumulator, other, side),
+    }
     Ok(())
 }
 
@@ -204,7 +214,15 @@ pub fn finish(dtype: DType, op: ReduceOp, ranks: u32, postscale: f64, bytes: &mu
     Ok(())
 }
 
-/// The elementwise functions behind the operations.
+/// How two elements become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Elementwise {
+    Arithmetic(Combination),
+    /// On the bits of integers and booleans.
+    Bitwise(Bitwise),
+}
+
+/// The elementwise functions of every type behind the operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Combination {
     Sum,
@@ -213,13 +231,26 @@ enum Combination {
     Maximum,
 }
 
-fn combination(dtype: DType, op: ReduceOp) -> Result<Combination, KernelError> {
+/// The bitwise functions behind the operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bitwise {
+    And,
+    Or,
+    Xor,
+}
+
+fn elementwise(dtype: DType, op: ReduceOp) -> Result<Elementwise, KernelError> {
+    let arithmetic = |combination| Ok(Elementwise::Arithmetic(combination));
+    let bitwise = |bitwise| Ok(Elementwise::Bitwise(bitwise));
     match op {
         ReduceOp::Average if dtype == DType::Bool => Err(KernelError::Operation { dtype, op }),
-        ReduceOp::Average | ReduceOp::Sum => Ok(Combination::Sum),
-        ReduceOp::Product => Ok(Combination::Product),
-        ReduceOp::Min => Ok(Combination::Minimum),
-        ReduceOp::Max => Ok(Combination::Maximum),
+        ReduceOp::Average | ReduceOp::Sum => arithmetic(Combination::Sum),
+        ReduceOp::Product => arithmetic(Combination::Product),
+        ReduceOp::Min => arithmetic(Combination::Minimum),
+        ReduceOp::Max => arithmetic(Combination::Maximum),
+        ReduceOp::BitAnd if !dtype.is_float() => bitwise(Bitwise::And),
+        ReduceOp::BitOr if !dtype.is_float() => bitwise(Bitwise::Or),
+        ReduceOp::BitXor if !dtype.is_float() => bitwise(Bitwise::Xor),
         _ => Err(KernelError::Operation { dtype, op }),
     }
 }
@@ -231,6 +262,14 @@ fn combine<E: Element>(combination: Combination, accumulator: &mut [u8], other: 
         Combination::Product => zip(accumulator, other, side, E::product),
         Combination::Minimum => zip(accumulator, other, side, E::least),
         Combination::Maximum => zip(accumulator, other, side, E::greatest),
+    }
+}
+
+fn combine_bits<E: Bits>(bitwise: Bitwise, accumulator: &mut [u8], other: &[u8], side: Side) {
+    match bitwise {
+        Bitwise::And => zip(accumulator, other, side, E::bit_and),
+        Bitwise::Or => zip(accumulator, other, side, E::bit_or),
+        Bitwise::Xor => zip(accumulator, other, side, E::bit_xor),
     }
 }
 
@@ -311,7 +350,7 @@ mod tests {
                 let (left, right) = (block(1), block(2));
                 let (mut dispatched, mut baseline, mut single) = (left.clone(), left.clone(), left.clone());
                 reduce_into(dtype, op, &mut dispatched, &right, Side::AccumulatorLeft)?;
-                let combination = combination(dtype, op)?;
+                let Elementwise::Arithmetic(combination) = elementwise(dtype, op)? else { continue };
                 with_element!(dtype, op, E => plain::<E>(combination, &mut baseline, &right));
                 let elements = single.chunks_mut(dtype.size_bytes()).zip(right.chunks(dtype.size_bytes()));
                 for (a, b) in elements {

@@ -7,6 +7,7 @@ use ronde_wire::{DType, ReduceOp};
 use crate::formats::{Format, bits, load, reduced, store};
 
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max];
+const BITWISE: [ReduceOp; 3] = [ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor];
 const FLOATS: [DType; 4] = [DType::F16, DType::Bf16, DType::F32, DType::F64];
 const INTEGERS: [DType; 6] = [DType::U8, DType::I8, DType::U16, DType::I16, DType::I32, DType::I64];
 
@@ -66,6 +67,9 @@ fn integer_reference(dtype: DType, op: ReduceOp, left: u64, right: u64) -> u64 {
         ReduceOp::Product => a.wrapping_mul(b),
         ReduceOp::Min => a.min(b),
         ReduceOp::Max => a.max(b),
+        ReduceOp::BitAnd => a & b,
+        ReduceOp::BitOr => a | b,
+        ReduceOp::BitXor => a ^ b,
         _ => a + b,
     };
     load(&result.to_le_bytes()[..dtype.size_bytes()])
@@ -73,6 +77,11 @@ fn integer_reference(dtype: DType, op: ReduceOp, left: u64, right: u64) -> u64 {
 
 fn reference(dtype: DType, op: ReduceOp, left: u64, right: u64) -> u64 {
     if dtype.is_float() { float_reference(dtype, op, left, right) } else { integer_reference(dtype, op, left, right) }
+}
+
+/// The elementwise operations that a type has.
+fn ops(dtype: DType) -> impl Iterator<Item = ReduceOp> {
+    OPS.into_iter().chain(BITWISE.into_iter().filter(move |_| !dtype.is_float()))
 }
 
 fn pairs() -> impl Strategy<Value = (DType, Vec<(u64, u64)>)> {
@@ -86,7 +95,7 @@ proptest! {
 
     #[test]
     fn reductions_equal_the_reference((dtype, pairs) in pairs(), misaligned in 0..8_usize) {
-        for op in OPS {
+        for op in ops(dtype) {
             for side in [Side::AccumulatorLeft, Side::AccumulatorRight] {
                 let gather = |which: fn(&(u64, u64)) -> u64| {
                     let padding = vec![0; misaligned];
@@ -134,7 +143,7 @@ proptest! {
         prop_assume!(!matches!(dtype, DType::F16 | DType::Bf16));
         let block = |which: fn(&(u64, u64)) -> u64| pairs.iter().flat_map(|p| store(which(p), dtype)).collect::<Vec<u8>>();
         let (first, second) = (block(|pair| pair.0), block(|pair| pair.1));
-        for op in OPS {
+        for op in ops(dtype) {
             let found = reduced(dtype, op, factor, &[&first, &second]).expect("whole elements");
             let (mut expected, mut other) = (first.clone(), second.clone());
             scale(dtype, factor, &mut expected).expect("whole elements");
@@ -237,6 +246,8 @@ fn booleans_are_or_and_and() {
     };
     assert_eq!([reduced(ReduceOp::Sum), reduced(ReduceOp::Max)], [[0, 1, 1, 1]; 2]);
     assert_eq!([reduced(ReduceOp::Product), reduced(ReduceOp::Min)], [[0, 0, 0, 1]; 2]);
+    assert_eq!([reduced(ReduceOp::BitAnd), reduced(ReduceOp::BitOr)], [[0, 0, 0, 1], [0, 1, 1, 1]]);
+    assert_eq!(reduced(ReduceOp::BitXor), [0, 1, 1, 0], "2 and 1 are both true");
 }
 
 #[test]
@@ -246,6 +257,13 @@ fn what_is_not_elementwise_is_refused() {
             let refusal = KernelError::Operation { dtype, op };
             assert_eq!(BlockReducer::new(dtype, op, 1.0).err(), Some(refusal.clone()));
             assert_eq!(reduce_into(dtype, op, &mut [0; 8], &[0; 8], Side::AccumulatorLeft), Err(refusal));
+        }
+    }
+    for dtype in FLOATS {
+        for op in BITWISE {
+            let refusal = KernelError::Operation { dtype, op };
+            assert_eq!(BlockReducer::new(dtype, op, 1.0).err(), Some(refusal.clone()));
+            assert_eq!(finish(dtype, op, 2, 2.0, &mut [0; 8]), Err(refusal));
         }
     }
 }

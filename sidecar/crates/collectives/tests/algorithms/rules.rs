@@ -9,7 +9,7 @@ use ronde_wire::{DType, ReduceOp};
 
 use crate::formats::{Format, bits, load, reduced, store};
 
-const OPS: [ReduceOp; 8] = [
+const OPS: [ReduceOp; 11] = [
     ReduceOp::Sum,
     ReduceOp::Product,
     ReduceOp::Min,
@@ -18,11 +18,14 @@ const OPS: [ReduceOp; 8] = [
     ReduceOp::Median,
     ReduceOp::ClippedMean,
     ReduceOp::Adasum,
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
 ];
 
 /// A row for each type, a column for each of [`OPS`]: what 7 and 3, or true and false, become on two ranks of equal weight
 /// when it is half of each that counts; `None` where it is refused.
-const TABLE: [(DType, [Option<f64>; 8]); 11] = [
+const TABLE: [(DType, [Option<f64>; 11]); 11] = [
     (DType::U8, INTEGERS),
     (DType::I8, INTEGERS),
     (DType::U16, INTEGERS),
@@ -33,11 +36,20 @@ const TABLE: [(DType, [Option<f64>; 8]); 11] = [
     (DType::Bf16, FLOATS),
     (DType::F32, FLOATS),
     (DType::F64, FLOATS),
-    (DType::Bool, [Some(1.0), Some(0.0), Some(0.0), Some(1.0), None, None, None, None]),
+    (DType::Bool, BOOL),
 ];
-const INTEGERS: [Option<f64>; 8] = [Some(10.0), Some(21.0), Some(3.0), Some(7.0), Some(5.0), None, None, None];
-const FLOATS: [Option<f64>; 8] =
-    [Some(10.0), Some(21.0), Some(3.0), Some(7.0), Some(5.0), Some(5.0), Some(5.0), Some(5.0)];
+const INTEGERS: [Option<f64>; 11] = {
+    let [sum, product, least, greatest, mean] = [Some(10.0), Some(21.0), Some(3.0), Some(7.0), Some(5.0)];
+    [sum, product, least, greatest, mean, None, None, None, Some(3.0), Some(7.0), Some(4.0)]
+};
+const FLOATS: [Option<f64>; 11] = {
+    let [sum, product, least, greatest, mean] = [Some(10.0), Some(21.0), Some(3.0), Some(7.0), Some(5.0)];
+    [sum, product, least, greatest, mean, mean, mean, mean, None, None, None]
+};
+const BOOL: [Option<f64>; 11] = {
+    let (no, yes) = (Some(0.0), Some(1.0));
+    [yes, no, no, yes, None, None, None, None, no, yes, yes]
+};
 
 #[test]
 fn every_operation_of_every_type() {

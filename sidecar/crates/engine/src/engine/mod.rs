@@ -418,6 +418,7 @@ impl Engine {
             | Control::Schedule { .. }
             | Control::Withdraw { .. }
             | Control::Settle { .. }
+            | Control::Matched { .. }
             | Control::Resume { .. } => {
                 if from != cx.coordinator {
                     return Err("sends what only the coordinator sends".to_owned());
@@ -456,6 +457,7 @@ impl Engine {
             Control::Schedule { number, buckets, patience_us } => {
                 participant.schedule(cx, seq, (number, patience_us), buckets);
             }
+            Control::Matched { set, receive, message } => participant.matched(cx, set, &receive, message),
             Control::Settle { failure } => participant.settle(cx, seq, failure),
             Control::Withdraw { number } => participant.freeze(cx, number),
             Control::Resume { number, last, completed } => participant.resume(cx, number, last, &completed),

@@ -1,5 +1,6 @@
 //! Engines driven by hand: a tiny cluster in one thread.
 
+mod any_source;
 mod cluster;
 mod collectives;
 mod dynamic;

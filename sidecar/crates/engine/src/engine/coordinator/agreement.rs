@@ -6,10 +6,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{
-    Cause, Collective, Control, Epoch, Failure, Group, Pair, Rank, Request, Seq, SetId, SidecarIndex, TensorName,
+    AnySource, Cause, Collective, Control, Epoch, Failure, Group, Pair, Rank, Request, Seq, SetId, SidecarIndex,
+    TensorName,
 };
 
 use super::groups::{Groups, Overflow, Ready, USES_MAX};
+use super::matching::Matching;
 use super::mismatch;
 use super::negotiation::{Announced, Complete, Negotiation, Void, Voided};
 use super::ordering::{Ordering, ready_tensor};
@@ -29,6 +31,7 @@ use crate::trace::{Trace, operation};
 pub(crate) struct Agreement {
     pub(super) epoch: Epoch,
     pub(super) negotiation: Negotiation,
+    pub(super) matching: Matching,
     pub(super) ordering: Ordering,
     pub(super) groups: Groups,
     pub(super) roster: Roster,
@@ -79,7 +82,13 @@ impl Agreement {
             }
             Intent::Void { set, name, failure, group } => {
                 let Some(view) = self.scope(cx, from, rank, (set, &name))? else { return Ok(()) };
-                self.void(cx, &view, (rank, &(set, name)), (&failure, group));
+                if AnySource::of_receive(&name).is_some() {
+                    self.withdraw_receive(cx, set, &name, &failure);
+                    return Ok(());
+                }
+                let key = (set, name);
+                self.void(cx, &view, (rank, &key), (&failure, group));
+                self.match_message(cx, set, &key.1);
                 Ok(())
             }
         }
@@ -105,7 +114,7 @@ impl Agreement {
     }
 
     /// Those who agree about a name; `None` when its set is gone, which the sender has yet to hear.
-    fn scope(
+    pub(super) fn scope(
         &self,
         cx: &mut Context,
         from: SidecarIndex,
@@ -126,6 +135,9 @@ impl Agreement {
         (from, rank): (SidecarIndex, Rank),
         (request, contribution): (Request, Bytes),
     ) -> Result<(), Violation> {
+        if matches!(request.collective, Collective::RecvAny { .. }) {
+            return self.receive_any(cx, (from, rank), request);
+        }
         let key: TensorKey = (request.set, request.name.clone());
         let Some(view) = self.scope(cx, from, rank, (key.0, &key.1))? else { return Ok(()) };
         if request.collective.pair(rank) != Pair::of_message(&key.1).map(|(pair, _)| pair) {
@@ -152,6 +164,7 @@ impl Agreement {
                 if let Some(since) = self.decide(cx, &key) {
                     self.last_to_be_ready = Some((rank, cx.now.0.saturating_sub(since.0)));
                 }
+                self.match_message(cx, key.0, &key.1);
                 Ok(())
             }
             Announced::Poisoned(group) => {
@@ -170,6 +183,7 @@ impl Agreement {
         for key in self.negotiation.names_of(SetId::WORLD).into_iter().filter(|key| key != join) {
             self.decide(cx, &key);
         }
+        self.match_after_join(cx);
     }
 
     /// Orders or rejects a name when everybody has announced it, and says since when it waited. `None` while it waits.
@@ -324,6 +338,7 @@ impl Agreement {
     fn remove_set(&mut self, cx: &mut Context, name: &TensorName, set: SetId) {
         if self.roster.remove(cx, self.epoch, name, set) {
             self.negotiation.remove_set(set);
+            self.matching.remove_set(set);
             self.groups.remove_set(set);
             self.ordering.remove_set(set);
             // A step that asks for something of the set does not come again.
@@ -331,7 +346,14 @@ impl Agreement {
         }
     }
 
-    fn reject(&self, cx: &mut Context, view: &SetView, (set, name): &TensorKey, failure: &Failure, excused: &[Rank]) {
+    pub(super) fn reject(
+        &self,
+        cx: &mut Context,
+        view: &SetView,
+        (set, name): &TensorKey,
+        failure: &Failure,
+        excused: &[Rank],
+    ) {
         cx.traces.note(|| Trace::Settled { set: *set, name: name.clone(), operation: None });
         let (failure, excused) = (failure.clone(), excused.to_vec());
         let reject = Control::Reject { set: *set, name: name.clone(), failure, excused };

@@ -5,6 +5,7 @@ mod agreement;
 mod commits;
 mod fusion;
 mod groups;
+mod matching;
 mod mismatch;
 mod negotiation;
 mod ordering;

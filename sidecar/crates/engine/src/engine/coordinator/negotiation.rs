@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ronde_wire::{Collective, Group, Rank, Request, SetId, limits};
+use ronde_wire::{Collective, Group, Pair, Rank, Request, SetId, TensorName, limits};
 
 use crate::engine::shared::sets::SetView;
 use crate::engine::shared::{POISONED_MAX, RankContributions, RankRequests, TensorKey};
@@ -25,6 +25,8 @@ pub(crate) struct Negotiation {
     poisoned: usize,
     /// RankRequests of each rank in open rounds.
     open: BTreeMap<Rank, usize>,
+    /// Counts the rounds that began.
+    turns: u64,
 }
 
 /// A name with those who agree about it.
@@ -39,6 +41,8 @@ struct Name {
 #[derive(Debug)]
 struct Round {
     since: Time,
+    /// Its place among the rounds of all names, in the order in which they began.
+    turn: u64,
     state: State,
 }
 
@@ -119,6 +123,7 @@ impl Negotiation {
         (request, contribution): (Request, Bytes),
     ) -> Announced {
         let key = (request.set, request.name.clone());
+        let turn = self.next_turn();
         let name = self.name(&key, view);
         let round = name.next_round(rank);
         let rounds = &mut name.rounds;
@@ -126,8 +131,7 @@ impl Negotiation {
             Some(round) => round,
             None if rounds.back().is_some_and(Round::is_open) => return Announced::Contradiction,
             None => {
-                rounds
-                    .push_back(Round { since: now, state: State::Open(RankRequests::new(), RankContributions::new()) });
+                rounds.push_back(Round::new(now, turn));
                 rounds.len() - 1
             }
         };
@@ -150,7 +154,7 @@ impl Negotiation {
     pub(crate) fn take_complete(&mut self, key: &TensorKey, joined: &BTreeSet<Rank>) -> Option<Complete> {
         let name = self.names.get_mut(key)?;
         let view = Arc::clone(&name.view);
-        let Some(Round { state: State::Open(requests, contributions), since }) = name.rounds.back_mut() else {
+        let Some(Round { state: State::Open(requests, contributions), since, .. }) = name.rounds.back_mut() else {
             return None;
         };
         let excused = excused(&view, joined, |rank| requests.contains_key(&rank));
@@ -173,6 +177,7 @@ impl Negotiation {
         (void, group): (Void, Option<Group>),
         joined: &BTreeSet<Rank>,
     ) -> Voided {
+        let turn = self.next_turn();
         let name = self.name(key, view);
         let round = name.next_round(rank);
         let rounds = &mut name.rounds;
@@ -187,8 +192,7 @@ impl Negotiation {
             }
             (Void::Refused, false, Some(round)) => (round, rounds[round].is_open()),
             (Void::Refused, false, None) => {
-                rounds
-                    .push_back(Round { since: now, state: State::Open(RankRequests::new(), RankContributions::new()) });
+                rounds.push_back(Round::new(now, turn));
                 (rounds.len() - 1, true)
             }
         };
@@ -228,6 +232,19 @@ impl Negotiation {
         behind.take_while(|(of, _)| *of == set).cloned().collect()
     }
 
+    /// Of the messages of a pair with a tag that no receive takes, the first one, with its turn among the messages of all
+    /// pairs. It may have failed already.
+    pub(crate) fn first_message(&self, set: SetId, pair: Pair, tag: u32) -> Option<(u64, TensorName)> {
+        // Names with other numbers follow the one with the least.
+        let of_pair = self.names.range((set, pair.message_name(tag, 0))..);
+        let of_pair = of_pair.take_while(|((of, name), _)| *of == set && Pair::of_message(name) == Some((pair, tag)));
+        let sent = of_pair.filter_map(|((_, name), known)| {
+            let round = known.rounds.iter().find(|round| round.has(pair.from) && !round.has(pair.to))?;
+            Some((Pair::message_count(name)?, round.turn, name))
+        });
+        sent.min().map(|(_, turn, name)| (turn, name.clone()))
+    }
+
     /// Whether a round has failed that ranks have yet to take part in.
     pub(crate) fn is_poisoned(&self) -> bool {
         self.poisoned > 0
@@ -246,12 +263,17 @@ impl Negotiation {
     /// Names that wait for ranks.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = Waiting<'_>> {
         self.names.values().filter_map(|name| match name.rounds.back() {
-            Some(Round { since, state: State::Open(requests, _) }) => {
+            Some(Round { since, state: State::Open(requests, _), .. }) => {
                 let request = requests.values().next()?;
                 Some(Waiting { request, since: *since, announced: requests, view: &name.view })
             }
             _ => None,
         })
+    }
+
+    fn next_turn(&mut self) -> u64 {
+        self.turns += 1;
+        self.turns
     }
 
     fn name(&mut self, key: &TensorKey, view: &Arc<SetView>) -> &mut Name {
@@ -330,6 +352,10 @@ impl Waiting<'_> {
 }
 
 impl Round {
+    fn new(since: Time, turn: u64) -> Self {
+        Self { since, turn, state: State::Open(RankRequests::new(), RankContributions::new()) }
+    }
+
     fn is_open(&self) -> bool {
         matches!(self.state, State::Open(..))
     }

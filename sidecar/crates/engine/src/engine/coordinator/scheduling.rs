@@ -174,6 +174,7 @@ impl Agreement {
         decided
             && self.joined.is_empty()
             && !self.ordering.ends_join()
+            && self.matching.is_empty()
             && self.negotiation.waiting().all(|waiting| expected(waiting.request.set, &waiting.request.name))
             && self.ordering.ready().all(|(set, ready)| expected(set, &ready.tensor.name))
     }

@@ -84,7 +84,11 @@ impl Stalls {
             return None;
         }
         let first = stalled.missing.keys().next().copied();
-        let what = if first.is_some() { "some ranks" } else { "others of their groups" };
+        let what = match first {
+            Some(_) => "some ranks",
+            None if stalled.groups.is_empty() => "a message from any rank",
+            None => "others of their groups",
+        };
         let reason = format!(
             "ronde has been shut down: tensors have waited for {what} for more than {}, the limit of stall_shutdown.{}",
             wording::seconds(limit_ms),
@@ -136,6 +140,8 @@ struct Stalled {
     missing: Missing,
     /// Groups of which tensors wait for others, in words.
     groups: Vec<String>,
+    /// Receives from any source, in words.
+    receives: Vec<String>,
     /// Operations that are with their plugins, in words.
     plugged: Vec<String>,
 }
@@ -145,15 +151,22 @@ impl Stalled {
         let old = |waiting: &Waiting<'_>| cx.now.ms_since(waiting.since()) >= age_ms;
         let groups = agreement.groups.waiting().filter(old).take(limits::REPORT_NAMES_MAX);
         let groups = groups.map(|waiting| group(cx, agreement, &waiting)).collect();
-        Self { missing: missing(cx, agreement, age_ms), groups, plugged: Vec::new() }
+        let receives = agreement.matching.waiting(cx.now, age_ms).take(limits::REPORT_NAMES_MAX).collect();
+        Self { missing: missing(cx, agreement, age_ms), groups, receives, plugged: Vec::new() }
     }
 
     fn is_empty(&self) -> bool {
-        self.missing.is_empty() && self.groups.is_empty() && self.plugged.is_empty()
+        self.missing.is_empty() && self.groups.is_empty() && self.receives.is_empty() && self.plugged.is_empty()
     }
 
     fn warning(&self, warning_ms: u64) -> String {
         let seconds = wording::seconds(warning_ms);
+        if self.missing.is_empty() && self.groups.is_empty() && !self.receives.is_empty() {
+            return format!(
+                "One or more receives from any source have waited for more than {seconds}. Have a rank send with that tag in \
+                 that process set, or find out what holds the senders up."
+            );
+        }
         if self.missing.is_empty() && self.groups.is_empty() {
             return format!(
                 "One or more operations have been with their plugins for more than {seconds}. All ranks have asked for \
@@ -187,7 +200,7 @@ impl Stalled {
         if self.missing.len() > limits::REPORT_RANKS_MAX {
             let _ = write!(text, "\nand {} more ranks", self.missing.len() - limits::REPORT_RANKS_MAX);
         }
-        for waiting in self.groups.iter().chain(&self.plugged) {
+        for waiting in self.groups.iter().chain(&self.receives).chain(&self.plugged) {
             let _ = write!(text, "\n{waiting}");
         }
         for (rank, missed) in &self.missing {

@@ -1,7 +1,7 @@
 //! What the coordinator says about names besides orders: rejections, and what is agreed without an operation.
 
 use ronde_wire::{
-    Cause, Collective, Control, DType, Detail, Failure, ProcessSet, Rank, RequestId, Seq, SetId, TensorName,
+    AnySource, Cause, Collective, Control, DType, Detail, Failure, ProcessSet, Rank, RequestId, Seq, SetId, TensorName,
 };
 
 use super::Participant;
@@ -28,6 +28,9 @@ impl Participant {
                 }
             }
         }
+        if let Some(any) = AnySource::of_receive(&key.1) {
+            self.release_held(cx, (key.0, any));
+        }
     }
 
     /// All ranks have joined. No name of the set of all ranks is under way any more; all of them begin anew.
@@ -35,6 +38,11 @@ impl Participant {
         let Some(asked) = self.asked(cx, name, |what| *what == Collective::Join) else { return };
         self.requests.forget_rejections(SetId::WORLD);
         self.ungrouped.retain(|(set, ..)| *set != SetId::WORLD);
+        for (rank, request, name) in self.any_sources.remove_set(SetId::WORLD) {
+            let reason = format!("{name}: all ranks have joined before its message came");
+            let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(name);
+            self.complete(cx, rank, request, Err(failure));
+        }
         self.answer(cx, asked, &Detail::LastJoined(last));
     }
 
@@ -67,7 +75,8 @@ impl Participant {
             return;
         }
         self.ungrouped.retain(|(of, ..)| *of != set);
-        for (rank, request, name) in self.requests.take_set(set) {
+        let held = self.any_sources.remove_set(set);
+        for (rank, request, name) in self.requests.take_set(set).into_iter().chain(held) {
             let reason = format!(
                 "tensor {name}: {set} was removed before all its ranks had asked for it; remove a set when nothing is \
                  pending on it"

@@ -3,6 +3,7 @@
 pub(crate) mod activity;
 pub(crate) mod admission;
 mod answers;
+mod any_source;
 mod commit;
 mod operations;
 pub(crate) mod request_cache;
@@ -19,6 +20,7 @@ use ronde_wire::control::Announcement;
 use ronde_wire::{Cause, Control, Epoch, Failure, Rank, RequestId, Seq, SetId, SidecarIndex, World};
 
 use self::activity::LastCall;
+use self::any_source::AnySources;
 use self::request_cache::Announcer;
 use self::requests::{RankKey, Requests};
 use self::scheduled::Scheduled;
@@ -29,7 +31,7 @@ use crate::engine::shared::wording;
 use crate::event::{Action, Admission, Time};
 use crate::trace::Trace;
 
-/// The state; what it does stands in this file (epochs) and in `submission`, `answers`, `operations` and
+/// The state; what it does stands in this file (epochs) and in `submission`, `any_source`, `answers`, `operations` and
 /// `watch`.
 #[derive(Debug, Default)]
 pub(crate) struct Participant {
@@ -41,6 +43,7 @@ pub(crate) struct Participant {
     /// Ranks that take part in this one.
     present: BTreeMap<Rank, Presence>,
     requests: Requests,
+    any_sources: AnySources,
     sets: SetTable,
     /// Sets that are gone, but operations of theirs are not done here: their names are not free before.
     leaving: BTreeSet<SetId>,
@@ -198,18 +201,24 @@ impl Participant {
             self.end(cx, &failure);
             return;
         }
-        for (rank, request) in self.requests.take(true) {
-            self.complete(cx, rank, request, Err(failure.clone()));
-        }
+        self.fail_requests(cx, true, &failure);
         self.outbox.clear();
         self.phase = Phase::Closing(failure);
     }
 
-    /// The epoch is over here: every request without an answer fails, in order of rank and number.
-    pub(crate) fn end(&mut self, cx: &mut Context, failure: &Failure) {
-        for (rank, request) in self.requests.take(false) {
+    /// Requests without an answer fail: all of them, or those only for which nothing is ordered.
+    fn fail_requests(&mut self, cx: &mut Context, unordered_only: bool, failure: &Failure) {
+        let mut requests = self.requests.take(unordered_only);
+        requests.extend(self.any_sources.clear());
+        requests.sort_unstable();
+        for (rank, request) in requests {
             self.complete(cx, rank, request, Err(failure.clone()));
         }
+    }
+
+    /// The epoch is over here: every request without an answer fails, in order of rank and number.
+    pub(crate) fn end(&mut self, cx: &mut Context, failure: &Failure) {
+        self.fail_requests(cx, false, failure);
         self.phase = Phase::Idle;
         self.present.clear();
         self.admitted.clear();

@@ -235,6 +235,16 @@ impl Requests {
         pending.is_some_and(|pending| fits(&pending.what.collective))
     }
 
+    /// Takes out the rank's request by this name, whole.
+    pub(crate) fn take_pending(&mut self, key: &RankKey) -> Option<Pending> {
+        let number = (key.2, self.pending.get(key)?.request);
+        self.numbers.remove(&number);
+        if let Some(count) = self.counts.get_mut(&key.2) {
+            *count -= 1;
+        }
+        self.pending.remove(key)
+    }
+
     /// Takes out the rank's request by this name.
     pub(crate) fn take_one(&mut self, key: &RankKey) -> Option<RequestId> {
         let request = self.pending.get(key)?.request;

@@ -47,7 +47,7 @@ impl Participant {
             ranks_joined: self.present.keys().copied().filter(|rank| self.requests.has_joined(*rank)).collect(),
             sets: self.sets.len(world),
             process_sets: self.sets.others(world).take(STATUS_ENTRIES_MAX).collect(),
-            pending: self.requests.len(),
+            pending: self.requests.len() + self.any_sources.len(),
             oldest: self.oldest_requests(now),
             schedule: self.scheduled.as_ref().map(Scheduled::progress),
             in_flight: self.admitted.len(),

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_wire::control::{Announcement, Intent};
-use ronde_wire::{Cause, Collective, Control, Deviation, Failure, Group, Rank, Request, RequestId, Seq, SetId, limits};
+use ronde_wire::{
+    AnySource, Cause, Collective, Control, Deviation, Failure, Group, Rank, Request, RequestId, Seq, SetId, limits,
+};
 
 use super::requests::{RankKey, Unsettled};
 use super::scheduled::Scheduled;
@@ -14,7 +16,7 @@ use crate::engine::shared::context::Context;
 use crate::engine::shared::eager;
 use crate::engine::shared::sets::SetView;
 use crate::engine::shared::validation;
-use crate::event::Action;
+use crate::event::{Action, Time};
 
 impl Participant {
     /// A worker's request.
@@ -23,10 +25,23 @@ impl Participant {
         cx: &mut Context,
         rank: Rank,
         request: RequestId,
-        (mut what, contribution): (Request, Bytes),
+        (what, contribution): (Request, Bytes),
     ) {
         cx.stats.submitted += 1;
         self.heard(cx, rank);
+        if let Some(what) = self.in_posting_order(cx, (rank, request), what) {
+            self.submit_in_turn(cx, rank, request, (what, contribution));
+        }
+    }
+
+    /// A request whose turn has come among the receives of its rank and tag, if it is one.
+    pub(super) fn submit_in_turn(
+        &mut self,
+        cx: &mut Context,
+        rank: Rank,
+        request: RequestId,
+        (mut what, contribution): (Request, Bytes),
+    ) {
         let key = (what.set, what.name.clone(), rank);
         let view = match self.check_accepts(cx, rank, request, &what) {
             Ok(view) => view,
@@ -45,10 +60,28 @@ impl Participant {
             .and_then(|()| self.check_contribution(&view, rank, &what, &contribution));
         if let Err(reason) = checked {
             let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(what.name);
-            self.void(cx, key, failure.clone(), what.group);
+            // No other rank knows of a receive from any source.
+            if !matches!(what.collective, Collective::RecvAny { .. }) {
+                self.void(cx, key, failure.clone(), what.group);
+            }
             self.refuse(cx, (rank, request), failure);
             return;
         }
+        if let Collective::RecvAny { tag } = what.collective {
+            self.waits_for_source(what.set, AnySource { to: rank, tag });
+        }
+        self.ask(cx, key, (request, cx.now), (what, contribution));
+    }
+
+    /// Announces a request that was found in order, or does what a schedule says about it.
+    pub(super) fn ask(
+        &mut self,
+        cx: &mut Context,
+        key: RankKey,
+        (request, since): (RequestId, Time),
+        (what, contribution): (Request, Bytes),
+    ) {
+        let rank = key.2;
         if let Some(failure) = self.requests.take_rejection(&key) {
             // This round of the name has failed already. The coordinator counts who has taken part.
             self.announce_void(&key, failure.clone(), what.group);
@@ -58,7 +91,7 @@ impl Participant {
         if self.scheduled.is_none() {
             self.announce(cx, rank, &what, contribution.clone());
         }
-        self.requests.insert(key.clone(), request, (what, contribution), cx.now);
+        self.requests.insert(key.clone(), request, (what, contribution), since);
         self.follow(cx, &key);
     }
 
@@ -84,12 +117,13 @@ impl Participant {
         why: &str,
     ) {
         cx.stats.refused += 1;
+        let failure = Failure::new(Cause::Refused, why).with_rank(rank).with_tensor(name.clone());
+        let Some(name) = self.refused_in_posting_order(cx, rank, (set, name), &failure) else { return };
         let member = self.sets.scope(cx, set, &name).is_some_and(|view| view.contains(rank));
         let joined = set == SetId::WORLD && self.requests.has_joined(rank);
         let key = (set, name, rank);
         // While a request by this name is pending, the refused one was a second: the first stays valid.
         if self.is_active() && member && !joined && self.takes_part(rank) && !self.requests.has(&key) {
-            let failure = Failure::new(Cause::Refused, why).with_rank(rank).with_tensor(key.1.clone());
             self.void(cx, key, failure, group);
         }
     }
@@ -100,7 +134,7 @@ impl Participant {
     pub(crate) fn withdraw(&mut self, cx: &mut Context, rank: Rank, request: RequestId, reason: &str) {
         cx.stats.withdrawn += 1;
         self.heard(cx, rank);
-        if !self.is_active() {
+        if !self.is_active() || self.withdraw_held(cx, rank, request, reason) {
             return;
         }
         let ahead = self.scheduled.as_ref().map(Scheduled::first);
@@ -170,17 +204,9 @@ impl Participant {
         what: &Request,
     ) -> Result<Arc<SetView>, Failure> {
         let refused = |reason: String| Err(Failure::new(Cause::Refused, reason));
-        if let Phase::Closing(failure) = &self.phase {
-            return Err(failure.clone());
-        }
-        if !self.is_active() {
-            return Err(self.last_failure.clone().unwrap_or_else(|| no_epoch(rank)));
-        }
-        if !self.takes_part(rank) {
-            return refused(format!("{rank} does not take part in {}; attach and wait for the next epoch", self.epoch));
-        }
+        self.check_takes_part(rank)?;
         let view = self.check_set(cx, rank, what).map_err(|reason| Failure::new(Cause::Refused, reason))?;
-        if self.requests.has(&(what.set, what.name.clone(), rank)) || self.requests.has_number(rank, request) {
+        if self.requests.has(&(what.set, what.name.clone(), rank)) || self.has_number(rank, request) {
             return refused(format!(
                 "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is \
                  currently being processed. Wait for tensor {} first, or use another name.",
@@ -190,8 +216,27 @@ impl Participant {
         Ok(view)
     }
 
+    /// Whether the rank takes part in the epoch, and that goes on.
+    pub(super) fn check_takes_part(&self, rank: Rank) -> Result<(), Failure> {
+        if let Phase::Closing(failure) = &self.phase {
+            return Err(failure.clone());
+        }
+        if !self.is_active() {
+            return Err(self.last_failure.clone().unwrap_or_else(|| no_epoch(rank)));
+        }
+        if !self.takes_part(rank) {
+            let reason = format!("{rank} does not take part in {}; attach and wait for the next epoch", self.epoch);
+            return Err(Failure::new(Cause::Refused, reason));
+        }
+        Ok(())
+    }
+
+    fn has_number(&self, rank: Rank, request: RequestId) -> bool {
+        self.requests.has_number(rank, request) || self.any_sources.has_number(rank, request)
+    }
+
     /// Those who perform a request.
-    fn check_set(&self, cx: &mut Context, rank: Rank, what: &Request) -> Result<Arc<SetView>, String> {
+    pub(super) fn check_set(&self, cx: &mut Context, rank: Rank, what: &Request) -> Result<Arc<SetView>, String> {
         let set = what.set;
         let unknown = || format!("Process set provided does not exist, or has not been registered. It is {set}.");
         let view = self.sets.view(cx, set).ok_or_else(unknown)?;
@@ -205,9 +250,9 @@ impl Participant {
         self.sets.scope(cx, set, &what.name).ok_or_else(unknown)
     }
 
-    fn check_room(&self, rank: Rank) -> Result<(), String> {
+    pub(super) fn check_room(&self, rank: Rank) -> Result<(), String> {
         let most = limits::PENDING_PER_SESSION_MAX;
-        if self.requests.of(rank) < most {
+        if self.requests.of(rank) + self.any_sources.of(rank) < most {
             return Ok(());
         }
         Err(format!("{rank} has {most} requests pending, the most that one session may have; wait for some of them"))
@@ -217,7 +262,7 @@ impl Participant {
         self.present.get(&rank).is_some_and(|presence| !presence.left)
     }
 
-    fn refuse(&self, cx: &mut Context, (rank, request): (Rank, RequestId), failure: Failure) {
+    pub(super) fn refuse(&self, cx: &mut Context, (rank, request): (Rank, RequestId), failure: Failure) {
         cx.stats.refused += 1;
         self.complete(cx, rank, request, Err(failure));
     }
@@ -245,7 +290,7 @@ impl Participant {
     }
 
     /// The rank's part in the next round of a name is a refusal: all other ranks' requests of the round fail.
-    fn void(&mut self, cx: &mut Context, key: RankKey, failure: Failure, group: Option<Group>) {
+    pub(super) fn void(&mut self, cx: &mut Context, key: RankKey, failure: Failure, group: Option<Group>) {
         let group = group.filter(|_| !self.ungrouped.remove(&key));
         if self.scheduled.is_some() {
             self.deviate(cx, Deviation::Refusal);

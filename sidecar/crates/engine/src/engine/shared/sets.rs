@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ronde_wire::{
-    Member, Pair, ProcessSet, Rank, SetId, SetTopology, SidecarIndex, SidecarSet, TensorName, World, WorldError,
+    AnySource, Member, Pair, ProcessSet, Rank, SetId, SetTopology, SidecarIndex, SidecarSet, TensorName, World,
+    WorldError,
 };
 
 use super::context::Context;
@@ -38,6 +39,11 @@ impl SetView {
         let inside = pair.from != pair.to && self.contains(pair.from) && self.contains(pair.to);
         let restricted = || Self::new(me, self.topology.restricted_to(&[pair.from, pair.to]));
         inside.then(|| Self { is_pair: true, ..restricted() })
+    }
+
+    /// One rank of the set, which waits for a message from any other; `None` when it is not in it.
+    fn only(&self, me: SidecarIndex, rank: Rank) -> Option<Self> {
+        self.contains(rank).then(|| Self::new(me, self.topology.restricted_to(&[rank])))
     }
 
     pub(crate) fn contains(&self, rank: Rank) -> bool {
@@ -86,12 +92,14 @@ impl SetTable {
         }
     }
 
-    /// The view of those who agree about a name of a set: two of its ranks for the name of a message.
+    /// The view of those who agree about a name of a set: two of its ranks for the name of a message, one for that of a receive
+    /// from any source.
     pub(crate) fn scope(&self, cx: &mut Context, set: SetId, name: &TensorName) -> Option<Arc<SetView>> {
         let view = self.view(cx, set)?;
-        match Pair::of_message(name) {
-            Some((pair, _)) => view.pair(cx.me(), pair).map(Arc::new),
-            None => Some(view),
+        match (Pair::of_message(name), AnySource::of_receive(name)) {
+            (Some((pair, _)), _) => view.pair(cx.me(), pair).map(Arc::new),
+            (None, Some(any)) => view.only(cx.me(), any.to).map(Arc::new),
+            (None, None) => Some(view),
         }
     }
 

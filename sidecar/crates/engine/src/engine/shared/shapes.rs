@@ -94,6 +94,8 @@ pub(crate) struct Results {
     pub(crate) own: bool,
     shapes: Shapes,
     splits: bool,
+    /// Of a message: who sends it.
+    source: Option<Rank>,
 }
 
 #[derive(Clone, Debug)]
@@ -139,7 +141,8 @@ impl Results {
             _ => return None,
         };
         let own = !matches!(shapes, Shapes::Every(_));
-        Some(Self { own, shapes, splits: matches!(collective, Collective::AllToAll { .. }) })
+        let source = pair.map(|pair| pair.from);
+        Some(Self { own, shapes, splits: matches!(collective, Collective::AllToAll { .. }), source })
     }
 
     /// What a rank of the set gets.
@@ -151,8 +154,12 @@ impl Results {
             Shapes::Only(..) => empty(),
             Shapes::Each(shapes) => shapes.get(position).cloned().unwrap_or_else(empty),
         };
-        let splits = || Detail::Splits(received(tensor, view.ranks.len(), position));
-        (shape, if self.splits { splits() } else { Detail::None })
+        let detail = match self.source {
+            _ if self.splits => Detail::Splits(received(tensor, view.ranks.len(), position)),
+            Some(source) if source != rank => Detail::Source(source),
+            _ => Detail::None,
+        };
+        (shape, detail)
     }
 
     /// Elements of the largest result.

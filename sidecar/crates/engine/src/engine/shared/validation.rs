@@ -2,7 +2,8 @@
 
 use ronde_collectives::kernels;
 use ronde_wire::{
-    Codec, Collective, DType, Pair, PluginUse, PluginWork, Rank, ReduceOp, Request, SetId, World, limits,
+    AnySource, Codec, Collective, DType, Pair, PluginUse, PluginWork, Rank, ReduceOp, Request, SetId, TensorName,
+    World, limits,
 };
 
 use super::sets::SetView;
@@ -42,9 +43,12 @@ pub(crate) fn check(world: &World, view: &SetView, request: &Request) -> Result<
 /// Why it is refused, in words.
 pub(crate) fn check_message(view: &SetView, rank: Rank, request: &Request) -> Result<(), String> {
     let (name, what) = (&request.name, request.collective.name());
+    if let Collective::RecvAny { tag } = request.collective {
+        return check_any_source(view, AnySource { to: rank, tag }, name);
+    }
     let (pair, tag) = match (request.collective.pair(rank), &request.collective) {
         (Some(pair), Collective::Send { tag, .. } | Collective::Recv { tag, .. }) => (pair, *tag),
-        _ if Pair::of_message(name).is_none() => return Ok(()),
+        _ if Pair::of_message(name).is_none() && AnySource::of_receive(name).is_none() => return Ok(()),
         _ => return Err(format!("the name {name} is one of a message; give {what} another one")),
     };
     if pair.from == pair.to {
@@ -57,6 +61,18 @@ pub(crate) fn check_message(view: &SetView, rank: Rank, request: &Request) -> Re
     if Pair::of_message(name) != Some((pair, tag)) {
         let form = format!("message.{}.{}.{tag}.<count>", pair.from.0, pair.to.0);
         return Err(format!("{what} with tag {tag} must be named {form}, not {name}"));
+    }
+    Ok(())
+}
+
+fn check_any_source(view: &SetView, any: AnySource, name: &TensorName) -> Result<(), String> {
+    if view.ranks.len() < 2 {
+        let (rank, set) = (any.to.0, view.topology.set);
+        return Err(format!("RECV from any source: rank {rank} is alone in {set}, so nobody can send to it"));
+    }
+    if AnySource::of_receive(name) != Some(any) {
+        let form = format!("message.any.{}.{}.<count>", any.to.0, any.tag);
+        return Err(format!("RECV from any source with tag {} must be named {form}, not {name}", any.tag));
     }
     Ok(())
 }
@@ -96,6 +112,7 @@ fn may_be_grouped(collective: &Collective) -> bool {
             | Collective::Join
             | Collective::Send { .. }
             | Collective::Recv { .. }
+            | Collective::RecvAny { .. }
             | Collective::AddSet { .. }
             | Collective::RemoveSet { .. }
     );
@@ -158,6 +175,9 @@ fn check_elementwise(name: &str, op: ReduceOp, dtype: DType) -> Result<(), Strin
         ReduceOp::Average if dtype == DType::Bool => {
             Err(format!("{name} cannot average bool; use max (any rank's) or min (every rank's), or cast to float32"))
         }
+        _ if op.is_bitwise() && dtype.is_float() => Err(format!(
+            "{name} with reduction {op} takes integers and bool, not {dtype}; floats have no bitwise reduction"
+        )),
         _ if kernels::supports(dtype, op) => Ok(()),
         _ => Err(format!("{name} with reduction {op} of {dtype} is not supported by this version")),
     }

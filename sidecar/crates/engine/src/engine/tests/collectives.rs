@@ -128,6 +128,18 @@ fn what_makes_no_sense_is_refused_by_name_on_all_ranks() {
         (reduce(ReduceOp::Median, DType::Bool), "reduction median takes floating-point types, not bool"),
         (reduce(ReduceOp::ClippedMean, DType::U8), "reduction clipped-mean takes floating-point types, not uint8"),
         (reduce(ReduceOp::Average, DType::Bool), "ALLREDUCE cannot average bool"),
+        (
+            reduce(ReduceOp::BitXor, DType::F16),
+            "ALLREDUCE with reduction bit-xor takes integers and bool, not float16; floats have no bitwise reduction",
+        ),
+        (
+            request("t", Collective::ReduceScatter { op: ReduceOp::BitAnd }, &[4]),
+            "REDUCESCATTER with reduction bit-and takes integers and bool, not float32",
+        ),
+        (
+            request("t", Collective::Reduce { op: ReduceOp::BitOr, root: Rank(0) }, &[4]),
+            "REDUCE with reduction bit-or takes integers and bool, not float32",
+        ),
         (request("t", Collective::ReduceScatter { op: ReduceOp::Adasum }, &[4]), "REDUCESCATTER with reduction adasum"),
         (
             request("t", Collective::Reduce { op: ReduceOp::Median, root: Rank(0) }, &[4]),

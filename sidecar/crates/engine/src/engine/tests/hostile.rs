@@ -37,6 +37,7 @@ fn op() -> impl Strategy<Value = ReduceOp> {
         ReduceOp::Min,
         ReduceOp::Median,
         ReduceOp::ClippedMean,
+        ReduceOp::BitXor,
     ])
 }
 

@@ -79,6 +79,10 @@ fn what_zeros_would_change_is_rejected_on_all() {
         (reduce("t", ReduceOp::Max), "Allreduce with reduction max is not supported with Join"),
         (reduce("t", ReduceOp::Product), "Allreduce with reduction product is not supported with Join"),
         (reduce("t", ReduceOp::Median), "Allreduce with reduction median is not supported with Join"),
+        (
+            Request { dtype: DType::I32, ..reduce("t", ReduceOp::BitOr) },
+            "Allreduce with reduction bit-or is not supported with Join",
+        ),
         (reduce("t", ReduceOp::ClippedMean), "Allreduce with reduction clipped-mean is not supported with Join"),
         (request("t", Collective::AllGather, &[4]), "Allgather is not supported with Join"),
         (request("t", Collective::AllToAll { splits }, &[4]), "Alltoall is not supported with Join"),

@@ -95,7 +95,7 @@ impl Job {
         let ranks = world.ranks();
         let root = ranks[pick(1, ranks.len())];
         let (kind, algorithm) = kind_of(pick(0, KINDS), root);
-        let op = op_of(&kind, pick(5, 5));
+        let op = op_of(&kind, pick(5, PAIRWISE.len()));
         let mut only = Vec::new();
         if pick(0, KINDS) == MESSAGE && ranks.len() > 1 {
             only = vec![root, ranks[(pick(1, ranks.len()) + 1 + pick(8, ranks.len() - 1)) % ranks.len()]];
@@ -241,6 +241,7 @@ impl Job {
             ReduceOp::Min => least,
             ReduceOp::Max => greatest,
             ReduceOp::Product => column.iter().product(),
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => bitwise(op, column),
             ReduceOp::Median => {
                 let mut sorted = column.to_vec();
                 sorted.sort_by(f64::total_cmp);
@@ -287,12 +288,11 @@ pub(super) fn kind_of(number: usize, root: Rank) -> (WorkKind, Algorithm) {
     }
 }
 
-/// A reduction for a kind that reduces, one of five where there is a choice.
+/// A reduction for a kind that reduces, one of [`PAIRWISE`] where there is a choice.
 pub(super) fn op_of(kind: &WorkKind, number: usize) -> Option<ReduceOp> {
-    let pairwise = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
     match kind {
-        WorkKind::AllReduce | WorkKind::ReduceScatter | WorkKind::Reduce { .. } => Some(pairwise[number]),
-        WorkKind::AllReduceCoded { .. } => Some(pairwise[number % 2]),
+        WorkKind::AllReduce | WorkKind::ReduceScatter | WorkKind::Reduce { .. } => Some(PAIRWISE[number]),
+        WorkKind::AllReduceCoded { .. } => Some(PAIRWISE[number % 2]),
         WorkKind::AllReduceNAry => Some(ReduceOp::Median),
         WorkKind::AllReduceTwoPass { .. } => Some(ReduceOp::ClippedMean),
         WorkKind::AllReduceAdaptive => Some(ReduceOp::Adasum),
@@ -300,10 +300,33 @@ pub(super) fn op_of(kind: &WorkKind, number: usize) -> Option<ReduceOp> {
     }
 }
 
+/// The bitwise reduction of whole numbers that are not negative.
+fn bitwise(op: ReduceOp, column: &[f64]) -> f64 {
+    let combine: fn(u64, u64) -> u64 = match op {
+        ReduceOp::BitAnd => |a, b| a & b,
+        ReduceOp::BitOr => |a, b| a | b,
+        _ => |a, b| a ^ b,
+    };
+    column.iter().map(|value| *value as u64).reduce(combine).unwrap_or(0) as f64
+}
+
+/// Reductions in pairs; codecs have the first two.
+const PAIRWISE: [ReduceOp; 8] = [
+    ReduceOp::Sum,
+    ReduceOp::Average,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::Product,
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
+];
+
 fn dtype_of(number: usize, op: Option<ReduceOp>) -> DType {
     let dtype = DType::ALL[number];
     match op {
         Some(ReduceOp::Average) if dtype == DType::Bool => DType::F16,
+        Some(op) if op.is_bitwise() && dtype.is_float() => [DType::U8, DType::I64, DType::Bool, DType::I16][number % 4],
         Some(ReduceOp::Median | ReduceOp::ClippedMean | ReduceOp::Adasum) if !dtype.is_float() => {
             [DType::F16, DType::Bf16, DType::F32, DType::F64][number % 4]
         }

@@ -1,0 +1,146 @@
+//! Receives from any source, at the coordinator, which alone decides what message each of them takes: of the messages for its
+//! rank and tag that no earlier receive takes, the one that was announced first. Messages of one source are taken in their
+//! order.
+//!
+//! A sidecar announces a receive from any source when all receives before it, of the same rank, set and tag, have their
+//! messages, so at most one of them waits here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ronde_wire::{
+    AnySource, Cause, Collective, Control, Failure, Pair, Rank, Request, Seq, SetId, SidecarIndex, TensorName,
+};
+
+use super::Violation;
+use super::agreement::Agreement;
+use crate::engine::shared::context::Context;
+use crate::engine::shared::sets::SetView;
+use crate::event::Time;
+
+/// The receives from any source that wait for a message.
+#[derive(Debug, Default)]
+pub(crate) struct Matching {
+    waiting: BTreeMap<(SetId, AnySource), Waiting>,
+}
+
+/// A receive that waits.
+#[derive(Debug)]
+struct Waiting {
+    name: TensorName,
+    since: Time,
+    /// The set.
+    view: Arc<SetView>,
+}
+
+impl Matching {
+    /// Whether no receive waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// A set is gone.
+    pub(crate) fn remove_set(&mut self, set: SetId) {
+        self.waiting.retain(|(of, _), _| *of != set);
+    }
+
+    /// What waits since before a time, in words.
+    pub(crate) fn waiting(&self, now: Time, age_ms: u64) -> impl Iterator<Item = String> {
+        let old = self.waiting.iter().filter(move |(_, waiting)| now.ms_since(waiting.since) >= age_ms);
+        old.map(move |((set, any), waiting)| {
+            let seconds = now.ms_since(waiting.since) / 1_000;
+            format!(
+                "{} has waited for a message from any source for {seconds} seconds: {}.",
+                any.to,
+                nobody(*set, *any)
+            )
+        })
+    }
+}
+
+impl Agreement {
+    /// A rank receives from any source.
+    ///
+    /// # Errors
+    /// How that breaks the protocol.
+    pub(super) fn receive_any(
+        &mut self,
+        cx: &mut Context,
+        (from, rank): (SidecarIndex, Rank),
+        Request { set, name, collective, .. }: Request,
+    ) -> Result<(), Violation> {
+        let any = AnySource::of_receive(&name).filter(|any| collective == Collective::RecvAny { tag: any.tag });
+        let Some(any) = any.filter(|any| any.to == rank) else {
+            return Err(format!("announces a receive of {rank} from any source as {name}"));
+        };
+        if self.scope(cx, from, rank, (set, &name))?.is_none() {
+            return Ok(());
+        }
+        let Some(view) = self.roster.sets.view(cx, set) else { return Ok(()) };
+        if self.matching.waiting.contains_key(&(set, any)) {
+            return Err(format!("announces {name} of {set} while an earlier receive from any source waits"));
+        }
+        self.matching.waiting.insert((set, any), Waiting { name, since: cx.now, view });
+        self.match_receive(cx, set, any);
+        Ok(())
+    }
+
+    /// A receive from any source was withdrawn. Nothing happens when it has its message already.
+    pub(super) fn withdraw_receive(&mut self, cx: &mut Context, set: SetId, name: &TensorName, failure: &Failure) {
+        let Some(any) = AnySource::of_receive(name) else { return };
+        if self.matching.waiting.get(&(set, any)).is_none_or(|waiting| waiting.name != *name) {
+            return;
+        }
+        let why =
+            format!("the request of {} for {name} was withdrawn: {}; {}", any.to, failure.reason, nobody(set, any));
+        self.reject_receive(cx, set, any, &why);
+    }
+
+    /// A message was announced, or refused: a receive from any source may wait for it.
+    pub(super) fn match_message(&mut self, cx: &mut Context, set: SetId, name: &TensorName) {
+        if self.matching.is_empty() {
+            return;
+        }
+        if let Some((pair, tag)) = Pair::of_message(name) {
+            self.match_receive(cx, set, AnySource { to: pair.to, tag });
+        }
+    }
+
+    /// A rank has joined: it sends nothing any more.
+    pub(super) fn match_after_join(&mut self, cx: &mut Context) {
+        let of_world = |(set, any): &(SetId, AnySource)| (*set == SetId::WORLD).then_some(*any);
+        let waiting: Vec<AnySource> = self.matching.waiting.keys().filter_map(of_world).collect();
+        for any in waiting {
+            self.match_receive(cx, SetId::WORLD, any);
+        }
+    }
+
+    fn match_receive(&mut self, cx: &mut Context, set: SetId, any: AnySource) {
+        let Some(waiting) = self.matching.waiting.get(&(set, any)) else { return };
+        let others = || waiting.view.ranks.iter().copied().filter(|rank| *rank != any.to);
+        let message = |from| self.negotiation.first_message(set, Pair { from, to: any.to }, any.tag);
+        if let Some((_, message)) = others().filter_map(message).min() {
+            let receive = waiting.name.clone();
+            self.matching.waiting.remove(&(set, any));
+            let to = cx.config.world.sidecar_of(any.to).into_iter().collect();
+            cx.send_down(&to, self.epoch, Seq(0), Control::Matched { set, receive, message });
+            return;
+        }
+        if set == SetId::WORLD && others().all(|rank| self.joined.contains(&rank)) {
+            let why = "Recv from any source is not supported with Join: all other ranks have joined";
+            self.reject_receive(cx, set, any, why);
+        }
+    }
+
+    fn reject_receive(&mut self, cx: &mut Context, set: SetId, any: AnySource, why: &str) {
+        let Some(Waiting { name, .. }) = self.matching.waiting.remove(&(set, any)) else { return };
+        let Some(view) = self.roster.sets.scope(cx, set, &name) else { return };
+        let failure = Failure::new(Cause::Refused, why).with_rank(any.to).with_tensor(name.clone());
+        self.reject(cx, &view, &(set, name), &failure, &[]);
+    }
+}
+
+/// What a receive waits for.
+fn nobody(set: SetId, any: AnySource) -> String {
+    format!("no other rank of {set} has sent {} a message with tag {}", any.to, any.tag)
+}
