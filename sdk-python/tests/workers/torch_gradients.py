@@ -114,6 +114,9 @@ def cases(size: int, **of: Any) -> dict[str, Case]:
         "allgather": Case(
             lambda r: 1 + r % 3, lambda x, m: hvd.allgather(x, name=m, **of), lambda xs: [torch.cat(xs)] * n, 1 / n
         ),
+        "allgather, nothing from the first": Case(
+            lambda r: 2 * r, lambda x, m: hvd.allgather(x, name=m, **of), lambda xs: [torch.cat(xs)] * n, 1 / n
+        ),
         "grouped_allgather": Case(
             lambda r: 1 + r, pairs(lambda parts: hvd.grouped_allgather(parts, **of)), stacked, 1 / n
         ),
@@ -325,6 +328,23 @@ def check_forms_of_tensors() -> None:
     with torch.no_grad():
         assert not hvd.allreduce(torch.ones(1, requires_grad=True)).requires_grad
     assert not hvd.allgather(torch.ones(1, 1)).requires_grad
+
+
+def check_results_in_place() -> None:
+    """Autograd refuses to use a tensor that was overwritten after it was saved for a gradient."""
+    for write in (
+        lambda x: hvd.allreduce_(x, op=hvd.Sum),
+        lambda x: hvd.grouped_allreduce_([x], op=hvd.Sum),
+        lambda x: hvd.broadcast_(x, root_rank=0),
+        lambda x: hvd.broadcast_parameters({"x": x}, root_rank=0),
+        lambda x: hvd.synchronize(hvd.allreduce_async_(x, op=hvd.Adasum)) if hvd.size() != 3 else hvd.broadcast_(x, 0),
+    ):
+        weight, saved = torch.ones(2, requires_grad=True), torch.ones(2)
+        product = (weight * saved).sum()
+        write(saved)
+        refused(product.backward, "modified by an inplace operation")
+    with torch.inference_mode():
+        hvd.allreduce_(torch.ones(2))
 
 
 def whole_batch_norm(options: dict[str, Any], rows: list[int]) -> tuple[list[torch.Tensor], nn.Module]:

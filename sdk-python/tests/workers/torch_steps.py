@@ -416,6 +416,22 @@ def check_kinds_of_parameters() -> None:
             torch.testing.assert_close(weight.detach(), torch.full_like(weight, -2.0 * factor * mean).detach())
 
 
+def check_parameters_that_come_twice() -> None:
+    """PyTorch warns of a parameter that is in a group twice, and steps twice."""
+    weight, single = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain, alone = (torch.optim.SGD([each, each], lr=1.0) for each in (weight, single))
+    for options in ({}, {"groups": 2}):
+        optimizer = hvd.DistributedOptimizer(plain, **options)
+        optimizer.zero_grad()
+        pull(weight).backward()
+        optimizer.step()
+        single.grad = torch.full((1,), mean_of_ranks())
+        alone.step()
+        torch.testing.assert_close(weight, single)
+
+
 def main() -> None:
     """Everything."""
     torch.set_num_threads(1)

@@ -45,8 +45,9 @@ def begin_allreduce(
         source, client = check_tensor(tensor), current.client
         scales = _scales([source], prescale, postscale)
         if op == Adasum and current.hosts is not None:
-            return current.hosts.begin(source, name, *scales, out)
-        return client.allreduce_async(source, op, name, *scales, out=out, codec=codec, process_set=members)
+            return _written(current.hosts.begin(source, name, *scales, out), [out])
+        handle = client.allreduce_async(source, op, name, *scales, out=out, codec=codec, process_set=members)
+        return _written(handle, [out])
 
     return world.handle_of("allreduce", current.submit("allreduce", name, members, begin))
 
@@ -68,7 +69,8 @@ def begin_grouped_allreduce(
         sources, client = [check_tensor(tensor) for tensor in tensors], current.client
         options = (op, name, *_scales(sources, prescale, postscale))
         out = sources if in_place else None
-        return client.grouped_allreduce_async(sources, *options, out=out, codec=codec, process_set=members)
+        handle = client.grouped_allreduce_async(sources, *options, out=out, codec=codec, process_set=members)
+        return _written(handle, out or [])
 
     return world.handle_of("grouped_allreduce", current.submit("grouped_allreduce", name, members, begin))
 
@@ -109,7 +111,8 @@ def begin_broadcast(
     root = current.job_ranks[root_rank]
 
     def begin() -> InFlight:
-        return current.client.broadcast_async(check_tensor(tensor), root, name, out=out, process_set=members)
+        handle = current.client.broadcast_async(check_tensor(tensor), root, name, out=out, process_set=members)
+        return _written(handle, [out])
 
     return world.handle_of("broadcast", current.submit("broadcast", name, members, begin))
 
@@ -413,6 +416,20 @@ class _Then:
 
     def wait(self) -> Any:
         return self._change(self._in_flight.wait())
+
+
+def _written(in_flight: InFlight, places: Sequence[torch.Tensor | None]) -> InFlight:
+    """Lets autograd know of results in place, so that it refuses to use what was there for a gradient."""
+    written = [place for place in places if place is not None and not place.is_inference()]
+    if not written:
+        return in_flight
+
+    def count(result: Any) -> Any:
+        for place in written:
+            torch.autograd.graph.increment_version(place)
+        return result
+
+    return _Then(in_flight, count)
 
 
 def _scales(tensors: Sequence[torch.Tensor], prescale: float, postscale: float) -> tuple[float, float]:

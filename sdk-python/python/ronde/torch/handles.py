@@ -35,6 +35,9 @@ class Handles(MutableMapping):  # type: ignore[type-arg]  # Python 3.9 cannot su
     def __delitem__(self, parameter: torch.Tensor) -> None:
         self._reducer.drop(parameter)
 
+    def __contains__(self, parameter: object) -> bool:
+        return parameter in self._reducer.in_flight
+
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(list(self._reducer.in_flight))
 

@@ -10,6 +10,9 @@ process_set -- whose ranks take part; all of them without it. A root is always a
 A function whose name ends in `_async` returns a handle for `synchronize` and `poll`; the tensor may be changed at once.
 One with a further `_` writes the result into the tensor that it was given; others return a new one of the same device.
 
+A function that is called differentiable is so to any order, and its backward pass runs collectives: whether the input
+requires a gradient, and the order of such calls, are the same on all ranks. docs/PYTORCH.md lists the gradients.
+
 All raise HorovodInternalError when the operation fails (its subclasses say how: see `ronde.errors`), and ValueError,
 before anything was submitted, for arguments that cannot be, for a name that is under way already, for a process set
 that is not registered or without this process, and before `init`.

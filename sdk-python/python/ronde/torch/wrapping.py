@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 def trainable(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The parameters that get gradients, in the order of the groups, which is the same on all ranks."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
+    """The parameters that get gradients, each once, in the order of the groups, which is the same on all ranks."""
+    parameters = dict.fromkeys(parameter for group in optimizer.param_groups for parameter in group["params"])
+    return [parameter for parameter in parameters if parameter.requires_grad]
 
 
 class Watcher:
