@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import ronde.torch as hvd  # noqa: E402
 from ronde import alone as local_sidecar  # noqa: E402
-from ronde.torch import functions, process_sets, window, world  # noqa: E402
+from ronde.torch import optimizer_state, process_sets, window, world  # noqa: E402
 
 
 class AloneClient:
@@ -181,19 +181,18 @@ class TestOptimizer:
         assert list(names) == ["noname.0.0", "noname.0.1"]
 
     def test_state_survives_its_description(self) -> None:
-        """What the root tells makes the same state elsewhere, up to the tensors' elements."""
+        """What the root sends makes the same state elsewhere, up to the tensors' elements."""
         here, there = self.wrapped(), self.wrapped()
         for parameter in here.param_groups[0]["params"]:
             parameter.grad = torch.ones_like(parameter)
         here.step()
-        description = functions._describe(here)
-        functions._take_options(there, description["groups"])
-        functions._take_state(there, description["state"])
-        assert functions._describe(there) == description
-        names = [name for name, _ in functions._state_tensors(there)]
-        assert names == [name for name, _ in functions._state_tensors(here)]
+        description = optimizer_state.describe(here)
+        assert optimizer_state.difference(there, description) is None
+        optimizer_state.take(there, description)
+        assert optimizer_state.describe(there) == description
+        names = [name for name, _ in optimizer_state.tensors_of(there, description)]
+        assert names == [name for name, _ in optimizer_state.tensors_of(here, description)]
         assert "optimizer_state.1.exp_avg" in names
-        hvd.broadcast_optimizer_state(here, root_rank=0)
 
     def test_state_that_cannot_travel_is_refused_for_all(self) -> None:
         optimizer = self.wrapped()

@@ -14,7 +14,7 @@ from ronde.torch.window import Window
 from ronde.torch.wrapping import Watcher, Wrapping, too_many_passes, trainable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, MutableMapping
 
     from ronde.torch.compression import Compressor, PluginCompressor
 
@@ -25,17 +25,29 @@ class DeltaReducer(Watcher):
     def __init__(
         self, names: dict[torch.Tensor, str], compression: type[Compressor] | PluginCompressor, passes: int
     ) -> None:
-        super().__init__(names, passes)
+        super().__init__(names, passes, Adasum)
         self._compression = compression
-        self._passed: dict[torch.Tensor, int] = {}
 
     def reset(self) -> None:
-        """Begins anew, as after a step."""
-        self._passed.clear()
+        """Starts again, as after a step."""
+        self._start_delays()
+
+    def handles(self) -> MutableMapping[torch.Tensor, tuple[int, Any]]:
+        """None: gradients are not reduced, and a step waits for the reductions of its changes."""
+        return {}
+
+    def local(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """A closure whose backward passes are counted for each call of it."""
+
+        def evaluate() -> Any:
+            self._start_delays()
+            return closure()
+
+        return evaluate
 
     def reduce(self, parameters: list[torch.Tensor], before: list[torch.Tensor]) -> None:
         """Puts each parameter where it was, moved by the Adasum of all ranks' changes. Overwrites `before`."""
-        self._passed.clear()
+        self._start_delays()
         window = Window()
         with torch.no_grad():
             for parameter, start in zip(parameters, before):
@@ -47,8 +59,7 @@ class DeltaReducer(Watcher):
             window.finish()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        passed = self._passed[parameter] = self._passed.get(parameter, 0) + 1
-        if passed > self.passes:
+        if self._count_down(parameter) < 0:
             raise too_many_passes()
 
     def begin(self, parameter: torch.Tensor, change: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -92,11 +103,14 @@ class AdasumDistributed(Wrapping):
         yield
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Makes a step of the wrapped optimizer on this rank, then reduces what it has changed."""
+        """Makes a step of the wrapped optimizer on this rank, then reduces what it has changed.
+
+        closure -- computes loss and gradients again, of this rank's own data; ranks may call it differently often
+        """
         parameters = trainable(self)
         before = [parameter.detach().clone() for parameter in parameters]
         self._wrapped._opt_called = True  # PyTorch's schedulers warn without it
-        result = super().step(closure)
+        result = super().step(None if closure is None else self._ronde.local(closure))
         self._ronde.reduce(parameters, before)
         return result
 

@@ -6,14 +6,15 @@ Nothing that comes over the network is unpickled: the structure of a state trave
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ronde.torch import gradients, mpi_ops, world
+from ronde.torch import gradients, mpi_ops, optimizer_state, world
+from ronde.torch.basics import client
 from ronde.torch.objects import broadcast_bytes
-from ronde.torch.process_sets import global_process_set
+from ronde.torch.process_sets import exchanged, global_process_set, members_of
 from ronde.torch.window import Window
 
 
@@ -39,60 +40,59 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives all ranks the options and the state of rank `root_rank`'s optimizer.
 
-    A state that is missing is made by one step of the wrapped optimizer with gradients of zero, which changes no
-    parameter and counts no step; the gradients stay. What the root has is made on other ranks, and what it does not
-    have is dropped.
+    State that the root has is made on ranks that lack it, and state that it does not have is dropped. An optimizer that
+    was never stepped stays so: no step is made to create state. Where this rank's optimizer had no state, parameters
+    without a gradient get one of zeros, as Horovod leaves them.
 
     model -- helps to find embeddings whose gradients are sparse, as some optimizers want them
 
-    Raises ValueError for LBFGS, for a root out of range, for another number of parameter groups than the root's, and,
-    on all ranks, when the root's state has anything but tensors, numbers, strings, None, and lists or tuples of them;
-    else what `ronde.Client.broadcast` does.
+    Options and state are tensors, numbers, texts, None, types of PyTorch and NumPy, scalars and arrays of NumPy,
+    devices (each rank keeps its own), and lists, tuples and dictionaries of them. Numbers and the like travel as JSON;
+    nothing is unpickled.
+
+    Raises ValueError for LBFGS and for a root out of range; on all ranks, when the root's optimizer has any other
+    value, or when one rank's optimizer differs from the root's in the number of groups or parameters, or in the shape
+    of a parameter; else what `ronde.Client.broadcast` does.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state: it is nested and of varying size")
-    if not optimizer.state:
-        _make_state(optimizer, model)
-    description = _describe(optimizer) if mpi_ops.rank() == root_rank else {}
+    is_root, had_state = mpi_ops.rank() == root_rank, bool(optimizer.state)
+    description = optimizer_state.describe(optimizer) if is_root else {}
     description = _broadcast_json(description, root_rank, "optimizer_state.structure")
     if "error" in description:
         raise ValueError(description["error"])
-    _take_options(optimizer, description["groups"])
-    _take_state(optimizer, description["state"])
+    _check_alike(optimizer, description)
+    if not is_root:
+        optimizer_state.take(optimizer, description)
     window = Window()
-    for name, tensor in _state_tensors(optimizer):
+    for name, tensor in optimizer_state.tensors_of(optimizer, description):
         window.submit(tensor.numel() * tensor.element_size(), _in_place(tensor, root_rank, name))
     window.finish()
+    if not had_state:
+        _make_gradients(optimizer, model)
 
 
-def _make_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
-    """Steps once without moving anything: not by the distributed class, which would wait for other ranks."""
+def _check_alike(optimizer: torch.optim.Optimizer, description: dict[str, Any]) -> None:
+    """Raises ValueError on all ranks when one of them has another optimizer than the root: others would wait for it."""
+    mine = optimizer_state.difference(optimizer, description)
+    members = members_of(global_process_set)
+    everybodys = exchanged(client(), mine, "optimizer_state.differences", members)
+    told = [f"rank {rank}: {text}" for rank, text in enumerate(everybodys) if text is not None]
+    if told:
+        raise ValueError(f"cannot broadcast the optimizer state, as optimizers differ; {'; '.join(told)}")
+
+
+def _make_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    """Gives parameters that have no gradient one of zeros, a sparse one where the optimizer or the model wants that."""
     modules = [] if model is None else list(model.modules())
     sparse = {
         each.weight for each in modules if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and each.sparse
     }
-    parameters = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]
-    for parameter in parameters:
-        zeros = torch.zeros_like(parameter)
-        parameter.grad = zeros.to_sparse(1) if parameter in sparse else zeros
-    before = [parameter.detach().clone() for parameter in parameters]
-    decays = [(group, group["weight_decay"]) for group in optimizer.param_groups if "weight_decay" in group]
-    for group, _ in decays:
-        group["weight_decay"] = 0.0  # it would be in the momentum
-    try:
-        wrapped: Any = type(getattr(optimizer, "_wrapped", optimizer))
-        wrapped.step(optimizer)
-    finally:
-        for group, decay in decays:
-            group["weight_decay"] = decay
-        with torch.no_grad():
-            for parameter, value in zip(parameters, before):
-                parameter.copy_(value)
-    for state in optimizer.state.values():
-        step = state.get("step")
-        state["step"] = torch.zeros_like(step) if isinstance(step, torch.Tensor) else 0
-        if step is None:
-            del state["step"]
+    wants_sparse = isinstance(optimizer, torch.optim.SparseAdam)
+    for parameter in optimizer_state.parameters_of(optimizer):
+        if parameter.requires_grad and parameter.grad is None:
+            zeros = torch.zeros_like(parameter)
+            parameter.grad = zeros.to_sparse(1) if wants_sparse or parameter in sparse else zeros
 
 
 def _named(params: Any) -> list[tuple[str | None, torch.Tensor]]:
@@ -121,100 +121,6 @@ class _InPlace:
 
     def wait(self) -> None:
         world.synchronize(self._handle)
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _describe(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer without the elements of its tensors; for JSON."""
-    try:
-        groups = [
-            {key: _describe_value(value, key) for key, value in group.items() if key != "params"}
-            for group in optimizer.param_groups
-        ]
-        state = {
-            str(index): {key: _describe_value(value, key) for key, value in optimizer.state[parameter].items()}
-            for index, parameter in enumerate(_parameters(optimizer))
-            if parameter in optimizer.state
-        }
-    except ValueError as error:
-        return {"error": str(error)}  # told to all ranks, which would wait otherwise
-    return {"groups": groups, "state": state}
-
-
-def _describe_value(value: Any, key: str) -> dict[str, Any]:
-    if isinstance(value, torch.Tensor):
-        dtype = str(value.dtype).partition(".")[2]
-        return {"tensor": [dtype, list(value.shape), value.device.type == "cpu"]}
-    if isinstance(value, tuple):
-        return {"tuple": [_describe_value(item, key) for item in value]}
-    if isinstance(value, list):
-        return {"list": [_describe_value(item, key) for item in value]}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return {"value": value}
-    raise ValueError(f"cannot broadcast {key} of the optimizer: a {type(value).__name__} is neither number nor tensor")
-
-
-def _value_of(description: dict[str, Any], parameter: torch.Tensor | None, now: Any) -> Any:
-    """The described value; a tensor is the one that is there already if it fits, else a new one to be filled."""
-    if "tensor" in description:
-        dtype_name, shape, on_cpu = description["tensor"]
-        dtype: torch.dtype = getattr(torch, dtype_name)
-        if isinstance(now, torch.Tensor) and now.dtype == dtype and list(now.shape) == shape:
-            return now
-        device = torch.device("cpu") if on_cpu or parameter is None else parameter.device
-        return torch.zeros(shape, dtype=dtype, device=device)
-    for kind, make in (("tuple", tuple), ("list", list)):
-        if kind in description:
-            items = description[kind]
-            known = list(now) if isinstance(now, (tuple, list)) else []
-            known += [None] * (len(items) - len(known))
-            return make(_value_of(item, parameter, was) for item, was in zip(items, known))
-    return description["value"]
-
-
-def _take_options(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-    if len(groups) != len(optimizer.param_groups):
-        raise ValueError(
-            f"the root's optimizer has {len(groups)} parameter groups, this one {len(optimizer.param_groups)}"
-        )
-    for group, described in zip(optimizer.param_groups, groups):
-        for key, description in described.items():
-            group[key] = _value_of(description, None, group.get(key))
-
-
-def _take_state(optimizer: torch.optim.Optimizer, state: dict[str, dict[str, Any]]) -> None:
-    for index, parameter in enumerate(_parameters(optimizer)):
-        described = state.get(str(index))
-        if described is None:
-            optimizer.state.pop(parameter, None)
-            continue
-        now = optimizer.state[parameter]
-        optimizer.state[parameter] = {
-            key: _value_of(description, parameter, now.get(key)) for key, description in described.items()
-        }
-
-
-def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
-    """All tensors of options and state with their names, in the same order on all ranks."""
-    for index, group in enumerate(optimizer.param_groups):
-        for key in sorted(key for key in group if key != "params"):
-            yield from _tensors_in(group[key], f"optimizer_state.group.{index}.{key}")
-    for index, parameter in enumerate(_parameters(optimizer)):
-        if parameter in optimizer.state:
-            state = optimizer.state[parameter]
-            for key in sorted(state):
-                yield from _tensors_in(state[key], f"optimizer_state.{index}.{key}")
-
-
-def _tensors_in(value: Any, name: str) -> Iterable[tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, (tuple, list)):
-        for index, item in enumerate(value):
-            yield from _tensors_in(item, f"{name}.{index}")
 
 
 def _broadcast_json(value: Any, root_rank: int, name: str) -> Any:

@@ -1,7 +1,12 @@
-"""The collectives as autograd knows them, and how each is begun.
+"""The collectives as functions of autograd, and how each is submitted.
 
-Gradients follow Horovod's rules: that of a reduction is reduced the same way, that of a gather is averaged and cut,
-that of a broadcast is averaged at its root, that of a division of rows is gathered.
+First gradients follow Horovod's rules: the gradient of an all-reduce is reduced the same way; that of an all-gather is
+averaged, and each rank takes its own rows; that of a broadcast is averaged, and the root takes it; that of a
+reduce-scatter is gathered.
+
+A backward pass consists of differentiable operations, so gradients of any order are right. Seen as a function of the
+upstream gradients of all ranks together, a backward pass is linear, and its own gradient is the exact adjoint. Where a
+name was given, the collectives of the backward pass are called `NAME.backward`; otherwise they have no name either.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import numpy
 import torch
 
 from ronde.errors import RefusedError
-from ronde.ops import Adasum, Average, Sum
+from ronde.ops import Adasum, Average, Max, Min, Product, Sum
 from ronde.torch import world
 from ronde.torch.process_sets import ProcessSet, members_of, size_of
 
@@ -40,8 +45,9 @@ def begin_allreduce(
         source, client = check_tensor(tensor), current.client
         scales = _scales([source], prescale, postscale)
         if op == Adasum and current.hosts is not None:
-            return current.hosts.begin(source, name, *scales, out)
-        return client.allreduce_async(source, op, name, *scales, out=out, codec=codec, process_set=members)
+            return _written(current.hosts.begin(source, name, *scales, out), [out])
+        handle = client.allreduce_async(source, op, name, *scales, out=out, codec=codec, process_set=members)
+        return _written(handle, [out])
 
     return world.handle_of("allreduce", current.submit("allreduce", name, members, begin))
 
@@ -63,7 +69,8 @@ def begin_grouped_allreduce(
         sources, client = [check_tensor(tensor) for tensor in tensors], current.client
         options = (op, name, *_scales(sources, prescale, postscale))
         out = sources if in_place else None
-        return client.grouped_allreduce_async(sources, *options, out=out, codec=codec, process_set=members)
+        handle = client.grouped_allreduce_async(sources, *options, out=out, codec=codec, process_set=members)
+        return _written(handle, out or [])
 
     return world.handle_of("grouped_allreduce", current.submit("grouped_allreduce", name, members, begin))
 
@@ -104,19 +111,22 @@ def begin_broadcast(
     root = current.job_ranks[root_rank]
 
     def begin() -> InFlight:
-        return current.client.broadcast_async(check_tensor(tensor), root, name, out=out, process_set=members)
+        handle = current.client.broadcast_async(check_tensor(tensor), root, name, out=out, process_set=members)
+        return _written(handle, [out])
 
     return world.handle_of("broadcast", current.submit("broadcast", name, members, begin))
 
 
 def begin_alltoall(tensor: torch.Tensor, splits: Splits | None, name: str | None, process_set: ProcessSet) -> int:
-    """A handle of the operation."""
+    """A handle of the operation. Its result is (tensor, received splits), also without splits."""
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:
         client, source = current.client, _gatherable(tensor, "alltoall")
         if splits is None:
-            return client.alltoall_async(source, None, name, process_set=members)
+            rows, rest = divmod(source.shape[0], size_of(process_set))
+            equal = None if rest else [rows] * size_of(process_set)  # the client refuses rows that are not divisible
+            return client.alltoall_async(source, equal, name, process_set=members)
         sent = source[: sum(splits.rows)]
         handle = client.alltoall_async(sent, splits.rows, name, process_set=members)
         return _Then(handle, lambda result: (result[0], result[1].to(splits.device)))
@@ -170,9 +180,7 @@ class Splits:
         check_tensor(tensor)
         if given is None:
             return None
-        splits = given if isinstance(given, torch.Tensor) else torch.as_tensor(given)
-        if not isinstance(given, torch.Tensor) and not splits.is_floating_point():
-            splits = splits.to(torch.int32)
+        splits = given if isinstance(given, torch.Tensor) else _integers(given)
         if splits.dtype != torch.int32:
             raise ValueError(f"alltoall expects splits to be 32-bit integers, torch.int32; not {splits.dtype}")
         if splits.dim() != 1:
@@ -206,13 +214,24 @@ class AllReduce(torch.autograd.Function):
         codec: Plugin | None,
     ) -> torch.Tensor:
         """The reduction."""
-        ctx.options = (op, prescale, postscale, process_set)
+        ctx.name, ctx.options = name, (op, prescale, postscale, process_set)
         return check_tensor(_wait(begin_allreduce(tensor, name, op, prescale, postscale, process_set, codec=codec)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Reduced the same way, but without a plugin as codec: it has no name by which one could keep a residual."""
-        return _wait(begin_allreduce(gradients[0], None, *ctx.options)), None, None, None, None, None, None
+        """Reduces the gradient the same way, but without a codec: what a codec loses would be lost twice."""
+        again = AllReduce if _is_linear(ctx.options[0]) else _AllReduceOnce
+        reduced = again.apply(gradients[0], _backward(ctx.name), *ctx.options, None)
+        return reduced, None, None, None, None, None, None
+
+
+class _AllReduceOnce(AllReduce):
+    """The gradient of an all-reduce that is not linear; it is reduced by Horovod's rule, which has no derivative."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Raises RuntimeError."""
+        raise _no_second_gradient("allreduce", ctx.options[0])
 
 
 class GroupedAllReduce(torch.autograd.Function):
@@ -230,47 +249,61 @@ class GroupedAllReduce(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> Any:
         """The reductions."""
-        ctx.options = (op, prescale, postscale, process_set)
+        ctx.name, ctx.options = name, (op, prescale, postscale, process_set)
         scales = (prescale, postscale)
         return tuple(_wait(begin_grouped_allreduce(tensors, name, op, *scales, process_set, codec=codec)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Reduced the same way, as a group; without a plugin as codec."""
-        reduced = _wait(begin_grouped_allreduce(gradients, None, *ctx.options))
+        """Reduces the gradients the same way, as a group; without a codec."""
+        again = GroupedAllReduce if _is_linear(ctx.options[0]) else _GroupedAllReduceOnce
+        reduced = again.apply(_backward(ctx.name), *ctx.options, None, *gradients)
         return (None, None, None, None, None, None, *reduced)
 
 
-class AllGather(torch.autograd.Function):
-    """`allgather`."""
+class _GroupedAllReduceOnce(GroupedAllReduce):
+    """As `_AllReduceOnce`, for a group."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Raises RuntimeError."""
+        raise _no_second_gradient("grouped_allreduce", ctx.options[0])
+
+
+class AllGather(torch.autograd.Function):
+    """`allgather`. The gradients of all ranks are averaged, or added up with op=Sum, which is the exact adjoint."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet, op: int = Average
+    ) -> torch.Tensor:
         """All ranks' rows."""
-        ctx.rows, ctx.process_set = _rows(tensor), process_set
+        ctx.rows, ctx.name, ctx.process_set, ctx.op = _rows(tensor), name, process_set, op
         return check_tensor(_wait(begin_allgather(tensor, name, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """The average, of which this rank takes its own rows."""
-        reduced = _wait(begin_allreduce(gradients[0], None, Average, 1.0, 1.0, ctx.process_set))
-        return _own_rows([reduced], [ctx.rows], ctx.process_set)[0], None, None
+        """The reduced gradient, of which this rank takes its own rows."""
+        name = _backward(ctx.name)
+        reduced = AllReduce.apply(gradients[0], name, ctx.op, 1.0, 1.0, ctx.process_set, None)
+        return _own_rows([reduced], [ctx.rows], name, ctx.process_set)[0], None, None, None
 
 
 class GroupedAllGather(torch.autograd.Function):
-    """`grouped_allgather`."""
+    """`grouped_allgather`; `op` as for `AllGather`."""
 
     @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, op: int, *tensors: torch.Tensor) -> Any:
         """All ranks' rows of each."""
-        ctx.rows, ctx.process_set = [_rows(tensor) for tensor in tensors], process_set
+        ctx.rows, ctx.name, ctx.process_set, ctx.op = [_rows(each) for each in tensors], name, process_set, op
         return tuple(_wait(begin_grouped_allgather(tensors, name, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """The averages, of which this rank takes its own rows."""
-        reduced = _wait(begin_grouped_allreduce(gradients, None, Average, 1.0, 1.0, ctx.process_set))
-        return (None, None, *_own_rows(reduced, ctx.rows, ctx.process_set))
+        """The reduced gradients, of which this rank takes its own rows."""
+        name = _backward(ctx.name)
+        reduced = GroupedAllReduce.apply(name, ctx.op, 1.0, 1.0, ctx.process_set, None, *gradients)
+        return (None, None, None, *_own_rows(reduced, ctx.rows, name, ctx.process_set))
 
 
 class Broadcast(torch.autograd.Function):
@@ -281,15 +314,18 @@ class Broadcast(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         """The root's tensor."""
-        ctx.root_rank, ctx.process_set = root_rank, process_set
+        ctx.root_rank, ctx.name, ctx.process_set = root_rank, name, process_set
         return check_tensor(_wait(begin_broadcast(tensor, root_rank, name, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """The average at the root, zeros elsewhere."""
-        reduced = _wait(begin_allreduce(gradients[0], None, Average, 1.0, 1.0, ctx.process_set))
-        is_root = world.current().rank == ctx.root_rank
-        return (reduced if is_root else torch.zeros_like(reduced)), None, None, None
+        reduced = AllReduce.apply(gradients[0], _backward(ctx.name), Average, 1.0, 1.0, ctx.process_set, None)
+        if world.current().rank != ctx.root_rank:
+            # Zeros that still depend on the average: a second backward pass has to run the collective here too.
+            nowhere = torch.zeros((), dtype=torch.bool, device=reduced.device)
+            reduced = torch.where(nowhere, reduced, torch.zeros_like(reduced))
+        return reduced, None, None, None
 
 
 class AllToAll(torch.autograd.Function):
@@ -300,22 +336,17 @@ class AllToAll(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, splits: Splits | None, name: str | None, process_set: ProcessSet
     ) -> Any:
         """The rows for this rank, and how many came from each."""
-        ctx.process_set, ctx.rows = process_set, _rows(tensor)
-        result = _wait(begin_alltoall(tensor, splits, name, process_set))
-        if splits is None:
-            ranks = size_of(process_set)
-            received = torch.full((ranks,), result.shape[0] // ranks, dtype=torch.int32)
-        else:
-            result, received = result
-        ctx.received = received.cpu()
+        ctx.name, ctx.process_set, ctx.rows = name, process_set, _rows(tensor)
+        result, received = _wait(begin_alltoall(tensor, splits, name, process_set))
+        ctx.received = received.tolist()
         ctx.mark_non_differentiable(received)
         return result, received
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Each row's gradient goes back to where the row came from."""
-        splits = Splits(ctx.received.tolist(), ctx.received.device)
-        returned, _ = _wait(begin_alltoall(gradients[0], splits, None, ctx.process_set))
+        splits = Splits(ctx.received, torch.device("cpu"))
+        returned, _ = AllToAll.apply(gradients[0], splits, _backward(ctx.name), ctx.process_set)
         if returned.shape[0] < ctx.rows:
             unsent = returned.new_zeros((ctx.rows - returned.shape[0], *returned.shape[1:]))
             returned = torch.cat([returned, unsent])
@@ -336,14 +367,15 @@ class ReduceScatter(torch.autograd.Function):
         postscale: float,
     ) -> torch.Tensor:
         """This rank's rows."""
-        ctx.factor, ctx.process_set = _scatter_factor(op, process_set, prescale, postscale), process_set
+        ctx.name, ctx.options = name, (op, process_set, prescale, postscale)
         return check_tensor(_wait(begin_reducescatter(tensor, name, op, process_set, prescale, postscale)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """All ranks' rows, scaled."""
-        scaled = _scaled(gradients[0], ctx.factor)
-        return _wait(begin_allgather(scaled, None, ctx.process_set)), None, None, None, None, None
+        scaled = _scaled(gradients[0], _scatter_factor("reducescatter", *ctx.options))
+        gathered = AllGather.apply(scaled, _backward(ctx.name), ctx.options[1], Sum)
+        return gathered, None, None, None, None, None
 
 
 class GroupedReduceScatter(torch.autograd.Function):
@@ -360,14 +392,15 @@ class GroupedReduceScatter(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> Any:
         """This rank's rows of each."""
-        ctx.factor, ctx.process_set = _scatter_factor(op, process_set, prescale, postscale), process_set
+        ctx.name, ctx.options = name, (op, process_set, prescale, postscale)
         return tuple(_wait(begin_grouped_reducescatter(tensors, name, op, process_set, prescale, postscale)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """All ranks' rows of each, scaled."""
-        scaled = [_scaled(gradient, ctx.factor) for gradient in gradients]
-        gathered = _wait(begin_grouped_allgather(scaled, None, ctx.process_set))
+        factor = _scatter_factor("grouped_reducescatter", *ctx.options)
+        scaled = [_scaled(gradient, factor) for gradient in gradients]
+        gathered = GroupedAllGather.apply(_backward(ctx.name), ctx.options[1], Sum, *scaled)
         return (None, None, None, None, None, *gathered)
 
 
@@ -383,6 +416,20 @@ class _Then:
 
     def wait(self) -> Any:
         return self._change(self._in_flight.wait())
+
+
+def _written(in_flight: InFlight, places: Sequence[torch.Tensor | None]) -> InFlight:
+    """Lets autograd know of results in place, so that it refuses to use what was there for a gradient."""
+    written = [place for place in places if place is not None and not place.is_inference()]
+    if not written:
+        return in_flight
+
+    def count(result: Any) -> Any:
+        for place in written:
+            torch.autograd.graph.increment_version(place)
+        return result
+
+    return _Then(in_flight, count)
 
 
 def _scales(tensors: Sequence[torch.Tensor], prescale: float, postscale: float) -> tuple[float, float]:
@@ -432,26 +479,61 @@ def _gatherable(given: Any, operation: str) -> torch.Tensor:
     return tensor
 
 
-def _own_rows(gathered: Sequence[torch.Tensor], rows: list[int], process_set: ProcessSet) -> list[torch.Tensor]:
+def _own_rows(
+    gathered: Sequence[torch.Tensor], rows: list[int], name: str | None, process_set: ProcessSet
+) -> list[torch.Tensor]:
     """Of each tensor the rows that this rank gave, where each rank gave `rows`."""
-    every = _wait(begin_allgather(torch.tensor([rows]), None, process_set))
+    name = None if name is None else f"{name}.rows"
+    every = _wait(begin_allgather(torch.tensor([rows]), name, process_set))
     me = int(process_set.rank() or 0)
     starts = every[:me].sum(dim=0).tolist()
     return [each[start : start + own] for each, start, own in zip(gathered, starts, rows)]
 
 
-def _scatter_factor(op: int, process_set: ProcessSet, prescale: float, postscale: float) -> float:
+def _backward(name: str | None) -> str | None:
+    """What the collective of a backward pass is called."""
+    return None if name is None else f"{name}.backward"
+
+
+def _is_linear(op: int | PluginOp) -> bool:
+    return op in (Average, Sum)
+
+
+def _op_name(op: int | PluginOp) -> str:
+    return _OP_NAMES.get(op, str(op)) if isinstance(op, int) else str(op)
+
+
+_OP_NAMES = {Average: "Average", Sum: "Sum", Adasum: "Adasum", Min: "Min", Max: "Max", Product: "Product"}
+
+
+def _no_second_gradient(operation: str, op: int | PluginOp) -> RuntimeError:
+    return RuntimeError(
+        f"the gradient of {operation} with op={_op_name(op)} cannot be differentiated again: it is reduced the same "
+        "way as the tensor, which is linear for op=Average and op=Sum only; use one of these, or no create_graph=True"
+    )
+
+
+def _scatter_factor(
+    operation: str, op: int | PluginOp, process_set: ProcessSet, prescale: float, postscale: float
+) -> float:
+    if not _is_linear(op):
+        raise RuntimeError(
+            f"{operation} with op={_op_name(op)} has no gradient; use op=Average or op=Sum, or detach the tensor"
+        )
     return (size_of(process_set) if op == Sum else 1) * prescale * postscale
+
+
+def _integers(given: Any) -> torch.Tensor:
+    """Any iterable of integers as a tensor; other numbers keep their type, for which they are refused."""
+    try:
+        splits = torch.as_tensor(given if hasattr(given, "__len__") else list(given))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"alltoall expects splits to be 32-bit integers, not {given!r}: {error}") from error
+    return splits if splits.is_floating_point() else splits.to(torch.int32)
 
 
 def _scaled(gradient: torch.Tensor, factor: float) -> torch.Tensor:
     return gradient if factor == 1.0 else gradient * factor
-
-
-def reduced(tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet) -> torch.Tensor:
-    """`allreduce` without a gradient."""
-    result: torch.Tensor = _wait(begin_allreduce(tensor, name, op, 1.0, 1.0, process_set))
-    return result
 
 
 def gathered(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:

@@ -3,11 +3,15 @@
 What all of them have in common:
 
 tensor      -- dense, on any device; of a type that `ronde.Client.allreduce` takes, the same on all ranks
+tensors     -- of a grouped call: any iterable of such tensors, also a generator, in the same order on all ranks
 name        -- what the ranks know the operation by; operations without one are matched in the order of their calls
 process_set -- whose ranks take part; all of them without it. A root is always a rank of the job.
 
 A function whose name ends in `_async` returns a handle for `synchronize` and `poll`; the tensor may be changed at once.
 One with a further `_` writes the result into the tensor that it was given; others return a new one of the same device.
+
+A function that is called differentiable is so to any order, and its backward pass runs collectives: whether the input
+requires a gradient, and the order of such calls, are the same on all ranks. docs/PYTORCH.md lists the gradients.
 
 All raise HorovodInternalError when the operation fails (its subclasses say how: see `ronde.errors`), and ValueError,
 before anything was submitted, for arguments that cannot be, for a name that is under way already, for a process set
@@ -41,7 +45,7 @@ from ronde.torch.process_sets import ProcessSet, global_process_set, members_of
 from ronde.torch.world import poll, synchronize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from ronde.plugins import PluginOp
 
@@ -97,6 +101,9 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """The reduction of all ranks' tensors, of the same shape. Differentiable: its gradient is reduced the same way.
+
+    With op=Average and op=Sum that gradient is differentiable, too, to any order; with another `op` a second derivative
+    raises RuntimeError.
 
     average     -- deprecated: op=Average or op=Sum; with `op` too, ValueError
     compression -- what is done to the tensor before, and undone after; `Compression.plugin` names a plugin that does it
@@ -158,7 +165,7 @@ def allreduce_async_(
 
 
 def grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
+    tensors: Iterable[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
     compression: type[Compressor] | PluginCompressor = Compression.none,
@@ -169,7 +176,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """`allreduce` of several tensors, none of which is reduced before all are there on all ranks. Differentiable."""
     op = _reduce_op(average, op, process_set)
-    _check_devices(tensors)
+    tensors = _listed(tensors)
     pairs = [compression.compress(tensor) for tensor in tensors]
     if not pairs:
         return []
@@ -179,7 +186,7 @@ def grouped_allreduce(
 
 
 def grouped_allreduce_async(
-    tensors: Sequence[torch.Tensor],
+    tensors: Iterable[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
     op: int | PluginOp | None = None,
@@ -189,12 +196,12 @@ def grouped_allreduce_async(
 ) -> int:
     """`grouped_allreduce` in flight, without gradient and compression; the result is a list."""
     op = _reduce_op(average, op, process_set)
-    _check_devices(tensors)
+    tensors = _listed(tensors)
     return gradients.begin_grouped_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set)
 
 
 def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
+    tensors: Iterable[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
     op: int | PluginOp | None = None,
@@ -210,7 +217,7 @@ def grouped_allreduce_(
 
 
 def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor],
+    tensors: Iterable[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
     op: int | PluginOp | None = None,
@@ -220,7 +227,7 @@ def grouped_allreduce_async_(
 ) -> int:
     """`grouped_allreduce_` in flight; `synchronize` writes the results, or a `poll` that finds them complete."""
     op = _reduce_op(average, op, process_set)
-    _check_devices(tensors)
+    tensors = _listed(tensors)
     return gradients.begin_grouped_allreduce(
         tensors, name, op, prescale_factor, postscale_factor, process_set, in_place=True
     )
@@ -243,18 +250,18 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 
 
 def grouped_allgather(
-    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+    tensors: Iterable[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
     """`allgather` of several tensors, none of which is gathered before all are there on all ranks. Differentiable."""
-    _check_devices(tensors)
-    return list(gradients.GroupedAllGather.apply(name, process_set, *tensors)) if tensors else []
+    tensors = _listed(tensors)
+    return list(gradients.GroupedAllGather.apply(name, process_set, Average, *tensors)) if tensors else []
 
 
 def grouped_allgather_async(
-    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+    tensors: Iterable[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """`grouped_allgather` in flight, without gradient; the result is a list."""
-    _check_devices(tensors)
+    tensors = _listed(tensors)
     return gradients.begin_grouped_allgather(tensors, name, process_set)
 
 
@@ -310,8 +317,9 @@ def alltoall(
 ) -> Any:
     """The rows that all ranks have for this one, in the order of ranks. Differentiable.
 
-    splits -- how many rows each rank gets, in the order of ranks, from the first row on: int32 in one dimension, or a
-              list; may be 0. Without it every rank gets as many, for which the rows must be divisible.
+    splits -- how many rows each rank gets, in the order of ranks, from the first row on: int32 in one dimension, or any
+              iterable of integers; may be 0. Without it every rank gets as many, for which the rows must be divisible;
+              ranks may have different numbers of rows then, too.
 
     Returns the tensor, or (tensor, received_splits) if splits were given: how many rows came from each rank, as int32
     on the device of the splits. Raises ValueError for splits that are not as said or add up to more than the rows.
@@ -327,7 +335,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """`alltoall` in flight, without gradient."""
+    """`alltoall` in flight, without gradient; the result is (tensor, received_splits), also without splits."""
     checked = gradients.Splits.of(splits, tensor, process_set)
     return gradients.begin_alltoall(tensor, checked, name, process_set)
 
@@ -343,8 +351,8 @@ def reducescatter(
 ) -> torch.Tensor:
     """This rank's rows of the reduction of all ranks' tensors, of the same shape. Differentiable for Average and Sum.
 
-    Of r rows over n ranks the first r % n ranks get one more than r // n. `op` is Average, Sum, Min, Max or Product.
-    Raises ValueError for a scalar.
+    Of r rows over n ranks the first r % n ranks get one more than r // n. `op` is Average, Sum, Min, Max or Product; a
+    backward pass through one of the last three raises RuntimeError. Raises ValueError for a scalar.
     """
     check_no_plugin(compression, "reducescatter")
     compressed, context = compression.compress(tensor)
@@ -365,7 +373,7 @@ def reducescatter_async(
 
 
 def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor],
+    tensors: Iterable[torch.Tensor],
     name: str | None = None,
     compression: type[Compressor] | PluginCompressor = Compression.none,
     op: int = Average,
@@ -375,7 +383,7 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """`reducescatter` of several tensors, none reduced before all are there on all ranks. Differentiable."""
     check_no_plugin(compression, "grouped_reducescatter")
-    _check_devices(tensors)
+    tensors = _listed(tensors)
     pairs = [compression.compress(tensor) for tensor in tensors]
     if not pairs:
         return []
@@ -385,7 +393,7 @@ def grouped_reducescatter(
 
 
 def grouped_reducescatter_async(
-    tensors: Sequence[torch.Tensor],
+    tensors: Iterable[torch.Tensor],
     name: str | None = None,
     op: int = Average,
     process_set: ProcessSet = global_process_set,
@@ -393,7 +401,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """`grouped_reducescatter` in flight, without gradient and compression; the result is a list."""
-    _check_devices(tensors)
+    tensors = _listed(tensors)
     return gradients.begin_grouped_reducescatter(tensors, name, op, process_set, prescale_factor, postscale_factor)
 
 
@@ -437,12 +445,13 @@ def _reduce_op(average: bool | None, op: int | PluginOp | None, process_set: Pro
     return Average if op is None else op
 
 
-def _check_devices(tensors: Sequence[torch.Tensor]) -> None:
-    for tensor in tensors:
-        gradients.check_tensor(tensor)
-    devices = {str(tensor.device) for tensor in tensors}
+def _listed(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors of a group, on one device. Any iterable is read once, and a generator only here."""
+    listed = [gradients.check_tensor(tensor) for tensor in tensors]
+    devices = {str(tensor.device) for tensor in listed}
     if len(devices) > 1:
         raise RuntimeError(f"the tensors of a group must be on the same device, not on {', '.join(sorted(devices))}")
+    return listed
 
 
 def _tensor(handle: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
@@ -18,7 +19,7 @@ from ronde.torch.reducer import Reducer
 from ronde.torch.wrapping import Wrapping, trainable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from ronde.plugins import PluginOp
 
@@ -31,7 +32,7 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     op: int | PluginOp = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    groups: int | Iterable[Iterable[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
@@ -48,7 +49,9 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     gradient_predivide_factor -- with Average: divides by this before and by the rest after the sum
     num_groups                -- deprecated: groups
     groups                    -- how gradients are reduced together: in so many groups of about as many parameters each,
-                                 or by the lists of parameters given; those in no list go alone
+                                 or by the lists of parameters given, such as `[one.parameters(), two.parameters()]`;
+                                 those in no list go alone. As in Horovod, members that require no gradient and those
+                                 that are not the optimizer's are left out
     sparse_as_dense           -- makes sparse gradients dense; without it what each rank has is gathered
     process_set               -- whose ranks reduce; other ranks step by themselves
 
@@ -58,9 +61,14 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     each other in the first steps, then in ever fewer, but in each step while one of them lacks a gradient; in a step in
     which they did not ask, zeros are the result.)
 
-    From 64 KiB on the memory of a gradient is replaced by the result's when it is reduced, not written (`p.grad` stays
-    the same tensor); not so for gradients that are grouped, cast, on another device, parts of a larger tensor or not
-    laid out in rows, and not with `init(mapped=False)` or RONDE_MAPPED=0. Bits are the same either way.
+    `p.grad` stays the same tensor when it is reduced. From 64 KiB on its memory is replaced by the result's, so another
+    tensor that shares that memory (`p.grad.view(-1)`, `p.grad.detach()`) keeps the old elements; not so for gradients
+    that are grouped, cast, on another device, parts of a larger tensor or not laid out in rows, and not with
+    `init(mapped=False)` or RONDE_MAPPED=0: those are written where they are. Bits are the same either way.
+
+    The result has the attributes of Horovod's wrapper: `op`, `process_set`, `gradient_predivide_factor` and
+    `backward_passes_per_step`, and for programs that look inside `_parameter_names`, `_requires_update`,
+    `_allreduce_delay` and `_handles`.
 
     Gradients are of the floating-point types of `ronde.torch.allreduce` and have the same shapes on all ranks; `step`
     and `synchronize` raise what that does. Raises ValueError for `backward_passes_per_step` below 1, a factor without
@@ -74,7 +82,7 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     if num_groups != 0:
         warnings.warn("num_groups is deprecated; use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    _check_groups(groups)
+    groups = _listed(groups)
     names = _names(optimizer, named_parameters)
     codec_of(compression, op)  # also where nothing will be reduced
     if op == Adasum and process_set is not global_process_set:
@@ -124,8 +132,20 @@ class _Distributed(Wrapping):
             self._ronde.steps_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Reduces the gradients and makes a step of the wrapped optimizer."""
-        self._ronde.before_step(self)
+        """Reduces the gradients and makes a step of the wrapped optimizer.
+
+        closure -- computes loss and gradients again and returns the loss, as for `torch.optim.LBFGS`; called equally
+                   often on all ranks. After each call the gradients are reduced and the loss, a floating-point tensor
+                   or a number, is averaged over the ranks (with op=Sum it is their sum), so that all ranks decide
+                   alike; another result is passed on as it is. A closure may call `synchronize` itself, to clip
+                   gradients: they are not reduced again then. Within `skip_synchronize` only the loss is averaged.
+
+        Returns what the wrapped optimizer's step does: the loss of the first call.
+        """
+        if closure is None:
+            self._ronde.before_step(self)
+        else:
+            closure = self._ronde.reducing(self, closure)
         self._wrapped._opt_called = True  # PyTorch's schedulers warn without it
         return super().step(closure)
 
@@ -139,26 +159,40 @@ class _Distributed(Wrapping):
 _Distributed.step.hooked = True  # type: ignore[attr-defined]
 
 
-def _check_groups(groups: Any) -> None:
+def _listed(groups: Any) -> int | list[list[torch.Tensor]]:
+    """A number of groups, or the groups themselves; iterables are read once. Raises ValueError for anything else."""
     if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
-        return
-    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
+        return groups or 0
+    outer = list(groups) if _is_iterable(groups) else [groups]
+    if not all(_is_iterable(group) for group in outer):
         raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
-    members = [member for group in groups for member in group]
+    listed = [list(group) for group in outer]
+    members = [member for group in listed for member in group]
     if not all(isinstance(member, torch.Tensor) for member in members):
         raise ValueError("groups must consist of torch.Tensor")
     if len({id(member) for member in members}) != len(members):
         raise ValueError("A parameter can only appear once in groups.")
+    return listed
 
 
-def _grouped(groups: Any, parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """The groups as lists, the same on all ranks because parameters have the same order there."""
-    if groups is None or isinstance(groups, int):
-        count = min(groups or 0, len(parameters))
+def _is_iterable(given: Any) -> bool:
+    """Whether it is a list or the like: tensors and texts are single things here."""
+    return isinstance(given, Iterable) and not isinstance(given, (torch.Tensor, str, bytes))
+
+
+def _grouped(groups: int | list[list[torch.Tensor]], parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """The groups, the same on all ranks because parameters have the same order there.
+
+    As in Horovod, members that get no gradient or are not the optimizer's are left out.
+    """
+    if isinstance(groups, int):
+        count = min(groups, len(parameters))
         shares = [divmod(len(parameters), count) for _ in range(count)]
         starts = [index * each + min(index, more) for index, (each, more) in enumerate(shares)]
         return [parameters[start:end] for start, end in zip(starts, [*starts[1:], len(parameters)])]
-    return [list(group) for group in groups if group]
+    known = set(parameters)
+    kept = [[member for member in group if member in known] for group in groups]
+    return [group for group in kept if group]
 
 
 def _names(

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 class Presence:
     """The vote of all ranks on who has which gradients.
 
-    It takes a small operation, so it is not held in each step: in steps 1, 2, 4, 8, ... and in each step behind one in
-    which some rank lacked a gradient. All ranks count alike, and anew where they were not in step.
+    It takes a small operation, so it is not held in each step: in steps 1, 2, 4, 8, ... and in each step after one in
+    which some rank lacked a gradient. All ranks count alike, and again from 0 where they were not in step.
     """
 
-    def __init__(self, process_set: ProcessSet) -> None:
-        self._process_set = process_set
+    def __init__(self) -> None:
         self._steps = 0
         self._is_partial = False  # some rank lacked a gradient when it was last asked
         self._generation = -1
+        self._ranks = 0
 
-    def ask(self, name: str, parameters: list[torch.Tensor]) -> InFlight | None:
-        """Tells the other ranks which gradients are here; None where this step has no vote."""
+    def ask(self, name: str, parameters: list[torch.Tensor], process_set: ProcessSet) -> InFlight | None:
+        """Sends the other ranks of a set which gradients are here; None where this step has no vote."""
         if self._generation != world.generation():
             self._generation, self._steps, self._is_partial = world.generation(), 0, False
         self._steps += 1
@@ -39,7 +39,7 @@ class Presence:
         here = [int(grad is not None) for grad in grads]
         sparse = [grad.sparse_dim() if grad is not None and grad.is_sparse else 0 for grad in grads]
         vote = torch.tensor([here, [int(bool(dimensions)) for dimensions in sparse], sparse], dtype=torch.int32)
-        members = members_of(self._process_set)
+        members, self._ranks = members_of(process_set), size_of(process_set)
         return basics.client().allreduce_async(vote, Sum, f"gradients_present.{name}", process_set=members)
 
     def told(
@@ -47,7 +47,7 @@ class Presence:
     ) -> tuple[list[torch.Tensor], dict[torch.Tensor, int]]:
         """The parameters for which no rank has a gradient; and of those that are sparse somewhere, the dimensions."""
         counts, sparse, dimensions = asked.wait().tolist()
-        self._is_partial = any(count < size_of(self._process_set) for count in counts)
+        self._is_partial = any(count < self._ranks for count in counts)
         nowhere = [parameter for parameter, count in zip(parameters, counts) if count == 0]
         known = {each: total // ranks for each, ranks, total in zip(parameters, sparse, dimensions) if ranks}
         return nowhere, known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import warnings
 from collections import Counter
 from functools import partial
@@ -13,9 +14,9 @@ import torch
 from ronde.errors import RondeError
 from ronde.ops import Average, Sum
 from ronde.plugins import PluginOp
-from ronde.tensors import owns_memory
 from ronde.torch import basics, world
 from ronde.torch.compression import codec_of, keeps_results
+from ronde.torch.handles import Handles
 from ronde.torch.presence import Presence
 from ronde.torch.process_sets import ProcessSet, members_of, size_of
 from ronde.torch.sparse import sparse_allreduce_async
@@ -31,11 +32,11 @@ _made: Counter[int | None] = Counter()
 
 
 class Reducer(Watcher):
-    """Which gradients are in flight, and how often each parameter was passed.
+    """Which gradients are in flight, and how many backward passes each parameter still waits for.
 
-    predivide         -- with Average, by how much gradients are divided before the sum
     sparse_as_dense   -- whether sparse gradients are made dense
     steps_synchronize -- whether a step reduces
+    in_flight         -- the reductions that nobody has waited for, by parameter
     """
 
     def __init__(
@@ -46,22 +47,19 @@ class Reducer(Watcher):
         op: int | PluginOp,
         process_set: ProcessSet,
     ) -> None:
-        super().__init__(names, passes)
-        self.predivide = 1.0
+        super().__init__(names, passes, op, process_set)
         self.sparse_as_dense = False
         self.steps_synchronize = True
+        self.in_flight: dict[torch.Tensor, Reduction] = {}
         self._compression = compression
         self._codec = codec_of(compression, op)
         self._prefix = "" if self._codec is None else _prefix(process_set)
-        self._op = op
-        self._process_set = process_set
-        self._left: dict[torch.Tensor, int] = {}
-        self._in_flight: dict[torch.Tensor, Reduction] = {}
+        self._is_passed = False
         self._dropped: dict[torch.Tensor, Reduction] = {}
         self._groups: dict[torch.Tensor, list[torch.Tensor]] = {}
         self._sparse_dimensions: dict[torch.Tensor, int] = {}
         self._synchronized = False
-        self._presence = Presence(process_set)
+        self._presence = Presence()
         self._parameters: list[torch.Tensor] = []
 
     def group(self, groups: list[list[torch.Tensor]]) -> None:
@@ -81,11 +79,13 @@ class Reducer(Watcher):
             return
         # Those that were frozen meanwhile go on taking part, as other ranks may train them; others have come.
         known = set(self._parameters)
-        self._parameters += [each for each in trainable(optimizer) if each not in known]
+        added = [each for each in trainable(optimizer) if each not in known]
+        self._parameters += added
+        self.watched.update(added)
         try:
             absent, skipped = self._absent()
             self._submit_rest(skipped)
-            for reduction in list(self._in_flight.values()):
+            for reduction in list(self.in_flight.values()):
                 reduction.wait()
             for parameter in absent:
                 if parameter in skipped or not parameter.requires_grad:
@@ -98,8 +98,8 @@ class Reducer(Watcher):
         """The parameters without a gradient here, and those without one anywhere, as far as ranks have asked."""
         if not self._parameters:
             return set(), set()
-        asked = self._presence.ask(self._name(self._parameters[0]), self._parameters)
-        absent = {each for each in self._parameters if each not in self._in_flight and each.grad is None}
+        asked = self._presence.ask(self._name(self._parameters[0]), self._parameters, self.process_set)
+        absent = {each for each in self._parameters if each not in self.in_flight and each.grad is None}
         if asked is None:
             return absent, set()
         nowhere, sparse = self._presence.told(asked, self._parameters)
@@ -111,7 +111,9 @@ class Reducer(Watcher):
         window = Window()
         for parameter in self._parameters:
             group = self._groups.get(parameter)
-            if parameter in self._in_flight or (parameter in skipped and group is None):
+            if parameter in self.in_flight or parameter not in self.watched:
+                continue
+            if parameter in skipped and group is None:
                 continue
             nbytes = sum(each.numel() * each.element_size() for each in group or [parameter])
             window.submit(nbytes, partial(self._submit, parameter))
@@ -129,43 +131,90 @@ class Reducer(Watcher):
             self.synchronize(optimizer)
         self._synchronized = False
 
+    def reducing(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """A closure as the wrapped optimizer is to see it: with the gradients and the loss of all ranks.
+
+        Optimizers decide by what it leaves and returns, so both are the same on all ranks after each call of it.
+        """
+        if not self._is_active():
+            return closure
+        if self.steps_synchronize and self.in_flight:
+            self.synchronize(optimizer)  # of backward passes before the step
+
+        def evaluate() -> Any:
+            self._synchronized = False
+            loss = closure()
+            is_done = self._synchronized and not self.in_flight  # by the closure itself
+            if self.steps_synchronize and not is_done:
+                self.synchronize(optimizer)
+            self._synchronized = False
+            return self._loss_of_all(loss)
+
+        return evaluate
+
+    def _loss_of_all(self, loss: Any) -> Any:
+        """The average of all ranks' losses, or with op=Sum their sum: what the gradients are the gradient of."""
+        is_tensor = isinstance(loss, torch.Tensor) and loss.is_floating_point()
+        is_number = isinstance(loss, numbers.Real) and not isinstance(loss, bool)
+        if not (is_tensor or is_number):
+            return loss
+        local = loss.detach() if is_tensor else torch.tensor(float(loss), dtype=torch.float64)
+        name = f"loss.{self._name(self._parameters[0])}" if self._parameters else "loss"
+        op = Sum if self.op == Sum else Average
+        reduced = basics.client().allreduce(local, op, name, process_set=members_of(self.process_set))
+        return reduced if is_tensor else float(reduced)
+
     def check_idle(self) -> None:
-        """Raises while gradients are in flight."""
-        if self._in_flight:
+        """Raises while gradients are in flight, or were computed and wait for further backward passes."""
+        if self.in_flight or self._is_passed:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(): this would lose gradients that are being reduced"
             )
 
+    def handles(self) -> Handles:
+        """The reductions in flight, in Horovod's form."""
+        return Handles(self)
+
+    def drop(self, parameter: torch.Tensor) -> None:
+        """Leaves a gradient as it is. Its reduction goes on, as other ranks take part in it, and nobody reads it."""
+        reduction = self.in_flight.pop(parameter)
+        reduction.forget_number()
+        self._dropped[parameter] = reduction
+
     def reset(self) -> None:
-        """Begins anew, as after a step. What is in flight on all ranks ends there, and nobody looks at it."""
-        self._dropped.update(self._in_flight)
+        """Starts again, as after a step, and drops what is in flight."""
+        for parameter in list(self.in_flight):
+            self.drop(parameter)
         self.drop_in_flight()
         self._synchronized = False
 
     def drop_in_flight(self) -> None:
         """Forgets reductions; what is not complete is withdrawn."""
-        self._in_flight.clear()
-        self._left.clear()
+        for reduction in self.in_flight.values():
+            reduction.forget_number()
+        self.in_flight.clear()
+        self._is_passed = False
+        self._start_delays()
 
     def _name(self, parameter: torch.Tensor) -> str:
         return self._prefix + super()._name(parameter)
 
     def _is_active(self) -> bool:
-        if not self._process_set.included():
+        if not self.process_set.included():
             return False
-        members_of(self._process_set)  # tells of a set that is not registered
-        return size_of(self._process_set) > 1
+        members_of(self.process_set)  # tells of a set that is not registered
+        return size_of(self.process_set) > 1
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        if parameter in self._in_flight:
+        if parameter in self.in_flight:
             raise too_many_passes()
-        left = self._left.get(parameter, self.passes) - 1
+        self._is_passed = True
+        left = self._count_down(parameter)
         if left < 0:
             raise too_many_passes(", and others of the same group are missing")
-        self._left[parameter] = left
         group = self._groups.get(parameter)
-        if left == 0 and (group is None or all(self._left.get(each) == 0 for each in group)):
+        if left == 0 and (group is None or all(self.delay.get(each) == 0 for each in group)):
             self._submit(parameter)
 
     def _submit(self, parameter: torch.Tensor) -> Reduction:
@@ -173,7 +222,7 @@ class Reducer(Watcher):
         group = self._groups.get(parameter)
         if group is not None:
             self._submit_group(group)
-            return self._in_flight[parameter]
+            return self.in_flight[parameter]
         self._finish_dropped([parameter])
         gradient = self._gradient(parameter)
         name = self._name(parameter)
@@ -181,7 +230,7 @@ class Reducer(Watcher):
             return self._submit_sparse(parameter, gradient, name)
         compressed, context = self._compression.compress(self._dense(parameter, gradient))
         op, prescale, postscale = self._reduction()
-        client, members = basics.client(), members_of(self._process_set)
+        client, members = basics.client(), members_of(self.process_set)
 
         def begin() -> Finishing:
             if compressed is gradient:
@@ -192,9 +241,8 @@ class Reducer(Watcher):
 
         with world.traced("allreduce", name):
             handle = begin()
-        is_read = compressed is gradient and keeps_results(self._compression)
-        read = _as_it_is if is_read else self._reader(parameter, context)
-        reduction = self._in_flight[parameter] = Reduction(handle, parameter, gradient, read)
+        read = self._reader(parameter, context)
+        reduction = self.in_flight[parameter] = Reduction(handle, parameter, gradient, read, context)
         return reduction
 
     def _finish_dropped(self, parameters: list[torch.Tensor]) -> None:
@@ -209,7 +257,7 @@ class Reducer(Watcher):
         gradients = [self._gradient(parameter) for parameter in group]
         pairs = [self._compression.compress(self._dense(*each)) for each in zip(group, gradients)]
         op, prescale, postscale = self._reduction()
-        client, members = basics.client(), members_of(self._process_set)
+        client, members = basics.client(), members_of(self.process_set)
         name = f"group.{self._name(group[0])}"
         with world.traced("grouped_allreduce", name):
             compressed = [tensor for tensor, _ in pairs]
@@ -218,17 +266,18 @@ class Reducer(Watcher):
             )
         parts = [_Part(together, index) for index in range(len(group))]
         for parameter, gradient, part, (_, context) in zip(group, gradients, parts, pairs):
-            self._in_flight[parameter] = Reduction(part, parameter, gradient, self._reader(parameter, context))
+            read = self._reader(parameter, context)
+            self.in_flight[parameter] = Reduction(part, parameter, gradient, read, context)
 
     def _submit_sparse(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str) -> Reduction:
-        op = self._op
+        op = self.op
         if isinstance(op, PluginOp) or op not in (Average, Sum):
             raise ValueError(
                 f"the gradient of {name} is sparse, for which there are op=Average and op=Sum; use sparse_as_dense=True"
             )
         self._sparse_dimensions[parameter] = gradient.sparse_dim()
-        finish = sparse_allreduce_async(gradient, name, op, self._process_set)
-        reduction = self._in_flight[parameter] = Reduction(_Called(finish), parameter, gradient, _as_it_is)
+        finish = sparse_allreduce_async(gradient, name, op, self.process_set)
+        reduction = self.in_flight[parameter] = Reduction(_Called(finish), parameter, gradient, _as_it_is, None)
         return reduction
 
     def _dense(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -241,6 +290,8 @@ class Reducer(Watcher):
     def _reader(self, parameter: torch.Tensor, context: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         """Makes of a result what the optimizer looks for."""
         decompress, dimensions = self._compression.decompress, self._sparse_dimensions.get(parameter)
+        if dimensions is None and keeps_results(self._compression):
+            return _as_it_is  # the copy into the gradient casts, too
         if dimensions is None:
             return lambda result: decompress(result, context)
         return lambda result: decompress(result, context).to_sparse(dimensions)
@@ -252,9 +303,9 @@ class Reducer(Watcher):
         return parameter.grad
 
     def _reduction(self) -> tuple[int | PluginOp, float, float]:
-        if self.predivide == 1.0:
-            return self._op, 1.0, 1.0
-        return Sum, 1.0 / self.predivide, self.predivide / size_of(self._process_set)
+        if self.predivide == 1.0 or self.op != Average:
+            return self.op, 1.0, 1.0
+        return Sum, 1.0 / self.predivide, self.predivide / size_of(self.process_set)
 
 
 class Finishing(InFlight, Protocol):
@@ -266,7 +317,11 @@ class Finishing(InFlight, Protocol):
 
 
 class Reduction:
-    """One gradient on its way."""
+    """One gradient on its way.
+
+    context -- what the compressor keeps for decompression
+    number  -- its handle for `synchronize`, once somebody asked for one
+    """
 
     def __init__(
         self,
@@ -274,7 +329,10 @@ class Reduction:
         parameter: torch.Tensor,
         gradient: torch.Tensor,
         read: Callable[[torch.Tensor], torch.Tensor],
+        context: Any,
     ) -> None:
+        self.context = context
+        self.number: int | None = None
         self._in_flight = in_flight
         self._parameter = parameter
         self._gradient = gradient
@@ -289,23 +347,29 @@ class Reduction:
         """Waits, and leaves the gradient as it is."""
         self._in_flight.finish()
 
-    def wait(self) -> None:
-        """Waits and writes the result where the optimizer looks. May be called again."""
-        if self._is_done:
-            return
-        result, gradient = self._read(self._in_flight.wait()), self._gradient
-        if result.is_sparse:
-            self._gradient = result
-        elif result is not gradient:
-            if (result.shape, result.dtype) == (gradient.shape, gradient.dtype) and owns_memory(gradient):
-                gradient.data = result
-            else:
-                with torch.no_grad():
-                    gradient.copy_(result)
-        # The user may have replaced it meanwhile.
-        if self._parameter.grad is not self._gradient:
-            self._parameter.grad = self._gradient
-        self._is_done = True
+    def forget_number(self) -> None:
+        """Its handle is of no use any more."""
+        if self.number is not None:
+            world.forget(self.number)
+
+    def wait(self) -> torch.Tensor:
+        """Waits and writes the result where the optimizer looks, which is what it returns. May be called again."""
+        if not self._is_done:
+            result = self._read(self._in_flight.wait())
+            with torch.no_grad():
+                _write(result, self._gradient)
+                self._put_back()
+            self._is_done = True
+        return self._gradient
+
+    def _put_back(self) -> None:
+        """The user may have replaced the gradient meanwhile: the new one gets the result, too."""
+        now, gradient = self._parameter.grad, self._gradient
+        if now is None or now.is_sparse != gradient.is_sparse:
+            self._parameter.grad = gradient
+        elif now is not gradient:
+            _write(gradient, now)
+            self._gradient = now
 
 
 class _Part:
@@ -354,6 +418,15 @@ def _nothing(like: torch.Tensor, dimensions: int) -> torch.Tensor:
     indices = torch.zeros((dimensions, 0), dtype=torch.int64, device=like.device)
     values = like.new_zeros((0, *like.shape[dimensions:]))
     return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=True)
+
+
+def _write(result: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Writes into the gradient's own memory, so that whoever looks at it by another name sees the result."""
+    if result is gradient:
+        return
+    if result.is_sparse and not gradient.is_sparse:
+        result = result.to_dense()
+    gradient.copy_(result)
 
 
 def _as_it_is(result: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,11 @@ class SyncBatchNorm(_BatchNorm):
     """`torch.nn.BatchNorm*d` whose mean and variance in training are those of all ranks' batches together.
 
     The arguments are those of `torch.nn.BatchNorm1d`. Input is of shape (rows, num_features, ...), on any device, of
-    float16, bfloat16, float32 or float64; the number of rows may differ between ranks, and be 0 on some of them. All
-    ranks call it equally often. In evaluation with running statistics, and on a single rank, it is the plain one.
+    float16, bfloat16, float32 or float64; the number of rows may differ between ranks, and be 0 on some of them.
+
+    All ranks call it equally often. In evaluation with running statistics, and on a single rank, it is the plain one
+    and sends nothing. Without running statistics (`track_running_stats=False`) it uses those of all ranks' batches in
+    evaluation too, as Horovod does, so all ranks evaluate equally often then. It may be differentiated twice.
 
     Raises ValueError for input with fewer than two dimensions, and what `ronde.torch.allreduce` does.
     """
@@ -39,10 +42,12 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The normalized input, of the same type and shape."""
         self._check_input_dim(input)
-        if not self.training or basics.size() == 1:
+        is_of_batch = self.training or self.running_mean is None
+        if not is_of_batch or basics.size() == 1:
             return super().forward(input)
         normalized, mean, variance, count = _SyncBatchNorm.apply(input, self.weight, self.bias, self.eps)
-        self._track(mean, variance, count)
+        if self.training and self.track_running_stats:
+            self._track(mean, variance, count)
         result: torch.Tensor = normalized
         return result
 
@@ -65,39 +70,62 @@ class _SyncBatchNorm(torch.autograd.Function):
         wide = given.to(_wide(given.dtype))
         count, mean, variance = _together(wide)
         inverse = torch.rsqrt(variance + eps)
-        centred = wide - _channels(mean, wide)
-        normalized = centred * _channels(inverse, wide)
+        normalized = (wide - _channels(mean, wide)) * _channels(inverse, wide)
         if weight is not None:
-            normalized = normalized * _channels(weight.to(wide.dtype), wide) + _channels(bias.to(wide.dtype), wide)
-        ctx.save_for_backward(centred, inverse, weight, count)
+            normalized = normalized * _channels(weight.to(wide.dtype), wide)
+        if bias is not None:
+            normalized = normalized + _channels(bias.to(wide.dtype), wide)
+        ctx.eps = eps
+        ctx.save_for_backward(given, weight, bias, mean, inverse, count)
         ctx.mark_non_differentiable(mean, variance, count)
         return normalized.to(given.dtype), mean, variance, count
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> Any:
-        centred, inverse, weight, count = ctx.saved_tensors
-        gradient = upstream[0].to(centred.dtype)
-        over = [dimension for dimension in range(gradient.dim()) if dimension != 1]
-        # Of this rank's rows: what weight and bias get, which are averaged like all other gradients.
+        given, weight, bias, mean, inverse, count = ctx.saved_tensors
+        wide = given.to(_wide(given.dtype))
+        if torch.is_grad_enabled():
+            # What follows is differentiated again, and statistics depend on the input.
+            mean, inverse = _differentiable_statistics(wide, count, ctx.eps)
+        gradient, centred = upstream[0].to(wide.dtype), wide - _channels(mean, wide)
+        over = _over(wide)
+        # Of this rank's rows: the gradients of weight and bias, which are averaged like all others.
         sum_gradient, sum_product = gradient.sum(dim=over), (gradient * centred).sum(dim=over)
-        bias_gradient = None if weight is None else sum_gradient.to(weight.dtype)
+        bias_gradient = None if bias is None else sum_gradient.to(bias.dtype)
         weight_gradient = None if weight is None else (sum_product * inverse).to(weight.dtype)
-        # Of all ranks' rows: what they have in common.
-        sums = torch.stack([sum_gradient, sum_product])
-        sums = gradients.reduced(sums, "sync_batch_norm.backward", Sum, global_process_set) / count
+        # Of all ranks' rows: the part of the input's gradient that goes through the statistics.
+        sums = _summed(torch.stack([sum_gradient, sum_product]), "sync_batch_norm.backward") / count
         scale = inverse if weight is None else inverse * weight.to(inverse.dtype)
         shared = _channels(sums[0], gradient) + centred * _channels(inverse.square() * sums[1], gradient)
         input_gradient = (gradient - shared) * _channels(scale, gradient)
         return input_gradient.to(upstream[0].dtype), weight_gradient, bias_gradient, None
 
 
+def _differentiable_statistics(
+    wide: torch.Tensor, count: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and inverse standard deviation over all ranks, as functions of the input."""
+    mean = _summed(wide.sum(dim=_over(wide)), "sync_batch_norm.mean") / count
+    squares = (wide - _channels(mean, wide)).square().sum(dim=_over(wide))
+    return mean, torch.rsqrt(_summed(squares, "sync_batch_norm.variance") / count + eps)
+
+
+def _summed(values: torch.Tensor, name: str) -> torch.Tensor:
+    result: torch.Tensor = gradients.AllReduce.apply(values, name, Sum, 1.0, 1.0, global_process_set, None)
+    return result
+
+
+def _over(wide: torch.Tensor) -> list[int]:
+    """The dimensions that statistics are taken over: all but the channels'."""
+    return [dimension for dimension in range(wide.dim()) if dimension != 1]
+
+
 def _together(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Elements of each channel, mean and biased variance, over all ranks."""
-    over = [dimension for dimension in range(wide.dim()) if dimension != 1]
     channels = wide.shape[1]
     elements = wide.numel() // channels if channels else 0
     if elements:
-        variance, mean = torch.var_mean(wide, dim=over, correction=0)
+        variance, mean = torch.var_mean(wide, dim=_over(wide), correction=0)
     else:
         variance = mean = wide.new_zeros(channels)
     mine = torch.cat([mean, variance, wide.new_full((1,), float(elements))]).reshape(1, -1)

@@ -143,6 +143,11 @@ def handle_of(kind: str, in_flight: InFlight) -> int:
     return number
 
 
+def forget(handle: int) -> None:
+    """The operation is not for `synchronize` any more, which then gives None."""
+    _process.handles.pop(handle, None)
+
+
 def poll(handle: int) -> bool:
     """Whether `synchronize` would return at once; then the result of an operation in place is in place.
 
