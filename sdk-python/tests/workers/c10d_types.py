@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from typing import Any
 
 import torch
@@ -84,7 +85,9 @@ def check_shapes() -> None:
     assert torch.equal(whole, torch.stack([torch.arange(6.0) + 10 * of for of in range(size)]))
     output = torch.zeros(size, 3, 2, 1)
     dist.all_to_all_single(output, torch.arange(6.0 * size).reshape(size, 6) + 100 * rank)
-    assert torch.equal(output.view(size, 6), torch.stack([torch.arange(6.0) + 6 * rank + 100 * of for of in range(size)]))
+    assert torch.equal(
+        output.view(size, 6), torch.stack([torch.arange(6.0) + 6 * rank + 100 * of for of in range(size)])
+    )
     empty = torch.zeros(3, 1, 0)
     dist.all_to_all_single(empty, torch.zeros(3, 0), *[[3, *[0] * (size - 1)]] * 2 if size != 3 else [None, None])
     strided = torch.zeros(4, 2)[:, 0]
@@ -121,10 +124,7 @@ def check_coalesced_and_uneven() -> None:
             output = torch.empty(rank + 1, 2, dtype=dtype)
             dist.reduce_scatter(output, parts, op)
             stacked = torch.stack([mine(dtype, of + rank, rank + 1, 2) for of in range(size)])
-            if op == dist.ReduceOp.MAX:
-                want = stacked.amax(0)
-            else:
-                want = stacked.sum(0)
+            want = stacked.amax(0) if op == dist.ReduceOp.MAX else stacked.sum(0)
             if op == dist.ReduceOp.AVG:
                 want = want // size if dtype == torch.int64 else want / size
             torch.testing.assert_close(output, want)
@@ -206,6 +206,37 @@ def check_power_sgd() -> None:
     assert all(torch.equal(weights, other) for other in everybodys)
 
 
+def check_hooks_that_call_collectives() -> None:
+    """Their calls go together by bucket, whether a callback runs at once or later."""
+
+    def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        first = dist.all_reduce(buffer.new_full((4,), float(bucket.index())), async_op=True).get_future()
+        if (rank + bucket.index()) % 2:
+            time.sleep(0.01)  # callbacks run at once then
+
+        def again(future: Any) -> torch.Tensor:
+            assert future.value()[0].tolist() == [float(size * bucket.index())] * 4
+            number = buffer.new_full((4,), 10.0 * bucket.index())
+            dist.all_reduce(number, async_op=True).get_future().wait()
+            assert number.tolist() == [10.0 * size * bucket.index()] * 4
+            dist.all_reduce(buffer, dist.ReduceOp.AVG)
+            return buffer
+
+        return first.then(again)
+
+    torch.manual_seed(3)
+    layers = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(8)])
+    model: Any = DistributedDataParallel(layers, bucket_cap_mb=0.005)
+    model.register_comm_hook(None, hook)
+    for step in range(4):
+        layers.zero_grad()
+        model(torch.full((2, 32), float(rank + step))).sum().backward()
+        gradient = layers[-1].bias.grad.clone()
+        assert torch.equal(gradient, torch.full((32,), 2.0)), gradient
+    dist.barrier()
+
+
 def check_monitored_barrier() -> None:
     dist.monitored_barrier(timeout=datetime.timedelta(seconds=60))
     if size == 1:
@@ -230,6 +261,7 @@ for check in (
     check_sparse_tensors,
     check_sparse_embeddings,
     check_power_sgd,
+    check_hooks_that_call_collectives,
     check_monitored_barrier,
 ):
     check()

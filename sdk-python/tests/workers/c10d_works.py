@@ -110,7 +110,7 @@ def check_futures() -> None:
         tensor, called = torch.ones(count), []
         work = dist.all_reduce(tensor, async_op=True)
         future = work.get_future()
-        then = future.then(lambda future: called.append(future.value()[0].sum().item()))
+        then = future.then(lambda future, called=called: called.append(future.value()[0].sum().item()))
         work.wait()
         assert future.done()
         then.wait()

@@ -16,7 +16,7 @@ import contextlib
 import datetime
 import math
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Callable, cast
 
 import torch
 import torch.distributed
@@ -29,6 +29,7 @@ from ronde.errors import RondeError
 from ronde.ops import Average
 from ronde.submission import read_tensor, reduction
 from ronde.tensors import source_of
+from ronde.torch.distributed import hooks
 from ronde.torch.distributed.group import Group, Ranks
 from ronde.torch.distributed.progress import Completer, Lane
 from ronde.torch.distributed.work import Call, Operation
@@ -188,6 +189,16 @@ def register_hook(model: torch.nn.parallel.DistributedDataParallel, codec: Plugi
     model.register_comm_hook(groups, reduce)
 
 
+def _matched_by_bucket(
+    model: torch.nn.parallel.DistributedDataParallel, hook: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The hook of a model whose group is ronde's; others as they are."""
+    if _groups is None or not isinstance(model.process_group, Group):
+        return hook
+    _groups.hooks += 1
+    return hooks.by_bucket(hook, f"hook.{_groups.hooks}", _groups.completer, Lane)
+
+
 def _start_mean(client: Client, buffer: torch.Tensor, name: str, codec: Plugin | None, notify: bool) -> Handle:
     source, options = source_of(buffer), reduction(Average, 1.0, 1.0, codec)
     return client._submit("allreduce", source, name, None, read=read_tensor(source), notify=notify, **options)
@@ -235,3 +246,4 @@ def _rendezvous(url: str, **options: Any) -> Iterator[tuple[HashStore, int, int]
 
 torch.distributed.Backend.register_backend("ronde", _create, extended_api=True, devices=["cpu", "cuda"])
 register_rendezvous_handler("ronde", _rendezvous)
+hooks.on_registration(_matched_by_bucket)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 
 from ronde.submission import read_nothing, read_tensor
-from ronde.torch.distributed import reductions, sparse
+from ronde.torch.distributed import hooks, reductions, sparse
 from ronde.torch.distributed.elements import check_summed, fill, input_of, joined, read_into
 from ronde.torch.distributed.monitored import monitored_barrier
 from ronde.torch.distributed.progress import IN_FLIGHT_MAX, Lane
@@ -444,12 +444,19 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     ) -> Operation:
         """Starts an operation under its kind and a number, as all ranks start those of a kind in the same order.
 
+        What a hook calls has a number within the hook instead, and a lane of its own: see `hooks`.
+
         Numbers repeat, as a request that repeats is soon not negotiated any more. The operation that had the name
         before is settled by then: the lane submits as many at once as there are numbers.
         """
-        number = self._started.get(kind, 0)
-        self._started[kind] = number + 1
-        name, kept = f"{self._label}.{kind}.{number % IN_FLIGHT_MAX}", list(results)
+        calls = hooks.current()
+        if calls is None:
+            lane, number = self._lane, self._started.get(kind, 0)
+            self._started[kind] = number + 1
+            name = f"{self._label}.{kind}.{number % IN_FLIGHT_MAX}"
+        else:
+            lane, name = calls.lane, f"{self._label}.{calls.label}.{kind}.{calls.next()}"
+        kept = list(results)
 
         def finished(result: Any) -> list[torch.Tensor]:
             if finish is not None:
@@ -460,8 +467,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         given = getattr(opts, "timeout", None)
         timeout = given if given is not None and given > datetime.timedelta(0) else self._timeout
         call = Call(name, nbytes, lambda notify: start(name, notify), finished)
-        operation = Operation(self._lane, call, timeout)
-        self._lane.add(operation, getattr(opts, "asyncOp", True))
+        operation = Operation(lane, call, timeout)
+        lane.add(operation, getattr(opts, "asyncOp", True))
         return operation
 
     def _message(self, name: str, start: Start, tensor: torch.Tensor, timeout: datetime.timedelta | None) -> Operation:

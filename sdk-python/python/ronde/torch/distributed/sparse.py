@@ -25,6 +25,9 @@ def allreduce(ranks: Ranks, tensor: torch.Tensor, reduction: Reduction) -> tuple
     op = reduction.options["op"]
     if op not in (Sum, Average) or "prescale" in reduction.options:
         raise NotImplementedError("sparse tensors are reduced by SUM and AVG only; make it dense with to_dense()")
+    base = tensor._base if tensor._is_view() else None
+    if base is not None and base.is_complex():
+        tensor = base  # PyTorch has made a real tensor of it, whose elements are not those of the complex one
     check_summed(tensor, reduction.is_sum)
     # The gradients of a sparse embedding are not coalesced, and have fewer elements when they are.
     mine = tensor.detach().coalesce()

@@ -11,6 +11,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from ronde.errors import TimedOutError
+from ronde.torch.distributed.hooks import calling, current
 
 if TYPE_CHECKING:
     from ronde.torch.distributed.progress import Lane
@@ -66,6 +67,8 @@ class Operation(Work):
         self._results: list[torch.Tensor] = []
         self._error: Exception | None = None
         self._source: int | None = None
+        # Callbacks of the future belong to the same hook as the operation.
+        self._calls = current()
         # Of the future: whether it was asked for, and whether it has been completed.
         self._lock = threading.Lock()
         self._promise: Any = None
@@ -135,7 +138,8 @@ class Operation(Work):
             if self._promise is None or self._is_published or not self.is_settled:
                 return
             self._is_published = True
-        self._promise.set_result(None)
+        with calling(self._calls):
+            self._promise.set_result(None)
 
     def wait(self, timeout: datetime.timedelta = _NO_TIMEOUT) -> bool:
         """True when the operation is complete and its results are written, as are those of all before it in its group.
