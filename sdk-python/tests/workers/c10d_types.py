@@ -209,7 +209,7 @@ def check_power_sgd() -> None:
 def check_hooks_that_call_collectives() -> None:
     """Their calls go together by bucket, whether a callback runs at once or later."""
 
-    def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(state, bucket):  # PyTorch takes annotations for types, and these would be texts
         buffer = bucket.buffer()
         first = dist.all_reduce(buffer.new_full((4,), float(bucket.index())), async_op=True).get_future()
         if (rank + bucket.index()) % 2:
