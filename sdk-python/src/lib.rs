@@ -8,6 +8,7 @@
 
 mod address;
 mod arguments;
+mod completions;
 mod errors;
 mod memory;
 mod operation;
@@ -20,6 +21,8 @@ use pyo3::prelude::*;
 mod _ronde {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::completions::Completions;
     #[pymodule_export]
     use crate::memory::Memory;
     #[pymodule_export]

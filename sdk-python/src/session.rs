@@ -10,6 +10,7 @@ use ronde::{DType, EpochView, Error, Label, Options, SetId, TensorRef, TimelineO
 
 use crate::address::Source;
 use crate::arguments::{Arguments, dtype_of};
+use crate::completions::Completions;
 use crate::errors::raise;
 use crate::memory::Memory;
 use crate::operation::Operation;
@@ -49,7 +50,7 @@ impl Session {
 
     /// Submits a collective on the tensor at `address`, whose bytes have been copied when this returns, unless they lie in
     /// memory of `empty`; without a type there is no tensor. The result may stay in shared memory if `mapped`.
-    #[pyo3(signature = (kind, dtype, shape, address, nbytes, *, mapped=false, name=None, set=0, site=None, **arguments))]
+    #[pyo3(signature = (kind, dtype, shape, address, nbytes, *, mapped=false, notify=false, name=None, set=0, site=None, **arguments))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python are the options struct of this call")]
     #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
     fn submit(
@@ -61,6 +62,7 @@ impl Session {
         address: usize,
         nbytes: usize,
         mapped: bool,
+        notify: bool,
         name: Option<String>,
         set: u32,
         site: Option<String>,
@@ -77,14 +79,14 @@ impl Session {
             let handle = source.with(|bytes| {
                 let tensor = dtype.map(|dtype| TensorRef { dtype, shape: &shape, bytes });
                 let operation = options.apply(ronde::Operation::new(label, collective, tensor));
-                client.submit_from(&ronde::Operation { site, mapped, ..operation })
+                client.submit_from(&ronde::Operation { site, mapped, notify, ..operation })
             });
             handle.map(Operation::new).map_err(|error| raise(&error))
         })
     }
 
     /// Submits a group of one collective on tensors, each given as type, shape, address and length.
-    #[pyo3(signature = (kind, tensors, *, mapped=false, name=None, set=0, site=None, **arguments))]
+    #[pyo3(signature = (kind, tensors, *, mapped=false, notify=false, name=None, set=0, site=None, **arguments))]
     #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn submit_group(
@@ -93,6 +95,7 @@ impl Session {
         kind: &str,
         tensors: Vec<(String, Vec<u64>, usize, usize)>,
         mapped: bool,
+        notify: bool,
         name: Option<String>,
         set: u32,
         site: Option<String>,
@@ -112,13 +115,18 @@ impl Session {
                 let operations = parts.map(|((bytes, dtype), (_, shape, ..))| {
                     let tensor = Some(TensorRef { dtype: *dtype, shape, bytes });
                     let operation = options.apply(ronde::Operation::new(label, collective.clone(), tensor));
-                    ronde::Operation { site: site.clone(), mapped, ..operation }
+                    ronde::Operation { site: site.clone(), mapped, notify, ..operation }
                 });
                 client.submit_group_from(label, &operations.collect::<Vec<_>>())
             });
             let handles = handles.map_err(|error| raise(&error))?;
             Ok(handles.into_iter().map(Operation::new).collect())
         })
+    }
+
+    /// What counts operations submitted with `notify` that complete while no thread waits for them.
+    fn completions(&self) -> PyResult<Completions> {
+        self.client()?.completions().map(Completions::new).map_err(|error| raise(&error))
     }
 
     /// Shared memory of so many bytes. What is submitted from there is not copied: nobody writes there meanwhile.

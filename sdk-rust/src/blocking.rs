@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use crate::buffer::{Buffer, SharedMemory};
 use crate::client::Client as AsyncClient;
+use crate::completions::Completions;
 use crate::error::Error;
 use crate::handle::Arrived;
 use crate::methods::{for_each_group, for_each_operation};
@@ -86,7 +87,9 @@ impl Client {
     /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
     pub fn submit_from(&self, operation: &Operation<'_>) -> Result<Handle, Error> {
         let client = &self.inner.get()?.client;
-        client.expect_wait();
+        if !operation.notify {
+            client.expect_wait();
+        }
         client.submit_from(operation).map(Handle)
     }
 
@@ -101,9 +104,19 @@ impl Client {
         operations: &[Operation<'_>],
     ) -> Result<Vec<Handle>, Error> {
         let client = &self.inner.get()?.client;
-        client.expect_wait();
+        if operations.iter().all(|operation| !operation.notify) {
+            client.expect_wait();
+        }
         let handles = client.submit_group_from(label, operations)?;
         Ok(handles.into_iter().map(Handle).collect())
+    }
+
+    /// Counts the operations submitted with [`Operation::notify`] that complete while no thread waits for them.
+    ///
+    /// # Errors
+    /// [`Error::UsedAfterFork`].
+    pub fn completions(&self) -> Result<Completions, Error> {
+        Ok(self.inner.get()?.client.session()?.completions.clone())
     }
 
     /// [`crate::Client::buffer`]; blocks only while the arena grows.

@@ -9,6 +9,7 @@ use ronde_shm::{ForkSafe, LeasedSlot};
 use ronde_wire::{Collective, DType, Detail, RequestId, Shape, TensorName};
 
 use crate::buffer::Buffer;
+use crate::completions::Attention;
 use crate::error::{Error, overdue};
 use crate::outcome::{Outcome, Output};
 use crate::promise::Promise;
@@ -34,6 +35,7 @@ struct Flight {
     timeout: Duration,
     /// How long the answer is looked for before a wait sleeps.
     look: Duration,
+    attention: Attention,
     /// The answer, once it has been taken from the promise and until it is read.
     arrived: Option<Result<Arrived, Error>>,
     /// The answer has been read: the promise will give no other.
@@ -45,7 +47,7 @@ impl Handle {
         session: Arc<Session>,
         request: RequestId,
         (name, collective): (TensorName, Collective),
-        (promise, look): (Promise<Arrived>, Duration),
+        (promise, look, attention): (Promise<Arrived>, Duration, Attention),
     ) -> Self {
         // A join waits for the slowest rank of the job, and cannot be taken back.
         let timeout = session.operation_timeout.filter(|_| collective != Collective::Join);
@@ -60,6 +62,7 @@ impl Handle {
             deadline,
             timeout,
             look,
+            attention,
             arrived: None,
             is_read: false,
         };
@@ -151,9 +154,14 @@ impl<T: Outcome> Handle<T> {
         }
         let now = Instant::now();
         let left = flight.deadline.map_or(slice, |deadline| deadline.saturating_duration_since(now).min(slice));
+        flight.attention.set_missing(false);
         flight.arrived = flight.session.wait(&flight.promise, (left, flight.look));
         if flight.arrived.is_none() && flight.deadline.is_some_and(|deadline| now >= deadline) {
             flight.arrived = Some(Err(flight.give_up()));
+        }
+        if flight.arrived.is_none() {
+            flight.attention.set_missing(true);
+            flight.arrived = flight.promise.take();
         }
         Ok(flight.arrived.is_some())
     }

@@ -7,6 +7,7 @@ use ronde_rpc::{Completion, EpochView, v1};
 use ronde_shm::{LeasedSlot, SlotHold};
 use ronde_wire::{Collective, RequestId};
 
+use crate::completions::Attention;
 use crate::error::Error;
 use crate::handle::Arrived;
 use crate::promise::Fulfil;
@@ -19,6 +20,8 @@ pub(crate) struct Entry {
     pub(crate) collective: Collective,
     /// The waiter; `None` once it has gone.
     pub(crate) waiter: Option<Fulfil<Arrived>>,
+    /// Whether the answer is counted for a thread that waits for none in particular.
+    pub(crate) attention: Attention,
     /// The input, which the sidecar may read until it answers.
     pub(crate) input: Option<SlotHold>,
     /// Where the result is wanted, which the sidecar may write until it answers.
@@ -83,7 +86,7 @@ impl Session {
             drop(Arrived::new(self, completion, Vec::new()));
             return Ok(());
         };
-        let Entry { waiter, input, output, parts, .. } = entry;
+        let Entry { waiter, attention, input, output, parts, .. } = entry;
         // Before the waiter goes on, for which there is room again.
         drop(input);
         let arrived = match (completion.in_output, output) {
@@ -97,6 +100,7 @@ impl Session {
         if let Some(waiter) = waiter {
             waiter.with(Ok(arrived));
         }
+        self.count(&attention);
         Ok(())
     }
 
@@ -112,10 +116,18 @@ impl Session {
     }
 
     fn answer(&self, request: RequestId, outcome: Result<Arrived, Error>) {
-        let Some(Entry { waiter, input, output, .. }) = self.lock_table().remove(request) else { return };
+        let Some(Entry { waiter, attention, input, output, .. }) = self.lock_table().remove(request) else { return };
         drop((input, output));
         if let Some(waiter) = waiter {
             waiter.with(outcome);
+        }
+        self.count(&attention);
+    }
+
+    /// Counts an answer that no thread waits for. Called after it has been delivered: see [`Attention::set_missing`].
+    fn count(&self, attention: &Attention) {
+        if attention.is_missing() {
+            self.completions.add();
         }
     }
 

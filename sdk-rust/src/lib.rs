@@ -41,6 +41,8 @@ mod buffer;
 #[cfg(not(target_arch = "wasm32"))]
 mod client;
 #[cfg(not(target_arch = "wasm32"))]
+mod completions;
+#[cfg(not(target_arch = "wasm32"))]
 mod connect;
 mod error;
 #[cfg(not(target_arch = "wasm32"))]
@@ -77,6 +79,8 @@ pub mod web;
 pub use buffer::{Buffer, SharedMemory};
 #[cfg(not(target_arch = "wasm32"))]
 pub use client::Client;
+#[cfg(not(target_arch = "wasm32"))]
+pub use completions::Completions;
 pub use error::{Blame, Error};
 #[cfg(not(target_arch = "wasm32"))]
 pub use handle::Handle;

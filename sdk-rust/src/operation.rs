@@ -114,6 +114,8 @@ pub struct Operation<'a> {
     pub plugin: Option<PluginCall>,
     /// Whether the result may stay in this worker's shared memory, to be taken as a [`Buffer`](crate::Buffer): without a copy.
     pub mapped: bool,
+    /// Whether its completion is counted by [`Completions`](crate::Completions) when no thread waits for it then.
+    pub notify: bool,
     /// Where in the program it was asked for, as `file:line`: for reports of stalls and failures. Methods of the clients fill
     /// it in by themselves.
     pub site: Option<String>,
@@ -125,13 +127,20 @@ impl<'a> Operation<'a> {
     pub fn new(label: impl Into<Label<'a>>, collective: Collective, tensor: Option<TensorRef<'a>>) -> Self {
         let label = label.into();
         let (prescale, postscale, codec) = (1.0, 1.0, Codec::None);
-        Self { label, collective, tensor, prescale, postscale, codec, plugin: None, mapped: false, site: None }
+        let (plugin, site, mapped, notify) = (None, None, false, false);
+        Self { label, collective, tensor, prescale, postscale, codec, plugin, mapped, notify, site }
     }
 
     /// Lets the result stay in shared memory where it is large and there is room.
     #[must_use]
     pub fn mapped(self) -> Self {
         Self { mapped: true, ..self }
+    }
+
+    /// Has its completion counted by [`Completions`](crate::Completions) when no thread waits for it then.
+    #[must_use]
+    pub fn notify(self) -> Self {
+        Self { notify: true, ..self }
     }
 
     /// Says where in the program it is asked for.

@@ -17,6 +17,7 @@ use ronde_wire::{Collective, DType, Failure, PluginCall, Rank, Request, RequestI
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::buffer::{self, Buffer};
+use crate::completions::{Attention, Completions};
 use crate::error::{Error, sidecar_gone};
 use crate::handle::{Arrived, Handle};
 use crate::hearing::Entry;
@@ -50,6 +51,8 @@ pub(crate) struct Session {
     /// Why results in shared memory are no longer this session's: its stream has ended.
     released: OnceLock<Error>,
     notices: Mutex<VecDeque<String>>,
+    /// Counts answers that no thread waits for.
+    pub(crate) completions: Completions,
     /// Told when the epoch begins, or why it does not.
     began: Mutex<Option<oneshot::Sender<Result<EpochView, Error>>>>,
     /// What was told of the rank that failed first.
@@ -64,6 +67,8 @@ pub(crate) struct Draft {
     session: Arc<Session>,
     /// `None` once it has been submitted or refused.
     what: Option<Request>,
+    /// Whether its completion is counted when nobody waits for it.
+    notify: bool,
     /// The plugin that it asks for.
     plugin: Option<PluginCall>,
     /// Where it was asked for.
@@ -131,6 +136,7 @@ impl Session {
             released: OnceLock::new(),
             record: FirstRecord::default(),
             notices: Mutex::default(),
+            completions: Completions::default(),
             began: Mutex::default(),
             closing: Notify::new(),
             recorder,
@@ -150,7 +156,8 @@ impl Session {
     fn drafted(self: &Arc<Self>, table: &Table<Entry>, what: Request, operation: &Operation<'_>) -> Draft {
         let result_bytes = if operation.mapped { table.names.result_bytes(&what) } else { None };
         let (plugin, site) = (operation.plugin.clone(), operation.site.clone());
-        Draft { session: Arc::clone(self), what: Some(what), plugin, site, result_bytes }
+        let notify = operation.notify;
+        Draft { session: Arc::clone(self), what: Some(what), notify, plugin, site, result_bytes }
     }
 
     /// [`Session::draft`] for operations that become ready together.
@@ -209,8 +216,8 @@ impl Session {
         output: Option<LeasedSlot>,
     ) -> Result<Handle, Error> {
         let Some(what) = draft.what.as_ref() else { return Err(Error::Closed) };
-        let named = (draft.plugin.take(), draft.site.take());
-        match self.hand_over(what, named, input, output) {
+        let (named, attention) = ((draft.plugin.take(), draft.site.take()), Attention::new(draft.notify));
+        match self.hand_over((what, attention), named, input, output) {
             Ok(handle) => {
                 draft.what = None;
                 Ok(handle)
@@ -221,7 +228,7 @@ impl Session {
 
     fn hand_over(
         self: &Arc<Self>,
-        what: &Request,
+        (what, attention): (&Request, Attention),
         (plugin, site): (Option<PluginCall>, Option<String>),
         input: Input<'_>,
         output: Option<LeasedSlot>,
@@ -232,7 +239,8 @@ impl Session {
         let (fulfil, promise) = promise();
         let wanted = output.as_ref().map(|output| place_of(output.slot()));
         let (collective, parts) = (what.collective.clone(), Vec::new());
-        let entry = Entry { collective, waiter: Some(fulfil), input, output, parts };
+        let entry =
+            Entry { collective, waiter: Some(fulfil), attention: attention.clone(), input, output, parts };
         let request = self.lock_table().insert(entry, self.pending_max())?;
         let look = look_for(&place);
         let message = Submission { request, what: what.clone(), plugin, place, output: wanted, site }.into_message();
@@ -241,7 +249,7 @@ impl Session {
             return Err(error);
         }
         let (name, collective) = (what.name.clone(), what.collective.clone());
-        Ok(Handle::new(Arc::clone(self), request, (name, collective), (promise, look)))
+        Ok(Handle::new(Arc::clone(self), request, (name, collective), (promise, look, attention)))
     }
 
     /// This rank takes no part in an operation that others may wait for.
@@ -469,6 +477,7 @@ impl Session {
                 waiter.with(Err(why.clone()));
             }
         }
+        self.completions.add();
         if let Some(ring) = &self.ring {
             ring.kick();
         }

@@ -19,6 +19,7 @@ class Session:
         nbytes: int,
         *,
         mapped: bool = False,
+        notify: bool = False,
         name: str | None = None,
         op: int = 0,
         root: int = 0,
@@ -40,6 +41,7 @@ class Session:
         tensors: Sequence[tuple[str, Sequence[int], int, int]],
         *,
         mapped: bool = False,
+        notify: bool = False,
         name: str | None = None,
         op: int = 0,
         prescale: float = 1.0,
@@ -49,6 +51,7 @@ class Session:
         set: int = 0,
         site: str | None = None,
     ) -> list[Operation]: ...
+    def completions(self) -> Completions: ...
     def empty(self, nbytes: int) -> Memory: ...
     def close(self, reason: str | None = None) -> None: ...
     def abandon(self) -> None: ...
@@ -76,6 +79,11 @@ class Session:
     def cross_size(self) -> int: ...
     @property
     def is_homogeneous(self) -> bool: ...
+
+@final
+class Completions:
+    def wake(self) -> None: ...
+    def wait(self, seen: int, timeout: float) -> int: ...
 
 @final
 class Operation:

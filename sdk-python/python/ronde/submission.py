@@ -29,6 +29,13 @@ class Submission:
     _session: _ronde.Session
     _sets: dict[int, ProcessSet]
 
+    def completions(self) -> _ronde.Completions:
+        """Counts operations submitted with `notify` that complete while no thread waits for them.
+
+        For programs that wait for any of many operations. Raises why the session is over.
+        """
+        return self._session.completions()
+
     def log_notices(self) -> None:
         """Logs what the sidecar has to say to people, such as which rank is late. Waits do this by themselves."""
         for notice in self._session.take_notices():
@@ -92,17 +99,21 @@ class Submission:
         process_set: ProcessSet | None,
         *,
         out: Sequence[Any] | None = None,
+        reads: Sequence[Callable[[_ronde.Operation], Any]] | None = None,
         **options: Any,
     ) -> GroupHandle:
+        """Operations on several tensors; without `reads` their results are of the same kind."""
         sources = [tensor if isinstance(tensor, Source) else source_of(tensor) for tensor in tensors]
         targets = _targets_like(out, sources)
         self._label(options, name, process_set)
         if not sources:
             return GroupHandle([])
         parts = [(source.dtype, source.shape, source.address, source.nbytes) for source in sources]
-        mapped = out is None and all(source.view is not None for source in sources)
-        operations = self._session.submit_group(kind, parts, mapped=mapped, **options)
-        reads = [read_tensor(source, target) for source, target in zip(sources, targets)]
+        if "mapped" not in options:
+            options["mapped"] = out is None and all(source.view is not None for source in sources)
+        operations = self._session.submit_group(kind, parts, **options)
+        if reads is None:
+            reads = [read_tensor(source, target) for source, target in zip(sources, targets)]
         return GroupHandle([Handle(self.log_notices, *each) for each in zip(operations, reads)])
 
     def _request(

@@ -16,7 +16,7 @@ import contextlib
 import datetime
 import math
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Callable, cast
 
 import torch
 import torch.distributed
@@ -27,13 +27,18 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 import ronde.torch.basics
 from ronde.errors import RondeError
 from ronde.ops import Average
-from ronde.torch.distributed.group import Group, Names
-from ronde.torch.distributed.work import Completions, Operation
+from ronde.submission import read_tensor, reduction
+from ronde.tensors import source_of
+from ronde.torch.distributed import hooks
+from ronde.torch.distributed.group import Group, Ranks
+from ronde.torch.distributed.progress import Completer, Lane
+from ronde.torch.distributed.work import Call, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ronde.client import Client
+    from ronde.handle import Handle
     from ronde.plugins import Plugin
     from ronde.process_set import ProcessSet
 
@@ -50,7 +55,7 @@ class _Groups:
     def __init__(self, client: Client, is_session_ours: bool) -> None:
         self.client = client
         self._is_session_ours = is_session_ours
-        self.completions = Completions()
+        self.completer = Completer(client.completions())
         self.sets: dict[tuple[int, ...], ProcessSet] = {tuple(range(client.size)): client.global_process_set}
         self.alive: list[Group] = []
         self.hooks = 0
@@ -71,8 +76,8 @@ class _Groups:
                 "register_groups or register_mesh of ronde.torch.distributed before, on all ranks of the job"
             )
         number = self._made[ranks] = self._made.get(ranks, -1) + 1
-        names = Names(options.group_id, f"c10d.{number}")
-        group = Group(self.client, members, names, options.timeout, self.completions, self._leave)
+        ranks_of_it, label = Ranks(self.client, members), f"c10d.{number}"
+        group = Group(ranks_of_it, options.group_id, label, options.timeout, self.completer, self._leave)
         self.alive.append(group)
         return group
 
@@ -89,7 +94,7 @@ class _Groups:
         if not is_aborted and sys.exc_info()[0] is None:
             with contextlib.suppress(RondeError, TimeoutError):  # of ranks that are late, or have left or failed
                 self.client.barrier_async("c10d.end").wait(LEAVE_TIMEOUT_S)
-        self.completions.close()
+        self.completer.close()
         ronde.torch.basics.shutdown()
 
 
@@ -164,18 +169,39 @@ def register_hook(model: torch.nn.parallel.DistributedDataParallel, codec: Plugi
     Raises what `DistributedDataParallel.register_comm_hook` does, and what `ronde.torch.init` does, which it calls.
     """
     groups = _begun({})
-    label = f"ddp.{groups.hooks}"
+    lane, label = Lane(groups.completer), f"ddp.{groups.hooks}"
     groups.hooks += 1
 
     def reduce(groups: _Groups, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        name = f"{label}.bucket.{bucket.index()}"
-        handle = groups.client.allreduce_async(bucket.buffer(), Average, name, codec=codec)
-        future = Operation(handle, lambda mean: mean, default_pg_timeout, groups.completions).get_future()
-        return cast("torch.futures.Future[torch.Tensor]", future)
+        name, buffer = f"{label}.bucket.{bucket.index()}", bucket.buffer()
+
+        def start(notify: bool) -> Handle:
+            return _start_mean(groups.client, buffer, name, codec, notify)
+
+        call = Call(name, buffer.nbytes, start, lambda mean: [mean])
+        operation = Operation(lane, call, default_pg_timeout)
+        lane.add(operation, True)
+        means = operation.get_future().then(lambda means: means.value()[0])
+        return cast("torch.futures.Future[torch.Tensor]", means)
 
     # PyTorch compares annotations with its own types, which these are the names of.
     reduce.__annotations__.clear()
     model.register_comm_hook(groups, reduce)
+
+
+def _matched_by_bucket(
+    model: torch.nn.parallel.DistributedDataParallel, hook: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The hook of a model whose group is ronde's; others as they are."""
+    if _groups is None or not isinstance(model.process_group, Group):
+        return hook
+    _groups.hooks += 1
+    return hooks.by_bucket(hook, f"hook.{_groups.hooks}", _groups.completer, Lane)
+
+
+def _start_mean(client: Client, buffer: torch.Tensor, name: str, codec: Plugin | None, notify: bool) -> Handle:
+    source, options = source_of(buffer), reduction(Average, 1.0, 1.0, codec)
+    return client._submit("allreduce", source, name, None, read=read_tensor(source), notify=notify, **options)
 
 
 def _begun(settings: dict[str, Any]) -> _Groups:
@@ -220,3 +246,4 @@ def _rendezvous(url: str, **options: Any) -> Iterator[tuple[HashStore, int, int]
 
 torch.distributed.Backend.register_backend("ronde", _create, extended_api=True, devices=["cpu", "cuda"])
 register_rendezvous_handler("ronde", _rendezvous)
+hooks.on_registration(_matched_by_bucket)

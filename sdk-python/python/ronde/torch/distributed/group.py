@@ -1,40 +1,96 @@
-"""A group of `torch.distributed` whose collectives ronde does."""
+"""A group of `torch.distributed` whose collectives ronde performs."""
 
 from __future__ import annotations
 
 import datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, cast
 
 import torch
 import torch.distributed
 
-from ronde.ops import Average, Max, Min, Product, Sum
-from ronde.torch.distributed.work import Completions, Operation
+from ronde.submission import read_nothing, read_tensor
+from ronde.torch.distributed import hooks, reductions, sparse
+from ronde.torch.distributed.elements import check_summed, fill, input_of, joined, read_into
+from ronde.torch.distributed.monitored import monitored_barrier
+from ronde.torch.distributed.progress import IN_FLIGHT_MAX, Lane
+from ronde.torch.distributed.uneven import Checked, dimension_of
+from ronde.torch.distributed.work import Call, InFlight, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ronde.client import Client
-    from ronde.handle import GroupHandle, Handle
     from ronde.process_set import ProcessSet
+    from ronde.tensors import Source
+    from ronde.torch.distributed.elements import Read
+    from ronde.torch.distributed.progress import Completer
+    from ronde.torch.distributed.reductions import Reduction
 
 # Without its types: it has more forms of each method than PyTorch's functions call.
 _ProcessGroup: Any = torch.distributed.ProcessGroup
-# Operations of a kind that may be in flight at once.
-NUMBERS = 16
-_OPS = {"SUM": Sum, "AVG": Average, "PRODUCT": Product, "MIN": Min, "MAX": Max}
+Start = Callable[[str, bool], InFlight]
 
 
-class Names(NamedTuple):
-    """What a group is called.
+class Ranks:
+    """The ranks of a group as those of a process set, and how they submit operations.
 
-    name  -- by PyTorch
-    label -- in the names of its operations, which it tells from those of other groups of the same ranks
+    A `start` submits an operation under a name, and says whether its completion is counted while nobody waits for it.
     """
 
-    name: str
-    label: str
+    def __init__(self, client: Client, members: ProcessSet) -> None:
+        self.client = client
+        self.members = members
+        self.size = members.size()
+        self.me = members.rank()
+
+    def in_job(self, rank: int) -> int:
+        """The rank in the job of one within the group."""
+        return self.members.ranks[rank]
+
+    def tensor(self, kind: str, source: Source, read: Read, mapped: bool = False, **options: Any) -> Start:
+        """An operation on a tensor.
+
+        mapped -- whether the result may stay in shared memory, which `read` then expects
+        """
+        members = self.members
+
+        def start(name: str, notify: bool) -> InFlight:
+            return self.client._submit(kind, source, name, members, read=read, notify=notify, mapped=mapped, **options)
+
+        return start
+
+    def group(
+        self, kind: str, sources: Sequence[Source], reads: Sequence[Read], mapped: bool = False, **options: Any
+    ) -> Start:
+        """An operation on several tensors."""
+        members, options = self.members, {**options, "mapped": mapped}
+
+        def start(name: str, notify: bool) -> InFlight:
+            return self.client._submit_group(kind, sources, name, members, reads=reads, notify=notify, **options)
+
+        return start
+
+    def request(self, kind: str, read: Read, **options: Any) -> Start:
+        """An operation to which this rank brings no tensor."""
+        members = self.members
+        return lambda name, notify: self.client._request(kind, read, name, members, notify=notify, **options)
+
+    def message(self, kind: str, source: Source | None, read: Read, rank: int, tag: int) -> Start:
+        """A message to or from another rank, which has no name."""
+        client, options = self.client, cast("dict[str, Any]", {"root": self.in_job(rank), "tag": tag, "notify": True})
+        if source is None:
+            return lambda name, notify: client._request(kind, read, None, self.members, **options)
+        return lambda name, notify: client._submit(kind, source, None, self.members, read=read, mapped=False, **options)
+
+    def checked(self, agreed: Any, check: Start, data: Start) -> Start:
+        """Two operations, the first of which fails where ranks do not agree."""
+        number = dimension_of(agreed)
+
+        def start(name: str, notify: bool) -> InFlight:
+            return Checked(check(name, notify), data(f"{name}.{number:x}", notify))
+
+        return start
 
 
 class Group(_ProcessGroup):  # type: ignore[misc]
@@ -45,25 +101,27 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     A whole group and not a backend of one, as PyTorch calls a group that is made in Python directly, and hands its
     operations to the program as they are. Methods have a second name where PyTorch 2.15 has changed it.
 
-    leave -- told when it is shut down, and whether in a hurry
+    name    -- by which PyTorch knows it
+    label   -- in the names of its operations, which it tells from those of other groups of the same ranks
+    timeout -- after which an operation is given up
+    leave   -- called when it is shut down; its second argument says whether nobody is to be waited for
     """
 
     def __init__(
         self,
-        client: Client,
-        members: ProcessSet,
-        names: Names,
+        ranks: Ranks,
+        name: str,
+        label: str,
         timeout: datetime.timedelta,
-        completions: Completions,
+        completer: Completer,
         leave: Callable[[Group, bool], None],
     ) -> None:
-        super().__init__(members.rank(), members.size())
-        self._leave = leave
-        self._client, self._members, self._names = client, members, names
-        self._timeout, self._completions = timeout, completions
+        super().__init__(ranks.me, ranks.size)
+        self._ranks, self._name, self._label = ranks, name, label
+        self._timeout, self._leave = timeout, leave
+        self._completer = completer
+        self._lane = Lane(completer)
         self._started: dict[str, int] = {}
-        # Held here, as an operation goes on whose work the program lets go of.
-        self._in_flight: dict[tuple[str, int], Operation] = {}
 
     # Of messages that are submitted together PyTorch then begins each by itself.
     supports_coalescing = False
@@ -71,11 +129,11 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     @property
     def group_name(self) -> str:
         """By what meshes and compiled programs find it."""
-        return self._names.name
+        return self._name
 
     def getGroupName(self) -> str:  # noqa: N802
         """`group_name`."""
-        return self._names.name
+        return self._name
 
     def getBackendName(self) -> str:  # noqa: N802
         """`ronde`."""
@@ -84,6 +142,16 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def name(self) -> str:
         """`ronde`."""
         return "ronde"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        # While PyTorch makes a group, it looks for backends of it where there are devices.
+        is_made = self in torch.distributed.distributed_c10d._world.pg_map
+        return [torch.device("cpu"), torch.device("cuda")] if is_made else []
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """After which operations that begin from now on are given up."""
+        self._timeout = timeout
 
     def shutdown(self) -> None:
         """`torch.distributed.destroy_process_group` has been called."""
@@ -99,40 +167,75 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
-        """Reduces a tensor where it lies."""
+        """Reduces a tensor in place; a sparse one as well."""
         (tensor,) = tensors
-        start = partial(self._client.allreduce_async, tensor, _op(opts), out=tensor)
+        reduction = reductions.of(opts)
+        if tensor.layout == torch.sparse_coo:
+            start, finish = sparse.allreduce(self._ranks, tensor, reduction)
+            return self._begin("allreduce", start, opts, [tensor], finish)
+        start = self._ranks.tensor("allreduce", _summed(tensor, reduction), read_into(tensor), **reduction.options)
         return self._begin("allreduce", start, opts, [tensor])
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
-        """Reduces several tensors where they lie."""
-        tensors = list(tensors)
-        start = partial(self._client.grouped_allreduce_async, tensors, _op(opts), out=tensors)
+        """Reduces several tensors in place."""
+        reduction = reductions.of(opts)
+        sources = [_summed(tensor, reduction) for tensor in tensors]
+        reads = [read_into(tensor) for tensor in tensors]
+        start = self._ranks.group("allreduce", sources, reads, **reduction.options)
         return self._begin("allreduce", start, opts, tensors)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
-        """Overwrites a tensor by the root's."""
-        tensor, root = tensors[opts.rootTensor], self._rank_of(opts.rootRank)
-        start = partial(self._client.broadcast_async, tensor, root, out=tensor)
+        """Overwrites a tensor by the root's, which is left alone."""
+        tensor, root = tensors[opts.rootTensor], opts.rootRank
+        read = read_nothing if root == self._ranks.me else read_into(tensor, f"rank {root}")
+        start = self._ranks.tensor("broadcast", input_of(tensor), read, root=self._ranks.in_job(root))
         return self._begin("broadcast", start, opts, [tensor])
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Overwrites the root's tensor by the reduction of all."""
-        (tensor,) = tensors
-        start = partial(self._client.reduce_async, tensor, self._rank_of(opts.rootRank), _op(opts))
-        return self._begin("reduce", start, opts, [tensor], _copied_to([tensor]))
+        (tensor,), reduction = tensors, reductions.of(opts)
+        read = read_into(tensor) if opts.rootRank == self._ranks.me else read_nothing
+        root = self._ranks.in_job(opts.rootRank)
+        start = self._ranks.tensor("reduce", _summed(tensor, reduction), read, root=root, **reduction.options)
+        return self._begin("reduce", start, opts, [tensor])
 
     def allgather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
-        """Fills a list by all ranks' tensors, which may differ in shape."""
+        """Fills a list by all ranks' tensors, which may differ in size as the list says."""
         (tensor,), (places,) = inputs, outputs
-        start = partial(self._client.allgather_async, tensor.reshape(-1))
-        return self._begin("allgather", start, opts, places, _copied_to(places))
+        start = self._gathering_list(tensor, [place.numel() for place in places])
+        return self._begin("allgather", start, opts, places, lambda whole: fill(places, whole))
+
+    def _gathering_list(self, tensor: torch.Tensor, sizes: list[int]) -> Start:
+        """As many elements from each rank as all ranks say. Tensors of one size are rows, whose length is compared."""
+        if len(set(sizes)) <= 1:
+            source = _row(tensor)
+            return self._ranks.tensor("allgather", source, read_tensor(source), mapped=True)
+        source, dimension = input_of(tensor), dimension_of(sizes)
+        if sizes[self._ranks.me : self._ranks.me + 1] != [tensor.numel()]:
+            dimension += 1 + self._ranks.me  # nobody agrees, so all ranks get an error
+        check = self._ranks.tensor("allgather", _nothing(tensor, 0, dimension), read_nothing)
+        data = self._ranks.tensor("allgather", source, read_tensor(source), mapped=True)
+        return self._ranks.checked(sizes, check, data)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Operation:
+        """`allgather` of several tensors: for each rank a list of its tensors."""
+        rows = [_row(tensor) for tensor in inputs]
+        start = self._ranks.group("allgather", rows, [read_tensor(row) for row in rows], mapped=True)
+
+        def finish(results: list[torch.Tensor]) -> None:
+            _check_lists(outputs, self._ranks.size, len(inputs))
+            for index, result in enumerate(results):
+                fill([places[index] for places in outputs], result)
+
+        return self._begin("allgather", start, opts, [place for places in outputs for place in places], finish)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
         """Fills a tensor by all ranks' tensors, one after the other."""
-        start = partial(self._client.allgather_async, tensor.reshape(-1), out=_flat(output))
+        start = self._ranks.tensor("allgather", _row(tensor), read_into(output))
         return self._begin("allgather", start, opts, [output])
 
     _allgather_base = all_gather_single
@@ -141,23 +244,51 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self, outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
         """`all_gather_single` of several tensors."""
-        flat = [tensor.reshape(-1) for tensor in tensors]
-        start = partial(self._client.grouped_allgather_async, flat)
-        return self._begin("allgather", start, opts, outputs, _copied_one_by_one(outputs))
+        reads = [read_into(output) for output in outputs]
+        start = self._ranks.group("allgather", [_row(tensor) for tensor in tensors], reads)
+        return self._begin("allgather", start, opts, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> Operation:
-        """Reduces the n-th tensors of all ranks' lists for rank n; all of one shape."""
+        """Reduces the n-th tensors of all ranks' lists for rank n."""
         (output,), (parts,) = outputs, inputs
-        return self.reduce_scatter_single(output, torch.stack([part.reshape(output.shape) for part in parts]), opts)
+        reduction, sizes = reductions.of(opts), [part.numel() for part in parts]
+        check_summed(output, reduction.is_sum)
+        if len(sizes) != self._ranks.size:
+            text = f"reduce_scatter takes a tensor for each of {self._ranks.size} ranks, not {len(sizes)}"
+            self._refuse("reducescatter", ValueError(text))
+        if len(set(sizes)) > 1:
+            start, finish = self._scattering_uneven(output, parts, sizes, reduction)
+            return self._begin("reducescatter", start, opts, [output], finish)
+        return self.reduce_scatter_single(output, _whole(parts, output.dtype), opts)
+
+    def _scattering_uneven(
+        self, output: torch.Tensor, parts: Sequence[torch.Tensor], sizes: list[int], reduction: Reduction
+    ) -> tuple[Start, Callable[[Any], None]]:
+        """Each rank gets all contributions to its part, and reduces them by itself."""
+        whole, dimension = joined(parts), dimension_of(sizes)
+        if sizes[self._ranks.me] != output.numel():
+            dimension += 1 + self._ranks.me  # nobody agrees, so all ranks get an error
+        nothing = _nothing(output, self._ranks.size, 0, dimension)
+        check = self._ranks.tensor("reducescatter", nothing, read_nothing, **reduction.options)
+        source = input_of(whole)
+        splits = [len(whole) // max(1, sum(sizes)) * size for size in sizes]
+        data = self._ranks.tensor("alltoall", source, read_tensor(source), mapped=True, splits=splits)
+
+        def finish(received: torch.Tensor) -> None:
+            fill([output], reduction.of_rows(received.view(self._ranks.size, -1)))
+
+        return self._ranks.checked(sizes, check, data), finish
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
         """Reduces tensors of all ranks, each rank its part."""
-        rows, row = tensor.reshape(self._members.size(), -1), _flat(output).view(1, -1)
-        start = partial(self._client.reduce_scatter_async, rows, _op(opts), out=row)
+        reduction = reductions.of(opts)
+        start = self._ranks.tensor(
+            "reducescatter", self._rows(tensor, reduction), read_into(output), **reduction.options
+        )
         return self._begin("reducescatter", start, opts, [output])
 
     _reduce_scatter_base = reduce_scatter_single
@@ -166,11 +297,22 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self, outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
         """`reduce_scatter_single` of several tensors."""
-        rows = [tensor.reshape(self._members.size(), -1) for tensor in tensors]
-        start = partial(self._client.grouped_reduce_scatter_async, rows, _op(opts))
-        return self._begin("reducescatter", start, opts, outputs, _copied_one_by_one(outputs))
+        reduction = reductions.of(opts)
+        rows, reads = [self._rows(tensor, reduction) for tensor in tensors], [read_into(output) for output in outputs]
+        return self._begin(
+            "reducescatter", self._ranks.group("reducescatter", rows, reads, **reduction.options), opts, outputs
+        )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _rows(self, tensor: torch.Tensor, reduction: Reduction) -> Source:
+        """A row for each rank."""
+        source, size = _summed(tensor, reduction), self._ranks.size
+        if source.shape[0] % size:
+            text = f"an input of {tensor.numel()} elements cannot be divided by {size} ranks; give one that can"
+            self._refuse("reducescatter", ValueError(text))
+        source.shape = (size, source.shape[0] // size)
+        return source
 
     def all_to_all_single(
         self,
@@ -181,160 +323,221 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Operation:
         """Sends rows of a tensor to all ranks and fills another by the rows of all."""
-        splits = list(input_splits) if input_splits else None
-        start = partial(self._client.alltoall_async, tensor, splits, out=output)
-
-        def finish(result: Any) -> list[torch.Tensor]:
-            received = result[1].tolist() if splits else output_splits
-            if output_splits and received != list(output_splits):
-                raise ValueError(f"ranks sent {received} rows, not {list(output_splits)} as the output's splits say")
-            return [output]
-
-        return self._begin("alltoall", start, opts, [output], finish)
+        try:
+            sent = _elements_of_splits(tensor, input_splits, self._ranks.size, "input")
+            wanted = _elements_of_splits(output, output_splits, self._ranks.size, "output")
+        except ValueError as error:
+            self._refuse("alltoall", error)
+        start = self._ranks.tensor("alltoall", input_of(tensor), _read_splits(output, wanted), splits=sent)
+        return self._begin("alltoall", start, opts, [output])
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Sends the n-th tensor to rank n and fills a list by what all ranks sent."""
-        parts = [tensor.reshape(-1) for tensor in inputs]
-        start = partial(self._client.alltoall_async, torch.cat(parts), [len(part) for part in parts])
-        copied = _copied_to(outputs)
-        return self._begin("alltoall", start, opts, outputs, lambda received: copied(received[0]))
+        for what, tensors in [("output", outputs), ("input", inputs)]:
+            if len(tensors) != self._ranks.size:
+                count, size = len(tensors), self._ranks.size
+                text = f"all_to_all takes an {what} tensor for each of {size} ranks, not {count}"
+                self._refuse("alltoall", ValueError(text))
+        whole = joined(inputs)
+        pairs = [2 if tensor.is_complex() else 1 for tensor in (inputs[0], outputs[0])]
+        source, splits = input_of(whole), [tensor.numel() * pairs[0] for tensor in inputs]
+        wanted, read_whole = [tensor.numel() * pairs[1] for tensor in outputs], read_tensor(source)
+
+        def read(operation: Any) -> torch.Tensor:
+            _check_received(operation.splits(), wanted)
+            result: torch.Tensor = read_whole(operation)
+            return result
+
+        start = self._ranks.tensor("alltoall", source, read, mapped=True, splits=splits)
+        return self._begin("alltoall", start, opts, outputs, lambda received: fill(outputs, received))
 
     def gather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
-        """Fills the root's list by all ranks' tensors."""
-        (tensor,), places = inputs, outputs[0] if outputs else []
-        start = partial(self._client.gather_async, tensor.reshape(-1), self._rank_of(opts.rootRank))
-        return self._begin("gather", start, opts, places, _copied_to(places))
+        """Fills the root's list by all ranks' tensors, all of one size."""
+        (tensor,), places, row = inputs, outputs[0] if outputs else [], _row(inputs[0])
+        is_root = opts.rootRank == self._ranks.me
+        read, root = read_tensor(row) if is_root else read_nothing, self._ranks.in_job(opts.rootRank)
+        start = self._ranks.tensor("gather", row, read, mapped=is_root, root=root)
+
+        def finish(whole: torch.Tensor | None) -> None:
+            if whole is None:
+                return
+            if any(place.numel() != tensor.numel() for place in places):
+                sizes = [place.numel() for place in places]
+                raise ValueError(f"ranks sent {tensor.numel()} elements each, and the tensors for them have {sizes}")
+            fill(places, whole)
+
+        return self._begin("gather", start, opts, places, finish)
+
+    def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
+        """Fills the root's tensor by all ranks' tensors, one after the other."""
+        read = read_into(output) if opts.rootRank == self._ranks.me else read_nothing
+        start = self._ranks.tensor("gather", _row(tensor), read, root=self._ranks.in_job(opts.rootRank))
+        return self._begin("gather", start, opts, [output])
+
+    gather_into_tensor = gather_single
 
     def scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> Operation:
-        """Overwrites a tensor by that one of the root's list that is for this rank; all of one shape."""
-        (output,) = outputs
-        whole = torch.stack([part.reshape(output.shape) for part in inputs[0]]) if inputs else output
-        start = partial(self._client.scatter_async, whole, self._rank_of(opts.rootRank))
-        return self._begin("scatter", start, opts, [output], _copied_to([output]))
+        """Overwrites a tensor by that one of the root's list that is for this rank; all of one size."""
+        (output,), root = outputs, self._ranks.in_job(opts.rootRank)
+        read = read_into(output, f"rank {opts.rootRank}")
+        if opts.rootRank != self._ranks.me:
+            return self._begin("scatter", self._ranks.request("scatter", read, root=root), opts, [output])
+        (parts,), size = inputs, self._ranks.size
+        if len(parts) != size or len({part.numel() for part in parts}) > 1:
+            sizes = [part.numel() for part in parts]
+            text = f"scatter takes tensors of one size for each of {size} ranks, not of {sizes} elements"
+            self._refuse("scatter", ValueError(text), root=root)
+        whole = joined(parts)
+        source = input_of(whole, size, len(whole) // size)
+        return self._begin("scatter", self._ranks.tensor("scatter", source, read, root=root), opts, [output])
 
-    def send(self, tensors: Sequence[torch.Tensor], to_rank: int, tag: int = 0) -> Operation:
+    def send(
+        self, tensors: Sequence[torch.Tensor], to_rank: int, tag: int = 0, timeout: datetime.timedelta | None = None
+    ) -> Operation:
         """Sends a tensor to another rank."""
         (tensor,) = tensors
-        handle = self._client.send_async(tensor, self._rank_of(to_rank), tag, process_set=self._members)
-        return self._message(handle, tensor, None)
+        start = self._ranks.message("send", input_of(tensor), read_nothing, to_rank, tag)
+        return self._message(f"send to rank {to_rank}", start, tensor, timeout)
 
-    def recv(self, tensors: Sequence[torch.Tensor], from_rank: int, tag: int = 0) -> Operation:
+    def recv(
+        self, tensors: Sequence[torch.Tensor], from_rank: int, tag: int = 0, timeout: datetime.timedelta | None = None
+    ) -> Operation:
         """Overwrites a tensor by what another rank sends."""
         (tensor,) = tensors
-        handle = self._client.recv_async(self._rank_of(from_rank), tag, like=tensor, process_set=self._members)
-        return self._message(handle, tensor, _copied_to([tensor]))
+        start = self._ranks.message("recv", None, read_into(tensor, f"rank {from_rank}"), from_rank, tag)
+        return self._message(f"receive from rank {from_rank}", start, tensor, timeout)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Operation:
         """Not there: a receive names who sends."""
         raise NotImplementedError(f"the backend ronde has no receive from any rank (tag {tag}); give src=")
 
     def barrier(self, opts: Any = None) -> Operation:
-        """Complete when all ranks have called it."""
-        return self._begin("barrier", self._client.barrier_async, opts, [])
+        """Complete when all ranks have called it, and with it what this rank has called before."""
+        return self._begin("barrier", self._ranks.request("barrier", read_nothing), opts, [])
+
+    def monitored_barrier(self, timeout: datetime.timedelta, wait_all_ranks: bool = False) -> None:
+        """A barrier that names the ranks that do not come. Raises RuntimeError after the timeout."""
+        monitored_barrier(self, timeout, wait_all_ranks)
+
+    def _refuse(self, kind: str, error: Exception, **options: Any) -> NoReturn:
+        """Raises what is wrong with the arguments on this rank, and does not leave the others waiting.
+
+        What this rank brings fits nothing that they bring, so they get an error as well.
+        """
+        nothing = input_of(torch.empty(0, dtype=torch.uint8), self._ranks.size, 0, 0, 0, 0, 0)
+        self._begin(kind, self._ranks.tensor(kind, nothing, read_nothing, **options), None, [])
+        raise error
 
     def _begin(
         self,
         kind: str,
-        start: Callable[..., Handle | GroupHandle],
+        start: Start,
         opts: Any,
         results: Sequence[torch.Tensor],
-        finish: Callable[[Any], list[torch.Tensor]] | None = None,
+        finish: Callable[[Any], None] | None = None,
     ) -> Operation:
         """Starts an operation under its kind and a number, as all ranks start those of a kind in the same order.
 
-        Numbers come again, for what comes again in every step is soon not negotiated any more. What had the name before
-        is complete then; all ranks have started that before this, so nobody waits there for this one.
+        What a hook calls has a number within the hook instead, and a lane of its own: see `hooks`.
+
+        Numbers repeat, as a request that repeats is soon not negotiated any more. The operation that had the name
+        before is settled by then: the lane submits as many at once as there are numbers.
         """
-        number = self._count(kind) % NUMBERS
-        earlier = self._in_flight.get((kind, number))
-        if earlier is not None:
-            earlier.await_end()
-        handle = start(name=f"{self._names.label}.{kind}.{number}", process_set=self._members)
+        calls = hooks.current()
+        if calls is None:
+            lane, number = self._lane, self._started.get(kind, 0)
+            self._started[kind] = number + 1
+            name = f"{self._label}.{kind}.{number % IN_FLIGHT_MAX}"
+        else:
+            lane, name = calls.lane, f"{self._label}.{calls.label}.{kind}.{calls.next()}"
+        kept = list(results)
+
+        def finished(result: Any) -> list[torch.Tensor]:
+            if finish is not None:
+                finish(result)
+            return kept
+
+        nbytes = sum(tensor.nbytes for tensor in kept if tensor.layout == torch.strided)
         given = getattr(opts, "timeout", None)
         timeout = given if given is not None and given > datetime.timedelta(0) else self._timeout
-        return self._operation((kind, number), handle, finish or _are(results), timeout)
-
-    def _message(
-        self, handle: Handle, tensor: torch.Tensor, finish: Callable[[Any], list[torch.Tensor]] | None
-    ) -> Operation:
-        return self._operation(("message", self._count("message")), handle, finish or _are([tensor]), self._timeout)
-
-    def _operation(
-        self,
-        key: tuple[str, int],
-        handle: Handle | GroupHandle,
-        finish: Callable[[Any], list[torch.Tensor]],
-        timeout: datetime.timedelta,
-    ) -> Operation:
-        def ended() -> None:
-            self._in_flight.pop(key, None)
-
-        operation = self._in_flight[key] = Operation(handle, finish, timeout, self._completions, ended)
+        call = Call(name, nbytes, lambda notify: start(name, notify), finished)
+        operation = Operation(lane, call, timeout)
+        lane.add(operation, getattr(opts, "asyncOp", True))
         return operation
 
-    def _count(self, kind: str) -> int:
-        """How many of a kind there were before."""
-        number = self._started.get(kind, 0)
-        self._started[kind] = number + 1
-        return number
-
-    def _rank_of(self, rank: int) -> int:
-        """The rank in the job of one within the group."""
-        return self._members.ranks[rank]
+    def _message(self, name: str, start: Start, tensor: torch.Tensor, timeout: datetime.timedelta | None) -> Operation:
+        """Starts a message. They are settled in any order, each in a lane of its own."""
+        lane = Lane(self._completer)
+        call = Call(name, tensor.nbytes, lambda notify: start("", notify), lambda nothing: [tensor])
+        operation = Operation(lane, call, timeout or self._timeout)
+        lane.add(operation, True)
+        return operation
 
 
-def _op(opts: Any) -> int:
-    """ronde's operation for that of a call."""
-    given = torch.distributed.ReduceOp.SUM if opts is None else opts.reduceOp
-    for name, op in _OPS.items():
-        if given == getattr(torch.distributed.ReduceOp, name):
-            return op
-    raise NotImplementedError(f"the backend ronde reduces by {', '.join(_OPS)}, not by {given}")
+def _summed(tensor: torch.Tensor, reduction: Reduction) -> Source:
+    """A tensor as the input of a reduction."""
+    check_summed(tensor, reduction.is_sum)
+    return input_of(tensor)
 
 
-def _flat(output: torch.Tensor) -> torch.Tensor:
-    """All elements in one dimension, where they lie."""
-    if not output.is_contiguous():
-        raise ValueError("the output of a collective on one tensor is contiguous; give a contiguous one")
-    return output.view(-1)
+def _row(tensor: torch.Tensor) -> Source:
+    """A tensor as one row, of a length that all ranks have to have."""
+    source = input_of(tensor)
+    source.shape = (1, *source.shape)
+    return source
 
 
-def _are(results: Sequence[torch.Tensor]) -> Callable[[Any], list[torch.Tensor]]:
-    """Of an operation whose results are read to where they belong."""
-    kept = list(results)
-    return lambda result: kept
+def _nothing(like: torch.Tensor, *shape: int) -> Source:
+    """An input without elements."""
+    return input_of(like.new_empty(0), *shape)
 
 
-def _copied_to(places: Sequence[torch.Tensor]) -> Callable[[Any], list[torch.Tensor]]:
-    """Fills tensors by the elements of a result, one after the other; does nothing where this rank gets none."""
-
-    def finish(result: torch.Tensor | None) -> list[torch.Tensor]:
-        if result is None:
-            return list(places)
-        counts = [place.numel() for place in places]
-        if sum(counts) != result.numel() or (places and places[0].dtype != result.dtype):
-            raise ValueError(
-                f"a result of {result.numel()} elements of {result.dtype} does not fit the tensors given for it, of "
-                f"{sum(counts)} of {places[0].dtype}"
-            )
-        with torch.no_grad():
-            for place, part in zip(places, result.reshape(-1).split(counts)):
-                place.copy_(part.view(place.shape))
-        return list(places)
-
-    return finish
+def _whole(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Tensors of one size, one after the other."""
+    if any(part.dtype != dtype for part in parts):
+        raise ValueError(f"the tensors of a list are of one type, {dtype}")
+    return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
-def _copied_one_by_one(places: Sequence[torch.Tensor]) -> Callable[[Any], list[torch.Tensor]]:
-    """Fills each tensor by a result of its own."""
+def _elements_of_splits(tensor: torch.Tensor, splits: Sequence[int] | None, size: int, what: str) -> list[int]:
+    """How many elements of a tensor go to, or come from, each rank. Splits are rows."""
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if not splits:
+        if tensor.numel() and (not tensor.dim() or rows % size):
+            raise ValueError(f"the {rows} rows of the {what} cannot be divided by {size} ranks; give splits")
+        splits = [rows // size] * size
+    if len(splits) != size or sum(splits) != rows or min(splits) < 0:
+        raise ValueError(
+            f"the splits of the {what}, {list(splits)}, do not divide its {rows} rows between {size} ranks"
+        )
+    row = math.prod(tensor.shape[1:]) * (2 if tensor.is_complex() else 1)
+    return [split * row for split in splits]
 
-    def finish(results: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [_copied_to([place])(result)[0] for place, result in zip(places, results)]
 
-    return finish
+def _check_received(received: Sequence[int], wanted: Sequence[int]) -> None:
+    if list(received) != list(wanted):
+        raise ValueError(f"ranks sent {list(received)} elements, where the output takes {list(wanted)}")
+
+
+def _read_splits(output: torch.Tensor, wanted: list[int]) -> Read:
+    read = read_into(output)
+
+    def checked(operation: Any) -> None:
+        _check_received(operation.splits(), wanted)
+        read(operation)
+
+    return checked
+
+
+def _check_lists(outputs: Sequence[Sequence[torch.Tensor]], size: int, count: int) -> None:
+    lengths = [len(places) for places in outputs]
+    if lengths != [count] * size:
+        raise ValueError(
+            f"all_gather_coalesced of {count} tensors takes as many outputs for each of {size} ranks, not {lengths}"
+        )

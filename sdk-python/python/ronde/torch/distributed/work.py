@@ -1,152 +1,208 @@
-"""Operations in flight, as `torch.distributed` waits for them."""
+"""An operation in flight, as `torch.distributed` waits for it."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import queue
 import threading
-from typing import TYPE_CHECKING, Any, Callable
+import time
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
 
 import torch
 from torch._C._distributed_c10d import Work
 
 from ronde.errors import TimedOutError
+from ronde.torch.distributed.hooks import calling, current
 
 if TYPE_CHECKING:
-    from ronde.handle import GroupHandle, Handle
+    from ronde.torch.distributed.progress import Lane
 
 _NO_TIMEOUT = datetime.timedelta(0)
 
 
-class Operation(Work):
-    """An operation in flight.
+class InFlight(Protocol):
+    """What `Handle` and `GroupHandle` have."""
 
-    finish      -- makes the results of what the handle gives
-    timeout     -- after which a wait gives the operation up
-    completions -- who reads it where a future is asked for
-    ended       -- told when it is complete
+    def poll(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
 
-    Whoever waits reads the result by itself. Where a future is asked for, as DistributedDataParallel does, a thread
-    that all operations share reads it.
+    def wait(self, timeout: float | None = None) -> Any:
+        """The result. Raises TimeoutError after `timeout` seconds, and why the operation failed."""
+        ...
+
+
+class Call(NamedTuple):
+    """An operation to be submitted.
+
+    name   -- for errors
+    nbytes -- of its input
+    start  -- submits it; its argument says whether its completion is counted while nobody waits for it
+    finish -- writes what the handle gives to where it belongs, and returns the tensors of the result
     """
 
-    def __init__(
-        self,
-        handle: Handle | GroupHandle,
-        finish: Callable[[Any], Any],
-        timeout: datetime.timedelta,
-        completions: Completions,
-        ended: Callable[[], None] = lambda: None,
-    ) -> None:
+    name: str
+    nbytes: int
+    start: Callable[[bool], InFlight]
+    finish: Callable[[Any], list[torch.Tensor]]
+
+
+class Operation(Work):
+    """An operation of a lane, which settles it: reads its result, or why it failed.
+
+    timeout -- after which the operation is given up, counted from here on
+    """
+
+    def __init__(self, lane: Lane, call: Call, timeout: datetime.timedelta) -> None:
         super().__init__()
-        self._ended = ended
-        self._handle: Handle | GroupHandle | None = handle
-        self._finish = finish
-        self._timeout = timeout
-        self._completions = completions
-        self._lock = threading.Lock()
-        self._results: Any = None
+        self.nbytes = call.nbytes
+        self.is_settled = False
+        self.deadline = time.monotonic() + timeout.total_seconds()
+        self._timeout_s = timeout.total_seconds()
+        self._lane = lane
+        self._name = call.name
+        # Dropped as soon as they are done, for the tensors that they hold.
+        self._start: Callable[[bool], InFlight] | None = call.start
+        self._finish: Callable[[Any], list[torch.Tensor]] | None = call.finish
+        self._handle: InFlight | None = None
+        self._results: list[torch.Tensor] = []
         self._error: Exception | None = None
-        self._settled: Any = None
+        self._source: int | None = None
+        # Callbacks of the future belong to the same hook as the operation.
+        self._calls = current()
+        # Of the future: whether it was asked for, and whether it has been completed.
+        self._lock = threading.Lock()
+        self._promise: Any = None
         self._future: Any = None
+        self._is_published = False
 
-    def complete(self, timeout: datetime.timedelta = _NO_TIMEOUT) -> Any:
-        """The results, once they are there.
+    def submit(self, notify: bool) -> None:
+        """Submits it. Raises what that does."""
+        if self._start is not None:
+            self._handle = self._start(notify)
+            self._start = None
 
-        Raises why there are none, and TimedOutError, which gives the operation up.
+    def is_ready(self) -> bool:
+        """Whether `settle` would settle it at once. Called by the thread that drives the lane."""
+        handle = self._handle
+        if self.is_settled or handle is None:
+            return self.is_settled
+        return handle.poll() or time.monotonic() >= self.deadline
+
+    def settle(self, until: float) -> bool:
+        """Waits for the result and writes it. Returns False when it is not there at `until`, of the monotonic clock.
+
+        Called by the thread that drives the lane, and by no other at the same time.
         """
-        with self._lock:
-            if self._handle is not None:
-                self._read(self._handle, (timeout if timeout > _NO_TIMEOUT else self._timeout).total_seconds())
-                self._handle = None
-                self._ended()
-            if self._error is not None:
-                raise self._error
-            return self._results
-
-    def _read(self, handle: Handle | GroupHandle, seconds: float) -> None:
+        handle, finish = self._handle, self._finish
+        if handle is None or finish is None:
+            return self.is_settled
         try:
-            self._results = self._finish(handle.wait(seconds))
-        except TimeoutError as error:
-            self._error = TimedOutError(f"{error}, the timeout of its process group", "operation")
+            self._results = finish(handle.wait(max(0.0, until - time.monotonic())))
+        except TimeoutError:
+            if time.monotonic() < self.deadline:
+                return False
+            self.give_up()
         except Exception as error:
-            self._error = error
-
-    def wait(self, timeout: datetime.timedelta = _NO_TIMEOUT) -> bool:
-        """True when the operation is complete. Raises what `complete` does."""
-        if self._settled is not None:
-            self._settled.wait()  # who completes it holds the lock meanwhile
-        self.complete(timeout)
+            self.fail(error)
+        else:
+            self._source = getattr(handle, "source_rank", None)
+            self._end()
         return True
 
-    def await_end(self) -> None:
-        """Returns when the operation is complete, or has failed, which those hear who wait for it."""
-        with contextlib.suppress(Exception):
-            self.wait()
+    def give_up(self) -> None:
+        """Fails it because its timeout has passed; with it on all other ranks."""
+        text = f"{self._name} is still in flight after {self._timeout_s:g} s, the timeout of its process group"
+        self.fail(TimedOutError(text, "operation"))
+
+    def fail(self, error: Exception) -> None:
+        """Settles it with an error."""
+        # Without the frames that lead here: they would keep tensors alive as long as the error.
+        self._error = error.with_traceback(None)
+        self._end()
+
+    def _end(self) -> None:
+        # The handle is dropped, which withdraws an operation that is not complete.
+        self._start = self._finish = self._handle = None
+        self.is_settled = True
+
+    def has_future(self) -> bool:
+        """Whether its future was asked for."""
+        return self._promise is not None
+
+    def publish(self) -> None:
+        """Completes the future, if it was asked for and the operation is settled. Runs its callbacks.
+
+        Called without locks: a callback may wait for other operations.
+        """
+        with self._lock:
+            if self._promise is None or self._is_published or not self.is_settled:
+                return
+            self._is_published = True
+        with calling(self._calls):
+            self._promise.set_result(None)
+
+    def wait(self, timeout: datetime.timedelta = _NO_TIMEOUT) -> bool:
+        """True when the operation is complete and its results are written, as are those of all before it in its group.
+
+        timeout -- after which TimedOutError is raised, and the operation goes on; without one it is that of the group,
+                   after which the operation is given up
+
+        Raises why it failed.
+        """
+        seconds = timeout.total_seconds()
+        until = time.monotonic() + seconds if seconds > 0 else self.deadline
+        if not self._lane.settle(self, min(until, self.deadline)):
+            text = f"{self._name} is still in flight after {seconds:g} s, the timeout of this wait, and goes on"
+            raise TimedOutError(text, "operation")
+        self._value()
+        return True
+
+    def _value(self) -> list[torch.Tensor]:
+        """The results of what is settled."""
+        self.publish()
+        if self._error is not None:
+            raise self._error
+        return self._results
 
     def synchronize(self) -> None:
         """`wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether `wait` would return at once."""
-        handle = self._handle
-        return handle is None or (self._settled is None and handle.poll())
+        """Whether its results are written, or it has failed."""
+        if not self.is_settled:
+            self._lane.advance()
+        return self.is_settled
 
     def is_success(self) -> bool:
         """Whether it is complete and has not failed."""
-        return self.is_completed() and self.exception() is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
         """Why it failed; None while it is in flight and when it has not."""
-        if self.is_completed() and self._handle is not None:
-            try:
-                self.complete()
-            except Exception as error:
-                return error
-        return self._error
+        return self._error if self.is_completed() else None
 
-    def result(self) -> Any:
+    def result(self) -> list[torch.Tensor]:
         """The results, once they are there. Raises what `wait` does."""
-        return self.complete()
+        self.wait()
+        return self._results
+
+    def source_rank(self) -> int:
+        """Who sent what a receive from any rank has received: its rank within the group."""
+        if self._source is None:
+            raise RuntimeError("only a receive from any rank, which is complete, has a source")
+        return self._source
+
+    _source_rank = source_rank
 
     def get_future(self) -> Any:
         """A future of the results."""
-        if self._settled is None:
-            self._settled = torch.futures.Future()
-            # Why it failed is raised by a callback: for C++ a future that Python gives an exception has a result.
-            self._future = self._settled.then(lambda settled: self.complete())
-            self._completions.complete(self)
+        with self._lock:
+            if self._promise is None:
+                self._promise = torch.futures.Future()
+                # Why it failed is raised by a callback: for C++ a future that Python gives an exception has a result.
+                self._future = self._promise.then(lambda promise: self._value())
+        self.publish()
+        if not self.is_settled:
+            self._lane.watch()
         return self._future
-
-    def settle(self) -> None:
-        """Completes the future that was asked for."""
-        with contextlib.suppress(Exception):  # the future raises it
-            self.complete()
-        self._settled.set_result(None)
-
-
-class Completions:
-    """A thread that waits for operations in the order in which their futures were asked for."""
-
-    def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def complete(self, operation: Operation) -> None:
-        """Completes the future of an operation when it is complete."""
-        if self._thread is None:
-            # Of operations that end with the session, at the latest, so nobody needs to wait for it.
-            self._thread = threading.Thread(target=self._run, name="ronde-futures", daemon=True)
-            self._thread.start()
-        self._waiting.put(operation)
-
-    def close(self) -> None:
-        """Ends the thread behind what it was given."""
-        if self._thread is not None:
-            self._waiting.put(None)
-
-    def _run(self) -> None:
-        while (operation := self._waiting.get()) is not None:
-            operation.settle()

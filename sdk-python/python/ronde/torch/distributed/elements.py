@@ -1,0 +1,113 @@
+"""Tensors of `torch.distributed` as elements that a sidecar takes, and results as tensors.
+
+A sidecar has fewer types than PyTorch. What is only moved travels as bits of a type of the same size; complex numbers
+are pairs of real ones, which is right for sums as well. Shapes are those of the operation, not of the tensors:
+PyTorch's collectives look at numbers of elements.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Callable
+
+import torch
+
+from ronde.tensors import DTYPES, Source, Target, source_of, target_of, torch_dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ronde import _ronde
+
+Read = Callable[["_ronde.Operation"], Any]
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without history, of a type that a sidecar moves, in the same memory.
+
+    Complex numbers get a last dimension of 2. Raises ValueError for a layout or a type that cannot be moved.
+    """
+    if tensor.layout != torch.strided:
+        raise ValueError(f"tensors of layout {tensor.layout} are not supported here; make it dense with to_dense()")
+    elements = tensor.detach()
+    if elements.is_complex():
+        elements = torch.view_as_real(elements)
+    return elements.view(bits_of(elements.dtype))
+
+
+def bits_of(dtype: torch.dtype) -> torch.dtype:
+    """The type under which elements are moved. Raises ValueError for one of an unusual size."""
+    if torch_dtype_name(dtype) in DTYPES:
+        return dtype
+    bits = None if dtype.is_complex else _BITS.get(dtype.itemsize)
+    if bits is None or "quint" in str(dtype) or "qint" in str(dtype):
+        raise ValueError(f"tensors of type {dtype} are not supported; convert the tensor first")
+    return bits
+
+
+def check_summed(tensor: torch.Tensor, is_sum: bool) -> None:
+    """Raises ValueError for a type whose bits cannot be reduced.
+
+    is_sum -- whether the reduction is one that complex numbers have as pairs
+    """
+    dtype = tensor.dtype
+    if torch_dtype_name(dtype) in DTYPES or (dtype.is_complex and is_sum):
+        return
+    kind = "only summed and averaged" if dtype.is_complex else "only moved, not reduced"
+    raise ValueError(f"tensors of type {dtype} are {kind} by the backend ronde; convert the tensor first")
+
+
+def input_of(tensor: torch.Tensor, *shape: int) -> Source:
+    """A tensor as the input of an operation in which it has this shape; without one, of one dimension."""
+    source = source_of(as_elements(tensor.resolve_conj()))
+    source.shape = shape or (math.prod(source.shape),)
+    return source
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All elements of tensors, one tensor after the other."""
+    return torch.cat([as_elements(tensor.resolve_conj()).reshape(-1) for tensor in tensors])
+
+
+def place_in(tensor: torch.Tensor) -> Target:
+    """A tensor as the place for a result."""
+    if tensor.is_conj():
+        raise ValueError("a result cannot be written to a conjugated view; give the tensor itself")
+    return target_of(as_elements(tensor))
+
+
+def read_into(tensor: torch.Tensor, from_rank: str = "the ranks") -> Read:
+    """Reads a result of as many elements of the same type into a tensor.
+
+    Raises ValueError, when it is read, for a result that does not fit.
+    """
+    target = place_in(tensor)
+
+    def read(operation: _ronde.Operation) -> None:
+        elements, dtype = math.prod(operation.shape()), operation.dtype()
+        wanted = math.prod(target.shape)
+        if (elements, dtype) != (wanted, target.dtype):
+            raise ValueError(
+                f"{from_rank} sent {elements} elements of {dtype}, where the tensor for them has {wanted} of "
+                f"{target.dtype}"
+            )
+        operation.read_into(target.address, target.nbytes)
+        target.finish()
+
+    return read
+
+
+def fill(places: Sequence[torch.Tensor], result: torch.Tensor) -> None:
+    """Fills tensors by the elements of a result, one after the other. Raises ValueError where they do not fit."""
+    flat = [as_elements(place) for place in places]
+    counts = [place.numel() for place in flat]
+    if sum(counts) != result.numel() or (flat and flat[0].dtype != result.dtype):
+        dtype = flat[0].dtype if flat else "no type"
+        raise ValueError(
+            f"a result of {result.numel()} elements of {result.dtype} does not fit the tensors given for it, which "
+            f"have {counts} of {dtype}"
+        )
+    for place, part in zip(flat, result.reshape(-1).split(counts)):
+        place.copy_(part.view(place.shape))

@@ -1,0 +1,265 @@
+"""Operations in flight: submitted up to a bound, and settled in order, by who waits for them or by a thread.
+
+The operations of a group form a lane. All ranks call them in the same order, so when one is complete, those before it
+will be. Whoever waits for one settles those before it first: after a wait, the results of all earlier ones are in their
+tensors, and nothing is written there later.
+
+What nobody waits for is settled by a thread of the completer as soon as it is complete. The native client counts
+completions of operations that no thread waits for, and wakes that thread; it takes no part in what a thread waits for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ronde import _ronde
+    from ronde.torch.distributed.work import Operation
+
+# Operations of a lane that are submitted at once; later ones follow when earlier ones are settled.
+IN_FLIGHT_MAX = 16
+# Bytes of their inputs, unless there is a single one.
+IN_FLIGHT_BYTES_MAX = 512 << 20
+# How long the completer waits for completions before it looks for operations whose timeout has passed.
+_LOOK_S = 1.0
+# How long the end of the program waits for a callback that runs in the completer.
+_CLOSE_TIMEOUT_S = 1.0
+
+
+class Lane:
+    """Operations that are settled in the order in which they were added."""
+
+    def __init__(self, completer: Completer) -> None:
+        self._completer = completer
+        # Held while operations are added, submitted and removed: never while something waits.
+        self._state = threading.Lock()
+        self._operations: collections.deque[Operation] = collections.deque()
+        self._submitted = 0  # of these, counted from the oldest
+        self._bytes = 0  # of their inputs
+        # Held by the thread that settles.
+        self._driver = threading.Lock()
+        self._is_passed_over = False
+
+    def add(self, operation: Operation, notify: bool) -> None:
+        """Submits an operation, or keeps it until earlier ones are settled. Never waits for any of them.
+
+        notify -- the completer settles it when nobody waits for it
+
+        Raises what the submission does, unless it comes later: then waiting for the operation raises it.
+        """
+        with self._state:
+            is_room = self._submitted == len(self._operations) and self._has_room(operation)
+            if is_room:
+                operation.submit(notify)
+                self._count(operation)
+            self._operations.append(operation)
+        if notify or not is_room:
+            self.watch()
+
+    def _has_room(self, operation: Operation) -> bool:
+        if self._submitted == 0:
+            return True
+        return self._submitted < IN_FLIGHT_MAX and self._bytes + operation.nbytes <= IN_FLIGHT_BYTES_MAX
+
+    def _count(self, operation: Operation) -> None:
+        self._submitted += 1
+        self._bytes += operation.nbytes
+
+    def watch(self) -> None:
+        """Has the completer settle operations that nobody waits for."""
+        self._completer.watch(self)
+
+    def is_empty(self) -> bool:
+        """Whether all operations are settled."""
+        return not self._operations
+
+    def settle(self, target: Operation, until: float) -> bool:
+        """Settles operations up to `target`, in order.
+
+        until -- when to stop waiting, of the monotonic clock; an operation whose timeout has passed then is given up
+
+        Returns False when `target` is still in flight.
+        """
+        settled: list[Operation] = []
+        try:
+            while not target.is_settled:
+                # Another thread that holds it settles operations itself.
+                if not self._driver.acquire(timeout=max(0.0, until - time.monotonic())):
+                    return False
+                try:
+                    if not self._drive(target, until, settled):
+                        return False
+                finally:
+                    self._driver.release()
+        finally:
+            self._completer.publish([operation for operation in settled if operation is not target])
+            self.advance()
+        return True
+
+    def _drive(self, target: Operation, until: float, settled: list[Operation]) -> bool:
+        while not target.is_settled:
+            head = self._operations[0]
+            if head.settle(min(until, head.deadline)):
+                settled.append(self._remove_head())
+            elif time.monotonic() >= target.deadline:
+                target.give_up()
+            else:
+                return False
+        return True
+
+    def advance(self) -> None:
+        """Settles what is complete, unless another thread settles."""
+        self._completer.publish(self.collect())
+
+    def collect(self) -> list[Operation]:
+        """Settles what is complete, unless another thread settles. Returns it, to be published."""
+        settled: list[Operation] = []
+        while self._try_to_drive():
+            try:
+                while self._operations and self._operations[0].is_ready():
+                    if self._operations[0].settle(time.monotonic()):
+                        settled.append(self._remove_head())
+            finally:
+                self._driver.release()
+            if not self._is_passed_over:
+                break
+        return settled
+
+    def _try_to_drive(self) -> bool:
+        """Takes the driver's lock, or leaves a note for who holds it that something may be complete."""
+        if not self._driver.acquire(blocking=False):
+            self._is_passed_over = True
+            # Who released it before the note was left has not seen it.
+            if not self._driver.acquire(blocking=False):
+                return False
+        self._is_passed_over = False
+        return True
+
+    def _remove_head(self) -> Operation:
+        """Removes what is settled, and submits what was kept until then."""
+        with self._state:
+            head = self._operations.popleft()
+            self._submitted -= 1
+            self._bytes -= head.nbytes
+            while self._submitted < len(self._operations):
+                following = self._operations[self._submitted]
+                if not self._has_room(following):
+                    break
+                try:
+                    following.submit(True)
+                except Exception as error:  # raised by the wait for it
+                    following.fail(error)
+                self._count(following)
+        return head
+
+
+class Completer:
+    """Threads that settle operations which nobody waits for.
+
+    One of them leads: it sleeps until something is complete, and settles it. A future runs callbacks when it is
+    completed, and these may wait for other operations and futures. So before a thread completes a future, it lets
+    another one lead, if there is anything left to do.
+
+    completions -- counts completions of operations that no thread waits for
+    """
+
+    def __init__(self, completions: _ronde.Completions) -> None:
+        self._completions = completions
+        self._lanes: dict[Lane, None] = {}
+        self._futures: collections.deque[Operation] = collections.deque()  # of what is settled, to be completed
+        self._changed = threading.Condition()
+        self._is_led = False
+        self._spares = 0  # threads that wait for the lead
+        self._is_closed = False
+        self._threads: list[threading.Thread] = []
+        # Threads that are still in the native client when the interpreter ends would end the process with an error.
+        atexit.register(self.close)
+
+    def watch(self, lane: Lane) -> None:
+        """Settles operations of a lane until it is empty. Cheap where it is watched already."""
+        if lane in self._lanes and self._is_led:
+            return
+        with self._changed:
+            self._lanes[lane] = None
+            self._find_leader()
+
+    def publish(self, settled: list[Operation]) -> None:
+        """Completes the futures of operations that another thread has settled."""
+        futures = [operation for operation in settled if operation.has_future()]
+        if not futures:
+            return
+        with self._changed:
+            self._futures.extend(futures)
+            self._find_leader()
+        self._completions.wake()
+
+    def close(self) -> None:
+        """Ends the threads. Operations that are in flight are settled by those who wait for them."""
+        atexit.unregister(self.close)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._completions.wake()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_CLOSE_TIMEOUT_S)
+
+    def _find_leader(self) -> None:
+        """Has a thread lead if nobody does and there is something to settle. Called with the lock held."""
+        if self._is_led or self._is_closed or not (self._lanes or self._futures):
+            return
+        if self._spares > 0:
+            self._changed.notify()
+            return
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=self._run, name="ronde-completer", daemon=True)
+        self._is_led = True
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        """A thread, which leads from the start on."""
+        while (operation := self._lead()) is not None:
+            with self._changed:
+                self._is_led = False
+                self._find_leader()
+            operation.publish()
+            if not self._take_lead():
+                return
+
+    def _take_lead(self) -> bool:
+        """Waits until nobody leads. Returns False where this thread is to end."""
+        with self._changed:
+            if self._is_led and self._spares > 0:
+                return False
+            self._spares += 1
+            self._changed.wait_for(lambda: not self._is_led or self._is_closed)
+            self._spares -= 1
+            if self._is_closed:
+                return False
+            self._is_led = True
+            return True
+
+    def _lead(self) -> Operation | None:
+        """Settles operations until there is one with a future. Returns that, or None when it is closed."""
+        seen = self._completions.wait(0, 0.0)
+        while not self._is_closed:
+            for lane in list(self._lanes):
+                self._futures.extend(operation for operation in lane.collect() if operation.has_future())
+                if lane.is_empty():
+                    self._forget(lane)
+            if self._futures:
+                return self._futures.popleft()
+            seen = self._completions.wait(seen, _LOOK_S)
+        return None
+
+    def _forget(self, lane: Lane) -> None:
+        """Stops to watch a lane that is empty."""
+        with self._changed:
+            self._lanes.pop(lane, None)
+            if not lane.is_empty():  # something was added meanwhile
+                self._lanes[lane] = None
