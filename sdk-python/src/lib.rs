@@ -9,6 +9,7 @@
 mod address;
 mod arguments;
 mod errors;
+mod launched;
 mod memory;
 mod operation;
 mod session;
@@ -20,6 +21,8 @@ use pyo3::prelude::*;
 mod _ronde {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::launched::LaunchedBy;
     #[pymodule_export]
     use crate::memory::Memory;
     #[pymodule_export]

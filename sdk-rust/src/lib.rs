@@ -49,6 +49,8 @@ mod handle;
 mod hearing;
 mod inline;
 #[cfg(not(target_arch = "wasm32"))]
+mod launcher;
+#[cfg(not(target_arch = "wasm32"))]
 mod listener;
 #[cfg(not(target_arch = "wasm32"))]
 mod memory;
@@ -80,6 +82,8 @@ pub use client::Client;
 pub use error::{Blame, Error};
 #[cfg(not(target_arch = "wasm32"))]
 pub use handle::Handle;
+#[cfg(not(target_arch = "wasm32"))]
+pub use launcher::{LaunchedBy, Launcher};
 pub use operation::{Label, Operation, ReduceOptions};
 #[cfg(not(target_arch = "wasm32"))]
 pub use options::{Options, Ring, Transfer};
