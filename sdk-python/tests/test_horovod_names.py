@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import warnings
-from typing import Any
+from typing import Any, Callable
 
 import pytest
+from conftest import PACKAGE
 
 pytest.importorskip("torch")
 
@@ -18,6 +20,7 @@ from horovod.common import elastic, exceptions, util
 from horovod.torch import mpi_ops, optimizer
 from ronde.elastic import HostsUpdatedInterrupt, HostUpdateResult, ObjectState
 
+COMPAT = PACKAGE.parent / "horovod-compat" / "src"
 # Module, and the names that Horovod 0.28 has there.
 NAMES = {
     "horovod.common.util": "EXTENSIONS _cache ccl_built check_extension check_installed_version ddl_built env "
@@ -228,3 +231,10 @@ def test_collectives_by_autograd_function_need_init() -> None:
 def test_classes_of_optimizers() -> None:
     assert issubclass(optimizer._DistributedOptimizer, torch.optim.Optimizer)
     assert issubclass(optimizer._DistributedAdasumOptimizer, torch.optim.Optimizer)
+
+
+@pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (3, 2)])
+def test_names_that_need_a_job(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+    options = ["-x", f"PYTHONPATH={PACKAGE}{os.pathsep}{COMPAT}"]
+    said = world("horovod_names.py", ranks, sidecars, options=options)
+    assert said.count("the names of Horovod hold") == ranks
