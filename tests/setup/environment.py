@@ -34,7 +34,11 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Each environment's stages; its first one makes it.
-ENVIRONMENTS = {"python": ["base", "tools", "training", "bench"], "packaging": ["packaging", "cross"], "mpich": ["mpich"]}
+ENVIRONMENTS = {
+    "python": ["base", "tools", "training", "bench"],
+    "packaging": ["packaging", "cross"],
+    "mpich": ["mpich"],
+}
 # Their requirements are no part of the environment's name.
 UNNAMED_STAGES = {"bench"}
 
