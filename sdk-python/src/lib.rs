@@ -10,6 +10,7 @@ mod address;
 mod arguments;
 mod completions;
 mod errors;
+mod launched;
 mod memory;
 mod operation;
 mod session;
@@ -23,6 +24,8 @@ mod _ronde {
 
     #[pymodule_export]
     use crate::completions::Completions;
+    #[pymodule_export]
+    use crate::launched::LaunchedBy;
     #[pymodule_export]
     use crate::memory::Memory;
     #[pymodule_export]

@@ -51,6 +51,8 @@ mod handle;
 mod hearing;
 mod inline;
 #[cfg(not(target_arch = "wasm32"))]
+mod launcher;
+#[cfg(not(target_arch = "wasm32"))]
 mod listener;
 #[cfg(not(target_arch = "wasm32"))]
 mod memory;
@@ -84,6 +86,8 @@ pub use completions::Completions;
 pub use error::{Blame, Error};
 #[cfg(not(target_arch = "wasm32"))]
 pub use handle::Handle;
+#[cfg(not(target_arch = "wasm32"))]
+pub use launcher::{LaunchedBy, Launcher};
 pub use operation::{Label, Operation, ReduceOptions};
 #[cfg(not(target_arch = "wasm32"))]
 pub use options::{Options, Ring, Transfer};

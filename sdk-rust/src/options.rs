@@ -7,6 +7,7 @@ use ronde_rpc::{RankToken, paths};
 use ronde_wire::{JobName, Rank, limits};
 
 use crate::error::Error;
+use crate::launcher::LaunchedBy;
 use crate::timeline::TimelineOptions;
 
 /// How a client finds and uses its sidecar.
@@ -87,7 +88,8 @@ impl Options {
     /// for one that is started later; RONDE_TIMELINE_MARK_CYCLES, or else HOROVOD_TIMELINE_MARK_CYCLES, is 1 to mark cycles.
     ///
     /// # Errors
-    /// [`Error::Settings`] with all problems at once.
+    /// [`Error::Settings`] with all problems at once. Where neither RONDE_SOCKET nor RONDE_JOB is set and another launcher has
+    /// started this process as one of several (see [`LaunchedBy`]), the first problem names that launcher and its variables.
     pub fn from_env() -> Result<Self, Error> {
         Self::from_lookup(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
@@ -98,6 +100,7 @@ impl Options {
     /// [`Error::Settings`] with all problems at once.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
         let mut problems = Problems::default();
+        problems.0.extend(other_launcher(&lookup));
         let socket_dir = problems.note(socket_dir(&lookup));
         let job = problems.note(job(&lookup));
         let rank = problems.note(rank(&lookup));
@@ -144,6 +147,14 @@ impl Problems {
     fn note<T>(&mut self, outcome: Result<T, String>) -> Option<T> {
         outcome.map_err(|problem| self.0.push(problem)).ok()
     }
+}
+
+/// What to do where a launcher that is not ronde's has started this process.
+fn other_launcher(lookup: &impl Fn(&str) -> Option<String>) -> Option<String> {
+    if lookup("RONDE_SOCKET").is_some() || lookup("RONDE_JOB").is_some() {
+        return None;
+    }
+    LaunchedBy::detect(lookup).filter(LaunchedBy::is_one_of_several).map(|launched| launched.refusal())
 }
 
 fn socket_dir(lookup: &impl Fn(&str) -> Option<String>) -> Result<PathBuf, String> {
@@ -247,6 +258,20 @@ mod tests {
             assert!(text.contains(wanted), "{text} does not say {wanted}");
         }
         assert_eq!(problems.len(), 7);
+    }
+
+    #[test]
+    fn another_launcher_is_named_where_there_is_no_job() {
+        let read = |settings: &[(&str, &str)]| {
+            let lookup = |name: &str| settings.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+            Options::from_lookup(lookup).map_err(|error| error.to_string())
+        };
+        let found = read(&[("WORLD_SIZE", "2"), ("RANK", "1")]).expect_err("there is no job");
+        assert!(found.contains("as one of 2 (WORLD_SIZE=2, RANK=1), but there is no job of ronde"), "{found}");
+        let alone = read(&[("WORLD_SIZE", "1"), ("RANK", "0")]).expect_err("there is no job");
+        assert!(!alone.contains("WORLD_SIZE"), "{alone}");
+        let job = [("RONDE_SOCKET", "/s"), ("RONDE_JOB", "j"), ("RONDE_RANK", "1"), ("WORLD_SIZE", "2")];
+        assert_eq!(read(&job).expect("a job of ronde").rank, Rank(1));
     }
 
     #[test]

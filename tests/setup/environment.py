@@ -10,10 +10,11 @@ Stages; each brings the first with it:
     training   PyTorch for CPUs and scikit-learn
     bench      what the benchmark draws with, and Open MPI as a peer
 
-Two stages are an environment of their own, as nothing of it is imported by tests (`path packaging` prints its python):
+Further stages are in environments of their own, as tests import nothing from there (`path packaging` prints a python):
 
     packaging  what packs wheels
-    cross      what compiles them against an old glibc, and for other machines
+    cross      what compiles them against an old glibc, and for other machines; with `packaging`
+    mpich      MPICH's mpiexec, whose name is also that of Open MPI's
 
 The environment lies outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
 it is for and the requirements' content: checkouts with equal requirements share it, and a change makes a new one. Those
@@ -33,7 +34,11 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Each environment's stages; its first one makes it.
-ENVIRONMENTS = {"python": ["base", "tools", "training", "bench"], "packaging": ["packaging", "cross"]}
+ENVIRONMENTS = {
+    "python": ["base", "tools", "training", "bench"],
+    "packaging": ["packaging", "cross"],
+    "mpich": ["mpich"],
+}
 # Their requirements are no part of the environment's name.
 UNNAMED_STAGES = {"bench"}
 

@@ -1,7 +1,8 @@
 """Sidecars for processes that no launcher of ronde has started: a program by itself, or one under `mpirun`.
 
 The process with local rank 0 starts a sidecar that serves this host's processes only and ends with it; the others find
-it in a directory that only this user can read.
+it in a directory that only this user can read. Under any other launcher of several processes (torchrun, srun, MPICH's
+mpiexec, jsrun on several hosts) nothing is started: each process would train alone.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import stat
 import subprocess
 import tempfile
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ronde import command
+from ronde import _ronde, command
 from ronde.errors import RondeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 START_TIMEOUT_S = 60.0
 _LOOK_PAUSE_S = 0.02
@@ -29,6 +33,8 @@ _FOUND_BY = ("RONDE_SOCKET", "RONDE_JOB")
 _FILE = "sidecar.json"
 _JOB = "local"
 _START_TIMEOUT = "HOROVOD_START_TIMEOUT"
+# Launchers whose processes on one host share a sidecar that local rank 0 starts.
+_MPI = ("mpirun", "jsrun")
 
 
 class Place(NamedTuple):
@@ -47,16 +53,20 @@ class Place(NamedTuple):
 
 
 def settings_without_launcher(given: dict[str, Any]) -> dict[str, Any]:
-    """What `ronde.connect` lacks when neither the environment nor the caller says where a sidecar is.
+    """The settings that `ronde.connect` lacks when neither the environment nor the caller says where a sidecar is.
 
-    Nothing when one of them does, but for the rank, which is MPI's under `mpirun`. Raises RondeError with cause
-    "settings" under `mpirun` on several hosts, and "connect" when no sidecar can be started.
+    Empty when one of them does, except for the rank, which is MPI's under `mpirun`. Raises RondeError with cause
+    "settings" under `mpirun` on several hosts and under every other launcher of several processes, and "connect" when
+    no sidecar can be started.
     """
     place = mpi_place(os.environ)
     if any(name in os.environ for name in _FOUND_BY) or given.get("socket") is not None or _is_served():
         is_ranked = "RONDE_RANK" in os.environ or given.get("rank") is not None
         return {} if place is None or is_ranked else {"rank": place.rank}
     if place is None:
+        launched = _ronde.LaunchedBy.detect(dict(os.environ))
+        if launched is not None and launched.is_one_of_several():
+            raise RondeError(launched.refusal(), "settings")
         return {"socket": _own_sidecar(1), "job": _JOB, "rank": 0}
     if place.local_size != place.size:
         raise RondeError(
@@ -80,15 +90,17 @@ def _start_timeout() -> dict[str, float]:
         raise RondeError(f"{_START_TIMEOUT} is {text!r}; it is a number of seconds", "settings") from None
 
 
-def mpi_place(environment: Any) -> Place | None:
-    """Where Open MPI says that this process is; None when it has not started it."""
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    numbers = [environment.get(f"OMPI_COMM_WORLD_{name}") for name in names]
-    if not all(numbers):
+def mpi_place(environment: Mapping[str, str]) -> Place | None:
+    """The place of this process among those of Open MPI's `mpirun` (or `jsrun`); None when neither has started it."""
+    launched = _ronde.LaunchedBy.detect(dict(environment))
+    if launched is None or launched.launcher not in _MPI:
         return None
-    rank, size, local_rank, local_size = (int(number) for number in numbers)
+    rank, size = launched.rank, launched.size
+    local_rank, local_size = launched.local_rank, launched.local_size
+    if rank is None or size is None or local_rank is None or local_size is None:
+        return None
     job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or ""
-    # The job's name in PMIx; without one, what all of its processes have from the same `mpirun`.
+    # The job's name in PMIx; without one, the session of the processes, which they share with their `mpirun`.
     job = job or f"session {os.getsid(0)}"
     return Place(rank, size, local_rank, local_size, job)
 

@@ -55,7 +55,8 @@ def connect(
                          copied. Else RONDE_MAPPED (0 or 1), else they do
 
     Raises, with `cause`:
-    RondeError    -- "settings": a setting is missing or wrong (all are told at once); "token": the token file cannot
+    RondeError    -- "settings": a setting is missing or wrong (the text lists all of them, and names another launcher,
+                     such as torchrun, that has started this process as one of several); "token": the token file cannot
                      be used; "connect": no sidecar answers within `connect_timeout`; "claim": the sidecar refuses the
                      rank, token or job; "memory": shared memory fails; "protocol": another release of ronde is on the
                      other side; "thread": the session's thread cannot be started

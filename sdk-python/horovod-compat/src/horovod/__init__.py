@@ -1,7 +1,8 @@
 """The import name `horovod`, with ronde behind it: scripts written for Horovod and PyTorch run unchanged.
 
-Every object here is one of `ronde`'s. `horovod.torch` is `ronde.torch`, `horovod.run` is `ronde.run` with Horovod's
-arguments, and the command `horovodrun` becomes `ronde run`. docs/MIGRATING.md of ronde says what differs.
+`horovod.torch` is `ronde.torch`, `horovod.run` is `ronde.run` with Horovod's arguments, and the command `horovodrun`
+becomes `ronde run`. `horovod.common` and `horovod.runner` have Horovod's helper functions. docs/MIGRATING.md of ronde
+says what differs.
 """
 
 from horovod.runner import run

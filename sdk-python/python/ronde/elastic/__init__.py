@@ -4,6 +4,15 @@
 """
 
 from ronde.elastic.loop import run_fn
+from ronde.elastic.notification import NotificationManager, notification_manager
 from ronde.elastic.state import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State
 
-__all__ = ["HostUpdateResult", "HostsUpdatedInterrupt", "ObjectState", "State", "run_fn"]
+__all__ = [
+    "HostUpdateResult",
+    "HostsUpdatedInterrupt",
+    "NotificationManager",
+    "ObjectState",
+    "State",
+    "notification_manager",
+    "run_fn",
+]

@@ -6,6 +6,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
+from ronde.elastic.notification import notification_manager
 from ronde.elastic.state import HostsUpdatedInterrupt
 from ronde.errors import PeerLostError, RondeError
 
@@ -23,42 +24,50 @@ def run_fn(func: Callable[..., Result], reset: Callable[[], None]) -> Callable[.
     """The function `func(state, *args, **kwargs)` within the loop.
 
     Before each call the state is made the same on all ranks. When a collective fails, the state goes back to its last
-    commit, and on HostsUpdatedInterrupt it stays; then the session is begun anew by `reset`, the state's callbacks are
-    called, and so is the function.
+    commit, and on HostsUpdatedInterrupt it stays; then the session is begun again by `reset`, the state's callbacks are
+    called, and so is the function. While the loop runs, the state is a listener of `notification_manager`.
 
     A job's ranks are fixed: one that is lost does not come back. So PeerLostError is raised again, as is the failure
-    after which the session cannot be begun anew, and the last one of 10 without a commit in between.
+    after which the session cannot be begun again, and the last one of 10 without a commit in between.
     """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
-        skip_sync, resets, commits = False, 0, state.commits
-        while True:
-            failure: RondeError | None = None
-            try:
-                if not skip_sync:
-                    state.sync()
-                return func(state, *args, **kwargs)
-            except PeerLostError:
-                raise
-            except RondeError as error:
-                resets = resets + 1 if state.commits == commits else 1
-                commits = state.commits
-                if resets > RESETS_MAX:
-                    raise
-                _log.warning("going back to the last commit, because a collective failed: %s", error)
-                failure, skip_sync = error, False
-                state.restore()
-            except HostsUpdatedInterrupt as interrupt:
-                skip_sync = interrupt.skip_sync
-            _begin_anew(reset, failure)
-            state.on_reset()
+        notification_manager.register_listener(state)
+        try:
+            return _repeat(lambda: func(state, *args, **kwargs), state, reset)
+        finally:
+            notification_manager.remove_listener(state)
 
     return wrapper
 
 
-def _begin_anew(reset: Callable[[], None], failure: RondeError | None) -> None:
-    """Begins the session anew. When that fails, what counts is why it had to be."""
+def _repeat(call: Callable[[], Result], state: State, reset: Callable[[], None]) -> Result:
+    skip_sync, resets, commits = False, 0, state.commits
+    while True:
+        failure: RondeError | None = None
+        try:
+            if not skip_sync:
+                state.sync()
+            return call()
+        except PeerLostError:
+            raise
+        except RondeError as error:
+            resets = resets + 1 if state.commits == commits else 1
+            commits = state.commits
+            if resets > RESETS_MAX:
+                raise
+            _log.warning("going back to the last commit, because a collective failed: %s", error)
+            failure, skip_sync = error, False
+            state.restore()
+        except HostsUpdatedInterrupt as interrupt:
+            skip_sync = interrupt.skip_sync
+        _begin_again(reset, failure)
+        state.on_reset()
+
+
+def _begin_again(reset: Callable[[], None], failure: RondeError | None) -> None:
+    """Begins the session again. When that fails, the failure that made it necessary is raised."""
     try:
         reset()
     except RondeError as error:

@@ -41,9 +41,11 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
                     `remove_process_set` may be called, as with HOROVOD_DYNAMIC_PROCESS_SETS=1
     settings     -- what `ronde.connect` takes
 
-    Ranks are those of `ronde run` or `horovodrun`; under a `mpirun` of one host those of MPI, and a process that nobody
-    started is a job of its own: the sidecar is then started by the process with local rank 0. A `mpirun` of several
-    hosts is started by `horovodrun --mpi`.
+    Ranks are those of `ronde run` or `horovodrun`. Under Open MPI's `mpirun` on one host they are those of MPI, and a
+    process that no launcher started is a job of one rank: the process with local rank 0 then starts the sidecar. On
+    several hosts `horovodrun --mpi` starts `mpirun`. Under another launcher of several processes (torchrun, srun,
+    MPICH's mpiexec) and without a job of ronde this raises RondeError with cause "settings": each process would train
+    alone.
 
     Raises what `ronde.connect` does, and ValueError for arguments that are none of these and for a process set that
     comes twice; the session stays then.

@@ -1,5 +1,25 @@
-"""States of jobs that can begin again, and the loop around a function of one: those of `ronde.elastic`."""
+"""States of elastic jobs, the loop around a function of one, and notices of changed hosts: those of `ronde.elastic`."""
 
-from ronde.elastic import ObjectState, State, run_fn
+from ronde.elastic import (
+    HostsUpdatedInterrupt,
+    HostUpdateResult,
+    NotificationManager,
+    ObjectState,
+    State,
+    notification_manager,
+    run_fn,
+)
+from ronde.errors import RondeError as HorovodInternalError
 
-__all__ = ["ObjectState", "State", "run_fn"]
+WorkerNotificationManager = NotificationManager
+
+__all__ = [
+    "HorovodInternalError",
+    "HostUpdateResult",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "WorkerNotificationManager",
+    "notification_manager",
+    "run_fn",
+]

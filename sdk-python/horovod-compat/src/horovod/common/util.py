@@ -1,17 +1,46 @@
-"""Small things that scripts take from here."""
+"""Helper functions that scripts import from here: what is built, versions, lists, variables for a while."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
+import re
+import sysconfig
+import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 EXTENSIONS = ["torch"]
+
+_VERSION = re.compile(
+    r"v?(?P<release>\d+(\.\d+)*)([-_.]?(?P<stage>alpha|a|beta|b|preview|pre|c|rc)[-_.]?(?P<candidate>\d*))?"
+    r"([-_.]?post[-_.]?(?P<post>\d*))?([-_.]?dev[-_.]?(?P<dev>\d*))?(\+[\w.-]+)?",
+    re.IGNORECASE,
+)
+_STAGES = {"a": 0, "alpha": 0, "b": 1, "beta": 1, "c": 2, "rc": 2, "pre": 2, "preview": 2}
+_DEV, _FINAL, _NEWEST = -1, 3, float("inf")
+
+
+def _cache(f: Callable[..., Result]) -> Callable[..., Result]:
+    """A function that calls `f` once for each combination of arguments, which must be hashable."""
+    return functools.lru_cache(maxsize=None)(f)
+
+
+def get_ext_suffix() -> str:
+    """The end of the names of native modules for this Python, such as ".cpython-311-x86_64-linux-gnu.so"."""
+    return str(sysconfig.get_config_var("EXT_SUFFIX"))
+
+
+def get_extension_full_path(pkg_path: str, *args: str) -> str:
+    """The path of a native module beside the file `pkg_path`: folders, then its name without the end."""
+    *folders, name = args
+    return os.path.join(os.path.dirname(pkg_path), *folders, name + get_ext_suffix())
 
 
 def check_extension(ext_name: str, *_: Any, **__: Any) -> None:
@@ -20,20 +49,23 @@ def check_extension(ext_name: str, *_: Any, **__: Any) -> None:
         raise ImportError(f"{ext_name} is not there: horovod-compat answers for PyTorch only (horovod.torch)")
 
 
+def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
+    """Compares a framework's release with the one that a native library was built for.
+
+    No library here is built for a release of a framework, so there is nothing to compare: returns None for every
+    version. Where `exception` is given, the import has failed for another reason, and that exception is raised.
+    """
+    del name, version
+    if exception is not None:
+        raise exception
+
+
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether the module for a framework can be imported: "torch" or no other.
 
     verbose -- prints why not
     """
-    if ext_base_name not in EXTENSIONS:
-        return False
-    try:
-        importlib.import_module(f"horovod.{ext_base_name}")
-    except ImportError as error:
-        if verbose:
-            print(f"horovod.{ext_base_name} cannot be imported: {error}")
-        return False
-    return True
+    return _module_of(ext_base_name, verbose) is not None
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -43,6 +75,100 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """`ronde.torch.mpi_built`, and False where PyTorch cannot be imported, as for the others below."""
+    return bool(_ask("mpi_built", verbose))
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """`ronde.torch.gloo_built`."""
+    return bool(_ask("gloo_built", verbose))
+
+
+def nccl_built(verbose: bool = False) -> bool:
+    """Whether `ronde.torch.nccl_built` is not 0."""
+    return bool(_ask("nccl_built", verbose))
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """`ronde.torch.ddl_built`."""
+    return bool(_ask("ddl_built", verbose))
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """`ronde.torch.ccl_built`."""
+    return bool(_ask("ccl_built", verbose))
+
+
+def _ask(name: str, verbose: bool) -> Any:
+    found = _module_of("torch", verbose)
+    return False if found is None else getattr(found, name)()
+
+
+def _module_of(ext_base_name: str, verbose: bool) -> Any:
+    """The module for a framework; None when it cannot be imported."""
+    if ext_base_name not in EXTENSIONS:
+        return None
+    try:
+        return importlib.import_module(f"horovod.{ext_base_name}")
+    except ImportError as error:
+        if verbose:
+            print(f"horovod.{ext_base_name} cannot be imported: {error}")
+        return None
+
+
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
+    """A function of `op` and the deprecated `average` that returns the reduce operator meant, Average for neither.
+
+    reduce_ops -- has Average and Sum as attributes, as `HorovodBasics` does
+
+    The function warns of `average` (DeprecationWarning) and raises ValueError when both are given.
+    """
+
+    def op_of(op: Any, average: bool | None) -> Any:
+        if average is None:
+            return reduce_ops.Average if op is None else op
+        if op is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        warnings.warn("average is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=2)
+        return reduce_ops.Average if average else reduce_ops.Sum
+
+    return op_of
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether the version `ver` is `target` or newer, by Python's order of versions (2.1.0rc1 is before 2.1.0).
+
+    target -- of the form major.minor.patch
+
+    What follows a `+` does not count. Raises ValueError for what is not a text, no version, or not of that form.
+    """
+    if not isinstance(ver, str) or not isinstance(target, str):
+        raise ValueError(
+            f"versions are texts, not {ver!r} ({type(ver).__name__}), {target!r} ({type(target).__name__})"
+        )
+    if len(target.split(".")) != 3:
+        raise ValueError(f"the version to compare with is {target!r}; give it in the form of major.minor.patch")
+    return _version_key(ver) >= _version_key(target)
+
+
+def _version_key(text: str) -> tuple[list[int], tuple[int, int], int, float]:
+    """What versions are compared by: release, stage of it, later corrections, builds before it."""
+    match = _VERSION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a version such as 2.1.0")
+    release = [int(part) for part in match["release"].split(".")]
+    while release[-1:] == [0]:
+        release.pop()
+    stage = (_FINAL, 0)
+    if match["stage"] is not None:
+        stage = (_STAGES[match["stage"].lower()], int(match["candidate"] or 0))
+    elif match["dev"] is not None and match["post"] is None:
+        stage = (_DEV, 0)
+    post = -1 if match["post"] is None else int(match["post"] or 0)
+    return release, stage, post, _NEWEST if match["dev"] is None else int(match["dev"] or 0)
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
@@ -68,7 +194,7 @@ def is_iterable(value: Any) -> bool:
 
 @contextmanager
 def env(**variables: str | None) -> Iterator[None]:
-    """Sets variables of the environment, or with None takes them away, for as long as the block runs."""
+    """Sets variables of the environment, or with None removes them, for as long as the block runs."""
     before = {name: os.environ.get(name) for name in variables}
     _set(variables)
     try:

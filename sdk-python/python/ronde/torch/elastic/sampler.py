@@ -30,6 +30,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     remaining_indices                 -- the others, of all ranks, in the order of the epoch
     rank, num_replicas (also `size`)  -- this rank, and how many there are
     num_samples, total_size           -- how many indices each rank gets of them, and all together
+    indices                           -- the indices of this rank, in the order in which iteration yields them
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -84,9 +85,14 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
 
-    def __iter__(self) -> Iterator[int]:
+    @property
+    def indices(self) -> list[int]:
+        """The indices of this rank that are left of the epoch; `num_samples` of them."""
         repeated = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
-        return iter(list(repeated)[self.rank :: self.num_replicas])
+        return list(repeated)[self.rank :: self.num_replicas]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
 
     def __len__(self) -> int:
         return self.num_samples

@@ -1,5 +1,28 @@
-"""`horovod.torch.elastic`: `ronde.torch.elastic`."""
+"""`horovod.torch.elastic`: `ronde.torch.elastic` with Horovod's modules in it."""
 
-from ronde.torch.elastic import ElasticSampler, TorchState, run
+from horovod.common.elastic import run_fn
+from horovod.torch.elastic import sampler, state
+from ronde.torch.basics import init_again as reset
+from ronde.torch.elastic import (
+    ElasticSampler,
+    HostsUpdatedInterrupt,
+    HostUpdateResult,
+    ObjectState,
+    State,
+    TorchState,
+    run,
+)
 
-__all__ = ["ElasticSampler", "TorchState", "run"]
+__all__ = [
+    "ElasticSampler",
+    "HostUpdateResult",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "reset",
+    "run",
+    "run_fn",
+    "sampler",
+    "state",
+]

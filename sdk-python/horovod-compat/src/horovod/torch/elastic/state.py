@@ -1,5 +1,8 @@
 """States of PyTorch's objects, and how further kinds of objects are added: `ronde.torch.elastic.state`."""
 
+from horovod.common.elastic import ObjectState
+from horovod.torch.elastic.sampler import ElasticSampler
+from ronde.torch import broadcast_object, broadcast_optimizer_state, broadcast_parameters, rank
 from ronde.torch.elastic.state import (
     ModelStateHandler,
     OptimizerStateHandler,
@@ -11,11 +14,17 @@ from ronde.torch.elastic.state import (
 )
 
 __all__ = [
+    "ElasticSampler",
     "ModelStateHandler",
+    "ObjectState",
     "OptimizerStateHandler",
     "SamplerStateHandler",
     "StateHandler",
     "TorchState",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
     "get_handler_registry",
+    "rank",
     "set_handler_registry",
 ]

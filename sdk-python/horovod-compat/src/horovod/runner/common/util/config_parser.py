@@ -1,13 +1,15 @@
-"""The variables by which Horovod's launcher tells workers what its flags say."""
+"""Flags of Horovod's launcher: set by a configuration file, checked, and told to workers by variables."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any, Callable
 
+from horovod.runner import config_file
+
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import MutableMapping
+    from collections.abc import Container, Mapping, MutableMapping
 
 HOROVOD_FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
 HOROVOD_CYCLE_TIME = "HOROVOD_CYCLE_TIME"
@@ -89,3 +91,52 @@ def _add(
     if value is not None:
         value = convert(value)
         env[variable] = str(int(value) if isinstance(value, bool) else value)
+
+
+def set_args_from_config(args: argparse.Namespace, config: Mapping[str, Any], override_args: Container[str]) -> None:
+    """Sets the attributes of `args` that a configuration file says something about.
+
+    config        -- what YAML makes of the file: sections of settings by name; unknown names are ignored
+    override_args -- the names of attributes that stay, as they were given on the command line
+
+    Raises ValueError for a controller that is not gloo or mpi.
+    """
+    controller = config.get("controller")
+    if controller is not None:
+        if str(controller).lower() not in config_file.CONTROLLERS:
+            raise ValueError(f"No such controller supported: {controller}")
+        if not any(name in override_args for name in ("use_gloo", "use_mpi", "use_jsrun")):
+            setattr(args, f"use_{controller.lower()}", True)
+    for (section, key), flag in config_file.FLAGS.items():
+        value = (config.get(section) or {}).get(key)
+        name = flag.strip("-").replace("-", "_")
+        if (section, key) == ("stall_check", "enabled"):
+            name, value = "no_stall_check", None if value is None else not value
+        if value is not None and name not in override_args:
+            setattr(args, name, value)
+
+
+def validate_config_args(args: argparse.Namespace) -> None:
+    """Raises ValueError for a number of `args` that is negative, and for a noise that is not from 0 to 1."""
+    for name in _NOT_NEGATIVE:
+        value = getattr(args, name, None)
+        if value is not None and value < 0:
+            raise ValueError(f"{name}={value} must be >= 0")
+    noise = getattr(args, "autotune_gaussian_process_noise", None)
+    if noise is not None and not 0 <= noise <= 1:
+        raise ValueError(f"autotune_gaussian_process_noise={noise} must be in [0, 1]")
+
+
+_NOT_NEGATIVE = (
+    "fusion_threshold_mb",
+    "cycle_time_ms",
+    "cache_capacity",
+    "autotune_warmup_samples",
+    "autotune_steps_per_sample",
+    "autotune_bayes_opt_max_samples",
+    "stall_check_warning_time_seconds",
+    "stall_check_shutdown_time_seconds",
+    "num_nccl_streams",
+    "thread_affinity",
+    "gloo_timeout_seconds",
+)

@@ -39,6 +39,21 @@ class SlotInfo(NamedTuple):
     local_size: int
     cross_size: int
 
+    def to_response_string(self) -> str:
+        """The numbers as a text, without the host: rank, size, local rank, local size, cross rank, cross size."""
+        numbers = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
+        return ",".join(map(str, numbers))
+
+    @classmethod
+    def from_response_string(cls, response_string: str) -> SlotInfo:
+        """Reads what `to_response_string` gives. Raises ValueError for anything else."""
+        rank, size, local_rank, local_size, cross_rank, cross_size = map(int, response_string.split(","))
+        return cls("", rank, local_rank, cross_rank, size, local_size, cross_size)
+
+
+INVALID_SLOT_INFO = SlotInfo("", -1, -1, -1, -1, -1, -1)
+"""The place of a process that has none any more."""
+
 
 def parse_hosts(text: str) -> list[HostInfo]:
     """Reads `host:slots,...`. Raises ValueError "Invalid host input" for an item that is none."""

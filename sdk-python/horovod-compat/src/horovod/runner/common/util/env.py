@@ -1,0 +1,34 @@
+"""Variables of the environment: which ones a launcher hands on, and the rank that a launcher has given."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from horovod.runner.common.util.secret import HOROVOD_SECRET_KEY
+from ronde import _ronde
+
+LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
+IGNORE_REGEXES = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", HOROVOD_SECRET_KEY}
+KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
+
+
+def is_exportable(v: str) -> bool:
+    """Whether a launcher hands the variable of this name on to its processes."""
+    return not any(re.fullmatch(pattern, v) for pattern in IGNORE_REGEXES)
+
+
+def get_env_rank_and_size() -> tuple[int, int]:
+    """This process's rank and the number of processes, as its launcher has told; (0, 1) when none has.
+
+    Knows the launchers of `ronde`: `ronde run`, horovodrun, torchrun, mpirun, mpiexec, srun, jsrun. Raises RuntimeError
+    when a launcher has told only one of both.
+    """
+    launched = _ronde.LaunchedBy.detect(dict(os.environ))
+    if launched is None:
+        return 0, 1
+    if launched.rank is None or launched.size is None:
+        raise RuntimeError(
+            f"{launched.launcher} has told rank {launched.rank} and size {launched.size}; both variables are needed"
+        )
+    return launched.rank, launched.size
