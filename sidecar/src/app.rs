@@ -1,7 +1,6 @@
 //! The wiring of a sidecar process, from its first line of input to its last of output. Read this first.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,17 +20,15 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin;
-use crate::bootstrap::{FromSidecar, Join, Peer, Summary, ToSidecar, TokenFile};
-use crate::cli::codes::{Code, coded};
-use crate::cli::{ContainerArgs, SidecarArgs};
+use crate::arguments::SidecarArgs;
 use crate::config::{Settings, world_of};
+use crate::container::ContainerArgs;
 use crate::cores;
 use crate::credentials::{self, Credentials};
 use crate::driver::{Driver, Inbox, Parked, Phase};
-use crate::interfaces;
 use crate::lane::{self, LaneConfig, LaneHandle, LaneReport};
 use crate::local_lane;
-use crate::logging::{self, LogFormat};
+use crate::logging;
 use crate::operations::Operations;
 use crate::pace::Pace;
 use crate::plugins::Plugins;
@@ -46,9 +43,13 @@ use crate::sessions::Sessions;
 use crate::standalone;
 use crate::timeline::Timeline;
 use crate::web;
+use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::interfaces;
+use ronde_bootstrap::logs::LogFormat;
+use ronde_bootstrap::messages::{FromSidecar, Join, Peer, Summary, ToSidecar, TokenFile};
 
 /// `ronde sidecar`: takes part in one job, as the launcher says on standard input, or the certificate and command line.
-pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
+pub fn main(args: &SidecarArgs) -> ExitCode {
     logging::start(&args.logs);
     ronde_shm::heap::keep_freed_memory();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -66,7 +67,7 @@ pub(crate) fn main(args: &SidecarArgs) -> ExitCode {
                 true => tracing::error!("{reason}"),
                 false => eprintln!("ronde sidecar: {reason}"),
             }
-            say(&FromSidecar::Fatal { reason });
+            FromSidecar::Fatal { reason }.send();
             ExitCode::FAILURE
         }
     }
@@ -134,7 +135,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         fatal: None,
         world,
     };
-    say(&FromSidecar::Serving { socket_dir: directory.path().to_path_buf(), token_files, admin, web: web_address });
+    FromSidecar::Serving { socket_dir: directory.path().to_path_buf(), token_files, admin, web: web_address }.send();
 
     // Serve until the launcher closes our input or a signal comes; then let sessions end, but not for ever.
     let (mut inbox, mut signals) = (Inbox { commands, reports }, Signals::new()?);
@@ -192,7 +193,7 @@ async fn finish(mut driver: Driver, settings: &Settings, report: Option<&Path>) 
     if let Some(failure) = failure {
         bail!(failure);
     }
-    say(&FromSidecar::Ended { summary });
+    FromSidecar::Ended { summary }.send();
     Ok(())
 }
 
@@ -231,7 +232,7 @@ impl Launcher {
         let settings = self.start().await?;
         let ports = Ports::bind(&settings)?;
         let key = KeyRequest::generate().context("cannot make a key")?;
-        say(&ports.bound(&key));
+        ports.bound(&key).send();
         let join = self.join().await?;
         let world = world_of(&join.placement, &join.peers, settings.me).context(Code::SidecarSettings)?;
         let identity = identity(&settings, key, &join)?;
@@ -461,15 +462,6 @@ fn description(settings: &Settings, peers: &[Peer], world: &World) -> v1::Descri
 /// The name of this sidecar's host, as the others know it.
 fn host_of(settings: &Settings, peers: &[Peer]) -> String {
     peers.iter().find(|peer| peer.sidecar == settings.me.0).map(|peer| peer.host.clone()).unwrap_or_default()
-}
-
-/// One line for the launcher. Standard output carries nothing else.
-pub(crate) fn say(message: &FromSidecar) {
-    match serde_json::to_string(message) {
-        // A launcher that is gone cannot be told; the end of input says so soon.
-        Ok(line) => drop(writeln!(std::io::stdout(), "{line}")),
-        Err(error) => tracing::error!(%error, "a line for the launcher cannot be written"),
-    }
 }
 
 /// Messages from workers that wait for the control thread; a full queue slows the workers' streams down.

@@ -9,10 +9,10 @@ use ronde_transport::{Congestion, LinkOptions};
 use ronde_wire::control::Transport;
 use ronde_wire::{JobName, SidecarIndex, World, limits};
 
-use crate::bootstrap::{Peer, Start};
-use crate::plugins::PluginSettings;
 use crate::ports::PortChoice;
-use crate::web::WebSettings;
+use ronde_bootstrap::messages::{Peer, Start};
+use ronde_bootstrap::plugins::PluginSettings;
+use ronde_bootstrap::web::WebSettings;
 
 /// Checked settings.
 #[derive(Clone, Debug)]

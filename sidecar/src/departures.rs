@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 use ronde_engine::Event;
 use ronde_wire::{Cause, Exit, Failure, Rank, Record};
 
-use crate::app::say;
-use crate::bootstrap::{FromSidecar, WorkerExited};
 use crate::driver::Driver;
 use crate::sessions::{Departing, Session, SessionId};
+use ronde_bootstrap::messages::{FromSidecar, WorkerExited};
 
 impl Driver {
     /// The stream of a session is over.
@@ -39,7 +38,7 @@ impl Driver {
         let rank = Rank(exited.rank);
         tracing::info!(rank = rank.0, pid = exited.pid, ended = %exited.exit, "a worker's process has ended");
         let last_call = self.engine.record(rank, self.now()).last_call.map(|call| call.to_string());
-        say(&FromSidecar::Noted { rank: rank.0, last_call });
+        FromSidecar::Noted { rank: rank.0, last_call }.send();
         let session = self.sessions.of_rank(rank);
         match session.filter(|session| session.departing.is_some()).map(|session| session.id) {
             Some(id) => self.depart(id, Some(exited)),
@@ -124,7 +123,7 @@ impl Driver {
 
 /// Said before anybody fails because of it: the launcher blames who left first, not who exits first.
 fn say_left(rank: Rank) {
-    say(&FromSidecar::Left { rank: rank.0 });
+    FromSidecar::Left { rank: rank.0 }.send();
 }
 
 /// How long the end of a worker's stream is kept back for the reason. Long enough for an agent to read its last words, and

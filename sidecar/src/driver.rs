@@ -23,9 +23,6 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant as Deadline, sleep_until};
 
 use crate::admin::Snapshot;
-use crate::app::say;
-use crate::bootstrap::{FromSidecar, WorkerExited};
-use crate::cli::codes::Code;
 use crate::delivery::{deliver, epoch_view, fail, result_id};
 use crate::lane::{LaneCommand, LaneHandle, LaneReport};
 use crate::memory::OperationMemory;
@@ -38,6 +35,8 @@ use crate::segments::Segments;
 use crate::service::Command;
 use crate::sessions::{Session, SessionId, Sessions};
 use crate::timeline::Timeline;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::messages::{FromSidecar, WorkerExited};
 
 /// Everything the control thread owns.
 pub(crate) struct Driver {
@@ -188,7 +187,7 @@ impl Driver {
             self.engine.control_parent().into_iter().chain(self.engine.control_children()).collect();
         for peer in neighbours {
             if self.control_role(peer) == Role::Dial {
-                say(&FromSidecar::Dialling { peer: peer.0 });
+                FromSidecar::Dialling { peer: peer.0 }.send();
             }
             self.control.open(peer, self.control_role(peer));
         }
@@ -320,7 +319,7 @@ impl Driver {
         match event {
             PortEvent::Up { peer, hello } => {
                 if let Some(path) = self.control.path(peer) {
-                    say(&FromSidecar::Linked { peer: peer.0, address: path.peer_address.ip() });
+                    FromSidecar::Linked { peer: peer.0, address: path.peer_address.ip() }.send();
                 }
                 self.handle(Event::LinkUp { peer, lanes: hello.lanes });
             }

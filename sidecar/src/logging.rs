@@ -8,12 +8,10 @@ use std::fmt;
 use std::io::IsTerminal;
 use std::panic::PanicHookInfo;
 use std::sync::OnceLock;
-use std::time::SystemTime;
 
-use clap::{Args, ValueEnum};
+use ronde_bootstrap::logs::{self, Head, LOG_VARIABLE, LogArgs, LogFormat, LogLevel};
 use ronde_wire::{JobName, SidecarIndex};
 use serde_json::Value;
-use time::OffsetDateTime;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
@@ -21,101 +19,14 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// The options about logs.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct LogArgs {
-    /// What log lines look like: text for people, or json with one object a line.
-    #[arg(long, value_name = "FORMAT", value_enum, hide_possible_values = true, default_value_t = LogFormat::Text)]
-    pub(crate) log_format: LogFormat,
-    /// The least serious lines that sidecars log: error, warn, info, debug or trace, also as FATAL, ERROR, WARNING, INFO, DEBUG
-    /// and TRACE. [default: the filter in RONDE_LOG, else warn]
-    #[arg(
-        long,
-        value_name = "LEVEL",
-        env = "HOROVOD_LOG_LEVEL",
-        value_enum,
-        ignore_case = true,
-        hide_possible_values = true
-    )]
-    pub(crate) log_level: Option<LogLevel>,
-    /// Begin log lines for people with the time; the default.
-    #[arg(long, overrides_with = "log_without_timestamp")]
-    pub(crate) log_with_timestamp: bool,
-    /// Leave the time out of log lines for people; JSON has it always.
-    #[arg(long, env = "HOROVOD_LOG_HIDE_TIME", overrides_with = "log_with_timestamp")]
-    pub(crate) log_without_timestamp: bool,
-}
-
-impl LogArgs {
-    /// Whether lines for people begin with the time.
-    pub(crate) fn has_time(&self) -> bool {
-        self.log_with_timestamp || !self.log_without_timestamp
-    }
-}
-
-/// What log lines look like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    /// For people.
-    Text,
-    /// One object a line.
-    Json,
-}
-
-/// How serious a line is at least.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogLevel {
-    /// What ends something.
-    #[value(alias = "fatal")]
-    Error,
-    /// What somebody should look at.
-    #[value(alias = "warning")]
-    Warn,
-    /// What happens once an epoch or a session.
-    Info,
-    /// What happens once an operation.
-    Debug,
-    /// Everything.
-    Trace,
-}
-
-impl LogFormat {
-    /// The word on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Text => "text",
-            Self::Json => "json",
-        }
-    }
-}
-
-impl LogLevel {
-    /// The word on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-            Self::Trace => "trace",
-        }
-    }
-
-    /// Of other crates no more than warnings, as they log by the packet.
-    fn filter(self) -> EnvFilter {
-        let others = if self == Self::Error { "error" } else { "warn" };
-        EnvFilter::new(format!("{others},ronde={}", self.name()))
-    }
-}
-
 /// Sends the events of this process to its standard error.
 pub(crate) fn start(options: &LogArgs) {
     let from_environment = || std::env::var(LOG_VARIABLE).ok().map(EnvFilter::try_new);
     let (filter, mistake) = match (options.log_level, from_environment()) {
-        (Some(level), _) => (level.filter(), None),
+        (Some(level), _) => (filter(level), None),
         (None, Some(Ok(filter))) => (filter, None),
-        (None, Some(Err(error))) => (LogLevel::Warn.filter(), Some(error)),
-        (None, None) => (LogLevel::Warn.filter(), None),
+        (None, Some(Err(error))) => (filter(LogLevel::Warn), Some(error)),
+        (None, None) => (filter(LogLevel::Warn), None),
     };
     let lines = Lines { format: options.log_format, has_time: options.has_time() };
     let colours = options.log_format == LogFormat::Text && std::io::stderr().is_terminal();
@@ -131,25 +42,16 @@ pub(crate) fn start(options: &LogArgs) {
     }
 }
 
+/// Of other crates no more than warnings, as they log by the packet.
+fn filter(level: LogLevel) -> EnvFilter {
+    let others = if level == LogLevel::Error { "error" } else { "warn" };
+    EnvFilter::new(format!("{others},ronde={}", level.name()))
+}
+
 /// From here on every line says who writes it.
 pub(crate) fn identify(job: &JobName, sidecar: SidecarIndex) {
     // A process takes part in one job.
     let _ = WHO.set(Who { job: job.to_string(), sidecar: sidecar.0 });
-}
-
-/// A line of JSON as this process's own events make them, for a program that has no subscriber.
-pub(crate) fn json_line(level: &str, job: &str, target: &str, message: &str) -> String {
-    let mut line = json_head(level, Value::from(job), Value::Null, target);
-    push_json(&mut line, "message", &Value::from(message));
-    line + "}"
-}
-
-/// The time as RFC 3339 writes it, in UTC.
-pub(crate) fn now() -> String {
-    let now = OffsetDateTime::from(SystemTime::now());
-    let (year, month, day) = now.to_calendar_date();
-    let (hour, minute, second, milli) = now.time().as_hms_milli();
-    format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z", u8::from(month))
 }
 
 struct Who {
@@ -178,7 +80,7 @@ where
         let line = match self.format {
             LogFormat::Json => json(level, target, who, &fields),
             LogFormat::Text => {
-                let time = self.has_time.then(now);
+                let time = self.has_time.then(logs::now);
                 text(time, &coloured(level, writer.has_ansi_escapes()), target, who, &fields)
             }
         };
@@ -232,27 +134,10 @@ impl Visit for Fields {
 }
 
 fn json(level: &str, target: &str, who: Option<&Who>, fields: &Fields) -> String {
-    let job = who.map_or(Value::Null, |who| Value::from(who.job.as_str()));
-    let mut line = json_head(level, job, who.map_or(Value::Null, |who| Value::from(who.sidecar)), target);
-    push_json(&mut line, "message", &Value::from(fields.message.as_str()));
-    for (name, value) in fields.others.iter().filter(|(name, _)| !JSON_KEYS.contains(name)) {
-        push_json(&mut line, name, value);
-    }
-    line + "}"
-}
-
-fn json_head(level: &str, job: Value, sidecar: Value, target: &str) -> String {
-    let mut line = "{".to_owned();
-    let head = [Value::from(now()), Value::from(level), job, sidecar, Value::from(target)];
-    JSON_KEYS.iter().zip(&head).for_each(|(name, value)| push_json(&mut line, name, value));
-    line
-}
-
-fn push_json(line: &mut String, name: &str, value: &Value) {
-    if line.len() > 1 {
-        line.push(',');
-    }
-    line.push_str(&format!("{}:{value}", Value::from(name)));
+    let who = who.map(|who| (who.job.as_str(), who.sidecar));
+    let (job, sidecar) = who.unzip();
+    let head = Head { level, job, sidecar, target, message: &fields.message };
+    logs::json_line(&head, &fields.others)
 }
 
 fn text(time: Option<String>, level: &str, target: &str, who: Option<&Who>, fields: &Fields) -> String {
@@ -301,11 +186,6 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     tracing::error!(place, trace, "a thread panicked; this is a bug in ronde: {}", said.unwrap_or("no text"));
 }
 
-/// A finer filter than --log-level, in the language of the crate `tracing-subscriber`.
-pub(crate) const LOG_VARIABLE: &str = "RONDE_LOG";
-/// What stands on every line, in this order, in front of the event's own fields.
-const JSON_KEYS: [&str; 6] = ["time", "level", "job", "sidecar", "target", "message"];
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -326,8 +206,6 @@ mod tests {
         assert_eq!((&value["message"], &value["reason"]), (&"gone:\n\"x\"".into(), &"\x1b".into()));
         let unknown: Value = serde_json::from_str(&json("WARN", "t", None, &fields)).expect("JSON");
         assert!(unknown["job"].is_null() && unknown["sidecar"].is_null());
-        let own: Value = serde_json::from_str(&json_line("INFO", "run-1", "ronde::run", "said")).expect("JSON");
-        assert_eq!((&own["job"], &own["message"]), (&"run-1".into(), &"said".into()));
     }
 
     #[test]
@@ -342,14 +220,8 @@ mod tests {
     }
 
     #[test]
-    fn the_time_has_one_form() {
-        let shape: String = now().chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
-        assert_eq!(shape, "0000-00-00T00:00:00.000Z");
-    }
-
-    #[test]
     fn others_are_quieter_than_ronde() {
-        assert_eq!(LogLevel::Debug.filter().to_string(), "ronde=debug,warn");
-        assert_eq!(LogLevel::Error.filter().to_string(), "ronde=error,error");
+        assert_eq!(filter(LogLevel::Debug).to_string(), "ronde=debug,warn");
+        assert_eq!(filter(LogLevel::Error).to_string(), "ronde=error,error");
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ronde_wire::{Cause, Failure};
 
-use crate::cli::codes::Code;
+use ronde_bootstrap::codes::Code;
 
 /// What is remembered for that.
 #[derive(Debug, Default)]

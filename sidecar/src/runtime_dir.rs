@@ -13,8 +13,9 @@ use ronde_rpc::convert::TOKEN_BYTES;
 use ronde_rpc::{RankToken, paths};
 use ronde_wire::{JobName, Rank, SidecarIndex};
 
-use crate::bootstrap::TokenFile;
-use crate::cli::codes::Code;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::directory::{ADMIN_FILE, default_base};
+use ronde_bootstrap::messages::TokenFile;
 
 /// Where the directory is, and who may come there.
 #[derive(Clone, Copy, Debug)]
@@ -129,13 +130,6 @@ pub(crate) fn random_bytes<const N: usize>() -> anyhow::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// Where session directories are made when nobody says otherwise.
-pub(crate) fn default_base() -> PathBuf {
-    std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from)
-}
-
-/// The file with the address of the admin pages.
-pub(crate) const ADMIN_FILE: &str = "admin";
 /// What that is while it is written.
 const FRESH_ADMIN_FILE: &str = "admin.new";
 /// `sun_path` has 108 bytes with its final zero.

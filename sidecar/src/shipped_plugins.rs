@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const FOLDER_VARIABLE: &str = "RONDE_PLUGINS";
 
 /// The module of a shipped plugin, if there is one of this name.
-pub(crate) fn find(name: &str) -> Option<PathBuf> {
+pub fn find(name: &str) -> Option<PathBuf> {
     let file = format!("{name}.wasm");
     // A name is no path.
     let plain = Path::new(&file).components().count() == 1 && !name.contains('/');
@@ -14,7 +14,7 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
 }
 
 /// The folders that are looked into: what RONDE_PLUGINS names, else those where builds and installations put plugins.
-pub(crate) fn folders() -> Vec<PathBuf> {
+pub fn folders() -> Vec<PathBuf> {
     match std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty()) {
         Some(folder) => vec![PathBuf::from(folder)],
         None => std::env::current_exe().map_or_else(|_| Vec::new(), |program| beside(&program)),

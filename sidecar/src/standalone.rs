@@ -10,15 +10,16 @@ use ronde_wire::{JobName, SidecarIndex};
 use tokio::time::{Instant, sleep};
 
 use crate::app::Membership;
-use crate::bootstrap::{Peer, Start};
-use crate::cli::codes::Code;
-use crate::cli::{self, SidecarArgs};
+use crate::arguments::SidecarArgs;
 use crate::config::{Settings, world_of};
 use crate::cores;
 use crate::credentials::Credentials;
-use crate::interfaces::{self, Selector};
 use crate::logging;
 use crate::ports::Ports;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::interfaces::{self, Selector};
+use ronde_bootstrap::messages::{Peer, Start};
+use ronde_bootstrap::tuning;
 
 /// Reads the credentials, looks up the peers and binds the ports.
 ///
@@ -112,7 +113,7 @@ fn settings(
         peer_timeout_ms: args.peer_timeout.map(milliseconds),
         start_timeout_ms: args.start_timeout.saturating_mul(1_000),
         arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
-        fusion_threshold_bytes: cli::fusion_threshold_bytes(args.fusion_threshold_mb)?,
+        fusion_threshold_bytes: tuning::fusion_threshold_bytes(args.fusion_threshold_mb)?,
         eager_bytes: args.eager_bytes,
         run_ahead: Some(!args.no_run_ahead),
         cache_capacity: args.reuse.cache_capacity,

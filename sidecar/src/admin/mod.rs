@@ -19,10 +19,10 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, oneshot};
 
-use crate::cli::codes::Code;
 use crate::lane::LaneStats;
 use crate::plugins::PluginStats;
 use crate::service::Command;
+use ronde_bootstrap::codes::Code;
 
 mod metrics;
 mod page;

@@ -18,17 +18,17 @@ use anyhow::{Context, anyhow};
 use ronde_transport::{CaError, Identity};
 
 use super::{code_of, named, private_file};
-use crate::cli::codes::Code;
+use ronde_bootstrap::codes::Code;
 
 /// The sidecar's certificate chain.
-pub(crate) const CERTIFICATE_FILE: &str = "cert.pem";
+pub const CERTIFICATE_FILE: &str = "cert.pem";
 /// The sidecar's private key.
-pub(crate) const KEY_FILE: &str = "key.pem";
+pub const KEY_FILE: &str = "key.pem";
 /// The certificates of the job's authorities.
-pub(crate) const AUTHORITY_FILE: &str = "ca.pem";
+pub const AUTHORITY_FILE: &str = "ca.pem";
 
 /// A directory that is looked at again and again.
-pub(crate) struct Directory {
+pub struct Directory {
     path: PathBuf,
     changes: Changes,
 }
@@ -68,7 +68,7 @@ impl Directory {
 ///
 /// # Errors
 /// What is wrong with which file, with the code that explains it.
-pub(crate) fn load(directory: &Path) -> anyhow::Result<Identity> {
+pub fn load(directory: &Path) -> anyhow::Result<Identity> {
     let identity = read(directory)?;
     identity.check(SystemTime::now()).map_err(|error| {
         let code = code_of(&error);
@@ -81,7 +81,7 @@ pub(crate) fn load(directory: &Path) -> anyhow::Result<Identity> {
 ///
 /// # Errors
 /// As [`load`].
-pub(crate) fn read(directory: &Path) -> anyhow::Result<Identity> {
+pub fn read(directory: &Path) -> anyhow::Result<Identity> {
     let key = private_file::read(&directory.join(KEY_FILE))?;
     let certificate = read_text(&directory.join(CERTIFICATE_FILE))?;
     let authority = read_text(&directory.join(AUTHORITY_FILE))?;
@@ -98,7 +98,7 @@ pub(crate) fn read(directory: &Path) -> anyhow::Result<Identity> {
 ///
 /// # Errors
 /// When it cannot be read.
-pub(crate) fn read_text(path: &Path) -> anyhow::Result<String> {
+pub fn read_text(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     // Opening a pipe would wait for its writer.
     let opened = fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);

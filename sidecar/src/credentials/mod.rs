@@ -9,16 +9,16 @@ use ronde_wire::{JobName, SidecarIndex, limits};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::cli::SidecarArgs;
-use crate::cli::codes::{Code, coded};
+use crate::arguments::SidecarArgs;
 use crate::service::Command;
+use ronde_bootstrap::codes::{Code, coded};
 
 use directory::Directory;
-pub(crate) use directory::{AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE};
+pub use directory::{AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE};
 use secret::OwnAuthority;
 
-pub(crate) mod directory;
-pub(crate) mod private_file;
+pub mod directory;
+pub mod private_file;
 mod secret;
 
 /// Where a sidecar's identity comes from, now and as long as it runs.
@@ -148,7 +148,7 @@ fn same_sidecar(current: &Identity, fresh: Identity) -> anyhow::Result<Identity>
 }
 
 /// The code of what is wrong with an identity.
-pub(crate) fn code_of(error: &IdentityError) -> Code {
+pub fn code_of(error: &IdentityError) -> Code {
     match error {
         IdentityError::Expired { .. } => Code::CertificateExpired,
         IdentityError::NotYetValid { .. } => Code::CertificateNotYetValid,

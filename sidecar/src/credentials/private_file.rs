@@ -9,14 +9,14 @@ use anyhow::{Context, anyhow, ensure};
 use zeroize::Zeroizing;
 
 use super::named;
-use crate::cli::codes::Code;
+use ronde_bootstrap::codes::Code;
 
 /// Reads a text that nobody else can read or write: a file of mode 0600 or stricter, of this process's user, that lies in
 /// the directory that `path` names. (A link within that directory is followed: mounted secrets are such links.)
 ///
 /// # Errors
 /// What is wrong, with the command that corrects it.
-pub(crate) fn read(path: &Path) -> anyhow::Result<Zeroizing<String>> {
+pub fn read(path: &Path) -> anyhow::Result<Zeroizing<String>> {
     let unreadable = || format!("cannot read {}", path.display());
     let real = fs::canonicalize(path).with_context(unreadable).context(Code::CertificateFiles)?;
     check_place(path, &real).context(Code::KeyMode)?;
@@ -82,7 +82,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
-    use crate::cli::codes::coded;
+    use ronde_bootstrap::codes::coded;
 
     fn refused(path: &Path) -> String {
         coded(&read(path).map(drop).expect_err("it is refused"), Code::NotExplained)

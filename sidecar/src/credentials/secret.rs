@@ -8,7 +8,7 @@ use ronde_transport::{CaError, Identity, JobCa, JobSecret, KeyRequest, TrustDoma
 use ronde_wire::{JobName, SidecarIndex};
 
 use super::private_file;
-use crate::cli::codes::Code;
+use ronde_bootstrap::codes::Code;
 
 /// The job's authority in memory, and when this sidecar's certificate is due.
 pub(crate) struct OwnAuthority {

@@ -10,12 +10,11 @@ use ronde_wire::{Cause, Failure, Rank, RequestId, limits};
 
 use super::Driver;
 use super::parked::{PARKED_FOR_MAX, ParkedRequest};
-use crate::app::say;
-use crate::bootstrap::FromSidecar;
 use crate::delivery::{ResultBounds, accept, send_failed};
 use crate::plugins::Answer;
 use crate::service::ClaimRequest;
 use crate::sessions::SessionId;
+use ronde_bootstrap::messages::FromSidecar;
 
 impl Driver {
     /// Notes a sign of life; the session's rank, when it is still live.
@@ -53,7 +52,7 @@ impl Driver {
                 session.pid = claim.pid;
                 session.send(Message::Claimed(message.into_message()));
             }
-            say(&FromSidecar::Attached { rank: claim.rank.0 });
+            FromSidecar::Attached { rank: claim.rank.0 }.send();
             self.handle(Event::RankAttached { rank: claim.rank });
         }
         if let Err(Ok(id)) = reply.send(claimed) {

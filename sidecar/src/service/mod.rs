@@ -26,13 +26,13 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::admin::Snapshot;
-use crate::bootstrap::WorkerExited;
 use crate::delivery::PART_BYTES;
 use crate::ring::RingOut;
 use crate::segments::Segments;
 use crate::sessions::{Outgoing, SessionId};
 use crate::timeline::{BATCHES_MAX, Batches, RecordingId};
 use reader::Reader;
+use ronde_bootstrap::messages::WorkerExited;
 
 /// What the service and the admin pages ask of the driver.
 pub(crate) enum Command {

@@ -57,7 +57,7 @@ Made from the code; do not edit.
 
 #[test]
 fn the_document_says_what_the_metrics_are() {
-    crate::cli::documents::hold("METRICS.md", &document());
+    crate::documents::hold("METRICS.md", &document());
 }
 
 #[test]
