@@ -1,38 +1,28 @@
 //! The sidecar of ronde: performs the collectives of the workers of one host.
 //!
-//! Read [`app`] first: it wires a sidecar process from top to bottom.
+//! The modules are rooms: each holds what happens in one place, and uses only those below it in this table. A test of the
+//! repository checks this.
+//!
+//! | room | what happens there |
+//! |---|---|
+//! | [`process`] | the process starts, connects everything, and ends; **read this first** |
+//! | `web` | workers without Unix sockets are served over gRPC-Web |
+//! | `admin` | metrics, status and health are served over HTTP |
+//! | `driver` | the control thread connects the engine, the links, the sessions and the lanes |
+//! | `operation` | admitted operations are executed, and their results delivered |
+//! | `session` | workers connect, submit requests and attach shared memory |
+//! | [`plugins`] | plugins are loaded and called |
+//! | `timeline` | what happens to tensors is recorded |
 
 #![forbid(unsafe_code)]
 
 mod admin;
-pub mod app;
-pub mod arguments;
-mod config;
-mod container;
-mod cores;
-pub mod credentials;
-mod delivery;
-mod departures;
 #[cfg(test)]
 mod documents;
 mod driver;
-mod lane;
-mod local_lane;
-mod logging;
-mod memory;
-mod operations;
-mod pace;
-mod plugins;
-mod ports;
-mod presence;
-mod prompt;
-mod results;
-mod ring;
-mod runtime_dir;
-mod segments;
-mod service;
-mod sessions;
-pub mod shipped_plugins;
-mod standalone;
+mod operation;
+pub mod plugins;
+pub mod process;
+mod session;
 mod timeline;
 mod web;

@@ -8,7 +8,7 @@ use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
 use ronde_engine::ExecutorStats;
 use ronde_transport::{PathStats, PortStats, QuicPath};
 
-use super::Snapshot;
+use crate::driver::snapshot::Snapshot;
 
 #[cfg(test)]
 mod document;

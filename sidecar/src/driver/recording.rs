@@ -6,8 +6,8 @@ use ronde_wire::{Lane, Rank, Seq};
 use tonic::Status;
 
 use super::Driver;
-use crate::lane::LaneCommand;
-use crate::service::RecordRequest;
+use crate::operation::lanes::LaneCommand;
+use crate::session::command::RecordRequest;
 use crate::timeline::{LaneTrace, RecordingId};
 
 impl Driver {

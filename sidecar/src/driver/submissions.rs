@@ -10,10 +10,10 @@ use ronde_wire::{Cause, Failure, Rank, RequestId, limits};
 
 use super::Driver;
 use super::parked::{PARKED_FOR_MAX, ParkedRequest};
-use crate::delivery::{ResultBounds, accept, send_failed};
+use crate::operation::delivery::{ResultBounds, accept, send_failed};
 use crate::plugins::Answer;
-use crate::service::ClaimRequest;
-use crate::sessions::SessionId;
+use crate::session::command::ClaimRequest;
+use crate::session::table::SessionId;
 use ronde_bootstrap::messages::FromSidecar;
 
 impl Driver {

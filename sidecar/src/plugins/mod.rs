@@ -4,6 +4,7 @@ mod calls;
 mod loader;
 mod registry;
 mod residuals;
+pub mod shipped;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -15,7 +15,8 @@ use tonic::{Request, Response, Status};
 use super::gate::Caller;
 use super::sessions::{INBOX_MAX, Sessions, Telling};
 use crate::admin::Pages;
-use crate::service::{Service, Way};
+use crate::session::command::Way;
+use crate::session::service::Service;
 
 /// Answers them.
 #[derive(Clone)]

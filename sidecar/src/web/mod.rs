@@ -19,7 +19,7 @@ use ronde_transport::{Identity, MutualTls};
 use ronde_wire::Rank;
 
 use crate::admin::Pages;
-use crate::service::Service;
+use crate::session::service::Service;
 use calls::Calls;
 use gate::Gate;
 use listener::Door;

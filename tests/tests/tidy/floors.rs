@@ -92,7 +92,7 @@ fn every_crate_stands_on_its_floor() {
     });
     hold(
         "A crate uses only crates of the floors below.",
-        "Engine and transport do not know each other, and nothing pure knows a rim: sidecar/src/driver.rs joins them.",
+        "Engine and transport do not know each other, and nothing pure knows a rim: sidecar/src/driver/mod.rs joins them.",
         &offences,
     );
 }

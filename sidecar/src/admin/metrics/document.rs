@@ -10,7 +10,7 @@ use ronde_wire::control::{Carrier, Transport};
 use ronde_wire::{SidecarIndex, World};
 
 use super::{Kind, METRICS, Snapshot, gather};
-use crate::lane::LaneStats;
+use crate::operation::lanes::LaneStats;
 use crate::plugins::PluginStats;
 
 fn document() -> String {

@@ -16,7 +16,9 @@ use ronde_wire::{JobName, SidecarIndex, limits};
 use files::{NewFile, create_all, replace, replace_all};
 use ronde_bootstrap::codes::{Code, coded};
 use ronde_bootstrap::exit::{fail, print};
-use ronde_sidecar::credentials::{AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, code_of, directory, private_file};
+use ronde_sidecar::process::credentials::{
+    AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, code_of, directory, private_file,
+};
 
 mod files;
 

@@ -22,8 +22,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::exit::{EXIT_USAGE, fail, print};
 use ronde_launcher::{agent, check, run};
-use ronde_sidecar::app;
-use ronde_sidecar::arguments::SidecarArgs;
+use ronde_sidecar::process;
+use ronde_sidecar::process::arguments::SidecarArgs;
 use ronde_wire::frame::{PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
 
 mod arguments;
@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     };
     match cli.command {
         Command::Run(args) => run::main(*args),
-        Command::Sidecar(args) => app::main(&args),
+        Command::Sidecar(args) => process::main(&args),
         Command::Agent => agent::main(),
         Command::ExecWorker(args) => agent::exec::main(&args),
         Command::Worker(args) => run::worker(&args),

@@ -21,7 +21,7 @@ use ronde_plugin_host::{Given, Host, HostConfig, LoadError, Parameters, Plugin};
 
 use ronde_bootstrap::codes::{Code, coded};
 use ronde_bootstrap::exit::{fail, print};
-use ronde_sidecar::shipped_plugins;
+use ronde_sidecar::plugins::shipped;
 
 mod build;
 mod conform;
@@ -136,7 +136,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
 /// A file, else the module of a shipped plugin, else a file that reading will not find.
 fn file(text: &str) -> Result<PathBuf, Infallible> {
     let path = PathBuf::from(text);
-    Ok(if path.is_file() { path } else { shipped_plugins::find(text).unwrap_or(path) })
+    Ok(if path.is_file() { path } else { shipped::find(text).unwrap_or(path) })
 }
 
 /// Reads `NAME=VALUE`.

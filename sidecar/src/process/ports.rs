@@ -8,7 +8,7 @@ use ronde_transport::{BoundPort, KeyRequest, NetworkPort, PortError, Routes, Soc
 use ronde_wire::Lane;
 use ronde_wire::control::Purpose;
 
-use crate::config::Settings;
+use crate::process::settings::Settings;
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::messages::FromSidecar;
 use ronde_bootstrap::ports::PortRange;

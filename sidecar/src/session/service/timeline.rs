@@ -6,12 +6,12 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::{Status, Streaming};
 
 use super::reader::CLAIM_TIMEOUT;
-use super::{Command, RecordRequest};
+use crate::session::command::{RecordRequest, SessionCommand};
 use crate::timeline::{Batches, RecordingId};
 
 /// Serves a worker that records.
 pub(super) async fn serve(
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<SessionCommand>,
     mut incoming: Streaming<v1::TimelineRequest>,
     batches: Batches,
 ) {
@@ -33,11 +33,11 @@ pub(super) async fn serve(
     // A worker has nothing more to say; also a stream that breaks is an end.
     while let (Ok(Some(_)), Some(_)) = (incoming.message().await, alive.upgrade()) {}
     // When the driver is gone the process is ending; its streams close by themselves.
-    drop(commands.send(Command::EndRecording(recording)).await);
+    drop(commands.send(SessionCommand::EndRecording(recording)).await);
 }
 
 async fn begin(
-    commands: &mpsc::Sender<Command>,
+    commands: &mpsc::Sender<SessionCommand>,
     incoming: &mut Streaming<v1::TimelineRequest>,
     batches: &Batches,
 ) -> Result<RecordingId, Status> {
@@ -54,6 +54,6 @@ async fn begin(
         reply,
     };
     let ending = || Status::unavailable("the sidecar is ending");
-    commands.send(Command::Record(request)).await.map_err(|_| ending())?;
+    commands.send(SessionCommand::Record(request)).await.map_err(|_| ending())?;
     answer.await.map_err(|_| ending())?
 }

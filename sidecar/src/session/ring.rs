@@ -10,7 +10,7 @@ use ronde_shm::ring::{Bell, Consumer, PeerRing, Producer, Pushed, RingEnd, RingE
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 
-use crate::service::OUTGOING_MAX;
+use crate::session::service::OUTGOING_MAX;
 
 /// A ring that a worker has attached and that nobody uses yet.
 pub(crate) struct AttachedRing {

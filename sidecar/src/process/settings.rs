@@ -9,7 +9,7 @@ use ronde_transport::{Congestion, LinkOptions};
 use ronde_wire::control::Transport;
 use ronde_wire::{JobName, SidecarIndex, World, limits};
 
-use crate::ports::PortChoice;
+use crate::process::ports::PortChoice;
 use ronde_bootstrap::messages::{Peer, Start};
 use ronde_bootstrap::plugins::PluginSettings;
 use ronde_bootstrap::web::WebSettings;

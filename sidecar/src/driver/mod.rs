@@ -1,9 +1,14 @@
 //! The control thread's loop: joins engine, control port, lanes and sessions. What happens becomes an engine event; what
 //! the engine wants becomes a message to somebody. Nothing is decided here.
 
+pub(crate) mod backpressure;
+pub(crate) mod command;
+pub(crate) mod liveness;
 mod parked;
 mod recording;
+pub(crate) mod snapshot;
 mod submissions;
+mod worker_exits;
 
 pub(crate) use parked::Parked;
 
@@ -22,18 +27,19 @@ use ronde_wire::{Cause, Control, Epoch, Failure, FrameKind, Rank, RequestId, Seq
 use tokio::sync::mpsc;
 use tokio::time::{Instant as Deadline, sleep_until};
 
-use crate::admin::Snapshot;
-use crate::delivery::{deliver, epoch_view, fail, result_id};
-use crate::lane::{LaneCommand, LaneHandle, LaneReport};
-use crate::memory::OperationMemory;
-use crate::operations::Operations;
-use crate::pace::Pace;
+use crate::driver::backpressure::Pace;
+use crate::driver::command::ControlCommand;
+use crate::driver::liveness::Presence;
+use crate::driver::snapshot::Snapshot;
+use crate::operation::delivery::{deliver, epoch_view, fail, result_id};
+use crate::operation::lanes::inline::Prompt;
+use crate::operation::lanes::{LaneCommand, LaneHandle, LaneReport};
+use crate::operation::memory::OperationMemory;
+use crate::operation::table::Operations;
 use crate::plugins::Plugins;
-use crate::presence::Presence;
-use crate::prompt::Prompt;
-use crate::segments::Segments;
-use crate::service::Command;
-use crate::sessions::{Session, SessionId, Sessions};
+use crate::session::command::SessionCommand;
+use crate::session::segments::Segments;
+use crate::session::table::{Session, SessionId, Sessions};
 use crate::timeline::Timeline;
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::messages::{FromSidecar, WorkerExited};
@@ -92,8 +98,10 @@ pub(crate) struct Driver {
 
 /// Where the driver's news come from.
 pub(crate) struct Inbox {
-    /// From the service and the admin pages.
-    pub(crate) commands: mpsc::Receiver<Command>,
+    /// From sessions.
+    pub(crate) commands: mpsc::Receiver<SessionCommand>,
+    /// From the rest of the process.
+    pub(crate) control: mpsc::Receiver<ControlCommand>,
     /// From the lanes.
     pub(crate) reports: mpsc::Receiver<LaneReport>,
 }
@@ -109,7 +117,8 @@ pub(crate) enum Phase {
 
 /// What wakes the loop.
 enum Wake {
-    Service(Option<Command>),
+    Session(Option<SessionCommand>),
+    Control(Option<ControlCommand>),
     Lane(Option<LaneReport>),
     Port(PortEvent),
     Timeout,
@@ -121,7 +130,7 @@ impl Driver {
     /// and what others still need from here is done.
     pub(crate) async fn run(&mut self, inbox: &mut Inbox, phase: Phase, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
-        let Inbox { commands, reports } = inbox;
+        let Inbox { commands, control, reports } = inbox;
         while self.fatal.is_none() && !self.is_over(phase) {
             let departure = self.next_departure().map(Deadline::from_std);
             let timeout = self.engine.poll_timeout().map(|at| self.instant(at));
@@ -133,15 +142,17 @@ impl Driver {
             let wake = tokio::select! {
                 report = reports.recv() => Wake::Lane(report),
                 event = next_event(&mut self.control) => Wake::Port(event),
-                command = commands.recv() => Wake::Service(command),
+                command = commands.recv() => Wake::Session(command),
+                command = control.recv() => Wake::Control(command),
                 () = sleep_until(timeout.unwrap_or_else(far_future)) => Wake::Timeout,
                 () = &mut stop => Wake::Stop,
             };
             match wake {
-                Wake::Service(Some(command)) => {
+                Wake::Session(Some(command)) => {
                     self.handle_command(command);
                     self.handle_waiting(commands);
                 }
+                Wake::Control(Some(command)) => self.handle_control_command(command),
                 Wake::Lane(Some(report)) => self.handle_report(report),
                 Wake::Port(event) => self.handle_port(event),
                 Wake::Timeout => {
@@ -151,7 +162,7 @@ impl Driver {
                     self.fatal = self.fatal.take().or_else(|| self.presence.in_vain(self.started.elapsed()));
                     self.engine.handle_timeout(self.now());
                 }
-                Wake::Service(None) | Wake::Lane(None) | Wake::Stop => return,
+                Wake::Session(None) | Wake::Control(None) | Wake::Lane(None) | Wake::Stop => return,
             }
             self.perform_actions();
             self.end_deaf_sessions();
@@ -159,7 +170,7 @@ impl Driver {
     }
 
     /// What has come in the meantime is handled before the engine is asked what to do: it travels and fuses together.
-    fn handle_waiting(&mut self, commands: &mut mpsc::Receiver<Command>) {
+    fn handle_waiting(&mut self, commands: &mut mpsc::Receiver<SessionCommand>) {
         for _ in 0..COMMANDS_AT_ONCE {
             let Ok(command) = commands.try_recv() else { return };
             self.handle_command(command);
@@ -209,55 +220,60 @@ impl Driver {
 
     // === What happens ===
 
-    fn handle_command(&mut self, command: Command) {
+    fn handle_command(&mut self, command: SessionCommand) {
         match command {
-            Command::Claim(claim) => self.claim(*claim),
-            Command::Submit { session, submission } => self.submit(session, *submission),
-            Command::Abstain { session, set, name, group, reason } => {
+            SessionCommand::Claim(claim) => self.claim(*claim),
+            SessionCommand::Submit { session, submission } => self.submit(session, *submission),
+            SessionCommand::Abstain { session, set, name, group, reason } => {
                 if let Some(rank) = self.heard(session) {
                     self.handle(Event::Refused { rank, set, name, group, reason });
                 }
             }
-            Command::Withdraw { session, request, reason } => {
+            SessionCommand::Withdraw { session, request, reason } => {
                 if let Some(rank) = self.heard(session) {
                     self.withdraw(session, rank, request, reason);
                 }
             }
-            Command::Release { session, request } => {
+            SessionCommand::Release { session, request } => {
                 if self.heard(session).is_some() {
                     self.release(session, request);
                 }
             }
-            Command::Heartbeat { session: id } => {
+            SessionCommand::Heartbeat { session: id } => {
                 if self.heard(id).is_some()
                     && let Some(session) = self.sessions.get_mut(id)
                 {
                     session.answer_heartbeat();
                 }
             }
-            Command::Goodbye { session, reason } => {
+            SessionCommand::Goodbye { session, reason } => {
                 if let Some(session) = self.sessions.get_mut(session) {
                     // A second one, of a client that is dropped, knows less.
                     session.goodbye.get_or_insert(reason);
                 }
             }
-            Command::Ring { session, ring } => {
+            SessionCommand::Ring { session, ring } => {
                 if let Some(session) = self.sessions.get_mut(session) {
                     session.switch_to(*ring);
                 }
             }
-            Command::Room { session } => {
+            SessionCommand::Room { session } => {
                 if let Some(session) = self.sessions.get_mut(session) {
                     session.flush_ring();
                 }
             }
-            Command::PluginsAnswered => self.resolve_parked(),
-            Command::Identity(identity) => self.install_identity(&identity),
-            Command::Closed { session, reason } => self.stream_over(session, reason),
-            Command::WorkerExited(exited) => self.worker_exited(exited),
-            Command::Record(request) => self.record(request),
-            Command::EndRecording(recording) => self.end_recording(recording),
-            Command::Snapshot(reply) => {
+            SessionCommand::Closed { session, reason } => self.stream_over(session, reason),
+            SessionCommand::Record(request) => self.record(request),
+            SessionCommand::EndRecording(recording) => self.end_recording(recording),
+        }
+    }
+
+    fn handle_control_command(&mut self, command: ControlCommand) {
+        match command {
+            ControlCommand::PluginsAnswered => self.resolve_parked(),
+            ControlCommand::Identity(identity) => self.install_identity(&identity),
+            ControlCommand::WorkerExited(exited) => self.worker_exited(exited),
+            ControlCommand::Snapshot(reply) => {
                 let snapshot = self.snapshot();
                 // Collected beside the loop: a busy lane answers late. The asker may have gone.
                 tokio::spawn(async move { drop(reply.send(snapshot.await)) });

@@ -12,167 +12,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use ronde_rpc::convert::{Claim, Refused, Submission};
 use ronde_rpc::v1;
 use ronde_rpc::v1::ronde_server::{Ronde, RondeServer};
-use ronde_shm::SessionToken;
-use ronde_transport::Identity;
-use ronde_wire::{Group, RequestId, SetId, TensorName, limits};
+use ronde_wire::limits;
 use tokio::net::UnixListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::admin::Snapshot;
-use crate::delivery::PART_BYTES;
-use crate::ring::RingOut;
-use crate::segments::Segments;
-use crate::sessions::{Outgoing, SessionId};
-use crate::timeline::{BATCHES_MAX, Batches, RecordingId};
+use crate::session::command::{SessionCommand, Way};
+use crate::session::segments::Segments;
+use crate::timeline::BATCHES_MAX;
 use reader::Reader;
-use ronde_bootstrap::messages::WorkerExited;
-
-/// What the service and the admin pages ask of the driver.
-pub(crate) enum Command {
-    /// A worker claims a rank.
-    Claim(Box<ClaimRequest>),
-    /// A worker submits a request; what cannot be parsed is answered and announced by the driver too.
-    Submit {
-        /// Whose.
-        session: SessionId,
-        /// What.
-        submission: Box<Result<Submission, Refused>>,
-    },
-    /// A worker takes no part in what others may wait for.
-    Abstain {
-        /// Whose.
-        session: SessionId,
-        /// The process set.
-        set: SetId,
-        /// The name.
-        name: TensorName,
-        /// The group that goes on without it.
-        group: Option<Group>,
-        /// Why.
-        reason: String,
-    },
-    /// Something is known of plugins that requests wait for.
-    PluginsAnswered,
-    /// A fresh certificate for the links made from now on.
-    Identity(Arc<Identity>),
-    /// A worker no longer waits.
-    Withdraw {
-        /// Whose.
-        session: SessionId,
-        /// Which request.
-        request: RequestId,
-        /// Why.
-        reason: String,
-    },
-    /// A result has been read.
-    Release {
-        /// Whose.
-        session: SessionId,
-        /// Which request's.
-        request: RequestId,
-    },
-    /// A worker has attached a ring: what it is told from now on goes there.
-    Ring {
-        /// Whose.
-        session: SessionId,
-        /// The ring's outgoing direction.
-        ring: Box<RingOut>,
-    },
-    /// A worker has made room in its ring.
-    Room {
-        /// Whose.
-        session: SessionId,
-    },
-    /// A sign of life.
-    Heartbeat {
-        /// Whose.
-        session: SessionId,
-    },
-    /// The session will end in order.
-    Goodbye {
-        /// Whose.
-        session: SessionId,
-        /// Why.
-        reason: String,
-    },
-    /// The stream is over.
-    Closed {
-        /// Whose.
-        session: SessionId,
-        /// What was seen.
-        reason: String,
-    },
-    /// The process of a worker has ended.
-    WorkerExited(WorkerExited),
-    /// A worker wants to record what happens.
-    Record(RecordRequest),
-    /// A worker records no longer.
-    EndRecording(RecordingId),
-    /// For status and metrics.
-    Snapshot(oneshot::Sender<Snapshot>),
-}
-
-/// A claim with everything that the driver needs to decide.
-pub(crate) struct ClaimRequest {
-    /// What the worker said.
-    pub(crate) claim: Claim,
-    /// How it came.
-    pub(crate) way: Way,
-    /// The version that both speak.
-    pub(crate) protocol: u32,
-    /// A fresh token for the session.
-    pub(crate) session_token: SessionToken,
-    /// Where messages for the worker go.
-    pub(crate) outgoing: Outgoing,
-    /// The decision.
-    pub(crate) reply: oneshot::Sender<Result<SessionId, Status>>,
-}
-
-/// How a worker came to the sidecar.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// Over rpc.sock; its process is of this uid, as the kernel says, and may share memory.
-    Socket {
-        /// The uid.
-        uid: u32,
-    },
-    /// Over gRPC-Web: everything travels inside messages.
-    Web,
-}
-
-impl Way {
-    /// The uid of a process that may share memory with this one.
-    pub(crate) fn uid(self) -> Option<u32> {
-        if let Self::Socket { uid } = self { Some(uid) } else { None }
-    }
-}
 
 /// What a worker says.
 pub(crate) type Incoming = Pin<Box<dyn Stream<Item = Result<v1::ClientMessage, Status>> + Send + Sync>>;
 
-/// What is needed to record for a worker.
-pub(crate) struct RecordRequest {
-    /// Of the session whose worker asks.
-    pub(crate) session_token: SessionToken,
-    /// Whether the coordinator's orders are marked.
-    pub(crate) mark_cycles: bool,
-    /// Where batches go.
-    pub(crate) batches: Batches,
-    /// The decision.
-    pub(crate) reply: oneshot::Sender<Result<RecordingId, Status>>,
-}
-
 /// The service.
 pub(crate) struct Service {
     /// To the driver.
-    pub(crate) commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<SessionCommand>,
     /// Where sessions attach their rings.
     segments: Segments,
     /// What `Describe` answers.
@@ -189,7 +50,7 @@ impl Service {
     /// `sidecars` is how many the job has. The thread looks only where there is no other one: an answer from elsewhere takes
     /// longer, and meanwhile the core belongs to the data threads (docs/adr/0015).
     pub(crate) fn new(
-        (commands, segments): (mpsc::Sender<Command>, Segments),
+        (commands, segments): (mpsc::Sender<SessionCommand>, Segments),
         description: v1::Description,
         allowed_uids: BTreeSet<u32>,
         sidecars: usize,
@@ -283,3 +144,5 @@ const WEB_OUTGOING_MAX: usize = limits::WEB_PENDING_MAX * (1 + limits::INLINE_BY
 const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
 /// HTTP/2 flow control for inline bytes; messages without them are small.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
+/// Bytes of one part of an inline result: what the control thread may copy at once.
+pub(crate) const PART_BYTES: usize = 64 << 10;

@@ -8,22 +8,10 @@ use bytes::Bytes;
 use ronde_engine::{Admission, AdmittedRequest, AdmittedTensor};
 use ronde_wire::{Epoch, Failure, Rank, RequestId, Seq, TensorName};
 
-use crate::memory::{Destination, Input, OperationMemory, Output, TensorMemory};
-use crate::results::{ResultSlot, Results};
-use crate::sessions::SessionId;
-
-/// Names a result of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ResultId {
-    /// The epoch.
-    pub(crate) epoch: Epoch,
-    /// The operation.
-    pub(crate) seq: Seq,
-    /// The tensor within it.
-    pub(crate) tensor: u32,
-    /// The rank whose own it is; `None` for the one that the local ranks share.
-    pub(crate) rank: Option<Rank>,
-}
+use crate::operation::memory::{Destination, OperationMemory, TensorMemory};
+use crate::operation::results::{ResultSlot, Results};
+use crate::session::request::{Input, ResultId};
+use crate::session::table::{SessionId, Sessions};
 
 /// The table of operations and results.
 pub(crate) struct Operations {
@@ -56,15 +44,6 @@ struct Readable {
     readers_left: Vec<Rank>,
 }
 
-/// Finds what the requests of an operation brought.
-pub(crate) trait Requests {
-    /// The contribution.
-    fn input(&mut self, rank: Rank, request: RequestId) -> Input;
-
-    /// Where the rank wants its result of so many bytes, if it named such a place.
-    fn output(&mut self, rank: Rank, request: RequestId, bytes: u64) -> Option<Output>;
-}
-
 impl Operations {
     /// An empty table for a sidecar with this many lanes.
     pub(crate) fn new(results: Results, lanes: usize) -> Self {
@@ -81,14 +60,14 @@ impl Operations {
         &mut self,
         admission: &Admission,
         threads: usize,
-        brought: &mut impl Requests,
+        sessions: &mut Sessions,
     ) -> anyhow::Result<Arc<OperationMemory>> {
         let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
         let mut tensors = Vec::with_capacity(admission.tensors.len());
         for (index, tensor) in admission.tensors.iter().enumerate() {
-            match self.lease_outputs(tensor, element_bytes, brought) {
+            match self.lease_outputs(tensor, element_bytes, sessions) {
                 Ok(outputs) => {
-                    let mut input = |of: &AdmittedRequest| (of.rank, brought.input(of.rank, of.request));
+                    let mut input = |of: &AdmittedRequest| (of.rank, sessions.input(of.rank, of.request));
                     let inputs = match admission.contributions.get(index) {
                         Some(came) => contributed(admission, came),
                         None => tensor.requests.iter().map(&mut input).collect(),
@@ -113,7 +92,7 @@ impl Operations {
         &mut self,
         tensor: &AdmittedTensor,
         element_bytes: u64,
-        brought: &mut impl Requests,
+        sessions: &mut Sessions,
     ) -> anyhow::Result<Vec<(Option<Rank>, Destination)>> {
         let mut outputs: Vec<(Option<Rank>, Destination)> = Vec::new();
         for wanted in &tensor.requests {
@@ -123,7 +102,7 @@ impl Operations {
             if bytes == 0 {
                 continue;
             }
-            if let Some(output) = brought.output(wanted.rank, wanted.request, bytes) {
+            if let Some(output) = sessions.output(wanted.rank, wanted.request, bytes) {
                 outputs.push((key, Destination::Worker(output)));
             } else if let Some(readers) = outputs.iter_mut().find_map(|output| readers_of(output, key)) {
                 readers.push(wanted.rank);

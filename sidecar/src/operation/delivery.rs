@@ -9,10 +9,11 @@ use ronde_rpc::v1::server_message::Message;
 use ronde_shm::{SegmentId, WorkerSegment};
 use ronde_wire::{Cause, Collective, Epoch, Failure, Rank, RequestId, SetId, SidecarIndex, World, limits};
 
-use crate::memory::{Input, Output};
-use crate::operations::{Operations, ResultId};
-use crate::segments::Segments;
-use crate::sessions::{Held, Pending, Session};
+use crate::operation::table::Operations;
+use crate::session::request::{Input, Output, ResultId};
+use crate::session::segments::Segments;
+use crate::session::service::PART_BYTES;
+use crate::session::table::{Held, Pending, Session};
 
 /// What bounds the results of a session.
 #[derive(Clone, Copy, Debug)]
@@ -258,9 +259,6 @@ pub(crate) fn epoch_view(world: &World, me: SidecarIndex, rank: Rank, epoch: Epo
     }
 }
 
-/// Bytes of one part of an inline result: what the control thread may copy at once.
-pub(crate) const PART_BYTES: usize = 64 << 10;
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -273,7 +271,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::sessions::Sessions;
+    use crate::session::table::Sessions;
 
     const ME: Rank = Rank(0);
 

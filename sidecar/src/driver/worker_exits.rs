@@ -12,7 +12,7 @@ use ronde_engine::Event;
 use ronde_wire::{Cause, Exit, Failure, Rank, Record};
 
 use crate::driver::Driver;
-use crate::sessions::{Departing, Session, SessionId};
+use crate::session::table::{Departing, Session, SessionId};
 use ronde_bootstrap::messages::{FromSidecar, WorkerExited};
 
 impl Driver {

@@ -1,5 +1,8 @@
 //! Data threads: each owns one lane, its socket, its executor, and does the reducing and sealing of what travels there.
 
+pub(crate) mod inline;
+pub(crate) mod local;
+
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -12,7 +15,7 @@ use ronde_wire::frame::Chunk;
 use ronde_wire::{Epoch, FrameKind, Lane, Seq, SidecarIndex};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::memory::{LaneMemory, OperationMemory};
+use crate::operation::memory::{LaneMemory, OperationMemory};
 use crate::plugins::{LanePlugins, Plugins};
 use crate::timeline::{LaneTrace, Tracer};
 

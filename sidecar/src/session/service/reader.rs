@@ -11,16 +11,17 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt;
 use tonic::Status;
 
-use super::{ClaimRequest, Command, Incoming, Way};
-use crate::ring::RingIn;
-use crate::runtime_dir::random_bytes;
-use crate::segments::Segments;
-use crate::sessions::{Outgoing, SessionId, WeakOutgoing};
+use super::Incoming;
+use crate::session::command::{ClaimRequest, SessionCommand, Way};
+use crate::session::directory::random_bytes;
+use crate::session::ring::RingIn;
+use crate::session::segments::Segments;
+use crate::session::table::{Outgoing, SessionId, WeakOutgoing};
 
 /// Reads one session's stream, and its ring once there is one.
 pub(super) struct Reader {
     pub(super) job: String,
-    pub(super) commands: mpsc::Sender<Command>,
+    pub(super) commands: mpsc::Sender<SessionCommand>,
     pub(super) segments: Segments,
     pub(super) incoming: Incoming,
     pub(super) way: Way,
@@ -47,7 +48,7 @@ impl Reader {
         let alive = outgoing.downgrade();
         drop(outgoing);
         let reason = self.read_all(&claimed, &alive).await;
-        self.tell(Command::Closed { session: claimed.session, reason }).await;
+        self.tell(SessionCommand::Closed { session: claimed.session, reason }).await;
     }
 
     async fn claim(&mut self, outgoing: &Outgoing) -> Result<Claimed, Status> {
@@ -69,7 +70,7 @@ impl Reader {
         let (reply, answer) = oneshot::channel();
         let way = self.way;
         let request = ClaimRequest { claim, way, protocol, session_token: token, outgoing: outgoing.clone(), reply };
-        self.tell(Command::Claim(Box::new(request))).await;
+        self.tell(SessionCommand::Claim(Box::new(request))).await;
         let session = answer.await.map_err(|_| Status::unavailable("the sidecar is ending"))??;
         Ok(Claimed { session, rank, token })
     }
@@ -124,7 +125,7 @@ impl Reader {
                 },
                 () = rung(ring), if waits => {
                     if ring.as_ref().is_some_and(RingIn::is_awaited) {
-                        self.tell(Command::Room { session: claimed.session }).await;
+                        self.tell(SessionCommand::Room { session: claimed.session }).await;
                     }
                 }
                 // There is more in the ring, or soon will be; the others have their turn first.
@@ -158,7 +159,7 @@ impl Reader {
         let attached = self.segments.take_ring(&claimed.token);
         let attached = attached.ok_or("it said RingReady, but has attached no ring, or said so twice")?;
         let (incoming, outgoing) = attached.open(self.look)?;
-        self.tell(Command::Ring { session: claimed.session, ring: Box::new(outgoing) }).await;
+        self.tell(SessionCommand::Ring { session: claimed.session, ring: Box::new(outgoing) }).await;
         Ok(incoming)
     }
 
@@ -177,14 +178,14 @@ impl Reader {
                     Way::Web => submission.and_then(|submission| submission.inline_only(rank)),
                 };
                 soon = true;
-                Command::Submit { session, submission: Box::new(submission) }
+                SessionCommand::Submit { session, submission: Box::new(submission) }
             }
             Some(ClientMessage::Withdraw(m)) => {
-                Command::Withdraw { session, request: RequestId(m.request), reason: m.reason }
+                SessionCommand::Withdraw { session, request: RequestId(m.request), reason: m.reason }
             }
-            Some(ClientMessage::Release(m)) => Command::Release { session, request: RequestId(m.request) },
-            Some(ClientMessage::Heartbeat(_)) => Command::Heartbeat { session },
-            Some(ClientMessage::Goodbye(m)) => Command::Goodbye { session, reason: m.reason },
+            Some(ClientMessage::Release(m)) => SessionCommand::Release { session, request: RequestId(m.request) },
+            Some(ClientMessage::Heartbeat(_)) => SessionCommand::Heartbeat { session },
+            Some(ClientMessage::Goodbye(m)) => SessionCommand::Goodbye { session, reason: m.reason },
             Some(ClientMessage::Claim(_)) => return Err("it claimed twice in one session".to_owned()),
             Some(ClientMessage::RingReady(_)) => {
                 return Err("it said RingReady elsewhere than on its stream".to_owned());
@@ -201,7 +202,7 @@ impl Reader {
         Ok(soon)
     }
 
-    async fn tell(&self, command: Command) {
+    async fn tell(&self, command: SessionCommand) {
         // When the driver is gone the process is ending; its streams close by themselves.
         let _ = self.commands.send(command).await;
     }
@@ -223,10 +224,10 @@ async fn rung(ring: &mut Option<RingIn>) {
 }
 
 /// `None` for a name that is none. A group that is none has no tensors that could go on.
-fn abstention(session: SessionId, message: v1::Abstain) -> Option<Command> {
+fn abstention(session: SessionId, message: v1::Abstain) -> Option<SessionCommand> {
     let name = TensorName::new(message.name).ok()?;
     let group = message.group.and_then(|group| group_from(group).ok());
-    Some(Command::Abstain { session, set: SetId(message.process_set), name, group, reason: message.reason })
+    Some(SessionCommand::Abstain { session, set: SetId(message.process_set), name, group, reason: message.reason })
 }
 
 /// Messages of one ring that are read before other sessions have their turn.

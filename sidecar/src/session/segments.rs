@@ -15,7 +15,7 @@ use ronde_shm::{
 };
 use ronde_wire::limits;
 
-use crate::ring::AttachedRing;
+use crate::session::ring::AttachedRing;
 
 /// The table; cheap to clone.
 #[derive(Clone, Default)]

@@ -9,8 +9,8 @@ use ronde_wire::{JobName, SidecarIndex, limits};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::arguments::SidecarArgs;
-use crate::service::Command;
+use crate::driver::command::ControlCommand;
+use crate::process::arguments::SidecarArgs;
 use ronde_bootstrap::codes::{Code, coded};
 
 use directory::Directory;
@@ -78,7 +78,7 @@ impl Credentials {
 pub(crate) async fn keep_fresh(
     credentials: Option<Credentials>,
     mut current: Arc<Identity>,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<ControlCommand>,
 ) {
     let Some(mut credentials) = credentials else { return };
     let mut last_warning = None;
@@ -103,7 +103,7 @@ pub(crate) async fn keep_fresh(
                 tracing::info!(serial, until, authorities, "links take the fresh certificate");
                 last_warning = None;
                 current = Arc::new(fresh);
-                if commands.send(Command::Identity(Arc::clone(&current))).await.is_err() {
+                if commands.send(ControlCommand::Identity(Arc::clone(&current))).await.is_err() {
                     return;
                 }
             }

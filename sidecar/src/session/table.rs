@@ -12,9 +12,8 @@ use ronde_wire::{Epoch, Rank, Record, RequestId};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::memory::{Input, Output};
-use crate::operations::{Requests, ResultId};
-use crate::ring::{DEAF, RingOut};
+use crate::session::request::{Input, Output, ResultId};
+use crate::session::ring::{DEAF, RingOut};
 
 /// A session's number within this process; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,7 +44,7 @@ pub(crate) struct Session {
     pub(crate) result_bytes: u64,
     /// Whether its end is expected: a goodbye has come.
     pub(crate) goodbye: Option<String>,
-    /// Its stream is over, but not yet its part in operations: see `crate::departures`.
+    /// Its stream is over, but not yet its part in operations: see `crate::driver::worker_exits`.
     pub(crate) departing: Option<Departing>,
     /// Its process, as that says itself; 0 when it does not.
     pub(crate) pid: u32,
@@ -255,12 +254,14 @@ impl Sessions {
     }
 }
 
-impl Requests for Sessions {
-    fn input(&mut self, rank: Rank, request: RequestId) -> Input {
+impl Sessions {
+    /// The contribution of a request.
+    pub(crate) fn input(&mut self, rank: Rank, request: RequestId) -> Input {
         self.pending_mut(rank, request).map_or(Input::None, |pending| pending.input.clone())
     }
 
-    fn output(&mut self, rank: Rank, request: RequestId, bytes: u64) -> Option<Output> {
+    /// Where the rank wants a result of so many bytes, if it has named such a place. The result goes there then.
+    pub(crate) fn output(&mut self, rank: Rank, request: RequestId, bytes: u64) -> Option<Output> {
         let pending = self.pending_mut(rank, request)?;
         let output = pending.output.clone().filter(|output| output.bytes == bytes)?;
         pending.in_output = true;

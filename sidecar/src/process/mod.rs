@@ -1,4 +1,13 @@
-//! The wiring of a sidecar process, from its first line of input to its last of output. Read this first.
+//! The wiring of a sidecar process, from its first line of input to its last line of output. Read this first.
+
+mod affinity;
+pub mod arguments;
+mod container;
+pub mod credentials;
+mod logging;
+mod ports;
+mod settings;
+mod standalone;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -20,27 +29,25 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin;
-use crate::arguments::SidecarArgs;
-use crate::config::{Settings, world_of};
-use crate::container::ContainerArgs;
-use crate::cores;
-use crate::credentials::{self, Credentials};
+use crate::driver::backpressure::Pace;
+use crate::driver::command::ControlCommand;
+use crate::driver::liveness::Presence;
 use crate::driver::{Driver, Inbox, Parked, Phase};
-use crate::lane::{self, LaneConfig, LaneHandle, LaneReport};
-use crate::local_lane;
-use crate::logging;
-use crate::operations::Operations;
-use crate::pace::Pace;
+use crate::operation::lanes::inline::Prompt;
+use crate::operation::lanes::local;
+use crate::operation::lanes::{self, LaneConfig, LaneHandle, LaneReport};
+use crate::operation::results::Results;
+use crate::operation::table::Operations;
 use crate::plugins::Plugins;
-use crate::ports::Ports;
-use crate::presence::Presence;
-use crate::prompt::Prompt;
-use crate::results::Results;
-use crate::runtime_dir::{Place, RuntimeDir, random_bytes};
-use crate::segments;
-use crate::service::{Command, Service};
-use crate::sessions::Sessions;
-use crate::standalone;
+use crate::process::arguments::SidecarArgs;
+use crate::process::container::ContainerArgs;
+use crate::process::credentials::Credentials;
+use crate::process::ports::Ports;
+use crate::process::settings::{Settings, world_of};
+use crate::session::directory::{Place, RuntimeDir, random_bytes};
+use crate::session::segments;
+use crate::session::service::Service;
+use crate::session::table::Sessions;
 use crate::timeline::Timeline;
 use crate::web;
 use ronde_bootstrap::codes::{Code, coded};
@@ -88,8 +95,8 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let start = |port, purpose, addresses| {
         start_port(port, &identity, local_hello(&settings, incarnation, purpose), addresses, options.clone())
     };
-    let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
-    let (lanes, reports, plugins) = spawn_lanes(&settings, &peers, &command_sender, ports.lanes, start)?;
+    let (control_sender, control_commands) = mpsc::channel(CONTROL_COMMANDS_MAX);
+    let (lanes, reports, plugins) = spawn_lanes(&settings, &peers, &control_sender, ports.lanes, start)?;
 
     // Local workers: their directory, sockets, tokens and shared memory.
     let (place, allowed_uids) = house(&settings, &args.container);
@@ -97,13 +104,14 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let segments = segments::serve(&paths::mem_socket(directory.path()))?;
     let (tokens, token_files) = written_tokens(&directory, world.ranks_of(settings.me))?;
     let description = description(&settings, &peers, &world);
-    let channels = (command_sender.clone(), segments.clone());
+    let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
+    let channels = (command_sender, segments.clone());
     let service = Arc::new(Service::new(channels, description, allowed_uids, peers.len()));
-    let (web_address, web_tls) = serve_web(&settings, &identity, &service, &tokens)?;
+    let (web_address, web_tls) = serve_web(&settings, &identity, &service, &tokens, &control_sender)?;
     let mut server = tokio::spawn(service.bind(&paths::rpc_socket(directory.path()))?);
     directory.open_sockets()?;
-    tokio::spawn(credentials::keep_fresh(renewal, Arc::clone(&identity), command_sender.clone()));
-    let admin = serve_admin(args, &settings, &command_sender, &directory).await?;
+    tokio::spawn(credentials::keep_fresh(renewal, Arc::clone(&identity), control_sender.clone()));
+    let admin = serve_admin(args, &settings, &control_sender, &directory).await?;
 
     // The control thread: engine, control links, sessions.
     let control_peers = addresses(&peers, |peer| Some(peer.control));
@@ -138,12 +146,12 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     FromSidecar::Serving { socket_dir: directory.path().to_path_buf(), token_files, admin, web: web_address }.send();
 
     // Serve until the launcher closes our input or a signal comes; then let sessions end, but not for ever.
-    let (mut inbox, mut signals) = (Inbox { commands, reports }, Signals::new()?);
+    let (mut inbox, mut signals) = (Inbox { commands, control: control_commands, reports }, Signals::new()?);
     driver.open_control_links();
     driver
         .run(&mut inbox, Phase::Serving, async {
             tokio::select! {
-                () = closed(&mut launcher, &command_sender) => {}
+                () = closed(&mut launcher, &control_sender) => {}
                 () = signals.next() => {}
                 ended = &mut server => tracing::error!(?ended, "the service of rpc.sock has ended"),
             }
@@ -243,7 +251,7 @@ impl Launcher {
         match self.next().await? {
             ToSidecar::Start(start) => {
                 logging::identify(&start.job, SidecarIndex(start.sidecar));
-                cores::pin(&start.thread_affinity).context(Code::SidecarSettings)?;
+                affinity::pin(&start.thread_affinity).context(Code::SidecarSettings)?;
                 Settings::new(*start).context(Code::SidecarSettings)
             }
             ToSidecar::Join(_) | ToSidecar::WorkerExited(_) => bail!("the launcher's first line is not the start"),
@@ -268,11 +276,11 @@ impl Launcher {
     }
 
     /// Passes on what the launcher says; resolves when it has closed its end or is gone.
-    async fn closed(&mut self, commands: &mpsc::Sender<Command>) {
+    async fn closed(&mut self, commands: &mpsc::Sender<ControlCommand>) {
         while let Ok(Some(line)) = self.lines.next_line().await {
             match serde_json::from_str(&line) {
                 // Fails only when the control thread has ended, and the process with it.
-                Ok(ToSidecar::WorkerExited(exited)) => drop(commands.send(Command::WorkerExited(exited)).await),
+                Ok(ToSidecar::WorkerExited(exited)) => drop(commands.send(ControlCommand::WorkerExited(exited)).await),
                 _ => tracing::warn!(bytes = line.len(), "an unexpected line of the launcher is ignored"),
             }
         }
@@ -280,7 +288,7 @@ impl Launcher {
 }
 
 /// Resolves when the launcher has closed its end; never without one.
-async fn closed(launcher: &mut Option<Launcher>, commands: &mpsc::Sender<Command>) {
+async fn closed(launcher: &mut Option<Launcher>, commands: &mpsc::Sender<ControlCommand>) {
     match launcher {
         Some(launcher) => launcher.closed(commands).await,
         None => std::future::pending().await,
@@ -345,16 +353,16 @@ fn start_port(
 }
 
 /// The plugins of this sidecar, whose thread tells the driver when there is something to be asked again.
-fn load_plugins(settings: &Settings, commands: mpsc::Sender<Command>) -> anyhow::Result<Arc<Plugins>> {
+fn load_plugins(settings: &Settings, commands: mpsc::Sender<ControlCommand>) -> anyhow::Result<Arc<Plugins>> {
     // Where the driver has gone nothing waits.
-    Plugins::new(&settings.plugins, move || drop(commands.blocking_send(Command::PluginsAnswered)))
+    Plugins::new(&settings.plugins, move || drop(commands.blocking_send(ControlCommand::PluginsAnswered)))
 }
 
 /// Spawns the data threads; gives them with the channel that all of them report to, and the plugins that they call.
 fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
     settings: &Settings,
     peers: &[Peer],
-    commands: &mpsc::Sender<Command>,
+    commands: &mpsc::Sender<ControlCommand>,
     ports: Vec<BoundPort>,
     start: impl Fn(BoundPort, Purpose, HashMap<SidecarIndex, Vec<SocketAddr>>) -> Start,
 ) -> anyhow::Result<(Vec<LaneHandle>, mpsc::Receiver<LaneReport>, Arc<Plugins>)> {
@@ -364,10 +372,10 @@ fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
     for (lane, port) in (0..).map(Lane).zip(ports) {
         let addresses = addresses(peers, |peer| peer.lanes.get(usize::from(lane.0)).copied());
         let start = start(port, Purpose::Data(lane), addresses);
-        lanes.push(lane::spawn(lane_config(settings, lane, &plugins), start, report_sender.clone())?);
+        lanes.push(lanes::spawn(lane_config(settings, lane, &plugins), start, report_sender.clone())?);
     }
     for lane in (settings.lanes..settings.threads).map(Lane) {
-        lanes.push(local_lane::spawn(lane_config(settings, lane, &plugins), report_sender.clone())?);
+        lanes.push(local::spawn(lane_config(settings, lane, &plugins), report_sender.clone())?);
     }
     Ok((lanes, reports, plugins))
 }
@@ -376,7 +384,7 @@ fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
 async fn serve_admin(
     args: &SidecarArgs,
     settings: &Settings,
-    commands: &mpsc::Sender<Command>,
+    commands: &mpsc::Sender<ControlCommand>,
     directory: &RuntimeDir,
 ) -> anyhow::Result<SocketAddr> {
     let pages = admin::Pages::new(commands.clone(), settings.job.clone());
@@ -391,9 +399,10 @@ fn serve_web(
     identity: &Identity,
     service: &Arc<Service>,
     tokens: &HashMap<Rank, RankToken>,
+    commands: &mpsc::Sender<ControlCommand>,
 ) -> anyhow::Result<(Option<SocketAddr>, Option<Arc<MutualTls>>)> {
     let Some(wanted) = &settings.web else { return Ok((None, None)) };
-    let pages = admin::Pages::new(service.commands.clone(), settings.job.clone());
+    let pages = admin::Pages::new(commands.clone(), settings.job.clone());
     let tokens = tokens.iter().map(|(rank, token)| (*rank, *token));
     let served = web::serve(wanted, identity, Arc::clone(service), pages, tokens)?;
     Ok((Some(served.address), served.tls))
@@ -466,6 +475,8 @@ fn host_of(settings: &Settings, peers: &[Peer]) -> String {
 
 /// Messages from workers that wait for the control thread; a full queue slows the workers' streams down.
 const COMMANDS_MAX: usize = 4_096;
+/// Commands of the rest of the process that wait for the control thread; a full queue makes their senders wait.
+const CONTROL_COMMANDS_MAX: usize = 256;
 /// Reports of lanes that wait for the control thread; a full queue slows the lanes down.
 const REPORTS_MAX: usize = 4_096;
 /// How long sessions may go on after the sidecar was asked to leave.

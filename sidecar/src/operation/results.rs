@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ronde_shm::{Arena, ArenaConfig, ArenaUsage, Lease, OwnedSegment, SegmentId, Share, Slot};
 
-use crate::segments::Segments;
+use crate::session::segments::Segments;
 
 /// The arena of results.
 pub(crate) struct Results {

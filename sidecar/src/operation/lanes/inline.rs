@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ronde_engine::{Admission, Executor, ExecutorAction, ExecutorConfig, ExecutorStats};
 use ronde_wire::{Epoch, Lane, Seq, SidecarIndex};
 
-use crate::memory::{LaneMemory, OperationMemory};
+use crate::operation::memory::{LaneMemory, OperationMemory};
 use crate::timeline::{LaneTrace, Tracer};
 
 /// The control thread's own executor. It has no links.

@@ -9,13 +9,13 @@ use ronde_transport::{CaError, Identity, JobCa, KeyRequest, Validity};
 use ronde_wire::{JobName, SidecarIndex};
 use tokio::time::{Instant, sleep};
 
-use crate::app::Membership;
-use crate::arguments::SidecarArgs;
-use crate::config::{Settings, world_of};
-use crate::cores;
-use crate::credentials::Credentials;
-use crate::logging;
-use crate::ports::Ports;
+use crate::process::Membership;
+use crate::process::affinity;
+use crate::process::arguments::SidecarArgs;
+use crate::process::credentials::Credentials;
+use crate::process::logging;
+use crate::process::ports::Ports;
+use crate::process::settings::{Settings, world_of};
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::interfaces::{self, Selector};
 use ronde_bootstrap::messages::{Peer, Start};
@@ -98,7 +98,7 @@ fn settings(
     addresses: Vec<IpAddr>,
     port: Option<u16>,
 ) -> anyhow::Result<Settings> {
-    cores::pin(&args.thread_affinity)?;
+    affinity::pin(&args.thread_affinity)?;
     Settings::new(Start {
         job: identity.id().job.clone(),
         trust_domain: identity.id().trust_domain.to_string(),

@@ -1,4 +1,4 @@
-//! `ronde sidecar`: its arguments. The work is [`crate::app`]'s.
+//! `ronde sidecar`: its arguments. The work is [`crate::process`]'s.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use ronde_transport::{Congestion, TrustDomain};
 use ronde_wire::control::Transport;
 use ronde_wire::{JobName, limits};
 
-use crate::container::ContainerArgs;
+use crate::process::container::ContainerArgs;
 use ronde_bootstrap::interfaces::Selector;
 use ronde_bootstrap::logs::LogArgs;
 use ronde_bootstrap::tuning::{PluginArgs, ReuseArgs, StallArgs};

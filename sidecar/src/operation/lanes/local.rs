@@ -7,8 +7,8 @@ use ronde_wire::Lane;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
 
-use crate::lane::{EndReport, LaneCommand, LaneConfig, LaneHandle, LaneReport, LaneStats};
-use crate::memory::LaneMemory;
+use crate::operation::lanes::{EndReport, LaneCommand, LaneConfig, LaneHandle, LaneReport, LaneStats};
+use crate::operation::memory::LaneMemory;
 use crate::plugins::LanePlugins;
 use crate::timeline::Tracer;
 
