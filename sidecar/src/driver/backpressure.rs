@@ -12,7 +12,7 @@ use tokio::time::Instant as Deadline;
 
 /// See the module's text.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct Backpressure {
     /// Operations performed in this turn.
     performed: usize,
     /// A peer whose queue was long when something was sent to it.
@@ -21,7 +21,7 @@ pub(crate) struct Pace {
     held: Option<(Instant, bool)>,
 }
 
-impl Pace {
+impl Backpressure {
     /// A turn begins.
     pub(crate) fn begin(&mut self) {
         self.performed = 0;

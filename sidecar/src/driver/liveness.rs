@@ -8,18 +8,18 @@ use ronde_bootstrap::codes::Code;
 
 /// What is remembered for that.
 #[derive(Debug, Default)]
-pub(crate) struct Presence {
+pub(crate) struct Liveness {
     /// How long the first worker may take to come; absent where the sidecar serves until it is told to stop.
     patience: Option<Duration>,
     /// Whether a worker has come.
     came: bool,
     /// Whether another sidecar has left before there was an epoch.
-    deserted: bool,
+    peer_left: bool,
     /// Why an epoch ended, if not in an orderly way.
     failure: Option<String>,
 }
 
-impl Presence {
+impl Liveness {
     /// Serves until the workers have left, or, without a patience, until told to stop.
     pub(crate) fn new(patience: Option<Duration>) -> Self {
         Self { patience, ..Self::default() }
@@ -31,8 +31,8 @@ impl Presence {
     }
 
     /// Another sidecar has left before there was an epoch: there will be none.
-    pub(crate) fn note_desertion(&mut self) {
-        self.deserted = true;
+    pub(crate) fn note_peer_left(&mut self) {
+        self.peer_left = true;
     }
 
     /// An epoch has ended.
@@ -44,16 +44,16 @@ impl Presence {
 
     /// Whether a sidecar with so many sessions has nothing more to do.
     pub(crate) fn is_over(&self, sessions: usize, has_epoch: bool) -> bool {
-        self.patience.is_some() && (self.came || self.deserted) && sessions == 0 && !has_epoch
+        self.patience.is_some() && (self.came || self.peer_left) && sessions == 0 && !has_epoch
     }
 
     /// Until when, from the start of the sidecar, the first worker has to come.
     pub(crate) fn due(&self) -> Option<Duration> {
-        self.patience.filter(|_| !self.came && !self.deserted)
+        self.patience.filter(|_| !self.came && !self.peer_left)
     }
 
     /// The reason to end a sidecar that has been up so long, if nobody came.
-    pub(crate) fn in_vain(&self, up: Duration) -> Option<String> {
+    pub(crate) fn timed_out(&self, up: Duration) -> Option<String> {
         let due = self.due().filter(|due| up >= *due)?;
         let text = format!("no worker has come within {} seconds (--exit-with-workers)", due.as_secs());
         Some(Code::SidecarCannotGoOn.mark(&text))
@@ -61,8 +61,8 @@ impl Presence {
 
     /// Why the workers' job failed, where the sidecar answers for it.
     pub(crate) fn failure(&self) -> Option<String> {
-        let deserted = || (self.deserted && !self.came).then(|| "the job ended before its first epoch".to_owned());
-        self.patience.and_then(|_| self.failure.clone().or_else(deserted))
+        let peer_left = || (self.peer_left && !self.came).then(|| "the job ended before its first epoch".to_owned());
+        self.patience.and_then(|_| self.failure.clone().or_else(peer_left))
     }
 }
 
@@ -74,46 +74,46 @@ mod tests {
 
     #[test]
     fn it_is_over_when_those_who_came_have_left_and_their_epoch_has_ended() {
-        let mut presence = Presence::new(Some(PATIENCE));
-        assert!(!presence.is_over(0, false), "nobody has come yet");
-        presence.note_worker();
-        assert!(!presence.is_over(1, true) && !presence.is_over(0, true) && presence.is_over(0, false));
-        assert_eq!(presence.failure(), None);
+        let mut liveness = Liveness::new(Some(PATIENCE));
+        assert!(!liveness.is_over(0, false), "nobody has come yet");
+        liveness.note_worker();
+        assert!(!liveness.is_over(1, true) && !liveness.is_over(0, true) && liveness.is_over(0, false));
+        assert_eq!(liveness.failure(), None);
     }
 
     #[test]
     fn without_being_asked_to_it_never_ends() {
-        let mut presence = Presence::new(None);
-        presence.note_worker();
-        presence.note_end(&Failure::new(Cause::RankLost, "rank 1 is gone"));
-        assert!(!presence.is_over(0, false));
-        assert_eq!((presence.due(), presence.failure()), (None, None));
+        let mut liveness = Liveness::new(None);
+        liveness.note_worker();
+        liveness.note_end(&Failure::new(Cause::RankLost, "rank 1 is gone"));
+        assert!(!liveness.is_over(0, false));
+        assert_eq!((liveness.due(), liveness.failure()), (None, None));
     }
 
     #[test]
     fn who_waits_in_vain_says_for_how_long() {
-        let mut presence = Presence::new(Some(PATIENCE));
-        assert_eq!(presence.in_vain(PATIENCE - Duration::from_millis(1)), None);
-        assert!(presence.in_vain(PATIENCE).is_some_and(|reason| reason.contains("within 9 seconds")));
-        presence.note_worker();
-        assert_eq!(presence.in_vain(2 * PATIENCE), None);
+        let mut liveness = Liveness::new(Some(PATIENCE));
+        assert_eq!(liveness.timed_out(PATIENCE - Duration::from_millis(1)), None);
+        assert!(liveness.timed_out(PATIENCE).is_some_and(|reason| reason.contains("within 9 seconds")));
+        liveness.note_worker();
+        assert_eq!(liveness.timed_out(2 * PATIENCE), None);
     }
 
     #[test]
     fn a_sidecar_whose_peers_have_left_before_the_start_does_not_wait_for_workers() {
-        let mut presence = Presence::new(Some(PATIENCE));
-        presence.note_desertion();
-        assert!(presence.is_over(0, false) && !presence.is_over(1, false));
-        assert!(presence.failure().is_some_and(|reason| reason.contains("before its first epoch")));
+        let mut liveness = Liveness::new(Some(PATIENCE));
+        liveness.note_peer_left();
+        assert!(liveness.is_over(0, false) && !liveness.is_over(1, false));
+        assert!(liveness.failure().is_some_and(|reason| reason.contains("before its first epoch")));
     }
 
     #[test]
     fn the_first_failure_is_kept_and_an_orderly_end_is_none() {
-        let mut presence = Presence::new(Some(PATIENCE));
-        presence.note_end(&Failure::new(Cause::ShutDown, "rank 0 has shut down"));
-        assert_eq!(presence.failure(), None);
-        presence.note_end(&Failure::new(Cause::RankLost, "rank 1 is gone"));
-        presence.note_end(&Failure::new(Cause::SidecarLost, "sidecar 0 is gone"));
-        assert_eq!(presence.failure().as_deref(), Some("rank 1 is gone"));
+        let mut liveness = Liveness::new(Some(PATIENCE));
+        liveness.note_end(&Failure::new(Cause::ShutDown, "rank 0 has shut down"));
+        assert_eq!(liveness.failure(), None);
+        liveness.note_end(&Failure::new(Cause::RankLost, "rank 1 is gone"));
+        liveness.note_end(&Failure::new(Cause::SidecarLost, "sidecar 0 is gone"));
+        assert_eq!(liveness.failure().as_deref(), Some("rank 1 is gone"));
     }
 }

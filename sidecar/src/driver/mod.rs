@@ -27,12 +27,12 @@ use ronde_wire::{Cause, Control, Epoch, Failure, FrameKind, Rank, RequestId, Seq
 use tokio::sync::mpsc;
 use tokio::time::{Instant as Deadline, sleep_until};
 
-use crate::driver::backpressure::Pace;
+use crate::driver::backpressure::Backpressure;
 use crate::driver::command::ControlCommand;
-use crate::driver::liveness::Presence;
+use crate::driver::liveness::Liveness;
 use crate::driver::snapshot::Snapshot;
 use crate::operation::delivery::{deliver, epoch_view, fail, result_id};
-use crate::operation::lanes::inline::Prompt;
+use crate::operation::lanes::inline::InlineExecutor;
 use crate::operation::lanes::{LaneCommand, LaneHandle, LaneReport};
 use crate::operation::memory::OperationMemory;
 use crate::operation::table::Operations;
@@ -65,9 +65,9 @@ pub(crate) struct Driver {
     /// Their shared memory.
     pub(crate) segments: Segments,
     /// How much is done in one turn of the loop.
-    pub(crate) pace: Pace,
+    pub(crate) backpressure: Backpressure,
     /// Performs small operations.
-    pub(crate) prompt: Prompt,
+    pub(crate) inline: InlineExecutor,
     /// What is being performed, and results.
     pub(crate) operations: Operations,
     /// What requests may name, and what codecs remember.
@@ -91,7 +91,7 @@ pub(crate) struct Driver {
     /// Ends that were told before the worker's stream was over.
     pub(crate) exits: BTreeMap<Rank, WorkerExited>,
     /// Whether the workers' leaving is its end.
-    pub(crate) presence: Presence,
+    pub(crate) liveness: Liveness,
     /// Set when a link that the job needs did not come at all.
     pub(crate) fatal: Option<String>,
 }
@@ -132,12 +132,12 @@ impl Driver {
         tokio::pin!(stop);
         let Inbox { commands, control, reports } = inbox;
         while self.fatal.is_none() && !self.is_over(phase) {
-            let departure = self.next_departure().map(Deadline::from_std);
+            let close = self.next_close().map(Deadline::from_std);
             let timeout = self.engine.poll_timeout().map(|at| self.instant(at));
             let batch = self.timeline.due().map(Deadline::from_std);
-            let worker = self.presence.due().map(|due| Deadline::from_std(self.started + due));
+            let worker = self.liveness.due().map(|due| Deadline::from_std(self.started + due));
             let parked = self.parked.due().map(Deadline::from_std);
-            let others = [departure, self.pace.resumes_at(), batch, worker, parked].into_iter().flatten();
+            let others = [close, self.backpressure.resumes_at(), batch, worker, parked].into_iter().flatten();
             let timeout = timeout.into_iter().chain(others).min();
             let wake = tokio::select! {
                 report = reports.recv() => Wake::Lane(report),
@@ -156,16 +156,16 @@ impl Driver {
                 Wake::Lane(Some(report)) => self.handle_report(report),
                 Wake::Port(event) => self.handle_port(event),
                 Wake::Timeout => {
-                    self.end_departures(Instant::now());
+                    self.close_due_sessions(Instant::now());
                     self.flush_timeline();
                     self.refuse_parked();
-                    self.fatal = self.fatal.take().or_else(|| self.presence.in_vain(self.started.elapsed()));
+                    self.fatal = self.fatal.take().or_else(|| self.liveness.timed_out(self.started.elapsed()));
                     self.engine.handle_timeout(self.now());
                 }
                 Wake::Session(None) | Wake::Control(None) | Wake::Lane(None) | Wake::Stop => return,
             }
             self.perform_actions();
-            self.end_deaf_sessions();
+            self.end_unresponsive_sessions();
         }
     }
 
@@ -179,7 +179,7 @@ impl Driver {
 
     fn is_over(&self, phase: Phase) -> bool {
         match phase {
-            Phase::Serving => self.presence.is_over(self.sessions.len(), self.running.is_some()),
+            Phase::Serving => self.liveness.is_over(self.sessions.len(), self.running.is_some()),
             Phase::Draining => self.sessions.len() == 0 && self.engine.is_drained(),
         }
     }
@@ -225,22 +225,22 @@ impl Driver {
             SessionCommand::Claim(claim) => self.claim(*claim),
             SessionCommand::Submit { session, submission } => self.submit(session, *submission),
             SessionCommand::Abstain { session, set, name, group, reason } => {
-                if let Some(rank) = self.heard(session) {
+                if let Some(rank) = self.note_activity(session) {
                     self.handle(Event::Refused { rank, set, name, group, reason });
                 }
             }
             SessionCommand::Withdraw { session, request, reason } => {
-                if let Some(rank) = self.heard(session) {
+                if let Some(rank) = self.note_activity(session) {
                     self.withdraw(session, rank, request, reason);
                 }
             }
             SessionCommand::Release { session, request } => {
-                if self.heard(session).is_some() {
+                if self.note_activity(session).is_some() {
                     self.release(session, request);
                 }
             }
             SessionCommand::Heartbeat { session: id } => {
-                if self.heard(id).is_some()
+                if self.note_activity(id).is_some()
                     && let Some(session) = self.sessions.get_mut(id)
                 {
                     session.answer_heartbeat();
@@ -262,7 +262,7 @@ impl Driver {
                     session.flush_ring();
                 }
             }
-            SessionCommand::Closed { session, reason } => self.stream_over(session, reason),
+            SessionCommand::Closed { session, reason } => self.stream_ended(session, reason),
             SessionCommand::Record(request) => self.record(request),
             SessionCommand::EndRecording(recording) => self.end_recording(recording),
         }
@@ -288,7 +288,7 @@ impl Driver {
         if let Some(Err(error)) = self.web_tls.as_ref().map(|tls| tls.install_identity(identity)) {
             tracing::warn!(%error, "gRPC-Web keeps its certificate");
         }
-        self.tell_lanes(|| LaneCommand::Identity(Arc::clone(identity)));
+        self.send_to_lanes(|| LaneCommand::Identity(Arc::clone(identity)));
     }
 
     fn handle_report(&mut self, report: LaneReport) {
@@ -307,7 +307,7 @@ impl Driver {
                     self.plugins.discard(epoch, last);
                     self.handle(Event::Cancelled { epoch, last });
                     if !self.operations.is_cancelling() {
-                        self.tell_put_off();
+                        self.send_deferred_failures();
                     }
                 }
             }
@@ -323,7 +323,7 @@ impl Driver {
                 );
                 self.handle(Event::ExecutionFailed { epoch, seq, reason, plugin });
             }
-            LaneReport::LetGo(epoch) => self.operations.lane_let_go(epoch),
+            LaneReport::Released(epoch) => self.operations.lane_released(epoch),
             LaneReport::LinkDown { peer, closed, reason } => self.handle(Event::LaneDown { peer, closed, reason }),
             LaneReport::Ended(lane) => {
                 self.fatal.get_or_insert_with(|| format!("the thread of {lane} has ended; see the log above"));
@@ -356,7 +356,7 @@ impl Driver {
                 // A peer that closes before there was an epoch is leaving because the job is over; one that has a reason
                 // of its own says it to the launcher itself.
                 if !self.begun {
-                    self.presence.note_desertion();
+                    self.liveness.note_peer_left();
                     if !matches!(reason, DownReason::ClosedByPeer(_)) {
                         self.fatal = Some(Code::PeerMissing.mark(&format!("{peer} did not come: {reason}")));
                     }
@@ -371,11 +371,11 @@ impl Driver {
 
     /// Until there is nothing left to do, or until links and heartbeats need their turn: then the rest waits for the next one.
     fn perform_actions(&mut self) {
-        self.pace.begin();
-        while self.pace.allows(&self.control) {
+        self.backpressure.begin();
+        while self.backpressure.allows(&self.control) {
             let action = self.engine.poll_action();
             self.note_traces();
-            let Some(action) = action else { return self.pace.finish() };
+            let Some(action) = action else { return self.backpressure.finish() };
             match action {
                 Action::Send { to, epoch, seq, message } => self.send(to, epoch, seq, message),
                 Action::EpochBegan { epoch } => self.begin_epoch(epoch),
@@ -402,7 +402,7 @@ impl Driver {
             sent => sent,
         };
         match sent {
-            Ok(()) => self.pace.sent(to, self.control.queued_bytes(to)),
+            Ok(()) => self.backpressure.sent(to, self.control.queued_bytes(to)),
             Err(SendError::NoLink(_)) => {
                 tracing::debug!(peer = to.0, "a control message is not sent: the link is gone");
             }
@@ -427,8 +427,8 @@ impl Driver {
         self.begun = true;
         self.running = Some(epoch);
         tracing::info!(epoch = epoch.0, ranks = self.world.size(), "an epoch has begun");
-        self.prompt.begin_epoch(epoch);
-        self.tell_lanes(|| LaneCommand::Epoch(epoch));
+        self.inline.begin_epoch(epoch);
+        self.send_to_lanes(|| LaneCommand::Epoch(epoch));
         let Self { sessions, world, me, .. } = self;
         for session in sessions.iter_mut() {
             let view = epoch_view(world, *me, session.rank, epoch);
@@ -439,24 +439,24 @@ impl Driver {
     fn end_epoch(&mut self, epoch: Epoch, failure: &Failure) {
         tracing::info!(epoch = epoch.0, cause = ?failure.cause, reason = failure.reason, "the epoch is over");
         self.running = None;
-        self.presence.note_end(failure);
+        self.liveness.note_end(failure);
         // Nothing is submitted in these sessions any more, so that no memory is used again.
-        self.tell_put_off();
+        self.send_deferred_failures();
         self.operations.end_epoch(epoch);
-        self.prompt.end_epoch(epoch);
-        self.tell_lanes(|| LaneCommand::EpochEnd(epoch));
+        self.inline.end_epoch(epoch);
+        self.send_to_lanes(|| LaneCommand::EpochEnd(epoch));
         for session in self.sessions.iter_mut().filter(|session| session.claimed_during != Some(epoch)) {
             session.send(Message::EpochEnded(v1::EpochEnded { epoch: epoch.0, failure: Some(failure.into()) }));
         }
     }
 
-    fn tell_lanes(&mut self, command: impl Fn() -> LaneCommand) {
-        self.tell_first_lanes(self.lanes.len(), command);
+    fn send_to_lanes(&mut self, command: impl Fn() -> LaneCommand) {
+        self.send_to_first_lanes(self.lanes.len(), command);
     }
 
-    fn tell_first_lanes(&mut self, count: usize, command: impl Fn() -> LaneCommand) {
-        let deaf = self.lanes.iter().take(count).any(|lane| !lane.tell(command()));
-        if deaf {
+    fn send_to_first_lanes(&mut self, count: usize, command: impl Fn() -> LaneCommand) {
+        let unresponsive = self.lanes.iter().take(count).any(|lane| !lane.send(command()));
+        if unresponsive {
             self.fatal.get_or_insert_with(|| "a lane's thread has ended; see the log above".to_owned());
         }
     }
@@ -465,13 +465,13 @@ impl Driver {
         let (epoch, seq, tensors) = (admission.epoch, admission.seq, &admission.tensors);
         let operation = tensors.first().map(|tensor| tracing::field::display(&tensor.name));
         tracing::debug!(epoch = epoch.0, seq = seq.0, operation, tensors = tensors.len(), "an operation begins");
-        let promptly = Prompt::takes(admission);
+        let is_inline = InlineExecutor::takes(admission);
         self.plugins.begin(admission);
         let threads = admission.plan.lanes();
         match self.operations.admit(admission, threads, &mut self.sessions) {
-            Ok(memory) if promptly => self.perform(admission, memory),
+            Ok(memory) if is_inline => self.perform(admission, memory),
             Ok(memory) => {
-                self.tell_first_lanes(threads, || LaneCommand::Admit(Arc::clone(admission), Arc::clone(&memory)));
+                self.send_to_first_lanes(threads, || LaneCommand::Admit(Arc::clone(admission), Arc::clone(&memory)));
             }
             Err(error) => {
                 let reason = format!("no memory for the result: {error:#}");
@@ -490,16 +490,16 @@ impl Driver {
     fn cancel(&mut self, epoch: Epoch, last: Seq, dropped: &Arc<[Seq]>) {
         tracing::debug!(epoch = epoch.0, last = last.0, operations = dropped.len(), "operations are dropped");
         self.operations.cancel((epoch, last), dropped);
-        self.tell_lanes(|| LaneCommand::Cancel(epoch, last, Arc::clone(dropped)));
+        self.send_to_lanes(|| LaneCommand::Cancel(epoch, last, Arc::clone(dropped)));
     }
 
     /// Performs a small operation on this thread.
     fn perform(&mut self, admission: &Arc<Admission>, memory: Arc<OperationMemory>) {
-        self.pace.performed();
+        self.backpressure.performed();
         let (epoch, seq) = (admission.epoch, admission.seq);
-        match self.prompt.perform(admission, memory) {
+        match self.inline.perform(admission, memory) {
             Ok(()) => {
-                self.note_prompt_work(seq);
+                self.note_inline_work(seq);
                 if self.operations.part_done(epoch, seq) {
                     self.handle(Event::Executed { epoch, seq });
                 }
@@ -520,7 +520,7 @@ impl Driver {
                 tracing::debug!(rank = rank.0, request = request.0, operation, reason, "a request has failed");
                 let is_written = session.pending.get(&request).is_some_and(|pending| pending.in_output);
                 if is_written && operations.is_cancelling() {
-                    operations.put_off((session.id, request, failure));
+                    operations.defer_failure((session.id, request, failure));
                 } else {
                     fail(session, request, &failure);
                 }
@@ -530,8 +530,8 @@ impl Driver {
     }
 
     /// Tells the failures that were put off.
-    fn tell_put_off(&mut self) {
-        for (id, request, failure) in self.operations.take_put_off() {
+    fn send_deferred_failures(&mut self) {
+        for (id, request, failure) in self.operations.take_deferred() {
             if let Some(session) = self.sessions.get_mut(id) {
                 fail(session, request, &failure);
             }
@@ -550,15 +550,15 @@ impl Driver {
     }
 
     /// A worker that messages do not reach is treated as gone.
-    fn end_deaf_sessions(&mut self) {
+    fn end_unresponsive_sessions(&mut self) {
         let lost = |session: &mut Session| {
-            let reason = session.lost().filter(|_| session.departing.is_none())?;
+            let reason = session.lost().filter(|_| session.closing.is_none())?;
             Some((session.id, reason.to_owned()))
         };
         let lost: Vec<(SessionId, String)> = self.sessions.iter_mut().filter_map(lost).collect();
         for (id, reason) in lost {
             // Its process may have ended, so that messages find nobody, before the end of its stream is read.
-            self.stream_over(id, reason);
+            self.stream_ended(id, reason);
             self.perform_actions();
         }
     }
@@ -579,7 +579,7 @@ impl Driver {
             engine: self.engine.stats().clone(),
             control: self.control.stats(),
             lanes: Vec::with_capacity(asked.len()),
-            prompt: self.prompt.stats(),
+            inline: self.inline.stats(),
             results: self.operations.results().usage(),
             plugins: self.plugins.stats(),
             sessions: self.sessions.len(),

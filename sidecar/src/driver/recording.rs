@@ -60,8 +60,8 @@ impl Driver {
     fn follow_timeline(&mut self) {
         let wanted = self.timeline.is_on();
         self.engine.set_tracing(wanted);
-        self.prompt.set_tracing(wanted);
-        self.tell_lanes(|| LaneCommand::Trace(wanted));
+        self.inline.set_tracing(wanted);
+        self.send_to_lanes(|| LaneCommand::Trace(wanted));
     }
 
     /// To be called behind everything that the engine was told or asked.
@@ -85,8 +85,8 @@ impl Driver {
     }
 
     /// The control thread has performed an operation.
-    pub(super) fn note_prompt_work(&mut self, seq: Seq) {
-        if let Some(trace) = self.prompt.take_trace(seq) {
+    pub(super) fn note_inline_work(&mut self, seq: Seq) {
+        if let Some(trace) = self.inline.take_trace(seq) {
             self.timeline.performed(Instant::now(), seq, None, &trace);
             self.follow_end();
         }

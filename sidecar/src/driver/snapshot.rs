@@ -22,7 +22,7 @@ pub(crate) struct Snapshot {
     /// Counters of each lane.
     pub(crate) lanes: Vec<LaneStats>,
     /// Counters of small operations, which the control thread performs.
-    pub(crate) prompt: ExecutorStats,
+    pub(crate) inline: ExecutorStats,
     /// Shared memory for results.
     pub(crate) results: ArenaUsage,
     /// Shared memory of live sessions' inputs.

@@ -18,21 +18,21 @@ use ronde_bootstrap::messages::FromSidecar;
 
 impl Driver {
     /// Notes a sign of life; the session's rank, when it is still live.
-    pub(super) fn heard(&mut self, session: SessionId) -> Option<Rank> {
+    pub(super) fn note_activity(&mut self, session: SessionId) -> Option<Rank> {
         let rank = self.sessions.get_mut(session)?.rank;
         self.handle(Event::RankHeard { rank });
         Some(rank)
     }
 
     pub(super) fn claim(&mut self, request: ClaimRequest) {
-        let ClaimRequest { claim, way, protocol, session_token, outgoing, reply } = request;
+        let ClaimRequest { claim, access, protocol, session_token, outgoing, reply } = request;
         if self.sessions.is_entitled(claim.rank, &claim.token) {
             self.make_room(claim.rank);
         }
         let claimed = self.sessions.claim(claim.rank, &claim.token, session_token, outgoing);
         if let Ok(id) = claimed {
-            self.presence.note_worker();
-            if let Some(uid) = way.uid() {
+            self.liveness.note_worker();
+            if let Some(uid) = access.uid() {
                 self.segments.open_session(session_token, uid, self.arena_bytes_max);
             }
             let message = ronde_rpc::Claimed {
@@ -45,7 +45,7 @@ impl Driver {
                 pending_max: u32::try_from(limits::PENDING_PER_SESSION_MAX).unwrap_or(u32::MAX),
                 ring_bytes: limits::RING_BYTES as u64,
             };
-            tracing::info!(rank = claim.rank.0, client = claim.client, pid = claim.pid, ?way, "a worker has come");
+            tracing::info!(rank = claim.rank.0, client = claim.client, pid = claim.pid, ?access, "a worker has come");
             let running = self.running;
             if let Some(session) = self.sessions.get_mut(id) {
                 session.claimed_during = running;
@@ -62,7 +62,7 @@ impl Driver {
     }
 
     pub(super) fn submit(&mut self, id: SessionId, submission: Result<Submission, Refused>) {
-        let Some(rank) = self.heard(id) else { return };
+        let Some(rank) = self.note_activity(id) else { return };
         if let Ok(Submission { what, site, .. }) = &submission {
             let (collective, operation, site) = (what.collective.name(), what.name.clone(), site.clone());
             self.handle(Event::Called { rank, collective, operation, site });

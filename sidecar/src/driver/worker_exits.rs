@@ -2,7 +2,7 @@
 //!
 //! A worker's stream breaks in the moment in which its process ends. Why it ended only its parent knows: the launcher's
 //! agent on this host, which reads the worker's last words and says both a moment later. So where there is one, a session
-//! whose stream is over is *departing* for at most [`EXIT_WAIT`], or [`FAREWELL_WAIT`] behind a goodbye: its contributions stay and what was agreed on goes on;
+//! whose stream is over is *closing* for at most [`EXIT_WAIT`], or [`FAREWELL_WAIT`] behind a goodbye: its contributions stay and what was agreed on goes on;
 //! then the others hear of its end and the reason at once.
 
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use ronde_engine::Event;
 use ronde_wire::{Cause, Exit, Failure, Rank, Record};
 
 use crate::driver::Driver;
-use crate::session::table::{Departing, Session, SessionId};
+use crate::session::table::{Closing, Session, SessionId};
 use ronde_bootstrap::messages::{FromSidecar, WorkerExited};
 
 impl Driver {
     /// The stream of a session is over.
-    pub(crate) fn stream_over(&mut self, id: SessionId, reason: String) {
-        let Some(session) = self.sessions.get_mut(id).filter(|session| session.departing.is_none()) else { return };
+    pub(crate) fn stream_ended(&mut self, id: SessionId, reason: String) {
+        let Some(session) = self.sessions.get_mut(id).filter(|session| session.closing.is_none()) else { return };
         let rank = session.rank;
         if !self.tells_of_exits {
             self.close_session(id, &reason);
             return;
         }
         let wait = if session.goodbye.is_some() { FAREWELL_WAIT } else { EXIT_WAIT };
-        session.departing = Some(Departing { reason, until: Instant::now() + wait });
+        session.closing = Some(Closing { reason, until: Instant::now() + wait });
         session.hang_up();
-        say_left(rank);
+        report_left(rank);
         if let Some(exited) = self.exits.remove(&rank) {
-            self.depart(id, Some(exited));
+            self.finish_close(id, Some(exited));
         }
     }
 
@@ -40,8 +40,8 @@ impl Driver {
         let last_call = self.engine.record(rank, self.now()).last_call.map(|call| call.to_string());
         FromSidecar::Noted { rank: rank.0, last_call }.send();
         let session = self.sessions.of_rank(rank);
-        match session.filter(|session| session.departing.is_some()).map(|session| session.id) {
-            Some(id) => self.depart(id, Some(exited)),
+        match session.filter(|session| session.closing.is_some()).map(|session| session.id) {
+            Some(id) => self.finish_close(id, Some(exited)),
             // Its stream may take a moment longer. Ranks of others are none of this sidecar's business.
             None if self.world.sidecar_of(rank) == Some(self.me) => drop(self.exits.insert(rank, exited)),
             None => {}
@@ -51,37 +51,37 @@ impl Driver {
     /// A rank begins anew: what is known of its last process is history.
     pub(crate) fn make_room(&mut self, rank: Rank) {
         self.exits.remove(&rank);
-        let session = self.sessions.of_rank(rank).filter(|session| session.departing.is_some());
+        let session = self.sessions.of_rank(rank).filter(|session| session.closing.is_some());
         if let Some(id) = session.map(|session| session.id) {
-            self.depart(id, None);
+            self.finish_close(id, None);
         }
     }
 
     /// Ends the sessions of which nothing more has come to be known in time.
-    pub(crate) fn end_departures(&mut self, now: Instant) {
-        let due = |session: &&mut Session| session.departing.as_ref().is_some_and(|departing| departing.until <= now);
+    pub(crate) fn close_due_sessions(&mut self, now: Instant) {
+        let due = |session: &&mut Session| session.closing.as_ref().is_some_and(|closing| closing.until <= now);
         let due: Vec<SessionId> = self.sessions.iter_mut().filter(due).map(|session| session.id).collect();
-        due.into_iter().for_each(|id| self.depart(id, None));
+        due.into_iter().for_each(|id| self.finish_close(id, None));
     }
 
     /// When the next such session ends.
-    pub(crate) fn next_departure(&mut self) -> Option<Instant> {
-        self.sessions.iter_mut().filter_map(|session| session.departing.as_ref().map(|departing| departing.until)).min()
+    pub(crate) fn next_close(&mut self) -> Option<Instant> {
+        self.sessions.iter_mut().filter_map(|session| session.closing.as_ref().map(|closing| closing.until)).min()
     }
 
     /// Ends a session at once.
     pub(crate) fn close_session(&mut self, id: SessionId, reason: &str) {
         let Some(session) = self.sessions.get_mut(id) else { return };
-        if session.departing.is_none() {
+        if session.closing.is_none() {
             let rank = session.rank;
-            session.departing = Some(Departing { reason: reason.to_owned(), until: Instant::now() });
-            say_left(rank);
+            session.closing = Some(Closing { reason: reason.to_owned(), until: Instant::now() });
+            report_left(rank);
         }
-        self.depart(id, None);
+        self.finish_close(id, None);
     }
 
     /// The session's part in operations is over.
-    fn depart(&mut self, id: SessionId, exited: Option<WorkerExited>) {
+    fn finish_close(&mut self, id: SessionId, exited: Option<WorkerExited>) {
         let Some(session) = self.sessions.close(id) else { return };
         self.segments.close_session(&session.token);
         let failure = self.failure_of(&session, exited);
@@ -109,7 +109,7 @@ impl Driver {
                 format!("{rank} on host {} {exit}{unexpected}{}", record.host, exit.advice())
             }
             None => {
-                let seen = session.departing.as_ref().map(|departing| departing.reason.as_str()).unwrap_or_default();
+                let seen = session.closing.as_ref().map(|closing| closing.reason.as_str()).unwrap_or_default();
                 let unknown =
                     if self.tells_of_exits { "" } else { "; no launcher watches it, so see its own output for why" };
                 format!("{rank} on {me} is gone: {seen}{unknown}")
@@ -122,7 +122,7 @@ impl Driver {
 }
 
 /// Said before anybody fails because of it: the launcher blames who left first, not who exits first.
-fn say_left(rank: Rank) {
+fn report_left(rank: Rank) {
     FromSidecar::Left { rank: rank.0 }.send();
 }
 

@@ -129,7 +129,7 @@ fn check_result(session: &Session, submission: &Submission, bounds: ResultBounds
             "{result_bytes} bytes of result exceed arena_bytes_max = {bytes_max}: {held} are pending or not released; raise it (--arena-mb) or keep fewer tensors in flight"
         ));
     }
-    if held >= bytes_max && hangs_on_others(session.rank, collective) {
+    if held >= bytes_max && depends_on_others(session.rank, collective) {
         let kind = collective.name();
         return Err(format!(
             "the result of {kind} has a size that only other ranks know, and {held} bytes of results, which are pending or not released, have reached arena_bytes_max = {bytes_max}; raise it (--arena-mb) or keep fewer tensors in flight"
@@ -139,7 +139,7 @@ fn check_result(session: &Session, submission: &Submission, bounds: ResultBounds
 }
 
 /// Whether the size of the result hangs on other ranks' tensors, of which the request says nothing.
-fn hangs_on_others(me: Rank, collective: &Collective) -> bool {
+fn depends_on_others(me: Rank, collective: &Collective) -> bool {
     match collective {
         Collective::AllGather | Collective::AllToAll { .. } | Collective::Recv { .. } => true,
         Collective::Gather { root } => *root == me,
@@ -228,12 +228,13 @@ pub(crate) fn result_id(rank: Rank, completion: &Completion) -> ResultId {
 ///
 /// Many may fail for the same reason, whose record is told once.
 pub(crate) fn send_failed(session: &mut Session, request: RequestId, failure: &Failure) {
-    let is_told = matches!((&session.told, &failure.record), (Some(told), Some(record)) if Arc::ptr_eq(told, record));
+    let is_sent =
+        matches!((&session.sent_record, &failure.record), (Some(sent), Some(record)) if Arc::ptr_eq(sent, record));
     let mut message = v1::Failure::from(failure);
-    if is_told {
+    if is_sent {
         message.record = None;
     } else if failure.record.is_some() {
-        session.told.clone_from(&failure.record);
+        session.sent_record.clone_from(&failure.record);
     }
     session.send(Message::Failed(v1::Failed { request: request.0, failure: Some(message) }));
 }

@@ -24,7 +24,7 @@ pub(crate) struct Operations {
     /// Operations that are dropped, by the last one up to which, with the number of lanes that have not done so.
     cancelling: HashMap<(Epoch, Seq), Cancelling>,
     /// Failures that are told when nothing is cancelling; at most one for each pending request.
-    put_off: Vec<(SessionId, RequestId, Failure)>,
+    deferred: Vec<(SessionId, RequestId, Failure)>,
 }
 
 struct Running {
@@ -48,7 +48,7 @@ impl Operations {
     /// An empty table for a sidecar with this many lanes.
     pub(crate) fn new(results: Results, lanes: usize) -> Self {
         let (running, readable, draining, cancelling) = Default::default();
-        Self { results, lanes, running, readable, draining, cancelling, put_off: Vec::new() }
+        Self { results, lanes, running, readable, draining, cancelling, deferred: Vec::new() }
     }
 
     /// Reserves an operation's results and puts its memory together. `threads` is the number of those that perform a part of
@@ -182,13 +182,13 @@ impl Operations {
 
     /// Keeps the failure of a request whose operation is being dropped. Its worker hears it when no lane writes to its memory
     /// any more, as it uses that again then.
-    pub(crate) fn put_off(&mut self, failed: (SessionId, RequestId, Failure)) {
-        self.put_off.push(failed);
+    pub(crate) fn defer_failure(&mut self, failed: (SessionId, RequestId, Failure)) {
+        self.deferred.push(failed);
     }
 
     /// What was put off.
-    pub(crate) fn take_put_off(&mut self) -> Vec<(SessionId, RequestId, Failure)> {
-        std::mem::take(&mut self.put_off)
+    pub(crate) fn take_deferred(&mut self) -> Vec<(SessionId, RequestId, Failure)> {
+        std::mem::take(&mut self.deferred)
     }
 
     /// Whether lanes may still touch the memory of operations that nobody wants any more.
@@ -239,7 +239,7 @@ impl Operations {
     }
 
     /// A lane no longer touches the memory of an ended epoch.
-    pub(crate) fn lane_let_go(&mut self, epoch: Epoch) {
+    pub(crate) fn lane_released(&mut self, epoch: Epoch) {
         let Some(left) = self.draining.get_mut(&epoch) else { return };
         *left -= 1;
         if *left > 0 {

@@ -29,11 +29,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin;
-use crate::driver::backpressure::Pace;
+use crate::driver::backpressure::Backpressure;
 use crate::driver::command::ControlCommand;
-use crate::driver::liveness::Presence;
+use crate::driver::liveness::Liveness;
 use crate::driver::{Driver, Inbox, Parked, Phase};
-use crate::operation::lanes::inline::Prompt;
+use crate::operation::lanes::inline::InlineExecutor;
 use crate::operation::lanes::local;
 use crate::operation::lanes::{self, LaneConfig, LaneHandle, LaneReport};
 use crate::operation::results::Results;
@@ -99,7 +99,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let (lanes, reports, plugins) = spawn_lanes(&settings, &peers, &control_sender, ports.lanes, start)?;
 
     // Local workers: their directory, sockets, tokens and shared memory.
-    let (place, allowed_uids) = house(&settings, &args.container);
+    let (place, allowed_uids) = socket_setup(&settings, &args.container);
     let directory = RuntimeDir::create(place, &settings.job, settings.me)?;
     let segments = segments::serve(&paths::mem_socket(directory.path()))?;
     let (tokens, token_files) = written_tokens(&directory, world.ranks_of(settings.me))?;
@@ -123,8 +123,8 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         control,
         web_tls,
         transport: settings.transport,
-        pace: Pace::default(),
-        prompt: Prompt::new(settings.me),
+        backpressure: Backpressure::default(),
+        inline: InlineExecutor::new(settings.me),
         timeline: Timeline::default(),
         operations: Operations::new(results, lanes.len()),
         plugins,
@@ -139,7 +139,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         begun: false,
         tells_of_exits: settings.tells_of_exits,
         exits: BTreeMap::new(),
-        presence: Presence::new(args.container.exit_with_workers.map(Duration::from_secs)),
+        liveness: Liveness::new(args.container.exit_with_workers.map(Duration::from_secs)),
         fatal: None,
         world,
     };
@@ -166,7 +166,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
 }
 
 /// Where workers come to this sidecar, and who may.
-fn house<'a>(settings: &'a Settings, container: &'a ContainerArgs) -> (Place<'a>, BTreeSet<u32>) {
+fn socket_setup<'a>(settings: &'a Settings, container: &'a ContainerArgs) -> (Place<'a>, BTreeSet<u32>) {
     let (base, exact) = (settings.runtime_dir.as_deref(), container.socket_dir.as_deref());
     let own = nix::unistd::geteuid().as_raw();
     let allowed: BTreeSet<u32> = container.worker_uids.iter().copied().chain([own]).collect();
@@ -186,15 +186,15 @@ fn written_tokens(
 /// Ends what is left, reports the counters, and turns a fatal condition into an error.
 async fn finish(mut driver: Driver, settings: &Settings, report: Option<&Path>) -> anyhow::Result<()> {
     let reason = driver.fatal.take();
-    let parting = reason.clone().unwrap_or_else(|| format!("{} is shutting down", settings.me));
+    let goodbye = reason.clone().unwrap_or_else(|| format!("{} is shutting down", settings.me));
     let cause = if reason.is_some() { Cause::SidecarLost } else { Cause::ShutDown };
-    driver.end_sessions(cause, &parting);
+    driver.end_sessions(cause, &goodbye);
     let summary = driver.summary().await;
     for lane in std::mem::take(&mut driver.lanes) {
-        lane.stop(parting.clone()).await;
+        lane.stop(goodbye.clone()).await;
     }
-    driver.control.shutdown(&parting).await;
-    let failure = reason.or_else(|| driver.presence.failure());
+    driver.control.shutdown(&goodbye).await;
+    let failure = reason.or_else(|| driver.liveness.failure());
     if let Some(path) = report {
         write_report(path, settings.me, &summary, failure.as_deref()).context(Code::ReportUnwritable)?;
     }
@@ -417,7 +417,7 @@ fn lane_config(settings: &Settings, lane: Lane, plugins: &Arc<Plugins>) -> LaneC
 /// those, so a missing address is never dialled.
 fn addresses(peers: &[Peer], port: impl Fn(&Peer) -> Option<SocketAddr>) -> HashMap<SidecarIndex, Vec<SocketAddr>> {
     let own = interfaces::of_this_host();
-    let ways = |peer: &Peer| Some((SidecarIndex(peer.sidecar), interfaces::ways_to(peer, port(peer)?.port(), &own)));
+    let ways = |peer: &Peer| Some((SidecarIndex(peer.sidecar), interfaces::routes_to(peer, port(peer)?.port(), &own)));
     peers.iter().filter_map(ways).collect()
 }
 

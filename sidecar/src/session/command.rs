@@ -92,7 +92,7 @@ pub(crate) struct ClaimRequest {
     /// What the worker said.
     pub(crate) claim: Claim,
     /// How it came.
-    pub(crate) way: Way,
+    pub(crate) access: Access,
     /// The version that both speak.
     pub(crate) protocol: u32,
     /// A fresh token for the session.
@@ -105,7 +105,7 @@ pub(crate) struct ClaimRequest {
 
 /// How a worker came to the sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Access {
     /// Over rpc.sock; its process is of this uid, as the kernel says, and may share memory.
     Socket {
         /// The uid.
@@ -115,7 +115,7 @@ pub(crate) enum Way {
     Web,
 }
 
-impl Way {
+impl Access {
     /// The uid of a process that may share memory with this one.
     pub(crate) fn uid(self) -> Option<u32> {
         if let Self::Socket { uid } = self { Some(uid) } else { None }

@@ -25,7 +25,7 @@ impl AttachedRing {
     ///
     /// # Errors
     /// Why its bell cannot be waited for.
-    pub(crate) fn open(self, look: Duration) -> Result<(RingIn, RingOut), String> {
+    pub(crate) fn open(self, spin: Duration) -> Result<(RingIn, RingOut), String> {
         let bell = Bell::over(self.bell).map_err(|error| error.to_string())?;
         let listening = bell.listen().map_err(|error| error.to_string())?;
         // As a pipe, so that it is waited for to be read alone; see `Bell::listen`.
@@ -37,7 +37,7 @@ impl AttachedRing {
             bell: Some(listening),
             consumer,
             message: Vec::new(),
-            look,
+            spin,
             expected: None,
             room: Arc::clone(&waits_for_room),
         };
@@ -54,7 +54,7 @@ pub(crate) struct RingIn {
     /// Memory of the last message.
     message: Vec<u8>,
     /// How long the next message is looked for before the bell is waited for.
-    look: Duration,
+    spin: Duration,
     /// Until when it is, if it is expected soon.
     expected: Option<Instant>,
     room: Arc<AtomicBool>,
@@ -75,11 +75,11 @@ impl RingIn {
 
     /// The next message may come soon: it is looked for from now on.
     pub(crate) fn expect_next(&mut self) {
-        self.expected = Instant::now().checked_add(self.look);
+        self.expected = Instant::now().checked_add(self.spin);
     }
 
     /// Whether the next message is still looked for.
-    pub(crate) fn is_looked_at(&self) -> bool {
+    pub(crate) fn is_spinning(&self) -> bool {
         self.expected.is_some_and(|until| Instant::now() < until)
     }
 
@@ -127,7 +127,7 @@ impl RingOut {
             return Ok(());
         }
         if self.backlog.len() >= OUTGOING_MAX {
-            return Err(DEAF.to_owned());
+            return Err(NOT_READING.to_owned());
         }
         self.backlog.push_back(message);
         self.flush()
@@ -162,6 +162,6 @@ impl RingOut {
 }
 
 /// Why a session with a worker that does not read ends.
-pub(crate) const DEAF: &str = "it does not read the messages of its session";
+pub(crate) const NOT_READING: &str = "it does not read the messages of its session";
 /// Wake-ups taken at once; more are taken in the next turn.
 const RUNG_MAX: usize = 1_024;

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use crate::session::request::{Input, Output, ResultId};
-use crate::session::ring::{DEAF, RingOut};
+use crate::session::ring::{NOT_READING, RingOut};
 
 /// A session's number within this process; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,11 +45,11 @@ pub(crate) struct Session {
     /// Whether its end is expected: a goodbye has come.
     pub(crate) goodbye: Option<String>,
     /// Its stream is over, but not yet its part in operations: see `crate::driver::worker_exits`.
-    pub(crate) departing: Option<Departing>,
+    pub(crate) closing: Option<Closing>,
     /// Its process, as that says itself; 0 when it does not.
     pub(crate) pid: u32,
-    /// The record of a first failure that the worker was told.
-    pub(crate) told: Option<Arc<Record>>,
+    /// The record of a first failure that the worker has received.
+    pub(crate) sent_record: Option<Arc<Record>>,
     /// The epoch that was running when it claimed its rank: that epoch's end does not concern it.
     pub(crate) claimed_during: Option<Epoch>,
     /// Why a message did not reach the worker.
@@ -57,7 +57,7 @@ pub(crate) struct Session {
 }
 
 /// A session whose stream is over.
-pub(crate) struct Departing {
+pub(crate) struct Closing {
     /// What was seen.
     pub(crate) reason: String,
     /// When the others are told, even if nothing more is known then.
@@ -138,7 +138,7 @@ impl Session {
         // A stream that is closed is reported by its reader, which knows how it ended.
         let Some(outgoing) = &self.outgoing else { return };
         if let Err(mpsc::error::TrySendError::Full(_)) = outgoing.try_send(Ok(message)) {
-            self.note(Err(DEAF.to_owned()));
+            self.note(Err(NOT_READING.to_owned()));
         }
     }
 
@@ -205,9 +205,9 @@ impl Sessions {
             held: HashMap::new(),
             result_bytes: 0,
             goodbye: None,
-            departing: None,
+            closing: None,
             pid: 0,
-            told: None,
+            sent_record: None,
             claimed_during: None,
             lost: None,
         };

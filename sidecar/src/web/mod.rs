@@ -22,7 +22,7 @@ use crate::admin::Pages;
 use crate::session::service::Service;
 use calls::Calls;
 use gate::Gate;
-use listener::Door;
+use listener::Endpoint;
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::web::WebSettings;
 
@@ -57,11 +57,11 @@ pub(crate) fn serve(
     let (listener, address) =
         bound().with_context(|| format!("cannot bind {listen} for gRPC-Web (--web-listen)")).context(Code::PortBind)?;
     let gate = Gate::new(tokens, settings.origins.clone());
-    let door = Door::new(gate, Calls::new(service, pages), tls.clone());
+    let endpoint = Endpoint::new(gate, Calls::new(service, pages), tls.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start a runtime for gRPC-Web")?;
     let serve = move || {
-        if let Err(error) = runtime.block_on(listener::run(listener, Arc::new(door))) {
+        if let Err(error) = runtime.block_on(listener::run(listener, Arc::new(endpoint))) {
             tracing::error!(%error, "gRPC-Web is not answered any more");
         }
     };

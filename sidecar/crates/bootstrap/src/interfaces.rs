@@ -160,7 +160,7 @@ pub fn select(found: &[InterfaceAddress], selectors: &[Selector]) -> Vec<Interfa
 
 /// Where to dial a port of a peer, best first: addresses that are this host's own cannot lead to another one and come
 /// last, then bridges; of the others those in a network of this host, and IPv4. What is alike stays in its order.
-pub fn ways_to(peer: &Peer, port: u16, own: &[InterfaceAddress]) -> Vec<SocketAddr> {
+pub fn routes_to(peer: &Peer, port: u16, own: &[InterfaceAddress]) -> Vec<SocketAddr> {
     if peer.addresses.is_empty() {
         return vec![SocketAddr::new(peer.control.ip(), port)];
     }
@@ -263,12 +263,12 @@ mod tests {
                 at("eth0", "10.0.1.3/24"),
             ],
         };
-        let ways: Vec<String> = ways_to(&peer, 9, &host()).iter().map(ToString::to_string).collect();
+        let ways: Vec<String> = routes_to(&peer, 9, &host()).iter().map(ToString::to_string).collect();
         let expected =
             ["10.0.1.3:9", "[fd00:1::3]:9", "192.168.7.3:9", "192.168.122.1:9", "172.17.0.1:9"].map(str::to_owned);
         assert_eq!(ways, expected);
         let alone = Peer { addresses: Vec::new(), ..peer };
-        assert_eq!(ways_to(&alone, 9, &host()), ["172.17.0.1:9".parse().expect("an address")]);
+        assert_eq!(routes_to(&alone, 9, &host()), ["172.17.0.1:9".parse().expect("an address")]);
     }
 
     #[test]

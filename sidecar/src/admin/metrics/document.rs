@@ -122,7 +122,7 @@ fn snapshot() -> Snapshot {
         status,
         control: PortStats::default(),
         lanes: vec![LaneStats { paths: paths.clone(), ..LaneStats::default() }],
-        prompt: ronde_engine::ExecutorStats::default(),
+        inline: ronde_engine::ExecutorStats::default(),
         results: ronde_shm::ArenaUsage { mapped_bytes: 0, in_use_bytes: 0, slots: 0, segments: 0 },
         inputs_mapped_bytes: 0,
         plugins: PluginStats::default(),

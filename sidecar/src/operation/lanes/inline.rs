@@ -10,13 +10,13 @@ use crate::operation::memory::{LaneMemory, OperationMemory};
 use crate::timeline::{LaneTrace, Tracer};
 
 /// The control thread's own executor. It has no links.
-pub(crate) struct Prompt {
+pub(crate) struct InlineExecutor {
     executor: Executor,
     memory: LaneMemory,
     tracer: Tracer,
 }
 
-impl Prompt {
+impl InlineExecutor {
     /// An executor before the first epoch.
     pub(crate) fn new(me: SidecarIndex) -> Self {
         // Plans without transfers name lane 0 when they are cut for one lane, which small ones are.

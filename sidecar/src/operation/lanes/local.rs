@@ -60,7 +60,7 @@ impl LocalLane {
                 self.executor.handle_epoch_end(epoch);
                 self.memory.clear();
                 self.tracer.forget(None);
-                self.report(LaneReport::LetGo(epoch));
+                self.report(LaneReport::Released(epoch));
             }
             LaneCommand::Admit(admission, memory) => {
                 self.memory.insert(admission.seq, memory);

@@ -23,7 +23,7 @@ use crate::timeline::{LaneTrace, Tracer};
 pub(crate) enum LaneCommand {
     /// An epoch begins.
     Epoch(Epoch),
-    /// An epoch is over; the lane answers [`LaneReport::LetGo`].
+    /// An epoch is over; the lane answers [`LaneReport::Released`].
     EpochEnd(Epoch),
     /// Perform this.
     Admit(Arc<Admission>, Arc<OperationMemory>),
@@ -54,7 +54,7 @@ pub(crate) enum LaneReport {
         plugin: bool,
     },
     /// No memory of the epoch is touched any more.
-    LetGo(Epoch),
+    Released(Epoch),
     /// The link to a peer is gone.
     LinkDown {
         peer: SidecarIndex,
@@ -119,14 +119,14 @@ impl LaneHandle {
     }
 
     /// Queues a command. False when the lane's thread has ended or does not keep up, which ends the job.
-    pub(crate) fn tell(&self, command: LaneCommand) -> bool {
+    pub(crate) fn send(&self, command: LaneCommand) -> bool {
         self.commands.try_send(command).is_ok()
     }
 
     /// Asks for the lane's counters; the answer does not come when its thread has ended.
     pub(crate) fn ask_stats(&self) -> oneshot::Receiver<LaneStats> {
         let (reply, answer) = oneshot::channel();
-        self.tell(LaneCommand::Stats(reply));
+        self.send(LaneCommand::Stats(reply));
         answer
     }
 
@@ -243,7 +243,7 @@ impl LaneThread {
                 self.executor.handle_epoch_end(epoch);
                 self.memory.clear();
                 self.tracer.forget(None);
-                self.report(LaneReport::LetGo(epoch)).await;
+                self.report(LaneReport::Released(epoch)).await;
             }
             LaneCommand::Admit(admission, memory) => {
                 self.memory.insert(admission.seq, memory);

@@ -6,7 +6,7 @@
 //! | `key.pem` | its private key | 0600 or 0400 |
 //! | `ca.pem` | the certificates of the job's authorities | any |
 //!
-//! The files may be replaced while the sidecar runs ([`Directory::look`]).
+//! The files may be replaced while the sidecar runs ([`Directory::poll`]).
 
 use std::fs;
 use std::io::Read;
@@ -54,7 +54,7 @@ impl Directory {
     ///
     /// # Errors
     /// As [`load`].
-    pub(super) fn look(&mut self) -> anyhow::Result<Option<Identity>> {
+    pub(super) fn poll(&mut self) -> anyhow::Result<Option<Identity>> {
         if !self.changes.observe(Fingerprint::of(&self.path)) {
             return Ok(None);
         }
@@ -166,17 +166,17 @@ mod tests {
     #[test]
     fn a_change_counts_when_it_has_settled_until_it_is_taken() {
         let mut changes = Changes::since(state(1));
-        let mut look = |number, usable| {
+        let mut poll = |number, usable| {
             let counts = changes.observe(state(number));
             if counts && usable {
                 changes.handled();
             }
             counts
         };
-        assert!([1, 1, 2, 3].into_iter().all(|number| !look(number, true)));
+        assert!([1, 1, 2, 3].into_iter().all(|number| !poll(number, true)));
         // A pair that does not fit is tried again, until it is as before or something usable has come.
-        assert!(look(3, false) && look(3, false));
-        assert!(!look(1, true) && !look(1, true));
-        assert!(!look(3, true) && look(3, true) && !look(3, true));
+        assert!(poll(3, false) && poll(3, false));
+        assert!(!poll(1, true) && !poll(1, true));
+        assert!(!poll(3, true) && poll(3, true) && !poll(3, true));
     }
 }

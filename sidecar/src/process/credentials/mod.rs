@@ -67,7 +67,7 @@ impl Credentials {
     /// Another identity, when there is one.
     fn fresh(&mut self) -> anyhow::Result<Option<Identity>> {
         match self {
-            Self::Directory(directory) => directory.look(),
+            Self::Directory(directory) => directory.poll(),
             Self::Secret(authority) => authority.renew(),
         }
     }

@@ -22,7 +22,7 @@ use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::session::command::{SessionCommand, Way};
+use crate::session::command::{Access, SessionCommand};
 use crate::session::segments::Segments;
 use crate::timeline::BATCHES_MAX;
 use reader::Reader;
@@ -41,7 +41,7 @@ pub(crate) struct Service {
     /// Who may claim.
     allowed_uids: BTreeSet<u32>,
     /// How long a ring's next message is looked for before its bell is waited for.
-    look: Duration,
+    spin: Duration,
 }
 
 impl Service {
@@ -55,8 +55,8 @@ impl Service {
         allowed_uids: BTreeSet<u32>,
         sidecars: usize,
     ) -> Self {
-        let look = if sidecars == 1 { LOOK } else { Duration::ZERO };
-        Self { commands, segments, description, allowed_uids, look }
+        let spin = if sidecars == 1 { SPIN } else { Duration::ZERO };
+        Self { commands, segments, description, allowed_uids, spin }
     }
 
     /// Serves on a socket until the task is dropped.
@@ -79,12 +79,16 @@ impl Service {
     }
 
     /// Reads a session in a task of its own; gives what its worker is told.
-    pub(crate) fn attend(&self, way: Way, incoming: Incoming) -> mpsc::Receiver<Result<v1::ServerMessage, Status>> {
-        let outgoing_max = if way == Way::Web { WEB_OUTGOING_MAX } else { OUTGOING_MAX };
+    pub(crate) fn open_session(
+        &self,
+        access: Access,
+        incoming: Incoming,
+    ) -> mpsc::Receiver<Result<v1::ServerMessage, Status>> {
+        let outgoing_max = if access == Access::Web { WEB_OUTGOING_MAX } else { OUTGOING_MAX };
         let (outgoing, receiver) = mpsc::channel(outgoing_max);
         let job = self.description.job.clone();
         let (commands, segments) = (self.commands.clone(), self.segments.clone());
-        tokio::spawn(Reader { job, commands, segments, incoming, way, look: self.look }.run(outgoing));
+        tokio::spawn(Reader { job, commands, segments, incoming, access, spin: self.spin }.run(outgoing));
         receiver
     }
 
@@ -117,8 +121,8 @@ impl Ronde for Service {
         request: Request<Streaming<v1::ClientMessage>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
         let uid = self.check_uid(&request)?;
-        let told = self.attend(Way::Socket { uid }, Box::pin(request.into_inner()));
-        Ok(Response::new(Box::pin(ReceiverStream::new(told))))
+        let outgoing = self.open_session(Access::Socket { uid }, Box::pin(request.into_inner()));
+        Ok(Response::new(Box::pin(ReceiverStream::new(outgoing))))
     }
 
     type TimelineStream = Pin<Box<dyn Stream<Item = Result<v1::TimelineBatch, Status>> + Send>>;
@@ -135,7 +139,7 @@ impl Ronde for Service {
 }
 
 /// How long a ring's next message is looked for: a worker that calls again at once does so within half of it.
-const LOOK: Duration = Duration::from_micros(50);
+const SPIN: Duration = Duration::from_micros(50);
 /// Messages waiting for one worker: a completion for each pending request, and room for the rest.
 pub(crate) const OUTGOING_MAX: usize = limits::PENDING_PER_SESSION_MAX + 1_024;
 /// The same for a worker over gRPC-Web, which may have fewer requests pending, each with a result in parts.

@@ -12,7 +12,7 @@ use tokio_stream::StreamExt;
 use tonic::Status;
 
 use super::Incoming;
-use crate::session::command::{ClaimRequest, SessionCommand, Way};
+use crate::session::command::{Access, ClaimRequest, SessionCommand};
 use crate::session::directory::random_bytes;
 use crate::session::ring::RingIn;
 use crate::session::segments::Segments;
@@ -24,9 +24,9 @@ pub(super) struct Reader {
     pub(super) commands: mpsc::Sender<SessionCommand>,
     pub(super) segments: Segments,
     pub(super) incoming: Incoming,
-    pub(super) way: Way,
+    pub(super) access: Access,
     /// How long a ring's next message is looked for.
-    pub(super) look: Duration,
+    pub(super) spin: Duration,
 }
 
 impl Reader {
@@ -38,7 +38,7 @@ impl Reader {
         let claimed = match claimed {
             Ok(claimed) => claimed,
             Err(status) => {
-                tracing::warn!(way = ?self.way, reason = status.message(), "a claim is refused");
+                tracing::warn!(access = ?self.access, reason = status.message(), "a claim is refused");
                 // A worker that does not wait for the answer does not need it.
                 let _ = outgoing.send(Err(status)).await;
                 return;
@@ -48,7 +48,7 @@ impl Reader {
         let alive = outgoing.downgrade();
         drop(outgoing);
         let reason = self.read_all(&claimed, &alive).await;
-        self.tell(SessionCommand::Closed { session: claimed.session, reason }).await;
+        self.send(SessionCommand::Closed { session: claimed.session, reason }).await;
     }
 
     async fn claim(&mut self, outgoing: &Outgoing) -> Result<Claimed, Status> {
@@ -68,9 +68,9 @@ impl Reader {
         let token = random_bytes().map_err(|error| Status::internal(error.to_string()))?;
         let token = SessionToken::from_bytes(token);
         let (reply, answer) = oneshot::channel();
-        let way = self.way;
-        let request = ClaimRequest { claim, way, protocol, session_token: token, outgoing: outgoing.clone(), reply };
-        self.tell(SessionCommand::Claim(Box::new(request))).await;
+        let access = self.access;
+        let request = ClaimRequest { claim, access, protocol, session_token: token, outgoing: outgoing.clone(), reply };
+        self.send(SessionCommand::Claim(Box::new(request))).await;
         let session = answer.await.map_err(|_| Status::unavailable("the sidecar is ending"))??;
         Ok(Claimed { session, rank, token })
     }
@@ -125,7 +125,7 @@ impl Reader {
                 },
                 () = rung(ring), if waits => {
                     if ring.as_ref().is_some_and(RingIn::is_awaited) {
-                        self.tell(SessionCommand::Room { session: claimed.session }).await;
+                        self.send(SessionCommand::Room { session: claimed.session }).await;
                     }
                 }
                 // There is more in the ring, or soon will be; the others have their turn first.
@@ -145,7 +145,7 @@ impl Reader {
                         ring.expect_next();
                     }
                 }
-                None if ring.is_looked_at() => {
+                None if ring.is_spinning() => {
                     std::thread::yield_now();
                     return Ok(false);
                 }
@@ -158,8 +158,8 @@ impl Reader {
     async fn open_ring(&self, claimed: &Claimed) -> Result<RingIn, String> {
         let attached = self.segments.take_ring(&claimed.token);
         let attached = attached.ok_or("it said RingReady, but has attached no ring, or said so twice")?;
-        let (incoming, outgoing) = attached.open(self.look)?;
-        self.tell(SessionCommand::Ring { session: claimed.session, ring: Box::new(outgoing) }).await;
+        let (incoming, outgoing) = attached.open(self.spin)?;
+        self.send(SessionCommand::Ring { session: claimed.session, ring: Box::new(outgoing) }).await;
         Ok(incoming)
     }
 
@@ -173,9 +173,9 @@ impl Reader {
         let command = match message.message {
             Some(ClientMessage::Submit(submit)) => {
                 let submission = Submission::parse(submit, rank);
-                let submission = match self.way {
-                    Way::Socket { .. } => submission,
-                    Way::Web => submission.and_then(|submission| submission.inline_only(rank)),
+                let submission = match self.access {
+                    Access::Socket { .. } => submission,
+                    Access::Web => submission.and_then(|submission| submission.inline_only(rank)),
                 };
                 soon = true;
                 SessionCommand::Submit { session, submission: Box::new(submission) }
@@ -198,11 +198,11 @@ impl Reader {
             // A message of a later protocol version: it was not negotiated, so it may be ignored.
             None => return Ok(false),
         };
-        self.tell(command).await;
+        self.send(command).await;
         Ok(soon)
     }
 
-    async fn tell(&self, command: SessionCommand) {
+    async fn send(&self, command: SessionCommand) {
         // When the driver is gone the process is ending; its streams close by themselves.
         let _ = self.commands.send(command).await;
     }

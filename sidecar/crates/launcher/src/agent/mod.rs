@@ -172,8 +172,8 @@ impl Agent {
                 let memory = self.memory.worker(worker.pid());
                 // Not a sender of its own: the input of a sidecar ends when this agent says so.
                 let sidecar = self.sidecar_lines.get(&sidecar).map(mpsc::Sender::downgrade);
-                let told = worker::Told { launcher: self.launcher.clone(), sidecar };
-                self.workers.spawn(worker.watch_over(told, memory, self.workers_order.subscribe()));
+                let receivers = worker::Receivers { launcher: self.launcher.clone(), sidecar };
+                self.workers.spawn(worker.watch_over(receivers, memory, self.workers_order.subscribe()));
             }
             Err(error) => self.tell(FromAgent::Refused { reason: format!("rank {rank}: {error:#}") }).await,
         }

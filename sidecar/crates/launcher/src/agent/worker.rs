@@ -57,8 +57,13 @@ impl Worker {
     }
 
     /// Passes on its output and its end, and ends it when told to.
-    pub(super) async fn watch_over(mut self, told: Told, mut memory: WorkerWatch, order: watch::Receiver<Order>) {
-        let (rank, launcher) = (self.rank, told.launcher.clone());
+    pub(super) async fn watch_over(
+        mut self,
+        receivers: Receivers,
+        mut memory: WorkerWatch,
+        order: watch::Receiver<Order>,
+    ) {
+        let (rank, launcher) = (self.rank, receivers.launcher.clone());
         let output = |stream| move |text| FromAgent::Output { rank, stream, text };
         let stdout = self.child.stdout.take().expect("piped at start");
         let stderr = self.child.stderr.take().expect("piped at start");
@@ -74,7 +79,8 @@ impl Worker {
         let _ = launcher.send(FromAgent::WorkerExited { rank, status }).await;
         // Its last words are in the pipe when it has ended; who left the group may hold the other end for longer.
         let is_read = timeout(LAST_WORDS_WAIT, &mut stderr).await.is_ok();
-        told.sidecar(WorkerExited { rank, pid: self.group.pid(), exit: status.into(), stderr_tail: tail.lines() })
+        receivers
+            .sidecar(WorkerExited { rank, pid: self.group.pid(), exit: status.into(), stderr_tail: tail.lines() })
             .await;
         let read_all = async {
             // Fails only with a panic, which is reported where it happens.
@@ -90,15 +96,15 @@ impl Worker {
     }
 }
 
-/// Who hears how a worker ended.
-pub(super) struct Told {
+/// Who is notified how a worker ended.
+pub(super) struct Receivers {
     /// The launcher.
     pub(super) launcher: ToLauncher,
     /// The sidecar that serves it, which tells the other ranks.
     pub(super) sidecar: Option<mpsc::WeakSender<ToSidecar>>,
 }
 
-impl Told {
+impl Receivers {
     /// A sidecar reads all the time; one that has ended tells nobody any more.
     async fn sidecar(&self, exited: WorkerExited) {
         if let Some(lines) = self.sidecar.as_ref().and_then(mpsc::WeakSender::upgrade) {

@@ -27,7 +27,7 @@ pub(super) enum Event {
     /// The agent says something.
     Message(FromAgent),
     /// The agent or the remote shell wrote a line to its standard error.
-    Said(String),
+    RemoteShellOutput(String),
     /// The connection has ended; nothing follows.
     Closed(Status),
     /// The command of `--starter` wrote a line to its standard error.
@@ -176,7 +176,7 @@ async fn read_messages(host: usize, output: ChildStdout, receivers: Receivers) -
             Err(error) => error.to_string(),
         };
         let text = format!("ronde: what the host answers cannot be understood: {error}");
-        let _ = receivers.events.send((host, Event::Said(text))).await;
+        let _ = receivers.events.send((host, Event::RemoteShellOutput(text))).await;
         return false;
     }
 }
@@ -210,7 +210,7 @@ async fn read_stderr(host: usize, stderr: ChildStderr, receivers: Receivers) {
             _ => return,
         }
         let text = String::from_utf8_lossy(&line).trim_end().to_owned();
-        let _ = receivers.events.send((host, Event::Said(text))).await;
+        let _ = receivers.events.send((host, Event::RemoteShellOutput(text))).await;
     }
 }
 

@@ -131,7 +131,7 @@ impl<'a> Job<'a> {
     }
 
     async fn note(&mut self, host: usize, event: Event) -> Result<(), Failure> {
-        if let Event::Said(text) = &event {
+        if let Event::RemoteShellOutput(text) = &event {
             let name = &self.settings.placement.hosts[host].name;
             self.tell_more(|| format!("host {name} says: {text}")).await;
         }

@@ -41,11 +41,11 @@ mod job;
 mod output;
 mod placement;
 mod report;
+mod routes;
 mod shell;
 mod start;
 mod starter;
 mod state;
-mod ways;
 mod world;
 
 /// Arguments of `ronde run`.

@@ -13,9 +13,9 @@ use super::environment::{self, Identity};
 use super::failure::{Failure, ranks};
 use super::job::Job;
 use super::placement::SidecarPlace;
+use super::routes;
 use super::starter::Starter;
 use super::state::{SidecarState, State, Step};
-use super::ways;
 use super::world::{Served, WORLD, World};
 use crate::envelope::ToAgent;
 use ronde_bootstrap::interfaces;
@@ -34,9 +34,9 @@ impl Job<'_> {
         self.reached(Step::Bound).await?;
         self.join_sidecars()?;
         self.reached(Step::Serving).await?;
-        self.tell_of_sidecars().await;
+        self.report_sidecars().await;
         self.reached(Step::Linked).await?;
-        self.tell_of_ways().await;
+        self.report_routes().await;
         if self.settings.has_starter {
             self.start_starter()?;
         } else {
@@ -279,7 +279,7 @@ impl Job<'_> {
         SocketAddr::new(self.address_of(0), port)
     }
 
-    async fn tell_of_sidecars(&self) {
+    async fn report_sidecars(&self) {
         let placement = &self.settings.placement;
         for (place, state) in placement.sidecars.iter().zip(&self.state.sidecars) {
             let Some(serving) = &state.serving else { continue };
@@ -295,9 +295,9 @@ impl Job<'_> {
         }
     }
 
-    async fn tell_of_ways(&self) {
-        let lines = ways::chosen(&self.settings.placement, &self.state, self.settings.verbose);
-        let shown = if self.settings.verbose { lines.len() } else { WAYS_SHOWN_MAX };
+    async fn report_routes(&self) {
+        let lines = routes::chosen(&self.settings.placement, &self.state, self.settings.verbose);
+        let shown = if self.settings.verbose { lines.len() } else { ROUTES_SHOWN_MAX };
         for line in lines.iter().take(shown) {
             self.printer.notice(line.as_str()).await;
         }
@@ -324,7 +324,7 @@ fn milliseconds(duration: Duration) -> u64 {
 /// Prepare, stop, close and kill, with room for kills that a user repeats.
 const FRAMING_COMMANDS: usize = 32;
 /// Sidecars whose addresses are told without being asked for.
-const WAYS_SHOWN_MAX: usize = 16;
+const ROUTES_SHOWN_MAX: usize = 16;
 const TRUST_DOMAIN: &str = "ronde.local";
 /// Longer than any job: certificates are not renewed while one runs.
 const CERTIFICATE_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3_600);

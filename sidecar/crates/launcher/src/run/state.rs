@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use super::agents::{Event, Tail};
 use super::failure::{Failure, LinkStatus, Missing};
 use super::placement::Placement;
+use super::routes;
 use super::shell::Trouble;
-use super::ways;
 use crate::envelope::{FromAgent, Status};
 use ronde_bootstrap::interfaces::InterfaceAddress;
 use ronde_bootstrap::messages::{FromSidecar, Summary};
@@ -179,7 +179,7 @@ impl State {
     pub(super) fn handle_event(&mut self, host: usize, event: Event) -> Result<(), Failure> {
         let noted = match event {
             Event::Message(message) => self.handle_message(host, message),
-            Event::Said(text) => {
+            Event::RemoteShellOutput(text) => {
                 self.hosts[host].said.push(&text);
                 Ok(())
             }
@@ -451,7 +451,7 @@ impl State {
                         "sidecar {sidecar} does not reach sidecar {peer} on host {} at {}; is UDP between the two \
                          blocked? `ronde check --hosts` tells; --ports and --network-interfaces choose others",
                         self.placement.host_of_sidecar(*peer as usize),
-                        ways::addresses_of(&self.placement, self, *peer)
+                        routes::addresses_of(&self.placement, self, *peer)
                     ),
                     None if state.dialled.is_empty() && sidecar > 0 => {
                         format!("sidecar {sidecar} has not asked for a link to the others")

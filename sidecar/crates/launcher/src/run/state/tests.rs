@@ -91,7 +91,7 @@ fn a_lost_host_does_not_keep_the_end_waiting() {
     state.handle_event(1, hello(env!("CARGO_PKG_VERSION"))).expect("the same version");
     state.handle_event(1, Event::Message(FromAgent::WorkerStarted { rank: 2, pid: 1 })).expect("its own rank");
     assert!(!state.workers_ended());
-    state.handle_event(1, Event::Said("Connection reset".into())).expect("words are kept");
+    state.handle_event(1, Event::RemoteShellOutput("Connection reset".into())).expect("words are kept");
     state.hosts[1].remote = true;
     let failure = state.handle_event(1, Event::Closed(Status::Code(255))).expect_err("the host is lost").to_string();
     assert!(
@@ -184,11 +184,11 @@ fn links_are_missing_until_both_ends_have_told_of_them() {
     let linked = |peer, address: &str| FromSidecar::Linked { peer, address: address.parse().expect("an address") };
     state.handle_event(1, said(1, linked(0, "10.0.0.1"))).expect("its own line");
     assert_eq!(missing(&state).len(), 1, "the other end has not said where it found this one");
-    assert_eq!(super::ways::chosen(&state.placement, &state, false).len(), 1);
+    assert_eq!(super::routes::chosen(&state.placement, &state, false).len(), 1);
     state.handle_event(0, said(0, linked(1, "10.9.9.9"))).expect("its own line");
     assert_eq!(missing(&state), Vec::<String>::new());
     assert_eq!(
-        super::ways::chosen(&state.placement, &state, false),
+        super::routes::chosen(&state.placement, &state, false),
         [
             "sidecar 0 (a) at 10.0.0.1 over eth0; not used: 172.17.0.1 docker0",
             "sidecar 1 (b) at 10.9.9.9, which is not its own; not used: 10.0.0.2 eth0, 172.17.0.1 docker0",
