@@ -2,18 +2,15 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
-use ronde_transport::{Congestion, TrustDomain};
-use ronde_wire::control::Transport;
+use ronde_transport::TrustDomain;
 use ronde_wire::{JobName, limits};
 
 use crate::process::container::ContainerArgs;
 use ronde_bootstrap::interfaces::Selector;
 use ronde_bootstrap::logs::LogArgs;
-use ronde_bootstrap::tuning::{PluginArgs, ReuseArgs, StallArgs};
-use ronde_bootstrap::web::WebArgs;
+use ronde_bootstrap::tuning::Tuning;
 
 /// Arguments of `ronde sidecar`.
 #[derive(Args, Debug)]
@@ -80,44 +77,8 @@ pub struct SidecarArgs {
     /// How long the names and links of the other sidecars may take to come.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) start_timeout: u64,
-    /// Silence after which a worker or a sidecar is given up, more than one second. [default: 5]
-    #[arg(long, value_name = "SECONDS", value_parser = ronde_bootstrap::tuning::seconds)]
-    pub(crate) peer_timeout: Option<Duration>,
-    /// What sidecars talk to each other over: quic (UDP), tls (TLS over TCP), or auto: quic for control, tls for data. All of
-    /// them are TLS 1.3, and none gives way to another. All sidecars of a job need the same.
-    #[arg(long, value_name = "auto|quic|tls", default_value_t, value_parser = clap::value_parser!(Transport))]
-    pub(crate) transport: Transport,
-    /// How connections over TCP between sidecars keep from sending more than the way takes: system (what
-    /// net.ipv4.tcp_congestion_control of the host says), a name that it knows, such as dctcp, or auto: the host's, with cubic
-    /// in place of bbr, whose pacing costs much processor time within a cluster. Between regions take system.
-    #[arg(long, value_name = "auto|system|NAME", default_value_t)]
-    pub(crate) tcp_congestion: Congestion,
-    /// Data lanes between two sidecars. [default: by the number of cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=limits::LANES_MAX as i64))]
-    pub(crate) lanes: Option<u16>,
-    /// The most that is fused into one operation; 0 switches fusion off. [default: 64, or HOROVOD_FUSION_THRESHOLD in bytes]
-    #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(0..=65_536))]
-    pub(crate) fusion_threshold_mb: Option<u64>,
-    /// Tensors of up to so many bytes a rank travel with the messages that agree about them; 0 for none. [default: 4096]
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=limits::EAGER_BYTES_MAX as i64))]
-    pub(crate) eager_bytes: Option<u32>,
-    /// Negotiate every operation, also those that come again in every step.
-    #[arg(long)]
-    pub(crate) no_run_ahead: bool,
     #[command(flatten)]
-    pub(crate) reuse: ReuseArgs,
-    #[command(flatten)]
-    pub(crate) plugins: PluginArgs,
-    #[command(flatten)]
-    pub(crate) web: WebArgs,
-    #[command(flatten)]
-    pub(crate) stall: StallArgs,
-    /// Keep all threads of the sidecar on these cores. [default: any]
-    #[arg(long, value_name = "CORE,...", value_delimiter = ',', env = "HOROVOD_THREAD_AFFINITY", value_parser = ronde_bootstrap::tuning::core)]
-    pub(crate) thread_affinity: Vec<usize>,
-    /// Shared memory for the inputs of one worker, and as much for its results. [default: 4096]
-    #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
-    pub(crate) arena_mb: Option<u64>,
+    pub(crate) tuning: Tuning,
     #[command(flatten)]
     pub(crate) logs: LogArgs,
 }

@@ -122,7 +122,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         engine: Engine::new(engine_config(&settings, &peers, &world), Time(0)),
         control,
         web_tls,
-        transport: settings.transport,
+        transport: settings.tuning.transport,
         backpressure: Backpressure::default(),
         inline: InlineExecutor::new(settings.me),
         timeline: Timeline::default(),
@@ -133,8 +133,8 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         sessions: Sessions::new(tokens),
         segments,
         started: Instant::now(),
-        arena_bytes_max: settings.arena_bytes_max,
-        peer_timeout_ms: settings.peer_timeout_ms,
+        arena_bytes_max: settings.tuning.arena_bytes_max(),
+        peer_timeout_ms: settings.tuning.peer_timeout_ms(),
         running: None,
         begun: false,
         tells_of_exits: settings.tells_of_exits,
@@ -251,7 +251,7 @@ impl Launcher {
         match self.next().await? {
             ToSidecar::Start(start) => {
                 logging::identify(&start.job, SidecarIndex(start.sidecar));
-                affinity::pin(&start.thread_affinity).context(Code::SidecarSettings)?;
+                affinity::pin(&start.tuning.thread_affinity).context(Code::SidecarSettings)?;
                 Settings::new(*start).context(Code::SidecarSettings)
             }
             ToSidecar::Join(_) | ToSidecar::WorkerExited(_) => bail!("the launcher's first line is not the start"),
@@ -336,7 +336,7 @@ fn local_hello(settings: &Settings, incarnation: Incarnation, purpose: Purpose) 
         incarnation,
         purpose,
         early_credit_bytes: if purpose == Purpose::Control { 0 } else { settings.early_grant_bytes() },
-        lanes: settings.lanes,
+        lanes: settings.tuning.lanes(),
     }
 }
 
@@ -355,7 +355,7 @@ fn start_port(
 /// The plugins of this sidecar, whose thread tells the driver when there is something to be asked again.
 fn load_plugins(settings: &Settings, commands: mpsc::Sender<ControlCommand>) -> anyhow::Result<Arc<Plugins>> {
     // Where the driver has gone nothing waits.
-    Plugins::new(&settings.plugins, move || drop(commands.blocking_send(ControlCommand::PluginsAnswered)))
+    Plugins::new(&settings.tuning.plugins, move || drop(commands.blocking_send(ControlCommand::PluginsAnswered)))
 }
 
 /// Spawns the data threads; gives them with the channel that all of them report to, and the plugins that they call.
@@ -374,7 +374,7 @@ fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
         let start = start(port, Purpose::Data(lane), addresses);
         lanes.push(lanes::spawn(lane_config(settings, lane, &plugins), start, report_sender.clone())?);
     }
-    for lane in (settings.lanes..settings.threads).map(Lane) {
+    for lane in (settings.tuning.lanes()..settings.tuning.threads()).map(Lane) {
         lanes.push(local::spawn(lane_config(settings, lane, &plugins), report_sender.clone())?);
     }
     Ok((lanes, reports, plugins))
@@ -401,10 +401,10 @@ fn serve_web(
     tokens: &HashMap<Rank, RankToken>,
     commands: &mpsc::Sender<ControlCommand>,
 ) -> anyhow::Result<(Option<SocketAddr>, Option<Arc<MutualTls>>)> {
-    let Some(wanted) = &settings.web else { return Ok((None, None)) };
+    let Some(wanted) = settings.tuning.web.settings()? else { return Ok((None, None)) };
     let pages = admin::Pages::new(commands.clone(), settings.job.clone());
     let tokens = tokens.iter().map(|(rank, token)| (*rank, *token));
-    let served = web::serve(wanted, identity, Arc::clone(service), pages, tokens)?;
+    let served = web::serve(&wanted, identity, Arc::clone(service), pages, tokens)?;
     Ok((Some(served.address), served.tls))
 }
 
@@ -424,17 +424,17 @@ fn addresses(peers: &[Peer], port: impl Fn(&Peer) -> Option<SocketAddr>) -> Hash
 fn engine_config(settings: &Settings, peers: &[Peer], world: &World) -> EngineConfig {
     let defaults = EngineConfig::new(settings.me, world.clone());
     EngineConfig {
-        lanes: settings.lanes,
-        threads: settings.threads,
-        peer_timeout_ms: settings.peer_timeout_ms,
-        fusion_threshold_bytes: settings.fusion_threshold_bytes,
-        eager_bytes: settings.eager_bytes.unwrap_or(defaults.eager_bytes),
+        lanes: settings.tuning.lanes(),
+        threads: settings.tuning.threads(),
+        peer_timeout_ms: settings.tuning.peer_timeout_ms(),
+        fusion_threshold_bytes: settings.tuning.fusion_threshold_bytes(),
+        eager_bytes: settings.tuning.eager_bytes.unwrap_or(defaults.eager_bytes),
         run_ahead: run_ahead(settings),
-        announce_slots: settings.cache_capacity.unwrap_or(defaults.announce_slots),
-        hierarchical_allreduce: settings.hierarchical_allreduce,
-        stall_warning_ms: settings.stall_warning_ms.unwrap_or(defaults.stall_warning_ms),
-        stall_shutdown_ms: settings.stall_shutdown_ms,
-        result_bytes_max: settings.arena_bytes_max,
+        announce_slots: settings.tuning.cache_capacity.unwrap_or(defaults.announce_slots),
+        hierarchical_allreduce: settings.tuning.hierarchical_allreduce(),
+        stall_warning_ms: settings.tuning.stall_warning_ms().unwrap_or(defaults.stall_warning_ms),
+        stall_shutdown_ms: settings.tuning.stall_shutdown_ms(),
+        result_bytes_max: settings.tuning.arena_bytes_max(),
         host: host_of(settings, peers),
         control_fan_out: settings.control_fan_out,
         ..defaults
@@ -444,8 +444,8 @@ fn engine_config(settings: &Settings, peers: &[Peer], world: &World) -> EngineCo
 /// When schedules are issued, if they are wanted and anything is remembered.
 fn run_ahead(settings: &Settings) -> Option<RunAhead> {
     let defaults = RunAhead::default();
-    let tensors_max = settings.cache_capacity.unwrap_or(defaults.tensors_max);
-    (settings.runs_ahead && tensors_max > 0).then_some(RunAhead { tensors_max, ..defaults })
+    let tensors_max = settings.tuning.cache_capacity.unwrap_or(defaults.tensors_max);
+    (!settings.tuning.no_run_ahead && tensors_max > 0).then_some(RunAhead { tensors_max, ..defaults })
 }
 
 /// Submits are bounded by each session's own limit, and an all-gather's result is as many times larger as there are ranks.
@@ -453,7 +453,7 @@ fn run_ahead(settings: &Settings) -> Option<RunAhead> {
 /// This is address space; pages are taken when a result needs them.
 fn result_bytes_max(settings: &Settings, world: &World) -> u64 {
     let sessions = world.ranks_of(settings.me).len() as u64;
-    settings.arena_bytes_max.saturating_mul(sessions).saturating_mul(1 + world.size() as u64)
+    settings.tuning.arena_bytes_max().saturating_mul(sessions).saturating_mul(1 + world.size() as u64)
 }
 
 fn description(settings: &Settings, peers: &[Peer], world: &World) -> v1::Description {

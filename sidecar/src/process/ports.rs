@@ -40,12 +40,12 @@ impl Ports {
         let to = wildcard(&settings.addresses).unwrap_or(first_address);
         let own = if settings.addresses.len() > 1 { settings.addresses.clone() } else { Vec::new() };
         let routes = Routes::default();
-        let count = 1 + usize::from(settings.lanes);
+        let count = 1 + usize::from(settings.tuning.lanes());
         let mut bound = Vec::with_capacity(count);
         let mut free = settings.ports.candidates();
         for number in 0..count {
             let purpose = number.checked_sub(1).map_or(Purpose::Control, |lane| Purpose::Data(lane_number(lane)));
-            let bind = |at| NetworkPort::bind(at, settings.transport, purpose, &SocketOptions::default());
+            let bind = |at| NetworkPort::bind(at, settings.tuning.transport, purpose, &SocketOptions::default());
             let port = next_free(to, &mut free, bind).map_err(|none| none.explain(settings.ports, number, count))?;
             bound.push(port.sharing(routes.clone()).only_at(own.clone()));
         }

@@ -19,7 +19,6 @@ use crate::process::settings::{Settings, world_of};
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::interfaces::{self, Selector};
 use ronde_bootstrap::messages::{Peer, Start};
-use ronde_bootstrap::tuning;
 
 /// Reads the credentials, looks up the peers and binds the ports.
 ///
@@ -98,7 +97,7 @@ fn settings(
     addresses: Vec<IpAddr>,
     port: Option<u16>,
 ) -> anyhow::Result<Settings> {
-    affinity::pin(&args.thread_affinity)?;
+    affinity::pin(&args.tuning.thread_affinity)?;
     Settings::new(Start {
         job: identity.id().job.clone(),
         trust_domain: identity.id().trust_domain.to_string(),
@@ -107,24 +106,10 @@ fn settings(
         port,
         ports: None,
         runtime_dir: args.runtime_dir.clone(),
-        transport: args.transport,
-        tcp_congestion: Some(args.tcp_congestion.to_string()),
-        lanes: args.lanes,
-        peer_timeout_ms: args.peer_timeout.map(milliseconds),
         start_timeout_ms: args.start_timeout.saturating_mul(1_000),
-        arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
-        fusion_threshold_bytes: tuning::fusion_threshold_bytes(args.fusion_threshold_mb)?,
-        eager_bytes: args.eager_bytes,
-        run_ahead: Some(!args.no_run_ahead),
-        cache_capacity: args.reuse.cache_capacity,
-        hierarchical_allreduce: Some(args.reuse.is_hierarchical()?),
-        // They run there already.
-        thread_affinity: Vec::new(),
-        stall_warning_ms: args.stall.warning_ms(),
-        stall_shutdown_ms: args.stall.shutdown_ms(),
-        plugins: args.plugins.settings(),
+        // Where nobody keeps an authority, no client of gRPC-Web can have a certificate.
+        tuning: args.tuning.clone().resolve(args.local_ranks.is_none())?,
         tells_of_exits: false,
-        web: args.web.settings(args.local_ranks.is_none())?,
         control_fan_out: None,
     })
 }
@@ -204,10 +189,6 @@ fn lanes_behind(control: SocketAddr) -> Vec<SocketAddr> {
     let offsets = 1..=u16::try_from(ronde_wire::limits::LANES_MAX).unwrap_or(u16::MAX);
     let ports = offsets.filter_map(|offset| control.port().checked_add(offset));
     ports.map(|port| SocketAddr::new(control.ip(), port)).collect()
-}
-
-fn milliseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The job's name where nobody gave one.

@@ -21,14 +21,12 @@ use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use ronde_wire::control::Transport;
 use ronde_wire::{Exit, JobName};
 use serde::{Deserialize, Serialize};
 
 use crate::interfaces::InterfaceAddress;
-use crate::plugins::PluginSettings;
 use crate::ports::PortRange;
-use crate::web::WebSettings;
+use crate::tuning::Tuning;
 
 /// The most bytes of one line.
 pub const LINE_BYTES_MAX: usize = 4 << 20;
@@ -78,49 +76,14 @@ pub struct Start {
     pub ports: Option<PortRange>,
     /// Where the session directory is made; the sidecar chooses (XDG_RUNTIME_DIR or the system's temporary directory) when absent.
     pub runtime_dir: Option<PathBuf>,
-    /// What links run over; the same on all sidecars of the job.
-    #[serde(default)]
-    pub transport: Transport,
-    /// Of connections over TCP: `auto`, `system`, or a name; `auto` when absent.
-    pub tcp_congestion: Option<String>,
-    /// Lanes to each peer; by the number of cores when absent.
-    pub lanes: Option<u16>,
-    /// Silence after which a peer is dead, milliseconds; the default of the wire's limits when absent.
-    pub peer_timeout_ms: Option<u64>,
     /// How long links may take to come, milliseconds.
     pub start_timeout_ms: u64,
-    /// The most bytes of shared memory for inputs and for results of one session; a default when absent.
-    pub arena_bytes_max: Option<u64>,
-    /// Bytes of one bucket; 0 switches fusion off; a default when absent.
-    pub fusion_threshold_bytes: Option<u64>,
-    /// Bytes of a contribution up to which operations travel eagerly; 0 switches that off; a default when absent.
-    pub eager_bytes: Option<u32>,
-    /// Whether operations that come again in every step are performed without being negotiated; they are when absent.
+    /// The settings that the launcher and the sidecar both take.
     #[serde(default)]
-    pub run_ahead: Option<bool>,
-    /// Tensors of a step, and requests, that are remembered because they come again; 0 for none, a default when absent.
-    #[serde(default)]
-    pub cache_capacity: Option<usize>,
-    /// Whether an all-reduce begins among the ranks of a sidecar; it does when absent.
-    #[serde(default)]
-    pub hierarchical_allreduce: Option<bool>,
-    /// The cores on which the sidecar's threads run; any when empty.
-    #[serde(default)]
-    pub thread_affinity: Vec<usize>,
-    /// Age after which a tensor that waits for some ranks is reported, milliseconds; a default when absent, never for the
-    /// greatest number.
-    pub stall_warning_ms: Option<u64>,
-    /// Age after which such a tensor ends the epoch, milliseconds; never when absent or 0.
-    pub stall_shutdown_ms: Option<u64>,
-    /// The plugins; those that come with ronde when absent.
-    #[serde(default)]
-    pub plugins: PluginSettings,
+    pub tuning: Tuning,
     /// Whether the sidecar is told how its workers' processes end.
     #[serde(default)]
     pub tells_of_exits: bool,
-    /// Where gRPC-Web is answered; nowhere when absent.
-    #[serde(default)]
-    pub web: Option<WebSettings>,
     /// Sidecars below one on the tree of control links, for tests; the wire's when absent.
     pub control_fan_out: Option<usize>,
 }

@@ -7,52 +7,68 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 /// The options about the listener for gRPC-Web.
-#[derive(Args, Clone, Debug, Default)]
+#[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct WebArgs {
     /// Also serve workers over gRPC-Web at this address, port 0 for a free one: those that have no Unix sockets, such as
     /// WebAssembly. On the loopback with their rank's token; elsewhere over mutual TLS, too. [default: nowhere]
     #[arg(long, value_name = "ADDRESS:PORT")]
+    #[serde(rename = "listen")]
     web_listen: Option<SocketAddr>,
     /// Ask for mutual TLS on a loopback address, too: certificates of the job on both sides.
     #[arg(long)]
+    #[serde(rename = "tls")]
     web_tls: bool,
     /// Let pages of this origin, scheme and host as browsers write them, call over gRPC-Web. May be given several times.
     #[arg(long = "web-origin", value_name = "ORIGIN")]
+    #[serde(rename = "origins")]
     web_origins: Vec<String>,
 }
 
 impl WebArgs {
-    /// As a sidecar is told. Where certificates are of an authority that nobody keeps, no client can have one.
+    /// Switches TLS on wherever the address is not of the loopback, and checks that the options go together.
+    /// `issues_certificates` says whether clients can have certificates of this job: not where its authority ends when the
+    /// job has begun.
     ///
     /// # Errors
     /// What does not go together.
-    pub fn settings(&self, has_authority: bool) -> anyhow::Result<Option<WebSettings>> {
-        let Self { web_listen, web_tls, web_origins } = self;
-        let Some(listen) = *web_listen else {
-            ensure!(!web_tls && web_origins.is_empty(), "--web-tls and --web-origin go with --web-listen ADDRESS:PORT");
-            return Ok(None);
+    pub(crate) fn resolve(mut self, issues_certificates: bool) -> anyhow::Result<Self> {
+        let Some(listen) = self.web_listen else {
+            ensure!(
+                !self.web_tls && self.web_origins.is_empty(),
+                "--web-tls and --web-origin go with --web-listen ADDRESS:PORT"
+            );
+            return Ok(self);
         };
-        let tls = *web_tls || !is_loopback(listen);
+        self.web_tls |= !is_loopback(listen);
         ensure!(
-            has_authority || !tls,
+            issues_certificates || !self.web_tls,
             "--web-listen {listen} needs certificates for clients, and nobody could issue them in this job; listen on a \
              loopback address without --web-tls, or start `ronde sidecar` with --certs"
         );
-        WebSettings { listen, tls, origins: web_origins.clone() }.checked().map(Some)
+        self.settings()?;
+        Ok(self)
+    }
+
+    /// Where gRPC-Web is served, if anywhere.
+    ///
+    /// # Errors
+    /// When it would be in the clear beyond this host, or an origin is none.
+    pub fn settings(&self) -> anyhow::Result<Option<WebSettings>> {
+        let Self { web_listen, web_tls, web_origins } = self;
+        let settings = |listen| WebSettings { listen, tls: *web_tls, origins: web_origins.clone() }.checked();
+        web_listen.map(settings).transpose()
     }
 }
 
 /// Where gRPC-Web is answered, and to whom.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebSettings {
     /// The address; port 0 for a free one.
     pub listen: SocketAddr,
     /// Whether both sides show certificates of the job; without it the address is of the loopback.
-    #[serde(default)]
     pub tls: bool,
     /// The origins whose pages may call, as browsers write them; none by default.
-    #[serde(default)]
     pub origins: Vec<String>,
 }
 
@@ -61,7 +77,7 @@ impl WebSettings {
     ///
     /// # Errors
     /// What is wrong and what to do.
-    pub fn checked(self) -> anyhow::Result<Self> {
+    fn checked(self) -> anyhow::Result<Self> {
         ensure!(
             self.tls || is_loopback(self.listen),
             "gRPC-Web at {} would be in the clear beyond this host; it needs TLS there (--web-tls), or an address of the loopback",
@@ -96,7 +112,8 @@ mod tests {
     fn settings(listen: Option<&str>, tls: bool, has_authority: bool) -> Result<Option<bool>, String> {
         let web_listen = listen.map(|listen| listen.parse().expect("an address"));
         let args = WebArgs { web_listen, web_tls: tls, web_origins: Vec::new() };
-        let settings = args.settings(has_authority).map_err(|error| error.to_string())?;
+        let args = args.resolve(has_authority).map_err(|error| error.to_string())?;
+        let settings = args.settings().map_err(|error| error.to_string())?;
         Ok(settings.map(|settings| settings.tls))
     }
 

@@ -10,9 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use ronde_transport::Congestion;
 use ronde_wire::JobName;
-use ronde_wire::control::Transport;
 
 use crate::envelope::Environment;
 use environment::Export;
@@ -22,11 +20,8 @@ use ronde_bootstrap::codes::{Code, coded};
 use ronde_bootstrap::exit::{EXIT_USAGE, fail};
 use ronde_bootstrap::interfaces::Selector;
 use ronde_bootstrap::logs::LogArgs;
-use ronde_bootstrap::plugins::PluginSettings;
 use ronde_bootstrap::ports::PortRange;
-use ronde_bootstrap::tuning::{PluginArgs, ReuseArgs, StallArgs};
-use ronde_bootstrap::web::WebArgs;
-use ronde_bootstrap::web::WebSettings;
+use ronde_bootstrap::tuning::Tuning;
 use shell::RemoteShell;
 
 pub(crate) use shell::SSH;
@@ -87,30 +82,8 @@ pub struct RunArgs {
     /// 30, and 100 for ranks to join]
     #[arg(long, value_name = "SECONDS", env = "HOROVOD_START_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub start_timeout: Option<u64>,
-    /// Silence after which a worker or a sidecar is given up, more than one second. [default: 5]
-    #[arg(long, value_name = "SECONDS", value_parser = ronde_bootstrap::tuning::seconds)]
-    peer_timeout: Option<Duration>,
-    /// What sidecars talk to each other over: quic (UDP), tls (TLS over TCP), or auto: quic for control, tls for data. All of
-    /// them are TLS 1.3, and none gives way to another. All sidecars of a job need the same.
-    #[arg(long, value_name = "auto|quic|tls", default_value_t, value_parser = clap::value_parser!(Transport))]
-    transport: Transport,
-    /// How connections over TCP between sidecars keep from sending more than the way takes: system (what
-    /// net.ipv4.tcp_congestion_control of the host says), a name that it knows, such as dctcp, or auto: the host's, with cubic
-    /// in place of bbr, whose pacing costs much processor time within a cluster. Between regions take system.
-    #[arg(long, value_name = "auto|system|NAME", default_value_t)]
-    tcp_congestion: Congestion,
-    /// Data lanes between two sidecars. [default: by the number of cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=ronde_wire::limits::LANES_MAX as i64))]
-    lanes: Option<u16>,
-    /// The most that is fused into one operation; 0 switches fusion off. [default: 64, or HOROVOD_FUSION_THRESHOLD in bytes]
-    #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(0..=65_536))]
-    fusion_threshold_mb: Option<u64>,
-    /// Tensors of up to so many bytes a rank travel with the messages that agree about them; 0 for none. [default: 4096]
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=ronde_wire::limits::EAGER_BYTES_MAX as i64))]
-    eager_bytes: Option<u32>,
-    /// Negotiate every operation, also those that come again in every step.
-    #[arg(long)]
-    no_run_ahead: bool,
+    #[command(flatten)]
+    tuning: Tuning,
     /// Record what happens to each tensor in FILE, which rank 0's process makes where it runs; DYNAMIC for programs that start
     /// it themselves.
     #[arg(long, value_name = "FILE", env = "HOROVOD_TIMELINE")]
@@ -121,20 +94,6 @@ pub struct RunArgs {
     /// Mark no such moments, whatever else is set.
     #[arg(long, overrides_with = "timeline_mark_cycles")]
     no_timeline_mark_cycles: bool,
-    #[command(flatten)]
-    reuse: ReuseArgs,
-    #[command(flatten)]
-    plugins: PluginArgs,
-    #[command(flatten)]
-    web: WebArgs,
-    #[command(flatten)]
-    stall: StallArgs,
-    /// Keep all threads of each sidecar on these cores of its host. [default: any]
-    #[arg(long, value_name = "CORE,...", value_delimiter = ',', env = "HOROVOD_THREAD_AFFINITY", value_parser = ronde_bootstrap::tuning::core)]
-    thread_affinity: Vec<usize>,
-    /// Shared memory for the inputs of one worker, and as much for its results. [default: 4096]
-    #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
-    arena_mb: Option<u64>,
     /// The job's name: 1 to 63 characters of a-z, 0-9, '-', '_' and '.'. [default: drawn at random]
     #[arg(long, value_name = "NAME", value_parser = |name: &str| JobName::new(name))]
     job: Option<JobName>,
@@ -207,21 +166,7 @@ struct Settings {
     start_timeout: Duration,
     /// From the first rank that joins to the last.
     join_timeout: Duration,
-    peer_timeout: Option<Duration>,
-    transport: Transport,
-    tcp_congestion: Congestion,
-    lanes: Option<u16>,
-    fusion_threshold_bytes: Option<u64>,
-    eager_bytes: Option<u32>,
-    runs_ahead: bool,
-    cache_capacity: Option<usize>,
-    hierarchical_allreduce: bool,
-    thread_affinity: Vec<usize>,
-    stall_warning_ms: Option<u64>,
-    stall_shutdown_ms: Option<u64>,
-    plugins: PluginSettings,
-    web: Option<WebSettings>,
-    arena_bytes_max: Option<u64>,
+    tuning: Tuning,
     output_dir: Option<PathBuf>,
     /// Whether the command starts the workers.
     has_starter: bool,
@@ -256,22 +201,8 @@ impl Settings {
             sidecar_command: args.sidecar_command.map(|program| vec![program]),
             start_timeout: Duration::from_secs(args.start_timeout.unwrap_or(START_TIMEOUT_SECONDS)),
             join_timeout: Duration::from_secs(args.start_timeout.unwrap_or(JOIN_TIMEOUT_SECONDS)),
-            peer_timeout: args.peer_timeout,
-            transport: args.transport,
-            tcp_congestion: args.tcp_congestion,
-            lanes: args.lanes,
-            eager_bytes: args.eager_bytes,
-            runs_ahead: !args.no_run_ahead,
-            fusion_threshold_bytes: ronde_bootstrap::tuning::fusion_threshold_bytes(args.fusion_threshold_mb)?,
-            cache_capacity: args.reuse.cache_capacity,
-            hierarchical_allreduce: args.reuse.is_hierarchical()?,
-            thread_affinity: args.thread_affinity,
-            stall_warning_ms: args.stall.warning_ms(),
-            stall_shutdown_ms: args.stall.shutdown_ms(),
-            plugins: args.plugins.settings(),
-            // The authority of the job is gone when it has begun, so that no client could have a certificate.
-            web: args.web.settings(false)?,
-            arena_bytes_max: args.arena_mb.map(|megabytes| megabytes << 20),
+            // The authority of the job ends when it has begun: no client of gRPC-Web could have a certificate.
+            tuning: args.tuning.resolve(false)?,
             output_dir: args.output_filename,
             has_starter: args.starter,
             timestamps: args.prefix_output_with_timestamp,
