@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use axum::routing::get;
+use ronde_bootstrap::codes::Code;
 use ronde_wire::JobName;
 use serde::Serialize;
 use tokio::net::TcpListener;
@@ -16,7 +17,6 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 
 use crate::driver::command::ControlCommand;
 use crate::driver::snapshot::Snapshot;
-use ronde_bootstrap::codes::Code;
 
 mod metrics;
 mod page;

@@ -6,7 +6,7 @@ use ronde_wire::{Lane, Rank, Seq};
 use tonic::Status;
 
 use super::Driver;
-use crate::operation::lanes::LaneCommand;
+use crate::operation::lanes::ExecuteCommand;
 use crate::session::command::RecordRequest;
 use crate::timeline::{LaneTrace, RecordingId};
 
@@ -14,7 +14,8 @@ impl Driver {
     /// The worker of rank 0 wants to record what happens; a recording before this one ends.
     pub(super) fn record(&mut self, request: RecordRequest) {
         let RecordRequest { session_token, mark_cycles, batches, reply } = request;
-        let rank = self.sessions.iter_mut().find(|session| session.token == session_token).map(|session| session.rank);
+        let rank =
+            self.clients.sessions.iter_mut().find(|session| session.token == session_token).map(|session| session.rank);
         let refused = match rank {
             Some(FIRST) => {
                 let recording = self.timeline.begin(Instant::now(), batches, mark_cycles);
@@ -60,8 +61,8 @@ impl Driver {
     fn follow_timeline(&mut self) {
         let wanted = self.timeline.is_on();
         self.engine.set_tracing(wanted);
-        self.inline.set_tracing(wanted);
-        self.send_to_lanes(|| LaneCommand::Trace(wanted));
+        self.execution.inline.handle(ExecuteCommand::Trace(wanted));
+        self.send_to_lanes(|| ExecuteCommand::Trace(wanted).into());
     }
 
     /// To be called behind everything that the engine was told or asked.
@@ -85,8 +86,8 @@ impl Driver {
     }
 
     /// The control thread has performed an operation.
-    pub(super) fn note_inline_work(&mut self, seq: Seq) {
-        if let Some(trace) = self.inline.take_trace(seq) {
+    pub(super) fn note_inline_work(&mut self, seq: Seq, trace: Option<LaneTrace>) {
+        if let Some(trace) = trace {
             self.timeline.performed(Instant::now(), seq, None, &trace);
             self.follow_end();
         }

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use ronde_engine::{ExecutorStats, Stats, Status};
 use ronde_shm::ArenaUsage;
-use ronde_transport::{LinkSecurity, PathStats, PortStats};
+use ronde_transport::{LinkSecurity, PathStats, Port, PortStats};
 use ronde_wire::SidecarIndex;
 use ronde_wire::control::Transport;
 
-use crate::operation::lanes::LaneStats;
+use super::Driver;
+use crate::operation::lanes::{LaneHandle, LaneStats};
 use crate::plugins::PluginStats;
 
 /// The state of a sidecar at one moment.
@@ -42,3 +43,37 @@ pub(crate) struct Snapshot {
     /// How they are protected.
     pub(crate) security: Vec<(SidecarIndex, LinkSecurity)>,
 }
+
+impl Driver {
+    /// The state of everything at this moment; lanes that do not answer in time count as zeros.
+    pub(crate) fn snapshot(&self) -> impl Future<Output = Snapshot> + Send + use<> {
+        let asked: Vec<_> = self.execution.lanes.iter().map(LaneHandle::ask_stats).collect();
+        let protected = |peer| Some((peer, self.links.control.security(peer)?));
+        let mut snapshot = Snapshot {
+            status: self.engine.status(self.now()),
+            engine: self.engine.stats().clone(),
+            control: self.links.control.stats(),
+            lanes: Vec::with_capacity(asked.len()),
+            inline: self.execution.inline.stats(),
+            results: self.execution.operations.results().usage(),
+            plugins: self.execution.plugins.stats(),
+            sessions: self.clients.sessions.len(),
+            ring_sessions: self.clients.sessions.with_ring(),
+            up: self.started.elapsed(),
+            paths: self.links.control.paths(),
+            transport: self.links.transport,
+            security: self.world.sidecars().into_iter().filter_map(protected).collect(),
+            inputs_mapped_bytes: self.clients.segments.mapped_bytes(),
+        };
+        async move {
+            for answer in asked {
+                let answer = tokio::time::timeout(STATS_TIMEOUT, answer).await;
+                snapshot.lanes.push(answer.map(Result::unwrap_or_default).unwrap_or_default());
+            }
+            snapshot
+        }
+    }
+}
+
+/// How long a lane may take to report its counters.
+const STATS_TIMEOUT: Duration = Duration::from_secs(1);

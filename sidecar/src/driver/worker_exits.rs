@@ -8,19 +8,21 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ronde_bootstrap::messages::{FromSidecar, WorkerExited};
 use ronde_engine::Event;
 use ronde_wire::{Cause, Exit, Failure, Rank, Record};
 
 use crate::driver::Driver;
 use crate::session::table::{Closing, Session, SessionId};
-use ronde_bootstrap::messages::{FromSidecar, WorkerExited};
 
 impl Driver {
     /// The stream of a session is over.
     pub(crate) fn stream_ended(&mut self, id: SessionId, reason: String) {
-        let Some(session) = self.sessions.get_mut(id).filter(|session| session.closing.is_none()) else { return };
+        let Some(session) = self.clients.sessions.get_mut(id).filter(|session| session.closing.is_none()) else {
+            return;
+        };
         let rank = session.rank;
-        if !self.tells_of_exits {
+        if !self.exits.are_reported {
             self.close_session(id, &reason);
             return;
         }
@@ -28,7 +30,7 @@ impl Driver {
         session.closing = Some(Closing { reason, until: Instant::now() + wait });
         session.hang_up();
         report_left(rank);
-        if let Some(exited) = self.exits.remove(&rank) {
+        if let Some(exited) = self.exits.early.remove(&rank) {
             self.finish_close(id, Some(exited));
         }
     }
@@ -39,19 +41,19 @@ impl Driver {
         tracing::info!(rank = rank.0, pid = exited.pid, ended = %exited.exit, "a worker's process has ended");
         let last_call = self.engine.record(rank, self.now()).last_call.map(|call| call.to_string());
         FromSidecar::Noted { rank: rank.0, last_call }.send();
-        let session = self.sessions.of_rank(rank);
+        let session = self.clients.sessions.of_rank(rank);
         match session.filter(|session| session.closing.is_some()).map(|session| session.id) {
             Some(id) => self.finish_close(id, Some(exited)),
             // Its stream may take a moment longer. Ranks of others are none of this sidecar's business.
-            None if self.world.sidecar_of(rank) == Some(self.me) => drop(self.exits.insert(rank, exited)),
+            None if self.world.sidecar_of(rank) == Some(self.me) => drop(self.exits.early.insert(rank, exited)),
             None => {}
         }
     }
 
     /// A rank begins anew: what is known of its last process is history.
     pub(crate) fn make_room(&mut self, rank: Rank) {
-        self.exits.remove(&rank);
-        let session = self.sessions.of_rank(rank).filter(|session| session.closing.is_some());
+        self.exits.early.remove(&rank);
+        let session = self.clients.sessions.of_rank(rank).filter(|session| session.closing.is_some());
         if let Some(id) = session.map(|session| session.id) {
             self.finish_close(id, None);
         }
@@ -60,18 +62,22 @@ impl Driver {
     /// Ends the sessions of which nothing more has come to be known in time.
     pub(crate) fn close_due_sessions(&mut self, now: Instant) {
         let due = |session: &&mut Session| session.closing.as_ref().is_some_and(|closing| closing.until <= now);
-        let due: Vec<SessionId> = self.sessions.iter_mut().filter(due).map(|session| session.id).collect();
+        let due: Vec<SessionId> = self.clients.sessions.iter_mut().filter(due).map(|session| session.id).collect();
         due.into_iter().for_each(|id| self.finish_close(id, None));
     }
 
     /// When the next such session ends.
     pub(crate) fn next_close(&mut self) -> Option<Instant> {
-        self.sessions.iter_mut().filter_map(|session| session.closing.as_ref().map(|closing| closing.until)).min()
+        self.clients
+            .sessions
+            .iter_mut()
+            .filter_map(|session| session.closing.as_ref().map(|closing| closing.until))
+            .min()
     }
 
     /// Ends a session at once.
     pub(crate) fn close_session(&mut self, id: SessionId, reason: &str) {
-        let Some(session) = self.sessions.get_mut(id) else { return };
+        let Some(session) = self.clients.sessions.get_mut(id) else { return };
         if session.closing.is_none() {
             let rank = session.rank;
             session.closing = Some(Closing { reason: reason.to_owned(), until: Instant::now() });
@@ -82,11 +88,11 @@ impl Driver {
 
     /// The session's part in operations is over.
     fn finish_close(&mut self, id: SessionId, exited: Option<WorkerExited>) {
-        let Some(session) = self.sessions.close(id) else { return };
-        self.segments.close_session(&session.token);
+        let Some(session) = self.clients.sessions.close(id) else { return };
+        self.clients.segments.close_session(&session.token);
         let failure = self.failure_of(&session, exited);
         for held in session.held.values() {
-            self.operations.release(held.result, session.rank);
+            self.execution.operations.release(held.result, session.rank);
         }
         self.end_timeline_of(session.rank);
         let orderly = failure.cause == Cause::ShutDown;
@@ -110,8 +116,11 @@ impl Driver {
             }
             None => {
                 let seen = session.closing.as_ref().map(|closing| closing.reason.as_str()).unwrap_or_default();
-                let unknown =
-                    if self.tells_of_exits { "" } else { "; no launcher watches it, so see its own output for why" };
+                let unknown = if self.exits.are_reported {
+                    ""
+                } else {
+                    "; no launcher watches it, so see its own output for why"
+                };
                 format!("{rank} on {me} is gone: {seen}{unknown}")
             }
         };

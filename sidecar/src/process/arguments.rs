@@ -4,13 +4,13 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::Args;
+use ronde_bootstrap::interfaces::Selector;
+use ronde_bootstrap::logs::LogArgs;
+use ronde_bootstrap::tuning::Tuning;
 use ronde_transport::TrustDomain;
 use ronde_wire::{JobName, limits};
 
 use crate::process::container::ContainerArgs;
-use ronde_bootstrap::interfaces::Selector;
-use ronde_bootstrap::logs::LogArgs;
-use ronde_bootstrap::tuning::Tuning;
 
 /// Arguments of `ronde sidecar`.
 #[derive(Args, Debug)]

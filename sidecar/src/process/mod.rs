@@ -9,15 +9,19 @@ mod ports;
 mod settings;
 mod standalone;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ronde_engine::{Engine, EngineConfig, RunAhead, Time};
+use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::interfaces;
+use ronde_bootstrap::logs::LogFormat;
+use ronde_bootstrap::messages::{FromSidecar, Join, Peer, Summary, ToSidecar, TokenFile};
+use ronde_engine::{EngineConfig, RunAhead};
 use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, RankToken, paths, v1};
 use ronde_transport::{
     BoundPort, Identity, KeyRequest, LinkOptions, LocalHello, MutualTls, NetworkPort, SpiffeId, TrustDomain,
@@ -29,13 +33,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin;
-use crate::driver::backpressure::Backpressure;
 use crate::driver::command::ControlCommand;
 use crate::driver::liveness::Liveness;
-use crate::driver::{Driver, Inbox, Parked, Phase};
+use crate::driver::{Clients, Driver, Execution, Inbox, Links, Parked, Phase};
 use crate::operation::lanes::inline::InlineExecutor;
-use crate::operation::lanes::local;
-use crate::operation::lanes::{self, LaneConfig, LaneHandle, LaneReport};
+use crate::operation::lanes::{LaneConfig, LaneHandle, LaneReport, local, network};
 use crate::operation::results::Results;
 use crate::operation::table::Operations;
 use crate::plugins::Plugins;
@@ -48,12 +50,7 @@ use crate::session::directory::{Place, RuntimeDir, random_bytes};
 use crate::session::segments;
 use crate::session::service::Service;
 use crate::session::table::Sessions;
-use crate::timeline::Timeline;
 use crate::web;
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::interfaces;
-use ronde_bootstrap::logs::LogFormat;
-use ronde_bootstrap::messages::{FromSidecar, Join, Peer, Summary, ToSidecar, TokenFile};
 
 /// `ronde sidecar`: takes part in one job, as the launcher says on standard input, or the certificate and command line.
 pub fn main(args: &SidecarArgs) -> ExitCode {
@@ -117,32 +114,25 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let control_peers = addresses(&peers, |peer| Some(peer.control));
     let control = start(ports.control, Purpose::Control, control_peers)()?;
     let results = Results::new(result_bytes_max(&settings, &world), segments.clone())?;
-    let mut driver = Driver {
-        me: settings.me,
-        engine: Engine::new(engine_config(&settings, &peers, &world), Time(0)),
-        control,
-        web_tls,
-        transport: settings.tuning.transport,
-        backpressure: Backpressure::default(),
-        inline: InlineExecutor::new(settings.me),
-        timeline: Timeline::default(),
-        operations: Operations::new(results, lanes.len()),
-        plugins,
-        parked: Parked::default(),
-        lanes,
-        sessions: Sessions::new(tokens),
-        segments,
-        started: Instant::now(),
-        arena_bytes_max: settings.tuning.arena_bytes_max(),
-        peer_timeout_ms: settings.tuning.peer_timeout_ms(),
-        running: None,
-        begun: false,
-        tells_of_exits: settings.tells_of_exits,
-        exits: BTreeMap::new(),
-        liveness: Liveness::new(args.container.exit_with_workers.map(Duration::from_secs)),
-        fatal: None,
-        world,
-    };
+    let mut driver = Driver::new(
+        engine_config(&settings, &peers, &world),
+        Links { control, web_tls, transport: settings.tuning.transport },
+        Execution {
+            operations: Operations::new(results, lanes.len()),
+            inline: InlineExecutor::new(settings.me),
+            lanes,
+            plugins,
+        },
+        Clients {
+            sessions: Sessions::new(tokens),
+            segments,
+            parked: Parked::default(),
+            arena_bytes_max: settings.tuning.arena_bytes_max(),
+            peer_timeout_ms: settings.tuning.peer_timeout_ms(),
+        },
+        Liveness::new(args.container.exit_with_workers.map(Duration::from_secs)),
+        settings.tells_of_exits,
+    );
     FromSidecar::Serving { socket_dir: directory.path().to_path_buf(), token_files, admin, web: web_address }.send();
 
     // Serve until the launcher closes our input or a signal comes; then let sessions end, but not for ever.
@@ -190,11 +180,8 @@ async fn finish(mut driver: Driver, settings: &Settings, report: Option<&Path>) 
     let cause = if reason.is_some() { Cause::SidecarLost } else { Cause::ShutDown };
     driver.end_sessions(cause, &goodbye);
     let summary = driver.summary().await;
-    for lane in std::mem::take(&mut driver.lanes) {
-        lane.stop(goodbye.clone()).await;
-    }
-    driver.control.shutdown(&goodbye).await;
     let failure = reason.or_else(|| driver.liveness.failure());
+    Box::pin(driver.shut_down(&goodbye)).await;
     if let Some(path) = report {
         write_report(path, settings.me, &summary, failure.as_deref()).context(Code::ReportUnwritable)?;
     }
@@ -372,7 +359,7 @@ fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
     for (lane, port) in (0..).map(Lane).zip(ports) {
         let addresses = addresses(peers, |peer| peer.lanes.get(usize::from(lane.0)).copied());
         let start = start(port, Purpose::Data(lane), addresses);
-        lanes.push(lanes::spawn(lane_config(settings, lane, &plugins), start, report_sender.clone())?);
+        lanes.push(network::spawn(lane_config(settings, lane, &plugins), start, report_sender.clone())?);
     }
     for lane in (settings.tuning.lanes()..settings.tuning.threads()).map(Lane) {
         lanes.push(local::spawn(lane_config(settings, lane, &plugins), report_sender.clone())?);

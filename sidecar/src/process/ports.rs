@@ -4,14 +4,14 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, anyhow};
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::messages::FromSidecar;
+use ronde_bootstrap::ports::PortRange;
 use ronde_transport::{BoundPort, KeyRequest, NetworkPort, PortError, Routes, SocketOptions};
 use ronde_wire::Lane;
 use ronde_wire::control::Purpose;
 
 use crate::process::settings::Settings;
-use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::messages::FromSidecar;
-use ronde_bootstrap::ports::PortRange;
 
 /// The sockets of a sidecar, bound before anybody knows who it is.
 pub(crate) struct Ports {

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use ronde_bootstrap::messages::{Peer, Start};
 use ronde_bootstrap::tuning::Tuning;
 use ronde_transport::LinkOptions;
 use ronde_wire::{JobName, SidecarIndex, World, limits};
 
 use crate::process::ports::PortChoice;
-use ronde_bootstrap::messages::{Peer, Start};
 
 /// Checked settings.
 #[derive(Clone, Debug)]

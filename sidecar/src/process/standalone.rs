@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow, bail, ensure};
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::interfaces::{self, Selector};
+use ronde_bootstrap::messages::{Peer, Start};
 use ronde_transport::{CaError, Identity, JobCa, KeyRequest, Validity};
 use ronde_wire::{JobName, SidecarIndex};
 use tokio::time::{Instant, sleep};
@@ -16,9 +19,6 @@ use crate::process::credentials::Credentials;
 use crate::process::logging;
 use crate::process::ports::Ports;
 use crate::process::settings::{Settings, world_of};
-use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::interfaces::{self, Selector};
-use ronde_bootstrap::messages::{Peer, Start};
 
 /// Reads the credentials, looks up the peers and binds the ports.
 ///

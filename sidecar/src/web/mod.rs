@@ -14,6 +14,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use anyhow::Context;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::web::WebSettings;
 use ronde_rpc::RankToken;
 use ronde_transport::{Identity, MutualTls};
 use ronde_wire::Rank;
@@ -23,8 +25,6 @@ use crate::session::service::Service;
 use calls::Calls;
 use gate::Gate;
 use listener::Endpoint;
-use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::web::WebSettings;
 
 /// The listener, as the rest of the sidecar knows it.
 pub(crate) struct Web {

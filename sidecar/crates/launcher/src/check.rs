@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::Args;
-
-use crate::run::SSH;
-use judge::{Facts, Finding, Mark, compare, fail, judge, ok};
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::exit::print;
 use ronde_bootstrap::ports::PortRange;
+
+use crate::run::SSH;
+use judge::{Facts, Finding, Mark, compare, fail, judge, ok};
 
 mod judge;
 mod probe;

@@ -1,27 +1,26 @@
-//! Small operations that need no other sidecar while they are performed: the control thread performs them at once, as
-//! handing one to a data thread and back takes longer than the operation itself.
+//! Inline execution: the control thread performs small operations that need no other sidecar at once, because handing one
+//! to a data thread and back takes longer than the operation itself.
 
 use std::sync::Arc;
 
-use ronde_engine::{Admission, Executor, ExecutorAction, ExecutorConfig, ExecutorStats};
-use ronde_wire::{Epoch, Lane, Seq, SidecarIndex};
+use ronde_engine::{Admission, ExecutorStats};
+use ronde_wire::{Lane, SidecarIndex};
 
-use crate::operation::memory::{LaneMemory, OperationMemory};
-use crate::timeline::{LaneTrace, Tracer};
+use super::core::{LaneCore, Step};
+use super::{ExecuteCommand, LaneReport};
+use crate::operation::memory::OperationMemory;
+use crate::timeline::LaneTrace;
 
-/// The control thread's own executor. It has no links.
+/// The control thread's own lane. It has no links.
 pub(crate) struct InlineExecutor {
-    executor: Executor,
-    memory: LaneMemory,
-    tracer: Tracer,
+    core: LaneCore,
 }
 
 impl InlineExecutor {
     /// An executor before the first epoch.
     pub(crate) fn new(me: SidecarIndex) -> Self {
         // Plans without transfers name lane 0 when they are cut for one lane, which small ones are.
-        let config = ExecutorConfig { me, lane: Lane(0), early_grant_bytes: 0 };
-        Self { executor: Executor::new(config), memory: LaneMemory::new(None), tracer: Tracer::default() }
+        Self { core: LaneCore::native(me, Lane(0)) }
     }
 
     /// Whether an operation is performed here.
@@ -35,59 +34,39 @@ impl InlineExecutor {
         admission.topology.len() == 1 && on_lane_0 && native && bytes <= BYTES_MAX
     }
 
-    /// An epoch begins.
-    pub(crate) fn begin_epoch(&mut self, epoch: Epoch) {
-        self.executor.handle_epoch(epoch);
+    /// Executes a command other than to admit an operation. Nothing is ever under way here, so that nobody waits for the
+    /// report of an end.
+    pub(crate) fn handle(&mut self, command: ExecuteCommand) {
+        self.core.handle(command);
     }
 
-    /// An epoch is over. Nothing of it is under way here.
-    pub(crate) fn end_epoch(&mut self, epoch: Epoch) {
-        self.executor.handle_epoch_end(epoch);
-        self.tracer.forget(None);
-    }
-
-    /// Performs an operation that [`Self::takes`] allows.
+    /// Performs an operation that [`Self::takes`] allows; gives what its time was spent on, if that is traced.
     ///
     /// # Errors
     /// Why it cannot be performed, in words.
-    pub(crate) fn perform(&mut self, admission: &Arc<Admission>, memory: Arc<OperationMemory>) -> Result<(), String> {
-        let seq = admission.seq;
-        self.memory.insert(seq, memory);
-        self.executor.handle_admission(Arc::clone(admission));
-        let result = self.finish();
-        self.memory.remove(seq);
-        result
-    }
-
-    /// Whether [`Self::take_trace`] is asked from now on.
-    pub(crate) fn set_tracing(&mut self, wanted: bool) {
-        self.tracer.set(wanted);
-    }
-
-    /// What an operation that was performed spent its time on, if that is wanted.
-    pub(crate) fn take_trace(&mut self, seq: Seq) -> Option<LaneTrace> {
-        self.tracer.take(seq)
+    pub(crate) fn perform(
+        &mut self,
+        admission: &Arc<Admission>,
+        memory: Arc<OperationMemory>,
+    ) -> Result<Option<LaneTrace>, String> {
+        self.core.handle(ExecuteCommand::Admit(Arc::clone(admission), memory));
+        // Ends: every step of a plan is done once, and none of them waits.
+        loop {
+            match self.core.step() {
+                Step::Worked => {}
+                Step::Report(LaneReport::Done(_, _, trace)) => return Ok(trace.map(|(_, trace)| trace)),
+                Step::Report(LaneReport::Failed { reason, .. }) => return Err(reason),
+                Step::Link(action) => return Err(format!("a local plan wants {action:?}; this is a bug in ronde")),
+                Step::Idle | Step::Report(_) => {
+                    return Err("a local plan makes no progress; this is a bug in ronde".to_owned());
+                }
+            }
+        }
     }
 
     /// Counters.
     pub(crate) fn stats(&self) -> ExecutorStats {
-        *self.executor.stats()
-    }
-
-    /// Ends: every step of a plan is done once, and none of them waits.
-    fn finish(&mut self) -> Result<(), String> {
-        loop {
-            let begin = self.tracer.now();
-            let Some(action) = self.executor.poll_action(&mut self.memory) else { break };
-            self.tracer.polled(begin, &action);
-            match action {
-                ExecutorAction::Worked { .. } => {}
-                ExecutorAction::Done { .. } => return Ok(()),
-                ExecutorAction::Failed { reason, .. } => return Err(reason),
-                other => return Err(format!("a local plan wants {other:?}; this is a bug in ronde")),
-            }
-        }
-        Err("a local plan stands still; this is a bug in ronde".to_owned())
+        self.core.stats().executor
     }
 }
 

@@ -1,16 +1,12 @@
-//! Data threads without a port: they take part in operations that need no other sidecar, so that a host reduces with more
-//! cores than it has lanes to others.
+//! Lanes without links: data threads for operations that need no other sidecar, so that a host reduces with more cores than
+//! it has lanes to others.
 
 use anyhow::Context;
-use ronde_engine::{Executor, ExecutorAction, ExecutorConfig};
-use ronde_wire::Lane;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
 
-use crate::operation::lanes::{EndReport, LaneCommand, LaneConfig, LaneHandle, LaneReport, LaneStats};
-use crate::operation::memory::LaneMemory;
-use crate::plugins::LanePlugins;
-use crate::timeline::Tracer;
+use super::core::{LaneCore, Step};
+use super::{EndReport, LaneCommand, LaneConfig, LaneHandle, LaneReport};
 
 /// Starts the thread of a lane that has no links.
 ///
@@ -20,20 +16,14 @@ pub(crate) fn spawn(config: LaneConfig, reports: mpsc::Sender<LaneReport>) -> an
     let lane = config.lane;
     LaneHandle::start(lane, move |commands| {
         let _end = EndReport::new(lane, reports.clone());
-        let (me, early_grant_bytes) = (config.me, config.early_grant_bytes);
-        let executor = Executor::new(ExecutorConfig { me, lane, early_grant_bytes });
-        let (memory, tracer) = (LaneMemory::new(Some(LanePlugins::new(config.plugins))), Tracer::default());
-        LocalLane { lane, executor, memory, tracer, reports }.run(commands);
+        LocalLane { core: LaneCore::new(&config), reports }.run(commands);
     })
     .context("cannot start a thread for local operations")
 }
 
 /// Everything that the thread owns.
 struct LocalLane {
-    lane: Lane,
-    executor: Executor,
-    memory: LaneMemory,
-    tracer: Tracer,
+    core: LaneCore,
     reports: mpsc::Sender<LaneReport>,
 }
 
@@ -55,30 +45,13 @@ impl LocalLane {
 
     fn handle_command(&mut self, command: LaneCommand) {
         match command {
-            LaneCommand::Epoch(epoch) => self.executor.handle_epoch(epoch),
-            LaneCommand::EpochEnd(epoch) => {
-                self.executor.handle_epoch_end(epoch);
-                self.memory.clear();
-                self.tracer.forget(None);
-                self.report(LaneReport::Released(epoch));
-            }
-            LaneCommand::Admit(admission, memory) => {
-                self.memory.insert(admission.seq, memory);
-                self.executor.handle_admission(admission);
-            }
-            LaneCommand::Cancel(epoch, last, dropped) => {
-                for seq in self.executor.handle_cancel(epoch, last, &dropped) {
-                    self.memory.remove(seq);
+            LaneCommand::Execute(command) => {
+                if let Some(report) = self.core.handle(command) {
+                    self.report(report);
                 }
-                self.tracer.forget(Some(last));
-                self.report(LaneReport::Dropped(epoch, last));
             }
-            LaneCommand::Trace(wanted) => self.tracer.set(wanted),
-            LaneCommand::Stats(reply) => {
-                let stats = LaneStats { executor: *self.executor.stats(), ..LaneStats::default() };
-                // The asker may have given up; nobody else waits for this.
-                let _ = reply.send(stats);
-            }
+            // The asker may have given up; nobody else waits for this.
+            LaneCommand::Stats(reply) => drop(reply.send(self.core.stats())),
             // It has no links.
             LaneCommand::Identity(_) | LaneCommand::Stop(_) => {}
         }
@@ -86,29 +59,19 @@ impl LocalLane {
 
     /// One chunk's work; true when there may be more.
     fn work(&mut self) -> bool {
-        let begin = self.tracer.now();
-        let Some(action) = self.executor.poll_action(&mut self.memory) else { return false };
-        self.tracer.polled(begin, &action);
-        match action {
-            ExecutorAction::Worked { .. } => {}
-            ExecutorAction::Done { epoch, seq } => {
-                self.memory.remove(seq);
-                let trace = self.tracer.take(seq).map(|trace| (self.lane, trace));
-                self.report(LaneReport::Done(epoch, seq, trace));
-            }
-            ExecutorAction::Failed { epoch, seq, reason, plugin } => {
-                self.memory.remove(seq);
-                self.report(LaneReport::Failed { epoch, seq, reason, plugin });
-            }
-            other => {
-                tracing::error!(lane = self.lane.0, ?other, "a lane without links is to send; this is a bug in ronde");
+        match self.core.step() {
+            Step::Idle => return false,
+            Step::Worked => {}
+            Step::Report(report) => self.report(report),
+            Step::Link(action) => {
+                tracing::error!(?action, "a lane without links is asked to use one; this is a bug in ronde");
             }
         }
         true
     }
 
     fn report(&self, report: LaneReport) {
-        // When the control thread is gone the process is ending; there is nobody to tell.
+        // When the control thread is gone the process is ending; nobody is left to be notified.
         let _ = self.reports.blocking_send(report);
     }
 }

@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::{Context, anyhow};
+use ronde_bootstrap::codes::Code;
 use ronde_transport::{CaError, Identity};
 
 use super::{code_of, named, private_file};
-use ronde_bootstrap::codes::Code;
 
 /// The sidecar's certificate chain.
 pub const CERTIFICATE_FILE: &str = "cert.pem";

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use ronde_bootstrap::codes::{Code, coded};
 use ronde_transport::{Identity, IdentityError, utc};
 use ronde_wire::{JobName, SidecarIndex, limits};
 use tokio::sync::mpsc;
@@ -11,7 +12,6 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::driver::command::ControlCommand;
 use crate::process::arguments::SidecarArgs;
-use ronde_bootstrap::codes::{Code, coded};
 
 use directory::Directory;
 pub use directory::{AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE};

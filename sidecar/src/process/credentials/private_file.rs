@@ -6,10 +6,10 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, ensure};
+use ronde_bootstrap::codes::Code;
 use zeroize::Zeroizing;
 
 use super::named;
-use ronde_bootstrap::codes::Code;
 
 /// Reads a text that nobody else can read or write: a file of mode 0600 or stricter, of this process's user, that lies in
 /// the directory that `path` names. (A link within that directory is followed: mounted secrets are such links.)

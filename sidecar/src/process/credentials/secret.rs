@@ -4,11 +4,11 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow};
+use ronde_bootstrap::codes::Code;
 use ronde_transport::{CaError, Identity, JobCa, JobSecret, KeyRequest, TrustDomain, Validity};
 use ronde_wire::{JobName, SidecarIndex};
 
 use super::private_file;
-use ronde_bootstrap::codes::Code;
 
 /// The job's authority in memory, and when this sidecar's certificate is due.
 pub(crate) struct OwnAuthority {

@@ -11,6 +11,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::interfaces;
+use ronde_bootstrap::messages::ToSidecar;
 use tokio::io::{AsyncWriteExt, BufReader, BufWriter};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -19,9 +22,6 @@ use tokio::time::timeout;
 
 use self::memory::MemoryWatch;
 use crate::envelope::{self, Environment, FromAgent, ToAgent};
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::interfaces;
-use ronde_bootstrap::messages::ToSidecar;
 
 pub mod exec;
 mod group;

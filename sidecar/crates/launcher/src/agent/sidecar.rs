@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context;
+use ronde_bootstrap::messages::{FromSidecar, ToSidecar};
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::{mpsc, watch};
@@ -14,7 +15,6 @@ use tokio::time::timeout;
 use super::group::{Group, Order};
 use super::{ToLauncher, stream};
 use crate::envelope::{self, Environment, FromAgent};
-use ronde_bootstrap::messages::{FromSidecar, ToSidecar};
 
 /// How long a sidecar may take to drain before it is killed.
 pub(super) const DRAIN_WAIT: Duration = Duration::from_secs(10);

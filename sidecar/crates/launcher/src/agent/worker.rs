@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use nix::sys::signal::Signal;
+use ronde_bootstrap::messages::{ToSidecar, WorkerExited};
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
@@ -15,7 +16,6 @@ use super::group::{Group, Order};
 use super::memory::WorkerWatch;
 use super::{ToLauncher, stream};
 use crate::envelope::{FromAgent, Status, Stream};
-use ronde_bootstrap::messages::{ToSidecar, WorkerExited};
 
 /// A running worker.
 pub(super) struct Worker {

@@ -9,10 +9,10 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::net::if_::InterfaceFlags;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{AccessFlags, access};
-
-use super::judge::{Facts, Interface, Limit};
 use ronde_bootstrap::directory;
 use ronde_bootstrap::interfaces;
+
+use super::judge::{Facts, Interface, Limit};
 
 /// Looks at everything.
 pub(super) fn probe() -> Facts {

@@ -11,8 +11,9 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::judge::{Facts, Finding, fail, ok};
 use ronde_bootstrap::ports::PortRange;
+
+use super::judge::{Facts, Finding, fail, ok};
 
 /// Asks a host for its facts and sends it datagrams; `judge` makes findings of the facts and of the milliseconds that the
 /// answer took.

@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 
-use super::hosts::{Host, LOCAL};
 use ronde_bootstrap::interfaces::InterfaceAddress;
+
+use super::hosts::{Host, LOCAL};
 
 /// The address where all hosts are this one.
 pub(super) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::str::FromStr;
 
+use ronde_bootstrap::logs::{LOG_VARIABLE, LogArgs};
 use ronde_wire::JobName;
 
 use super::placement::RankPlace;
 use super::world::WORLD;
 use crate::envelope::Environment;
-use ronde_bootstrap::logs::{LOG_VARIABLE, LogArgs};
 
 /// A `-x` of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]

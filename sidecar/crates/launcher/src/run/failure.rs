@@ -4,14 +4,14 @@ use std::fmt;
 use std::ops::Range;
 
 use nix::sys::signal::Signal;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::EXIT_UNAVAILABLE;
+use ronde_bootstrap::interfaces::InterfaceAddress;
 use ronde_wire::Exit;
 
 use super::shell::Trouble;
 use crate::agent::exec::EXIT_NOT_FOUND;
 use crate::envelope::Status;
-use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::EXIT_UNAVAILABLE;
-use ronde_bootstrap::interfaces::InterfaceAddress;
 
 /// The first thing that went wrong. What follows from it is not reported.
 #[derive(Debug, thiserror::Error)]

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use nix::sys::signal::Signal;
+use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::logs::LogFormat;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -16,8 +18,6 @@ use super::report::{HostReport, Report, SidecarReport};
 use super::starter::Starter;
 use super::state::{State, WorkerState};
 use crate::envelope::ToAgent;
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::logs::LogFormat;
 
 /// Runs a job and returns the launcher's exit code.
 pub(super) async fn run(settings: &Settings) -> u8 {

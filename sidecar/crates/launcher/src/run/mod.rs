@@ -10,18 +10,18 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use ronde_wire::JobName;
-
-use crate::envelope::Environment;
-use environment::Export;
-use hosts::Host;
-use placement::Placement;
 use ronde_bootstrap::codes::{Code, coded};
 use ronde_bootstrap::exit::{EXIT_USAGE, fail};
 use ronde_bootstrap::interfaces::Selector;
 use ronde_bootstrap::logs::LogArgs;
 use ronde_bootstrap::ports::PortRange;
 use ronde_bootstrap::tuning::Tuning;
+use ronde_wire::JobName;
+
+use crate::envelope::Environment;
+use environment::Export;
+use hosts::Host;
+use placement::Placement;
 use shell::RemoteShell;
 
 pub(crate) use shell::SSH;

@@ -10,12 +10,12 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::logs;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use crate::envelope::Stream;
-use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::logs;
 
 /// The way to the thread that writes.
 pub(super) struct Printer {

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use ronde_bootstrap::codes::Code;
 
 use crate::envelope::Status;
-use ronde_bootstrap::codes::Code;
 
 /// The remote shell by default. It never asks for anything, since nobody could answer, and it knows the hosts it may talk
 /// to: a host that only pretends to be one would get a certificate of the job.

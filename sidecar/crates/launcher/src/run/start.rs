@@ -3,6 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
+use ronde_bootstrap::interfaces;
+use ronde_bootstrap::messages::{Join, Peer, Start, ToSidecar};
 use ronde_transport::{JobCa, TrustDomain, Validity};
 use ronde_wire::SidecarIndex;
 use tokio::time::{Instant, timeout_at};
@@ -18,8 +20,6 @@ use super::starter::Starter;
 use super::state::{SidecarState, State, Step};
 use super::world::{Served, WORLD, World};
 use crate::envelope::ToAgent;
-use ronde_bootstrap::interfaces;
-use ronde_bootstrap::messages::{Join, Peer, Start, ToSidecar};
 
 impl Job<'_> {
     /// Starts everything.

@@ -5,14 +5,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
 
+use ronde_bootstrap::interfaces::InterfaceAddress;
+use ronde_bootstrap::messages::{FromSidecar, Summary};
+
 use super::agents::{Event, Tail};
 use super::failure::{Failure, LinkStatus, Missing};
 use super::placement::Placement;
 use super::routes;
 use super::shell::Trouble;
 use crate::envelope::{FromAgent, Status};
-use ronde_bootstrap::interfaces::InterfaceAddress;
-use ronde_bootstrap::messages::{FromSidecar, Summary};
 
 /// The tables.
 pub(super) struct State {

@@ -10,6 +10,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::exit::{EXIT_USAGE, fail};
 use ronde_rpc::paths;
 use ronde_wire::{JobName, Rank};
 use serde::{Deserialize, Serialize};
@@ -19,8 +21,6 @@ use super::hosts::Host;
 use super::placement::{Placement, RankPlace, SidecarPlace};
 use crate::agent::exec;
 use crate::envelope::Environment;
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_USAGE, fail};
 
 /// Arguments of `ronde worker`.
 #[derive(Args, Debug)]

@@ -5,11 +5,11 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
+use ronde_bootstrap::codes::Code;
 use ronde_plugin_host::trust::digest_text;
 use ronde_plugin_host::{LoadError, inspect};
 
 use super::{grouped, read};
-use ronde_bootstrap::codes::Code;
 
 /// Arguments of `ronde plugin build`.
 #[derive(Args, Debug)]

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::print;
 use ronde_plugin_host::trust::{Policy, digest_from_text, digest_text, read_public_key};
 use ronde_plugin_host::{conformance, determinism};
 
 use super::PluginWithParameters;
-use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::print;
 
 /// Arguments of `ronde plugin check`.
 #[derive(Args, Debug)]

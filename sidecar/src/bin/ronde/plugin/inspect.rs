@@ -2,12 +2,12 @@
 
 use anyhow::Context;
 use clap::Args;
+use ronde_bootstrap::codes::Code;
 use ronde_plugin_host::trust::digest_text;
 use ronde_plugin_host::{CodecManifest, Inspection, Parameter, Parameters, ReducerManifest};
 use serde_json::json;
 
 use super::{PluginFile, grouped};
-use ronde_bootstrap::codes::Code;
 
 /// Arguments of `ronde plugin inspect`.
 #[derive(Args, Debug)]

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use ronde_bootstrap::codes::Code;
 use ronde_plugin_host::throughput;
 use ronde_plugin_host::trust::Policy;
 use ronde_wire::DType;
 
 use super::PluginWithParameters;
-use ronde_bootstrap::codes::Code;
 
 /// Arguments of `ronde plugin bench`.
 #[derive(Args, Debug)]

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
+use ronde_bootstrap::codes::Code;
 use ronde_plugin_host::trust::{
     Signature, TrustError, create_key, read_public_key, read_signature, read_signing_key, signature_path,
     write_signature,
 };
 
 use super::read;
-use ronde_bootstrap::codes::Code;
 
 /// Arguments of `ronde plugin keygen`.
 #[derive(Args, Debug)]

@@ -1,6 +1,7 @@
+use ronde_bootstrap::messages::TokenFile;
+
 use super::super::hosts::parse_list;
 use super::*;
-use ronde_bootstrap::messages::TokenFile;
 
 fn state() -> State {
     let placement = Placement::new(4, &parse_list("a:2,b:2").expect("valid"), None).expect("fits");
