@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
+use ipnet::IpNet;
 use nix::net::if_::InterfaceFlags;
 use ronde_wire::limits::ADDRESSES_MAX;
 use serde::{Deserialize, Serialize};
@@ -25,7 +26,7 @@ pub struct InterfaceAddress {
 impl InterfaceAddress {
     /// Whether an address lies in the same network.
     fn has_neighbour(&self, other: IpAddr) -> bool {
-        Network { address: self.address, prefix_length: self.prefix_length }.contains(other)
+        IpNet::new(self.address, self.prefix_length).is_ok_and(|network| network.contains(&other))
     }
 
     /// Whether the interface joins virtual machines or containers of one host, by the names that their makers give. Such
@@ -72,7 +73,7 @@ pub enum Selector {
         any_rest: bool,
     },
     /// All addresses of a network.
-    Network(Network),
+    Network(IpNet),
 }
 
 impl Selector {
@@ -80,7 +81,7 @@ impl Selector {
         match self {
             Self::Interface { name, any_rest: false } => candidate.interface == *name,
             Self::Interface { name, any_rest: true } => candidate.interface.starts_with(name.as_str()),
-            Self::Network(network) => network.contains(candidate.address),
+            Self::Network(network) => network.contains(&candidate.address),
         }
     }
 }
@@ -91,7 +92,8 @@ impl FromStr for Selector {
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text.contains('/') || text.parse::<IpAddr>().is_ok() {
-            return text.parse().map(Self::Network);
+            let wrong = || format!("{text:?} is no network, for example 10.1.0.0/16 or fd00:1::/64");
+            return network(text).map(Self::Network).ok_or_else(wrong);
         }
         let name = text.strip_suffix('*').unwrap_or(text);
         // Linux allows any other byte in the name of an interface; IFNAMSIZ has room for 15.
@@ -107,40 +109,18 @@ impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Interface { name, any_rest } => write!(f, "{name}{}", if *any_rest { "*" } else { "" }),
-            Self::Network(Network { address, prefix_length }) => write!(f, "{address}/{prefix_length}"),
+            Self::Network(network) => network.fmt(f),
         }
     }
 }
 
-/// An address and how many of its bits count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Network {
-    address: IpAddr,
-    prefix_length: u8,
-}
-
-impl Network {
-    fn contains(self, other: IpAddr) -> bool {
-        let (own, other, bits) = match (self.address, other) {
-            (IpAddr::V4(own), IpAddr::V4(other)) => (u128::from(own.to_bits()), u128::from(other.to_bits()), 32),
-            (IpAddr::V6(own), IpAddr::V6(other)) => (own.to_bits(), other.to_bits(), 128),
-            _ => return false,
-        };
-        let host_bits = bits - u32::from(self.prefix_length).min(bits);
-        own.checked_shr(host_bits).unwrap_or(0) == other.checked_shr(host_bits).unwrap_or(0)
-    }
-}
-
-impl FromStr for Network {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no network, for example 10.1.0.0/16 or fd00:1::/64");
-        let (address, length) = text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
-        let address = address.parse::<IpAddr>().map_err(|_| wrong())?.to_canonical();
-        let bits = if address.is_ipv4() { 32 } else { 128 };
-        let prefix_length = length.map_or(Ok(bits), str::parse).map_err(|_| wrong())?;
-        if prefix_length > bits { Err(wrong()) } else { Ok(Self { address, prefix_length }) }
+/// Reads a network; a single address is one, too. An IPv4 address may be written as an IPv6 one.
+fn network(text: &str) -> Option<IpNet> {
+    let (address, length) = text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
+    let address = address.parse::<IpAddr>().ok()?.to_canonical();
+    match length {
+        Some(length) => IpNet::new(address, length.parse().ok()?).ok(),
+        None => Some(address.into()),
     }
 }
 
@@ -194,7 +174,8 @@ mod tests {
     use super::*;
 
     fn at(interface: &str, address: &str) -> InterfaceAddress {
-        let Network { address, prefix_length } = address.parse().expect("a network");
+        let network = network(address).expect("a network");
+        let (address, prefix_length) = (network.addr(), network.prefix_len());
         InterfaceAddress { interface: interface.to_owned(), address, prefix_length }
     }
 

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use ronde_bootstrap::ports::PortRange;
 
+use crate::run;
+
 use super::judge::{Facts, Finding, fail, ok};
 
 /// Asks a host for its facts and sends it datagrams; `judge` makes findings of the facts and of the milliseconds that the
@@ -27,12 +29,12 @@ pub(super) fn ask(
     ports: Option<PortRange>,
     judge: impl FnOnce(&Facts, u64) -> Vec<Finding>,
 ) -> Result<Vec<Finding>, String> {
-    let quoted = ronde.to_string_lossy().replace('\'', r"'\''");
-    let mut words = remote_shell.split_whitespace();
-    let program = words.next().ok_or("--remote-shell is empty; give a command like ssh")?;
+    let words = run::words(remote_shell).map_err(|error| error.to_string())?;
+    let (program, words) = words.split_first().ok_or("--remote-shell is empty; give a command like ssh")?;
     let mut command = Command::new(program);
     let ports = ports.map(|range| format!(" --ports {range}")).unwrap_or_default();
-    command.args(words).arg(host).arg(format!("exec '{quoted}' check --facts{ports}"));
+    let line = run::remote_command(ronde, &format!("check --facts{ports}")).map_err(|error| error.to_string())?;
+    command.args(words).arg(host).arg(line);
     let began = Instant::now();
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.map_err(|error| format!("cannot start {program:?}: {error}"))?;

@@ -24,7 +24,7 @@ use hosts::Host;
 use placement::Placement;
 use shell::RemoteShell;
 
-pub(crate) use shell::SSH;
+pub(crate) use shell::{SSH, remote_command, words};
 pub use world::{WorkerArgs, main as worker};
 
 mod address;
@@ -161,7 +161,8 @@ struct Settings {
     network_interfaces: Vec<Selector>,
     ports: Option<PortRange>,
     ronde: PathBuf,
-    remote_ronde: PathBuf,
+    /// The command line that runs an agent on another host.
+    remote_agent: String,
     sidecar_command: Option<Vec<String>>,
     start_timeout: Duration,
     /// From the first rank that joins to the last.
@@ -196,7 +197,7 @@ impl Settings {
             remote_shell,
             network_interfaces: args.network_interfaces,
             ports: args.ports,
-            remote_ronde: args.remote_ronde.unwrap_or_else(|| ronde.clone()),
+            remote_agent: shell::remote_command(args.remote_ronde.as_ref().unwrap_or(&ronde), "agent")?,
             ronde,
             sidecar_command: args.sidecar_command.map(|program| vec![program]),
             start_timeout: Duration::from_secs(args.start_timeout.unwrap_or(START_TIMEOUT_SECONDS)),

@@ -1,4 +1,4 @@
-//! The remote shell: how it is called, and what its last words mean.
+//! The remote shell: how it is called, and what the last lines of its output mean.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,6 +12,27 @@ use crate::envelope::Status;
 /// to: a host that only pretends to be one would get a certificate of the job.
 pub(crate) const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15";
 
+/// The words of `--remote-shell`, read as a shell reads them: quotes hold words with blanks together.
+///
+/// # Errors
+/// When there are none, or a quote has no end.
+pub(crate) fn words(command: &str) -> anyhow::Result<Vec<String>> {
+    let words = shlex::split(command)
+        .with_context(|| format!("--remote-shell {command:?} has a quote or a backslash without its other half"))?;
+    ensure!(words.first().is_some_and(|word| !word.is_empty()), "--remote-shell is empty; give a command like ssh");
+    Ok(words)
+}
+
+/// The command line that replaces the remote host's shell by ronde with these arguments.
+///
+/// # Errors
+/// When no shell can be given the path: it has a zero byte.
+pub(crate) fn remote_command(ronde: &Path, arguments: &str) -> anyhow::Result<String> {
+    let path = ronde.to_string_lossy();
+    let quoted = shlex::try_quote(&path).with_context(|| format!("{path:?} is no path for --remote-ronde"))?;
+    Ok(format!("exec {quoted} {arguments}"))
+}
+
 /// A checked command that reaches other hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RemoteShell(Vec<String>);
@@ -22,8 +43,7 @@ impl RemoteShell {
     /// # Errors
     /// When it is empty, when it is not ssh and takes no port or file, and when the file cannot be read.
     pub(super) fn new(command: &str, port: Option<u16>, identity: Option<&Path>) -> anyhow::Result<Self> {
-        let mut words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
-        ensure!(!words.is_empty(), "--remote-shell is empty; give a command like ssh");
+        let mut words = words(command)?;
         let is_ssh = Path::new(&words[0]).file_name().is_some_and(|name| name == "ssh");
         let given = [("--ssh-port", port.is_some()), ("--ssh-identity-file", identity.is_some())];
         if let Some((option, _)) = given.iter().find(|(_, given)| *given && !is_ssh) {
@@ -52,11 +72,10 @@ impl RemoteShell {
         Ok(Self(words))
     }
 
-    /// The command that runs an agent on another host. The remote side is a shell, so the path is quoted for one.
-    pub(super) fn agent(&self, host: &str, ronde: &Path) -> Vec<String> {
-        let quoted = ronde.to_string_lossy().replace('\'', r"'\''");
+    /// The command that runs a command line on another host.
+    pub(super) fn command(&self, host: &str, line: &str) -> Vec<String> {
         let mut command = self.0.clone();
-        command.extend([host.to_owned(), format!("exec '{quoted}' agent")]);
+        command.extend([host.to_owned(), line.to_owned()]);
         command
     }
 }
@@ -190,11 +209,26 @@ mod tests {
 
     #[test]
     fn the_path_survives_the_remote_shell() {
-        let shell = RemoteShell::new("rsh", None, None).expect("good");
-        let command = shell.agent("beta", Path::new("/opt/it's here/ronde"));
-        assert_eq!(command, ["rsh", "beta", r"exec '/opt/it'\''s here/ronde' agent"]);
-        let echoed = std::process::Command::new("sh").args(["-c", &command[2].replace("exec", "echo")]).output();
-        assert_eq!(echoed.expect("sh exists").stdout, b"/opt/it's here/ronde agent\n");
+        let line = remote_command(Path::new("/opt/it's $HOME here/ronde"), "agent").expect("no zero byte");
+        let command = RemoteShell::new("rsh", None, None).expect("good").command("beta", &line);
+        assert_eq!(command, ["rsh", "beta", line.as_str()]);
+        let echoed = std::process::Command::new("sh").args(["-c", &line.replacen("exec", "echo", 1)]).output();
+        assert_eq!(echoed.expect("sh exists").stdout, b"/opt/it's $HOME here/ronde agent\n");
+        let error = remote_command(Path::new("a\0b"), "agent").expect_err("no shell takes it").to_string();
+        assert!(error.contains("--remote-ronde"), "{error}");
+    }
+
+    #[test]
+    fn quotes_hold_the_words_of_a_remote_shell_together() {
+        let given = r#"ssh -o "ProxyCommand=nc %h %p" -i '/home/me/my key' a\ b"#;
+        let expected = ["ssh", "-o", "ProxyCommand=nc %h %p", "-i", "/home/me/my key", "a b"];
+        assert_eq!(super::words(given).expect("good"), expected);
+        for (command, text) in
+            [("ssh 'a", "has a quote"), ("ssh a\\", "has a quote or a backslash"), ("''", "is empty")]
+        {
+            let error = super::words(command).expect_err(command).to_string();
+            assert!(error.contains(text), "{error}");
+        }
     }
 
     #[test]

@@ -81,7 +81,7 @@ impl Job<'_> {
             let command = if local {
                 vec![settings.ronde.to_string_lossy().into_owned(), "agent".to_owned()]
             } else {
-                settings.remote_shell.agent(&host.name, &settings.remote_ronde)
+                settings.remote_shell.command(&host.name, &settings.remote_agent)
             };
             let placed = settings.placement.ranks_of_host(index);
             let link = Link::start(index, &command, self.commands_max(index), self.receivers()).map_err(|error| {

@@ -1,6 +1,6 @@
 //! `docs/CONFIG.md`, made from the options.
 
-use clap::{Arg, ArgAction, Command, CommandFactory};
+use clap::{Arg, ArgAction, Args, Command, CommandFactory};
 
 use super::{CONFIGURED, options, variables};
 use crate::Cli;
@@ -104,3 +104,23 @@ fn every_option_has_a_variable_of_its_own() {
     let unique: std::collections::BTreeSet<&String> = names.iter().collect();
     assert!(names.len() > 20 && unique.len() == names.len(), "{names:?}");
 }
+
+/// An option of both commands is one field of one struct, so that adding one touches one place.
+#[test]
+fn an_option_of_both_commands_is_defined_once() {
+    let cli = Cli::command();
+    let longs = |command: &Command| -> std::collections::BTreeSet<String> {
+        command.get_arguments().filter_map(Arg::get_long).map(str::to_owned).collect()
+    };
+    let of = |name: &str| longs(cli.find_subcommand(name).expect("a command"));
+    let shared = ronde_bootstrap::tuning::Tuning::augment_args(Command::new("shared"));
+    let shared = longs(&ronde_bootstrap::logs::LogArgs::augment_args(shared));
+    let both: Vec<String> = of("run").intersection(&of("sidecar")).cloned().collect();
+    assert!(both.len() > 25, "{both:?}");
+    let others: Vec<&str> = both.iter().map(String::as_str).filter(|long| !shared.contains(*long)).collect();
+    assert_eq!(others, APART, "add a setting of both commands to Tuning");
+}
+
+/// Options of the same name with another meaning or default: the launcher's own configuration, its job, the hosts' addresses
+/// that it chooses, and its deadline.
+const APART: [&str; 4] = ["config", "job", "network-interfaces", "start-timeout"];

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use clap::{Arg, ArgAction, Command};
+use strsim::levenshtein;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -143,24 +144,9 @@ fn kind(value: &DeValue<'_>) -> &'static str {
 /// The key that is one slip away: another separator, or a letter too many, too few or other.
 fn nearest(command: &Command, name: &str) -> Option<String> {
     let name = name.replace('_', "-").to_ascii_lowercase();
-    let mut keys = options(command).filter_map(|arg| arg.get_long()).map(|long| (distance(long, &name), long));
+    let mut keys = options(command).filter_map(|arg| arg.get_long()).map(|long| (levenshtein(long, &name), long));
     let (slips, found) = keys.by_ref().min()?;
     (slips <= SLIPS_MAX).then(|| found.to_owned())
-}
-
-/// How many letters must be put in, taken out or replaced (Levenshtein).
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (i, a) in one.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, b) in other.iter().enumerate() {
-            let replaced = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[other.len()]
 }
 
 const SLIPS_MAX: usize = 2;
