@@ -133,7 +133,7 @@ impl Driver {
         }
     }
 
-    /// Tells the failures that were put off.
+    /// Sends the deferred failures.
     pub(super) fn send_deferred_failures(&mut self) {
         for (id, request, failure) in self.execution.operations.take_deferred() {
             if let Some(session) = self.clients.sessions.get_mut(id) {

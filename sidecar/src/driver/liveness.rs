@@ -1,4 +1,4 @@
-//! When a sidecar without a launcher is done: the workers' coming and going says it (`--exit-with-workers`).
+//! When a sidecar without a launcher ends: when its workers have connected and left (`--exit-with-workers`).
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use ronde_wire::{Cause, Failure};
 
 use ronde_bootstrap::codes::Code;
 
-/// What is remembered for that.
+/// Tracks whether workers have connected, and how their job ended.
 #[derive(Debug, Default)]
 pub(crate) struct Liveness {
-    /// How long the first worker may take to come; absent where the sidecar serves until it is told to stop.
+    /// How long the first worker may take to connect; absent where the sidecar serves until it is stopped.
     patience: Option<Duration>,
-    /// Whether a worker has come.
+    /// Whether a worker has connected.
     came: bool,
     /// Whether another sidecar has left before there was an epoch.
     peer_left: bool,
@@ -20,46 +20,46 @@ pub(crate) struct Liveness {
 }
 
 impl Liveness {
-    /// Serves until the workers have left, or, without a patience, until told to stop.
+    /// A sidecar that serves until the workers have left or, without a patience, until it is stopped.
     pub(crate) fn new(patience: Option<Duration>) -> Self {
         Self { patience, ..Self::default() }
     }
 
-    /// A worker has come.
+    /// Notes that a worker has connected.
     pub(crate) fn note_worker(&mut self) {
         self.came = true;
     }
 
-    /// Another sidecar has left before there was an epoch: there will be none.
+    /// Notes that another sidecar has left before the first epoch, which cannot begin then.
     pub(crate) fn note_peer_left(&mut self) {
         self.peer_left = true;
     }
 
-    /// An epoch has ended.
+    /// Notes that an epoch has ended.
     pub(crate) fn note_end(&mut self, failure: &Failure) {
         if failure.cause != Cause::ShutDown {
             self.failure.get_or_insert_with(|| failure.reason.clone());
         }
     }
 
-    /// Whether a sidecar with so many sessions has nothing more to do.
+    /// Returns whether a sidecar with so many sessions is done.
     pub(crate) fn is_over(&self, sessions: usize, has_epoch: bool) -> bool {
         self.patience.is_some() && (self.came || self.peer_left) && sessions == 0 && !has_epoch
     }
 
-    /// Until when, from the start of the sidecar, the first worker has to come.
+    /// Returns how long after the start of the sidecar the first worker has to connect.
     pub(crate) fn due(&self) -> Option<Duration> {
         self.patience.filter(|_| !self.came && !self.peer_left)
     }
 
-    /// The reason to end a sidecar that has been up so long, if nobody came.
+    /// Returns the reason to end a sidecar that has been up so long, if no worker has connected in time.
     pub(crate) fn timed_out(&self, up: Duration) -> Option<String> {
         let due = self.due().filter(|due| up >= *due)?;
         let text = format!("no worker has come within {} seconds (--exit-with-workers)", due.as_secs());
         Some(Code::SidecarCannotGoOn.mark(&text))
     }
 
-    /// Why the workers' job failed, where the sidecar answers for it.
+    /// Returns why the workers' job failed, where the sidecar's exit status reports it.
     pub(crate) fn failure(&self) -> Option<String> {
         let peer_left = || (self.peer_left && !self.came).then(|| "the job ended before its first epoch".to_owned());
         self.patience.and_then(|_| self.failure.clone().or_else(peer_left))

@@ -1,5 +1,5 @@
-//! The control thread's loop: joins engine, control port, lanes and sessions. What happens becomes an engine event; what
-//! the engine wants becomes a message to somebody. Nothing is decided here.
+//! The control thread's loop: it connects the engine, the control links, the lanes and the sessions. What happens becomes an
+//! event of the engine; an action of the engine becomes a message. The driver decides nothing.
 
 pub(crate) mod backpressure;
 pub(crate) mod command;
@@ -133,7 +133,7 @@ pub(crate) struct Inbox {
 /// Why the driver runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Until told to stop, or until the workers have left.
+    /// Until stopped, or until the workers have left.
     Serving,
     /// Until nobody is served any more.
     Draining,

@@ -65,7 +65,7 @@ impl Driver {
         self.send_to_lanes(|| ExecuteCommand::Trace(wanted).into());
     }
 
-    /// To be called behind everything that the engine was told or asked.
+    /// Forwards the engine's traces. Called after each event and each poll of the engine.
     pub(super) fn note_traces(&mut self) {
         if !self.timeline.is_on() {
             return;
@@ -77,7 +77,7 @@ impl Driver {
         }
     }
 
-    /// A lane has told what it did for an operation.
+    /// Notes the trace of a lane's part of an operation.
     pub(super) fn note_work(&mut self, seq: Seq, trace: Option<(Lane, LaneTrace)>) {
         if let Some((lane, trace)) = trace {
             self.timeline.performed(Instant::now(), seq, Some(lane), &trace);

@@ -1,9 +1,9 @@
-//! How sessions end, and what the other ranks are told of it.
+//! How sessions end, and which failure the other ranks receive.
 //!
-//! A worker's stream breaks in the moment in which its process ends. Why it ended only its parent knows: the launcher's
-//! agent on this host, which reads the worker's last words and says both a moment later. So where there is one, a session
-//! whose stream is over is *closing* for at most [`EXIT_WAIT`], or [`FAREWELL_WAIT`] behind a goodbye: its contributions stay and what was agreed on goes on;
-//! then the others hear of its end and the reason at once.
+//! A worker's stream breaks when its process ends. Why it ended is known to its parent, the launcher's agent on this host,
+//! which reads the last lines of the worker's output and reports both a moment later. Where there is an agent, a session whose
+//! stream is over is *closing* for at most [`EXIT_WAIT`], or [`GOODBYE_WAIT`] after a goodbye. Until then its contributions
+//! stay and operations go on; then the other ranks receive its end with the reason.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::driver::Driver;
 use crate::session::table::{Closing, Session, SessionId};
 
 impl Driver {
-    /// The stream of a session is over.
+    /// Handles the end of a session's stream.
     pub(crate) fn stream_ended(&mut self, id: SessionId, reason: String) {
         let Some(session) = self.clients.sessions.get_mut(id).filter(|session| session.closing.is_none()) else {
             return;
@@ -26,7 +26,7 @@ impl Driver {
             self.close_session(id, &reason);
             return;
         }
-        let wait = if session.goodbye.is_some() { FAREWELL_WAIT } else { EXIT_WAIT };
+        let wait = if session.goodbye.is_some() { GOODBYE_WAIT } else { EXIT_WAIT };
         session.closing = Some(Closing { reason, until: Instant::now() + wait });
         session.hang_up();
         report_left(rank);
@@ -35,7 +35,7 @@ impl Driver {
         }
     }
 
-    /// The launcher's agent says how a worker's process has ended.
+    /// Handles the agent's report of how a worker's process has ended.
     pub(crate) fn worker_exited(&mut self, exited: WorkerExited) {
         let rank = Rank(exited.rank);
         tracing::info!(rank = rank.0, pid = exited.pid, ended = %exited.exit, "a worker's process has ended");
@@ -44,13 +44,13 @@ impl Driver {
         let session = self.clients.sessions.of_rank(rank);
         match session.filter(|session| session.closing.is_some()).map(|session| session.id) {
             Some(id) => self.finish_close(id, Some(exited)),
-            // Its stream may take a moment longer. Ranks of others are none of this sidecar's business.
+            // Its stream may take a moment longer. Ranks of other sidecars do not matter here.
             None if self.world.sidecar_of(rank) == Some(self.me) => drop(self.exits.early.insert(rank, exited)),
             None => {}
         }
     }
 
-    /// A rank begins anew: what is known of its last process is history.
+    /// Forgets the last process of a rank that a new process claims.
     pub(crate) fn make_room(&mut self, rank: Rank) {
         self.exits.early.remove(&rank);
         let session = self.clients.sessions.of_rank(rank).filter(|session| session.closing.is_some());
@@ -59,14 +59,14 @@ impl Driver {
         }
     }
 
-    /// Ends the sessions of which nothing more has come to be known in time.
+    /// Closes the sessions whose exit was not reported in time.
     pub(crate) fn close_due_sessions(&mut self, now: Instant) {
         let due = |session: &&mut Session| session.closing.as_ref().is_some_and(|closing| closing.until <= now);
         let due: Vec<SessionId> = self.clients.sessions.iter_mut().filter(due).map(|session| session.id).collect();
         due.into_iter().for_each(|id| self.finish_close(id, None));
     }
 
-    /// When the next such session ends.
+    /// Returns when the next such session is closed.
     pub(crate) fn next_close(&mut self) -> Option<Instant> {
         self.clients
             .sessions
@@ -75,7 +75,7 @@ impl Driver {
             .min()
     }
 
-    /// Ends a session at once.
+    /// Closes a session without waiting for a report.
     pub(crate) fn close_session(&mut self, id: SessionId, reason: &str) {
         let Some(session) = self.clients.sessions.get_mut(id) else { return };
         if session.closing.is_none() {
@@ -86,7 +86,7 @@ impl Driver {
         self.finish_close(id, None);
     }
 
-    /// The session's part in operations is over.
+    /// Removes a session and tells the engine that its rank has left.
     fn finish_close(&mut self, id: SessionId, exited: Option<WorkerExited>) {
         let Some(session) = self.clients.sessions.close(id) else { return };
         self.clients.segments.close_session(&session.token);
@@ -100,7 +100,7 @@ impl Driver {
         self.handle(Event::RankLeft { rank: session.rank, failure });
     }
 
-    /// What the others are told.
+    /// Builds the failure that the other ranks receive.
     fn failure_of(&self, session: &Session, exited: Option<WorkerExited>) -> Failure {
         let (rank, me) = (session.rank, self.me);
         let well = exited.as_ref().is_none_or(|exited| exited.exit == Exit::Code(0));
@@ -130,13 +130,13 @@ impl Driver {
     }
 }
 
-/// Said before anybody fails because of it: the launcher blames who left first, not who exits first.
+/// Reported before any rank fails because of it: the launcher blames the rank that left first, not the one that exits first.
 fn report_left(rank: Rank) {
     FromSidecar::Left { rank: rank.0 }.send();
 }
 
-/// How long the end of a worker's stream is kept back for the reason. Long enough for an agent to read its last words, and
-/// less than a third of what anybody notices.
+/// How long a session stays closing while its exit is not reported: long enough for an agent to read the last lines of
+/// output, and hardly noticeable.
 const EXIT_WAIT: Duration = Duration::from_millis(300);
-/// The same behind a goodbye, which an interpreter says some time before it ends. That it was no failure is no urgent news.
-const FAREWELL_WAIT: Duration = Duration::from_secs(1);
+/// The same after a goodbye, which an interpreter sends some time before it ends. An orderly end is not urgent.
+const GOODBYE_WAIT: Duration = Duration::from_secs(1);

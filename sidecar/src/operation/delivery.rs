@@ -1,4 +1,4 @@
-//! What passes between a session and the engine's answers: the check of a submission, the delivery of a result.
+//! The check of a submission against its session, and the delivery of a result to it.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub(crate) fn accept(
         reason,
     };
     if session.pending.contains_key(&submission.request) || session.held.contains_key(&submission.request) {
-        // The name belongs to another request of this number, which stays valid: nobody else is told.
+        // The name belongs to another request of this number, which stays valid: no other rank is notified.
         let reason = format!("{} is in use; number requests once", submission.request);
         return Err(Refused { name: None, ..refuse(reason) });
     }
@@ -226,7 +226,7 @@ pub(crate) fn result_id(rank: Rank, completion: &Completion) -> ResultId {
 
 /// Tells a worker that a request has failed.
 ///
-/// Many may fail for the same reason, whose record is told once.
+/// Many may fail for the same reason, whose record is sent once.
 pub(crate) fn send_failed(session: &mut Session, request: RequestId, failure: &Failure) {
     let is_sent =
         matches!((&session.sent_record, &failure.record), (Some(sent), Some(record)) if Arc::ptr_eq(sent, record));

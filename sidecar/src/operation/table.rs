@@ -23,7 +23,7 @@ pub(crate) struct Operations {
     draining: HashMap<Epoch, usize>,
     /// Operations that are dropped, by the last one up to which, with the number of lanes that have not done so.
     cancelling: HashMap<(Epoch, Seq), Cancelling>,
-    /// Failures that are told when nothing is cancelling; at most one for each pending request.
+    /// Failures that are sent when nothing is being cancelled; at most one for each pending request.
     deferred: Vec<(SessionId, RequestId, Failure)>,
 }
 
@@ -162,7 +162,7 @@ impl Operations {
         true
     }
 
-    /// Nobody wants the results of operations that the lanes are told to drop, up to `last`. Their memory is free when all
+    /// Cancels operations, which the lanes drop up to `last`; nobody reads their results. Their memory is free when all
     /// lanes have said that they have, or at once where an operation was performed already.
     pub(crate) fn cancel(&mut self, (epoch, last): (Epoch, Seq), dropped: &Arc<[Seq]>) {
         for seq in dropped.iter() {
@@ -180,13 +180,13 @@ impl Operations {
         self.cancelling.insert((epoch, last), (self.lanes, Arc::clone(dropped)));
     }
 
-    /// Keeps the failure of a request whose operation is being dropped. Its worker hears it when no lane writes to its memory
-    /// any more, as it uses that again then.
+    /// Defers the failure of a request whose operation is being dropped until no lane writes to the worker's memory any more,
+    /// because the worker reuses that memory when it receives the failure.
     pub(crate) fn defer_failure(&mut self, failed: (SessionId, RequestId, Failure)) {
         self.deferred.push(failed);
     }
 
-    /// What was put off.
+    /// Takes the deferred failures.
     pub(crate) fn take_deferred(&mut self) -> Vec<(SessionId, RequestId, Failure)> {
         std::mem::take(&mut self.deferred)
     }
@@ -196,7 +196,7 @@ impl Operations {
         !self.cancelling.is_empty()
     }
 
-    /// A lane has dropped what it was told to, up to `last`. True when it was the last lane: no memory of that is touched any
+    /// Notes that a lane has dropped the cancelled operations up to `last`. True when it was the last lane: no memory of that is touched any
     /// more.
     pub(crate) fn lane_dropped(&mut self, epoch: Epoch, last: Seq) -> bool {
         let Some((lanes_left, _)) = self.cancelling.get_mut(&(epoch, last)) else { return false };

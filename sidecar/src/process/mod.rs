@@ -131,7 +131,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
             peer_timeout_ms: settings.tuning.peer_timeout_ms(),
         },
         Liveness::new(args.container.exit_with_workers.map(Duration::from_secs)),
-        settings.tells_of_exits,
+        settings.exits_are_reported,
     );
     FromSidecar::Serving { socket_dir: directory.path().to_path_buf(), token_files, admin, web: web_address }.send();
 

@@ -32,7 +32,7 @@ pub(crate) struct Settings {
     /// The settings that the launcher and the sidecar both take.
     pub(crate) tuning: Tuning,
     /// Whether the sidecar is told how its workers' processes end.
-    pub(crate) tells_of_exits: bool,
+    pub(crate) exits_are_reported: bool,
     /// Sidecars below one on the tree of control links. Default: [`limits::CONTROL_FAN_OUT`].
     pub(crate) control_fan_out: usize,
 }
@@ -75,7 +75,7 @@ impl Settings {
             runtime_dir: start.runtime_dir,
             start_timeout: Duration::from_millis(start.start_timeout_ms),
             tuning: start.tuning,
-            tells_of_exits: start.tells_of_exits,
+            exits_are_reported: start.exits_are_reported,
             control_fan_out,
         })
     }

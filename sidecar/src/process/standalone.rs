@@ -109,7 +109,7 @@ fn settings(
         start_timeout_ms: args.start_timeout.saturating_mul(1_000),
         // Where nobody keeps an authority, no client of gRPC-Web can have a certificate.
         tuning: args.tuning.clone().resolve(args.local_ranks.is_none())?,
-        tells_of_exits: false,
+        exits_are_reported: false,
         control_fan_out: None,
     })
 }

@@ -50,7 +50,7 @@ pub(crate) enum SessionCommand {
         /// Which request's.
         request: RequestId,
     },
-    /// A worker has attached a ring: what it is told from now on goes there.
+    /// A worker has attached a ring: messages for it go there from now on.
     Ring {
         /// Whose.
         session: SessionId,

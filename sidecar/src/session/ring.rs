@@ -21,7 +21,7 @@ pub(crate) struct AttachedRing {
 }
 
 impl AttachedRing {
-    /// Takes the ring into use, on the control thread, which is to look for a message that is expected soon for at most `look`.
+    /// Takes the ring into use on the control thread, which spins for a message that is expected soon for at most `spin`.
     ///
     /// # Errors
     /// Why its bell cannot be waited for.
@@ -46,16 +46,16 @@ impl AttachedRing {
     }
 }
 
-/// What the worker says.
+/// The direction from the worker.
 pub(crate) struct RingIn {
     /// `None` once the worker has closed it.
     bell: Option<pipe::Receiver>,
     consumer: Consumer,
     /// Memory of the last message.
     message: Vec<u8>,
-    /// How long the next message is looked for before the bell is waited for.
+    /// How long the reader spins for the next message before it parks on the bell.
     spin: Duration,
-    /// Until when it is, if it is expected soon.
+    /// Until when it spins, if a message is expected soon.
     expected: Option<Instant>,
     room: Arc<AtomicBool>,
 }
@@ -73,12 +73,12 @@ impl RingIn {
         message.map(Some).map_err(|error| format!("what it wrote to its ring is no message: {error}"))
     }
 
-    /// The next message may come soon: it is looked for from now on.
+    /// Spins for the next message from now on, because it may come soon.
     pub(crate) fn expect_next(&mut self) {
         self.expected = Instant::now().checked_add(self.spin);
     }
 
-    /// Whether the next message is still looked for.
+    /// Returns whether the reader still spins for the next message.
     pub(crate) fn is_spinning(&self) -> bool {
         self.expected.is_some_and(|until| Instant::now() < until)
     }
@@ -106,7 +106,7 @@ impl RingIn {
     }
 }
 
-/// What is said to the worker.
+/// The direction to the worker.
 pub(crate) struct RingOut {
     producer: Producer,
     /// Messages that wait for room, oldest first; at most [`OUTGOING_MAX`].

@@ -237,7 +237,7 @@ impl SessionSegments {
 const CONNECTIONS_MAX: usize = 2 * limits::LOCAL_RANKS_MAX;
 /// Segments of one session; with growth by doubling or more nobody needs a tenth of it.
 const SEGMENTS_PER_SESSION_MAX: usize = 1_024;
-/// How long one read or write on mem.sock may take; an idle connection is only looked at this often.
+/// How long one read or write on mem.sock may take; an idle connection is only polled this often.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a failed accept (no descriptors left), so that the thread does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

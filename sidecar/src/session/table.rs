@@ -60,7 +60,7 @@ pub(crate) struct Session {
 pub(crate) struct Closing {
     /// What was seen.
     pub(crate) reason: String,
-    /// When the others are told, even if nothing more is known then.
+    /// When the other ranks are notified, even if nothing more is known then.
     pub(crate) until: Instant,
 }
 
@@ -107,7 +107,7 @@ impl Session {
         self.send_on_stream(v1::ServerMessage { message: Some(Alive(v1::Alive {})) });
     }
 
-    /// From now on messages go over a ring, which the worker is told on the stream.
+    /// Sends messages over a ring from now on, and says so on the stream.
     pub(crate) fn switch_to(&mut self, ring: RingOut) {
         self.send_on_stream(v1::ServerMessage { message: Some(RingTaken(v1::RingTaken {})) });
         self.ring = Some(ring);

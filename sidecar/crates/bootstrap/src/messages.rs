@@ -83,7 +83,7 @@ pub struct Start {
     pub tuning: Tuning,
     /// Whether the sidecar is told how its workers' processes end.
     #[serde(default)]
-    pub tells_of_exits: bool,
+    pub exits_are_reported: bool,
     /// Sidecars below one on the tree of control links, for tests; the wire's when absent.
     pub control_fan_out: Option<usize>,
 }

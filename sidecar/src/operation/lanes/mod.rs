@@ -55,7 +55,7 @@ pub(crate) enum ExecuteCommand {
 pub(crate) enum LaneReport {
     /// The lane's part of an operation is complete; what it spent its time on, if that is wanted.
     Done(Epoch, Seq, Option<(Lane, LaneTrace)>),
-    /// The lane has dropped what it was told to, up to this operation.
+    /// The lane has executed [`ExecuteCommand::Cancel`] up to this operation.
     Dropped(Epoch, Seq),
     /// The lane's part of an operation cannot be performed.
     Failed {

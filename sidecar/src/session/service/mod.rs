@@ -40,15 +40,15 @@ pub(crate) struct Service {
     pub(crate) description: v1::Description,
     /// Who may claim.
     allowed_uids: BTreeSet<u32>,
-    /// How long a ring's next message is looked for before its bell is waited for.
+    /// How long a reader spins for a ring's next message before it parks on the bell.
     spin: Duration,
 }
 
 impl Service {
     /// A service that serves no socket yet.
     ///
-    /// `sidecars` is how many the job has. The thread looks only where there is no other one: an answer from elsewhere takes
-    /// longer, and meanwhile the core belongs to the data threads (docs/adr/0015).
+    /// `sidecars` is how many the job has. The thread spins only in a job of one sidecar: an answer from another one takes
+    /// longer, and meanwhile the data threads need the core (docs/adr/0015).
     pub(crate) fn new(
         (commands, segments): (mpsc::Sender<SessionCommand>, Segments),
         description: v1::Description,
@@ -78,7 +78,7 @@ impl Service {
             .serve_with_incoming(UnixListenerStream::new(listener)))
     }
 
-    /// Reads a session in a task of its own; gives what its worker is told.
+    /// Spawns a task that reads a session; returns the stream of messages for its worker.
     pub(crate) fn open_session(
         &self,
         access: Access,
@@ -138,7 +138,7 @@ impl Ronde for Service {
     }
 }
 
-/// How long a ring's next message is looked for: a worker that calls again at once does so within half of it.
+/// How long a reader spins for a ring's next message: a worker that calls again at once does so within half of it.
 const SPIN: Duration = Duration::from_micros(50);
 /// Messages waiting for one worker: a completion for each pending request, and room for the rest.
 pub(crate) const OUTGOING_MAX: usize = limits::PENDING_PER_SESSION_MAX + 1_024;

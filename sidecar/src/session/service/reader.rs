@@ -25,7 +25,7 @@ pub(super) struct Reader {
     pub(super) segments: Segments,
     pub(super) incoming: Incoming,
     pub(super) access: Access,
-    /// How long a ring's next message is looked for.
+    /// How long it spins for a ring's next message.
     pub(super) spin: Duration,
 }
 
@@ -135,8 +135,8 @@ impl Reader {
         Ok("the sidecar ended its session".to_owned())
     }
 
-    /// Reads what is in the ring, up to a bound. Says whether that was all, so that the bell is to be waited for. While the next
-    /// message is expected soon it is not: the thread looks, and gives way to whoever wants its core.
+    /// Reads the messages in the ring, up to a bound. Returns whether the ring is empty and the reader may park on the bell.
+    /// While it spins for the next message it does not park, but yields its core.
     async fn read_ring(&self, claimed: &Claimed, ring: &mut RingIn) -> Result<bool, String> {
         for _ in 0..AT_ONCE {
             match ring.pop()? {

@@ -154,7 +154,7 @@ impl Job<'_> {
                 runtime_dir: None,
                 start_timeout_ms: milliseconds(settings.start_timeout),
                 tuning: settings.tuning.clone(),
-                tells_of_exits: !settings.has_starter,
+                exits_are_reported: !settings.has_starter,
                 control_fan_out: None,
             };
             let link = &self.links[place.host];
