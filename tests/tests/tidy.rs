@@ -17,6 +17,8 @@ mod limits_table;
 mod packages;
 #[path = "tidy/purity.rs"]
 mod purity;
+#[path = "tidy/rooms.rs"]
+mod rooms;
 #[path = "tidy/sizes.rs"]
 mod sizes;
 #[path = "tidy/source.rs"]

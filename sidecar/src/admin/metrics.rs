@@ -8,7 +8,7 @@ use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
 use ronde_engine::ExecutorStats;
 use ronde_transport::{PathStats, PortStats, QuicPath};
 
-use super::Snapshot;
+use crate::driver::snapshot::Snapshot;
 
 #[cfg(test)]
 mod document;
@@ -83,7 +83,7 @@ fn one(value: f64) -> Vec<Sample> {
 /// The sum over all lanes and the control thread.
 fn lanes(snapshot: &Snapshot, read: fn(&ExecutorStats) -> u64) -> Vec<Sample> {
     let lanes: u64 = snapshot.lanes.iter().map(|lane| read(&lane.executor)).sum();
-    one(number(lanes + read(&snapshot.prompt)))
+    one(number(lanes + read(&snapshot.inline)))
 }
 
 /// A value for each port.

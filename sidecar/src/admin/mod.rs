@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
@@ -10,66 +9,29 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use ronde_engine::{ExecutorStats, Stats, Status};
-use ronde_shm::ArenaUsage;
-use ronde_transport::{LinkSecurity, PathStats, PortStats};
-use ronde_wire::control::Transport;
-use ronde_wire::{JobName, SidecarIndex};
+use ronde_bootstrap::codes::Code;
+use ronde_wire::JobName;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, oneshot};
 
-use crate::cli::codes::Code;
-use crate::lane::LaneStats;
-use crate::plugins::PluginStats;
-use crate::service::Command;
+use crate::driver::command::ControlCommand;
+use crate::driver::snapshot::Snapshot;
 
 mod metrics;
 mod page;
 
-/// The state of a sidecar at one moment.
-pub(crate) struct Snapshot {
-    /// Of the engine, for people.
-    pub(crate) status: Status,
-    /// Counters of the engine.
-    pub(crate) engine: Stats,
-    /// Counters of the control port.
-    pub(crate) control: PortStats,
-    /// Counters of each lane.
-    pub(crate) lanes: Vec<LaneStats>,
-    /// Counters of small operations, which the control thread performs.
-    pub(crate) prompt: ExecutorStats,
-    /// Shared memory for results.
-    pub(crate) results: ArenaUsage,
-    /// Shared memory of live sessions' inputs.
-    pub(crate) inputs_mapped_bytes: u64,
-    /// Counters of plugins.
-    pub(crate) plugins: PluginStats,
-    /// Live sessions.
-    pub(crate) sessions: usize,
-    /// Those of them whose messages go over a ring.
-    pub(crate) ring_sessions: usize,
-    /// How long the sidecar has served.
-    pub(crate) up: Duration,
-    /// The control links that are up.
-    pub(crate) paths: Vec<(SidecarIndex, PathStats)>,
-    /// What links run over.
-    pub(crate) transport: Transport,
-    /// How they are protected.
-    pub(crate) security: Vec<(SidecarIndex, LinkSecurity)>,
-}
-
 /// What the pages need: the way to the driver, which is asked for one snapshot at a time, however many people look.
 #[derive(Clone)]
 pub(crate) struct Pages {
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<ControlCommand>,
     job: JobName,
     turn: Arc<Mutex<()>>,
 }
 
 impl Pages {
     /// Pages about the driver at the other end, which takes part in this job.
-    pub(crate) fn new(commands: mpsc::Sender<Command>, job: JobName) -> Self {
+    pub(crate) fn new(commands: mpsc::Sender<ControlCommand>, job: JobName) -> Self {
         Self { commands, job, turn: Arc::default() }
     }
 
@@ -82,7 +44,7 @@ impl Pages {
     async fn snapshot(&self) -> Option<Snapshot> {
         let _turn = self.turn.lock().await;
         let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Snapshot(reply)).await.ok()?;
+        self.commands.send(ControlCommand::Snapshot(reply)).await.ok()?;
         answer.await.ok()
     }
 }

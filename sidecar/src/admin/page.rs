@@ -6,7 +6,7 @@ use ronde_wire::control::{Purpose, Transport};
 use ronde_wire::{JobName, Lane, SidecarIndex};
 use serde::Serialize;
 
-use super::Snapshot;
+use crate::driver::snapshot::Snapshot;
 
 /// The page.
 #[derive(Serialize)]

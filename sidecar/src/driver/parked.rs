@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use ronde_rpc::convert::Submission;
 use ronde_wire::RequestId;
 
-use crate::sessions::SessionId;
+use crate::session::table::SessionId;
 
 /// How long a request waits for its plugin. Compiling one takes seconds at most, unless it was made to take long.
 pub(crate) const PARKED_FOR_MAX: Duration = Duration::from_secs(30);

@@ -6,15 +6,16 @@ use ronde_wire::{Lane, Rank, Seq};
 use tonic::Status;
 
 use super::Driver;
-use crate::lane::LaneCommand;
-use crate::service::RecordRequest;
+use crate::operation::lanes::ExecuteCommand;
+use crate::session::command::RecordRequest;
 use crate::timeline::{LaneTrace, RecordingId};
 
 impl Driver {
     /// The worker of rank 0 wants to record what happens; a recording before this one ends.
     pub(super) fn record(&mut self, request: RecordRequest) {
         let RecordRequest { session_token, mark_cycles, batches, reply } = request;
-        let rank = self.sessions.iter_mut().find(|session| session.token == session_token).map(|session| session.rank);
+        let rank =
+            self.clients.sessions.iter_mut().find(|session| session.token == session_token).map(|session| session.rank);
         let refused = match rank {
             Some(FIRST) => {
                 let recording = self.timeline.begin(Instant::now(), batches, mark_cycles);
@@ -60,11 +61,11 @@ impl Driver {
     fn follow_timeline(&mut self) {
         let wanted = self.timeline.is_on();
         self.engine.set_tracing(wanted);
-        self.prompt.set_tracing(wanted);
-        self.tell_lanes(|| LaneCommand::Trace(wanted));
+        self.execution.inline.handle(ExecuteCommand::Trace(wanted));
+        self.send_to_lanes(|| ExecuteCommand::Trace(wanted).into());
     }
 
-    /// To be called behind everything that the engine was told or asked.
+    /// Forwards the engine's traces. Called after each event and each poll of the engine.
     pub(super) fn note_traces(&mut self) {
         if !self.timeline.is_on() {
             return;
@@ -76,7 +77,7 @@ impl Driver {
         }
     }
 
-    /// A lane has told what it did for an operation.
+    /// Notes the trace of a lane's part of an operation.
     pub(super) fn note_work(&mut self, seq: Seq, trace: Option<(Lane, LaneTrace)>) {
         if let Some((lane, trace)) = trace {
             self.timeline.performed(Instant::now(), seq, Some(lane), &trace);
@@ -85,8 +86,8 @@ impl Driver {
     }
 
     /// The control thread has performed an operation.
-    pub(super) fn note_prompt_work(&mut self, seq: Seq) {
-        if let Some(trace) = self.prompt.take_trace(seq) {
+    pub(super) fn note_inline_work(&mut self, seq: Seq, trace: Option<LaneTrace>) {
+        if let Some(trace) = trace {
             self.timeline.performed(Instant::now(), seq, None, &trace);
             self.follow_end();
         }

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use ronde_bootstrap::messages::FromSidecar;
 use ronde_engine::Event;
 use ronde_rpc::convert::{Refused, Submission};
 use ronde_rpc::v1::server_message::Message;
@@ -10,50 +11,48 @@ use ronde_wire::{Cause, Failure, Rank, RequestId, limits};
 
 use super::Driver;
 use super::parked::{PARKED_FOR_MAX, ParkedRequest};
-use crate::app::say;
-use crate::bootstrap::FromSidecar;
-use crate::delivery::{ResultBounds, accept, send_failed};
+use crate::operation::delivery::{ResultBounds, accept, send_failed};
 use crate::plugins::Answer;
-use crate::service::ClaimRequest;
-use crate::sessions::SessionId;
+use crate::session::command::ClaimRequest;
+use crate::session::table::SessionId;
 
 impl Driver {
     /// Notes a sign of life; the session's rank, when it is still live.
-    pub(super) fn heard(&mut self, session: SessionId) -> Option<Rank> {
-        let rank = self.sessions.get_mut(session)?.rank;
+    pub(super) fn note_activity(&mut self, session: SessionId) -> Option<Rank> {
+        let rank = self.clients.sessions.get_mut(session)?.rank;
         self.handle(Event::RankHeard { rank });
         Some(rank)
     }
 
     pub(super) fn claim(&mut self, request: ClaimRequest) {
-        let ClaimRequest { claim, way, protocol, session_token, outgoing, reply } = request;
-        if self.sessions.is_entitled(claim.rank, &claim.token) {
+        let ClaimRequest { claim, access, protocol, session_token, outgoing, reply } = request;
+        if self.clients.sessions.is_entitled(claim.rank, &claim.token) {
             self.make_room(claim.rank);
         }
-        let claimed = self.sessions.claim(claim.rank, &claim.token, session_token, outgoing);
+        let claimed = self.clients.sessions.claim(claim.rank, &claim.token, session_token, outgoing);
         if let Ok(id) = claimed {
-            self.presence.note_worker();
-            if let Some(uid) = way.uid() {
-                self.segments.open_session(session_token, uid, self.arena_bytes_max);
+            self.liveness.note_worker();
+            if let Some(uid) = access.uid() {
+                self.clients.segments.open_session(session_token, uid, self.clients.arena_bytes_max);
             }
             let message = ronde_rpc::Claimed {
                 session_token: session_token.to_bytes(),
                 protocol,
                 heartbeat_ms: u32::try_from(limits::SESSION_HEARTBEAT_MS).unwrap_or(u32::MAX),
-                peer_timeout_ms: u32::try_from(self.peer_timeout_ms).unwrap_or(u32::MAX),
-                arena_bytes_max: self.arena_bytes_max,
+                peer_timeout_ms: u32::try_from(self.clients.peer_timeout_ms).unwrap_or(u32::MAX),
+                arena_bytes_max: self.clients.arena_bytes_max,
                 inline_bytes_max: limits::INLINE_BYTES_MAX as u64,
                 pending_max: u32::try_from(limits::PENDING_PER_SESSION_MAX).unwrap_or(u32::MAX),
                 ring_bytes: limits::RING_BYTES as u64,
             };
-            tracing::info!(rank = claim.rank.0, client = claim.client, pid = claim.pid, ?way, "a worker has come");
-            let running = self.running;
-            if let Some(session) = self.sessions.get_mut(id) {
+            tracing::info!(rank = claim.rank.0, client = claim.client, pid = claim.pid, ?access, "a worker has come");
+            let running = self.epoch.running;
+            if let Some(session) = self.clients.sessions.get_mut(id) {
                 session.claimed_during = running;
                 session.pid = claim.pid;
                 session.send(Message::Claimed(message.into_message()));
             }
-            say(&FromSidecar::Attached { rank: claim.rank.0 });
+            FromSidecar::Attached { rank: claim.rank.0 }.send();
             self.handle(Event::RankAttached { rank: claim.rank });
         }
         if let Err(Ok(id)) = reply.send(claimed) {
@@ -63,15 +62,15 @@ impl Driver {
     }
 
     pub(super) fn submit(&mut self, id: SessionId, submission: Result<Submission, Refused>) {
-        let Some(rank) = self.heard(id) else { return };
+        let Some(rank) = self.note_activity(id) else { return };
         if let Ok(Submission { what, site, .. }) = &submission {
             let (collective, operation, site) = (what.collective.name(), what.name.clone(), site.clone());
             self.handle(Event::Called { rank, collective, operation, site });
         }
         let set_ranks = submission.as_ref().ok().and_then(|submission| self.engine.set_size(submission.what.set));
-        let bounds = ResultBounds { bytes_max: self.arena_bytes_max, set_ranks: set_ranks.unwrap_or(0) as u64 };
-        let Some(session) = self.sessions.get_mut(id) else { return };
-        let accepted = submission.and_then(|submission| accept(session, &self.segments, submission, bounds));
+        let bounds = ResultBounds { bytes_max: self.clients.arena_bytes_max, set_ranks: set_ranks.unwrap_or(0) as u64 };
+        let Some(session) = self.clients.sessions.get_mut(id) else { return };
+        let accepted = submission.and_then(|submission| accept(session, &self.clients.segments, submission, bounds));
         match accepted {
             Ok(submission) => self.resolve(id, rank, submission, Instant::now()),
             Err(refused) => self.refuse(id, rank, refused),
@@ -83,10 +82,10 @@ impl Driver {
         if let Some(call) = &submission.plugin {
             // A set that is not there is refused by the engine.
             let set_ranks = self.engine.set_size(submission.what.set).unwrap_or(0);
-            match self.plugins.resolve(call, &submission.what, set_ranks) {
+            match self.execution.plugins.resolve(call, &submission.what, set_ranks) {
                 Answer::Known(plugin) => submission.what.plugin = Some(plugin),
                 Answer::Refused(reason) => return self.give_back(id, rank, &submission, reason),
-                Answer::Later => return self.parked.park(ParkedRequest { session: id, submission, since }),
+                Answer::Later => return self.clients.parked.park(ParkedRequest { session: id, submission, since }),
             }
         }
         let due = self.engine.contribution_bytes(rank, &submission.what);
@@ -101,7 +100,7 @@ impl Driver {
 
     /// Something is known of plugins that was not: all that waits for one asks again, in the order in which it came.
     pub(super) fn resolve_parked(&mut self) {
-        for ParkedRequest { session: id, submission, since } in self.parked.take() {
+        for ParkedRequest { session: id, submission, since } in self.clients.parked.take() {
             if let Some(rank) = self.waits_still(id, &submission) {
                 self.resolve(id, rank, submission, since);
             }
@@ -110,7 +109,7 @@ impl Driver {
 
     /// Refuses what has waited for a plugin for too long.
     pub(super) fn refuse_parked(&mut self) {
-        for ParkedRequest { session: id, submission, .. } in self.parked.take_due(Instant::now()) {
+        for ParkedRequest { session: id, submission, .. } in self.clients.parked.take_due(Instant::now()) {
             if let Some(rank) = self.waits_still(id, &submission) {
                 let name = submission.plugin.as_ref().map_or("", |call| &call.name);
                 let (host, seconds) = (self.me, PARKED_FOR_MAX.as_secs());
@@ -122,7 +121,7 @@ impl Driver {
 
     /// A request is withdrawn, wherever it is.
     pub(super) fn withdraw(&mut self, id: SessionId, rank: Rank, request: RequestId, reason: String) {
-        match self.parked.withdraw(id, request) {
+        match self.clients.parked.withdraw(id, request) {
             Some(submission) => self.give_back(id, rank, &submission, reason),
             None => self.handle(Event::Withdrawn { rank, request, reason }),
         }
@@ -130,13 +129,13 @@ impl Driver {
 
     /// The rank of a session that is there and still waits for a request.
     fn waits_still(&mut self, id: SessionId, submission: &Submission) -> Option<Rank> {
-        let session = self.sessions.get_mut(id)?;
+        let session = self.clients.sessions.get_mut(id)?;
         session.pending.contains_key(&submission.request).then_some(session.rank)
     }
 
     /// A copy of an accepted request's input that travels along with its announcement; empty when nothing is `due`.
     fn contribution(&mut self, id: SessionId, request: RequestId, due: usize) -> Result<Bytes, String> {
-        let pending = self.sessions.get_mut(id).and_then(|session| session.pending.get(&request));
+        let pending = self.clients.sessions.get_mut(id).and_then(|session| session.pending.get(&request));
         match pending.map(|pending| &pending.input) {
             Some(input) if due > 0 => input.copy(due),
             _ => Ok(Bytes::new()),
@@ -145,7 +144,7 @@ impl Driver {
 
     /// Refuses a request that was accepted.
     fn give_back(&mut self, id: SessionId, rank: Rank, submission: &Submission, reason: String) {
-        let Some(session) = self.sessions.get_mut(id) else { return };
+        let Some(session) = self.clients.sessions.get_mut(id) else { return };
         if let Some(pending) = session.pending.remove(&submission.request) {
             session.result_bytes -= pending.result_bytes;
         }
@@ -159,7 +158,7 @@ impl Driver {
         let Refused { request, set, name, group, reason } = refused;
         let mut failure = Failure::new(Cause::Refused, reason.clone()).with_rank(rank);
         failure.tensor.clone_from(&name);
-        if let Some(session) = self.sessions.get_mut(id) {
+        if let Some(session) = self.clients.sessions.get_mut(id) {
             send_failed(session, request, &failure);
         }
         if let Some(name) = name {
@@ -168,10 +167,10 @@ impl Driver {
     }
 
     pub(super) fn release(&mut self, id: SessionId, request: RequestId) {
-        let Some(session) = self.sessions.get_mut(id) else { return };
+        let Some(session) = self.clients.sessions.get_mut(id) else { return };
         if let Some(held) = session.held.remove(&request) {
             session.result_bytes -= held.result_bytes;
-            self.operations.release(held.result, session.rank);
+            self.execution.operations.release(held.result, session.rank);
         }
     }
 }

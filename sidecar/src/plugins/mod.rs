@@ -4,6 +4,7 @@ mod calls;
 mod loader;
 mod registry;
 mod residuals;
+pub mod shipped;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,30 +12,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
+use ronde_bootstrap::plugins::PluginSettings;
 use ronde_engine::Admission;
 use ronde_plugin_host::trust::{self, Policy};
 use ronde_plugin_host::{HostConfig, Plugin};
 use ronde_wire::{Epoch, PluginCall, PluginUse, Request, Seq, SetId, limits};
-use serde::{Deserialize, Serialize};
 
 pub(crate) use calls::LanePlugins;
 pub(crate) use registry::Answer;
 use registry::{Ordered, Registry};
 use residuals::Residuals;
-
-/// Where plugins come from and which are let in, as the launcher or the command line says.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct PluginSettings {
-    /// Modules, or directories with modules. A plugin goes by the name in its manifest.
-    pub(crate) paths: Vec<PathBuf>,
-    /// Files with public keys: only what one of them has signed is let in.
-    pub(crate) keys: Vec<PathBuf>,
-    /// SHA-256 digests in hexadecimal digits: only these modules are let in.
-    pub(crate) digests: Vec<String>,
-    /// Bytes of state that codecs keep. Default: [`limits::PLUGIN_STATE_BYTES`].
-    pub(crate) state_bytes_max: Option<u64>,
-}
 
 /// How long a lane waits for a module: less than the silence for which others give a sidecar up.
 const LOAD_TIMEOUT: Duration = Duration::from_millis(2_500);

@@ -13,7 +13,7 @@ use ronde_plugin_host::{HostConfig, Parameters, Plugin, Shape, inspect, trust};
 use ronde_wire::{DType, PluginCall, PluginUse, ReduceOp, Request, SetId, limits};
 
 use super::loader::{self, Answers, Job, Question, Resolved};
-use crate::shipped_plugins;
+use crate::plugins::shipped;
 
 /// See the module's text.
 pub(super) struct Registry {
@@ -175,7 +175,7 @@ fn files(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, PathBuf>> {
         }
     }
     // Nobody has named these: what is wrong with them stops no job that needs none.
-    for folder in shipped_plugins::folders().into_iter().filter(|folder| folder.is_dir()) {
+    for folder in shipped::folders().into_iter().filter(|folder| folder.is_dir()) {
         match modules_of(&folder) {
             Ok(modules) => {
                 for (name, path) in modules {

@@ -151,7 +151,7 @@ impl Recording {
             Ok(()) => true,
             Err(mpsc::error::TrySendError::Full(_)) => {
                 self.dropped += count;
-                // Told with the next batch that there is room for, so that the last word is right.
+                // Reported with the next batch that there is room for, so that the last count is right.
                 self.due = Some(Instant::now() + BATCH_AGE);
                 true
             }

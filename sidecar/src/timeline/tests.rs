@@ -1,5 +1,5 @@
 use ronde_engine::{ExecutorAction, Phase};
-use ronde_rpc::v1::timeline_event::Phase as Told;
+use ronde_rpc::v1::timeline_event::Phase as WirePhase;
 
 use super::*;
 
@@ -23,8 +23,8 @@ fn the_answer_is_an_empty_batch_and_events_come_later_or_when_they_are_many() {
     assert!(receiver.try_recv().is_err(), "it waits for others");
     timeline.flush(timeline.due().expect("there is something to send"));
     let events = batch(&mut receiver).events;
-    let told = v1::TimelineEvent { at_us: 5, event: Some(Event::Over(Over { seq: 7, dropped: false })) };
-    assert_eq!(events, [told], "cycles are not wanted");
+    let sent = v1::TimelineEvent { at_us: 5, event: Some(Event::Over(Over { seq: 7, dropped: false })) };
+    assert_eq!(events, [sent], "cycles are not wanted");
     timeline.note(began, vec![over; BATCH_EVENTS]);
     assert_eq!(batch(&mut receiver).events.len(), BATCH_EVENTS);
     let tensor = (TensorName::new("t".repeat(500)).expect("a name"), Shape::default());
@@ -92,10 +92,15 @@ fn a_thread_tells_what_it_did_for_an_operation() {
     }
     tracer.polled(tracer.now(), &ExecutorAction::Worked { work: None });
     let spans = tracer.take(Seq(3)).expect("something was done").spans(began);
-    let told: Vec<(Told, u64, u64)> = spans.iter().map(|span| (span.phase(), span.pieces, span.bytes)).collect();
+    let sent: Vec<(WirePhase, u64, u64)> = spans.iter().map(|span| (span.phase(), span.pieces, span.bytes)).collect();
     assert_eq!(
-        told,
-        [(Told::ReadInput, 1, 0), (Told::Reduce, 2, 0), (Told::Receive, 2, 150), (Told::CopyResult, 1, 0)]
+        sent,
+        [
+            (WirePhase::ReadInput, 1, 0),
+            (WirePhase::Reduce, 2, 0),
+            (WirePhase::Receive, 2, 150),
+            (WirePhase::CopyResult, 1, 0)
+        ]
     );
     assert!(spans.iter().all(|span| span.begin_us <= span.end_us));
     tracer.received(Seq(4), 1);

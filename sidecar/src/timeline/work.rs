@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use ronde_engine::{ExecutorAction, Phase};
-use ronde_rpc::v1::timeline_event::{Phase as Told, Span};
+use ronde_rpc::v1::timeline_event::{Phase as WirePhase, Span};
 use ronde_wire::Seq;
 
 /// Collects the work of a thread while there is a recording.
@@ -18,7 +18,7 @@ pub(crate) struct Tracer {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LaneTrace(BTreeMap<Kind, Work>);
 
-/// What is told apart.
+/// The phases that a timeline distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     ReadInput,
@@ -98,10 +98,10 @@ impl Tracer {
 const OPERATIONS_MAX: usize = 4_096;
 
 impl LaneTrace {
-    /// As it is told, in the time of a recording.
+    /// As it is sent, in the time of a recording.
     pub(super) fn spans(&self, began: Instant) -> Vec<Span> {
         let span = |(kind, work): (&Kind, &Work)| Span {
-            phase: kind.told().into(),
+            phase: kind.to_wire().into(),
             begin_us: super::microseconds(began, work.begin),
             end_us: super::microseconds(began, work.end),
             busy_us: u64::try_from(work.busy.as_micros()).unwrap_or(u64::MAX),
@@ -122,14 +122,14 @@ impl Kind {
         }
     }
 
-    const fn told(self) -> Told {
+    const fn to_wire(self) -> WirePhase {
         match self {
-            Self::ReadInput => Told::ReadInput,
-            Self::Reduce => Told::Reduce,
-            Self::Code => Told::Code,
-            Self::Send => Told::Send,
-            Self::Receive => Told::Receive,
-            Self::CopyResult => Told::CopyResult,
+            Self::ReadInput => WirePhase::ReadInput,
+            Self::Reduce => WirePhase::Reduce,
+            Self::Code => WirePhase::Code,
+            Self::Send => WirePhase::Send,
+            Self::Receive => WirePhase::Receive,
+            Self::CopyResult => WirePhase::CopyResult,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as Said;
+use ronde_rpc::v1::client_message::Message as ClientMessage;
 use ronde_rpc::v1::ronde_web_server::RondeWeb;
 use ronde_wire::Rank;
 use tokio::sync::mpsc;
@@ -13,9 +13,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::gate::Caller;
-use super::sessions::{INBOX_MAX, Sessions, Telling};
+use super::sessions::{INBOX_MAX, MessageStream, Sessions};
 use crate::admin::Pages;
-use crate::service::{Service, Way};
+use crate::session::command::Access;
+use crate::session::service::Service;
 
 /// Answers them.
 #[derive(Clone)]
@@ -49,9 +50,9 @@ impl RondeWeb for Calls {
         Ok(Response::new(v1::StatusAnswer { json }))
     }
 
-    type OpenStream = Telling;
+    type OpenStream = MessageStream;
 
-    async fn open(&self, request: Request<v1::Claim>) -> Result<Response<Telling>, Status> {
+    async fn open(&self, request: Request<v1::Claim>) -> Result<Response<MessageStream>, Status> {
         let rank = caller(&request)?;
         let claim = request.into_inner();
         if claim.rank != rank.0 {
@@ -62,17 +63,17 @@ impl RondeWeb for Calls {
         }
         let (inbox, incoming) = mpsc::channel(INBOX_MAX);
         // The channel is new: there is room.
-        let _ = inbox.try_send(Ok(v1::ClientMessage { message: Some(Said::Claim(claim)) }));
-        let told = self.service.attend(Way::Web, Box::pin(ReceiverStream::new(incoming)));
-        Ok(Response::new(Telling::new(&self.sessions, rank, inbox, told)))
+        let _ = inbox.try_send(Ok(v1::ClientMessage { message: Some(ClientMessage::Claim(claim)) }));
+        let outgoing = self.service.open_session(Access::Web, Box::pin(ReceiverStream::new(incoming)));
+        Ok(Response::new(MessageStream::new(&self.sessions, rank, inbox, outgoing)))
     }
 
     async fn say(&self, request: Request<v1::SayRequest>) -> Result<Response<v1::SayAnswer>, Status> {
         let rank = caller(&request)?;
         let v1::SayRequest { session_token, number, messages } = request.into_inner();
         let session = self.sessions.of(&session_token, rank)?;
-        match timeout(SAY_TIMEOUT, session.hear(number, messages)).await {
-            Ok(heard) => heard.map(|()| Response::new(v1::SayAnswer {})),
+        match timeout(SAY_TIMEOUT, session.receive(number, messages)).await {
+            Ok(received) => received.map(|()| Response::new(v1::SayAnswer {})),
             Err(_) => Err(Status::unavailable("the sidecar's control thread takes no messages; see its log")),
         }
     }

@@ -31,7 +31,7 @@ use super::calls::Calls;
 use super::gate::{Entry, Gate, Refusal};
 
 /// All that connections share.
-pub(super) struct Door {
+pub(super) struct Endpoint {
     gate: Gate,
     calls: GrpcWebService<RondeWebServer<Calls>>,
     tls: Option<Arc<MutualTls>>,
@@ -39,7 +39,7 @@ pub(super) struct Door {
     bodies: Semaphore,
 }
 
-impl Door {
+impl Endpoint {
     /// Answers calls that the gate lets in; without TLS if there is none.
     pub(super) fn new(gate: Gate, calls: Calls, tls: Option<Arc<MutualTls>>) -> Self {
         let calls = RondeWebServer::new(calls)
@@ -108,11 +108,11 @@ fn refused(refusal: Refusal, head: &Parts) -> Response<Body> {
 ///
 /// # Errors
 /// When the runtime does not take the listener.
-pub(super) async fn run(listener: std::net::TcpListener, door: Arc<Door>) -> std::io::Result<()> {
+pub(super) async fn run(listener: std::net::TcpListener, endpoint: Arc<Endpoint>) -> std::io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     loop {
         match listener.accept().await {
-            Ok((stream, peer)) => start(&door, stream, peer),
+            Ok((stream, peer)) => start(&endpoint, stream, peer),
             // Of the process or the system, such as too many open files; others end theirs meanwhile.
             Err(error) => {
                 tracing::warn!(%error, "gRPC-Web: accepting failed");
@@ -122,14 +122,14 @@ pub(super) async fn run(listener: std::net::TcpListener, door: Arc<Door>) -> std
     }
 }
 
-fn start(door: &Arc<Door>, stream: TcpStream, peer: SocketAddr) {
-    let Ok(place) = Arc::clone(&door.connections).try_acquire_owned() else {
+fn start(endpoint: &Arc<Endpoint>, stream: TcpStream, peer: SocketAddr) {
+    let Ok(place) = Arc::clone(&endpoint.connections).try_acquire_owned() else {
         tracing::warn!(%peer, limit = limits::WEB_CONNECTIONS_MAX, "gRPC-Web: too many connections, one is turned away");
         return;
     };
-    let door = Arc::clone(door);
+    let endpoint = Arc::clone(endpoint);
     tokio::spawn(async move {
-        if let Err(reason) = connection(door, stream).await {
+        if let Err(reason) = connection(endpoint, stream).await {
             tracing::info!(%peer, reason, "a connection to the gRPC-Web listener ends");
         }
         drop(place);
@@ -137,25 +137,25 @@ fn start(door: &Arc<Door>, stream: TcpStream, peer: SocketAddr) {
 }
 
 /// Serves a connection to its end, at the latest to that of a certificate.
-async fn connection(door: Arc<Door>, stream: TcpStream) -> Result<(), String> {
+async fn connection(endpoint: Arc<Endpoint>, stream: TcpStream) -> Result<(), String> {
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
-    let Some(tls) = door.tls.clone() else { return requests(door, stream).await };
+    let Some(tls) = endpoint.tls.clone() else { return requests(endpoint, stream).await };
     let accepted = match timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await {
         Ok(accepted) => accepted.map_err(|error| format!("TLS: {error}"))?,
         Err(_) => return Err(format!("TLS: no handshake within {} s", HANDSHAKE_TIMEOUT.as_secs())),
     };
-    match timeout(accepted.valid_for, requests(door, accepted.stream)).await {
+    match timeout(accepted.valid_for, requests(endpoint, accepted.stream)).await {
         Ok(served) => served,
         Err(_) => Err(format!("a certificate, {}'s or this sidecar's, is not valid any more", accepted.peer)),
     }
 }
 
-async fn requests(door: Arc<Door>, stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Result<(), String> {
+async fn requests(endpoint: Arc<Endpoint>, stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Result<(), String> {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(WRITE_TIMEOUT));
     let answer = move |request| {
-        let door = Arc::clone(&door);
-        async move { Ok::<_, Infallible>(door.answer(request).await) }
+        let endpoint = Arc::clone(&endpoint);
+        async move { Ok::<_, Infallible>(endpoint.answer(request).await) }
     };
     http1::Builder::new()
         .timer(TokioTimer::new())

@@ -13,65 +13,18 @@ mod sessions;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::web::WebSettings;
 use ronde_rpc::RankToken;
 use ronde_transport::{Identity, MutualTls};
 use ronde_wire::Rank;
-use serde::{Deserialize, Serialize};
 
 use crate::admin::Pages;
-use crate::cli::codes::Code;
-use crate::service::Service;
+use crate::session::service::Service;
 use calls::Calls;
 use gate::Gate;
-use listener::Door;
-
-/// Where gRPC-Web is answered, and to whom.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct WebSettings {
-    /// The address; port 0 for a free one.
-    pub(crate) listen: SocketAddr,
-    /// Whether both sides show certificates of the job; without it the address is of the loopback.
-    #[serde(default)]
-    pub(crate) tls: bool,
-    /// The origins whose pages may call, as browsers write them; none by default.
-    #[serde(default)]
-    pub(crate) origins: Vec<String>,
-}
-
-impl WebSettings {
-    /// Checks that nothing is said in the clear beyond this host, and that origins are some.
-    ///
-    /// # Errors
-    /// What is wrong and what to do.
-    pub(crate) fn checked(self) -> anyhow::Result<Self> {
-        ensure!(
-            self.tls || is_loopback(self.listen),
-            "gRPC-Web at {} would be in the clear beyond this host; it needs TLS there (--web-tls), or an address of the loopback",
-            self.listen
-        );
-        for origin in &self.origins {
-            let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
-            let is_one = host.is_some_and(|host| !host.is_empty() && host.bytes().all(is_of_host));
-            ensure!(
-                is_one,
-                "{origin:?} is no origin; write it as browsers do, without a path: https://lab.example or http://localhost:8080"
-            );
-        }
-        Ok(self)
-    }
-}
-
-/// Whether an address leads nowhere but to this host.
-pub(crate) fn is_loopback(address: SocketAddr) -> bool {
-    address.ip().to_canonical().is_loopback()
-}
-
-/// A host's name or address and a port, in lower case as browsers write them.
-fn is_of_host(byte: u8) -> bool {
-    byte.is_ascii_lowercase() || byte.is_ascii_digit() || b".-:[]".contains(&byte)
-}
+use listener::Endpoint;
 
 /// The listener, as the rest of the sidecar knows it.
 pub(crate) struct Web {
@@ -104,51 +57,15 @@ pub(crate) fn serve(
     let (listener, address) =
         bound().with_context(|| format!("cannot bind {listen} for gRPC-Web (--web-listen)")).context(Code::PortBind)?;
     let gate = Gate::new(tokens, settings.origins.clone());
-    let door = Door::new(gate, Calls::new(service, pages), tls.clone());
+    let endpoint = Endpoint::new(gate, Calls::new(service, pages), tls.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start a runtime for gRPC-Web")?;
     let serve = move || {
-        if let Err(error) = runtime.block_on(listener::run(listener, Arc::new(door))) {
+        if let Err(error) = runtime.block_on(listener::run(listener, Arc::new(endpoint))) {
             tracing::error!(%error, "gRPC-Web is not answered any more");
         }
     };
     std::thread::Builder::new().name("ronde-web".into()).spawn(serve).context("cannot start the gRPC-Web thread")?;
     tracing::info!(%address, tls = settings.tls, "gRPC-Web is answered");
     Ok(Web { address, tls })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn settings(listen: &str, tls: bool, origins: &[&str]) -> anyhow::Result<WebSettings> {
-        let origins = origins.iter().map(|origin| (*origin).to_owned()).collect();
-        WebSettings { listen: listen.parse().expect("an address"), tls, origins }.checked()
-    }
-
-    #[test]
-    fn beyond_this_host_nothing_is_in_the_clear() {
-        for listen in ["127.0.0.1:0", "127.9.9.9:80", "[::1]:80", "[::ffff:127.0.0.1]:80"] {
-            assert!(settings(listen, false, &[]).is_ok(), "{listen}");
-        }
-        for listen in ["0.0.0.0:0", "[::]:80", "10.0.0.1:80", "[fd00::1]:80", "[::ffff:10.0.0.1]:80"] {
-            let error = settings(listen, false, &[]).expect_err(listen).to_string();
-            assert!(error.contains(listen) && error.contains("in the clear beyond this host"), "{error}");
-            assert!(settings(listen, true, &[]).is_ok(), "{listen} with TLS");
-        }
-    }
-
-    #[test]
-    fn origins_are_written_as_browsers_do() {
-        let origins = |origin| settings("127.0.0.1:0", false, &[origin]);
-        for good in ["https://lab.example", "http://localhost:8080", "http://[::1]:3000"] {
-            assert!(origins(good).is_ok(), "{good}");
-        }
-        for bad in
-            ["*", "null", "", "lab.example", "https://", "https://lab.example/", "https://LAB.example", "ftp://x"]
-        {
-            let error = origins(bad).expect_err(bad).to_string();
-            assert!(error.contains("is no origin"), "{error}");
-        }
-    }
 }

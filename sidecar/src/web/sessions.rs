@@ -8,8 +8,8 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as Said;
-use ronde_rpc::v1::server_message::Message as Told;
+use ronde_rpc::v1::client_message::Message as ClientMessage;
+use ronde_rpc::v1::server_message::Message as ServerMessage;
 use ronde_wire::{Rank, limits};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -28,8 +28,8 @@ pub(super) type Inbox = mpsc::Sender<Result<v1::ClientMessage, Status>>;
 pub(super) struct Session {
     rank: Rank,
     inbox: Inbox,
-    /// The number of the last call that was heard.
-    heard: tokio::sync::Mutex<u64>,
+    /// The number of the last call that was received.
+    received: tokio::sync::Mutex<u64>,
 }
 
 impl Sessions {
@@ -52,28 +52,28 @@ impl Sessions {
 }
 
 impl Session {
-    /// Hears a call: all of its messages or none, each call once, one after another.
+    /// Receives a call: all of its messages or none, each call once, one after another.
     ///
     /// # Errors
-    /// Why it is not heard.
-    pub(super) async fn hear(&self, number: u64, messages: Vec<v1::ClientMessage>) -> Result<(), Status> {
+    /// Why it is not received.
+    pub(super) async fn receive(&self, number: u64, messages: Vec<v1::ClientMessage>) -> Result<(), Status> {
         check(&messages)?;
-        let mut heard = self.heard.lock().await;
-        if number == 0 || number > *heard + 1 {
-            let expected = *heard + 1;
+        let mut received = self.received.lock().await;
+        if number == 0 || number > *received + 1 {
+            let expected = *received + 1;
             return Err(Status::failed_precondition(format!(
                 "call {number} came where {expected} was expected; number calls from 1 and make one after the other"
             )));
         }
-        if number <= *heard || messages.is_empty() {
-            *heard = number.max(*heard);
+        if number <= *received || messages.is_empty() {
+            *received = number.max(*received);
             return Ok(());
         }
-        // Room for all of them first: from here on nothing waits, so that a call that is given up was not half heard.
+        // Room for all of them first: from here on nothing waits, so that a call that is given up was not half received.
         let places = self.inbox.reserve_many(messages.len()).await;
         let places = places.map_err(|_| Status::not_found("the session has ended; Open another one"))?;
         places.zip(messages).for_each(|(place, message)| place.send(Ok(message)));
-        *heard = number;
+        *received = number;
         Ok(())
     }
 }
@@ -86,12 +86,12 @@ fn check(messages: &[v1::ClientMessage]) -> Result<(), Status> {
     }
     for message in messages {
         match &message.message {
-            Some(Said::RingReady(_)) => {
+            Some(ClientMessage::RingReady(_)) => {
                 return Err(Status::invalid_argument(
                     "RingReady is not taken over gRPC-Web, where there is no shared memory",
                 ));
             }
-            Some(Said::Claim(_)) => {
+            Some(ClientMessage::Claim(_)) => {
                 return Err(Status::invalid_argument("Claim is not said in a session; Open another one with it"));
             }
             _ => {}
@@ -101,8 +101,8 @@ fn check(messages: &[v1::ClientMessage]) -> Result<(), Status> {
 }
 
 /// What the sidecar says in a session. Dropped, as when its connection ends, it ends the session.
-pub(super) struct Telling {
-    told: mpsc::Receiver<Result<v1::ServerMessage, Status>>,
+pub(super) struct MessageStream {
+    outgoing: mpsc::Receiver<Result<v1::ServerMessage, Status>>,
     rank: Rank,
     sessions: Sessions,
     /// The worker's way, until the session has a token.
@@ -110,32 +110,32 @@ pub(super) struct Telling {
     token: Option<Bytes>,
 }
 
-impl Telling {
-    /// Passes on what is told, and makes the session known once its claim is accepted.
+impl MessageStream {
+    /// Forwards outgoing messages, and makes the session known once its claim is accepted.
     pub(super) fn new(
         sessions: &Sessions,
         rank: Rank,
         inbox: Inbox,
-        told: mpsc::Receiver<Result<v1::ServerMessage, Status>>,
+        outgoing: mpsc::Receiver<Result<v1::ServerMessage, Status>>,
     ) -> Self {
-        Self { told, rank, sessions: sessions.clone(), inbox: Some(inbox), token: None }
+        Self { outgoing, rank, sessions: sessions.clone(), inbox: Some(inbox), token: None }
     }
 
     fn open(&mut self, claimed: &mut v1::Claimed, inbox: Inbox) {
         claimed.ring_bytes = 0;
         claimed.pending_max = u32::try_from(limits::WEB_PENDING_MAX).unwrap_or(u32::MAX);
-        let session = Arc::new(Session { rank: self.rank, inbox, heard: tokio::sync::Mutex::new(0) });
+        let session = Arc::new(Session { rank: self.rank, inbox, received: tokio::sync::Mutex::new(0) });
         self.sessions.lock().insert(claimed.session_token.clone(), session);
         self.token = Some(claimed.session_token.clone());
     }
 }
 
-impl Stream for Telling {
+impl Stream for MessageStream {
     type Item = Result<v1::ServerMessage, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let mut next = ready!(self.told.poll_recv(context));
-        if let Some(Ok(v1::ServerMessage { message: Some(Told::Claimed(claimed)) })) = &mut next
+        let mut next = ready!(self.outgoing.poll_recv(context));
+        if let Some(Ok(v1::ServerMessage { message: Some(ServerMessage::Claimed(claimed)) })) = &mut next
             && let Some(inbox) = self.inbox.take()
         {
             self.open(claimed, inbox);
@@ -144,15 +144,15 @@ impl Stream for Telling {
     }
 }
 
-impl Drop for Telling {
+impl Drop for MessageStream {
     fn drop(&mut self) {
         let session = self.token.as_ref().and_then(|token| self.sessions.lock().remove(token));
-        let unread = self.told.len();
+        let unread = self.outgoing.len();
         if let Some(session) = session.filter(|_| unread > 0) {
             let reason = format!(
                 "its connection ended with {unread} messages that it has not read; it has to read all the time"
             );
-            // When there is no room, what it said last is heard, and that it is gone.
+            // When there is no room, what it said last is received, and that it is gone.
             let _ = session.inbox.try_send(Err(Status::aborted(reason)));
         }
     }
@@ -170,57 +170,58 @@ mod tests {
     const ME: Rank = Rank(2);
     const TOKEN: &[u8] = &[9; 16];
 
-    fn message(said: Said) -> v1::ClientMessage {
+    fn message(said: ClientMessage) -> v1::ClientMessage {
         v1::ClientMessage { message: Some(said) }
     }
 
     fn release(request: u64) -> v1::ClientMessage {
-        message(Said::Release(v1::Release { request }))
+        message(ClientMessage::Release(v1::Release { request }))
     }
 
     struct Opened {
         sessions: Sessions,
-        telling: Telling,
-        tell: mpsc::Sender<Result<v1::ServerMessage, Status>>,
+        messages: MessageStream,
+        sender: mpsc::Sender<Result<v1::ServerMessage, Status>>,
         inbox: mpsc::Receiver<Result<v1::ClientMessage, Status>>,
     }
 
-    /// A session that has been told of its claim.
+    /// A session whose claim was accepted.
     async fn opened() -> (Opened, v1::Claimed) {
-        let (tell, told) = mpsc::channel(8);
+        let (sender, outgoing) = mpsc::channel(8);
         let (inbox, incoming) = mpsc::channel(INBOX_MAX);
         let sessions = Sessions::default();
-        let mut telling = Telling::new(&sessions, ME, inbox, told);
+        let mut messages = MessageStream::new(&sessions, ME, inbox, outgoing);
         let claimed = v1::Claimed { session_token: TOKEN.into(), ring_bytes: 4_096, ..Default::default() };
-        let claimed = v1::ServerMessage { message: Some(Told::Claimed(claimed)) };
-        assert!(tell.send(Ok(claimed)).await.is_ok());
-        let Some(Ok(v1::ServerMessage { message: Some(Told::Claimed(claimed)) })) = telling.next().await else {
+        let claimed = v1::ServerMessage { message: Some(ServerMessage::Claimed(claimed)) };
+        assert!(sender.send(Ok(claimed)).await.is_ok());
+        let Some(Ok(v1::ServerMessage { message: Some(ServerMessage::Claimed(claimed)) })) = messages.next().await
+        else {
             panic!("not passed on");
         };
-        (Opened { sessions, telling, tell, inbox: incoming }, claimed)
+        (Opened { sessions, messages, sender, inbox: incoming }, claimed)
     }
 
     #[tokio::test]
     async fn a_session_is_there_from_its_claim_to_the_end_of_its_call() {
-        let (Opened { sessions, telling, tell, mut inbox }, claimed) = opened().await;
+        let (Opened { sessions, messages, sender, mut inbox }, claimed) = opened().await;
         assert_eq!((claimed.ring_bytes, claimed.pending_max), (0, 1_024));
         let session = sessions.of(&TOKEN.into(), ME).expect("open");
         assert!(sessions.of(&TOKEN.into(), Rank(3)).is_err(), "another rank's");
         assert!(sessions.of(&vec![8; 16].into(), ME).is_err(), "another token");
-        drop((telling, session));
+        drop((messages, session));
         assert!(sessions.of(&TOKEN.into(), ME).is_err(), "over");
-        assert!(inbox.recv().await.is_none() && tell.is_closed(), "both sides are told");
+        assert!(inbox.recv().await.is_none() && sender.is_closed(), "both sides are closed");
     }
 
     /// A connection on which nothing can be written ends, which is not its worker's doing.
     #[tokio::test]
     async fn who_does_not_read_is_said_not_to() {
-        let (Opened { telling, tell, mut inbox, .. }, _) = opened().await;
+        let (Opened { messages, sender, mut inbox, .. }, _) = opened().await;
         for request in 0..3 {
-            let done = Told::Completed(v1::Completed { request, ..Default::default() });
-            assert!(tell.send(Ok(v1::ServerMessage { message: Some(done) })).await.is_ok());
+            let done = ServerMessage::Completed(v1::Completed { request, ..Default::default() });
+            assert!(sender.send(Ok(v1::ServerMessage { message: Some(done) })).await.is_ok());
         }
-        drop(telling);
+        drop(messages);
         let status = inbox.recv().await.expect("the reason").expect_err("which is none of the worker's messages");
         assert!(status.message().contains("3 messages that it has not read"), "{status}");
         assert!(inbox.recv().await.is_none());
@@ -230,21 +231,21 @@ mod tests {
     async fn calls_are_heard_once_and_in_turn() {
         let (mut opened, _) = opened().await;
         let session = opened.sessions.of(&TOKEN.into(), ME).expect("open");
-        session.hear(1, vec![release(10), release(11)]).await.expect("the first");
-        session.hear(1, vec![release(10), release(11)]).await.expect("the first again");
-        session.hear(2, vec![]).await.expect("nothing at all");
-        session.hear(3, vec![release(12)]).await.expect("the third");
+        session.receive(1, vec![release(10), release(11)]).await.expect("the first");
+        session.receive(1, vec![release(10), release(11)]).await.expect("the first again");
+        session.receive(2, vec![]).await.expect("nothing at all");
+        session.receive(3, vec![release(12)]).await.expect("the third");
         for wrong in [0, 5, u64::MAX] {
-            let status = session.hear(wrong, vec![release(13)]).await.expect_err("out of turn");
+            let status = session.receive(wrong, vec![release(13)]).await.expect_err("out of turn");
             assert!(status.message().contains("where 4 was expected"), "{status}");
         }
         drop(session);
-        drop(opened.telling);
-        let mut heard = Vec::new();
+        drop(opened.messages);
+        let mut received = Vec::new();
         while let Some(said) = opened.inbox.recv().await {
-            heard.push(said.expect("a message"));
+            received.push(said.expect("a message"));
         }
-        assert_eq!(heard, [release(10), release(11), release(12)]);
+        assert_eq!(received, [release(10), release(11), release(12)]);
     }
 
     #[tokio::test]
@@ -252,15 +253,15 @@ mod tests {
         let (mut opened, _) = opened().await;
         let session = opened.sessions.of(&TOKEN.into(), ME).expect("open");
         let elsewhere = [
-            (vec![release(1), message(Said::RingReady(v1::RingReady {}))], "RingReady"),
-            (vec![release(1), message(Said::Claim(v1::Claim::default()))], "Claim"),
+            (vec![release(1), message(ClientMessage::RingReady(v1::RingReady {}))], "RingReady"),
+            (vec![release(1), message(ClientMessage::Claim(v1::Claim::default()))], "Claim"),
             (vec![release(1); limits::WEB_MESSAGES_MAX + 1], "at most 1024"),
         ];
         for (messages, words) in elsewhere {
-            let status = session.hear(1, messages).await.expect_err(words);
+            let status = session.receive(1, messages).await.expect_err(words);
             assert!(status.message().contains(words), "{status}");
         }
-        session.hear(1, vec![release(7)]).await.expect("the first that is heard");
+        session.receive(1, vec![release(7)]).await.expect("the first that is received");
         assert_eq!(opened.inbox.recv().await.expect("it").expect("a message"), release(7));
     }
 }

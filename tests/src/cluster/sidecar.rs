@@ -60,6 +60,31 @@ pub struct SidecarOptions {
     pub namespace: Option<String>,
 }
 
+impl SidecarOptions {
+    /// The settings that a launcher sends; absent ones are left out.
+    fn tuning(&self) -> Value {
+        let mut tuning = json!({
+            "peer_timeout_ms": self.peer_timeout_ms,
+            "arena_bytes_max": self.arena_bytes_max,
+            "fusion_threshold_bytes": self.fusion_threshold_bytes,
+            "eager_bytes": self.eager_bytes,
+            "no_run_ahead": self.run_ahead.map(|wanted| !wanted),
+            "cache_capacity": self.cache_capacity,
+            "no_hierarchical_allreduce": self.hierarchical_allreduce.map(|wanted| !wanted),
+            "thread_affinity": self.thread_affinity,
+            "stall_warning_ms": self.stall_warning_ms,
+            "stall_shutdown_ms": self.stall_shutdown_ms,
+            "transport": self.transport,
+            "plugins": self.plugins,
+            "web": self.web,
+        });
+        if let Some(settings) = tuning.as_object_mut() {
+            settings.retain(|_, value| !value.is_null());
+        }
+        tuning
+    }
+}
+
 /// A running sidecar process.
 #[derive(Debug)]
 pub struct Sidecar {
@@ -97,22 +122,9 @@ impl Sidecar {
             "sidecar": index,
             "addresses": [options.address],
             "runtime_dir": options.runtime_dir,
-            "lanes": null,
-            "peer_timeout_ms": options.peer_timeout_ms,
             "start_timeout_ms": options.start_timeout_ms,
-            "arena_bytes_max": options.arena_bytes_max,
-            "fusion_threshold_bytes": options.fusion_threshold_bytes,
-            "eager_bytes": options.eager_bytes,
-            "run_ahead": options.run_ahead,
-            "cache_capacity": options.cache_capacity,
-            "hierarchical_allreduce": options.hierarchical_allreduce,
-            "thread_affinity": options.thread_affinity,
-            "stall_warning_ms": options.stall_warning_ms,
-            "stall_shutdown_ms": options.stall_shutdown_ms,
             "control_fan_out": options.control_fan_out,
-            "transport": options.transport,
-            "plugins": options.plugins,
-            "web": options.web,
+            "tuning": options.tuning(),
         });
         process.say(&start.to_string())?;
         let bound = process.await_line("the bound line", PATIENCE, |line| message(line, "bound"))?;

@@ -395,7 +395,7 @@ fn other_hosts_are_reached_through_the_remote_shell() {
     assert_eq!(place(2), ["beta.invalid", "0", "1", "2", "in the pipe"]);
     let mut calls = shell.calls();
     calls.sort();
-    let expected = |host: &str| format!("{host}|exec '{}' agent|2", ronde_tests::harness::ronde_binary().display());
+    let expected = |host: &str| format!("{host}|exec {} agent|2", ronde_tests::harness::ronde_binary().display());
     assert_eq!(calls, [expected("alpha.invalid"), expected("beta.invalid")], "nothing but the host and the agent");
 }
 

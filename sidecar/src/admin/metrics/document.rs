@@ -10,7 +10,7 @@ use ronde_wire::control::{Carrier, Transport};
 use ronde_wire::{SidecarIndex, World};
 
 use super::{Kind, METRICS, Snapshot, gather};
-use crate::lane::LaneStats;
+use crate::operation::lanes::LaneStats;
 use crate::plugins::PluginStats;
 
 fn document() -> String {
@@ -57,7 +57,7 @@ Made from the code; do not edit.
 
 #[test]
 fn the_document_says_what_the_metrics_are() {
-    crate::cli::documents::hold("METRICS.md", &document());
+    crate::documents::hold("METRICS.md", &document());
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn snapshot() -> Snapshot {
         status,
         control: PortStats::default(),
         lanes: vec![LaneStats { paths: paths.clone(), ..LaneStats::default() }],
-        prompt: ronde_engine::ExecutorStats::default(),
+        inline: ronde_engine::ExecutorStats::default(),
         results: ronde_shm::ArenaUsage { mapped_bytes: 0, in_use_bytes: 0, slots: 0, segments: 0 },
         inputs_mapped_bytes: 0,
         plugins: PluginStats::default(),

@@ -146,7 +146,7 @@ pub(super) const METRICS: &[Metric] = &[
         one(number(s.engine.fused_tensors))
     }),
     counter("ronde_prompt_operations_total", "Operations so small that the control thread performed them.", &[], |s| {
-        one(number(s.prompt.operations_done))
+        one(number(s.inline.operations_done))
     }),
     // === Bytes of tensors ===
     counter("ronde_contributed_bytes_total", "Bytes read from local contributions.", &[], |s| {

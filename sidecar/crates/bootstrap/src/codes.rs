@@ -1,0 +1,241 @@
+//! Error codes: what every error at a command line carries, and what `ronde explain` and `docs/ERRORS.md` say of it.
+//!
+//! The first digit is the part that failed: 1 the command line and files, 2 hosts and the launcher, 3 workers, 4 sidecars,
+//! 5 keys and certificates, 6 asking a running job, 7 the benchmark. A number is never given to another error later on.
+
+use std::fmt;
+
+mod table;
+
+pub use table::TABLE;
+
+/// The kind of an error.
+///
+/// Given to an [`anyhow::Error`] as context at the place that knows what went wrong; [`coded`] writes it behind the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u16)]
+pub enum Code {
+    /// Options or arguments that are not understood.
+    CommandLine = 101,
+    /// A list or file of hosts.
+    Hosts = 102,
+    /// Processes that do not fit the hosts.
+    Placement = 103,
+    /// Mistakes in the configuration file or in variables.
+    ConfigFile = 104,
+    /// `ronde explain` of something that is no code.
+    NotExplained = 105,
+    /// The launcher cannot begin.
+    LauncherStart = 201,
+    /// The program that reaches a host cannot be started.
+    RemoteShellStart = 202,
+    /// A host cannot be reached.
+    HostUnreachable = 203,
+    /// The connection to a host ended.
+    HostLost = 204,
+    /// A host runs another version.
+    VersionDiffers = 205,
+    /// A host cannot do what it was told.
+    HostRefused = 206,
+    /// A host has no address for others.
+    NoAddress = 207,
+    /// Not everything started in time.
+    StartTimeout = 208,
+    /// The workers' output cannot be written.
+    OutputLost = 209,
+    /// The user ended the job.
+    Interrupted = 210,
+    /// The report cannot be written.
+    ReportUnwritable = 211,
+    /// The files for the workers' output cannot be made.
+    OutputFiles = 212,
+    /// The launcher's hand on a host cannot go on.
+    AgentFailed = 213,
+    /// A host has no interface that was asked for.
+    NoInterface = 214,
+    /// The key of a host is not known, or another one.
+    HostKey = 215,
+    /// A host does not let the user in.
+    LogIn = 216,
+    /// A host does not answer the remote shell.
+    HostSilent = 217,
+    /// ronde is not on a host, or not where it was looked for.
+    RondeMissing = 218,
+    /// The command of `--starter` failed.
+    StarterFailed = 219,
+    /// A worker failed.
+    WorkerFailed = 301,
+    /// A worker's command cannot be run.
+    WorkerNotRun = 302,
+    /// A worker is not where its job awaits it.
+    WorkerPlace = 303,
+    /// A sidecar ended.
+    SidecarEnded = 401,
+    /// A sidecar cannot go on.
+    SidecarCannotGoOn = 402,
+    /// A sidecar's settings are out of range.
+    SidecarSettings = 403,
+    /// A port cannot be bound.
+    PortBind = 404,
+    /// The directory of the sockets cannot be made.
+    SocketDirectory = 405,
+    /// Another sidecar did not come.
+    PeerMissing = 406,
+    /// A sidecar does not understand who started it.
+    LauncherLine = 407,
+    /// No certificate could be issued.
+    CertificateNotIssued = 501,
+    /// There is nothing that proves who a sidecar is.
+    NoCredentials = 502,
+    /// A private key's file is open to others.
+    KeyMode = 503,
+    /// Files of certificates or keys are missing, unreadable or do not belong together.
+    CertificateFiles = 504,
+    /// A certificate's time is over.
+    CertificateExpired = 505,
+    /// A certificate's time has not come.
+    CertificateNotYetValid = 506,
+    /// A certificate is of another authority, job or sidecar.
+    CertificateForeign = 507,
+    /// A file would be overwritten.
+    FileExists = 508,
+    /// `ronde certs inspect` found what cannot be used.
+    CertificatesUnusable = 509,
+    /// A file holds no job's secret.
+    JobSecret = 510,
+    /// An authority would be changed in one step.
+    AuthorityStep = 511,
+    /// `ronde check` found what keeps jobs from running.
+    HostUnfit = 601,
+    /// There is no sidecar to ask.
+    NoSidecarFound = 602,
+    /// A sidecar does not answer.
+    StatusUnreachable = 603,
+    /// The benchmark's Python cannot be run.
+    PythonNotRun = 701,
+    /// The benchmark's Python lacks packages.
+    PythonPackages = 702,
+    /// A plugin cannot be read or loaded.
+    PluginFile = 801,
+    /// A plugin's package cannot be begun or built.
+    PluginBuild = 802,
+    /// A plugin does not do what plugins have to do.
+    PluginFailed = 803,
+    /// A key or signature of a plugin cannot be used, or is not the right one.
+    PluginTrust = 804,
+    /// A plugin has no such parameter, or not of this value or type.
+    PluginParameters = 805,
+}
+
+impl Code {
+    /// What the table says of it.
+    pub fn entry(self) -> &'static Entry {
+        TABLE.iter().find(|entry| entry.code == self).expect("a test holds that every code is in the table")
+    }
+
+    /// Reads `E203`, `RONDE-E203` or `203`, in capitals or not.
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.trim().to_ascii_uppercase();
+        let text = text.strip_prefix("RONDE-").unwrap_or(&text);
+        let number = text.strip_prefix('E').unwrap_or(text);
+        TABLE.iter().map(|entry| entry.code).find(|code| (*code as u16).to_string() == number)
+    }
+
+    /// The code that a text carries on its first line.
+    pub fn of(text: &str) -> Option<Self> {
+        let (_, rest) = text.lines().next()?.split_once('[')?;
+        let marks = rest.split('[').filter(|rest| rest.starts_with(PREFIX));
+        marks.filter_map(|rest| rest.split_once(']')).find_map(|(code, _)| Self::parse(code))
+    }
+
+    /// Writes the code behind the first line of a text, unless that line has one: the first to know knows best.
+    pub fn mark(self, text: &str) -> String {
+        let (first, rest) = text.split_at(text.find('\n').unwrap_or(text.len()));
+        if Self::of(first).is_some() { text.to_owned() } else { format!("{first} [{self}]{rest}") }
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RONDE-E{}", *self as u16)
+    }
+}
+
+/// What there is to say of a code.
+#[derive(Debug)]
+pub struct Entry {
+    /// The code.
+    pub code: Code,
+    /// What went wrong, in a few words.
+    pub title: &'static str,
+    /// What it means.
+    pub meaning: &'static str,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { code, title, meaning, remedy } = self;
+        write!(f, "{code}: {title}\n\n{meaning}\n\nWhat to do: {remedy}")
+    }
+}
+
+/// An error's text, causes included, with its code: the outermost that was given, or else `otherwise`.
+pub fn coded(error: &anyhow::Error, otherwise: Code) -> String {
+    let code = error.downcast_ref::<Code>().copied();
+    // A code's own text is one of the layers; it goes to the end of the line instead.
+    let layers: Vec<String> =
+        error.chain().map(ToString::to_string).filter(|layer| !layer.starts_with(PREFIX)).collect();
+    code.unwrap_or(otherwise).mark(&layers.join(": "))
+}
+
+const PREFIX: &str = "RONDE-E";
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn the_code_stands_behind_the_first_line_once() {
+        assert_eq!(Code::Hosts.mark("no hosts"), "no hosts [RONDE-E102]");
+        assert_eq!(Code::Hosts.mark("one\ntwo"), "one [RONDE-E102]\ntwo");
+        assert_eq!(Code::Hosts.mark("[fd00::1] [203x]"), "[fd00::1] [203x] [RONDE-E102]");
+        let inner = Code::PortBind.mark("a port is taken");
+        assert_eq!(Code::SidecarCannotGoOn.mark(&format!("it ends: {inner}")), "it ends: a port is taken [RONDE-E404]");
+    }
+
+    #[test]
+    fn an_error_shows_its_causes_and_its_outermost_code() {
+        let cause = || anyhow::anyhow!("file not found");
+        assert_eq!(coded(&cause(), Code::Hosts), "file not found [RONDE-E102]");
+        let error = cause().context("cannot read x").context(Code::OutputFiles);
+        assert_eq!(coded(&error, Code::Hosts), "cannot read x: file not found [RONDE-E212]");
+        let error = Err::<(), _>(error).context("outside").expect_err("it is one");
+        assert_eq!(coded(&error, Code::Hosts), "outside: cannot read x: file not found [RONDE-E212]");
+    }
+
+    #[test]
+    fn a_code_is_read_in_every_spelling() {
+        for text in ["E203", "e203", "RONDE-E203", "ronde-e203", "203", " E203 "] {
+            assert_eq!(Code::parse(text), Some(Code::HostUnreachable), "{text:?}");
+        }
+        for text in ["", "E", "E0203", "E9", "RONDE-", "EE203", "E203x"] {
+            assert_eq!(Code::parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_table_is_in_order_complete_and_worded() {
+        assert!(TABLE.windows(2).all(|pair| pair[0].code < pair[1].code), "codes are sorted and unique");
+        for entry in TABLE {
+            for text in [entry.title, entry.meaning, entry.remedy] {
+                assert!(!text.is_empty() && !text.contains('\n') && !text.contains("  "), "{}: {text:?}", entry.code);
+            }
+            assert!(!entry.title.ends_with('.'), "{}: a title is no sentence", entry.code);
+            assert!(entry.meaning.ends_with('.') && entry.remedy.ends_with('.'), "{}: sentences end", entry.code);
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! What the launcher and a sidecar share.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`messages`] | the messages between a launcher and a sidecar |
+//! | [`tuning`], [`logs`], [`plugins`], [`ports`], [`web`] | settings that both take |
+//! | [`interfaces`] | the addresses of a host, and which of them a job uses |
+//! | [`directory`] | where sockets are found |
+//! | [`codes`], [`exit`] | error codes and exit statuses |
+
+#![forbid(unsafe_code)]
+
+pub mod codes;
+pub mod directory;
+pub mod exit;
+pub mod interfaces;
+pub mod logs;
+pub mod messages;
+pub mod plugins;
+pub mod ports;
+pub mod tuning;
+pub mod web;

@@ -1,0 +1,299 @@
+//! `ronde agent`: the launcher's hand on one host. It starts sidecars and workers, passes on what they say, and sees to
+//! it that none outlives the launcher: whatever ends its input ends everything it started.
+//!
+//! The main loop never waits for the launcher to read: every process has a task of its own ([`worker`], [`sidecar`]) that
+//! waits for the bounded queue to the launcher on its own account and can be told to end its process all the same.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::interfaces;
+use ronde_bootstrap::messages::ToSidecar;
+use tokio::io::{AsyncWriteExt, BufReader, BufWriter};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use self::memory::MemoryWatch;
+use crate::envelope::{self, Environment, FromAgent, ToAgent};
+
+pub mod exec;
+mod group;
+mod memory;
+mod orphans;
+mod sidecar;
+mod stream;
+mod worker;
+
+pub(crate) use group::{Group, Order};
+
+/// Serves a launcher on standard input and output until the input ends.
+pub fn main() -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error.into()),
+    };
+    let served = runtime.block_on(serve());
+    // A read of standard input cannot be interrupted; the process does not wait for it.
+    runtime.shutdown_background();
+    served.map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS)
+}
+
+/// The sending side of the queue to the launcher.
+pub(super) type ToLauncher = mpsc::Sender<FromAgent>;
+
+async fn serve() -> anyhow::Result<()> {
+    nix::sys::prctl::set_child_subreaper(true).context("cannot become the parent of what workers leave behind")?;
+    let mut leave_signals = LeaveSignals::install()?;
+    let (launcher, queue) = mpsc::channel(QUEUE_TO_LAUNCHER);
+    let writer = tokio::spawn(write_queue(queue));
+    let mut commands = read_commands();
+    let mut agent = Agent::new(launcher)?;
+    agent.greet().await;
+    loop {
+        tokio::select! {
+            command = commands.recv() => match command {
+                Some(command) => agent.obey(command).await,
+                None => break,
+            },
+            () = leave_signals.recv() => break,
+        }
+    }
+    tokio::select! {
+        () = agent.leave() => {}
+        () = leave_signals.recv() => agent.kill().await,
+    }
+    drop(agent);
+    // The launcher may have gone; what it did not read by now nobody will.
+    let _ = timeout(FLUSH_WAIT, writer).await;
+    Ok(())
+}
+
+/// The processes of this host and what they share.
+struct Agent {
+    launcher: ToLauncher,
+    /// Holds the port that was promised to the launcher until the workers need it.
+    port: Option<TcpListener>,
+    directory: PathBuf,
+    environment: Environment,
+    workers: JoinSet<()>,
+    workers_order: watch::Sender<Order>,
+    sidecars: JoinSet<()>,
+    sidecars_order: watch::Sender<Order>,
+    sidecar_lines: BTreeMap<u32, mpsc::Sender<ToSidecar>>,
+    memory: MemoryWatch,
+}
+
+impl Agent {
+    fn new(launcher: ToLauncher) -> anyhow::Result<Self> {
+        let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).context("cannot find a free port")?;
+        Ok(Self {
+            launcher,
+            port: Some(port),
+            directory: PathBuf::from("/"),
+            environment: Environment::new(),
+            workers: JoinSet::new(),
+            workers_order: watch::Sender::new(Order::Run),
+            sidecars: JoinSet::new(),
+            sidecars_order: watch::Sender::new(Order::Run),
+            sidecar_lines: BTreeMap::new(),
+            memory: MemoryWatch::new(),
+        })
+    }
+
+    async fn greet(&self) {
+        let port =
+            self.port.as_ref().and_then(|listener| listener.local_addr().ok()).map_or(0, |address| address.port());
+        let hostname = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let interfaces = interfaces::of_this_host().into_iter().take(INTERFACES_MAX).collect();
+        self.tell(FromAgent::Hello { version, hostname, interfaces, port }).await;
+    }
+
+    async fn obey(&mut self, command: ToAgent) {
+        match command {
+            ToAgent::Prepare { directory, environment } => self.prepare(directory, environment).await,
+            ToAgent::StartSidecar { sidecar, program, environment } => {
+                self.start_sidecar(sidecar, program, environment).await;
+            }
+            ToAgent::Sidecar { sidecar, line } => self.pass_on(sidecar, line).await,
+            ToAgent::StartWorker { rank, sidecar, command, environment } => {
+                self.start_worker((rank, sidecar), command, environment).await;
+            }
+            ToAgent::StopWorkers { grace_ms } => self.stop_workers(Duration::from_millis(grace_ms)),
+            ToAgent::CloseSidecars => self.close_sidecars(),
+            ToAgent::Kill => self.kill_all(),
+        }
+    }
+
+    async fn prepare(&mut self, directory: PathBuf, environment: Environment) {
+        if !directory.is_dir() {
+            let reason = format!(
+                "the directory {} is not on this host; workers run where `ronde run` was started",
+                directory.display()
+            );
+            self.tell(FromAgent::Refused { reason }).await;
+        }
+        self.directory = directory;
+        self.environment = environment;
+    }
+
+    async fn start_sidecar(&mut self, sidecar: u32, program: Option<Vec<String>>, environment: Environment) {
+        let order = self.sidecars_order.subscribe();
+        match sidecar::Sidecar::start(sidecar, program, environment) {
+            Ok((started, lines)) => {
+                self.sidecar_lines.insert(sidecar, lines);
+                self.sidecars.spawn(started.watch_over(self.launcher.clone(), order));
+            }
+            Err(error) => self.tell(FromAgent::Refused { reason: format!("sidecar {sidecar}: {error:#}") }).await,
+        }
+    }
+
+    /// A sidecar reads all the time, so this wait is short; one that has ended has closed its queue.
+    async fn pass_on(&self, sidecar: u32, line: ToSidecar) {
+        if let Some(lines) = self.sidecar_lines.get(&sidecar) {
+            // Its end is reported by the task that waits for it.
+            let _ = lines.send(line).await;
+        }
+    }
+
+    async fn start_worker(&mut self, (rank, sidecar): (u32, u32), command: Vec<String>, own: Environment) {
+        self.port = None;
+        let environment = self.environment.iter().cloned().chain(own);
+        match worker::Worker::start(rank, &command, environment, &self.directory) {
+            Ok(worker) => {
+                self.tell(FromAgent::WorkerStarted { rank, pid: worker.pid() }).await;
+                let memory = self.memory.worker(worker.pid());
+                // Not a sender of its own: the input of a sidecar ends when this agent says so.
+                let sidecar = self.sidecar_lines.get(&sidecar).map(mpsc::Sender::downgrade);
+                let receivers = worker::Receivers { launcher: self.launcher.clone(), sidecar };
+                self.workers.spawn(worker.watch_over(receivers, memory, self.workers_order.subscribe()));
+            }
+            Err(error) => self.tell(FromAgent::Refused { reason: format!("rank {rank}: {error:#}") }).await,
+        }
+    }
+
+    fn stop_workers(&self, grace: Duration) {
+        group::stop(&self.workers_order, grace);
+    }
+
+    fn close_sidecars(&mut self) {
+        self.sidecar_lines.clear();
+        group::stop(&self.sidecars_order, sidecar::DRAIN_WAIT);
+    }
+
+    fn kill_all(&self) {
+        self.workers_order.send_replace(Order::Kill);
+        self.sidecars_order.send_replace(Order::Kill);
+    }
+
+    /// Ends everything in order: workers, sidecars, then whatever workers left behind.
+    async fn leave(&mut self) {
+        self.stop_workers(LEAVE_GRACE);
+        // A task that waits for the launcher to read ends no later than these bounds; its process has ended before.
+        let _ = timeout(LEAVE_GRACE + TASK_SLACK, drained(&mut self.workers)).await;
+        self.close_sidecars();
+        let _ = timeout(sidecar::DRAIN_WAIT + TASK_SLACK, drained(&mut self.sidecars)).await;
+        self.kill().await;
+    }
+
+    async fn kill(&mut self) {
+        self.kill_all();
+        let _ = timeout(TASK_SLACK, drained(&mut self.workers)).await;
+        let _ = timeout(TASK_SLACK, drained(&mut self.sidecars)).await;
+        orphans::kill_all();
+    }
+
+    async fn tell(&self, message: FromAgent) {
+        // Fails only when the writer has gone, which ends with the process.
+        let _ = self.launcher.send(message).await;
+    }
+}
+
+/// The signals that mean the same as the end of input.
+struct LeaveSignals([Signal; 3]);
+
+impl LeaveSignals {
+    fn install() -> anyhow::Result<Self> {
+        let of = |kind| signal(kind).context("cannot handle signals");
+        Ok(Self([of(SignalKind::terminate())?, of(SignalKind::interrupt())?, of(SignalKind::hangup())?]))
+    }
+
+    async fn recv(&mut self) {
+        let [terminate, interrupt, hangup] = &mut self.0;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
+/// Reads commands until the input ends or cannot be understood, which ends the queue.
+fn read_commands() -> mpsc::Receiver<ToAgent> {
+    let (commands, queue) = mpsc::channel(QUEUE_OF_COMMANDS);
+    tokio::spawn(async move {
+        let mut input = BufReader::new(tokio::io::stdin());
+        loop {
+            match envelope::read(&mut input).await {
+                Ok(Some(command)) => {
+                    if commands.send(command).await.is_err() {
+                        break;
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    let text = format!("cannot understand the launcher: {error}");
+                    eprintln!("ronde agent: {}", Code::AgentFailed.mark(&text));
+                    break;
+                }
+            }
+        }
+    });
+    queue
+}
+
+/// Writes the queue to the launcher; when that has gone the queue is emptied unread, so that nobody waits for it.
+async fn write_queue(mut queue: mpsc::Receiver<FromAgent>) {
+    let mut output = BufWriter::with_capacity(OUTPUT_BUFFER_BYTES, tokio::io::stdout());
+    let mut launcher_reads = true;
+    while let Some(message) = queue.recv().await {
+        if launcher_reads {
+            let written = envelope::write(&mut output, &message).await;
+            let flushed = if queue.is_empty() { output.flush().await } else { Ok(()) };
+            launcher_reads = written.and(flushed).is_ok();
+        }
+    }
+}
+
+async fn drained(tasks: &mut JoinSet<()>) {
+    while tasks.join_next().await.is_some() {}
+}
+
+/// The binary that started workers and sidecars run from: this one.
+fn own_binary() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot find the ronde binary")
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("ronde agent: {}", coded(error, Code::AgentFailed));
+    ExitCode::FAILURE
+}
+
+/// Messages that wait for the launcher to read: with 64 KiB of output in each, 4 MiB.
+const QUEUE_TO_LAUNCHER: usize = 64;
+const QUEUE_OF_COMMANDS: usize = 64;
+/// A host of many containers has a few hundred addresses; the launcher chooses among the first of them.
+const INTERFACES_MAX: usize = 512;
+const OUTPUT_BUFFER_BYTES: usize = 256 << 10;
+/// Between asking and killing when the launcher has gone.
+const LEAVE_GRACE: Duration = Duration::from_secs(5);
+/// What a task needs to report after its process has ended.
+const TASK_SLACK: Duration = Duration::from_secs(3);
+const FLUSH_WAIT: Duration = Duration::from_secs(1);

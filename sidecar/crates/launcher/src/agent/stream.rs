@@ -1,0 +1,186 @@
+//! A process's output, cut into whole lines.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use super::ToLauncher;
+use crate::envelope::FromAgent;
+
+/// Reads `source` to its end and sends it on in texts of whole lines; `tail` gets the last ones.
+///
+/// Waits while the queue to the launcher is full, so that a worker that writes faster than anybody reads waits too.
+pub(super) async fn forward(
+    mut source: impl AsyncRead + Unpin,
+    launcher: ToLauncher,
+    tail: Tail,
+    wrap: impl Fn(String) -> FromAgent,
+) {
+    let mut cutter = LineCutter::default();
+    let mut buffer = vec![0; READ_BYTES];
+    loop {
+        // An error of a pipe is as good as its end.
+        let count = source.read(&mut buffer).await.unwrap_or(0);
+        let text = if count == 0 { cutter.finish() } else { cutter.push(&buffer[..count]) };
+        if let Some(text) = text {
+            tail.push(&text);
+            // The queue closes when the agent leaves; then the text has no reader.
+            let _ = launcher.send(wrap(text)).await;
+        }
+        if count == 0 {
+            return;
+        }
+    }
+}
+
+/// Cuts bytes into texts that end with a line. A carriage return that stands alone ends a line as well (a progress bar).
+#[derive(Default)]
+struct LineCutter {
+    pending: Vec<u8>,
+}
+
+impl LineCutter {
+    /// Takes bytes; gives what ends with a line, or, when a line is longer than [`LINE_PIECE_BYTES`], its beginning.
+    fn push(&mut self, bytes: &[u8]) -> Option<String> {
+        self.pending.extend_from_slice(bytes);
+        let whole = end_of_last_line(&self.pending);
+        let end =
+            if whole == 0 && self.pending.len() >= LINE_PIECE_BYTES { character_border(&self.pending) } else { whole };
+        self.take(end)
+    }
+
+    /// Gives the last line, if it has no end.
+    fn finish(&mut self) -> Option<String> {
+        self.take(self.pending.len())
+    }
+
+    fn take(&mut self, end: usize) -> Option<String> {
+        let rest = self.pending.split_off(end);
+        let text = std::mem::replace(&mut self.pending, rest);
+        (!text.is_empty()).then(|| String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+/// The last lines of a stream so far; clones are of the same ones.
+#[derive(Clone, Default)]
+pub(super) struct Tail(Arc<Mutex<VecDeque<String>>>);
+
+impl Tail {
+    /// The lines, oldest first.
+    pub(super) fn lines(&self) -> Vec<String> {
+        self.lock().iter().cloned().collect()
+    }
+
+    fn push(&self, text: &str) {
+        let mut lines = self.lock();
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            if lines.len() == TAIL_LINES {
+                lines.pop_front();
+            }
+            let end = (0..=line.len().min(TAIL_LINE_BYTES)).rev().find(|end| line.is_char_boundary(*end));
+            lines.push_back(line[..end.unwrap_or(0)].to_owned());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn end_of_last_line(bytes: &[u8]) -> usize {
+    let ends_line = |at: &usize| match bytes[*at] {
+        b'\n' => true,
+        b'\r' => bytes.get(at + 1).is_some_and(|next| *next != b'\n'),
+        _ => false,
+    };
+    (0..bytes.len()).rev().find(ends_line).map_or(0, |at| at + 1)
+}
+
+/// Where the bytes can be cut without cutting a character: at most three bytes from their end.
+fn character_border(bytes: &[u8]) -> usize {
+    let is_inside = |byte: &&u8| **byte & 0b1100_0000 == 0b1000_0000;
+    let inside = bytes.iter().rev().take(CHARACTER_BYTES_MAX).take_while(is_inside).count();
+    let first = bytes.len() - inside;
+    // The first byte of a character tells its length in leading ones; one byte alone begins with a zero.
+    let length = first.checked_sub(1).map_or(0, |lead| bytes[lead].leading_ones() as usize);
+    let is_cut = (inside + 2..=CHARACTER_BYTES_MAX).contains(&length);
+    if is_cut { first - 1 } else { bytes.len() }
+}
+
+const READ_BYTES: usize = 64 << 10;
+/// The longest piece of a line; with what one read adds, no text is longer than twice this.
+const LINE_PIECE_BYTES: usize = 64 << 10;
+const CHARACTER_BYTES_MAX: usize = 4;
+const TAIL_LINES: usize = 20;
+const TAIL_LINE_BYTES: usize = 1 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn lines_come_whole_and_the_rest_at_the_end() {
+        let mut cutter = LineCutter::default();
+        assert_eq!(cutter.push(b"one\ntw"), Some("one\n".into()));
+        assert_eq!(cutter.push(b"o"), None);
+        assert_eq!(cutter.push(b"\n\nthree"), Some("two\n\n".into()));
+        assert_eq!(cutter.finish(), Some("three".into()));
+        assert_eq!(cutter.finish(), None);
+    }
+
+    #[test]
+    fn a_progress_bar_is_shown_as_it_grows() {
+        let mut cutter = LineCutter::default();
+        assert_eq!(cutter.push(b"10 %\r20 %\r"), Some("10 %\r".into()));
+        assert_eq!(cutter.push(b"\ndone"), Some("20 %\r\n".into()));
+    }
+
+    #[test]
+    fn an_endless_line_is_cut_between_characters() {
+        let mut cutter = LineCutter::default();
+        let line = "€".repeat(LINE_PIECE_BYTES);
+        let (first, second) = line.as_bytes().split_at(LINE_PIECE_BYTES + 1);
+        let piece = cutter.push(first).expect("longer than a piece");
+        assert!(piece.len() > LINE_PIECE_BYTES - CHARACTER_BYTES_MAX && !piece.contains('\u{fffd}'));
+        let rest = cutter.push(second).expect("longer than a piece");
+        assert_eq!(piece + &rest, line);
+    }
+
+    #[test]
+    fn the_tail_keeps_the_last_lines_that_say_something() {
+        let tail = Tail::default();
+        (0..50).for_each(|number| tail.push(&format!("line {number}\n\n")));
+        assert_eq!(tail.lines().len(), TAIL_LINES);
+        assert_eq!(tail.lines().last().map(String::as_str), Some("line 49"));
+        tail.push(&"é".repeat(TAIL_LINE_BYTES));
+        assert_eq!(tail.lines().last().map(String::len), Some(TAIL_LINE_BYTES));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_lost_and_every_text_ends_with_a_line(text in "([a-zé€\u{1f980}]|\n|\r){0,80}", cuts in proptest::collection::vec(1_usize..9, 1..40)) {
+            let mut cutter = LineCutter::default();
+            let mut texts = Vec::new();
+            let mut rest = text.as_bytes();
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() { break }
+                let (now, later) = rest.split_at((*cut).min(rest.len()));
+                texts.extend(cutter.push(now));
+                rest = later;
+            }
+            for whole in &texts {
+                prop_assert!(whole.ends_with(['\n', '\r']));
+            }
+            texts.extend(cutter.finish());
+            prop_assert_eq!(texts.concat(), text);
+        }
+
+        #[test]
+        fn bytes_that_are_no_text_are_cut_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 1..40)) {
+            let border = character_border(&bytes);
+            prop_assert!(border <= bytes.len() && border + CHARACTER_BYTES_MAX >= bytes.len());
+        }
+    }
+}

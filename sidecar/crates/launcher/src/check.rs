@@ -1,0 +1,145 @@
+//! `ronde check`: whether this host, and others, are fit for jobs. One line a finding, with the fix.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use clap::Args;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::print;
+use ronde_bootstrap::ports::PortRange;
+
+use crate::run::SSH;
+use judge::{Facts, Finding, Mark, compare, fail, judge, ok};
+
+mod judge;
+mod probe;
+mod reach;
+
+/// Arguments of `ronde check`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct CheckArgs {
+    /// Also look at these hosts, and compare versions and clocks with theirs, and send datagrams and connect there.
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
+    hosts: Vec<String>,
+    /// The command that reaches other hosts; host and command line are added to it.
+    #[arg(long, value_name = "CMD", default_value = SSH)]
+    remote_shell: String,
+    /// Where the ronde binary is on other hosts. [default: where it is on this one]
+    #[arg(long, value_name = "PATH")]
+    remote_ronde: Option<PathBuf>,
+    /// The range that jobs will be given with --ports: look whether it is free, and try the ways to it.
+    #[arg(long, value_name = "LOW-HIGH")]
+    ports: Option<PortRange>,
+    /// Print the facts as JSON instead, for the host that asks.
+    #[arg(long, hide = true)]
+    facts: bool,
+}
+
+/// Prints all findings; the exit code is 1 when one of them is a failure.
+pub fn main(args: &CheckArgs) -> ExitCode {
+    let own = probe::probe();
+    if args.facts {
+        return answer(own, args.ports);
+    }
+    let mut findings = judge(&own);
+    findings.extend(args.ports.map(of_range));
+    let mut worst = report("", &findings);
+    for host in &args.hosts {
+        worst = worst.max(report(&format!("{host}: "), &of_host(args, host, &own)));
+    }
+    match worst {
+        Mark::Fail => ronde_bootstrap::exit::fail(
+            Code::HostUnfit,
+            "jobs will not run here as it is; see the lines marked fail",
+            EXIT_FAILURE,
+        ),
+        Mark::Ok | Mark::Warn => ExitCode::SUCCESS,
+    }
+}
+
+/// The asked host's part: prints its facts, echoes datagrams and lets connections come for as long as the asking one listens.
+fn answer(mut own: Facts, ports: Option<PortRange>) -> ExitCode {
+    let socket = match ports {
+        Some(range) => range.ports().find_map(|port| bind(port).ok()),
+        None => bind(0).ok(),
+    };
+    own.echo_port = socket.as_ref().map(|(socket, _)| socket.local_addr().map_or(0, |address| address.port()));
+    match serde_json::to_string(&own) {
+        Ok(text) => reach::print_line(&text),
+        Err(error) => {
+            return ronde_bootstrap::exit::fail(
+                Code::HostUnfit,
+                &format!("the facts are no JSON: {error}"),
+                EXIT_FAILURE,
+            );
+        }
+    }
+    // The system takes connections to a listener by itself.
+    if let Some((socket, _listener)) = socket {
+        reach::echo(&socket);
+    }
+    ExitCode::SUCCESS
+}
+
+/// UDP and TCP with one number at all addresses, of both families where there are two.
+fn bind(port: u16) -> std::io::Result<(UdpSocket, TcpListener)> {
+    let any = |port| [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), (Ipv4Addr::UNSPECIFIED, port).into()];
+    let mut tries = if port == 0 { BIND_TRIES } else { 1 };
+    loop {
+        tries -= 1;
+        let socket = UdpSocket::bind(&any(port)[..])?;
+        match TcpListener::bind(&any(socket.local_addr()?.port())[..]) {
+            Ok(listener) => return Ok((socket, listener)),
+            // The number that UDP had free is another's over TCP.
+            Err(_) if tries > 0 => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn of_range(range: PortRange) -> Finding {
+    let (all, free) = (range.ports().count(), range.ports().filter(|port| bind(*port).is_ok()).count());
+    let text = format!("{free} of the {all} ports {range} are free for UDP and TCP");
+    match free {
+        0 => fail("ports", text, "end who has them (`ss -tulpn`), or give jobs another range with --ports"),
+        _ => ok("ports", text),
+    }
+}
+
+/// Prints findings; the worst mark of them.
+fn report(prefix: &str, findings: &[Finding]) -> Mark {
+    for finding in findings {
+        print(&format!("{prefix}{finding}\n"));
+    }
+    findings.iter().map(|finding| finding.mark).max().unwrap_or(Mark::Ok)
+}
+
+fn of_host(args: &CheckArgs, host: &str, own: &Facts) -> Vec<Finding> {
+    let asked_unix_ms = unix_ms();
+    let judged = |facts: &Facts, round_trip_ms: u64| {
+        let mut findings = compare(own, facts, asked_unix_ms + round_trip_ms / 2, round_trip_ms);
+        // Said by the comparison already.
+        findings.extend(judge(facts).into_iter().filter(|finding| finding.topic != "version"));
+        findings
+    };
+    let ronde = args.remote_ronde.clone().map_or_else(std::env::current_exe, Ok).map_err(|error| error.to_string());
+    ronde.and_then(|ronde| reach::ask(&args.remote_shell, host, &ronde, args.ports, judged)).unwrap_or_else(|reason| {
+        let fix = "check that `ssh HOST true` works without a password and that ronde is installed there";
+        vec![fail("reach", reason, fix)]
+    })
+}
+
+fn unix_ms() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+const EXIT_FAILURE: u8 = 1;
+const BIND_TRIES: u32 = 16;
+
+const EXAMPLES: &str = "Examples:
+  ronde check
+  ronde check --hosts alpha,beta --remote-ronde /opt/ronde/bin/ronde";

@@ -1,0 +1,259 @@
+//! Other hosts: their facts by the remote shell, and whether UDP and TCP get there and back.
+//!
+//! The asked host prints its facts, echoes datagrams on a port named there, and ends with its standard input.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ronde_bootstrap::ports::PortRange;
+
+use crate::run;
+
+use super::judge::{Facts, Finding, fail, ok};
+
+/// Asks a host for its facts and sends it datagrams; `judge` makes findings of the facts and of the milliseconds that the
+/// answer took.
+///
+/// # Errors
+/// Why there is no answer.
+pub(super) fn ask(
+    remote_shell: &str,
+    host: &str,
+    ronde: &Path,
+    ports: Option<PortRange>,
+    judge: impl FnOnce(&Facts, u64) -> Vec<Finding>,
+) -> Result<Vec<Finding>, String> {
+    let words = run::words(remote_shell).map_err(|error| error.to_string())?;
+    let (program, words) = words.split_first().ok_or("--remote-shell is empty; give a command like ssh")?;
+    let mut command = Command::new(program);
+    let ports = ports.map(|range| format!(" --ports {range}")).unwrap_or_default();
+    let line = run::remote_command(ronde, &format!("check --facts{ports}")).map_err(|error| error.to_string())?;
+    command.args(words).arg(host).arg(line);
+    let began = Instant::now();
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.map_err(|error| format!("cannot start {program:?}: {error}"))?;
+    let answer = first_line(&mut child);
+    let round_trip_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let findings = answer.and_then(|line| {
+        let facts: Facts = serde_json::from_str(&line)
+            .map_err(|error| format!("its answer is not understood, it may run another version: {error}"))?;
+        let mut findings = judge(&facts, round_trip_ms);
+        findings.push(datagrams(&facts));
+        findings.push(connections(&facts));
+        Ok(findings)
+    });
+    end(&mut child);
+    findings
+}
+
+/// Echoes datagrams until standard input ends, or for a minute.
+pub(super) fn echo(socket: &UdpSocket) {
+    let over = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&over);
+    thread::spawn(move || {
+        // An input that cannot be read has ended as well.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        seen.store(true, Ordering::Relaxed);
+    });
+    echo_while(socket, || !over.load(Ordering::Relaxed));
+}
+
+fn echo_while(socket: &UdpSocket, goes_on: impl Fn() -> bool) {
+    let deadline = Instant::now() + ECHO_TIME;
+    let mut datagram = [0; 2 * DATAGRAM_BYTES];
+    if socket.set_read_timeout(Some(ECHO_LOOK)).is_err() {
+        return;
+    }
+    while goes_on() && Instant::now() < deadline {
+        if let Ok((bytes, from)) = socket.recv_from(&mut datagram) {
+            // A lost answer is what the other side looks for.
+            let _ = socket.send_to(&datagram[..bytes], from);
+        }
+    }
+}
+
+/// Whether a datagram as large as QUIC's first ones gets to one of a host's addresses and back.
+fn datagrams(facts: &Facts) -> Finding {
+    let Some(port) = facts.echo_port else {
+        return fail("UDP", "it could not open a port".to_owned(), "see that no policy there forbids UDP sockets");
+    };
+    let tried = outside(facts);
+    match tried.iter().find(|address| round_trip(SocketAddr::new(**address, port))) {
+        Some(address) => ok("UDP", format!("datagrams of {DATAGRAM_BYTES} bytes get to {address} and back")),
+        None => fail(
+            "UDP",
+            format!("datagrams of {DATAGRAM_BYTES} bytes do not get to {} and back", named(&tried)),
+            "open UDP between the hosts in their firewalls and the network's (security groups)",
+        ),
+    }
+}
+
+/// Whether a connection can be made to one of a host's addresses.
+fn connections(facts: &Facts) -> Finding {
+    let Some(port) = facts.echo_port else {
+        return fail("TCP", "it could not open a port".to_owned(), "see that no policy there forbids TCP sockets");
+    };
+    let tried = outside(facts);
+    let connects =
+        |address: &&IpAddr| TcpStream::connect_timeout(&SocketAddr::new(**address, port), CONNECT_WAIT).is_ok();
+    match tried.iter().find(connects) {
+        Some(address) => ok("TCP", format!("connections can be made to {address}")),
+        None => fail(
+            "TCP",
+            format!("no connection can be made to {}", named(&tried)),
+            "open TCP between the hosts in their firewalls and the network's (security groups), or give jobs --transport quic",
+        ),
+    }
+}
+
+/// The addresses of a host that may lead there: its loopback is not the one here, unless there is nothing else.
+fn outside(facts: &Facts) -> Vec<IpAddr> {
+    let outside: Vec<IpAddr> = facts.addresses.iter().copied().filter(|address| !address.is_loopback()).collect();
+    let mut tried = if outside.is_empty() { facts.addresses.clone() } else { outside };
+    tried.truncate(ADDRESSES_MAX);
+    tried
+}
+
+fn named(addresses: &[IpAddr]) -> String {
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    addresses.join(" or ")
+}
+
+fn round_trip(to: SocketAddr) -> bool {
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let Ok(socket) = UdpSocket::bind((any, 0)) else { return false };
+    if socket.connect(to).is_err() || socket.set_read_timeout(Some(DATAGRAM_WAIT)).is_err() {
+        return false;
+    }
+    (0..DATAGRAM_TRIES).any(|number| {
+        let datagram = [number; DATAGRAM_BYTES];
+        let mut answer = [0; 2 * DATAGRAM_BYTES];
+        let sent = socket.send(&datagram).is_ok();
+        sent && socket.recv(&mut answer).is_ok_and(|bytes| bytes == DATAGRAM_BYTES)
+    })
+}
+
+/// The first line that a host prints, or how its remote shell ended.
+fn first_line(child: &mut Child) -> Result<String, String> {
+    let (sender, line) = mpsc::channel();
+    let output = child.stdout.take();
+    thread::spawn(move || {
+        let mut line = String::new();
+        // An output that cannot be read has no line.
+        let _ = output.map(|output| BufReader::new(output.take(ANSWER_BYTES_MAX)).read_line(&mut line));
+        // Nobody waits for it any more when this fails.
+        let _ = sender.send(line);
+    });
+    let errors = child.stderr.take();
+    let said = thread::spawn(move || {
+        let mut text = Vec::new();
+        // What could be read counts.
+        let _ = errors.map(|errors| errors.take(ANSWER_BYTES_MAX).read_to_end(&mut text));
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    match line.recv_timeout(ANSWER_WAIT) {
+        Ok(line) if line.ends_with('\n') => Ok(line),
+        Ok(_) => {
+            let status = child.wait().map_err(|error| error.to_string())?;
+            let said = said.join().unwrap_or_default();
+            Err(format!("the remote shell ended with {status}: {}", said.lines().last().unwrap_or_default()))
+        }
+        Err(_) => Err(format!("no answer within {} s", ANSWER_WAIT.as_secs())),
+    }
+}
+
+/// Ends the input, by which the other side leaves, and waits for it, but not for ever.
+fn end(child: &mut Child) {
+    drop(child.stdin.take());
+    let deadline = Instant::now() + LEAVE_WAIT;
+    while matches!(child.try_wait(), Ok(None)) {
+        if Instant::now() > deadline {
+            // It may have ended in this moment.
+            let _ = child.kill();
+            let _ = child.wait();
+            return;
+        }
+        thread::sleep(LEAVE_LOOK);
+    }
+}
+
+/// Prints a line and makes sure that it is on its way.
+pub(super) fn print_line(line: &str) {
+    let mut output = std::io::stdout();
+    // A reader that has gone needs none.
+    let _ = writeln!(output, "{line}").and_then(|()| output.flush());
+}
+
+/// QUIC's first datagrams have this size (RFC 9000, section 14).
+const DATAGRAM_BYTES: usize = 1_200;
+const DATAGRAM_TRIES: u8 = 4;
+const DATAGRAM_WAIT: Duration = Duration::from_millis(300);
+const CONNECT_WAIT: Duration = Duration::from_secs(1);
+const ADDRESSES_MAX: usize = 8;
+const ECHO_TIME: Duration = Duration::from_secs(60);
+const ECHO_LOOK: Duration = Duration::from_millis(100);
+const ANSWER_WAIT: Duration = Duration::from_secs(30);
+const ANSWER_BYTES_MAX: u64 = 1 << 20;
+const LEAVE_WAIT: Duration = Duration::from_secs(2);
+const LEAVE_LOOK: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use super::super::judge::Mark;
+    use super::super::probe::probe;
+    use super::*;
+
+    /// A remote shell that does what a script says.
+    fn ask_script(script: &str, judge: impl FnOnce(&Facts, u64) -> Vec<Finding>) -> Result<Vec<Finding>, String> {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("shell");
+        std::fs::write(&path, script).expect("it is ours");
+        ask(&format!("sh {}", path.display()), "h", Path::new("/r"), None, judge)
+    }
+
+    #[test]
+    fn a_host_that_answers_is_judged_and_gets_datagrams() {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a free port");
+        let port = socket.local_addr().expect("it is bound").port();
+        let _listener = std::net::TcpListener::bind(("127.0.0.1", port)).expect("free for TCP as well");
+        let silent = UdpSocket::bind("127.0.0.1:0").expect("a free port");
+        let silent_port = silent.local_addr().expect("it is bound").port();
+        let over = AtomicBool::new(false);
+        let facts = |port| {
+            let addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
+            serde_json::to_string(&Facts { addresses, echo_port: Some(port), ..probe() }).expect("JSON")
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| echo_while(&socket, || !over.load(Ordering::Relaxed)));
+            let script = |port| {
+                format!("test \"$1 $2\" = \"h exec '/r' check --facts\" && cat <<'END' && cat\n{}\nEND\n", facts(port))
+            };
+            let found = ask_script(&script(port), |facts, _| vec![ok("x", facts.version.clone())]);
+            let blocked = ask_script(&script(silent_port), |_, _| Vec::new());
+            over.store(true, Ordering::Relaxed);
+            let found = found.expect("an answer");
+            assert!(found.len() == 3 && found.iter().all(|finding| finding.mark == Mark::Ok), "{found:?}");
+            let blocked = blocked.expect("an answer");
+            assert!(blocked[0].to_string().contains("do not get to 127.0.0.1 and back; open UDP"), "{blocked:?}");
+            assert!(blocked[1].to_string().contains("no connection can be made to 127.0.0.1; open TCP"), "{blocked:?}");
+        });
+    }
+
+    #[test]
+    fn a_host_that_does_not_answer_says_why() {
+        let fails = |script: &str, words: &str| {
+            let error = ask_script(script, |_, _| Vec::new()).expect_err("no answer");
+            assert!(error.contains(words), "{error}");
+        };
+        fails("echo 'Permission denied (publickey).' >&2; exit 255", "255: Permission denied (publickey).");
+        fails("echo hello", "not understood");
+        let error = ask("/nowhere/ssh", "h", Path::new("/r"), None, |_, _| Vec::new()).expect_err("it is not there");
+        assert!(error.contains("cannot start \"/nowhere/ssh\""), "{error}");
+    }
+}

@@ -1,0 +1,92 @@
+//! Which hosts are this one, and at which address each host's sidecar is reached.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+
+use ronde_bootstrap::interfaces::InterfaceAddress;
+
+use super::hosts::{Host, LOCAL};
+
+/// The address where all hosts are this one.
+pub(super) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// Whether a host is the one that the launcher runs on.
+pub(super) fn is_local(host: &Host) -> bool {
+    match host.address() {
+        Some(address) => address.is_loopback() || is_own(address),
+        None => host.name == LOCAL || is_hostname(&host.name),
+    }
+}
+
+/// The loopback as an address of an interface.
+pub(super) fn loopback() -> InterfaceAddress {
+    InterfaceAddress { interface: "lo".to_owned(), address: LOOPBACK, prefix_length: 8 }
+}
+
+/// Puts the addresses that are `preferred` first: those that a host's name stands for, since the user has said it.
+pub(super) fn put_first(addresses: &mut [InterfaceAddress], preferred: &[IpAddr]) {
+    addresses.sort_by_key(|own| !preferred.contains(&own.address));
+}
+
+/// The addresses that a host's name stands for; none when it cannot be looked up, as an alias of the remote shell cannot.
+pub(super) async fn resolve(host: &Host) -> Vec<IpAddr> {
+    if let Some(address) = host.address() {
+        return vec![address];
+    }
+    let found = tokio::net::lookup_host((host.name.as_str(), 0)).await;
+    found.map(|addresses| addresses.map(|address| address.ip().to_canonical()).collect()).unwrap_or_default()
+}
+
+/// The address of this host that packets to `peer` come from. Nothing is sent.
+pub(super) fn towards(peer: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr =
+        if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0)).ok()?;
+    socket.connect(SocketAddr::new(peer, DISCARD_PORT)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// Binding succeeds for own addresses only.
+fn is_own(address: IpAddr) -> bool {
+    UdpSocket::bind(SocketAddr::new(address, 0)).is_ok()
+}
+
+fn is_hostname(name: &str) -> bool {
+    let own = nix::unistd::gethostname().map(|own| own.to_string_lossy().into_owned()).unwrap_or_default();
+    let short = own.split('.').next().unwrap_or_default();
+    !own.is_empty() && (name == own || name == short)
+}
+
+const DISCARD_PORT: u16 = 9;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn addresses_that_a_name_stands_for_come_first() {
+        let at = |text: &str| InterfaceAddress { interface: "e".into(), address: address(text), prefix_length: 24 };
+        let mut own = [at("10.0.0.2"), at("10.1.0.2"), at("10.2.0.2")];
+        put_first(&mut own, &[address("203.0.113.1"), address("10.1.0.2")]);
+        assert_eq!(own, [at("10.1.0.2"), at("10.0.0.2"), at("10.2.0.2")]);
+    }
+
+    #[test]
+    fn this_host_is_known_by_its_names() {
+        let is_local = |name: &str| is_local(&Host { name: name.into(), slots: std::num::NonZeroU32::MIN });
+        for name in ["localhost", "127.0.0.1", "127.0.0.9", "::1", "::ffff:127.0.0.1"] {
+            assert!(is_local(name), "{name}");
+        }
+        for name in ["192.0.2.123", "nowhere.invalid"] {
+            assert!(!is_local(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_way_to_this_host_is_the_loopback() {
+        assert_eq!(towards(LOOPBACK), Some(LOOPBACK));
+    }
+}

@@ -1,0 +1,257 @@
+//! The connection to one agent: a child process, either the agent itself or the remote shell that reaches it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+
+use super::output::Item;
+use crate::envelope::{self, FromAgent, Status, ToAgent};
+
+/// The connection to an agent.
+pub(super) struct Link {
+    commands: Option<mpsc::Sender<ToAgent>>,
+    kill: watch::Sender<bool>,
+}
+
+/// What comes over a connection, in order; output goes to the printer instead.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// The agent says something.
+    Message(FromAgent),
+    /// The agent or the remote shell wrote a line to its standard error.
+    RemoteShellOutput(String),
+    /// The connection has ended; nothing follows.
+    Closed(Status),
+    /// The command of `--starter` wrote a line to its standard error.
+    StarterSaid(String),
+    /// The command of `--starter` has ended.
+    StarterEnded(Status),
+}
+
+/// Where the events and the output of a connection go.
+#[derive(Clone)]
+pub(super) struct Receivers {
+    /// Events, each with the index of its host.
+    pub(super) events: mpsc::Sender<(usize, Event)>,
+    /// Output.
+    pub(super) output: mpsc::Sender<Item>,
+}
+
+impl Link {
+    /// Starts the process that is, or reaches, the agent of the host with index `host`. At most `commands_max` commands
+    /// may ever be told.
+    ///
+    /// # Errors
+    /// When the process cannot be started.
+    pub(super) fn start(
+        host: usize,
+        command: &[String],
+        commands_max: usize,
+        receivers: Receivers,
+    ) -> io::Result<Self> {
+        let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // A terminal's Ctrl-C is for the launcher, which then ends everything in order.
+            .process_group(0)
+            .spawn()?;
+        let (commands, queue) = mpsc::channel(commands_max);
+        let (kill, killed) = watch::channel(false);
+        tokio::spawn(watch_over(host, child, queue, killed, receivers));
+        Ok(Self { commands: Some(commands), kill })
+    }
+
+    /// Tells the agent something; nothing happens when the connection has ended, of which an event tells.
+    pub(super) fn tell(&self, command: ToAgent) {
+        let Some(commands) = &self.commands else { return };
+        if let Err(mpsc::error::TrySendError::Full(command)) = commands.try_send(command) {
+            // Sized for all that is ever told: reaching this is a mistake of the launcher, and the job's deadlines end it.
+            eprintln!("ronde: bug: no room to tell an agent {command:?}");
+        }
+    }
+
+    /// Ends the agent's input: it ends everything and leaves.
+    pub(super) fn hang_up(&mut self) {
+        self.commands = None;
+    }
+
+    /// Kills the process, not what the agent started: only for an agent that does not leave by itself.
+    pub(super) fn kill(&self) {
+        self.kill.send_replace(true);
+    }
+}
+
+async fn watch_over(
+    host: usize,
+    mut child: Child,
+    queue: mpsc::Receiver<ToAgent>,
+    mut killed: watch::Receiver<bool>,
+    receivers: Receivers,
+) {
+    let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
+    let input = child.stdin.take().expect("piped at start");
+    let output = child.stdout.take().expect("piped at start");
+    let stderr = child.stderr.take().expect("piped at start");
+    let writer = tokio::spawn(write_commands(input, queue));
+    let mut reader = tokio::spawn(read_messages(host, output, receivers.clone()));
+    let mut said = tokio::spawn(read_stderr(host, stderr, receivers.clone()));
+    let status = tokio::select! {
+        status = child.wait() => status,
+        () = must_die(&mut reader, &mut killed) => {
+            if let Some(group) = group {
+                // That it has ended is as well.
+                let _ = killpg(group, Signal::SIGKILL);
+            }
+            child.wait().await
+        }
+    };
+    writer.abort();
+    let rest = async {
+        if !reader.is_finished() {
+            let _ = (&mut reader).await;
+        }
+        (&mut said).await
+    };
+    // Whoever else holds the pipes does not keep the launcher waiting.
+    let _ = timeout(REST_WAIT, rest).await;
+    reader.abort();
+    said.abort();
+    let _ = receivers.events.send((host, Event::Closed(status.map_or(Status::Code(-1), Status::from)))).await;
+}
+
+/// Resolves when the launcher asks for the process's end, or what it says makes no sense.
+async fn must_die(reader: &mut tokio::task::JoinHandle<bool>, killed: &mut watch::Receiver<bool>) {
+    let nonsense = async {
+        if !matches!(reader.await, Ok(false)) {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        () = nonsense => {}
+        _ = killed.wait_for(|killed| *killed) => {}
+    }
+}
+
+async fn write_commands(mut input: ChildStdin, mut queue: mpsc::Receiver<ToAgent>) {
+    while let Some(command) = queue.recv().await {
+        // A connection that has ended is noticed by who waits for it.
+        if envelope::write(&mut input, &command).await.is_err() || input.flush().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads until the end; false when what comes cannot be understood.
+async fn read_messages(host: usize, output: ChildStdout, receivers: Receivers) -> bool {
+    let mut output = BufReader::with_capacity(READ_BYTES, output);
+    let mut banner_lines = 0;
+    let mut greeted = false;
+    loop {
+        let error = match envelope::read_line(&mut output).await {
+            Ok(None) => return true,
+            // A login script of the other host may greet before the agent does.
+            Ok(Some(line)) if !greeted && !line.starts_with(b"{") && banner_lines < BANNER_LINES_MAX => {
+                banner_lines += 1;
+                continue;
+            }
+            Ok(Some(line)) => match serde_json::from_slice(&line) {
+                Ok(message) => {
+                    greeted = true;
+                    deliver(host, message, &receivers).await;
+                    continue;
+                }
+                Err(error) => error.to_string(),
+            },
+            Err(error) => error.to_string(),
+        };
+        let text = format!("ronde: what the host answers cannot be understood: {error}");
+        let _ = receivers.events.send((host, Event::RemoteShellOutput(text))).await;
+        return false;
+    }
+}
+
+/// The receivers live as long as the launcher, so sending fails only at its very end.
+async fn deliver(host: usize, message: FromAgent, receivers: &Receivers) {
+    match message {
+        FromAgent::Output { rank, stream, text } => {
+            let _ = receivers.output.send(Item::Output { rank, stream, text }).await;
+        }
+        FromAgent::Notice { text } => {
+            let _ = receivers.output.send(Item::Notice(text)).await;
+        }
+        FromAgent::SidecarLog { sidecar, text } => {
+            let log = Item::Log { sidecar, text: text.clone() };
+            let _ = receivers.output.send(log).await;
+            let _ = receivers.events.send((host, Event::Message(FromAgent::SidecarLog { sidecar, text }))).await;
+        }
+        message => {
+            let _ = receivers.events.send((host, Event::Message(message))).await;
+        }
+    }
+}
+
+async fn read_stderr(host: usize, stderr: ChildStderr, receivers: Receivers) {
+    let mut stderr = BufReader::new(stderr);
+    loop {
+        let mut line = Vec::new();
+        match (&mut stderr).take(SAID_LINE_BYTES_MAX).read_until(b'\n', &mut line).await {
+            Ok(count) if count > 0 => {}
+            _ => return,
+        }
+        let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+        let _ = receivers.events.send((host, Event::RemoteShellOutput(text))).await;
+    }
+}
+
+/// The last lines of something.
+#[derive(Clone, Debug)]
+pub(super) struct Tail {
+    lines: VecDeque<String>,
+    lines_max: usize,
+}
+
+impl Default for Tail {
+    fn default() -> Self {
+        Self::of(TAIL_LINES)
+    }
+}
+
+impl Tail {
+    /// At most so many lines.
+    pub(super) fn of(lines_max: usize) -> Self {
+        Self { lines: VecDeque::new(), lines_max }
+    }
+
+    /// Adds the lines of a text.
+    pub(super) fn push(&mut self, text: &str) {
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            if self.lines.len() == self.lines_max {
+                self.lines.pop_front();
+            }
+            self.lines.push_back(line.to_owned());
+        }
+    }
+
+    /// The lines, oldest first.
+    pub(super) fn lines(&self) -> Vec<String> {
+        self.lines.iter().cloned().collect()
+    }
+}
+
+const READ_BYTES: usize = 256 << 10;
+const SAID_LINE_BYTES_MAX: u64 = 8 << 10;
+const BANNER_LINES_MAX: usize = 100;
+const TAIL_LINES: usize = 20;
+/// How long the last lines of an ended connection may be on their way.
+const REST_WAIT: Duration = Duration::from_secs(2);

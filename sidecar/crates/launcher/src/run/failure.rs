@@ -1,0 +1,353 @@
+//! Why a job ended before its time, in words that name the culprit, and the exit code that follows.
+
+use std::fmt;
+use std::ops::Range;
+
+use nix::sys::signal::Signal;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::EXIT_UNAVAILABLE;
+use ronde_bootstrap::interfaces::InterfaceAddress;
+use ronde_wire::Exit;
+
+use super::shell::Trouble;
+use crate::agent::exec::EXIT_NOT_FOUND;
+use crate::envelope::Status;
+
+/// The first thing that went wrong. What follows from it is not reported.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    /// A worker failed.
+    #[error("rank {rank} on host {host} {status}{}{}{}{}", memory_advice(.status), not_found(.status, .command), called(.last_call), tail("its stderr", .stderr_tail))]
+    Worker {
+        /// Its rank.
+        rank: u32,
+        /// Its host.
+        host: String,
+        /// How it ended.
+        status: Status,
+        /// The first word of its command.
+        command: String,
+        /// What it asked for last.
+        last_call: Option<String>,
+        /// The last lines of its standard error.
+        stderr_tail: Vec<String>,
+    },
+    /// The command that started the workers failed.
+    #[error("{command} {status}{}; what it said is above", not_found(.status, .command))]
+    Starter {
+        /// Its first word.
+        command: String,
+        /// How it ended.
+        status: Status,
+    },
+    /// The command that is to start the workers could not be started.
+    #[error("cannot start {program:?}, which --starter has start the workers: {error}")]
+    StarterSpawn {
+        /// The program.
+        program: String,
+        /// Why not.
+        error: std::io::Error,
+    },
+    /// A sidecar ended while it was needed.
+    #[error("the sidecar of {} on host {host} {status} while it was needed{}", ranks(.served), tail("its log", .log_tail))]
+    Sidecar {
+        /// The ranks it served.
+        served: Range<u32>,
+        /// Its host.
+        host: String,
+        /// How it ended.
+        status: Status,
+        /// The last lines of its log.
+        log_tail: Vec<String>,
+    },
+    /// A sidecar said that it cannot go on.
+    #[error("the sidecar of {} on host {host} cannot go on: {reason}", ranks(.served))]
+    Fatal {
+        /// The ranks it served.
+        served: Range<u32>,
+        /// Its host.
+        host: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// The process that reaches a host could not be started.
+    #[error("cannot start {program:?} to reach host {host} ({}): {error}", ranks(.placed))]
+    Spawn {
+        /// The host.
+        host: String,
+        /// Its ranks.
+        placed: Range<u32>,
+        /// The program.
+        program: String,
+        /// Why not.
+        error: std::io::Error,
+    },
+    /// A host could not be reached.
+    #[error("cannot start ronde on host {host} ({}): {status}{}{}", ranks(.placed), advice(*.trouble), tail("what it said", .stderr_tail))]
+    Unreachable {
+        /// The host.
+        host: String,
+        /// Its ranks.
+        placed: Range<u32>,
+        /// How the agent or the remote shell ended.
+        status: LinkStatus,
+        /// What the remote shell's words mean, when they are known.
+        trouble: Option<Trouble>,
+        /// The last lines it wrote.
+        stderr_tail: Vec<String>,
+    },
+    /// The connection to a host ended.
+    #[error("the connection to host {host} ({}) was lost: {status}{}", ranks(.placed), tail("what it said", .stderr_tail))]
+    Lost {
+        /// The host.
+        host: String,
+        /// Its ranks.
+        placed: Range<u32>,
+        /// How the agent or the remote shell ended.
+        status: LinkStatus,
+        /// The last lines it wrote.
+        stderr_tail: Vec<String>,
+    },
+    /// A host runs another version.
+    #[error(
+        "host {host} runs ronde {theirs}, this one {ours}; install the same version on all hosts, or name it with --remote-ronde"
+    )]
+    Version {
+        /// The host.
+        host: String,
+        /// Its version.
+        theirs: String,
+        /// The launcher's.
+        ours: String,
+    },
+    /// A host cannot do what it was told.
+    #[error("host {host}: {reason}")]
+    Refused {
+        /// The host.
+        host: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// A host has no address.
+    #[error("host {host} has no address at which other hosts could reach it; give it a network interface that is up")]
+    NoAddress {
+        /// The host.
+        host: String,
+    },
+    /// `--network-interfaces` means nothing that a host has.
+    #[error("no interface or network of --network-interfaces {asked} is on {}{}", named(.hosts), existing(.hosts))]
+    NoInterface {
+        /// What was asked for.
+        asked: String,
+        /// The hosts, each with what it has.
+        hosts: Vec<(String, Vec<InterfaceAddress>)>,
+    },
+    /// A sidecar's certificate could not be issued.
+    #[error("the sidecar of {} on host {host} gets no certificate: {reason}", ranks(.served))]
+    Certificate {
+        /// The ranks it serves.
+        served: Range<u32>,
+        /// Its host.
+        host: String,
+        /// Why not.
+        reason: String,
+    },
+    /// Not everything started in time.
+    #[error("Timed out waiting for {awaited}: not everything started within {seconds} s (--start-timeout):{}", list(.missing))]
+    StartTimeout {
+        /// What was waited for.
+        awaited: &'static str,
+        /// The time it had.
+        seconds: u64,
+        /// What did not.
+        missing: Vec<Missing>,
+    },
+    /// The user ended the job.
+    #[error("ended by {signal}")]
+    Interrupted {
+        /// By which signal.
+        signal: Signal,
+    },
+    /// The launcher's output has no reader.
+    #[error("cannot write the workers' output: {reason}")]
+    Output {
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// Something that did not start in time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Missing {
+    /// The host.
+    pub(super) host: String,
+    /// The ranks that cannot run without it.
+    pub(super) placed: Range<u32>,
+    /// What was awaited.
+    pub(super) awaited: String,
+    /// The last lines of whoever was awaited.
+    pub(super) said: Vec<String>,
+}
+
+/// How the process that reaches a host ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LinkStatus {
+    /// Whether it is a remote shell.
+    pub(super) remote: bool,
+    /// How it ended.
+    pub(super) status: Status,
+}
+
+impl Failure {
+    /// The launcher's exit code, never 0: the worker's, starter's or sidecar's code, 128 plus the signal, 69 (`EX_UNAVAILABLE`) when
+    /// a host or sidecar could not be had, 74 (`EX_IOERR`) when output could not be written.
+    pub(super) fn exit_code(&self) -> u8 {
+        let code = match self {
+            Self::Worker { status, .. } | Self::Starter { status, .. } | Self::Sidecar { status, .. } => {
+                status.shell_code()
+            }
+            Self::Interrupted { signal } => Status::Signal(*signal as i32).shell_code(),
+            Self::Output { .. } => EXIT_IO,
+            _ => EXIT_UNAVAILABLE,
+        };
+        if code == 0 { EXIT_UNAVAILABLE } else { code }
+    }
+
+    /// The code under which `ronde explain` has more to say.
+    pub(super) fn code(&self) -> Code {
+        match self {
+            Self::Worker { status, .. } if *status == Status::Code(EXIT_NOT_FOUND.into()) => Code::WorkerNotRun,
+            Self::Worker { .. } => Code::WorkerFailed,
+            Self::Starter { .. } | Self::StarterSpawn { .. } => Code::StarterFailed,
+            Self::Sidecar { .. } => Code::SidecarEnded,
+            Self::Fatal { reason, .. } => Code::of(reason).unwrap_or(Code::SidecarCannotGoOn),
+            Self::Spawn { .. } => Code::RemoteShellStart,
+            Self::Unreachable { trouble, .. } => trouble.map_or(Code::HostUnreachable, Trouble::code),
+            Self::Lost { .. } => Code::HostLost,
+            Self::Version { .. } => Code::VersionDiffers,
+            Self::Refused { .. } => Code::HostRefused,
+            Self::NoAddress { .. } => Code::NoAddress,
+            Self::NoInterface { .. } => Code::NoInterface,
+            Self::Certificate { .. } => Code::CertificateNotIssued,
+            Self::StartTimeout { .. } => Code::StartTimeout,
+            Self::Interrupted { .. } => Code::Interrupted,
+            Self::Output { .. } => Code::OutputLost,
+        }
+    }
+}
+
+impl fmt::Display for LinkStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = if self.remote { "the remote shell" } else { "its agent" };
+        write!(f, "{who} {}", self.status)
+    }
+}
+
+/// `rank 3` or `ranks 0-3`.
+pub(super) fn ranks(range: &Range<u32>) -> String {
+    match range.end.saturating_sub(range.start) {
+        0 => "no rank".to_owned(),
+        1 => format!("rank {}", range.start),
+        _ => format!("ranks {}-{}", range.start, range.end - 1),
+    }
+}
+
+fn not_found(status: &Status, command: &str) -> String {
+    if *status != Status::Code(EXIT_NOT_FOUND.into()) {
+        return String::new();
+    }
+    format!(" (command not found: {command})")
+}
+
+fn advice(trouble: Option<Trouble>) -> String {
+    trouble.map_or_else(String::new, |trouble| format!("; {}", trouble.advice()))
+}
+
+fn memory_advice(status: &Status) -> &'static str {
+    Exit::from(*status).advice()
+}
+
+fn called(last_call: &Option<String>) -> String {
+    last_call.as_ref().map(|call| format!("\nits last call was {call}")).unwrap_or_default()
+}
+
+fn tail(what: &str, lines: &[String]) -> String {
+    if lines.is_empty() {
+        return String::new();
+    }
+    format!("\nlast lines of {what}:\n  {}", lines.join("\n  "))
+}
+
+fn list(missing: &[Missing]) -> String {
+    let more = missing.len().saturating_sub(LISTED_MAX);
+    let more = if more > 0 { format!("\nand {more} more") } else { String::new() };
+    let line = |missing: &Missing| {
+        let Missing { host, placed, awaited, said } = missing;
+        format!("\n{} on host {host}: {awaited}{}", ranks(placed), tail("what was said", said))
+    };
+    missing.iter().take(LISTED_MAX).map(line).collect::<String>() + &more
+}
+
+fn named(hosts: &[(String, Vec<InterfaceAddress>)]) -> String {
+    let names: Vec<&str> = hosts.iter().take(LISTED_MAX).map(|(host, _)| host.as_str()).collect();
+    format!("host{} {}", if names.len() == 1 { "" } else { "s" }, names.join(", "))
+}
+
+fn existing(hosts: &[(String, Vec<InterfaceAddress>)]) -> String {
+    let line = |(host, found): &(String, Vec<InterfaceAddress>)| {
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        format!("\nhost {host} has {}", found.join(", "))
+    };
+    hosts.iter().take(LISTED_MAX).map(line).collect()
+}
+
+/// How many hosts, sidecars or ranks one message lists.
+const LISTED_MAX: usize = 32;
+const EXIT_IO: u8 = 74;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(status: Status) -> Failure {
+        let stderr_tail = vec!["Traceback".to_owned(), "ValueError".to_owned()];
+        let last_call = Some("allreduce 'grad' at train.py:88".to_owned());
+        Failure::Worker { rank: 2, host: "beta".into(), status, command: "pythn".into(), last_call, stderr_tail }
+    }
+
+    #[test]
+    fn a_worker_is_named_with_its_end_and_last_words() {
+        let failure = worker(Status::Signal(11));
+        assert_eq!(
+            failure.to_string(),
+            "rank 2 on host beta was ended by signal 11 (SIGSEGV)\nits last call was allreduce 'grad' at train.py:88\nlast lines of its stderr:\n  Traceback\n  ValueError"
+        );
+        assert_eq!(failure.exit_code(), 139);
+        assert!(worker(Status::Signal(9)).to_string().contains("(SIGKILL); unless somebody sent it, memory ran out"));
+        let starved = worker(Status::OutOfMemory);
+        assert!(starved.to_string().contains("on host beta was killed by the out-of-memory killer; give"), "{starved}");
+        assert_eq!(starved.exit_code(), 137);
+        assert!(worker(Status::Code(127)).to_string().contains("exited with code 127 (command not found: pythn)"));
+    }
+
+    #[test]
+    fn no_failure_leaves_with_0() {
+        assert_eq!(worker(Status::Code(256)).exit_code(), EXIT_UNAVAILABLE);
+        assert_eq!(Failure::Interrupted { signal: Signal::SIGINT }.exit_code(), 130);
+        let sidecar = Failure::Sidecar { served: 0..2, host: "a".into(), status: Status::Code(0), log_tail: vec![] };
+        assert_ne!(sidecar.exit_code(), 0);
+    }
+
+    #[test]
+    fn what_did_not_start_is_listed() {
+        let missing =
+            |host: &str, placed| Missing { host: host.into(), placed, awaited: "no answer".into(), said: vec![] };
+        let failure = Failure::StartTimeout {
+            awaited: "all",
+            seconds: 30,
+            missing: vec![missing("a", 0..1), missing("b", 2..5)],
+        };
+        let text = failure.to_string();
+        assert!(text.ends_with("\nrank 0 on host a: no answer\nranks 2-4 on host b: no answer"), "{text}");
+    }
+}

@@ -1,0 +1,314 @@
+//! A job from start to end.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use nix::sys::signal::Signal;
+use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::logs::LogFormat;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::Settings;
+use super::agents::{Event, Link, Receivers};
+use super::failure::{Failure, ranks};
+use super::output::{Form, Printer};
+use super::report::{HostReport, Report, SidecarReport};
+use super::starter::Starter;
+use super::state::{State, WorkerState};
+use crate::envelope::ToAgent;
+
+/// Runs a job and returns the launcher's exit code.
+pub(super) async fn run(settings: &Settings) -> u8 {
+    let began = Instant::now();
+    let mut job = match Job::new(settings) {
+        Ok(job) => job,
+        Err(error) => {
+            eprintln!("ronde: {}", coded(&error, Code::LauncherStart));
+            return EXIT_CANNOT_CREATE;
+        }
+    };
+    let failure = job.work().await.err();
+    if let Some(failure) = &failure {
+        job.announce(failure).await;
+    }
+    if matches!(failure, Some(Failure::Worker { .. })) {
+        // The others are told why at this moment; what they make of it is worth more than a quick end.
+        job.settle(HEARING_WAIT, State::workers_ended).await;
+    }
+    job.end(failure.is_some()).await;
+    job.close(failure.as_ref(), began).await
+}
+
+/// A job and what the launcher needs to watch over it.
+pub(super) struct Job<'a> {
+    /// The command line.
+    pub(super) settings: &'a Settings,
+    /// What is known.
+    pub(super) state: State,
+    /// By index of the host.
+    pub(super) links: Vec<Link>,
+    /// What has started the workers, when agents have not.
+    pub(super) starter: Option<Starter>,
+    /// When everything must have started.
+    pub(super) start_deadline: Instant,
+    pub(super) printer: Printer,
+    receivers: Option<Receivers>,
+    events: mpsc::Receiver<(usize, Event)>,
+    signals: Signals,
+}
+
+impl<'a> Job<'a> {
+    fn new(settings: &'a Settings) -> anyhow::Result<Self> {
+        let placement = &settings.placement;
+        let json_of_job = (settings.logs.log_format == LogFormat::Json).then(|| settings.job.to_string());
+        let form = Form { timestamps: settings.timestamps, json_of_job };
+        let printer =
+            Printer::start(placement.size(), settings.output_dir.as_deref(), form).context(Code::OutputFiles)?;
+        let (sender, events) = mpsc::channel(QUEUE_EVENTS);
+        Ok(Self {
+            state: State::new(placement.clone(), settings.command.first().map_or("", String::as_str)),
+            links: Vec::new(),
+            starter: None,
+            start_deadline: Instant::now() + settings.start_timeout,
+            receivers: Some(Receivers { events: sender, output: printer.sender() }),
+            printer,
+            events,
+            signals: Signals::install()?,
+            settings,
+        })
+    }
+
+    /// Where a new connection's events go.
+    pub(super) fn receivers(&self) -> Receivers {
+        self.receivers.clone().expect("given up at the end only, when nothing starts any more")
+    }
+
+    /// Waits until something is so; `false` when the deadline came first.
+    ///
+    /// # Errors
+    /// What ends the job.
+    pub(super) async fn wait_until(
+        &mut self,
+        deadline: Option<Instant>,
+        done: impl Fn(&State) -> bool,
+    ) -> Result<bool, Failure> {
+        loop {
+            if done(&self.state) {
+                return Ok(true);
+            }
+            tokio::select! {
+                Some((host, event)) = self.events.recv() => self.note(host, event).await?,
+                signal = self.signals.recv() => return Err(Failure::Interrupted { signal }),
+                reason = self.printer.broken() => return Err(Failure::Output { reason }),
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => return Ok(false),
+            }
+        }
+    }
+
+    /// Says something when the user wants to hear of everything.
+    pub(super) async fn tell_more(&self, text: impl FnOnce() -> String) {
+        if self.settings.verbose {
+            self.printer.notice(text()).await;
+        }
+    }
+
+    async fn work(&mut self) -> Result<(), Failure> {
+        self.start().await?;
+        self.joined().await?;
+        self.wait_until(None, |state| state.first_failed.is_some() || state.workers_ended()).await?;
+        if let Some(failure) = self.state.starter_failure() {
+            return Err(failure);
+        }
+        if self.state.first_failed.is_some() {
+            // Who left before it may be to blame and about to end; the culprit's last lines explain it.
+            let deadline = Instant::now() + BLAME_WAIT;
+            let waited = self.wait_until(Some(deadline), State::worker_failure_is_complete).await;
+            return self.state.worker_failure().map_or_else(|| waited.map(drop), Err);
+        }
+        Ok(())
+    }
+
+    async fn note(&mut self, host: usize, event: Event) -> Result<(), Failure> {
+        if let Event::RemoteShellOutput(text) = &event {
+            let name = &self.settings.placement.hosts[host].name;
+            self.tell_more(|| format!("host {name} says: {text}")).await;
+        }
+        self.state.handle_event(host, event)
+    }
+
+    async fn announce(&mut self, failure: &Failure) {
+        let runs = |worker: &&WorkerState| worker.started && worker.exited.is_none();
+        let running = if self.state.workers_ended() { 0 } else { self.state.workers.iter().filter(runs).count() };
+        let others = match running {
+            0 => String::new(),
+            1 => "\nending the other rank".to_owned(),
+            more => format!("\nending the other {more} ranks"),
+        };
+        let again = if matches!(failure, Failure::Interrupted { .. }) && running > 0 {
+            "; once more kills them at once"
+        } else {
+            ""
+        };
+        let failure = failure.code().mark(&failure.to_string());
+        self.printer.notice(format!("{failure}{others}{again}")).await;
+    }
+
+    /// Ends whatever runs, in order: workers, sidecars, agents. Every wait is bounded.
+    async fn end(&mut self, failed: bool) {
+        if failed {
+            self.tell_all(&ToAgent::StopWorkers { grace_ms: u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX) });
+        }
+        self.settle(GRACE + SLACK, State::workers_ended).await;
+        self.tell_all(&ToAgent::CloseSidecars);
+        self.settle(DRAIN + SLACK, State::sidecars_ended).await;
+        self.links.iter_mut().for_each(Link::hang_up);
+        let links = self.links.len();
+        self.settle(LEAVE, |state| state.links_closed(links)).await;
+        if !self.state.links_closed(links) {
+            self.links.iter().for_each(Link::kill);
+            self.settle(SLACK, |state| state.links_closed(links)).await;
+        }
+    }
+
+    /// Waits for an expected end; a signal of the user now means at once.
+    async fn settle(&mut self, bound: Duration, done: impl Fn(&State) -> bool) {
+        let deadline = Instant::now() + bound;
+        while !done(&self.state) {
+            tokio::select! {
+                Some((host, event)) = self.events.recv() => {
+                    // The job has its outcome; what ends now ends because of it.
+                    let _ = self.state.handle_event(host, event);
+                }
+                _ = self.signals.recv() => self.tell_all(&ToAgent::Kill),
+                () = sleep_until(deadline) => return,
+            }
+        }
+    }
+
+    fn tell_all(&self, command: &ToAgent) {
+        self.starter.iter().for_each(|starter| starter.tell(command));
+        self.links.iter().for_each(|link| link.tell(command.clone()));
+    }
+
+    /// Writes the report and what is left to say.
+    async fn close(mut self, failure: Option<&Failure>, began: Instant) -> u8 {
+        let mut exit = failure.map_or(0, Failure::exit_code);
+        if failure.is_none() {
+            self.warn_of_sidecars().await;
+        }
+        if let Some(path) = &self.settings.report {
+            let report = self.report(failure, began, exit);
+            if let Err(error) = report.write(path) {
+                self.printer.notice(coded(&error, Code::ReportUnwritable)).await;
+                exit = if exit == 0 { EXIT_CANNOT_CREATE } else { exit };
+            }
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        self.tell_more(|| format!("the job ended after {seconds:.1} s")).await;
+        self.receivers = None;
+        // After a good end whoever reads slowly gets everything, unless the user has enough of it.
+        let patience = if failure.is_some() { SLACK } else { Duration::MAX };
+        tokio::select! {
+            _ = timeout(patience, self.printer.finish()) => {}
+            _ = self.signals.recv() => {}
+        }
+        exit
+    }
+
+    async fn warn_of_sidecars(&self) {
+        for (place, sidecar) in self.settings.placement.sidecars.iter().zip(&self.state.sidecars) {
+            if let Some(status) = sidecar.exited.filter(|status| !status.is_success()) {
+                let served = ranks(&place.ranks);
+                self.printer.notice(format!("all ranks ended well, but the sidecar of {served} {status}")).await;
+            }
+        }
+    }
+
+    fn report(&self, failure: Option<&Failure>, began: Instant, exit: u8) -> Report {
+        let placement = &self.settings.placement;
+        let hosts = placement.hosts.iter().enumerate();
+        let sidecars = (0_u32..).zip(placement.sidecars.iter().zip(&self.state.sidecars));
+        Report {
+            job: self.settings.job.to_string(),
+            ranks: placement.size(),
+            hosts: hosts
+                .map(|(index, host)| HostReport {
+                    host: host.name.clone(),
+                    ranks: placement.ranks_of_host(index).collect(),
+                })
+                .collect(),
+            sidecars: sidecars
+                .map(|(index, (place, state))| SidecarReport {
+                    sidecar: index,
+                    host: placement.hosts[place.host].name.clone(),
+                    ranks: place.ranks.clone().collect(),
+                    summary: state.summary.clone(),
+                })
+                .collect(),
+            seconds: began.elapsed().as_secs_f64(),
+            exit,
+            failure: failure.map(ToString::to_string),
+            code: failure.map(|failure| failure.code().to_string()),
+            starter_said: self.state.starter_said(),
+        }
+    }
+}
+
+/// The signals by which a user ends a job. One that is ignored from the start, as under `nohup`, stays ignored.
+struct Signals([(Signal, Option<tokio::signal::unix::Signal>); 3]);
+
+impl Signals {
+    fn install() -> anyhow::Result<Self> {
+        let ignored = ignored_signals();
+        let install = |kind, of: Signal| {
+            let is_ignored = ignored & (1 << (of as i32 - 1)) != 0;
+            anyhow::Ok((of, if is_ignored { None } else { Some(signal(kind)?) }))
+        };
+        Ok(Self([
+            install(SignalKind::interrupt(), Signal::SIGINT)?,
+            install(SignalKind::terminate(), Signal::SIGTERM)?,
+            install(SignalKind::hangup(), Signal::SIGHUP)?,
+        ]))
+    }
+
+    async fn recv(&mut self) -> Signal {
+        let [interrupt, terminate, hangup] = &mut self.0;
+        tokio::select! {
+            signal = next(interrupt) => signal,
+            signal = next(terminate) => signal,
+            signal = next(hangup) => signal,
+        }
+    }
+}
+
+async fn next((signal, installed): &mut (Signal, Option<tokio::signal::unix::Signal>)) -> Signal {
+    match installed {
+        Some(installed) => installed.recv().await,
+        None => std::future::pending().await,
+    };
+    *signal
+}
+
+/// The signals that this process was started to ignore, as a mask.
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+const QUEUE_EVENTS: usize = 256;
+/// Between asking workers to end and killing them.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long sidecars may drain; their agents kill them at this time.
+const DRAIN: Duration = Duration::from_secs(10);
+/// How long an agent may take to leave when nothing of its own runs any more.
+const LEAVE: Duration = Duration::from_secs(5);
+/// What a message needs.
+const SLACK: Duration = Duration::from_secs(3);
+/// How long the other ranks may take to say how they heard of the first failure, before they are asked to end.
+const HEARING_WAIT: Duration = Duration::from_secs(1);
+const BLAME_WAIT: Duration = Duration::from_secs(3);
+/// A file that cannot be written (`EX_CANTCREAT`).
+const EXIT_CANNOT_CREATE: u8 = 73;

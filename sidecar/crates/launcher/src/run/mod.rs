@@ -1,0 +1,271 @@
+//! `ronde run`: starts a job and watches over it.
+//!
+//! The launcher starts one agent per host ([`agents`]), has it start the sidecars, signs their certificates and starts the
+//! workers ([`job`]). The job's certificate authority lives in this process's memory only; nothing secret is in arguments,
+//! environment or shared storage.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::exit::{EXIT_USAGE, fail};
+use ronde_bootstrap::interfaces::Selector;
+use ronde_bootstrap::logs::LogArgs;
+use ronde_bootstrap::ports::PortRange;
+use ronde_bootstrap::tuning::Tuning;
+use ronde_wire::JobName;
+
+use crate::envelope::Environment;
+use environment::Export;
+use hosts::Host;
+use placement::Placement;
+use shell::RemoteShell;
+
+pub(crate) use shell::{SSH, remote_command, words};
+pub use world::{WorkerArgs, main as worker};
+
+mod address;
+mod agents;
+mod environment;
+mod failure;
+mod hosts;
+mod job;
+mod output;
+mod placement;
+mod report;
+mod routes;
+mod shell;
+mod start;
+mod starter;
+mod state;
+mod world;
+
+/// Arguments of `ronde run`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct RunArgs {
+    /// How many worker processes to start (also `-np N`).
+    #[arg(long = "num-proc", value_name = "N")]
+    pub num_proc: u32,
+    /// Hosts and their slots, filled in this order; an IPv6 address in brackets. [default: localhost:N]
+    #[arg(short = 'H', long, value_name = "HOST:SLOTS,...", conflicts_with = "hostfile")]
+    hosts: Option<String>,
+    /// A file with a line `HOST slots=N` for each host.
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+    /// How many sidecars to start on a single host; the workers are split among them in contiguous blocks.
+    #[arg(long, value_name = "K")]
+    sidecars: Option<u32>,
+    /// The command that reaches other hosts; host and command line are added to it.
+    #[arg(long, value_name = "CMD", default_value = SSH)]
+    remote_shell: String,
+    /// The port of ssh on other hosts. [default: what ssh's configuration says]
+    #[arg(short = 'p', long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    ssh_port: Option<u16>,
+    /// The private key for ssh. [default: what ssh's configuration says]
+    #[arg(short = 'i', long, value_name = "FILE")]
+    ssh_identity_file: Option<PathBuf>,
+    /// The addresses that sidecars use: those of the first interface or network in this list that a host has, a star for
+    /// the end of a name. [default: all but the loopback; which leads to a peer is found out]
+    #[arg(long, alias = "network-interface", value_name = "NAME|CIDR,...", value_delimiter = ',')]
+    network_interfaces: Vec<Selector>,
+    /// The ports that sidecars take, of UDP and TCP: one for control messages and one for each lane. [default: any free ones]
+    #[arg(long, value_name = "LOW-HIGH")]
+    ports: Option<PortRange>,
+    /// Where the ronde binary is on other hosts. [default: where it is on this one]
+    #[arg(long, value_name = "PATH")]
+    remote_ronde: Option<PathBuf>,
+    /// How long hosts, sidecars and workers may take to start, and from the first rank that joins to the last. [default:
+    /// 30, and 100 for ranks to join]
+    #[arg(long, value_name = "SECONDS", env = "HOROVOD_START_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub start_timeout: Option<u64>,
+    #[command(flatten)]
+    tuning: Tuning,
+    /// Record what happens to each tensor in FILE, which rank 0's process makes where it runs; DYNAMIC for programs that start
+    /// it themselves.
+    #[arg(long, value_name = "FILE", env = "HOROVOD_TIMELINE")]
+    timeline_filename: Option<String>,
+    /// Mark in the timeline when the coordinator issues orders.
+    #[arg(long, env = "HOROVOD_TIMELINE_MARK_CYCLES", overrides_with = "no_timeline_mark_cycles")]
+    timeline_mark_cycles: bool,
+    /// Mark no such moments, whatever else is set.
+    #[arg(long, overrides_with = "timeline_mark_cycles")]
+    no_timeline_mark_cycles: bool,
+    /// The job's name: 1 to 63 characters of a-z, 0-9, '-', '_' and '.'. [default: drawn at random]
+    #[arg(long, value_name = "NAME", value_parser = |name: &str| JobName::new(name))]
+    job: Option<JobName>,
+    /// Also write each worker's output to DIR/rank.N/stdout and DIR/rank.N/stderr.
+    #[arg(long, value_name = "DIR")]
+    output_filename: Option<PathBuf>,
+    /// Begin each line of output with the time (also `-prefix-timestamp`).
+    #[arg(long)]
+    prefix_output_with_timestamp: bool,
+    /// Run COMMAND once, on this host; it starts the workers, as Open MPI's mpirun does, each as `ronde worker COMMAND`. Output
+    /// and processes are its affair then.
+    #[arg(long, conflicts_with_all = ["output_filename", "prefix_output_with_timestamp"])]
+    starter: bool,
+    /// Write a summary of the job to FILE, as JSON.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Say what is done.
+    #[arg(long)]
+    pub verbose: bool,
+    #[command(flatten)]
+    logs: LogArgs,
+    /// Set a variable for the workers, or pass one on that is withheld otherwise; may be repeated.
+    #[arg(short = 'x', long, value_name = "NAME[=VALUE]")]
+    export: Vec<Export>,
+    /// A configuration file (TOML) with a table for each subcommand; the environment and the command line count more.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A program that takes the place of `ronde sidecar --bootstrap`, for tests.
+    #[arg(long, hide = true, value_name = "PROGRAM")]
+    sidecar_command: Option<String>,
+    /// The worker's command; everything behind its first word belongs to it.
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// Runs a job; the exit code is the first failing worker's, or 128 plus the signal that ended it.
+pub fn main(args: RunArgs) -> ExitCode {
+    let settings = match Settings::new(args) {
+        Ok(settings) => settings,
+        Err(error) => {
+            return fail(Code::CommandLine, &coded(&error, Code::CommandLine), EXIT_USAGE);
+        }
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            return fail(Code::LauncherStart, &format!("cannot start: {error}"), EXIT_SYSTEM);
+        }
+    };
+    let code = runtime.block_on(job::run(&settings));
+    // A look-up of a name cannot be interrupted; the process does not wait for it.
+    runtime.shutdown_background();
+    ExitCode::from(code)
+}
+
+/// A checked command line and what the launcher takes from its surroundings.
+struct Settings {
+    job: JobName,
+    placement: Placement,
+    command: Vec<String>,
+    directory: PathBuf,
+    caller: Environment,
+    exports: Vec<Export>,
+    remote_shell: RemoteShell,
+    network_interfaces: Vec<Selector>,
+    ports: Option<PortRange>,
+    ronde: PathBuf,
+    /// The command line that runs an agent on another host.
+    remote_agent: String,
+    sidecar_command: Option<Vec<String>>,
+    start_timeout: Duration,
+    /// From the first rank that joins to the last.
+    join_timeout: Duration,
+    tuning: Tuning,
+    output_dir: Option<PathBuf>,
+    /// Whether the command starts the workers.
+    has_starter: bool,
+    timestamps: bool,
+    logs: LogArgs,
+    report: Option<PathBuf>,
+    verbose: bool,
+}
+
+impl Settings {
+    fn new(args: RunArgs) -> anyhow::Result<Self> {
+        let hosts = hosts_of(&args).context(Code::Hosts)?;
+        let ronde = std::env::current_exe().context("cannot find the ronde binary").context(Code::LauncherStart)?;
+        let remote_shell = RemoteShell::new(&args.remote_shell, args.ssh_port, args.ssh_identity_file.as_deref())?;
+        let marks = args.timeline_mark_cycles && !args.no_timeline_mark_cycles;
+        let timeline = args.timeline_filename.map(|file| (file, marks));
+        let exports = exports(args.export, args.start_timeout, timeline);
+        Ok(Self {
+            job: args.job.map_or_else(random_job_name, Ok)?,
+            placement: Placement::new(args.num_proc, &hosts, args.sidecars).context(Code::Placement)?,
+            command: args.command,
+            directory: std::env::current_dir()
+                .context("cannot find the working directory")
+                .context(Code::LauncherStart)?,
+            caller: callers_environment(),
+            exports,
+            remote_shell,
+            network_interfaces: args.network_interfaces,
+            ports: args.ports,
+            remote_agent: shell::remote_command(args.remote_ronde.as_ref().unwrap_or(&ronde), "agent")?,
+            ronde,
+            sidecar_command: args.sidecar_command.map(|program| vec![program]),
+            start_timeout: Duration::from_secs(args.start_timeout.unwrap_or(START_TIMEOUT_SECONDS)),
+            join_timeout: Duration::from_secs(args.start_timeout.unwrap_or(JOIN_TIMEOUT_SECONDS)),
+            // The authority of the job ends when it has begun: no client of gRPC-Web could have a certificate.
+            tuning: args.tuning.resolve(false)?,
+            output_dir: args.output_filename,
+            has_starter: args.starter,
+            timestamps: args.prefix_output_with_timestamp,
+            logs: args.logs,
+            report: args.report,
+            verbose: args.verbose,
+        })
+    }
+}
+
+fn hosts_of(args: &RunArgs) -> anyhow::Result<Vec<Host>> {
+    let read = |path: &Path| {
+        std::fs::read_to_string(path).with_context(|| format!("cannot read the host file {}", path.display()))
+    };
+    Ok(match (&args.hosts, &args.hostfile) {
+        (Some(list), _) => hosts::parse_list(list)?,
+        (None, Some(path)) => {
+            let text = read(path)?;
+            hosts::parse_file(&text).with_context(|| format!("in {}", path.display()))?
+        }
+        (None, None) => Host::local(args.num_proc),
+    })
+}
+
+/// A worker that waits for others gives up by itself after two minutes; behind the launcher, which knows who is missing.
+/// The variables of the timeline go to all workers; rank 0's heeds them.
+fn exports(mut given: Vec<Export>, start_timeout: Option<u64>, timeline: Option<(String, bool)>) -> Vec<Export> {
+    if let Some((file, marks)) = timeline {
+        let marks = Export::value(TIMELINE_MARK_CYCLES, u8::from(marks).to_string());
+        given.splice(0..0, [Export::value(TIMELINE, file), marks]);
+    }
+    let worker = start_timeout.map(|seconds| seconds + JOIN_SLACK_SECONDS);
+    if let (Some(seconds), None) = (worker, std::env::var_os(WORKER_START_TIMEOUT)) {
+        given.insert(0, Export::value(WORKER_START_TIMEOUT, seconds.to_string()));
+    }
+    given
+}
+
+/// The variables that are text; others cannot travel and are left out.
+fn callers_environment() -> Environment {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
+/// Jobs of one host must not share a name; the number is no secret.
+fn random_job_name() -> anyhow::Result<JobName> {
+    use std::hash::{BuildHasher, RandomState};
+    let number = RandomState::new().hash_one(std::process::id());
+    Ok(JobName::new(format!("run-{number:016x}"))?)
+}
+
+const START_TIMEOUT_SECONDS: u64 = 30;
+const JOIN_TIMEOUT_SECONDS: u64 = 100;
+const JOIN_SLACK_SECONDS: u64 = 20;
+/// What the SDKs read it from.
+const WORKER_START_TIMEOUT: &str = "RONDE_START_TIMEOUT";
+const TIMELINE: &str = "RONDE_TIMELINE";
+const TIMELINE_MARK_CYCLES: &str = "RONDE_TIMELINE_MARK_CYCLES";
+/// The system refuses something (`EX_OSERR`).
+const EXIT_SYSTEM: u8 = 71;
+
+const EXAMPLES: &str = "Examples:
+  ronde run -np 4 --sidecars 2 python train.py
+  ronde run -np 16 -H alpha:8,beta:8 -x NCCL_DEBUG=INFO python train.py --epochs 3";

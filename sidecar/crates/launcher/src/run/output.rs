@@ -1,0 +1,257 @@
+//! What workers write: prefixed on the launcher's own output, and as it is in files.
+//!
+//! One thread writes, so that lines are never interleaved and a terminal that does not take them stops this thread alone.
+//! Its queue is bounded: when it is full the agents wait, and then their workers do.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::logs;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
+
+use crate::envelope::Stream;
+
+/// The way to the thread that writes.
+pub(super) struct Printer {
+    queue: mpsc::Sender<Item>,
+    done: oneshot::Receiver<()>,
+    broken: watch::Receiver<Option<String>>,
+}
+
+/// What lines look like.
+pub(super) struct Form {
+    /// Whether those of workers begin with the time.
+    pub(super) timestamps: bool,
+    /// The job, when those of sidecars and the launcher are JSON.
+    pub(super) json_of_job: Option<String>,
+}
+
+/// Something to write.
+pub(super) enum Item {
+    /// What a worker wrote: whole lines, or a piece of a long one.
+    Output {
+        /// Its rank.
+        rank: u32,
+        /// Where to.
+        stream: Stream,
+        /// The lines.
+        text: String,
+    },
+    /// What a sidecar wrote to its log.
+    Log {
+        /// Its index.
+        sidecar: u32,
+        /// The lines.
+        text: String,
+    },
+    /// What the launcher says itself.
+    Notice(String),
+    /// What the command of `--starter` says, as it is.
+    Passed(String),
+}
+
+impl Printer {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the files under `directory` cannot be made.
+    pub(super) fn start(ranks: u32, directory: Option<&Path>, form: Form) -> anyhow::Result<Self> {
+        let files = directory.map(|directory| RankFiles::create(directory, ranks)).transpose()?;
+        let (queue, items) = mpsc::channel(QUEUE_ITEMS);
+        let (finished, done) = oneshot::channel();
+        let (break_sender, broken) = watch::channel(None);
+        thread::Builder::new()
+            .name("output".to_owned())
+            .spawn(move || {
+                print_all(items, files, &form, &break_sender);
+                // Nobody waits for it any more when this fails.
+                let _ = finished.send(());
+            })
+            .context("cannot start the thread that writes")?;
+        Ok(Self { queue, done, broken })
+    }
+
+    /// A sender for those who bring output.
+    pub(super) fn sender(&self) -> mpsc::Sender<Item> {
+        self.queue.clone()
+    }
+
+    /// Says something to the user; gives up when nobody reads.
+    pub(super) async fn notice(&self, text: impl Into<String>) {
+        let _ = timeout(NOTICE_WAIT, self.queue.send(Item::Notice(text.into()))).await;
+    }
+
+    /// Resolves when output cannot be written any more, with the reason.
+    pub(super) async fn broken(&mut self) -> String {
+        loop {
+            if let Some(reason) = self.broken.borrow_and_update().clone() {
+                return reason;
+            }
+            if self.broken.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Waits until all is written. All other senders must be gone.
+    pub(super) async fn finish(self) {
+        drop(self.queue);
+        // The thread ends in any case.
+        let _ = self.done.await;
+    }
+}
+
+fn print_all(
+    mut items: mpsc::Receiver<Item>,
+    mut files: Option<RankFiles>,
+    form: &Form,
+    broken: &watch::Sender<Option<String>>,
+) {
+    while let Some(item) = items.blocking_recv() {
+        let console = write_console(&item, form);
+        let filed = match (&mut files, &item) {
+            (Some(files), Item::Output { rank, stream, text }) => files.write(*rank, *stream, text),
+            _ => Ok(()),
+        };
+        let flushed = match &mut files {
+            Some(files) if items.is_empty() => files.flush(),
+            _ => Ok(()),
+        };
+        if let Err(error) = console.and(filed).and(flushed) {
+            broken.send_if_modified(|reason| reason.replace(error.to_string()).is_none());
+        }
+    }
+}
+
+fn write_console(item: &Item, form: &Form) -> io::Result<()> {
+    match item {
+        Item::Output { rank, stream, text } => {
+            let time = if form.timestamps { logs::now() } else { String::new() };
+            let lines = prefixed(&format!("{time}[{rank}]<{stream}>:"), text);
+            match stream {
+                Stream::Stdout => io::stdout().lock().write_all(lines.as_bytes()),
+                Stream::Stderr => io::stderr().lock().write_all(lines.as_bytes()),
+            }
+        }
+        Item::Log { sidecar, text } => io::stderr().lock().write_all(form.log(*sidecar, text).as_bytes()),
+        Item::Notice(text) => io::stderr().lock().write_all(form.notice(text).as_bytes()),
+        Item::Passed(text) => io::stderr().lock().write_all(text.as_bytes()),
+    }
+}
+
+impl Form {
+    /// The lines of a sidecar's log.
+    fn log(&self, sidecar: u32, text: &str) -> String {
+        let Some(job) = &self.json_of_job else { return prefixed(&format!("[sidecar {sidecar}]: "), text) };
+        let target = format!("sidecar {sidecar}");
+        // Not all that a process writes is its own doing: the system's loader and allocator have other forms.
+        let line = |line: &str| {
+            if line.starts_with('{') { line.to_owned() } else { json_line("WARN", job, &target, line) }
+        };
+        text.lines().map(|text| line(text) + "\n").collect()
+    }
+
+    /// What the launcher says itself.
+    fn notice(&self, text: &str) -> String {
+        let Some(job) = &self.json_of_job else { return format!("ronde: {text}\n") };
+        let level = if Code::of(text).is_some() { "ERROR" } else { "INFO" };
+        json_line(level, job, "ronde::run", text) + "\n"
+    }
+}
+
+/// A line of JSON in the launcher's name.
+fn json_line(level: &str, job: &str, target: &str, message: &str) -> String {
+    logs::json_line(&logs::Head { level, job: Some(job), sidecar: None, target, message }, &[])
+}
+
+/// Puts the prefix before each line and an end behind each.
+fn prefixed(prefix: &str, text: &str) -> String {
+    let text = text.strip_suffix(['\n', '\r']).unwrap_or(text);
+    let lines = text.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
+    lines.flat_map(|line| line.split('\r')).fold(String::with_capacity(text.len() * 2), |mut whole, line| {
+        whole.push_str(prefix);
+        whole.push_str(line);
+        whole.push('\n');
+        whole
+    })
+}
+
+/// Two files for each rank, which hold exactly what it wrote.
+struct RankFiles(Vec<[BufWriter<File>; 2]>);
+
+impl RankFiles {
+    fn create(directory: &Path, ranks: u32) -> anyhow::Result<Self> {
+        let width = ranks.saturating_sub(1).to_string().len();
+        let create = |rank: u32| {
+            let folder = directory.join(format!("rank.{rank:0width$}"));
+            fs::create_dir_all(&folder).with_context(|| format!("cannot make the directory {}", folder.display()))?;
+            let open = |name| {
+                let path = folder.join(name);
+                let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+                anyhow::Ok(BufWriter::new(file))
+            };
+            Ok([open("stdout")?, open("stderr")?])
+        };
+        (0..ranks).map(create).collect::<anyhow::Result<_>>().map(Self)
+    }
+
+    fn write(&mut self, rank: u32, stream: Stream, text: &str) -> io::Result<()> {
+        let [stdout, stderr] = &mut self.0[rank as usize];
+        match stream {
+            Stream::Stdout => stdout.write_all(text.as_bytes()),
+            Stream::Stderr => stderr.write_all(text.as_bytes()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.iter_mut().flatten().try_for_each(Write::flush)
+    }
+}
+
+/// Texts that wait to be written: at most 128 KiB each, so 8 MiB.
+const QUEUE_ITEMS: usize = 64;
+const NOTICE_WAIT: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_line_is_prefixed_and_ended() {
+        assert_eq!(prefixed("[0]<stdout>:", "one\n\ntwo"), "[0]<stdout>:one\n[0]<stdout>:\n[0]<stdout>:two\n");
+        assert_eq!(prefixed("p:", "10 %\r20 %\r\nend\n"), "p:10 %\np:20 %\np:end\n");
+        assert_eq!(prefixed("p:", "20 %\r"), "p:20 %\n");
+    }
+
+    #[test]
+    fn with_json_every_line_but_the_workers_is_an_object() {
+        let form = Form { timestamps: false, json_of_job: Some("run-1".to_owned()) };
+        let lines =
+            form.log(3, "{\"job\":\"run-1\"}\nstack overflow\n") + &form.notice("ended [RONDE-E301]\nlast lines");
+        let lines: Vec<serde_json::Value> =
+            lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert!(lines.len() == 3 && lines.iter().all(|line| line["job"] == "run-1"), "{lines:?}");
+        assert_eq!((&lines[1]["target"], &lines[1]["message"]), (&"sidecar 3".into(), &"stack overflow".into()));
+        assert_eq!((&lines[2]["level"], &lines[2]["target"]), (&"ERROR".into(), &"ronde::run".into()));
+        let text = Form { timestamps: false, json_of_job: None };
+        assert_eq!(text.log(3, "a\nb\n") + &text.notice("c"), "[sidecar 3]: a\n[sidecar 3]: b\nronde: c\n");
+    }
+
+    #[test]
+    fn files_are_padded_to_one_width_and_hold_what_was_written() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut files = RankFiles::create(directory.path(), 11).expect("writable");
+        files.write(3, Stream::Stderr, "half a").expect("writable");
+        files.write(3, Stream::Stderr, " line\n").expect("writable");
+        files.flush().expect("writable");
+        let read = |name: &str| fs::read_to_string(directory.path().join(name)).expect("exists");
+        assert_eq!(read("rank.03/stderr"), "half a line\n");
+        assert_eq!(read("rank.10/stdout"), "");
+    }
+}

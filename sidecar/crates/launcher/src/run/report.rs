@@ -1,0 +1,65 @@
+//! `--report`: what a job was and how it ended, as JSON.
+
+use std::path::Path;
+
+use anyhow::Context;
+use serde::Serialize;
+
+use ronde_bootstrap::messages::Summary;
+
+/// The whole report.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    /// The job.
+    pub(super) job: String,
+    /// The number of ranks.
+    pub(super) ranks: u32,
+    /// The hosts with ranks.
+    pub(super) hosts: Vec<HostReport>,
+    /// By sidecar index.
+    pub(super) sidecars: Vec<SidecarReport>,
+    /// From the start of the launcher to the end of the last process.
+    pub(super) seconds: f64,
+    /// The launcher's exit code.
+    pub(super) exit: u8,
+    /// Why it is not 0.
+    pub(super) failure: Option<String>,
+    /// Its error code, which `ronde explain` explains.
+    pub(super) code: Option<String>,
+    /// The last lines that the command of `--starter` wrote to standard error.
+    pub(super) starter_said: Vec<String>,
+}
+
+/// A host's part.
+#[derive(Debug, Serialize)]
+pub(super) struct HostReport {
+    /// Its name as given.
+    pub(super) host: String,
+    /// Its ranks.
+    pub(super) ranks: Vec<u32>,
+}
+
+/// A sidecar's part.
+#[derive(Debug, Serialize)]
+pub(super) struct SidecarReport {
+    /// Its index.
+    pub(super) sidecar: u32,
+    /// Its host's name.
+    pub(super) host: String,
+    /// Its ranks.
+    pub(super) ranks: Vec<u32>,
+    /// What it did; absent when it could not tell.
+    pub(super) summary: Option<Summary>,
+}
+
+impl Report {
+    /// Writes the report to a file.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub(super) fn write(&self, path: &Path) -> anyhow::Result<()> {
+        let mut text = serde_json::to_string_pretty(self).context("a report is always JSON")?;
+        text.push('\n');
+        std::fs::write(path, text).with_context(|| format!("cannot write the report {}", path.display()))
+    }
+}

@@ -1,0 +1,518 @@
+//! What the launcher knows of its job: tables of hosts, sidecars and workers, filled by events. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::path::PathBuf;
+
+use ronde_bootstrap::interfaces::InterfaceAddress;
+use ronde_bootstrap::messages::{FromSidecar, Summary};
+
+use super::agents::{Event, Tail};
+use super::failure::{Failure, LinkStatus, Missing};
+use super::placement::Placement;
+use super::routes;
+use super::shell::Trouble;
+use crate::envelope::{FromAgent, Status};
+
+/// The tables.
+pub(super) struct State {
+    placement: Placement,
+    command: String,
+    /// By index of the host.
+    pub(super) hosts: Vec<HostState>,
+    /// By sidecar index.
+    pub(super) sidecars: Vec<SidecarState>,
+    /// By rank.
+    pub(super) workers: Vec<WorkerState>,
+    /// The rank whose process was the first to end with a failure.
+    pub(super) first_failed: Option<u32>,
+    /// The ranks whose sessions have ended, in the order of their latest ends.
+    left: Vec<u32>,
+    /// The command that has started the workers, when agents have not.
+    starter: Option<StarterState>,
+}
+
+/// What is known of the command of `--starter`.
+#[derive(Debug)]
+struct StarterState {
+    ended: Option<Status>,
+    said: Tail,
+}
+
+/// What is known of a host.
+#[derive(Debug, Default)]
+pub(super) struct HostState {
+    /// Whether it is reached through the remote shell.
+    pub(super) remote: bool,
+    /// The addresses at which its sidecars listen, once chosen; workers are told the first.
+    pub(super) addresses: Vec<InterfaceAddress>,
+    /// What its agent said first.
+    pub(super) hello: Option<Hello>,
+    /// How the connection to it ended.
+    pub(super) closed: Option<Status>,
+    said: Tail,
+}
+
+/// An agent's first words.
+#[derive(Debug)]
+pub(super) struct Hello {
+    /// The addresses of its interfaces, loopback last.
+    pub(super) interfaces: Vec<InterfaceAddress>,
+    /// A port that is free on it.
+    pub(super) port: u16,
+}
+
+/// What is known of a sidecar.
+#[derive(Debug, Default)]
+pub(super) struct SidecarState {
+    /// Whether its agent was told to start it.
+    pub(super) started: bool,
+    /// Its certificate request and ports.
+    pub(super) bound: Option<Bound>,
+    /// Its session directory.
+    pub(super) serving: Option<Serving>,
+    /// The sidecars that it asks for a control link.
+    pub(super) dialled: BTreeSet<u32>,
+    /// The sidecars that it has a control link to, and where each was reached or came from.
+    pub(super) linked: BTreeMap<u32, IpAddr>,
+    /// What it did.
+    pub(super) summary: Option<Summary>,
+    /// How it ended.
+    pub(super) exited: Option<Status>,
+    log: Tail,
+}
+
+/// A sidecar's answer to its start.
+#[derive(Debug)]
+pub(super) struct Bound {
+    /// PEM.
+    pub(super) certificate_request: String,
+    /// The control port.
+    pub(super) control: SocketAddr,
+    /// The lanes' ports.
+    pub(super) lanes: Vec<SocketAddr>,
+}
+
+/// Where workers find a sidecar.
+#[derive(Debug)]
+pub(super) struct Serving {
+    /// The directory with its sockets.
+    pub(super) socket_dir: PathBuf,
+    /// The token file of each of its ranks, ascending.
+    pub(super) token_files: Vec<PathBuf>,
+    /// Where it tells its state.
+    pub(super) admin: SocketAddr,
+    /// Where it answers gRPC-Web, if anywhere.
+    pub(super) web: Option<SocketAddr>,
+}
+
+/// What is known of a worker.
+#[derive(Debug, Default)]
+pub(super) struct WorkerState {
+    /// Whether it runs, or has run.
+    pub(super) started: bool,
+    /// Whether it has joined the job.
+    pub(super) attached: bool,
+    /// How it ended.
+    pub(super) exited: Option<Status>,
+    /// Whether its sidecar has heard how it ended.
+    pub(super) noted: bool,
+    /// What it asked for last, as its sidecar said then.
+    pub(super) last_call: Option<String>,
+    /// The last lines of its standard error, when all it wrote has come.
+    pub(super) stderr_tail: Option<Vec<String>>,
+}
+
+/// A step of the start that all must take before the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Every agent has answered.
+    Hosts,
+    /// Every sidecar has its ports.
+    Bound,
+    /// Every sidecar takes workers.
+    Serving,
+    /// Every sidecar has the control links that it asked for.
+    Linked,
+    /// Every worker runs.
+    Workers,
+    /// Every worker has joined, if one has.
+    Attached,
+}
+
+impl Step {
+    /// What is waited for, for people.
+    pub(super) fn awaited(self) -> &'static str {
+        match self {
+            Self::Hosts => "hosts to start ronde",
+            Self::Bound => "sidecars to open their ports",
+            Self::Serving => "sidecars to serve",
+            Self::Linked => "sidecars to reach each other",
+            Self::Workers => "workers to start",
+            Self::Attached => "all ranks to join",
+        }
+    }
+}
+
+impl State {
+    /// Nothing has happened yet. `command` is what the workers run.
+    pub(super) fn new(placement: Placement, command: &str) -> Self {
+        fn table<T: Default>(len: usize) -> Vec<T> {
+            std::iter::repeat_with(T::default).take(len).collect()
+        }
+        Self {
+            hosts: table(placement.hosts.len()),
+            sidecars: table(placement.sidecars.len()),
+            workers: table(placement.size() as usize),
+            command: command.to_owned(),
+            first_failed: None,
+            left: Vec::new(),
+            starter: None,
+            placement,
+        }
+    }
+
+    /// Notes what happened on a host.
+    ///
+    /// # Errors
+    /// What ends the job. A worker that fails does not yet: [`State::first_failed`] names it, and its last lines follow.
+    pub(super) fn handle_event(&mut self, host: usize, event: Event) -> Result<(), Failure> {
+        let noted = match event {
+            Event::Message(message) => self.handle_message(host, message),
+            Event::RemoteShellOutput(text) => {
+                self.hosts[host].said.push(&text);
+                Ok(())
+            }
+            Event::Closed(status) => self.handle_closed(host, status),
+            Event::StarterSaid(text) => {
+                self.starter.iter_mut().for_each(|starter| starter.said.push(&text));
+                Ok(())
+            }
+            Event::StarterEnded(status) => {
+                self.starter.iter_mut().for_each(|starter| starter.ended = Some(status));
+                Ok(())
+            }
+        };
+        // What fails behind a worker fails because of it.
+        if self.first_failed.is_some() { Ok(()) } else { noted }
+    }
+
+    /// What has not taken a step.
+    pub(super) fn missing(&self, step: Step) -> Vec<Missing> {
+        match step {
+            Step::Hosts => self.missing_hosts(),
+            Step::Bound => {
+                self.missing_sidecars("its sidecar has not opened its ports", |sidecar| sidecar.bound.is_some())
+            }
+            Step::Serving => {
+                self.missing_sidecars("its sidecar does not serve yet", |sidecar| sidecar.serving.is_some())
+            }
+            Step::Linked => self.missing_links(),
+            Step::Workers => {
+                self.missing_workers(|worker| (!worker.started).then(|| "its process has not been started".to_owned()))
+            }
+            Step::Attached => self.missing_workers(not_attached),
+        }
+    }
+
+    /// Notes that a command has started the workers, whose ends are its own affair.
+    pub(super) fn note_starter(&mut self) {
+        self.starter = Some(StarterState { ended: None, said: Tail::of(STARTER_LINES) });
+        self.workers.iter_mut().for_each(|worker| worker.started = true);
+    }
+
+    /// The failure that ended the job when that command has failed.
+    pub(super) fn starter_failure(&self) -> Option<Failure> {
+        let status = self.starter.as_ref()?.ended.filter(|status| !status.is_success())?;
+        Some(Failure::Starter { command: self.command.clone(), status })
+    }
+
+    /// What that command said last.
+    pub(super) fn starter_said(&self) -> Vec<String> {
+        self.starter.as_ref().map_or_else(Vec::new, |starter| starter.said.lines())
+    }
+
+    /// Whether all workers that were started have ended and all they wrote has come, as far as their hosts can be heard.
+    pub(super) fn workers_ended(&self) -> bool {
+        if let Some(starter) = &self.starter {
+            return starter.ended.is_some();
+        }
+        let heard = |rank: &u32| self.hosts[self.host_of_rank(*rank)].closed.is_none();
+        let running = |(_, worker): &(u32, &WorkerState)| worker.started && worker.stderr_tail.is_none();
+        !(0_u32..).zip(&self.workers).filter(running).any(|(rank, _)| heard(&rank))
+    }
+
+    /// Whether a worker has joined the job.
+    pub(super) fn some_attached(&self) -> bool {
+        self.workers.iter().any(|worker| worker.attached)
+    }
+
+    /// Whether all sidecars that were started have ended, as far as their hosts can be heard.
+    pub(super) fn sidecars_ended(&self) -> bool {
+        let ended = |(place, sidecar): (&super::placement::SidecarPlace, &SidecarState)| {
+            !sidecar.started || sidecar.exited.is_some() || self.hosts[place.host].closed.is_some()
+        };
+        self.placement.sidecars.iter().zip(&self.sidecars).all(ended)
+    }
+
+    /// Whether all connections have ended, of those to the first `links` hosts.
+    pub(super) fn links_closed(&self, links: usize) -> bool {
+        self.hosts.iter().take(links).all(|host| host.closed.is_some())
+    }
+
+    /// The failure that ended the job when a worker did, with as much of its last lines as has come.
+    pub(super) fn worker_failure(&self) -> Option<Failure> {
+        let rank = self.culprit()?;
+        let worker = &self.workers[rank as usize];
+        Some(Failure::Worker {
+            rank,
+            host: self.host_name(self.host_of_rank(rank)),
+            status: worker.exited?,
+            command: self.command.clone(),
+            last_call: worker.last_call.clone(),
+            stderr_tail: worker.stderr_tail.clone().unwrap_or_default(),
+        })
+    }
+
+    /// Whether it is known which worker is to blame, what it did last, and its last lines have come.
+    pub(super) fn worker_failure_is_complete(&self) -> bool {
+        let has_exited = |rank: &u32| self.workers[*rank as usize].exited.is_some();
+        let is_heard = |rank: u32| {
+            let sidecar = self.placement.sidecars.iter().position(|place| place.ranks.contains(&rank));
+            sidecar.is_some_and(|sidecar| self.sidecars[sidecar].exited.is_none() && self.sidecars[sidecar].started)
+        };
+        let is_told = |rank: u32| self.workers[rank as usize].noted || !is_heard(rank);
+        let is_drained = |rank: u32| self.workers[rank as usize].stderr_tail.is_some() && is_told(rank);
+        self.left_before_the_first_failed().iter().all(has_exited) && self.culprit().is_some_and(is_drained)
+    }
+
+    /// The worker to blame: the first whose session ended and whose process then failed. A process that fails slowly, as an
+    /// interpreter does that runs its exit handlers first, ends behind those that failed because it left.
+    fn culprit(&self) -> Option<u32> {
+        let failed = |rank: &&u32| self.workers[**rank as usize].exited.is_some_and(|status| !status.is_success());
+        self.left_before_the_first_failed().iter().find(failed).copied().or(self.first_failed)
+    }
+
+    fn left_before_the_first_failed(&self) -> &[u32] {
+        let end = self.left.iter().position(|rank| Some(*rank) == self.first_failed);
+        &self.left[..end.unwrap_or(self.left.len())]
+    }
+
+    fn handle_message(&mut self, host: usize, message: FromAgent) -> Result<(), Failure> {
+        match message {
+            FromAgent::Hello { version, hostname: _, interfaces, port } => {
+                let ours = env!("CARGO_PKG_VERSION");
+                if version != ours {
+                    let host = self.host_name(host);
+                    return Err(Failure::Version { host, theirs: version, ours: ours.to_owned() });
+                }
+                self.hosts[host].hello = Some(Hello { interfaces, port });
+            }
+            FromAgent::Sidecar { sidecar, line } => return self.handle_line(host, sidecar, line),
+            FromAgent::SidecarLog { sidecar, text } => self.sidecar_on(host, sidecar)?.log.push(&text),
+            FromAgent::SidecarExited { sidecar, status } => {
+                self.sidecar_on(host, sidecar)?.exited = Some(status);
+                let log_tail = self.sidecars[sidecar as usize].log.lines();
+                return Err(Failure::Sidecar {
+                    served: self.served(sidecar),
+                    host: self.host_name(host),
+                    status,
+                    log_tail,
+                });
+            }
+            FromAgent::WorkerStarted { rank, pid: _ } => self.worker_on(host, rank)?.started = true,
+            FromAgent::WorkerExited { rank, status } => {
+                self.worker_on(host, rank)?.exited = Some(status);
+                if !status.is_success() {
+                    self.first_failed.get_or_insert(rank);
+                }
+            }
+            FromAgent::WorkerDrained { rank, stderr_tail } => {
+                self.worker_on(host, rank)?.stderr_tail = Some(stderr_tail);
+            }
+            FromAgent::Refused { reason } => return Err(Failure::Refused { host: self.host_name(host), reason }),
+            // The printer has them.
+            FromAgent::Output { .. } | FromAgent::Notice { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn handle_line(&mut self, host: usize, sidecar: u32, line: FromSidecar) -> Result<(), Failure> {
+        let served = self.served(sidecar);
+        let host_name = self.host_name(host);
+        let state = self.sidecar_on(host, sidecar)?;
+        match line {
+            FromSidecar::Bound { certificate_request, control, lanes, version: _ } => {
+                state.bound = Some(Bound { certificate_request, control, lanes });
+            }
+            FromSidecar::Serving { socket_dir, mut token_files, admin, web } => {
+                token_files.sort_by_key(|file| file.rank);
+                if !token_files.iter().map(|file| file.rank).eq(served.clone()) {
+                    let reason = format!("it made tokens for other ranks than {}", super::failure::ranks(&served));
+                    return Err(Failure::Fatal { served, host: host_name, reason });
+                }
+                let token_files = token_files.into_iter().map(|file| file.path).collect();
+                state.serving = Some(Serving { socket_dir, token_files, admin, web });
+            }
+            FromSidecar::Dialling { peer } => {
+                state.dialled.insert(peer);
+            }
+            FromSidecar::Linked { peer, address } => {
+                state.linked.insert(peer, address);
+            }
+            FromSidecar::Attached { rank } => self.worker_on(host, rank)?.attached = true,
+            FromSidecar::Noted { rank, last_call } => {
+                let worker = self.worker_on(host, rank)?;
+                (worker.noted, worker.last_call) = (true, last_call);
+            }
+            FromSidecar::Left { rank } => {
+                self.worker_on(host, rank)?;
+                // A worker may attach again: its latest end counts.
+                self.left.retain(|left| *left != rank);
+                self.left.push(rank);
+            }
+            FromSidecar::Ended { summary } => state.summary = Some(summary),
+            FromSidecar::Fatal { reason } => return Err(Failure::Fatal { served, host: host_name, reason }),
+        }
+        Ok(())
+    }
+
+    fn handle_closed(&mut self, host: usize, status: Status) -> Result<(), Failure> {
+        let state = &mut self.hosts[host];
+        state.closed = Some(status);
+        let status = LinkStatus { remote: state.remote, status };
+        let (greeted, stderr_tail) = (state.hello.is_some(), state.said.lines());
+        let trouble = Trouble::of(Some(status.status), &stderr_tail).filter(|_| status.remote);
+        let (host, placed) = (self.host_name(host), self.placement.ranks_of_host(host));
+        Err(if greeted {
+            Failure::Lost { host, placed, status, stderr_tail }
+        } else {
+            Failure::Unreachable { host, placed, status, trouble, stderr_tail }
+        })
+    }
+
+    /// An agent speaks only for what is placed on its host.
+    fn sidecar_on(&mut self, host: usize, sidecar: u32) -> Result<&mut SidecarState, Failure> {
+        if self.placement.sidecars.get(sidecar as usize).is_none_or(|place| place.host != host) {
+            return Err(self.not_its_own(host, &format!("sidecar {sidecar}")));
+        }
+        Ok(&mut self.sidecars[sidecar as usize])
+    }
+
+    fn worker_on(&mut self, host: usize, rank: u32) -> Result<&mut WorkerState, Failure> {
+        if !self.placement.ranks_of_host(host).contains(&rank) {
+            return Err(self.not_its_own(host, &format!("rank {rank}")));
+        }
+        Ok(&mut self.workers[rank as usize])
+    }
+
+    fn not_its_own(&self, host: usize, what: &str) -> Failure {
+        Failure::Refused { host: self.host_name(host), reason: format!("it speaks for {what}, which is not its own") }
+    }
+
+    fn missing_hosts(&self) -> Vec<Missing> {
+        let silent = self.hosts.iter().enumerate().filter(|(_, state)| state.hello.is_none());
+        silent
+            .map(|(host, state)| Missing {
+                host: self.host_name(host),
+                placed: self.placement.ranks_of_host(host),
+                awaited: if state.remote {
+                    let trouble = Trouble::of(None, &state.said.lines()).map(Trouble::advice);
+                    let advice = trouble.unwrap_or("does `ssh HOST true` come back at once?");
+                    format!("the remote shell has not started ronde there; {advice}")
+                } else {
+                    "its agent has not answered".to_owned()
+                },
+                said: state.said.lines(),
+            })
+            .collect()
+    }
+
+    fn missing_sidecars(&self, awaited: &str, done: fn(&SidecarState) -> bool) -> Vec<Missing> {
+        let places = self.placement.sidecars.iter().zip(&self.sidecars);
+        places
+            .filter(|(_, state)| !done(state))
+            .map(|(place, state)| Missing {
+                host: self.host_name(place.host),
+                placed: place.ranks.clone(),
+                awaited: awaited.to_owned(),
+                said: state.log.lines(),
+            })
+            .collect()
+    }
+
+    /// Sidecars ask each for the links that it needs; all but the first need at least one.
+    fn missing_links(&self) -> Vec<Missing> {
+        let places = (0_u32..).zip(self.placement.sidecars.iter().zip(&self.sidecars));
+        places
+            .filter_map(|(sidecar, (place, state))| {
+                let awaited = match state.dialled.iter().find(|peer| !self.is_linked(sidecar, **peer)) {
+                    Some(peer) => format!(
+                        "sidecar {sidecar} does not reach sidecar {peer} on host {} at {}; is UDP between the two \
+                         blocked? `ronde check --hosts` tells; --ports and --network-interfaces choose others",
+                        self.placement.host_of_sidecar(*peer as usize),
+                        routes::addresses_of(&self.placement, self, *peer)
+                    ),
+                    None if state.dialled.is_empty() && sidecar > 0 => {
+                        format!("sidecar {sidecar} has not asked for a link to the others")
+                    }
+                    None => return None,
+                };
+                let (host, placed) = (self.host_name(place.host), place.ranks.clone());
+                Some(Missing { host, placed, awaited, said: state.log.lines() })
+            })
+            .collect()
+    }
+
+    /// Whether both ends have said so: each tells the other's address.
+    fn is_linked(&self, one: u32, other: u32) -> bool {
+        let knows =
+            |from: u32, to: u32| self.sidecars.get(from as usize).is_some_and(|from| from.linked.contains_key(&to));
+        knows(one, other) && knows(other, one)
+    }
+
+    /// Ranks of one host that lack the same are one entry.
+    fn missing_workers(&self, lack: fn(&WorkerState) -> Option<String>) -> Vec<Missing> {
+        let mut missing: Vec<Missing> = Vec::new();
+        for (rank, worker) in (0_u32..).zip(&self.workers) {
+            let Some(awaited) = lack(worker) else { continue };
+            let host = self.host_name(self.host_of_rank(rank));
+            match missing.last_mut() {
+                Some(last) if last.host == host && last.awaited == awaited && last.placed.end == rank => {
+                    last.placed.end += 1;
+                }
+                _ => missing.push(Missing { host, placed: rank..rank + 1, awaited, said: Vec::new() }),
+            }
+        }
+        missing
+    }
+
+    fn served(&self, sidecar: u32) -> Range<u32> {
+        self.placement.sidecars.get(sidecar as usize).map_or(0..0, |place| place.ranks.clone())
+    }
+
+    fn host_of_rank(&self, rank: u32) -> usize {
+        self.placement.sidecars.iter().find(|place| place.ranks.contains(&rank)).map_or(0, |place| place.host)
+    }
+
+    fn host_name(&self, host: usize) -> String {
+        self.placement.hosts[host].name.clone()
+    }
+}
+
+/// The last lines of the command of `--starter`: among them are the words of all workers, and what it says of their ends.
+const STARTER_LINES: usize = 200;
+
+fn not_attached(worker: &WorkerState) -> Option<String> {
+    if worker.attached {
+        return None;
+    }
+    Some(match worker.exited {
+        Some(status) => format!("its process {status} and never joined the job"),
+        None => "its process runs, but has not joined the job (`ronde.init`), while others wait for it".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+//! A job's places as a worker learns them that no agent has started: the variable RONDE_WORLD, and `ronde worker`, which
+//! makes of it what other workers find in their environment.
+//!
+//! Nothing secret is in it: directories and numbers. The token of a rank is a file of its host that its user alone can read.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::exit::{EXIT_USAGE, fail};
+use ronde_rpc::paths;
+use ronde_wire::{JobName, Rank};
+use serde::{Deserialize, Serialize};
+
+use super::environment::Identity;
+use super::hosts::Host;
+use super::placement::{Placement, RankPlace, SidecarPlace};
+use crate::agent::exec;
+use crate::envelope::Environment;
+
+/// Arguments of `ronde worker`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct WorkerArgs {
+    /// The worker's command; everything behind its first word belongs to it.
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// Becomes a worker of the job that RONDE_WORLD describes; returns only when that is not possible.
+pub fn main(args: &WorkerArgs) -> ExitCode {
+    let environment = environment(|name| std::env::var(name).ok(), &hostname()).context(Code::WorkerPlace);
+    match environment {
+        Ok(environment) => exec::become_worker(&args.command, |command| command.envs(environment).env_remove(WORLD)),
+        Err(error) => fail(Code::WorkerPlace, &coded(&error, Code::WorkerPlace), EXIT_USAGE),
+    }
+}
+
+/// Where all of a job's workers belong.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct World {
+    /// The job.
+    pub(super) job: JobName,
+    /// An address of the host of rank 0 and a port that is free there.
+    pub(super) master: SocketAddr,
+    /// The names of the hosts.
+    pub(super) hosts: Vec<String>,
+    /// By sidecar index.
+    pub(super) sidecars: Vec<Served>,
+    /// What the job adds to the environment of all workers.
+    pub(super) environment: Environment,
+}
+
+/// A sidecar and whom it serves.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Served {
+    /// Its host, an index.
+    pub(super) host: usize,
+    /// Its first rank.
+    pub(super) first: u32,
+    /// How many ranks it serves.
+    pub(super) count: u32,
+    /// The directory with its sockets.
+    pub(super) socket_dir: PathBuf,
+    /// Where it answers gRPC-Web, if anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) web: Option<SocketAddr>,
+}
+
+impl World {
+    fn placement(&self) -> Placement {
+        let host = |name: &String| Host { name: name.clone(), slots: NonZeroU32::MIN };
+        let place =
+            |served: &Served| SidecarPlace { host: served.host, ranks: served.first..served.first + served.count };
+        Placement { hosts: self.hosts.iter().map(host).collect(), sidecars: self.sidecars.iter().map(place).collect() }
+    }
+
+    fn environment_of(self, placement: &Placement, place: RankPlace) -> Environment {
+        let served = &self.sidecars[place.sidecar as usize];
+        let identity = Identity {
+            job: &self.job,
+            place,
+            hostname: &placement.hosts[place.host].name,
+            socket_dir: &served.socket_dir,
+            token_file: &paths::token_file(&served.socket_dir, Rank(place.rank)),
+            web: served.web,
+            master: self.master,
+        };
+        let own = identity.environment();
+        self.environment.into_iter().chain(own).collect()
+    }
+}
+
+/// What is added to the environment of this worker, of which `lookup` tells what started it has said.
+fn environment(lookup: impl Fn(&str) -> Option<String>, hostname: &str) -> anyhow::Result<Environment> {
+    let text = lookup(WORLD).with_context(|| {
+        format!(
+            "{WORLD} is not set: `ronde worker` is for the command that `ronde run --starter` runs, which has to hand \
+             that variable on (with Open MPI: mpirun -x {WORLD})"
+        )
+    })?;
+    let world: World = serde_json::from_str(&text).with_context(|| format!("{WORLD} cannot be understood"))?;
+    let placement = world.placement();
+    let (rank, size) = (number(&lookup, "RANK")?, number(&lookup, "SIZE")?);
+    ensure!(
+        size == placement.size(),
+        "mpirun has started {size} processes, but the job has {}: give both the same -np",
+        placement.size()
+    );
+    let Some(place) = placement.ranks().find(|place| place.rank == rank) else { bail!("there is no rank {rank}") };
+    let on_host = placement.ranks_of_host(place.host);
+    let beside = number(&lookup, "LOCAL_SIZE")?;
+    let is_there = paths::token_file(&world.sidecars[place.sidecar as usize].socket_dir, Rank(rank)).exists();
+    if !is_there || beside != on_host.end - on_host.start {
+        bail!(
+            "rank {rank} runs on {hostname}, as one of {beside} there, but the job's sidecar awaits it on host {}, which has \
+             {}: let mpirun fill the same hosts in the same order (-H, --map-by slot)",
+            placement.hosts[place.host].name,
+            super::failure::ranks(&on_host)
+        );
+    }
+    Ok(world.environment_of(&placement, place))
+}
+
+fn number(lookup: impl Fn(&str) -> Option<String>, name: &str) -> anyhow::Result<u32> {
+    let name = format!("OMPI_COMM_WORLD_{name}");
+    let text = lookup(&name).with_context(|| {
+        format!("{name} is not set: Open MPI's mpirun has to start `ronde worker`, and nothing else")
+    })?;
+    text.parse().with_context(|| format!("{name} is {text:?}; it is a number"))
+}
+
+fn hostname() -> String {
+    nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// The variable by which workers learn all this.
+pub(super) const WORLD: &str = "RONDE_WORLD";
+
+const EXAMPLES: &str = "Examples:
+  ronde run --starter -np 2 mpirun -np 2 -x RONDE_WORLD ronde worker python train.py
+  ronde run --starter -np 4 -H alpha:2,beta:2 mpirun -np 4 -H alpha:2,beta:2 -x RONDE_WORLD ronde worker python train.py";
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn world(directory: &Path) -> World {
+        let served = |host, first, count| Served { host, first, count, socket_dir: directory.to_owned(), web: None };
+        World {
+            job: JobName::new("night").expect("valid"),
+            master: "10.0.0.1:29500".parse().expect("valid"),
+            hosts: vec!["alpha".into(), "beta".into()],
+            sidecars: vec![served(0, 0, 2), served(1, 2, 1)],
+            environment: vec![("RONDE_TIMELINE".into(), "t.json".into())],
+        }
+    }
+
+    /// As mpirun says it: rank, size, how many there are on this host.
+    fn read(world: Option<&World>, places: [u32; 3]) -> Result<Environment, String> {
+        let text = world.map(|world| serde_json::to_string(world).expect("it is JSON"));
+        let names = ["RANK", "SIZE", "LOCAL_SIZE"].map(|name| format!("OMPI_COMM_WORLD_{name}"));
+        let lookup = |name: &str| {
+            let at = names.iter().position(|known| known == name);
+            if name == WORLD { text.clone() } else { at.map(|at| places[at].to_string()) }
+        };
+        environment(lookup, "gamma").map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn a_worker_finds_its_place_by_its_rank() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        (0..3).for_each(|rank| {
+            std::fs::write(paths::token_file(directory.path(), Rank(rank)), "token").expect("it can be written");
+        });
+        let world = world(directory.path());
+        let found = read(Some(&world), [2, 3, 1]).expect("it is where it belongs");
+        let value = |name: &str| found.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
+        let expected = [
+            ("RONDE_RANK", "2"),
+            ("RONDE_JOB", "night"),
+            ("RONDE_TIMELINE", "t.json"),
+            ("HOROVOD_CROSS_RANK", "1"),
+            ("HOROVOD_HOSTNAME", "beta"),
+            ("MASTER_ADDR", "10.0.0.1"),
+            ("WORLD_SIZE", "3"),
+        ];
+        expected.iter().for_each(|(name, expected)| assert_eq!(value(name), Some(*expected), "{name}"));
+        assert_eq!(value("RONDE_TOKEN_FILE"), directory.path().join("rank-2.token").to_str());
+    }
+
+    #[test]
+    fn one_that_is_elsewhere_is_told_where_it_belongs() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let world = world(directory.path());
+        for (world, places, text) in [
+            (None, [0, 3, 2], "hand that variable on (with Open MPI: mpirun -x RONDE_WORLD)"),
+            (Some(&world), [0, 4, 2], "started 4 processes, but the job has 3: give both the same -np"),
+            (Some(&world), [1, 3, 1], "rank 1 runs on gamma, as one of 1 there"),
+            (Some(&world), [1, 3, 2], "awaits it on host alpha, which has ranks 0-1: let mpirun fill"),
+        ] {
+            let error = read(world, places).expect_err(text);
+            assert!(error.contains(text), "{error}");
+        }
+    }
+}

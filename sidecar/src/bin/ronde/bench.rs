@@ -1,0 +1,131 @@
+//! `ronde bench`: becomes the Python package `ronde.bench`, which measures ronde through its Python client.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, anyhow, ensure};
+use clap::Args;
+
+use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::exit::EXIT_UNAVAILABLE;
+
+/// Arguments of `ronde bench`.
+#[derive(Args, Debug)]
+#[command(long_about = ABOUT, after_help = EXAMPLES)]
+pub(super) struct BenchArgs {
+    /// What to measure, and options; `ronde bench collectives --help` and so on list them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    arguments: Vec<OsString>,
+}
+
+/// Becomes the benchmark, whose exit code is then this process's; returns only when that cannot be.
+pub(super) fn main(args: &BenchArgs) -> ExitCode {
+    let error = match prepare(args, &interpreter()) {
+        // Nothing of this process is left when this succeeds.
+        Ok(mut command) => anyhow!(command.exec()).context("the benchmark cannot be started"),
+        Err(error) => error,
+    };
+    ronde_bootstrap::exit::fail(Code::PythonNotRun, &coded(&error, Code::PythonNotRun), EXIT_UNAVAILABLE)
+}
+
+/// The benchmark's command line, once the interpreter is known to have what it needs.
+fn prepare(args: &BenchArgs, python: &OsStr) -> anyhow::Result<Command> {
+    let missing = missing_packages(python, packages(&args.arguments))?;
+    let list = missing.join(" ");
+    // The SDK comes with its own wheel.
+    let install = list.replace("ronde", "dist/ronde-*.whl");
+    let shown = python.to_string_lossy();
+    ensure!(
+        missing.is_empty(),
+        anyhow!(
+            "{shown} lacks what the benchmark needs: {list}\ninstall it with\n  {shown} -m pip install {install}\nor name \
+             another interpreter in {INTERPRETER_VARIABLE}"
+        )
+        .context(Code::PythonPackages)
+    );
+    let mut command = Command::new(python);
+    command.args(["-m", "ronde.bench"]).args(&args.arguments);
+    // The benchmark starts jobs with the binary that the user has called.
+    command.env("RONDE_BIN", std::env::current_exe().context("cannot find the ronde binary")?);
+    Ok(command)
+}
+
+/// The one that is named, else the one of the environment that this binary was installed in, else the first on `PATH`.
+fn interpreter() -> OsString {
+    let named = std::env::var_os(INTERPRETER_VARIABLE).filter(|name| !name.is_empty());
+    let beside = || std::env::current_exe().ok().map(|ronde| ronde.with_file_name(PYTHON)).filter(|path| path.exists());
+    named.or_else(|| beside().map(OsString::from)).unwrap_or_else(|| PYTHON.into())
+}
+
+/// A report is shown again without PyTorch, which the peer and training steps need.
+fn packages(arguments: &[OsString]) -> &'static [&'static str] {
+    if arguments.first().is_some_and(|word| word == "report") { &PACKAGES[..2] } else { &PACKAGES }
+}
+
+/// Asks an interpreter which packages it does not find; nothing is imported.
+fn missing_packages(python: &OsStr, packages: &[&str]) -> anyhow::Result<Vec<String>> {
+    let failed = || format!("{} cannot be asked for its packages", python.to_string_lossy());
+    let output = Command::new(python)
+        .args(["-c", PROBE])
+        .args(packages)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("{}; name a Python 3 in {INTERPRETER_VARIABLE}", failed()))?;
+    ensure!(output.status.success(), "{}: it ended with {}", failed(), output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect())
+}
+
+const PYTHON: &str = "python3";
+/// Names the interpreter.
+const INTERPRETER_VARIABLE: &str = "RONDE_PYTHON";
+const PACKAGES: [&str; 3] = ["ronde", "numpy", "torch"];
+const PROBE: &str =
+    "import importlib.util as u, sys; print(*(name for name in sys.argv[1:] if u.find_spec(name) is None))";
+
+const ABOUT: &str = "Measure ronde against PyTorch Gloo and Open MPI on this machine, every result checked.
+
+  ronde bench [collectives]  collectives and a training step, backends taking turns
+  ronde bench train          samples a second and scaling efficiency of a model
+  ronde bench report FILE    the tables of an earlier run again
+
+Each lists its options with --help.";
+
+const EXAMPLES: &str = "Examples:
+  ronde bench --quick
+  ronde bench train --model resnet50 --json resnet50.json";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_packages_are_named_with_the_command_that_installs_them() {
+        // A program in Python's place that misses two of what it is asked for.
+        let directory = tempfile::tempdir().expect("a directory can be made");
+        let python = directory.path().join("python");
+        std::fs::write(&python, "#!/bin/sh\necho ronde torch\n").expect("a file can be written");
+        std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it is ours");
+        let args = BenchArgs { arguments: vec!["--quick".into()] };
+        let error = prepare(&args, python.as_os_str()).expect_err("packages are missing");
+        let text = coded(&error, Code::PythonNotRun);
+        assert!(text.contains("ronde torch [RONDE-E702]\n"), "{text}");
+        assert!(text.contains("-m pip install dist/ronde-*.whl torch\n"), "{text}");
+    }
+
+    #[test]
+    fn an_interpreter_that_is_not_there_is_named() {
+        let args = BenchArgs { arguments: Vec::new() };
+        let error = prepare(&args, OsStr::new("/no/such/python")).expect_err("it is not there");
+        let text = coded(&error, Code::PythonNotRun);
+        assert!(text.starts_with("/no/such/python cannot be asked"), "{text}");
+        assert!(text.contains("RONDE_PYTHON") && text.contains("[RONDE-E701]"), "{text}");
+    }
+
+    #[test]
+    fn a_report_needs_no_pytorch() {
+        assert_eq!(packages(&["report".into(), "a.json".into()]), ["ronde", "numpy"]);
+        assert_eq!(packages(&[]), ["ronde", "numpy", "torch"]);
+    }
+}

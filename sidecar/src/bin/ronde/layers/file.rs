@@ -1,0 +1,153 @@
+//! The configuration file: TOML with a table for each subcommand, whose keys are the long options.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use clap::{Arg, ArgAction, Command};
+use strsim::levenshtein;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::{CONFIGURED, Mistakes, check, options};
+
+/// Values by subcommand and option.
+pub(super) type Values = BTreeMap<(String, String), Vec<String>>;
+
+/// Reads a file and checks all of it, also the tables of other subcommands.
+pub(super) fn read(cli: &Command, path: &Path, mistakes: &mut Mistakes) -> Values {
+    let text = match std::fs::metadata(path).map(|metadata| metadata.len()) {
+        Ok(length) if length > FILE_BYTES_MAX => {
+            mistakes
+                .note(path.display(), format!("it has {length} bytes; a configuration has at most {FILE_BYTES_MAX}"));
+            return Values::new();
+        }
+        _ => match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) => {
+                mistakes.note(path.display(), format!("it cannot be read: {error}"));
+                return Values::new();
+            }
+        },
+    };
+    parse(cli, &path.display().to_string(), &text, mistakes)
+}
+
+/// Checks a text. What is wrong is noted with its line; what is not is returned.
+pub(super) fn parse(cli: &Command, name: &str, text: &str, mistakes: &mut Mistakes) -> Values {
+    let mut reader = Reader { cli, text, found: Vec::new(), values: Values::new() };
+    let (table, errors) = DeTable::parse_recoverable(text);
+    for error in errors {
+        let at = error.span().map_or(0, |span| span.start);
+        reader.note(at, error.message().to_owned());
+    }
+    reader.tables(table.get_ref());
+    // Tables are read by name; people read by line.
+    reader.found.sort();
+    for (line, what) in reader.found {
+        mistakes.note(format!("{name}:{line}"), what);
+    }
+    reader.values
+}
+
+struct Reader<'a> {
+    cli: &'a Command,
+    text: &'a str,
+    /// Mistakes by line.
+    found: Vec<(usize, String)>,
+    values: Values,
+}
+
+impl Reader<'_> {
+    fn note(&mut self, at: usize, what: impl std::fmt::Display) {
+        let line = 1 + self.text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
+        self.found.push((line, what.to_string()));
+    }
+
+    fn tables(&mut self, root: &DeTable<'_>) {
+        for (key, value) in root {
+            let name = key.get_ref().as_ref();
+            let command = CONFIGURED.iter().find(|known| **known == name);
+            match (command.and_then(|name| self.cli.find_subcommand(name)), value.get_ref()) {
+                (Some(command), DeValue::Table(table)) => self.table(command, table),
+                (Some(_), _) => self.note(key.span().start, format!("{name} is a table: write [{name}]")),
+                (None, _) => {
+                    let known = CONFIGURED.map(|name| format!("[{name}]")).join(" and ");
+                    self.note(key.span().start, format!("there is no table [{name}]; there are {known}"));
+                }
+            }
+        }
+    }
+
+    fn table(&mut self, command: &Command, table: &DeTable<'_>) {
+        for (key, value) in table {
+            let name = key.get_ref().as_ref();
+            match options(command).find(|arg| arg.get_long() == Some(name)) {
+                Some(arg) => self.option(command, arg, value),
+                None => {
+                    let hint = nearest(command, name).map(|near| format!("; is {near} meant?")).unwrap_or_default();
+                    self.note(key.span().start, format!("[{}] has no key {name}{hint}", command.get_name()));
+                }
+            }
+        }
+    }
+
+    fn option(&mut self, command: &Command, arg: &Arg, value: &Spanned<DeValue<'_>>) {
+        let long = arg.get_long().unwrap_or_default();
+        let checked = match words(arg, value.get_ref()) {
+            Ok(words) => check(arg, &words),
+            Err(expected) => Err(format!("it takes {expected}, not {}", kind(value.get_ref()))),
+        };
+        match checked {
+            Ok(words) => {
+                self.values.insert((command.get_name().to_owned(), arg.get_id().to_string()), words);
+            }
+            Err(what) => self.note(value.span().start, format!("{long}: {what}")),
+        }
+    }
+}
+
+/// The words of a value, as they would stand on the command line.
+fn words(arg: &Arg, value: &DeValue<'_>) -> Result<Vec<String>, &'static str> {
+    let is_list = matches!(arg.get_action(), ArgAction::Append) || arg.get_value_delimiter().is_some();
+    match (arg.get_action(), value) {
+        (ArgAction::SetTrue, DeValue::Boolean(value)) => Ok(vec![value.to_string()]),
+        (ArgAction::SetTrue, _) => Err("true or false"),
+        (_, DeValue::Array(items)) if is_list => {
+            items.iter().map(|item| word(item.get_ref()).ok_or("a list of strings or numbers")).collect()
+        }
+        (_, value) => word(value).map(|word| vec![word]).ok_or(if is_list { "a list" } else { "a string or a number" }),
+    }
+}
+
+fn word(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => {
+            i64::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number.to_string())
+        }
+        DeValue::Float(number) => Some(number.as_str().to_owned()),
+        _ => None,
+    }
+}
+
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a string",
+        DeValue::Integer(_) | DeValue::Float(_) => "a number",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+/// The key that is one slip away: another separator, or a letter too many, too few or other.
+fn nearest(command: &Command, name: &str) -> Option<String> {
+    let name = name.replace('_', "-").to_ascii_lowercase();
+    let mut keys = options(command).filter_map(|arg| arg.get_long()).map(|long| (levenshtein(long, &name), long));
+    let (slips, found) = keys.by_ref().min()?;
+    (slips <= SLIPS_MAX).then(|| found.to_owned())
+}
+
+const SLIPS_MAX: usize = 2;
+const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -1,0 +1,214 @@
+use clap::{CommandFactory, FromArgMatches};
+
+use super::*;
+use crate::{Cli, Command as Subcommand};
+
+fn words(line: &str) -> Vec<OsString> {
+    line.split(' ').map(OsString::from).collect()
+}
+
+/// The arguments of `run` for a command line, variables, and a file.
+fn run(line: &str, variables: &[(&str, &str)], text: &str) -> Result<ronde_launcher::run::RunArgs, String> {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(file.path(), text).expect("it is ours");
+    let path = file.path().display().to_string();
+    let lookup = |name: &str| match name {
+        CONFIG_VARIABLE => Some(path.clone()),
+        _ => variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()),
+    };
+    let arguments = arguments::normalise(&Cli::command(), words(line));
+    let cli = layered(Cli::command(), &arguments, lookup)
+        .map_err(|mistakes| mistakes.to_string().replace(&path, "r.toml"))?;
+    cli.clone().debug_assert();
+    let matches = cli.try_get_matches_from(arguments).map_err(|error| error.to_string())?;
+    match Cli::from_arg_matches(&matches).map_err(|error| error.to_string())?.command {
+        Subcommand::Run(args) => Ok(*args),
+        _ => panic!("{line:?} is not `run`"),
+    }
+}
+
+const FILE: &str = "[run]\nnum-proc = 2\nstart-timeout = 7\nverbose = true\nexport = ['A=1', 'B']\n";
+
+#[test]
+fn the_strongest_source_counts() {
+    let of = |line: &str, variables: &[(&str, &str)], text: &str| run(line, variables, text).expect("good").num_proc;
+    let variable = [("RONDE_RUN_NUM_PROC", "3")];
+    assert_eq!(of("ronde run -np 4 sh", &variable, FILE), 4);
+    assert_eq!(of("ronde run sh", &variable, FILE), 3);
+    assert_eq!(of("ronde run sh", &[], FILE), 2);
+    assert!(run("ronde run sh", &[], "").is_err_and(|error| error.contains("--num-proc")), "nobody says how many");
+}
+
+#[test]
+fn horovods_variables_stand_between_the_own_ones_and_the_file() {
+    let of = |variables: &[(&str, &str)], text: &str| {
+        run("ronde run -np 1 sh", variables, text).expect("good").start_timeout.unwrap_or(30)
+    };
+    let horovod = ("HOROVOD_START_TIMEOUT", "20");
+    assert_eq!(of(&[horovod, ("RONDE_RUN_START_TIMEOUT", "21")], FILE), 21);
+    assert_eq!(of(&[horovod], FILE), 20);
+    assert_eq!(of(&[], FILE), 7);
+    assert_eq!(of(&[], ""), 30);
+}
+
+#[test]
+fn switches_and_lists_come_from_everywhere() {
+    let args = run("ronde run sh", &[], FILE).expect("good");
+    assert!(args.verbose);
+    assert_eq!(format!("{args:?}").matches("Export").count(), 2, "{args:?}");
+    assert!(!run("ronde run sh", &[("RONDE_RUN_VERBOSE", "no")], FILE).expect("good").verbose);
+    assert!(run("ronde run --verbose sh", &[("RONDE_RUN_VERBOSE", "0")], FILE).expect("good").verbose);
+}
+
+#[test]
+fn of_two_options_that_exclude_each_other_the_stronger_source_counts() {
+    let hosts = |line: &str, variables: &[(&str, &str)], text: &str| {
+        run(line, variables, text).map(|args| format!("{args:?}").replace(' ', ""))
+    };
+    let file = "[run]\nnum-proc = 1\nhostfile = 'f'";
+    assert!(hosts("ronde run -H a:1 sh", &[], file).expect("good").contains("hosts:Some(\"a:1\"),hostfile:None"));
+    let variable = [("RONDE_RUN_HOSTS", "b:1")];
+    assert!(hosts("ronde run sh", &variable, file).expect("good").contains("hosts:Some(\"b:1\"),hostfile:None"));
+    assert!(
+        hosts("ronde run --hostfile g sh", &variable, file).expect("good").contains("hosts:None,hostfile:Some(\"g\")")
+    );
+    let both = "[run]\nnum-proc = 1\nhostfile = 'f'\nhosts = 'a:1'";
+    assert!(hosts("ronde run sh", &[], both).is_err_and(|error| error.contains("only one of both")));
+    assert!(
+        hosts("ronde run -H a:1 --hostfile g sh", &[], "").is_err_and(|error| error.contains("cannot be used with"))
+    );
+}
+
+#[test]
+fn all_mistakes_are_reported_together_with_their_places() {
+    let text = "[run]\nnum_proc = 2\nlanes = 99\nverbose = 'yes'\nexport = true\nbogus = 1\n\n[sidecar]\npeer-timeout = 'soon'\n\n[other]\nx = 1\n";
+    let error = run("ronde run -np 1 sh", &[("RONDE_RUN_ARENA_MB", "0"), ("HOROVOD_START_TIMEOUT", "never")], text);
+    let error = error.expect_err("nine mistakes");
+    let lines: Vec<&str> = error.lines().collect();
+    assert_eq!(lines[0], "9 mistakes in the configuration");
+    assert!(
+        lines[1].starts_with("  r.toml:2") && lines[6].starts_with("  r.toml:9"),
+        "in the order of the file\n{error}"
+    );
+    for (place, what) in [
+        ("r.toml:2", "[run] has no key num_proc; is num-proc meant?"),
+        ("r.toml:3", "lanes: invalid value '99' for '--lanes <N>'"),
+        ("r.toml:4", "verbose: it takes true or false, not a string"),
+        ("r.toml:5", "export: it takes a list, not true or false"),
+        ("r.toml:6", "[run] has no key bogus"),
+        ("r.toml:9", "peer-timeout: invalid value 'soon'"),
+        ("r.toml:11", "there is no table [other]; there are [run] and [sidecar]"),
+        ("RONDE_RUN_ARENA_MB", "invalid value '0'"),
+        ("HOROVOD_START_TIMEOUT", "invalid value 'never'"),
+    ] {
+        assert!(
+            lines.iter().any(|line| line.trim_start().starts_with(&format!("{place}: {what}"))),
+            "{place}: {what}\n{error}"
+        );
+    }
+}
+
+#[test]
+fn broken_toml_and_missing_files_are_mistakes_with_a_place() {
+    let error = run("ronde run -np 1 sh", &[], "[run]\nlanes = \nhosts = 'a:1\n").expect_err("broken twice");
+    assert!(error.contains("r.toml:2: ") && error.contains("r.toml:3: "), "{error}");
+    let arguments = words("ronde run --config /nowhere/ronde.toml -np 1 sh");
+    let error = layered(Cli::command(), &arguments, |_| None).map(drop).expect_err("it is not there").to_string();
+    assert!(error.contains("/nowhere/ronde.toml: it cannot be read: No such file"), "{error}");
+}
+
+#[test]
+fn what_belongs_to_the_worker_is_no_option() {
+    let arguments = words("ronde run -np 1 python train.py --config /nowhere/ronde.toml -H b:1");
+    layered(Cli::command(), &arguments, |_| None).expect("the file is the worker's");
+}
+
+#[test]
+fn variables_of_other_subcommands_do_not_matter() {
+    let lookup = |name: &str| (name == "RONDE_SIDECAR_LANES").then(|| "many".to_owned());
+    layered(Cli::command(), &words("ronde run -np 1 sh"), lookup).expect("they are the sidecar's");
+    assert!(layered(Cli::command(), &words("ronde sidecar"), lookup).is_err());
+}
+
+#[test]
+fn no_text_makes_it_panic() {
+    use proptest::prelude::*;
+    proptest!(|(text in "[\\[\\]a-z0-9=\"'\\n .,{}#_-]{0,80}")| {
+        let _ = file::parse(&Cli::command(), "f", &text, &mut Mistakes::default());
+        let _ = file::parse(&Cli::command(), "f", &format!("[run]\nlanes = {text}"), &mut Mistakes::default());
+    });
+}
+
+#[test]
+fn of_opposite_switches_the_stronger_source_counts() {
+    let of =
+        |line: &str, variables: &[(&str, &str)], text: &str| format!("{:?}", run(line, variables, text).expect("good"));
+    let disable = ("HOROVOD_STALL_CHECK_DISABLE", "1");
+    let in_file = "[run]\nno-stall-check = true\n";
+    for (line, variables, text, is_off) in [
+        ("ronde run -np 1 sh", &[][..], "", false),
+        ("ronde run -np 1 --no-stall-check sh", &[], "", true),
+        ("ronde run -np 1 sh", &[disable], "", true),
+        ("ronde run -np 1 --stall-check sh", &[disable], "", false),
+        ("ronde run -np 1 sh", &[], in_file, true),
+        ("ronde run -np 1 sh", &[("RONDE_RUN_STALL_CHECK", "1")], in_file, false),
+    ] {
+        let given = of(line, variables, text);
+        assert_eq!(given.contains("no_stall_check: true"), is_off, "{line} {variables:?} {text}: {given}");
+    }
+}
+
+#[test]
+fn horovods_words_are_understood() {
+    let of = |name: &str, value: &str| run("ronde run -np 1 sh", &[(name, value)], "").map(|args| format!("{args:?}"));
+    for (word, level) in [
+        ("TRACE", "Trace"),
+        ("DEBUG", "Debug"),
+        ("INFO", "Info"),
+        ("warning", "Warn"),
+        ("ERROR", "Error"),
+        ("FATAL", "Error"),
+    ] {
+        let given = of("HOROVOD_LOG_LEVEL", word).expect("a level of Horovod");
+        assert!(given.contains(&format!("log_level: Some({level})")), "{word}: {given}");
+    }
+    assert!(of("HOROVOD_LOG_LEVEL", "LOUD").is_err_and(|error| error.contains("HOROVOD_LOG_LEVEL")));
+    for (name, value, found) in [
+        ("HOROVOD_LOG_HIDE_TIME", "1", "log_without_timestamp: true"),
+        ("HOROVOD_CACHE_CAPACITY", "2048", "cache_capacity: Some(2048)"),
+        ("HOROVOD_THREAD_AFFINITY", "0,2", "thread_affinity: [0, 2]"),
+        ("HOROVOD_TIMELINE", "/tmp/t", "timeline_filename: Some(\"/tmp/t\")"),
+        ("HOROVOD_TIMELINE_MARK_CYCLES", "1", "timeline_mark_cycles: true"),
+    ] {
+        let given = of(name, value).expect("a setting of Horovod");
+        assert!(given.contains(found), "{name}: {given}");
+    }
+    for (name, value) in [("HOROVOD_CACHE_CAPACITY", "-1"), ("HOROVOD_THREAD_AFFINITY", "0,x")] {
+        assert!(of(name, value).is_err_and(|error| error.contains(name)), "{name}={value}");
+    }
+}
+
+/// A configuration file: whatever stands there, each option gets values that clap takes, or a mistake says why not.
+#[test]
+fn fuzz_configuration() {
+    use ronde_fuzz::{Outcome, fuzz};
+
+    let sidecar = "[sidecar]\nnetwork-interfaces = ['eth0', '10.1.0.0/16']\ntransport = 'tls'\npeer-timeout = 3\n";
+    let seeds = [FILE, sidecar].map(|seed| seed.as_bytes().to_vec()).to_vec();
+    let cli = Cli::command();
+    fuzz("configuration", seeds, |bytes| {
+        let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::refused(&"no text") };
+        let mut mistakes = Mistakes::default();
+        let values = file::parse(&cli, "r.toml", text, &mut mistakes);
+        for ((name, id), words) in &values {
+            let command = cli.find_subcommand(name).expect("a command");
+            let arg = command.get_arguments().find(|arg| arg.get_id().as_str() == id).expect("an option");
+            assert!(check(arg, words).is_ok(), "{name} {id} gets {words:?}, which it does not take");
+        }
+        if mistakes.0.is_empty() {
+            Outcome::read(&values.keys().collect::<Vec<_>>())
+        } else {
+            Outcome::refused(&mistakes.0.join("; "))
+        }
+    });
+}

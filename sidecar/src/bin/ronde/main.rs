@@ -1,0 +1,222 @@
+//! The program `ronde`: reads the command line and calls the sidecar, the launcher or a tool.
+//!
+//! | subcommand | what | where |
+//! |---|---|---|
+//! | `run`, `agent`, `exec-worker`, `worker` | starts a job and watches over it | [`ronde_launcher`] |
+//! | `sidecar` | serves the workers of one host | [`ronde_sidecar`] |
+//! | `check` | says whether hosts are fit for jobs | [`ronde_launcher::check`] |
+//! | `certs` | makes and shows keys and certificates | [`certs`] |
+//! | `status` | shows what sidecars are doing | [`status`] |
+//! | `plugin` | builds, tests and signs plugins | [`plugin`] |
+//! | `bench` | measures ronde against its peers | [`mod@bench`] |
+//! | `explain` | says what an error code means | [`explain`] |
+//! | `completions`, `version` | prints a shell's completion script, the versions | here |
+
+#![forbid(unsafe_code)]
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::{EXIT_USAGE, fail, print};
+use ronde_launcher::{agent, check, run};
+use ronde_sidecar::process;
+use ronde_sidecar::process::arguments::SidecarArgs;
+use ronde_wire::frame::{PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
+
+mod arguments;
+mod bench;
+mod certs;
+#[cfg(test)]
+#[path = "../../documents.rs"]
+mod documents;
+mod explain;
+mod layers;
+mod plugin;
+mod status;
+
+/// Encrypted communication for data-parallel training.
+#[derive(Parser)]
+#[command(name = "ronde", version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start a job: sidecars, workers, and a watch over both.
+    Run(Box<run::RunArgs>),
+    /// Serve the workers of this host.
+    Sidecar(Box<SidecarArgs>),
+    /// Start and watch processes on this host for a launcher on standard input and output.
+    #[command(hide = true)]
+    Agent,
+    /// Become a worker that ends with its agent.
+    #[command(hide = true)]
+    ExecWorker(agent::exec::ExecArgs),
+    /// Become a worker of the job whose workers the command of `ronde run --starter` starts.
+    Worker(run::WorkerArgs),
+    /// Make and look at keys and certificates of jobs without the launcher.
+    Certs(certs::CertsArgs),
+    /// Say whether this host, and others, are fit for jobs.
+    Check(check::CheckArgs),
+    /// Show what the sidecars of this host are doing.
+    Status(status::StatusArgs),
+    /// Write, build, test, sign and look at plugins: codecs and reducers in a sandbox.
+    Plugin(plugin::PluginArgs),
+    /// Measure ronde against its peers on this machine, every result checked.
+    Bench(bench::BenchArgs),
+    /// Print a script with which a shell completes the words of `ronde`.
+    Completions(CompletionsArgs),
+    /// Say what an error code means and what to do.
+    Explain(explain::ExplainArgs),
+    /// Print the versions: of ronde, and of what two sidecars have to agree on.
+    #[command(after_help = VERSION_EXAMPLES)]
+    Version,
+}
+
+/// Arguments of `ronde completions`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = COMPLETIONS_EXAMPLES)]
+struct CompletionsArgs {
+    /// Which shell.
+    shell: clap_complete::Shell,
+}
+
+/// Parses the command line and does what it says.
+fn main() -> ExitCode {
+    let arguments = arguments::normalise(&Cli::command(), std::env::args_os().collect());
+    let cli = match layers::layered(Cli::command(), &arguments, |name| std::env::var(name).ok()) {
+        Ok(cli) => cli,
+        Err(mistakes) => return fail(Code::ConfigFile, &mistakes.to_string(), EXIT_USAGE),
+    };
+    let parsed = cli.try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(error) => return refused(&error),
+    };
+    match cli.command {
+        Command::Run(args) => run::main(*args),
+        Command::Sidecar(args) => process::main(&args),
+        Command::Agent => agent::main(),
+        Command::ExecWorker(args) => agent::exec::main(&args),
+        Command::Worker(args) => run::worker(&args),
+        Command::Certs(args) => certs::main(&args),
+        Command::Check(args) => check::main(&args),
+        Command::Status(args) => status::main(&args),
+        Command::Plugin(args) => plugin::main(&args),
+        Command::Bench(args) => bench::main(&args),
+        Command::Completions(args) => {
+            clap_complete::generate(args.shell, &mut Cli::command(), "ronde", &mut std::io::stdout());
+            ExitCode::SUCCESS
+        }
+        Command::Explain(args) => explain::main(&args),
+        Command::Version => {
+            print(&version());
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+/// Help and version are answers, everything else is a wrong command line.
+fn refused(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        // A closed terminal cannot be told anything.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render();
+    let text = if std::io::stderr().is_terminal() { text.ansi().to_string() } else { text.to_string() };
+    let _ = write!(std::io::stderr(), "{}", Code::CommandLine.mark(&text));
+    ExitCode::from(EXIT_USAGE)
+}
+
+/// What `ronde version` says. Two installations work together when their wire versions overlap and their planner
+/// versions are equal; the commit is known when the build was told.
+fn version() -> String {
+    let commit = match option_env!("RONDE_COMMIT") {
+        Some(commit) if !commit.is_empty() => format!("commit {commit}\n"),
+        _ => String::new(),
+    };
+    let wire = if WIRE_VERSION_MIN == WIRE_VERSION {
+        WIRE_VERSION.to_string()
+    } else {
+        format!("{WIRE_VERSION_MIN} to {WIRE_VERSION}")
+    };
+    format!("ronde {}\nwire {wire}\nplanner {PLANNER_VERSION}\n{commit}", env!("CARGO_PKG_VERSION"))
+}
+
+const EXAMPLES: &str = "Examples:
+  ronde run -np 4 python train.py
+  ronde run -np 8 -H alpha:4,beta:4 python train.py --epochs 3";
+
+const COMPLETIONS_EXAMPLES: &str = "Examples:
+  ronde completions bash > ~/.local/share/bash-completion/completions/ronde
+  ronde completions zsh > ~/.zfunc/_ronde";
+
+const VERSION_EXAMPLES: &str = "Examples:
+  ronde version
+  ronde --version";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_help_ends_with_two_examples() {
+        fn check(command: &clap::Command) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let (_, examples) = help.rsplit_once("Examples:\n").unwrap_or_default();
+            let examples: Vec<&str> = examples.lines().collect();
+            assert_eq!(examples.len(), 2, "{}: {help}", command.get_name());
+            assert!(examples.iter().all(|line| line.starts_with("  ronde ")), "{}: {help}", command.get_name());
+            command.get_subcommands().filter(|command| !command.is_hide_set()).for_each(check);
+        }
+        check(&Cli::command());
+    }
+
+    #[test]
+    fn everything_behind_the_command_belongs_to_it() {
+        let given =
+            ["ronde", "run", "-np", "2", "-H", "a:1,b:1", "python", "train.py", "-np", "9", "--verbose", "--", "-x"];
+        let arguments = arguments::normalise(&Cli::command(), given.iter().map(Into::into).collect());
+        let Command::Run(args) = Cli::try_parse_from(arguments).expect("a valid command line").command else {
+            panic!("not `run`");
+        };
+        assert_eq!(args.command, ["python", "train.py", "-np", "9", "--verbose", "--", "-x"]);
+        assert_eq!(args.num_proc, 2);
+        assert!(!args.verbose);
+    }
+
+    #[test]
+    fn every_shell_gets_a_script_that_knows_the_subcommands() {
+        for shell in clap::ValueEnum::value_variants() {
+            let mut script = Vec::new();
+            clap_complete::generate::<clap_complete::Shell, _>(*shell, &mut Cli::command(), "ronde", &mut script);
+            let script = String::from_utf8(script).expect("a script is text");
+            assert!(script.contains("certs") && script.contains("num-proc"), "{shell:?}");
+        }
+    }
+
+    #[test]
+    fn the_version_says_what_sidecars_have_to_agree_on() {
+        let version = version();
+        let lines: Vec<&str> = version.lines().collect();
+        assert_eq!(lines[0], concat!("ronde ", env!("CARGO_PKG_VERSION")));
+        assert!(lines[1].starts_with("wire ") && lines[1].ends_with(&WIRE_VERSION.to_string()), "{version}");
+        assert_eq!(lines[2], format!("planner {PLANNER_VERSION}"));
+    }
+
+    #[test]
+    fn an_unknown_flag_is_not_taken_for_the_command() {
+        assert!(Cli::try_parse_from(["ronde", "run", "--num-proc", "2", "--bogus", "python"]).is_err());
+    }
+}

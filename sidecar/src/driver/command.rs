@@ -1,0 +1,21 @@
+//! What the rest of the process asks of the driver. Sessions have commands of their own.
+
+use std::sync::Arc;
+
+use ronde_bootstrap::messages::WorkerExited;
+use ronde_transport::Identity;
+use tokio::sync::oneshot;
+
+use crate::driver::snapshot::Snapshot;
+
+/// A command for the control thread.
+pub(crate) enum ControlCommand {
+    /// A plugin that requests wait for is loaded, or cannot be.
+    PluginsAnswered,
+    /// Use this certificate for links made from now on.
+    Identity(Arc<Identity>),
+    /// The process of a worker has ended.
+    WorkerExited(WorkerExited),
+    /// Report the state of everything.
+    Snapshot(oneshot::Sender<Snapshot>),
+}

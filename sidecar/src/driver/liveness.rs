@@ -1,0 +1,119 @@
+//! When a sidecar without a launcher ends: when its workers have connected and left (`--exit-with-workers`).
+
+use std::time::Duration;
+
+use ronde_wire::{Cause, Failure};
+
+use ronde_bootstrap::codes::Code;
+
+/// Tracks whether workers have connected, and how their job ended.
+#[derive(Debug, Default)]
+pub(crate) struct Liveness {
+    /// How long the first worker may take to connect; absent where the sidecar serves until it is stopped.
+    patience: Option<Duration>,
+    /// Whether a worker has connected.
+    came: bool,
+    /// Whether another sidecar has left before there was an epoch.
+    peer_left: bool,
+    /// Why an epoch ended, if not in an orderly way.
+    failure: Option<String>,
+}
+
+impl Liveness {
+    /// A sidecar that serves until the workers have left or, without a patience, until it is stopped.
+    pub(crate) fn new(patience: Option<Duration>) -> Self {
+        Self { patience, ..Self::default() }
+    }
+
+    /// Notes that a worker has connected.
+    pub(crate) fn note_worker(&mut self) {
+        self.came = true;
+    }
+
+    /// Notes that another sidecar has left before the first epoch, which cannot begin then.
+    pub(crate) fn note_peer_left(&mut self) {
+        self.peer_left = true;
+    }
+
+    /// Notes that an epoch has ended.
+    pub(crate) fn note_end(&mut self, failure: &Failure) {
+        if failure.cause != Cause::ShutDown {
+            self.failure.get_or_insert_with(|| failure.reason.clone());
+        }
+    }
+
+    /// Returns whether a sidecar with so many sessions is done.
+    pub(crate) fn is_over(&self, sessions: usize, has_epoch: bool) -> bool {
+        self.patience.is_some() && (self.came || self.peer_left) && sessions == 0 && !has_epoch
+    }
+
+    /// Returns how long after the start of the sidecar the first worker has to connect.
+    pub(crate) fn due(&self) -> Option<Duration> {
+        self.patience.filter(|_| !self.came && !self.peer_left)
+    }
+
+    /// Returns the reason to end a sidecar that has been up so long, if no worker has connected in time.
+    pub(crate) fn timed_out(&self, up: Duration) -> Option<String> {
+        let due = self.due().filter(|due| up >= *due)?;
+        let text = format!("no worker has come within {} seconds (--exit-with-workers)", due.as_secs());
+        Some(Code::SidecarCannotGoOn.mark(&text))
+    }
+
+    /// Returns why the workers' job failed, where the sidecar's exit status reports it.
+    pub(crate) fn failure(&self) -> Option<String> {
+        let peer_left = || (self.peer_left && !self.came).then(|| "the job ended before its first epoch".to_owned());
+        self.patience.and_then(|_| self.failure.clone().or_else(peer_left))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(9);
+
+    #[test]
+    fn it_is_over_when_those_who_came_have_left_and_their_epoch_has_ended() {
+        let mut liveness = Liveness::new(Some(PATIENCE));
+        assert!(!liveness.is_over(0, false), "nobody has come yet");
+        liveness.note_worker();
+        assert!(!liveness.is_over(1, true) && !liveness.is_over(0, true) && liveness.is_over(0, false));
+        assert_eq!(liveness.failure(), None);
+    }
+
+    #[test]
+    fn without_being_asked_to_it_never_ends() {
+        let mut liveness = Liveness::new(None);
+        liveness.note_worker();
+        liveness.note_end(&Failure::new(Cause::RankLost, "rank 1 is gone"));
+        assert!(!liveness.is_over(0, false));
+        assert_eq!((liveness.due(), liveness.failure()), (None, None));
+    }
+
+    #[test]
+    fn who_waits_in_vain_says_for_how_long() {
+        let mut liveness = Liveness::new(Some(PATIENCE));
+        assert_eq!(liveness.timed_out(PATIENCE - Duration::from_millis(1)), None);
+        assert!(liveness.timed_out(PATIENCE).is_some_and(|reason| reason.contains("within 9 seconds")));
+        liveness.note_worker();
+        assert_eq!(liveness.timed_out(2 * PATIENCE), None);
+    }
+
+    #[test]
+    fn a_sidecar_whose_peers_have_left_before_the_start_does_not_wait_for_workers() {
+        let mut liveness = Liveness::new(Some(PATIENCE));
+        liveness.note_peer_left();
+        assert!(liveness.is_over(0, false) && !liveness.is_over(1, false));
+        assert!(liveness.failure().is_some_and(|reason| reason.contains("before its first epoch")));
+    }
+
+    #[test]
+    fn the_first_failure_is_kept_and_an_orderly_end_is_none() {
+        let mut liveness = Liveness::new(Some(PATIENCE));
+        liveness.note_end(&Failure::new(Cause::ShutDown, "rank 0 has shut down"));
+        assert_eq!(liveness.failure(), None);
+        liveness.note_end(&Failure::new(Cause::RankLost, "rank 1 is gone"));
+        liveness.note_end(&Failure::new(Cause::SidecarLost, "sidecar 0 is gone"));
+        assert_eq!(liveness.failure().as_deref(), Some("rank 1 is gone"));
+    }
+}

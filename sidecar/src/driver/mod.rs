@@ -1,0 +1,421 @@
+//! The control thread's loop: it connects the engine, the control links, the lanes and the sessions. What happens becomes an
+//! event of the engine; an action of the engine becomes a message. The driver decides nothing.
+
+pub(crate) mod backpressure;
+pub(crate) mod command;
+mod execution;
+mod links;
+pub(crate) mod liveness;
+mod parked;
+mod recording;
+pub(crate) mod snapshot;
+mod submissions;
+mod worker_exits;
+
+pub(crate) use parked::Parked;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ronde_bootstrap::messages::WorkerExited;
+use ronde_engine::{Action, Engine, EngineConfig, Event, Time};
+use ronde_rpc::v1;
+use ronde_rpc::v1::server_message::Message;
+use ronde_transport::{MutualTls, NetworkPort, PortEvent, next_event};
+use ronde_wire::control::Transport;
+use ronde_wire::{Cause, Epoch, Failure, Rank, SidecarIndex, World};
+use tokio::sync::mpsc;
+use tokio::time::{Instant as Deadline, sleep_until};
+
+use crate::driver::backpressure::Backpressure;
+use crate::driver::command::ControlCommand;
+use crate::driver::liveness::Liveness;
+use crate::operation::delivery::epoch_view;
+use crate::operation::lanes::inline::InlineExecutor;
+use crate::operation::lanes::{ExecuteCommand, LaneHandle, LaneReport};
+use crate::operation::table::Operations;
+use crate::plugins::Plugins;
+use crate::session::command::SessionCommand;
+use crate::session::segments::Segments;
+use crate::session::table::{Session, SessionId, Sessions};
+use crate::timeline::Timeline;
+
+/// Everything the control thread owns.
+pub(crate) struct Driver {
+    /// This sidecar.
+    me: SidecarIndex,
+    /// The membership.
+    world: World,
+    /// Decides what to do.
+    engine: Engine,
+    /// The zero of the engine's time.
+    started: Instant,
+    links: Links,
+    execution: Execution,
+    clients: Clients,
+    epoch: EpochState,
+    exits: WorkerExits,
+    /// What the worker of rank 0 records.
+    timeline: Timeline,
+    /// How much is done in one turn of the loop.
+    backpressure: Backpressure,
+    /// Whether the sidecar ends when the workers have left.
+    pub(crate) liveness: Liveness,
+    /// Why the sidecar cannot go on, if so.
+    pub(crate) fatal: Option<String>,
+}
+
+/// The links to other sidecars for control messages.
+pub(crate) struct Links {
+    /// The port that has them.
+    pub(crate) control: NetworkPort,
+    /// Takes fresh certificates as well, where gRPC-Web is served over TLS.
+    pub(crate) web_tls: Option<Arc<MutualTls>>,
+    /// What these links and those of the lanes run over.
+    pub(crate) transport: Transport,
+}
+
+/// What executes operations.
+pub(crate) struct Execution {
+    /// The data threads.
+    pub(crate) lanes: Vec<LaneHandle>,
+    /// Performs small operations on this thread.
+    pub(crate) inline: InlineExecutor,
+    /// The operations that are being performed, and their results.
+    pub(crate) operations: Operations,
+    /// The plugins that requests may name, and what codecs remember.
+    pub(crate) plugins: Arc<Plugins>,
+}
+
+/// The local workers.
+pub(crate) struct Clients {
+    /// Their sessions.
+    pub(crate) sessions: Sessions,
+    /// Their shared memory.
+    pub(crate) segments: Segments,
+    /// Requests that wait for their plugin.
+    pub(crate) parked: Parked,
+    /// The limit of each session's inputs, and of its results, in bytes.
+    pub(crate) arena_bytes_max: u64,
+    /// The silence after which a worker or sidecar is dead, of which workers are notified, in milliseconds.
+    pub(crate) peer_timeout_ms: u64,
+}
+
+/// The epoch.
+#[derive(Default)]
+struct EpochState {
+    /// The one that is running.
+    running: Option<Epoch>,
+    /// Whether there has been one: before the first, a link that does not come is fatal.
+    has_begun: bool,
+}
+
+/// How the processes of workers end.
+#[derive(Default)]
+struct WorkerExits {
+    /// Whether a launcher reports it.
+    are_reported: bool,
+    /// Reports that came before the worker's stream was over.
+    early: BTreeMap<Rank, WorkerExited>,
+}
+
+/// What the driver receives.
+pub(crate) struct Inbox {
+    /// From sessions.
+    pub(crate) commands: mpsc::Receiver<SessionCommand>,
+    /// From the rest of the process.
+    pub(crate) control: mpsc::Receiver<ControlCommand>,
+    /// From the lanes.
+    pub(crate) reports: mpsc::Receiver<LaneReport>,
+}
+
+/// Why the driver runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Until stopped, or until the workers have left.
+    Serving,
+    /// Until nobody is served any more.
+    Draining,
+}
+
+/// What wakes the loop.
+enum Wake {
+    Session(Option<SessionCommand>),
+    Control(Option<ControlCommand>),
+    Lane(Option<LaneReport>),
+    Port(PortEvent),
+    Timeout,
+    Stop,
+}
+
+impl Driver {
+    /// A driver before the first epoch. `exits_are_reported` says whether a launcher reports how workers' processes end.
+    pub(crate) fn new(
+        config: EngineConfig,
+        links: Links,
+        execution: Execution,
+        clients: Clients,
+        liveness: Liveness,
+        exits_are_reported: bool,
+    ) -> Self {
+        Self {
+            me: config.me,
+            world: config.world.clone(),
+            engine: Engine::new(config, Time(0)),
+            started: Instant::now(),
+            links,
+            execution,
+            clients,
+            epoch: EpochState::default(),
+            exits: WorkerExits { are_reported: exits_are_reported, early: BTreeMap::new() },
+            timeline: Timeline::default(),
+            backpressure: Backpressure::default(),
+            liveness,
+            fatal: None,
+        }
+    }
+
+    /// Runs until `stop` resolves, or until the sidecar cannot go on; when draining, also until the last session has ended
+    /// and what others still need from here is done.
+    pub(crate) async fn run(&mut self, inbox: &mut Inbox, phase: Phase, stop: impl Future<Output = ()>) {
+        tokio::pin!(stop);
+        let Inbox { commands, control, reports } = inbox;
+        while self.fatal.is_none() && !self.is_over(phase) {
+            let close = self.next_close().map(Deadline::from_std);
+            let timeout = self.engine.poll_timeout().map(|at| self.instant(at));
+            let batch = self.timeline.due().map(Deadline::from_std);
+            let worker = self.liveness.due().map(|due| Deadline::from_std(self.started + due));
+            let parked = self.clients.parked.due().map(Deadline::from_std);
+            let others = [close, self.backpressure.resumes_at(), batch, worker, parked].into_iter().flatten();
+            let timeout = timeout.into_iter().chain(others).min();
+            let wake = tokio::select! {
+                report = reports.recv() => Wake::Lane(report),
+                event = next_event(&mut self.links.control) => Wake::Port(event),
+                command = commands.recv() => Wake::Session(command),
+                command = control.recv() => Wake::Control(command),
+                () = sleep_until(timeout.unwrap_or_else(far_future)) => Wake::Timeout,
+                () = &mut stop => Wake::Stop,
+            };
+            match wake {
+                Wake::Session(Some(command)) => {
+                    self.handle_command(command);
+                    self.handle_waiting(commands);
+                }
+                Wake::Control(Some(command)) => self.handle_control_command(command),
+                Wake::Lane(Some(report)) => self.handle_report(report),
+                Wake::Port(event) => self.handle_port(event),
+                Wake::Timeout => {
+                    self.close_due_sessions(Instant::now());
+                    self.flush_timeline();
+                    self.refuse_parked();
+                    self.fatal = self.fatal.take().or_else(|| self.liveness.timed_out(self.started.elapsed()));
+                    self.engine.handle_timeout(self.now());
+                }
+                Wake::Session(None) | Wake::Control(None) | Wake::Lane(None) | Wake::Stop => return,
+            }
+            self.perform_actions();
+            self.end_unresponsive_sessions();
+        }
+    }
+
+    /// What has come in the meantime is handled before the engine is asked what to do: it travels and fuses together.
+    fn handle_waiting(&mut self, commands: &mut mpsc::Receiver<SessionCommand>) {
+        for _ in 0..COMMANDS_AT_ONCE {
+            let Ok(command) = commands.try_recv() else { return };
+            self.handle_command(command);
+        }
+    }
+
+    fn is_over(&self, phase: Phase) -> bool {
+        match phase {
+            Phase::Serving => self.liveness.is_over(self.clients.sessions.len(), self.epoch.running.is_some()),
+            Phase::Draining => self.clients.sessions.len() == 0 && self.engine.is_drained(),
+        }
+    }
+
+    /// Closes the lanes and the control links, and ends their threads.
+    pub(crate) async fn shut_down(mut self, reason: &str) {
+        for lane in std::mem::take(&mut self.execution.lanes) {
+            lane.stop(reason.to_owned()).await;
+        }
+        self.links.control.shutdown(reason).await;
+    }
+
+    /// Ends all sessions that are left: in an orderly way, or because this sidecar cannot go on.
+    pub(crate) fn end_sessions(&mut self, cause: Cause, reason: &str) {
+        let failure = Failure::new(cause, reason).with_sidecar(self.me);
+        for session in self.clients.sessions.iter_mut() {
+            session.send(Message::EpochEnded(v1::EpochEnded { epoch: 0, failure: Some((&failure).into()) }));
+        }
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        Time(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+
+    fn instant(&self, at: Time) -> Deadline {
+        Deadline::from_std(self.started + Duration::from_micros(at.0))
+    }
+
+    pub(crate) fn handle(&mut self, event: Event) {
+        let now = self.now();
+        self.engine.handle_event(now, event);
+        self.note_traces();
+    }
+
+    // === What happens ===
+
+    fn handle_command(&mut self, command: SessionCommand) {
+        match command {
+            SessionCommand::Claim(claim) => self.claim(*claim),
+            SessionCommand::Submit { session, submission } => self.submit(session, *submission),
+            SessionCommand::Abstain { session, set, name, group, reason } => {
+                if let Some(rank) = self.note_activity(session) {
+                    self.handle(Event::Refused { rank, set, name, group, reason });
+                }
+            }
+            SessionCommand::Withdraw { session, request, reason } => {
+                if let Some(rank) = self.note_activity(session) {
+                    self.withdraw(session, rank, request, reason);
+                }
+            }
+            SessionCommand::Release { session, request } => {
+                if self.note_activity(session).is_some() {
+                    self.release(session, request);
+                }
+            }
+            SessionCommand::Heartbeat { session: id } => {
+                if self.note_activity(id).is_some()
+                    && let Some(session) = self.clients.sessions.get_mut(id)
+                {
+                    session.answer_heartbeat();
+                }
+            }
+            SessionCommand::Goodbye { session, reason } => {
+                if let Some(session) = self.clients.sessions.get_mut(session) {
+                    // A second one, of a client that is dropped, knows less.
+                    session.goodbye.get_or_insert(reason);
+                }
+            }
+            SessionCommand::Ring { session, ring } => {
+                if let Some(session) = self.clients.sessions.get_mut(session) {
+                    session.switch_to(*ring);
+                }
+            }
+            SessionCommand::Room { session } => {
+                if let Some(session) = self.clients.sessions.get_mut(session) {
+                    session.flush_ring();
+                }
+            }
+            SessionCommand::Closed { session, reason } => self.stream_ended(session, reason),
+            SessionCommand::Record(request) => self.record(request),
+            SessionCommand::EndRecording(recording) => self.end_recording(recording),
+        }
+    }
+
+    fn handle_control_command(&mut self, command: ControlCommand) {
+        match command {
+            ControlCommand::PluginsAnswered => self.resolve_parked(),
+            ControlCommand::Identity(identity) => self.install_identity(&identity),
+            ControlCommand::WorkerExited(exited) => self.worker_exited(exited),
+            ControlCommand::Snapshot(reply) => {
+                let snapshot = self.snapshot();
+                // Collected beside the loop: a busy lane answers late. The asker may have gone.
+                tokio::spawn(async move { drop(reply.send(snapshot.await)) });
+            }
+        }
+    }
+
+    // === What the engine wants ===
+
+    /// Until there is nothing left to do, or until links and heartbeats need their turn: then the rest waits for the next one.
+    fn perform_actions(&mut self) {
+        self.backpressure.begin();
+        while self.backpressure.allows(&self.links.control) {
+            let action = self.engine.poll_action();
+            self.note_traces();
+            let Some(action) = action else { return self.backpressure.finish() };
+            match action {
+                Action::Send { to, epoch, seq, message } => self.send(to, epoch, seq, message),
+                Action::EpochBegan { epoch } => self.begin_epoch(epoch),
+                Action::EpochEnded { epoch, failure } => self.end_epoch(epoch, &failure),
+                Action::Admit(admission) => self.admit(&admission),
+                Action::Commit { epoch, seq } => self.commit(epoch, seq),
+                Action::SetForgotten { set } => self.execution.plugins.forget_set(set),
+                Action::Cancel { epoch, last, dropped } => self.cancel(epoch, last, &dropped.into()),
+                Action::Complete { rank, request, outcome } => self.complete(rank, request, outcome),
+                Action::Notice { sidecars, ranks, text } => self.notice(&sidecars, &ranks, &text),
+                Action::Disconnect { peer, reason } => self.disconnect(peer, &reason),
+                Action::EndSession { rank, failure } => self.end_session(rank, &failure),
+            }
+        }
+    }
+
+    fn begin_epoch(&mut self, epoch: Epoch) {
+        self.execution.plugins.clear();
+        self.epoch.has_begun = true;
+        self.epoch.running = Some(epoch);
+        tracing::info!(epoch = epoch.0, ranks = self.world.size(), "an epoch has begun");
+        self.execution.inline.handle(ExecuteCommand::Epoch(epoch));
+        self.send_to_lanes(|| ExecuteCommand::Epoch(epoch).into());
+        let Self { clients, world, me, .. } = self;
+        for session in clients.sessions.iter_mut() {
+            let view = epoch_view(world, *me, session.rank, epoch);
+            session.send(Message::EpochBegan(view.into_message()));
+        }
+    }
+
+    fn end_epoch(&mut self, epoch: Epoch, failure: &Failure) {
+        tracing::info!(epoch = epoch.0, cause = ?failure.cause, reason = failure.reason, "the epoch is over");
+        self.epoch.running = None;
+        self.liveness.note_end(failure);
+        // Nothing is submitted in these sessions any more, so that no memory is used again.
+        self.send_deferred_failures();
+        self.execution.operations.end_epoch(epoch);
+        self.execution.inline.handle(ExecuteCommand::EpochEnd(epoch));
+        self.send_to_lanes(|| ExecuteCommand::EpochEnd(epoch).into());
+        for session in self.clients.sessions.iter_mut().filter(|session| session.claimed_during != Some(epoch)) {
+            session.send(Message::EpochEnded(v1::EpochEnded { epoch: epoch.0, failure: Some(failure.into()) }));
+        }
+    }
+
+    fn notice(&mut self, sidecars: &[SidecarIndex], ranks: &[Rank], text: &str) {
+        tracing::warn!(?sidecars, ?ranks, "{text}");
+        for session in self.clients.sessions.iter_mut() {
+            session.send(Message::Notice(v1::Notice {
+                text: text.to_owned(),
+                suspect_ranks: ranks.iter().map(|rank| rank.0).collect(),
+                suspect_sidecars: sidecars.iter().map(|sidecar| sidecar.0).collect(),
+            }));
+        }
+    }
+
+    /// A worker that messages do not reach is treated as gone.
+    fn end_unresponsive_sessions(&mut self) {
+        let lost = |session: &mut Session| {
+            let reason = session.lost().filter(|_| session.closing.is_none())?;
+            Some((session.id, reason.to_owned()))
+        };
+        let lost: Vec<(SessionId, String)> = self.clients.sessions.iter_mut().filter_map(lost).collect();
+        for (id, reason) in lost {
+            // Its process may have ended, so that messages find nobody, before the end of its stream is read.
+            self.stream_ended(id, reason);
+            self.perform_actions();
+        }
+    }
+
+    fn end_session(&mut self, rank: Rank, failure: &Failure) {
+        let Some(session) = self.clients.sessions.of_rank(rank) else { return };
+        let id = session.id;
+        session.send(Message::EpochEnded(v1::EpochEnded { epoch: 0, failure: Some(failure.into()) }));
+        self.close_session(id, &failure.reason);
+    }
+}
+
+fn far_future() -> Deadline {
+    Deadline::now() + Duration::from_secs(3_600)
+}
+
+/// Commands handled in one turn of the loop, so that links and lanes get theirs.
+const COMMANDS_AT_ONCE: usize = 256;

@@ -1,0 +1,142 @@
+//! How sessions end, and which failure the other ranks receive.
+//!
+//! A worker's stream breaks when its process ends. Why it ended is known to its parent, the launcher's agent on this host,
+//! which reads the last lines of the worker's output and reports both a moment later. Where there is an agent, a session whose
+//! stream is over is *closing* for at most [`EXIT_WAIT`], or [`GOODBYE_WAIT`] after a goodbye. Until then its contributions
+//! stay and operations go on; then the other ranks receive its end with the reason.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ronde_bootstrap::messages::{FromSidecar, WorkerExited};
+use ronde_engine::Event;
+use ronde_wire::{Cause, Exit, Failure, Rank, Record};
+
+use crate::driver::Driver;
+use crate::session::table::{Closing, Session, SessionId};
+
+impl Driver {
+    /// Handles the end of a session's stream.
+    pub(crate) fn stream_ended(&mut self, id: SessionId, reason: String) {
+        let Some(session) = self.clients.sessions.get_mut(id).filter(|session| session.closing.is_none()) else {
+            return;
+        };
+        let rank = session.rank;
+        if !self.exits.are_reported {
+            self.close_session(id, &reason);
+            return;
+        }
+        let wait = if session.goodbye.is_some() { GOODBYE_WAIT } else { EXIT_WAIT };
+        session.closing = Some(Closing { reason, until: Instant::now() + wait });
+        session.hang_up();
+        report_left(rank);
+        if let Some(exited) = self.exits.early.remove(&rank) {
+            self.finish_close(id, Some(exited));
+        }
+    }
+
+    /// Handles the agent's report of how a worker's process has ended.
+    pub(crate) fn worker_exited(&mut self, exited: WorkerExited) {
+        let rank = Rank(exited.rank);
+        tracing::info!(rank = rank.0, pid = exited.pid, ended = %exited.exit, "a worker's process has ended");
+        let last_call = self.engine.record(rank, self.now()).last_call.map(|call| call.to_string());
+        FromSidecar::Noted { rank: rank.0, last_call }.send();
+        let session = self.clients.sessions.of_rank(rank);
+        match session.filter(|session| session.closing.is_some()).map(|session| session.id) {
+            Some(id) => self.finish_close(id, Some(exited)),
+            // Its stream may take a moment longer. Ranks of other sidecars do not matter here.
+            None if self.world.sidecar_of(rank) == Some(self.me) => drop(self.exits.early.insert(rank, exited)),
+            None => {}
+        }
+    }
+
+    /// Forgets the last process of a rank that a new process claims.
+    pub(crate) fn make_room(&mut self, rank: Rank) {
+        self.exits.early.remove(&rank);
+        let session = self.clients.sessions.of_rank(rank).filter(|session| session.closing.is_some());
+        if let Some(id) = session.map(|session| session.id) {
+            self.finish_close(id, None);
+        }
+    }
+
+    /// Closes the sessions whose exit was not reported in time.
+    pub(crate) fn close_due_sessions(&mut self, now: Instant) {
+        let due = |session: &&mut Session| session.closing.as_ref().is_some_and(|closing| closing.until <= now);
+        let due: Vec<SessionId> = self.clients.sessions.iter_mut().filter(due).map(|session| session.id).collect();
+        due.into_iter().for_each(|id| self.finish_close(id, None));
+    }
+
+    /// Returns when the next such session is closed.
+    pub(crate) fn next_close(&mut self) -> Option<Instant> {
+        self.clients
+            .sessions
+            .iter_mut()
+            .filter_map(|session| session.closing.as_ref().map(|closing| closing.until))
+            .min()
+    }
+
+    /// Closes a session without waiting for a report.
+    pub(crate) fn close_session(&mut self, id: SessionId, reason: &str) {
+        let Some(session) = self.clients.sessions.get_mut(id) else { return };
+        if session.closing.is_none() {
+            let rank = session.rank;
+            session.closing = Some(Closing { reason: reason.to_owned(), until: Instant::now() });
+            report_left(rank);
+        }
+        self.finish_close(id, None);
+    }
+
+    /// Removes a session and tells the engine that its rank has left.
+    fn finish_close(&mut self, id: SessionId, exited: Option<WorkerExited>) {
+        let Some(session) = self.clients.sessions.close(id) else { return };
+        self.clients.segments.close_session(&session.token);
+        let failure = self.failure_of(&session, exited);
+        for held in session.held.values() {
+            self.execution.operations.release(held.result, session.rank);
+        }
+        self.end_timeline_of(session.rank);
+        let orderly = failure.cause == Cause::ShutDown;
+        tracing::info!(rank = session.rank.0, orderly, reason = failure.reason, "a worker has left");
+        self.handle(Event::RankLeft { rank: session.rank, failure });
+    }
+
+    /// Builds the failure that the other ranks receive.
+    fn failure_of(&self, session: &Session, exited: Option<WorkerExited>) -> Failure {
+        let (rank, me) = (session.rank, self.me);
+        let well = exited.as_ref().is_none_or(|exited| exited.exit == Exit::Code(0));
+        let failure = |cause, reason: String| Failure::new(cause, reason).with_rank(rank).with_sidecar(me);
+        if let Some(said) = session.goodbye.as_ref().filter(|_| well) {
+            return failure(Cause::ShutDown, format!("{rank} has shut down: {said}"));
+        }
+        let record = self.engine.record(rank, self.now());
+        let reason = match &exited {
+            Some(WorkerExited { exit, .. }) => {
+                let unexpected = if well { " without parting from its sidecar" } else { "" };
+                format!("{rank} on host {} {exit}{unexpected}{}", record.host, exit.advice())
+            }
+            None => {
+                let seen = session.closing.as_ref().map(|closing| closing.reason.as_str()).unwrap_or_default();
+                let unknown = if self.exits.are_reported {
+                    ""
+                } else {
+                    "; no launcher watches it, so see its own output for why"
+                };
+                format!("{rank} on {me} is gone: {seen}{unknown}")
+            }
+        };
+        let (exit, stderr_tail) = exited.map_or((None, Vec::new()), |exited| (Some(exited.exit), exited.stderr_tail));
+        let record = Record { pid: Some(session.pid).filter(|pid| *pid > 0), exit, stderr_tail, ..record };
+        failure(Cause::RankLost, reason).with_record(Some(Arc::new(record.within_limits())))
+    }
+}
+
+/// Reported before any rank fails because of it: the launcher blames the rank that left first, not the one that exits first.
+fn report_left(rank: Rank) {
+    FromSidecar::Left { rank: rank.0 }.send();
+}
+
+/// How long a session stays closing while its exit is not reported: long enough for an agent to read the last lines of
+/// output, and hardly noticeable.
+const EXIT_WAIT: Duration = Duration::from_millis(300);
+/// The same after a goodbye, which an interpreter sends some time before it ends. An orderly end is not urgent.
+const GOODBYE_WAIT: Duration = Duration::from_secs(1);

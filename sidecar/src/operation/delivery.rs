@@ -1,0 +1,363 @@
+//! The check of a submission against its session, and the delivery of a result to it.
+
+use std::sync::Arc;
+
+use ronde_engine::Completion;
+use ronde_rpc::convert::{EpochView, OutputPlace, Place, Refused, Submission};
+use ronde_rpc::v1;
+use ronde_rpc::v1::server_message::Message;
+use ronde_shm::{SegmentId, WorkerSegment};
+use ronde_wire::{Cause, Collective, Epoch, Failure, Rank, RequestId, SetId, SidecarIndex, World, limits};
+
+use crate::operation::table::Operations;
+use crate::session::request::{Input, Output, ResultId};
+use crate::session::segments::Segments;
+use crate::session::service::PART_BYTES;
+use crate::session::table::{Held, Pending, Session};
+
+/// What bounds the results of a session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ResultBounds {
+    /// Bytes of results that pending and held requests may take: `arena_bytes_max`.
+    pub(crate) bytes_max: u64,
+    /// The number of ranks of the submission's set; 0 when there is no such set.
+    pub(crate) set_ranks: u64,
+}
+
+/// Checks a submission against its session: the place must exist and the limits must leave room.
+pub(crate) fn accept(
+    session: &mut Session,
+    segments: &Segments,
+    submission: Submission,
+    bounds: ResultBounds,
+) -> Result<Submission, Refused> {
+    let refuse = |reason: String| Refused {
+        request: submission.request,
+        set: submission.what.set,
+        name: Some(submission.what.name.clone()),
+        group: submission.what.group.clone(),
+        reason,
+    };
+    if session.pending.contains_key(&submission.request) || session.held.contains_key(&submission.request) {
+        // The name belongs to another request of this number, which stays valid: no other rank is notified.
+        let reason = format!("{} is in use; number requests once", submission.request);
+        return Err(Refused { name: None, ..refuse(reason) });
+    }
+    if session.pending.len() >= limits::PENDING_PER_SESSION_MAX {
+        return Err(refuse(format!(
+            "{} requests are pending; the limit PENDING_PER_SESSION_MAX is {}; wait for some first",
+            session.pending.len(),
+            limits::PENDING_PER_SESSION_MAX
+        )));
+    }
+    let input = match &submission.place {
+        Place::None => Input::None,
+        Place::Inline(data) => Input::Inline(data.clone()),
+        Place::Arena { segment, offset, bytes } => {
+            let segment = attached(session, segments, (*segment, *offset, *bytes)).map_err(refuse)?;
+            Input::Arena { segment, offset: *offset, bytes: *bytes }
+        }
+    };
+    let output = submission.output.map(|output| check_output(session, segments, output, &submission));
+    let output = output.transpose().map_err(|reason| refuse(format!("the output: {reason}")))?;
+    let result_bytes = check_result(session, &submission, bounds).map_err(refuse)?;
+    session.result_bytes += result_bytes;
+    let pending = Pending { input, output, in_output: false, result_bytes };
+    session.pending.insert(submission.request, pending);
+    Ok(submission)
+}
+
+/// The segment of a place, once it is known to be there and to have these bytes.
+fn attached(
+    session: &Session,
+    segments: &Segments,
+    (segment, offset, bytes): (u32, u64, u64),
+) -> Result<Arc<WorkerSegment>, String> {
+    let mapped = segments.input(&session.token, SegmentId(segment));
+    let mapped = mapped.ok_or_else(|| format!("segment {segment} is not attached; attach it on mem.sock"))?;
+    if offset.checked_add(bytes).is_none_or(|end| end > mapped.len()) {
+        let len = mapped.len();
+        return Err(format!("bytes {offset} to {offset}+{bytes} lie outside segment {segment} of {len} bytes"));
+    }
+    Ok(mapped)
+}
+
+/// The place that a worker named for its result.
+fn check_output(
+    session: &Session,
+    segments: &Segments,
+    output: OutputPlace,
+    submission: &Submission,
+) -> Result<Output, String> {
+    let OutputPlace { segment, offset, bytes } = output;
+    match known_result_bytes(session.rank, submission) {
+        Some(wanted) if wanted != bytes => {
+            return Err(format!("it has {bytes} bytes, but the result will have {wanted}"));
+        }
+        _ => {}
+    }
+    let segment = attached(session, segments, (segment, offset, bytes))?;
+    Ok(Output { segment, offset, bytes })
+}
+
+/// The bytes of the result where they are known from the request.
+fn known_result_bytes(me: Rank, submission: &Submission) -> Option<u64> {
+    match submission.what.collective {
+        Collective::AllReduce { .. } | Collective::Broadcast { .. } => submission.place.bytes(),
+        Collective::Reduce { root, .. } if root == me => submission.place.bytes(),
+        _ => None,
+    }
+}
+
+/// What the result counts for, where the session has room for it.
+fn check_result(session: &Session, submission: &Submission, bounds: ResultBounds) -> Result<u64, String> {
+    let ResultBounds { bytes_max, set_ranks } = bounds;
+    let held = session.result_bytes;
+    let result_bytes = expected_result_bytes(session.rank, submission);
+    let gathered_bytes = result_bytes.saturating_mul(set_ranks);
+    let collective = &submission.what.collective;
+    let gathers = matches!(collective, Collective::AllGather | Collective::Gather { .. });
+    let inline = matches!(submission.place, Place::Inline(_));
+    if inline && gathers && gathered_bytes > limits::INLINE_BYTES_MAX as u64 {
+        return Err(format!(
+            "a result of about {gathered_bytes} bytes does not fit into messages, which take {}; use shared memory",
+            limits::INLINE_BYTES_MAX
+        ));
+    }
+    if held.saturating_add(result_bytes) > bytes_max {
+        return Err(format!(
+            "{result_bytes} bytes of result exceed arena_bytes_max = {bytes_max}: {held} are pending or not released; raise it (--arena-mb) or keep fewer tensors in flight"
+        ));
+    }
+    if held >= bytes_max && depends_on_others(session.rank, collective) {
+        let kind = collective.name();
+        return Err(format!(
+            "the result of {kind} has a size that only other ranks know, and {held} bytes of results, which are pending or not released, have reached arena_bytes_max = {bytes_max}; raise it (--arena-mb) or keep fewer tensors in flight"
+        ));
+    }
+    Ok(result_bytes)
+}
+
+/// Whether the size of the result hangs on other ranks' tensors, of which the request says nothing.
+fn depends_on_others(me: Rank, collective: &Collective) -> bool {
+    match collective {
+        Collective::AllGather | Collective::AllToAll { .. } => true,
+        Collective::Recv { .. } | Collective::RecvAny { .. } => true,
+        Collective::Gather { root } => *root == me,
+        Collective::Scatter { root } => *root != me,
+        _ => false,
+    }
+}
+
+/// What a result takes as far as the request tells: results that hang on other ranks' tensors count by the contribution
+/// until they are there.
+fn expected_result_bytes(me: Rank, submission: &Submission) -> u64 {
+    match submission.what.collective {
+        // It goes to memory of the worker's own, which counts as such.
+        _ if submission.output.is_some() && known_result_bytes(me, submission).is_some() => 0,
+        Collective::Send { .. } => 0,
+        Collective::Reduce { root, .. } | Collective::Gather { root } if root != me => 0,
+        _ => submission.place.bytes().unwrap_or(0),
+    }
+}
+
+/// Tells a worker where its result lies, or sends it in parts when the contribution came inside a message.
+pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, request: RequestId, completion: Completion) {
+    let inline = session.is_inline(request);
+    let Some(pending) = session.pending.remove(&request) else {
+        operations.release(result_id(session.rank, &completion), session.rank);
+        return;
+    };
+    let result = result_id(session.rank, &completion);
+    let mut place = Place::None;
+    match operations.result(result, session.rank) {
+        None => session.result_bytes -= pending.result_bytes,
+        Some(slot) if inline && slot.slot.len > limits::INLINE_BYTES_MAX as u64 => {
+            let reason = format!(
+                "the result has {} bytes, but one that travels inside messages has at most {}; use shared memory",
+                slot.slot.len,
+                limits::INLINE_BYTES_MAX
+            );
+            session.result_bytes -= pending.result_bytes;
+            operations.release(result, session.rank);
+            send_failed(session, request, &Failure::new(Cause::Refused, reason).with_rank(session.rank));
+            return;
+        }
+        Some(slot) if inline => {
+            let mut offset = 0;
+            while offset < slot.slot.len {
+                let part = (PART_BYTES as u64).min(slot.slot.len - offset);
+                let mut data = vec![0; usize::try_from(part).unwrap_or(0)];
+                if let Err(error) = slot.segment.copy_to(slot.slot.offset + offset, &mut data) {
+                    tracing::error!(%error, "a result cannot be read; this is a bug in ronde");
+                }
+                session.send(Message::ResultPart(v1::ResultPart { request: request.0, data: data.into() }));
+                offset += part;
+            }
+            session.result_bytes -= pending.result_bytes;
+            operations.release(result, session.rank);
+        }
+        Some(slot) => {
+            let (segment, offset, bytes) = (slot.slot.segment.0, slot.slot.offset, slot.slot.len);
+            place = Place::Arena { segment, offset, bytes };
+            // What is really held counts: a gathered result is larger than the contribution.
+            session.result_bytes = session.result_bytes - pending.result_bytes + bytes;
+            session.held.insert(request, Held { result, result_bytes: bytes });
+        }
+    }
+    let Completion { epoch, seq, dtype, shape, detail, .. } = completion;
+    let in_output = pending.in_output;
+    let message = ronde_rpc::Completion { request, epoch, seq, dtype, shape, result: place, in_output, detail };
+    session.send(Message::Completed(message.into_message()));
+}
+
+/// Ends a request that has failed. Without an entry it is an earlier session's, whose number may mean another one here.
+pub(crate) fn fail(session: &mut Session, request: RequestId, failure: &Failure) {
+    if let Some(pending) = session.pending.remove(&request) {
+        session.result_bytes -= pending.result_bytes;
+        send_failed(session, request, failure);
+    }
+}
+
+/// The result that a rank's completion speaks of.
+pub(crate) fn result_id(rank: Rank, completion: &Completion) -> ResultId {
+    let Completion { epoch, seq, tensor, own, .. } = *completion;
+    ResultId { epoch, seq, tensor, rank: own.then_some(rank) }
+}
+
+/// Tells a worker that a request has failed.
+///
+/// Many may fail for the same reason, whose record is sent once.
+pub(crate) fn send_failed(session: &mut Session, request: RequestId, failure: &Failure) {
+    let is_sent =
+        matches!((&session.sent_record, &failure.record), (Some(sent), Some(record)) if Arc::ptr_eq(sent, record));
+    let mut message = v1::Failure::from(failure);
+    if is_sent {
+        message.record = None;
+    } else if failure.record.is_some() {
+        session.sent_record.clone_from(&failure.record);
+    }
+    session.send(Message::Failed(v1::Failed { request: request.0, failure: Some(message) }));
+}
+
+/// A rank's own view of the world: its place among the ranks of its sidecar and among the sidecars.
+pub(crate) fn epoch_view(world: &World, me: SidecarIndex, rank: Rank, epoch: Epoch) -> EpochView {
+    let topology = world.topology(SetId::WORLD);
+    let members = topology.as_ref().map_or(&[][..], |t| t.members.as_slice());
+    let local = members.iter().find(|m| m.sidecar == me).map_or(&[][..], |m| m.ranks.as_slice());
+    let local_rank = local.iter().position(|r| *r == rank).unwrap_or(0);
+    let peers: Vec<_> = members.iter().filter(|m| m.ranks.len() > local_rank).collect();
+    let cross_rank = peers.iter().position(|m| m.sidecar == me).unwrap_or(0);
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    EpochView {
+        epoch,
+        rank,
+        size: count(world.size()),
+        local_rank: count(local_rank),
+        local_size: count(local.len()),
+        cross_rank: count(cross_rank),
+        cross_size: count(peers.len()),
+        homogeneous: members.iter().all(|m| m.ranks.len() == local.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use bytes::Bytes;
+    use ronde_rpc::RankToken;
+    use ronde_rpc::convert::TOKEN_BYTES;
+    use ronde_shm::SessionToken;
+    use ronde_wire::{Codec, DType, ReduceOp, Request, Shape, TensorName};
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::session::table::Sessions;
+
+    const ME: Rank = Rank(0);
+
+    /// A session of rank 0 that asks for one thing after another.
+    struct Asking {
+        sessions: Sessions,
+        bounds: ResultBounds,
+        requests: u64,
+    }
+
+    impl Asking {
+        fn new(bytes_max: u64, set_ranks: u64) -> Self {
+            let token = RankToken::new(&[1; TOKEN_BYTES]).expect("a token");
+            let mut sessions = Sessions::new(HashMap::from([(ME, token)]));
+            let (outgoing, _) = mpsc::channel(1);
+            sessions.claim(ME, &token, SessionToken::from_bytes([2; 16]), outgoing).expect("a session");
+            Self { sessions, bounds: ResultBounds { bytes_max, set_ranks }, requests: 0 }
+        }
+
+        /// Why it is refused, if so.
+        fn refusal(&mut self, collective: Collective, bytes: usize) -> Option<String> {
+            self.requests += 1;
+            let place = if bytes > 0 { Place::Inline(Bytes::from(vec![0; bytes])) } else { Place::None };
+            let what = Request {
+                set: SetId::WORLD,
+                name: TensorName::new(format!("t.{}", self.requests)).expect("a name"),
+                collective,
+                dtype: DType::U8,
+                shape: Shape::new(vec![bytes as u64]).expect("a shape"),
+                prescale: 1.0,
+                postscale: 1.0,
+                codec: Codec::None,
+                plugin: None,
+                group: None,
+            };
+            let submission =
+                Submission { request: RequestId(self.requests), what, plugin: None, place, output: None, site: None };
+            let session = self.sessions.of_rank(ME).expect("it lives");
+            accept(session, &Segments::default(), submission, self.bounds).err().map(|refused| refused.reason)
+        }
+    }
+
+    #[test]
+    fn results_of_unknown_size_are_refused_once_the_limit_is_reached() {
+        let (me, other) = (ME, Rank(1));
+        let unknown = || {
+            [
+                Collective::Recv { from: other, tag: 0 },
+                Collective::RecvAny { tag: 0 },
+                Collective::Scatter { root: other },
+                Collective::AllGather,
+                Collective::Gather { root: me },
+                Collective::AllToAll { splits: vec![0, 0] },
+            ]
+        };
+        let mut asking = Asking::new(100, 2);
+        assert_eq!(asking.refusal(Collective::AllReduce { op: ReduceOp::Sum }, 99), None);
+        for collective in unknown() {
+            assert_eq!(asking.refusal(collective, 0), None);
+        }
+        assert_eq!(asking.refusal(Collective::AllReduce { op: ReduceOp::Sum }, 1), None);
+        for collective in unknown() {
+            let kind = collective.name();
+            let reason = asking.refusal(collective, 0).expect("the limit is reached");
+            for words in [kind, "100 bytes of results", "arena_bytes_max = 100", "--arena-mb"] {
+                assert!(reason.contains(words), "{reason:?} lacks {words:?}");
+            }
+        }
+        for nothing in [
+            Collective::Barrier,
+            Collective::Join,
+            Collective::Send { to: other, tag: 0 },
+            Collective::Gather { root: other },
+            Collective::Reduce { op: ReduceOp::Sum, root: other },
+        ] {
+            assert_eq!(asking.refusal(nothing, 0), None);
+        }
+    }
+
+    #[test]
+    fn what_a_set_gathers_inside_messages_counts_its_own_ranks() {
+        let half = limits::INLINE_BYTES_MAX / 2;
+        assert_eq!(Asking::new(u64::MAX, 2).refusal(Collective::AllGather, half), None);
+        let reason = Asking::new(u64::MAX, 3).refusal(Collective::AllGather, half).expect("three halves");
+        assert!(reason.contains("does not fit into messages"), "{reason}");
+    }
+}

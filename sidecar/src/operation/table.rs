@@ -1,0 +1,273 @@
+//! Operations that are admitted here: their memory while lanes perform them, and their results until all local ranks have
+//! read them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ronde_engine::{Admission, AdmittedRequest, AdmittedTensor};
+use ronde_wire::{Epoch, Failure, Rank, RequestId, Seq, TensorName};
+
+use crate::operation::memory::{Destination, OperationMemory, TensorMemory};
+use crate::operation::results::{ResultSlot, Results};
+use crate::session::request::{Input, ResultId};
+use crate::session::table::{SessionId, Sessions};
+
+/// The table of operations and results.
+pub(crate) struct Operations {
+    results: Results,
+    lanes: usize,
+    running: HashMap<(Epoch, Seq), Running>,
+    readable: HashMap<ResultId, Readable>,
+    /// Ended epochs whose memory lanes may still touch, with the number of lanes that have not let go.
+    draining: HashMap<Epoch, usize>,
+    /// Operations that are dropped, by the last one up to which, with the number of lanes that have not done so.
+    cancelling: HashMap<(Epoch, Seq), Cancelling>,
+    /// Failures that are sent when nothing is being cancelled; at most one for each pending request.
+    deferred: Vec<(SessionId, RequestId, Failure)>,
+}
+
+struct Running {
+    /// The first tensor's name, for logs.
+    name: Option<TensorName>,
+    memory: Arc<OperationMemory>,
+    threads_left: usize,
+    /// Whether nobody wants it any more.
+    cancelled: bool,
+}
+
+/// Lanes that have yet to drop some operations, and which those are.
+type Cancelling = (usize, Arc<[Seq]>);
+
+struct Readable {
+    slot: ResultSlot,
+    readers_left: Vec<Rank>,
+}
+
+impl Operations {
+    /// An empty table for a sidecar with this many lanes.
+    pub(crate) fn new(results: Results, lanes: usize) -> Self {
+        let (running, readable, draining, cancelling) = Default::default();
+        Self { results, lanes, running, readable, draining, cancelling, deferred: Vec::new() }
+    }
+
+    /// Reserves an operation's results and puts its memory together. `threads` is the number of those that perform a part of
+    /// it.
+    ///
+    /// # Errors
+    /// When there is no memory for the results; nothing is reserved then.
+    pub(crate) fn admit(
+        &mut self,
+        admission: &Admission,
+        threads: usize,
+        sessions: &mut Sessions,
+    ) -> anyhow::Result<Arc<OperationMemory>> {
+        let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
+        let mut tensors = Vec::with_capacity(admission.tensors.len());
+        for (index, tensor) in admission.tensors.iter().enumerate() {
+            match self.lease_outputs(tensor, element_bytes, sessions) {
+                Ok(outputs) => {
+                    let mut input = |of: &AdmittedRequest| (of.rank, sessions.input(of.rank, of.request));
+                    let inputs = match admission.contributions.get(index) {
+                        Some(came) => contributed(admission, came),
+                        None => tensor.requests.iter().map(&mut input).collect(),
+                    };
+                    tensors.push(TensorMemory { inputs, outputs });
+                }
+                Err(error) => {
+                    self.release_outputs(&tensors);
+                    return Err(error);
+                }
+            }
+        }
+        let memory = Arc::new(OperationMemory { tensors });
+        let name = admission.tensors.first().map(|tensor| tensor.name.clone());
+        let running = Running { name, memory: Arc::clone(&memory), threads_left: threads, cancelled: false };
+        self.running.insert((admission.epoch, admission.seq), running);
+        Ok(memory)
+    }
+
+    /// The places for a tensor's results that have bytes. Only what somebody reads there gets a slot of the sidecar's.
+    fn lease_outputs(
+        &mut self,
+        tensor: &AdmittedTensor,
+        element_bytes: u64,
+        sessions: &mut Sessions,
+    ) -> anyhow::Result<Vec<(Option<Rank>, Destination)>> {
+        let mut outputs: Vec<(Option<Rank>, Destination)> = Vec::new();
+        for wanted in &tensor.requests {
+            let key = tensor.own.then_some(wanted.rank);
+            // Shared results are equal.
+            let bytes = wanted.output.elements() * element_bytes;
+            if bytes == 0 {
+                continue;
+            }
+            if let Some(output) = sessions.output(wanted.rank, wanted.request, bytes) {
+                outputs.push((key, Destination::Worker(output)));
+            } else if let Some(readers) = outputs.iter_mut().find_map(|output| readers_of(output, key)) {
+                readers.push(wanted.rank);
+            } else {
+                match self.results.lease(bytes) {
+                    Ok(slot) => outputs.push((key, Destination::Slot(slot, vec![wanted.rank]))),
+                    Err(error) => {
+                        self.release_slots(&outputs);
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn release_outputs(&mut self, tensors: &[TensorMemory]) {
+        tensors.iter().for_each(|tensor| self.release_slots(&tensor.outputs));
+    }
+
+    fn release_slots(&mut self, outputs: &[(Option<Rank>, Destination)]) {
+        for (_, output) in outputs {
+            if let Destination::Slot(slot, _) = output {
+                self.results.release(slot.slot);
+            }
+        }
+    }
+
+    /// The name of the first tensor of an operation that runs.
+    pub(crate) fn name(&self, epoch: Epoch, seq: Seq) -> Option<&TensorName> {
+        self.running.get(&(epoch, seq))?.name.as_ref()
+    }
+
+    /// A thread has done its part. True when it was the last: the results are readable now, unless it was cancelled.
+    pub(crate) fn part_done(&mut self, epoch: Epoch, seq: Seq) -> bool {
+        // What was done just before the epoch ended has no readers any more; letting go frees it.
+        if self.draining.contains_key(&epoch) {
+            return false;
+        }
+        let Some(running) = self.running.get_mut(&(epoch, seq)) else { return false };
+        running.threads_left -= 1;
+        if running.threads_left > 0 {
+            return false;
+        }
+        if running.cancelled {
+            return false;
+        }
+        if let Some(running) = self.running.remove(&(epoch, seq)) {
+            for (tensor, memory) in (0..).zip(&running.memory.tensors) {
+                for (rank, output) in &memory.outputs {
+                    let Destination::Slot(slot, readers) = output else { continue };
+                    let id = ResultId { epoch, seq, tensor, rank: *rank };
+                    self.readable.insert(id, Readable { slot: slot.clone(), readers_left: readers.clone() });
+                }
+            }
+        }
+        true
+    }
+
+    /// Cancels operations, which the lanes drop up to `last`; nobody reads their results. Their memory is free when all
+    /// lanes have said that they have, or at once where an operation was performed already.
+    pub(crate) fn cancel(&mut self, (epoch, last): (Epoch, Seq), dropped: &Arc<[Seq]>) {
+        for seq in dropped.iter() {
+            if let Some(running) = self.running.get_mut(&(epoch, *seq)) {
+                running.cancelled = true;
+                continue;
+            }
+            let of_operation = self.readable.keys().filter(|id| (id.epoch, id.seq) == (epoch, *seq));
+            for id in of_operation.copied().collect::<Vec<_>>() {
+                if let Some(readable) = self.readable.remove(&id) {
+                    self.results.release(readable.slot.slot);
+                }
+            }
+        }
+        self.cancelling.insert((epoch, last), (self.lanes, Arc::clone(dropped)));
+    }
+
+    /// Defers the failure of a request whose operation is being dropped until no lane writes to the worker's memory any more,
+    /// because the worker reuses that memory when it receives the failure.
+    pub(crate) fn defer_failure(&mut self, failed: (SessionId, RequestId, Failure)) {
+        self.deferred.push(failed);
+    }
+
+    /// Takes the deferred failures.
+    pub(crate) fn take_deferred(&mut self) -> Vec<(SessionId, RequestId, Failure)> {
+        std::mem::take(&mut self.deferred)
+    }
+
+    /// Whether lanes may still touch the memory of operations that nobody wants any more.
+    pub(crate) fn is_cancelling(&self) -> bool {
+        !self.cancelling.is_empty()
+    }
+
+    /// Notes that a lane has dropped the cancelled operations up to `last`. True when it was the last lane: no memory of that is touched any
+    /// more.
+    pub(crate) fn lane_dropped(&mut self, epoch: Epoch, last: Seq) -> bool {
+        let Some((lanes_left, _)) = self.cancelling.get_mut(&(epoch, last)) else { return false };
+        *lanes_left -= 1;
+        if *lanes_left > 0 {
+            return false;
+        }
+        for seq in self.cancelling.remove(&(epoch, last)).into_iter().flat_map(|(_, dropped)| dropped.to_vec()) {
+            self.forget(epoch, seq);
+        }
+        true
+    }
+
+    fn forget(&mut self, epoch: Epoch, seq: Seq) {
+        if let Some(running) = self.running.remove(&(epoch, seq)) {
+            self.release_outputs(&running.memory.tensors);
+        }
+    }
+
+    /// Where a rank reads a result; `None` for an operation without one, and when the worker has it already.
+    pub(crate) fn result(&self, id: ResultId, reader: Rank) -> Option<&ResultSlot> {
+        let readable = self.readable.get(&id)?;
+        readable.readers_left.contains(&reader).then_some(&readable.slot)
+    }
+
+    /// A reader is through with a result; does nothing for a rank that does not read it.
+    pub(crate) fn release(&mut self, id: ResultId, reader: Rank) {
+        let Some(readable) = self.readable.get_mut(&id) else { return };
+        readable.readers_left.retain(|rank| *rank != reader);
+        if readable.readers_left.is_empty()
+            && let Some(readable) = self.readable.remove(&id)
+        {
+            self.results.release(readable.slot.slot);
+        }
+    }
+
+    /// An epoch is over: what runs is dropped, but its slots are not reused before every lane has let go of them.
+    pub(crate) fn end_epoch(&mut self, epoch: Epoch) {
+        self.draining.insert(epoch, self.lanes);
+    }
+
+    /// A lane no longer touches the memory of an ended epoch.
+    pub(crate) fn lane_released(&mut self, epoch: Epoch) {
+        let Some(left) = self.draining.get_mut(&epoch) else { return };
+        *left -= 1;
+        if *left > 0 {
+            return;
+        }
+        self.draining.remove(&epoch);
+        let ended: Vec<_> = self.running.keys().filter(|(of, _)| *of == epoch).copied().collect();
+        for (epoch, seq) in ended {
+            self.forget(epoch, seq);
+        }
+    }
+
+    /// Numbers for metrics.
+    pub(crate) fn results(&self) -> &Results {
+        &self.results
+    }
+}
+
+/// Who reads the slot of the result under this key.
+fn readers_of(output: &mut (Option<Rank>, Destination), key: Option<Rank>) -> Option<&mut Vec<Rank>> {
+    match output {
+        (of, Destination::Slot(_, readers)) if *of == key => Some(readers),
+        _ => None,
+    }
+}
+
+/// The contributions to a tensor that came with the order, by rank.
+fn contributed(admission: &Admission, came: &[Bytes]) -> Vec<(Rank, Input)> {
+    let inline = |(rank, bytes): (&Rank, &Bytes)| (*rank, Input::Inline(bytes.clone()));
+    admission.local_ranks.iter().zip(came).map(inline).collect()
+}

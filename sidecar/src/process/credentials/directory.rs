@@ -1,0 +1,182 @@
+//! Three files in a directory.
+//!
+//! | file | what | mode |
+//! |---|---|---|
+//! | `cert.pem` | the sidecar's certificate chain, leaf first; it says which sidecar of which job this is | any |
+//! | `key.pem` | its private key | 0600 or 0400 |
+//! | `ca.pem` | the certificates of the job's authorities | any |
+//!
+//! The files may be replaced while the sidecar runs ([`Directory::poll`]).
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use anyhow::{Context, anyhow};
+use ronde_bootstrap::codes::Code;
+use ronde_transport::{CaError, Identity};
+
+use super::{code_of, named, private_file};
+
+/// The sidecar's certificate chain.
+pub const CERTIFICATE_FILE: &str = "cert.pem";
+/// The sidecar's private key.
+pub const KEY_FILE: &str = "key.pem";
+/// The certificates of the job's authorities.
+pub const AUTHORITY_FILE: &str = "ca.pem";
+
+/// A directory that is looked at again and again.
+pub struct Directory {
+    path: PathBuf,
+    changes: Changes,
+}
+
+impl Directory {
+    pub(super) fn new(path: PathBuf) -> Self {
+        let changes = Changes::since(Fingerprint::of(&path));
+        Self { path, changes }
+    }
+
+    /// What there is to begin with.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub(super) fn load(&mut self) -> anyhow::Result<Identity> {
+        // Taken before the files are read: what changes in between is seen by the next look.
+        self.changes = Changes::since(Fingerprint::of(&self.path));
+        load(&self.path)
+    }
+
+    /// A fresh identity when the files have changed. Files that cannot be used are tried again at the next look: a pair
+    /// that does not fit may be half of a replacement, and a clock may be set.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub(super) fn poll(&mut self) -> anyhow::Result<Option<Identity>> {
+        if !self.changes.observe(Fingerprint::of(&self.path)) {
+            return Ok(None);
+        }
+        let fresh = load(&self.path)?;
+        self.changes.handled();
+        Ok(Some(fresh))
+    }
+}
+
+/// Reads a directory and checks that its parts belong together, are valid now and of one authority.
+///
+/// # Errors
+/// What is wrong with which file, with the code that explains it.
+pub fn load(directory: &Path) -> anyhow::Result<Identity> {
+    let identity = read(directory)?;
+    identity.check(SystemTime::now()).map_err(|error| {
+        let code = code_of(&error);
+        anyhow!(error).context(named(&directory.join(CERTIFICATE_FILE))).context(code)
+    })?;
+    Ok(identity)
+}
+
+/// Reads a directory and checks that its parts belong together; whether they are valid now is another question.
+///
+/// # Errors
+/// As [`load`].
+pub fn read(directory: &Path) -> anyhow::Result<Identity> {
+    let key = private_file::read(&directory.join(KEY_FILE))?;
+    let certificate = read_text(&directory.join(CERTIFICATE_FILE))?;
+    let authority = read_text(&directory.join(AUTHORITY_FILE))?;
+    Identity::from_pem(&certificate, &key, &authority).map_err(|error| {
+        let code = match &error {
+            CaError::Identity(error) => code_of(error),
+            _ => Code::CertificateFiles,
+        };
+        anyhow!(error).context(format!("the credentials in {} cannot be used", directory.display())).context(code)
+    })
+}
+
+/// Reads a file that is text, with its name in the error.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn read_text(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    // Opening a pipe would wait for its writer.
+    let opened = fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
+    let file = opened.and_then(|file| match file.metadata()?.is_file() {
+        true => file.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text),
+        false => Err(std::io::Error::other("it is no file")),
+    });
+    file.with_context(|| format!("cannot read {}", path.display())).context(Code::CertificateFiles)?;
+    if text.len() as u64 > TEXT_BYTES_MAX {
+        let text = format!("{} is longer than {TEXT_BYTES_MAX} bytes; it is no certificate", path.display());
+        return Err(anyhow!(text)).context(Code::CertificateFiles);
+    }
+    Ok(text)
+}
+
+/// What tells one state of the three files from another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Fingerprint([Option<(u64, i64, i64, u64)>; 3]);
+
+impl Fingerprint {
+    fn of(directory: &Path) -> Self {
+        let file = |name: &str| {
+            let metadata = fs::metadata(directory.join(name)).ok()?;
+            Some((metadata.ino(), metadata.mtime(), metadata.mtime_nsec(), metadata.len()))
+        };
+        Self([CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE].map(file))
+    }
+}
+
+/// Which state was taken, and which was seen last: a change counts when two looks in a row see the same, because three
+/// files are not replaced at one moment.
+struct Changes {
+    taken: Fingerprint,
+    seen: Fingerprint,
+}
+
+impl Changes {
+    fn since(taken: Fingerprint) -> Self {
+        Self { seen: taken.clone(), taken }
+    }
+
+    /// Whether this state is another than the one that was taken, and has settled.
+    fn observe(&mut self, now: Fingerprint) -> bool {
+        let settled = std::mem::replace(&mut self.seen, now) == self.seen;
+        settled && self.seen != self.taken
+    }
+
+    /// The state that was seen last is in use now.
+    fn handled(&mut self) {
+        self.taken.clone_from(&self.seen);
+    }
+}
+
+/// More than a chain or a bundle of authorities has.
+const TEXT_BYTES_MAX: u64 = 256 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(number: u64) -> Fingerprint {
+        Fingerprint([Some((number, 0, 0, 0)), None, None])
+    }
+
+    #[test]
+    fn a_change_counts_when_it_has_settled_until_it_is_taken() {
+        let mut changes = Changes::since(state(1));
+        let mut poll = |number, usable| {
+            let counts = changes.observe(state(number));
+            if counts && usable {
+                changes.handled();
+            }
+            counts
+        };
+        assert!([1, 1, 2, 3].into_iter().all(|number| !poll(number, true)));
+        // A pair that does not fit is tried again, until it is as before or something usable has come.
+        assert!(poll(3, false) && poll(3, false));
+        assert!(!poll(1, true) && !poll(1, true));
+        assert!(!poll(3, true) && poll(3, true) && !poll(3, true));
+    }
+}

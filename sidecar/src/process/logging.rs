@@ -1,0 +1,227 @@
+//! Log lines: one of text or JSON for each event, with the job and the sidecar on every line.
+//!
+//! The events' own fields have fixed names: `rank`, `peer`, `epoch`, `seq`, `operation` (a tensor's name), `reason`. Lines
+//! hold names and numbers, never elements of tensors, tokens or keys.
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fmt;
+use std::io::IsTerminal;
+use std::panic::PanicHookInfo;
+use std::sync::OnceLock;
+
+use ronde_bootstrap::logs::{self, Head, LOG_VARIABLE, LogArgs, LogFormat, LogLevel};
+use ronde_wire::{JobName, SidecarIndex};
+use serde_json::Value;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Sends the events of this process to its standard error.
+pub(crate) fn start(options: &LogArgs) {
+    let from_environment = || std::env::var(LOG_VARIABLE).ok().map(EnvFilter::try_new);
+    let (filter, mistake) = match (options.log_level, from_environment()) {
+        (Some(level), _) => (filter(level), None),
+        (None, Some(Ok(filter))) => (filter, None),
+        (None, Some(Err(error))) => (filter(LogLevel::Warn), Some(error)),
+        (None, None) => (filter(LogLevel::Warn), None),
+    };
+    let lines = Lines { format: options.log_format, has_time: options.has_time() };
+    let colours = options.log_format == LogFormat::Text && std::io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .with_env_filter(filter)
+        .event_format(lines)
+        .init();
+    std::panic::set_hook(Box::new(log_panic));
+    if let Some(error) = mistake {
+        tracing::warn!(%error, "{LOG_VARIABLE} is not understood, so that warnings are logged");
+    }
+}
+
+/// Of other crates no more than warnings, as they log by the packet.
+fn filter(level: LogLevel) -> EnvFilter {
+    let others = if level == LogLevel::Error { "error" } else { "warn" };
+    EnvFilter::new(format!("{others},ronde={}", level.name()))
+}
+
+/// From here on every line says who writes it.
+pub(crate) fn identify(job: &JobName, sidecar: SidecarIndex) {
+    // A process takes part in one job.
+    let _ = WHO.set(Who { job: job.to_string(), sidecar: sidecar.0 });
+}
+
+struct Who {
+    job: String,
+    sidecar: u32,
+}
+
+static WHO: OnceLock<Who> = OnceLock::new();
+
+/// The form of a line.
+struct Lines {
+    format: LogFormat,
+    has_time: bool,
+}
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let metadata = event.metadata();
+        let (level, target, who) = (metadata.level().as_str(), metadata.target(), WHO.get());
+        let line = match self.format {
+            LogFormat::Json => json(level, target, who, &fields),
+            LogFormat::Text => {
+                let time = self.has_time.then(logs::now);
+                text(time, &coloured(level, writer.has_ansi_escapes()), target, who, &fields)
+            }
+        };
+        writeln!(writer, "{line}")
+    }
+}
+
+/// What an event says.
+#[derive(Default)]
+struct Fields {
+    message: String,
+    others: Vec<(&'static str, Value)>,
+}
+
+impl Fields {
+    fn add(&mut self, field: &Field, value: impl Into<Value>) {
+        self.others.push((field.name(), value.into()));
+    }
+}
+
+impl Visit for Fields {
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.add(field, value);
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.add(field, value);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.add(field, value);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.add(field, value);
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => value.clone_into(&mut self.message),
+            _ => self.add(field, value),
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        match field.name() {
+            "message" => self.message = format!("{value:?}"),
+            _ => self.add(field, format!("{value:?}")),
+        }
+    }
+}
+
+fn json(level: &str, target: &str, who: Option<&Who>, fields: &Fields) -> String {
+    let who = who.map(|who| (who.job.as_str(), who.sidecar));
+    let (job, sidecar) = who.unzip();
+    let head = Head { level, job, sidecar, target, message: &fields.message };
+    logs::json_line(&head, &fields.others)
+}
+
+fn text(time: Option<String>, level: &str, target: &str, who: Option<&Who>, fields: &Fields) -> String {
+    let time = time.map(|time| time + " ").unwrap_or_default();
+    let mut line = format!("{time}{level} {target}: {}", printable(&fields.message, true));
+    if let Some(Who { job, sidecar }) = who {
+        line.push_str(&format!(" job={job} sidecar={sidecar}"));
+    }
+    for (name, value) in &fields.others {
+        let value = match value {
+            Value::String(text) if text.contains([' ', '"', '=']) || text.is_empty() => format!("{text:?}"),
+            Value::String(text) => printable(text, false),
+            other => other.to_string(),
+        };
+        line.push_str(&format!(" {name}={value}"));
+    }
+    line
+}
+
+fn coloured(level: &str, colours: bool) -> String {
+    let colour = match level {
+        _ if !colours => return format!("{level:>5}"),
+        "ERROR" => 31,
+        "WARN" => 33,
+        "INFO" => 32,
+        _ => 34,
+    };
+    format!("\x1b[{colour}m{level:>5}\x1b[0m")
+}
+
+/// Words of workers and peers are in some lines: none of them moves a terminal's cursor.
+fn printable(text: &str, lines: bool) -> String {
+    let escaped = |c: char| c.is_control() && !(lines && c == '\n');
+    if !text.contains(escaped) {
+        return text.to_owned();
+    }
+    text.chars().flat_map(|c| if escaped(c) { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let place = panic.location().map(ToString::to_string).unwrap_or_default();
+    let payload = panic.payload();
+    let said = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let trace = Backtrace::capture();
+    let trace = if trace.status() == BacktraceStatus::Captured { trace.to_string() } else { String::new() };
+    tracing::error!(place, trace, "a thread panicked; this is a bug in ronde: {}", said.unwrap_or("no text"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(message: &str, others: Vec<(&'static str, Value)>) -> Fields {
+        Fields { message: message.to_owned(), others }
+    }
+
+    #[test]
+    fn a_line_of_json_has_who_and_what_and_no_key_twice() {
+        let who = Who { job: "run-1".to_owned(), sidecar: 3 };
+        let fields =
+            fields("gone:\n\"x\"", vec![("rank", 2.into()), ("job", "other".into()), ("reason", "\x1b".into())]);
+        let line = json("WARN", "ronde::driver", Some(&who), &fields);
+        assert!(!line.contains('\n') && line.matches("\"job\"").count() == 1, "{line}");
+        let value: Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!((&value["job"], &value["sidecar"], &value["rank"]), (&"run-1".into(), &3.into(), &2.into()));
+        assert_eq!((&value["message"], &value["reason"]), (&"gone:\n\"x\"".into(), &"\x1b".into()));
+        let unknown: Value = serde_json::from_str(&json("WARN", "t", None, &fields)).expect("JSON");
+        assert!(unknown["job"].is_null() && unknown["sidecar"].is_null());
+    }
+
+    #[test]
+    fn a_line_of_text_moves_no_cursor() {
+        let who = Who { job: "run-1".to_owned(), sidecar: 3 };
+        let others = vec![("rank", 2.into()), ("reason", "two words".into()), ("name", "a\x1b[2J\nb".into())];
+        let of = |time| text(time, " WARN", "ronde", Some(&who), &fields("first\nsecond \x1b[2J", others.clone()));
+        let line = of(None);
+        assert_eq!(of(Some("12:00".to_owned())), format!("12:00 {line}"));
+        let expected = " WARN ronde: first\nsecond \\u{1b}[2J job=run-1 sidecar=3 rank=2 reason=\"two words\" name=a\\u{1b}[2J\\nb";
+        assert_eq!(line, expected);
+    }
+
+    #[test]
+    fn others_are_quieter_than_ronde() {
+        assert_eq!(filter(LogLevel::Debug).to_string(), "ronde=debug,warn");
+        assert_eq!(filter(LogLevel::Error).to_string(), "ronde=error,error");
+    }
+}

@@ -1,0 +1,487 @@
+//! The wiring of a sidecar process, from its first line of input to its last line of output. Read this first.
+
+mod affinity;
+pub mod arguments;
+mod container;
+pub mod credentials;
+mod logging;
+mod ports;
+mod settings;
+mod standalone;
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::interfaces;
+use ronde_bootstrap::logs::LogFormat;
+use ronde_bootstrap::messages::{FromSidecar, Join, Peer, Summary, ToSidecar, TokenFile};
+use ronde_engine::{EngineConfig, RunAhead};
+use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, RankToken, paths, v1};
+use ronde_transport::{
+    BoundPort, Identity, KeyRequest, LinkOptions, LocalHello, MutualTls, NetworkPort, SpiffeId, TrustDomain,
+};
+use ronde_wire::control::Purpose;
+use ronde_wire::{Cause, Incarnation, Lane, Rank, SidecarIndex, World};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::admin;
+use crate::driver::command::ControlCommand;
+use crate::driver::liveness::Liveness;
+use crate::driver::{Clients, Driver, Execution, Inbox, Links, Parked, Phase};
+use crate::operation::lanes::inline::InlineExecutor;
+use crate::operation::lanes::{LaneConfig, LaneHandle, LaneReport, local, network};
+use crate::operation::results::Results;
+use crate::operation::table::Operations;
+use crate::plugins::Plugins;
+use crate::process::arguments::SidecarArgs;
+use crate::process::container::ContainerArgs;
+use crate::process::credentials::Credentials;
+use crate::process::ports::Ports;
+use crate::process::settings::{Settings, world_of};
+use crate::session::directory::{Place, RuntimeDir, random_bytes};
+use crate::session::segments;
+use crate::session::service::Service;
+use crate::session::table::Sessions;
+use crate::web;
+
+/// `ronde sidecar`: takes part in one job, as the launcher says on standard input, or the certificate and command line.
+pub fn main(args: &SidecarArgs) -> ExitCode {
+    logging::start(&args.logs);
+    ronde_shm::heap::keep_freed_memory();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let result = runtime.context("cannot start the control thread's runtime").and_then(|runtime| {
+        let result = runtime.block_on(sidecar(args));
+        // A read of standard input cannot be interrupted, and the launcher may keep it open.
+        runtime.shutdown_background();
+        result
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let reason = coded(&error, Code::SidecarCannotGoOn);
+            match args.bootstrap || args.logs.log_format == LogFormat::Json {
+                true => tracing::error!("{reason}"),
+                false => eprintln!("ronde sidecar: {reason}"),
+            }
+            FromSidecar::Fatal { reason }.send();
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
+    // Who am I, where do I listen, and who are the others?
+    let mut launcher = (args.bootstrap || args.local_ranks.is_some()).then(Launcher::new);
+    let Membership { settings, ports, identity, renewal, peers, world } = match (args.local_ranks, &mut launcher) {
+        (Some(ranks), _) => standalone::local(args, ranks)?,
+        (None, Some(launcher)) => launcher.membership().await?,
+        (None, None) => standalone::membership(args).await?,
+    };
+    let incarnation = Incarnation(u64::from_le_bytes(random_bytes()?));
+
+    // Data threads: a lane each, with its socket and its executor; then those that work on this host only.
+    let options = settings.link_options();
+    let start = |port, purpose, addresses| {
+        start_port(port, &identity, local_hello(&settings, incarnation, purpose), addresses, options.clone())
+    };
+    let (control_sender, control_commands) = mpsc::channel(CONTROL_COMMANDS_MAX);
+    let (lanes, reports, plugins) = spawn_lanes(&settings, &peers, &control_sender, ports.lanes, start)?;
+
+    // Local workers: their directory, sockets, tokens and shared memory.
+    let (place, allowed_uids) = socket_setup(&settings, &args.container);
+    let directory = RuntimeDir::create(place, &settings.job, settings.me)?;
+    let segments = segments::serve(&paths::mem_socket(directory.path()))?;
+    let (tokens, token_files) = written_tokens(&directory, world.ranks_of(settings.me))?;
+    let description = description(&settings, &peers, &world);
+    let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
+    let channels = (command_sender, segments.clone());
+    let service = Arc::new(Service::new(channels, description, allowed_uids, peers.len()));
+    let (web_address, web_tls) = serve_web(&settings, &identity, &service, &tokens, &control_sender)?;
+    let mut server = tokio::spawn(service.bind(&paths::rpc_socket(directory.path()))?);
+    directory.open_sockets()?;
+    tokio::spawn(credentials::keep_fresh(renewal, Arc::clone(&identity), control_sender.clone()));
+    let admin = serve_admin(args, &settings, &control_sender, &directory).await?;
+
+    // The control thread: engine, control links, sessions.
+    let control_peers = addresses(&peers, |peer| Some(peer.control));
+    let control = start(ports.control, Purpose::Control, control_peers)()?;
+    let results = Results::new(result_bytes_max(&settings, &world), segments.clone())?;
+    let mut driver = Driver::new(
+        engine_config(&settings, &peers, &world),
+        Links { control, web_tls, transport: settings.tuning.transport },
+        Execution {
+            operations: Operations::new(results, lanes.len()),
+            inline: InlineExecutor::new(settings.me),
+            lanes,
+            plugins,
+        },
+        Clients {
+            sessions: Sessions::new(tokens),
+            segments,
+            parked: Parked::default(),
+            arena_bytes_max: settings.tuning.arena_bytes_max(),
+            peer_timeout_ms: settings.tuning.peer_timeout_ms(),
+        },
+        Liveness::new(args.container.exit_with_workers.map(Duration::from_secs)),
+        settings.exits_are_reported,
+    );
+    FromSidecar::Serving { socket_dir: directory.path().to_path_buf(), token_files, admin, web: web_address }.send();
+
+    // Serve until the launcher closes our input or a signal comes; then let sessions end, but not for ever.
+    let (mut inbox, mut signals) = (Inbox { commands, control: control_commands, reports }, Signals::new()?);
+    driver.open_control_links();
+    driver
+        .run(&mut inbox, Phase::Serving, async {
+            tokio::select! {
+                () = closed(&mut launcher, &control_sender) => {}
+                () = signals.next() => {}
+                ended = &mut server => tracing::error!(?ended, "the service of rpc.sock has ended"),
+            }
+        })
+        .await;
+    if server.is_finished() {
+        driver.fatal.get_or_insert_with(|| "the service of rpc.sock has ended; see the log above".to_owned());
+    }
+    driver.run(&mut inbox, Phase::Draining, signals.next_or_after(DRAIN_TIMEOUT)).await;
+    server.abort();
+    finish(driver, &settings, args.container.report.as_deref()).await
+}
+
+/// Where workers come to this sidecar, and who may.
+fn socket_setup<'a>(settings: &'a Settings, container: &'a ContainerArgs) -> (Place<'a>, BTreeSet<u32>) {
+    let (base, exact) = (settings.runtime_dir.as_deref(), container.socket_dir.as_deref());
+    let own = nix::unistd::geteuid().as_raw();
+    let allowed: BTreeSet<u32> = container.worker_uids.iter().copied().chain([own]).collect();
+    (Place { base, exact, for_group: allowed.len() > 1 }, allowed)
+}
+
+/// Makes a token for each rank, and its file.
+fn written_tokens(
+    directory: &RuntimeDir,
+    ranks: Vec<Rank>,
+) -> anyhow::Result<(HashMap<Rank, RankToken>, Vec<TokenFile>)> {
+    let written = |rank| directory.write_token(rank).map(|(token, file)| ((rank, token), file));
+    let written = ranks.into_iter().map(written).collect::<Result<Vec<_>, _>>()?;
+    Ok(written.into_iter().unzip())
+}
+
+/// Ends what is left, reports the counters, and turns a fatal condition into an error.
+async fn finish(mut driver: Driver, settings: &Settings, report: Option<&Path>) -> anyhow::Result<()> {
+    let reason = driver.fatal.take();
+    let goodbye = reason.clone().unwrap_or_else(|| format!("{} is shutting down", settings.me));
+    let cause = if reason.is_some() { Cause::SidecarLost } else { Cause::ShutDown };
+    driver.end_sessions(cause, &goodbye);
+    let summary = driver.summary().await;
+    let failure = reason.or_else(|| driver.liveness.failure());
+    Box::pin(driver.shut_down(&goodbye)).await;
+    if let Some(path) = report {
+        write_report(path, settings.me, &summary, failure.as_deref()).context(Code::ReportUnwritable)?;
+    }
+    if let Some(failure) = failure {
+        bail!(failure);
+    }
+    FromSidecar::Ended { summary }.send();
+    Ok(())
+}
+
+/// Writes what was done, at one moment: whoever finds the file finds all of it.
+fn write_report(path: &Path, me: SidecarIndex, summary: &Summary, failure: Option<&str>) -> anyhow::Result<()> {
+    let fresh = path.with_extension("new");
+    let text = serde_json::json!({ "sidecar": me.0, "summary": summary, "failure": failure });
+    let written = std::fs::write(&fresh, format!("{text}\n")).and_then(|()| std::fs::rename(&fresh, path));
+    written.with_context(|| format!("cannot write the report {}", path.display()))
+}
+
+/// What a sidecar knows before it serves.
+pub(crate) struct Membership {
+    pub(crate) settings: Settings,
+    pub(crate) ports: Ports,
+    pub(crate) identity: Arc<Identity>,
+    /// Where fresh identities come from; absent when a launcher gave the only one.
+    pub(crate) renewal: Option<Credentials>,
+    /// All sidecars of the job.
+    pub(crate) peers: Vec<Peer>,
+    pub(crate) world: World,
+}
+
+/// The launcher's end of standard input.
+struct Launcher {
+    lines: Lines<BufReader<Stdin>>,
+}
+
+impl Launcher {
+    fn new() -> Self {
+        Self { lines: BufReader::new(tokio::io::stdin()).lines() }
+    }
+
+    /// The exchange of lines at whose end the sidecar knows everybody.
+    async fn membership(&mut self) -> anyhow::Result<Membership> {
+        let settings = self.start().await?;
+        let ports = Ports::bind(&settings)?;
+        let key = KeyRequest::generate().context("cannot make a key")?;
+        ports.bound(&key).send();
+        let join = self.join().await?;
+        let world = world_of(&join.placement, &join.peers, settings.me).context(Code::SidecarSettings)?;
+        let identity = identity(&settings, key, &join)?;
+        Ok(Membership { settings, ports, identity, renewal: None, peers: join.peers, world })
+    }
+
+    async fn start(&mut self) -> anyhow::Result<Settings> {
+        match self.next().await? {
+            ToSidecar::Start(start) => {
+                logging::identify(&start.job, SidecarIndex(start.sidecar));
+                affinity::pin(&start.tuning.thread_affinity).context(Code::SidecarSettings)?;
+                Settings::new(*start).context(Code::SidecarSettings)
+            }
+            ToSidecar::Join(_) | ToSidecar::WorkerExited(_) => bail!("the launcher's first line is not the start"),
+        }
+    }
+
+    async fn join(&mut self) -> anyhow::Result<Join> {
+        match self.next().await? {
+            ToSidecar::Join(join) => Ok(join),
+            ToSidecar::Start(_) | ToSidecar::WorkerExited(_) => bail!("the launcher's second line is not the join"),
+        }
+    }
+
+    async fn next(&mut self) -> anyhow::Result<ToSidecar> {
+        self.read().await.context(Code::LauncherLine)
+    }
+
+    async fn read(&mut self) -> anyhow::Result<ToSidecar> {
+        let line = self.lines.next_line().await.context("cannot read from the launcher")?;
+        let line = line.context("the launcher closed its end; `ronde sidecar` is started by `ronde run`")?;
+        serde_json::from_str(&line).context("the launcher's line is not understood")
+    }
+
+    /// Passes on what the launcher says; resolves when it has closed its end or is gone.
+    async fn closed(&mut self, commands: &mpsc::Sender<ControlCommand>) {
+        while let Ok(Some(line)) = self.lines.next_line().await {
+            match serde_json::from_str(&line) {
+                // Fails only when the control thread has ended, and the process with it.
+                Ok(ToSidecar::WorkerExited(exited)) => drop(commands.send(ControlCommand::WorkerExited(exited)).await),
+                _ => tracing::warn!(bytes = line.len(), "an unexpected line of the launcher is ignored"),
+            }
+        }
+    }
+}
+
+/// Resolves when the launcher has closed its end; never without one.
+async fn closed(launcher: &mut Option<Launcher>, commands: &mpsc::Sender<ControlCommand>) {
+    match launcher {
+        Some(launcher) => launcher.closed(commands).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// SIGTERM and SIGINT, in the order of arrival.
+struct Signals {
+    term: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        let install = |kind| signal(kind).context("cannot install a signal handler");
+        Ok(Self { term: install(SignalKind::terminate())?, interrupt: install(SignalKind::interrupt())? })
+    }
+
+    async fn next_or_after(&mut self, patience: Duration) {
+        tokio::select! { () = tokio::time::sleep(patience) => {}, () = self.next() => {} }
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn identity(settings: &Settings, key: KeyRequest, join: &Join) -> anyhow::Result<Arc<Identity>> {
+    let id = SpiffeId {
+        trust_domain: TrustDomain::new(settings.trust_domain.as_str())?,
+        job: settings.job.clone(),
+        sidecar: settings.me,
+    };
+    let identity = key.into_identity(&join.certificate, &join.ca_certificate, id);
+    identity.map(Arc::new).context("the launcher's certificate cannot be used")
+}
+
+/// What this sidecar says of itself on the links of one port.
+fn local_hello(settings: &Settings, incarnation: Incarnation, purpose: Purpose) -> LocalHello {
+    LocalHello {
+        job: settings.job.clone(),
+        incarnation,
+        purpose,
+        early_credit_bytes: if purpose == Purpose::Control { 0 } else { settings.early_grant_bytes() },
+        lanes: settings.tuning.lanes(),
+    }
+}
+
+/// What starts a port, once on the thread that will own it.
+fn start_port(
+    port: BoundPort,
+    identity: &Arc<Identity>,
+    hello: LocalHello,
+    peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
+    options: LinkOptions,
+) -> impl FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static {
+    let identity = Arc::clone(identity);
+    move || port.start(identity, &hello, peers, options).context("cannot start a port")
+}
+
+/// The plugins of this sidecar, whose thread tells the driver when there is something to be asked again.
+fn load_plugins(settings: &Settings, commands: mpsc::Sender<ControlCommand>) -> anyhow::Result<Arc<Plugins>> {
+    // Where the driver has gone nothing waits.
+    Plugins::new(&settings.tuning.plugins, move || drop(commands.blocking_send(ControlCommand::PluginsAnswered)))
+}
+
+/// Spawns the data threads; gives them with the channel that all of them report to, and the plugins that they call.
+fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
+    settings: &Settings,
+    peers: &[Peer],
+    commands: &mpsc::Sender<ControlCommand>,
+    ports: Vec<BoundPort>,
+    start: impl Fn(BoundPort, Purpose, HashMap<SidecarIndex, Vec<SocketAddr>>) -> Start,
+) -> anyhow::Result<(Vec<LaneHandle>, mpsc::Receiver<LaneReport>, Arc<Plugins>)> {
+    let plugins = load_plugins(settings, commands.clone())?;
+    let (report_sender, reports) = mpsc::channel(REPORTS_MAX);
+    let mut lanes = Vec::new();
+    for (lane, port) in (0..).map(Lane).zip(ports) {
+        let addresses = addresses(peers, |peer| peer.lanes.get(usize::from(lane.0)).copied());
+        let start = start(port, Purpose::Data(lane), addresses);
+        lanes.push(network::spawn(lane_config(settings, lane, &plugins), start, report_sender.clone())?);
+    }
+    for lane in (settings.tuning.lanes()..settings.tuning.threads()).map(Lane) {
+        lanes.push(local::spawn(lane_config(settings, lane, &plugins), report_sender.clone())?);
+    }
+    Ok((lanes, reports, plugins))
+}
+
+/// Serves the admin pages; gives their address, and writes it down.
+async fn serve_admin(
+    args: &SidecarArgs,
+    settings: &Settings,
+    commands: &mpsc::Sender<ControlCommand>,
+    directory: &RuntimeDir,
+) -> anyhow::Result<SocketAddr> {
+    let pages = admin::Pages::new(commands.clone(), settings.job.clone());
+    let address = admin::serve(pages, standalone::admin_address(args).await?).await?;
+    directory.write_admin(address)?;
+    Ok(address)
+}
+
+/// Serves gRPC-Web, where that is wanted; gives its address and what takes fresh certificates for it.
+fn serve_web(
+    settings: &Settings,
+    identity: &Identity,
+    service: &Arc<Service>,
+    tokens: &HashMap<Rank, RankToken>,
+    commands: &mpsc::Sender<ControlCommand>,
+) -> anyhow::Result<(Option<SocketAddr>, Option<Arc<MutualTls>>)> {
+    let Some(wanted) = settings.tuning.web.settings()? else { return Ok((None, None)) };
+    let pages = admin::Pages::new(commands.clone(), settings.job.clone());
+    let tokens = tokens.iter().map(|(rank, token)| (*rank, *token));
+    let served = web::serve(&wanted, identity, Arc::clone(service), pages, tokens)?;
+    Ok((Some(served.address), served.tls))
+}
+
+fn lane_config(settings: &Settings, lane: Lane, plugins: &Arc<Plugins>) -> LaneConfig {
+    let plugins = Arc::clone(plugins);
+    LaneConfig { me: settings.me, lane, early_grant_bytes: settings.early_grant_bytes(), plugins }
+}
+
+/// Where to dial each peer's port that `port` names, best first. A peer may offer fewer lanes; plans then use no more than
+/// those, so a missing address is never dialled.
+fn addresses(peers: &[Peer], port: impl Fn(&Peer) -> Option<SocketAddr>) -> HashMap<SidecarIndex, Vec<SocketAddr>> {
+    let own = interfaces::of_this_host();
+    let ways = |peer: &Peer| Some((SidecarIndex(peer.sidecar), interfaces::routes_to(peer, port(peer)?.port(), &own)));
+    peers.iter().filter_map(ways).collect()
+}
+
+fn engine_config(settings: &Settings, peers: &[Peer], world: &World) -> EngineConfig {
+    let defaults = EngineConfig::new(settings.me, world.clone());
+    EngineConfig {
+        lanes: settings.tuning.lanes(),
+        threads: settings.tuning.threads(),
+        peer_timeout_ms: settings.tuning.peer_timeout_ms(),
+        fusion_threshold_bytes: settings.tuning.fusion_threshold_bytes(),
+        eager_bytes: settings.tuning.eager_bytes.unwrap_or(defaults.eager_bytes),
+        run_ahead: run_ahead(settings),
+        announce_slots: settings.tuning.cache_capacity.unwrap_or(defaults.announce_slots),
+        hierarchical_allreduce: settings.tuning.hierarchical_allreduce(),
+        stall_warning_ms: settings.tuning.stall_warning_ms().unwrap_or(defaults.stall_warning_ms),
+        stall_shutdown_ms: settings.tuning.stall_shutdown_ms(),
+        result_bytes_max: settings.tuning.arena_bytes_max(),
+        host: host_of(settings, peers),
+        control_fan_out: settings.control_fan_out,
+        ..defaults
+    }
+}
+
+/// When schedules are issued, if they are wanted and anything is remembered.
+fn run_ahead(settings: &Settings) -> Option<RunAhead> {
+    let defaults = RunAhead::default();
+    let tensors_max = settings.tuning.cache_capacity.unwrap_or(defaults.tensors_max);
+    (!settings.tuning.no_run_ahead && tensors_max > 0).then_some(RunAhead { tensors_max, ..defaults })
+}
+
+/// Submits are bounded by each session's own limit, and an all-gather's result is as many times larger as there are ranks.
+/// The arena as a whole must hold what all sessions may ask for, because after ordering nothing may fail here any more.
+/// This is address space; pages are taken when a result needs them.
+fn result_bytes_max(settings: &Settings, world: &World) -> u64 {
+    let sessions = world.ranks_of(settings.me).len() as u64;
+    settings.tuning.arena_bytes_max().saturating_mul(sessions).saturating_mul(1 + world.size() as u64)
+}
+
+fn description(settings: &Settings, peers: &[Peer], world: &World) -> v1::Description {
+    v1::Description {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocol_min: PROTOCOL_VERSION_MIN,
+        protocol_max: PROTOCOL_VERSION,
+        job: settings.job.to_string(),
+        sidecar: settings.me.0,
+        host: host_of(settings, peers),
+        ranks: world.ranks_of(settings.me).into_iter().map(|rank| rank.0).collect(),
+    }
+}
+
+/// The name of this sidecar's host, as the others know it.
+fn host_of(settings: &Settings, peers: &[Peer]) -> String {
+    peers.iter().find(|peer| peer.sidecar == settings.me.0).map(|peer| peer.host.clone()).unwrap_or_default()
+}
+
+/// Messages from workers that wait for the control thread; a full queue slows the workers' streams down.
+const COMMANDS_MAX: usize = 4_096;
+/// Commands of the rest of the process that wait for the control thread; a full queue makes their senders wait.
+const CONTROL_COMMANDS_MAX: usize = 256;
+/// Reports of lanes that wait for the control thread; a full queue slows the lanes down.
+const REPORTS_MAX: usize = 4_096;
+/// How long sessions may go on after the sidecar was asked to leave.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Driver {
+    /// What this sidecar has done.
+    async fn summary(&mut self) -> Summary {
+        let snapshot = self.snapshot().await;
+        let ports = snapshot.lanes.iter().map(|lane| lane.port).chain([snapshot.control]);
+        let (sealed_bytes, opened_bytes) =
+            ports.fold((0, 0), |(sealed, opened), port| (sealed + port.sealed_bytes, opened + port.opened_bytes));
+        Summary {
+            sealed_bytes,
+            opened_bytes,
+            operations: snapshot.engine.executed,
+            tensors: snapshot.engine.tensors_executed,
+            last_to_be_ready: snapshot.status.last_to_be_ready,
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! A sidecar without a launcher: who it is say its credentials, who the others are its command line or configuration file.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, anyhow, bail, ensure};
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::interfaces::{self, Selector};
+use ronde_bootstrap::messages::{Peer, Start};
+use ronde_transport::{CaError, Identity, JobCa, KeyRequest, Validity};
+use ronde_wire::{JobName, SidecarIndex};
+use tokio::time::{Instant, sleep};
+
+use crate::process::Membership;
+use crate::process::affinity;
+use crate::process::arguments::SidecarArgs;
+use crate::process::credentials::Credentials;
+use crate::process::logging;
+use crate::process::ports::Ports;
+use crate::process::settings::{Settings, world_of};
+
+/// Reads the credentials, looks up the peers and binds the ports.
+///
+/// # Errors
+/// What cannot be used, with its code.
+pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership> {
+    let mut credentials = Credentials::named(args)?;
+    let identity = Arc::new(credentials.load()?);
+    let me = identity.id().sidecar;
+    logging::identify(&identity.id().job, me);
+    let deadline = Instant::now() + Duration::from_secs(args.start_timeout);
+    let places = args.peers.iter().map(|peer| Place::parse(peer)).collect::<anyhow::Result<Vec<_>>>();
+    let places = places.context(Code::SidecarSettings)?;
+    let own = own_place(&places, me).context(Code::SidecarSettings)?;
+    let addresses = match args.listen {
+        Some(address) => vec![address],
+        None if !args.network_interfaces.is_empty() => named_addresses(&args.network_interfaces)?,
+        None => vec![look_up(own, None, deadline).await?.ip()],
+    };
+    let address = addresses[0];
+    let settings = settings(args, &identity, addresses, Some(own.port)).context(Code::SidecarSettings)?;
+    // Bound first: who looks this sidecar up finds it.
+    let ports = Ports::bind(&settings)?;
+    let mut peers = Vec::with_capacity(places.len());
+    for (index, place) in (0_u32..).zip(&places) {
+        let control = look_up(place, Some(address), deadline).await?;
+        let (host, lanes) = (place.host.clone(), lanes_behind(control));
+        peers.push(Peer { sidecar: index, host, control, lanes, addresses: Vec::new() });
+    }
+    let placement = if args.placement.is_empty() { (0..).take(peers.len()).collect() } else { args.placement.clone() };
+    let world = world_of(&placement, &peers, me).context(Code::SidecarSettings)?;
+    Ok(Membership { settings, ports, identity, renewal: Some(credentials), peers, world })
+}
+
+/// A sidecar for so many workers of this host, without others: its authority lives until its certificate is made, and no
+/// link will ever need that.
+///
+/// # Errors
+/// What cannot be used, with its code.
+pub(crate) fn local(args: &SidecarArgs, ranks: u16) -> anyhow::Result<Membership> {
+    let job = args.job.clone().map_or_else(|| JobName::new(LOCAL_JOB).context(Code::SidecarSettings), Ok)?;
+    let identity = Arc::new(own_identity(job.clone(), args).context(Code::CertificateNotIssued)?);
+    logging::identify(&job, identity.id().sidecar);
+    let loopback = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
+    let settings = settings(args, &identity, loopback, None).context(Code::SidecarSettings)?;
+    let ports = Ports::bind(&settings)?;
+    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
+    let control = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let peers = vec![Peer { sidecar: 0, host, control, lanes: Vec::new(), addresses: Vec::new() }];
+    let world = world_of(&vec![0; usize::from(ranks)], &peers, identity.id().sidecar).context(Code::SidecarSettings)?;
+    Ok(Membership { settings, ports, identity, renewal: None, peers, world })
+}
+
+fn own_identity(job: JobName, args: &SidecarArgs) -> Result<Identity, CaError> {
+    let validity = || Validity::starting(SystemTime::now(), Duration::from_secs(args.certificate_life));
+    let authority = JobCa::generate(job, args.trust_domain.clone(), validity())?;
+    let key = KeyRequest::generate()?;
+    let certificate = authority.issue(key.request_pem(), SidecarIndex(0), validity())?;
+    key.into_identity(&certificate, authority.ca_certificate_pem(), authority.id_of(SidecarIndex(0)))
+}
+
+/// Where the admin pages are served: where `--admin-listen` says, else at a free port of the loopback.
+///
+/// # Errors
+/// When the address cannot be understood, or its name not looked up.
+pub(crate) async fn admin_address(args: &SidecarArgs) -> anyhow::Result<SocketAddr> {
+    let Some(text) = &args.container.admin_listen else { return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))) };
+    let place = Place::parse(text).context("--admin-listen").context(Code::SidecarSettings)?;
+    look_up(&place, None, Instant::now() + Duration::from_secs(args.start_timeout)).await
+}
+
+/// The settings that a launcher would have said; the threads go to their cores.
+fn settings(
+    args: &SidecarArgs,
+    identity: &Identity,
+    addresses: Vec<IpAddr>,
+    port: Option<u16>,
+) -> anyhow::Result<Settings> {
+    affinity::pin(&args.tuning.thread_affinity)?;
+    Settings::new(Start {
+        job: identity.id().job.clone(),
+        trust_domain: identity.id().trust_domain.to_string(),
+        sidecar: identity.id().sidecar.0,
+        addresses,
+        port,
+        ports: None,
+        runtime_dir: args.runtime_dir.clone(),
+        start_timeout_ms: args.start_timeout.saturating_mul(1_000),
+        // Where nobody keeps an authority, no client of gRPC-Web can have a certificate.
+        tuning: args.tuning.clone().resolve(args.local_ranks.is_none())?,
+        exits_are_reported: false,
+        control_fan_out: None,
+    })
+}
+
+/// The addresses that `--network-interfaces` means, at least one.
+fn named_addresses(selectors: &[Selector]) -> anyhow::Result<Vec<IpAddr>> {
+    let found = interfaces::of_this_host();
+    let addresses: Vec<IpAddr> = interfaces::select(&found, selectors).iter().map(|own| own.address).collect();
+    if addresses.is_empty() {
+        let asked: Vec<String> = selectors.iter().map(ToString::to_string).collect();
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        let (asked, found) = (asked.join(","), found.join(", "));
+        let text = format!("no interface or network of --network-interfaces {asked} is on this host; it has {found}");
+        return Err(anyhow!(text)).context(Code::NoInterface);
+    }
+    Ok(addresses)
+}
+
+fn own_place(places: &[Place], me: SidecarIndex) -> anyhow::Result<&Place> {
+    let count = places.len();
+    ensure!(
+        count > 0,
+        "no peers are given; name all sidecars in the order of their indices: --peers alpha:7400,beta:7400"
+    );
+    places
+        .get(me.0 as usize)
+        .with_context(|| format!("this is {me}, but --peers names {count} sidecars, 0 to {}", count - 1))
+}
+
+/// Where a sidecar is said to be.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    host: String,
+    port: u16,
+}
+
+impl Place {
+    /// Reads `HOST:PORT`; an IPv6 address stands in brackets.
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        let wrong = || anyhow!("{text:?} is not HOST:PORT, for example alpha:7400 or [fd00::1]:7400");
+        let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+        let host = match host.strip_prefix('[') {
+            Some(rest) => rest.strip_suffix(']').ok_or_else(wrong)?,
+            None if host.contains(':') => bail!(wrong()),
+            None => host,
+        };
+        let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?;
+        ensure!(!host.is_empty(), wrong());
+        Ok(Self { host: host.to_owned(), port })
+    }
+}
+
+/// Looks a name up until it stands for an address of the same family as this sidecar's: where containers are started
+/// together, names come with them.
+async fn look_up(place: &Place, like: Option<IpAddr>, deadline: Instant) -> anyhow::Result<SocketAddr> {
+    let Place { host, port } = place;
+    loop {
+        let found = tokio::net::lookup_host((host.as_str(), *port)).await;
+        let reason = match found {
+            Ok(mut addresses) => {
+                match addresses.find(|found| like.is_none_or(|like| like.is_ipv4() == found.is_ipv4())) {
+                    Some(address) => return Ok(address),
+                    None => "it has no address of this sidecar's family (IPv4 or IPv6)".to_owned(),
+                }
+            }
+            Err(error) => error.to_string(),
+        };
+        if Instant::now() + LOOK_UP_PAUSE > deadline {
+            return Err(anyhow!("cannot look up {host:?}: {reason}")).context(Code::PeerMissing);
+        }
+        sleep(LOOK_UP_PAUSE).await;
+    }
+}
+
+/// The ports of a sidecar's lanes follow its control port.
+fn lanes_behind(control: SocketAddr) -> Vec<SocketAddr> {
+    let offsets = 1..=u16::try_from(ronde_wire::limits::LANES_MAX).unwrap_or(u16::MAX);
+    let ports = offsets.filter_map(|offset| control.port().checked_add(offset));
+    ports.map(|port| SocketAddr::new(control.ip(), port)).collect()
+}
+
+/// The job's name where nobody gave one.
+const LOCAL_JOB: &str = "local";
+const LOOK_UP_PAUSE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_read_and_nonsense_is_refused() {
+        let place = |host: &str, port| Place { host: host.to_owned(), port };
+        assert_eq!(Place::parse("alpha:7400").expect("good"), place("alpha", 7_400));
+        assert_eq!(Place::parse("[fd00::1]:7400").expect("good"), place("fd00::1", 7_400));
+        for bad in ["", "alpha", "alpha:", ":7400", "alpha:0", "alpha:65536", "fd00::1:7400", "[fd00::1:7400", "[]:1"] {
+            let error = Place::parse(bad).expect_err(bad).to_string();
+            assert!(error.contains("is not HOST:PORT"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_lanes_follow_the_control_port() {
+        let lanes = lanes_behind("10.0.0.1:7400".parse().expect("an address"));
+        assert_eq!(lanes[0].port(), 7_401);
+        assert_eq!(lanes.len(), ronde_wire::limits::LANES_MAX);
+        assert_eq!(lanes_behind("10.0.0.1:65535".parse().expect("an address")), []);
+    }
+
+    #[test]
+    fn the_own_place_is_the_one_of_the_own_index() {
+        let places = [Place::parse("a:1").expect("good"), Place::parse("b:2").expect("good")];
+        assert_eq!(own_place(&places, SidecarIndex(1)).expect("there").port, 2);
+        let error = own_place(&places, SidecarIndex(2)).expect_err("not there").to_string();
+        assert!(error.contains("--peers names 2 sidecars, 0 to 1"), "{error}");
+        assert!(own_place(&[], SidecarIndex(0)).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_name_that_does_not_come_is_named() {
+        let place = Place { host: "nowhere.invalid".to_owned(), port: 1 };
+        let error = look_up(&place, None, Instant::now()).await.expect_err("reserved for names that do not exist");
+        assert!(format!("{error:#}").contains("cannot look up \"nowhere.invalid\""), "{error:#}");
+    }
+}

@@ -1,0 +1,243 @@
+//! The segments of all sessions, shared between the control thread and the threads that serve mem.sock.
+//!
+//! The lock is held for table lookups only: never while a segment is mapped, and never across an await.
+
+use std::collections::HashMap;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context;
+use ronde_shm::ring::PeerRing;
+use ronde_shm::{
+    MemHost, OwnedSegment, SegmentId, ServeOutcome, SessionToken, WorkerSegment, peer_credentials, serve_one,
+};
+use ronde_wire::limits;
+
+use crate::session::ring::AttachedRing;
+
+/// The table; cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct Segments {
+    tables: Arc<Mutex<Tables>>,
+}
+
+#[derive(Default)]
+struct Tables {
+    sessions: Vec<SessionSegments>,
+    /// Result segments of this sidecar by id; all sessions of the job may read them.
+    results: HashMap<SegmentId, Arc<OwnedSegment>>,
+    /// Connections to mem.sock that are being served.
+    connections: usize,
+}
+
+struct SessionSegments {
+    token: SessionToken,
+    uid: u32,
+    limit_bytes: u64,
+    mapped_bytes: u64,
+    inputs: HashMap<SegmentId, Arc<WorkerSegment>>,
+    ring: RingPlace,
+}
+
+/// The one ring that a session may have.
+enum RingPlace {
+    Free,
+    Attached(AttachedRing),
+    Taken,
+}
+
+impl Segments {
+    /// Lets a session attach segments, up to its limit.
+    pub(crate) fn open_session(&self, token: SessionToken, uid: u32, limit_bytes: u64) {
+        let (inputs, ring) = (HashMap::new(), RingPlace::Free);
+        let session = SessionSegments { token, uid, limit_bytes, mapped_bytes: 0, inputs, ring };
+        self.lock().sessions.push(session);
+    }
+
+    /// Forgets a session; its segments are unmapped when the last operation that reads or writes them is over.
+    pub(crate) fn close_session(&self, token: &SessionToken) {
+        self.lock().sessions.retain(|session| session.token != *token);
+    }
+
+    /// A worker's own segment.
+    pub(crate) fn input(&self, token: &SessionToken, segment: SegmentId) -> Option<Arc<WorkerSegment>> {
+        self.lock().sessions.iter().find(|s| s.token == *token)?.inputs.get(&segment).cloned()
+    }
+
+    /// Bytes of all input segments of live sessions.
+    pub(crate) fn mapped_bytes(&self) -> u64 {
+        self.lock().sessions.iter().map(|session| session.mapped_bytes).sum()
+    }
+
+    /// The ring that a session has attached. Once only.
+    pub(crate) fn take_ring(&self, token: &SessionToken) -> Option<AttachedRing> {
+        let mut tables = self.lock();
+        let session = tables.sessions.iter_mut().find(|s| s.token == *token)?;
+        match std::mem::replace(&mut session.ring, RingPlace::Taken) {
+            RingPlace::Attached(ring) => Some(ring),
+            RingPlace::Free | RingPlace::Taken => None,
+        }
+    }
+
+    /// Makes a result segment known to workers.
+    pub(crate) fn add_result(&self, id: SegmentId, segment: Arc<OwnedSegment>) {
+        self.lock().results.insert(id, segment);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tables> {
+        // No code panics while it holds the lock in an inconsistent state: every change is a single insert or remove.
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Serves mem.sock on threads of its own: one that accepts, and one a connection, most of the time asleep. Gives the table of
+/// what comes there.
+///
+/// # Errors
+/// When the socket cannot be bound.
+pub(crate) fn serve(socket: &Path) -> anyhow::Result<Segments> {
+    let segments = Segments::default();
+    let table = segments.clone();
+    let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
+    let accept = move || {
+        for stream in listener.incoming() {
+            match stream {
+                Ok(stream) => start_connection(&segments, stream),
+                Err(error) => {
+                    tracing::warn!(%error, "mem.sock: accepting failed");
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    };
+    std::thread::Builder::new().name("ronde-mem".into()).spawn(accept).context("cannot start the mem.sock thread")?;
+    Ok(table)
+}
+
+fn start_connection(segments: &Segments, stream: UnixStream) {
+    let segments = segments.clone();
+    {
+        let mut tables = segments.lock();
+        if tables.connections >= CONNECTIONS_MAX {
+            tracing::warn!(limit = CONNECTIONS_MAX, "mem.sock: too many connections, one is turned away");
+            return;
+        }
+        tables.connections += 1;
+    }
+    let serving = segments.clone();
+    let spawned = std::thread::Builder::new().name("ronde-mem-conn".into()).spawn(move || {
+        serve_connection(&serving, &stream);
+        serving.lock().connections -= 1;
+    });
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "mem.sock: cannot start a thread");
+        segments.lock().connections -= 1;
+    }
+}
+
+fn serve_connection(segments: &Segments, stream: &UnixStream) {
+    let Ok(credentials) = peer_credentials(stream) else { return };
+    if stream.set_read_timeout(Some(REQUEST_TIMEOUT)).and(stream.set_write_timeout(Some(REQUEST_TIMEOUT))).is_err() {
+        return;
+    }
+    let mut host = ConnectionHost { segments: segments.clone(), uid: credentials.uid };
+    loop {
+        match serve_one(stream, &mut host) {
+            Ok(ServeOutcome::Granted(_) | ServeOutcome::Idle) => {}
+            Ok(ServeOutcome::Refused { request, reason }) => tracing::warn!(?request, reason, "mem.sock: refused"),
+            // The session's reader has a ring's bell now.
+            Ok(ServeOutcome::Closed | ServeOutcome::Ringing) => return,
+            Err(error) => {
+                tracing::warn!(%error, "mem.sock: a connection is closed");
+                return;
+            }
+        }
+    }
+}
+
+/// What one connection may reach: sessions of its own uid.
+struct ConnectionHost {
+    segments: Segments,
+    uid: u32,
+}
+
+impl ConnectionHost {
+    fn with_session<T>(
+        &self,
+        token: &SessionToken,
+        then: impl FnOnce(&mut SessionSegments) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let mut tables = self.segments.lock();
+        let session = tables.sessions.iter_mut().find(|s| s.token == *token);
+        let session = session.ok_or("no live session has this token; claim a rank on rpc.sock first")?;
+        if session.uid != self.uid {
+            return Err(format!("the session belongs to uid {}, not to uid {}", session.uid, self.uid));
+        }
+        then(session)
+    }
+}
+
+impl MemHost for ConnectionHost {
+    fn attach_limit_bytes(&mut self, token: &SessionToken) -> Result<u64, String> {
+        self.with_session(token, |session| Ok(session.limit_bytes - session.mapped_bytes))
+    }
+
+    fn attach(&mut self, token: &SessionToken, segment: SegmentId, mapped: WorkerSegment) -> Result<(), String> {
+        let bytes = mapped.len();
+        self.with_session(token, |session| {
+            if session.inputs.contains_key(&segment) {
+                return Err(format!("segment {segment} is attached already; give each segment a number of its own"));
+            }
+            if session.limit_bytes - session.mapped_bytes < bytes || session.inputs.len() >= SEGMENTS_PER_SESSION_MAX {
+                return Err(format!(
+                    "{bytes} more bytes exceed arena_bytes_max = {} (--arena-mb) or {SEGMENTS_PER_SESSION_MAX} segments",
+                    session.limit_bytes
+                ));
+            }
+            session.mapped_bytes += bytes;
+            session.inputs.insert(segment, Arc::new(mapped));
+            Ok(())
+        })
+    }
+
+    fn result(&mut self, token: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String> {
+        self.with_session(token, |_| Ok(()))?;
+        let found = self.segments.lock().results.get(&segment).cloned();
+        found.ok_or_else(|| format!("there is no result segment {segment}"))
+    }
+
+    fn check_ring(&mut self, token: &SessionToken, capacity: u64) -> Result<(), String> {
+        self.with_session(token, |session| session.check_ring(capacity))
+    }
+
+    fn ring(&mut self, token: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String> {
+        self.with_session(token, |session| {
+            session.check_ring(ring.capacity())?;
+            session.ring = RingPlace::Attached(AttachedRing { ring, bell });
+            Ok(())
+        })
+    }
+}
+
+impl SessionSegments {
+    fn check_ring(&self, capacity: u64) -> Result<(), String> {
+        if capacity != limits::RING_BYTES as u64 {
+            return Err(format!("a ring has {} bytes a direction, as Claimed says", limits::RING_BYTES));
+        }
+        match self.ring {
+            RingPlace::Free => Ok(()),
+            RingPlace::Attached(_) | RingPlace::Taken => Err("the session has a ring already".to_owned()),
+        }
+    }
+}
+
+/// One connection for each session, and as many again for sessions that are just ending.
+const CONNECTIONS_MAX: usize = 2 * limits::LOCAL_RANKS_MAX;
+/// Segments of one session; with growth by doubling or more nobody needs a tenth of it.
+const SEGMENTS_PER_SESSION_MAX: usize = 1_024;
+/// How long one read or write on mem.sock may take; an idle connection is only polled this often.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a failed accept (no descriptors left), so that the thread does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

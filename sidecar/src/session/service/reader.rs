@@ -1,0 +1,236 @@
+//! One session's reader: what a worker says, on its stream and over its ring, becomes commands for the driver.
+
+use std::time::Duration;
+
+use ronde_rpc::convert::{Claim, Submission, group_from};
+use ronde_rpc::v1::client_message::Message as ClientMessage;
+use ronde_rpc::{negotiate_protocol, v1};
+use ronde_shm::SessionToken;
+use ronde_wire::{Rank, RequestId, SetId, TensorName, limits};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::StreamExt;
+use tonic::Status;
+
+use super::Incoming;
+use crate::session::command::{Access, ClaimRequest, SessionCommand};
+use crate::session::directory::random_bytes;
+use crate::session::ring::RingIn;
+use crate::session::segments::Segments;
+use crate::session::table::{Outgoing, SessionId, WeakOutgoing};
+
+/// Reads one session's stream, and its ring once there is one.
+pub(super) struct Reader {
+    pub(super) job: String,
+    pub(super) commands: mpsc::Sender<SessionCommand>,
+    pub(super) segments: Segments,
+    pub(super) incoming: Incoming,
+    pub(super) access: Access,
+    /// How long it spins for a ring's next message.
+    pub(super) spin: Duration,
+}
+
+impl Reader {
+    pub(super) async fn run(mut self, outgoing: Outgoing) {
+        let claimed = match tokio::time::timeout(CLAIM_TIMEOUT, self.claim(&outgoing)).await {
+            Ok(claimed) => claimed,
+            Err(_) => Err(Status::deadline_exceeded("no claim came; the first message of a session is a Claim")),
+        };
+        let claimed = match claimed {
+            Ok(claimed) => claimed,
+            Err(status) => {
+                tracing::warn!(access = ?self.access, reason = status.message(), "a claim is refused");
+                // A worker that does not wait for the answer does not need it.
+                let _ = outgoing.send(Err(status)).await;
+                return;
+            }
+        };
+        // The session holds the only sender that counts: when the driver closes it, nobody reads on for it.
+        let alive = outgoing.downgrade();
+        drop(outgoing);
+        let reason = self.read_all(&claimed, &alive).await;
+        self.send(SessionCommand::Closed { session: claimed.session, reason }).await;
+    }
+
+    async fn claim(&mut self, outgoing: &Outgoing) -> Result<Claimed, Status> {
+        let first = self.incoming.next().await.transpose()?.and_then(|message| message.message);
+        let Some(ClientMessage::Claim(claim)) = first else {
+            return Err(Status::failed_precondition("the first message of a session is a Claim"));
+        };
+        let claim = Claim::parse(&claim).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let rank = claim.rank;
+        if claim.job.as_str() != self.job {
+            let reason =
+                format!("this sidecar serves job {}, not {}; check RONDE_JOB and RONDE_SOCKET", self.job, claim.job);
+            return Err(Status::failed_precondition(reason));
+        }
+        let (min, max) = claim.protocols;
+        let protocol = negotiate_protocol(min, max).map_err(|error| Status::failed_precondition(error.to_string()))?;
+        let token = random_bytes().map_err(|error| Status::internal(error.to_string()))?;
+        let token = SessionToken::from_bytes(token);
+        let (reply, answer) = oneshot::channel();
+        let access = self.access;
+        let request = ClaimRequest { claim, access, protocol, session_token: token, outgoing: outgoing.clone(), reply };
+        self.send(SessionCommand::Claim(Box::new(request))).await;
+        let session = answer.await.map_err(|_| Status::unavailable("the sidecar is ending"))??;
+        Ok(Claimed { session, rank, token })
+    }
+
+    /// Reads until the stream ends; says how it ended. What the worker wrote to its ring before that comes first.
+    async fn read_all(&mut self, claimed: &Claimed, alive: &WeakOutgoing) -> String {
+        let mut ring = None;
+        let reason = match self.read_on(claimed, alive, &mut ring).await {
+            Ok(reason) => reason,
+            Err(broken) => return broken,
+        };
+        let Some(mut ring) = ring else { return reason };
+        // More messages than fit into the ring were not there when the stream ended.
+        for _ in 0..limits::RING_BYTES {
+            match ring.pop() {
+                Ok(Some(message)) => {
+                    if let Err(reason) = self.pass_on(claimed, message).await {
+                        return reason;
+                    }
+                }
+                Ok(None) => return reason,
+                Err(broken) => return broken,
+            }
+        }
+        reason
+    }
+
+    /// Reads stream and ring in turns.
+    ///
+    /// # Errors
+    /// How the worker broke the protocol.
+    async fn read_on(
+        &mut self,
+        claimed: &Claimed,
+        alive: &WeakOutgoing,
+        ring: &mut Option<RingIn>,
+    ) -> Result<String, String> {
+        while alive.upgrade().is_some() {
+            let waits = match ring {
+                Some(ring) => self.read_ring(claimed, ring).await?,
+                None => true,
+            };
+            tokio::select! {
+                biased;
+                message = self.incoming.next() => match message {
+                    Some(Ok(v1::ClientMessage { message: Some(ClientMessage::RingReady(_)) })) => {
+                        *ring = Some(self.open_ring(claimed).await?);
+                    }
+                    Some(Ok(message)) => drop(self.pass_on(claimed, message).await?),
+                    None => return Ok("its process closed the session".to_owned()),
+                    Some(Err(status)) => return Ok(format!("its session broke ({})", status.message())),
+                },
+                () = rung(ring), if waits => {
+                    if ring.as_ref().is_some_and(RingIn::is_awaited) {
+                        self.send(SessionCommand::Room { session: claimed.session }).await;
+                    }
+                }
+                // There is more in the ring, or soon will be; the others have their turn first.
+                () = tokio::task::yield_now(), if !waits => {}
+            }
+        }
+        Ok("the sidecar ended its session".to_owned())
+    }
+
+    /// Reads the messages in the ring, up to a bound. Returns whether the ring is empty and the reader may park on the bell.
+    /// While it spins for the next message it does not park, but yields its core.
+    async fn read_ring(&self, claimed: &Claimed, ring: &mut RingIn) -> Result<bool, String> {
+        for _ in 0..AT_ONCE {
+            match ring.pop()? {
+                Some(message) => {
+                    if self.pass_on(claimed, message).await? {
+                        ring.expect_next();
+                    }
+                }
+                None if ring.is_spinning() => {
+                    std::thread::yield_now();
+                    return Ok(false);
+                }
+                None => return ring.arm().map_err(|error| error.to_string()),
+            }
+        }
+        Ok(false)
+    }
+
+    async fn open_ring(&self, claimed: &Claimed) -> Result<RingIn, String> {
+        let attached = self.segments.take_ring(&claimed.token);
+        let attached = attached.ok_or("it said RingReady, but has attached no ring, or said so twice")?;
+        let (incoming, outgoing) = attached.open(self.spin)?;
+        self.send(SessionCommand::Ring { session: claimed.session, ring: Box::new(outgoing) }).await;
+        Ok(incoming)
+    }
+
+    /// Hands a message to the driver. Says whether the worker may have its answer, and then say more, very soon.
+    ///
+    /// # Errors
+    /// Why it ends the session.
+    async fn pass_on(&self, claimed: &Claimed, message: v1::ClientMessage) -> Result<bool, String> {
+        let Claimed { session, rank, .. } = *claimed;
+        let mut soon = false;
+        let command = match message.message {
+            Some(ClientMessage::Submit(submit)) => {
+                let submission = Submission::parse(submit, rank);
+                let submission = match self.access {
+                    Access::Socket { .. } => submission,
+                    Access::Web => submission.and_then(|submission| submission.inline_only(rank)),
+                };
+                soon = true;
+                SessionCommand::Submit { session, submission: Box::new(submission) }
+            }
+            Some(ClientMessage::Withdraw(m)) => {
+                SessionCommand::Withdraw { session, request: RequestId(m.request), reason: m.reason }
+            }
+            Some(ClientMessage::Release(m)) => SessionCommand::Release { session, request: RequestId(m.request) },
+            Some(ClientMessage::Heartbeat(_)) => SessionCommand::Heartbeat { session },
+            Some(ClientMessage::Goodbye(m)) => SessionCommand::Goodbye { session, reason: m.reason },
+            Some(ClientMessage::Claim(_)) => return Err("it claimed twice in one session".to_owned()),
+            Some(ClientMessage::RingReady(_)) => {
+                return Err("it said RingReady elsewhere than on its stream".to_owned());
+            }
+            // Nobody waits for a name that is none.
+            Some(ClientMessage::Abstain(m)) => match abstention(session, m) {
+                Some(command) => command,
+                None => return Ok(false),
+            },
+            // A message of a later protocol version: it was not negotiated, so it may be ignored.
+            None => return Ok(false),
+        };
+        self.send(command).await;
+        Ok(soon)
+    }
+
+    async fn send(&self, command: SessionCommand) {
+        // When the driver is gone the process is ending; its streams close by themselves.
+        let _ = self.commands.send(command).await;
+    }
+}
+
+/// What is known of a session once its claim is accepted.
+struct Claimed {
+    session: SessionId,
+    rank: Rank,
+    token: SessionToken,
+}
+
+/// Waits for the ring's bell; for ever without a ring.
+async fn rung(ring: &mut Option<RingIn>) {
+    match ring {
+        Some(ring) => ring.rung().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// `None` for a name that is none. A group that is none has no tensors that could go on.
+fn abstention(session: SessionId, message: v1::Abstain) -> Option<SessionCommand> {
+    let name = TensorName::new(message.name).ok()?;
+    let group = message.group.and_then(|group| group_from(group).ok());
+    Some(SessionCommand::Abstain { session, set: SetId(message.process_set), name, group, reason: message.reason })
+}
+
+/// Messages of one ring that are read before other sessions have their turn.
+const AT_ONCE: usize = 64;
+/// How long a stream may stay without a claim.
+pub(super) const CLAIM_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,0 +1,270 @@
+//! The sessions of local workers, as the control thread sees them: who has claimed which rank, which requests and results
+//! it holds, and where to send messages.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ronde_rpc::v1::server_message::Message::{Alive, RingTaken};
+use ronde_rpc::{RankToken, v1};
+use ronde_shm::SessionToken;
+use ronde_wire::{Epoch, Rank, Record, RequestId};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use crate::session::request::{Input, Output, ResultId};
+use crate::session::ring::{NOT_READING, RingOut};
+
+/// A session's number within this process; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct SessionId(pub u64);
+
+/// The outgoing half of a session's stream.
+pub(crate) type Outgoing = mpsc::Sender<Result<v1::ServerMessage, Status>>;
+/// Tells whether the session still has it.
+pub(crate) type WeakOutgoing = mpsc::WeakSender<Result<v1::ServerMessage, Status>>;
+
+/// A live session.
+pub(crate) struct Session {
+    /// Its number.
+    pub(crate) id: SessionId,
+    /// The rank it holds.
+    pub(crate) rank: Rank,
+    /// Joins mem.sock to it.
+    pub(crate) token: SessionToken,
+    /// `None` once the stream is over.
+    outgoing: Option<Outgoing>,
+    /// Where messages go instead of the stream, once the worker has asked for it.
+    ring: Option<RingOut>,
+    /// Requests that are not over.
+    pub(crate) pending: HashMap<RequestId, Pending>,
+    /// Completed requests whose result is not released.
+    pub(crate) held: HashMap<RequestId, Held>,
+    /// Bytes of results that pending and held requests may take.
+    pub(crate) result_bytes: u64,
+    /// Whether its end is expected: a goodbye has come.
+    pub(crate) goodbye: Option<String>,
+    /// Its stream is over, but not yet its part in operations: see `crate::driver::worker_exits`.
+    pub(crate) closing: Option<Closing>,
+    /// Its process, as that says itself; 0 when it does not.
+    pub(crate) pid: u32,
+    /// The record of a first failure that the worker has received.
+    pub(crate) sent_record: Option<Arc<Record>>,
+    /// The epoch that was running when it claimed its rank: that epoch's end does not concern it.
+    pub(crate) claimed_during: Option<Epoch>,
+    /// Why a message did not reach the worker.
+    lost: Option<String>,
+}
+
+/// A session whose stream is over.
+pub(crate) struct Closing {
+    /// What was seen.
+    pub(crate) reason: String,
+    /// When the other ranks are notified, even if nothing more is known then.
+    pub(crate) until: Instant,
+}
+
+/// A request that is not over.
+pub(crate) struct Pending {
+    /// The contribution.
+    pub(crate) input: Input,
+    /// Where the worker wants the result, if it has named a place.
+    pub(crate) output: Option<Output>,
+    /// Whether the result goes there.
+    pub(crate) in_output: bool,
+    /// What it counts against the session's limit of result bytes.
+    pub(crate) result_bytes: u64,
+}
+
+/// A result that a session holds.
+pub(crate) struct Held {
+    /// Which.
+    pub(crate) result: ResultId,
+    /// What it counts against the session's limit of result bytes.
+    pub(crate) result_bytes: u64,
+}
+
+impl Session {
+    /// Whether the worker wants its results inside messages: it sent its contribution that way.
+    pub(crate) fn is_inline(&self, request: RequestId) -> bool {
+        matches!(self.pending.get(&request).map(|p| &p.input), Some(Input::Inline(_)))
+    }
+
+    /// Queues a message for the worker. When that fails, as with one that does not read, the session [must
+    /// end](Self::lost).
+    pub(crate) fn send(&mut self, message: v1::server_message::Message) {
+        let message = v1::ServerMessage { message: Some(message) };
+        if let Some(ring) = &mut self.ring {
+            let sent = ring.send(message);
+            self.note(sent);
+        } else {
+            self.send_on_stream(message);
+        }
+    }
+
+    /// Answers a heartbeat, on the stream whatever else goes over a ring.
+    pub(crate) fn answer_heartbeat(&mut self) {
+        self.send_on_stream(v1::ServerMessage { message: Some(Alive(v1::Alive {})) });
+    }
+
+    /// Sends messages over a ring from now on, and says so on the stream.
+    pub(crate) fn switch_to(&mut self, ring: RingOut) {
+        self.send_on_stream(v1::ServerMessage { message: Some(RingTaken(v1::RingTaken {})) });
+        self.ring = Some(ring);
+    }
+
+    /// The worker has made room in its ring.
+    pub(crate) fn flush_ring(&mut self) {
+        let flushed = self.ring.as_mut().map_or(Ok(()), RingOut::flush);
+        self.note(flushed);
+    }
+
+    /// Whether messages go over a ring.
+    pub(crate) fn has_ring(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    /// Ends the sidecar's half of the stream, for whose end a client that has said goodbye waits.
+    pub(crate) fn hang_up(&mut self) {
+        self.outgoing = None;
+    }
+
+    /// Why a message could not be queued, if so.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
+
+    fn send_on_stream(&mut self, message: v1::ServerMessage) {
+        // A stream that is closed is reported by its reader, which knows how it ended.
+        let Some(outgoing) = &self.outgoing else { return };
+        if let Err(mpsc::error::TrySendError::Full(_)) = outgoing.try_send(Ok(message)) {
+            self.note(Err(NOT_READING.to_owned()));
+        }
+    }
+
+    /// The first reason stays.
+    fn note(&mut self, sent: Result<(), String>) {
+        if let Err(reason) = sent {
+            self.lost.get_or_insert(reason);
+        }
+    }
+}
+
+/// The table: at most one live session for each local rank.
+pub(crate) struct Sessions {
+    tokens: HashMap<Rank, RankToken>,
+    live: HashMap<SessionId, Session>,
+    by_rank: HashMap<Rank, SessionId>,
+    next: u64,
+}
+
+impl Sessions {
+    /// No sessions; `tokens` has the secret of each rank placed here.
+    pub(crate) fn new(tokens: HashMap<Rank, RankToken>) -> Self {
+        Self { tokens, live: HashMap::new(), by_rank: HashMap::new(), next: 1 }
+    }
+
+    /// Whether a token is the one of a rank that is placed here.
+    pub(crate) fn is_entitled(&self, rank: Rank, token: &RankToken) -> bool {
+        self.tokens.get(&rank).is_some_and(|expected| expected == token)
+    }
+
+    /// Gives a rank to a worker that knows its token.
+    ///
+    /// # Errors
+    /// A status for the worker: the rank is not placed here, the token is wrong, or a live session holds the rank.
+    pub(crate) fn claim(
+        &mut self,
+        rank: Rank,
+        token: &RankToken,
+        session_token: SessionToken,
+        outgoing: Outgoing,
+    ) -> Result<SessionId, Status> {
+        let Some(expected) = self.tokens.get(&rank) else {
+            return Err(Status::not_found(format!(
+                "{rank} is not placed on this sidecar; check RONDE_RANK and RONDE_SOCKET"
+            )));
+        };
+        if expected != token {
+            return Err(Status::permission_denied(format!(
+                "the token does not belong to {rank}; RONDE_TOKEN_FILE must name the file that this sidecar wrote for it"
+            )));
+        }
+        if self.by_rank.contains_key(&rank) {
+            return Err(Status::already_exists(format!("{rank} is claimed by a live session; end that process first")));
+        }
+        let id = SessionId(self.next);
+        self.next += 1;
+        let session = Session {
+            id,
+            rank,
+            token: session_token,
+            outgoing: Some(outgoing),
+            ring: None,
+            pending: HashMap::new(),
+            held: HashMap::new(),
+            result_bytes: 0,
+            goodbye: None,
+            closing: None,
+            pid: 0,
+            sent_record: None,
+            claimed_during: None,
+            lost: None,
+        };
+        self.live.insert(id, session);
+        self.by_rank.insert(rank, id);
+        Ok(id)
+    }
+
+    /// Ends a session and the claim with it.
+    pub(crate) fn close(&mut self, id: SessionId) -> Option<Session> {
+        let session = self.live.remove(&id)?;
+        self.by_rank.remove(&session.rank);
+        Some(session)
+    }
+
+    /// A session by number.
+    pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+        self.live.get_mut(&id)
+    }
+
+    /// The session that holds a rank.
+    pub(crate) fn of_rank(&mut self, rank: Rank) -> Option<&mut Session> {
+        let id = self.by_rank.get(&rank)?;
+        self.live.get_mut(id)
+    }
+
+    fn pending_mut(&mut self, rank: Rank, request: RequestId) -> Option<&mut Pending> {
+        self.of_rank(rank)?.pending.get_mut(&request)
+    }
+
+    /// All live sessions.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Session> {
+        self.live.values_mut()
+    }
+
+    /// How many of them talk over a ring.
+    pub(crate) fn with_ring(&self) -> usize {
+        self.live.values().filter(|session| session.has_ring()).count()
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.live.len()
+    }
+}
+
+impl Sessions {
+    /// The contribution of a request.
+    pub(crate) fn input(&mut self, rank: Rank, request: RequestId) -> Input {
+        self.pending_mut(rank, request).map_or(Input::None, |pending| pending.input.clone())
+    }
+
+    /// Where the rank wants a result of so many bytes, if it has named such a place. The result goes there then.
+    pub(crate) fn output(&mut self, rank: Rank, request: RequestId, bytes: u64) -> Option<Output> {
+        let pending = self.pending_mut(rank, request)?;
+        let output = pending.output.clone().filter(|output| output.bytes == bytes)?;
+        pending.in_output = true;
+        Some(output)
+    }
+}

@@ -1,0 +1,60 @@
+//! The rooms of the sidecar: the folders of `sidecar/src`, each of which uses only those below it. So there are no circles
+//! between modules of different rooms, and a reader sees what a room can touch.
+
+use std::collections::BTreeSet;
+
+use crate::hold;
+use crate::source::{Source, files};
+
+/// From the top to the bottom; `sidecar/src/lib.rs` says what happens in each.
+const ROOMS: [&str; 8] = ["process", "web", "admin", "driver", "operation", "session", "plugins", "timeline"];
+
+#[test]
+fn a_room_of_the_sidecar_uses_only_rooms_below_it() {
+    let sources: Vec<Source> = files("rs").into_iter().filter(|source| room_of(&source.path).is_some()).collect();
+    let found: BTreeSet<&str> = sources.iter().filter_map(|source| room_of(&source.path)).collect();
+    assert_eq!(found, BTreeSet::from(ROOMS), "the folders of sidecar/src and the list of rooms differ");
+    hold(
+        "A room of the sidecar uses only rooms below it.",
+        "Move the item that is needed down, or hand it over as an argument from above. The order is in sidecar/src/lib.rs.",
+        &sources.iter().flat_map(offences).collect::<Vec<_>>(),
+    );
+}
+
+/// The room of a file; none for the program and for what is above all rooms.
+fn room_of(path: &str) -> Option<&str> {
+    let (room, _) = path.strip_prefix("sidecar/src/")?.split_once('/')?;
+    (room != "bin").then_some(room)
+}
+
+fn offences(source: &Source) -> Vec<String> {
+    let height = |room: &str| ROOMS.iter().position(|known| *known == room);
+    let Some(own) = room_of(&source.path).and_then(height) else { return Vec::new() };
+    let above = |room: &&str| height(room).is_some_and(|other| other < own);
+    let offence = |room: &str| format!("{} uses {room}, which is above {}", source.path, ROOMS[own]);
+    used(&source.text).into_iter().filter(above).map(offence).collect()
+}
+
+/// The modules of the crate that code names by `crate::`, grouped imports included.
+fn used(text: &str) -> BTreeSet<&str> {
+    let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+    let mut found = BTreeSet::new();
+    for rest in code.flat_map(|line| line.split("crate::").skip(1)) {
+        let grouped = rest.strip_prefix('{').map(|group| group.split(','));
+        let paths = grouped.map_or_else(|| vec![rest], Iterator::collect);
+        let name = |path: &'_ str| path.trim_start().find(|c: char| !c.is_ascii_lowercase() && c != '_');
+        found.extend(paths.into_iter().filter_map(|path| path.trim_start().get(..name(path)?)));
+    }
+    found
+}
+
+#[test]
+fn uses_are_found_and_judged() {
+    let text = "use crate::session::table::SessionId;\nuse crate::{driver::Driver, web::serve};\n// crate::process\n";
+    assert_eq!(used(text), BTreeSet::from(["session", "driver", "web"]));
+    let source = |path: &str| Source { path: path.to_owned(), text: text.to_owned() };
+    assert_eq!(offences(&source("sidecar/src/process/mod.rs")), Vec::<String>::new());
+    let found = offences(&source("sidecar/src/operation/table.rs"));
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[1].ends_with("uses web, which is above operation"), "{found:?}");
+}
