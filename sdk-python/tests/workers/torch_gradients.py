@@ -80,16 +80,25 @@ def exchanged(xs: Tensors, splits: list[list[int]]) -> Tensors:
     return [torch.cat([part[rank] for part in parts]) for rank in range(len(xs))]
 
 
+SCALES: dict[str, float] = {"prescale_factor": 0.5, "postscale_factor": 3.0}
+
+
+def pairs(group: Callable[[Tensors, Any], Tensors]) -> Callable[..., torch.Tensor]:
+    """A grouped collective of a tensor in two parts."""
+    return lambda x, name: torch.cat(group([x[:1], x[1:] * 2.0], name))
+
+
+def total(xs: Tensors) -> torch.Tensor:
+    """The sum."""
+    return torch.stack(xs).sum(0)
+
+
 def cases(size: int, **of: Any) -> dict[str, Case]:
     """All collectives that have gradients; `of` names a process set of that size."""
-    n, total = size, lambda xs: torch.stack(xs).sum(0)
+    n = size
     root = (of["process_set"].ranks if of else range(n))[-1]
     uneven = [[(giver + taker) % 3 for taker in range(n)] for giver in range(n)]
-    scales = {"prescale_factor": 0.5, "postscale_factor": 3.0}
     me = of["process_set"].rank() if of else hvd.rank()
-
-    def pairs(group: Callable[[Tensors], Tensors]) -> Callable[..., torch.Tensor]:
-        return lambda x, name: torch.cat(group([x[:1], x[1:] * 2.0]))
 
     def stacked(xs: Tensors) -> Tensors:
         return [torch.cat([torch.cat([x[:1] for x in xs]), torch.cat([x[1:] * 2.0 for x in xs])])] * n
@@ -103,12 +112,12 @@ def cases(size: int, **of: Any) -> dict[str, Case]:
         ),
         "allreduce scaled": Case(
             lambda r: 3,
-            lambda x, m: hvd.allreduce(x, name=m, op=hvd.Sum, **scales, **of),
+            lambda x, m: hvd.allreduce(x, name=m, op=hvd.Sum, **SCALES, **of),
             lambda xs: [total(xs) * 1.5] * n,
         ),
         "grouped_allreduce": Case(
             lambda r: 3,
-            pairs(lambda parts: hvd.grouped_allreduce(parts, op=hvd.Sum, **of)),
+            pairs(lambda parts, m: hvd.grouped_allreduce(parts, name=m, op=hvd.Sum, **of)),
             lambda xs: [torch.cat([total(xs)[:1], total(xs)[1:] * 2.0])] * n,
         ),
         "allgather": Case(
@@ -118,7 +127,7 @@ def cases(size: int, **of: Any) -> dict[str, Case]:
             lambda r: 2 * r, lambda x, m: hvd.allgather(x, name=m, **of), lambda xs: [torch.cat(xs)] * n, 1 / n
         ),
         "grouped_allgather": Case(
-            lambda r: 1 + r, pairs(lambda parts: hvd.grouped_allgather(parts, **of)), stacked, 1 / n
+            lambda r: 1 + r, pairs(lambda parts, m: hvd.grouped_allgather(parts, name=m, **of)), stacked, 1 / n
         ),
         "broadcast": Case(
             lambda r: 2, lambda x, m: hvd.broadcast(x, root, name=m, **of), lambda xs: [xs[-1]] * n, 1 / n
@@ -134,17 +143,23 @@ def cases(size: int, **of: Any) -> dict[str, Case]:
             lambda xs: exchanged(xs, uneven),
         ),
     }
+    return {**found, **scatter_cases(size, **of)}
+
+
+def scatter_cases(n: int, **of: Any) -> dict[str, Case]:
+    """Reduce-scatter, whose gradient has a factor of its own."""
+    found = {}
     for name, op, factor in (("sum", hvd.Sum, 1.0), ("average", hvd.Average, 1 / n)):
         scaled = 1.5 * factor
         found[f"reducescatter {name}"] = Case(
             lambda r: 2 * n + 1,
-            lambda x, m, op=op: hvd.reducescatter(x, name=m, op=op, **scales, **of),  # type: ignore[misc]
+            lambda x, m, op=op: hvd.reducescatter(x, name=m, op=op, **SCALES, **of),  # type: ignore[misc]
             lambda xs, by=scaled: split_rows(total(xs) * by, n),  # type: ignore[misc]
             n,
         )
         found[f"grouped_reducescatter {name}"] = Case(
             lambda r: n + 1,
-            pairs(lambda parts, op=op: hvd.grouped_reducescatter(parts, op=op, **of)),  # type: ignore[misc]
+            pairs(lambda parts, m, op=op: hvd.grouped_reducescatter(parts, name=m, op=op, **of)),  # type: ignore[misc]
             lambda xs, by=factor: [  # type: ignore[misc]
                 torch.cat(pair)
                 for pair in zip(split_rows(total(xs)[:1] * by, n), split_rows(total(xs)[1:] * (2 * by), n))
