@@ -7,6 +7,7 @@ PyTorch's collectives look at numbers of elements.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -34,9 +35,11 @@ def as_elements(tensor: torch.Tensor) -> torch.Tensor:
     elements = tensor.detach()
     if elements.is_complex():
         elements = torch.view_as_real(elements)
-    return elements.view(bits_of(elements.dtype))
+    bits = bits_of(elements.dtype)
+    return elements if bits == elements.dtype else elements.view(bits)
 
 
+@functools.cache
 def bits_of(dtype: torch.dtype) -> torch.dtype:
     """The type under which elements are moved. Raises ValueError for one of an unusual size."""
     if torch_dtype_name(dtype) in DTYPES:
@@ -61,7 +64,7 @@ def check_summed(tensor: torch.Tensor, is_sum: bool) -> None:
 
 def input_of(tensor: torch.Tensor, *shape: int) -> Source:
     """A tensor as the input of an operation in which it has this shape; without one, of one dimension."""
-    source = source_of(as_elements(tensor.resolve_conj()))
+    source = source_of(as_elements(tensor.resolve_conj() if tensor.is_complex() else tensor))
     source.shape = shape or (math.prod(source.shape),)
     return source
 
@@ -78,16 +81,21 @@ def place_in(tensor: torch.Tensor) -> Target:
     return target_of(as_elements(tensor))
 
 
-def read_into(tensor: torch.Tensor, from_rank: str = "the ranks") -> Read:
+def read_into(tensor: torch.Tensor, from_rank: str = "the ranks", source: Source | None = None) -> Read:
     """Reads a result of as many elements of the same type into a tensor.
+
+    source -- of the same tensor, where it is the input as well
 
     Raises ValueError, when it is read, for a result that does not fit.
     """
-    target = place_in(tensor)
+    if source is not None and source.is_writable:
+        target = Target(source.owner, source.address, source.dtype, source.shape, source.nbytes, lambda: None)
+    else:
+        target = place_in(tensor)
+    wanted = math.prod(target.shape)
 
     def read(operation: _ronde.Operation) -> None:
         elements, dtype = math.prod(operation.shape()), operation.dtype()
-        wanted = math.prod(target.shape)
         if (elements, dtype) != (wanted, target.dtype):
             raise ValueError(
                 f"{from_rank} sent {elements} elements of {dtype}, where the tensor for them has {wanted} of "

@@ -173,22 +173,25 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         if tensor.layout == torch.sparse_coo:
             start, finish = sparse.allreduce(self._ranks, tensor, reduction)
             return self._begin("allreduce", start, opts, [tensor], finish)
-        start = self._ranks.tensor("allreduce", _summed(tensor, reduction), read_into(tensor), **reduction.options)
+        source = _summed(tensor, reduction)
+        read = read_into(tensor, source=source)
+        start = self._ranks.tensor("allreduce", source, read, **reduction.options)
         return self._begin("allreduce", start, opts, [tensor])
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Reduces several tensors in place."""
         reduction = reductions.of(opts)
         sources = [_summed(tensor, reduction) for tensor in tensors]
-        reads = [read_into(tensor) for tensor in tensors]
+        reads = [read_into(tensor, source=source) for tensor, source in zip(tensors, sources)]
         start = self._ranks.group("allreduce", sources, reads, **reduction.options)
         return self._begin("allreduce", start, opts, tensors)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Overwrites a tensor by the root's, which is left alone."""
         tensor, root = tensors[opts.rootTensor], opts.rootRank
-        read = read_nothing if root == self._ranks.me else read_into(tensor, f"rank {root}")
-        start = self._ranks.tensor("broadcast", input_of(tensor), read, root=self._ranks.in_job(root))
+        source = input_of(tensor)
+        read = read_nothing if root == self._ranks.me else read_into(tensor, f"rank {root}", source)
+        start = self._ranks.tensor("broadcast", source, read, root=self._ranks.in_job(root))
         return self._begin("broadcast", start, opts, [tensor])
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:

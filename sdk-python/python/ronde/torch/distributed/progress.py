@@ -97,7 +97,8 @@ class Lane:
                     self._driver.release()
         finally:
             self._completer.publish([operation for operation in settled if operation is not target])
-            self.advance()
+            if self._operations:
+                self.advance()
         return True
 
     def _drive(self, target: Operation, until: float, settled: list[Operation]) -> bool:
