@@ -117,7 +117,7 @@ def test_rank_and_size_of_any_launcher(started: pytest.MonkeyPatch) -> None:
         started.setenv(name, value)
     assert env.get_env_rank_and_size() == (0, 2)
     started.delenv("OMPI_COMM_WORLD_SIZE")
-    with pytest.raises(RuntimeError, match="mpirun has told rank 0 and size None"):
+    with pytest.raises(RuntimeError, match="mpirun has set rank 0 and size None"):
         env.get_env_rank_and_size()
 
 

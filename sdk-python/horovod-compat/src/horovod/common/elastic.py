@@ -1,4 +1,4 @@
-"""States of elastic jobs, the loop around a function of one, and notices of changed hosts: those of `ronde.elastic`."""
+"""Elastic training: states, the loop around a function, notifications of changed hosts; those of `ronde.elastic`."""
 
 from ronde.elastic import (
     HostsUpdatedInterrupt,

@@ -1,4 +1,4 @@
-"""Helper functions that scripts import from here: what is built, versions, lists, variables for a while."""
+"""Helper functions that scripts import: build flags, versions, lists, temporary variables."""
 
 from __future__ import annotations
 

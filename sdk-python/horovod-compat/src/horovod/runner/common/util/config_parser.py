@@ -1,4 +1,4 @@
-"""Flags of Horovod's launcher: set by a configuration file, checked, and told to workers by variables."""
+"""Flags of Horovod's launcher: read from a configuration file, checked, and exported to workers as variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables of the environment: which ones a launcher hands on, and the rank that a launcher has given."""
+"""Variables of the environment: which ones a launcher passes on, and the rank that a launcher has set."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
 
 
 def is_exportable(v: str) -> bool:
-    """Whether a launcher hands the variable of this name on to its processes."""
+    """Whether a launcher passes the variable of this name on to its processes."""
     return not any(re.fullmatch(pattern, v) for pattern in IGNORE_REGEXES)
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """This process's rank and the number of processes, as its launcher has told; (0, 1) when none has.
+    """This process's rank and the number of processes, from the variables of its launcher; (0, 1) without a launcher.
 
-    Knows the launchers of `ronde`: `ronde run`, horovodrun, torchrun, mpirun, mpiexec, srun, jsrun. Raises RuntimeError
-    when a launcher has told only one of both.
+    Reads the variables of `ronde run`, horovodrun, torchrun, mpirun, mpiexec, srun and jsrun. Raises RuntimeError when
+    only one of both is set.
     """
     launched = _ronde.LaunchedBy.detect(dict(os.environ))
     if launched is None:
         return 0, 1
     if launched.rank is None or launched.size is None:
         raise RuntimeError(
-            f"{launched.launcher} has told rank {launched.rank} and size {launched.size}; both variables are needed"
+            f"{launched.launcher} has set rank {launched.rank} and size {launched.size}; both are needed"
         )
     return launched.rank, launched.size

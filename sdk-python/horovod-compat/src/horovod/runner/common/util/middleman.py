@@ -30,7 +30,7 @@ def main(control: int, grace_s: float, command: str) -> int:
     signal.set_wakeup_fd(writing)
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
-    # An interrupt at the terminal is for the parent, which then asks by the pipe. Handlers do not pass to the command.
+    # The parent handles an interrupt at the terminal, and then closes the pipe. The command does not inherit handlers.
     for number in (signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     process = subprocess.Popen(command, shell=True, start_new_session=True)
