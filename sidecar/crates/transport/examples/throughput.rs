@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use ronde_transport::quic::{Congestion, QuicOptions};
+use ronde_transport::quic::{QuicCongestion, QuicOptions};
 use ronde_transport::{
     BoundPort, Identity, JobCa, KeyRequest, LinkOptions, LocalHello, NetworkPort, Outgoing, Port, PortEvent, Role,
     SocketOptions, TrustDomain, Validity, next_event,
@@ -146,7 +146,7 @@ fn options() -> LinkOptions {
     let defaults = QuicOptions::default();
     let quic = QuicOptions {
         mtu_upper_bound: setting("MTU", defaults.mtu_upper_bound),
-        congestion: if setting("CONTROL", String::new()) == "bbr" { Congestion::Bbr } else { defaults.congestion },
+        congestion: if setting("CONTROL", String::new()) == "bbr" { QuicCongestion::Bbr } else { defaults.congestion },
         initial_window_bytes: setting("WINDOW", defaults.initial_window_bytes),
         window_bytes: setting("RECEIVE", defaults.window_bytes),
         ack_threshold: setting("ACKS", defaults.ack_threshold),

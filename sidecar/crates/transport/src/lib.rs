@@ -33,4 +33,4 @@ pub use mutual::{Accepted, MutualTls};
 pub use port::{DownReason, Outgoing, Port, PortEvent, PortStats, Role, SendError, next_event};
 pub use quic::QuicOptions;
 pub use secret::{JobSecret, SecretError};
-pub use tcp::{Congestion, NoCongestion};
+pub use tcp::{Congestion, ParseCongestionError};

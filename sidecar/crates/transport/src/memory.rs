@@ -44,12 +44,12 @@ impl MemoryMesh {
         };
         let incarnation = Incarnation(u64::from(sidecar.0));
         let local = LocalHello { job: self.job.clone(), incarnation, purpose, early_credit_bytes, lanes: 1 };
-        self.port_saying(sidecar, purpose, local.hello(sidecar))
+        self.port_with_hello(sidecar, purpose, local.hello(sidecar))
     }
 
     /// The same with a hello that is given whole: for tests of other releases and of false claims.
     #[must_use]
-    pub fn port_saying(&self, sidecar: SidecarIndex, purpose: Purpose, hello: Hello) -> MemoryPort {
+    pub fn port_with_hello(&self, sidecar: SidecarIndex, purpose: Purpose, hello: Hello) -> MemoryPort {
         let address = Address { sidecar, purpose };
         let serial = lock(&self.mesh).insert(address, hello, Instant::now());
         MemoryPort { address, serial, start_timeout: self.start_timeout, mesh: self.mesh.clone(), timer: None }

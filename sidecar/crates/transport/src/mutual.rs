@@ -16,15 +16,15 @@ use tokio_rustls::server::TlsStream;
 
 use crate::identity::{CertificateClaims, Identity};
 use crate::links::PortError;
-use crate::tls::accepting;
+use crate::tls::server_config_with;
 
 /// Accepts connections of whoever has a certificate of the job.
 pub struct MutualTls {
     /// What new connections take.
-    current: RwLock<Current>,
+    current: RwLock<CurrentConfig>,
 }
 
-struct Current {
+struct CurrentConfig {
     config: Arc<ServerConfig>,
     /// When the sidecar's own certificate ends, since the Unix epoch.
     not_after: Duration,
@@ -46,7 +46,7 @@ impl MutualTls {
     /// # Errors
     /// When TLS cannot be configured with them.
     pub fn new(identity: &Identity) -> Result<Self, PortError> {
-        Ok(Self { current: RwLock::new(Current::of(identity)?) })
+        Ok(Self { current: RwLock::new(CurrentConfig::of(identity)?) })
     }
 
     /// Takes another identity for the connections that come from now on.
@@ -54,7 +54,7 @@ impl MutualTls {
     /// # Errors
     /// When TLS cannot be configured with it; the one before stays.
     pub fn install_identity(&self, identity: &Identity) -> Result<(), PortError> {
-        let fresh = Current::of(identity)?;
+        let fresh = CurrentConfig::of(identity)?;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
         Ok(())
     }
@@ -79,9 +79,9 @@ impl MutualTls {
     }
 }
 
-impl Current {
+impl CurrentConfig {
     fn of(identity: &Identity) -> Result<Self, PortError> {
-        let config = Arc::new(accepting(identity, provider(), ALPN)?);
+        let config = Arc::new(server_config_with(identity, provider(), ALPN)?);
         Ok(Self { config, not_after: Duration::from_secs(identity.not_after().as_secs()) })
     }
 }

@@ -9,20 +9,20 @@ use rustls::{ClientConfig, ServerConfig};
 
 use crate::identity::{Identity, crypto_provider};
 use crate::links::PortError;
-use crate::verifier::{AcceptVerifier, DialVerifier};
+use crate::verifier::{AcceptedPeerVerifier, DialedPeerVerifier};
 
 /// For the side that accepts: any sidecar of the job, which must then be the one that its hello claims.
 pub(crate) fn server_config(identity: &Identity) -> Result<ServerConfig, PortError> {
-    accepting(identity, crypto_provider(), ALPN)
+    server_config_with(identity, crypto_provider(), ALPN)
 }
 
 /// For a side that accepts whoever has a certificate of the job, with this cryptography, for one protocol.
-pub(crate) fn accepting(
+pub(crate) fn server_config_with(
     identity: &Identity,
     provider: Arc<CryptoProvider>,
     protocol: &[u8],
 ) -> Result<ServerConfig, PortError> {
-    let verifier = AcceptVerifier::new(identity.id().clone(), identity.root_store()?, provider.clone())
+    let verifier = AcceptedPeerVerifier::new(identity.id().clone(), identity.root_store()?, provider.clone())
         .map_err(|error| rustls::Error::General(error.to_string()))?;
     let mut tls = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -39,7 +39,7 @@ pub(crate) fn accepting(
 pub(crate) fn client_config(identity: &Identity, peer: SidecarIndex) -> Result<ClientConfig, PortError> {
     let provider = crypto_provider();
     let roots = identity.root_store()?;
-    let verifier = DialVerifier { expected: identity.id().of_sidecar(peer), roots, provider: provider.clone() };
+    let verifier = DialedPeerVerifier { expected: identity.id().of_sidecar(peer), roots, provider: provider.clone() };
     let mut tls = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
@@ -53,7 +53,7 @@ pub(crate) fn client_config(identity: &Identity, peer: SidecarIndex) -> Result<C
 }
 
 /// The text of rustls without the words around ronde's own.
-pub(crate) fn explained(reason: &str) -> String {
+pub(crate) fn reason_text(reason: &str) -> String {
     match reason.strip_prefix("other error: ").unwrap_or(reason) {
         "peer sent no certificates" => "the peer shows no certificate; both sides of a link need one".to_owned(),
         reason => reason.to_owned(),

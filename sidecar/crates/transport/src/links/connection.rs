@@ -8,7 +8,7 @@ use ronde_wire::control::Carrier;
 use ronde_wire::{FrameHeader, FrameKind};
 use rustls_pki_types::CertificateDer;
 
-use super::closing::{CloseCode, Ending};
+use super::close::{CloseCode, CloseReason};
 use super::{PathStats, canonical};
 use crate::{quic, tcp};
 
@@ -20,13 +20,13 @@ pub(crate) enum Connection {
 }
 
 /// Why an attempt to connect has failed.
-pub(crate) enum Attempt {
+pub(crate) enum ConnectError {
     /// This side cannot even try.
     Local(String),
     /// Nobody answers there, yet.
-    Unanswered(String),
+    NoAnswer(String),
     /// Somebody did.
-    Ended(Ending),
+    Closed(CloseReason),
 }
 
 impl Connection {
@@ -62,9 +62,9 @@ impl Connection {
     }
 
     /// Waits until it has ended. Nobody may read from it any more.
-    pub(super) async fn closed(&self) -> Ending {
+    pub(super) async fn closed(&self) -> CloseReason {
         match self {
-            Self::Quic(connection) => quic::ending(&connection.closed().await),
+            Self::Quic(connection) => quic::close_reason(&connection.closed().await),
             Self::Tcp(connection) => connection.closed().await,
         }
     }
@@ -77,31 +77,31 @@ impl Connection {
     }
 
     /// The dialler's directions.
-    pub(super) async fn open(&self) -> Result<(SendHalf, RecvHalf), Ending> {
+    pub(super) async fn open(&self) -> Result<(SendHalf, RecvHalf), CloseReason> {
         match self {
             Self::Quic(connection) => match connection.open_bi().await {
                 Ok((send, recv)) => Ok((SendHalf::Quic(send), RecvHalf::Quic(recv))),
-                Err(error) => Err(quic::ending(&error)),
+                Err(error) => Err(quic::close_reason(&error)),
             },
             Self::Tcp(connection) => Ok(halves(connection)),
         }
     }
 
     /// The acceptor's.
-    pub(super) async fn accept(&self) -> Result<(SendHalf, RecvHalf), Ending> {
+    pub(super) async fn accept(&self) -> Result<(SendHalf, RecvHalf), CloseReason> {
         match self {
             Self::Quic(connection) => match connection.accept_bi().await {
                 Ok((send, recv)) => Ok((SendHalf::Quic(send), RecvHalf::Quic(recv))),
-                Err(error) => Err(quic::ending(&error)),
+                Err(error) => Err(quic::close_reason(&error)),
             },
             Self::Tcp(connection) => Ok(halves(connection)),
         }
     }
 
     /// Returns when the peer's host says that its process is gone. A connection over TCP hears that by itself.
-    pub(super) async fn until_unreachable(&self) {
+    pub(super) async fn wait_unreachable(&self) {
         match self {
-            Self::Quic(connection) => quic::until_unreachable(connection).await,
+            Self::Quic(connection) => quic::wait_unreachable(connection).await,
             Self::Tcp(_) => std::future::pending().await,
         }
     }
@@ -136,14 +136,14 @@ pub(super) enum SendHalf {
 }
 
 /// The connection is gone; reading from it says why.
-pub(super) struct Broken;
+pub(super) struct ConnectionLost;
 
 impl SendHalf {
     /// Hands all pieces to the connection.
-    pub(super) async fn write(&mut self, mut pieces: Vec<Bytes>) -> Result<(), Broken> {
+    pub(super) async fn write(&mut self, mut buffers: Vec<Bytes>) -> Result<(), ConnectionLost> {
         match self {
-            Self::Quic(stream) => stream.write_all_chunks(&mut pieces).await.map_err(|_| Broken),
-            Self::Tcp(half) => half.write(pieces).await.map_err(|_| Broken),
+            Self::Quic(stream) => stream.write_all_chunks(&mut buffers).await.map_err(|_| ConnectionLost),
+            Self::Tcp(half) => half.write(buffers).await.map_err(|_| ConnectionLost),
         }
     }
 
@@ -159,25 +159,25 @@ impl SendHalf {
     }
 
     /// Behind a refusal nothing follows. Over TCP the close that follows says that.
-    pub(super) fn end_refusal(&mut self) {
+    pub(super) fn finish_refusal(&mut self) {
         if let Self::Quic(_) = self {
             self.finish();
         }
     }
 
     /// Behind [`Self::finish`]: waits until the peer has everything, or the connection is gone.
-    pub(super) async fn finished(&mut self) {
+    pub(super) async fn wait_finished(&mut self) {
         match self {
             Self::Quic(stream) => {
                 // It has ended either way.
                 let _ = stream.stopped().await;
             }
-            Self::Tcp(half) => half.finished().await,
+            Self::Tcp(half) => half.wait_finished().await,
         }
     }
 
     /// Makes sure that a close does not overtake what was written. Over TCP it cannot.
-    pub(super) async fn settle(&mut self) {
+    pub(super) async fn flush(&mut self) {
         if let Self::Quic(stream) = self
             && stream.finish().is_ok()
         {
@@ -200,66 +200,68 @@ pub(super) enum ReadStop {
     /// The direction ended at a frame's border.
     Finished,
     /// The connection is gone.
-    Lost(Ending),
+    Lost(CloseReason),
 }
 
 /// Why there are not as many bytes as were asked for.
-pub(super) enum Short {
+pub(super) enum ShortRead {
     /// The direction ended behind so many.
     Finished(usize),
-    Stop(ReadStop),
+    Ended(ReadStop),
 }
 
 impl RecvHalf {
     /// Fills the whole of `out`.
-    pub(super) async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), Short> {
+    pub(super) async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), ShortRead> {
         match self {
             Self::Quic(stream) => stream.read_exact(out).await.map_err(|error| match error {
-                ReadExactError::FinishedEarly(got) => Short::Finished(got),
-                ReadExactError::ReadError(error) => Short::Stop(error.into()),
+                ReadExactError::FinishedEarly(got) => ShortRead::Finished(got),
+                ReadExactError::ReadError(error) => ShortRead::Ended(error.into()),
             }),
             Self::Tcp(half) => {
                 let length = out.len();
-                half.read(out).await.map_err(|stop| Short::of(stop, length))
+                half.read(out).await.map_err(|stop| ShortRead::of(stop, length))
             }
         }
     }
 
     /// Reads so many bytes into memory of their own.
-    pub(super) async fn read(&mut self, length: usize) -> Result<Bytes, Short> {
+    pub(super) async fn read(&mut self, length: usize) -> Result<Bytes, ShortRead> {
         match self {
             Self::Quic(stream) => {
                 let mut out = BytesMut::with_capacity(length);
                 while out.len() < length {
                     match stream.read_chunk(length - out.len(), true).await {
                         Ok(Some(chunk)) => out.extend_from_slice(&chunk.bytes),
-                        Ok(None) => return Err(Short::Finished(out.len())),
-                        Err(error) => return Err(Short::Stop(error.into())),
+                        Ok(None) => return Err(ShortRead::Finished(out.len())),
+                        Err(error) => return Err(ShortRead::Ended(error.into())),
                     }
                 }
                 Ok(out.freeze())
             }
-            Self::Tcp(half) => half.read_bytes(length).await.map_err(|stop| Short::of(stop, length)),
+            Self::Tcp(half) => half.read_bytes(length).await.map_err(|stop| ShortRead::of(stop, length)),
         }
     }
 
     /// How the connection has ended, when the frame with this header says so; QUIC has frames of its own for that.
-    pub(super) async fn end(&mut self, header: &FrameHeader) -> Option<ReadStop> {
+    pub(super) async fn read_close(&mut self, header: &FrameHeader) -> Option<ReadStop> {
         match self {
-            Self::Tcp(half) if header.kind == FrameKind::Close => Some(match half.end(header).await {
-                Ok(ending) | Err(tcp::Stop::Ended(ending)) => ReadStop::Lost(ending),
-                Err(tcp::Stop::Finished(_)) => ReadStop::Violation("the stream ended within its last frame".to_owned()),
+            Self::Tcp(half) if header.kind == FrameKind::Close => Some(match half.read_close(header).await {
+                Ok(reason) | Err(tcp::ReadError::Closed(reason)) => ReadStop::Lost(reason),
+                Err(tcp::ReadError::Finished(_)) => {
+                    ReadStop::Violation("the stream ended within its last frame".to_owned())
+                }
             }),
             Self::Tcp(_) | Self::Quic(_) => None,
         }
     }
 }
 
-impl Short {
-    fn of(stop: tcp::Stop, wanted: usize) -> Self {
+impl ShortRead {
+    fn of(stop: tcp::ReadError, wanted: usize) -> Self {
         match stop {
-            tcp::Stop::Finished(missing) => Self::Finished(wanted - missing),
-            tcp::Stop::Ended(ending) => Self::Stop(ReadStop::Lost(ending)),
+            tcp::ReadError::Finished(missing) => Self::Finished(wanted - missing),
+            tcp::ReadError::Closed(reason) => Self::Ended(ReadStop::Lost(reason)),
         }
     }
 }
@@ -267,7 +269,7 @@ impl Short {
 impl From<ReadError> for ReadStop {
     fn from(error: ReadError) -> Self {
         match error {
-            ReadError::ConnectionLost(error) => Self::Lost(quic::ending(&error)),
+            ReadError::ConnectionLost(error) => Self::Lost(quic::close_reason(&error)),
             other => Self::Violation(format!("the stream broke: {other}")),
         }
     }

@@ -7,7 +7,7 @@ use ronde_wire::SidecarIndex;
 use ronde_wire::control::Carrier;
 
 use super::PortError;
-use super::connection::{Attempt, Connection};
+use super::connection::{ConnectError, Connection};
 use crate::identity::Identity;
 use crate::{quic, tcp, tls};
 
@@ -20,20 +20,20 @@ pub(super) struct Endpoints {
 
 /// What accepts connections in the name of one identity.
 #[derive(Clone)]
-pub(super) struct Servers {
+pub(super) struct ServerConfigs {
     pub(super) quic: Option<Arc<quinn::ServerConfig>>,
     pub(super) tls: Arc<rustls::ServerConfig>,
 }
 
 impl Endpoints {
     /// Makes what accepts connections in the name of an identity.
-    pub(super) fn servers(&self, identity: &Identity) -> Result<Servers, PortError> {
+    pub(super) fn servers(&self, identity: &Identity) -> Result<ServerConfigs, PortError> {
         let quic = self.quic.as_ref().map(|endpoint| endpoint.server_config(identity)).transpose()?;
-        Ok(Servers { quic: quic.map(Arc::new), tls: Arc::new(tls::server_config(identity)?) })
+        Ok(ServerConfigs { quic: quic.map(Arc::new), tls: Arc::new(tls::server_config(identity)?) })
     }
 
     /// Accepts with these from now on.
-    pub(super) fn install(&self, servers: &Servers) {
+    pub(super) fn install(&self, servers: &ServerConfigs) {
         if let (Some(endpoint), Some(server)) = (&self.quic, &servers.quic) {
             endpoint.quinn.set_server_config(Some(server.as_ref().clone()));
         }
@@ -46,11 +46,11 @@ impl Endpoints {
         identity: &Identity,
         peer: SidecarIndex,
         address: SocketAddr,
-    ) -> Result<Connection, Attempt> {
+    ) -> Result<Connection, ConnectError> {
         match (carrier, &self.quic, &self.tcp) {
             (Carrier::Quic, Some(endpoint), _) => endpoint.connect(identity, peer, address).await.map(Connection::Quic),
             (Carrier::Tls, _, Some(endpoint)) => endpoint.connect(identity, peer, address).await.map(Connection::Tcp),
-            (carrier, ..) => Err(Attempt::Local(format!("this port has no socket for {carrier}"))),
+            (carrier, ..) => Err(ConnectError::Local(format!("this port has no socket for {carrier}"))),
         }
     }
 

@@ -15,41 +15,41 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::closing::CloseCode;
+use super::auth::LinkAuth;
+use super::close::CloseCode;
 use super::connection::{Connection, RecvHalf, SendHalf};
-use super::link::Wire;
-use super::proof::Proof;
+use super::link::LinkStream;
 
 /// The next connection of a link, while there is one.
 #[derive(Default)]
 pub(super) struct Handover {
-    next: Mutex<Option<Next>>,
+    next: Mutex<Option<NextConnection>>,
     changed: Notify,
     /// One for each old connection that the peer has not closed yet, and this one.
     lingering: Arc<()>,
 }
 
-struct Next {
+struct NextConnection {
     connection: Connection,
-    proof: Proof,
+    auth: LinkAuth,
     /// Until the writer has gone over.
     send: Option<SendHalf>,
     /// Until the reader has.
     recv: Option<RecvHalf>,
     /// The acceptor's writer waits for its reader.
-    writer_may_go: bool,
+    writer_may_switch: bool,
 }
 
 impl Handover {
     /// The dialler's: the writer goes over now.
-    pub(super) fn begin(&self, wire: Wire) {
-        self.put(wire, true);
+    pub(super) fn begin(&self, stream: LinkStream) {
+        self.set_next(stream, true);
     }
 
     /// The acceptor's: nothing changes until the peer's old stream ends. One that was offered before and not used is
     /// closed.
-    pub(super) fn offer(&self, wire: Wire) {
-        self.put(wire, false);
+    pub(super) fn offer(&self, stream: LinkStream) {
+        self.set_next(stream, false);
     }
 
     /// Whether the dialler may go on to another connection: not while it goes over to one.
@@ -59,8 +59,8 @@ impl Handover {
 
     /// Whether the acceptor takes another offer: one that the peer has not begun to use is forgotten, one that it has is
     /// not, and old connections do not pile up.
-    pub(super) fn takes_offers(&self) -> bool {
-        let is_used = |next: &Next| next.send.is_none() || next.recv.is_none();
+    pub(super) fn accepts_offers(&self) -> bool {
+        let is_used = |next: &NextConnection| next.send.is_none() || next.recv.is_none();
         !self.lock().as_ref().is_some_and(is_used) && Arc::strong_count(&self.lingering) <= LINGERING_MAX
     }
 
@@ -73,7 +73,7 @@ impl Handover {
     pub(super) async fn send_half(&self) -> SendHalf {
         loop {
             let changed = self.changed.notified();
-            if let Some(next) = self.lock().as_mut().filter(|next| next.writer_may_go)
+            if let Some(next) = self.lock().as_mut().filter(|next| next.writer_may_switch)
                 && let Some(send) = next.send.take()
             {
                 self.changed.notify_waiters();
@@ -88,7 +88,7 @@ impl Handover {
         let mut held = self.lock();
         let next = held.as_mut().filter(|next| !next.connection.is_closed() || next.send.is_none())?;
         let recv = next.recv.take()?;
-        next.writer_may_go = true;
+        next.writer_may_switch = true;
         let connection = next.connection.clone();
         drop(held);
         self.changed.notify_waiters();
@@ -96,15 +96,15 @@ impl Handover {
     }
 
     /// Waits until both directions have gone over; gives the connection that is the link's from then on.
-    pub(super) async fn moved(&self) -> (Connection, Proof) {
+    pub(super) async fn completed(&self) -> (Connection, LinkAuth) {
         loop {
             let changed = self.changed.notified();
             {
                 let mut held = self.lock();
                 if held.as_ref().is_some_and(|next| next.send.is_none() && next.recv.is_none())
-                    && let Some(Next { connection, proof, .. }) = held.take()
+                    && let Some(NextConnection { connection, auth, .. }) = held.take()
                 {
-                    return (connection, proof);
+                    return (connection, auth);
                 }
             }
             changed.await;
@@ -118,16 +118,16 @@ impl Handover {
         }
     }
 
-    fn put(&self, wire: Wire, writer_may_go: bool) {
-        let Wire { connection, send, recv, proof, .. } = wire;
-        let next = Next { connection, proof, send: Some(send), recv: Some(recv), writer_may_go };
+    fn set_next(&self, stream: LinkStream, writer_may_switch: bool) {
+        let LinkStream { connection, send, recv, auth, .. } = stream;
+        let next = NextConnection { connection, auth, send: Some(send), recv: Some(recv), writer_may_switch };
         if let Some(unused) = self.lock().replace(next) {
             unused.connection.close(CloseCode::Replaced, "another replacement came");
         }
         self.changed.notify_waiters();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Next>> {
+    fn lock(&self) -> MutexGuard<'_, Option<NextConnection>> {
         // Each change is one assignment, so a panic elsewhere leaves it whole.
         self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -16,7 +16,9 @@
 //! ```
 
 mod accept;
-pub(crate) mod closing;
+mod address_race;
+mod auth;
+pub(crate) mod close;
 pub(crate) mod connection;
 mod dial;
 mod endpoints;
@@ -24,8 +26,6 @@ mod handover;
 mod link;
 mod options;
 mod outbox;
-mod proof;
-mod race;
 mod replace;
 mod routes;
 mod state;
@@ -45,10 +45,10 @@ use crate::hello::LocalHello;
 use crate::identity::{Identity, IdentityError};
 use crate::port::{Outgoing, Port, PortEvent, PortStats, Role, SendError};
 use crate::{quic, tcp};
+pub use auth::{CertificateFacts, LinkSecurity};
 use endpoints::Endpoints;
 pub use options::{LinkOptions, SocketOptions};
 pub(crate) use outbox::outbox_bytes_max;
-pub use proof::{CertificateFacts, LinkSecurity};
 pub use routes::Routes;
 use state::Shared;
 
@@ -67,13 +67,13 @@ pub struct BoundPort {
 impl BoundPort {
     /// Shares what is found out about ways to peers with the other ports of the sidecar.
     #[must_use]
-    pub fn sharing(self, routes: Routes) -> Self {
+    pub fn with_routes(self, routes: Routes) -> Self {
         Self { routes, ..self }
     }
 
     /// Takes connections to these addresses of the host only, where the socket is bound to all of them.
     #[must_use]
-    pub fn only_at(self, own_addresses: Vec<IpAddr>) -> Self {
+    pub fn accept_only_at(self, own_addresses: Vec<IpAddr>) -> Self {
         Self { own_addresses, ..self }
     }
 
@@ -99,7 +99,7 @@ impl BoundPort {
         options: LinkOptions,
     ) -> Result<NetworkPort, PortError> {
         let hello = local.hello(identity.id().sidecar);
-        self.start_saying(identity, hello, peers, options)
+        self.start_with_hello(identity, hello, peers, options)
     }
 
     /// The same with a hello that is given whole: for tests of other releases and of false claims.
@@ -109,7 +109,7 @@ impl BoundPort {
     ///
     /// # Panics
     /// As [`Self::start`].
-    pub fn start_saying(
+    pub fn start_with_hello(
         self,
         identity: Arc<Identity>,
         hello: Hello,
@@ -187,7 +187,7 @@ impl NetworkPort {
     /// [`PortError`] when it cannot be used or names another sidecar.
     pub fn install_identity(&self, identity: Arc<Identity>) -> Result<(), PortError> {
         let servers = self.shared.endpoints.servers(&identity)?;
-        Ok(self.shared.replace_identity(identity, servers)?)
+        Ok(self.shared.set_identity(identity, servers)?)
     }
 
     /// Bytes given to [`Port::send`] for a peer that its connection has not taken over.
@@ -231,9 +231,9 @@ impl Port for NetworkPort {
         let Some(generation) = self.shared.open(peer, role) else { return };
         let task = match role {
             Role::Dial => tokio::spawn(dial::dial(self.shared.clone(), peer, generation)),
-            Role::Await => tokio::spawn(accept::give_up_waiting(self.shared.clone(), peer, generation)),
+            Role::Await => tokio::spawn(accept::accept_timeout(self.shared.clone(), peer, generation)),
         };
-        self.shared.keep_opening_task(peer, generation, task.abort_handle());
+        self.shared.set_opening_task(peer, generation, task.abort_handle());
     }
 
     fn send(&mut self, to: SidecarIndex, message: Outgoing) -> Result<(), SendError> {

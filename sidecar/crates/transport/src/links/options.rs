@@ -26,7 +26,7 @@ pub struct LinkOptions {
     /// How long an opened link may take until it is up; then it is down.
     pub start_timeout: Duration,
     /// How long a link stays whose peer shows no other certificate than one of an authority that is not accepted any more.
-    pub disowned_grace: Duration,
+    pub untrusted_grace: Duration,
     /// For links over QUIC.
     pub quic: QuicOptions,
     /// Of connections over TCP.
@@ -37,7 +37,7 @@ impl Default for LinkOptions {
     fn default() -> Self {
         Self {
             start_timeout: Duration::from_secs(30),
-            disowned_grace: Duration::from_secs(30),
+            untrusted_grace: Duration::from_secs(30),
             quic: QuicOptions::default(),
             congestion: Congestion::default(),
         }

@@ -32,13 +32,13 @@ struct Queue {
     messages: VecDeque<Outgoing>,
     /// Bytes given and not yet taken over by the connection.
     bytes: usize,
-    closing: Option<String>,
+    close_reason: Option<String>,
     /// The peer is to be asked for a replacement of the connection, in front of what waits.
     renew: bool,
 }
 
 /// What the writer does next.
-pub(super) enum Next {
+pub(super) enum OutboxItem {
     /// Write these, in this order.
     Write(Batch),
     /// Everything was written; close with this reason.
@@ -47,7 +47,7 @@ pub(super) enum Next {
 
 /// Messages joined for one write.
 pub(super) struct Batch {
-    pub(super) pieces: Vec<Bytes>,
+    pub(super) buffers: Vec<Bytes>,
     pub(super) frames: u64,
     pub(super) chunks: u32,
     pub(super) bytes: usize,
@@ -77,19 +77,19 @@ impl Outbox {
     }
 
     /// Asks the writer to ask the peer, which has dialled, for a replacement of the connection.
-    pub(super) fn ask_for_replacement(&self) {
+    pub(super) fn request_replacement(&self) {
         self.lock().renew = true;
         self.changed.notify_one();
     }
 
     /// Asks the writer to close behind what is queued.
     pub(super) fn close(&self, reason: &str) {
-        self.lock().closing.get_or_insert_with(|| reason.to_owned());
+        self.lock().close_reason.get_or_insert_with(|| reason.to_owned());
         self.changed.notify_one();
     }
 
     /// Waits for something to do. One caller only: the link's writer.
-    pub(super) async fn next(&self) -> Next {
+    pub(super) async fn next(&self) -> OutboxItem {
         loop {
             if let Some(next) = self.take() {
                 return next;
@@ -104,21 +104,21 @@ impl Outbox {
         queue.bytes = queue.bytes.saturating_sub(bytes);
     }
 
-    fn take(&self) -> Option<Next> {
+    fn take(&self) -> Option<OutboxItem> {
         let mut queue = self.lock();
         let renew = std::mem::take(&mut queue.renew);
         if queue.messages.is_empty() && !renew {
-            return queue.closing.clone().map(Next::Close);
+            return queue.close_reason.clone().map(OutboxItem::Close);
         }
-        let mut joiner = Joiner::default();
+        let mut builder = BatchBuilder::default();
         if renew {
-            joiner.small.put_slice(&Frame::renew().header.encode());
+            builder.small.put_slice(&Frame::renew().header.encode());
         }
-        while joiner.batch_bytes < BATCH_BYTES {
+        while builder.batch_bytes < BATCH_BYTES {
             let Some(message) = queue.messages.pop_front() else { break };
-            joiner.add(message);
+            builder.add(message);
         }
-        Some(Next::Write(joiner.finish()))
+        Some(OutboxItem::Write(builder.finish()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -129,15 +129,15 @@ impl Outbox {
 
 /// Joins small frames into one piece and keeps large data as they lie.
 #[derive(Default)]
-struct Joiner {
-    pieces: Vec<Bytes>,
+struct BatchBuilder {
+    buffers: Vec<Bytes>,
     small: BytesMut,
     frames: u64,
     chunks: u32,
     batch_bytes: usize,
 }
 
-impl Joiner {
+impl BatchBuilder {
     fn add(&mut self, message: Outgoing) {
         self.frames += 1;
         self.batch_bytes += wire_bytes(&message);
@@ -159,15 +159,15 @@ impl Joiner {
             self.small.put_slice(&data);
             return;
         }
-        self.pieces.push(self.small.split().freeze());
-        self.pieces.push(data);
+        self.buffers.push(self.small.split().freeze());
+        self.buffers.push(data);
     }
 
     fn finish(mut self) -> Batch {
         if !self.small.is_empty() {
-            self.pieces.push(self.small.freeze());
+            self.buffers.push(self.small.freeze());
         }
-        Batch { pieces: self.pieces, frames: self.frames, chunks: self.chunks, bytes: self.batch_bytes }
+        Batch { buffers: self.buffers, frames: self.frames, chunks: self.chunks, bytes: self.batch_bytes }
     }
 }
 

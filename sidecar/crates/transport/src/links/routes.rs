@@ -18,7 +18,7 @@ impl Routes {
         self.lock().get(&peer).copied()
     }
 
-    pub(super) fn note(&self, peer: SidecarIndex, address: IpAddr) {
+    pub(super) fn record(&self, peer: SidecarIndex, address: IpAddr) {
         self.lock().insert(peer, address.to_canonical());
     }
 

@@ -11,13 +11,13 @@ use ronde_wire::{Frame, Incarnation, SidecarIndex};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
-use super::closing::CloseCode;
+use super::auth::{LinkAuth, LinkSecurity};
+use super::close::CloseCode;
 use super::connection::Connection;
-use super::endpoints::{Endpoints, Servers};
+use super::endpoints::{Endpoints, ServerConfigs};
 use super::handover::Handover;
-use super::link::Wire;
+use super::link::LinkStream;
 use super::outbox::Outbox;
-use super::proof::{LinkSecurity, Proof};
 use super::{LinkOptions, Routes};
 use crate::identity::{Identity, IdentityError};
 use crate::port::{DownReason, Outgoing, PortEvent, PortStats, Role, SendError};
@@ -34,13 +34,13 @@ pub(super) struct Shared {
     /// The newest, with what the endpoint accepts connections with.
     identity: watch::Sender<Arc<Identity>>,
     /// Told when the owner has taken events.
-    space: Notify,
+    inbox_space: Notify,
 }
 
 struct State {
-    servers: Servers,
+    servers: ServerConfigs,
     links: HashMap<SidecarIndex, Link>,
-    events: VecDeque<Queued>,
+    events: VecDeque<QueuedEvent>,
     queued_bytes: usize,
     owner: Option<Waker>,
     incarnations: HashMap<SidecarIndex, Incarnation>,
@@ -70,7 +70,7 @@ enum Phase {
     Down,
 }
 
-struct Queued {
+struct QueuedEvent {
     peer: SidecarIndex,
     generation: u64,
     event: PortEvent,
@@ -78,7 +78,7 @@ struct Queued {
 }
 
 /// A link as the task that runs it needs it.
-pub(super) struct Installed {
+pub(super) struct ActiveLink {
     pub(super) generation: u64,
     pub(super) outbox: Arc<Outbox>,
     pub(super) handover: Arc<Handover>,
@@ -92,7 +92,7 @@ impl Shared {
         hello: Hello,
         peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
         options: LinkOptions,
-        (endpoints, servers): (Endpoints, Servers),
+        (endpoints, servers): (Endpoints, ServerConfigs),
         routes: Routes,
     ) -> Self {
         let state = State {
@@ -106,7 +106,7 @@ impl Shared {
             last_refusal: None,
         };
         let counters = Counters::default();
-        let (state, space) = (Mutex::new(state), Notify::new());
+        let (state, inbox_space) = (Mutex::new(state), Notify::new());
         Self {
             hello,
             peers,
@@ -116,7 +116,7 @@ impl Shared {
             routes,
             state,
             identity: watch::Sender::new(identity),
-            space,
+            inbox_space,
         }
     }
 
@@ -125,7 +125,7 @@ impl Shared {
     }
 
     /// The identity with what accepts connections in its name.
-    pub(super) fn accepting(&self) -> (Arc<Identity>, Servers) {
+    pub(super) fn accepting(&self) -> (Arc<Identity>, ServerConfigs) {
         let state = self.lock();
         (self.identity(), state.servers.clone())
     }
@@ -136,11 +136,11 @@ impl Shared {
     }
 
     /// Tells of each identity that is installed from now on.
-    pub(super) fn identities(&self) -> watch::Receiver<Arc<Identity>> {
+    pub(super) fn subscribe_identity(&self) -> watch::Receiver<Arc<Identity>> {
         self.identity.subscribe()
     }
 
-    pub(super) fn replace_identity(&self, identity: Arc<Identity>, servers: Servers) -> Result<(), IdentityError> {
+    pub(super) fn set_identity(&self, identity: Arc<Identity>, servers: ServerConfigs) -> Result<(), IdentityError> {
         let current = self.identity();
         if identity.id() != current.id() {
             let (expected, found) = (Box::new(current.id().clone()), Box::new(identity.id().clone()));
@@ -163,7 +163,7 @@ impl Shared {
         Some(state.insert(peer, Phase::Opening { role, task: None }, outbox))
     }
 
-    pub(super) fn keep_opening_task(&self, peer: SidecarIndex, generation: u64, handle: AbortHandle) {
+    pub(super) fn set_opening_task(&self, peer: SidecarIndex, generation: u64, handle: AbortHandle) {
         if let Some(Phase::Opening { task, .. }) = self.lock().phase_of(peer, generation) {
             *task = Some(handle);
         }
@@ -192,7 +192,7 @@ impl Shared {
             state.links.remove(&queued.peer);
         }
         drop(state);
-        self.space.notify_waiters();
+        self.inbox_space.notify_waiters();
         Poll::Ready(queued.event)
     }
 
@@ -219,12 +219,12 @@ impl Shared {
     }
 
     /// The link has gone over to another connection.
-    pub(super) fn note_replaced(&self, peer: SidecarIndex, generation: u64, next: &Connection, proof: &Proof) {
-        tracing::info!(%peer, purpose = ?self.hello.purpose, serial = proof.peer.serial, "the connection was replaced");
+    pub(super) fn record_replaced(&self, peer: SidecarIndex, generation: u64, next: &Connection, auth: &LinkAuth) {
+        tracing::info!(%peer, purpose = ?self.hello.purpose, serial = auth.peer.serial, "the connection was replaced");
         self.counters.add(&self.counters.links_replaced, 1);
         if let Some(Phase::Up { connection, security, .. }) = self.lock().phase_of(peer, generation) {
             *connection = next.clone();
-            *security = proof.security();
+            *security = auth.security();
         }
     }
 
@@ -240,7 +240,7 @@ impl Shared {
         state.events.retain(|queued| queued.peer != peer);
         state.queued_bytes = state.events.iter().map(|queued| queued.bytes).sum();
         drop(state);
-        self.space.notify_waiters();
+        self.inbox_space.notify_waiters();
     }
 
     /// Closes every link behind what is queued on it, and takes no new ones.
@@ -259,22 +259,22 @@ impl Shared {
             }
         }
         self.endpoints.close(reason);
-        self.space.notify_waiters();
+        self.inbox_space.notify_waiters();
     }
 
     /// Brings up the link that a dial was for; `None` when it is not wanted any more.
-    pub(super) fn bring_up_dialled(&self, generation: u64, wire: &Wire, hello: Hello) -> Option<Installed> {
-        let (mut state, peer) = (self.lock(), wire.peer);
+    pub(super) fn bring_up_dialled(&self, generation: u64, stream: &LinkStream, hello: Hello) -> Option<ActiveLink> {
+        let (mut state, peer) = (self.lock(), stream.peer);
         let phase = state.phase_of(peer, generation).filter(|phase| matches!(phase, Phase::Opening { .. }))?;
-        *phase = Phase::up(wire, true);
-        self.routes.note(peer, wire.connection.remote_address().ip());
-        Some(self.finish_up(state, peer, hello))
+        *phase = Phase::up(stream, true);
+        self.routes.record(peer, stream.connection.remote_address().ip());
+        Some(self.mark_up(state, peer, hello))
     }
 
     /// Brings up a link that the peer dialled, whether it was asked for or not; `None` when this side's own dial wins.
-    pub(super) fn bring_up_accepted(&self, wire: &Wire, hello: Hello) -> Option<Installed> {
-        let (mut state, peer) = (self.lock(), wire.peer);
-        let phase = Phase::up(wire, false);
+    pub(super) fn bring_up_accepted(&self, stream: &LinkStream, hello: Hello) -> Option<ActiveLink> {
+        let (mut state, peer) = (self.lock(), stream.peer);
+        let phase = Phase::up(stream, false);
         match state.links.get_mut(&peer) {
             Some(Link { phase: Phase::Opening { role: Role::Dial, .. }, .. }) if self.hello.sidecar < peer => {
                 return None;
@@ -294,15 +294,15 @@ impl Shared {
                 state.insert(peer, phase, Arc::new(Outbox::new(self.hello.purpose)));
             }
         }
-        self.routes.note(peer, wire.connection.remote_address().ip());
-        Some(self.finish_up(state, peer, hello))
+        self.routes.record(peer, stream.connection.remote_address().ip());
+        Some(self.mark_up(state, peer, hello))
     }
 
     /// Hands a frame to the owner, waiting while the owner is behind. False when the link is not the owner's any more.
     pub(super) async fn deliver(&self, peer: SidecarIndex, generation: u64, frame: Frame) -> bool {
         let bytes = frame.wire_bytes();
         loop {
-            let space = self.space.notified();
+            let inbox_space = self.inbox_space.notified();
             {
                 let mut state = self.lock();
                 if state.phase_of(peer, generation).is_none() {
@@ -313,18 +313,18 @@ impl Shared {
                     return true;
                 }
             }
-            space.await;
+            inbox_space.await;
         }
     }
 
     /// Tells the owner how many chunks the connection has taken over; joined with what it has not yet heard of.
-    pub(super) fn sent(&self, peer: SidecarIndex, generation: u64, chunks: u32) {
+    pub(super) fn report_sent(&self, peer: SidecarIndex, generation: u64, chunks: u32) {
         let mut state = self.lock();
         if chunks == 0 || state.phase_of(peer, generation).is_none() {
             return;
         }
         match state.events.back_mut() {
-            Some(Queued { peer: last, event: PortEvent::Sent { chunks: count, .. }, .. }) if *last == peer => {
+            Some(QueuedEvent { peer: last, event: PortEvent::Sent { chunks: count, .. }, .. }) if *last == peer => {
                 *count += chunks;
             }
             _ => state.push(peer, generation, PortEvent::Sent { peer, chunks }, 0),
@@ -332,7 +332,7 @@ impl Shared {
     }
 
     /// Tells the owner once that a link is down, unless the owner closed it.
-    pub(super) fn link_down(&self, peer: SidecarIndex, generation: u64, reason: DownReason) {
+    pub(super) fn report_down(&self, peer: SidecarIndex, generation: u64, reason: DownReason) {
         tracing::info!(%peer, purpose = ?self.hello.purpose, %reason, "link down");
         let mut state = self.lock();
         match state.phase_of(peer, generation) {
@@ -345,7 +345,7 @@ impl Shared {
     }
 
     /// Counts and logs a connection or hello that one of the two sides refuses.
-    pub(super) fn note_refusal(&self, from: SocketAddr, text: &str) {
+    pub(super) fn record_refusal(&self, from: SocketAddr, text: &str) {
         tracing::warn!(%from, purpose = ?self.hello.purpose, reason = text, "link refused");
         self.counters.add(&self.counters.refusals, 1);
         self.lock().last_refusal = Some(text.to_owned());
@@ -370,13 +370,13 @@ impl Shared {
         self.lock().incarnations.get(&peer).copied()
     }
 
-    fn finish_up(&self, mut state: MutexGuard<'_, State>, peer: SidecarIndex, hello: Hello) -> Installed {
+    fn mark_up(&self, mut state: MutexGuard<'_, State>, peer: SidecarIndex, hello: Hello) -> ActiveLink {
         state.incarnations.insert(peer, hello.incarnation);
         self.counters.add(&self.counters.links_opened, 1);
         let link = state.links.get(&peer).expect("both callers have just set it");
         let Phase::Up { handover, dialled, .. } = &link.phase else { unreachable!("both callers have just set it") };
         let (generation, outbox) = (link.generation, link.outbox.clone());
-        let installed = Installed { generation, outbox, handover: handover.clone(), dialled: *dialled };
+        let installed = ActiveLink { generation, outbox, handover: handover.clone(), dialled: *dialled };
         state.push(peer, installed.generation, PortEvent::Up { peer, hello: Box::new(hello) }, 0);
         installed
     }
@@ -388,8 +388,8 @@ impl Shared {
 }
 
 impl Phase {
-    fn up(wire: &Wire, dialled: bool) -> Self {
-        let (connection, security) = (wire.connection.clone(), wire.proof.security());
+    fn up(stream: &LinkStream, dialled: bool) -> Self {
+        let (connection, security) = (stream.connection.clone(), stream.auth.security());
         Self::Up { connection, security, handover: Arc::default(), dialled }
     }
 }
@@ -411,7 +411,7 @@ impl State {
     }
 
     fn push(&mut self, peer: SidecarIndex, generation: u64, event: PortEvent, bytes: usize) {
-        self.events.push_back(Queued { peer, generation, event, bytes });
+        self.events.push_back(QueuedEvent { peer, generation, event, bytes });
         self.queued_bytes += bytes;
         if let Some(owner) = self.owner.take() {
             owner.wake();

@@ -24,17 +24,17 @@ use ronde_wire::SidecarIndex;
 use ronde_wire::control::{Carrier, Purpose};
 use rustls_pki_types::CertificateDer;
 
-pub use options::{Congestion, QuicOptions};
-pub(crate) use probe::until_unreachable;
+pub use options::{QuicCongestion, QuicOptions};
+pub(crate) use probe::wait_unreachable;
 use socket::BatchLimitedSocket;
 pub(crate) use socket::bind;
 
 use crate::identity::Identity;
-use crate::links::closing::{CloseCode, Ending};
-use crate::links::connection::Attempt;
+use crate::links::close::{CloseCode, CloseReason};
+use crate::links::connection::ConnectError;
 use crate::links::{PathStats, PortError, QuicPath, canonical};
 use crate::port::DownReason;
-use crate::tls::{SERVER_NAME, explained};
+use crate::tls::{SERVER_NAME, reason_text};
 
 /// What a port listens with and dials from.
 pub(crate) struct Endpoint {
@@ -68,12 +68,12 @@ impl Endpoint {
         identity: &Identity,
         peer: SidecarIndex,
         address: SocketAddr,
-    ) -> Result<Connection, Attempt> {
+    ) -> Result<Connection, ConnectError> {
         let config = tls::client_config(identity, peer, self.transport.clone());
-        let config = config.map_err(|error| Attempt::Local(error.to_string()))?;
+        let config = config.map_err(|error| ConnectError::Local(error.to_string()))?;
         let connecting = self.quinn.connect_with(config, address, SERVER_NAME);
-        let connecting = connecting.map_err(|error| Attempt::Local(error.to_string()))?;
-        connecting.await.map_err(|error| Attempt::Ended(ending(&error)))
+        let connecting = connecting.map_err(|error| ConnectError::Local(error.to_string()))?;
+        connecting.await.map_err(|error| ConnectError::Closed(close_reason(&error)))
     }
 
     /// Ends all connections.
@@ -115,22 +115,24 @@ pub(crate) fn path(connection: &Connection) -> PathStats {
 }
 
 /// What the end of a connection means.
-pub(crate) fn ending(error: &ConnectionError) -> Ending {
+pub(crate) fn close_reason(error: &ConnectionError) -> CloseReason {
     match error {
         ConnectionError::TransportError(error) if is_tls_alert(error.code.into()) => {
-            Ending::RefusedHere(explained(&error.reason))
+            CloseReason::RefusedLocally(reason_text(&error.reason))
         }
-        ConnectionError::TransportError(error) => Ending::Other(DownReason::Protocol(error.to_string())),
+        ConnectionError::TransportError(error) => CloseReason::Other(DownReason::Protocol(error.to_string())),
         ConnectionError::ConnectionClosed(close) if is_tls_alert(close.error_code.into()) => {
-            Ending::RefusedThere(explained(&text(&close.reason)))
+            CloseReason::RefusedByPeer(reason_text(&text(&close.reason)))
         }
         ConnectionError::ApplicationClosed(close) => {
             let code = u32::try_from(close.error_code.into_inner()).ok().and_then(CloseCode::of);
-            Ending::of_code(code, text(&close.reason))
+            CloseReason::of_code(code, text(&close.reason))
         }
-        ConnectionError::TimedOut => Ending::Other(DownReason::Lost("nothing was heard any more".to_owned())),
-        ConnectionError::Reset => Ending::Other(DownReason::Lost("the peer does not know this connection".to_owned())),
-        other => Ending::Other(DownReason::Lost(other.to_string())),
+        ConnectionError::TimedOut => CloseReason::Other(DownReason::Lost("nothing was heard any more".to_owned())),
+        ConnectionError::Reset => {
+            CloseReason::Other(DownReason::Lost("the peer does not know this connection".to_owned()))
+        }
+        other => CloseReason::Other(DownReason::Lost(other.to_string())),
     }
 }
 

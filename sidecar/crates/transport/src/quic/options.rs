@@ -30,7 +30,7 @@ pub struct QuicOptions {
     /// bytes carries over IPv6.
     pub mtu_upper_bound: u16,
     /// How the sending rate is found.
-    pub congestion: Congestion,
+    pub congestion: QuicCongestion,
     /// The congestion window to begin with, in bytes.
     pub initial_window_bytes: u64,
     /// The most that a peer may send ahead of what was read, in bytes; less where the system grants a small receive
@@ -42,7 +42,7 @@ pub struct QuicOptions {
 
 /// Algorithms of congestion control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Congestion {
+pub enum QuicCongestion {
     /// RFC 9438.
     Cubic,
     /// Bottleneck bandwidth and round-trip time, experimental in quinn.
@@ -54,7 +54,7 @@ impl Default for QuicOptions {
         Self {
             initial_mtu: 1_452,
             mtu_upper_bound: 8_952,
-            congestion: Congestion::Cubic,
+            congestion: QuicCongestion::Cubic,
             initial_window_bytes: 1 << 20,
             window_bytes: 16 << 20,
             ack_threshold: 10,
@@ -90,12 +90,12 @@ impl QuicOptions {
             config.ack_frequency_config(Some(acks));
         }
         match self.congestion {
-            Congestion::Cubic => {
+            QuicCongestion::Cubic => {
                 let mut cubic = CubicConfig::default();
                 cubic.initial_window(self.initial_window_bytes);
                 config.congestion_controller_factory(Arc::new(cubic));
             }
-            Congestion::Bbr => {
+            QuicCongestion::Bbr => {
                 let mut bbr = BbrConfig::default();
                 bbr.initial_window(self.initial_window_bytes);
                 config.congestion_controller_factory(Arc::new(bbr));

@@ -15,15 +15,15 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::links::canonical;
 
 /// Returns when the peer's host says, several times in a row, that nobody listens at the peer's address.
-pub(crate) async fn until_unreachable(connection: &Connection) {
-    let (mut heard, mut since) = (datagrams_received(connection), Instant::now());
+pub(crate) async fn wait_unreachable(connection: &Connection) {
+    let (mut received, mut since) = (datagrams_received(connection), Instant::now());
     loop {
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
         let now = datagrams_received(connection);
-        if now != heard {
-            (heard, since) = (now, Instant::now());
-        } else if since.elapsed() >= QUIET {
-            if is_gone(canonical(connection.remote_address())).await && datagrams_received(connection) == heard {
+        if now != received {
+            (received, since) = (now, Instant::now());
+        } else if since.elapsed() >= SILENCE_BEFORE_PROBE {
+            if is_gone(canonical(connection.remote_address())).await && datagrams_received(connection) == received {
                 return;
             }
             since = Instant::now();
@@ -35,7 +35,7 @@ pub(crate) async fn until_unreachable(connection: &Connection) {
 async fn is_gone(peer: SocketAddr) -> bool {
     for probe in 0..PROBES {
         if probe > 0 {
-            sleep(BETWEEN).await;
+            sleep(PROBE_INTERVAL).await;
         }
         match is_refused(peer).await {
             Ok(true) => {}
@@ -58,7 +58,7 @@ async fn is_refused(peer: SocketAddr) -> io::Result<bool> {
     let socket = UdpSocket::bind(any).await?;
     socket.connect(peer).await?;
     socket.send(&[0]).await?;
-    match timeout(ANSWER, socket.recv(&mut [0; 1])).await {
+    match timeout(ANSWER_TIMEOUT, socket.recv(&mut [0; 1])).await {
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(true),
         Ok(Err(error)) => Err(error),
         Ok(Ok(_)) | Err(_) => Ok(false),
@@ -70,14 +70,14 @@ fn datagrams_received(connection: &Connection) -> u64 {
 }
 
 /// How often to look whether something was heard.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Silence after which the peer is asked about: more than two heartbeats.
-const QUIET: Duration = Duration::from_millis(250);
+const SILENCE_BEFORE_PROBE: Duration = Duration::from_millis(250);
 /// How long an answer of the peer's host may take.
-const ANSWER: Duration = Duration::from_millis(100);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
 /// How many refusals in a row are believed, and the pause between two: within 300 ms when the host answers at once.
 const PROBES: usize = 3;
-const BETWEEN: Duration = Duration::from_millis(100);
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {

@@ -24,7 +24,7 @@ pub enum Congestion {
 #[error(
     "{0:?} is neither auto nor system nor the name of a congestion control, of up to {NAME_BYTES_MAX} letters, digits, - and _"
 )]
-pub struct NoCongestion(String);
+pub struct ParseCongestionError(String);
 
 impl Congestion {
     /// Sets it for a socket. Connections that a listener accepts have the listener's.
@@ -38,7 +38,7 @@ impl Congestion {
             }),
             Self::Auto => {
                 let own = socket.tcp_congestion().unwrap_or_default();
-                if let Some(other) = in_place_of(&own)
+                if let Some(other) = replacement_for(&own)
                     && let Err(error) = socket.set_tcp_congestion(other)
                 {
                     tracing::debug!(%error, "the host's congestion control stays");
@@ -50,14 +50,14 @@ impl Congestion {
 }
 
 /// What is taken instead of the host's own, whose name may have zeros behind it.
-fn in_place_of(own: &[u8]) -> Option<&'static [u8]> {
+fn replacement_for(own: &[u8]) -> Option<&'static [u8]> {
     (own.split(|byte| *byte == 0).next() == Some(b"bbr")).then_some(b"cubic")
 }
 
 impl FromStr for Congestion {
-    type Err = NoCongestion;
+    type Err = ParseCongestionError;
 
-    fn from_str(text: &str) -> Result<Self, NoCongestion> {
+    fn from_str(text: &str) -> Result<Self, ParseCongestionError> {
         let is_letter = |letter: u8| letter.is_ascii_alphanumeric() || matches!(letter, b'-' | b'_');
         match text {
             "auto" => Ok(Self::Auto),
@@ -65,7 +65,7 @@ impl FromStr for Congestion {
             name if (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_letter) => {
                 Ok(Self::Named(name.to_owned()))
             }
-            other => Err(NoCongestion(other.to_owned())),
+            other => Err(ParseCongestionError(other.to_owned())),
         }
     }
 }
@@ -109,11 +109,11 @@ mod tests {
     }
 
     #[test]
-    fn what_paces_gives_way() {
-        assert_eq!(in_place_of(b"bbr"), Some(&b"cubic"[..]));
-        assert_eq!(in_place_of(b"bbr\0\0\0"), Some(&b"cubic"[..]));
+    fn bbr_is_replaced_by_cubic() {
+        assert_eq!(replacement_for(b"bbr"), Some(&b"cubic"[..]));
+        assert_eq!(replacement_for(b"bbr\0\0\0"), Some(&b"cubic"[..]));
         for own in [&b"cubic"[..], b"reno\0", b"dctcp", b"bbrx", b""] {
-            assert_eq!(in_place_of(own), None);
+            assert_eq!(replacement_for(own), None);
         }
         // Where this host has both, and this process may use them.
         let ways = ["bbr", "cubic"].map(|name| applied(name, &Congestion::Auto));

@@ -10,7 +10,7 @@ use rustls::{ClientConfig, CommonState, Error, ServerConfig};
 use rustls_pki_types::{CertificateDer, ServerName};
 
 use super::records::Records;
-use super::window::Window;
+use super::socket_buffer::SocketBuffer;
 use crate::tls;
 
 /// One side of a handshake that is not over.
@@ -20,18 +20,18 @@ pub(super) enum Handshake {
 }
 
 /// What a handshake has agreed on.
-pub(super) struct Agreed {
+pub(super) struct HandshakeResult {
     pub(super) records: Records,
     /// The peer's, leaf first.
     pub(super) certificates: Vec<CertificateDer<'static>>,
-    pub(super) speaks_ronde: bool,
+    pub(super) has_ronde_alpn: bool,
 }
 
 /// The buffers that a handshake works on.
 pub(super) struct Buffers<'a> {
     /// What arrived. What is not done with stays there: rustls may hold places within it.
-    pub(super) incoming: &'a mut Window,
-    pub(super) outgoing: &'a mut Window,
+    pub(super) incoming: &'a mut SocketBuffer,
+    pub(super) outgoing: &'a mut SocketBuffer,
     /// Opened behind the handshake.
     pub(super) plain: &'a mut BytesMut,
     pub(super) has_peer_finished: &'a mut bool,
@@ -72,18 +72,18 @@ impl Handshake {
     }
 
     /// Takes the connection over from rustls when its handshake is over and written out.
-    pub(super) fn into_agreed(self) -> Result<Agreed, Error> {
+    pub(super) fn into_result(self) -> Result<HandshakeResult, Error> {
         let state = self.state();
         let certificates = state
             .peer_certificates()
             .map(|chain| chain.iter().map(|der| der.clone().into_owned()).collect())
             .unwrap_or_default();
-        let speaks_ronde = state.alpn_protocol() == Some(tls::ALPN);
+        let has_ronde_alpn = state.alpn_protocol() == Some(tls::ALPN);
         let records = match self {
             Self::Client(side) => Records::of_client(side.dangerous_into_kernel_connection()?)?,
             Self::Server(side) => Records::of_server(side.dangerous_into_kernel_connection()?)?,
         };
-        Ok(Agreed { records, certificates, speaks_ronde })
+        Ok(HandshakeResult { records, certificates, has_ronde_alpn })
     }
 
     fn state(&self) -> &CommonState {
@@ -118,7 +118,7 @@ enum Step {
 /// Does what rustls asks for. How many bytes of the peer are done with comes first.
 fn step<D>(
     status: UnbufferedStatus<'_, '_, D>,
-    outgoing: &mut Window,
+    outgoing: &mut SocketBuffer,
     plain: &mut BytesMut,
 ) -> (usize, Result<Step, Error>) {
     let mut discard = status.discard;

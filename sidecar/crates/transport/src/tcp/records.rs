@@ -40,11 +40,11 @@ struct Direction {
 
 /// What a message of the peer's TLS means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum PostHandshake {
     /// It is dealt with.
-    Nothing,
+    Handled,
     /// The peer has ended its direction.
-    End,
+    CloseNotify,
 }
 
 impl Records {
@@ -101,15 +101,15 @@ impl Records {
     }
 
     /// Takes up what the peer's TLS says.
-    pub(super) fn hear(&mut self, kind: ContentType, message: &[u8]) -> Result<Heard, Error> {
+    pub(super) fn handle_message(&mut self, kind: ContentType, message: &[u8]) -> Result<PostHandshake, Error> {
         match (kind, message) {
             (ContentType::Alert, [_, alert]) => match AlertDescription::from(*alert) {
-                AlertDescription::CloseNotify => Ok(Heard::End),
-                AlertDescription::UserCanceled => Ok(Heard::Nothing),
+                AlertDescription::CloseNotify => Ok(PostHandshake::CloseNotify),
+                AlertDescription::UserCanceled => Ok(PostHandshake::Handled),
                 alert => Err(Error::AlertReceived(alert)),
             },
             (ContentType::Alert, _) => Err(InvalidMessage::MessageTooShort.into()),
-            (ContentType::Handshake, message) => self.hear_handshake(message).map(|()| Heard::Nothing),
+            (ContentType::Handshake, message) => self.handle_handshake(message).map(|()| PostHandshake::Handled),
             (got_type, _) => {
                 let expect_types = vec![ContentType::ApplicationData, ContentType::Alert, ContentType::Handshake];
                 Err(Error::InappropriateMessage { expect_types, got_type })
@@ -118,7 +118,7 @@ impl Records {
     }
 
     /// No message of a handshake that is over comes in several records, and ronde's sidecars send one alone.
-    fn hear_handshake(&mut self, message: &[u8]) -> Result<(), Error> {
+    fn handle_handshake(&mut self, message: &[u8]) -> Result<(), Error> {
         let &[kind, 0, 0, 1, asked] = message else {
             return Err(PeerMisbehaved::KeyEpochWithPendingFragment.into());
         };

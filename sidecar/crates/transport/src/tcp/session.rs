@@ -8,15 +8,15 @@ use bytes::{Buf, BytesMut};
 use rustls::{AlertDescription, ClientConfig, ContentType, Error, ServerConfig};
 use rustls_pki_types::CertificateDer;
 
-use super::handshake::{Agreed, Buffers, Handshake};
-use super::records::{self, Heard};
-use super::window::Window;
+use super::handshake::{Buffers, Handshake, HandshakeResult};
+use super::records::{self, PostHandshake};
+use super::socket_buffer::SocketBuffer;
 
 /// One side of a TLS connection.
-pub(super) struct Session {
+pub(super) struct TlsSession {
     stage: Stage,
-    incoming: Window,
-    outgoing: Window,
+    incoming: SocketBuffer,
+    outgoing: SocketBuffer,
     /// Opened before somebody asked for it.
     plain: BytesMut,
     has_peer_finished: bool,
@@ -25,7 +25,7 @@ pub(super) struct Session {
 
 enum Stage {
     Handshake(Handshake),
-    Established(Box<Agreed>),
+    Established(Box<HandshakeResult>),
     /// The handshake was over, but could not be taken over.
     Broken,
 }
@@ -36,7 +36,7 @@ pub(super) enum Progress {
     /// Both sides are authenticated.
     Established,
     /// More bytes of the peer are needed.
-    Hungry,
+    NeedsInput,
 }
 
 /// What opening has given.
@@ -45,12 +45,12 @@ pub(super) enum Opened {
     /// As much as was asked for.
     All,
     /// More bytes of the peer are needed.
-    Hungry,
+    NeedsInput,
     /// The peer has ended its direction; nothing more comes.
     Finished,
 }
 
-impl Session {
+impl TlsSession {
     pub(super) fn client(config: Arc<ClientConfig>) -> Result<Self, Error> {
         Handshake::client(config).map(Self::new)
     }
@@ -60,7 +60,7 @@ impl Session {
     }
 
     fn new(handshake: Handshake) -> Self {
-        let (incoming, outgoing) = (Window::new(INCOMING_BYTES), Window::new(OUTGOING_BYTES));
+        let (incoming, outgoing) = (SocketBuffer::new(INCOMING_BYTES), SocketBuffer::new(OUTGOING_BYTES));
         let stage = Stage::Handshake(handshake);
         Self { stage, incoming, outgoing, plain: BytesMut::new(), has_peer_finished: false, failed: None }
     }
@@ -102,7 +102,7 @@ impl Session {
             Ok(false) if buffers.incoming.room().is_empty() => {
                 Err(self.failed.insert(Error::General("a message of TLS has no end".to_owned())).clone())
             }
-            Ok(false) => Ok(Progress::Hungry),
+            Ok(false) => Ok(Progress::NeedsInput),
             Err(error) => {
                 handshake.alert(&mut buffers);
                 Err(self.failed.insert(error).clone())
@@ -113,7 +113,7 @@ impl Session {
     /// From here on, records are sealed and opened without rustls.
     fn take_over(&mut self) -> Result<(), Error> {
         if let Stage::Handshake(handshake) = std::mem::replace(&mut self.stage, Stage::Broken) {
-            let agreed = handshake.into_agreed().map_err(|error| self.failed.insert(error).clone())?;
+            let agreed = handshake.into_result().map_err(|error| self.failed.insert(error).clone())?;
             self.stage = Stage::Established(Box::new(agreed));
         }
         Ok(())
@@ -139,8 +139,8 @@ impl Session {
             }
             match self.open_record(out, want) {
                 Ok(true) => {}
-                Ok(false) => return Ok(Opened::Hungry),
-                Err(error) => return Err(self.fail(error)),
+                Ok(false) => return Ok(Opened::NeedsInput),
+                Err(error) => return Err(self.fail_session(error)),
             }
         }
     }
@@ -169,9 +169,9 @@ impl Session {
         };
         self.incoming.take(bytes);
         if kind != ContentType::ApplicationData {
-            let heard = agreed.records.hear(kind, &place[..length]);
+            let message = agreed.records.handle_message(kind, &place[..length]);
             self.plain.clear();
-            self.has_peer_finished = heard? == Heard::End;
+            self.has_peer_finished = message? == PostHandshake::CloseNotify;
         } else if is_wanted {
             advance(out, length);
             *want -= length;
@@ -215,7 +215,7 @@ impl Session {
     }
 
     /// Keeps the error for whoever comes next, and tells the peer, unless it is what the peer has told.
-    fn fail(&mut self, error: Error) -> Error {
+    fn fail_session(&mut self, error: Error) -> Error {
         if !matches!(error, Error::AlertReceived(_))
             && let Err(other) = self.seal_alert(records::alert_of(&error))
         {
@@ -238,13 +238,13 @@ impl Session {
     }
 
     /// Whether both sides have agreed on what they speak.
-    pub(super) fn speaks_ronde(&self) -> bool {
-        matches!(&self.stage, Stage::Established(agreed) if agreed.speaks_ronde)
+    pub(super) fn has_ronde_alpn(&self) -> bool {
+        matches!(&self.stage, Stage::Established(agreed) if agreed.has_ronde_alpn)
     }
 }
 
 #[cfg(test)]
-impl Session {
+impl TlsSession {
     pub(super) fn records(&mut self) -> &mut records::Records {
         match &mut self.stage {
             Stage::Established(agreed) => &mut agreed.records,
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_to_fit_fits() {
+    fn plain_bytes_max_fits_the_room() {
         for room in [0, 1, 49, 64, 87, 1_000, 16_405, 16_406, 20_000, 40_000, OUTGOING_BYTES] {
             let plain = plain_bytes_max(room);
             let sealed = plain + plain.div_ceil(records::PLAIN_BYTES_MAX) * records::OVERHEAD_BYTES;

@@ -22,7 +22,7 @@ async fn poll_now(port: &mut MemoryPort) -> Poll<PortEvent> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_cut_holds_back_arrives_in_order_after_it() {
+async fn a_partition_delays_messages_in_order() {
     let mesh = MemoryMesh::new(job(), Duration::from_secs(5));
     let (mut one, mut two) = pair(&mesh).await;
     one.send(SidecarIndex(1), control(1)).expect("there is a link");

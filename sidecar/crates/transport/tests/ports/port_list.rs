@@ -30,9 +30,9 @@ for_every_transport!(
     frames_keep_their_order_both_ways,
     chunks_of_the_greatest_length_arrive_whole,
     many_peers_talk_to_one,
-    close_tells_the_peer_why_behind_what_was_sent,
+    close_sends_its_reason_after_queued_messages,
     a_closed_link_can_be_opened_again,
-    a_dropped_port_is_heard_of,
+    peers_notice_a_dropped_port,
     a_peer_that_never_comes_is_down,
     a_full_queue_is_an_error,
     without_a_link_nothing_is_sent,
@@ -45,7 +45,7 @@ for_every_transport!(
     another_purpose_is_refused,
     another_job_is_refused,
     a_hello_with_another_index_is_refused,
-    another_life_of_a_peer_is_refused,
+    another_incarnation_of_a_peer_is_refused,
     a_replacement_of_nothing_is_refused,
     chunks_that_have_left_are_reported,
     both_sides_count,
@@ -163,7 +163,7 @@ async fn many_peers_talk_to_one(make: Maker) {
     }
 }
 
-async fn close_tells_the_peer_why_behind_what_was_sent(make: Maker) {
+async fn close_sends_its_reason_after_queued_messages(make: Maker) {
     let (mut one, mut two) = pair(make, CONTROL).await;
     for number in 0..100 {
         one.send(SidecarIndex(1), control(number)).expect("below the bound");
@@ -188,7 +188,7 @@ async fn a_closed_link_can_be_opened_again(make: Maker) {
     assert_eq!(frame(&mut *one, 1).await, heartbeat(5));
 }
 
-async fn a_dropped_port_is_heard_of(make: Maker) {
+async fn peers_notice_a_dropped_port(make: Maker) {
     let (mut one, two) = pair(make, CONTROL).await;
     drop(two);
     assert_eq!(down(&mut *one, 1).await, DownReason::ClosedByPeer("the port was closed".to_owned()));
@@ -310,7 +310,7 @@ async fn a_replacement_of_nothing_is_refused(make: Maker) {
     assert_eq!(text, "there is no link whose connection could be replaced");
 }
 
-async fn another_life_of_a_peer_is_refused(make: Maker) {
+async fn another_incarnation_of_a_peer_is_refused(make: Maker) {
     let mut world = make(&[hello(0, CONTROL), hello(1, CONTROL)], START_TIMEOUT);
     let mut acceptor = world.ports.remove(1);
     let mut first = world.ports.remove(0);

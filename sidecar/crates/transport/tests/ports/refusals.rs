@@ -31,7 +31,7 @@ fn port(ca: &RawCa, peer: Option<SocketAddr>) -> NetworkPort {
 }
 
 /// How a port ends a connection of these credentials.
-async fn turned_away(to: SocketAddr, credentials: Option<Credentials>, protocol: &[u8]) -> String {
+async fn rejected(to: SocketAddr, credentials: Option<Credentials>, protocol: &[u8]) -> String {
     let error = match raw::dial(to, credentials, protocol).await {
         // A client of TLS 1.3 is done before the server has looked at its certificate.
         Ok(connection) => connection.closed().await,
@@ -47,7 +47,7 @@ async fn a_dialler_with_a_bad_certificate_is_refused() {
     let server_only = ca.issue(1, |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth]);
     let bad = bad_certificates(&ca).into_iter().chain([("extended key usage for", server_only)]);
     for (refused, (expected, credentials)) in (1..).zip(bad) {
-        let reason = turned_away(port.local_addr(), Some(credentials), ALPN).await;
+        let reason = rejected(port.local_addr(), Some(credentials), ALPN).await;
         assert!(reason.contains(expected), "{reason:?} does not say {expected:?}");
         until(|| port.stats().refusals == refused).await;
     }
@@ -81,19 +81,19 @@ async fn an_acceptor_with_a_bad_certificate_is_refused() {
 #[tokio::test]
 async fn a_dialler_without_a_certificate_is_refused() {
     let port = port(&RawCa::new(), None);
-    assert!(turned_away(port.local_addr(), None, ALPN).await.contains("no certificates"));
+    assert!(rejected(port.local_addr(), None, ALPN).await.contains("no certificates"));
     until(|| port.stats().refusals == 1).await;
 }
 
 #[tokio::test]
-async fn a_stranger_does_not_end_the_wait_for_a_peer_but_is_named_at_its_end() {
+async fn an_unauthenticated_connection_does_not_end_the_wait_and_is_named_in_the_timeout() {
     let ca = RawCa::new();
     let peers = HashMap::from([(SidecarIndex(1), Vec::new())]);
     let brief = options(Duration::from_secs(3));
     let mut port =
         harness::bind(Transport::Quic).start(ca.identity(0), &local(0, CONTROL), peers, brief).expect("starts");
     port.open(SidecarIndex(1), Role::Await);
-    turned_away(port.local_addr(), Some(RawCa::new().good(1)), ALPN).await;
+    rejected(port.local_addr(), Some(RawCa::new().good(1)), ALPN).await;
     let DownReason::Lost(text) = down(&mut port, 1).await else { panic!("a stranger ended the wait") };
     assert!(text.starts_with("sidecar 1 did not dial within 3 s; the last link refused here: "), "{text}");
     assert!(text.ends_with("not signed by an authority of this job"), "{text}");
@@ -103,7 +103,7 @@ async fn a_stranger_does_not_end_the_wait_for_a_peer_but_is_named_at_its_end() {
 async fn another_protocol_is_refused() {
     let ca = RawCa::new();
     let port = port(&ca, None);
-    turned_away(port.local_addr(), Some(ca.good(1)), b"h3").await;
+    rejected(port.local_addr(), Some(ca.good(1)), b"h3").await;
     until(|| port.stats().refusals == 1).await;
 }
 
@@ -111,7 +111,7 @@ async fn another_protocol_is_refused() {
 async fn a_sidecar_that_is_no_peer_is_refused() {
     let ca = RawCa::new();
     let port = port(&ca, None);
-    let reason = turned_away(port.local_addr(), Some(ca.good(9)), ALPN).await;
+    let reason = rejected(port.local_addr(), Some(ca.good(9)), ALPN).await;
     assert_eq!(reason, "sidecar 9 is not a peer of sidecar 0");
     until(|| port.stats().refusals == 1).await;
 }

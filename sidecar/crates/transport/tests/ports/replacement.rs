@@ -20,10 +20,10 @@ use crate::harness::{
 
 harness::over_both!(
     no_frame_is_lost_doubled_or_overtaken_while_connections_are_replaced,
-    a_close_amid_a_replacement_comes_behind_what_was_sent,
+    a_close_during_a_replacement_arrives_after_sent_frames,
     a_link_outlives_its_first_certificates,
     an_authority_is_changed_step_by_step_under_a_link,
-    a_peer_of_an_authority_that_was_dropped_is_given_up,
+    a_link_ends_when_the_peers_authority_is_removed,
 );
 
 const ZERO: SidecarIndex = SidecarIndex(0);
@@ -139,7 +139,7 @@ async fn no_frame_is_lost_doubled_or_overtaken_while_connections_are_replaced(ov
 }
 
 /// At every step of a replacement one side closes; what it has sent before arrives, and then its reason.
-async fn a_close_amid_a_replacement_comes_behind_what_was_sent(over: Transport) {
+async fn a_close_during_a_replacement_arrives_after_sent_frames(over: Transport) {
     for steps in 0..60 {
         for closes in [0, 1] {
             let mut ports = usual(over, CONTROL).await;
@@ -222,10 +222,10 @@ async fn an_authority_is_changed_step_by_step_under_a_link(over: Transport) {
     assert!(ports.iter().all(|port| port.stats().links_opened == 1));
 }
 
-async fn a_peer_of_an_authority_that_was_dropped_is_given_up(over: Transport) {
+async fn a_link_ends_when_the_peers_authority_is_removed(over: Transport) {
     let new = JobCa::generate(job(), trust_domain(), hour()).expect("an authority");
     for drops in [0, 1] {
-        let brief = LinkOptions { disowned_grace: Duration::from_millis(300), ..options(START_TIMEOUT) };
+        let brief = LinkOptions { untrusted_grace: Duration::from_millis(300), ..options(START_TIMEOUT) };
         let both = [ca(), &new];
         let mut ports = pair(over, CONTROL, [by(ca(), ZERO, &both), by(ca(), ONE, &both)], brief).await;
         let of = SidecarIndex(u32::try_from(drops).expect("0 or 1"));
@@ -236,14 +236,14 @@ async fn a_peer_of_an_authority_that_was_dropped_is_given_up(over: Transport) {
 }
 
 /// A port of sidecar 0 with a link that a hand-made sidecar 1 has dialled.
-struct Scene {
+struct AttackScene {
     ca: RawCa,
     port: NetworkPort,
     link: (quinn::Connection, quinn::SendStream, quinn::RecvStream),
     hello: Hello,
 }
 
-impl Scene {
+impl AttackScene {
     async fn new() -> Self {
         let ca = RawCa::new();
         let peers = HashMap::from([(ONE, Vec::new())]);
@@ -280,7 +280,7 @@ fn bytes_of(number: u64) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_restarted_sidecar_does_not_pass_for_a_replacement() {
-    let mut scene = Scene::new().await;
+    let mut scene = AttackScene::new().await;
     let reborn = Hello { incarnation: Incarnation(5), replaces: true, ..scene.hello.clone() };
     let reason = scene.offer_in_vain(&reborn).await;
     assert!(reason.contains("was incarnation 1001 before and is incarnation 5 now"), "{reason}");
@@ -289,7 +289,7 @@ async fn a_restarted_sidecar_does_not_pass_for_a_replacement() {
 
 #[tokio::test]
 async fn a_replacement_that_is_offered_and_not_used_changes_nothing() {
-    let mut scene = Scene::new().await;
+    let mut scene = AttackScene::new().await;
     let replaces = Hello { replaces: true, ..scene.hello.clone() };
     for _ in 0..3 {
         let (offered, send, recv) = raw::greet(scene.port.local_addr(), scene.ca.good(1), &replaces).await;
@@ -302,8 +302,8 @@ async fn a_replacement_that_is_offered_and_not_used_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_peer_that_leaves_its_old_connections_open_is_not_followed_for_ever() {
-    let mut scene = Scene::new().await;
+async fn old_connections_that_the_peer_keeps_open_are_bounded() {
+    let mut scene = AttackScene::new().await;
     let replaces = Hello { replaces: true, ..scene.hello.clone() };
     let mut open = Vec::new();
     for times in 1..=4 {
@@ -321,8 +321,8 @@ async fn a_peer_that_leaves_its_old_connections_open_is_not_followed_for_ever() 
 }
 
 #[tokio::test]
-async fn a_dialler_that_asks_to_be_dialled_breaks_the_protocol() {
-    let mut scene = Scene::new().await;
+async fn a_renew_frame_from_the_dialler_is_a_protocol_violation() {
+    let mut scene = AttackScene::new().await;
     let renew = Frame::renew();
     assert_eq!((renew.header.kind, renew.header.seq), (FrameKind::Renew, Seq(0)));
     scene.link.1.write_all(&renew.header.encode()).await.expect("an open stream");

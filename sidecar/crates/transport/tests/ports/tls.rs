@@ -13,7 +13,7 @@ use ronde_wire::{Epoch, FrameHeader, FrameKind, Seq, SidecarIndex};
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 
 use crate::harness::raw::{self, ALPN, Credentials, RawCa, bad_certificates};
-use crate::harness::{self, CONTROL, LANE, START_TIMEOUT, Scene, down, event, local, options, until, up};
+use crate::harness::{self, AttackScene, CONTROL, LANE, START_TIMEOUT, down, event, local, options, until, up};
 
 /// A peer that is not ronde's, on a thread of its own.
 struct Peer(StreamOwned<ClientConnection, TcpStream>);
@@ -61,7 +61,7 @@ async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
 }
 
 /// Says these bytes in place of a hello and returns how the port answers.
-async fn say_first(scene: &Scene, bytes: &[u8]) -> String {
+async fn send_before_hello(scene: &AttackScene, bytes: &[u8]) -> String {
     let (to, credentials, bytes) = (scene.at(), scene.ca.good(2), bytes.to_vec());
     apart(move || {
         let mut peer = Peer::dial(to, Some(credentials), ALPN);
@@ -74,7 +74,7 @@ async fn say_first(scene: &Scene, bytes: &[u8]) -> String {
 }
 
 /// Says a good hello, and these bytes when it is answered.
-async fn say_later(scene: &mut Scene, purpose: Purpose, bytes: &[u8], ends: bool) -> Peer {
+async fn send_after_hello(scene: &mut AttackScene, purpose: Purpose, bytes: &[u8], ends: bool) -> Peer {
     let hello = raw::first_frame_over(Transport::Tls, &local(2, purpose).hello(SidecarIndex(2)));
     let (to, credentials, bytes) = (scene.at(), scene.ca.good(2), bytes.to_vec());
     let peer = apart(move || {
@@ -99,8 +99,8 @@ async fn say_later(scene: &mut Scene, purpose: Purpose, bytes: &[u8], ends: bool
 }
 
 /// What a link of these bytes ends with: both sides are told the same.
-async fn violation(scene: &mut Scene, purpose: Purpose, bytes: &[u8]) -> String {
-    let mut peer = say_later(scene, purpose, bytes, true).await;
+async fn violation(scene: &mut AttackScene, purpose: Purpose, bytes: &[u8]) -> String {
+    let mut peer = send_after_hello(scene, purpose, bytes, true).await;
     let reason = down(&mut scene.target, 2).await;
     let DownReason::Protocol(text) = reason else { panic!("{reason:?} is no violation") };
     assert_eq!(apart(move || peer.reason()).await, text);
@@ -112,44 +112,46 @@ fn header(kind: FrameKind, length: u32) -> [u8; HEADER_BYTES] {
 }
 
 #[tokio::test]
-async fn what_is_no_hello_is_turned_away() {
-    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
-    assert!(say_first(&scene, &[0xAA; 64]).await.contains("a frame begins with"));
-    assert!(say_first(&scene, b"RND").await.contains("within a header, behind 3 bytes"));
-    assert_eq!(say_first(&scene, b"").await, "the stream ended without a hello");
-    assert!(say_first(&scene, &header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
-    assert!(say_first(&scene, &header(FrameKind::Hello, 1 << 20)).await.contains("at most 8192 bytes, not 1048576"));
-    assert!(say_first(&scene, &header(FrameKind::Hello, u32::MAX)).await.contains("not 4294967295"));
+async fn invalid_hellos_are_rejected() {
+    let mut scene = AttackScene::new(Transport::Tls, CONTROL).await;
+    assert!(send_before_hello(&scene, &[0xAA; 64]).await.contains("a frame begins with"));
+    assert!(send_before_hello(&scene, b"RND").await.contains("within a header, behind 3 bytes"));
+    assert_eq!(send_before_hello(&scene, b"").await, "the stream ended without a hello");
+    assert!(send_before_hello(&scene, &header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
+    assert!(
+        send_before_hello(&scene, &header(FrameKind::Hello, 1 << 20)).await.contains("at most 8192 bytes, not 1048576")
+    );
+    assert!(send_before_hello(&scene, &header(FrameKind::Hello, u32::MAX)).await.contains("not 4294967295"));
     scene.still_works().await;
 }
 
 #[tokio::test]
-async fn what_is_no_frame_ends_only_its_link() {
-    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
+async fn invalid_frames_end_only_their_link() {
+    let mut scene = AttackScene::new(Transport::Tls, CONTROL).await;
     assert!(violation(&mut scene, CONTROL, &[0xAA; 64]).await.contains("a frame begins with"));
     assert!(violation(&mut scene, CONTROL, &header(FrameKind::Control, u32::MAX)).await.contains("not 4294967295"));
     let truncated = [&header(FrameKind::Control, 100)[..], &[0; 99]].concat();
     assert!(violation(&mut scene, CONTROL, &truncated).await.contains("behind 99 of 100 bytes"));
     assert!(violation(&mut scene, CONTROL, &truncated[..27]).await.contains("within a header, behind 27 bytes"));
     let close = [&header(FrameKind::Close, 4)[..], &[0xFF; 4]].concat();
-    let _peer = say_later(&mut scene, CONTROL, &close, false).await;
+    let _peer = send_after_hello(&mut scene, CONTROL, &close, false).await;
     assert!(matches!(down(&mut scene.target, 2).await, DownReason::Protocol(text) if text.contains("does not decode")));
     scene.still_works().await;
 }
 
 #[tokio::test]
 async fn a_chunk_without_its_header_ends_its_link() {
-    let mut scene = Scene::new(Transport::Tls, LANE).await;
+    let mut scene = AttackScene::new(Transport::Tls, LANE).await;
     let short = [&header(FrameKind::Chunk, 5)[..], &[0; 5]].concat();
     assert!(violation(&mut scene, LANE, &short).await.contains("less than a chunk's header"));
     assert!(violation(&mut scene, LANE, &header(FrameKind::Control, 0)).await.contains("does not belong"));
 }
 
 #[tokio::test]
-async fn a_connection_that_is_cut_off_is_heard_of_at_once() {
-    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
+async fn a_reset_connection_is_noticed_at_once() {
+    let mut scene = AttackScene::new(Transport::Tls, CONTROL).await;
     for resets in [false, true] {
-        let peer = say_later(&mut scene, CONTROL, &[], false).await;
+        let peer = send_after_hello(&mut scene, CONTROL, &[], false).await;
         let socket = socket2::SockRef::from(&peer.0.sock);
         socket.set_linger(resets.then_some(Duration::ZERO)).expect("a socket");
         drop(peer);
@@ -157,7 +159,7 @@ async fn a_connection_that_is_cut_off_is_heard_of_at_once() {
         assert!(text.contains(if resets { "reset" } else { "its process is gone" }), "{text}");
     }
     // A byte that is no record of the session is not passed on, whatever it says.
-    let peer = say_later(&mut scene, CONTROL, &[], false).await;
+    let peer = send_after_hello(&mut scene, CONTROL, &[], false).await;
     let mut socket = peer.0.sock.try_clone().expect("a socket");
     socket
         .write_all(&[23, 3, 3, 0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20])
@@ -168,8 +170,8 @@ async fn a_connection_that_is_cut_off_is_heard_of_at_once() {
 }
 
 #[tokio::test]
-async fn any_bytes_leave_the_port_alone() {
-    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
+async fn random_bytes_do_not_disturb_the_port() {
+    let mut scene = AttackScene::new(Transport::Tls, CONTROL).await;
     for seed in 1..=40_u8 {
         let to = scene.at();
         apart(move || {
@@ -188,18 +190,18 @@ async fn any_bytes_leave_the_port_alone() {
     }
     scene.still_works().await;
     assert_eq!(scene.target.stats().links_opened, 1);
-    say_later(&mut scene, CONTROL, &[], true).await;
+    send_after_hello(&mut scene, CONTROL, &[], true).await;
 }
 
 #[tokio::test]
-async fn many_that_say_nothing_keep_nobody_out_and_are_not_kept_for_ever() {
-    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
+async fn idle_connections_do_not_block_handshakes_and_time_out() {
+    let mut scene = AttackScene::new(Transport::Tls, CONTROL).await;
     let to = scene.at();
     let mut silent: Vec<TcpStream> = apart(move || (0..140).map(|_| connect(to)).collect()).await;
     // One that says a byte now and then gets no more time than the others.
     let mut slow = connect(to);
     slow.write_all(&[22]).expect("the port reads");
-    let peer = say_later(&mut scene, CONTROL, &[], false).await;
+    let peer = send_after_hello(&mut scene, CONTROL, &[], false).await;
     scene.still_works().await;
     drop(peer);
     silent.push(slow);

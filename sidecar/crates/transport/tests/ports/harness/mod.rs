@@ -35,7 +35,7 @@ pub(crate) fn memory(hellos: &[(SidecarIndex, Hello)], start_timeout: Duration) 
     let mesh = MemoryMesh::new(job(), start_timeout);
     // All ports of a list meet, whatever their hellos say they are for.
     let purpose = hellos[0].1.purpose;
-    let again = move |at, hello| -> Box<dyn Port> { Box::new(mesh.port_saying(at, purpose, hello)) };
+    let again = move |at, hello| -> Box<dyn Port> { Box::new(mesh.port_with_hello(at, purpose, hello)) };
     World { ports: hellos.iter().map(|(at, hello)| again(*at, hello.clone())).collect(), again: Box::new(again) }
 }
 
@@ -54,7 +54,7 @@ fn network(transport: Transport, hellos: &[(SidecarIndex, Hello)], start_timeout
     let peers: HashMap<_, _> =
         hellos.iter().zip(&bound).map(|((at, _), bound)| (*at, vec![bound.local_addr()])).collect();
     let start = move |bound: BoundPort, at, hello| -> Box<dyn Port> {
-        let port = bound.start_saying(identity(at), hello, peers.clone(), options(start_timeout));
+        let port = bound.start_with_hello(identity(at), hello, peers.clone(), options(start_timeout));
         Box::new(port.expect("a good identity"))
     };
     let ports = bound.into_iter().zip(hellos).map(|(bound, (at, hello))| start(bound, *at, hello.clone())).collect();
@@ -205,13 +205,13 @@ pub(crate) fn chunk(seq: u64, data: Bytes) -> Chunk {
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Sidecars 0 and 1 with a link, and what a third needs to attack 0.
-pub(crate) struct Scene {
+pub(crate) struct AttackScene {
     pub(crate) ca: RawCa,
     pub(crate) target: NetworkPort,
     pub(crate) friend: NetworkPort,
 }
 
-impl Scene {
+impl AttackScene {
     pub(crate) async fn new(over: Transport, purpose: Purpose) -> Self {
         let ca = RawCa::new();
         let (target, friend) = (bind_for(over, purpose), bind_for(over, purpose));

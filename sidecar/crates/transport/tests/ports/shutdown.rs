@@ -14,9 +14,9 @@ use crate::harness::{
 };
 
 harness::over_both!(
-    a_shutdown_is_heard_behind_everything_that_was_sent,
-    a_link_that_is_up_says_how_its_path_is,
-    an_owner_that_does_not_poll_stops_the_sender_and_loses_nothing,
+    a_shutdown_arrives_after_everything_that_was_sent,
+    path_and_security_are_reported_for_an_open_link,
+    a_slow_owner_exerts_backpressure_and_loses_nothing,
 );
 
 async fn pair(over: Transport) -> (NetworkPort, NetworkPort) {
@@ -35,7 +35,7 @@ async fn pair(over: Transport) -> (NetworkPort, NetworkPort) {
     (one, two)
 }
 
-async fn a_shutdown_is_heard_behind_everything_that_was_sent(over: Transport) {
+async fn a_shutdown_arrives_after_everything_that_was_sent(over: Transport) {
     let (mut one, mut two) = pair(over).await;
     let data = Bytes::from(vec![5; CHUNK_BYTES_MAX]);
     for seq in 0..8 {
@@ -51,7 +51,7 @@ async fn a_shutdown_is_heard_behind_everything_that_was_sent(over: Transport) {
     assert_eq!(reason, DownReason::ClosedByPeer("the job is done".to_owned()));
 }
 
-async fn a_link_that_is_up_says_how_its_path_is(over: Transport) {
+async fn path_and_security_are_reported_for_an_open_link(over: Transport) {
     let (one, _two) = pair(over).await;
     let path = one.path(SidecarIndex(1)).expect("it is up");
     assert!(path.sent_bytes > 0 && path.received_bytes > 0, "{path:?}");
@@ -62,7 +62,7 @@ async fn a_link_that_is_up_says_how_its_path_is(over: Transport) {
     assert_eq!(one.path(SidecarIndex(2)), None);
 }
 
-async fn an_owner_that_does_not_poll_stops_the_sender_and_loses_nothing(over: Transport) {
+async fn a_slow_owner_exerts_backpressure_and_loses_nothing(over: Transport) {
     const CHUNKS: u64 = 120;
     let (mut one, mut two) = pair(over).await;
     let data = Bytes::from(vec![9; CHUNK_BYTES_MAX]);
@@ -77,7 +77,7 @@ async fn an_owner_that_does_not_poll_stops_the_sender_and_loses_nothing(over: Tr
 }
 
 #[tokio::test]
-async fn a_peer_that_connects_anew_replaces_its_link() {
+async fn a_peer_that_connects_again_replaces_its_link() {
     let ca = RawCa::new();
     let peers = HashMap::from([(SidecarIndex(1), Vec::new())]);
     let started =

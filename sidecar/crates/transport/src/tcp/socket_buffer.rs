@@ -2,13 +2,13 @@
 
 use rustls::unbuffered::{EncodeError, InsufficientSizeError};
 
-pub(super) struct Window {
+pub(super) struct SocketBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
 }
 
-impl Window {
+impl SocketBuffer {
     pub(super) fn new(bytes: usize) -> Self {
         // Zeros of the system: pages are taken when they are first used.
         Self { bytes: vec![0; bytes], start: 0, end: 0 }

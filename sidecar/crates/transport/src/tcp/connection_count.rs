@@ -6,30 +6,30 @@ use tokio::sync::watch;
 
 /// Counts connections.
 #[derive(Clone)]
-pub(super) struct Census(Arc<watch::Sender<usize>>);
+pub(super) struct ConnectionCounter(Arc<watch::Sender<usize>>);
 
-impl Census {
+impl ConnectionCounter {
     pub(super) fn new() -> Self {
         Self(Arc::new(watch::Sender::new(0)))
     }
 
     /// To be held by a connection for as long as it is there.
-    pub(super) fn enter(&self) -> Open {
+    pub(super) fn register(&self) -> ConnectionGuard {
         self.0.send_modify(|count| *count += 1);
-        Open(self.0.clone())
+        ConnectionGuard(self.0.clone())
     }
 
     /// Waits until no connection is left.
-    pub(super) async fn until_empty(&self) {
+    pub(super) async fn wait_zero(&self) {
         // The sender is held here, so that this cannot fail.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
     }
 }
 
 /// One connection that is there.
-pub(super) struct Open(Arc<watch::Sender<usize>>);
+pub(super) struct ConnectionGuard(Arc<watch::Sender<usize>>);
 
-impl Drop for Open {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count -= 1);
     }

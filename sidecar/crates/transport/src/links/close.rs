@@ -35,9 +35,9 @@ impl CloseCode {
 }
 
 /// A connection that is closed as unused unless it is kept.
-pub(super) struct Unused(Option<Connection>);
+pub(super) struct CloseIfUnused(Option<Connection>);
 
-impl Unused {
+impl CloseIfUnused {
     pub(super) fn new(connection: Connection) -> Self {
         Self(Some(connection))
     }
@@ -47,7 +47,7 @@ impl Unused {
     }
 }
 
-impl Drop for Unused {
+impl Drop for CloseIfUnused {
     fn drop(&mut self) {
         if let Some(connection) = &self.0 {
             connection.close(CloseCode::Unused, "the connection was not needed");
@@ -57,22 +57,22 @@ impl Drop for Unused {
 
 /// What the end of a connection means.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum CloseReason {
     /// This side does not accept the peer.
-    RefusedHere(String),
+    RefusedLocally(String),
     /// The peer does not accept this side.
-    RefusedThere(String),
+    RefusedByPeer(String),
     /// The peer has closed a connection without having used it.
     Unused(String),
     /// Anything else.
     Other(DownReason),
 }
 
-impl Ending {
+impl CloseReason {
     /// What a close of the peer means.
     pub(crate) fn of_code(code: Option<CloseCode>, reason: String) -> Self {
         match code {
-            Some(CloseCode::Refused) => Self::RefusedThere(reason),
+            Some(CloseCode::Refused) => Self::RefusedByPeer(reason),
             Some(CloseCode::Expired) => Self::Other(DownReason::Expired(reason)),
             Some(CloseCode::Duplicate | CloseCode::Replaced) => Self::Other(DownReason::Lost(reason)),
             Some(CloseCode::Unused) => Self::Unused(reason),
@@ -84,7 +84,7 @@ impl Ending {
     /// The text, when one of the two sides does not accept the other.
     pub(crate) fn refusal(&self) -> Option<&str> {
         match self {
-            Self::RefusedHere(text) | Self::RefusedThere(text) => Some(text),
+            Self::RefusedLocally(text) | Self::RefusedByPeer(text) => Some(text),
             Self::Unused(_) | Self::Other(_) => None,
         }
     }
@@ -92,8 +92,8 @@ impl Ending {
     /// The reason as the owner of the port is told.
     pub(crate) fn down_reason(self, peer: SidecarIndex) -> DownReason {
         match self {
-            Self::RefusedHere(text) => DownReason::Refused(format!("{peer} is not accepted here: {text}")),
-            Self::RefusedThere(text) => DownReason::Refused(format!("{peer} does not accept this side: {text}")),
+            Self::RefusedLocally(text) => DownReason::Refused(format!("{peer} is not accepted here: {text}")),
+            Self::RefusedByPeer(text) => DownReason::Refused(format!("{peer} does not accept this side: {text}")),
             Self::Unused(reason) => DownReason::Lost(reason),
             Self::Other(reason) => reason,
         }

@@ -10,7 +10,7 @@ use crate::identity::{CertificateClaims, Identity, IdentityError, KEY_EXCHANGE, 
 use crate::verifier;
 
 /// The certificates of both sides, as they were shown on this very connection.
-pub(super) struct Proof {
+pub(super) struct LinkAuth {
     /// What this side has shown.
     pub(super) own: Arc<Identity>,
     /// What the peer's certificate says.
@@ -19,7 +19,7 @@ pub(super) struct Proof {
     carrier: Carrier,
 }
 
-impl Proof {
+impl LinkAuth {
     /// Reads the peer's certificate from a connection that was made with `own`.
     pub(super) fn of(connection: &Connection, own: Arc<Identity>) -> Result<Self, IdentityError> {
         let peer_chain = connection.peer_certificates();
