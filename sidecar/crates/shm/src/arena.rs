@@ -141,9 +141,9 @@ pub struct Arena {
     segments: BTreeMap<SegmentId, u64>,
     free: FreeSpans,
     /// Released slots by class, each a stack of places.
-    stacks: BTreeMap<u64, Vec<Place>>,
+    stacks: BTreeMap<u64, Vec<Location>>,
     /// Leased slots: length asked for and class.
-    leased: BTreeMap<Place, Leased>,
+    leased: BTreeMap<Location, LeaseRecord>,
     mapped_bytes: u64,
     in_use_bytes: u64,
 }
@@ -179,11 +179,11 @@ impl Arena {
     /// [`LeaseError::Limit`], at once and without side effects, when even a further segment would not help.
     pub fn lease(&mut self, bytes: u64) -> Result<Lease, LeaseError> {
         let Some(class) = class_of(bytes, self.config.alignment) else {
-            return Err(self.limit_met(bytes));
+            return Err(self.limit_error(bytes));
         };
         match self.find(class) {
-            Some(place) => Ok(Lease::Slot(self.occupy(place, bytes, class))),
-            None => self.growth_for(class).map(|bytes| Lease::Grow { bytes }).ok_or_else(|| self.limit_met(bytes)),
+            Some(location) => Ok(Lease::Slot(self.record_lease(location, bytes, class))),
+            None => self.growth_for(class).map(|bytes| Lease::Grow { bytes }).ok_or_else(|| self.limit_error(bytes)),
         }
     }
 
@@ -193,14 +193,14 @@ impl Arena {
     ///
     /// [`ArenaError::NotLeased`] when exactly this slot is not leased.
     pub fn release(&mut self, slot: Slot) -> Result<(), ArenaError> {
-        let place = Place { segment: slot.segment, offset: slot.offset };
-        let class = match self.leased.get(&place) {
+        let location = Location { segment: slot.segment, offset: slot.offset };
+        let class = match self.leased.get(&location) {
             Some(leased) if leased.len == slot.len => leased.class,
             _ => return Err(ArenaError::NotLeased(slot)),
         };
-        self.leased.remove(&place);
+        self.leased.remove(&location);
         self.in_use_bytes -= class;
-        self.stacks.entry(class).or_default().push(place);
+        self.stacks.entry(class).or_default().push(location);
         Ok(())
     }
 
@@ -221,15 +221,15 @@ impl Arena {
         let usable = bytes - bytes % alignment;
         self.segments.insert(segment, usable);
         self.mapped_bytes += bytes;
-        self.free.insert(Place { segment, offset: 0 }, usable);
+        self.free.insert(Location { segment, offset: 0 }, usable);
         Ok(())
     }
 
     /// Whether exactly this slot is leased.
     #[must_use]
     pub fn is_leased(&self, slot: Slot) -> bool {
-        let place = Place { segment: slot.segment, offset: slot.offset };
-        self.leased.get(&place).is_some_and(|leased| leased.len == slot.len)
+        let location = Location { segment: slot.segment, offset: slot.offset };
+        self.leased.get(&location).is_some_and(|leased| leased.len == slot.len)
     }
 
     /// Numbers for metrics.
@@ -244,28 +244,28 @@ impl Arena {
     }
 
     /// A place for a slot of `class` bytes, no longer free.
-    fn find(&mut self, class: u64) -> Option<Place> {
-        if let Some(place) = self.stacks.get_mut(&class).and_then(Vec::pop) {
-            return Some(place);
+    fn find(&mut self, class: u64) -> Option<Location> {
+        if let Some(location) = self.stacks.get_mut(&class).and_then(Vec::pop) {
+            return Some(location);
         }
-        if let Some(place) = self.free.carve(class) {
-            return Some(place);
+        if let Some(location) = self.free.carve(class) {
+            return Some(location);
         }
-        self.empty_stacks();
+        self.drain_stacks();
         self.free.carve(class)
     }
 
-    fn occupy(&mut self, place: Place, len: u64, class: u64) -> Slot {
-        self.leased.insert(place, Leased { len, class });
+    fn record_lease(&mut self, location: Location, len: u64, class: u64) -> Slot {
+        self.leased.insert(location, LeaseRecord { len, class });
         self.in_use_bytes += class;
-        Slot { segment: place.segment, offset: place.offset, len }
+        Slot { segment: location.segment, offset: location.offset, len }
     }
 
     /// Turns all released slots into free spans.
-    fn empty_stacks(&mut self) {
-        for (class, places) in std::mem::take(&mut self.stacks) {
-            for place in places {
-                self.free.insert(place, class);
+    fn drain_stacks(&mut self) {
+        for (class, locations) in std::mem::take(&mut self.stacks) {
+            for location in locations {
+                self.free.insert(location, class);
             }
         }
     }
@@ -279,7 +279,7 @@ impl Arena {
         Some(preferred.min(room - room % GROWTH_STEP_BYTES).max(needed))
     }
 
-    fn limit_met(&self, wanted: u64) -> LeaseError {
+    fn limit_error(&self, wanted: u64) -> LeaseError {
         LeaseError::Limit {
             limit_bytes: self.config.limit_bytes,
             wanted,
@@ -292,13 +292,13 @@ impl Arena {
 
 /// Where a slot or a span starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct Location {
     segment: SegmentId,
     offset: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Leased {
+struct LeaseRecord {
     len: u64,
     class: u64,
 }
@@ -306,47 +306,47 @@ struct Leased {
 /// Free spans, by place to join neighbours and by size to find the best fit.
 #[derive(Debug, Default)]
 struct FreeSpans {
-    by_place: BTreeMap<Place, u64>,
-    by_size: BTreeSet<(u64, Place)>,
+    by_location: BTreeMap<Location, u64>,
+    by_size: BTreeSet<(u64, Location)>,
 }
 
 impl FreeSpans {
     /// Adds a span and joins it with free neighbours of the same segment.
-    fn insert(&mut self, place: Place, bytes: u64) {
-        let (mut place, mut bytes) = (place, bytes);
-        let before = self.by_place.range(..place).next_back().map(|(place, bytes)| (*place, *bytes));
+    fn insert(&mut self, location: Location, bytes: u64) {
+        let (mut location, mut bytes) = (location, bytes);
+        let before = self.by_location.range(..location).next_back().map(|(location, bytes)| (*location, *bytes));
         if let Some((left, left_bytes)) = before
-            && left.segment == place.segment
-            && left.offset + left_bytes == place.offset
+            && left.segment == location.segment
+            && left.offset + left_bytes == location.offset
         {
             self.remove(left, left_bytes);
-            (place, bytes) = (left, left_bytes + bytes);
+            (location, bytes) = (left, left_bytes + bytes);
         }
-        let right = Place { segment: place.segment, offset: place.offset + bytes };
-        if let Some(right_bytes) = self.by_place.get(&right).copied() {
+        let right = Location { segment: location.segment, offset: location.offset + bytes };
+        if let Some(right_bytes) = self.by_location.get(&right).copied() {
             self.remove(right, right_bytes);
             bytes += right_bytes;
         }
-        self.by_place.insert(place, bytes);
-        self.by_size.insert((bytes, place));
+        self.by_location.insert(location, bytes);
+        self.by_size.insert((bytes, location));
     }
 
     /// Takes `bytes` bytes from the start of the smallest span that has them.
-    fn carve(&mut self, bytes: u64) -> Option<Place> {
-        let first = Place { segment: SegmentId(0), offset: 0 };
-        let (span_bytes, place) = *self.by_size.range((bytes, first)..).next()?;
-        self.remove(place, span_bytes);
+    fn carve(&mut self, bytes: u64) -> Option<Location> {
+        let first = Location { segment: SegmentId(0), offset: 0 };
+        let (span_bytes, location) = *self.by_size.range((bytes, first)..).next()?;
+        self.remove(location, span_bytes);
         if span_bytes > bytes {
-            let rest = Place { offset: place.offset + bytes, ..place };
-            self.by_place.insert(rest, span_bytes - bytes);
+            let rest = Location { offset: location.offset + bytes, ..location };
+            self.by_location.insert(rest, span_bytes - bytes);
             self.by_size.insert((span_bytes - bytes, rest));
         }
-        Some(place)
+        Some(location)
     }
 
-    fn remove(&mut self, place: Place, bytes: u64) {
-        self.by_place.remove(&place);
-        self.by_size.remove(&(bytes, place));
+    fn remove(&mut self, location: Location, bytes: u64) {
+        self.by_location.remove(&location);
+        self.by_size.remove(&(bytes, location));
     }
 }
 

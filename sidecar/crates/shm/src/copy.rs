@@ -9,7 +9,7 @@ use std::hint::black_box;
 /// From how many bytes on a copy goes around the caches. What is copied in one piece of this size is evicted before
 /// anybody reads it, and a plain store would first fetch the line that it overwrites: two threads that copy 64 MiB each do
 /// so 1.7 times as fast in this way. Of less than this the reader finds most in a cache (docs/adr/0015).
-pub const STREAMED_BYTES_MIN: usize = 4 << 20;
+pub const NON_TEMPORAL_BYTES_MIN: usize = 4 << 20;
 
 /// Copies bytes, around the caches when there are many.
 ///
@@ -18,18 +18,24 @@ pub const STREAMED_BYTES_MIN: usize = 4 << 20;
 /// `len` bytes are readable at `source` and writable at `target`, and the two ranges do not overlap.
 pub(crate) unsafe fn copy(target: *mut c_void, source: *const c_void, len: usize) {
     // SAFETY: the caller's promise is both functions' contract.
-    unsafe { if len < STREAMED_BYTES_MIN { cached(target, source, len) } else { streamed(target, source, len) } }
+    unsafe {
+        if len < NON_TEMPORAL_BYTES_MIN {
+            copy_cached(target, source, len);
+        } else {
+            copy_non_temporal(target, source, len);
+        }
+    }
 }
 
 /// Bytes of a piece of a copy: below what makes the GNU C library use the processor's string instructions, which on some
-/// processors are thirty times slower where the target lies less than [`NEAR_BYTES`] behind the source in its page. The
+/// processors are thirty times slower where the target lies less than [`ALIAS_BYTES`] behind the source in its page. The
 /// wire's crate, which is not needed here, says more of it and does the same (`proto/wire/src/copying.rs`).
-const PIECE_BYTES: usize = 2_048;
+const SMALL_COPY_BYTES: usize = 2_048;
 /// Bytes of a page, as the processor compares addresses.
 const PAGE_BYTES: usize = 4_096;
-const NEAR_BYTES: usize = 64;
+const ALIAS_BYTES: usize = 64;
 /// From here on string instructions are worth their start.
-const WHOLE_BYTES_MIN: usize = 8 << 10;
+const STRING_COPY_BYTES_MIN: usize = 8 << 10;
 
 /// Copies bytes so that the target's are in a cache.
 ///
@@ -38,11 +44,11 @@ const WHOLE_BYTES_MIN: usize = 8 << 10;
 /// # Safety
 ///
 /// As for [`copy`].
-unsafe fn cached(target: *mut c_void, source: *const c_void, len: usize) {
+unsafe fn copy_cached(target: *mut c_void, source: *const c_void, len: usize) {
     let copy: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void = black_box(libc::memcpy);
-    let behind = target.addr().wrapping_sub(source.addr()) % PAGE_BYTES;
-    let is_slow = len < WHOLE_BYTES_MIN || (1..NEAR_BYTES).contains(&behind);
-    let step = if is_slow { PIECE_BYTES } else { len };
+    let distance = target.addr().wrapping_sub(source.addr()) % PAGE_BYTES;
+    let is_split = len < STRING_COPY_BYTES_MIN || (1..ALIAS_BYTES).contains(&distance);
+    let step = if is_split { SMALL_COPY_BYTES } else { len };
     for start in (0..len).step_by(step) {
         let piece = step.min(len - start);
         // SAFETY: the piece lies within the ranges of the caller's promise, which is the whole contract of memcpy.
@@ -56,20 +62,20 @@ unsafe fn cached(target: *mut c_void, source: *const c_void, len: usize) {
 ///
 /// As for [`copy`].
 #[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn streamed(target: *mut c_void, source: *const c_void, len: usize) {
-    let head = target.align_offset(LINES_BYTES).min(len);
-    let lines = (len - head) / LINES_BYTES;
-    let tail = head + lines * LINES_BYTES;
+pub(crate) unsafe fn copy_non_temporal(target: *mut c_void, source: *const c_void, len: usize) {
+    let head = target.align_offset(STORE_BLOCK_BYTES).min(len);
+    let lines = (len - head) / STORE_BLOCK_BYTES;
+    let tail = head + lines * STORE_BLOCK_BYTES;
     if lines == 0 || !std::arch::is_x86_feature_detected!("avx") {
         // SAFETY: the caller's promise.
-        return unsafe { cached(target, source, len) };
+        return unsafe { copy_cached(target, source, len) };
     }
     // SAFETY: `head <= tail <= len`, so each of the three ranges lies within the caller's; the middle one begins at a
     // multiple of the lines' size and is so many of them long; the processor has AVX.
     unsafe {
-        cached(target, source, head);
-        stream_lines(target.byte_add(head), source.byte_add(head), lines);
-        cached(target.byte_add(tail), source.byte_add(tail), len - tail);
+        copy_cached(target, source, head);
+        store_non_temporal(target.byte_add(head), source.byte_add(head), lines);
+        copy_cached(target.byte_add(tail), source.byte_add(tail), len - tail);
     }
 }
 
@@ -79,23 +85,23 @@ pub(crate) unsafe fn streamed(target: *mut c_void, source: *const c_void, len: u
 ///
 /// As for [`copy`].
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) unsafe fn streamed(target: *mut c_void, source: *const c_void, len: usize) {
+pub(crate) unsafe fn copy_non_temporal(target: *mut c_void, source: *const c_void, len: usize) {
     // SAFETY: the caller's promise.
-    unsafe { cached(target, source, len) };
+    unsafe { copy_cached(target, source, len) };
 }
 
 /// Bytes of a turn of the loop: two cache lines.
 #[cfg(target_arch = "x86_64")]
-const LINES_BYTES: usize = 128;
+const STORE_BLOCK_BYTES: usize = 128;
 
-/// Copies `count` times [`LINES_BYTES`].
+/// Copies `count` times [`STORE_BLOCK_BYTES`].
 ///
 /// # Safety
 ///
 /// As for [`copy`]; `target` is aligned to 32 bytes, `count` is not 0, and the processor has AVX.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
-unsafe fn stream_lines(target: *mut c_void, source: *const c_void, count: usize) {
+unsafe fn store_non_temporal(target: *mut c_void, source: *const c_void, count: usize) {
     // SAFETY: the caller's promise covers each address that is read and written. All vector registers are given up, the
     // fence orders the stores before whatever is written to announce them, and no stack is used.
     unsafe {
@@ -130,7 +136,7 @@ mod tests {
 
     /// All lengths around the loop's size and all misalignments of either side; nothing beside the target is written.
     #[test]
-    fn streamed_copies_are_copies() {
+    fn non_temporal_copies_equal_their_source() {
         let source: Vec<u8> = (0..2_048_u32).map(|index| (index * 7 % 251) as u8).collect();
         for from in [0, 1, 31, 32, 63] {
             for to in 0..130 {
@@ -138,7 +144,7 @@ mod tests {
                     let mut target = vec![255; 2_048];
                     // SAFETY: both ranges lie within their vectors, which are distinct.
                     unsafe {
-                        streamed(target[to..].as_mut_ptr().cast(), source[from..].as_ptr().cast(), len);
+                        copy_non_temporal(target[to..].as_mut_ptr().cast(), source[from..].as_ptr().cast(), len);
                     }
                     assert_eq!(target[to..to + len], source[from..from + len], "{from} {to} {len}");
                     assert!(

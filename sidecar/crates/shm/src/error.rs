@@ -194,7 +194,7 @@ pub enum ProtocolError {
     },
     /// A line came in more pieces than any honest writer makes of it.
     #[error("a line came in more than {limit} pieces")]
-    LineInPieces {
+    LineFragmented {
         /// The limit.
         limit: usize,
     },

@@ -85,7 +85,7 @@ pub fn register_fd(fd: BorrowedFd<'_>) -> Result<FdRegistration, ShmError> {
     let guard = ForkGuard::new();
     let raw = fd.as_raw_fd();
     let free = |entry: &&AtomicI32| entry.compare_exchange(NO_FD, raw, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    match REGISTERED.iter().find(free) {
+    match REGISTERED_FDS.iter().find(free) {
         Some(entry) => Ok(FdRegistration { entry, guard }),
         None => Err(ShmError::ForkTableFull { limit: REGISTERED_FDS_MAX }),
     }
@@ -118,9 +118,9 @@ pub(crate) fn register_mapping(base: usize, bytes: usize, fd: BorrowedFd<'_>) ->
     install_handler()?;
     let guard = ForkGuard::new();
     let free = |entry: &&MappingEntry| {
-        entry.base.compare_exchange(NO_MAPPING, BEING_WRITTEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        entry.base.compare_exchange(NO_MAPPING, RESERVED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     };
-    let Some(entry) = MAPPINGS.iter().find(free) else {
+    let Some(entry) = REGISTERED_MAPPINGS.iter().find(free) else {
         return Err(ShmError::ForkTableFull { limit: REGISTERED_MAPPINGS_MAX });
     };
     entry.bytes.store(bytes, Ordering::Relaxed);
@@ -148,7 +148,7 @@ impl Drop for MappingRegistration {
 /// A place of the table of mappings.
 #[derive(Debug)]
 struct MappingEntry {
-    /// The address, or [`NO_MAPPING`] or [`BEING_WRITTEN`].
+    /// The address, or [`NO_MAPPING`] or [`RESERVED`].
     base: AtomicUsize,
     bytes: AtomicUsize,
     fd: AtomicI32,
@@ -262,7 +262,7 @@ fn install_handler() -> Result<(), ShmError> {
 /// Runs in every new child, before anything else does.
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    for entry in &REGISTERED {
+    for entry in &REGISTERED_FDS {
         let fd = entry.swap(NO_FD, Ordering::Relaxed);
         if fd != NO_FD {
             // SAFETY: the number was registered by its owner in the parent and is not closed there before the registration
@@ -270,17 +270,17 @@ extern "C" fn in_child() {
             unsafe { libc::close(fd) };
         }
     }
-    for entry in &MAPPINGS {
+    for entry in &REGISTERED_MAPPINGS {
         // Emptied here: a grandchild inherits what is private already.
         let base = entry.base.swap(NO_MAPPING, Ordering::Acquire);
-        if base != NO_MAPPING && base != BEING_WRITTEN {
-            map_privately(base, entry.bytes.load(Ordering::Relaxed), entry.fd.load(Ordering::Relaxed));
+        if base != NO_MAPPING && base != RESERVED {
+            remap_private(base, entry.bytes.load(Ordering::Relaxed), entry.fd.load(Ordering::Relaxed));
         }
     }
 }
 
 /// Puts a private mapping of the same file in the place of a shared one.
-fn map_privately(base: usize, bytes: usize, fd: RawFd) {
+fn remap_private(base: usize, bytes: usize, fd: RawFd) {
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let address = std::ptr::with_exposed_provenance_mut(base);
@@ -299,12 +299,13 @@ pub const REGISTERED_MAPPINGS_MAX: usize = 4_096;
 /// An empty place of the table of mappings.
 const NO_MAPPING: usize = 0;
 /// A place of it that is just being filled: no mapping begins there.
-const BEING_WRITTEN: usize = 1;
+const RESERVED: usize = 1;
 
 /// An empty place of the table.
 const NO_FD: RawFd = -1;
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-static REGISTERED: [AtomicI32; REGISTERED_FDS_MAX] = [const { AtomicI32::new(NO_FD) }; REGISTERED_FDS_MAX];
-static MAPPINGS: [MappingEntry; REGISTERED_MAPPINGS_MAX] = [const { MappingEntry::empty() }; REGISTERED_MAPPINGS_MAX];
+static REGISTERED_FDS: [AtomicI32; REGISTERED_FDS_MAX] = [const { AtomicI32::new(NO_FD) }; REGISTERED_FDS_MAX];
+static REGISTERED_MAPPINGS: [MappingEntry; REGISTERED_MAPPINGS_MAX] =
+    [const { MappingEntry::empty() }; REGISTERED_MAPPINGS_MAX];

@@ -34,7 +34,7 @@ pub mod segment;
 pub mod worker_arena;
 
 pub use arena::{Arena, ArenaConfig, ArenaError, ArenaUsage, Lease, LeaseError, SegmentId, Slot};
-pub use copy::STREAMED_BYTES_MIN;
+pub use copy::NON_TEMPORAL_BYTES_MIN;
 pub use error::{Blame, ShmError};
 pub use fork::{FdRegistration, ForkGuard, ForkSafe, UsedAfterFork};
 pub use passing::{
@@ -42,4 +42,4 @@ pub use passing::{
     peer_credentials, serve_one,
 };
 pub use segment::{OwnedSegment, PeerSegment, Share, WorkerSegment};
-pub use worker_arena::{Leased, LeasedSlot, SlotHold, WeakSlot, WorkerArena};
+pub use worker_arena::{LeaseOutcome, LeasedSlot, SlotHold, WeakSlot, WorkerArena};

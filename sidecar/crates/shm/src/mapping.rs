@@ -32,7 +32,7 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
-use crate::copy::{copy, streamed};
+use crate::copy::{copy, copy_non_temporal};
 use crate::error::ShmError;
 use crate::fork::{MappingRegistration, register_mapping};
 
@@ -210,10 +210,10 @@ impl Mapping<ReadWrite> {
     /// # Errors
     ///
     /// Those of [`Mapping::copy_from`].
-    pub(crate) fn stream_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
+    pub(crate) fn copy_from_non_temporal(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
         let offset = self.range(offset, source.len())?;
         // SAFETY: as in `copy_from`.
-        unsafe { streamed(self.base.as_ptr().byte_add(offset), source.as_ptr().cast(), source.len()) };
+        unsafe { copy_non_temporal(self.base.as_ptr().byte_add(offset), source.as_ptr().cast(), source.len()) };
         Ok(())
     }
 

@@ -26,7 +26,7 @@ mod token;
 
 pub use client::{MemClient, MemClientConfig};
 pub use credentials::{Credentials, peer_credentials};
-pub use descriptor::{LINE_BYTES_MAX, LINE_PIECES_MAX, Received, recv_with_fd, send_with_fd};
+pub use descriptor::{LINE_BYTES_MAX, LINE_READS_MAX, Received, recv_with_fd, send_with_fd};
 pub use message::{MemReply, MemRequest};
 pub use serve::{MemHost, ServeOutcome, serve_one};
 pub use token::SessionToken;

@@ -94,9 +94,9 @@ impl OwnedSegment {
     /// # Errors
     ///
     /// Those of [`OwnedSegment::copy_from`].
-    pub fn stream_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
+    pub fn copy_from_non_temporal(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
         self.fork_guard.check()?;
-        self.mapping.stream_from(offset, source)
+        self.mapping.copy_from_non_temporal(offset, source)
     }
 
     /// Reads `target.len()` bytes at `offset` into private memory.
@@ -244,13 +244,13 @@ impl WorkerSegment {
         self.mapping.copy_from(offset, source)
     }
 
-    /// The same around the caches, as [`OwnedSegment::stream_from`] does it.
+    /// The same around the caches, as [`OwnedSegment::copy_from_non_temporal`] does it.
     ///
     /// # Errors
     ///
     /// [`ShmError::OutOfRange`]; nothing was written then.
-    pub fn stream_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
-        self.mapping.stream_from(offset, source)
+    pub fn copy_from_non_temporal(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
+        self.mapping.copy_from_non_temporal(offset, source)
     }
 
     /// Size in bytes. Never zero.

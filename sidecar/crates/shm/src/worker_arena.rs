@@ -24,19 +24,19 @@ use crate::segment::OwnedSegment;
 /// Segments of a worker, leased slot by slot. Locks are held for bookkeeping only, never while bytes are copied.
 #[derive(Debug)]
 pub struct WorkerArena {
-    own: Arc<Mutex<Own>>,
+    arena_state: Arc<Mutex<ArenaState>>,
     fork_guard: ForkGuard,
 }
 
 #[derive(Debug)]
-struct Own {
+struct ArenaState {
     arena: Arena,
     segments: HashMap<SegmentId, Arc<OwnedSegment>>,
 }
 
 /// The answer to a lease.
 #[derive(Debug)]
-pub enum Leased {
+pub enum LeaseOutcome {
     /// The bytes.
     Slot(LeasedSlot),
     /// Create a segment of this many bytes, [`WorkerArena::add_segment`] it and lease again.
@@ -53,8 +53,8 @@ impl WorkerArena {
     ///
     /// Those of [`Arena::new`].
     pub fn new(config: ArenaConfig) -> Result<Self, ArenaError> {
-        let own = Own { arena: Arena::new(config)?, segments: HashMap::new() };
-        Ok(Self { own: Arc::new(Mutex::new(own)), fork_guard: ForkGuard::new() })
+        let arena_state = ArenaState { arena: Arena::new(config)?, segments: HashMap::new() };
+        Ok(Self { arena_state: Arc::new(Mutex::new(arena_state)), fork_guard: ForkGuard::new() })
     }
 
     /// Leases `bytes` bytes, or tells how to make room for them. What lies there is what was there before.
@@ -66,15 +66,20 @@ impl WorkerArena {
     /// # Panics
     ///
     /// Never: slots are leased from segments that were added, and none is ever taken away.
-    pub fn lease(&self, bytes: u64) -> Result<Leased, LeaseError> {
-        let mut own = lock(&self.own);
-        let slot = match own.arena.lease(bytes)? {
-            Lease::Grow { bytes } => return Ok(Leased::Grow { bytes }),
+    pub fn lease(&self, bytes: u64) -> Result<LeaseOutcome, LeaseError> {
+        let mut arena_state = lock(&self.arena_state);
+        let slot = match arena_state.arena.lease(bytes)? {
+            Lease::Grow { bytes } => return Ok(LeaseOutcome::Grow { bytes }),
             Lease::Slot(slot) => slot,
         };
-        let segment = own.segments.get(&slot.segment).cloned().expect("an arena leases from its own segments");
-        let own = Arc::downgrade(&self.own);
-        Ok(Leased::Slot(LeasedSlot(Arc::new(Held { own, segment, slot, fork_guard: self.fork_guard }))))
+        let segment = arena_state.segments.get(&slot.segment).cloned().expect("an arena leases from its own segments");
+        let arena_state = Arc::downgrade(&self.arena_state);
+        Ok(LeaseOutcome::Slot(LeasedSlot(Arc::new(SlotLease {
+            arena_state,
+            segment,
+            slot,
+            fork_guard: self.fork_guard,
+        }))))
     }
 
     /// Adds a segment, to be leased from.
@@ -83,36 +88,36 @@ impl WorkerArena {
     ///
     /// Those of [`Arena::add_segment`].
     pub fn add_segment(&self, id: SegmentId, segment: OwnedSegment) -> Result<(), ArenaError> {
-        let mut own = lock(&self.own);
-        own.arena.add_segment(id, segment.len())?;
-        own.segments.insert(id, Arc::new(segment));
+        let mut arena_state = lock(&self.arena_state);
+        arena_state.arena.add_segment(id, segment.len())?;
+        arena_state.segments.insert(id, Arc::new(segment));
         Ok(())
     }
 
     /// Numbers for metrics.
     #[must_use]
     pub fn usage(&self) -> ArenaUsage {
-        lock(&self.own).arena.usage()
+        lock(&self.arena_state).arena.usage()
     }
 }
 
 /// Bytes that are this value's until it is dropped, also when the arena is gone by then.
 #[derive(Debug)]
-pub struct LeasedSlot(Arc<Held>);
+pub struct LeasedSlot(Arc<SlotLease>);
 
 /// Keeps a slot leased and from being written, while the peer reads it. Gives nobody its bytes.
 #[derive(Clone, Debug)]
-pub struct SlotHold(#[expect(dead_code, reason = "it is held, not looked at")] Arc<Held>);
+pub struct SlotHold(#[expect(dead_code, reason = "it is held, never read")] Arc<SlotLease>);
 
 /// Finds a slot as long as it is leased.
 #[derive(Clone, Debug)]
-pub struct WeakSlot(Weak<Held>);
+pub struct WeakSlot(Weak<SlotLease>);
 
 /// Given back when the last who holds it lets go.
 #[derive(Debug)]
-struct Held {
+struct SlotLease {
     /// Gone with the session.
-    own: Weak<Mutex<Own>>,
+    arena_state: Weak<Mutex<ArenaState>>,
     segment: Arc<OwnedSegment>,
     slot: Slot,
     fork_guard: ForkGuard,
@@ -148,7 +153,7 @@ impl LeasedSlot {
     /// The bytes where they lie. In a forked child they are what the parent makes of them, up to what the child has written.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        let (start, length) = self.0.place();
+        let (start, length) = self.0.pointer_range();
         // SAFETY: the slot lies within its segment, which this value keeps mapped. This process writes there only through an
         // exclusive borrow of this value, and the peer not before it is asked to: see the module's header.
         unsafe { std::slice::from_raw_parts(start, length) }
@@ -161,7 +166,7 @@ impl LeasedSlot {
         if Arc::strong_count(&self.0) > 1 {
             return None;
         }
-        let (start, length) = self.0.place();
+        let (start, length) = self.0.pointer_range();
         // SAFETY: as in `bytes`, and the borrow is exclusive: who else may hold the slot has no way to its bytes.
         Some(unsafe { std::slice::from_raw_parts_mut(start.cast_mut(), length) })
     }
@@ -170,7 +175,7 @@ impl LeasedSlot {
     /// [`OwnedSegment::address`].
     #[must_use]
     pub fn address(&self) -> usize {
-        self.0.place().0.expose_provenance()
+        self.0.pointer_range().0.expose_provenance()
     }
 
     /// What keeps it leased when this value is dropped, and from being written before.
@@ -196,9 +201,9 @@ impl WeakSlot {
     /// The slot and where it is; `None` when it is not leased any more.
     #[must_use]
     pub fn hold(&self) -> Option<(SlotHold, Slot)> {
-        let held = self.0.upgrade()?;
-        let slot = held.slot;
-        Some((SlotHold(held), slot))
+        let lease = self.0.upgrade()?;
+        let slot = lease.slot;
+        Some((SlotHold(lease), slot))
     }
 
     /// Whether it is not leased any more.
@@ -208,8 +213,8 @@ impl WeakSlot {
     }
 }
 
-impl Held {
-    fn place(&self) -> (*const u8, usize) {
+impl SlotLease {
+    fn pointer_range(&self) -> (*const u8, usize) {
         let length = usize::try_from(self.slot.len).expect("a slot is mapped, so its length is that of an object");
         let start = self.segment.pointer(self.slot.offset, length).expect("a slot lies within its segment");
         (start, length)
@@ -220,21 +225,21 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for SlotLease {
     fn drop(&mut self) {
         // In a forked child the lock may be held by a thread that does not exist there.
         if self.fork_guard.is_child() {
             return;
         }
-        let Some(own) = self.own.upgrade() else { return };
-        let released = lock(&own).arena.release(self.slot);
+        let Some(arena_state) = self.arena_state.upgrade() else { return };
+        let released = lock(&arena_state).arena.release(self.slot);
         debug_assert!(released.is_ok(), "{released:?}");
     }
 }
 
 /// A panic elsewhere leaves the arena whole: each change is a single call.
-fn lock(own: &Mutex<Own>) -> MutexGuard<'_, Own> {
-    own.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(arena_state: &Mutex<ArenaState>) -> MutexGuard<'_, ArenaState> {
+    arena_state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -252,8 +257,8 @@ mod tests {
     fn leased(arena: &WorkerArena, bytes: u64) -> LeasedSlot {
         for id in 0.. {
             match arena.lease(bytes).expect("room") {
-                Leased::Slot(slot) => return slot,
-                Leased::Grow { bytes } => {
+                LeaseOutcome::Slot(slot) => return slot,
+                LeaseOutcome::Grow { bytes } => {
                     let size = usize::try_from(bytes).expect("small");
                     let segment = OwnedSegment::create("leased", size, Share::Writable).expect("memory");
                     arena.add_segment(SegmentId(id), segment).expect("it was asked for");
@@ -264,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_read_and_written_where_they_lie() {
+    fn slots_are_read_and_written_in_place() {
         let arena = arena();
         let (mut one, mut other) = (leased(&arena, 100), leased(&arena, 100));
         one.bytes_mut().expect("nobody holds it").fill(1);
@@ -281,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_a_slot_is_refused() {
+    fn out_of_range_accesses_are_refused() {
         let arena = arena();
         let mut slot = leased(&arena, 10);
         let error = slot.write(&[0; 11]).expect_err("its neighbour's byte");
@@ -291,12 +296,12 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_a_slot_keeps_it_leased_and_unwritten() {
+    fn a_hold_keeps_the_slot_leased_and_blocks_writing() {
         let arena = arena();
         let mut slot = leased(&arena, 100);
-        let (weak, place) = (slot.downgrade(), slot.slot());
+        let (weak, pointer_range) = (slot.downgrade(), slot.slot());
         let (hold, found) = weak.hold().expect("it is leased");
-        assert_eq!(found, place);
+        assert_eq!(found, pointer_range);
         assert!(slot.bytes_mut().is_none() && !weak.is_gone());
         drop(hold);
         assert!(slot.bytes_mut().is_some());

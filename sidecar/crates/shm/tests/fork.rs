@@ -24,10 +24,10 @@ fn main() {
         ("a registered descriptor is closed in the child only", a_registered_descriptor_is_closed_in_the_child_only),
         ("a drop in the child leaves a reused number alone", a_drop_in_the_child_leaves_a_reused_number_alone),
         ("a client is dead in the child and alive in the parent", a_client_is_dead_in_the_child),
-        ("a child opens a client of its own", a_child_opens_a_client_of_its_own),
+        ("a child opens a client of its own", a_child_opens_its_own_client),
         ("a child does not keep a dead parent's session alive", a_child_does_not_keep_a_session_alive),
         ("a child reads its parent's segment and cannot write it", a_child_cannot_write_its_parents_segment),
-        ("what a child writes by an address is its own", what_a_child_writes_is_its_own),
+        ("what a child writes by an address is its own", writes_of_a_child_are_private),
         ("a ring is dead in the child and alive in the parent", a_ring_is_dead_in_the_child),
         ("the table of descriptors is bounded", the_table_of_descriptors_is_bounded),
     ];
@@ -51,7 +51,7 @@ fn a_guard_knows_its_children() {
     assert_eq!(guard.check(), Ok(()));
 }
 
-fn what_a_child_writes_is_its_own() {
+fn writes_of_a_child_are_private() {
     let segment = OwnedSegment::create("viewed", 4 << 20, Share::Writable).expect("memory");
     let dropped = OwnedSegment::create("dropped", 4_096, Share::Writable).expect("memory");
     drop(dropped);
@@ -143,7 +143,7 @@ fn a_client_is_dead_in_the_child() {
     client.as_mut().expect("the child took a copy").attach(&token, SegmentId(0), &segment).expect("the parent goes on");
 }
 
-fn a_child_opens_a_client_of_its_own() {
+fn a_child_opens_its_own_client() {
     let (inherited, _peer) = UnixStream::pair().expect("sockets");
     let _inherited = MemClient::over(inherited, config()).expect("a client");
     succeeds(|| {

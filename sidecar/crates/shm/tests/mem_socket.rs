@@ -270,7 +270,7 @@ fn lines_outside_the_protocol_end_the_connection_with_a_reason() {
 }
 
 #[test]
-fn a_line_that_never_ends_is_given_up() {
+fn an_endless_line_is_refused() {
     let (outcome, _) = attacked(|mut stream| {
         stream.write_all(b"RESULT").expect("sent");
         stream.shutdown(Shutdown::Write).expect("half closed");
@@ -286,7 +286,7 @@ fn a_line_that_never_ends_is_given_up() {
 }
 
 #[test]
-fn the_pieces_of_a_line_are_bounded() {
+fn the_reads_of_a_line_are_bounded() {
     let (worker, sidecar) = pair();
     let file = tempfile::tempfile().expect("a file");
     // Descriptors keep the pieces apart: the kernel never merges across them.
@@ -294,7 +294,7 @@ fn the_pieces_of_a_line_are_bounded() {
         sends_fds(&worker, "A", &[file.as_raw_fd()]);
     }
     let error = recv_with_fd(&sidecar).expect_err("too many pieces");
-    assert!(matches!(error, ShmError::Protocol(ProtocolError::LineInPieces { .. })), "{error}");
+    assert!(matches!(error, ShmError::Protocol(ProtocolError::LineFragmented { .. })), "{error}");
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn a_received_descriptor_is_closed_on_exec() {
 }
 
 #[test]
-fn a_line_that_nobody_would_read_is_not_sent() {
+fn an_oversized_line_is_not_sent() {
     let (worker, sidecar) = pair();
     let fits = [vec![b'x'; LINE_BYTES_MAX - 1], vec![b'\n']].concat();
     let too_long = [fits.clone(), vec![b'\n']].concat();

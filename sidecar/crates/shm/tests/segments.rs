@@ -46,7 +46,7 @@ fn unmap(base: NonNull<AtomicU8>, bytes: usize) {
 }
 
 #[test]
-fn what_the_owner_writes_the_peer_reads() {
+fn the_peer_reads_what_the_owner_writes() {
     let owned = OwnedSegment::create("input", 3 * PAGE, Share::Writable).expect("segment");
     let peer = PeerSegment::map(duplicate(owned.fd()), owned.len(), LIMIT).expect("mapped");
     let pattern: Vec<u8> = (0..=255).cycle().take(3 * PAGE).collect();
@@ -132,7 +132,7 @@ fn each_missing_seal_is_named() {
 }
 
 #[test]
-fn what_is_no_memfd_is_refused() {
+fn descriptors_other_than_memfds_are_refused() {
     let mut file = tempfile::tempfile().expect("a file");
     file.write_all(&[0; PAGE]).expect("written");
     let (pipe, _other_end) = nix::unistd::pipe().expect("a pipe");
@@ -283,7 +283,7 @@ fn an_input_segment_is_mapped_read_only() {
 }
 
 #[test]
-fn a_peer_that_scribbles_and_punches_holes_causes_nothing_but_other_bytes() {
+fn concurrent_writes_and_punched_holes_only_change_bytes() {
     const BYTES: usize = 64 * PAGE;
     let fd = memfd(BYTES as i64, all_seals());
     let peer = PeerSegment::map(duplicate(fd.as_fd()), BYTES as u64, LIMIT).expect("mapped");

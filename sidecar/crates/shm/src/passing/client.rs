@@ -74,9 +74,9 @@ impl MemClient {
             (MemReply::Attached, None) => Ok(()),
             (MemReply::Refused { reason }, None) => Err(refused(request, reason)),
             (MemReply::Attached | MemReply::Refused { .. }, Some(_)) => {
-                Err(self.breaks(ProtocolError::UnexpectedDescriptor))
+                Err(self.mark_broken(ProtocolError::UnexpectedDescriptor))
             }
-            (MemReply::Result { .. }, _) => Err(self.breaks(ProtocolError::UnexpectedReply)),
+            (MemReply::Result { .. }, _) => Err(self.mark_broken(ProtocolError::UnexpectedReply)),
         }
     }
 
@@ -91,10 +91,10 @@ impl MemClient {
             (MemReply::Result { bytes }, Some(fd)) => {
                 PeerSegment::map_named(&format!("result segment {id}"), fd, bytes, self.config.result_bytes_max)
             }
-            (MemReply::Result { .. }, None) => Err(self.breaks(ProtocolError::MissingDescriptor)),
+            (MemReply::Result { .. }, None) => Err(self.mark_broken(ProtocolError::MissingDescriptor)),
             (MemReply::Refused { reason }, None) => Err(refused(request, reason)),
-            (MemReply::Refused { .. }, Some(_)) => Err(self.breaks(ProtocolError::UnexpectedDescriptor)),
-            (MemReply::Attached, _) => Err(self.breaks(ProtocolError::UnexpectedReply)),
+            (MemReply::Refused { .. }, Some(_)) => Err(self.mark_broken(ProtocolError::UnexpectedDescriptor)),
+            (MemReply::Attached, _) => Err(self.mark_broken(ProtocolError::UnexpectedReply)),
         }
     }
 
@@ -141,7 +141,7 @@ impl MemClient {
         outcome
     }
 
-    fn breaks(&mut self, error: ProtocolError) -> ShmError {
+    fn mark_broken(&mut self, error: ProtocolError) -> ShmError {
         self.broken = true;
         error.into()
     }

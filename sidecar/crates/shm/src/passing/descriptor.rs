@@ -63,7 +63,7 @@ pub fn send_with_fd(stream: &UnixStream, line: &[u8], fd: Option<BorrowedFd<'_>>
 
 /// Receives one line and at most one descriptor.
 ///
-/// Waits at most the socket's read timeout for each of at most [`LINE_PIECES_MAX`] pieces. Without a read timeout it waits as
+/// Waits at most the socket's read timeout for each of at most [`LINE_READS_MAX`] pieces. Without a read timeout it waits as
 /// long as the peer lives; a nonblocking socket without data is [`Received::Idle`].
 ///
 /// # Errors
@@ -75,9 +75,9 @@ pub fn recv_with_fd(stream: &UnixStream) -> Result<Received, ShmError> {
     let mut buffer = [0; LINE_BYTES_MAX];
     let mut filled = 0;
     let mut fds = Vec::new();
-    for _ in 0..LINE_PIECES_MAX {
+    for _ in 0..LINE_READS_MAX {
         let room = buffer.get_mut(filled..).unwrap_or_default();
-        match receive_piece(stream, room, &mut fds) {
+        match receive_some(stream, room, &mut fds) {
             Ok(0) if filled == 0 && fds.is_empty() => return Ok(Received::Closed),
             Ok(0) => return Err(ShmError::PeerClosed { waiting_for: RECEIVING }),
             Ok(received) => filled += received,
@@ -93,7 +93,7 @@ pub fn recv_with_fd(stream: &UnixStream) -> Result<Received, ShmError> {
             return Err(ProtocolError::LineTooLong { limit: LINE_BYTES_MAX }.into());
         }
     }
-    Err(ProtocolError::LineInPieces { limit: LINE_PIECES_MAX }.into())
+    Err(ProtocolError::LineFragmented { limit: LINE_READS_MAX }.into())
 }
 
 /// The line before the newline at `end`, which must be the last byte received.
@@ -114,7 +114,7 @@ fn at_most_one(mut fds: Vec<OwnedFd>) -> Result<Option<OwnedFd>, ProtocolError> 
 }
 
 /// One `recvmsg`: bytes into `room`, descriptors onto `fds`, from where they are closed whatever happens next.
-fn receive_piece(stream: &UnixStream, room: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, ShmError> {
+fn receive_some(stream: &UnixStream, room: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, ShmError> {
     let mut control = ControlBuffer::new();
     let mut bytes = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
     let mut header = control.header(&mut bytes);
@@ -209,7 +209,7 @@ impl ControlBuffer {
 pub const LINE_BYTES_MAX: usize = 256;
 
 /// Most pieces in which a line may arrive. A line is written by one call and so arrives in one; the rest is courtesy.
-pub const LINE_PIECES_MAX: usize = 8;
+pub const LINE_READS_MAX: usize = 8;
 
 /// Room for a header and some descriptors: enough to tell one from too many, which the kernel then cuts off and closes.
 const CONTROL_BYTES: usize = 64;

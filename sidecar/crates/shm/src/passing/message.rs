@@ -42,7 +42,7 @@ impl MemRequest {
     ///
     /// Every line that [`MemRequest::to_line`] does not write is refused.
     pub fn parse(line: &str) -> Result<Self, ProtocolError> {
-        let mut words = Words::new(line)?;
+        let mut words = WordParser::new(line)?;
         let request = match words.next()? {
             "ATTACH" => Self::Attach {
                 token: words.next()?.parse()?,
@@ -111,7 +111,7 @@ impl MemReply {
             check_text(line)?;
             return Ok(Self::Refused { reason: reason.to_owned() });
         }
-        let mut words = Words::new(line)?;
+        let mut words = WordParser::new(line)?;
         match words.next()? {
             "OK" => {}
             "ERR" => return Err(ProtocolError::WordCount),
@@ -141,11 +141,11 @@ impl MemReply {
 }
 
 /// The words of a line, separated by exactly one space.
-struct Words<'a> {
+struct WordParser<'a> {
     rest: Option<&'a str>,
 }
 
-impl<'a> Words<'a> {
+impl<'a> WordParser<'a> {
     fn new(line: &'a str) -> Result<Self, ProtocolError> {
         check_text(line)?;
         Ok(Self { rest: Some(line) })

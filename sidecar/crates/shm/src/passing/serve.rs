@@ -87,16 +87,17 @@ pub fn serve_one(stream: &UnixStream, host: &mut dyn MemHost) -> Result<ServeOut
         Ok(Received::Line { line, fd }) => (line, fd),
         Ok(Received::Closed) => return Ok(ServeOutcome::Closed),
         Ok(Received::Idle) => return Ok(ServeOutcome::Idle),
-        Err(error) => return Err(tell(stream, error)),
+        Err(error) => return Err(report_to_peer(stream, error)),
     };
-    let request = MemRequest::parse(&line).map_err(|error| tell(stream, error.into()))?;
-    let (granted, reply) = match answer(stream, request, fd, host).map_err(|error| tell(stream, error.into()))? {
-        Ok(granted) => granted,
-        Err(reason) => {
-            send_with_fd(stream, MemReply::Refused { reason: reason.clone() }.to_line().as_bytes(), None)?;
-            return Ok(ServeOutcome::Refused { request, reason });
-        }
-    };
+    let request = MemRequest::parse(&line).map_err(|error| report_to_peer(stream, error.into()))?;
+    let (granted, reply) =
+        match handle_request(stream, request, fd, host).map_err(|error| report_to_peer(stream, error.into()))? {
+            Ok(granted) => granted,
+            Err(reason) => {
+                send_with_fd(stream, MemReply::Refused { reason: reason.clone() }.to_line().as_bytes(), None)?;
+                return Ok(ServeOutcome::Refused { request, reason });
+            }
+        };
     let fd = granted.as_ref().map(|segment| segment.fd());
     send_with_fd(stream, reply.to_line().as_bytes(), fd)?;
     Ok(match request {
@@ -109,7 +110,7 @@ pub fn serve_one(stream: &UnixStream, host: &mut dyn MemHost) -> Result<ServeOut
 type Granted = (Option<Arc<OwnedSegment>>, MemReply);
 
 /// Decides on a request: granted, declined with a reason, or outside the protocol.
-fn answer(
+fn handle_request(
     stream: &UnixStream,
     request: MemRequest,
     fd: Option<OwnedFd>,
@@ -158,7 +159,7 @@ fn ring(
 }
 
 /// Tells the peer about an error that ends the connection, and passes the error on.
-fn tell(stream: &UnixStream, error: ShmError) -> ShmError {
+fn report_to_peer(stream: &UnixStream, error: ShmError) -> ShmError {
     if matches!(error, ShmError::Protocol(_)) {
         let reply = MemReply::Refused { reason: error.to_string() };
         // The connection ends either way, and the error itself is what the caller hears.

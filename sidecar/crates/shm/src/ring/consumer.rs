@@ -56,7 +56,7 @@ impl Consumer {
         self.consumed += framed(bytes);
         // Release: the copy comes before the position that lets the peer write there again.
         self.channel.consumed().store(self.consumed, Ordering::Release);
-        self.tell_room();
+        self.notify_room();
         Ok(true)
     }
 
@@ -66,7 +66,7 @@ impl Consumer {
     /// [`RingError::Position`]: the peer broke the ring.
     pub fn is_ready(&mut self) -> Result<bool, RingError> {
         if self.produced == self.consumed {
-            self.produced = self.look()?;
+            self.produced = self.load_produced()?;
         }
         Ok(self.produced != self.consumed)
     }
@@ -110,17 +110,17 @@ impl Consumer {
     }
 
     /// Rings when the producer waits for room.
-    fn tell_room(&self) {
+    fn notify_room(&self) {
         // Our position comes before the look at the wish: see the module's header.
         fence(Ordering::SeqCst);
-        let wish = self.channel.wants_room();
-        if wish.load(Ordering::Relaxed) != 0 && wish.swap(0, Ordering::SeqCst) != 0 {
+        let wants_room = self.channel.wants_room();
+        if wants_room.load(Ordering::Relaxed) != 0 && wants_room.swap(0, Ordering::SeqCst) != 0 {
             self.bell.ring();
         }
     }
 
     /// The peer's position, loaded once and checked. Acquire: the messages before it are whole.
-    fn look(&self) -> Result<u64, RingError> {
+    fn load_produced(&self) -> Result<u64, RingError> {
         let position = self.channel.produced().load(Ordering::Acquire);
         let (least, most) = (self.produced, self.consumed + self.channel.capacity());
         if !(least..=most).contains(&position) || !position.is_multiple_of(ALIGNMENT) {

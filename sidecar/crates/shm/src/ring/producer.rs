@@ -94,7 +94,7 @@ impl Producer {
     /// Whether a message of `bytes` fits now.
     fn has_room(&mut self, bytes: u64) -> Result<bool, RingError> {
         if self.room() < framed(bytes) {
-            self.consumed = self.look()?;
+            self.consumed = self.load_consumed()?;
         }
         Ok(self.room() >= framed(bytes))
     }
@@ -104,7 +104,7 @@ impl Producer {
     }
 
     /// The peer's position, loaded once and checked. Acquire: what it has read may be overwritten.
-    fn look(&self) -> Result<u64, RingError> {
+    fn load_consumed(&self) -> Result<u64, RingError> {
         let position = self.channel.consumed().load(Ordering::Acquire);
         let (least, most) = (self.consumed, self.produced);
         if !(least..=most).contains(&position) || !position.is_multiple_of(ALIGNMENT) {
