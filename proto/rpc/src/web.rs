@@ -48,9 +48,9 @@ pub fn check_body(body: &[u8]) -> Result<(), BodyError> {
         1 => return Err(BodyError::Compressed),
         kind => return Err(BodyError::Kind { kind }),
     }
-    let said = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
-    if said as usize != message.len() {
-        return Err(BodyError::Length { said, given: message.len() });
+    let announced = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
+    if announced as usize != message.len() {
+        return Err(BodyError::Length { announced, given: message.len() });
     }
     let mut fields = 0;
     while !message.is_empty() {
@@ -67,7 +67,7 @@ pub fn check_body(body: &[u8]) -> Result<(), BodyError> {
 
 /// What a message takes of the body of a [`v1::SayRequest`], bytes: at least that, and little more.
 #[must_use]
-pub fn said_bytes(message: &v1::ClientMessage) -> usize {
+pub fn element_bytes(message: &v1::ClientMessage) -> usize {
     message.encoded_len() + ELEMENT_HEAD_BYTES
 }
 
@@ -91,10 +91,10 @@ pub enum BodyError {
         kind: u8,
     },
     /// Not exactly one frame.
-    #[error("the frame says {said} bytes, but {given} follow; a call has one message")]
+    #[error("the frame says {announced} bytes, but {given} follow; a call has one message")]
     Length {
         /// What its head says.
-        said: u32,
+        announced: u32,
         /// What is there.
         given: usize,
     },
@@ -131,13 +131,13 @@ mod tests {
         [&[0][..], &length.to_be_bytes(), &message].concat()
     }
 
-    fn said(count: usize) -> v1::SayRequest {
+    fn announced(count: usize) -> v1::SayRequest {
         let message = v1::ClientMessage { message: None };
         v1::SayRequest { session_token: vec![7; 16].into(), number: 1, messages: vec![message; count] }
     }
 
     #[test]
-    fn a_token_has_one_value_and_others_are_none() {
+    fn only_one_bearer_token_is_accepted() {
         let token =
             RankToken::new(&std::array::from_fn::<u8, TOKEN_BYTES, _>(|i| u8::try_from(i * 7 % 251).expect("small")));
         let token = token.expect("of the right length");
@@ -156,27 +156,30 @@ mod tests {
 
     #[test]
     fn a_body_is_one_frame_of_bounded_fields() {
-        assert_eq!(check_body(&framed(&said(limits::WEB_MESSAGES_MAX))), Ok(()));
+        assert_eq!(check_body(&framed(&announced(limits::WEB_MESSAGES_MAX))), Ok(()));
         assert_eq!(check_body(&framed(&v1::StatusRequest {})), Ok(()), "an empty message");
-        assert_eq!(check_body(&framed(&said(2 * limits::WEB_MESSAGES_MAX))), Err(BodyError::Fields));
+        assert_eq!(check_body(&framed(&announced(2 * limits::WEB_MESSAGES_MAX))), Err(BodyError::Fields));
         assert_eq!(check_body(&[0, 0]), Err(BodyError::Short { given: 2 }));
         assert_eq!(check_body(&[1, 0, 0, 0, 0]), Err(BodyError::Compressed));
         assert_eq!(check_body(&[0x80, 0, 0, 0, 0]), Err(BodyError::Kind { kind: 0x80 }));
-        let two = [framed(&said(1)), framed(&said(1))].concat();
+        let two = [framed(&announced(1)), framed(&announced(1))].concat();
         assert!(matches!(check_body(&two), Err(BodyError::Length { .. })));
-        assert_eq!(check_body(&[0, 0xFF, 0xFF, 0xFF, 0xFF, 1]), Err(BodyError::Length { said: u32::MAX, given: 1 }));
+        assert_eq!(
+            check_body(&[0, 0xFF, 0xFF, 0xFF, 0xFF, 1]),
+            Err(BodyError::Length { announced: u32::MAX, given: 1 })
+        );
         assert!(matches!(check_body(&[0, 0, 0, 0, 1, 0xFF]), Err(BodyError::Unreadable { .. })));
     }
 
     #[test]
-    fn what_messages_take_is_not_more_than_was_counted() {
+    fn the_counted_size_bounds_the_encoded_one() {
         let large = v1::Submit { name: "n".repeat(100_000), ..v1::Submit::default() };
         let large = v1::ClientMessage { message: Some(v1::client_message::Message::Submit(large)) };
         let small = v1::ClientMessage { message: Some(v1::client_message::Message::Heartbeat(v1::Heartbeat {})) };
         let messages = vec![large, small.clone(), small];
-        let counted: usize = messages.iter().map(said_bytes).sum();
-        let alone = v1::SayRequest { messages: Vec::new(), ..said(0) }.encoded_len();
-        let all = v1::SayRequest { messages, ..said(0) }.encoded_len();
+        let counted: usize = messages.iter().map(element_bytes).sum();
+        let alone = v1::SayRequest { messages: Vec::new(), ..announced(0) }.encoded_len();
+        let all = v1::SayRequest { messages, ..announced(0) }.encoded_len();
         assert!(all - alone <= counted && counted <= all - alone + 3 * ELEMENT_HEAD_BYTES, "{all} {alone} {counted}");
     }
 }

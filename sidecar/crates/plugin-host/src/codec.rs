@@ -28,7 +28,7 @@ pub(crate) struct Codecs([Option<CodecFacts>; 4]);
 
 impl Codecs {
     /// Asks the plugin.
-    pub(crate) fn ask(guest: &mut Guest, codec: &CodecManifest) -> Result<Self, FaultKind> {
+    pub(crate) fn query(guest: &mut Guest, codec: &CodecManifest) -> Result<Self, FaultKind> {
         let mut codecs = Self::default();
         for dtype in &codec.dtypes {
             let facts = &mut codecs.0[size_class(*dtype)];
@@ -139,8 +139,8 @@ impl Instance {
             }
             let call = span.call(Kind::Encode, 0, elements)?;
             let bound = span_bound(guest, &facts, elements)?;
-            put(guest, |guest| guest.placement.input.clone(), values);
-            put(guest, |guest| guest.placement.state.clone(), state);
+            copy_in(guest, |guest| guest.placement.input.clone(), values);
+            copy_in(guest, |guest| guest.placement.state.clone(), state);
             let bytes = guest.encode(&call)?;
             let bytes = encoded_bytes(bytes, elements, bound)?;
             let (output, kept) = (guest.placement.output.start, guest.placement.state.start);
@@ -173,7 +173,7 @@ impl Instance {
             let length = u32::try_from(encoded.len());
             let length = length.map_err(|_| FaultKind::Refused("more bytes than any span has".to_owned()))?;
             let call = Call { encoded_bytes: length, ..span.call(Kind::Decode, 0, elements)? };
-            put(guest, |guest| guest.placement.input.clone(), encoded);
+            copy_in(guest, |guest| guest.placement.input.clone(), encoded);
             guest.decode(&call)?;
             let output = guest.placement.output.start;
             copy(values, &guest.memory()[output..output + values.len()]);
@@ -183,7 +183,7 @@ impl Instance {
 }
 
 /// Copies into one of the buffers; that it fits was checked with the block.
-fn put(guest: &mut Guest, buffer: impl Fn(&Guest) -> Range<usize>, bytes: &[u8]) {
+fn copy_in(guest: &mut Guest, buffer: impl Fn(&Guest) -> Range<usize>, bytes: &[u8]) {
     if bytes.is_empty() {
         return;
     }

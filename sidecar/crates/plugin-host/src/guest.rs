@@ -30,7 +30,7 @@ pub(crate) struct State {
     /// The processor time of this thread when the call's time was up for the first time, and how often it was since.
     overdue: Option<(Duration, u32)>,
     /// When what is being attempted began, in ticks, and the processor time when that was too long ago for the first time.
-    began: u64,
+    attempt_began: u64,
     late: Option<Duration>,
 }
 
@@ -67,7 +67,7 @@ struct Functions {
 /// What stops a call whose time is up.
 #[derive(Debug, thiserror::Error)]
 #[error("the call's time is up")]
-struct TimeIsUp;
+struct DeadlineExceeded;
 
 impl Guest {
     /// Starts a module and fills in its parameters.
@@ -80,8 +80,8 @@ impl Guest {
         let deadline_ticks = ticks(manifest.limits.call_ms);
         let mut store = Store::new(module.module().engine(), State::new(manifest.limits, Arc::clone(ticker)));
         store.limiter(|state| state);
-        store.epoch_deadline_callback(move |context| more_time(context, deadline_ticks));
-        let (memory, placement, functions) = match place(&mut store, module, manifest, deadline_ticks) {
+        store.epoch_deadline_callback(move |context| on_epoch_deadline(context, deadline_ticks));
+        let (memory, placement, functions) = match instantiate(&mut store, module, manifest, deadline_ticks) {
             Ok(placed) => placed,
             Err(kind) => return Err((kind, store.data_mut().log.take())),
         };
@@ -98,7 +98,7 @@ impl Guest {
         self.memory()[at..at + block.len()].copy_from_slice(&block);
         let configure = self.functions.configure.clone();
         let value = timed(&mut self.store, self.deadline_ticks, names::CONFIGURE, &configure, ())?;
-        done(names::CONFIGURE, value)
+        check_status(names::CONFIGURE, value)
     }
 
     /// The plugin's memory. Its size is fixed, and all ranges of the placement lie within it.
@@ -132,7 +132,7 @@ impl Guest {
     pub(crate) fn decode(&mut self, call: &Call) -> Result<(), FaultKind> {
         self.describe(call);
         let function = self.functions.decode.as_ref().ok_or_else(|| missing(names::DECODE))?;
-        done(names::DECODE, timed(&mut self.store, self.deadline_ticks, names::DECODE, function, ())?)
+        check_status(names::DECODE, timed(&mut self.store, self.deadline_ticks, names::DECODE, function, ())?)
     }
 
     /// Reduces the operands that `fill` copies into the input, which lies in the memory that it is given.
@@ -140,14 +140,14 @@ impl Guest {
     pub(crate) fn reduce(&mut self, call: &Call, fill: impl FnOnce(&mut [u8])) -> Result<(), FaultKind> {
         self.fill_and_describe(call, fill);
         let function = self.functions.reduce.as_ref().ok_or_else(|| missing(names::REDUCE))?;
-        done(names::REDUCE, timed(&mut self.store, self.deadline_ticks, names::REDUCE, function, ())?)
+        check_status(names::REDUCE, timed(&mut self.store, self.deadline_ticks, names::REDUCE, function, ())?)
     }
 
     /// Measures the values in the input.
     pub(crate) fn measure(&mut self, call: &Call) -> Result<(), FaultKind> {
         self.describe(call);
         let function = self.functions.measure.as_ref().ok_or_else(|| missing(names::MEASURE))?;
-        done(names::MEASURE, timed(&mut self.store, self.deadline_ticks, names::MEASURE, function, ())?)
+        check_status(names::MEASURE, timed(&mut self.store, self.deadline_ticks, names::MEASURE, function, ())?)
     }
 
     /// Whether measures are concluded from.
@@ -159,13 +159,13 @@ impl Guest {
     pub(crate) fn conclude(&mut self, call: &Call) -> Result<(), FaultKind> {
         self.describe(call);
         let function = self.functions.conclude.as_ref().ok_or_else(|| missing(names::CONCLUDE))?;
-        done(names::CONCLUDE, timed(&mut self.store, self.deadline_ticks, names::CONCLUDE, function, ())?)
+        check_status(names::CONCLUDE, timed(&mut self.store, self.deadline_ticks, names::CONCLUDE, function, ())?)
     }
 
     /// What follows belongs together, and has a time of its own.
-    pub(crate) fn begin(&mut self) {
+    pub(crate) fn begin_attempt(&mut self) {
         let state = self.store.data_mut();
-        (state.began, state.late) = (state.ticker.now(), None);
+        (state.attempt_began, state.late) = (state.ticker.now(), None);
     }
 
     /// Whether something was logged since [`Self::take_log`].
@@ -193,7 +193,7 @@ impl Guest {
 }
 
 /// Instantiates a module and asks it where its buffers lie.
-fn place(
+fn instantiate(
     store: &mut Store<State>,
     module: &InstancePre<State>,
     manifest: &Manifest,
@@ -201,7 +201,7 @@ fn place(
 ) -> Result<(Memory, Placement, Functions), FaultKind> {
     store.set_epoch_deadline(deadline_ticks);
     store.data().ticker.call();
-    let instance = module.instantiate(&mut *store).map_err(|error| not_started(store, &error))?;
+    let instance = module.instantiate(&mut *store).map_err(|error| start_fault(store, &error))?;
     let function = |store: &mut Store<State>, name| instance.get_typed_func::<(), i32>(store, name).ok();
     let place = function(&mut *store, names::PLACE).ok_or_else(|| missing(names::PLACE))?;
     let abi = function(&mut *store, names::ABI).ok_or_else(|| missing(names::ABI))?;
@@ -244,7 +244,7 @@ fn timed<P: wasmtime::WasmParams, R: WasmResults>(
 }
 
 /// What a function without a result of its own gave.
-fn done(function: &'static str, value: i32) -> Result<(), FaultKind> {
+fn check_status(function: &'static str, value: i32) -> Result<(), FaultKind> {
     match value {
         0 => Ok(()),
         code if code < 0 => Err(FaultKind::Code { function, code }),
@@ -258,7 +258,7 @@ fn missing(name: &str) -> FaultKind {
 
 /// What an error of wasmtime means.
 fn fault(store: &Store<State>, function: &'static str, error: &wasmtime::Error) -> FaultKind {
-    if error.is::<TimeIsUp>() {
+    if error.is::<DeadlineExceeded>() {
         return FaultKind::Deadline { function, milliseconds: store.data().limits.call_ms };
     }
     let reason = match error.downcast_ref::<Trap>() {
@@ -270,8 +270,8 @@ fn fault(store: &Store<State>, function: &'static str, error: &wasmtime::Error) 
 
 /// Why there is no instance: what its start function did is a fault of the plugin's. Nothing else can be, as its module was found
 /// to keep all limits.
-fn not_started(store: &Store<State>, error: &wasmtime::Error) -> FaultKind {
-    if error.is::<TimeIsUp>() || error.is::<Trap>() {
+fn start_fault(store: &Store<State>, error: &wasmtime::Error) -> FaultKind {
+    if error.is::<DeadlineExceeded>() || error.is::<Trap>() {
         return fault(store, "its start", error);
     }
     FaultKind::Host(one_line(&format!("{error:#}")))
@@ -279,7 +279,7 @@ fn not_started(store: &Store<State>, error: &wasmtime::Error) -> FaultKind {
 
 /// Called when a call's time is up. On a machine that does other things, too, the clock on the wall says little of what a
 /// call has done: from the first time on the thread's processor time counts, so what loops ends after twice its time.
-fn more_time(mut context: StoreContextMut<'_, State>, deadline_ticks: u64) -> wasmtime::Result<UpdateDeadline> {
+fn on_epoch_deadline(mut context: StoreContextMut<'_, State>, deadline_ticks: u64) -> wasmtime::Result<UpdateDeadline> {
     let state = context.data_mut();
     // The clock goes on also when no other call begins.
     state.ticker.call();
@@ -289,7 +289,7 @@ fn more_time(mut context: StoreContextMut<'_, State>, deadline_ticks: u64) -> wa
         Some((since, extensions)) => {
             let used = now.saturating_sub(*since);
             if used >= Duration::from_millis(state.limits.call_ms.into()) || *extensions >= EXTENSIONS_MAX {
-                return Err(TimeIsUp.into());
+                return Err(DeadlineExceeded.into());
             }
             *extensions += 1;
         }
@@ -303,7 +303,7 @@ pub(crate) fn link(linker: &mut Linker<State>) -> Result<(), HostError> {
         let Some(Extern::Memory(memory)) = caller.get_export(names::MEMORY) else { return };
         let (memory, state) = memory.data_and_store_mut(&mut caller);
         let (start, length) = (at.cast_unsigned() as usize, bytes.cast_unsigned() as usize);
-        state.log.note(start.checked_add(length).and_then(|end| memory.get(start..end)));
+        state.log.record(start.checked_add(length).and_then(|end| memory.get(start..end)));
     });
     linked.map(drop).map_err(|error| HostError::Engine(format!("{error:#}")))
 }
@@ -314,7 +314,7 @@ impl Log {
     }
 
     /// Keeps a message. What is not within memory, too long or one too many is dropped, and counted.
-    fn note(&mut self, bytes: Option<&[u8]>) {
+    fn record(&mut self, bytes: Option<&[u8]>) {
         let short = bytes.filter(|bytes| bytes.len() <= limits::LOG_BYTES_MAX);
         match short {
             Some(bytes) if self.messages.len() < limits::LOG_MESSAGES_MAX as usize => {
@@ -335,13 +335,13 @@ impl Log {
 
 impl State {
     fn new(limits: Limits, ticker: Arc<Ticker>) -> Self {
-        let began = ticker.now();
-        Self { limits, ticker, placed: false, log: Log::default(), overdue: None, began, late: None }
+        let attempt_began = ticker.now();
+        Self { limits, ticker, placed: false, log: Log::default(), overdue: None, attempt_began, late: None }
     }
 
-    /// Fails when all calls of an attempt have taken too long together, as [`more_time`] does for one.
+    /// Fails when all calls of an attempt have taken too long together, as [`on_epoch_deadline`] does for one.
     fn check_time(&mut self, function: &'static str) -> Result<(), FaultKind> {
-        if self.ticker.now().wrapping_sub(self.began) < ticks(ATTEMPT_MS) {
+        if self.ticker.now().wrapping_sub(self.attempt_began) < ticks(ATTEMPT_MS) {
             return Ok(());
         }
         let now = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::MAX, Duration::from);

@@ -75,7 +75,7 @@ impl Host {
     pub fn load(&self, bytes: &[u8], signature: Option<&Signature>) -> Result<Arc<Plugin>, LoadError> {
         let signer = self.config.policy.admit(bytes, signature)?;
         let inspection = inspect(bytes)?;
-        check_wants(&inspection.manifest.limits, &self.config.limits)?;
+        check_requested(&inspection.manifest.limits, &self.config.limits)?;
         let module = Module::from_binary(self.linker.engine(), bytes);
         let module = module.map_err(|error| LoadError::Compile(format!("{error:#}")))?;
         let module = self.linker.instantiate_pre(&module);
@@ -142,7 +142,7 @@ fn cache(path: &Path) -> Result<Cache, HostError> {
     }
     // By its real name, no link on the way to it can be turned elsewhere afterwards.
     let path = path.canonicalize().map_err(|error| refused(error.to_string()))?;
-    path.ancestors().skip(1).try_for_each(|above| check_above(above, own).map_err(&refused))?;
+    path.ancestors().skip(1).try_for_each(|above| check_ancestor(above, own).map_err(&refused))?;
     let mut config = CacheConfig::new();
     config.with_directory(path);
     Cache::new(config).map_err(|error| refused(format!("{error:#}")))
@@ -150,7 +150,7 @@ fn cache(path: &Path) -> Result<Cache, HostError> {
 
 /// Whether nobody else can put another folder into the place of one that lies in this one: it belongs to this user or to root,
 /// and others may not write to it, or only to what is theirs, as in `/tmp`.
-fn check_above(folder: &Path, own: u32) -> Result<(), String> {
+fn check_ancestor(folder: &Path, own: u32) -> Result<(), String> {
     let named = |problem: String| format!("the folder {} that it lies in {problem}", folder.display());
     let metadata = fs::metadata(folder).map_err(|error| named(format!("cannot be looked at: {error}")))?;
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
@@ -171,16 +171,16 @@ const STICKY: u32 = 0o1000;
 
 fn check_limits(limits: &Limits) -> Result<(), HostError> {
     let max = Limits::MAX;
-    within("memory_bytes", limits.memory_bytes as u64, max.memory_bytes as u64)?;
-    within("call_ms", limits.call_ms.into(), max.call_ms.into())?;
-    within("ranks", limits.ranks as u64, max.ranks as u64)
+    check_range("memory_bytes", limits.memory_bytes as u64, max.memory_bytes as u64)?;
+    check_range("call_ms", limits.call_ms.into(), max.call_ms.into())?;
+    check_range("ranks", limits.ranks as u64, max.ranks as u64)
 }
 
-fn within(what: &'static str, given: u64, max: u64) -> Result<(), HostError> {
+fn check_range(what: &'static str, given: u64, max: u64) -> Result<(), HostError> {
     if (1..=max).contains(&given) { Ok(()) } else { Err(HostError::Limit { what, given, max }) }
 }
 
-fn check_wants(wants: &Limits, granted: &Limits) -> Result<(), LoadError> {
+fn check_requested(wants: &Limits, granted: &Limits) -> Result<(), LoadError> {
     let within = |what, wanted, granted| {
         if wanted <= granted { Ok(()) } else { Err(LoadError::Wants { what, wanted, granted }) }
     };

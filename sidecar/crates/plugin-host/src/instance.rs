@@ -53,7 +53,7 @@ impl Instance {
         let codecs = Codecs::default();
         let mut instance = Self { plugin, parameters: parameters.clone(), guest, codecs, operation };
         if let Some(codec) = instance.plugin.manifest().codec.clone() {
-            instance.codecs = instance.attempt(|guest| Codecs::ask(guest, &codec))?;
+            instance.codecs = instance.attempt(|guest| Codecs::query(guest, &codec))?;
         }
         Ok(instance)
     }
@@ -82,7 +82,7 @@ impl Instance {
     pub fn codec_facts(&self, dtype: DType) -> Result<CodecFacts, Fault> {
         let facts = match &self.plugin.manifest().codec {
             None => Err("it is a reducer, not a codec".to_owned()),
-            Some(codec) if !codec.dtypes.contains(&dtype) => Err(not_taken("encodes", dtype, &codec.dtypes)),
+            Some(codec) if !codec.dtypes.contains(&dtype) => Err(unsupported_dtype("encodes", dtype, &codec.dtypes)),
             Some(_) => self.codecs.facts(dtype).ok_or_else(|| "its block is not known".to_owned()),
         };
         facts.map_err(|problem| self.refused(problem))
@@ -95,7 +95,7 @@ impl Instance {
             Some(guest) => guest,
             none => none.insert(self.plugin.start(&self.parameters, self.operation)?),
         };
-        guest.begin();
+        guest.begin_attempt();
         let result = work(guest);
         let log = if guest.has_logged() { guest.take_log() } else { Vec::new() };
         match result {
@@ -183,7 +183,7 @@ pub(crate) fn clear_line(memory: &mut [u8], buffer: &Range<usize>, end: usize) {
 }
 
 /// A type that a plugin does not take.
-pub(crate) fn not_taken(does: &str, dtype: DType, taken: &[DType]) -> String {
+pub(crate) fn unsupported_dtype(does: &str, dtype: DType, taken: &[DType]) -> String {
     let taken: Vec<&str> = taken.iter().map(|dtype| dtype.name()).collect();
     format!("it {does} {}, not {dtype}", taken.join(", "))
 }

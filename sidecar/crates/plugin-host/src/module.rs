@@ -35,7 +35,7 @@ pub struct Inspection {
 /// [`LoadError`] that says which rule of plugins it breaks.
 pub fn inspect(bytes: &[u8]) -> Result<Inspection, LoadError> {
     too_long("the whole file", bytes.len(), limits::MODULE_BYTES_MAX)?;
-    let mut found = Found::default();
+    let mut found = ModuleSections::default();
     let mut validator = Validator::new_with_features(FEATURES);
     let mut allocations = wasmparser::FuncValidatorAllocations::default();
     let mut types = None;
@@ -44,7 +44,7 @@ pub fn inspect(bytes: &[u8]) -> Result<Inspection, LoadError> {
         if matches!(payload, Payload::Version { encoding: wasmparser::Encoding::Component, .. }) {
             return Err(LoadError::Invalid("it is a component; build a core module, without wit or wasi".to_owned()));
         }
-        found.note(&payload)?;
+        found.record(&payload)?;
         match validator.payload(&payload).map_err(|error| invalid(&error))? {
             ValidPayload::Func(function, body) => {
                 let mut function = function.into_validator(allocations);
@@ -90,7 +90,7 @@ pub(crate) const FEATURES: WasmFeatures = WasmFeatures::MUTABLE_GLOBAL
 
 /// What a walk over the sections collects.
 #[derive(Default)]
-struct Found<'a> {
+struct ModuleSections<'a> {
     manifests: Vec<&'a [u8]>,
     imports: Vec<(&'a str, &'a str)>,
     import_kinds: Vec<wasmparser::TypeRef>,
@@ -99,8 +99,8 @@ struct Found<'a> {
     code_bytes: usize,
 }
 
-impl<'a> Found<'a> {
-    fn note(&mut self, payload: &Payload<'a>) -> Result<(), LoadError> {
+impl<'a> ModuleSections<'a> {
+    fn record(&mut self, payload: &Payload<'a>) -> Result<(), LoadError> {
         match payload {
             Payload::CustomSection(section) if section.name() == names::MANIFEST => {
                 self.manifests.push(section.data());
@@ -124,14 +124,14 @@ impl<'a> Found<'a> {
                     too_long("elements of a table", elements, limits::TABLE_ELEMENTS_MAX)?;
                 }
             }
-            Payload::CodeSectionEntry(body) => self.note_function(body)?,
+            Payload::CodeSectionEntry(body) => self.record_function(body)?,
             _ => {}
         }
         Ok(())
     }
 
     /// What the compiler does with a function takes longer than in proportion to its size.
-    fn note_function(&mut self, body: &wasmparser::FunctionBody<'a>) -> Result<(), LoadError> {
+    fn record_function(&mut self, body: &wasmparser::FunctionBody<'a>) -> Result<(), LoadError> {
         let bytes = body.range().len();
         self.functions += 1;
         self.code_bytes += bytes;
@@ -170,7 +170,7 @@ impl<'a> Found<'a> {
             manifest_json: String::from_utf8_lossy(manifest_json).into_owned(),
             manifest,
             imports: self.imports.iter().map(|(module, name)| one_line(&format!("{module} {name}"))).collect(),
-            exports: exports.iter().map(|(name, kind)| (one_line(name), described(types, *kind))).collect(),
+            exports: exports.iter().map(|(name, kind)| (one_line(name), type_text(types, *kind))).collect(),
             functions: self.functions,
             code_bytes: self.code_bytes,
             memory_bytes,
@@ -198,13 +198,13 @@ fn memory(exports: &[(&str, EntityType)], manifest: &Manifest) -> Result<u64, Lo
 
 /// Whether a function has to be there.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Need {
+enum Requirement {
     Required,
     Optional,
 }
 
 /// The functions that a plugin of its kinds exports.
-fn functions(manifest: &Manifest) -> Vec<(&'static str, Need)> {
+fn functions(manifest: &Manifest) -> Vec<(&'static str, Requirement)> {
     let mut functions = vec![names::ABI, names::PLACE, names::CONFIGURE];
     let mut optional = Vec::new();
     if manifest.codec.is_some() {
@@ -221,23 +221,23 @@ fn functions(manifest: &Manifest) -> Vec<(&'static str, Need)> {
             Shape::Adaptive => functions.push(names::CONCLUDE),
         }
     }
-    let required = functions.into_iter().map(|name| (name, Need::Required));
-    required.chain(optional.into_iter().map(|name| (name, Need::Optional))).collect()
+    let required = functions.into_iter().map(|name| (name, Requirement::Required));
+    required.chain(optional.into_iter().map(|name| (name, Requirement::Optional))).collect()
 }
 
 fn check_function(
     types: TypesRef<'_>,
     exports: &[(&str, EntityType)],
     name: &'static str,
-    need: Need,
+    need: Requirement,
 ) -> Result<(), LoadError> {
     let (params, wanted): (&[ValType], _) =
         if name == names::BOUND { (&[ValType::I32], "(i32) -> i32") } else { (&[], "() -> i32") };
     let found = match exports.iter().find(|(exported, _)| *exported == name) {
-        None if need == Need::Optional => return Ok(()),
+        None if need == Requirement::Optional => return Ok(()),
         None => "nothing".to_owned(),
         Some((_, kind)) if has_type(types, *kind, params, &[ValType::I32]) => return Ok(()),
-        Some((_, kind)) => described(types, *kind),
+        Some((_, kind)) => type_text(types, *kind),
     };
     Err(LoadError::Export { name, found, wanted })
 }
@@ -255,7 +255,7 @@ fn has_type(types: TypesRef<'_>, kind: EntityType, params: &[ValType], results: 
 }
 
 /// A type in the notation of the documents.
-fn described(types: TypesRef<'_>, kind: EntityType) -> String {
+fn type_text(types: TypesRef<'_>, kind: EntityType) -> String {
     let EntityType::Func(id) = kind else {
         let what = match kind {
             EntityType::Memory(_) => "a memory",

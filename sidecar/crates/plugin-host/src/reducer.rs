@@ -7,7 +7,7 @@ use ronde_plugin_abi::{Call, Kind, limits, padded};
 use crate::copying::copy;
 use crate::error::{Fault, FaultKind};
 use crate::guest::Guest;
-use crate::instance::{Instance, Span, clear_line, elements, fill, not_taken};
+use crate::instance::{Instance, Span, clear_line, elements, fill, unsupported_dtype};
 use crate::manifest::Shape;
 
 /// What is reduced and where it goes, span by span.
@@ -186,7 +186,7 @@ impl Instance {
         let shape = match &self.plugin().manifest().reducer {
             None => Err("it is a codec, not a reducer".to_owned()),
             Some(reducer) if !reducer.dtypes.contains(&span.dtype) => {
-                Err(not_taken("reduces", span.dtype, &reducer.dtypes))
+                Err(unsupported_dtype("reduces", span.dtype, &reducer.dtypes))
             }
             Some(reducer) => Ok(reducer.shape),
         };

@@ -11,7 +11,7 @@ use wasmtime::Engine;
 /// How often the epoch is raised, in milliseconds. Deadlines are checked to this precision.
 pub(crate) const TICK_MS: u32 = 5;
 /// Ticks without a new call after which the thread rests: longer than any call may go on without asking for more time.
-const QUIET_TICKS: u32 = 2 * limits::CALL_MS_MAX.div_ceil(TICK_MS) + 2;
+const IDLE_TICKS_MAX: u32 = 2 * limits::CALL_MS_MAX.div_ceil(TICK_MS) + 2;
 
 /// A thread that raises the epoch, and rests when no calls are made. It ends when this is dropped.
 pub(crate) struct Ticker {
@@ -26,15 +26,15 @@ struct Shared {
     /// Set by each call, cleared by each tick.
     called: AtomicBool,
     /// Whether the thread rests or is about to.
-    rests: AtomicBool,
-    orders: Mutex<Orders>,
-    ordered: Condvar,
+    parked: AtomicBool,
+    signals: Mutex<Signals>,
+    signalled: Condvar,
 }
 
 #[derive(Default)]
-struct Orders {
-    wake: bool,
-    end: bool,
+struct Signals {
+    unpark: bool,
+    stop: bool,
 }
 
 impl Ticker {
@@ -43,9 +43,9 @@ impl Ticker {
             engine,
             ticks: AtomicU64::new(0),
             called: AtomicBool::new(false),
-            rests: AtomicBool::new(false),
-            orders: Mutex::default(),
-            ordered: Condvar::new(),
+            parked: AtomicBool::new(false),
+            signals: Mutex::default(),
+            signalled: Condvar::new(),
         });
         let own = Arc::clone(&shared);
         let thread = thread::Builder::new().name("plugin-clock".to_owned()).spawn(move || own.run())?;
@@ -59,24 +59,24 @@ impl Ticker {
 
     /// A call begins, or goes on: the epoch rises from now on. Both orders are sequentially consistent, so either the
     /// thread sees the call before it rests, or the call sees that the thread rests. Where a call was noted since the last
-    /// tick, the thread has [`QUIET_TICKS`] before it and need not be told of another one.
+    /// tick, the thread has [`IDLE_TICKS_MAX`] before it and need not be told of another one.
     #[inline]
     pub(crate) fn call(&self) {
         if self.shared.called.load(Ordering::Relaxed) {
             return;
         }
         self.shared.called.store(true, Ordering::SeqCst);
-        if self.shared.rests.load(Ordering::SeqCst) {
-            self.shared.orders().wake = true;
-            self.shared.ordered.notify_one();
+        if self.shared.parked.load(Ordering::SeqCst) {
+            self.shared.signals().unpark = true;
+            self.shared.signalled.notify_one();
         }
     }
 }
 
 impl Drop for Ticker {
     fn drop(&mut self) {
-        self.shared.orders().end = true;
-        self.shared.ordered.notify_one();
+        self.shared.signals().stop = true;
+        self.shared.signalled.notify_one();
         if let Some(thread) = self.thread.take() {
             // It panics nowhere; if it did, there would be nobody left who waits for the epoch.
             drop(thread.join());
@@ -85,36 +85,36 @@ impl Drop for Ticker {
 }
 
 impl Shared {
-    fn orders(&self) -> MutexGuard<'_, Orders> {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    fn signals(&self) -> MutexGuard<'_, Signals> {
+        self.signals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn run(&self) {
-        let mut quiet = 0;
-        while !self.has_ended_after_a_tick() {
+        let mut idle_ticks = 0;
+        while !self.sleep_one_tick() {
             self.engine.increment_epoch();
             self.ticks.fetch_add(1, Ordering::Relaxed);
-            quiet = if self.called.swap(false, Ordering::SeqCst) { 0 } else { quiet + 1 };
-            if quiet > QUIET_TICKS {
-                self.rest();
-                quiet = 0;
+            idle_ticks = if self.called.swap(false, Ordering::SeqCst) { 0 } else { idle_ticks + 1 };
+            if idle_ticks > IDLE_TICKS_MAX {
+                self.park();
+                idle_ticks = 0;
             }
         }
     }
 
-    fn has_ended_after_a_tick(&self) -> bool {
+    fn sleep_one_tick(&self) -> bool {
         let tick = Duration::from_millis(TICK_MS.into());
-        let waited = self.ordered.wait_timeout_while(self.orders(), tick, |orders| !orders.end);
-        waited.unwrap_or_else(PoisonError::into_inner).0.end
+        let waited = self.signalled.wait_timeout_while(self.signals(), tick, |signals| !signals.stop);
+        waited.unwrap_or_else(PoisonError::into_inner).0.stop
     }
 
-    fn rest(&self) {
-        self.rests.store(true, Ordering::SeqCst);
+    fn park(&self) {
+        self.parked.store(true, Ordering::SeqCst);
         if !self.called.load(Ordering::SeqCst) {
-            let waited = self.ordered.wait_while(self.orders(), |orders| !(orders.wake || orders.end));
-            waited.unwrap_or_else(PoisonError::into_inner).wake = false;
+            let waited = self.signalled.wait_while(self.signals(), |signals| !(signals.unpark || signals.stop));
+            waited.unwrap_or_else(PoisonError::into_inner).unpark = false;
         }
-        self.rests.store(false, Ordering::SeqCst);
+        self.parked.store(false, Ordering::SeqCst);
     }
 }
 
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     /// Waits for a state of the thread, but not for ever.
-    fn comes(state: impl Fn() -> bool) {
+    fn wait_for(state: impl Fn() -> bool) {
         for _ in 0..10_000 {
             if state() {
                 return;
@@ -139,13 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_rests_and_wakes_up() {
+    fn the_ticker_parks_and_wakes_up() {
         let ticker = Ticker::start(Engine::default()).expect("a thread");
-        let rests = || ticker.shared.rests.load(Ordering::SeqCst);
+        let parked = || ticker.shared.parked.load(Ordering::SeqCst);
         for _ in 0..2 {
-            comes(rests);
+            wait_for(parked);
             ticker.call();
-            comes(|| !rests());
+            wait_for(|| !parked());
         }
     }
 }

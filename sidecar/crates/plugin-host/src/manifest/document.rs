@@ -109,7 +109,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Manifest, ManifestError> {
         codec,
         reducer,
         parameters: parameters(document.parameters)?,
-        limits: wanted(&document.limits)?,
+        limits: requested_limits(&document.limits)?,
     })
 }
 
@@ -174,14 +174,14 @@ fn dtypes(field: &str, names: &[String]) -> Result<Vec<DType>, ManifestError> {
     Ok(dtypes)
 }
 
-fn wanted(document: &LimitsDocument) -> Result<Limits, ManifestError> {
+fn requested_limits(document: &LimitsDocument) -> Result<Limits, ManifestError> {
     let within = |field: &str, given: Option<u64>, default: u64, max: u64| match given {
         Some(value) if !(1..=max).contains(&value) => {
             Err(ManifestError::field(format!("limits.{field}"), format!("is {value}, but may be 1 to {max}")))
         }
         given => Ok(given.unwrap_or(default)),
     };
-    let (max, default) = (Limits::MAX, Limits::WANTED);
+    let (max, default) = (Limits::MAX, Limits::DEFAULT);
     let memory = within("memory_bytes", document.memory_bytes, default.memory_bytes as u64, max.memory_bytes as u64)?;
     let call_ms = within("call_ms", document.call_ms, default.call_ms.into(), max.call_ms.into())?;
     let ranks = within("ranks", document.ranks, default.ranks as u64, max.ranks as u64)?;

@@ -105,7 +105,7 @@ impl Limits {
         ranks: limits::RANKS_MAX as usize,
     };
     /// What a plugin wants that does not say what.
-    pub const WANTED: Self = Self { memory_bytes: 4 << 20, call_ms: 20, ranks: 64 };
+    pub const DEFAULT: Self = Self { memory_bytes: 4 << 20, call_ms: 20, ranks: 64 };
 }
 
 impl Manifest {
