@@ -1,4 +1,4 @@
-//! Configurations of TLS 1.3 that both carriers share: mutual authentication, and nothing of an earlier connection.
+//! TLS 1.3 configurations that QUIC and TCP share: mutual authentication, without session resumption.
 
 use std::sync::Arc;
 
@@ -11,12 +11,13 @@ use crate::identity::{Identity, crypto_provider};
 use crate::links::PortError;
 use crate::verifier::{AcceptedPeerVerifier, DialedPeerVerifier};
 
-/// For the side that accepts: any sidecar of the job, which must then be the one that its hello claims.
+/// The configuration of the accepting side: it accepts any sidecar of the job, whose hello must then claim the same
+/// index.
 pub(crate) fn server_config(identity: &Identity) -> Result<ServerConfig, PortError> {
     server_config_with(identity, crypto_provider(), ALPN)
 }
 
-/// For a side that accepts whoever has a certificate of the job, with this cryptography, for one protocol.
+/// The configuration of a side that accepts any certificate of the job, with the given cryptography and ALPN protocol.
 pub(crate) fn server_config_with(
     identity: &Identity,
     provider: Arc<CryptoProvider>,
@@ -35,7 +36,7 @@ pub(crate) fn server_config_with(
     Ok(tls)
 }
 
-/// For the side that dials: exactly one sidecar of the job.
+/// The configuration of the dialling side: it accepts exactly one sidecar of the job.
 pub(crate) fn client_config(identity: &Identity, peer: SidecarIndex) -> Result<ClientConfig, PortError> {
     let provider = crypto_provider();
     let roots = identity.root_store()?;
@@ -52,7 +53,7 @@ pub(crate) fn client_config(identity: &Identity, peer: SidecarIndex) -> Result<C
     Ok(tls)
 }
 
-/// The text of rustls without the words around ronde's own.
+/// rustls' reason without its own prefix, so that ronde's error text remains.
 pub(crate) fn reason_text(reason: &str) -> String {
     match reason.strip_prefix("other error: ").unwrap_or(reason) {
         "peer sent no certificates" => "the peer shows no certificate; both sides of a link need one".to_owned(),
@@ -60,7 +61,7 @@ pub(crate) fn reason_text(reason: &str) -> String {
     }
 }
 
-/// Names play no part: the verifier looks for an id, and no name is sent.
+/// A placeholder: no server name is sent (SNI is off), and the verifier checks the SPIFFE id instead.
 pub(crate) const SERVER_NAME: &str = "sidecar.invalid";
-/// The name under which both sides offer the protocol; others are turned away by TLS.
+/// The ALPN protocol of links. TLS rejects peers that do not offer it.
 pub(crate) const ALPN: &[u8] = b"ronde/1";

@@ -1,4 +1,4 @@
-//! The two sides' verifiers: what webpki checks, then exactly one name.
+//! Certificate verifiers for both sides of a handshake: webpki's checks, then exactly one accepted name.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use crate::identity::{CertificateClaims, IdentityError, SpiffeId, utc};
 
-/// The dialling side's: the chain, expiry, usage, signature, and exactly the id of the sidecar that was dialled.
+/// Verifies the peer of a dial: chain, expiry, key usage, signature, and exactly the id of the dialled sidecar.
 #[derive(Debug)]
 pub(crate) struct DialedPeerVerifier {
     pub(crate) expected: SpiffeId,
@@ -68,8 +68,8 @@ impl ServerCertVerifier for DialedPeerVerifier {
     }
 }
 
-/// The accepting side's: the chain, expiry, usage, signature, and an id of the same job. Which index it is must then
-/// equal what the hello claims.
+/// Verifies a peer that dialled this side: chain, expiry, key usage, signature, and an id of the same job. The hello
+/// must then claim the index in that id.
 #[derive(Debug)]
 pub(crate) struct AcceptedPeerVerifier {
     own: SpiffeId,
@@ -135,7 +135,7 @@ impl ClientCertVerifier for AcceptedPeerVerifier {
     }
 }
 
-/// Checks an own chain as the peers will.
+/// Checks this sidecar's own chain as a peer would.
 pub(crate) fn check_chain(
     chain: &[CertificateDer<'_>],
     roots: &RootCertStore,
@@ -155,13 +155,13 @@ pub(crate) fn check_chain(
     })
 }
 
-/// Carries the text to both sides: the QUIC layer puts it into the reason of its close frame.
+/// Wraps the error so that its text reaches both sides: QUIC sends it as the reason of its close frame.
 fn refuse(error: IdentityError) -> Error {
     Error::Other(OtherError(Arc::new(error)))
 }
 
-/// rustls says "bad signature" of a chain and of a handshake alike, and of a chain also when another authority has the
-/// same name; what it means here is one thing each.
+/// Replaces rustls' error by a specific one. rustls reports "bad signature" for a certificate chain, for a handshake,
+/// and for a chain whose authority has the right name but another key; `meaning` says which of them it is.
 fn explain_verification(error: Error, meaning: IdentityError) -> Error {
     match error {
         Error::InvalidCertificate(CertificateError::BadSignature | CertificateError::UnknownIssuer) => refuse(meaning),

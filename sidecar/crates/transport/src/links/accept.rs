@@ -1,4 +1,4 @@
-//! Connections from peers, up to the hello.
+//! Incoming connections, up to the hello.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use crate::hello;
 use crate::port::DownReason;
 use crate::{quic, tcp};
 
-/// Accepts connections of both carriers until the port is closed; those to other addresses than `own` are not answered,
-/// unless there are none.
+/// Accepts connections over both carriers until the port is closed. Ignores connections to local addresses that are not
+/// in `own`, unless `own` is empty.
 pub(super) async fn accept_all(shared: Arc<Shared>, own: Vec<IpAddr>) {
     let permits = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     tokio::join!(accept_quic(&shared, &own, &permits), accept_tcp(&shared, &own, &permits));
@@ -38,7 +38,7 @@ async fn accept_quic(shared: &Arc<Shared>, own: &[IpAddr], permits: &Arc<Semapho
             incoming.ignore();
             continue;
         }
-        // An address that the peer's host has as well leads back here.
+        // A connection to this same port: the peer's address also exists on this host.
         if from.port() == port && Some(from.ip().to_canonical()) == to {
             incoming.refuse();
             continue;
@@ -47,7 +47,8 @@ async fn accept_quic(shared: &Arc<Shared>, own: &[IpAddr], permits: &Arc<Semapho
             incoming.refuse();
             continue;
         };
-        // When many come at once, senders prove their address first, so that forged ones cost no handshake.
+        // Under load, requires senders to validate their address by a retry packet, so that spoofed ones cost no
+        // handshake.
         if permits.available_permits() < HANDSHAKES_MAX / 2 && incoming.may_retry() {
             if let Err(error) = incoming.retry() {
                 error.into_incoming().ignore();
@@ -61,7 +62,7 @@ async fn accept_quic(shared: &Arc<Shared>, own: &[IpAddr], permits: &Arc<Semapho
 async fn accept_tcp(shared: &Arc<Shared>, own: &[IpAddr], permits: &Arc<Semaphore>) {
     let Some(endpoint) = &shared.endpoints.tcp else { return };
     while let Some(stream) = endpoint.accept().await {
-        // One that is gone already has no address.
+        // A connection that was closed already has no peer address.
         let Ok(from) = stream.peer_addr() else { continue };
         if !is_served_address(own, tcp::local_ip(&stream), from) {
             continue;
@@ -71,7 +72,7 @@ async fn accept_tcp(shared: &Arc<Shared>, own: &[IpAddr], permits: &Arc<Semaphor
     }
 }
 
-/// A connection that a peer, or somebody else, makes.
+/// A connection that arrived at one of the port's sockets.
 enum IncomingConnection {
     Quic(Box<Incoming>),
     Tcp(TcpStream),
@@ -87,7 +88,7 @@ impl IncomingConnection {
             (Self::Tcp(stream), _, Some(endpoint)) => {
                 endpoint.accept_handshake(stream, servers.tls).await.map(Connection::Tcp)
             }
-            (Self::Quic(_) | Self::Tcp(_), ..) => unreachable!("it has arrived at a socket that there is"),
+            (Self::Quic(_) | Self::Tcp(_), ..) => unreachable!("it arrived at one of the endpoints"),
         }
     }
 }
@@ -95,7 +96,7 @@ impl IncomingConnection {
 fn is_served_address(own: &[IpAddr], to: Option<IpAddr>, from: SocketAddr) -> bool {
     let is_served_address = own.is_empty() || to.is_none_or(|to| own.contains(&to));
     if !is_served_address {
-        tracing::debug!(%from, ?to, "a connection to an address that is not in use");
+        tracing::debug!(%from, ?to, "a connection to a local address that this port does not serve was ignored");
     }
     is_served_address
 }
@@ -103,12 +104,12 @@ fn is_served_address(own: &[IpAddr], to: Option<IpAddr>, from: SocketAddr) -> bo
 fn permit(permits: &Arc<Semaphore>, from: SocketAddr) -> Option<OwnedSemaphorePermit> {
     let permit = permits.clone().try_acquire_owned().ok();
     if permit.is_none() {
-        tracing::warn!(%from, "too many handshakes at once; the peer tries again");
+        tracing::warn!(%from, "too many handshakes are in progress; this one was rejected, and the peer retries");
     }
     permit
 }
 
-/// Ends a link that waited for its peer's dial until the start timeout.
+/// Reports `Down` for a link whose peer has not dialled before the start timeout.
 pub(super) async fn accept_timeout(shared: Arc<Shared>, peer: SidecarIndex, generation: u64) {
     let start_timeout = shared.options.start_timeout;
     sleep(start_timeout).await;
@@ -128,7 +129,7 @@ async fn accept_one(
     permit: OwnedSemaphorePermit,
 ) {
     let Ok(outcome) = timeout(HELLO_TIMEOUT, receive_hello(&shared, incoming_connection)).await else {
-        return tracing::debug!(%from, "a connection said no hello in time");
+        return tracing::debug!(%from, "a connection sent no hello in time");
     };
     drop(permit);
     let (stream, hello) = match outcome {
@@ -157,20 +158,20 @@ async fn accept_one(
     }
 }
 
-/// What a good hello is for.
+/// What an accepted hello leads to.
 enum HelloOutcome {
     NewLink(Box<LinkStream>, Hello),
-    /// The link that there is has it at hand.
+    /// The peer's existing link stores the connection.
     Replacement,
 }
 
 /// Why a connection gets no link.
 enum Rejected {
-    /// It ended by itself, or TLS refused it.
+    /// It was closed, or TLS rejected it.
     Lost(CloseReason),
-    /// It is closed with a reason.
+    /// It violates the protocol and is closed with a reason.
     Violation { connection: Connection, code: CloseCode, text: String },
-    /// The peer is who it says, but its hello is not acceptable.
+    /// The peer is authenticated, but its hello is not acceptable.
     Refused { connection: Connection, peer: SidecarIndex, send: SendHalf, text: String },
 }
 
@@ -205,7 +206,7 @@ async fn receive_hello(shared: &Shared, incoming_connection: IncomingConnection)
     if link::write_hello(&mut send, &answer).await.is_err() {
         return Err(Rejected::Lost(connection.closed().await));
     }
-    // Another one may have come while the answer was written.
+    // Another replacement may have arrived while the answer was written.
     if hello.replaces && link.as_ref().is_some_and(|link| !link.accepts_offers()) {
         return Err(violation(CloseCode::Refused, "the connection is being replaced already".to_owned()));
     }
@@ -227,19 +228,19 @@ async fn read_hello(recv: &mut RecvHalf) -> Result<Hello, ReadStop> {
     control::decode(FrameKind::Hello, &frame.payload).map_err(|error| ReadStop::Violation(error.to_string()))
 }
 
-/// Tells the peer why, and gives it a moment to hear it before the connection is closed with the same text.
+/// Sends the refusal, and closes the connection after the peer has had a moment to read it.
 async fn refuse(connection: &Connection, mut send: SendHalf, text: String) {
     let payload = control::encode(&Refusal { reason: text.clone() });
     if link::write_first(&mut send, FrameKind::Refusal, payload).await.is_ok() {
         send.finish_refusal();
-        // The peer closes when it has read the refusal; one that does not is closed below.
+        // The peer closes when it has read the refusal; otherwise the timeout expires.
         let _ = timeout(REFUSAL_TIMEOUT, connection.closed()).await;
     }
     connection.close(CloseCode::Refused, &text);
 }
 
-/// Handshakes at once; more are asked to come again.
+/// Limit for simultaneous handshakes; further peers must retry.
 const HANDSHAKES_MAX: usize = 256;
-/// From the first datagram to the hello.
+/// Limit for the time from the first packet to the hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,8 +1,8 @@
-//! Which of a peer's addresses is answered first: all are tried, one a little behind the other, until one has proved to be
-//! the peer.
+//! Dials a peer's addresses in parallel, each a little after the one before, until one connection authenticates as the
+//! peer (as Happy Eyeballs, RFC 8305, does).
 //!
-//! A host has addresses that nobody else can reach, and some that stand for other hosts elsewhere: a bridge for containers
-//! is 172.17.0.1 on most hosts. The handshake asks for the peer's certificate, so whoever else answers cannot win.
+//! A host may have addresses that others cannot reach, or that also exist on other hosts: the bridge for containers is
+//! 172.17.0.1 on most of them. The handshake verifies the peer's certificate, so no other host can win.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::dial::DialError;
 use super::state::Shared;
 use crate::port::DownReason;
 
-/// The addresses of a peer, and what became of the attempts at them.
+/// A peer's addresses and the last error of each.
 pub(super) struct AddressRace {
     peer: SidecarIndex,
     addresses: Vec<SocketAddr>,
@@ -27,7 +27,7 @@ pub(super) struct AddressRace {
 }
 
 impl AddressRace {
-    /// Addresses in the order in which they are tried. The one at which the peer was reached before is the first.
+    /// The addresses in dialling order; the address at which the peer was last reached comes first.
     pub(super) fn new(shared: &Shared, peer: SidecarIndex) -> Self {
         let mut addresses = shared.peers.get(&peer).cloned().unwrap_or_default();
         let known = shared.routes.to(peer);
@@ -35,10 +35,11 @@ impl AddressRace {
         Self { peer, addresses, last_errors: Vec::new() }
     }
 
-    /// Tries all addresses once, each for as long as `handshake_timeout`; the first connection that is the peer's is kept.
+    /// Dials all addresses once, each for at most `handshake_timeout`, and returns the first connection that
+    /// authenticates.
     ///
     /// # Errors
-    /// `Some` reason when trying again does not help, since no address is left.
+    /// `Some` reason if a retry is pointless because no address is left, `None` otherwise.
     pub(super) async fn run(
         &mut self,
         shared: &Arc<Shared>,
@@ -57,7 +58,7 @@ impl AddressRace {
                         return Ok(made);
                     }
                     Ok((address, Err(failure))) => reason = more_specific(reason, self.record_failure(address, failure)),
-                    Err(error) => tracing::error!(%error, "an attempt to connect ended by itself"),
+                    Err(error) => tracing::error!(%error, "the task of a connection attempt failed"),
                 },
                 () = sleep(ATTEMPT_DELAY), if waiting.len() > 0 => {}
                 else => break,
@@ -66,7 +67,7 @@ impl AddressRace {
         Err(if self.addresses.is_empty() { reason.or_else(|| Some(self.no_address())) } else { None })
     }
 
-    /// What was last heard from each address, for people.
+    /// The last error of each address, as text.
     pub(super) fn last_errors(&self) -> String {
         if self.last_errors.is_empty() {
             return "no attempt was finished".to_owned();
@@ -95,12 +96,12 @@ impl AddressRace {
     }
 }
 
-/// A refusal says more than an address that cannot be dialled.
+/// Prefers a refusal to any other reason: it says more than an address that cannot be dialled.
 fn more_specific(one: Option<DownReason>, other: Option<DownReason>) -> Option<DownReason> {
     if matches!(one, Some(DownReason::Refused(_))) { one } else { other.or(one) }
 }
 
-/// A connection that is the peer's.
+/// An authenticated connection, or why there is none.
 type AttemptResult = Result<(Connection, LinkAuth), DialError>;
 
 async fn attempt(
@@ -132,16 +133,16 @@ async fn connect(
     }
 }
 
-/// Nothing was said on the other connections yet, so that the peer has nothing to take back.
+/// Closes the other connections. Nothing was sent on them, so the peer has nothing to undo.
 fn close_losers(mut attempts: JoinSet<(SocketAddr, AttemptResult)>) {
     while let Some(ended) = attempts.try_join_next() {
         if let Ok((_, Ok((connection, _)))) = ended {
             connection.close(CloseCode::Closed, "another address of the peer was faster");
         }
     }
-    // Dropped with the set, those that are not finished close by themselves.
+    // Dropping the set aborts the unfinished attempts.
 }
 
-/// Before the next address is tried beside those that have not answered. Hosts of a cluster are near: the first address
-/// has long answered when it can, and a dead one costs no more than this.
+/// Delay before the next address is dialled while earlier ones have not answered. Hosts of a cluster answer within this
+/// time if they can; an unreachable address costs no more than this.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! Links to peers: a connection, a hello, and again with growing pauses until the start timeout.
+//! Outgoing links: connects, exchanges hellos, and retries with exponential backoff until the start timeout.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::state::Shared;
 use crate::hello;
 use crate::port::DownReason;
 
-/// Makes the link that the owner asked for and runs it, or tells the owner why there is none.
+/// Opens the link that the owner asked for and runs it, or reports to the owner why it could not be opened.
 pub(super) async fn dial(shared: Arc<Shared>, peer: SidecarIndex, generation: u64) {
     let mut last = "no attempt was finished".to_owned();
     let start_timeout = shared.options.start_timeout;
@@ -35,11 +35,11 @@ pub(super) async fn dial(shared: Arc<Shared>, peer: SidecarIndex, generation: u6
     }
 }
 
-/// Why an attempt made no link.
+/// Why an attempt opened no link.
 pub(super) enum DialError {
-    /// Trying again does not help.
+    /// A retry is pointless.
     Permanent(DownReason),
-    /// The peer may not be there yet.
+    /// The peer may not be running yet.
     Retry(String),
 }
 
@@ -66,7 +66,7 @@ async fn dial_with_retries(
     }
 }
 
-/// Says hello on a connection that is the peer's, and reads its answer.
+/// Sends a hello on an authenticated connection and reads the peer's answer.
 pub(super) async fn exchange_hellos(
     shared: &Shared,
     peer: SidecarIndex,
@@ -96,7 +96,7 @@ pub(super) async fn exchange_hellos(
 }
 
 impl Shared {
-    /// The peer's hello, or how to close the connection and what to tell the owner.
+    /// Returns the peer's hello, or how to close the connection and which reason to report to the owner.
     fn check_reply(
         &self,
         peer: SidecarIndex,
@@ -128,7 +128,7 @@ impl Shared {
         }
     }
 
-    /// What a connection that this side dialled and that has ended means for the link.
+    /// Classifies the close of a connection that this side dialled.
     pub(super) fn classify_close(&self, peer: SidecarIndex, address: SocketAddr, reason: CloseReason) -> DialError {
         let Some(text) = reason.refusal() else { return DialError::Retry(reason.down_reason(peer).to_string()) };
         self.record_refusal(address, text);
@@ -138,6 +138,7 @@ impl Shared {
 
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_millis(500);
-/// How long a handshake may take before another is tried: a peer whose socket was not yet bound lost the first datagram.
+/// Timeout of the first handshake. It is short because a peer whose socket was not bound yet has lost the first
+/// datagram.
 const HANDSHAKE_TIMEOUT_MIN: Duration = Duration::from_millis(400);
 const HANDSHAKE_TIMEOUT_MAX: Duration = Duration::from_secs(5);

@@ -1,15 +1,16 @@
-//! How a link goes over from one connection to the next, without losing, doubling or overtaking a frame.
+//! Moves a link from one connection to the next without losing, duplicating or reordering frames.
 //!
 //! ```text
 //! dialler                                              acceptor
-//! dials anew; hello that replaces ──────────────────▸  keeps the connection at hand, answers
-//! ends its old stream, writes on in the new one  ────▸ has read the old stream to its end: reads on in the new one,
-//! has read the old stream to its end: reads on   ◂──── ends its own old stream, writes on in the new one
-//! in the new one, closes the old connection
+//! dials again; hello with `replaces` ────────────────▸  stores the connection, answers with its hello
+//! finishes its old stream, writes to the new one  ───▸  reads the old stream to its end, then from the new one,
+//! reads the old stream to its end, then from     ◂────  finishes its own old stream, writes to the new one
+//! the new one; closes the old connection
 //! ```
 //!
-//! Each receiver reads the old stream to its end first, and no side ends its stream before it knows that the other has
-//! the new connection: the dialler by the answer to its hello, the acceptor by the end of the dialler's stream.
+//! Each receiver reads the old stream to its end before it reads from the new one. Neither side finishes its old stream
+//! before it knows that the other has the new connection: the dialler learns it from the answer to its hello, the
+//! acceptor from the end of the dialler's stream.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,56 +21,56 @@ use super::close::CloseCode;
 use super::connection::{Connection, RecvHalf, SendHalf};
 use super::link::LinkStream;
 
-/// The next connection of a link, while there is one.
+/// The next connection of a link, if there is one.
 #[derive(Default)]
 pub(super) struct Handover {
     next: Mutex<Option<NextConnection>>,
     changed: Notify,
-    /// One for each old connection that the peer has not closed yet, and this one.
+    /// One clone for each old connection that the peer has not closed yet, besides this one.
     lingering: Arc<()>,
 }
 
 struct NextConnection {
     connection: Connection,
     auth: LinkAuth,
-    /// Until the writer has gone over.
+    /// Taken when the writer switches.
     send: Option<SendHalf>,
-    /// Until the reader has.
+    /// Taken when the reader switches.
     recv: Option<RecvHalf>,
-    /// The acceptor's writer waits for its reader.
+    /// False while the acceptor's writer waits for its reader to switch.
     writer_may_switch: bool,
 }
 
 impl Handover {
-    /// The dialler's: the writer goes over now.
+    /// Called by the dialler: the writer switches immediately.
     pub(super) fn begin(&self, stream: LinkStream) {
         self.set_next(stream, true);
     }
 
-    /// The acceptor's: nothing changes until the peer's old stream ends. One that was offered before and not used is
-    /// closed.
+    /// Called by the acceptor: both halves switch when the peer's old stream ends. Replaces and closes an earlier offer
+    /// that was not used.
     pub(super) fn offer(&self, stream: LinkStream) {
         self.set_next(stream, false);
     }
 
-    /// Whether the dialler may go on to another connection: not while it goes over to one.
+    /// Whether the dialler may make another connection: not while it switches to one.
     pub(super) fn is_idle(&self) -> bool {
         self.lock().is_none()
     }
 
-    /// Whether the acceptor takes another offer: one that the peer has not begun to use is forgotten, one that it has is
-    /// not, and old connections do not pile up.
+    /// Whether the acceptor takes another offer: it does unless the peer has begun to use the last one or too many old
+    /// connections are still open.
     pub(super) fn accepts_offers(&self) -> bool {
         let is_used = |next: &NextConnection| next.send.is_none() || next.recv.is_none();
         !self.lock().as_ref().is_some_and(is_used) && Arc::strong_count(&self.lingering) <= LINGERING_MAX
     }
 
-    /// Held by whoever keeps an old connection.
+    /// Held for as long as an old connection is kept open.
     pub(super) fn lingering(&self) -> Arc<()> {
         self.lingering.clone()
     }
 
-    /// The writer's: waits until it may go over, and goes.
+    /// Waits until the writer may switch, and returns the new send half.
     pub(super) async fn send_half(&self) -> SendHalf {
         loop {
             let changed = self.changed.notified();
@@ -83,7 +84,7 @@ impl Handover {
         }
     }
 
-    /// The reader's, at the end of the old stream: goes over when there is a next connection that still stands.
+    /// Returns the new receive half at the end of the old stream, if there is a next connection that is still open.
     pub(super) fn recv_half(&self) -> Option<(Connection, RecvHalf)> {
         let mut held = self.lock();
         let next = held.as_mut().filter(|next| !next.connection.is_closed() || next.send.is_none())?;
@@ -95,7 +96,7 @@ impl Handover {
         Some((connection, recv))
     }
 
-    /// Waits until both directions have gone over; gives the connection that is the link's from then on.
+    /// Waits until both halves have switched, and returns the link's new connection.
     pub(super) async fn completed(&self) -> (Connection, LinkAuth) {
         loop {
             let changed = self.changed.notified();
@@ -128,10 +129,10 @@ impl Handover {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<NextConnection>> {
-        // Each change is one assignment, so a panic elsewhere leaves it whole.
+        // Every change is a single assignment, so a panic elsewhere leaves the state consistent.
         self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Old connections of one link that wait for the peer to read their last bytes.
+/// Limit for old connections of one link whose last bytes the peer has not read.
 const LINGERING_MAX: usize = 4;

@@ -1,4 +1,4 @@
-//! A link that is up: frames in both directions until it ends.
+//! A link while it is up: its reader, its writer, and the task that watches certificates and the peer's process.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::state::{ActiveLink, Shared};
 use crate::hello;
 use crate::port::DownReason;
 
-/// A connection with its one stream, authenticated.
+/// An authenticated connection with the two halves of its one stream.
 pub(super) struct LinkStream {
     pub(super) connection: Connection,
     pub(super) send: SendHalf,
@@ -31,31 +31,31 @@ pub(super) struct LinkStream {
     pub(super) auth: LinkAuth,
 }
 
-/// How a link ends.
+/// Why a link ends.
 enum LinkEnd {
-    /// The owner asked for it, behind everything queued.
+    /// The owner closed it; everything queued was sent.
     Closed(String),
-    /// The peer sent what is not the protocol.
+    /// The peer violated the protocol.
     Violation(String),
     Expired(String),
-    /// The peer's authority is not accepted any more.
+    /// No accepted authority signed the peer's certificate any more.
     Untrusted(String),
     Unreachable,
     Gone(CloseReason),
 }
 
-/// A link while it is up: the parts that its reader, its writer and its watch have in common.
+/// What the reader, writer and watcher of one link share.
 struct RunningLink<'a> {
     shared: &'a Arc<Shared>,
     peer: SidecarIndex,
     generation: u64,
     dialled: bool,
     handover: &'a Handover,
-    /// The peer, which was dialled, asks for a replacement.
+    /// Notified when the acceptor asks the dialler to replace the connection.
     replacement_requested: Notify,
 }
 
-/// Runs a link until it is down, and tells the owner why.
+/// Runs a link until it ends, then reports `Down` with the reason to the owner.
 pub(super) async fn run(shared: Arc<Shared>, stream: LinkStream, installed: ActiveLink) {
     let LinkStream { connection, send, recv, peer, auth } = stream;
     let ActiveLink { generation, outbox, handover, dialled } = installed;
@@ -98,11 +98,11 @@ pub(super) async fn run(shared: Arc<Shared>, stream: LinkStream, installed: Acti
             DownReason::Refused(text)
         }
         LinkEnd::Unreachable => {
-            close(CloseCode::Closed, "your port was unreachable");
+            close(CloseCode::Closed, "the peer's port was unreachable");
             DownReason::PortUnreachable
         }
         LinkEnd::Gone(reason) => {
-            close(CloseCode::Closed, "the connection before this one was lost");
+            close(CloseCode::Closed, "the link's earlier connection was lost");
             if let Some(text) = reason.refusal() {
                 shared.record_refusal(current.0.remote_address(), text);
             }
@@ -127,9 +127,10 @@ impl RunningLink<'_> {
                     }
                     None => return into_link_end(ReadStop::Finished, &connection).await,
                 },
-                // The peer's old stream did not end because it goes on in the new one, but because the peer ends the link.
+                // The peer closed the link while it was being moved: the old stream's end was not the switch to the new
+                // connection.
                 Err(ReadStop::Lost(CloseReason::Unused(_))) if previous.is_some() => {
-                    let old = previous.expect("the guard has looked");
+                    let old = previous.expect("the guard checks it");
                     return into_link_end(ReadStop::Finished, &old).await;
                 }
                 Err(stop) => return into_link_end(stop, &connection).await,
@@ -139,21 +140,22 @@ impl RunningLink<'_> {
             }
             if frame.header.kind == FrameKind::Renew {
                 if !self.dialled {
-                    return LinkEnd::Violation("only the side that was dialled asks for a replacement".to_owned());
+                    return LinkEnd::Violation("only the side that was dialled may ask for a replacement".to_owned());
                 }
                 self.replacement_requested.notify_one();
                 continue;
             }
             shared.counters.add(&shared.counters.frames_received, 1);
             shared.counters.add(&shared.counters.opened_bytes, frame.wire_bytes() as u64);
-            // Closed here meanwhile: what still comes is read and dropped, so that the peer's last acknowledgements flow.
+            // If the owner has closed the link, frames are read and dropped so that the peer's acknowledgements still
+            // arrive.
             shared.deliver(peer, generation, frame).await;
         }
     }
 
     async fn write_frames(&self, outbox: &Outbox, mut send: SendHalf) -> LinkEnd {
         let shared = self.shared;
-        // What was sent last in the old stream may be on its way for a while.
+        // The half of the old connection, whose last bytes may still be in flight.
         let mut previous: Option<SendHalf> = None;
         loop {
             let next = tokio::select! {
@@ -176,7 +178,7 @@ impl RunningLink<'_> {
             shared.counters.add(&shared.counters.frames_sent, batch.frames);
             shared.counters.add(&shared.counters.sealed_bytes, batch.bytes as u64);
             if send.write(batch.buffers).await.is_err() {
-                // The reader finds out why, behind the frames that have arrived.
+                // The reader reports the reason, after the frames that have arrived.
                 return std::future::pending().await;
             }
             outbox.written(batch.bytes);
@@ -184,7 +186,8 @@ impl RunningLink<'_> {
         }
     }
 
-    /// Ends a link whose time is over or whose peer is gone, and replaces its connection when there are fresh certificates.
+    /// Ends the link when a certificate expires, the peer's authority is removed or its process has exited, and
+    /// replaces the connection when a certificate was renewed.
     async fn watch(&self, outbox: &Outbox, current: &mut (Connection, LinkAuth)) -> LinkEnd {
         let shared = self.shared;
         let mut identities = shared.subscribe_identity();
@@ -196,7 +199,7 @@ impl RunningLink<'_> {
             }
             untrusted = match current.1.is_accepted_by(&identity) {
                 Ok(()) => None,
-                // An expired one is ended below, with its own words.
+                // An expired certificate is reported by `wait_for_expiry` below.
                 Err(error) => untrusted.or_else(|| {
                     tracing::warn!(peer = %self.peer, %error, "the peer's certificate is not accepted any more");
                     Some((Instant::now() + shared.options.untrusted_grace, error.to_string()))
@@ -221,7 +224,7 @@ impl RunningLink<'_> {
             let (old, auth) = std::mem::replace(current, completed);
             shared.record_replaced(self.peer, self.generation, &current.0, &current.1);
             if self.dialled {
-                old.close(CloseCode::Replaced, "both directions have gone over to another connection");
+                old.close(CloseCode::Replaced, "both directions have moved to another connection");
             } else {
                 tokio::spawn(linger(old, auth, self.handover.lingering()));
             }
@@ -229,14 +232,14 @@ impl RunningLink<'_> {
     }
 }
 
-/// Keeps the acceptor's old connection until the dialler, who reads its last bytes, closes it.
+/// Keeps the acceptor's old connection open until the dialler has read its last bytes and closes it.
 async fn linger(connection: Connection, auth: LinkAuth, counted: Arc<()>) {
     tokio::select! {
         _ = connection.closed() => {}
         _ = wait_for_expiry(auth.not_after()) => {}
         () = tokio::time::sleep(LINGER_MAX) => {}
     }
-    connection.close(CloseCode::Replaced, "another connection has taken this one's place");
+    connection.close(CloseCode::Replaced, "another connection has replaced this one");
     drop(counted);
 }
 
@@ -245,14 +248,14 @@ async fn wait_for_untrusted(untrusted: &Option<(Instant, String)>) -> LinkEnd {
         Some((at, reason)) => {
             tokio::time::sleep_until(*at).await;
             LinkEnd::Untrusted(format!(
-                "the peer shows no other certificate than one that is not accepted any more: {reason}"
+                "the peer has presented no other certificate than one that is not accepted any more: {reason}"
             ))
         }
         None => std::future::pending().await,
     }
 }
 
-/// Waits until the peer has acknowledged everything, within a bound.
+/// Waits until the peer has acknowledged everything, for at most [`FLUSH_TIMEOUT`].
 async fn flush(previous: Option<&mut SendHalf>, send: &mut SendHalf) {
     let acknowledged = async {
         if let Some(previous) = previous {
@@ -260,11 +263,11 @@ async fn flush(previous: Option<&mut SendHalf>, send: &mut SendHalf) {
         }
         send.flush().await;
     };
-    // A peer that does not acknowledge in time is not waited for: the close frame follows anyway.
+    // If the peer does not acknowledge in time, the close frame is sent anyway.
     let _ = tokio::time::timeout(FLUSH_TIMEOUT, acknowledged).await;
 }
 
-/// Sleeps until the wall clock says that a certificate has expired. In slices, because the clock may be set.
+/// Waits until a certificate has expired by the wall clock. It polls the clock, because the clock may be set.
 async fn wait_for_expiry(not_after: UnixTime) -> LinkEnd {
     let not_after = Duration::from_secs(not_after.as_secs());
     loop {
@@ -279,7 +282,7 @@ async fn wait_for_expiry(not_after: UnixTime) -> LinkEnd {
     }
 }
 
-/// Control links notice a process that is gone; lanes leave that to them.
+/// Waits until the peer's process has exited. Only control links check this.
 async fn watch_process(connection: &Connection, purpose: Purpose) -> LinkEnd {
     if purpose == Purpose::Control {
         connection.wait_unreachable().await;
@@ -288,12 +291,12 @@ async fn watch_process(connection: &Connection, purpose: Purpose) -> LinkEnd {
     std::future::pending().await
 }
 
-/// What it means for the link that no further frame can be read.
+/// Converts the reason why reading stopped into the reason why the link ends.
 async fn into_link_end(stop: ReadStop, connection: &Connection) -> LinkEnd {
     match stop {
         ReadStop::Violation(text) => LinkEnd::Violation(text),
         ReadStop::Lost(reason) => LinkEnd::Gone(reason),
-        // The close frame with the reason is on its way.
+        // The peer's close frame follows.
         ReadStop::Finished => match tokio::time::timeout(FLUSH_TIMEOUT, connection.closed()).await {
             Ok(reason) => LinkEnd::Gone(reason),
             Err(_) => LinkEnd::Violation("the stream ended, but the connection did not".to_owned()),
@@ -301,7 +304,7 @@ async fn into_link_end(stop: ReadStop, connection: &Connection) -> LinkEnd {
     }
 }
 
-/// Reads one frame into memory of its own with one copy. `admit` judges the header before anything is allocated.
+/// Reads one frame with one copy. `admit` checks the header before the payload is allocated.
 pub(super) async fn read_frame(
     recv: &mut RecvHalf,
     admit: impl Fn(&FrameHeader) -> Result<(), String>,
@@ -309,9 +312,7 @@ pub(super) async fn read_frame(
     let mut header = [0; HEADER_BYTES];
     recv.read_exact(&mut header).await.map_err(|short| match short {
         ShortRead::Finished(0) => ReadStop::Finished,
-        ShortRead::Finished(got) => {
-            ReadStop::Violation(format!("the stream ended within a header, behind {got} bytes"))
-        }
+        ShortRead::Finished(got) => ReadStop::Violation(format!("the stream ended within a header, after {got} bytes")),
         ShortRead::Ended(stop) => stop,
     })?;
     let header = FrameHeader::decode(&header).map_err(|error| ReadStop::Violation(error.to_string()))?;
@@ -322,25 +323,25 @@ pub(super) async fn read_frame(
     let length = header.length as usize;
     let payload = recv.read(length).await.map_err(|short| match short {
         ShortRead::Finished(got) => {
-            ReadStop::Violation(format!("the stream ended within a frame, behind {got} of {length} bytes"))
+            ReadStop::Violation(format!("the stream ended within a frame, after {got} of {length} bytes"))
         }
         ShortRead::Ended(stop) => stop,
     })?;
     Ok(Frame { header, payload })
 }
 
-/// Writes one of the two frames that open a connection.
+/// Writes the first frame of a connection: a hello or a refusal.
 pub(super) async fn write_first(send: &mut SendHalf, kind: FrameKind, payload: Bytes) -> Result<(), ConnectionLost> {
     let frame = Frame::new(kind, Epoch(0), Seq(0), payload);
     send.write(vec![Bytes::copy_from_slice(&frame.header.encode()), frame.payload]).await
 }
 
-/// The hello of this side, as the first frame.
+/// Writes this side's hello as the first frame.
 pub(super) async fn write_hello(send: &mut SendHalf, hello: &Hello) -> Result<(), ConnectionLost> {
     write_first(send, FrameKind::Hello, control::encode(hello)).await
 }
 
-/// Hellos are small; nobody may announce more before being known.
+/// Checks that the first frame is a small hello or refusal, before the peer is known.
 pub(super) fn check_first_header(header: &FrameHeader) -> Result<(), String> {
     if !matches!(header.kind, FrameKind::Hello | FrameKind::Refusal) {
         return Err(format!("the first frame is {:?}, not a hello", header.kind));
@@ -351,10 +352,10 @@ pub(super) fn check_first_header(header: &FrameHeader) -> Result<(), String> {
     Ok(())
 }
 
-/// How long a close waits for acknowledgements of what was sent before it.
+/// Limit for the wait for acknowledgements before a close.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
-/// How often the wall clock is looked at while a certificate is valid.
+/// How often the wall clock is polled while a certificate is valid.
 const CLOCK_POLL: Duration = Duration::from_secs(60);
-/// How long a replaced connection waits for the dialler to read its last bytes.
+/// Limit for the wait until the dialler has read the last bytes of a replaced connection.
 const LINGER_MAX: Duration = Duration::from_secs(60);
 const FIRST_FRAME_BYTES_MAX: u32 = 8 << 10;

@@ -1,4 +1,4 @@
-//! What one link has still to send.
+//! The send queue of one link.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::port::{Outgoing, SendError};
 
-/// The bound of one link's queue, in bytes.
+/// The limit of one link's queue in bytes.
 pub(crate) fn outbox_bytes_max(purpose: Purpose) -> usize {
     match purpose {
         Purpose::Control => CONTROL_OUTBOX_BYTES_MAX,
@@ -20,7 +20,7 @@ pub(crate) fn outbox_bytes_max(purpose: Purpose) -> usize {
     }
 }
 
-/// A bounded queue between the owner of a port, who must not wait, and the link that writes.
+/// A bounded queue between a port's owner, which must not block, and the link's writer.
 pub(super) struct Outbox {
     queue: Mutex<Queue>,
     changed: Notify,
@@ -30,22 +30,22 @@ pub(super) struct Outbox {
 #[derive(Default)]
 struct Queue {
     messages: VecDeque<Outgoing>,
-    /// Bytes given and not yet taken over by the connection.
+    /// Bytes queued that the connection has not accepted yet.
     bytes: usize,
     close_reason: Option<String>,
-    /// The peer is to be asked for a replacement of the connection, in front of what waits.
+    /// Ask the peer to replace the connection, before anything queued is sent.
     renew: bool,
 }
 
 /// What the writer does next.
 pub(super) enum OutboxItem {
-    /// Write these, in this order.
+    /// Write these buffers in order.
     Write(Batch),
-    /// Everything was written; close with this reason.
+    /// Everything is written: close with this reason.
     Close(String),
 }
 
-/// Messages joined for one write.
+/// Messages combined into one write.
 pub(super) struct Batch {
     pub(super) buffers: Vec<Bytes>,
     pub(super) frames: u64,
@@ -71,24 +71,24 @@ impl Outbox {
         Ok(())
     }
 
-    /// Bytes that were pushed and not yet taken over by the connection.
+    /// Bytes queued that the connection has not accepted yet.
     pub(super) fn queued_bytes(&self) -> usize {
         self.lock().bytes
     }
 
-    /// Asks the writer to ask the peer, which has dialled, for a replacement of the connection.
+    /// Has the writer ask the peer, which dialled, to replace the connection.
     pub(super) fn request_replacement(&self) {
         self.lock().renew = true;
         self.changed.notify_one();
     }
 
-    /// Asks the writer to close behind what is queued.
+    /// Has the writer close the link after the queue is sent.
     pub(super) fn close(&self, reason: &str) {
         self.lock().close_reason.get_or_insert_with(|| reason.to_owned());
         self.changed.notify_one();
     }
 
-    /// Waits for something to do. One caller only: the link's writer.
+    /// Waits for the next item. Only the link's writer calls this.
     pub(super) async fn next(&self) -> OutboxItem {
         loop {
             if let Some(next) = self.take() {
@@ -98,7 +98,7 @@ impl Outbox {
         }
     }
 
-    /// Frees the room of a batch that the connection has taken over.
+    /// Frees the queue space of a batch that the connection has accepted.
     pub(super) fn written(&self, bytes: usize) {
         let mut queue = self.lock();
         queue.bytes = queue.bytes.saturating_sub(bytes);
@@ -122,12 +122,12 @@ impl Outbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // The queue is whole between any two statements, so a panic elsewhere does not spoil it.
+        // The queue is consistent between any two statements, so a panic elsewhere does not corrupt it.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Joins small frames into one piece and keeps large data as they lie.
+/// Copies small frames into one buffer and references the data of large ones.
 #[derive(Default)]
 struct BatchBuilder {
     buffers: Vec<Bytes>,
@@ -178,11 +178,11 @@ fn wire_bytes(message: &Outgoing) -> usize {
     }
 }
 
-/// Two buckets in flight with every strand of their windows holding a chunk of the greatest length.
+/// Two buckets in flight whose windows are full of chunks of the maximum size.
 const LANE_OUTBOX_BYTES_MAX: usize = 2 * WINDOW_MAX * (CHUNK_BYTES_MAX + HEADER_BYTES + CHUNK_HEADER_BYTES);
-/// Sixteen control frames of the greatest length.
+/// Sixteen control frames of the maximum size.
 const CONTROL_OUTBOX_BYTES_MAX: usize = 16 * (CONTROL_FRAME_BYTES_MAX + HEADER_BYTES);
-/// Up to here copying costs less than another piece.
+/// Up to this size a copy is cheaper than another buffer in the write.
 const COPIED_BYTES_MAX: usize = 1 << 10;
-/// What one write hands to the connection, about.
+/// Approximate size of one write.
 const BATCH_BYTES: usize = 256 << 10;

@@ -1,4 +1,4 @@
-//! The dialler's part in replacing a connection: when, and how the next one is made.
+//! The dialler's side of replacing a link's connection: when to replace it, and how to make the next one.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use super::dial::{self, DialError};
 use super::link::LinkStream;
 use super::state::Shared;
 
-/// Makes the next connection of a link as soon as one of the two sides has other certificates: this one, which is seen
-/// by `auth`, or the peer, which asks. Tries again with growing pauses; the link's own end is the last moment.
+/// Makes the next connection of a link once this side's identity differs from `auth` or the peer asks for it. Retries
+/// with exponential backoff until the link ends.
 pub(super) async fn next_connection(
     shared: &Shared,
     peer: SidecarIndex,
@@ -32,24 +32,24 @@ pub(super) async fn next_connection(
         }
         let made = match timeout(ATTEMPT_TIMEOUT, attempt(shared, peer, current, auth)).await {
             Ok(made) => made,
-            Err(_) => Err("no answer in time".to_owned()),
+            Err(_) => Err("the peer did not answer in time".to_owned()),
         };
         match made {
             Ok(Some(stream)) => return stream,
-            // The peer has asked before its next certificate was in place, or again for what was done.
+            // The peer's next certificate is not installed yet, or the request repeats one that was served.
             Ok(None) => is_due = false,
             Err(reason) => {
                 tracing::warn!(%peer, purpose = ?shared.hello.purpose, reason, "the connection is not replaced yet");
                 is_due = true;
             }
         }
-        // Also behind what was not needed: a peer that asks all the time is not listened to all the time.
+        // Also after an unneeded attempt, so that a peer cannot trigger attempts at any rate.
         sleep(backoff).await;
         backoff = (backoff * 2).min(BACKOFF_MAX);
     }
 }
 
-/// `None` when both sides still have the certificates of the connection that there is.
+/// Returns `None` if both sides would present the same certificates as on the current connection.
 async fn attempt(
     shared: &Shared,
     peer: SidecarIndex,

@@ -1,8 +1,8 @@
-//! Is the process of a silent peer still there?
+//! Checks whether the process of a silent peer still exists.
 //!
-//! When a process ends, its sockets go with it, and from then on its host answers datagrams to them with "port
-//! unreachable". quinn's socket is not connected and never hears that answer, so a datagram from a connected socket asks.
-//! A process that is stopped or busy keeps its socket, and is not declared gone by this.
+//! When a process exits, its sockets are closed, and its host answers datagrams to them with ICMP "port unreachable".
+//! quinn's unconnected socket does not receive that answer, so this module sends a datagram from a connected socket. A
+//! stopped or busy process keeps its socket open and passes the check.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::links::canonical;
 
-/// Returns when the peer's host says, several times in a row, that nobody listens at the peer's address.
+/// Returns when the peer's host reports several times in a row that the peer's port is unreachable.
 pub(crate) async fn wait_unreachable(connection: &Connection) {
     let (mut received, mut since) = (datagrams_received(connection), Instant::now());
     loop {
@@ -31,7 +31,7 @@ pub(crate) async fn wait_unreachable(connection: &Connection) {
     }
 }
 
-/// Whether every one of some datagrams is answered with "port unreachable".
+/// Whether each of several probes is answered with "port unreachable".
 async fn is_gone(peer: SocketAddr) -> bool {
     for probe in 0..PROBES {
         if probe > 0 {
@@ -49,7 +49,7 @@ async fn is_gone(peer: SocketAddr) -> bool {
     true
 }
 
-/// Sends one datagram that is too short to be a QUIC packet (RFC 9000 section 17), which the peer drops unseen.
+/// Sends one datagram that is too short for a QUIC packet (RFC 9000 section 17), which a live peer drops.
 async fn is_refused(peer: SocketAddr) -> io::Result<bool> {
     let any: SocketAddr = match peer {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -69,13 +69,14 @@ fn datagrams_received(connection: &Connection) -> u64 {
     connection.stats().udp_rx.datagrams
 }
 
-/// How often to look whether something was heard.
+/// How often to check whether packets have arrived.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Silence after which the peer is asked about: more than two heartbeats.
+/// Silence before the first probe: more than two heartbeats.
 const SILENCE_BEFORE_PROBE: Duration = Duration::from_millis(250);
-/// How long an answer of the peer's host may take.
+/// Limit for the wait for an answer to a probe.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
-/// How many refusals in a row are believed, and the pause between two: within 300 ms when the host answers at once.
+/// The number of consecutive refusals required, and the pause between probes: within 300 ms if the host answers at
+/// once.
 const PROBES: usize = 3;
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -87,7 +88,7 @@ mod tests {
     async fn only_a_closed_socket_counts_as_gone() {
         let socket = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let address = socket.local_addr().expect("bound");
-        // Nobody reads it, as in a process that is stopped.
+        // A socket that is not read, as in a stopped process.
         assert!(!is_gone(address).await);
         drop(socket);
         assert!(is_gone(address).await);

@@ -1,7 +1,7 @@
-//! One TLS connection over TCP: reading, writing, and an end that the other side is told.
+//! One TLS connection over TCP: reading, writing, and closing with a reason.
 //!
-//! The two halves and the end share the session, and with it the order in which things are sealed. All of them run on one
-//! thread, so its lock is never waited for.
+//! The two halves and the close share the session, and thereby the order in which records are encrypted. All of them
+//! run on one thread, so the lock is never contended.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,50 +31,50 @@ use crate::links::close::{CloseCode, CloseReason};
 use crate::port::DownReason;
 use crate::tls;
 
-/// A connection; clones are the same one.
+/// A connection. Clones refer to the same connection.
 #[derive(Clone)]
 pub(crate) struct Connection(Arc<Inner>);
 
-/// A connection that nobody needs to have any more.
+/// A reference that does not keep the connection open.
 pub(super) type WeakConnection = Weak<Inner>;
 
 pub(super) struct Inner {
     stream: TcpStream,
     peer: SocketAddr,
     pub(super) state: Mutex<ConnectionState>,
-    /// Told when the connection has ended, and when this side's direction has.
+    /// Notified when the connection is closed, and when this side's direction is.
     pub(super) changed: Notify,
     pub(super) runtime: Handle,
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
     pub(super) pool: Pool,
-    /// The endpoint knows that it is there.
+    /// Counts this connection as open.
     _guard: ConnectionGuard,
 }
 
 pub(super) struct ConnectionState {
     pub(super) session: TlsSession,
-    /// Given to be sealed.
+    /// Buffers to encrypt and send.
     pub(super) pending: VecDeque<Bytes>,
-    /// Nothing more is given.
+    /// No further buffers follow.
     pub(super) finishing: bool,
     is_close_notify_sealed: bool,
     pub(super) is_write_shut_down: bool,
-    /// This side has ended the connection.
+    /// This side has closed the connection.
     pub(super) is_closed: bool,
     pub(super) close_reason: Option<CloseReason>,
 }
 
-/// Ends when the socket of a connection that was closed is.
+/// Finishes when the socket of a closed connection is closed.
 pub(super) type CloseTask = JoinHandle<()>;
 
-/// A handshake that made no connection.
+/// A handshake that failed.
 pub(super) struct HandshakeFailed {
     pub(super) reason: CloseReason,
     pub(super) close_task: Option<CloseTask>,
 }
 
-/// How far writing has come.
+/// How much was written.
 pub(super) enum WriteProgress {
     Done,
     Partial,
@@ -82,7 +82,7 @@ pub(super) enum WriteProgress {
 }
 
 impl Connection {
-    /// Makes a connection of a stream: both sides are authenticated when this returns.
+    /// Performs the handshake on a stream. Both sides are authenticated when this returns.
     pub(super) async fn establish(
         stream: TcpStream,
         session: TlsSession,
@@ -120,7 +120,7 @@ impl Connection {
                 })
             }
             Err(reason) => {
-                // The alert that tells the peer why is sealed already.
+                // The alert for the peer is encrypted already.
                 let close_task = connection.end(reason.clone());
                 Err(HandshakeFailed { reason, close_task })
             }
@@ -131,7 +131,7 @@ impl Connection {
         Arc::downgrade(&self.0)
     }
 
-    /// The connection, while there is one.
+    /// The connection, if it is still open.
     pub(super) fn upgrade(weak: &WeakConnection) -> Option<Self> {
         weak.upgrade().map(Self)
     }
@@ -144,7 +144,7 @@ impl Connection {
         self.0.lock().session.peer_certificates()
     }
 
-    /// Bytes sent and received, sealed.
+    /// Encrypted bytes sent and received.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         (self.0.sent_bytes.load(Ordering::Relaxed), self.0.received_bytes.load(Ordering::Relaxed))
     }
@@ -153,15 +153,16 @@ impl Connection {
         self.0.lock().close_reason.is_some()
     }
 
-    /// The two directions. Whoever has them is alone with them.
+    /// The two halves. There must be at most one user of each.
     pub(crate) fn halves(&self) -> (SendHalf, RecvHalf) {
         (SendHalf(self.0.clone()), RecvHalf(self.0.clone()))
     }
 
-    /// Waits until the connection has ended. Nobody may read meanwhile: what still comes is passed over, but for a reason.
+    /// Waits until the connection is closed. Discards incoming frames until a close frame arrives, so nothing else may
+    /// read.
     pub(crate) async fn closed(&self) -> CloseReason {
         let mut reader = RecvHalf(self.0.clone());
-        // One future throughout: one that is begun anew would take the middle of a frame for a header.
+        // Keeps one future: a new one would start in the middle of a frame.
         let mut passing = pin!(reader.discard_frames());
         loop {
             let changed = self.0.changed.notified();
@@ -175,7 +176,7 @@ impl Connection {
         }
     }
 
-    /// Ends the connection with a reason that the peer is told, behind what was given before.
+    /// Closes the connection: sends the reason to the peer after what was written.
     pub(crate) fn close(&self, code: CloseCode, reason: &str) -> Option<CloseTask> {
         let mut state = self.0.lock();
         if !state.finishing && state.close_reason.is_none() {
@@ -186,11 +187,11 @@ impl Connection {
             state.pending.push_back(frame.payload);
         }
         drop(state);
-        self.end(CloseReason::Other(DownReason::Lost("closed on this side".to_owned())))
+        self.end(CloseReason::Other(DownReason::Lost("this side closed the connection".to_owned())))
     }
 
-    /// Sends what there is, the end behind it, and hears the peer out for a moment: a socket that is closed while bytes
-    /// of the peer lie in it takes back what was sent last.
+    /// Sends what is pending and `close_notify`, then discards incoming bytes for a moment: closing a socket with
+    /// unread bytes would reset the connection and discard what was sent last.
     fn end(&self, reason: CloseReason) -> Option<CloseTask> {
         let mut state = self.0.lock();
         state.finishing = true;
@@ -200,11 +201,11 @@ impl Connection {
         }
         drop(state);
         self.0.changed.notify_waiters();
-        // At once as far as it goes: a runtime that is about to end polls no task any more.
+        // Writes immediately what the socket accepts: a runtime that is shutting down does not poll further tasks.
         while let Ok(WriteProgress::Partial) = self.0.write_once() {}
         let inner = self.0.clone();
         Some(self.0.runtime.spawn(async move {
-            // A peer that does not listen any more is not waited for.
+            // The timeout bounds the wait for a peer that no longer reads.
             let _ = timeout(CLOSE_TIMEOUT, inner.drain_until_closed()).await;
         }))
     }
@@ -214,19 +215,21 @@ impl Inner {
     async fn handshake(&self) -> Result<(), CloseReason> {
         loop {
             let progress = self.lock().session.advance();
-            // Also behind a failure, because of the alert.
+            // Also after a failure, to send the alert.
             let sent = self.flush().await;
             match progress.map_err(|error| refused(&error))? {
                 Progress::Established => return sent.map_err(|error| lost(&error)),
                 Progress::NeedsInput => sent.map_err(|error| lost(&error))?,
             }
             if self.read_some().await.map_err(|error| lost(&error))? == 0 {
-                return Err(CloseReason::Other(DownReason::Lost("the peer ended the handshake".to_owned())));
+                return Err(CloseReason::Other(DownReason::Lost(
+                    "the peer closed the connection during the handshake".to_owned(),
+                )));
             }
         }
     }
 
-    /// Reads what there is, as much as fits.
+    /// Reads what has arrived, as far as the buffer has room.
     pub(super) async fn read_some(&self) -> io::Result<usize> {
         loop {
             match self.try_read() {
@@ -244,19 +247,19 @@ impl Inner {
         Ok(bytes)
     }
 
-    /// Writes until everything that was given has been handed to the system.
+    /// Writes until the kernel has accepted everything.
     pub(super) async fn flush(&self) -> io::Result<()> {
         loop {
             match self.write_once()? {
                 WriteProgress::Done => return Ok(()),
-                // What arrives in the meantime has its turn.
+                // Lets other tasks of the thread run, such as those that receive.
                 WriteProgress::Partial => tokio::task::yield_now().await,
                 WriteProgress::Blocked => self.stream.writable().await?,
             }
         }
     }
 
-    /// Seals a buffer's worth when the last one is written, and writes once.
+    /// Encrypts up to one buffer, unless an earlier one is not written yet, and writes once.
     pub(super) fn write_once(&self) -> io::Result<WriteProgress> {
         let mut state = self.lock();
         state.seal()?;
@@ -279,7 +282,7 @@ impl Inner {
         if state.is_close_notify_sealed && !state.is_write_shut_down {
             state.is_write_shut_down = true;
             drop(state);
-            // Fails when the connection is gone, which reading finds out.
+            // This fails if the connection is closed, which the reader notices.
             let _ = SockRef::from(&self.stream).shutdown(Shutdown::Write);
             self.changed.notify_waiters();
         }
@@ -299,7 +302,7 @@ impl Inner {
         }
     }
 
-    /// Why it has ended, also when it has by itself, because both directions have.
+    /// The close reason, if the connection is closed by either side or because both directions have ended.
     pub(super) fn close_reason(&self) -> Option<CloseReason> {
         let state = self.lock();
         let both = || CloseReason::Other(DownReason::Lost("both directions have ended".to_owned()));
@@ -309,10 +312,10 @@ impl Inner {
             .or_else(|| (state.is_write_shut_down && state.session.has_peer_finished()).then(both))
     }
 
-    /// Keeps why the connection has ended, the first time; what that is.
+    /// Sets the close reason unless there is one already. Returns the one that stands.
     pub(super) fn set_close_reason(&self, reason: CloseReason) -> CloseReason {
         let mut state = self.lock();
-        // Nobody reads it any more.
+        // The peer does not read these any more.
         state.pending.clear();
         let kept = state.close_reason.get_or_insert(reason).clone();
         drop(state);
@@ -321,13 +324,13 @@ impl Inner {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, ConnectionState> {
-        // A panic of one task must not take the other direction's reason with it; rustls keeps its own state whole.
+        // A panic of one task must not lose the other direction's reason; rustls keeps its own state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ConnectionState {
-    /// Fills the buffer of sealed bytes when it is empty, so that writes are large.
+    /// Fills the buffer of encrypted bytes when it is empty, so that writes are large.
     fn seal(&mut self) -> io::Result<()> {
         if !self.session.outgoing().is_empty() {
             return Ok(());
@@ -335,24 +338,24 @@ impl ConnectionState {
         while let Some(piece) = self.pending.front_mut() {
             let sealed = self.session.seal(piece).map_err(io::Error::other)?;
             if sealed == 0 && self.session.outgoing().is_empty() {
-                return Err(io::Error::other("nothing can be sealed any more"));
+                return Err(io::Error::other("nothing can be encrypted any more"));
             }
             if sealed < piece.len() {
-                // No room: the buffer is written first.
+                // The buffer is full and must be written first.
                 piece.advance(sealed);
                 return Ok(());
             }
             self.pending.pop_front();
         }
         if self.finishing && !self.is_close_notify_sealed {
-            // One that was never established has no end to seal, and one that has failed ends with its alert.
+            // A session without a finished handshake cannot send `close_notify`, and a failed one ends with its alert.
             self.is_close_notify_sealed = self.session.finish().unwrap_or(true) || self.session.outgoing().is_empty();
         }
         Ok(())
     }
 }
 
-/// What an error of TLS means during a handshake, and of an alert at any time.
+/// Interprets a TLS error during a handshake, or an alert at any time.
 pub(super) fn refused(error: &Error) -> CloseReason {
     match error {
         Error::InvalidMessage(_) => CloseReason::Other(DownReason::Protocol(format!("this is not TLS: {error}"))),
@@ -361,7 +364,7 @@ pub(super) fn refused(error: &Error) -> CloseReason {
     }
 }
 
-/// TLS has a number where QUIC has a text: the text is in the log of the other side.
+/// TLS alerts carry a number only; the text is in the peer's log.
 fn alert_text(alert: AlertDescription) -> String {
     format!("it does not accept this side's certificate or handshake (TLS alert {alert:?}); its log says why")
 }
@@ -370,8 +373,8 @@ pub(super) fn lost(error: &io::Error) -> CloseReason {
     CloseReason::Other(DownReason::Lost(error.to_string()))
 }
 
-/// A frame of an end has a text for people.
+/// Limit for the reason's text in a close frame.
 const REASON_BYTES_MAX: usize = 1_000;
-/// How long an end waits for the peer to hear it.
+/// Limit for the wait until the peer has read the close frame.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 const DISCARD_BUFFER_BYTES: usize = 64 << 10;

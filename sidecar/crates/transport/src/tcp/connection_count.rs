@@ -1,10 +1,10 @@
-//! Which connections of a port there are, so that they can be ended together and waited for.
+//! Counts the open connections of a port, so that a shutdown can wait for them.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Counts connections.
+/// A shared count of connections.
 #[derive(Clone)]
 pub(super) struct ConnectionCounter(Arc<watch::Sender<usize>>);
 
@@ -13,20 +13,20 @@ impl ConnectionCounter {
         Self(Arc::new(watch::Sender::new(0)))
     }
 
-    /// To be held by a connection for as long as it is there.
+    /// Counts a connection until the guard is dropped.
     pub(super) fn register(&self) -> ConnectionGuard {
         self.0.send_modify(|count| *count += 1);
         ConnectionGuard(self.0.clone())
     }
 
-    /// Waits until no connection is left.
+    /// Waits until no connection is open.
     pub(super) async fn wait_zero(&self) {
-        // The sender is held here, so that this cannot fail.
+        // This cannot fail, because this value holds the sender.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
     }
 }
 
-/// One connection that is there.
+/// Counts one open connection.
 pub(super) struct ConnectionGuard(Arc<watch::Sender<usize>>);
 
 impl Drop for ConnectionGuard {

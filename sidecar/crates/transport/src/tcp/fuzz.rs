@@ -1,4 +1,4 @@
-//! What comes over a TCP connection: a handshake that is none, and records that were changed on the way.
+//! Fuzz target for bytes of a TCP connection: arbitrary handshakes, and tampered records.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use super::session::{Opened, Progress, TlsSession};
 use crate::fuzz::job;
 use crate::tls;
 
-/// What is opened is a beginning of what was sealed, whatever was changed. The first byte of an input says whether the rest is
-/// a stranger's handshake, or says how the records of a link are changed: of four bytes each, which one, at which byte, what
-/// is added, and whether it changes its place.
+/// Feeds a handshake, or tampered records, to a session. What is decrypted is always a prefix of what was encrypted.
+/// The first byte of the input selects one of the two. Tampering uses four bytes each: which record, which byte, what
+/// to add to it, and whether the record moves.
 #[test]
 fn fuzz_sealed_streams() {
     const PLAIN_TEXT: &[u8] = b"what the other side has said, and nobody else can";
@@ -60,14 +60,14 @@ fn opens_a_prefix(server: &mut TlsSession, sealed: &[u8], plain_text: &[u8], cha
     server.put(sealed.len());
     let result = server.open(&mut &mut memory[..], &mut want);
     let opened = &memory[..plain_text.len() - want];
-    assert!(plain_text.starts_with(opened), "something is opened that was not sealed");
+    assert!(plain_text.starts_with(opened), "bytes were decrypted that were not encrypted");
     if !changed {
         assert_eq!((result.as_ref(), opened.len()), (Ok(&Opened::All), plain_text.len()));
     }
     Outcome::of(&result)
 }
 
-/// Hands bytes of a peer to a session's handshake.
+/// Feeds bytes to a session's handshake.
 fn feed(session: &mut TlsSession, bytes: &[u8]) -> Result<Progress, rustls::Error> {
     let room = session.room();
     let length = bytes.len().min(room.len());

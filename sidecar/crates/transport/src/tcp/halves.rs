@@ -1,4 +1,4 @@
-//! The two directions of a connection.
+//! The two halves of a connection.
 
 use std::io;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use super::session::Opened;
 use crate::links::close::{CloseCode, CloseReason};
 use crate::port::DownReason;
 
-/// The direction to the peer.
+/// The half that sends to the peer.
 pub(crate) struct SendHalf(pub(super) Arc<Inner>);
 
 impl SendHalf {
-    /// Sends all pieces; they are with the system when this returns.
+    /// Sends all buffers. Returns once the kernel has accepted them.
     ///
     /// # Errors
-    /// The connection is gone; reading says why.
+    /// The connection is closed; reading returns the reason.
     pub(crate) async fn write(&mut self, pieces: Vec<Bytes>) -> io::Result<()> {
         {
             let mut state = self.0.lock();
@@ -35,17 +35,17 @@ impl SendHalf {
         self.0.flush().await
     }
 
-    /// Ends the direction behind what was written.
+    /// Finishes the half after what was written.
     pub(crate) fn finish(&mut self) {
         self.0.lock().finishing = true;
         let inner = self.0.clone();
         self.0.runtime.spawn(async move {
-            // One that the peer does not take ends with the connection.
+            // If the peer does not accept the rest, closing the connection drops it.
             let _ = timeout(FINISH_TIMEOUT, inner.flush()).await;
         });
     }
 
-    /// Waits until the end of the direction is on its way, or the connection has ended.
+    /// Waits until `close_notify` is sent or the connection is closed.
     pub(crate) async fn wait_finished(&mut self) {
         loop {
             let changed = self.0.changed.notified();
@@ -57,32 +57,32 @@ impl SendHalf {
     }
 }
 
-/// The direction from the peer.
+/// The half that receives from the peer.
 pub(crate) struct RecvHalf(pub(super) Arc<Inner>);
 
-/// Why nothing more can be read.
+/// Why reading ended.
 pub(crate) enum ReadError {
-    /// The peer has ended its direction; so many bytes short of what was asked for.
+    /// The peer has finished its half, this many bytes short of the request.
     Finished(usize),
-    /// The connection has ended.
+    /// The connection is closed.
     Closed(CloseReason),
 }
 
 impl RecvHalf {
-    /// Fills the whole of `out`.
+    /// Fills `out`.
     pub(crate) async fn read(&mut self, out: &mut [u8]) -> Result<(), ReadError> {
         let want = out.len();
         self.read_to(out, want).await
     }
 
-    /// Reads so many bytes into memory of their own.
+    /// Reads `bytes` bytes into a buffer.
     pub(crate) async fn read_bytes(&mut self, bytes: usize) -> Result<Bytes, ReadError> {
         if bytes < POOLED_BYTES_MIN {
             let mut memory = vec![0; bytes];
             self.read(&mut memory).await?;
             return Ok(memory.into());
         }
-        // What is opened right into it has a byte behind its content.
+        // Decrypting in place needs room for the record's type byte after the content.
         let mut memory = self.0.pool.take(bytes + 1);
         self.read_to(&mut memory, bytes).await?;
         Ok(self.0.pool.freeze(memory, bytes))
@@ -107,12 +107,12 @@ impl RecvHalf {
             }
             match inner.read_some().await {
                 Ok(0) => {
-                    let gone = "its process is gone (the connection ended without a goodbye)";
+                    let gone = "its process is gone (the connection ended without a close frame)";
                     return Err(ReadError::Closed(
                         inner.set_close_reason(CloseReason::Other(DownReason::Lost(gone.to_owned()))),
                     ));
                 }
-                // A peer that sends as fast as this side reads does not keep the other tasks of the thread from their turn.
+                // Yields, so that a fast peer does not starve the thread's other tasks.
                 Ok(bytes) if bytes >= LARGE_READ_BYTES => tokio::task::yield_now().await,
                 Ok(_) => tokio::task::coop::consume_budget().await,
                 Err(error) => return Err(ReadError::Closed(inner.set_close_reason(lost(&error)))),
@@ -120,7 +120,7 @@ impl RecvHalf {
         }
     }
 
-    /// The rest of a frame that ends the connection, as the peer's reason.
+    /// Reads the rest of a close frame and returns the peer's reason.
     pub(crate) async fn read_close(&mut self, header: &FrameHeader) -> Result<CloseReason, ReadError> {
         let payload = self.read_bytes(header.length as usize).await?;
         let reason = match control::decode::<Close>(FrameKind::Close, &payload) {
@@ -131,7 +131,7 @@ impl RecvHalf {
     }
 
     fn fail_session(&self, error: &Error) -> ReadError {
-        // The alert goes out at once, as far as it goes; closing the connection takes care of the rest.
+        // Sends the alert as far as the socket accepts it; closing the connection sends the rest.
         let _ = self.0.write_once();
         let reason = match error {
             Error::AlertReceived(_) => refused(error),
@@ -140,14 +140,14 @@ impl RecvHalf {
         ReadError::Closed(self.0.set_close_reason(reason))
     }
 
-    /// Reads frames that nobody wants any more, until the connection has ended.
+    /// Reads and discards frames until the connection is closed.
     pub(super) async fn discard_frames(&mut self) {
         while self.0.close_reason().is_none() {
             self.discard_frame().await;
         }
     }
 
-    /// Reads one; that there is none is noted as the end of the connection.
+    /// Reads and discards one frame. The end of the stream closes the connection.
     async fn discard_frame(&mut self) {
         let mut header = [0; HEADER_BYTES];
         if let Err(stop) = self.read(&mut header).await {
@@ -173,9 +173,9 @@ impl RecvHalf {
     }
 }
 
-/// A read after which there is likely to be more.
+/// After a read of this size more bytes are likely to be waiting.
 const LARGE_READ_BYTES: usize = 64 << 10;
-/// From here on memory is used again.
+/// Buffers of at least this size are pooled.
 const POOLED_BYTES_MIN: usize = 16 << 10;
-/// How long the last bytes of a direction may take.
+/// Limit for sending the last bytes of a finished half.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(60);

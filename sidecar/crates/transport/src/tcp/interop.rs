@@ -1,4 +1,4 @@
-//! Sessions beside rustls' own connections, and beside peers whose records are no good.
+//! Interoperability with rustls' own connections, and invalid records.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::session::{Opened, Progress, TlsSession};
 use crate::fuzz::job;
 use crate::tls;
 
-/// A session and rustls at the other end, the handshake between them done.
+/// A session whose peer is a rustls connection, after the handshake.
 struct Pair {
     session: TlsSession,
     peer: rustls::Connection,
@@ -41,12 +41,12 @@ impl Pair {
         panic!("the handshake does not end");
     }
 
-    /// Both kinds.
+    /// One pair with each role.
     fn both() -> [Self; 2] {
         [Self::new(true), Self::new(false)]
     }
 
-    /// Says something to rustls, which must hear it.
+    /// Sends bytes to rustls, which must receive exactly these.
     fn send(&mut self, bytes: &[u8]) {
         let mut left = bytes;
         while !left.is_empty() {
@@ -56,7 +56,7 @@ impl Pair {
         }
     }
 
-    /// Hears something from rustls, into memory with so much room to spare.
+    /// Receives bytes from rustls, into a buffer with `spare` bytes more than needed.
     fn receive(&mut self, bytes: &[u8], spare: usize) -> Result<Opened, Error> {
         let (mut memory, mut want) = (vec![0; bytes.len() + spare], bytes.len());
         let mut out = &mut memory[..];
@@ -83,7 +83,7 @@ fn configs() -> (Arc<rustls::ClientConfig>, Arc<rustls::ServerConfig>) {
     (Arc::new(client), Arc::new(tls::server_config(&other).expect("a configuration")))
 }
 
-/// Two sessions, of which the first one is to misbehave.
+/// Two sessions after their handshake; tests use the first to send invalid records.
 fn sessions() -> (TlsSession, TlsSession) {
     let (client_config, server_config) = configs();
     let mut client = TlsSession::client(client_config).expect("a session");
@@ -111,7 +111,7 @@ fn put(to: &mut TlsSession, bytes: &[u8]) {
     to.put(bytes.len());
 }
 
-/// Hands over what a session has sealed; what rustls opens.
+/// Passes the session's encrypted bytes to rustls, and returns what it decrypts.
 fn flush(session: &mut TlsSession, peer: &mut rustls::Connection) -> Result<Vec<u8>, Error> {
     let mut received = Vec::new();
     while !session.outgoing().is_empty() {
@@ -126,7 +126,7 @@ fn flush(session: &mut TlsSession, peer: &mut rustls::Connection) -> Result<Vec<
     Ok(received)
 }
 
-/// Hands over what rustls has sealed, as far as there is room.
+/// Passes rustls' encrypted bytes to the session, as far as there is room.
 fn feed(peer: &mut rustls::Connection, session: &mut TlsSession) {
     while peer.wants_write() {
         let mut room = session.room();
@@ -138,7 +138,7 @@ fn feed(peer: &mut rustls::Connection, session: &mut TlsSession) {
     }
 }
 
-/// Bytes that come again after so many that records do not.
+/// A pattern with a period that differs from the size of records.
 fn bytes(length: usize) -> Vec<u8> {
     (0..=250).cycle().take(length).collect()
 }
@@ -152,7 +152,7 @@ fn rustls_opens_our_records_and_we_open_its() {
     for mut pair in Pair::both() {
         for length in [1, 2, 1_000, 16_383, 16_384, 16_385, 100_000, 1_000_000, 7] {
             pair.send(&bytes(length));
-            // With room to open into, and without.
+            // Once with room to decrypt in place, and once without.
             assert_eq!(pair.receive(&bytes(length), 1), Ok(Opened::All), "{length} bytes");
             assert_eq!(pair.receive(&bytes(length), 0), Ok(Opened::All), "{length} bytes");
         }
@@ -184,7 +184,7 @@ fn keys_change_when_the_peer_asks() {
         for _ in 0..3 {
             pair.peer.refresh_traffic_keys().expect("TLS 1.3");
             assert_eq!(pair.receive(&bytes(20_000), 1), Ok(Opened::All));
-            // rustls has asked for the other direction's, which comes in front of what is said next.
+            // rustls has requested a key update of the other direction, which precedes the next data.
             pair.send(&bytes(20_000));
         }
     }
@@ -231,7 +231,7 @@ fn a_bad_record_is_answered_with_an_alert() {
     }
 }
 
-/// What an authenticated peer may send and must not: each ends the session with an alert, and none of it is opened.
+/// Records of an authenticated peer that TLS does not allow. Each ends the session with an alert; none is decrypted.
 #[test]
 fn records_that_tls_does_not_allow() {
     const DATA: ContentType = ContentType::ApplicationData;
@@ -283,7 +283,7 @@ fn records_that_are_not_sealed() {
 fn a_record_may_be_padded_and_may_be_empty() {
     let (mut other, mut good) = sessions();
     let mut sealed = vec![0; 3 * 100];
-    // Three bytes of content, then the kind that stands behind them, and zeros up to what is taken for the kind.
+    // Three bytes of content, the content type, then zero padding; `forge` appends a zero as well.
     let padded = other.records().forge(ContentType::Unknown(0), &[1, 2, 3, 23, 0, 0, 0], &mut sealed);
     let empty = other.records().forge(ContentType::ApplicationData, &[], &mut sealed[padded..]);
     let last = other.records().forge(ContentType::ApplicationData, &[4], &mut sealed[padded + empty..]);

@@ -1,16 +1,18 @@
-//! TLS 1.3 over TCP: a connection for each port and peer, as with QUIC.
+//! TLS 1.3 over TCP: like QUIC, one connection for each port and peer.
 //!
-//! What it does for a byte: sending, it is sealed from where it lies into one buffer of 17 records, which the kernel copies at
-//! once. Receiving, the kernel fills a buffer of 256 KiB, from which records are opened into the frame that is being read.
+//! Sending, bytes are encrypted from the buffers that hold them into one buffer of 17 records, which one system call
+//! copies to the kernel. Receiving, the kernel fills a buffer of 256 KiB, from which records are decrypted into the
+//! frame that is being read.
 //!
-//! ```text
-//! mod         listening and dialling        connection  the socket, its session and its end
-//! session     TLS between two buffers       halves      the two directions
-//! handshake   its beginning, by rustls      records     what is sealed then
-//! window      one of the buffers
-//! aead        by which library              pool        memory of frames
-//! congestion  of the way between            open        which connections there are
-//! ```
+//! | module | contents |
+//! |---|---|
+//! | this one | the listener, dialling |
+//! | `connection`, `halves` | the socket with its session; its two directions |
+//! | `session`, `handshake`, `records` | TLS between two buffers: the handshake by rustls, then records |
+//! | `socket_buffer`, `pool` | buffers of a socket, reused buffers of frames |
+//! | `aead` | AES-128-GCM |
+//! | `congestion` | congestion control |
+//! | `connection_count` | waits until all connections are closed |
 
 mod aead;
 mod congestion;
@@ -52,13 +54,13 @@ use crate::links::close::{CloseCode, CloseReason};
 use crate::links::connection::ConnectError;
 use crate::tls;
 
-/// Binds a listener, which does not take connections yet: those that come wait.
+/// Binds a listener that accepts no connections yet; early ones wait in the backlog.
 pub(crate) fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-    // Connections of a process that has ended do not keep its port from the next one.
+    // Closed connections of an earlier process do not block the port.
     socket.set_reuse_address(true)?;
     if addr.is_ipv6() && addr.ip().is_unspecified() {
-        // The wildcard is for both families, whatever net.ipv6.bindv6only says.
+        // Dual-stack, regardless of net.ipv6.bindv6only.
         socket.set_only_v6(false)?;
     }
     socket.bind(&addr.into())?;
@@ -67,7 +69,7 @@ pub(crate) fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
     Ok(TcpListener::from(socket))
 }
 
-/// What a port listens with and dials from.
+/// A port's listener, and the source address of its dials.
 pub(crate) struct Endpoint {
     listener: tokio::net::TcpListener,
     local_addr: SocketAddr,
@@ -80,7 +82,7 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Starts to listen on the runtime of the calling thread.
+    /// Starts the listener on the runtime of the calling thread.
     pub(crate) fn new(listener: TcpListener, congestion: &Congestion) -> io::Result<Self> {
         congestion.apply(&SockRef::from(&listener))?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -98,7 +100,7 @@ impl Endpoint {
         })
     }
 
-    /// The next connection that is made to the port; `None` when no more are taken.
+    /// Accepts the next connection; `None` once the endpoint is stopped.
     pub(crate) async fn accept(&self) -> Option<TcpStream> {
         loop {
             let stopped = self.stopped.notified();
@@ -110,7 +112,8 @@ impl Endpoint {
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, _)) => return Some(stream),
                     Err(error) => {
-                        // Descriptors may be short for a moment; other errors are of one connection that is gone.
+                        // The process may be out of descriptors for a moment; other errors concern one closed
+                        // connection.
                         tracing::warn!(%error, "a connection could not be accepted");
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
@@ -119,7 +122,7 @@ impl Endpoint {
         }
     }
 
-    /// Authenticates a connection that was accepted.
+    /// Performs the TLS handshake on an accepted connection.
     pub(crate) async fn accept_handshake(
         &self,
         stream: TcpStream,
@@ -129,9 +132,9 @@ impl Endpoint {
         match self.establish(stream, session).await {
             Ok(connection) => Ok(connection),
             Err(HandshakeFailed { reason, close_task }) => {
-                // The caller bounds handshakes at once. Strangers that are turned away count until their socket is closed.
+                // The caller limits simultaneous handshakes. A rejected peer counts until its socket is closed.
                 if let Some(close_task) = close_task {
-                    // Fails when the runtime ends, and the socket with it.
+                    // This fails if the runtime shuts down, which closes the socket, too.
                     let _ = close_task.await;
                 }
                 Err(reason)
@@ -157,17 +160,17 @@ impl Endpoint {
         self.establish(stream, session).await.map_err(|failed| ConnectError::Closed(failed.reason))
     }
 
-    /// A socket that says the address which this side listens on, where it is one.
+    /// Creates a socket that is bound to the listener's address, if that is a specific one.
     fn bound_socket(&self, address: SocketAddr) -> Result<TcpSocket, ConnectError> {
         let own = self.local_addr.ip();
         let fits = own.is_unspecified() || own.is_ipv4() == address.is_ipv4();
         if !fits || self.local_addr.is_ipv4() && address.is_ipv6() {
             return Err(ConnectError::Local(format!(
-                "{address} is not of the family of {own}, to which this side is bound"
+                "{address} and this side's address {own} belong to different address families"
             )));
         }
         let made = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-        let socket = made.map_err(|error| ConnectError::Local(format!("no socket can be had: {error}")))?;
+        let socket = made.map_err(|error| ConnectError::Local(format!("no socket can be created: {error}")))?;
         self.congestion.apply(&SockRef::from(&socket)).map_err(|error| ConnectError::Local(error.to_string()))?;
         if !own.is_unspecified() {
             socket.bind(SocketAddr::new(own, 0)).map_err(|error| ConnectError::Local(format!("{own}: {error}")))?;
@@ -175,7 +178,7 @@ impl Endpoint {
         Ok(socket)
     }
 
-    /// Whether a connection has ended up at this very port: an address that the peer's host has as well leads back here.
+    /// Whether the connection leads to this same port, because the peer's address also exists on this host.
     fn is_self_connection(&self, stream: &TcpStream) -> bool {
         let at = |address: io::Result<SocketAddr>| address.ok().map(|at| (at.ip().to_canonical(), at.port()));
         match (at(stream.local_addr()), at(stream.peer_addr())) {
@@ -195,13 +198,13 @@ impl Endpoint {
         Ok(connection)
     }
 
-    /// Takes no more connections.
+    /// Stops accepting connections.
     pub(crate) fn stop_accepting(&self) {
         self.is_stopped.store(true, Ordering::Relaxed);
         self.stopped.notify_waiters();
     }
 
-    /// Ends all connections.
+    /// Closes all connections.
     pub(crate) fn close(&self, reason: &str) {
         self.stop_accepting();
         let connections = std::mem::take(&mut *self.connections.lock().unwrap_or_else(PoisonError::into_inner));
@@ -210,19 +213,19 @@ impl Endpoint {
         }
     }
 
-    /// Waits until the peers of all connections have heard of their end.
+    /// Waits until all connections are closed and their peers have received the reason.
     pub(crate) async fn wait_idle(&self) {
         self.open_connections.wait_zero().await;
     }
 }
 
-/// To which address a connection was made.
+/// The local address of an accepted connection.
 pub(crate) fn local_ip(stream: &TcpStream) -> Option<IpAddr> {
     stream.local_addr().ok().map(|address| address.ip().to_canonical())
 }
 
-/// What the system is asked for. Its own choice of buffers is kept: they grow with the way, up to net.ipv4.tcp_wmem and
-/// tcp_rmem, and a size that is asked for would end at a quarter of that where net.core.rmem_max was never raised.
+/// Sets socket options. Buffer sizes are left to the kernel, which grows them with the path up to net.ipv4.tcp_wmem and
+/// tcp_rmem; a fixed size would be limited to a quarter of that where net.core.rmem_max has its default.
 fn set_options(stream: &TcpStream) {
     let socket = SockRef::from(stream);
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(2);
@@ -232,15 +235,15 @@ fn set_options(stream: &TcpStream) {
         socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX)),
     ];
     if let Some(error) = asked.into_iter().find_map(Result::err) {
-        tracing::debug!(%error, "the system refuses an option of a connection");
+        tracing::debug!(%error, "the kernel rejected a socket option of a connection");
     }
 }
 
-/// Connections that wait to be accepted; the system's net.core.somaxconn cuts it.
+/// Limit for connections that wait to be accepted; net.core.somaxconn may lower it.
 const BACKLOG: i32 = 1_024;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Silence after which the system asks whether the peer's is still there: a lane says nothing during a long compute phase,
-/// and whatever keeps track of connections on the way must not forget it.
+/// Idle time after which the kernel sends keep-alive probes. A lane is idle during a long compute phase, and firewalls
+/// on the path must not drop its connection.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-/// How long the peer's system may not acknowledge what was sent: as long as QUIC's idle timeout.
+/// Limit for the time that sent data may stay unacknowledged; equal to QUIC's idle timeout.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);

@@ -1,15 +1,15 @@
-//! Memory of frames that were read, for those that come.
+//! Reused buffers for received frames.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-/// What the connections of a port keep together. Fresh memory would have to be cleared, and taken into the caches, for every
-/// frame.
+/// A pool of buffers, shared by a port's connections. A new buffer for every frame would have to be zeroed and loaded
+/// into the caches.
 #[derive(Clone, Default)]
 pub(super) struct Pool(Arc<Mutex<Vec<Vec<u8>>>>);
 
-/// A frame's bytes; their memory goes back when nobody reads them any more.
+/// The bytes of a frame. The buffer returns to the pool when the last reference is dropped.
 struct PooledFrame {
     memory: Vec<u8>,
     bytes: usize,
@@ -17,7 +17,7 @@ struct PooledFrame {
 }
 
 impl Pool {
-    /// Memory of at least so many bytes, with whatever it has.
+    /// Takes a buffer of at least `bytes` bytes. Its contents are unspecified.
     pub(super) fn take(&self, bytes: usize) -> Vec<u8> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match kept.iter().rposition(|memory| memory.len() >= bytes) {
@@ -26,12 +26,12 @@ impl Pool {
         }
     }
 
-    /// The first so many bytes of a frame's memory.
+    /// Turns the first `bytes` bytes of a buffer into a frame.
     pub(super) fn freeze(&self, memory: Vec<u8>, bytes: usize) -> Bytes {
         Bytes::from_owner(PooledFrame { memory, bytes, pool: self.clone() })
     }
 
-    /// Keeps the largest ones.
+    /// Returns a buffer; a full pool keeps the largest ones.
     fn put(&self, memory: Vec<u8>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < POOLED_BUFFERS_MAX {
@@ -56,7 +56,7 @@ impl Drop for PooledFrame {
     }
 }
 
-/// Frames whose memory is kept, of a chunk's length at most each: 16 MiB.
+/// Limit for pooled buffers. Each is at most as long as a chunk, so together they have at most 16 MiB.
 const POOLED_BUFFERS_MAX: usize = 16;
 
 #[cfg(test)]
@@ -72,7 +72,7 @@ mod tests {
         let part = frame.slice(10..20);
         assert_eq!(frame[..], [7; 90]);
         drop(frame);
-        // Somebody still reads a part of it.
+        // A reference to a slice keeps the buffer out of the pool.
         assert_eq!(pool.take(50), [0; 50]);
         drop(part);
         assert_eq!(pool.take(101), [0; 101]);

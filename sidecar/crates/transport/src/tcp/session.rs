@@ -1,6 +1,6 @@
-//! TLS 1.3 between two buffers, without a socket: bytes of the peer are put in, sealed bytes are taken out.
+//! TLS 1.3 between two buffers, without a socket: received bytes go in, encrypted bytes come out.
 //!
-//! rustls shakes hands; then [`records`] take over. Whole buffers are read from the socket and written to it.
+//! rustls performs the handshake; [`records`] takes over afterwards. The socket reads and writes whole buffers.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use super::handshake::{Buffers, Handshake, HandshakeResult};
 use super::records::{self, PostHandshake};
 use super::socket_buffer::SocketBuffer;
 
-/// One side of a TLS connection.
+/// One side of a TLS session.
 pub(super) struct TlsSession {
     stage: Stage,
     incoming: SocketBuffer,
     outgoing: SocketBuffer,
-    /// Opened before somebody asked for it.
+    /// Decrypted bytes that were not requested yet.
     plain: BytesMut,
     has_peer_finished: bool,
     failed: Option<Error>,
@@ -26,11 +26,11 @@ pub(super) struct TlsSession {
 enum Stage {
     Handshake(Handshake),
     Established(Box<HandshakeResult>),
-    /// The handshake was over, but could not be taken over.
+    /// The handshake finished, but the session could not be taken over from rustls.
     Broken,
 }
 
-/// How far a handshake has come.
+/// The progress of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// Both sides are authenticated.
@@ -39,14 +39,14 @@ pub(super) enum Progress {
     NeedsInput,
 }
 
-/// What opening has given.
+/// The result of [`TlsSession::open`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opened {
-    /// As much as was asked for.
+    /// All requested bytes were decrypted.
     All,
     /// More bytes of the peer are needed.
     NeedsInput,
-    /// The peer has ended its direction; nothing more comes.
+    /// The peer has finished its direction.
     Finished,
 }
 
@@ -65,8 +65,8 @@ impl TlsSession {
         Self { stage, incoming, outgoing, plain: BytesMut::new(), has_peer_finished: false, failed: None }
     }
 
-    /// Where bytes of the peer are to be put; [`Self::put`] says how many were. Never empty: a peer whose handshake does
-    /// not fit is a violation that [`Self::advance`] reports, and a record fits.
+    /// The buffer for received bytes; report their number with [`Self::put`]. It is never empty: every record fits, and
+    /// [`Self::advance`] rejects a handshake that does not.
     pub(super) fn room(&mut self) -> &mut [u8] {
         self.incoming.room()
     }
@@ -75,7 +75,7 @@ impl TlsSession {
         self.incoming.put(bytes);
     }
 
-    /// Sealed bytes that are to be written.
+    /// Encrypted bytes to send.
     pub(super) fn outgoing(&self) -> &[u8] {
         self.outgoing.filled()
     }
@@ -84,7 +84,7 @@ impl TlsSession {
         self.outgoing.take(bytes);
     }
 
-    /// Goes on with the handshake.
+    /// Advances the handshake.
     pub(super) fn advance(&mut self) -> Result<Progress, Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -98,9 +98,9 @@ impl TlsSession {
         };
         match handshake.advance(&mut buffers) {
             Ok(true) => self.take_over().map(|()| Progress::Established),
-            // A message that needs more bytes than there is room for is none that TLS allows.
+            // TLS allows no message that is larger than the buffer.
             Ok(false) if buffers.incoming.room().is_empty() => {
-                Err(self.failed.insert(Error::General("a message of TLS has no end".to_owned())).clone())
+                Err(self.failed.insert(Error::General("a TLS handshake message is too long".to_owned())).clone())
             }
             Ok(false) => Ok(Progress::NeedsInput),
             Err(error) => {
@@ -110,7 +110,7 @@ impl TlsSession {
         }
     }
 
-    /// From here on, records are sealed and opened without rustls.
+    /// Takes over from rustls: from here on [`records`] encrypts and decrypts.
     fn take_over(&mut self) -> Result<(), Error> {
         if let Stage::Handshake(handshake) = std::mem::replace(&mut self.stage, Stage::Broken) {
             let agreed = handshake.into_result().map_err(|error| self.failed.insert(error).clone())?;
@@ -119,9 +119,9 @@ impl TlsSession {
         Ok(())
     }
 
-    /// Opens what has arrived into the beginning of `out` until `want` bytes are there; counts `want` down, and `out` begins
-    /// behind what is there. One byte more than is wanted lets the last record be opened in its place, too; what lies behind
-    /// what was wanted is waste.
+    /// Decrypts received bytes into the start of `out` until `want` bytes are there. Reduces `want` and advances `out`
+    /// accordingly. If `out` has one byte more than wanted, the last record can be decrypted in place, too; the
+    /// contents after the wanted bytes are unspecified.
     pub(super) fn open(&mut self, out: &mut &mut [u8], want: &mut usize) -> Result<Opened, Error> {
         loop {
             let ready = self.plain.len().min(*want);
@@ -145,7 +145,8 @@ impl TlsSession {
         }
     }
 
-    /// Opens a record to where it is wanted, or to what is kept, which is empty. False when none has arrived whole.
+    /// Decrypts one record into `out` if it fits, otherwise into the (empty) buffer of decrypted bytes. Returns false
+    /// if no complete record has arrived.
     fn open_record(&mut self, out: &mut &mut [u8], want: &mut usize) -> Result<bool, Error> {
         let Stage::Established(agreed) = &mut self.stage else { return Err(Error::HandshakeNotComplete) };
         let arrived = self.incoming.filled();
@@ -181,7 +182,8 @@ impl TlsSession {
         Ok(true)
     }
 
-    /// Seals as much of `data` as there is room for; how much that was. Nothing fits when there is much to write.
+    /// Encrypts as much of `data` as fits the outgoing buffer. Returns the number of bytes encrypted, which is 0 if the
+    /// buffer is full.
     pub(super) fn seal(&mut self, data: &[u8]) -> Result<usize, Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -195,7 +197,7 @@ impl TlsSession {
         Ok(fitting)
     }
 
-    /// Seals the end of this side's direction; false when there is no room yet, or nothing to end.
+    /// Encrypts `close_notify`. Returns false if the buffer is full or there is no session to finish.
     pub(super) fn finish(&mut self) -> Result<bool, Error> {
         match &self.failed {
             Some(error) => Err(error.clone()),
@@ -214,7 +216,7 @@ impl TlsSession {
         Ok(true)
     }
 
-    /// Keeps the error for whoever comes next, and tells the peer, unless it is what the peer has told.
+    /// Records the error for later calls, and sends an alert unless the error is the peer's own alert.
     fn fail_session(&mut self, error: Error) -> Error {
         if !matches!(error, Error::AlertReceived(_))
             && let Err(other) = self.seal_alert(records::alert_of(&error))
@@ -224,12 +226,12 @@ impl TlsSession {
         self.failed.insert(error).clone()
     }
 
-    /// Whether the peer has ended its direction.
+    /// Whether the peer has finished its direction.
     pub(super) fn has_peer_finished(&self) -> bool {
         self.has_peer_finished
     }
 
-    /// The peer's certificates, leaf first, when it has shown some and the handshake is over.
+    /// The peer's certificates, leaf first; empty before the handshake is finished.
     pub(super) fn peer_certificates(&self) -> Vec<CertificateDer<'static>> {
         match &self.stage {
             Stage::Established(agreed) => agreed.certificates.clone(),
@@ -237,7 +239,7 @@ impl TlsSession {
         }
     }
 
-    /// Whether both sides have agreed on what they speak.
+    /// Whether both sides agreed on ronde's ALPN protocol.
     pub(super) fn has_ronde_alpn(&self) -> bool {
         matches!(&self.stage, Stage::Established(agreed) if agreed.has_ronde_alpn)
     }
@@ -253,14 +255,14 @@ impl TlsSession {
     }
 }
 
-/// The first so many bytes of `out`, which begins behind them then.
+/// Splits off the first `bytes` bytes of `out`.
 fn advance<'a>(out: &mut &'a mut [u8], bytes: usize) -> &'a mut [u8] {
     let (first, rest) = std::mem::take(out).split_at_mut(bytes);
     *out = rest;
     first
 }
 
-/// How many bytes fit `room` when they are sealed, in full records, with something left for a change of keys.
+/// How many bytes of content fit `room` once encrypted, in full records, with room for a key update.
 fn plain_bytes_max(room: usize) -> usize {
     let room = room.saturating_sub(records::KEY_UPDATE_BYTES);
     let full_bytes = records::PLAIN_BYTES_MAX + records::OVERHEAD_BYTES;
@@ -268,9 +270,9 @@ fn plain_bytes_max(room: usize) -> usize {
     full * records::PLAIN_BYTES_MAX + if full == 0 { rest.saturating_sub(records::OVERHEAD_BYTES) } else { 0 }
 }
 
-/// What one read may bring.
+/// Limit for one read.
 const INCOMING_BYTES: usize = 256 << 10;
-/// What one write may take: 16 full records, and a small one in front of them.
+/// Limit for one write: 16 full records, and a small one before them.
 const OUTGOING_BYTES: usize = 17 * (records::PLAIN_BYTES_MAX + records::OVERHEAD_BYTES) + records::KEY_UPDATE_BYTES;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Peers with several addresses, some of which lead nowhere or to somebody else.
+//! Peers with several addresses, some of which are unreachable or belong to another sidecar.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
@@ -22,7 +22,7 @@ harness::over_both!(
 
 const ONE: SidecarIndex = SidecarIndex(1);
 
-/// Bound to all addresses of the host, of both families.
+/// Binds to the wildcard address of both address families.
 fn bind_everywhere(over: Transport) -> BoundPort {
     let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
     NetworkPort::bind(any, over, CONTROL, &SocketOptions::default()).expect("a free port")
@@ -34,7 +34,7 @@ fn start(bound: BoundPort, sidecar: u32, peers: &[(u32, Vec<SocketAddr>)], start
     started.expect("a good identity")
 }
 
-/// Somebody who takes what is sent and says nothing.
+/// A listener that accepts connections and never answers.
 fn silent(over: Transport) -> (Box<dyn Send>, SocketAddr) {
     let at = (Ipv4Addr::LOCALHOST, 0);
     match over.carrier(CONTROL) {
@@ -51,7 +51,7 @@ fn silent(over: Transport) -> (Box<dyn Send>, SocketAddr) {
     }
 }
 
-/// The address of a port in the other form: 127.0.0.`last`, whatever it is bound to.
+/// The same port at 127.0.0.`last`.
 fn at(last: u8, bound: &BoundPort) -> SocketAddr {
     (Ipv4Addr::new(127, 0, 0, last), bound.local_addr().port()).into()
 }
@@ -109,7 +109,7 @@ async fn every_failed_address_is_named_with_its_error(over: Transport) {
     let _other = start(two, 2, &[(0, vec![])], START_TIMEOUT);
     let mut port = start(zero, 0, &[(1, addresses)], START_TIMEOUT);
     port.open(ONE, Role::Dial);
-    // At once: nobody there will become sidecar 1, and this socket has no IPv6.
+    // This fails immediately: the other sidecar cannot become sidecar 1, and this socket has no IPv6.
     let DownReason::Refused(text) = down(&mut port, 1).await else { panic!("refused") };
     assert!(text.contains("sidecar/2's, expected"), "{text}");
     let (_silent, address) = silent(over);

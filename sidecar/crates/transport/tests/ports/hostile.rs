@@ -1,4 +1,4 @@
-//! Peers over QUIC that mean harm: the port stays up for the others.
+//! Malicious peers over QUIC: the port keeps serving the others.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -10,11 +10,11 @@ use ronde_wire::{Epoch, FrameHeader, FrameKind, Seq, SidecarIndex};
 use crate::harness::raw::{self, ALPN, RawCa};
 use crate::harness::{self, AttackScene, CONTROL, LANE, START_TIMEOUT, down, event, local, options, up};
 
-/// Says these bytes in place of a hello and returns how the port answers.
+/// Sends bytes instead of a hello and returns the port's close reason.
 async fn send_before_hello(scene: &AttackScene, bytes: &[u8]) -> String {
     let connection = raw::dial(scene.at(), Some(scene.ca.good(2)), ALPN).await.expect("good credentials");
     let (mut send, recv) = connection.open_bi().await.expect("one stream is allowed");
-    // The port may close while this is still being written.
+    // The port may close the connection while this is being written.
     let _ = send.write_all(bytes).await;
     let _ = send.finish();
     let reason = raw::reason(&connection.closed().await);
@@ -22,7 +22,7 @@ async fn send_before_hello(scene: &AttackScene, bytes: &[u8]) -> String {
     reason
 }
 
-/// Says these bytes behind a good hello; the port must end the link as a violation, which this returns.
+/// Sends bytes after a valid hello. The port must end the link as a violation, whose text this returns.
 async fn send_after_hello(scene: &mut AttackScene, purpose: Purpose, bytes: &[u8]) -> String {
     let hello = local(2, purpose).hello(SidecarIndex(2));
     let (connection, mut send, recv) = raw::greet(scene.at(), scene.ca.good(2), &hello).await;
@@ -44,7 +44,7 @@ fn header(kind: FrameKind, length: u32) -> [u8; 28] {
 async fn invalid_hellos_are_rejected() {
     let mut scene = AttackScene::new(Transport::Quic, CONTROL).await;
     assert!(send_before_hello(&scene, &[0xAA; 64]).await.contains("a frame begins with"));
-    assert!(send_before_hello(&scene, b"RND").await.contains("within a header, behind 3 bytes"));
+    assert!(send_before_hello(&scene, b"RND").await.contains("within a header, after 3 bytes"));
     assert_eq!(send_before_hello(&scene, b"").await, "the stream ended without a hello");
     assert!(send_before_hello(&scene, &header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
     assert!(
@@ -66,8 +66,8 @@ async fn invalid_frames_end_only_their_link() {
         send_after_hello(&mut scene, CONTROL, &header(FrameKind::Control, u32::MAX)).await.contains("not 4294967295")
     );
     let truncated = [&header(FrameKind::Control, 100)[..], &[0; 99]].concat();
-    assert!(send_after_hello(&mut scene, CONTROL, &truncated).await.contains("behind 99 of 100 bytes"));
-    assert!(send_after_hello(&mut scene, CONTROL, &truncated[..27]).await.contains("within a header, behind 27 bytes"));
+    assert!(send_after_hello(&mut scene, CONTROL, &truncated).await.contains("after 99 of 100 bytes"));
+    assert!(send_after_hello(&mut scene, CONTROL, &truncated[..27]).await.contains("within a header, after 27 bytes"));
     let mut other_version = header(FrameKind::Control, 0);
     other_version[4] = 9;
     assert!(send_after_hello(&mut scene, CONTROL, &other_version).await.contains("wire version 9"));
@@ -90,7 +90,7 @@ async fn random_bytes_of_a_peer_do_not_disturb_other_links() {
         let hello = local(2, CONTROL).hello(SidecarIndex(2));
         let (connection, mut send, _recv) = raw::greet(scene.at(), scene.ca.good(2), &hello).await;
         up(&mut scene.target, 2).await;
-        // Good frames with a few bytes flipped come further than noise.
+        // Valid frames with a few flipped bytes get further than random bytes.
         let mut bytes: Vec<u8> =
             (0..8).flat_map(|n| [&header(FrameKind::Control, 16)[..], &[n; 16]].concat()).collect();
         for _ in 0..3 {
@@ -119,7 +119,7 @@ async fn random_datagrams_do_not_disturb_the_port() {
     for round in 0..3_000 {
         let length = random.below(1_400);
         let mut datagram: Vec<u8> = (0..length).map(|_| random.byte()).collect();
-        // Every other one looks like the first datagram of a version 1 connection.
+        // Every other datagram resembles the first one of a QUIC version 1 connection.
         if round % 2 == 0 && length > 20 {
             datagram[..7].copy_from_slice(&[0xC0, 0, 0, 0, 1, 8, random.byte()]);
             datagram.resize(1_200, 0);
@@ -136,7 +136,7 @@ async fn random_datagrams_do_not_disturb_the_port() {
 #[tokio::test]
 async fn idle_connections_do_not_block_handshakes() {
     let mut scene = AttackScene::new(Transport::Quic, CONTROL).await;
-    // More than half of the places for greetings: from then on addresses are proven first.
+    // More than half of the handshake permits are taken: further senders must validate their address.
     let mut silent = Vec::new();
     for _ in 0..140 {
         silent.push(raw::dial(scene.at(), Some(scene.ca.good(2)), ALPN).await.expect("good credentials"));
@@ -164,7 +164,7 @@ async fn a_process_that_is_gone_is_noticed() {
             wait_until_up.await.expect("the other side says so");
             port
         });
-        // Without its runtime nothing is sent any more, not even a goodbye; then the socket is closed.
+        // Without its runtime the port sends nothing, not even a close frame, before the socket closes.
         drop(runtime);
         drop(port);
     });
@@ -176,7 +176,7 @@ async fn a_process_that_is_gone_is_noticed() {
     process.join().expect("ended well");
 }
 
-/// A small generator (xorshift64), so that a failure repeats.
+/// A deterministic generator (xorshift64), so that a failure can be repeated.
 struct Random(u64);
 
 impl Random {

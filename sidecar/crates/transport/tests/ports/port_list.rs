@@ -57,7 +57,7 @@ async fn hellos_are_exchanged(make: Maker) {
     ports[1].open(SidecarIndex(0), Role::Await);
     ports[0].open(SidecarIndex(1), Role::Dial);
     ports[0].open(SidecarIndex(1), Role::Dial);
-    // A port says itself what it runs over.
+    // The port sets its own transport in the hello.
     for (at, from) in [(0, 1), (1, 0)] {
         let said = up(&mut *ports[at], from).await;
         assert_eq!(Hello { transport: Transport::Auto, ..said }, hellos[1 - at].1);
@@ -205,7 +205,7 @@ async fn a_peer_that_never_comes_is_down(make: Maker) {
 
 async fn a_full_queue_is_an_error(make: Maker) {
     let mut ports = make(&[hello(0, LANE), hello(1, LANE)], START_TIMEOUT).ports;
-    // Nobody dials, so that nothing leaves the queue.
+    // The peer never dials, so nothing leaves the queue.
     ports[0].open(SidecarIndex(1), Role::Await);
     let data = Bytes::from(vec![0; CHUNK_BYTES_MAX]);
     let full = (0..1_000).find_map(|seq| {
@@ -225,7 +225,7 @@ async fn without_a_link_nothing_is_sent(make: Maker) {
     assert_eq!(ports[0].send(SidecarIndex(1), control(0)), Err(SendError::NoLink(SidecarIndex(1))));
 }
 
-/// Sends something that the peer must not let in, behind a frame that it must.
+/// Sends a message that the peer must reject, after a valid frame.
 async fn violate(make: Maker, purpose: ronde_wire::control::Purpose, bad: Outgoing) -> String {
     let (mut one, mut two) = pair(make, purpose).await;
     let good = Frame::admitted(Epoch(1), Seq(9));
@@ -260,7 +260,7 @@ async fn a_second_hello_ends_the_link(make: Maker) {
     assert!(violate(make, CONTROL, Outgoing::Frame(Frame { header, payload })).await.contains("does not belong"));
 }
 
-/// Lets sidecar 0 dial sidecar 1 with these hellos and returns why each is refused.
+/// Has sidecar 0 dial sidecar 1 with these hellos, and returns why each side rejects the other.
 async fn refused(make: Maker, hellos: [(SidecarIndex, ronde_wire::control::Hello); 2]) -> String {
     let mut ports = make(&hellos, START_TIMEOUT).ports;
     ports[1].open(SidecarIndex(0), Role::Await);

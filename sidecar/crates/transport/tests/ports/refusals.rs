@@ -1,4 +1,4 @@
-//! Who is not let in, each with its reason on both sides.
+//! Rejected peers, and the reason that each side receives.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ harness::over_both!(
     a_link_ends_when_a_certificate_expires,
 );
 
-/// A port of sidecar 0 that knows sidecar 1 at an address.
+/// A port of sidecar 0 that knows sidecar 1 at one address.
 fn port(ca: &RawCa, peer: Option<SocketAddr>) -> NetworkPort {
     let peers = HashMap::from([(SidecarIndex(1), peer.into_iter().collect())]);
     let started =
@@ -30,10 +30,10 @@ fn port(ca: &RawCa, peer: Option<SocketAddr>) -> NetworkPort {
     started.expect("a good identity")
 }
 
-/// How a port ends a connection of these credentials.
+/// Connects with these credentials and returns the port's close reason.
 async fn rejected(to: SocketAddr, credentials: Option<Credentials>, protocol: &[u8]) -> String {
     let error = match raw::dial(to, credentials, protocol).await {
-        // A client of TLS 1.3 is done before the server has looked at its certificate.
+        // A TLS 1.3 client finishes its handshake before the server has checked its certificate.
         Ok(connection) => connection.closed().await,
         Err(error) => error,
     };
@@ -51,7 +51,7 @@ async fn a_dialler_with_a_bad_certificate_is_refused() {
         assert!(reason.contains(expected), "{reason:?} does not say {expected:?}");
         until(|| port.stats().refusals == refused).await;
     }
-    // Whoever is good is let in all the same.
+    // A valid peer is still accepted.
     let hello = local(1, CONTROL).hello(SidecarIndex(1));
     let link = raw::greet(port.local_addr(), ca.good(1), &hello).await;
     assert_eq!(Hello { transport: hello.transport, ..up(&mut port, 1).await }, hello);
@@ -116,7 +116,7 @@ async fn a_sidecar_that_is_no_peer_is_refused() {
     until(|| port.stats().refusals == 1).await;
 }
 
-/// Two ports of ronde; the first, with this identity, dials the second.
+/// Two ports; the first, with this identity, dials the second.
 async fn refused_dial(
     over: Transport,
     dialler: std::sync::Arc<ronde_transport::Identity>,
@@ -139,7 +139,7 @@ async fn an_expired_dialler_is_refused_until_it_has_a_fresh_certificate(over: Tr
     };
     let (mut one, mut two, reason) = refused_dial(over, issue(ca(), SidecarIndex(0), past, ca())).await;
     assert!(reason.starts_with("sidecar 1 does not accept this side: "), "{reason}");
-    // TLS has no text for it: over TCP the reason is in the other side's log.
+    // TLS sends no text: over TCP the reason is in the peer's log.
     assert!(
         reason.contains(if over == Transport::Quic { "certificate expired" } else { "its log says why" }),
         "{reason}"
@@ -155,7 +155,7 @@ async fn an_expired_dialler_is_refused_until_it_has_a_fresh_certificate(over: Tr
 
 async fn a_sidecar_of_another_authority_is_refused(over: Transport) {
     let other = JobCa::generate(job(), harness::trust_domain(), hour()).expect("an authority");
-    // It trusts the job's authority, so only the job's side can refuse.
+    // The dialler trusts the job's authority, so only the acceptor can refuse.
     let (_, _, reason) = refused_dial(over, issue(&other, SidecarIndex(0), hour(), ca())).await;
     assert!(reason.contains("does not accept this side: "), "{reason}");
     let quic = "the certificate is not signed by an authority of this job";

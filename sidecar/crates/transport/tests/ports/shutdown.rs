@@ -1,4 +1,4 @@
-//! How links over the network end, beyond what every transport shares.
+//! How network links close, in addition to the tests for every transport.
 
 use std::collections::HashMap;
 
@@ -69,7 +69,7 @@ async fn a_slow_owner_exerts_backpressure_and_loses_nothing(over: Transport) {
     for seq in 0..CHUNKS {
         one.send(SidecarIndex(1), Outgoing::Chunk(chunk(seq, data.clone()))).expect("below the bound");
     }
-    // The far side's inbox fills up, then its window; the rest stays with the sender.
+    // The receiver's inbox fills, then its flow control window; the rest stays with the sender.
     until(|| two.stats().opened_bytes > 64 << 20).await;
     for seq in 0..CHUNKS {
         assert_eq!(frame(&mut two, 0).await.header.seq, Seq(seq));
@@ -87,9 +87,9 @@ async fn a_peer_that_connects_again_replaces_its_link() {
     let (first, _send, _recv) = raw::greet(port.local_addr(), ca.good(1), &hello).await;
     up(&mut port, 1).await;
     let (_second, mut send, _recv) = raw::greet(port.local_addr(), ca.good(1), &hello).await;
-    assert_eq!(down(&mut port, 1).await, DownReason::Lost("the peer connected anew".to_owned()));
+    assert_eq!(down(&mut port, 1).await, DownReason::Lost("the peer connected again".to_owned()));
     up(&mut port, 1).await;
-    assert_eq!(raw::reason(&first.closed().await), "the same peer connected anew");
+    assert_eq!(raw::reason(&first.closed().await), "the same peer connected again");
     let good = Frame::admitted(ronde_wire::Epoch(1), Seq(4));
     send.write_all(&good.header.encode()).await.expect("an open stream");
     assert!(matches!(event(&mut port).await, PortEvent::Frame { frame, .. } if frame == good));

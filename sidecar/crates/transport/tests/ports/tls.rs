@@ -1,4 +1,4 @@
-//! Peers over TCP that mean harm, or are not who they should be: the port stays up for the others.
+//! Malicious and unauthenticated peers over TCP: the port keeps serving the others.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -15,7 +15,7 @@ use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use crate::harness::raw::{self, ALPN, Credentials, RawCa, bad_certificates};
 use crate::harness::{self, AttackScene, CONTROL, LANE, START_TIMEOUT, down, event, local, options, until, up};
 
-/// A peer that is not ronde's, on a thread of its own.
+/// A raw TLS peer on its own thread.
 struct Peer(StreamOwned<ClientConnection, TcpStream>);
 
 impl Peer {
@@ -27,12 +27,12 @@ impl Peer {
         let name = "anything".try_into().expect("a name");
         let tls = ClientConnection::new(Arc::new(config), name).expect("a configuration");
         let mut peer = Self(StreamOwned::new(tls, connect(to)));
-        // One that is turned away hears that when it reads.
+        // A rejected peer learns of it when it reads.
         while peer.0.conn.is_handshaking() && peer.0.conn.complete_io(&mut peer.0.sock).is_ok() {}
         peer
     }
 
-    /// The reason that the port gives when it ends the connection with a frame, or how it ends otherwise.
+    /// The reason in the port's close frame, or how the connection ends without one.
     fn reason(&mut self) -> String {
         loop {
             let mut header = [0; HEADER_BYTES];
@@ -55,12 +55,12 @@ fn connect(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Runs what waits on a thread that may.
+/// Runs blocking code on a thread for it.
 async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.expect("it does not panic")
 }
 
-/// Says these bytes in place of a hello and returns how the port answers.
+/// Sends bytes instead of a hello and returns the port's close reason.
 async fn send_before_hello(scene: &AttackScene, bytes: &[u8]) -> String {
     let (to, credentials, bytes) = (scene.at(), scene.ca.good(2), bytes.to_vec());
     apart(move || {
@@ -73,7 +73,7 @@ async fn send_before_hello(scene: &AttackScene, bytes: &[u8]) -> String {
     .await
 }
 
-/// Says a good hello, and these bytes when it is answered.
+/// Sends a valid hello, and these bytes once it is answered.
 async fn send_after_hello(scene: &mut AttackScene, purpose: Purpose, bytes: &[u8], ends: bool) -> Peer {
     let hello = raw::first_frame_over(Transport::Tls, &local(2, purpose).hello(SidecarIndex(2)));
     let (to, credentials, bytes) = (scene.at(), scene.ca.good(2), bytes.to_vec());
@@ -98,7 +98,7 @@ async fn send_after_hello(scene: &mut AttackScene, purpose: Purpose, bytes: &[u8
     peer
 }
 
-/// What a link of these bytes ends with: both sides are told the same.
+/// The violation that ends a link after these bytes. Both sides get the same text.
 async fn violation(scene: &mut AttackScene, purpose: Purpose, bytes: &[u8]) -> String {
     let mut peer = send_after_hello(scene, purpose, bytes, true).await;
     let reason = down(&mut scene.target, 2).await;
@@ -115,7 +115,7 @@ fn header(kind: FrameKind, length: u32) -> [u8; HEADER_BYTES] {
 async fn invalid_hellos_are_rejected() {
     let mut scene = AttackScene::new(Transport::Tls, CONTROL).await;
     assert!(send_before_hello(&scene, &[0xAA; 64]).await.contains("a frame begins with"));
-    assert!(send_before_hello(&scene, b"RND").await.contains("within a header, behind 3 bytes"));
+    assert!(send_before_hello(&scene, b"RND").await.contains("within a header, after 3 bytes"));
     assert_eq!(send_before_hello(&scene, b"").await, "the stream ended without a hello");
     assert!(send_before_hello(&scene, &header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
     assert!(
@@ -131,8 +131,8 @@ async fn invalid_frames_end_only_their_link() {
     assert!(violation(&mut scene, CONTROL, &[0xAA; 64]).await.contains("a frame begins with"));
     assert!(violation(&mut scene, CONTROL, &header(FrameKind::Control, u32::MAX)).await.contains("not 4294967295"));
     let truncated = [&header(FrameKind::Control, 100)[..], &[0; 99]].concat();
-    assert!(violation(&mut scene, CONTROL, &truncated).await.contains("behind 99 of 100 bytes"));
-    assert!(violation(&mut scene, CONTROL, &truncated[..27]).await.contains("within a header, behind 27 bytes"));
+    assert!(violation(&mut scene, CONTROL, &truncated).await.contains("after 99 of 100 bytes"));
+    assert!(violation(&mut scene, CONTROL, &truncated[..27]).await.contains("within a header, after 27 bytes"));
     let close = [&header(FrameKind::Close, 4)[..], &[0xFF; 4]].concat();
     let _peer = send_after_hello(&mut scene, CONTROL, &close, false).await;
     assert!(matches!(down(&mut scene.target, 2).await, DownReason::Protocol(text) if text.contains("does not decode")));
@@ -158,7 +158,7 @@ async fn a_reset_connection_is_noticed_at_once() {
         let DownReason::Lost(text) = down(&mut scene.target, 2).await else { panic!("not lost") };
         assert!(text.contains(if resets { "reset" } else { "its process is gone" }), "{text}");
     }
-    // A byte that is no record of the session is not passed on, whatever it says.
+    // A byte that is not a record of the session is never passed on.
     let peer = send_after_hello(&mut scene, CONTROL, &[], false).await;
     let mut socket = peer.0.sock.try_clone().expect("a socket");
     socket
@@ -178,11 +178,11 @@ async fn random_bytes_do_not_disturb_the_port() {
             let mut stream = connect(to);
             let mut bytes: Vec<u8> =
                 (0..2_000_u32).map(|n| n.wrapping_mul(u32::from(seed) * 2_654_435).to_le_bytes()[1]).collect();
-            // Every other one looks like a handshake's first record, of any length.
+            // Every other one resembles the first record of a handshake, of any length.
             if seed % 2 == 0 {
                 bytes[..3].copy_from_slice(&[22, 3, 1]);
             }
-            // The port may have closed already.
+            // The port may have closed the connection already.
             let _ = stream.write_all(&bytes).and_then(|()| stream.shutdown(Shutdown::Write));
             let _ = io::copy(&mut stream, &mut io::sink());
         })
@@ -198,7 +198,7 @@ async fn idle_connections_do_not_block_handshakes_and_time_out() {
     let mut scene = AttackScene::new(Transport::Tls, CONTROL).await;
     let to = scene.at();
     let mut silent: Vec<TcpStream> = apart(move || (0..140).map(|_| connect(to)).collect()).await;
-    // One that says a byte now and then gets no more time than the others.
+    // A peer that sends a byte now and then gets no more time than the others.
     let mut slow = connect(to);
     slow.write_all(&[22]).expect("the port reads");
     let peer = send_after_hello(&mut scene, CONTROL, &[], false).await;
@@ -208,7 +208,8 @@ async fn idle_connections_do_not_block_handshakes_and_time_out() {
     apart(move || {
         for mut stream in silent {
             let mut answer = Vec::new();
-            // Ended by the port, whatever it says: this returns, which the socket's own timeout would make an error of another kind.
+            // The port closes the connection whatever it sends; the socket's own timeout would be another kind of
+            // error.
             let ended = stream.read_to_end(&mut answer).map_err(|error| error.kind());
             assert!(!matches!(ended, Err(io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)), "{ended:?}");
         }
@@ -216,7 +217,7 @@ async fn idle_connections_do_not_block_handshakes_and_time_out() {
     .await;
 }
 
-/// A port of sidecar 0 that knows sidecar 1 at an address.
+/// A port of sidecar 0 that knows sidecar 1 at one address.
 fn port(ca: &RawCa, peer: Option<SocketAddr>) -> NetworkPort {
     let peers = HashMap::from([(SidecarIndex(1), peer.into_iter().collect())]);
     let bound = harness::bind(Transport::Tls);
@@ -233,7 +234,7 @@ async fn a_dialler_with_a_bad_certificate_is_refused() {
     for (refused, (credentials, protocol)) in (1..).zip(bad.chain(others)) {
         apart(move || {
             let mut peer = Peer::dial(to, credentials, protocol);
-            // The hello may come too late.
+            // The hello may arrive too late.
             let _ = peer.0.write_all(&raw::first_frame_over(Transport::Tls, &local(1, CONTROL).hello(SidecarIndex(1))));
             peer.reason()
         })
@@ -241,7 +242,7 @@ async fn a_dialler_with_a_bad_certificate_is_refused() {
         until(|| port.stats().refusals == refused).await;
         assert_eq!(port.stats().links_opened, 0);
     }
-    // Whoever is good is let in all the same.
+    // A valid peer is still accepted.
     let credentials = ca.good(1);
     let hello = raw::first_frame_over(Transport::Tls, &local(1, CONTROL).hello(SidecarIndex(1)));
     let peer = apart(move || {
@@ -253,21 +254,22 @@ async fn a_dialler_with_a_bad_certificate_is_refused() {
     up(&mut port, 1).await;
 }
 
-/// The first message of a client whose newest version is TLS 1.2, with what such a client offers (RFC 5246, 8422).
+/// The first message of a client whose newest version is TLS 1.2, with the extensions of such a client (RFC 5246,
+/// 8422).
 fn hello_of_tls_1_2() -> Vec<u8> {
     let extension = |number: u8, content: &[u8]| {
         let length = u8::try_from(content.len()).expect("short");
         [&[0, number, 0, length][..], content].concat()
     };
     let extensions = [
-        // The curves P-256 and X25519, points as they are, ECDSA with P-256 and SHA-256.
+        // The curves P-256 and X25519, uncompressed points, ECDSA with P-256 and SHA-256.
         extension(10, &[0, 4, 0, 23, 0, 29]),
         extension(11, &[1, 0]),
         extension(13, &[0, 2, 4, 3]),
     ]
     .concat();
     let length = |bytes: &[u8]| u8::try_from(bytes.len()).expect("short");
-    // The version, a random number, no session, two suites with ECDHE and AES-GCM, no compression.
+    // Version, random number, no session, two cipher suites with ECDHE and AES-GCM, no compression.
     let suites = [0, 4, 0xc0, 0x2b, 0xc0, 0x2f];
     let body = [&[3, 3][..], &[7; 32], &[0], &suites, &[1, 0], &[0, length(&extensions)], &extensions].concat();
     let message = [&[1, 0, 0, length(&body)][..], &body].concat();
@@ -286,7 +288,7 @@ async fn tls_before_1_3_is_refused() {
         stream.read_to_end(&mut answer).expect("the port closes");
         answer
     });
-    // An alert that ends the connection: protocol_version (RFC 8446, section 6).
+    // A fatal alert: protocol_version (RFC 8446 section 6).
     let answer = answer.await;
     assert!(matches!(answer[..], [21, 3, _, 0, 2, 2, 70]), "{answer:?}");
     until(|| port.stats().refusals == 1).await;
@@ -358,7 +360,7 @@ async fn a_process_that_is_gone_is_noticed() {
             wait_until_up.await.expect("the other side says so");
             port
         });
-        // Without its runtime nothing is sent any more, not even a goodbye.
+        // Without its runtime the port sends nothing, not even a close frame.
         drop(runtime);
         drop(port);
     });
@@ -367,6 +369,6 @@ async fn a_process_that_is_gone_is_noticed() {
     up(&mut port, 1).await;
     is_up.send(()).expect("the other side waits");
     let PortEvent::Down { reason: DownReason::Lost(text), .. } = event(&mut port).await else { panic!("not lost") };
-    assert_eq!(text, "its process is gone (the connection ended without a goodbye)");
+    assert_eq!(text, "its process is gone (the connection ended without a close frame)");
     process.join().expect("ended well");
 }
