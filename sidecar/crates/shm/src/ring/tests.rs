@@ -12,10 +12,10 @@ use super::*;
 use crate::ShmError;
 
 pub(super) const CAPACITY: u64 = RING_BYTES_MIN;
-/// Only what never comes takes so long.
+/// Only a lost wake-up takes this long.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Both ends of a ring, and the two directions as the peer can write them.
+/// Both ends of a ring, and its two directions as a hostile peer can write them.
 pub(super) struct Pair {
     pub(super) worker: RingEnd,
     pub(super) sidecar: RingEnd,
@@ -47,7 +47,7 @@ fn wait_for_bell(bell: &Bell) {
     assert!(rung > 0, "the other side is gone");
 }
 
-/// A message that says which one it is, of an odd size.
+/// A message of an odd size that contains its number.
 fn numbered(number: u64) -> Vec<u8> {
     let length = 8 + (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 52) as usize % 600;
     let mut bytes = number.to_le_bytes().to_vec();
@@ -81,7 +81,7 @@ fn two_threads_pass_everything_in_order_through_a_small_ring() {
             continue;
         }
         assert!(begin.elapsed() < TIMEOUT, "a wake-up was lost at message {next}");
-        // Both ways of waiting in turn.
+        // Alternates between both ways to wait.
         slept += 1;
         if slept.is_multiple_of(2) {
             if consumer.arm(Wait::Bell).expect("in order") {
@@ -152,7 +152,7 @@ fn a_kick_wakes_a_sleeper_and_leaves_a_bell_armed() {
     wait_for_bell(&worker.bell);
 }
 
-/// The other side's: of another direction, so that it wakes nobody here.
+/// A kick of the other side, which concerns another direction and wakes nobody here.
 fn worker_kick(sidecar: &RingEnd) -> Kick {
     let kick = sidecar.consumer.kick();
     kick.now();
@@ -211,20 +211,20 @@ fn positions_and_lengths_of_a_hostile_peer_end_the_ring() {
         assert_eq!(sidecar.consumer.pop(&mut Vec::new()), Err(expected));
         assert_eq!(sidecar.consumer.arm(Wait::Bell), Err(expected));
     }
-    // A producer that turns back.
+    // The producer's position decreases.
     let Pair { mut worker, mut sidecar, to_sidecar, .. } = pair();
     assert_eq!(worker.producer.push(b"message"), Ok(Pushed::Done));
     assert!(sidecar.consumer.pop(&mut Vec::new()).expect("in order"));
     to_sidecar.produced().store(0, Ordering::SeqCst);
     assert_eq!(sidecar.consumer.pop(&mut Vec::new()), Err(position(0, 16, 16 + CAPACITY)));
-    // A consumer that claims to have read what was never written, or turns back.
+    // The consumer's position is ahead of the producer's, or decreases.
     let Pair { mut worker, to_sidecar, .. } = pair();
     while worker.producer.push(&[0; 100]).expect("in order") == Pushed::Done {}
     to_sidecar.consumed().store(CAPACITY + 8, Ordering::SeqCst);
     let Err(RingError::Position { position: CAPACITY_AND_8, .. }) = worker.producer.push(&[0; 100]) else {
         panic!("accepted")
     };
-    // Lengths beyond what is published, and beyond the limit.
+    // Lengths beyond the published bytes, and beyond the limit.
     for (length, produced) in [(13_u32, 16), (u32::MAX, 16), (2_049, CAPACITY)] {
         let Pair { mut sidecar, to_sidecar, .. } = pair();
         to_sidecar.write(0, &length.to_le_bytes());
@@ -246,11 +246,11 @@ fn hostile_wait_words_cost_at_most_one_wake_up_per_message() {
         worker.producer.wake();
         assert_eq!(to_sidecar.sleeps().load(Ordering::SeqCst), 0);
     }
-    // A bell that nobody hears never makes the ringer wait.
+    // Ringing never blocks, even if nobody reads the bell.
     for _ in 0..100_000 {
         worker.bell.ring();
     }
-    // Heard, as a connection that is closed with something unheard ends by a reset.
+    // Read these: closing a socket with unread bytes would reset the connection.
     let mut received = Vec::new();
     let unread = sidecar.bell.listen().expect("a descriptor").read_to_end(&mut received).expect_err("it is open");
     assert_eq!(unread.kind(), std::io::ErrorKind::WouldBlock);
