@@ -1,4 +1,4 @@
-//! The clock that calls are measured by: a thread that raises the engine's epoch while calls are made.
+//! The clock for call deadlines: a thread that increments the engine's epoch while calls are made.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,13 @@ use std::time::Duration;
 use ronde_plugin_abi::limits;
 use wasmtime::Engine;
 
-/// How often the epoch is raised, in milliseconds. Deadlines are checked to this precision.
+/// The interval of ticks in milliseconds, which is the resolution of deadlines.
 pub(crate) const TICK_MS: u32 = 5;
-/// Ticks without a new call after which the thread rests: longer than any call may go on without asking for more time.
+/// Number of ticks without a new call after which the thread parks: longer than any call may run without extending its
+/// deadline.
 const IDLE_TICKS_MAX: u32 = 2 * limits::CALL_MS_MAX.div_ceil(TICK_MS) + 2;
 
-/// A thread that raises the epoch, and rests when no calls are made. It ends when this is dropped.
+/// A thread that increments the epoch, and parks while no calls are made. It stops when this value is dropped.
 pub(crate) struct Ticker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -21,11 +22,11 @@ pub(crate) struct Ticker {
 
 struct Shared {
     engine: Engine,
-    /// How often the epoch was raised.
+    /// Number of ticks.
     ticks: AtomicU64,
     /// Set by each call, cleared by each tick.
     called: AtomicBool,
-    /// Whether the thread rests or is about to.
+    /// Whether the thread is parked or about to park.
     parked: AtomicBool,
     signals: Mutex<Signals>,
     signalled: Condvar,
@@ -52,14 +53,14 @@ impl Ticker {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// How often the epoch was raised. It is not while no calls are made.
+    /// The number of ticks so far. It does not advance while the thread is parked.
     pub(crate) fn now(&self) -> u64 {
         self.shared.ticks.load(Ordering::Relaxed)
     }
 
-    /// A call begins, or goes on: the epoch rises from now on. Both orders are sequentially consistent, so either the
-    /// thread sees the call before it rests, or the call sees that the thread rests. Where a call was noted since the last
-    /// tick, the thread has [`IDLE_TICKS_MAX`] before it and need not be told of another one.
+    /// Announces that a call begins or continues, so that the epoch advances. All accesses are sequentially consistent:
+    /// either the thread sees the call before it parks, or the call sees that the thread is parked. If another call was
+    /// announced since the last tick, the thread keeps running for [`IDLE_TICKS_MAX`] and need not be notified.
     #[inline]
     pub(crate) fn call(&self) {
         if self.shared.called.load(Ordering::Relaxed) {
@@ -78,7 +79,7 @@ impl Drop for Ticker {
         self.shared.signals().stop = true;
         self.shared.signalled.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It panics nowhere; if it did, there would be nobody left who waits for the epoch.
+            // The thread does not panic; if it did, nobody would be waiting for the epoch any more.
             drop(thread.join());
         }
     }
@@ -118,7 +119,7 @@ impl Shared {
     }
 }
 
-/// So many ticks take at least this time, as the first of them may end at once.
+/// The number of ticks that take at least this time; the first one may end immediately.
 pub(crate) const fn ticks(milliseconds: u32) -> u64 {
     milliseconds.div_ceil(TICK_MS) as u64 + 1
 }
@@ -127,7 +128,7 @@ pub(crate) const fn ticks(milliseconds: u32) -> u64 {
 mod tests {
     use super::*;
 
-    /// Waits for a state of the thread, but not for ever.
+    /// Waits, within a bound, for a state of the thread.
     fn wait_for(state: impl Fn() -> bool) {
         for _ in 0..10_000 {
             if state() {
