@@ -1,4 +1,4 @@
-//! Conversions: what is sent is what is parsed, and nothing outside the rules gets through.
+//! Tests of conversions: round trips, and rejection of every invalid field.
 
 use std::sync::Arc;
 
@@ -172,7 +172,7 @@ fn an_output_is_a_place_in_shared_memory_beside_the_input() {
     let with = |output| v1::Submit { output: Some(output), ..good() };
     let cases = [
         ("cuda", with(device())),
-        ("lies in no segment", with(inline.clone().expect("a place"))),
+        ("is in no segment", with(inline.clone().expect("a place"))),
         ("beyond what can be addressed", with(at(u64::MAX, 12))),
         ("some of the input's", with(at(0, 12))),
         ("some of the input's", with(at(11, 12))),
