@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn the_authority_gives_the_name_whatever_the_request_says() {
+    fn a_certificate_names_the_sidecar_chosen_by_the_authority() {
         let key = KeyPair::generate().expect("a key");
         let mut wishes = CertificateParams::new(["evil.example".to_owned()]).expect("a name");
         wishes.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_the_secret_makes_the_same_authority() {
+    fn the_same_secret_gives_the_same_authority() {
         let secret = JobSecret::generate().expect("a generator");
         let job = |name: &str| JobName::new(name).expect("a good name");
         let domain = TrustDomain::new("test.example").expect("a good name");

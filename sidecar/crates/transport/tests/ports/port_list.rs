@@ -59,8 +59,8 @@ async fn hellos_are_exchanged(make: Maker) {
     ports[0].open(SidecarIndex(1), Role::Dial);
     // The port sets its own transport in the hello.
     for (at, from) in [(0, 1), (1, 0)] {
-        let said = up(&mut *ports[at], from).await;
-        assert_eq!(Hello { transport: Transport::Auto, ..said }, hellos[1 - at].1);
+        let received = up(&mut *ports[at], from).await;
+        assert_eq!(Hello { transport: Transport::Auto, ..received }, hellos[1 - at].1);
     }
 }
 

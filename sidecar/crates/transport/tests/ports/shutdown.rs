@@ -41,13 +41,13 @@ async fn a_shutdown_arrives_after_everything_that_was_sent(over: Transport) {
     for seq in 0..8 {
         one.send(SidecarIndex(1), Outgoing::Chunk(chunk(seq, data.clone()))).expect("below the bound");
     }
-    let hear = async {
+    let receive = async {
         for seq in 0..8 {
             assert_eq!(frame(&mut two, 0).await.header.seq, Seq(seq));
         }
         down(&mut two, 0).await
     };
-    let (reason, ()) = tokio::join!(hear, one.shutdown("the job is done"));
+    let (reason, ()) = tokio::join!(receive, one.shutdown("the job is done"));
     assert_eq!(reason, DownReason::ClosedByPeer("the job is done".to_owned()));
 }
 

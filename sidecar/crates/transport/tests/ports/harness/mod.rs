@@ -140,12 +140,12 @@ pub(crate) async fn any_event(port: &mut dyn Port) -> PortEvent {
 
 /// Waits for a state that the port's tasks reach without an event.
 pub(crate) async fn until(reached: impl Fn() -> bool) {
-    let look = async {
+    let poll = async {
         while !reached() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), look).await.expect("the state is reached");
+    tokio::time::timeout(Duration::from_secs(60), poll).await.expect("the state is reached");
 }
 
 pub(crate) async fn up(port: &mut dyn Port, from: u32) -> Hello {
