@@ -22,6 +22,6 @@ pub const fn meaning(code: i32) -> &'static str {
         UNSUPPORTED => "it does not take this type or kind of call",
         TOO_LONG => "the span does not fit its buffers",
         VALUES => "it does not take these values",
-        _ => "a code of its own",
+        _ => "an error code of the plugin's own",
     }
 }

@@ -7,10 +7,10 @@ use crate::BLOCK;
 
 /// Finds the largest magnitudes of a block. What it holds is scratch space.
 ///
-/// The values lie in groups of which the largest magnitude is known. The one that ranks k-th among those of the groups is
-/// reached by k values at least, and where k is a small share of the groups by hardly more; so one look at the groups finds
-/// what is to be collected, and the exact choice is made among that. (As the bound of a block's maxima in WAND-like search:
-/// S. Ding and T. Suel, "Faster top-k document retrieval using block-max indexes", SIGIR 2011.)
+/// The largest magnitude of each group of values is known. The k-th largest of these maxima is reached by at least k values,
+/// and, if k is a small share of the groups, by few more. One pass over the groups therefore finds the candidates, and the
+/// exact choice is made among them. (Like the bounds of block maxima in S. Ding and T. Suel, "Faster top-k document
+/// retrieval using block-max indexes", SIGIR 2011.)
 pub(crate) struct Selector {
     /// The largest magnitude of each group: four for each [`ROUND`], one per lane, and one for the remaining elements.
     maxima: [u32; GROUPS_MAX],

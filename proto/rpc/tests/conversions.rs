@@ -195,8 +195,8 @@ fn a_session_without_shared_memory_has_everything_inline() {
     let scatter = || collective(Collective::Scatter { root: Rank(0) });
     let nothing = v1::Submit { collective: scatter(), input: None, ..good() };
     let in_memory = [
-        (good(), "the input lies in an arena"),
-        (v1::Submit { output: Some(arena(64, 12)), ..good() }, "the input lies in an arena"),
+        (good(), "the input is in an arena"),
+        (v1::Submit { output: Some(arena(64, 12)), ..good() }, "the input is in an arena"),
         (nothing.clone(), "a result without a place goes to an arena"),
     ];
     for (message, words) in in_memory {

@@ -100,8 +100,8 @@ impl Submission {
     /// [`Refused`] if the input or the result would be in shared memory.
     pub fn inline_only(self, me: Rank) -> Result<Self, Refused> {
         let in_memory = match &self.place {
-            Place::Arena { .. } => Some("the input lies in an arena"),
-            _ if self.output.is_some() => Some("the output lies in an arena"),
+            Place::Arena { .. } => Some("the input is in an arena"),
+            _ if self.output.is_some() => Some("the output is in an arena"),
             Place::None if self.what.collective.has_result(me) => Some("a result without a place goes to an arena"),
             _ => None,
         };

@@ -152,7 +152,7 @@ fn cache(path: &Path) -> Result<Cache, HostError> {
 /// Checks that nobody else can replace what is in this folder: it belongs to this user or to root, and others may not
 /// write to it unless it has the sticky bit, as `/tmp` has.
 fn check_ancestor(folder: &Path, own: u32) -> Result<(), String> {
-    let named = |problem: String| format!("the folder {} that it lies in {problem}", folder.display());
+    let named = |problem: String| format!("its parent folder {} {problem}", folder.display());
     let metadata = fs::metadata(folder).map_err(|error| named(format!("cannot be read: {error}")))?;
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
     if owner != own && owner != ROOT {

@@ -97,7 +97,7 @@ pub enum ArenaError {
     #[error("the slot of {} bytes at {} of segment {} is not leased; release a slot once, as it was leased", .0.len, .0.offset, .0.segment)]
     NotLeased(Slot),
     /// The arena already has a segment with this number.
-    #[error("segment {0} is in the arena already; give each segment a number of its own")]
+    #[error("segment {0} is in the arena already; give each segment a unique number")]
     SegmentKnown(SegmentId),
     /// The segment is too small for a slot or exceeds the limit.
     #[error("segment {segment} of {bytes} bytes does not fit: at least {alignment} and at most {room} can be added")]

@@ -48,6 +48,6 @@ mod tests {
             std::hint::black_box(chunks());
         }
         let made = faults() - before;
-        assert!(made < 1_000, "{made} pages of {} were made anew", 10 * 8 * 256);
+        assert!(made < 1_000, "{made} pages of {} were allocated again", 10 * 8 * 256);
     }
 }

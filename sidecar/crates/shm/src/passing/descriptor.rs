@@ -159,7 +159,7 @@ unsafe fn take_descriptors(header: &libc::msghdr, fds: &mut Vec<OwnedFd>) -> boo
         // SAFETY: the CMSG functions return null or a whole header inside the control buffer, which is aligned for it.
         let (level, kind, length) = unsafe { ((*message).cmsg_level, (*message).cmsg_type, (*message).cmsg_len) };
         if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            // SAFETY: CMSG_LEN computes on its argument alone; CMSG_DATA points behind the header, inside the buffer.
+            // SAFETY: CMSG_LEN computes on its argument alone; CMSG_DATA points to the bytes after the header, inside the buffer.
             let (data, prefix) = unsafe { (libc::CMSG_DATA(message), libc::CMSG_LEN(0) as usize) };
             let count = widen(length).saturating_sub(prefix) / size_of::<RawFd>();
             for index in 0..count {

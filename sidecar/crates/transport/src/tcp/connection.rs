@@ -312,7 +312,7 @@ impl Inner {
             .or_else(|| (state.is_write_shut_down && state.session.has_peer_finished()).then(both))
     }
 
-    /// Sets the close reason unless there is one already. Returns the one that stands.
+    /// Sets the close reason unless there is one already. Returns the reason that is set.
     pub(super) fn set_close_reason(&self, reason: CloseReason) -> CloseReason {
         let mut state = self.lock();
         // The peer does not read these any more.

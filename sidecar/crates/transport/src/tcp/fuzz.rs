@@ -14,7 +14,7 @@ use crate::tls;
 /// to add to it, and whether the record moves.
 #[test]
 fn fuzz_sealed_streams() {
-    const PLAIN_TEXT: &[u8] = b"what the other side has said, and nobody else can";
+    const PLAIN_TEXT: &[u8] = b"plain text that only the other side can encrypt";
     let (_, [one, other]) = job();
     let client_config = Arc::new(tls::client_config(&one, SidecarIndex(1)).expect("a configuration"));
     let server_config = Arc::new(tls::server_config(&other).expect("a configuration"));

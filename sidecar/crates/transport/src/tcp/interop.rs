@@ -243,7 +243,7 @@ fn records_that_tls_does_not_allow() {
         ("of another kind", ContentType::ChangeCipherSpec, vec![1], AlertDescription::UnexpectedMessage),
         ("half an alert", ContentType::Alert, vec![2], AlertDescription::DecodeError),
         ("a key that changes by two", MESSAGE, vec![24, 0, 0, 1, 2], AlertDescription::IllegalParameter),
-        ("a message behind another", MESSAGE, [update, update].concat(), AlertDescription::UnexpectedMessage),
+        ("two messages", MESSAGE, [update, update].concat(), AlertDescription::UnexpectedMessage),
         ("half a message", MESSAGE, update[..4].to_vec(), AlertDescription::UnexpectedMessage),
         ("another handshake", MESSAGE, vec![1, 0, 0, 1, 0], AlertDescription::UnexpectedMessage),
         ("no message", MESSAGE, Vec::new(), AlertDescription::UnexpectedMessage),
