@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use ronde_rpc::Claimed;
 use ronde_shm::{
-    ArenaConfig, ArenaUsage, Leased, LeasedSlot, MemClient, MemClientConfig, OwnedSegment, PeerSegment, SegmentId,
-    SessionToken, Share, Slot, SlotHold, WeakSlot, WorkerArena,
+    ArenaConfig, ArenaUsage, LeaseOutcome, LeasedSlot, MemClient, MemClientConfig, OwnedSegment, PeerSegment,
+    SegmentId, SessionToken, Share, Slot, SlotHold, WeakSlot, WorkerArena,
 };
 use ronde_wire::limits;
 
@@ -192,8 +192,8 @@ impl Memory {
     /// A slot, or the bytes of a segment that has to be added for it.
     fn lease_or_growth(&self, bytes: u64) -> Result<Result<LeasedSlot, u64>, Error> {
         match self.own.lease(bytes) {
-            Ok(Leased::Slot(slot)) => Ok(Ok(slot)),
-            Ok(Leased::Grow { bytes }) => Ok(Err(bytes)),
+            Ok(LeaseOutcome::Slot(slot)) => Ok(Ok(slot)),
+            Ok(LeaseOutcome::Grow { bytes }) => Ok(Err(bytes)),
             Err(error) => Err(Error::Limit { reason: error.to_string() }),
         }
     }

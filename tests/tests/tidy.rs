@@ -17,6 +17,8 @@ mod limits_table;
 mod packages;
 #[path = "tidy/purity.rs"]
 mod purity;
+#[path = "tidy/retired_words.rs"]
+mod retired_words;
 #[path = "tidy/rooms.rs"]
 mod rooms;
 #[path = "tidy/sizes.rs"]

@@ -1,34 +1,34 @@
-//! What one call is about.
+//! The structure that describes a call.
 
 use core::mem::{align_of, offset_of, size_of};
 
-/// Says what a call is about. The host writes it before each call.
+/// Describes a call. The host writes it before each call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Call {
-    /// A [`Kind`]'s number.
+    /// The number of a [`Kind`].
     pub kind: u32,
-    /// A [`crate::DType`]'s number.
+    /// The number of a [`crate::DType`].
     pub dtype: u32,
-    /// A [`Stage`]'s number.
+    /// The number of a [`Stage`].
     pub stage: u32,
-    /// Elements of the span.
+    /// Number of elements of the span.
     pub elements: u32,
     /// The span's first element within its tensor.
     pub offset: u64,
-    /// Elements of the whole tensor.
+    /// Number of elements of the whole tensor.
     pub tensor_elements: u64,
     /// How often this tensor was reduced with this plugin before; equal on all ranks.
     pub round: u64,
-    /// A number that stands for the tensor, equal on all ranks and in all rounds: a seed.
+    /// A number that identifies the tensor, equal on all ranks and in all rounds; usable as a seed.
     pub tensor: u64,
-    /// To decode: bytes of the input. Otherwise 0.
+    /// When decoding, the bytes in the input; otherwise 0.
     pub encoded_bytes: u32,
-    /// To reduce: operands in the input. To conclude: ranks in the measures. Otherwise 0.
+    /// When reducing, the operands in the input; when concluding, the ranks in the measures; otherwise 0.
     pub ranks: u32,
-    /// To reduce: bytes from one operand in the input to the next. Otherwise 0.
+    /// When reducing, the distance in bytes between operands in the input; otherwise 0.
     pub stride: u32,
-    /// Numbers measured for each rank; 0 where nothing is.
+    /// Numbers measured for each rank; 0 for shapes that do not measure.
     pub measures: u32,
 }
 
@@ -36,7 +36,7 @@ impl Call {
     /// Bytes of a call.
     pub const BYTES: usize = 64;
 
-    /// The call as it lies in memory.
+    /// The call in its memory layout.
     #[inline]
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
@@ -59,7 +59,7 @@ impl Call {
     }
 }
 
-/// Which function is called.
+/// The function that is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Kind {
@@ -82,7 +82,7 @@ impl Kind {
         self as u32
     }
 
-    /// The kind with this number, if there is one.
+    /// The kind with this number.
     #[must_use]
     pub const fn from_number(number: u32) -> Option<Self> {
         match number {
@@ -96,13 +96,13 @@ impl Kind {
     }
 }
 
-/// Where in an operation a codec's call stands.
+/// The stage of a codec's call within an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Stage {
-    /// What a member contributes.
+    /// A member's contribution.
     Contribution = 0,
-    /// What comes out, encoded once by the owner of the piece.
+    /// The result, encoded once by the owner of a chunk.
     Result = 1,
 }
 
@@ -113,7 +113,7 @@ impl Stage {
         self as u32
     }
 
-    /// The stage with this number, if there is one.
+    /// The stage with this number.
     #[must_use]
     pub const fn from_number(number: u32) -> Option<Self> {
         match number {

@@ -1,19 +1,19 @@
-//! What a function gives when it fails: a negative number. The host repeats it together with what the plugin logged.
+//! The negative error codes of a plugin's functions. The host reports the code with the plugin's log messages.
 
-/// Parameters that do not go together.
+/// Incompatible parameters.
 pub const PARAMETERS: i32 = -1;
-/// Encoded bytes that no encoding gives.
+/// Malformed encoded bytes.
 pub const MALFORMED: i32 = -2;
-/// A type, kind or stage that this plugin does not take.
+/// An unsupported type, kind or stage.
 pub const UNSUPPORTED: i32 = -3;
-/// A span, or a number of ranks, that its buffers do not hold.
+/// A span, or a number of ranks, that does not fit the buffers.
 pub const TOO_LONG: i32 = -4;
-/// Values that this plugin does not take, such as NaN.
+/// Unsupported values, for example NaN.
 pub const VALUES: i32 = -5;
-/// From here down a plugin's own.
+/// The first code for a plugin's own errors, which count downwards.
 pub const OWN: i32 = -64;
 
-/// What a code says, for people.
+/// The meaning of a code.
 #[must_use]
 pub const fn meaning(code: i32) -> &'static str {
     match code {
@@ -22,6 +22,6 @@ pub const fn meaning(code: i32) -> &'static str {
         UNSUPPORTED => "it does not take this type or kind of call",
         TOO_LONG => "the span does not fit its buffers",
         VALUES => "it does not take these values",
-        _ => "a code of its own",
+        _ => "an error code of the plugin's own",
     }
 }

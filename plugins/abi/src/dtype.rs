@@ -1,4 +1,4 @@
-//! Element types, with the numbers and names of ronde's wire.
+//! Element types, with the numbers and names of ronde's protocol.
 
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -29,7 +29,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// All types, in the order of their numbers.
+    /// All types in the order of their numbers.
     pub const ALL: [Self; 11] = [
         Self::U8,
         Self::I8,
@@ -50,13 +50,13 @@ impl DType {
         self as u32
     }
 
-    /// The type with this number, if there is one.
+    /// The type with this number.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.number() == number)
     }
 
-    /// The type with this name, if there is one.
+    /// The type with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name)

@@ -1,10 +1,10 @@
-//! What a WebAssembly plugin and the sidecar that runs it agree on, in version [`VERSION`].
+//! The binary interface between a WebAssembly plugin and its sidecar, version [`VERSION`].
 //!
-//! A plugin is a core WebAssembly module that imports nothing (but, if it likes, [`names::LOG`]) and exports its memory and a
-//! few functions without arguments. At [`names::PLACE`] it tells where its [`Table`] lies, which names fixed buffers; before
-//! each call the host writes a [`Call`] and the input, after it the host reads the output. All numbers are little-endian,
-//! all buffers aligned to [`limits::BUFFER_ALIGN`]. Host and guest compile this crate, and both refuse to compile with
-//! another layout.
+//! A plugin is a core WebAssembly module. It imports nothing except, optionally, [`names::LOG`], and exports its memory
+//! and a few functions. [`names::PLACE`] returns the address of its [`Table`], which locates fixed buffers. Before each
+//! call the host writes a [`Call`] and the input; afterwards it reads the output. All numbers are little-endian, and
+//! all buffers are aligned to [`limits::BUFFER_ALIGN`]. Host and guest compile this crate, which does not compile with
+//! another memory layout.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -20,10 +20,10 @@ pub use call::{Call, Kind, Stage};
 pub use dtype::DType;
 pub use table::Table;
 
-/// The version of this interface, which [`names::ABI`] gives, and which [`Table::abi`] and the manifest repeat.
+/// The version of this interface, as returned by [`names::ABI`] and repeated in [`Table::abi`] and the manifest.
 pub const VERSION: u32 = 1;
 
-/// So many bytes rounded up to [`limits::BUFFER_ALIGN`]: the distance of operands in the input buffer.
+/// Rounds up to [`limits::BUFFER_ALIGN`]: the distance of operands in the input buffer.
 #[must_use]
 pub const fn padded(bytes: usize) -> usize {
     bytes.next_multiple_of(limits::BUFFER_ALIGN)

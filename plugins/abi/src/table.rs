@@ -1,10 +1,10 @@
-//! Where a plugin's buffers lie.
+//! The table of a plugin's buffers.
 
 use core::mem::{align_of, offset_of, size_of};
 
-/// Says where a plugin's buffers lie in its memory: addresses and sizes in bytes. A buffer of 0 bytes is absent, whatever its
-/// address. Table, call and buffers lie within the memory, at multiples of 64, and do not overlap, but
-/// that the output of a pairwise reducer may be the left operand's place: the input's beginning, and up to half of it.
+/// Addresses and sizes in bytes of a plugin's buffers. A buffer of 0 bytes is absent, whatever its address. Table, call
+/// and buffers must be within the memory, at multiples of 64, and must not overlap, except that the output of a
+/// pairwise reducer may replace the left operand: the start of the input, and at most half of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Table {
@@ -14,11 +14,11 @@ pub struct Table {
     pub call: u32,
     /// Address of the block of parameters: 8 bytes each, in the order of the manifest.
     pub parameters: u32,
-    /// Its size: at least what the manifest's parameters take.
+    /// Its size: at least that of the manifest's parameters.
     pub parameters_bytes: u32,
     /// Address of the values to encode, the bytes to decode, or the operands to reduce.
     pub input: u32,
-    /// Its size: at least a line of 64 bytes for each operand.
+    /// Its size: at least 64 bytes for each operand.
     pub input_bytes: u32,
     /// Address of encoded bytes, decoded values, or the reduced values.
     pub output: u32,
@@ -26,13 +26,13 @@ pub struct Table {
     pub output_bytes: u32,
     /// Address of a codec's state.
     pub state: u32,
-    /// Its size: at least that of 64 elements, if there is state.
+    /// Its size: at least that of 64 elements if there is a state.
     pub state_bytes: u32,
-    /// Address of measures, which are `f64`.
+    /// Address of the measures, which are `f64`.
     pub measures: u32,
     /// Its size.
     pub measures_bytes: u32,
-    /// Zeros.
+    /// Must be zero.
     pub reserved: [u32; 4],
 }
 
@@ -40,7 +40,7 @@ impl Table {
     /// Bytes of a table.
     pub const BYTES: usize = 64;
 
-    /// A table as it lies in memory.
+    /// Reads a table in its memory layout.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let word = |index: usize| {

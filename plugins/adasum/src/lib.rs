@@ -1,11 +1,13 @@
-//! Adaptive summation: what two gradients share counts once, what is orthogonal adds up (S. Maleki et al., "Scaling
-//! distributed training with adaptive summation", 2020). The same weights, bit by bit, as the native `Adasum`.
+//! Adaptive summation: the common part of two gradients counts once, orthogonal parts add up (S. Maleki et al.,
+//! "Scaling distributed training with adaptive summation", 2020). The weights have the same bits as those of the native
+//! `Adasum`.
 //!
-//! Two operands become `(1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b`. With `p` the largest power of two that is not above the
-//! number of ranks, the first `2 (ranks - p)` ranks combine in pairs of neighbours, then `p` operands do, level by level.
-//! All operands are linear combinations of the ranks' values, so all inner products follow from the Gram matrix that the
-//! host measures, and so does one weight for each rank. An operand shorter than the root of the least normal f64, or of which
-//! nothing but rounding is left, has the factor 1. When the matrix holds a NaN or infinity, so does the result: NaN.
+//! Two operands become `(1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b`. With `p` the largest power of two up to the
+//! number of ranks, the first `2 (ranks - p)` ranks combine in pairs of neighbours, then `p` operands do, level by
+//! level. All operands are linear combinations of the ranks' values, so all inner products, and thus one weight for
+//! each rank, follow from the Gram matrix that the host measures. The factor is 1 for an operand that is shorter than
+//! the square root of the smallest normal f64, or that consists of rounding errors only. If the matrix contains a NaN
+//! or infinity, the result is NaN.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -29,7 +31,7 @@ impl Plugin for Adasum {
 }
 
 impl Reducer for Adasum {
-    /// From the Gram matrix to the ranks' weights.
+    /// Converts the Gram matrix to the weights of the ranks.
     fn conclude(&mut self, ranks: usize, measures: &mut [f64]) -> Result<(), Error> {
         let mut weights = [1.0; RANKS_MAX as usize];
         let weights = weights.get_mut(..ranks).filter(|weights| !weights.is_empty()).ok_or(TOO_MANY)?;
@@ -59,7 +61,7 @@ struct Gram<'a> {
 }
 
 impl Gram<'_> {
-    /// Combines operands until there is one. Operands are runs of ranks; before the first level each is one rank.
+    /// Combines operands until one is left. Operands are ranges of ranks, initially single ranks.
     fn combine_all(&self, weights: &mut [f64]) {
         let mut ends = [0; RANKS_MAX as usize];
         ends.iter_mut().enumerate().for_each(|(rank, end)| *end = rank + 1);
@@ -80,7 +82,7 @@ impl Gram<'_> {
         }
     }
 
-    /// Two operands, each the weighted sum of its ranks, become one: their weights are multiplied by the factors.
+    /// Combines two operands, each a weighted sum of its ranks: multiplies their weights by the factors.
     fn combine(&self, weights: &mut [f64], left: Range<usize>, right: Range<usize>) {
         let between = self.product(weights, &left, &right).value;
         let left_factor = factor(between, &self.product(weights, &left, &left));
@@ -104,18 +106,18 @@ impl Gram<'_> {
 
     fn entry(&self, row: usize, column: usize) -> f64 {
         let (row, column) = (row.min(column), row.max(column));
-        // The rows above have `ranks`, `ranks - 1`, ... entries.
+        // The rows before it have `ranks`, `ranks - 1`, ... entries.
         self.entries[row * (2 * self.ranks - row + 1) / 2 + column - row]
     }
 }
 
-/// A sum, and that of its terms' magnitudes, which says how much of the sum is rounding.
+/// A sum, and the sum of the magnitudes of its terms, which bounds its rounding error.
 struct Product {
     value: f64,
     magnitude: f64,
 }
 
-/// What an operand is multiplied by, given its inner product with the other one and with itself.
+/// The factor of an operand, given its inner product with the other one and with itself.
 fn factor(between: f64, itself: &Product) -> f64 {
     let rounding = itself.magnitude * ROUNDING;
     if itself.value < f64::MIN_POSITIVE || itself.value <= rounding {
@@ -125,7 +127,7 @@ fn factor(between: f64, itself: &Product) -> f64 {
     }
 }
 
-/// Relative to the sum of all magnitudes, what the rounding of a Gram matrix and of a sum of its entries leaves.
+/// The rounding error of a Gram matrix and of sums of its entries, relative to the sum of all magnitudes.
 const ROUNDING: f64 = 16.0 * f64::EPSILON;
 const TOO_MANY: Error = Error::own(0, "there are no ranks, or more than 256");
 
@@ -172,7 +174,7 @@ mod tests {
         assert!(Adasum.conclude(257, &mut vec![0.0; 257 * 129]).is_err());
     }
 
-    /// The matrix of vectors of which some are zero, equal, or cancel.
+    /// A Gram matrix of vectors some of which are zero, equal, or cancel out.
     fn gram(random: &mut Random, ranks: usize) -> Vec<f64> {
         let vectors: Vec<[f64; 3]> = (0..ranks)
             .map(|_| {

@@ -1,9 +1,9 @@
-//! The mean of all ranks' tensors, of which those that are longer than the median length are shortened to it (as clipping
-//! defends against large updates in S. Karimireddy, L. He and M. Jaggi, "Learning from history for Byzantine robust
-//! optimization", ICML 2021). The same weights and sums as the native `ClippedMean`.
+//! The mean of all ranks' tensors after those longer than the median length are scaled down to it (clipping, as a
+//! defence against large updates: S. Karimireddy, L. He and M. Jaggi, "Learning from history for Byzantine robust
+//! optimization", ICML 2021). Weights and sums are the same as those of the native `ClippedMean`.
 //!
-//! A rank's length is the square root of the sum of its squares, over the whole tensor. One that is infinite or NaN has the
-//! weight 0: that rank is left out, and its overflow is not seen in the result.
+//! The length of a rank's tensor is the square root of the sum of its squares. A rank whose length is infinite or NaN
+//! has the weight 0: it is ignored, and its overflow does not appear in the result.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -26,7 +26,7 @@ impl Plugin for ClippedMean {
 }
 
 impl Reducer for ClippedMean {
-    /// From each rank's sum of squares to its weight.
+    /// Converts the sums of squares of the ranks to their weights.
     fn conclude(&mut self, ranks: usize, measures: &mut [f64]) -> Result<(), Error> {
         let mut sorted = [0.0; RANKS_MAX as usize];
         let sorted = sorted.get_mut(..ranks).filter(|norms| !norms.is_empty()).ok_or(TOO_MANY)?;

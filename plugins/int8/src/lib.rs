@@ -1,6 +1,6 @@
-//! Values as 8-bit integers: each chunk has a scale, and its largest magnitude becomes 127 (D. Alistarh et al., "QSGD:
-//! communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017, with one level set, rounded to nearest;
-//! T. Dettmers, "8-bit approximations for parallelism in deep learning", ICLR 2016).
+//! Quantizes values to 8-bit integers: each chunk has a scale, by which its largest magnitude becomes 127 (D. Alistarh
+//! et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017, with one set of
+//! levels, rounded to nearest; T. Dettmers, "8-bit approximations for parallelism in deep learning", ICLR 2016).
 //!
 //! A chunk with a NaN or infinity decodes to NaN throughout. One whose largest magnitude is below 2^-120 decodes to zeros.
 //! Otherwise the error of a value is at most half of its chunk's scale, which is the largest magnitude / 127.
@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 use ronde_plugin::lanes::{self, zip};
+use ronde_plugin::residual::magnitude_bits;
 use ronde_plugin::{Codec, CodecFor, Error, Float, Plugin, Span};
 
 /// The codec.
@@ -48,7 +49,7 @@ impl<E: Float<Wide = f32>> CodecFor<E> for Int8 {
             let (step, inverse) = steps(greatest(values));
             *scale = step.to_le_bytes();
             zip(levels, values, |level, value| {
-                // Beside 1.5 * 2^23 the last place is 1: the addition rounds, and the low byte is the level.
+                // Next to 1.5 * 2^23 the last place is 1: the addition rounds, and the low byte is the level.
                 let shifted = value.widen() * inverse + ROUNDING;
                 *level = shifted.to_bits().to_le_bytes()[0];
             });
@@ -71,12 +72,12 @@ impl<E: Float<Wide = f32>> CodecFor<E> for Int8 {
     }
 }
 
-/// The bits of the greatest magnitude; those of infinity and NaN are greater than all others.
+/// The bits of the largest magnitude. Those of infinity and NaN are larger than all others.
 fn greatest<E: Float<Wide = f32>>(values: &[E]) -> u32 {
-    lanes::greatest(values, |value| value.widen().to_bits() & 0x7fff_ffff)
+    lanes::greatest(values, |value| magnitude_bits(value.widen()))
 }
 
-/// What a level stands for, and what values are multiplied by. NaN when there are other values than finite ones.
+/// The value of a level, and the factor for values. The first is NaN if there are NaNs or infinities.
 fn steps(greatest: u32) -> (f32, f32) {
     let greatest = f32::from_bits(greatest);
     if !greatest.is_finite() {
@@ -85,7 +86,7 @@ fn steps(greatest: u32) -> (f32, f32) {
         (0.0, 0.0)
     } else {
         let step = greatest / LEVELS;
-        // Rounding up would make infinity of the largest number there is.
+        // Rounding up would turn the largest number into infinity.
         let step = if (step * LEVELS).is_finite() { step } else { f32::from_bits(step.to_bits() - 1) };
         (step, LEVELS / greatest)
     }
@@ -94,7 +95,7 @@ fn steps(greatest: u32) -> (f32, f32) {
 const SCALE_BYTES: usize = 4;
 const LEVELS: f32 = 127.0;
 const ROUNDING: f32 = 12_582_912.0;
-/// 2^-120: the inverse of anything less times 127 may be infinite.
+/// 2^-120. For anything smaller, 127 times its inverse may be infinite.
 const LEAST: f32 = f32::from_bits((127 - 120) << 23);
 
 ronde_plugin::export! {
@@ -143,7 +144,7 @@ mod tests {
                 let step = f32::from_bits(greatest(values)) / LEVELS;
                 for (value, decoded) in values.iter().zip(decoded) {
                     let error = (value.widen() - decoded.widen()).abs();
-                    // A narrow type rounds once more, to 8 bits at least.
+                    // A narrow type rounds again, to at least 8 bits.
                     assert!(error <= step * 0.500_01 + value.widen().abs() / 256.0 * f32::from(E::BYTES == 2));
                 }
             }

@@ -1,6 +1,6 @@
-//! The middle value of each element, and the mean of the two middle ones when the number of ranks is even (D. Yin et al.,
-//! "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018). The same bits as the native
-//! `Median`: -0 is less than +0, and NaN wins.
+//! The median of all ranks' values of each element; for an even number of ranks, the mean of the two middle values (D.
+//! Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018). The bits are the
+//! same as those of the native `Median`: -0 is less than +0, and NaN on any rank gives NaN.
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -1,12 +1,13 @@
-//! One bit for each value: its sign. Each chunk has a scale, the mean of its magnitudes; what that is off by is added to the
-//! next round's values (F. Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed
-//! training of speech DNNs", Interspeech 2014; S. Karimireddy et al., "Error feedback fixes SignSGD and other gradient
-//! compression schemes", ICML 2019).
+//! Sends one bit for each value, its sign, and a scale for each chunk, the mean of its magnitudes. The error is added
+//! to the values of the next round (F. Seide et al., "1-bit stochastic gradient descent and its application to
+//! data-parallel distributed training of speech DNNs", Interspeech 2014; S. Karimireddy et al., "Error feedback fixes
+//! SignSGD and other gradient compression schemes", ICML 2019).
 //!
-//! With `v` the sum of value and residual, rounded to f32, what is decoded plus the new residual is `v` exactly, for finite
-//! `v`: the residual is a sum of two numbers. A chunk with a NaN or infinity decodes to NaN throughout and leaves no residual.
+//! Let `v` be the sum of value and residual, rounded to f32. For finite `v`, the decoded value plus the new residual is
+//! exactly `v`, because the residual is stored as a sum of two numbers. A chunk with a NaN or infinity decodes to NaN
+//! throughout and leaves no residual.
 //!
-//! Encoded: the scale of each chunk as f32, then the signs, eight to a byte, the first one lowest; 1 is negative.
+//! Encoded: the scale of each chunk as f32, then the signs, eight per byte, the first one lowest; 1 is negative.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -35,7 +36,7 @@ impl Plugin for OneBit {
 }
 
 impl Codec for OneBit {
-    /// The residual, as an unevaluated sum: the second one is what the first was rounded by.
+    /// The residual as an unevaluated sum: the second number is the rounding error of the first.
     type State = [f32; 2];
 
     fn bound(&self, elements: usize) -> usize {
@@ -81,14 +82,14 @@ impl<E: Float<Wide = f32>> CodecFor<E> for OneBit {
     }
 }
 
-/// One bit for each number, the first one lowest: 1 is negative.
+/// Writes one bit for each number, the first one lowest; 1 is negative.
 #[inline(always)]
 fn write_signs(sums: &[f32], signs: &mut [u8]) {
     let (rounds, rest) = sums.as_chunks::<ROUND>();
     let (words, rest_signs) = signs.split_at_mut(rounds.len() * WORD_BYTES);
     for (round, word) in rounds.iter().zip(words.as_chunks_mut().0) {
         let mut bits = 0;
-        // The bit stands in a constant, so that the compiler makes vectors of all this.
+        // The bit comes from a constant, so that the compiler vectorises the loop.
         for index in 0..ROUND {
             bits |= (round[index].to_bits().cast_signed() >> 31).cast_unsigned() & BITS[index];
         }
@@ -99,7 +100,7 @@ fn write_signs(sums: &[f32], signs: &mut [u8]) {
     }
 }
 
-/// Makes a value of each bit that [`write_signs`] wrote.
+/// Converts each bit written by [`write_signs`] to a value.
 #[inline(always)]
 fn read_signs<E: Copy>(signs: &[u8], values: &mut [E], value_of: impl Fn(bool) -> E) {
     let (rounds, rest) = values.as_chunks_mut::<ROUND>();
@@ -115,7 +116,7 @@ fn read_signs<E: Copy>(signs: &[u8], values: &mut [E], value_of: impl Fn(bool) -
     }
 }
 
-/// The mean of the magnitudes, as the type of the elements has it. NaN when there are other values than finite ones.
+/// The mean of the magnitudes, rounded to the element type. NaN if there are NaNs or infinities.
 #[allow(clippy::cast_possible_truncation, reason = "the mean of magnitudes is none of f32's extremes")]
 fn scale<E: Float<Wide = f32>>(sums: &[f32]) -> f32 {
     let mut partial = [0.0_f64; 8];
@@ -131,7 +132,7 @@ fn scale<E: Float<Wide = f32>>(sums: &[f32]) -> f32 {
     if mean.is_finite() { mean } else { f32::NAN }
 }
 
-/// `a - b`, exactly, as an unevaluated sum (D. Knuth, "The Art of Computer Programming" 4.2.2, Theorem B).
+/// `a - b` as an exact, unevaluated sum (D. Knuth, "The Art of Computer Programming" 4.2.2, Theorem B).
 #[inline(always)]
 fn difference(a: f32, b: f32) -> [f32; 2] {
     let high = a - b;
@@ -140,7 +141,7 @@ fn difference(a: f32, b: f32) -> [f32; 2] {
     [high, low]
 }
 
-/// Elements whose signs are one word.
+/// Elements whose signs form one word.
 const ROUND: usize = 32;
 const WORD_BYTES: usize = ROUND / 8;
 /// The bits of a word, the lowest one first.
@@ -193,7 +194,7 @@ mod tests {
         assert_eq!(trip.encoded, [0, 0, 0, 64, 0b10010]);
     }
 
-    /// Whole words, and what is left of one.
+    /// Whole words, and a partial one.
     #[test]
     fn each_sign_has_its_bit() {
         for count in [1, 7, 8, 31, 32, 33, 64, 100] {
@@ -217,7 +218,7 @@ mod tests {
         exact::<Bf16>();
     }
 
-    /// Doubles hold the sums of such numbers exactly: 24 bits each, and exponents that differ by less than 28.
+    /// f64 holds the sums of such numbers exactly: 24 bits each, with exponents that differ by less than 28.
     fn exact<E: Float<Wide = f32>>() {
         let mut random = Random::new(4);
         let mut codec = codec(64);
@@ -230,7 +231,7 @@ mod tests {
             let sums: Vec<f32> = values.iter().zip(&state).map(sum).collect();
             let trip = round_trip(&mut codec, &Span::whole(1_000), &values, &mut state).expect("an encoding");
             for ((decoded, [high, low]), sum) in trip.decoded.iter().zip(&state).zip(&sums) {
-                // The larger two cancel first.
+                // The two larger numbers cancel first.
                 let both = (decoded.to_f64() + f64::from(*high)) + f64::from(*low);
                 assert_eq!(both, f64::from(*sum), "{high:e} {low:e}");
             }
@@ -257,7 +258,7 @@ mod tests {
         assert!(OneBit::new(&Settings { chunk: 100 }).is_err());
     }
 
-    /// Three small gradients outvote a large one, unless what the signs are off by is kept.
+    /// Three small gradients outvote a large one, unless the errors of the signs are kept.
     #[test]
     fn it_converges_with_the_residual_only() {
         let problem = Quadratic::lopsided(4, 256);

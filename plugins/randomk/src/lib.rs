@@ -1,14 +1,15 @@
-//! Random-k: the values at random places are sent, and the rest is added to the next round's. All ranks draw the same places
-//! from a shared seed, so no place is sent, and a sum of what was sent loses nothing (J. Wangni et al., "Gradient
-//! sparsification for communication-efficient distributed optimization", NeurIPS 2018; S. Stich et al., "Sparsified SGD with
-//! memory", NeurIPS 2018).
+//! Random-k: sends the values at random positions and adds the rest to the values of the next round. All ranks draw the
+//! same positions from a shared seed, so positions are not sent, and the sum of what was sent is exact (J. Wangni et
+//! al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS 2018; S. Stich et al.,
+//! "Sparsified SGD with memory", NeurIPS 2018).
 //!
-//! A block of n elements is cut into k runs that are equally long, or differ by 1; one place of each is drawn. Round, tensor
-//! and place of the block in it are part of the seed, so other places come up in other rounds.
+//! A block of n elements is split into k ranges whose lengths differ by at most 1, and one position is drawn in each.
+//! The seed includes the round, the tensor and the block's offset, so other rounds draw other positions.
 //!
-//! With `v` the sum of value and residual, rounded to f32, what is decoded plus the new residual is `v` exactly, for finite
-//! `v` (of f16 up to 2^29). A `v` beyond the range of the values' type is sent as that type's largest number, and the rest
-//! comes later. If there is a NaN or infinity that was not drawn, the first value is sent as NaN; none stays in the residual.
+//! Let `v` be the sum of value and residual, rounded to f32. For finite `v` (of f16 up to 2^29), the decoded value plus
+//! the new residual is exactly `v`. A `v` beyond the range of the element type is sent as that type's largest number,
+//! and the rest in later rounds. If a NaN or infinity was not drawn, the first value is sent as NaN; none stays in the
+//! residual.
 //!
 //! Encoded: the drawn values in their own type.
 
@@ -17,6 +18,7 @@
 
 use ronde_plugin::lanes::{self, zip};
 use ronde_plugin::math::{Random, share};
+use ronde_plugin::residual::{self, INFINITY_BITS, magnitude_bits};
 use ronde_plugin::{Codec, CodecFor, Error, Float, Plugin, Span};
 
 /// The codec.
@@ -27,7 +29,7 @@ pub struct RandomK {
 }
 
 impl RandomK {
-    /// The places of this round, ascending.
+    /// The positions of this round in ascending order.
     fn places(self, span: &Span) -> impl Iterator<Item = usize> {
         let (elements, kept) = (span.elements, share(self.ratio, span.elements));
         let mut random = Random::of(&[self.seed, span.round, span.tensor, span.offset]);
@@ -58,17 +60,16 @@ impl Codec for RandomK {
 impl<E: Float<Wide = f32>> CodecFor<E> for RandomK {
     fn encode(&mut self, span: &Span, values: &[E], state: &mut [f32], encoded: &mut [u8]) -> Result<usize, Error> {
         zip(state, values, |residual, value| *residual += value.widen());
-        let others = lanes::greatest(state, |residual| residual.to_bits() & 0x7fff_ffff) >= f32::INFINITY.to_bits();
+        let others = lanes::greatest(state, magnitude_bits) >= INFINITY_BITS;
         let bytes = share(self.ratio, values.len()) * E::BYTES;
         let mut drawn = false;
         for (index, sent) in self.places(span).zip(encoded[..bytes].chunks_exact_mut(E::BYTES)) {
-            let value = E::saturate(state[index]);
+            let value: E = residual::take(&mut state[index]);
             drawn |= !value.widen().is_finite();
-            state[index] -= value.widen();
             value.write(sent);
         }
         if others {
-            state.iter_mut().for_each(|value| *value = if value.is_finite() { *value } else { 0.0 });
+            residual::clear_non_finite(state);
             if !drawn {
                 E::narrow(f32::NAN).write(&mut encoded[..E::BYTES]);
             }
@@ -174,7 +175,7 @@ mod tests {
         }
     }
 
-    /// Values near the end of a narrow type's range, and residuals that carry the sum beyond it: nothing is lost.
+    /// Values near the limit of a narrow type's range, with residuals that exceed it: nothing is lost.
     #[test]
     fn a_sum_beyond_the_range_comes_in_parts() {
         beyond::<F16>(65_504.0);
@@ -200,7 +201,7 @@ mod tests {
         }
     }
 
-    /// More than f32 holds is an overflow: it is seen, and gone in the next round.
+    /// A sum beyond the range of f32 is an overflow: it is visible, and gone in the next round.
     #[test]
     fn a_sum_beyond_the_range_of_f32_does_not_last() {
         let (values, mut state) = ([f32::MAX; 100], vec![f32::MAX; 100]);
@@ -215,7 +216,7 @@ mod tests {
         assert!(CodecFor::<f32>::decode(&mut codec(0.1), &Span::whole(100), &[0; 44], &mut [0.0; 100]).is_err());
     }
 
-    /// In as many steps; without the residual each place moves in one step of fifty.
+    /// With as many steps; without the residual each position is updated in one step of fifty.
     #[test]
     fn it_converges_with_the_residual_only() {
         let problem = Quadratic::lopsided(4, 256);

@@ -1,58 +1,58 @@
-//! Element types, and what a codec keeps for each element.
+//! Element types, and the state that a codec keeps for each element.
 
 use core::ops::{Add, Mul, Neg, Sub};
 
 use crate::abi::DType;
 use crate::support::Plain;
 
-/// The type of a tensor's elements.
+/// An element type.
 pub trait Element: Plain + PartialEq + Default {
-    /// What the host calls it.
+    /// The type's number and name in the host.
     const DTYPE: DType;
     /// Bytes of one element.
     const BYTES: usize = size_of::<Self>();
 
-    /// The element that [`Element::write`] wrote. `bytes` has [`Element::BYTES`].
+    /// Reads an element, little-endian. `bytes` has [`Element::BYTES`].
     fn read(bytes: &[u8]) -> Self;
-    /// Writes it, little-endian. `bytes` has [`Element::BYTES`].
+    /// Writes the element, little-endian. `bytes` has [`Element::BYTES`].
     fn write(self, bytes: &mut [u8]);
 }
 
-/// What a codec keeps for each element.
+/// The state that a codec keeps for each element.
 pub trait State: Plain + Default + PartialEq {}
 
 /// A floating-point type. f16 and bf16 are computed in f32 and rounded once.
 pub trait Float: Element {
-    /// f64 for f64, otherwise f32: holds every value exactly.
+    /// f64 for f64, otherwise f32: represents every value exactly.
     type Wide: Wide;
 
-    /// Exact.
+    /// Converts exactly.
     fn widen(self) -> Self::Wide;
     /// Rounds to nearest, ties to even; NaN becomes canonical.
     fn narrow(value: Self::Wide) -> Self;
-    /// As [`Float::narrow`], but what is finite stays so: beyond the range it becomes the largest value of its sign. For
-    /// codecs that keep the difference and send it later.
+    /// Like [`Float::narrow`], but finite values stay finite: beyond the range the result is the largest value with the
+    /// same sign. For codecs that keep the difference and send it later.
     fn saturate(value: Self::Wide) -> Self;
-    /// Exact.
+    /// Converts exactly.
     fn to_f64(self) -> f64;
     /// Rounds to nearest once, ties to even; NaN becomes canonical.
     fn from_f64(value: f64) -> Self;
 }
 
-/// f32 or f64: what has an order on its bits, and a mean.
+/// f32 or f64, with a total order on their bits.
 pub trait Wide:
     Float + PartialOrd + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Neg<Output = Self>
 {
-    /// An integer that is ordered like the values: -0 before +0, NaN at the ends by its sign.
+    /// An integer ordered like the values: -0 before +0, NaN at either end by its sign.
     type Key: Copy + Ord + Default;
 
-    /// The value's key.
+    /// The key of the value.
     fn key(self) -> Self::Key;
-    /// The value that has this key.
+    /// The value with this key.
     fn from_key(key: Self::Key) -> Self;
-    /// Whether it is NaN.
+    /// Whether the value is NaN.
     fn not_a_number(self) -> bool;
-    /// Half of the sum, rounded once; NaN is canonical. Two finite values have a finite mean.
+    /// Half of the sum, rounded once; NaN is canonical. The mean of two finite values is finite.
     #[must_use]
     fn mean(self, other: Self) -> Self;
     /// The positive quiet NaN without payload.
@@ -69,7 +69,7 @@ pub struct F16(pub u16);
 #[repr(transparent)]
 pub struct Bf16(pub u16);
 
-/// A byte that says no when it is 0.
+/// A byte; 0 is false.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Bool(pub u8);
@@ -171,8 +171,8 @@ macro_rules! wide {
                 self.is_nan()
             }
 
-            /// Halves first only where the sum is too large, which is where halving is exact; a sum that is so small
-            /// that halving it rounds is exact itself.
+            /// Halves the operands first only if the sum overflows, where halving is exact. A sum so small that halving
+            /// it rounds is itself exact.
             #[inline(always)]
             fn mean(self, other: Self) -> Self {
                 let sum = self + other;
@@ -182,7 +182,7 @@ macro_rules! wide {
 
             #[inline(always)]
             fn nan() -> Self {
-                // Infinity and the first bit of the fraction.
+                // Infinity with the first bit of the fraction set.
                 let infinity = Self::INFINITY.to_bits();
                 Self::from_bits(infinity | (infinity >> 1 & !infinity))
             }
@@ -199,10 +199,10 @@ impl Float for F16 {
     #[inline(always)]
     fn widen(self) -> f32 {
         let shifted = u32::from(self.0 & 0x7fff) << 13;
-        // The exponent's bias grows from 15 to 127, and infinity and NaN have the largest one again.
+        // The exponent's bias grows from 15 to 127; infinity and NaN get the largest exponent again.
         let normal = shifted + BIAS_DIFFERENCE;
         let special = normal + BIAS_DIFFERENCE;
-        // A denormal is the fraction of the least normal number, less that number.
+        // A denormal is the fraction of the smallest normal number, minus that number.
         let least = BIAS_DIFFERENCE + ONE_EXPONENT;
         let denormal = (f32::from_bits(shifted + least) - f32::from_bits(least)).to_bits();
         let finite = if shifted < ONE_EXPONENT { denormal } else { normal };
@@ -214,10 +214,11 @@ impl Float for F16 {
     #[inline(always)]
     fn narrow(value: f32) -> Self {
         let magnitude = value.to_bits() & 0x7fff_ffff;
-        // Half of the last place that stays, or just below when that is even; a carry goes into the exponent.
+        // Adds half of the last remaining place, or slightly less if that place is even; a carry increments the
+        // exponent.
         let odd = magnitude >> 13 & 1;
         let normal = magnitude.wrapping_sub(BIAS_DIFFERENCE).wrapping_add(0xfff + odd) >> 13;
-        // Beside 2^-1 the last place of an f32 is 2^-24, that of a denormal f16: the addition rounds.
+        // Next to 2^-1 the last place of an f32 is 2^-24, which is that of a denormal f16: the addition rounds.
         let denormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
         let finite = if magnitude < LEAST_NORMAL_HALF { denormal } else { normal };
         let ordered = if magnitude < BEYOND_HALF { finite } else { 0x7c00 };
@@ -228,7 +229,7 @@ impl Float for F16 {
     #[inline(always)]
     fn saturate(value: f32) -> Self {
         let Self(narrow) = Self::narrow(value);
-        // Before infinity comes the largest value.
+        // The largest value precedes infinity.
         Self(narrow - u16::from(narrow & 0x7fff == 0x7c00 && value.is_finite()))
     }
 
@@ -262,7 +263,7 @@ impl Float for Bf16 {
     #[inline(always)]
     fn saturate(value: f32) -> Self {
         let Self(narrow) = Self::narrow(value);
-        // Before infinity comes the largest value.
+        // The largest value precedes infinity.
         Self(narrow - u16::from(narrow & 0x7fff == 0x7f80 && value.is_finite()))
     }
 
@@ -277,8 +278,8 @@ impl Float for Bf16 {
     }
 }
 
-/// Rounds to f32 so that a second rounding, to a type with at least two bits less, gives what one rounding would: of the
-/// two neighbours of an inexact value the one whose last bit is 1 (S. Boldo and G. Melquiond, "Emulation of a FMA and
+/// Rounds to f32 such that a second rounding, to a type with at least two bits less, gives the same result as a single
+/// one: an inexact value becomes the neighbour whose last bit is 1 (S. Boldo and G. Melquiond, "Emulation of a FMA and
 /// correctly rounded sums", IEEE Transactions on Computers 57 (2008)).
 #[allow(clippy::cast_possible_truncation, reason = "the first of two roundings")]
 #[inline(always)]
@@ -288,17 +289,17 @@ fn to_odd(value: f64) -> f32 {
     let toward_value = if f64::from(nearest).abs() > value.abs() { bits.wrapping_sub(1) } else { bits.wrapping_add(1) };
     let inexact = f64::from(nearest) != value;
     let odd = if inexact & (bits & 1 == 0) { toward_value } else { bits };
-    // NaN is told from numbers by the rounding that follows; infinity is exact.
+    // The following rounding distinguishes NaN from numbers; infinity is exact.
     if value.is_nan() { nearest } else { f32::from_bits(odd) }
 }
 
-/// One step of an f32's exponent; also the least normal f16, shifted so that its exponent stands where an f32 has it.
+/// One step of an f32's exponent. It is also the smallest normal f16, shifted to the exponent of an f32.
 const ONE_EXPONENT: u32 = 1 << 23;
 /// 127 - 15, the difference of the exponents' biases.
 const BIAS_DIFFERENCE: u32 = (127 - 15) * ONE_EXPONENT;
 /// An f16's infinity, shifted in the same way.
 const HALF_INFINITY: u32 = 31 * ONE_EXPONENT;
-/// 2^-14, the least normal f16, and 2^16, what f16's infinity would be, as f32.
+/// 2^-14, the smallest normal f16, and 2^16, the successor of f16's range, as f32.
 const LEAST_NORMAL_HALF: u32 = (127 - 14) * ONE_EXPONENT;
 const BEYOND_HALF: u32 = (127 + 16) * ONE_EXPONENT;
 
@@ -311,7 +312,7 @@ mod tests {
 
     use super::*;
 
-    /// Every value of the narrow types, and f32 in steps that visit all exponents and many fractions.
+    /// Every value of the narrow types, and f32 values of all exponents with many fractions.
     #[test]
     fn conversions_are_those_of_the_native_kernels() {
         let singles =
@@ -358,7 +359,7 @@ mod tests {
         assert_eq!((size_of::<F16>(), F16::DTYPE.size_bytes()), (2, 2));
     }
 
-    /// Sums of two in the middle of a narrow type's places, where rounding twice goes wrong.
+    /// Sums halfway between two values of a narrow type, for which rounding twice is wrong.
     #[test]
     fn narrowing_from_f64_rounds_once() {
         for step in 0..4_096_u32 {
@@ -369,7 +370,7 @@ mod tests {
                 kernels::reduce_n(ronde_wire::DType::F64, ReduceOp::Adasum, &[&operand(true)], &[1.0], &mut exact)
                     .expect("one operand");
                 assert_eq!(f64::from_le_bytes(exact), value);
-                // The nearest of the two neighbours, by exact arithmetic.
+                // The nearer of the two neighbours, by exact arithmetic.
                 let own = if dtype == ronde_wire::DType::F16 {
                     nearest(value, |bits| F16(bits).to_f64(), F16::from_f64(value).0)
                 } else {
@@ -380,7 +381,7 @@ mod tests {
         }
     }
 
-    /// Whether no neighbour is nearer, and on a tie the last bit is 0.
+    /// Whether no neighbour is nearer, and the last bit is 0 on a tie.
     fn nearest(value: f64, widen: impl Fn(u16) -> f64, bits: u16) -> bool {
         let distance = |bits: u16| (widen(bits) - value).abs();
         [bits - 1, bits + 1].into_iter().all(|other| {

@@ -1,10 +1,10 @@
-//! Why a call fails.
+//! Errors of calls.
 
 use core::fmt;
 
 use ronde_plugin_abi::codes;
 
-/// Fails the operation on all ranks; the sidecar names plugin, tensor, code and text.
+/// An error that fails the operation on all ranks. The sidecar reports plugin, tensor, code and text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Error {
     code: i32,
@@ -12,47 +12,47 @@ pub struct Error {
 }
 
 impl Error {
-    /// Parameters that do not go together; `text` says which, and what would be right.
+    /// Incompatible parameters; `text` says which, and what would be valid.
     #[must_use]
     pub const fn parameters(text: &'static str) -> Self {
         Self { code: codes::PARAMETERS, text }
     }
 
-    /// Encoded bytes that this codec does not give; `text` says what they should be.
+    /// Malformed encoded bytes; `text` says what is expected.
     #[must_use]
     pub const fn malformed(text: &'static str) -> Self {
         Self { code: codes::MALFORMED, text }
     }
 
-    /// Values that cannot be taken.
+    /// Unsupported values.
     #[must_use]
     pub const fn values(text: &'static str) -> Self {
         Self { code: codes::VALUES, text }
     }
 
-    /// A code of the plugin's own: 0 is the first one.
+    /// An error code of the plugin's own, starting at 0.
     #[must_use]
     pub const fn own(number: u16, text: &'static str) -> Self {
         Self { code: codes::OWN - number as i32, text }
     }
 
-    /// A type or kind of call that is not taken.
+    /// An unsupported type or kind of call.
     pub(crate) const fn unsupported(text: &'static str) -> Self {
         Self { code: codes::UNSUPPORTED, text }
     }
 
-    /// A span that the buffers do not hold.
+    /// A span that does not fit the buffers.
     pub(crate) const fn too_long(text: &'static str) -> Self {
         Self { code: codes::TOO_LONG, text }
     }
 
-    /// What the function gives the host: always negative.
+    /// The code that the function returns to the host; always negative.
     #[must_use]
     pub const fn code(&self) -> i32 {
         self.code
     }
 
-    /// For people.
+    /// The text.
     #[must_use]
     pub const fn text(&self) -> &'static str {
         self.text

@@ -1,7 +1,7 @@
-//! The macro that makes a module of a plugin.
+//! The macro that makes a WebAssembly module of a plugin.
 
-/// Makes a WebAssembly module of a codec, a reducer or both: the manifest, the buffers and the functions that the host
-/// calls. Natively it makes the struct of parameters only. One to a crate, at its root.
+/// Makes a WebAssembly module of a codec, a reducer or both: the manifest, the buffers, and the functions that the host
+/// calls. In native builds it defines the struct of parameters only. Use it once, at the root of a crate.
 ///
 /// ```text
 /// ronde_plugin::export! {
@@ -20,14 +20,13 @@
 /// }
 /// ```
 ///
-/// Texts have no quotes, backslashes and control characters. `codec` or `reducer` may be left out.
+/// Texts must not contain quotes, backslashes or control characters. `codec` or `reducer` may be omitted.
 ///
-/// Types go by the names that users see: `uint8`, `int8`, `uint16`, `int16`,
-/// `int32`, `int64`, `float16`, `bfloat16`, `float32`, `float64`, `bool`. Numbers are written without underscores, as they
-/// become part of a text.
+/// Types have the names that users see: `uint8`, `int8`, `uint16`, `int16`, `int32`, `int64`, `float16`, `bfloat16`,
+/// `float32`, `float64`, `bool`. Numbers are written without underscores, because they become part of a text.
 ///
-/// The largest span that a codec is given follows from the buffers: `input` and `output` hold its values and its encoding,
-/// `state` its state. 64 KiB of values stay in a cache and are long enough that a call costs nothing beside the work.
+/// The buffers determine the largest span of a codec: `input` and `output` hold its values and its encoding, `state`
+/// its state. 64 KiB of values stay cached and make the overhead of a call negligible.
 #[macro_export]
 macro_rules! export {
     (
@@ -86,7 +85,7 @@ macro_rules! export {
             );)*
         };
 
-        /// The manifest of this plugin, which becomes a section of the module.
+        /// The manifest of this plugin, stored as a section of the module.
         pub const MANIFEST: &str = {
             const PARTS: &[&str] = &[
                 concat!("{\"abi\":1,\"name\":\"", $name, "\",\"version\":\"", env!("CARGO_PKG_VERSION"), "\",\"about\":\""),
@@ -170,7 +169,7 @@ macro_rules! export {
     };
 }
 
-/// The functions of a codec.
+/// Defines the functions of a codec.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __codec_functions {
@@ -209,7 +208,7 @@ macro_rules! __codec_functions {
     };
 }
 
-/// The functions of a reducer.
+/// Defines the functions of a reducer.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __reducer_functions {
@@ -250,7 +249,7 @@ macro_rules! __reducer_functions {
     };
 }
 
-/// The Rust type of a name that users see.
+/// The Rust type of an element type's name.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __element {
@@ -289,7 +288,7 @@ macro_rules! __element {
     };
 }
 
-/// The Rust type of a kind of parameter.
+/// The Rust type of a parameter's kind.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __parameter_type {
@@ -307,7 +306,7 @@ macro_rules! __parameter_type {
     };
 }
 
-/// A parameter's default.
+/// The default of a parameter.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __default {
@@ -317,7 +316,7 @@ macro_rules! __default {
     ($kind:ident, $default:literal, $($rest:tt)*) => { $default };
 }
 
-/// What a parameter is, for people.
+/// The description of a parameter.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __about {
@@ -332,7 +331,7 @@ macro_rules! __about {
     };
 }
 
-/// The rest of a parameter's description in the manifest.
+/// The rest of a parameter's JSON in the manifest.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __parameter_json {

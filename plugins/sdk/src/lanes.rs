@@ -1,16 +1,17 @@
-//! Loops over elements that become vectors, several in each round.
+//! Loops over elements that the compiler vectorises, with several vectors per iteration.
 
-/// Elements of one round: eight vectors of f32. The host looks at its clock once a round, and so does the loop at its end.
+/// Elements of one iteration: eight vectors of f32. The host checks its deadline, and the loop its end, once per
+/// iteration.
 const ROUND: usize = 32;
 
-/// Does something with each pair of elements, in order. The shorter slice says how many.
+/// Calls `each` for each pair of elements in order, up to the end of the shorter slice.
 #[inline(always)]
 pub fn zip<A, B: Copy>(into: &mut [A], from: &[B], each: impl Fn(&mut A, B)) {
     let count = into.len().min(from.len());
     let (into_rounds, into_rest) = into[..count].as_chunks_mut::<ROUND>();
     let (from_rounds, from_rest) = from[..count].as_chunks::<ROUND>();
     for (into, from) in into_rounds.iter_mut().zip(from_rounds) {
-        // A number of elements that the compiler knows.
+        // A constant trip count, which the compiler unrolls.
         for index in 0..ROUND {
             each(&mut into[index], from[index]);
         }
@@ -18,7 +19,7 @@ pub fn zip<A, B: Copy>(into: &mut [A], from: &[B], each: impl Fn(&mut A, B)) {
     into_rest.iter_mut().zip(from_rest).for_each(|(into, from)| each(into, *from));
 }
 
-/// The greatest of what `key` makes of each element; 0 of none.
+/// The largest `key` of all elements; 0 if there are none.
 #[inline(always)]
 pub fn greatest<E: Copy>(values: &[E], key: impl Fn(E) -> u32) -> u32 {
     let (rounds, rest) = values.as_chunks::<ROUND>();

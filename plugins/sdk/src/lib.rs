@@ -1,13 +1,13 @@
 //! Codecs and reducers for ronde as WebAssembly plugins, in safe Rust.
 //!
 //! A plugin implements [`Plugin`] and, for each element type that it takes, [`CodecFor`] or [`ReducerFor`];
-//! [`export!`](crate::export!) makes a module of it. The logic is plain Rust on slices, so its tests run natively, with `cargo test` and
-//! the helpers of [`testing`]. docs/PLUGINS.md begins with a plugin that is written, built, tested and used.
+//! [`export!`](crate::export!) makes a module of it. The logic is plain Rust on slices, so its tests run natively, with
+//! `cargo test` and the helpers of [`testing`]. docs/PLUGINS.md starts with a plugin that is written, built, tested and used.
 //!
 //! ```
 //! use ronde_plugin::{Codec, CodecFor, Error, Plugin, Span};
 //!
-//! /// Sends what is left of values when the lower half of their bits is cut off.
+//! /// Sends the upper half of the bits of each value.
 //! struct Cut;
 //!
 //! impl Plugin for Cut {
@@ -63,6 +63,7 @@
 #[cfg(not(target_arch = "wasm32"))]
 extern crate std;
 
+pub mod cast;
 pub mod element;
 mod error;
 mod export;
@@ -74,6 +75,7 @@ mod operands;
 pub mod parameters;
 mod plugin;
 pub mod ranks;
+pub mod residual;
 #[allow(unsafe_code, reason = "the one module where a plugin's memory becomes slices")]
 #[doc(hidden)]
 pub mod support;

@@ -1,6 +1,6 @@
-//! Texts that are put together while the plugin is compiled.
+//! Concatenates the manifest's text at compile time.
 
-/// Bytes of the joined parts.
+/// The length of the concatenated parts.
 #[must_use]
 pub const fn length(parts: &[&str]) -> usize {
     let (mut length, mut last, mut part) = (0, 0, 0);
@@ -14,7 +14,7 @@ pub const fn length(parts: &[&str]) -> usize {
     length
 }
 
-/// The parts one after the other. A part that is a comma is left out where a list begins.
+/// Concatenates the parts. A part that is a comma is omitted at the start of a list.
 #[must_use]
 pub const fn joined<const LENGTH: usize>(parts: &[&str]) -> [u8; LENGTH] {
     let mut bytes = [0; LENGTH];
@@ -34,10 +34,10 @@ pub const fn joined<const LENGTH: usize>(parts: &[&str]) -> [u8; LENGTH] {
     bytes
 }
 
-/// Joined texts are text.
+/// Converts concatenated text to a string.
 ///
 /// # Panics
-/// When they are not; at compile time, as it is called there.
+/// If it is not UTF-8; at compile time.
 #[must_use]
 pub const fn text(bytes: &[u8]) -> &str {
     match core::str::from_utf8(bytes) {
@@ -46,7 +46,7 @@ pub const fn text(bytes: &[u8]) -> &str {
     }
 }
 
-/// Whether a text can stand in the manifest as it is: without quotes, backslashes and control characters.
+/// Whether a text needs no escapes in the manifest: it has no quotes, backslashes or control characters.
 ///
 /// ```
 /// ronde_plugin::export! {
@@ -76,10 +76,10 @@ pub const fn is_plain(text: &str) -> bool {
     true
 }
 
-/// The bytes of a text as an array, as a section wants them.
+/// The bytes of a text as an array, for a section.
 ///
 /// # Panics
-/// When the length is another one; at compile time, as it is called there.
+/// If the length differs; at compile time.
 #[must_use]
 pub const fn bytes<const LENGTH: usize>(text: &'static str) -> &'static [u8; LENGTH] {
     match text.as_bytes().first_chunk() {

@@ -1,6 +1,6 @@
-//! What `core` lacks.
+//! Mathematical functions that `core` lacks.
 
-/// The square root, correctly rounded.
+/// The correctly rounded square root.
 #[inline]
 #[must_use]
 pub fn sqrt(value: f64) -> f64 {
@@ -17,7 +17,7 @@ pub fn sqrt(value: f64) -> f64 {
     value.sqrt()
 }
 
-/// A share of so many, rounded up: at least 1 of 1 or more, at most all.
+/// The share `ratio` of `elements`, rounded up: at least 1 (if there are any), at most all.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most `elements`")]
 #[must_use]
 pub fn share(ratio: f64, elements: usize) -> usize {
@@ -32,13 +32,13 @@ pub fn share(ratio: f64, elements: usize) -> usize {
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence that begins with a seed.
+    /// The sequence for a seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The sequence that belongs to several numbers at once, whose order matters.
+    /// The sequence for several numbers, whose order matters.
     #[must_use]
     pub fn of(seeds: &[u64]) -> Self {
         let mix = |state: u64, seed: &u64| Self(state ^ *seed).next();

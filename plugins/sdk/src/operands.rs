@@ -13,7 +13,7 @@ pub struct Operands<'a, E> {
 }
 
 impl<'a, E: Element> Operands<'a, E> {
-    /// Operands that lie in `input`, `stride` elements apart. None when they do not fit.
+    /// The operands in `input`, `stride` elements apart; `None` if they do not fit.
     #[must_use]
     pub fn within(input: &'a [E], ranks: usize, stride: usize, elements: usize) -> Option<Self> {
         let before_last = ranks.checked_sub(1)?.checked_mul(stride)?;

@@ -1,23 +1,23 @@
-//! Parameters: what [`export!`](crate::export!) makes of their declarations.
+//! Parameters, as declared by [`export!`](crate::export!).
 
 use crate::abi::limits::PARAMETER_BYTES;
 
-/// A struct of parameters, read from the block that the host fills in with checked values.
+/// A struct of parameters, read from the block of checked values that the host writes.
 pub trait Parameters: Sized {
-    /// How many there are.
+    /// Number of parameters.
     const COUNT: usize;
 
-    /// Reads the block: [`PARAMETER_BYTES`] for each, in the order of their declaration.
+    /// Reads the block: [`PARAMETER_BYTES`] for each parameter, in the order of declaration.
     fn read(block: &[[u8; PARAMETER_BYTES]]) -> Self;
 }
 
 /// A parameter's type: `i64`, `f64`, `bool`, or [`Choice`].
 pub trait Parameter: Sized {
-    /// From its 8 bytes.
+    /// Reads the value from its 8 bytes.
     fn read(bytes: [u8; PARAMETER_BYTES]) -> Self;
 }
 
-/// The position of the chosen word in its list.
+/// The index of a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice(pub usize);
 
@@ -48,10 +48,10 @@ impl Parameter for Choice {
 }
 
 impl Choice {
-    /// The position of the default in the list of choices: for [`export!`](crate::export!).
+    /// The index of the default in the list of choices: for [`export!`](crate::export!).
     ///
     /// # Panics
-    /// When it is not in the list; at compile time, as it is called there.
+    /// If the default is not in the list; at compile time.
     #[doc(hidden)]
     #[must_use]
     pub const fn of(default: &str, choices: &[&str]) -> Self {
@@ -66,7 +66,7 @@ impl Choice {
     }
 }
 
-/// Whether two texts are the same, at compile time.
+/// Compares two texts at compile time.
 #[doc(hidden)]
 #[must_use]
 pub const fn equal(a: &[u8], b: &[u8]) -> bool {

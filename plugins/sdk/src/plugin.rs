@@ -1,42 +1,42 @@
-//! What a plugin implements.
+//! The traits that a plugin implements.
 
 use crate::abi::{Call, Stage};
 use crate::element::{Element, State};
 use crate::{Error, Operands};
 
-/// What codecs and reducers have in common.
+/// The common part of codecs and reducers.
 ///
-/// A value of this type lives as long as the module's instance. It may hold what follows from the parameters, and scratch
-/// space; what a call gives must depend on its arguments and the parameters alone, for instances are shared among tensors
-/// and come and go. `ronde plugin check` tests that.
+/// A value of this type lives as long as an instance of the module. It may hold data derived from the parameters, and
+/// scratch space. The results of a call must depend on its arguments and the parameters only, because instances are
+/// shared among tensors, and created and dropped at any time. `ronde plugin check` tests this.
 pub trait Plugin: Sized {
-    /// The struct that [`export!`](crate::export!) makes of the parameters.
+    /// The struct of parameters that [`export!`](crate::export!) defines.
     type Parameters;
 
-    /// Called once, when the parameters are known. Ranges are checked already.
+    /// Called once with the parameters, whose ranges are already checked.
     ///
     /// # Errors
-    /// [`Error::parameters`] when they do not go together.
+    /// [`Error::parameters`] if they are incompatible.
     fn new(parameters: &Self::Parameters) -> Result<Self, Error>;
 }
 
-/// A codec: how many bytes at most, and what it keeps for each element.
+/// A codec: the bound of its encoding, and the state for each element.
 pub trait Codec: Plugin {
-    /// What is kept for each element from one round to the next: a residual, a momentum. `()` for nothing.
+    /// The state of each element from one round to the next: a residual, a momentum. `()` for none.
     type State: State;
 
-    /// The most bytes that so many elements are encoded to. Depends on the parameters alone and never falls as `elements`
-    /// rises.
+    /// The most bytes that `elements` elements can be encoded to. It depends on the parameters only, and never
+    /// decreases as `elements` increases.
     fn bound(&self, elements: usize) -> usize;
 }
 
-/// A codec of elements of one type.
+/// A codec for elements of one type.
 pub trait CodecFor<E: Element>: Codec {
-    /// Encodes a span to the front of `encoded`, which has [`Codec::bound`] bytes at least; gives how many bytes it took.
-    /// There is a state for each value.
+    /// Encodes a span to the start of `encoded`, which has at least [`Codec::bound`] bytes. Returns the number of bytes
+    /// written. There is one state for each value.
     ///
     /// # Errors
-    /// Any; the operation fails on all ranks.
+    /// Any error fails the operation on all ranks.
     fn encode(
         &mut self,
         span: &Span,
@@ -45,36 +45,36 @@ pub trait CodecFor<E: Element>: Codec {
         encoded: &mut [u8],
     ) -> Result<usize, Error>;
 
-    /// Writes all `values`. The bytes may come from another host: they may be anything, of any length.
+    /// Decodes to all `values`. The bytes come from another host and are untrusted: any content, of any length.
     ///
     /// # Errors
-    /// [`Error::malformed`] when no span is encoded so.
+    /// [`Error::malformed`] if no span is encoded to these bytes.
     fn decode(&mut self, span: &Span, encoded: &[u8], values: &mut [E]) -> Result<(), Error>;
 }
 
-/// A reducer, pairwise, n-ary, two-pass or adaptive, as its manifest says.
+/// A reducer: pairwise, n-ary, two-pass or adaptive, as its manifest says.
 pub trait Reducer: Plugin {
-    /// Two-pass and adaptive: turns what was measured into what [`ReducerFor::reduce`] is given.
+    /// For two-pass and adaptive reducers: converts measures into what [`ReducerFor::reduce`] receives.
     ///
-    /// Two-pass: `measures` holds the sums that [`ReducerFor::measure`] took of each rank, as many as the manifest says, one
-    /// rank after the other, and keeps that shape. Adaptive: it holds the inner products of all pairs of ranks, the upper
-    /// triangle with the diagonal row by row; one weight for each rank is to be left at its front.
+    /// Two-pass: `measures` has the sums of [`ReducerFor::measure`] for each rank in turn, as many per rank as the
+    /// manifest says, and keeps this layout. Adaptive: `measures` has the inner products of all pairs of ranks, the
+    /// upper triangle with the diagonal row by row; the result is one weight for each rank, at the start.
     ///
     /// # Errors
-    /// Any; the operation fails on all ranks.
+    /// Any error fails the operation on all ranks.
     fn conclude(&mut self, ranks: usize, measures: &mut [f64]) -> Result<(), Error> {
         let _ = (ranks, measures);
         Ok(())
     }
 }
 
-/// A reducer of elements of one type.
+/// A reducer for elements of one type.
 pub trait ReducerFor<E: Element>: Reducer {
-    /// Reduces a span: element `i` of `output` follows from element `i` of all operands, which are in rank order.
-    /// `measures` is what was concluded, and empty when nothing is measured.
+    /// Reduces a span: element `i` of `output` depends on element `i` of each operand only; operands are in rank order.
+    /// `measures` is the result of [`Reducer::conclude`], and empty for shapes that do not measure.
     ///
     /// # Errors
-    /// Any; the operation fails on all ranks.
+    /// Any error fails the operation on all ranks.
     fn reduce(
         &mut self,
         span: &Span,
@@ -83,42 +83,43 @@ pub trait ReducerFor<E: Element>: Reducer {
         output: &mut [E],
     ) -> Result<(), Error>;
 
-    /// Two-pass: measures a span of one rank's values. `measures` holds zeros; the host adds up the spans'.
+    /// For two-pass reducers: measures a span of one rank's values. `measures` is zero at first; the host adds the
+    /// results of spans.
     ///
     /// # Errors
-    /// Any; the operation fails on all ranks.
+    /// Any error fails the operation on all ranks.
     fn measure(&mut self, span: &Span, values: &[E], measures: &mut [f64]) -> Result<(), Error> {
         let _ = (span, values, measures);
         Ok(())
     }
 }
 
-/// Where the elements of a call belong.
+/// The position of a call's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Whether they are what a member contributes, or a result that the owner of a piece sends to all.
+    /// Whether they are a member's contribution, or a result that the owner of a chunk sends to all.
     pub stage: Stage,
-    /// How many elements there are.
+    /// Number of elements.
     pub elements: usize,
-    /// The first one within its tensor.
+    /// Index of the first element in its tensor.
     pub offset: u64,
-    /// Elements of the whole tensor.
+    /// Number of elements of the whole tensor.
     pub tensor_elements: u64,
     /// How often this tensor was reduced with this plugin before: equal on all ranks.
     pub round: u64,
-    /// A number that stands for the tensor, equal on all ranks: with `round` and `offset` a seed.
+    /// A number that identifies the tensor, equal on all ranks; with `round` and `offset` usable as a seed.
     pub tensor: u64,
 }
 
 impl Span {
-    /// A whole tensor in its first round: for tests.
+    /// A whole tensor in its first round, for tests.
     #[must_use]
     pub fn whole(elements: usize) -> Self {
         let tensor_elements = elements as u64;
         Self { stage: Stage::Contribution, elements, offset: 0, tensor_elements, round: 0, tensor: 0 }
     }
 
-    /// What the host said of a call.
+    /// Reads the span of a call.
     pub(crate) fn of(call: &Call) -> Result<Self, Error> {
         let stage = Stage::from_number(call.stage).ok_or(Error::unsupported("there is no such stage"))?;
         let Call { offset, tensor_elements, round, tensor, .. } = *call;

@@ -1,5 +1,5 @@
-//! Reductions that see all ranks' values of an element at once: sorted, or as a sum in which each rank has a weight. The
-//! results are those of ronde's native operations, bit by bit.
+//! Reductions over all ranks' values of an element: sorting, and weighted sums. The results have the same bits as
+//! ronde's native operations.
 
 use crate::abi::limits::RANKS_MAX;
 use crate::element::{Float, Wide};
@@ -11,14 +11,14 @@ pub const LANES: usize = 32;
 /// One key for each of [`LANES`] elements.
 pub type Row<W> = [<W as Wide>::Key; LANES];
 
-/// Scratch space in which all ranks' values of a few elements are sorted.
+/// Scratch space to sort all ranks' values of a few elements.
 #[derive(Debug)]
 pub struct Rows {
     singles: [Row<f32>; RANKS_MAX as usize],
     doubles: [Row<f64>; RANKS_MAX as usize],
 }
 
-/// A type that [`Rows`] has rows for.
+/// A type that [`Rows`] can sort.
 pub trait Sorted: Float {
     #[doc(hidden)]
     fn rows(rows: &mut Rows) -> &mut [Row<Self::Wide>];
@@ -37,18 +37,18 @@ macro_rules! sorted {
 sorted!(f32: singles, F16: singles, Bf16: singles, f64: doubles);
 
 impl Rows {
-    /// Nothing sorted yet.
+    /// Empty scratch space.
     #[must_use]
     #[allow(clippy::new_without_default, reason = "too large to be made by the way")]
     pub const fn new() -> Self {
         Self { singles: [[0; LANES]; RANKS_MAX as usize], doubles: [[0; LANES]; RANKS_MAX as usize] }
     }
 
-    /// Sorts the ranks' values of each element, ascending, -0 before +0, and writes what `pick` makes of them. NaN wins: an
-    /// element that is NaN on any rank is NaN.
+    /// Sorts the ranks' values of each element in ascending order, -0 before +0, and writes the results of `pick`. An
+    /// element that is NaN on any rank is NaN in the result.
     ///
-    /// `pick` gets the sorted rows, one for each rank, and fills in the results of [`LANES`] elements; those of NaN are
-    /// replaced afterwards. There are at most [`RANKS_MAX`] operands.
+    /// `pick` receives the sorted rows, one for each rank, and fills in the results of [`LANES`] elements; those of NaN
+    /// are replaced afterwards. There may be at most [`RANKS_MAX`] operands.
     pub fn reduce<E: Sorted>(
         &mut self,
         operands: &Operands<'_, E>,
@@ -68,7 +68,7 @@ impl Rows {
             }
             for_each_exchange(ranks, |low, high| exchange(rows, low, high));
             pick(rows, &mut picked);
-            // Sorted, NaN lies at one of the ends, by its sign.
+            // After sorting, NaN is at one of the ends, depending on its sign.
             let ends = rows[0].iter().zip(&rows[ranks - 1]);
             for (value, (least, greatest)) in picked.iter_mut().zip(ends) {
                 let nan = E::Wide::from_key(*least).not_a_number() | E::Wide::from_key(*greatest).not_a_number();
@@ -79,18 +79,19 @@ impl Rows {
     }
 }
 
-/// Lane by lane the lesser keys to `low`, the greater ones to `high`.
+/// Moves the smaller keys of each lane to `low`, the larger ones to `high`.
 #[inline(always)]
 fn exchange<K: Copy + Ord>(rows: &mut [[K; LANES]], low: usize, high: usize) {
-    let (before, behind) = rows.split_at_mut(high);
-    for (a, b) in before[low].iter_mut().zip(&mut behind[0]) {
+    let (before, rest) = rows.split_at_mut(high);
+    for (a, b) in before[low].iter_mut().zip(&mut rest[0]) {
         (*a, *b) = ((*a).min(*b), (*a).max(*b));
     }
 }
 
-/// Pairs of rows, lower one first, that are compared and exchanged in this order so that any number of rows ends sorted: K.
-/// E. Batcher's merge exchange, "Sorting networks and their applications", AFIPS 1968, as Algorithm M of D. Knuth, "The Art
-/// of Computer Programming" 5.2.2. They do not depend on the values, so whole vectors of elements are sorted at once.
+/// Pairs of rows, the lower one first, to compare and exchange in this order so that any number of rows gets sorted: K.
+/// E. Batcher's merge exchange, "Sorting networks and their applications", AFIPS 1968, as Algorithm M of D. Knuth, "The
+/// Art of Computer Programming" 5.2.2. The pairs do not depend on the values, so whole vectors of elements are sorted
+/// at once.
 fn for_each_exchange(rows: usize, mut exchange: impl FnMut(usize, usize)) {
     let largest = rows.next_power_of_two() / 2;
     let mut p = largest;
@@ -111,8 +112,8 @@ fn for_each_exchange(rows: usize, mut exchange: impl FnMut(usize, usize)) {
     }
 }
 
-/// Adds `weight * value` rank by rank in f64 and rounds once. A weight of exactly 0 leaves a rank's values out, whatever
-/// they are. There are as many weights as operands.
+/// Adds `weight * value` rank by rank in f64 and rounds once. A weight of exactly 0 ignores the rank's values, even
+/// NaN. There must be as many weights as operands.
 pub fn weighted_sum<E: Float>(operands: &Operands<'_, E>, weights: &[f64], output: &mut [E]) {
     if weights.iter().all(|weight| *weight == 0.0) {
         output.fill(E::default());
@@ -122,7 +123,7 @@ pub fn weighted_sum<E: Float>(operands: &Operands<'_, E>, weights: &[f64], outpu
     for (group, output) in output.chunks_mut(GROUP).enumerate() {
         let start = group * GROUP;
         let sums = &mut sums[..output.len()];
-        // Nothing changes when it is added to this zero, not even the other one.
+        // Adding anything to -0 gives that value, even another zero.
         sums.fill(-0.0);
         for (operand, &weight) in operands.iter().zip(weights) {
             if weight != 0.0 {
@@ -134,8 +135,8 @@ pub fn weighted_sum<E: Float>(operands: &Operands<'_, E>, weights: &[f64], outpu
     }
 }
 
-/// The sum of all values' squares, in f64: partial sums in one fixed pattern, so that it depends on the values and on how
-/// they were cut into spans, and on nothing else.
+/// The sum of the squares of all values in f64. Partial sums follow a fixed pattern, so the result depends only on the
+/// values and on where they were split into spans.
 #[must_use]
 pub fn sum_of_squares<E: Float>(values: &[E]) -> f64 {
     let mut block = [0.0; BLOCK];
@@ -153,9 +154,9 @@ pub fn sum_of_squares<E: Float>(values: &[E]) -> f64 {
     sum
 }
 
-/// Elements that are summed together: they stay in a first-level cache.
+/// Elements that are summed together; they fit a first-level cache.
 const GROUP: usize = 256;
-/// Elements of a block that is summed by itself.
+/// Elements of a block that is summed separately.
 const BLOCK: usize = 128;
 /// Partial sums of a block.
 const PARTIAL: usize = 8;
@@ -172,7 +173,7 @@ mod tests {
     use crate::Element;
     use crate::math::Random;
 
-    /// By the 0-1 principle a network that sorts all sequences of zeros and ones sorts everything.
+    /// By the 0-1 principle, a network that sorts all sequences of zeros and ones sorts everything.
     #[test]
     fn the_network_sorts() {
         for rows in 1..=11 {
@@ -186,7 +187,7 @@ mod tests {
         }
     }
 
-    /// Any bits, among them NaN and infinity, and numbers that are close together.
+    /// Arbitrary bits, including NaN and infinity, and numbers that are close together.
     fn values<E: Float>(random: &mut Random, count: usize) -> Vec<E> {
         let mut value = || {
             let any = f64::from(f32::from_bits(random.below(u32::MAX)));

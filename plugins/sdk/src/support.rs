@@ -1,4 +1,5 @@
-//! What [`export!`](crate::export!) uses: buffers at fixed addresses as typed slices. The only unsafe code of a plugin.
+//! Support for [`export!`](crate::export!): buffers at fixed addresses as typed slices. This is the only unsafe code of
+//! a plugin.
 
 use core::cell::RefCell;
 
@@ -7,16 +8,16 @@ use crate::abi::{Call, Table, VERSION};
 use crate::parameters::Parameters;
 use crate::{Bf16, Bool, Codec, CodecFor, Element, Error, F16, Operands, Plugin, ReducerFor, Span};
 
-/// A type that every pattern of bits is a value of, without padding.
+/// A type without padding for which every bit pattern is a valid value.
 ///
 /// # Safety
-/// That is so, and its alignment is at most 64.
+/// The type has these properties, and its alignment is at most 64.
 pub unsafe trait Plain: Copy + 'static {}
 
 macro_rules! plain {
     ($($type:ty),*) => {
         $(
-            // SAFETY: a number, or numbers side by side; nothing about its bits is fixed.
+            // SAFETY: numbers, or arrays of numbers, for which every bit pattern is valid.
             unsafe impl Plain for $type {}
         )*
     };
@@ -24,23 +25,23 @@ macro_rules! plain {
 
 plain!((), u8, i8, u16, i16, u32, i32, i64, F16, Bf16, Bool, f32, f64, [f32; 2], [f64; 2]);
 
-/// Bytes at a multiple of 64.
+/// Bytes aligned to 64.
 #[repr(C, align(64))]
 struct Aligned<const BYTES: usize>([u8; BYTES]);
 
-/// A buffer that the host writes and reads between calls, at an address that stays.
+/// A buffer at a fixed address that the host accesses between calls.
 pub struct Buffer<const BYTES: usize>(RefCell<Aligned<BYTES>>);
 
-/// Where a plugin's configured value lives, and the table and the call.
+/// Holds a plugin's configured value.
 pub struct Slot<T>(RefCell<Option<T>>);
 
-/// What all calls have in common: where things lie, and what the host says of a call.
+/// The table of buffers and the structure that describes a call.
 pub struct Place {
     table: RefCell<Table>,
     call: RefCell<Call>,
 }
 
-// SAFETY: a module without threads has one, and its functions are not called while one of them runs.
+// SAFETY: a module without threads has one thread, and its functions are not called recursively.
 #[cfg(all(target_arch = "wasm32", not(target_feature = "atomics")))]
 unsafe impl<const BYTES: usize> Sync for Buffer<BYTES> {}
 // SAFETY: as above.
@@ -51,32 +52,32 @@ unsafe impl<T> Sync for Slot<T> {}
 unsafe impl Sync for Place {}
 
 impl<const BYTES: usize> Buffer<BYTES> {
-    /// Zeros.
+    /// Creates a zeroed buffer.
     #[allow(clippy::new_without_default, reason = "made in a static")]
     pub const fn new() -> Self {
         Self(RefCell::new(Aligned([0; BYTES])))
     }
 
-    /// Its address and size, as a table has them.
+    /// Address and size, as in the table.
     #[allow(clippy::cast_possible_truncation, reason = "memories of wasm32 have less than 4 GiB")]
     pub fn place(&self) -> (u32, u32) {
         (address(self.0.as_ptr()), BYTES as u32)
     }
 
-    /// Its bytes.
+    /// Accesses the bytes.
     pub fn with<T>(&self, f: impl FnOnce(&mut [u8]) -> T) -> T {
         f(&mut self.0.borrow_mut().0)
     }
 }
 
 impl<T: Plugin> Slot<T> {
-    /// Nothing yet.
+    /// Creates an empty slot.
     #[allow(clippy::new_without_default, reason = "made in a static")]
     pub const fn new() -> Self {
         Self(RefCell::new(None))
     }
 
-    /// Does something with the value.
+    /// Accesses the value.
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> Result<R, Error>) -> Result<R, Error> {
         let mut value = self.0.borrow_mut();
         f(value.as_mut().ok_or(Error::unsupported("ronde_configure was not called, or failed"))?)
@@ -89,32 +90,32 @@ pub struct Buffers<'a> {
     pub parameters: (u32, u32),
     /// Values, encoded bytes or operands.
     pub input: (u32, u32),
-    /// What comes of them.
+    /// The result.
     pub output: (u32, u32),
     /// A codec's state.
     pub state: (u32, u32),
     /// A reducer's measures.
     pub measures: (u32, u32),
-    /// Where all this is written down.
+    /// The table.
     pub place: &'a Place,
 }
 
 impl Place {
-    /// Nothing yet.
+    /// Creates an empty table and call.
     #[allow(clippy::new_without_default, reason = "made in a static")]
     pub const fn new() -> Self {
         let none = (0, 0);
         Self { table: RefCell::new(table(0, none, none, none, none, none)), call: RefCell::new(NO_CALL) }
     }
 
-    /// What the host has written before this call.
+    /// The description of the current call, written by the host.
     pub fn call(&self) -> Call {
         *self.call.borrow()
     }
 }
 
 impl Buffers<'_> {
-    /// Fills in the table; gives its address.
+    /// Fills in the table and returns its address.
     pub fn describe(&self) -> i32 {
         let Self { parameters, input, output, state, measures, place } = self;
         let call = address(place.call.as_ptr());
@@ -163,23 +164,23 @@ const NO_CALL: Call = Call {
     measures: 0,
 };
 
-/// Makes a plugin's value.
+/// Creates the plugin's value.
 pub fn configure<T: Plugin>(slot: &Slot<T>, parameters: &T::Parameters) -> Result<usize, Error> {
     *slot.0.borrow_mut() = Some(T::new(parameters)?);
     Ok(0)
 }
 
-/// The parameters in their block.
+/// Reads the parameters from their block.
 pub fn parameters<P: Parameters>(block: &[u8]) -> P {
     P::read(block.as_chunks::<PARAMETER_BYTES>().0)
 }
 
-/// The most bytes of so many elements.
+/// The bound of `elements` elements.
 pub fn bound<C: Codec>(codec: &mut C, elements: i32) -> Result<usize, Error> {
     Ok(codec.bound(usize::try_from(elements).map_err(|_| TOO_LONG)?))
 }
 
-/// Encodes what the call says.
+/// Performs an encoding call.
 pub fn encode<E: Element, C: CodecFor<E>>(
     codec: &mut C,
     call: &Call,
@@ -194,7 +195,7 @@ pub fn encode<E: Element, C: CodecFor<E>>(
     codec.encode(&span, values, front_mut(state, span.elements)?, output)
 }
 
-/// Decodes what the call says.
+/// Performs a decoding call.
 pub fn decode<E: Element, C: CodecFor<E>>(
     codec: &mut C,
     call: &Call,
@@ -207,7 +208,7 @@ pub fn decode<E: Element, C: CodecFor<E>>(
     Ok(0)
 }
 
-/// Reduces what the call says.
+/// Performs a reducing call.
 pub fn reduce<E: Element, R: ReducerFor<E>>(
     reducer: &mut R,
     call: &Call,
@@ -221,13 +222,13 @@ pub fn reduce<E: Element, R: ReducerFor<E>>(
     let stride = call.stride as usize / size_of::<E>();
     let operands = Operands::within(front(input, elements)?, call.ranks as usize, stride, span.elements);
     let ranks = call.ranks as usize;
-    // An adaptive reducer's are its weights.
+    // The measures of an adaptive reducer are its weights.
     let measures = front(measures, if adaptive { ranks } else { ranks * call.measures as usize })?;
     reducer.reduce(&span, &operands.ok_or(TOO_LONG)?, measures, front_mut(output, span.elements)?)?;
     Ok(0)
 }
 
-/// Measures what the call says.
+/// Performs a measuring call.
 pub fn measure<E: Element, R: ReducerFor<E>>(
     reducer: &mut R,
     call: &Call,
@@ -239,7 +240,8 @@ pub fn measure<E: Element, R: ReducerFor<E>>(
     Ok(0)
 }
 
-/// Concludes from all numbers that fit: a two-pass reducer's, rank by rank, or an adaptive one's matrix.
+/// Performs a concluding call on all numbers that apply: those of each rank for a two-pass reducer, a matrix for an
+/// adaptive one.
 pub fn conclude<R: crate::Reducer>(
     reducer: &mut R,
     call: &Call,
@@ -252,7 +254,7 @@ pub fn conclude<R: crate::Reducer>(
     Ok(0)
 }
 
-/// What the host is given, after the log is.
+/// Logs an error and returns the status for the host.
 #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "buffers are below 2 GiB")]
 pub fn outcome(result: Result<usize, Error>) -> i32 {
     match result {
@@ -264,7 +266,7 @@ pub fn outcome(result: Result<usize, Error>) -> i32 {
     }
 }
 
-/// Sends a line for people to the host: at most 1 KiB of it, and 64 lines a call. Natively it goes to standard error.
+/// Sends a line to the host's log: at most 1 KiB, and 64 lines per call. Native builds write to standard error.
 pub fn log(text: &str) {
     #[cfg(target_arch = "wasm32")]
     {
@@ -273,7 +275,7 @@ pub fn log(text: &str) {
             #[link_name = "log"]
             fn host_log(address: *const u8, bytes: usize);
         }
-        // SAFETY: the host reads that many bytes from that address, during the call.
+        // SAFETY: the host reads this many bytes at this address, during the call.
         unsafe { host_log(text.as_ptr(), text.len()) }
     }
     #[cfg(not(target_arch = "wasm32"))]
@@ -288,11 +290,11 @@ fn front<E: Plain>(bytes: &[u8], elements: usize) -> Result<&[E], Error> {
     if !first.is_aligned() {
         return Err(TOO_LONG);
     }
-    // SAFETY: that many bytes are there and borrowed, the address is aligned, and every pattern of bits is a value.
+    // SAFETY: the bytes exist and are borrowed, the address is aligned, and every bit pattern is a valid value.
     Ok(unsafe { core::slice::from_raw_parts(first, elements) })
 }
 
-/// The first elements of a buffer, to be changed.
+/// The first elements of a buffer, mutable.
 fn front_mut<E: Plain>(bytes: &mut [u8], elements: usize) -> Result<&mut [E], Error> {
     let needed = elements.checked_mul(size_of::<E>()).ok_or(TOO_LONG)?;
     let bytes = bytes.get_mut(..needed).ok_or(TOO_LONG)?;
@@ -300,17 +302,17 @@ fn front_mut<E: Plain>(bytes: &mut [u8], elements: usize) -> Result<&mut [E], Er
     if !first.is_aligned() {
         return Err(TOO_LONG);
     }
-    // SAFETY: as above, and the bytes are borrowed for writing; a plain type has no padding.
+    // SAFETY: as above, and the bytes are borrowed mutably; a plain type has no padding.
     Ok(unsafe { core::slice::from_raw_parts_mut(first, elements) })
 }
 
-/// An address in the module's memory. Natively nobody asks for one.
+/// An address in the module's memory. Native builds do not use it.
 #[allow(clippy::cast_possible_truncation, reason = "addresses of wasm32 have 32 bits")]
 fn address<T>(pointer: *const T) -> u32 {
     pointer.addr() as u32
 }
 
-/// A short line, without what formatting brings along. What does not fit is left out.
+/// A short line of text, without the code size of formatting. What does not fit is omitted.
 #[cfg(target_arch = "wasm32")]
 struct Text {
     bytes: [u8; 256],
@@ -334,7 +336,7 @@ impl Text {
     }
 }
 
-/// Says where it happened and stops: the host reports a trap.
+/// Logs the location and traps, which the host reports.
 #[cfg(target_arch = "wasm32")]
 #[panic_handler]
 fn panicked(info: &core::panic::PanicInfo<'_>) -> ! {
@@ -349,7 +351,7 @@ fn panicked(info: &core::panic::PanicInfo<'_>) -> ! {
     core::arch::wasm32::unreachable()
 }
 
-/// The call is about a type that the manifest does not have.
+/// The error of a call for a type that is not in the manifest.
 pub const OTHER_DTYPE: Error = Error::unsupported("the manifest does not have this type of elements");
 const TOO_LONG: Error = Error::too_long("a span does not fit the plugin's buffers");
 
@@ -358,7 +360,7 @@ mod tests {
     use super::*;
     use crate::{Codec, Reducer};
 
-    /// Encodes each value to itself, and adds operands.
+    /// A codec that changes nothing, and a reducer that adds.
     struct Same;
 
     impl Plugin for Same {
@@ -455,7 +457,7 @@ mod tests {
         assert_eq!((concluded(false), concluded(true)), (Ok(Ok(2.0)), Ok(Ok(3.0))), "two numbers, or a triangle");
     }
 
-    /// The host checks all this; a module does not rely on it.
+    /// The host checks all of this, but a module does not rely on it.
     #[test]
     fn what_does_not_fit_is_refused() {
         let (buffer, other) = (Buffer::<256>::new(), Buffer::<256>::new());

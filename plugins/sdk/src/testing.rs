@@ -1,6 +1,6 @@
 //! Native tests of plugins: what sidecars do with a codec, without sidecars.
 //!
-//! `ronde plugin test` runs the conformance list on the module itself; what is here is for tests of the logic.
+//! These helpers test a plugin's logic. `ronde plugin test` runs the conformance checks on the module itself.
 
 use std::vec;
 use std::vec::Vec;
@@ -9,12 +9,12 @@ use crate::abi::Stage;
 use crate::math::Random;
 use crate::{Codec, CodecFor, Element, Error, Span};
 
-/// A span that was encoded and decoded.
+/// The result of encoding and decoding a span.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trip<E> {
-    /// What is sent.
+    /// The encoded bytes.
     pub encoded: Vec<u8>,
-    /// What arrives.
+    /// The decoded values.
     pub decoded: Vec<E>,
 }
 
@@ -24,7 +24,7 @@ pub struct Trip<E> {
 /// Those of the codec.
 ///
 /// # Panics
-/// When more bytes were encoded than the bound says.
+/// If the encoded bytes exceed the bound.
 pub fn round_trip<E: Element, C: CodecFor<E>>(
     codec: &mut C,
     span: &Span,
@@ -40,11 +40,11 @@ pub fn round_trip<E: Element, C: CodecFor<E>>(
     Ok(Trip { encoded, decoded })
 }
 
-/// Decodes what an encoder does not give: cut off, extended, changed and random bytes. Each has to give values or
-/// [`Error::malformed`]; a panic, which the host would report as a trap, fails the test.
+/// Decodes malformed bytes: truncated, extended, changed and random ones. Each must give values or
+/// [`Error::malformed`]. A panic, which the host would report as a trap, fails the test.
 ///
 /// # Panics
-/// When the codec does, or fails otherwise.
+/// If the codec panics or returns another error.
 pub fn decode_hostile_bytes<E: Element, C: CodecFor<E>>(codec: &mut C, encoded: &[u8], elements: usize) {
     let mut values = vec![E::default(); elements];
     let span = Span::whole(elements);
@@ -73,8 +73,8 @@ pub fn decode_hostile_bytes<E: Element, C: CodecFor<E>>(codec: &mut C, encoded: 
     }
 }
 
-/// Workers that average tensors of f32 with a codec as sidecars do: each encodes its contribution, the sum of what is
-/// decoded is encoded once more, and all decode that.
+/// Workers that average tensors of f32 with a codec as sidecars do: each encodes its contribution; the sum of the
+/// decoded contributions is encoded once more, and all decode that.
 #[derive(Debug)]
 pub struct Workers<C: Codec> {
     codec: C,
@@ -88,7 +88,7 @@ pub struct Workers<C: Codec> {
 }
 
 impl<C: CodecFor<f32>> Workers<C> {
-    /// So many, with a tensor of so many elements.
+    /// Creates `workers` workers with a tensor of `elements` elements each.
     #[must_use]
     pub fn new(codec: C, workers: usize, elements: usize, block: usize) -> Self {
         let fresh = || vec![C::State::default(); elements];
@@ -96,7 +96,7 @@ impl<C: CodecFor<f32>> Workers<C> {
         Self { codec, block, remembers: true, round: 0, contributions, result: fresh() }
     }
 
-    /// The same, but what was not sent is forgotten after each round.
+    /// Drops the residuals after each round.
     #[must_use]
     pub fn forgetful(self) -> Self {
         Self { remembers: false, ..self }
@@ -137,7 +137,7 @@ impl<C: CodecFor<f32>> Workers<C> {
     }
 }
 
-/// A convex problem: worker `w` has the loss `|x - t_w|^2 / 2`, and all together look for the mean of the targets `t_w`.
+/// A convex problem: worker `w` has the loss `|x - t_w|^2 / 2`, so the optimum of all is the mean of the targets `t_w`.
 #[derive(Debug)]
 pub struct Quadratic {
     targets: Vec<Vec<f32>>,
@@ -145,14 +145,14 @@ pub struct Quadratic {
 }
 
 impl Quadratic {
-    /// The workers' gradients are largest in the first sixteenth of the dimensions, where they cancel.
+    /// The workers' gradients are largest in the first sixteenth of the dimensions, where they cancel out.
     #[must_use]
     pub fn cancelling(workers: usize, dimensions: usize) -> Self {
         let sign = |worker: usize| if worker.is_multiple_of(2) { 2.0 } else { -2.0 };
         Self::new(workers, dimensions, |worker, index| if index < dimensions / 16 { sign(worker) } else { 0.0 })
     }
 
-    /// Beside the minimum one worker's gradient outweighs those of all others, which have the other sign.
+    /// Near the minimum, one worker's gradient outweighs those of all others, which have the opposite sign.
     #[must_use]
     pub fn lopsided(workers: usize, dimensions: usize) -> Self {
         Self::new(workers, dimensions, |worker, _| if worker == 0 { 0.5 * (workers - 1) as f32 } else { -0.5 })
@@ -166,7 +166,7 @@ impl Quadratic {
         Self { targets: (0..workers).map(target).collect(), minimum }
     }
 
-    /// Descends from 0; gives the distance from the minimum relative to that of 0.
+    /// Runs gradient descent from 0. Returns the distance from the minimum, relative to that of 0.
     ///
     /// # Errors
     /// Those of the codec.

@@ -1,4 +1,4 @@
-//! What `export!` makes of a declaration: the manifest, and the struct of parameters.
+//! What `export!` defines: the manifest and the struct of parameters.
 
 #![forbid(unsafe_code)]
 
@@ -7,7 +7,7 @@ use ronde_plugin::testing::round_trip;
 use ronde_plugin::{Codec, CodecFor, Error, Operands, Plugin, Reducer, ReducerFor, Span};
 use serde_json::{Value, json};
 
-/// Does nothing.
+/// A codec and reducer without any effect.
 struct Both;
 
 impl Plugin for Both {

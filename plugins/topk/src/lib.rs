@@ -1,14 +1,14 @@
-//! Top-k: of each block the values of the largest magnitude are sent, and the rest is added to the next round's (A. Aji and
-//! K. Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; S. Stich et al., "Sparsified SGD with
-//! memory", NeurIPS 2018).
+//! Top-k: sends the values of the largest magnitude in each block and adds the rest to the values of the next round (A.
+//! Aji and K. Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; S. Stich et al.,
+//! "Sparsified SGD with memory", NeurIPS 2018).
 //!
-//! With `v` the sum of value and residual, rounded to f32, what is decoded plus the new residual is `v` exactly, for finite
-//! `v` (of f16 up to 2^29). A `v` beyond the range of the values' type is sent as that type's largest number, and the rest
-//! comes later. A NaN or infinity has the largest magnitude: at least one is sent if there are any, and none leaves a residual,
-//! so that one overflow does not poison the rounds after it.
+//! Let `v` be the sum of value and residual, rounded to f32. For finite `v` (of f16 up to 2^29), the decoded value plus
+//! the new residual is exactly `v`. A `v` beyond the range of the element type is sent as that type's largest number,
+//! and the rest in later rounds. NaN and infinity have the largest magnitudes: at least one is sent if there are any,
+//! and none leaves a residual, so an overflow does not affect later rounds.
 //!
-//! Encoded: the number of values as u32, the values in their own type, their places in the block as u16, ascending. Where `v`
-//! is zero nothing is sent.
+//! Encoded: the number of values as u32, the values in their own type, their positions in the block as ascending u16.
+//! Zeros of `v` are not sent.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -16,6 +16,7 @@
 mod select;
 
 use ronde_plugin::math::share;
+use ronde_plugin::residual::{self, INFINITY_BITS};
 use ronde_plugin::{Codec, CodecFor, Error, Float, Plugin, Span};
 use select::Selector;
 
@@ -55,14 +56,11 @@ impl<E: Float<Wide = f32>> CodecFor<E> for TopK {
         let (sent, places) = rest.split_at_mut(count * E::BYTES);
         header.copy_from_slice(&(count as u32).to_le_bytes());
         for ((index, sent), place) in chosen.zip(sent.chunks_exact_mut(E::BYTES)).zip(places.as_chunks_mut().0) {
-            let residual = &mut state[usize::from(index)];
-            let value = E::saturate(*residual);
-            value.write(sent);
+            residual::take::<E>(&mut state[usize::from(index)]).write(sent);
             *place = index.to_le_bytes();
-            *residual -= value.widen();
         }
-        if greatest >= INFINITY {
-            state.iter_mut().for_each(|value| *value = if value.is_finite() { *value } else { 0.0 });
+        if greatest >= INFINITY_BITS {
+            residual::clear_non_finite(state);
         }
         Ok(bytes)
     }
@@ -89,12 +87,9 @@ impl<E: Float<Wide = f32>> CodecFor<E> for TopK {
     }
 }
 
-/// All bits but the sign; larger for larger magnitudes, and largest for NaN.
-const MAGNITUDE: u32 = 0x7fff_ffff;
-const INFINITY: u32 = 0x7f80_0000;
 const HEADER_BYTES: usize = 4;
 const PLACE_BYTES: usize = 2;
-/// Elements of the largest block: its values fill a buffer, and places fit 16 bits.
+/// Elements of the largest block: its values fill a buffer, and positions fit 16 bits.
 const BLOCK: usize = 16_384;
 const MALFORMED: Error =
     Error::malformed("top-k sends a count, so many values, and so many ascending places in the block");
@@ -173,7 +168,7 @@ mod tests {
         assert!(state.iter().all(|residual| residual.is_finite()));
     }
 
-    /// Values near the end of a narrow type's range, and residuals that carry the sum beyond it: nothing is lost.
+    /// Values near the limit of a narrow type's range, with residuals that exceed it: nothing is lost.
     #[test]
     fn a_sum_beyond_the_range_comes_in_parts() {
         beyond::<F16>(65_504.0);
@@ -199,7 +194,7 @@ mod tests {
         }
     }
 
-    /// More than f32 holds is an overflow: it is seen, and gone in the next round.
+    /// A sum beyond the range of f32 is an overflow: it is visible, and gone in the next round.
     #[test]
     fn a_sum_beyond_the_range_of_f32_does_not_last() {
         let (values, mut state) = ([f32::MAX; 100], vec![f32::MAX; 100]);
@@ -232,7 +227,7 @@ mod tests {
         assert_eq!(trip.decoded, [7.0]);
     }
 
-    /// The large gradients cancel and nothing else is sent, unless what is not sent is kept.
+    /// The large gradients cancel out and nothing else is sent, unless unsent values are kept.
     #[test]
     fn it_converges_with_the_residual_only() {
         let problem = Quadratic::cancelling(4, 256);

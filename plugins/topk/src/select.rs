@@ -1,21 +1,22 @@
-//! Which values are the largest, without sorting all of them.
+//! Selects the largest values without sorting all of them.
 
 use ronde_plugin::Float;
+use ronde_plugin::residual::magnitude_bits;
 
-use crate::{BLOCK, MAGNITUDE};
+use crate::BLOCK;
 
 /// Finds the largest magnitudes of a block. What it holds is scratch space.
 ///
-/// The values lie in groups of which the largest magnitude is known. The one that ranks k-th among those of the groups is
-/// reached by k values at least, and where k is a small share of the groups by hardly more; so one look at the groups finds
-/// what is to be collected, and the exact choice is made among that. (As the bound of a block's maxima in WAND-like search:
-/// S. Ding and T. Suel, "Faster top-k document retrieval using block-max indexes", SIGIR 2011.)
+/// The largest magnitude of each group of values is known. The k-th largest of these maxima is reached by at least k values,
+/// and, if k is a small share of the groups, by few more. One pass over the groups therefore finds the candidates, and the
+/// exact choice is made among them. (Like the bounds of block maxima in S. Ding and T. Suel, "Faster top-k document
+/// retrieval using block-max indexes", SIGIR 2011.)
 pub(crate) struct Selector {
-    /// The largest magnitude of each group: four for each [`ROUND`], lane by lane, and one for what is left at the end.
+    /// The largest magnitude of each group: four for each [`ROUND`], one per lane, and one for the remaining elements.
     maxima: [u32; GROUPS_MAX],
-    /// Magnitude and place of candidates, in the order of their places.
+    /// Magnitude and position of candidates, in the order of positions.
     candidates: [u64; BLOCK],
-    /// The same, in no order.
+    /// The same, unordered.
     shuffled: [u64; BLOCK],
 }
 
@@ -30,8 +31,8 @@ impl Selector {
         Self { maxima: [0; GROUPS_MAX], candidates: [0; BLOCK], shuffled: [0; BLOCK] }
     }
 
-    /// Adds values to sums and looks at the groups of these; gives the greatest magnitude's bits. As many of either, at most
-    /// a block.
+    /// Adds values to sums, and records the largest magnitude of each group of sums. Returns the bits of the largest
+    /// one. Both slices have the same length, at most a block.
     pub(crate) fn add<E: Float<Wide = f32>>(&mut self, values: &[E], sums: &mut [f32]) -> u32 {
         let (values, rest) = values.as_chunks::<ROUND>();
         let (rounds, sums_of_rest) = sums.as_chunks_mut::<ROUND>();
@@ -42,7 +43,7 @@ impl Selector {
             for (sums, values) in sums.as_chunks_mut::<LANES>().0.iter_mut().zip(values.as_chunks::<LANES>().0) {
                 for lane in 0..LANES {
                     sums[lane] += values[lane].widen();
-                    most[lane] = most[lane].max(magnitude(sums[lane]));
+                    most[lane] = most[lane].max(magnitude_bits(sums[lane]));
                 }
             }
             for lane in 0..LANES {
@@ -53,14 +54,14 @@ impl Selector {
         let mut last = 0;
         for (sum, value) in sums_of_rest.iter_mut().zip(rest) {
             *sum += value.widen();
-            last = last.max(magnitude(*sum));
+            last = last.max(magnitude_bits(*sum));
         }
         self.maxima[rounds.len() * LANES] = last;
         greatest.into_iter().fold(last, u32::max)
     }
 
-    /// The places of the `kept` largest magnitudes of the sums that [`Self::add`] left, ascending; of equal ones the first
-    /// come first. Zeros are left out. `greatest` is what that gave.
+    /// The positions of the `kept` largest magnitudes of the sums that [`Self::add`] updated, ascending; among equal
+    /// ones the first positions win. Zeros are omitted. `greatest` is the result of [`Self::add`].
     pub(crate) fn largest(
         &mut self,
         sums: &[f32],
@@ -82,11 +83,11 @@ impl Selector {
         chosen.map(|candidate| place(*candidate))
     }
 
-    /// A magnitude that at least `kept` sums reach, if so many are not zero, and hardly more: 1, which all but zeros reach,
-    /// when the groups would say little.
+    /// A magnitude that at least `kept` sums reach (if so many are not zero), but few more. It is 1, which all but
+    /// zeros reach, if the groups carry too little information.
     ///
-    /// A range of magnitudes is cut into parts again and again, and the maxima that reach the beginning of each counted. It
-    /// begins near the greatest; only if that is too high, it is what lies below.
+    /// Repeatedly splits a range of magnitudes into parts and counts the maxima that reach the start of each. The
+    /// search starts near the largest magnitude and falls back to the range below.
     #[allow(clippy::cast_possible_truncation, reason = "a few parts")]
     fn reached(&self, len: usize, kept: usize, greatest: u32) -> u32 {
         let maxima = &self.maxima[..len / ROUND * LANES + usize::from(!len.is_multiple_of(ROUND))];
@@ -106,13 +107,13 @@ impl Selector {
         low.max(1)
     }
 
-    /// Collects the magnitudes that are at least so large; gives how many there are.
+    /// Collects the magnitudes that are at least `least`. Returns their number.
     fn collect(&mut self, sums: &[f32], least: u32) -> usize {
         let Self { maxima, candidates, .. } = self;
         let mut found = Found { candidates, count: 0, least };
         let (rounds, rest) = sums.as_chunks::<ROUND>();
         for (round, (sums, maxima)) in rounds.iter().zip(maxima.as_chunks::<LANES>().0).enumerate() {
-            // Few rounds hold any.
+            // Few groups contain any.
             if !maxima.iter().fold(false, |any, most| any | (*most >= least)) {
                 continue;
             }
@@ -131,35 +132,35 @@ impl Selector {
     }
 }
 
-/// Candidates that are written down.
+/// Collected candidates.
 struct Found<'a> {
     candidates: &'a mut [u64; BLOCK],
     count: usize,
-    /// The magnitude of a candidate.
+    /// The least magnitude of a candidate.
     least: u32,
 }
 
 impl Found<'_> {
-    /// Writes down those of some sums that are at least so large. Whether one is, is hard to foresee: so each is written, and
-    /// the next one over it unless it counts.
+    /// Collects those of some sums that are large enough. This is hard to predict for a branch, so every sum is
+    /// written, and the next one overwrites it unless it counts.
     #[allow(clippy::cast_possible_truncation, reason = "a place in a block")]
     #[inline(always)]
     fn push<'a>(&mut self, sums: impl Iterator<Item = (usize, &'a f32)>) {
         for (place, sum) in sums {
-            // The earlier one of equals is the larger one.
-            self.candidates[self.count] = u64::from(magnitude(*sum)) << 16 | u64::from(!(place as u16));
-            self.count += usize::from(magnitude(*sum) >= self.least);
+            // Among equal ones the earlier is the larger candidate.
+            self.candidates[self.count] = u64::from(magnitude_bits(*sum)) << 16 | u64::from(!(place as u16));
+            self.count += usize::from(magnitude_bits(*sum) >= self.least);
         }
     }
 }
 
-/// Where a candidate lies in its block.
+/// The position of a candidate in its block.
 #[allow(clippy::cast_possible_truncation, reason = "a place is what the lower bits hold")]
 fn place(candidate: u64) -> u16 {
     !(candidate as u16)
 }
 
-/// How many of the maxima reach each of some borders. Written out, as that becomes vectors.
+/// For each of some borders, how many maxima reach it. Unrolled, so that the compiler vectorises it.
 #[inline(always)]
 fn counts(maxima: &[u32], borders: [u32; PARTS]) -> [u32; PARTS] {
     let [mut first, mut second, mut third, mut fourth] = [[0; LANES]; PARTS];
@@ -184,23 +185,18 @@ fn count(counts: &mut [u32; LANES], maxima: &[u32; LANES], border: u32) {
     }
 }
 
-#[inline(always)]
-fn magnitude(value: f32) -> u32 {
-    value.to_bits() & MAGNITUDE
-}
-
-/// Values of a vector.
+/// Values in a vector.
 const LANES: usize = 4;
-/// Values that are added at once, in a group for each lane. With half of it there would be more groups to look at, with
-/// twice as much more values to collect.
+/// Values that are added at once, one group per lane. With half as many there would be more groups to search; with
+/// twice as many, more values to collect.
 const ROUND: usize = 8 * LANES;
-/// Those of a whole block, and one more.
+/// Groups of a whole block, and one more.
 const GROUPS_MAX: usize = BLOCK / ROUND * LANES + 1;
-/// Parts of a range that are told apart by one look at the groups.
+/// Parts of a range that one pass over the groups distinguishes.
 const PARTS: usize = 4;
-/// What is looked for mostly lies this near the greatest magnitude's bits: within a factor of 256.
+/// Where the search starts: within a factor of 256 of the largest magnitude.
 const NEAR: u32 = 8 << 23;
-/// The range of bits that is left: some thousandths of a magnitude.
+/// The range of bits at which the search stops: some thousandths of a magnitude.
 const PRECISION: u32 = 1 << 16;
 
 #[cfg(test)]
@@ -214,10 +210,10 @@ mod tests {
 
     use super::*;
 
-    /// Sorting everything, as the definition says.
+    /// The definition: sort everything.
     fn sorted(values: &[f32], kept: usize) -> Vec<u16> {
         let mut order: Vec<u16> = (0..values.len() as u16).filter(|index| values[usize::from(*index)] != 0.0).collect();
-        order.sort_by_key(|index| (core::cmp::Reverse(magnitude(values[usize::from(*index)])), *index));
+        order.sort_by_key(|index| (core::cmp::Reverse(magnitude_bits(values[usize::from(*index)])), *index));
         order.truncate(kept);
         order.sort_unstable();
         order
@@ -231,7 +227,7 @@ mod tests {
             let len = [1, 2, 63, 1_000, 5_000, BLOCK][case % 6];
             let values: Vec<f32> = (0..len)
                 .map(|_| match case / 6 % 4 {
-                    // All finite and other values, few distinct ones, mostly zeros, a heavy tail.
+                    // Arbitrary bits, few distinct values, mostly zeros, a heavy tail.
                     0 => f32::from_bits(random.next() as u32),
                     1 => random.below(3) as f32 - 1.0,
                     2 => {
@@ -248,16 +244,16 @@ mod tests {
                 let kept = kept.min(len);
                 let mut sums = std::vec![0.0; len];
                 let greatest = selector.add(&values, &mut sums);
-                assert_eq!(Some(greatest), sums.iter().map(|sum| magnitude(*sum)).max(), "case {case}, {len}");
+                assert_eq!(Some(greatest), sums.iter().map(|sum| magnitude_bits(*sum)).max(), "case {case}, {len}");
                 let chosen: Vec<u16> = selector.largest(&sums, greatest, kept).collect();
                 assert!(chosen == sorted(&sums, kept), "case {case}, {kept} of {len}");
             }
         }
     }
 
-    /// All of the largest in one group, and none in it; as many groups as are kept, and fewer.
+    /// All of the largest values in one group, and none in it; as many groups as are kept, and fewer.
     #[test]
-    fn groups_may_say_little() {
+    fn uninformative_groups_are_handled() {
         let mut selector = std::boxed::Box::new(Selector::new());
         for large in [0..LANES * 8, 0..BLOCK / 2, BLOCK - 7..BLOCK] {
             for step in [1, LANES, ROUND] {

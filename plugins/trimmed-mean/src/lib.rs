@@ -1,9 +1,9 @@
 //! The mean of each element without its least and greatest values (D. Yin et al., "Byzantine-robust distributed learning:
 //! towards optimal statistical rates", ICML 2018).
 //!
-//! Of `n` ranks' values `floor(trim * n)` are left out at each end; the others are added in f64, the least one first, divided
-//! and rounded once. So the result does not depend on which rank had which value. An infinity is an outlier like others;
-//! NaN wins.
+//! Of the values of `n` ranks, `floor(trim * n)` are omitted at each end. The others are added in f64 in ascending order,
+//! divided, and rounded once, so the result does not depend on which rank had which value. An infinity is an outlier like
+//! any other; NaN on any rank gives NaN.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -20,7 +20,8 @@ pub struct TrimmedMean {
 }
 
 impl TrimmedMean {
-    /// How many values are left out at each end. A share such as 0.29 is a little less in binary, and 29 of 100 all the same.
+    /// How many values are omitted at each end. A share such as 0.29 is slightly less in binary, but still means 29 of
+    /// 100.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "less than half of the ranks")]
     fn trimmed(&self, ranks: usize) -> usize {
         ((self.trim * ranks as f64 + ROUNDING) as usize).min((ranks - 1) / 2)
@@ -53,7 +54,7 @@ impl<E: Sorted> ReducerFor<E> for TrimmedMean {
     }
 }
 
-/// More than what a product of a share and at most 256 ranks is rounded by.
+/// More than the rounding error of the product of a share and at most 256 ranks.
 const ROUNDING: f64 = 1e-9;
 
 ronde_plugin::export! {
@@ -103,7 +104,7 @@ mod tests {
         assert_eq!(mean(0.25, &[9.0_f32, 1.0], 2), [5.0], "half a value is none");
     }
 
-    /// 0.07 of 100 is a little more than 7 in binary, 0.29 of 100 a little less than 29.
+    /// 0.07 of 100 is slightly more than 7 in binary, 0.29 of 100 slightly less than 29.
     #[test]
     fn a_share_that_is_a_whole_number_of_ranks_is_that_number() {
         let trimmed = |trim: f64, ranks| TrimmedMean::new(&Settings { trim }).expect("valid parameters").trimmed(ranks);
@@ -127,7 +128,7 @@ mod tests {
         assert!(mean(0.25, &[1.0, 2.0, f32::NAN, 3.0], 4)[0].is_nan());
     }
 
-    /// Sorting each element's values and adding them, one element at a time.
+    /// Sorts each element's values and adds them, one element at a time.
     #[test]
     fn it_is_what_sorting_gives() {
         plain::<F16>();
@@ -146,7 +147,7 @@ mod tests {
                 let mut of_ranks: Vec<f64> = (0..ranks).map(|rank| values[rank * 70 + element].to_f64()).collect();
                 of_ranks.sort_by(f64::total_cmp);
                 let kept = &of_ranks[trimmed..ranks - trimmed];
-                // Through f32 for the narrow types, as their arithmetic is.
+                // Through f32 for the narrow types, like their arithmetic.
                 let mean = E::Wide::from_f64(kept.iter().sum::<f64>() / kept.len() as f64);
                 assert!(*found == E::narrow(mean), "{ranks} ranks, element {element}");
             }

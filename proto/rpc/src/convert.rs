@@ -1,4 +1,5 @@
-//! Messages to checked types and back. Everything is parsed once, at the border; what comes out cannot be wrong.
+//! Converts messages to checked types and back. Messages are parsed once, at the boundary, into types without invalid
+//! values.
 
 mod collective;
 mod failure;
@@ -16,11 +17,11 @@ use ronde_wire::ids::NameError;
 use ronde_wire::limits;
 use ronde_wire::request::ShapeError;
 
-/// What is wrong with a message. The text names the field and what it should be.
+/// What is wrong with a message. The text names the field and its valid values.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {
-    /// A field that must be there is not.
+    /// A required field is not set.
     #[error("{field} is not set; {hint}")]
     Missing {
         /// The field.
@@ -56,13 +57,13 @@ pub enum ConvertError {
         /// The right length.
         wanted: usize,
     },
-    /// A name breaks its rules.
+    /// A name is invalid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// A shape breaks its rules.
+    /// A shape is invalid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// A scale factor is zero (unset), infinite or not a number.
+    /// A scale factor is zero (unset), infinite, or NaN.
     #[error("{field} is {given}, but must be finite and not zero; 1 means no scaling")]
     Scale {
         /// The field.
@@ -70,7 +71,7 @@ pub enum ConvertError {
         /// What was given.
         given: f64,
     },
-    /// A scale factor was given to an operation that computes nothing.
+    /// A scale factor was given to an operation without a reduction.
     #[error("{field} is {given}, but {collective} does not scale; leave it at 1")]
     ScaleWithoutReduction {
         /// The field.
@@ -80,27 +81,27 @@ pub enum ConvertError {
         /// The operation.
         collective: &'static str,
     },
-    /// The bytes are not those of a tensor of this type and shape.
+    /// The length of the input does not match its type and shape.
     #[error("a tensor of type {dtype} and shape {shape} has {wanted} bytes, but the input has {given}")]
     ByteLength {
         /// The element type.
         dtype: ronde_wire::DType,
         /// The shape.
         shape: ronde_wire::Shape,
-        /// What type and shape ask for.
+        /// The length that type and shape require.
         wanted: u64,
         /// What was given.
         given: u64,
     },
-    /// The place ends beyond what can be addressed.
+    /// The input exceeds the address range.
     #[error("an input at offset {offset} of {bytes} bytes ends beyond what can be addressed")]
     PlaceOverflow {
-        /// Where the input begins.
+        /// Offset of the input.
         offset: u64,
         /// Its length.
         bytes: u64,
     },
-    /// An input was given to an operation that takes none.
+    /// An input was given to an operation without one.
     #[error("{collective} takes no input; leave the place unset")]
     UnexpectedInput {
         /// The operation.
@@ -109,53 +110,53 @@ pub enum ConvertError {
     /// Inputs in device memory are not supported.
     #[error("inputs in {kind} memory are not supported by this sidecar; copy the tensor into the arena")]
     Device {
-        /// The kind of device, cut to a printable length.
+        /// The kind of device, truncated.
         kind: String,
     },
-    /// A place for a result that cannot be one.
+    /// A requested output location is invalid.
     #[error("the output {what}")]
     Output {
-        /// What is wrong with it.
+        /// The problem.
         what: &'static str,
     },
-    /// Inline bytes are for small tensors.
+    /// The inline input is too large.
     #[error("{given} inline bytes are over the limit of {max}; use shared memory for large tensors", max = limits::INLINE_BYTES_MAX)]
     Inline {
         /// What was given.
         given: usize,
     },
-    /// A codec that is none of the sidecar's own.
-    #[error("codec {codec:?} is none of the sidecar's own; take float16, bfloat16, none, or a plugin")]
+    /// The codec is not built in.
+    #[error("codec {codec:?} is not built into the sidecar; use float16, bfloat16, none, or a plugin")]
     Codec {
-        /// What was asked for, cut to a printable length.
+        /// The requested codec, truncated.
         codec: String,
     },
-    /// A plugin where none can be, or none where one is needed.
+    /// A plugin where none is allowed, or a missing one.
     #[error("{what}")]
     Plugin {
-        /// What is wrong and what to do.
+        /// The problem and its solution.
         what: &'static str,
     },
-    /// The splits of an all-to-all are not rows of the tensor.
+    /// The splits of an all-to-all do not add up to the rows of the tensor.
     #[error("the splits of an all-to-all must add up to the {rows} rows of the tensor, one for each of at most {max} ranks", max = limits::RANKS_MAX)]
     Splits {
-        /// Rows of the tensor.
+        /// Number of rows.
         rows: u64,
     },
-    /// No version of the session protocol is spoken by both sides.
+    /// Client and sidecar have no version of the session protocol in common.
     #[error(
-        "the client speaks versions {min} to {max} of the session protocol, this sidecar {ours_min} to {ours_max}; install the same \
+        "the client supports versions {min} to {max} of the session protocol, this sidecar {ours_min} to {ours_max}; install the same \
          release of ronde on both sides",
         ours_min = crate::paths::PROTOCOL_VERSION_MIN,
         ours_max = crate::paths::PROTOCOL_VERSION
     )]
     Protocol {
-        /// The client's oldest.
+        /// The client's oldest version.
         min: u32,
-        /// The client's newest.
+        /// The client's newest version.
         max: u32,
     },
-    /// Ranks and sizes that no world has.
+    /// A rank or position is not below its size.
     #[error("{field} {given} is not below {size}, the size it belongs to")]
     Position {
         /// The field.
@@ -167,7 +168,7 @@ pub enum ConvertError {
     },
 }
 
-/// The first characters of a peer's text, enough to recognize it.
+/// The first characters of a peer's text, enough to recognise it.
 fn printable(text: &str) -> String {
     text.chars().take(PRINTABLE_CHARS_MAX).collect()
 }

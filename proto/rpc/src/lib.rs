@@ -1,10 +1,10 @@
-//! The contract between a worker and the sidecar on its host: `ronde/v1/ronde.proto`, for workers without sockets and shared
-//! memory `ronde/v1/web.proto`, the code generated from both, and
-//! checked conversions to and from the types of `ronde-wire`.
+//! The interface between a worker and its sidecar: the gRPC services `ronde/v1/ronde.proto` and, for workers without
+//! sockets and shared memory, `ronde/v1/web.proto`; the code generated from them; and checked conversions to and from
+//! the types of `ronde-wire`.
 //!
-//! The messages of [`v1`] stay in the service and the SDK; what goes further in has passed [`convert`], which parses
-//! once into types that cannot be wrong. [`paths`] names the files by which the two find each other;
-//! [`ring`] writes and reads the messages that go over a session's ring, [`web`] looks at calls over gRPC-Web.
+//! The messages of [`v1`] are used only in the service and the SDKs. [`convert`] parses them into types without invalid
+//! values. [`paths`] has the names of the files in a session directory, [`ring`] encodes messages for a session's ring,
+//! and [`web`] checks calls over gRPC-Web before they are decoded.
 
 #![forbid(unsafe_code)]
 

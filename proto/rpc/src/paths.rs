@@ -1,6 +1,6 @@
-//! The names of the files in a sidecar's session directory, and the version of the protocol spoken there.
+//! File names in a sidecar's session directory, and the version of the session protocol.
 //!
-//! A container needs nothing else of a sidecar than this directory.
+//! A container needs access to this directory only.
 
 use std::path::{Path, PathBuf};
 
@@ -18,13 +18,13 @@ pub fn mem_socket(directory: &Path) -> PathBuf {
     directory.join("mem.sock")
 }
 
-/// The file, of mode 0400, that holds the 32 bytes of a rank's token.
+/// The file with a rank's token: 32 bytes, mode 0400.
 #[must_use]
 pub fn token_file(directory: &Path, rank: Rank) -> PathBuf {
     directory.join(format!("rank-{}.token", rank.0))
 }
 
-/// The newest version of the session protocol that this release speaks.
+/// The newest version of the session protocol that this release supports.
 pub const PROTOCOL_VERSION: u32 = 1;
-/// The oldest version of the session protocol that this release speaks.
+/// The oldest version of the session protocol that this release supports.
 pub const PROTOCOL_VERSION_MIN: u32 = 1;

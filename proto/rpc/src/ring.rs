@@ -1,17 +1,17 @@
-//! Messages as they go over a session's ring: the same bytes that gRPC carries, without its framing.
+//! Encoding of messages for a session's ring: the bytes of a gRPC message without framing.
 
 use prost::{DecodeError, Message};
 
-/// Writes a message into `bytes`, whose content is replaced and whose memory is used again.
+/// Encodes a message into `bytes`, replacing its contents and reusing its allocation.
 pub fn encode(message: &impl Message, bytes: &mut Vec<u8>) {
     bytes.clear();
     message.encode(bytes).expect("a Vec grows as needed");
 }
 
-/// Reads a message.
+/// Decodes a message.
 ///
 /// # Errors
-/// [`DecodeError`] for bytes that are none.
+/// [`DecodeError`] if the bytes are not such a message.
 pub fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M, DecodeError> {
     M::decode(bytes)
 }

@@ -1,6 +1,6 @@
-//! What a call over gRPC-Web is before it is decoded: the bearer token in its head, and its body, which is one frame.
+//! Checks of a gRPC-Web call before it is decoded: the bearer token in its headers, and its body, which is one frame.
 //!
-//! A message of a few bytes becomes some hundred in memory, so a body is counted before anything is made of it.
+//! Decoding a few bytes may allocate several hundred, so the fields of a body are counted first.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use ronde_wire::limits;
 use crate::convert::{RankToken, TOKEN_BYTES};
 use crate::v1;
 
-/// The value of an `authorization` header with a rank's token.
+/// The value of the `authorization` header for a rank's token.
 #[must_use]
 pub fn bearer(token: &RankToken) -> String {
     let digits = token.as_bytes().iter().fold(String::with_capacity(2 * TOKEN_BYTES), |mut digits, byte| {
@@ -21,7 +21,7 @@ pub fn bearer(token: &RankToken) -> String {
     format!("{SCHEME} {digits}")
 }
 
-/// The token in the value of an `authorization` header; `None` for what is none.
+/// The token in the value of an `authorization` header; `None` if there is no valid one.
 #[must_use]
 pub fn token_in(value: &[u8]) -> Option<RankToken> {
     let (scheme, digits) = value.split_at_checked(SCHEME.len())?;
@@ -35,10 +35,10 @@ pub fn token_in(value: &[u8]) -> Option<RankToken> {
     RankToken::new(&bytes).ok()
 }
 
-/// Checks the body of a call: one frame with a message that is not compressed and has at most so many fields.
+/// Checks the body of a call: one frame with an uncompressed message and at most [`FIELDS_MAX`] fields.
 ///
 /// # Errors
-/// [`BodyError`] with the first thing that is wrong.
+/// [`BodyError`] with the first problem.
 pub fn check_body(body: &[u8]) -> Result<(), BodyError> {
     let Some((head, mut message)) = body.split_at_checked(FRAME_HEAD_BYTES) else {
         return Err(BodyError::Short { given: body.len() });
@@ -48,9 +48,9 @@ pub fn check_body(body: &[u8]) -> Result<(), BodyError> {
         1 => return Err(BodyError::Compressed),
         kind => return Err(BodyError::Kind { kind }),
     }
-    let said = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
-    if said as usize != message.len() {
-        return Err(BodyError::Length { said, given: message.len() });
+    let announced = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
+    if announced as usize != message.len() {
+        return Err(BodyError::Length { announced, given: message.len() });
     }
     let mut fields = 0;
     while !message.is_empty() {
@@ -65,46 +65,46 @@ pub fn check_body(body: &[u8]) -> Result<(), BodyError> {
     Ok(())
 }
 
-/// What a message takes of the body of a [`v1::SayRequest`], bytes: at least that, and little more.
+/// The bytes that a message occupies in the body of a [`v1::SayRequest`], rounded up slightly.
 #[must_use]
-pub fn said_bytes(message: &v1::ClientMessage) -> usize {
+pub fn element_bytes(message: &v1::ClientMessage) -> usize {
     message.encoded_len() + ELEMENT_HEAD_BYTES
 }
 
-/// A body that is not decoded.
+/// Why a body is not decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BodyError {
-    /// Not even the head of a frame.
+    /// The body is shorter than a frame header.
     #[error("the body has {given} bytes, but a frame of gRPC begins with {FRAME_HEAD_BYTES}")]
     Short {
         /// How many there are.
         given: usize,
     },
-    /// Compressed: nobody knows how large it becomes.
-    #[error("the message is compressed, which is not taken here; send it as it is")]
+    /// The message is compressed, so its decoded size is unknown.
+    #[error("the message is compressed, which this sidecar does not accept; send it uncompressed")]
     Compressed,
-    /// Another frame than one with a message.
+    /// The frame does not contain a message.
     #[error("the body begins with a frame of kind {kind:#04x}, not with a message")]
     Kind {
         /// The first byte.
         kind: u8,
     },
-    /// Not exactly one frame.
-    #[error("the frame says {said} bytes, but {given} follow; a call has one message")]
+    /// The body is not exactly one frame.
+    #[error("the frame announces {announced} bytes, but {given} follow; a call has one message")]
     Length {
-        /// What its head says.
-        said: u32,
-        /// What is there.
+        /// The length in the frame header.
+        announced: u32,
+        /// The bytes that follow.
         given: usize,
     },
-    /// No message of protobuf.
+    /// The message is not valid protobuf.
     #[error("the message cannot be read: {reason}")]
     Unreadable {
-        /// What the decoder says.
+        /// The decoder's reason.
         reason: String,
     },
-    /// More than a call may say.
+    /// The message has too many fields.
     #[error(
         "the message has more than {FIELDS_MAX} fields; say at most {} things in one call",
         limits::WEB_MESSAGES_MAX
@@ -113,31 +113,31 @@ pub enum BodyError {
 }
 
 const SCHEME: &str = "Bearer";
-/// The kind of a frame, and the length of what follows.
+/// Bytes of a frame header: its kind, and the length of the message.
 const FRAME_HEAD_BYTES: usize = 5;
-/// The messages of a [`v1::SayRequest`], and its other fields.
+/// Limit for the fields of a message: the elements of a [`v1::SayRequest`], and its other fields.
 const FIELDS_MAX: usize = limits::WEB_MESSAGES_MAX + 16;
-/// The key of an element of a list, and its length, which is less than 2 MiB.
+/// Bytes of a list element's key and length; the length is below 2 MiB.
 const ELEMENT_HEAD_BYTES: usize = 5;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A frame around a message.
+    /// Frames a message.
     fn framed(message: &impl Message) -> Vec<u8> {
         let message = message.encode_to_vec();
         let length = u32::try_from(message.len()).expect("small");
         [&[0][..], &length.to_be_bytes(), &message].concat()
     }
 
-    fn said(count: usize) -> v1::SayRequest {
+    fn announced(count: usize) -> v1::SayRequest {
         let message = v1::ClientMessage { message: None };
         v1::SayRequest { session_token: vec![7; 16].into(), number: 1, messages: vec![message; count] }
     }
 
     #[test]
-    fn a_token_has_one_value_and_others_are_none() {
+    fn only_one_bearer_token_is_accepted() {
         let token =
             RankToken::new(&std::array::from_fn::<u8, TOKEN_BYTES, _>(|i| u8::try_from(i * 7 % 251).expect("small")));
         let token = token.expect("of the right length");
@@ -156,27 +156,30 @@ mod tests {
 
     #[test]
     fn a_body_is_one_frame_of_bounded_fields() {
-        assert_eq!(check_body(&framed(&said(limits::WEB_MESSAGES_MAX))), Ok(()));
+        assert_eq!(check_body(&framed(&announced(limits::WEB_MESSAGES_MAX))), Ok(()));
         assert_eq!(check_body(&framed(&v1::StatusRequest {})), Ok(()), "an empty message");
-        assert_eq!(check_body(&framed(&said(2 * limits::WEB_MESSAGES_MAX))), Err(BodyError::Fields));
+        assert_eq!(check_body(&framed(&announced(2 * limits::WEB_MESSAGES_MAX))), Err(BodyError::Fields));
         assert_eq!(check_body(&[0, 0]), Err(BodyError::Short { given: 2 }));
         assert_eq!(check_body(&[1, 0, 0, 0, 0]), Err(BodyError::Compressed));
         assert_eq!(check_body(&[0x80, 0, 0, 0, 0]), Err(BodyError::Kind { kind: 0x80 }));
-        let two = [framed(&said(1)), framed(&said(1))].concat();
+        let two = [framed(&announced(1)), framed(&announced(1))].concat();
         assert!(matches!(check_body(&two), Err(BodyError::Length { .. })));
-        assert_eq!(check_body(&[0, 0xFF, 0xFF, 0xFF, 0xFF, 1]), Err(BodyError::Length { said: u32::MAX, given: 1 }));
+        assert_eq!(
+            check_body(&[0, 0xFF, 0xFF, 0xFF, 0xFF, 1]),
+            Err(BodyError::Length { announced: u32::MAX, given: 1 })
+        );
         assert!(matches!(check_body(&[0, 0, 0, 0, 1, 0xFF]), Err(BodyError::Unreadable { .. })));
     }
 
     #[test]
-    fn what_messages_take_is_not_more_than_was_counted() {
+    fn the_counted_size_bounds_the_encoded_one() {
         let large = v1::Submit { name: "n".repeat(100_000), ..v1::Submit::default() };
         let large = v1::ClientMessage { message: Some(v1::client_message::Message::Submit(large)) };
         let small = v1::ClientMessage { message: Some(v1::client_message::Message::Heartbeat(v1::Heartbeat {})) };
         let messages = vec![large, small.clone(), small];
-        let counted: usize = messages.iter().map(said_bytes).sum();
-        let alone = v1::SayRequest { messages: Vec::new(), ..said(0) }.encoded_len();
-        let all = v1::SayRequest { messages, ..said(0) }.encoded_len();
+        let counted: usize = messages.iter().map(element_bytes).sum();
+        let alone = v1::SayRequest { messages: Vec::new(), ..announced(0) }.encoded_len();
+        let all = v1::SayRequest { messages, ..announced(0) }.encoded_len();
         assert!(all - alone <= counted && counted <= all - alone + 3 * ELEMENT_HEAD_BYTES, "{all} {alone} {counted}");
     }
 }

@@ -1,4 +1,4 @@
-//! Conversions: what is sent is what is parsed, and nothing outside the rules gets through.
+//! Tests of conversions: round trips, and rejection of every invalid field.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ proptest! {
     fn submissions_survive_the_wire(submission in any_submission()) {
         let bytes = submission.clone().into_message().encode_to_vec();
         let message = v1::Submit::decode(bytes.as_slice()).expect("own bytes");
-        prop_assert_eq!(Submission::parse(message, ME), Ok(submission));
+        prop_assert_eq!(Submission::parse(message, OWN_RANK), Ok(submission));
     }
 
     #[test]
@@ -32,7 +32,7 @@ proptest! {
     #[test]
     fn any_numbers_parse_or_are_refused(message in any_message()) {
         let (request, set) = (message.request, message.process_set);
-        match Submission::parse(message, ME) {
+        match Submission::parse(message, OWN_RANK) {
             Ok(submission) => {
                 let wanted = submission.what.shape.elements() * submission.what.dtype.size_bytes() as u64;
                 if let Some(bytes) = submission.place.bytes() {
@@ -99,11 +99,11 @@ fn each_wrong_field_is_refused_by_name() {
             m.plugin = Some(plugin);
         }),
     ];
-    assert!(Submission::parse(good(), ME).is_ok());
+    assert!(Submission::parse(good(), OWN_RANK).is_ok());
     for (wanted, spoil) in cases {
         let mut message = good();
         spoil(&mut message);
-        let refused = Submission::parse(message, ME).expect_err(wanted);
+        let refused = Submission::parse(message, OWN_RANK).expect_err(wanted);
         assert!(refused.reason.contains(wanted), "{:?} does not say {wanted:?}", refused.reason);
         assert_eq!((refused.request, refused.set), (RequestId(7), SetId(3)));
         assert_eq!(refused.name.is_some(), !wanted.contains("name") && !wanted.contains("600"));
@@ -116,7 +116,7 @@ fn inline_inputs_are_bounded() {
     let size = limits::INLINE_BYTES_MAX + 4;
     message.shape = vec![size as u64 / 4];
     message.input = Place::Inline(Bytes::from(vec![0; size])).into_message();
-    let refused = Submission::parse(message, ME).expect_err("too large");
+    let refused = Submission::parse(message, OWN_RANK).expect_err("too large");
     assert!(refused.reason.contains("over the limit of 1048576"), "{}", refused.reason);
 }
 
@@ -125,18 +125,20 @@ fn operations_without_reduction_do_not_scale_and_barriers_take_no_input() {
     let mut message = good();
     message.collective = Some(Collective::AllGather.into());
     message.prescale = 2.0;
-    assert!(Submission::parse(message.clone(), ME).expect_err("scaled").reason.contains("ALLGATHER does not scale"));
+    assert!(
+        Submission::parse(message.clone(), OWN_RANK).expect_err("scaled").reason.contains("ALLGATHER does not scale")
+    );
     message.prescale = 1.0;
     message.collective = Some(Collective::Barrier.into());
-    assert!(Submission::parse(message.clone(), ME).expect_err("input").reason.contains("BARRIER takes no input"));
+    assert!(Submission::parse(message.clone(), OWN_RANK).expect_err("input").reason.contains("BARRIER takes no input"));
     message.input = None;
-    let barrier = Submission::parse(message, ME).expect("a barrier");
+    let barrier = Submission::parse(message, OWN_RANK).expect("a barrier");
     assert_eq!(barrier.what.shape.elements(), 0);
     assert_eq!(barrier.place, Place::None);
 }
 
 #[test]
-fn who_only_receives_hands_over_nothing() {
+fn receiving_ranks_submit_no_input() {
     let receives = [
         Collective::Scatter { root: Rank(0) },
         Collective::Recv { from: Rank(0), tag: 3 },
@@ -147,13 +149,14 @@ fn who_only_receives_hands_over_nothing() {
     ];
     for collective in receives {
         let message = v1::Submit { collective: Some(collective.clone().into()), ..good() };
-        let refused = Submission::parse(message.clone(), ME).expect_err("an input");
+        let refused = Submission::parse(message.clone(), OWN_RANK).expect_err("an input");
         assert!(refused.reason.contains("takes no input"), "{}", refused.reason);
         let inline = Place::Inline(Bytes::new());
         let asking = v1::Submit { input: inline.clone().into_message(), ..message.clone() };
-        assert_eq!(Submission::parse(asking, ME).expect("a wish for messages").place, inline);
+        assert_eq!(Submission::parse(asking, OWN_RANK).expect("a wish for messages").place, inline);
         // Type and shape that it states all the same do not matter.
-        let parsed = Submission::parse(v1::Submit { input: None, dtype: 0, ..message.clone() }, ME).expect("in order");
+        let parsed =
+            Submission::parse(v1::Submit { input: None, dtype: 0, ..message.clone() }, OWN_RANK).expect("in order");
         assert_eq!((parsed.what.dtype, parsed.what.shape.dimensions()), (DType::U8, &[0][..]));
         if collective.root() == Some(Rank(0)) {
             assert!(Submission::parse(message, Rank(0)).is_ok(), "the root hands over its tensor");
@@ -169,7 +172,7 @@ fn an_output_is_a_place_in_shared_memory_beside_the_input() {
     let with = |output| v1::Submit { output: Some(output), ..good() };
     let cases = [
         ("cuda", with(device())),
-        ("lies in no segment", with(inline.clone().expect("a place"))),
+        ("is in no segment", with(inline.clone().expect("a place"))),
         ("beyond what can be addressed", with(at(u64::MAX, 12))),
         ("some of the input's", with(at(0, 12))),
         ("some of the input's", with(at(11, 12))),
@@ -178,10 +181,10 @@ fn an_output_is_a_place_in_shared_memory_beside_the_input() {
         ("no result", v1::Submit { collective: send, ..with(at(64, 12)) }),
     ];
     for (words, message) in cases {
-        let refused = Submission::parse(message, ME).expect_err(words);
+        let refused = Submission::parse(message, OWN_RANK).expect_err(words);
         assert!(refused.reason.contains(words), "{} does not say {words}", refused.reason);
     }
-    let beside = Submission::parse(with(at(12, 12)), ME).expect("in order").output;
+    let beside = Submission::parse(with(at(12, 12)), OWN_RANK).expect("in order").output;
     assert_eq!(beside, Some(OutputPlace { segment: 1, offset: 12, bytes: 12 }));
 }
 
@@ -192,13 +195,13 @@ fn a_session_without_shared_memory_has_everything_inline() {
     let scatter = || collective(Collective::Scatter { root: Rank(0) });
     let nothing = v1::Submit { collective: scatter(), input: None, ..good() };
     let in_memory = [
-        (good(), "the input lies in an arena"),
-        (v1::Submit { output: Some(arena(64, 12)), ..good() }, "the input lies in an arena"),
+        (good(), "the input is in an arena"),
+        (v1::Submit { output: Some(arena(64, 12)), ..good() }, "the input is in an arena"),
         (nothing.clone(), "a result without a place goes to an arena"),
     ];
     for (message, words) in in_memory {
-        let submission = Submission::parse(message, ME).expect("good elsewhere");
-        let refused = submission.clone().inline_only(ME).expect_err(words);
+        let submission = Submission::parse(message, OWN_RANK).expect("good elsewhere");
+        let refused = submission.clone().inline_only(OWN_RANK).expect_err(words);
         assert!(refused.reason.contains(words) && refused.reason.contains("gRPC-Web"), "{}", refused.reason);
         assert_eq!(
             (refused.request, refused.name),
@@ -210,8 +213,8 @@ fn a_session_without_shared_memory_has_everything_inline() {
     for message in
         [v1::Submit { input: inline(&[0; 12]), ..good() }, v1::Submit { input: inline(&[]), ..nothing }, barrier]
     {
-        let submission = Submission::parse(message, ME).expect("in order");
-        assert_eq!(submission.clone().inline_only(ME), Ok(submission));
+        let submission = Submission::parse(message, OWN_RANK).expect("in order");
+        assert_eq!(submission.clone().inline_only(OWN_RANK), Ok(submission));
     }
 }
 
@@ -220,18 +223,18 @@ fn splits_and_groups_are_bounded() {
     let cases = [(vec![], "splits"), (vec![1, 1], "splits"), (vec![2, 2], "splits"), (vec![0; 4_097], "splits")];
     for (splits, word) in cases {
         let message = v1::Submit { collective: Some(Collective::AllToAll { splits }.into()), ..good() };
-        let refused = Submission::parse(message, ME).expect_err("3 rows");
+        let refused = Submission::parse(message, OWN_RANK).expect_err("3 rows");
         assert!(refused.reason.contains(word), "{}", refused.reason);
     }
     let message = v1::Submit { collective: Some(Collective::AllToAll { splits: vec![1, 0, 2] }.into()), ..good() };
-    assert!(Submission::parse(message, ME).is_ok());
+    assert!(Submission::parse(message, OWN_RANK).is_ok());
     for (size, words) in [(0, "group size is not set"), (16_385, "group size is 16385, but must be at most 16384")] {
         let group = Some(v1::Group { name: "g".into(), size });
-        let refused = Submission::parse(v1::Submit { group, ..good() }, ME).expect_err("its size");
+        let refused = Submission::parse(v1::Submit { group, ..good() }, OWN_RANK).expect_err("its size");
         assert!(refused.reason.contains(words), "{}", refused.reason);
     }
     let group = Some(v1::Group { name: String::new(), size: 1 });
-    assert!(Submission::parse(v1::Submit { group, ..good() }, ME).is_err());
+    assert!(Submission::parse(v1::Submit { group, ..good() }, OWN_RANK).is_err());
 }
 
 #[test]
@@ -260,7 +263,7 @@ fn claims_are_checked_and_hide_their_token() {
 }
 
 #[test]
-fn protocols_meet_at_the_newest_common_version() {
+fn the_newest_common_protocol_is_negotiated() {
     assert_eq!(negotiate_protocol(1, 9), Ok(1));
     assert_eq!(negotiate_protocol(0, 1), Ok(1));
     assert!(negotiate_protocol(2, 9).is_err());
@@ -269,7 +272,7 @@ fn protocols_meet_at_the_newest_common_version() {
 }
 
 #[test]
-fn answers_of_the_sidecar_are_checked_too() {
+fn responses_of_the_sidecar_are_checked() {
     let claimed = Claimed {
         session_token: [3; 16],
         protocol: 1,
@@ -377,7 +380,7 @@ fn any_submission() -> impl Strategy<Value = Submission> {
     let what = (any::<u32>(), "[a-z.é]{1,40}", any_collective(), group);
     (any::<u64>(), what, tensor, scales, any::<u32>()).prop_map(
         |(request, (set, name, collective, group), (dtype, shape), (prescale, postscale, codec), extra)| {
-            let (dtype, shape) = if collective.has_input(ME) { (dtype, shape) } else { (DType::U8, vec![0]) };
+            let (dtype, shape) = if collective.has_input(OWN_RANK) { (dtype, shape) } else { (DType::U8, vec![0]) };
             let shape = Shape::new(shape).expect("small");
             let bytes = shape.elements() * dtype.size_bytes() as u64;
             let rows = shape.dimensions().first().copied().unwrap_or(1);
@@ -390,7 +393,7 @@ fn any_submission() -> impl Strategy<Value = Submission> {
                 other => other,
             };
             let place = match extra % 2 {
-                _ if !collective.has_input(ME) => Place::None,
+                _ if !collective.has_input(OWN_RANK) => Place::None,
                 0 => Place::Arena { segment: extra, offset: extra.into(), bytes },
                 _ => Place::Inline(vec![7; usize::try_from(bytes).expect("small")].into()),
             };
@@ -410,7 +413,7 @@ fn any_submission() -> impl Strategy<Value = Submission> {
                 ..Request::new(SetId(set), name, collective, dtype, shape)
             };
             let site = (extra % 3 > 0).then(|| format!("train.py:{extra}"));
-            let wanted = extra % 5 > 0 && what.collective.has_result(ME) && !matches!(place, Place::Inline(_));
+            let wanted = extra % 5 > 0 && what.collective.has_result(OWN_RANK) && !matches!(place, Place::Inline(_));
             // Behind the input, in the same segment.
             let output = OutputPlace { segment: extra, offset: u64::from(extra) + bytes, bytes: 1 + u64::from(extra) };
             let output = wanted.then_some(output);
@@ -525,7 +528,7 @@ fn any_scale() -> impl Strategy<Value = f64> {
     prop_oneof![Just(1.0), -1e30..-1e-30, 1e-30..1e30]
 }
 
-const ME: Rank = Rank(1);
+const OWN_RANK: Rank = Rank(1);
 const OPS: [ReduceOp; 12] = [
     ReduceOp::Average,
     ReduceOp::Sum,

@@ -179,13 +179,13 @@ fn together(
     first: v1::ClientMessage,
     mut next: impl FnMut() -> Option<v1::ClientMessage>,
 ) -> (Vec<v1::ClientMessage>, Option<v1::ClientMessage>) {
-    let mut bytes = web::said_bytes(&first);
+    let mut bytes = web::element_bytes(&first);
     let mut messages = vec![first];
     while messages.len() < limits::WEB_MESSAGES_MAX
         && !matches!(messages.last().and_then(|last| last.message.as_ref()), Some(Say::Goodbye(_)))
         && let Some(message) = next()
     {
-        bytes += web::said_bytes(&message);
+        bytes += web::element_bytes(&message);
         if bytes + CALL_BYTES > limits::WEB_BODY_BYTES_MAX {
             return (messages, Some(message));
         }
@@ -216,7 +216,7 @@ mod tests {
         let (mut calls, mut carried) = (Vec::new(), queue.pop_front());
         while let Some(first) = carried.take() {
             let (messages, left) = together(first, || queue.pop_front());
-            let bytes: usize = messages.iter().map(web::said_bytes).sum();
+            let bytes: usize = messages.iter().map(web::element_bytes).sum();
             assert!(bytes + CALL_BYTES <= limits::WEB_BODY_BYTES_MAX, "{bytes}");
             calls.push(messages.len());
             carried = left.or_else(|| queue.pop_front());

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ronde_engine::{Contributions, InputPlace, Memory, MemoryError, OutputPlace, Plugins};
-use ronde_shm::{STREAMED_BYTES_MIN, ShmError};
+use ronde_shm::{NON_TEMPORAL_BYTES_MIN, ShmError};
 use ronde_wire::{Rank, Seq, copying};
 
 use crate::operation::results::ResultSlot;
@@ -33,11 +33,11 @@ impl Destination {
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), ShmError> {
         // The first byte of a larger result would be evicted before the last one is there.
-        let streamed = self.bytes() >= STREAMED_BYTES_MIN as u64;
+        let streamed = self.bytes() >= NON_TEMPORAL_BYTES_MIN as u64;
         match self {
-            Self::Slot(slot, _) if streamed => slot.segment.stream_from(slot.slot.offset + offset, from),
+            Self::Slot(slot, _) if streamed => slot.segment.copy_from_non_temporal(slot.slot.offset + offset, from),
             Self::Slot(slot, _) => slot.segment.copy_from(slot.slot.offset + offset, from),
-            Self::Worker(output) if streamed => output.segment.stream_from(output.offset + offset, from),
+            Self::Worker(output) if streamed => output.segment.copy_from_non_temporal(output.offset + offset, from),
             Self::Worker(output) => output.segment.copy_from(output.offset + offset, from),
         }
     }

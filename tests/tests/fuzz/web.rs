@@ -30,7 +30,7 @@ fn fuzz_web_bodies() {
             Err(error) => return Outcome::refused(&error),
         };
         assert!(request.messages.len() <= limits::WEB_MESSAGES_MAX + 16, "more than were counted");
-        let counted: usize = request.messages.iter().map(web::said_bytes).sum();
+        let counted: usize = request.messages.iter().map(web::element_bytes).sum();
         assert!(framed(&request).len() <= counted + request.session_token.len() + 64, "more bytes than were counted");
         Outcome::read(&request.messages.len().checked_ilog2())
     });

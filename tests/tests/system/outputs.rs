@@ -136,7 +136,7 @@ fn outputs_are_refused_each_with_its_reason() -> Result<()> {
         ("no bytes", whole(arena(MINE, 800, 0))),
         ("400", whole(arena(MINE, 800, 404))),
         ("400", whole(arena(MINE, 800, 396))),
-        ("lies in no segment", whole(inline.clone())),
+        ("is in no segment", whole(inline.clone())),
         ("cuda", whole(v1::Place { place: Some(v1::place::Place::Device(device)) })),
         ("inline request", v1::Submit { input: Some(inline), ..whole(arena(MINE, 800, 400)) }),
     ];

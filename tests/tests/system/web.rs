@@ -178,7 +178,7 @@ fn ring_and_shared_memory_are_refused_by_name() -> Result<()> {
     ensure!(refused.starts_with("3 RingReady is not taken over gRPC-Web"), "{refused}");
     let arena = v1::Place { place: Some(Place::Arena(Arena { segment: 0, offset: 0, bytes: 12 })) };
     let in_memory = [
-        (v1::Submit { input: Some(arena), ..broadcast(1, "broadcast.in") }, "the input lies in an arena"),
+        (v1::Submit { input: Some(arena), ..broadcast(1, "broadcast.in") }, "the input is in an arena"),
         (
             v1::Submit {
                 collective: Some(Collective::Scatter { root: Rank(0) }.into()),
@@ -199,7 +199,7 @@ fn ring_and_shared_memory_are_refused_by_name() -> Result<()> {
     }
     // The others are told why, instead of waiting.
     let error = client.broadcast("in", TensorRef::of(&[3], &[0.0_f32; 3])?, 0).err().context("refused")?;
-    ensure!(error.to_string().contains("the input lies in an arena"), "{error}");
+    ensure!(error.to_string().contains("the input is in an arena"), "{error}");
     // Nor does the session's token open anything on mem.sock or for timelines.
     let memory = ronde_shm::MemClient::connect(
         &ronde_rpc::paths::mem_socket(sidecar.socket_dir()?),

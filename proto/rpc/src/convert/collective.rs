@@ -1,4 +1,4 @@
-//! Element types, reductions and collectives.
+//! Conversion of element types, reductions and collectives.
 
 use ronde_wire::{Collective, DType, Rank, ReduceOp, SetId, limits};
 
@@ -6,10 +6,10 @@ use super::ConvertError;
 use crate::v1;
 use crate::v1::collective::Kind;
 
-/// The element type behind a message's number.
+/// Converts the number of an element type.
 ///
 /// # Errors
-/// [`ConvertError::Missing`] for 0, [`ConvertError::Unknown`] for a number without meaning.
+/// [`ConvertError::Missing`] for 0, [`ConvertError::Unknown`] for an unknown number.
 pub fn dtype_from(number: i32) -> Result<DType, ConvertError> {
     let unknown = ConvertError::Unknown { field: "dtype", given: number };
     Ok(match v1::DType::try_from(number).map_err(|_| unknown)? {
@@ -28,10 +28,10 @@ pub fn dtype_from(number: i32) -> Result<DType, ConvertError> {
     })
 }
 
-/// The reduction behind a message's number.
+/// Converts the number of a reduction.
 ///
 /// # Errors
-/// [`ConvertError::Missing`] for 0, [`ConvertError::Unknown`] for a number without meaning.
+/// [`ConvertError::Missing`] for 0, [`ConvertError::Unknown`] for an unknown number.
 pub fn reduce_op_from(number: i32) -> Result<ReduceOp, ConvertError> {
     let unknown = ConvertError::Unknown { field: "reduce op", given: number };
     Ok(match v1::ReduceOp::try_from(number).map_err(|_| unknown)? {
@@ -51,10 +51,10 @@ pub fn reduce_op_from(number: i32) -> Result<ReduceOp, ConvertError> {
     })
 }
 
-/// The collective of a message; an absent one is an error like any other.
+/// Converts a collective, which must be set.
 ///
 /// # Errors
-/// [`ConvertError`] when kind or reduction are unset or unknown, or a rank is beyond any world.
+/// [`ConvertError`] if the kind or reduction is unset or unknown, or a rank exceeds the limit.
 pub fn collective_from(message: Option<v1::Collective>) -> Result<Collective, ConvertError> {
     let kind = message.and_then(|m| m.kind).ok_or_else(|| missing("collective", "say which operation it is"))?;
     Ok(match kind {
@@ -96,7 +96,7 @@ impl From<DType> for v1::DType {
             DType::F32 => Self::DtypeF32,
             DType::F64 => Self::DtypeF64,
             DType::Bool => Self::DtypeBool,
-            // A type that is added to the wire fails `every_dtype_and_op_has_its_number` until it has one here.
+            // A type without a number here fails the test `every_dtype_and_op_has_its_number`.
             _ => Self::DtypeUnspecified,
         }
     }
@@ -117,7 +117,7 @@ impl From<ReduceOp> for v1::ReduceOp {
             ReduceOp::BitAnd => Self::BitAnd,
             ReduceOp::BitOr => Self::BitOr,
             ReduceOp::BitXor => Self::BitXor,
-            // As for element types: unset is refused by the receiver, by name.
+            // As for element types: the receiver rejects an unset value.
             _ => Self::Unspecified,
         }
     }
@@ -145,14 +145,14 @@ impl From<Collective> for v1::Collective {
                 Some(Kind::AddSet(m::AddSet { ranks: ranks.into_iter().map(|rank| rank.0).collect() }))
             }
             Collective::RemoveSet { set } => Some(Kind::RemoveSet(m::RemoveSet { set: set.0 })),
-            // Unset, which the receiver refuses; no collective of this release comes here.
+            // Unset, which the receiver rejects. No collective of this release gets here.
             _ => None,
         };
         Self { kind }
     }
 }
 
-/// A rank within the largest world.
+/// Converts a rank, which must be below the limit.
 pub(super) fn rank(field: &'static str, given: u32) -> Result<Rank, ConvertError> {
     let max = limits::RANKS_MAX as u64 - 1;
     if u64::from(given) > max {

@@ -1,4 +1,5 @@
-//! Failures. Reading one never fails: a waiter must hear of a failure even when a newer peer words it differently.
+//! Conversion of failures. Parsing never fails: the caller must learn of a failure even if a newer peer encodes it
+//! differently.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ impl From<Cause> for v1::Cause {
             Cause::ShutDown => Self::ShutDown,
             Cause::TimedOut => Self::TimedOut,
             Cause::Bug => Self::Bug,
-            // Read back as a bug, with the reason kept.
+            // The receiver parses this as a bug and keeps the reason.
             _ => Self::Unspecified,
         }
     }
@@ -60,7 +61,7 @@ impl From<&Record> for v1::Record {
 }
 
 impl From<v1::Record> for Record {
-    /// Texts are cut; a call without a proper name is left out.
+    /// Texts are truncated; a call without a valid name is omitted.
     fn from(message: v1::Record) -> Self {
         let exit = |exit| match exit {
             v1::record::Exit::ExitCode(code) => Some(Exit::Code(code)),
@@ -84,7 +85,7 @@ impl From<v1::Record> for Record {
 }
 
 impl From<v1::Failure> for Failure {
-    /// An unknown cause becomes [`Cause::Bug`]; a name that is none is left out; a long reason is cut.
+    /// An unknown cause becomes [`Cause::Bug`]; an invalid name is omitted; a long reason is truncated.
     fn from(message: v1::Failure) -> Self {
         let mut failure = Self::new(cause_from(message.cause), message.reason);
         failure.rank = message.rank.map(Rank);

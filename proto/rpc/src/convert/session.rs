@@ -1,4 +1,4 @@
-//! The frame of a session: the claim, its answer, the epoch and completions.
+//! Conversion of session messages: the claim, its answer, the epoch and completions.
 
 use std::fmt;
 use std::hint::black_box;
@@ -12,23 +12,23 @@ use super::{ConvertError, printable};
 use crate::paths::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN};
 use crate::v1;
 
-/// The secret that gives the right to a rank: the 32 bytes of its token file.
+/// The secret that authorises a client to claim a rank: the 32 bytes of its token file.
 ///
-/// Equality takes the same time wherever tokens differ; `Debug` shows nothing.
+/// Comparison takes constant time; `Debug` does not reveal it.
 #[derive(Clone, Copy)]
 pub struct RankToken([u8; TOKEN_BYTES]);
 
 impl RankToken {
-    /// Takes the content of a token file or of a claim.
+    /// Parses the contents of a token file or claim.
     ///
     /// # Errors
-    /// [`ConvertError::Length`] unless it has [`TOKEN_BYTES`].
+    /// [`ConvertError::Length`] if there are not exactly [`TOKEN_BYTES`].
     pub fn new(bytes: &[u8]) -> Result<Self, ConvertError> {
         let error = ConvertError::Length { field: "the rank's token", given: bytes.len(), wanted: TOKEN_BYTES };
         bytes.try_into().map(Self).map_err(|_| error)
     }
 
-    /// The bytes, for a token file or a claim.
+    /// The bytes of the token.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -49,20 +49,20 @@ impl fmt::Debug for RankToken {
     }
 }
 
-/// A worker's claim of a rank.
+/// A worker's claim to a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The job.
     pub job: JobName,
     /// The rank.
     pub rank: Rank,
-    /// The proof that the rank may be claimed.
+    /// Proves that the client may claim the rank.
     pub token: RankToken,
-    /// The oldest and the newest protocol version that the client speaks.
+    /// The oldest and the newest protocol version that the client supports.
     pub protocols: (u32, u32),
-    /// The client and its version, for logs; cut to a printable length.
+    /// The client and its version, for logs; truncated.
     pub client: String,
-    /// The client's process id as it says itself.
+    /// The client's process id, as reported by itself.
     pub pid: u32,
 }
 
@@ -70,7 +70,7 @@ impl Claim {
     /// Parses a message.
     ///
     /// # Errors
-    /// [`ConvertError`] with the first thing that is wrong. The versions are not compared: see [`negotiate_protocol`].
+    /// [`ConvertError`] with the first problem. Versions are not compared; see [`negotiate_protocol`].
     pub fn parse(message: &v1::Claim) -> Result<Self, ConvertError> {
         Ok(Self {
             job: JobName::new(message.job.as_str())?,
@@ -82,7 +82,7 @@ impl Claim {
         })
     }
 
-    /// The message that parses back to this.
+    /// Converts back to a message.
     #[must_use]
     pub fn into_message(self) -> v1::Claim {
         v1::Claim {
@@ -97,10 +97,10 @@ impl Claim {
     }
 }
 
-/// The newest protocol version that a client's range and this release have in common.
+/// The newest protocol version that both a client with this range and this release support.
 ///
 /// # Errors
-/// [`ConvertError::Protocol`] when there is none.
+/// [`ConvertError::Protocol`] if there is none.
 pub fn negotiate_protocol(min: u32, max: u32) -> Result<u32, ConvertError> {
     let newest = max.min(PROTOCOL_VERSION);
     if newest < min.max(PROTOCOL_VERSION_MIN) {
@@ -112,21 +112,21 @@ pub fn negotiate_protocol(min: u32, max: u32) -> Result<u32, ConvertError> {
 /// The answer to a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claimed {
-    /// The 16 bytes that join mem.sock to the session.
+    /// The token that associates mem.sock connections with the session.
     pub session_token: [u8; SESSION_TOKEN_BYTES],
-    /// The version that the session speaks.
+    /// The protocol version of the session.
     pub protocol: u32,
-    /// How often to send a heartbeat, in milliseconds; at least 1.
+    /// Interval of heartbeats in milliseconds; at least 1.
     pub heartbeat_ms: u32,
-    /// After how much silence the other side counts as dead, in milliseconds; at least `heartbeat_ms`.
+    /// Silence in milliseconds after which the other side is considered dead; at least `heartbeat_ms`.
     pub peer_timeout_ms: u32,
-    /// The most bytes of input segments.
+    /// Limit for the bytes of input segments.
     pub arena_bytes_max: u64,
-    /// The most bytes of one inline input.
+    /// Limit for the bytes of an inline input.
     pub inline_bytes_max: u64,
-    /// The most requests pending at once; at least 1.
+    /// Limit for pending requests; at least 1.
     pub pending_max: u32,
-    /// Bytes of each direction of a ring; 0 when the sidecar takes none.
+    /// Capacity of each direction of a ring in bytes; 0 if the sidecar does not support rings.
     pub ring_bytes: u64,
 }
 
@@ -134,7 +134,7 @@ impl Claimed {
     /// Parses a message.
     ///
     /// # Errors
-    /// [`ConvertError`] for a token of the wrong length, a version that is not spoken here, or a time of zero.
+    /// [`ConvertError`] for a token of the wrong length, an unsupported version, or a time of zero.
     pub fn parse(message: &v1::Claimed) -> Result<Self, ConvertError> {
         let given = message.session_token.len();
         let length = ConvertError::Length { field: "session token", given, wanted: SESSION_TOKEN_BYTES };
@@ -150,7 +150,7 @@ impl Claimed {
         })
     }
 
-    /// The message that parses back to this.
+    /// Converts back to a message.
     #[must_use]
     pub fn into_message(self) -> v1::Claimed {
         v1::Claimed {
@@ -166,7 +166,7 @@ impl Claimed {
     }
 }
 
-/// A rank's view of the epoch that has begun.
+/// A rank's view of a new epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EpochView {
     /// The epoch.
@@ -191,7 +191,7 @@ impl EpochView {
     /// Parses a message.
     ///
     /// # Errors
-    /// [`ConvertError::Position`] when a position is not below its size, [`ConvertError::TooLarge`] for worlds beyond
+    /// [`ConvertError::Position`] if a position is not below its size, [`ConvertError::TooLarge`] if the world exceeds
     /// the limit.
     pub fn parse(message: &v1::EpochBegan) -> Result<Self, ConvertError> {
         let max = limits::RANKS_MAX as u64;
@@ -213,7 +213,7 @@ impl EpochView {
         })
     }
 
-    /// The message that parses back to this.
+    /// Converts back to a message.
     #[must_use]
     pub fn into_message(self) -> v1::EpochBegan {
         v1::EpochBegan {
@@ -229,24 +229,24 @@ impl EpochView {
     }
 }
 
-/// An operation that has been performed.
+/// A completed operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The worker's number for it.
+    /// The worker's number of the request.
     pub request: RequestId,
     /// The epoch in which it was performed.
     pub epoch: Epoch,
-    /// Its job-wide number.
+    /// The operation's sequence number in the job.
     pub seq: Seq,
     /// The type of the result.
     pub dtype: DType,
-    /// The shape of the result; `[0]` for a rank that gets none.
+    /// The shape of the result; `[0]` for a rank without a result.
     pub shape: Shape,
-    /// Where the result lies: in a result segment, or nowhere when there is none or it came as parts before.
+    /// Where the result is: in a result segment, or [`Place::None`] if there is none or it was sent in parts before.
     pub result: Place,
-    /// Whether it lies where the submission wanted it; `result` is [`Place::None`] then.
+    /// Whether the result was written to the submission's output; `result` is [`Place::None`] in that case.
     pub in_output: bool,
-    /// What else the caller learns.
+    /// Further results for the caller.
     pub detail: Detail,
 }
 
@@ -254,7 +254,7 @@ impl Completion {
     /// Parses a message.
     ///
     /// # Errors
-    /// [`ConvertError`] for a type, a shape or a place that breaks its rules.
+    /// [`ConvertError`] for an invalid type, shape or place.
     pub fn parse(message: v1::Completed) -> Result<Self, ConvertError> {
         let detail = detail_from(&message)?;
         Ok(Self {
@@ -269,7 +269,7 @@ impl Completion {
         })
     }
 
-    /// The message that parses back to this.
+    /// Converts back to a message.
     #[must_use]
     pub fn into_message(self) -> v1::Completed {
         let (mut splits, mut last_joined, mut set, mut source) = (Vec::new(), None, None, None);

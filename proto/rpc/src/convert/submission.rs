@@ -1,4 +1,4 @@
-//! Submissions: what a worker asks for and where its bytes lie.
+//! Conversion of submissions: the requested operation, and where its bytes are.
 
 use bytes::Bytes;
 use ronde_wire::{
@@ -14,22 +14,22 @@ use crate::v1::place::Place as PlaceKind;
 /// A checked request of a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Submission {
-    /// The worker's number for it.
+    /// The worker's number of the request.
     pub request: RequestId,
-    /// What to do. Where the rank hands over no tensor, type and shape are `uint8` and `[0]`.
+    /// The operation. Type and shape are `uint8` and `[0]` for a rank without an input.
     pub what: Request,
-    /// The plugin that is asked for. The request names it once its module is known.
+    /// The requested plugin. The request names it once its module is known.
     pub plugin: Option<PluginCall>,
-    /// Where the input lies; exactly as long as type and shape ask for. Where there is none, nowhere, or empty inline bytes
-    /// when the result is to come inside messages.
+    /// Where the input is; its length matches type and shape. Without an input it is [`Place::None`], or empty inline
+    /// bytes to request the result inside messages.
     pub place: Place,
-    /// Where the result is wanted; `None` for wherever the sidecar has room.
+    /// Where the result should be written; `None` leaves the choice to the sidecar.
     pub output: Option<OutputPlace>,
-    /// Where in the worker's program it was asked for; cut to its limit.
+    /// The location in the worker's program that submitted the operation; truncated.
     pub site: Option<String>,
 }
 
-/// Where a tensor's bytes lie.
+/// Where the bytes of a tensor are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In a segment of shared memory.
@@ -41,13 +41,13 @@ pub enum Place {
         /// The number of bytes.
         bytes: u64,
     },
-    /// In the message itself; at most [`limits::INLINE_BYTES_MAX`] in a submission.
+    /// In the message itself; at most [`limits::INLINE_BYTES_MAX`] bytes in a submission.
     Inline(Bytes),
-    /// Nowhere: the operation has no input, or the result came in parts.
+    /// Nowhere: the operation has no input, or the result was sent in parts.
     None,
 }
 
-/// Bytes of an input segment of the session that a result is to be written to.
+/// A range of an input segment to which a result should be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutputPlace {
     /// The segment's number within its session.
@@ -58,27 +58,27 @@ pub struct OutputPlace {
     pub bytes: u64,
 }
 
-/// A submission that cannot be performed, with what is needed to tell all other ranks about it.
+/// A rejected submission, with what is needed to notify all other ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refused {
-    /// The worker's number for it.
+    /// The worker's number of the request.
     pub request: RequestId,
-    /// The process set that was asked for.
+    /// The requested process set.
     pub set: SetId,
-    /// The operation's name, where it is one; without it other ranks cannot be told.
+    /// The operation's name, if it is valid; without it other ranks cannot be notified.
     pub name: Option<TensorName>,
-    /// The group of the operation's tensor, which goes on without it.
+    /// The group of the operation's tensor, which continues without it.
     pub group: Option<Group>,
-    /// What is wrong and what to do.
+    /// The problem and its solution.
     pub reason: String,
 }
 
 impl Submission {
-    /// Parses a message of the worker that holds rank `me`.
+    /// Parses a message of the worker with rank `me`.
     ///
     /// # Errors
-    /// [`Refused`] with the first thing that is wrong.
+    /// [`Refused`] with the first problem.
     pub fn parse(message: v1::Submit, me: Rank) -> Result<Self, Refused> {
         let request = RequestId(message.request);
         let set = SetId(message.process_set);
@@ -94,14 +94,14 @@ impl Submission {
         })
     }
 
-    /// The same for a session of rank `me` that has no shared memory, where bytes travel inside messages both ways.
+    /// Checks a submission for a session without shared memory, whose bytes travel inside messages in both directions.
     ///
     /// # Errors
-    /// [`Refused`] when a place is in shared memory, or the result would be.
+    /// [`Refused`] if the input or the result would be in shared memory.
     pub fn inline_only(self, me: Rank) -> Result<Self, Refused> {
         let in_memory = match &self.place {
-            Place::Arena { .. } => Some("the input lies in an arena"),
-            _ if self.output.is_some() => Some("the output lies in an arena"),
+            Place::Arena { .. } => Some("the input is in an arena"),
+            _ if self.output.is_some() => Some("the output is in an arena"),
             Place::None if self.what.collective.has_result(me) => Some("a result without a place goes to an arena"),
             _ => None,
         };
@@ -113,7 +113,7 @@ impl Submission {
         Err(Refused { request: self.request, set, name: Some(name), group, reason })
     }
 
-    /// The message that parses back to this.
+    /// Converts back to a message.
     #[must_use]
     pub fn into_message(self) -> v1::Submit {
         let Request { set, name, collective, dtype, shape, prescale, postscale, codec, group, .. } = self.what;
@@ -137,7 +137,7 @@ impl Submission {
 }
 
 impl Place {
-    /// Parses a message; an absent one is [`Place::None`].
+    /// Parses a message; an unset one is [`Place::None`].
     ///
     /// # Errors
     /// [`ConvertError::Device`] for device memory, [`ConvertError::PlaceOverflow`], [`ConvertError::Inline`].
@@ -156,7 +156,7 @@ impl Place {
         }
     }
 
-    /// The message that parses back to this.
+    /// Converts back to a message.
     #[must_use]
     pub fn into_message(self) -> Option<v1::Place> {
         let place = match self {
@@ -167,7 +167,7 @@ impl Place {
         Some(v1::Place { place: Some(place) })
     }
 
-    /// How many bytes lie there; `None` for nowhere.
+    /// The number of bytes; `None` for [`Place::None`].
     #[must_use]
     pub fn bytes(&self) -> Option<u64> {
         match self {
@@ -185,17 +185,17 @@ impl From<OutputPlace> for Place {
 }
 
 impl OutputPlace {
-    /// Whether it has bytes in common with another place.
+    /// Whether the range overlaps another place.
     #[must_use]
     pub fn overlaps(&self, other: &Place) -> bool {
         let Place::Arena { segment, offset, bytes } = *other else { return false };
-        // Parsed places end within what can be addressed.
+        // Parsed ranges cannot overflow.
         segment == self.segment && offset < self.offset + self.bytes && self.offset < offset + bytes
     }
 
     fn parse(message: v1::Place, input: &Place, collective: &Collective, me: Rank) -> Result<Self, ConvertError> {
         let Place::Arena { segment, offset, bytes } = Place::parse(Some(message))? else {
-            return Err(ConvertError::Output { what: "lies in no segment; name an arena place" });
+            return Err(ConvertError::Output { what: "is in no segment; name an arena place" });
         };
         let output = Self { segment, offset, bytes };
         if matches!(input, Place::Inline(_)) {
@@ -273,14 +273,14 @@ fn check_scale(field: &'static str, given: f64, collective: &Collective) -> Resu
     if !given.is_finite() || given == 0.0 {
         return Err(ConvertError::Scale { field, given });
     }
-    // Exactly 1 is what "no scaling" is written as.
+    // Exactly 1 means "no scaling".
     if collective.reduce_op().is_none() && given.to_bits() != 1.0_f64.to_bits() {
         return Err(ConvertError::ScaleWithoutReduction { field, given, collective: collective.name() });
     }
     Ok(())
 }
 
-/// The input is as long as type and shape ask for.
+/// Checks that the length of the input matches type and shape.
 fn check_place(dtype: DType, shape: &Shape, place: &Place) -> Result<(), ConvertError> {
     let wanted = shape.elements() * dtype.size_bytes() as u64;
     match place.bytes() {

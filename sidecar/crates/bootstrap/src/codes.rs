@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_code_stands_behind_the_first_line_once() {
+    fn the_code_follows_the_first_line_once() {
         assert_eq!(Code::Hosts.mark("no hosts"), "no hosts [RONDE-E102]");
         assert_eq!(Code::Hosts.mark("one\ntwo"), "one [RONDE-E102]\ntwo");
         assert_eq!(Code::Hosts.mark("[fd00::1] [203x]"), "[fd00::1] [203x] [RONDE-E102]");

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_together_is_said() {
+    fn conflicting_options_are_rejected() {
         let refused = |listen, tls| settings(listen, tls, false).expect_err("refused");
         assert!(refused(None, true).contains("go with --web-listen"));
         for (listen, tls) in [("10.0.0.1:80", false), ("0.0.0.0:0", false), ("127.0.0.1:0", true)] {

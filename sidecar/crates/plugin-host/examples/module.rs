@@ -1,4 +1,4 @@
-//! How fast a plugin's module is on this machine: `cargo run --release --example module -- MODULE.wasm [DTYPE]`.
+//! Measures a plugin's module on this machine: `cargo run --release --example module -- MODULE.wasm [DTYPE]`.
 
 #![forbid(unsafe_code)]
 

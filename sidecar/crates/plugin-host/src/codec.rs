@@ -1,4 +1,4 @@
-//! Calls of codecs.
+//! Encoding and decoding with codecs.
 
 use std::ops::Range;
 
@@ -11,24 +11,24 @@ use crate::guest::Guest;
 use crate::instance::{Instance, Span, elements, fill};
 use crate::manifest::CodecManifest;
 
-/// How tensors of one type are cut for a codec.
+/// How tensors of one type are split into blocks for a codec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodecFacts {
-    /// The most elements of one call: a multiple of 64.
+    /// The most elements of one call; a multiple of 64.
     pub block_elements: usize,
-    /// The most bytes that a block, or less, is encoded to.
+    /// The most bytes that a block can be encoded to.
     pub block_bound: usize,
     /// Bytes of state for each element.
     pub state_bytes_per_element: usize,
 }
 
-/// The facts of types with elements of 1, 2, 4 and 8 bytes.
+/// The block sizes for types with elements of 1, 2, 4 and 8 bytes.
 #[derive(Default)]
 pub(crate) struct Codecs([Option<CodecFacts>; 4]);
 
 impl Codecs {
-    /// Asks the plugin.
-    pub(crate) fn ask(guest: &mut Guest, codec: &CodecManifest) -> Result<Self, FaultKind> {
+    /// Queries the plugin's bounds.
+    pub(crate) fn query(guest: &mut Guest, codec: &CodecManifest) -> Result<Self, FaultKind> {
         let mut codecs = Self::default();
         for dtype in &codec.dtypes {
             let facts = &mut codecs.0[size_class(*dtype)];
@@ -48,8 +48,8 @@ fn size_class(dtype: DType) -> usize {
     dtype.size_bytes().trailing_zeros() as usize
 }
 
-/// The largest block whose values, state and encoded bytes fit the buffers. As bounds never fall, halving finds it; where a
-/// plugin's do fall, all sidecars still find the same one.
+/// Finds the largest block whose values, state and encoded bytes fit the buffers. Bounds must not decrease, so binary
+/// search finds it; for a plugin that violates this, all sidecars still find the same block.
 fn largest_block(guest: &mut Guest, codec: &CodecManifest, size: usize) -> Result<CodecFacts, FaultKind> {
     let placement = &guest.placement;
     let near = placement.input.len().min(placement.output.len());
@@ -82,7 +82,7 @@ fn bound(guest: &mut Guest, elements: usize) -> Result<usize, FaultKind> {
     usize::try_from(bound).map_err(|_| FaultKind::Bound { bound: bound.into(), elements, problem })
 }
 
-/// The bound of a span, which is at most that of a block.
+/// The bound of a span. It must not exceed that of a block.
 fn span_bound(guest: &mut Guest, facts: &CodecFacts, elements: usize) -> Result<usize, FaultKind> {
     let bound = bound(guest, elements)?;
     if bound > facts.block_bound {
@@ -93,10 +93,10 @@ fn span_bound(guest: &mut Guest, facts: &CodecFacts, elements: usize) -> Result<
 }
 
 impl Instance {
-    /// The most bytes that so many elements are encoded to.
+    /// The most bytes that `elements` elements can be encoded to.
     ///
     /// # Errors
-    /// [`Fault`] when that is no block, or the plugin fails.
+    /// [`Fault`] if they are more than a block, or the plugin fails.
     pub fn bound_of(&mut self, dtype: DType, elements: usize) -> Result<usize, Fault> {
         let facts = self.codec_facts(dtype)?;
         self.attempt(|guest| {
@@ -105,10 +105,10 @@ impl Instance {
         })
     }
 
-    /// Encodes the elements of a span, at most a block, and replaces their state. `encoded` is overwritten.
+    /// Encodes the elements of a span, at most a block, and updates their state. `encoded` is overwritten.
     ///
     /// # Errors
-    /// [`Fault`]; the state is then as it was, and `encoded` is empty.
+    /// [`Fault`]; the state is then unchanged, and `encoded` is empty.
     pub fn encode(&mut self, span: &Span, values: &[u8], state: &mut [u8], encoded: &mut Vec<u8>) -> Result<(), Fault> {
         encoded.clear();
         encoded.resize(self.codec_facts(span.dtype)?.block_bound, 0);
@@ -117,10 +117,10 @@ impl Instance {
         length.map(drop)
     }
 
-    /// The same into a place for encoded bytes; says how many there are. A block's bound is always enough room.
+    /// Like [`Self::encode`], into a slice. Returns the number of encoded bytes. A block's bound is always sufficient.
     ///
     /// # Errors
-    /// [`Fault`], also where the encoded bytes have no room; the state is then as it was.
+    /// [`Fault`], also if `encoded` is too short; the state is then unchanged.
     pub fn encode_into(
         &mut self,
         span: &Span,
@@ -139,8 +139,8 @@ impl Instance {
             }
             let call = span.call(Kind::Encode, 0, elements)?;
             let bound = span_bound(guest, &facts, elements)?;
-            put(guest, |guest| guest.placement.input.clone(), values);
-            put(guest, |guest| guest.placement.state.clone(), state);
+            copy_in(guest, |guest| guest.placement.input.clone(), values);
+            copy_in(guest, |guest| guest.placement.state.clone(), state);
             let bytes = guest.encode(&call)?;
             let bytes = encoded_bytes(bytes, elements, bound)?;
             let (output, kept) = (guest.placement.output.start, guest.placement.state.start);
@@ -158,7 +158,7 @@ impl Instance {
     /// Decodes the elements of a span, at most a block.
     ///
     /// # Errors
-    /// [`Fault`]; `values` are then as they were.
+    /// [`Fault`]; `values` are then unchanged.
     pub fn decode(&mut self, span: &Span, encoded: &[u8], values: &mut [u8]) -> Result<(), Fault> {
         let facts = self.codec_facts(span.dtype)?;
         self.attempt(|guest| {
@@ -173,7 +173,7 @@ impl Instance {
             let length = u32::try_from(encoded.len());
             let length = length.map_err(|_| FaultKind::Refused("more bytes than any span has".to_owned()))?;
             let call = Call { encoded_bytes: length, ..span.call(Kind::Decode, 0, elements)? };
-            put(guest, |guest| guest.placement.input.clone(), encoded);
+            copy_in(guest, |guest| guest.placement.input.clone(), encoded);
             guest.decode(&call)?;
             let output = guest.placement.output.start;
             copy(values, &guest.memory()[output..output + values.len()]);
@@ -182,8 +182,8 @@ impl Instance {
     }
 }
 
-/// Copies into one of the buffers; that it fits was checked with the block.
-fn put(guest: &mut Guest, buffer: impl Fn(&Guest) -> Range<usize>, bytes: &[u8]) {
+/// Copies into one of the buffers. The check of the block ensures that the bytes fit.
+fn copy_in(guest: &mut Guest, buffer: impl Fn(&Guest) -> Range<usize>, bytes: &[u8]) {
     if bytes.is_empty() {
         return;
     }
@@ -199,7 +199,7 @@ fn check_block(facts: &CodecFacts, elements: usize) -> Result<(), FaultKind> {
     Ok(())
 }
 
-/// How many bytes the plugin says that it wrote.
+/// Checks the number of bytes that the plugin returned.
 fn encoded_bytes(value: i32, elements: usize, bound: usize) -> Result<usize, FaultKind> {
     let function = names::ENCODE;
     match usize::try_from(value) {

@@ -1,23 +1,23 @@
-//! Copies of what a call sees: a few KiB each, into the first-level cache and out of it again.
+//! Copies to and from a plugin's memory: a few KiB each, within the first-level cache.
 
 use std::hint::black_box;
 
 use ronde_wire::copying;
 
-/// Copies bytes; short ones by vectors, in order, and without another call.
+/// Copies bytes; short slices by inlined vector instructions in ascending order.
 ///
-/// The C library's copy begins with the last bytes, which no prefetcher expects, and takes up string instructions from 2 KiB
-/// on. For the three copies around a sum that fits the first-level cache it takes a third longer, and a seventh in pieces that
-/// are too short for those (AMD EPYC, Zen 3).
+/// The C library's memcpy starts with the last bytes, which hardware prefetchers do not expect, and uses string
+/// instructions from 2 KiB on. For the three copies around a sum that fits the first-level cache it takes 33 % longer,
+/// or 14 % longer in blocks too short for string instructions (AMD EPYC, Zen 3).
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub(crate) fn copy(into: &mut [u8], from: &[u8]) {
     assert_eq!(into.len(), from.len(), "both sides of a copy have one length");
     if into.len() > NEAR_BYTES_MAX {
         return copying::copy(into, from);
     }
-    // The compiler does not know that this changes nothing; it would make a call of the C library's copy of the loop.
+    // The compiler cannot see that this mask changes nothing, and so does not turn the loop into a call of memcpy.
     let all = black_box(u8::MAX);
     pulp::Arch::new().dispatch(
         #[inline(always)]
@@ -29,7 +29,7 @@ pub(crate) fn copy(into: &mut [u8], from: &[u8]) {
     );
 }
 
-/// Longer copies are the C library's.
+/// Longer copies use the C library's memcpy.
 const NEAR_BYTES_MAX: usize = 16 << 10;
 
 #[cfg(test)]

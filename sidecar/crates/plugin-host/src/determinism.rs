@@ -1,5 +1,5 @@
-//! Whether equal input gives equal output, on fresh and used instances and in any order: all ranks have to end with the same
-//! bits, and an instance carries nothing from one call to the next.
+//! Checks that equal input gives equal output, on new and used instances and in any order. All ranks must end with the
+//! same bits, so an instance must not carry anything from one call to the next.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use crate::instance::{Instance, Span};
 use crate::manifest::{Parameters, Shape};
 use crate::plugin::Plugin;
 
-/// What was found.
+/// A failed check.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Finding {
-    /// A call failed, with ordinary finite values.
+    /// A call failed on ordinary finite values.
     #[error("{what}: {fault}")]
     Fault {
-        /// The call.
+        /// Describes the call.
         what: String,
-        /// Why.
+        /// The fault.
         fault: Fault,
     },
     /// Equal input gave different output.
@@ -28,17 +28,17 @@ pub enum Finding {
          reads what no call has written"
     )]
     Differs {
-        /// The call.
+        /// Describes the call.
         what: String,
-        /// What came before.
+        /// What preceded the call.
         when: &'static str,
     },
 }
 
-/// Tries a plugin with a fixed set of inputs of all types that it takes.
+/// Runs a plugin on a fixed set of inputs of every supported type.
 ///
 /// # Errors
-/// [`Finding`]: the first call that failed, or whose output differed.
+/// [`Finding`] with the first call that failed or whose output differed.
 pub fn check(plugin: &Arc<Plugin>, parameters: &Parameters) -> Result<(), Finding> {
     let mut cases = cases(plugin);
     add_decoding(&mut cases, plugin, parameters)?;
@@ -66,7 +66,7 @@ pub fn check(plugin: &Arc<Plugin>, parameters: &Parameters) -> Result<(), Findin
 /// One input.
 struct Case {
     kind: CaseKind,
-    /// What codecs encode and decode.
+    /// The stage of encoding and decoding.
     stage: Stage,
     dtype: DType,
     elements: usize,
@@ -100,7 +100,8 @@ fn cases(plugin: &Plugin) -> Vec<Case> {
     cases
 }
 
-/// What is decoded was encoded by an instance of its own, so that nothing of the values is left where they are decoded.
+/// Adds decoding cases. Each is encoded by its own instance, so that the values are not left in the memory of the
+/// decoder.
 fn add_decoding(cases: &mut Vec<Case>, plugin: &Arc<Plugin>, parameters: &Parameters) -> Result<(), Finding> {
     let encoding: Vec<&Case> = cases.iter().filter(|case| matches!(case.kind, CaseKind::Encode)).collect();
     let mut decoding = Vec::with_capacity(encoding.len());
@@ -141,7 +142,7 @@ impl Case {
         Span { dtype: self.dtype, stage: self.stage, offset, tensor_elements, round: 0, tensor: self.seed }
     }
 
-    /// All output of the case in one row.
+    /// Runs the case and returns its concatenated output.
     fn run(&self, instance: &mut Instance) -> Result<Vec<u8>, Finding> {
         let output = match &self.kind {
             CaseKind::Encode => self.encode(instance),
@@ -151,7 +152,7 @@ impl Case {
         output.map_err(|fault| self.failed(fault))
     }
 
-    /// Two rounds, so that state is seen, too.
+    /// Two rounds, so that the state is used as well.
     fn encode(&self, instance: &mut Instance) -> Result<Vec<u8>, Fault> {
         let facts = instance.codec_facts(self.dtype)?;
         let elements = self.elements.min(facts.block_elements);
@@ -188,7 +189,7 @@ impl Case {
                 }
                 all
             }
-            // Numbers that inner products can be: the greatest are those of a rank with itself.
+            // Plausible inner products: a rank's product with itself is the largest.
             Shape::Adaptive => {
                 let products =
                     (0..ranks).flat_map(|row| (row..ranks).map(move |column| if row == column { 2.0 } else { 0.5 }));
@@ -204,7 +205,7 @@ impl Case {
     }
 }
 
-/// Ordinary finite values, the same for the same seed.
+/// Ordinary finite values, the same for equal seeds.
 pub(crate) fn values(dtype: DType, elements: usize, seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut bytes = Vec::with_capacity(elements * dtype.size_bytes());
@@ -214,14 +215,14 @@ pub(crate) fn values(dtype: DType, elements: usize, seed: u64) -> Vec<u8> {
         let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         let random = mixed ^ mixed >> 31;
-        // Between -1 and 1, in steps that an f32 holds.
+        // Between -1 and 1, in steps that f32 represents.
         let [a, b, c, ..] = random.to_le_bytes();
         let fraction = f32::from(i16::from_le_bytes([a, b])) / 32_768.0;
         match dtype {
             DType::F32 => bytes.extend(fraction.to_le_bytes()),
             DType::F64 => bytes.extend(f64::from(fraction).to_le_bytes()),
             DType::Bf16 => bytes.extend(&fraction.to_le_bytes()[2..]),
-            // Sign and fraction at random, exponents of numbers between 2^-8 and 2^7.
+            // Random sign and fraction, with exponents between 2^-8 and 2^7.
             DType::F16 => {
                 bytes.extend((u16::from_le_bytes([a, b]) & 0x83ff | u16::from(c % 16 + 7) << 10).to_le_bytes());
             }
@@ -232,7 +233,7 @@ pub(crate) fn values(dtype: DType, elements: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Elements of the inputs: one, lines that are not full, full ones, many.
+/// Element counts: one, partial cache lines, full ones, many.
 const LENGTHS: [usize; 6] = [1, 3, 64, 65, 1_000, 20_000];
-/// Ranks whose values are reduced at once.
+/// Number of ranks in a reduction.
 const RANKS: usize = 5;

@@ -1,4 +1,4 @@
-//! Why a module is not loaded, and what goes wrong in a call.
+//! Errors of the host, of loading a module, and of calls.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,114 +9,114 @@ use ronde_plugin_abi::{codes, limits};
 use crate::manifest::ManifestError;
 use crate::trust::TrustError;
 
-/// Why there is no host.
+/// Why a host cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// The compiler cannot be set up for this machine.
     #[error("WebAssembly cannot run on this machine: {0}")]
     Engine(String),
-    /// The folder of compiled modules cannot be used.
+    /// The folder of compiled modules is unusable.
     #[error("the folder of compiled plugins {}: {problem}; name another one, or remove it", path.display())]
     Cache {
         /// The folder.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// A limit is above what any host grants.
+    /// A limit exceeds what any host may grant.
     #[error("the limit on {what} is {given}, but may be 1 to {max}")]
     Limit {
-        /// Which one.
+        /// The name of the limit.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         given: u64,
-        /// The most.
+        /// The largest value.
         max: u64,
     },
-    /// A thread cannot be started.
-    #[error("the thread that watches over deadlines cannot be started: {0}")]
+    /// The ticker thread cannot be started.
+    #[error("the thread that enforces deadlines cannot be started: {0}")]
     Thread(std::io::Error),
 }
 
-/// Why a module is not loaded. Whoever knows where it came from names the file.
+/// Why a module is not loaded. The caller, which knows the file, adds its name.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It is longer than a module may be.
+    /// The module is too large.
     #[error("the module has {bytes} bytes, but may have {max} of {what}")]
     TooLong {
-        /// What is counted.
+        /// What was measured.
         what: &'static str,
         /// Its size.
         bytes: usize,
-        /// The most.
+        /// The limit.
         max: usize,
     },
-    /// The policy does not let it in, or its signature is wrong.
+    /// The policy rejects the plugin, or its signature is wrong.
     #[error(transparent)]
     Trust(#[from] TrustError),
-    /// It is no WebAssembly module, or uses what plugins may not use.
-    #[error("this is no module that plugins may be: {0}")]
+    /// The module is invalid or uses features that plugins may not use.
+    #[error("this is not a valid plugin module: {0}")]
     Invalid(String),
-    /// It lacks a manifest, or has several.
-    #[error("the module has {found} sections named {}, but has exactly one", ronde_plugin_abi::names::MANIFEST)]
+    /// The module does not have exactly one manifest.
+    #[error("the module has {found} sections named {}, but must have exactly one", ronde_plugin_abi::names::MANIFEST)]
     Manifests {
-        /// How many there are.
+        /// Number of manifests.
         found: usize,
     },
-    /// Its manifest is wrong.
+    /// The manifest is invalid.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// It imports something.
+    /// The module has an import that plugins may not have.
     #[error(
         "the module imports {module:?} {name:?}; a plugin imports nothing but the function \"ronde\" \"log\" of (i32, i32)"
     )]
     Import {
-        /// From where.
+        /// The imported module.
         module: String,
-        /// What.
+        /// The imported name.
         name: String,
     },
-    /// An export is missing or of another type.
-    #[error("the module exports {found} as {name}, but has {wanted} of that name")]
+    /// An export is missing or has another type.
+    #[error("the module exports {found} as {name}, but must export {wanted} by that name")]
     Export {
         /// Its name.
         name: &'static str,
-        /// What there is.
+        /// What is exported.
         found: String,
-        /// What there should be.
+        /// What must be exported.
         wanted: &'static str,
     },
-    /// It wants more than this host grants.
-    #[error("the plugin wants {wanted} {what}, but this host grants {granted}")]
+    /// The plugin requests more than this host grants.
+    #[error("the plugin requests {wanted} {what}, but this host grants {granted}")]
     Wants {
-        /// Of what.
+        /// The resource.
         what: &'static str,
-        /// What it wants.
+        /// The requested amount.
         wanted: u64,
-        /// What it gets.
+        /// The granted amount.
         granted: u64,
     },
-    /// It cannot be compiled.
+    /// The module cannot be compiled.
     #[error("the module cannot be compiled: {0}")]
     Compile(String),
-    /// It does not start, or does not take its own defaults.
+    /// The plugin does not start, or rejects its own defaults.
     #[error("the plugin does not start: {kind}{}", logged(log))]
     Start {
-        /// What went wrong.
+        /// The problem.
         kind: FaultKind,
         /// What the plugin logged.
         log: Vec<String>,
     },
 }
 
-/// What went wrong in a call: which plugin, what, and what it logged.
+/// A failed call: the plugin, the problem, and the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Name and version.
+    /// The plugin's name and version.
     pub plugin: Arc<str>,
-    /// What went wrong.
+    /// The problem.
     pub kind: FaultKind,
-    /// What the plugin logged during the call, within bounds.
+    /// The plugin's log messages during the call, within limits.
     pub log: Vec<String>,
 }
 
@@ -128,87 +128,87 @@ impl fmt::Display for Fault {
 
 impl std::error::Error for Fault {}
 
-/// What went wrong.
+/// What went wrong in a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultKind {
-    /// The plugin did what WebAssembly does not allow.
+    /// The module trapped.
     #[error("{function} trapped: {reason}")]
     Trap {
-        /// The function that was called.
+        /// The called function.
         function: &'static str,
-        /// What it did.
+        /// wasmtime's reason.
         reason: String,
     },
-    /// The plugin took too long.
+    /// The call exceeded its deadline.
     #[error("{function} took longer than {milliseconds} ms")]
     Deadline {
-        /// The function that was called.
+        /// The called function.
         function: &'static str,
-        /// What a call may take.
+        /// The limit for a call.
         milliseconds: u32,
     },
-    /// The plugin gave a length that it had ruled out.
-    #[error("{function} gave {bytes} bytes for {elements} elements, but ronde_bound says at most {bound}")]
+    /// The plugin returned more bytes than its bound allows.
+    #[error("{function} returned {bytes} bytes for {elements} elements, but the bound is {bound}")]
     Length {
-        /// The function that was called.
+        /// The called function.
         function: &'static str,
-        /// What it gave.
+        /// The returned number of bytes.
         bytes: i64,
-        /// For so many elements.
+        /// The number of elements.
         elements: usize,
-        /// The most.
+        /// The bound.
         bound: usize,
     },
-    /// The plugin's bound is no bound.
-    #[error("ronde_bound says {bound} bytes for {elements} elements, which {problem}")]
+    /// The plugin's bound is invalid.
+    #[error("ronde_bound returned {bound} bytes for {elements} elements, which {problem}")]
     Bound {
-        /// What it says.
+        /// The returned bound.
         bound: i64,
-        /// For so many elements.
+        /// The number of elements.
         elements: usize,
-        /// What is wrong with that.
+        /// The problem with the bound.
         problem: String,
     },
-    /// A function gave something else than zero or a code.
-    #[error("{function} gave {value}, but gives 0 or a negative code")]
+    /// The function returned neither zero nor an error code.
+    #[error("{function} returned {value}, but must return 0 or a negative error code")]
     Result {
-        /// The function that was called.
+        /// The called function.
         function: &'static str,
-        /// What it gave.
+        /// The returned value.
         value: i32,
     },
-    /// The plugin refused the call.
+    /// The plugin returned an error code.
     #[error("{function} failed with code {code}: {}", codes::meaning(*code))]
     Code {
-        /// The function that was called.
+        /// The called function.
         function: &'static str,
-        /// Its code.
+        /// The error code.
         code: i32,
     },
-    /// It is started, but not what its manifest says: another ABI version, buffers that do not lie as they have to.
+    /// The started module contradicts its manifest: another ABI version, or invalid buffers.
     #[error("{0}")]
     Start(String),
-    /// This host could not start it, for want of memory or room for it; the plugin is not to blame.
+    /// This host lacks memory or address space to start the plugin; the plugin is not to blame.
     #[error(
-        "it could not be started, as this host lacks memory: {0}; give the sidecar more (ulimit -v, the limit of its \
+        "it could not be started, because this host lacks memory: {0}; give the sidecar more (ulimit -v, the limit of its \
          container), or use fewer plugins"
     )]
     Host(String),
-    /// The plugin does not run any more.
-    #[error("it is disabled since it failed {faults} times, at last so: {last}")]
+    /// The plugin is disabled.
+    #[error("it is disabled because it failed {faults} times; the last failure: {last}")]
     Disabled {
-        /// How often it failed.
+        /// Number of failures.
         faults: u32,
         /// The last failure.
         last: String,
     },
-    /// The call is not one that this plugin takes; the plugin was not called.
+    /// The plugin does not support this call; it was not called.
     #[error("{0}")]
     Refused(String),
 }
 
 impl FaultKind {
-    /// Whether the plugin broke the rules, which counts towards its being disabled. To fail with a code is within them.
+    /// Whether the plugin violated the interface, which counts towards disabling it. Returning an error code does not.
     #[must_use]
     pub const fn is_misbehaviour(&self) -> bool {
         match self {
@@ -219,17 +219,17 @@ impl FaultKind {
     }
 }
 
-/// What a plugin logged, behind what went wrong.
+/// Formats a plugin's log messages, to append to an error.
 fn logged(log: &[String]) -> String {
     if log.is_empty() { String::new() } else { format!("; it logged: {}", log.join(" / ")) }
 }
 
-/// Too much of something in a module.
+/// Returns [`LoadError::TooLong`] if a part of a module exceeds its limit.
 pub(crate) fn too_long(what: &'static str, bytes: usize, max: usize) -> Result<(), LoadError> {
     if bytes > max { Err(LoadError::TooLong { what, bytes, max }) } else { Ok(()) }
 }
 
-/// Text of a plugin or a library in one short line without control characters.
+/// Shortens foreign text to one line without control characters.
 pub(crate) fn one_line(text: &str) -> String {
     let line = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter });
     line.take(limits::LOG_BYTES_MAX).collect()

@@ -1,4 +1,4 @@
-//! One running module: its store, its memory, its functions, and what a call may use.
+//! A running module: its wasmtime store, memory and functions, and the limits of its calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,44 +15,45 @@ use crate::manifest::{Limits, Manifest, Parameters};
 use crate::placement::Placement;
 use crate::ticker::{Ticker, ticks};
 
-/// What the calls for one span may take together, in milliseconds: a span has some MiB at most, and each call its own limit.
+/// Limit in milliseconds for all calls of one span together. A span has a few MiB at most, and each call has its own
+/// limit.
 const ATTEMPT_MS: u32 = 1_000;
-/// Times that a call which this machine gives no processor may ask for more time.
+/// How often a call that gets no processor time may extend its deadline.
 const EXTENSIONS_MAX: u32 = 50;
 
-/// What belongs to one store: limits, log, watch.
+/// The data of a store: limits, log and deadlines.
 pub(crate) struct State {
     limits: Limits,
     ticker: Arc<Ticker>,
-    /// Whether the memory has its size.
+    /// Whether the memory has its final size.
     placed: bool,
     log: Log,
-    /// The processor time of this thread when the call's time was up for the first time, and how often it was since.
+    /// The thread's processor time when the call's deadline first expired, and the number of extensions since.
     overdue: Option<(Duration, u32)>,
-    /// When what is being attempted began, in ticks, and the processor time when that was too long ago for the first time.
-    began: u64,
+    /// When the current attempt began, in ticks, and the processor time when its limit first expired.
+    attempt_began: u64,
     late: Option<Duration>,
 }
 
-/// What a plugin logged during one call.
+/// Log messages of one call.
 #[derive(Default)]
 struct Log {
     messages: Vec<String>,
     dropped: u32,
 }
 
-/// A module that runs: placed, configured, ready for calls.
+/// A running module that is configured and ready for calls.
 pub(crate) struct Guest {
     store: Store<State>,
     memory: Memory,
     pub(crate) placement: Placement,
     functions: Functions,
     deadline_ticks: u64,
-    /// What the plugin said last when it was asked for a bound: for so many elements, so many bytes.
+    /// The last answer to `ronde_bound`: elements and bytes.
     last_bound: Option<(usize, i32)>,
 }
 
-/// What the module exports, as far as its kinds need it.
+/// The module's exported functions, as far as its kinds have them.
 #[derive(Clone)]
 struct Functions {
     configure: TypedFunc<(), i32>,
@@ -64,13 +65,13 @@ struct Functions {
     conclude: Option<TypedFunc<(), i32>>,
 }
 
-/// What stops a call whose time is up.
+/// Stops a call whose deadline has expired.
 #[derive(Debug, thiserror::Error)]
-#[error("the call's time is up")]
-struct TimeIsUp;
+#[error("the call's deadline has expired")]
+struct DeadlineExceeded;
 
 impl Guest {
-    /// Starts a module and fills in its parameters.
+    /// Starts a module and passes its parameters.
     pub(crate) fn start(
         module: &InstancePre<State>,
         manifest: &Manifest,
@@ -80,8 +81,8 @@ impl Guest {
         let deadline_ticks = ticks(manifest.limits.call_ms);
         let mut store = Store::new(module.module().engine(), State::new(manifest.limits, Arc::clone(ticker)));
         store.limiter(|state| state);
-        store.epoch_deadline_callback(move |context| more_time(context, deadline_ticks));
-        let (memory, placement, functions) = match place(&mut store, module, manifest, deadline_ticks) {
+        store.epoch_deadline_callback(move |context| on_epoch_deadline(context, deadline_ticks));
+        let (memory, placement, functions) = match instantiate(&mut store, module, manifest, deadline_ticks) {
             Ok(placed) => placed,
             Err(kind) => return Err((kind, store.data_mut().log.take())),
         };
@@ -98,16 +99,16 @@ impl Guest {
         self.memory()[at..at + block.len()].copy_from_slice(&block);
         let configure = self.functions.configure.clone();
         let value = timed(&mut self.store, self.deadline_ticks, names::CONFIGURE, &configure, ())?;
-        done(names::CONFIGURE, value)
+        check_status(names::CONFIGURE, value)
     }
 
-    /// The plugin's memory. Its size is fixed, and all ranges of the placement lie within it.
+    /// The plugin's memory. Its size is fixed, and it contains all ranges of the placement.
     #[inline]
     pub(crate) fn memory(&mut self) -> &mut [u8] {
         self.memory.data_mut(&mut self.store)
     }
 
-    /// What the plugin says is the most that so many elements are encoded to; asked once for a row of equal questions.
+    /// The plugin's bound for `elements` elements; the last answer is cached.
     pub(crate) fn bound(&mut self, elements: usize) -> Result<i32, FaultKind> {
         if let Some((_, bound)) = self.last_bound.filter(|(known, _)| *known == elements) {
             return Ok(bound);
@@ -121,59 +122,59 @@ impl Guest {
         Ok(bound)
     }
 
-    /// Encodes what lies in the input; the bytes in the output, or a code.
+    /// Encodes the input buffer. Returns the number of bytes in the output buffer, or an error code.
     pub(crate) fn encode(&mut self, call: &Call) -> Result<i32, FaultKind> {
         self.describe(call);
         let function = self.functions.encode.as_ref().ok_or_else(|| missing(names::ENCODE))?;
         timed(&mut self.store, self.deadline_ticks, names::ENCODE, function, ())
     }
 
-    /// Decodes what lies in the input.
+    /// Decodes the input buffer.
     pub(crate) fn decode(&mut self, call: &Call) -> Result<(), FaultKind> {
         self.describe(call);
         let function = self.functions.decode.as_ref().ok_or_else(|| missing(names::DECODE))?;
-        done(names::DECODE, timed(&mut self.store, self.deadline_ticks, names::DECODE, function, ())?)
+        check_status(names::DECODE, timed(&mut self.store, self.deadline_ticks, names::DECODE, function, ())?)
     }
 
-    /// Reduces the operands that `fill` copies into the input, which lies in the memory that it is given.
+    /// Reduces the operands that `fill` copies into the input buffer within the given memory.
     #[inline]
     pub(crate) fn reduce(&mut self, call: &Call, fill: impl FnOnce(&mut [u8])) -> Result<(), FaultKind> {
         self.fill_and_describe(call, fill);
         let function = self.functions.reduce.as_ref().ok_or_else(|| missing(names::REDUCE))?;
-        done(names::REDUCE, timed(&mut self.store, self.deadline_ticks, names::REDUCE, function, ())?)
+        check_status(names::REDUCE, timed(&mut self.store, self.deadline_ticks, names::REDUCE, function, ())?)
     }
 
-    /// Measures the values in the input.
+    /// Measures the values in the input buffer.
     pub(crate) fn measure(&mut self, call: &Call) -> Result<(), FaultKind> {
         self.describe(call);
         let function = self.functions.measure.as_ref().ok_or_else(|| missing(names::MEASURE))?;
-        done(names::MEASURE, timed(&mut self.store, self.deadline_ticks, names::MEASURE, function, ())?)
+        check_status(names::MEASURE, timed(&mut self.store, self.deadline_ticks, names::MEASURE, function, ())?)
     }
 
-    /// Whether measures are concluded from.
+    /// Whether the plugin exports `ronde_conclude`.
     pub(crate) fn concludes(&self) -> bool {
         self.functions.conclude.is_some()
     }
 
-    /// Concludes from what lies in the block of measures, in place.
+    /// Concludes from the block of measures, in place.
     pub(crate) fn conclude(&mut self, call: &Call) -> Result<(), FaultKind> {
         self.describe(call);
         let function = self.functions.conclude.as_ref().ok_or_else(|| missing(names::CONCLUDE))?;
-        done(names::CONCLUDE, timed(&mut self.store, self.deadline_ticks, names::CONCLUDE, function, ())?)
+        check_status(names::CONCLUDE, timed(&mut self.store, self.deadline_ticks, names::CONCLUDE, function, ())?)
     }
 
-    /// What follows belongs together, and has a time of its own.
-    pub(crate) fn begin(&mut self) {
+    /// Starts an attempt: the following calls share one time limit.
+    pub(crate) fn begin_attempt(&mut self) {
         let state = self.store.data_mut();
-        (state.began, state.late) = (state.ticker.now(), None);
+        (state.attempt_began, state.late) = (state.ticker.now(), None);
     }
 
-    /// Whether something was logged since [`Self::take_log`].
+    /// Whether anything was logged since [`Self::take_log`].
     pub(crate) fn has_logged(&self) -> bool {
         !self.store.data().log.is_empty()
     }
 
-    /// Takes what was logged since this was last asked, which also makes room for more.
+    /// Takes the logged messages, which makes room for more.
     pub(crate) fn take_log(&mut self) -> Vec<String> {
         self.store.data_mut().log.take()
     }
@@ -182,7 +183,7 @@ impl Guest {
         self.fill_and_describe(call, |_| {});
     }
 
-    /// Writes the call behind what `fill` writes: looking for the memory once is enough.
+    /// Calls `fill`, then writes the call structure; looking up the memory only once.
     #[inline]
     fn fill_and_describe(&mut self, call: &Call, fill: impl FnOnce(&mut [u8])) {
         let at = self.placement.call.start;
@@ -192,8 +193,8 @@ impl Guest {
     }
 }
 
-/// Instantiates a module and asks it where its buffers lie.
-fn place(
+/// Instantiates a module and reads the table of its buffers.
+fn instantiate(
     store: &mut Store<State>,
     module: &InstancePre<State>,
     manifest: &Manifest,
@@ -201,7 +202,7 @@ fn place(
 ) -> Result<(Memory, Placement, Functions), FaultKind> {
     store.set_epoch_deadline(deadline_ticks);
     store.data().ticker.call();
-    let instance = module.instantiate(&mut *store).map_err(|error| not_started(store, &error))?;
+    let instance = module.instantiate(&mut *store).map_err(|error| start_fault(store, &error))?;
     let function = |store: &mut Store<State>, name| instance.get_typed_func::<(), i32>(store, name).ok();
     let place = function(&mut *store, names::PLACE).ok_or_else(|| missing(names::PLACE))?;
     let abi = function(&mut *store, names::ABI).ok_or_else(|| missing(names::ABI))?;
@@ -218,16 +219,17 @@ fn place(
     let version = timed(store, deadline_ticks, names::ABI, &abi, ())?;
     if version.cast_unsigned() != ronde_plugin_abi::VERSION {
         let expected = ronde_plugin_abi::VERSION;
-        let problem = format!("it speaks ABI version {version}, but this host speaks version {expected}");
+        let problem = format!("it has ABI version {version}, but this host has version {expected}");
         return Err(FaultKind::Start(problem + "; build the plugin with the matching SDK"));
     }
     let address = timed(store, deadline_ticks, names::PLACE, &place, ())?;
     let placement = Placement::read(memory.data(&*store), address, manifest);
-    let placement = placement.map_err(|problem| FaultKind::Start(format!("its table is wrong: {problem}")))?;
+    let placement =
+        placement.map_err(|problem| FaultKind::Start(format!("its table of buffers is invalid: {problem}")))?;
     Ok((memory, placement, functions))
 }
 
-/// Calls a function that has so many ticks.
+/// Calls a function with a deadline.
 fn timed<P: wasmtime::WasmParams, R: WasmResults>(
     store: &mut Store<State>,
     deadline_ticks: u64,
@@ -243,8 +245,8 @@ fn timed<P: wasmtime::WasmParams, R: WasmResults>(
     function.call(&mut *store, params).map_err(|error| fault(store, name, &error))
 }
 
-/// What a function without a result of its own gave.
-fn done(function: &'static str, value: i32) -> Result<(), FaultKind> {
+/// Converts the status that a function returned.
+fn check_status(function: &'static str, value: i32) -> Result<(), FaultKind> {
     match value {
         0 => Ok(()),
         code if code < 0 => Err(FaultKind::Code { function, code }),
@@ -253,12 +255,12 @@ fn done(function: &'static str, value: i32) -> Result<(), FaultKind> {
 }
 
 fn missing(name: &str) -> FaultKind {
-    FaultKind::Start(format!("it does not export {name}, though its module was found to"))
+    FaultKind::Start(format!("it does not export {name}, although the inspection of its module found it"))
 }
 
-/// What an error of wasmtime means.
+/// Converts an error of wasmtime.
 fn fault(store: &Store<State>, function: &'static str, error: &wasmtime::Error) -> FaultKind {
-    if error.is::<TimeIsUp>() {
+    if error.is::<DeadlineExceeded>() {
         return FaultKind::Deadline { function, milliseconds: store.data().limits.call_ms };
     }
     let reason = match error.downcast_ref::<Trap>() {
@@ -268,20 +270,20 @@ fn fault(store: &Store<State>, function: &'static str, error: &wasmtime::Error) 
     FaultKind::Trap { function, reason: one_line(&reason) }
 }
 
-/// Why there is no instance: what its start function did is a fault of the plugin's. Nothing else can be, as its module was found
-/// to keep all limits.
-fn not_started(store: &Store<State>, error: &wasmtime::Error) -> FaultKind {
-    if error.is::<TimeIsUp>() || error.is::<Trap>() {
-        return fault(store, "its start", error);
+/// Converts an error of instantiation. A trap or timeout of the start function is the plugin's fault; anything else is
+/// a lack of resources, because the module was found to respect all limits.
+fn start_fault(store: &Store<State>, error: &wasmtime::Error) -> FaultKind {
+    if error.is::<DeadlineExceeded>() || error.is::<Trap>() {
+        return fault(store, "its start function", error);
     }
     FaultKind::Host(one_line(&format!("{error:#}")))
 }
 
-/// Called when a call's time is up. On a machine that does other things, too, the clock on the wall says little of what a
-/// call has done: from the first time on the thread's processor time counts, so what loops ends after twice its time.
-fn more_time(mut context: StoreContextMut<'_, State>, deadline_ticks: u64) -> wasmtime::Result<UpdateDeadline> {
+/// Called when a call's deadline expires. On a busy machine wall time says little about the work of a call, so from the
+/// first expiry on the thread's processor time counts: an endless loop ends after twice its time.
+fn on_epoch_deadline(mut context: StoreContextMut<'_, State>, deadline_ticks: u64) -> wasmtime::Result<UpdateDeadline> {
     let state = context.data_mut();
-    // The clock goes on also when no other call begins.
+    // Keeps the ticker running even if no other call begins.
     state.ticker.call();
     let now = Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?);
     match &mut state.overdue {
@@ -289,7 +291,7 @@ fn more_time(mut context: StoreContextMut<'_, State>, deadline_ticks: u64) -> wa
         Some((since, extensions)) => {
             let used = now.saturating_sub(*since);
             if used >= Duration::from_millis(state.limits.call_ms.into()) || *extensions >= EXTENSIONS_MAX {
-                return Err(TimeIsUp.into());
+                return Err(DeadlineExceeded.into());
             }
             *extensions += 1;
         }
@@ -297,13 +299,13 @@ fn more_time(mut context: StoreContextMut<'_, State>, deadline_ticks: u64) -> wa
     Ok(UpdateDeadline::Continue(deadline_ticks))
 }
 
-/// Offers the only import there is.
+/// Provides the only import.
 pub(crate) fn link(linker: &mut Linker<State>) -> Result<(), HostError> {
     let linked = linker.func_wrap(names::IMPORTS, names::LOG, |mut caller: Caller<'_, State>, at: i32, bytes: i32| {
         let Some(Extern::Memory(memory)) = caller.get_export(names::MEMORY) else { return };
         let (memory, state) = memory.data_and_store_mut(&mut caller);
         let (start, length) = (at.cast_unsigned() as usize, bytes.cast_unsigned() as usize);
-        state.log.note(start.checked_add(length).and_then(|end| memory.get(start..end)));
+        state.log.record(start.checked_add(length).and_then(|end| memory.get(start..end)));
     });
     linked.map(drop).map_err(|error| HostError::Engine(format!("{error:#}")))
 }
@@ -313,8 +315,8 @@ impl Log {
         self.messages.is_empty() && self.dropped == 0
     }
 
-    /// Keeps a message. What is not within memory, too long or one too many is dropped, and counted.
-    fn note(&mut self, bytes: Option<&[u8]>) {
+    /// Records a message. A message that is outside of memory, too long, or one too many is dropped and counted.
+    fn record(&mut self, bytes: Option<&[u8]>) {
         let short = bytes.filter(|bytes| bytes.len() <= limits::LOG_BYTES_MAX);
         match short {
             Some(bytes) if self.messages.len() < limits::LOG_MESSAGES_MAX as usize => {
@@ -335,13 +337,14 @@ impl Log {
 
 impl State {
     fn new(limits: Limits, ticker: Arc<Ticker>) -> Self {
-        let began = ticker.now();
-        Self { limits, ticker, placed: false, log: Log::default(), overdue: None, began, late: None }
+        let attempt_began = ticker.now();
+        Self { limits, ticker, placed: false, log: Log::default(), overdue: None, attempt_began, late: None }
     }
 
-    /// Fails when all calls of an attempt have taken too long together, as [`more_time`] does for one.
+    /// Returns an error if all calls of an attempt together have taken too long, by the same rule as
+    /// [`on_epoch_deadline`].
     fn check_time(&mut self, function: &'static str) -> Result<(), FaultKind> {
-        if self.ticker.now().wrapping_sub(self.began) < ticks(ATTEMPT_MS) {
+        if self.ticker.now().wrapping_sub(self.attempt_began) < ticks(ATTEMPT_MS) {
             return Ok(());
         }
         let now = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::MAX, Duration::from);

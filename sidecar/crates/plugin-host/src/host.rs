@@ -1,4 +1,4 @@
-//! The host: one engine, one clock, one policy for all plugins of a process.
+//! The host: one wasmtime engine, one ticker and one policy for all plugins of a process.
 
 use std::fmt;
 use std::fs;
@@ -16,23 +16,23 @@ use crate::plugin::Plugin;
 use crate::ticker::Ticker;
 use crate::trust::{Policy, Signature};
 
-/// Faults after which a plugin is disabled, unless the configuration says otherwise.
+/// Default for the number of faults after which a plugin is disabled.
 pub const DISABLE_AFTER: u32 = 3;
 
 /// Bytes of the calling thread's stack that a plugin may use.
 const STACK_BYTES: usize = 256 << 10;
 
-/// How plugins are run.
+/// The configuration of a host.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
-    /// Where compiled modules are kept: a folder that is made if it is not there, that nobody else may write to, and that nobody
-    /// else can replace. Without one every load compiles.
+    /// The folder for compiled modules. It is created if necessary; others must neither be able to write to it nor to
+    /// replace it. Without a folder, every load compiles.
     pub cache_dir: Option<PathBuf>,
-    /// The most that a plugin may want.
+    /// The limits that the host grants.
     pub limits: Limits,
-    /// Which plugins are let in.
+    /// Which plugins may be loaded.
     pub policy: Policy,
-    /// So many traps, overruns and wrong lengths disable a plugin; 0 is never.
+    /// Number of traps, timeouts and invalid results that disable a plugin; 0 disables none.
     pub disable_after: u32,
 }
 
@@ -42,7 +42,7 @@ impl Default for HostConfig {
     }
 }
 
-/// Loads plugins. Those that are loaded stay usable when the host is gone.
+/// Loads plugins. Loaded plugins stay usable after the host is dropped.
 pub struct Host {
     linker: Linker<State>,
     ticker: Arc<Ticker>,
@@ -50,10 +50,10 @@ pub struct Host {
 }
 
 impl Host {
-    /// Sets up compiler, cache and clock.
+    /// Sets up the compiler, its cache, and the ticker.
     ///
     /// # Errors
-    /// [`HostError`] when a limit is out of range, the cache is not private, or this machine cannot run WebAssembly.
+    /// [`HostError`] if a limit is out of range, the cache is not private, or this machine cannot run WebAssembly.
     pub fn new(config: HostConfig) -> Result<Self, HostError> {
         check_limits(&config.limits)?;
         let mut engine = engine_config();
@@ -67,15 +67,15 @@ impl Host {
         Ok(Self { linker, ticker, config })
     }
 
-    /// Lets a plugin in: asks the policy, looks at the module, compiles it, and starts it once with its defaults. Compiling
-    /// takes milliseconds to seconds, so this is not for a thread that others wait for.
+    /// Loads a plugin: applies the policy, inspects the module, compiles it, and starts it once with its defaults.
+    /// Compiling takes milliseconds to seconds, so do not call this on a thread that others wait for.
     ///
     /// # Errors
-    /// [`LoadError`] that says which rule it breaks.
+    /// [`LoadError`] with the violated rule.
     pub fn load(&self, bytes: &[u8], signature: Option<&Signature>) -> Result<Arc<Plugin>, LoadError> {
         let signer = self.config.policy.admit(bytes, signature)?;
         let inspection = inspect(bytes)?;
-        check_wants(&inspection.manifest.limits, &self.config.limits)?;
+        check_requested(&inspection.manifest.limits, &self.config.limits)?;
         let module = Module::from_binary(self.linker.engine(), bytes);
         let module = module.map_err(|error| LoadError::Compile(format!("{error:#}")))?;
         let module = self.linker.instantiate_pre(&module);
@@ -87,7 +87,7 @@ impl Host {
         Ok(plugin)
     }
 
-    /// How plugins are run.
+    /// The configuration.
     #[must_use]
     pub fn config(&self) -> &HostConfig {
         &self.config
@@ -100,7 +100,8 @@ impl fmt::Debug for Host {
     }
 }
 
-/// Equal bits everywhere, and nothing that a plugin has no use for. [`FEATURES`] says the same of modules.
+/// An engine configuration with deterministic results and no unneeded features; [`FEATURES`] applies to modules
+/// accordingly.
 fn engine_config() -> Config {
     let has = |feature| FEATURES.contains(feature);
     let mut config = Config::new();
@@ -120,14 +121,14 @@ fn engine_config() -> Config {
     config
 }
 
-/// A cache in a folder that only this user can write to: what lies there is run as it is.
+/// Opens a cache in a folder that only this user can write to, because its contents are executed unchecked.
 fn cache(path: &Path) -> Result<Cache, HostError> {
     let refused = |problem: String| HostError::Cache { path: path.to_owned(), problem };
     if !path.is_absolute() {
-        return Err(refused("it is no absolute path".to_owned()));
+        return Err(refused("it is not an absolute path".to_owned()));
     }
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.map_err(|error| refused(format!("it cannot be made: {error}")))?;
+    made.map_err(|error| refused(format!("it cannot be created: {error}")))?;
     let metadata = fs::symlink_metadata(path).map_err(|error| refused(error.to_string()))?;
     if !metadata.is_dir() {
         return Err(refused("it is no folder".to_owned()));
@@ -140,19 +141,19 @@ fn cache(path: &Path) -> Result<Cache, HostError> {
         let mode = metadata.mode() & 0o777;
         return Err(refused(format!("its mode is {mode:o}, but others must have no access: 700")));
     }
-    // By its real name, no link on the way to it can be turned elsewhere afterwards.
+    // The canonical path: symbolic links on the way cannot be redirected later.
     let path = path.canonicalize().map_err(|error| refused(error.to_string()))?;
-    path.ancestors().skip(1).try_for_each(|above| check_above(above, own).map_err(&refused))?;
+    path.ancestors().skip(1).try_for_each(|above| check_ancestor(above, own).map_err(&refused))?;
     let mut config = CacheConfig::new();
     config.with_directory(path);
     Cache::new(config).map_err(|error| refused(format!("{error:#}")))
 }
 
-/// Whether nobody else can put another folder into the place of one that lies in this one: it belongs to this user or to root,
-/// and others may not write to it, or only to what is theirs, as in `/tmp`.
-fn check_above(folder: &Path, own: u32) -> Result<(), String> {
-    let named = |problem: String| format!("the folder {} that it lies in {problem}", folder.display());
-    let metadata = fs::metadata(folder).map_err(|error| named(format!("cannot be looked at: {error}")))?;
+/// Checks that nobody else can replace what is in this folder: it belongs to this user or to root, and others may not
+/// write to it unless it has the sticky bit, as `/tmp` has.
+fn check_ancestor(folder: &Path, own: u32) -> Result<(), String> {
+    let named = |problem: String| format!("its parent folder {} {problem}", folder.display());
+    let metadata = fs::metadata(folder).map_err(|error| named(format!("cannot be read: {error}")))?;
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
     if owner != own && owner != ROOT {
         return Err(named(format!("belongs to user {owner}, who could replace it")));
@@ -164,23 +165,23 @@ fn check_above(folder: &Path, own: u32) -> Result<(), String> {
 }
 
 const ROOT: u32 = 0;
-/// The bits of a mode that let group and others write.
+/// The mode bits that let group and others write.
 const OTHERS_WRITE: u32 = 0o022;
-/// The bit of a mode that keeps those who may write to a folder from what is not theirs in it.
+/// The sticky bit: users can remove only their own files from the folder.
 const STICKY: u32 = 0o1000;
 
 fn check_limits(limits: &Limits) -> Result<(), HostError> {
     let max = Limits::MAX;
-    within("memory_bytes", limits.memory_bytes as u64, max.memory_bytes as u64)?;
-    within("call_ms", limits.call_ms.into(), max.call_ms.into())?;
-    within("ranks", limits.ranks as u64, max.ranks as u64)
+    check_range("memory_bytes", limits.memory_bytes as u64, max.memory_bytes as u64)?;
+    check_range("call_ms", limits.call_ms.into(), max.call_ms.into())?;
+    check_range("ranks", limits.ranks as u64, max.ranks as u64)
 }
 
-fn within(what: &'static str, given: u64, max: u64) -> Result<(), HostError> {
+fn check_range(what: &'static str, given: u64, max: u64) -> Result<(), HostError> {
     if (1..=max).contains(&given) { Ok(()) } else { Err(HostError::Limit { what, given, max }) }
 }
 
-fn check_wants(wants: &Limits, granted: &Limits) -> Result<(), LoadError> {
+fn check_requested(wants: &Limits, granted: &Limits) -> Result<(), LoadError> {
     let within = |what, wanted, granted| {
         if wanted <= granted { Ok(()) } else { Err(LoadError::Wants { what, wanted, granted }) }
     };

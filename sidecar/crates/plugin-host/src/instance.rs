@@ -1,4 +1,4 @@
-//! An instance: what a thread uses for call after call.
+//! Instances: running plugins that a thread uses for many calls.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,31 +15,31 @@ use crate::guest::Guest;
 use crate::manifest::Parameters;
 use crate::plugin::{Operation, Plugin};
 
-/// Where in which tensor a call's elements lie.
+/// The position of a call's elements within a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The type of elements.
+    /// The element type.
     pub dtype: DType,
-    /// What is encoded: a contribution, or a result.
+    /// Whether a contribution or a result is encoded.
     pub stage: Stage,
     /// The first element.
     pub offset: u64,
-    /// Elements of the whole tensor.
+    /// Number of elements of the whole tensor.
     pub tensor_elements: u64,
     /// How often this tensor was reduced with this plugin before.
     pub round: u64,
-    /// A number that stands for the tensor.
+    /// A number that identifies the tensor.
     pub tensor: u64,
 }
 
-/// A plugin that runs with certain parameters. It belongs to one thread at a time and is used for many calls. After a fault
-/// the next call finds a fresh module.
+/// A plugin that runs with given parameters. One thread at a time uses it, for many calls. After a fault, the next call
+/// starts a new module.
 pub struct Instance {
     plugin: Arc<Plugin>,
     parameters: Parameters,
     guest: Option<Guest>,
     codecs: Codecs,
-    /// What is being done.
+    /// The operation that calls belong to.
     operation: Option<Operation>,
 }
 
@@ -53,7 +53,7 @@ impl Instance {
         let codecs = Codecs::default();
         let mut instance = Self { plugin, parameters: parameters.clone(), guest, codecs, operation };
         if let Some(codec) = instance.plugin.manifest().codec.clone() {
-            instance.codecs = instance.attempt(|guest| Codecs::ask(guest, &codec))?;
+            instance.codecs = instance.attempt(|guest| Codecs::query(guest, &codec))?;
         }
         Ok(instance)
     }
@@ -64,38 +64,40 @@ impl Instance {
         &self.plugin
     }
 
-    /// What follows is for this operation, which other instances may work on, too: all that goes wrong in it is one fault.
+    /// Sets the operation that the following calls belong to. Other instances may work on it too: all their failures
+    /// count as one fault.
     pub fn work_on(&mut self, operation: Operation) {
         self.operation = Some(operation);
     }
 
-    /// What it runs with.
+    /// The parameters.
     #[must_use]
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
-    /// How tensors of a type are cut for the codec. It follows from module and parameters alone, so all sidecars agree on it.
+    /// How tensors of a type are split for the codec. This depends on module and parameters only, so all sidecars
+    /// agree.
     ///
     /// # Errors
-    /// [`Fault`] when the plugin is no codec or does not take the type.
+    /// [`Fault`] if the plugin is not a codec or does not support the type.
     pub fn codec_facts(&self, dtype: DType) -> Result<CodecFacts, Fault> {
         let facts = match &self.plugin.manifest().codec {
             None => Err("it is a reducer, not a codec".to_owned()),
-            Some(codec) if !codec.dtypes.contains(&dtype) => Err(not_taken("encodes", dtype, &codec.dtypes)),
+            Some(codec) if !codec.dtypes.contains(&dtype) => Err(unsupported_dtype("encodes", dtype, &codec.dtypes)),
             Some(_) => self.codecs.facts(dtype).ok_or_else(|| "its block is not known".to_owned()),
         };
         facts.map_err(|problem| self.refused(problem))
     }
 
-    /// Does something with the module that runs, or with a fresh one if there was a fault before.
+    /// Runs `work` on the running module, or on a new one after a fault.
     pub(crate) fn attempt<T>(&mut self, work: impl FnOnce(&mut Guest) -> Result<T, FaultKind>) -> Result<T, Fault> {
         self.plugin.check_enabled().map_err(|kind| self.plugin.fault(self.operation, kind, Vec::new()))?;
         let guest = match &mut self.guest {
             Some(guest) => guest,
             none => none.insert(self.plugin.start(&self.parameters, self.operation)?),
         };
-        guest.begin();
+        guest.begin_attempt();
         let result = work(guest);
         let log = if guest.has_logged() { guest.take_log() } else { Vec::new() };
         match result {
@@ -114,7 +116,7 @@ impl Instance {
         }
     }
 
-    /// A fault of whoever calls.
+    /// A fault caused by the caller.
     pub(crate) fn refused(&self, problem: String) -> Fault {
         self.plugin.fault(self.operation, FaultKind::Refused(problem), Vec::new())
     }
@@ -128,14 +130,14 @@ impl fmt::Debug for Instance {
 }
 
 impl Span {
-    /// The number that stands for a tensor: equal on all ranks, and unlike that of other tensors and sets.
+    /// The number that identifies a tensor: the same on all ranks, and different for other tensors and sets.
     #[must_use]
     pub fn tensor_number(set: u32, name: &str) -> u64 {
         let digest: [u8; 32] = Sha256::new().chain_update(set.to_le_bytes()).chain_update(name).finalize().into();
         digest.iter().take(8).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
     }
 
-    /// The call that is about so many elements from one of this span's on.
+    /// Builds the call for `elements` elements, after the first `skipped` ones of this span.
     pub(crate) fn call(&self, kind: Kind, skipped: usize, elements: usize) -> Result<Call, FaultKind> {
         let outside = || FaultKind::Refused(format!("{elements} elements do not lie within their tensor"));
         let offset = self.offset.checked_add(skipped as u64).ok_or_else(outside)?;
@@ -157,7 +159,7 @@ impl Span {
     }
 }
 
-/// Whole elements in so many bytes.
+/// The number of elements in `bytes` bytes, which must be whole.
 pub(crate) fn elements(dtype: DType, bytes: usize) -> Result<usize, FaultKind> {
     let size = dtype.size_bytes();
     if bytes.is_multiple_of(size) {
@@ -166,29 +168,30 @@ pub(crate) fn elements(dtype: DType, bytes: usize) -> Result<usize, FaultKind> {
     Err(FaultKind::Refused(format!("{bytes} bytes are not a whole number of {dtype} elements")))
 }
 
-/// Copies into the plugin's memory, and clears the rest of the last line: nothing is left there of an earlier call.
+/// Copies into the plugin's memory and clears the rest of the last cache line, so that nothing is left of an earlier
+/// call.
 pub(crate) fn fill(memory: &mut [u8], buffer: &Range<usize>, bytes: &[u8]) {
     let end = buffer.start + bytes.len();
     copy(&mut memory[buffer.start..end], bytes);
     clear_line(memory, buffer, end);
 }
 
-/// Clears what lies behind an end up to the next line's begin, within a buffer.
+/// Clears the bytes from `end` to the end of its cache line, within a buffer.
 pub(crate) fn clear_line(memory: &mut [u8], buffer: &Range<usize>, end: usize) {
     let line = end.next_multiple_of(limits::BUFFER_ALIGN).min(buffer.end);
-    // Filling nothing is no small thing: where the C library has vectors of 512 bits it is a store under an empty mask.
+    // Even an empty fill costs time: with 512-bit vectors the C library executes a masked store.
     if end < line {
         memory[end..line].fill(0);
     }
 }
 
-/// A type that a plugin does not take.
-pub(crate) fn not_taken(does: &str, dtype: DType, taken: &[DType]) -> String {
+/// The problem text for an unsupported type.
+pub(crate) fn unsupported_dtype(does: &str, dtype: DType, taken: &[DType]) -> String {
     let taken: Vec<&str> = taken.iter().map(|dtype| dtype.name()).collect();
     format!("it {does} {}, not {dtype}", taken.join(", "))
 }
 
-/// A type's number in a call. Both tables have the same order; a test holds them together.
+/// The number of a type in a call. Both tables have the same order, which a test checks.
 fn number(dtype: DType) -> u32 {
     let place = DType::ALL.iter().position(|known| *known == dtype);
     place.and_then(|place| u32::try_from(place).ok()).unwrap_or(u32::MAX)

@@ -1,12 +1,13 @@
 //! Runs WebAssembly plugins: modules that compress tensors (codecs) or combine them (reducers).
 //!
-//! A [`Host`] lets modules in as [`Plugin`]s, of which threads start [`Instance`]s; [`Instance::encode`], [`Instance::decode`]
-//! and [`Instance::reduce`] copy a span in, call the module and copy the result out. What a plugin is, its [`Manifest`] says;
-//! whose it may be, a [`trust::Policy`]. The interface itself is the crate ronde-plugin-abi.
+//! A [`Host`] loads modules as [`Plugin`]s, and threads start [`Instance`]s of them. [`Instance::encode`],
+//! [`Instance::decode`] and [`Instance::reduce`] copy a span in, call the module, and copy the result out. A plugin's
+//! [`Manifest`] describes it; a [`trust::Policy`] decides which plugins are loaded. The interface between host and
+//! module is the crate ronde-plugin-abi.
 //!
-//! A plugin is foreign code. It imports nothing but a bounded log; its memory is fixed when it starts; each call has a
-//! deadline; whatever it does is a [`Fault`] that names it, and too many of them disable it. It computes the same bits on
-//! every machine: NaNs are canonical, relaxed SIMD is off, there is neither clock nor randomness.
+//! Plugins are untrusted code. A module can import a bounded log only; its memory is fixed when it starts; each call
+//! has a deadline. Every failure is a [`Fault`] that names the plugin, and too many of them disable it. Results have
+//! the same bits on every machine: NaNs are canonical, relaxed SIMD is off, and there is neither clock nor randomness.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A module as it is before anything of it is compiled: valid, of bounded size, with the right imports and exports.
+//! Inspection of a module before it is compiled: validity, size limits, imports and exports.
 
 use ronde_plugin_abi::{limits, names};
 use sha2::{Digest as _, Sha256};
@@ -8,34 +8,34 @@ use wasmparser::{Parser, Payload, ValType, ValidPayload, Validator, WasmFeatures
 use crate::error::{LoadError, one_line, too_long};
 use crate::manifest::{Manifest, Shape};
 
-/// What can be said of a module without running it.
+/// The properties of a module, found without running it.
 #[derive(Clone, Debug)]
 pub struct Inspection {
     /// SHA-256 of the whole file.
     pub digest: [u8; 32],
-    /// What the plugin says about itself.
+    /// The parsed manifest.
     pub manifest: Manifest,
-    /// The same as it is written in the file.
+    /// The manifest as it is written in the file.
     pub manifest_json: String,
-    /// What it imports, as `module name`.
+    /// Imports, as `module name`.
     pub imports: Vec<String>,
-    /// What it exports, by name, with its type.
+    /// Exports: name and type.
     pub exports: Vec<(String, String)>,
-    /// Functions of its own.
+    /// Number of functions.
     pub functions: usize,
     /// Bytes of code.
     pub code_bytes: usize,
-    /// Bytes of memory that it begins with, and keeps.
+    /// Initial bytes of memory; the size is fixed.
     pub memory_bytes: u64,
 }
 
-/// Looks at a module without running it.
+/// Inspects a module without running it.
 ///
 /// # Errors
-/// [`LoadError`] that says which rule of plugins it breaks.
+/// [`LoadError`] with the violated rule.
 pub fn inspect(bytes: &[u8]) -> Result<Inspection, LoadError> {
     too_long("the whole file", bytes.len(), limits::MODULE_BYTES_MAX)?;
-    let mut found = Found::default();
+    let mut found = ModuleSections::default();
     let mut validator = Validator::new_with_features(FEATURES);
     let mut allocations = wasmparser::FuncValidatorAllocations::default();
     let mut types = None;
@@ -44,7 +44,7 @@ pub fn inspect(bytes: &[u8]) -> Result<Inspection, LoadError> {
         if matches!(payload, Payload::Version { encoding: wasmparser::Encoding::Component, .. }) {
             return Err(LoadError::Invalid("it is a component; build a core module, without wit or wasi".to_owned()));
         }
-        found.note(&payload)?;
+        found.record(&payload)?;
         match validator.payload(&payload).map_err(|error| invalid(&error))? {
             ValidPayload::Func(function, body) => {
                 let mut function = function.into_validator(allocations);
@@ -55,14 +55,14 @@ pub fn inspect(bytes: &[u8]) -> Result<Inspection, LoadError> {
             ValidPayload::Ok | ValidPayload::Parser(_) => {}
         }
     }
-    let types = types.ok_or_else(|| LoadError::Invalid("it ends before its end".to_owned()))?;
+    let types = types.ok_or_else(|| LoadError::Invalid("it is truncated".to_owned()))?;
     found.conclude(types.as_ref(), Sha256::digest(bytes).into())
 }
 
-/// The name in a module's manifest, which is all that is looked at.
+/// The name in a module's manifest. Nothing else is checked.
 ///
 /// # Errors
-/// [`LoadError`] when there is none that can be read.
+/// [`LoadError`] if the manifest cannot be read.
 pub fn name(bytes: &[u8]) -> Result<String, LoadError> {
     let mut manifests = Vec::new();
     for payload in Parser::new(0).parse_all(bytes) {
@@ -75,8 +75,8 @@ pub fn name(bytes: &[u8]) -> Result<String, LoadError> {
     Ok(Manifest::parse(manifest)?.name)
 }
 
-/// What rustc and clang emit for plain modules, and no more: no threads, no relaxed SIMD, no 64-bit memories, no exceptions,
-/// no garbage collection.
+/// The features that rustc and clang emit for plain modules: no threads, relaxed SIMD, 64-bit memories, exceptions or
+/// garbage collection.
 pub(crate) const FEATURES: WasmFeatures = WasmFeatures::MUTABLE_GLOBAL
     .union(WasmFeatures::SATURATING_FLOAT_TO_INT)
     .union(WasmFeatures::SIGN_EXTENSION)
@@ -88,9 +88,9 @@ pub(crate) const FEATURES: WasmFeatures = WasmFeatures::MUTABLE_GLOBAL
     .union(WasmFeatures::SIMD)
     .union(WasmFeatures::FLOATS);
 
-/// What a walk over the sections collects.
+/// What is collected from the sections of a module.
 #[derive(Default)]
-struct Found<'a> {
+struct ModuleSections<'a> {
     manifests: Vec<&'a [u8]>,
     imports: Vec<(&'a str, &'a str)>,
     import_kinds: Vec<wasmparser::TypeRef>,
@@ -99,8 +99,8 @@ struct Found<'a> {
     code_bytes: usize,
 }
 
-impl<'a> Found<'a> {
-    fn note(&mut self, payload: &Payload<'a>) -> Result<(), LoadError> {
+impl<'a> ModuleSections<'a> {
+    fn record(&mut self, payload: &Payload<'a>) -> Result<(), LoadError> {
         match payload {
             Payload::CustomSection(section) if section.name() == names::MANIFEST => {
                 self.manifests.push(section.data());
@@ -124,14 +124,14 @@ impl<'a> Found<'a> {
                     too_long("elements of a table", elements, limits::TABLE_ELEMENTS_MAX)?;
                 }
             }
-            Payload::CodeSectionEntry(body) => self.note_function(body)?,
+            Payload::CodeSectionEntry(body) => self.record_function(body)?,
             _ => {}
         }
         Ok(())
     }
 
-    /// What the compiler does with a function takes longer than in proportion to its size.
-    fn note_function(&mut self, body: &wasmparser::FunctionBody<'a>) -> Result<(), LoadError> {
+    /// Limits the size of functions: the time to compile one grows faster than its size.
+    fn record_function(&mut self, body: &wasmparser::FunctionBody<'a>) -> Result<(), LoadError> {
         let bytes = body.range().len();
         self.functions += 1;
         self.code_bytes += bytes;
@@ -170,7 +170,7 @@ impl<'a> Found<'a> {
             manifest_json: String::from_utf8_lossy(manifest_json).into_owned(),
             manifest,
             imports: self.imports.iter().map(|(module, name)| one_line(&format!("{module} {name}"))).collect(),
-            exports: exports.iter().map(|(name, kind)| (one_line(name), described(types, *kind))).collect(),
+            exports: exports.iter().map(|(name, kind)| (one_line(name), type_text(types, *kind))).collect(),
             functions: self.functions,
             code_bytes: self.code_bytes,
             memory_bytes,
@@ -178,7 +178,7 @@ impl<'a> Found<'a> {
     }
 }
 
-/// Bytes of the memory that the module begins with.
+/// The initial size of the module's memory in bytes.
 fn memory(exports: &[(&str, EntityType)], manifest: &Manifest) -> Result<u64, LoadError> {
     let memory = exports.iter().find(|(name, _)| *name == names::MEMORY);
     let Some((_, EntityType::Memory(memory))) = memory else {
@@ -188,7 +188,7 @@ fn memory(exports: &[(&str, EntityType)], manifest: &Manifest) -> Result<u64, Lo
     let bytes = memory.initial.saturating_mul(PAGE_BYTES);
     if bytes > manifest.limits.memory_bytes as u64 {
         return Err(LoadError::Wants {
-            what: "bytes of memory by its module",
+            what: "bytes of memory in its module",
             wanted: bytes,
             granted: manifest.limits.memory_bytes as u64,
         });
@@ -196,15 +196,15 @@ fn memory(exports: &[(&str, EntityType)], manifest: &Manifest) -> Result<u64, Lo
     Ok(bytes)
 }
 
-/// Whether a function has to be there.
+/// Whether a function must be exported.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Need {
+enum Requirement {
     Required,
     Optional,
 }
 
-/// The functions that a plugin of its kinds exports.
-fn functions(manifest: &Manifest) -> Vec<(&'static str, Need)> {
+/// The functions that a plugin must or may export, by its kinds.
+fn functions(manifest: &Manifest) -> Vec<(&'static str, Requirement)> {
     let mut functions = vec![names::ABI, names::PLACE, names::CONFIGURE];
     let mut optional = Vec::new();
     if manifest.codec.is_some() {
@@ -221,23 +221,23 @@ fn functions(manifest: &Manifest) -> Vec<(&'static str, Need)> {
             Shape::Adaptive => functions.push(names::CONCLUDE),
         }
     }
-    let required = functions.into_iter().map(|name| (name, Need::Required));
-    required.chain(optional.into_iter().map(|name| (name, Need::Optional))).collect()
+    let required = functions.into_iter().map(|name| (name, Requirement::Required));
+    required.chain(optional.into_iter().map(|name| (name, Requirement::Optional))).collect()
 }
 
 fn check_function(
     types: TypesRef<'_>,
     exports: &[(&str, EntityType)],
     name: &'static str,
-    need: Need,
+    need: Requirement,
 ) -> Result<(), LoadError> {
     let (params, wanted): (&[ValType], _) =
         if name == names::BOUND { (&[ValType::I32], "(i32) -> i32") } else { (&[], "() -> i32") };
     let found = match exports.iter().find(|(exported, _)| *exported == name) {
-        None if need == Need::Optional => return Ok(()),
+        None if need == Requirement::Optional => return Ok(()),
         None => "nothing".to_owned(),
         Some((_, kind)) if has_type(types, *kind, params, &[ValType::I32]) => return Ok(()),
-        Some((_, kind)) => described(types, *kind),
+        Some((_, kind)) => type_text(types, *kind),
     };
     Err(LoadError::Export { name, found, wanted })
 }
@@ -254,8 +254,8 @@ fn has_type(types: TypesRef<'_>, kind: EntityType, params: &[ValType], results: 
     function.params() == params && function.results() == results
 }
 
-/// A type in the notation of the documents.
-fn described(types: TypesRef<'_>, kind: EntityType) -> String {
+/// A type in the notation of the documentation.
+fn type_text(types: TypesRef<'_>, kind: EntityType) -> String {
     let EntityType::Func(id) = kind else {
         let what = match kind {
             EntityType::Memory(_) => "a memory",

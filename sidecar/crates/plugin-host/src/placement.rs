@@ -1,4 +1,4 @@
-//! Where a plugin's buffers lie, checked once.
+//! The placement of a plugin's buffers in its memory, checked once.
 
 use std::ops::Range;
 
@@ -6,8 +6,8 @@ use ronde_plugin_abi::{Call, Table, VERSION, limits};
 
 use crate::manifest::{Manifest, Shape};
 
-/// The buffers, as ranges of the plugin's memory that are within it and do not overlap, but for the output of a reducer of
-/// pairs, which may be the place of the left operand.
+/// The buffers as ranges within the plugin's memory. They do not overlap, except that the output of a pairwise reducer
+/// may be the left operand.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     pub(crate) call: Range<usize>,
@@ -19,14 +19,14 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// Reads the table at an address and checks what it says.
+    /// Reads and checks the table at an address.
     pub(crate) fn read(memory: &[u8], address: i32, manifest: &Manifest) -> Result<Self, String> {
-        // An address is an unsigned number that WebAssembly hands out as a signed one.
+        // WebAssembly passes unsigned addresses as signed numbers.
         let place = buffer("the table", address.cast_unsigned(), Table::BYTES, memory.len())?;
         let bytes = memory[place.clone()].try_into().expect("the range has a table's length");
         let table = Table::from_bytes(bytes);
         if table.abi != VERSION {
-            return Err(format!("it says ABI version {}, but this host speaks version {VERSION}", table.abi));
+            return Err(format!("it has ABI version {}, but this host has version {VERSION}", table.abi));
         }
         if table.reserved != [0; 4] {
             return Err("its reserved words are not zero".to_owned());
@@ -69,7 +69,7 @@ impl Placement {
         Ok(())
     }
 
-    /// Whether the result takes the left operand's place, which ends where the right one's may begin.
+    /// Whether the result replaces the left operand, which must end where the right one may start.
     pub(crate) fn reduces_in_place(&self) -> bool {
         self.output.start == self.input.start && self.output.len() <= self.input.len() / 2
     }
@@ -93,14 +93,14 @@ impl Placement {
     }
 }
 
-/// A buffer's range; an absent one is empty.
+/// The range of a buffer; empty if the buffer is absent.
 fn buffer(what: &str, address: u32, bytes: usize, memory: usize) -> Result<Range<usize>, String> {
     if bytes == 0 {
         return Ok(0..0);
     }
     let start = address as usize;
     if !start.is_multiple_of(limits::BUFFER_ALIGN) {
-        return Err(format!("{what} lies at {start}, which is no multiple of {}", limits::BUFFER_ALIGN));
+        return Err(format!("{what} is at address {start}, which is not a multiple of {}", limits::BUFFER_ALIGN));
     }
     match start.checked_add(bytes) {
         Some(end) if end <= memory => Ok(start..end),

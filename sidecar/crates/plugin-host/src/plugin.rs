@@ -1,4 +1,4 @@
-//! A plugin that was let in: compiled, tried, identified by its digest.
+//! A loaded plugin: compiled, tried once, identified by its digest.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -13,27 +13,27 @@ use crate::module::Inspection;
 use crate::ticker::Ticker;
 use crate::trust::KeyId;
 
-/// A plugin that was let in. Shared by all who use it.
+/// A loaded plugin, shared by all users.
 pub struct Plugin {
     label: Arc<str>,
     inspection: Inspection,
     signer: Option<KeyId>,
     module: InstancePre<State>,
     ticker: Arc<Ticker>,
-    /// So many faults disable it; 0 is never.
+    /// Number of faults that disable it; 0 disables never.
     disable_after: u32,
     faults: Mutex<Faults>,
     disabled: OnceLock<FaultKind>,
 }
 
-/// An operation that calls are for. One that fails fails on all threads that work on it, which is one fault.
+/// The operation that calls belong to. If an operation fails on several threads, that counts as one fault.
 pub type Operation = (u64, u64);
 
-/// What counts towards a plugin's being disabled.
+/// The faults that count towards disabling a plugin.
 #[derive(Default)]
 struct Faults {
     count: u32,
-    /// The operations that were counted: fewer than disable a plugin, and none where nothing does.
+    /// The operations whose faults were counted. There are fewer than `disable_after` of them.
     operations: Vec<Operation>,
 }
 
@@ -68,7 +68,7 @@ impl Plugin {
         &self.manifest().version
     }
 
-    /// SHA-256 of the whole file: what sidecars compare.
+    /// SHA-256 of the file, which sidecars compare.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         self.inspection.digest
@@ -80,33 +80,33 @@ impl Plugin {
         &self.inspection.manifest
     }
 
-    /// What can be said of its module.
+    /// The properties of its module.
     #[must_use]
     pub fn inspection(&self) -> &Inspection {
         &self.inspection
     }
 
-    /// Who signed it, if a signature came with it.
+    /// The key that signed it, if there was a signature.
     #[must_use]
     pub fn signer(&self) -> Option<KeyId> {
         self.signer
     }
 
-    /// Why it does not run any more.
+    /// Why the plugin is disabled, if it is.
     #[must_use]
     pub fn disabled(&self) -> Option<String> {
         self.disabled.get().map(ToString::to_string)
     }
 
-    /// Starts an instance with these parameters. One belongs to one thread at a time and is used for many calls.
+    /// Starts an instance with these parameters. One thread at a time uses it, for many calls.
     ///
     /// # Errors
-    /// [`Fault`] when the plugin does not start, does not take the parameters, or is disabled.
+    /// [`Fault`] if the plugin does not start, rejects the parameters, or is disabled.
     pub fn instance(self: &Arc<Self>, parameters: &Parameters) -> Result<Instance, Fault> {
         Instance::start(Arc::clone(self), parameters, None)
     }
 
-    /// The same, for an operation: what goes wrong counts as one fault with what else does in it.
+    /// Like [`Self::instance`], for an operation: all failures within it count as one fault.
     ///
     /// # Errors
     /// Those of [`Self::instance`].
@@ -114,7 +114,7 @@ impl Plugin {
         Instance::start(Arc::clone(self), parameters, Some(operation))
     }
 
-    /// Starts its module.
+    /// Starts the module.
     pub(crate) fn start(&self, parameters: &Parameters, operation: Option<Operation>) -> Result<Guest, Fault> {
         self.check_enabled().map_err(|kind| self.fault(operation, kind, Vec::new()))?;
         if !parameters.fit(self.manifest()) {
@@ -125,12 +125,12 @@ impl Plugin {
         guest.map_err(|(kind, log)| self.fault(operation, kind, log))
     }
 
-    /// Fails if it is disabled.
+    /// Returns an error if the plugin is disabled.
     pub(crate) fn check_enabled(&self) -> Result<(), FaultKind> {
         self.disabled.get().map_or(Ok(()), |reason| Err(reason.clone()))
     }
 
-    /// Makes a fault of what went wrong, and counts it, once an operation.
+    /// Creates a fault and counts it, once per operation.
     pub(crate) fn fault(&self, operation: Option<Operation>, kind: FaultKind, log: Vec<String>) -> Fault {
         if kind.is_misbehaviour() && self.disable_after > 0 {
             let faults = self.count(operation);
@@ -144,9 +144,9 @@ impl Plugin {
         Fault { plugin: Arc::clone(&self.label), kind, log }
     }
 
-    /// How many faults there are with this one.
+    /// The number of faults including this one.
     fn count(&self, operation: Option<Operation>) -> u32 {
-        // Nothing panics while it is held.
+        // Nothing panics while this lock is held.
         let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = operation.is_some_and(|operation| faults.operations.contains(&operation));
         if !counted && faults.count < self.disable_after {

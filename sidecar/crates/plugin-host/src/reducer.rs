@@ -1,4 +1,4 @@
-//! Calls of reducers.
+//! Reducing with reducers.
 
 use std::ops::Range;
 
@@ -7,35 +7,36 @@ use ronde_plugin_abi::{Call, Kind, limits, padded};
 use crate::copying::copy;
 use crate::error::{Fault, FaultKind};
 use crate::guest::Guest;
-use crate::instance::{Instance, Span, clear_line, elements, fill, not_taken};
+use crate::instance::{Instance, Span, clear_line, elements, fill, unsupported_dtype};
 use crate::manifest::Shape;
 
-/// What is reduced and where it goes, span by span.
+/// The operands of a reduction and the destination of its result, accessed block by block.
 pub trait Operands {
-    /// Copies a part of an operand, given in bytes.
+    /// Copies a range of bytes of an operand.
     fn read(&mut self, operand: usize, part: Range<usize>, into: &mut [u8]);
-    /// Takes a part of the result. Parts come in order, each after that part of all operands was read.
+    /// Stores a range of bytes of the result. Ranges come in ascending order, each after that range of all operands was
+    /// read.
     fn write(&mut self, part: Range<usize>, result: &[u8]);
 }
 
 impl Instance {
-    /// Reduces all ranks' values of a span, in the order of ranks. The result depends on neither how many calls that takes
-    /// nor where they are cut, as reducers work element by element.
+    /// Reduces the values of all ranks of a span, in rank order. Reducers are elementwise, so the result does not
+    /// depend on the number of calls or on where they are split.
     ///
-    /// `measures` are what [`Self::conclude`] left, for shapes that measure; otherwise there are none.
+    /// `measures` is the result of [`Self::conclude`] for shapes that measure, and empty otherwise.
     ///
     /// # Errors
-    /// [`Fault`]; `into` is then partly written.
+    /// [`Fault`]; `into` may then be partly written.
     pub fn reduce(&mut self, span: &Span, operands: &[&[u8]], measures: &[f64], into: &mut [u8]) -> Result<(), Fault> {
         self.check_lengths(operands, into)?;
         let bytes = into.len();
         self.reduce_parts(span, operands.len(), bytes, measures, &mut Slices { operands, into })
     }
 
-    /// Reduces all ranks' values of a span in pairs, in the order of ranks: what a reducer of pairs does whose order counts.
+    /// Reduces the values of all ranks of a span pairwise, in rank order, for a pairwise reducer whose order matters.
     ///
     /// # Errors
-    /// [`Fault`]; `into` is then partly written.
+    /// [`Fault`]; `into` may then be partly written.
     pub fn fold(&mut self, span: &Span, operands: &[&[u8]], into: &mut [u8]) -> Result<(), Fault> {
         self.check_lengths(operands, into)?;
         let bytes = into.len();
@@ -52,10 +53,10 @@ impl Instance {
         }
     }
 
-    /// Reduces two ranks' values into the left, that is the lower, one.
+    /// Reduces the values of two ranks into `left`, which belongs to the lower one.
     ///
     /// # Errors
-    /// [`Fault`]; `left` is then partly overwritten.
+    /// [`Fault`]; `left` may then be partly overwritten.
     pub fn reduce_pair(&mut self, span: &Span, left: &mut [u8], right: &[u8]) -> Result<(), Fault> {
         if left.len() != right.len() {
             let problem = format!("an operand of {} bytes does not reduce into {}", right.len(), left.len());
@@ -65,11 +66,11 @@ impl Instance {
         self.reduce_in_pairs(span, 2, bytes, &mut Pair { left, right })
     }
 
-    /// Reduces the values of one rank or more in pairs, in the order of ranks. What has been reduced stays in the plugin's
-    /// memory until it is done: each rank's values are copied once, and the result is.
+    /// Reduces the values of one or more ranks pairwise, in rank order. Intermediate results stay in the plugin's
+    /// memory: the values of each rank, and the result, are copied only once.
     ///
     /// # Errors
-    /// [`Fault`]; some parts of the result may have been written then.
+    /// [`Fault`]; some blocks of the result may have been written.
     pub fn reduce_in_pairs(
         &mut self,
         span: &Span,
@@ -89,10 +90,10 @@ impl Instance {
         })
     }
 
-    /// Reduces operands of so many bytes each that are copied straight into the plugin's memory, part by part.
+    /// Reduces operands of `bytes` bytes each, which are copied directly into the plugin's memory, block by block.
     ///
     /// # Errors
-    /// [`Fault`]; some parts of the result may have been written then.
+    /// [`Fault`]; some blocks of the result may have been written.
     pub fn reduce_parts(
         &mut self,
         span: &Span,
@@ -112,11 +113,11 @@ impl Instance {
         })
     }
 
-    /// Measures one rank's values of a span and adds the result to `into`. Where a long span is cut follows from the module,
-    /// so that equal values give equal sums.
+    /// Measures one rank's values of a span and adds the result to `into`. The module determines where a long span is
+    /// split, so equal values give equal sums.
     ///
     /// # Errors
-    /// [`Fault`]; `into` may have grown by a part then.
+    /// [`Fault`]; `into` may then contain a part of the sum.
     pub fn measure(&mut self, span: &Span, values: &[u8], into: &mut [f64]) -> Result<(), Fault> {
         let shape = self.shape(span)?;
         self.attempt(|guest| {
@@ -146,12 +147,12 @@ impl Instance {
         })
     }
 
-    /// Turns what was measured of all ranks into what the reduction wants to see. Of a two-pass reducer that is each rank's
-    /// measures one after the other; of an adaptive one the inner products of all pairs, the upper triangle row by row,
+    /// Converts the measures of all ranks into what the reduction needs. For a two-pass reducer these are the measures
+    /// of each rank in turn. For an adaptive one, the inner products of all pairs (the upper triangle, row by row)
     /// become one weight for each rank.
     ///
     /// # Errors
-    /// [`Fault`]; the measures are then as they were.
+    /// [`Fault`]; the measures are then unchanged.
     pub fn conclude(&mut self, span: &Span, ranks: usize, measures: &mut Vec<f64>) -> Result<(), Fault> {
         let shape = self.shape(span)?;
         let ranks_max = self.plugin().manifest().limits.ranks;
@@ -181,12 +182,12 @@ impl Instance {
         })
     }
 
-    /// The shape of its reduction, if it reduces the span's type.
+    /// The shape of the reduction, if it supports the span's type.
     fn shape(&self, span: &Span) -> Result<Shape, Fault> {
         let shape = match &self.plugin().manifest().reducer {
             None => Err("it is a codec, not a reducer".to_owned()),
             Some(reducer) if !reducer.dtypes.contains(&span.dtype) => {
-                Err(not_taken("reduces", span.dtype, &reducer.dtypes))
+                Err(unsupported_dtype("reduces", span.dtype, &reducer.dtypes))
             }
             Some(reducer) => Ok(reducer.shape),
         };
@@ -194,7 +195,7 @@ impl Instance {
     }
 }
 
-/// Operands that lie somewhere else than the result.
+/// Operands and a separate result.
 struct Slices<'a> {
     operands: &'a [&'a [u8]],
     into: &'a mut [u8],
@@ -210,7 +211,7 @@ impl Operands for Slices<'_> {
     }
 }
 
-/// Two operands of which the left one becomes the result.
+/// Two operands; the left one becomes the result.
 struct Pair<'a> {
     left: &'a mut [u8],
     right: &'a [u8],
@@ -226,7 +227,7 @@ impl Operands for Pair<'_> {
     }
 }
 
-/// Does something with each part of operands of so many bytes each, and the call for it.
+/// Calls `reduce` for each block of the operands, which have `bytes` bytes each.
 fn each_part(
     guest: &mut Guest,
     span: &Span,
@@ -238,7 +239,7 @@ fn each_part(
     let whole = span.call(Kind::Reduce, 0, elements(span.dtype, bytes)?)?;
     let whole = Call { ranks: narrow(ranks), measures: narrow(measures), ..whole };
     let (step, mut begin) = (step_bytes(guest, ranks) / size * size, 0);
-    // Sizes of elements are powers of two.
+    // Element sizes are powers of two.
     let elements = |bytes: usize| bytes >> size.trailing_zeros();
     while begin < bytes {
         let part = begin..bytes.min(begin + step);
@@ -277,7 +278,7 @@ fn reduce_pairs_of_part(
     }
     for rank in 2..ranks {
         guest.reduce(call, |memory| {
-            // What has been reduced may lie there already.
+            // The intermediate result may be in place already.
             if output != left {
                 memory.copy_within(output..output + length, left);
             }
@@ -311,8 +312,8 @@ fn reduce_part(
     Ok(())
 }
 
-/// Bytes of each operand in one call: what fits the buffers and stays in the cache, in whole lines. Operands of some pages
-/// do not lie at the same place of their pages, as they would be taken for each other by the first cache.
+/// Bytes of each operand in one call: what fits the buffers and the cache, in whole cache lines. Operands of several
+/// pages start at different offsets of their pages; at equal offsets they would compete for the same cache sets.
 fn step_bytes(guest: &Guest, ranks: usize) -> usize {
     let fits = (guest.placement.input.len() / ranks).min(guest.placement.output.len());
     let buffers = if guest.placement.reduces_in_place() { ranks } else { ranks + 1 };
@@ -324,7 +325,7 @@ fn step_bytes(guest: &Guest, ranks: usize) -> usize {
     }
 }
 
-/// Writes numbers into the block of measures; that they fit was checked when the plugin was placed.
+/// Writes numbers into the block of measures. The check of the placement ensures that they fit.
 fn put_numbers(guest: &mut Guest, values: &[f64]) {
     let start = guest.placement.measures.start;
     let block = &mut guest.memory()[start..start + size_of_val(values)];
@@ -358,20 +359,21 @@ fn check_measures(shape: Shape, ranks: usize, given: usize) -> Result<(), FaultK
     Err(FaultKind::Refused(format!("a {} reducer of {ranks} ranks sees {wanted} numbers, not {given}", shape.name())))
 }
 
-/// A number that is known to fit: at most bytes of the plugin's memory.
+/// Converts a number that is known to fit, because it is at most the size of the plugin's memory.
 fn narrow(number: usize) -> u32 {
     u32::try_from(number).expect("no plugin has 4 GiB of memory")
 }
 
 /// Bytes of a measure.
 const NUMBER: usize = size_of::<f64>();
-/// Bytes of operands and result in one call: they and what they are copied from fit the first cache of 32 KiB. plugins/text-sum
-/// sums two operands of 1 MiB at 11.1 GB/s so, at 10.8 with 20 KiB and at 10.4 with 26 (AMD EPYC, Zen 3).
+/// Bytes of operands and result in one call. With the copies' sources they fit a first-level cache of 32 KiB.
+/// plugins/text-sum sums two operands of 1 MiB at 11.1 GB/s with this value, at 10.8 with 20 KiB, and at 10.4 with 26
+/// KiB (AMD EPYC, Zen 3).
 const CACHED_BYTES: usize = 16 << 10;
-/// What the processor compares addresses by first.
+/// The granularity at which the processor compares addresses first.
 const PAGE_BYTES: usize = 4 << 10;
-/// How far the next operand lies behind in its page: an odd number of lines, so that many operands use all of the cache, and
-/// not far from half a page, so that what was copied last does not lie where the first values are read.
+/// Offset between the operands within their pages: an odd number of cache lines, so that many operands use all cache
+/// sets, and about half a page, so that the bytes copied last do not share sets with the first values read.
 const SKEW_BYTES: usize = 29 * limits::BUFFER_ALIGN;
-/// Bytes of each operand in one call of many ranks, so that loops stay longer than what is around them.
+/// Least bytes of each operand in one call of many ranks, to bound the overhead per call.
 const STEP_BYTES_MIN: usize = 1 << 10;

@@ -1,4 +1,4 @@
-//! How fast a plugin is, beside the native kernel and a plain copy.
+//! Measures a plugin's throughput, compared with the native kernel and a plain copy.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -16,25 +16,26 @@ use crate::instance::{Instance, Span};
 use crate::manifest::{Parameters, Shape};
 use crate::plugin::Plugin;
 
-/// Bytes of values in a second, all copies included.
+/// Bytes of values per second, including all copies.
 #[derive(Clone, Copy, Debug)]
 pub struct Rates {
-    /// What was measured, for people.
+    /// Describes the measured operation.
     pub what: &'static str,
-    /// By the plugin.
+    /// The plugin.
     pub plugin: f64,
-    /// By the native sum of two operands, for the same type.
+    /// The native sum of two operands of the same type.
     pub native: f64,
-    /// By the native sum of operands that are first copied to private blocks, and back, as those in shared memory are.
+    /// The native sum of operands that are copied to private blocks first and back afterwards, as operands in shared
+    /// memory are.
     pub native_copied: f64,
-    /// By a plain copy.
+    /// A plain copy.
     pub copy: f64,
 }
 
-/// Measures everything that a plugin does, with tensors of about so many bytes and for about so long each.
+/// Measures every operation of a plugin, with tensors of about `bytes` bytes, for about `time` each.
 ///
 /// # Errors
-/// [`Fault`] when a call fails.
+/// [`Fault`] if a call fails.
 pub fn measure(
     plugin: &Arc<Plugin>,
     parameters: &Parameters,
@@ -63,10 +64,10 @@ pub fn measure(
     Ok(rates)
 }
 
-/// Nanoseconds that the smallest call takes: one element in, one out.
+/// Nanoseconds of the smallest call: one element in, one out.
 ///
 /// # Errors
-/// [`Fault`] when a call fails.
+/// [`Fault`] if a call fails.
 pub fn call_nanoseconds(
     plugin: &Arc<Plugin>,
     parameters: &Parameters,
@@ -74,14 +75,14 @@ pub fn call_nanoseconds(
     time: Duration,
 ) -> Result<f64, Fault> {
     let rates = measure(plugin, parameters, dtype, dtype.size_bytes(), time)?;
-    // Sizes are rounded up to a line, so that is what each call moves.
+    // Sizes are rounded up to a cache line, so each call moves one.
     Ok(rates.iter().map(|rates| 64e9 / rates.plugin).fold(f64::INFINITY, f64::min))
 }
 
 fn codec(instance: &mut Instance, span: &Span, bytes: usize, time: Duration) -> Result<[Rates; 2], Fault> {
     let facts = instance.codec_facts(span.dtype)?;
     let block = facts.block_elements * span.dtype.size_bytes();
-    // Random ones: what there is to find and to send depends on the values.
+    // Random values, because the work of a codec depends on them.
     let values = values(span.dtype, bytes / span.dtype.size_bytes(), 1);
     let mut state = vec![0; bytes / span.dtype.size_bytes() * facts.state_bytes_per_element];
     let mut encoded = vec![(vec![0; facts.block_bound], 0); bytes.div_ceil(block)];
@@ -128,7 +129,7 @@ fn reduction(
     };
     let reduced = if shape == Shape::Pairwise {
         let pair = rate(bytes, time, || instance.reduce_pair(span, &mut into, &values))?;
-        // Each rank's values but the first one's are added to others.
+        // The values of all ranks but the first are added to others.
         let several = vec![values.as_slice(); RANKS];
         let fold = rate((RANKS - 1) * bytes, time, || instance.fold(span, &several, &mut into))?;
         vec![("reduce 2 ranks", pair), ("reduce 4 ranks", fold)]
@@ -140,7 +141,7 @@ fn reduction(
     Ok(reduced.into_iter().map(|(what, plugin)| Rates { what, plugin, native, native_copied, copy }).collect())
 }
 
-/// The native sum, the same with copies, and a plain copy.
+/// The native sum, the native sum with copies, and a plain copy.
 fn natively(dtype: DType, bytes: usize, time: Duration) -> Result<(f64, f64, f64), Fault> {
     let values = ordinary(dtype, bytes);
     let mut into = values.clone();
@@ -168,18 +169,18 @@ fn natively(dtype: DType, bytes: usize, time: Duration) -> Result<(f64, f64, f64
     Ok((native, native_copied, copy))
 }
 
-/// Zeros are ordinary values of every type, which neither overflow nor slow anything down when they are added up. They are
-/// written: the system's zeros are one page for all that was never written, which is in the first-level cache.
+/// Zeros: valid for every type, without overflow or slow denormals. They are written explicitly, because unwritten zero
+/// pages of the kernel share one physical page, which stays in the first-level cache.
 fn ordinary(dtype: DType, bytes: usize) -> Vec<u8> {
     let mut values = black_box(vec![1; bytes / dtype.size_bytes() * dtype.size_bytes()]);
     values.fill(0);
     values
 }
 
-/// Bytes in a second of this thread's processor time: the median over rounds of some hundred microseconds each. What else the
-/// machine does thus counts only as far as it takes caches away.
+/// Bytes per second of this thread's processor time: the median of rounds of some hundred microseconds. Other programs
+/// therefore matter only as far as they evict caches.
 fn rate(bytes: usize, time: Duration, mut work: impl FnMut() -> Result<(), Fault>) -> Result<f64, Fault> {
-    // Twice, as the first time finds memory that was never used.
+    // Twice, because the first run touches new memory.
     work()?;
     let once = processor_time();
     work()?;
@@ -198,12 +199,12 @@ fn rate(bytes: usize, time: Duration, mut work: impl FnMut() -> Result<(), Fault
     Ok(bytes as f64 * repeats as f64 / median)
 }
 
-/// What this thread has had of the processors.
+/// The processor time of this thread.
 fn processor_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// About how long a round takes.
+/// Approximate duration of a round.
 const ROUND: Duration = Duration::from_micros(500);
 /// Repetitions in one round.
 const REPEATS_MAX: u128 = 100_000;

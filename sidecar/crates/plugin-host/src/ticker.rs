@@ -1,4 +1,4 @@
-//! The clock that calls are measured by: a thread that raises the engine's epoch while calls are made.
+//! The clock for call deadlines: a thread that increments the engine's epoch while calls are made.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,13 @@ use std::time::Duration;
 use ronde_plugin_abi::limits;
 use wasmtime::Engine;
 
-/// How often the epoch is raised, in milliseconds. Deadlines are checked to this precision.
+/// The interval of ticks in milliseconds, which is the resolution of deadlines.
 pub(crate) const TICK_MS: u32 = 5;
-/// Ticks without a new call after which the thread rests: longer than any call may go on without asking for more time.
-const QUIET_TICKS: u32 = 2 * limits::CALL_MS_MAX.div_ceil(TICK_MS) + 2;
+/// Number of ticks without a new call after which the thread parks: longer than any call may run without extending its
+/// deadline.
+const IDLE_TICKS_MAX: u32 = 2 * limits::CALL_MS_MAX.div_ceil(TICK_MS) + 2;
 
-/// A thread that raises the epoch, and rests when no calls are made. It ends when this is dropped.
+/// A thread that increments the epoch, and parks while no calls are made. It stops when this value is dropped.
 pub(crate) struct Ticker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -21,20 +22,20 @@ pub(crate) struct Ticker {
 
 struct Shared {
     engine: Engine,
-    /// How often the epoch was raised.
+    /// Number of ticks.
     ticks: AtomicU64,
     /// Set by each call, cleared by each tick.
     called: AtomicBool,
-    /// Whether the thread rests or is about to.
-    rests: AtomicBool,
-    orders: Mutex<Orders>,
-    ordered: Condvar,
+    /// Whether the thread is parked or about to park.
+    parked: AtomicBool,
+    signals: Mutex<Signals>,
+    signalled: Condvar,
 }
 
 #[derive(Default)]
-struct Orders {
-    wake: bool,
-    end: bool,
+struct Signals {
+    unpark: bool,
+    stop: bool,
 }
 
 impl Ticker {
@@ -43,82 +44,82 @@ impl Ticker {
             engine,
             ticks: AtomicU64::new(0),
             called: AtomicBool::new(false),
-            rests: AtomicBool::new(false),
-            orders: Mutex::default(),
-            ordered: Condvar::new(),
+            parked: AtomicBool::new(false),
+            signals: Mutex::default(),
+            signalled: Condvar::new(),
         });
         let own = Arc::clone(&shared);
         let thread = thread::Builder::new().name("plugin-clock".to_owned()).spawn(move || own.run())?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// How often the epoch was raised. It is not while no calls are made.
+    /// The number of ticks so far. It does not advance while the thread is parked.
     pub(crate) fn now(&self) -> u64 {
         self.shared.ticks.load(Ordering::Relaxed)
     }
 
-    /// A call begins, or goes on: the epoch rises from now on. Both orders are sequentially consistent, so either the
-    /// thread sees the call before it rests, or the call sees that the thread rests. Where a call was noted since the last
-    /// tick, the thread has [`QUIET_TICKS`] before it and need not be told of another one.
+    /// Announces that a call begins or continues, so that the epoch advances. All accesses are sequentially consistent:
+    /// either the thread sees the call before it parks, or the call sees that the thread is parked. If another call was
+    /// announced since the last tick, the thread keeps running for [`IDLE_TICKS_MAX`] and need not be notified.
     #[inline]
     pub(crate) fn call(&self) {
         if self.shared.called.load(Ordering::Relaxed) {
             return;
         }
         self.shared.called.store(true, Ordering::SeqCst);
-        if self.shared.rests.load(Ordering::SeqCst) {
-            self.shared.orders().wake = true;
-            self.shared.ordered.notify_one();
+        if self.shared.parked.load(Ordering::SeqCst) {
+            self.shared.signals().unpark = true;
+            self.shared.signalled.notify_one();
         }
     }
 }
 
 impl Drop for Ticker {
     fn drop(&mut self) {
-        self.shared.orders().end = true;
-        self.shared.ordered.notify_one();
+        self.shared.signals().stop = true;
+        self.shared.signalled.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It panics nowhere; if it did, there would be nobody left who waits for the epoch.
+            // The thread does not panic; if it did, nobody would be waiting for the epoch any more.
             drop(thread.join());
         }
     }
 }
 
 impl Shared {
-    fn orders(&self) -> MutexGuard<'_, Orders> {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    fn signals(&self) -> MutexGuard<'_, Signals> {
+        self.signals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn run(&self) {
-        let mut quiet = 0;
-        while !self.has_ended_after_a_tick() {
+        let mut idle_ticks = 0;
+        while !self.sleep_one_tick() {
             self.engine.increment_epoch();
             self.ticks.fetch_add(1, Ordering::Relaxed);
-            quiet = if self.called.swap(false, Ordering::SeqCst) { 0 } else { quiet + 1 };
-            if quiet > QUIET_TICKS {
-                self.rest();
-                quiet = 0;
+            idle_ticks = if self.called.swap(false, Ordering::SeqCst) { 0 } else { idle_ticks + 1 };
+            if idle_ticks > IDLE_TICKS_MAX {
+                self.park();
+                idle_ticks = 0;
             }
         }
     }
 
-    fn has_ended_after_a_tick(&self) -> bool {
+    fn sleep_one_tick(&self) -> bool {
         let tick = Duration::from_millis(TICK_MS.into());
-        let waited = self.ordered.wait_timeout_while(self.orders(), tick, |orders| !orders.end);
-        waited.unwrap_or_else(PoisonError::into_inner).0.end
+        let waited = self.signalled.wait_timeout_while(self.signals(), tick, |signals| !signals.stop);
+        waited.unwrap_or_else(PoisonError::into_inner).0.stop
     }
 
-    fn rest(&self) {
-        self.rests.store(true, Ordering::SeqCst);
+    fn park(&self) {
+        self.parked.store(true, Ordering::SeqCst);
         if !self.called.load(Ordering::SeqCst) {
-            let waited = self.ordered.wait_while(self.orders(), |orders| !(orders.wake || orders.end));
-            waited.unwrap_or_else(PoisonError::into_inner).wake = false;
+            let waited = self.signalled.wait_while(self.signals(), |signals| !(signals.unpark || signals.stop));
+            waited.unwrap_or_else(PoisonError::into_inner).unpark = false;
         }
-        self.rests.store(false, Ordering::SeqCst);
+        self.parked.store(false, Ordering::SeqCst);
     }
 }
 
-/// So many ticks take at least this time, as the first of them may end at once.
+/// The number of ticks that take at least this time; the first one may end immediately.
 pub(crate) const fn ticks(milliseconds: u32) -> u64 {
     milliseconds.div_ceil(TICK_MS) as u64 + 1
 }
@@ -127,8 +128,8 @@ pub(crate) const fn ticks(milliseconds: u32) -> u64 {
 mod tests {
     use super::*;
 
-    /// Waits for a state of the thread, but not for ever.
-    fn comes(state: impl Fn() -> bool) {
+    /// Waits, within a bound, for a state of the thread.
+    fn wait_for(state: impl Fn() -> bool) {
         for _ in 0..10_000 {
             if state() {
                 return;
@@ -139,13 +140,13 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_rests_and_wakes_up() {
+    fn the_ticker_parks_and_wakes_up() {
         let ticker = Ticker::start(Engine::default()).expect("a thread");
-        let rests = || ticker.shared.rests.load(Ordering::SeqCst);
+        let parked = || ticker.shared.parked.load(Ordering::SeqCst);
         for _ in 0..2 {
-            comes(rests);
+            wait_for(parked);
             ticker.call();
-            comes(|| !rests());
+            wait_for(|| !parked());
         }
     }
 }

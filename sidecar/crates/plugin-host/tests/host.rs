@@ -1,4 +1,4 @@
-//! Plugins in a host: what they get, what they may not do, and that the host goes on whatever they do.
+//! Tests of plugins in a host: what they receive, what they may not do, and that the host survives them.
 
 #![forbid(unsafe_code)]
 

@@ -1,26 +1,27 @@
-//! Which bytes of which segment are leased. Pure bookkeeping: no memory is touched, nothing blocks.
+//! An allocator for ranges of segments. It is bookkeeping only: it touches no memory and never blocks.
 //!
-//! # How space is found
+//! # Allocation
 //!
-//! Training repeats itself: each step asks for the same sizes and gives them all back. So a released slot first goes onto
-//! the stack of its *size class* and the next lease of that class takes it from there, last in, first out: its pages are the
-//! ones most likely still in the caches. Classes are multiples of the alignment up to 256 B, then four steps to each
-//! doubling up to 1 MiB, then multiples of 256 KiB, so at most a quarter of a slot is slack (beside the alignment).
+//! Each training step requests the same sizes and releases them all. A released slot is therefore pushed onto the stack
+//! of its *size class*, and the next lease of that class pops it (last in, first out), because its pages are the most
+//! likely to be cached. Size classes are multiples of the alignment up to 256 B, then four per power of two up to 1
+//! MiB, then multiples of 256 KiB, so at most a quarter of a slot is slack (besides the alignment).
 //!
-//! When a class's stack is empty, a slot is carved from the *best-fitting free span* (the smallest that is large enough;
-//! of equals, the first). When no span fits, all stacks are emptied into the spans, neighbours are joined, and the search
-//! is repeated. So stacks never hold space back from another class, and when nothing is leased each segment is one
-//! free span again: fragmentation cannot accumulate over phases of a program. Only then is growth asked for.
+//! If the stack of a class is empty, a slot is carved from the *best-fitting free span*: the smallest one that is large
+//! enough. If no span fits, all stacks are drained into the spans, neighbours are merged, and the search is repeated.
+//! Stacks therefore never keep space from another class, and once nothing is leased each segment is one free span
+//! again: fragmentation does not accumulate over the phases of a program. Only after that does the arena ask for a new
+//! segment.
 //!
-//! Growth adds a segment and never moves or unmaps one. A phase that needs many small segments first and one large slot later
-//! can therefore meet the limit while much is mapped and free; the refusal tells both numbers.
+//! Segments are never moved or unmapped. A phase that needs many small segments, followed by one large slot, can
+//! therefore reach the limit while much mapped memory is free; the error contains both numbers.
 //!
-//! Costs: lease and release are O(log n); emptying the stacks is O(log n) for each slot released since the last time.
+//! Lease and release take O(log n). Draining the stacks takes O(log n) for each slot released since the last time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// The number of a segment within its session and direction; chosen by its owner, never reused.
+/// The number of a segment within its session and direction. Its owner chooses it and never reuses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub u32);
 
@@ -30,46 +31,47 @@ impl fmt::Display for SegmentId {
     }
 }
 
-/// What an arena is made with.
+/// The configuration of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaConfig {
-    /// Smallest segment to ask for, in bytes. Each growth asks for this or for what a slot needs, whichever is more.
+    /// The smallest segment to request, in bytes. The arena requests this much, or what a slot needs if that is more.
     pub segment_bytes_min: u64,
-    /// Bound on the bytes of all segments together.
+    /// Limit for the bytes of all segments together.
     pub limit_bytes: u64,
     /// Alignment of slots in bytes: a power of two, at most 4,096.
     pub alignment: u64,
-    /// Name of the setting behind `limit_bytes`, quoted when the limit is met.
+    /// The name of the setting that defines `limit_bytes`, for error messages.
     pub setting: &'static str,
 }
 
-/// Leased bytes: `len` of them at `offset` of `segment`.
+/// A leased range: `len` bytes at `offset` of `segment`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot {
     /// The segment.
     pub segment: SegmentId,
-    /// First byte, a multiple of the arena's alignment.
+    /// The first byte; a multiple of the arena's alignment.
     pub offset: u64,
-    /// The number of bytes asked for; may be zero.
+    /// The requested number of bytes; may be zero.
     pub len: u64,
 }
 
-/// The answer to a lease.
+/// The result of [`Arena::lease`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lease {
-    /// The bytes, leased until released.
+    /// The slot, which stays leased until it is released.
     Slot(Slot),
-    /// Create a segment of this many bytes, [`Arena::add_segment`] it and lease again.
+    /// Create a segment of this many bytes, pass it to [`Arena::add_segment`], and lease again.
     Grow {
-        /// Bytes of the segment to create, a multiple of [`GROWTH_STEP_BYTES`], which is whole pages on every machine.
+        /// Bytes of the segment, a multiple of [`GROWTH_STEP_BYTES`] and thus of the page size of every machine.
         bytes: u64,
     },
 }
 
-/// A lease that cannot be given, now or after growth. Never a wait: see the crate's callers for why waiting deadlocks.
+/// Why a slot cannot be leased, not even with another segment. The arena never waits for space: tensors become ready in
+/// any order, so waiting could deadlock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LeaseError {
-    /// The limit leaves no room.
+    /// The limit is reached.
     #[error(
         "{wanted} bytes of shared memory are wanted, but the limit {setting} = {limit_bytes} leaves no room: {in_use} in use, \
          {mapped} mapped in segments without a free piece large enough; raise {setting} or keep fewer tensors in flight"
@@ -77,7 +79,7 @@ pub enum LeaseError {
     Limit {
         /// The limit in bytes.
         limit_bytes: u64,
-        /// The bytes asked for.
+        /// The requested bytes.
         wanted: u64,
         /// Bytes of leased slots, slack included.
         in_use: u64,
@@ -88,70 +90,70 @@ pub enum LeaseError {
     },
 }
 
-/// A mistake of the arena's caller. The arena is unchanged.
+/// A mistake of the caller. The arena is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ArenaError {
-    /// The slot is not leased: released twice, or never leased here.
+    /// The slot is not leased: it was released twice or belongs to another arena.
     #[error("the slot of {} bytes at {} of segment {} is not leased; release a slot once, as it was leased", .0.len, .0.offset, .0.segment)]
     NotLeased(Slot),
-    /// The segment is known already.
-    #[error("segment {0} is in the arena already; give each segment a number of its own")]
+    /// The arena already has a segment with this number.
+    #[error("segment {0} is in the arena already; give each segment a unique number")]
     SegmentKnown(SegmentId),
-    /// The segment is smaller than a slot or over the limit.
+    /// The segment is too small for a slot or exceeds the limit.
     #[error("segment {segment} of {bytes} bytes does not fit: at least {alignment} and at most {room} can be added")]
     SegmentSize {
         /// The segment.
         segment: SegmentId,
         /// Its size in bytes.
         bytes: u64,
-        /// Smallest useful size in bytes.
+        /// The smallest useful size in bytes.
         alignment: u64,
-        /// What the limit leaves, in bytes.
+        /// Bytes left until the limit.
         room: u64,
     },
-    /// The configuration makes no arena.
+    /// The alignment is not a power of two, or too large.
     #[error("an arena's alignment is a power of two up to 4096, not {alignment}")]
     Alignment {
-        /// The alignment asked for.
+        /// The given alignment.
         alignment: u64,
     },
 }
 
-/// Numbers for metrics.
+/// Usage figures for metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ArenaUsage {
     /// Bytes of all segments.
     pub mapped_bytes: u64,
-    /// Bytes of leased slots, slack included.
+    /// Bytes of leased slots, including slack.
     pub in_use_bytes: u64,
-    /// Leased slots.
+    /// Number of leased slots.
     pub slots: usize,
-    /// Segments.
+    /// Number of segments.
     pub segments: usize,
 }
 
-/// A growing set of segments and the slots leased from them.
+/// An allocator over a growing set of segments.
 ///
-/// Live slots never overlap. Their number is bounded by `limit_bytes / alignment`, as even a slot of zero bytes takes
-/// `alignment` bytes.
+/// Leased slots never overlap. A slot of zero bytes takes `alignment` bytes, so there are at most `limit_bytes /
+/// alignment` slots.
 #[derive(Debug)]
 pub struct Arena {
     config: ArenaConfig,
     /// Usable bytes of each segment.
     segments: BTreeMap<SegmentId, u64>,
     free: FreeSpans,
-    /// Released slots by class, each a stack of places.
-    stacks: BTreeMap<u64, Vec<Place>>,
-    /// Leased slots: length asked for and class.
-    leased: BTreeMap<Place, Leased>,
+    /// Released slots: one stack of locations for each size class.
+    stacks: BTreeMap<u64, Vec<Location>>,
+    /// Leased slots with their requested length and size class.
+    leased: BTreeMap<Location, LeaseRecord>,
     mapped_bytes: u64,
     in_use_bytes: u64,
 }
 
 impl Arena {
-    /// An arena without segments.
+    /// Creates an arena without segments.
     ///
-    /// The limit is rounded down to a multiple of [`GROWTH_STEP_BYTES`], so that a segment in whole pages always fits.
+    /// The limit is rounded down to a multiple of [`GROWTH_STEP_BYTES`], so that a segment of whole pages always fits.
     ///
     /// # Errors
     ///
@@ -172,35 +174,35 @@ impl Arena {
         })
     }
 
-    /// Leases `bytes` bytes, or tells how to make room for them.
+    /// Leases `bytes` bytes, or asks for another segment.
     ///
     /// # Errors
     ///
-    /// [`LeaseError::Limit`], at once and without side effects, when even a further segment would not help.
+    /// [`LeaseError::Limit`] if another segment would exceed the limit. The arena is unchanged.
     pub fn lease(&mut self, bytes: u64) -> Result<Lease, LeaseError> {
         let Some(class) = class_of(bytes, self.config.alignment) else {
-            return Err(self.limit_met(bytes));
+            return Err(self.limit_error(bytes));
         };
         match self.find(class) {
-            Some(place) => Ok(Lease::Slot(self.occupy(place, bytes, class))),
-            None => self.growth_for(class).map(|bytes| Lease::Grow { bytes }).ok_or_else(|| self.limit_met(bytes)),
+            Some(location) => Ok(Lease::Slot(self.record_lease(location, bytes, class))),
+            None => self.growth_for(class).map(|bytes| Lease::Grow { bytes }).ok_or_else(|| self.limit_error(bytes)),
         }
     }
 
-    /// Takes a slot back. Its bytes are the next to be leased in its class.
+    /// Releases a slot. It will be the next one leased in its size class.
     ///
     /// # Errors
     ///
-    /// [`ArenaError::NotLeased`] when exactly this slot is not leased.
+    /// [`ArenaError::NotLeased`] if exactly this slot is not leased.
     pub fn release(&mut self, slot: Slot) -> Result<(), ArenaError> {
-        let place = Place { segment: slot.segment, offset: slot.offset };
-        let class = match self.leased.get(&place) {
+        let location = Location { segment: slot.segment, offset: slot.offset };
+        let class = match self.leased.get(&location) {
             Some(leased) if leased.len == slot.len => leased.class,
             _ => return Err(ArenaError::NotLeased(slot)),
         };
-        self.leased.remove(&place);
+        self.leased.remove(&location);
         self.in_use_bytes -= class;
-        self.stacks.entry(class).or_default().push(place);
+        self.stacks.entry(class).or_default().push(location);
         Ok(())
     }
 
@@ -221,18 +223,18 @@ impl Arena {
         let usable = bytes - bytes % alignment;
         self.segments.insert(segment, usable);
         self.mapped_bytes += bytes;
-        self.free.insert(Place { segment, offset: 0 }, usable);
+        self.free.insert(Location { segment, offset: 0 }, usable);
         Ok(())
     }
 
     /// Whether exactly this slot is leased.
     #[must_use]
     pub fn is_leased(&self, slot: Slot) -> bool {
-        let place = Place { segment: slot.segment, offset: slot.offset };
-        self.leased.get(&place).is_some_and(|leased| leased.len == slot.len)
+        let location = Location { segment: slot.segment, offset: slot.offset };
+        self.leased.get(&location).is_some_and(|leased| leased.len == slot.len)
     }
 
-    /// Numbers for metrics.
+    /// Usage figures for metrics.
     #[must_use]
     pub fn usage(&self) -> ArenaUsage {
         ArenaUsage {
@@ -243,43 +245,43 @@ impl Arena {
         }
     }
 
-    /// A place for a slot of `class` bytes, no longer free.
-    fn find(&mut self, class: u64) -> Option<Place> {
-        if let Some(place) = self.stacks.get_mut(&class).and_then(Vec::pop) {
-            return Some(place);
+    /// Removes space for a slot of `class` bytes from the free space.
+    fn find(&mut self, class: u64) -> Option<Location> {
+        if let Some(location) = self.stacks.get_mut(&class).and_then(Vec::pop) {
+            return Some(location);
         }
-        if let Some(place) = self.free.carve(class) {
-            return Some(place);
+        if let Some(location) = self.free.carve(class) {
+            return Some(location);
         }
-        self.empty_stacks();
+        self.drain_stacks();
         self.free.carve(class)
     }
 
-    fn occupy(&mut self, place: Place, len: u64, class: u64) -> Slot {
-        self.leased.insert(place, Leased { len, class });
+    fn record_lease(&mut self, location: Location, len: u64, class: u64) -> Slot {
+        self.leased.insert(location, LeaseRecord { len, class });
         self.in_use_bytes += class;
-        Slot { segment: place.segment, offset: place.offset, len }
+        Slot { segment: location.segment, offset: location.offset, len }
     }
 
     /// Turns all released slots into free spans.
-    fn empty_stacks(&mut self) {
-        for (class, places) in std::mem::take(&mut self.stacks) {
-            for place in places {
-                self.free.insert(place, class);
+    fn drain_stacks(&mut self) {
+        for (class, locations) in std::mem::take(&mut self.stacks) {
+            for location in locations {
+                self.free.insert(location, class);
             }
         }
     }
 
-    /// Size of a further segment that holds a slot of `class` bytes within the limit.
+    /// The size of another segment that holds a slot of `class` bytes, if the limit allows one.
     fn growth_for(&self, class: u64) -> Option<u64> {
         let room = self.config.limit_bytes - self.mapped_bytes;
         let needed = class.checked_next_multiple_of(GROWTH_STEP_BYTES).filter(|needed| *needed <= room)?;
         let preferred = self.config.segment_bytes_min.checked_next_multiple_of(GROWTH_STEP_BYTES).unwrap_or(room);
-        // Callers may have added segments of any size, so room need not be a multiple of the step.
+        // Segments may have any size, so the remaining room need not be a multiple of the step.
         Some(preferred.min(room - room % GROWTH_STEP_BYTES).max(needed))
     }
 
-    fn limit_met(&self, wanted: u64) -> LeaseError {
+    fn limit_error(&self, wanted: u64) -> LeaseError {
         LeaseError::Limit {
             limit_bytes: self.config.limit_bytes,
             wanted,
@@ -290,80 +292,80 @@ impl Arena {
     }
 }
 
-/// Where a slot or a span starts.
+/// The start of a slot or span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct Location {
     segment: SegmentId,
     offset: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Leased {
+struct LeaseRecord {
     len: u64,
     class: u64,
 }
 
-/// Free spans, by place to join neighbours and by size to find the best fit.
+/// Free spans, ordered by location to merge neighbours and by size to find the best fit.
 #[derive(Debug, Default)]
 struct FreeSpans {
-    by_place: BTreeMap<Place, u64>,
-    by_size: BTreeSet<(u64, Place)>,
+    by_location: BTreeMap<Location, u64>,
+    by_size: BTreeSet<(u64, Location)>,
 }
 
 impl FreeSpans {
-    /// Adds a span and joins it with free neighbours of the same segment.
-    fn insert(&mut self, place: Place, bytes: u64) {
-        let (mut place, mut bytes) = (place, bytes);
-        let before = self.by_place.range(..place).next_back().map(|(place, bytes)| (*place, *bytes));
+    /// Adds a span and merges it with free neighbours of the same segment.
+    fn insert(&mut self, location: Location, bytes: u64) {
+        let (mut location, mut bytes) = (location, bytes);
+        let before = self.by_location.range(..location).next_back().map(|(location, bytes)| (*location, *bytes));
         if let Some((left, left_bytes)) = before
-            && left.segment == place.segment
-            && left.offset + left_bytes == place.offset
+            && left.segment == location.segment
+            && left.offset + left_bytes == location.offset
         {
             self.remove(left, left_bytes);
-            (place, bytes) = (left, left_bytes + bytes);
+            (location, bytes) = (left, left_bytes + bytes);
         }
-        let right = Place { segment: place.segment, offset: place.offset + bytes };
-        if let Some(right_bytes) = self.by_place.get(&right).copied() {
+        let right = Location { segment: location.segment, offset: location.offset + bytes };
+        if let Some(right_bytes) = self.by_location.get(&right).copied() {
             self.remove(right, right_bytes);
             bytes += right_bytes;
         }
-        self.by_place.insert(place, bytes);
-        self.by_size.insert((bytes, place));
+        self.by_location.insert(location, bytes);
+        self.by_size.insert((bytes, location));
     }
 
-    /// Takes `bytes` bytes from the start of the smallest span that has them.
-    fn carve(&mut self, bytes: u64) -> Option<Place> {
-        let first = Place { segment: SegmentId(0), offset: 0 };
-        let (span_bytes, place) = *self.by_size.range((bytes, first)..).next()?;
-        self.remove(place, span_bytes);
+    /// Removes `bytes` bytes from the start of the smallest span that has them.
+    fn carve(&mut self, bytes: u64) -> Option<Location> {
+        let first = Location { segment: SegmentId(0), offset: 0 };
+        let (span_bytes, location) = *self.by_size.range((bytes, first)..).next()?;
+        self.remove(location, span_bytes);
         if span_bytes > bytes {
-            let rest = Place { offset: place.offset + bytes, ..place };
-            self.by_place.insert(rest, span_bytes - bytes);
+            let rest = Location { offset: location.offset + bytes, ..location };
+            self.by_location.insert(rest, span_bytes - bytes);
             self.by_size.insert((span_bytes - bytes, rest));
         }
-        Some(place)
+        Some(location)
     }
 
-    fn remove(&mut self, place: Place, bytes: u64) {
-        self.by_place.remove(&place);
-        self.by_size.remove(&(bytes, place));
+    fn remove(&mut self, location: Location, bytes: u64) {
+        self.by_location.remove(&location);
+        self.by_size.remove(&(bytes, location));
     }
 }
 
-/// The class of a slot of `bytes` bytes: its size with slack, a multiple of `alignment`. `None` when that overflows.
+/// The size class of a slot of `bytes` bytes: its size including slack, a multiple of `alignment`. `None` on overflow.
 fn class_of(bytes: u64, alignment: u64) -> Option<u64> {
     let bytes = bytes.max(1);
     let quarter = (bytes - 1).checked_ilog2().map_or(1, |log| (1_u64 << log) / 4);
     bytes.checked_next_multiple_of(quarter.clamp(alignment, alignment.max(CLASS_STEP_BYTES_MAX)))
 }
 
-/// Sizes of segments are multiples of this: the largest page of any Linux.
+/// The granularity of segment sizes: the largest page size of Linux.
 pub const GROWTH_STEP_BYTES: u64 = 65_536;
 
-/// From 1 MiB on, classes are this far apart: a quarter of 1 MiB, so the slack stays within a quarter.
+/// The distance of size classes above 1 MiB: a quarter of 1 MiB, so that slack stays below a quarter.
 const CLASS_STEP_BYTES_MAX: u64 = 256 * 1_024;
 
-/// Mappings start at page boundaries, so no more alignment than a page can be promised.
+/// Mappings are aligned to pages, so a larger alignment cannot be guaranteed.
 const ALIGNMENT_BYTES_MAX: u64 = 4_096;
 
 #[cfg(test)]

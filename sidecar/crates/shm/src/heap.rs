@@ -1,11 +1,11 @@
-//! What a sidecar asks of the C library's allocator.
+//! Settings of the C library's allocator for a sidecar.
 
-/// Has the allocator keep freed memory, up to 32 MiB for each thread's heap, and take large blocks from there, too.
+/// Makes the allocator keep up to 32 MiB of freed memory per heap, and allocate large blocks from the heap.
 ///
-/// Chunks of up to 1 MiB come and go a thousand times a second. By itself the GNU C library gives the end of a heap back to
-/// the system as soon as there are twice as many bytes free as the largest block had, and the next chunk finds pages that
-/// the system has to clear first: 4 % of a data thread's time. To be called before threads are started. Does nothing with
-/// another C library, whose allocator has ways of its own.
+/// Chunks of up to 1 MiB are allocated and freed a thousand times per second. By default the GNU C library returns the
+/// end of a heap to the kernel once twice as many bytes are free as the largest block had, and the kernel must zero the
+/// pages of the next chunk: 4 % of a data thread's time. Call this before starting threads. It has no effect with
+/// another C library.
 pub fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     {
@@ -17,10 +17,10 @@ pub fn keep_freed_memory() {
     }
 }
 
-/// Free bytes at the end of a heap from which on they go back to the system.
+/// Free bytes at the end of a heap from which the allocator returns them to the kernel.
 #[cfg(target_env = "gnu")]
 const KEPT_BYTES: libc::c_int = 32 << 20;
-/// Blocks from this size on are mapped by themselves; also the allocator's own limit of it.
+/// Size from which blocks are mapped separately; also the allocator's maximum for this setting.
 #[cfg(target_env = "gnu")]
 const MAPPED_BYTES_MIN: libc::c_int = 8 << 20;
 
@@ -48,6 +48,6 @@ mod tests {
             std::hint::black_box(chunks());
         }
         let made = faults() - before;
-        assert!(made < 1_000, "{made} pages of {} were made anew", 10 * 8 * 256);
+        assert!(made < 1_000, "{made} pages of {} were allocated again", 10 * 8 * 256);
     }
 }

@@ -1,26 +1,26 @@
-//! Shared memory between a worker and its sidecar, and the one place where ronde talks to the kernel about it.
+//! Shared memory between a worker and its sidecar, and all of ronde's system calls for it.
 //!
-//! - [`segment`]: sealed memfds, mapped and populated, reached by copies only.
-//! - [`arena`]: which bytes of which segment are leased. Pure bookkeeping.
-//! - [`worker_arena`]: a worker's segments with an arena on them, whose slots are read and written where they lie.
-//! - [`passing`]: handing segments over a Unix socket (`mem.sock`), a protocol of three requests.
-//! - [`ring`]: messages of a session without system calls, over a pair of rings.
-//! - [`heap`]: what the allocator keeps of freed memory.
-//! - [`fork`]: what keeps a forked child from holding or using its parent's session.
-//! - [`error`]: [`ShmError`], which says who is to blame.
+//! - [`segment`]: sealed memfds that are mapped, populated, and accessed by copies only.
+//! - [`arena`]: an allocator for ranges of segments. Bookkeeping only.
+//! - [`worker_arena`]: a worker's segments with an arena; their slots can be accessed in place.
+//! - [`passing`]: passes memfds over a Unix socket (`mem.sock`).
+//! - [`ring`]: a pair of message rings that need no system calls while both sides are awake.
+//! - [`heap`]: settings of the C library's allocator.
+//! - [`fork`]: keeps forked children from holding or using their parent's session.
+//! - [`error`]: [`ShmError`], which says who can fix the problem.
 //!
-//! **The peer process can write shared bytes at any time.** A sidecar gets no reference and no slice to shared
-//! memory; it copies in and out, and whatever it decides, it decides on private bytes. A worker may look at its own bytes, by
-//! slices ([`LeasedSlot`]) or by address: its sidecar was asked to fill them and is trusted to leave them alone afterwards.
+//! **The peer process can write shared bytes at any time.** A sidecar gets neither references nor slices to shared
+//! memory: it copies in and out, and decides on private bytes only. A worker may access its own bytes by slices
+//! ([`LeasedSlot`]) or by address; its sidecar fills them on request and is trusted not to write them afterwards.
 //!
-//! # unsafe
+//! # Unsafe code
 //!
-//! This crate is one of the few where `unsafe` is allowed. Each block carries a `SAFETY:` comment that can be checked by
-//! reading its own module, and each idea has a module of its own: `mapping` (a mapping, copies out of and into it, and
-//! its atomic numbers), `copy` (those copies), [`worker_arena`] (slices of a worker's own slots), `passing::descriptor` (control messages that carry descriptors), `ring::futex` (sleeping on such a
-//! number), [`fork`] (a fork handler), [`heap`] (two settings of the allocator).
+//! This crate is one of the few that may contain `unsafe`. Each block has a `SAFETY:` comment that can be checked by
+//! reading its module. The modules with unsafe code are `mapping` (mappings and atomics in them), `copy` (copies from
+//! and to mappings), [`worker_arena`] (slices of a worker's slots), `passing::descriptor` (control messages with
+//! descriptors), `ring::futex` (futex calls), [`fork`] (the fork handler) and [`heap`] (allocator settings).
 //!
-//! Everything blocks; no async runtime is involved. Callers who have one wrap these calls.
+//! All calls block. Async callers run them on blocking threads.
 
 pub mod arena;
 mod copy;
@@ -34,7 +34,7 @@ pub mod segment;
 pub mod worker_arena;
 
 pub use arena::{Arena, ArenaConfig, ArenaError, ArenaUsage, Lease, LeaseError, SegmentId, Slot};
-pub use copy::STREAMED_BYTES_MIN;
+pub use copy::NON_TEMPORAL_BYTES_MIN;
 pub use error::{Blame, ShmError};
 pub use fork::{FdRegistration, ForkGuard, ForkSafe, UsedAfterFork};
 pub use passing::{
@@ -42,4 +42,4 @@ pub use passing::{
     peer_credentials, serve_one,
 };
 pub use segment::{OwnedSegment, PeerSegment, Share, WorkerSegment};
-pub use worker_arena::{Leased, LeasedSlot, SlotHold, WeakSlot, WorkerArena};
+pub use worker_arena::{LeaseOutcome, LeasedSlot, SlotHold, WeakSlot, WorkerArena};

@@ -1,24 +1,24 @@
-//! A shared mapping of a sealed memfd, and copies out of and into it.
+//! Shared mappings of sealed memfds, and copies from and to them.
 //!
-//! # Why copies of bytes that another process may be writing are sound
+//! # Why copying bytes that another process may be writing is sound
 //!
-//! Three things could go wrong with memory that someone else writes at any time; each is closed off here.
+//! Three things can go wrong with memory that another process writes at any time. Each is prevented here:
 //!
-//! 1. *The memory goes away* (a file that shrinks turns an access into SIGBUS). A [`Mapping`] is only made from a
-//!    [`SealedFd`], whose constructors make sure of F_SEAL_SHRINK on a memfd of ordinary pages with at least the mapped
-//!    size. Seals are never removable. Holes that the peer punches read as zeros. Pages of a huge-page pool could be
-//!    missing after a hole was punched, so such memfds are refused.
-//! 2. *The compiler assumes that nobody writes*: a `&[u8]` promises just that, and even without one a plain load may be
-//!    repeated or a later load of the copy replaced by a second load of the source. So no reference to the bytes is ever
-//!    formed (but of a worker's own slots, for which `worker_arena` argues), and the copy is a call of a foreign function whose identity the compiler is not told, or assembly (`copy`). To
-//!    the language that is unknown code which may well copy byte by byte with relaxed atomic loads and stores, for which
-//!    concurrent writes are defined: each copied byte is some value that byte had. The machine's `memcpy` does just that on
-//!    every platform that has memfds: no load or store it uses tears within a byte, and no more does the assembly's.
-//! 3. *The program decides on bytes that then change*. Callers get only private copies; no method looks at shared
-//!    bytes.
+//! 1. *The memory disappears*: access beyond the end of a file that has shrunk raises SIGBUS. A [`Mapping`] is made
+//!    from a [`SealedFd`] only, which is a memfd of ordinary pages with F_SEAL_SHRINK and at least the mapped size.
+//!    Seals cannot be removed. Holes that the peer punches read as zeros. Huge pages could be missing after a hole was
+//!    punched, so memfds of huge pages are rejected.
+//! 2. *The compiler assumes that nobody else writes*. A `&[u8]` promises this, and even a plain load may be repeated or
+//!    replaced by a second load of the source. Therefore no reference to the bytes is created (except for a worker's
+//!    own slots, see `worker_arena`), and bytes are copied by a foreign function that the compiler cannot identify, or
+//!    by assembly (`copy`). To the language this is unknown code that may copy byte by byte with relaxed atomic loads
+//!    and stores, for which concurrent writes are defined: each copied byte is some value that the byte had. The
+//!    `memcpy` of every platform that has memfds behaves like this, as does the assembly: no load or store tears within
+//!    a byte.
+//! 3. *The program decides on bytes that change afterwards*. Callers get private copies only.
 //!
-//! The same argument covers two threads of this process that copy to and from overlapping ranges: they may see each other's
-//! bytes mixed, as with the peer, and nothing worse. So a mapping is `Sync`.
+//! The same argument covers two threads of this process that copy from and to overlapping ranges: they may see a
+//! mixture of each other's bytes, but nothing worse. A mapping is therefore `Sync`.
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
@@ -32,11 +32,11 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
-use crate::copy::{copy, streamed};
+use crate::copy::{copy, copy_non_temporal};
 use crate::error::ShmError;
 use crate::fork::{MappingRegistration, register_mapping};
 
-/// A memfd of ordinary pages that holds at least [`SealedFd::bytes`] bytes for as long as anything refers to it.
+/// A memfd of ordinary pages whose size never drops below [`SealedFd::bytes`].
 #[derive(Debug)]
 pub(crate) struct SealedFd {
     fd: OwnedFd,
@@ -44,9 +44,9 @@ pub(crate) struct SealedFd {
 }
 
 impl SealedFd {
-    /// Checks that `fd` is a memfd of ordinary pages that carries all of `seals` and can never shrink.
+    /// Checks that `fd` is a memfd of ordinary pages that has all of `seals` and cannot shrink.
     ///
-    /// `segment` names it in errors.
+    /// `segment` describes it in errors.
     pub(crate) fn verify(fd: OwnedFd, seals: SealFlag, segment: &str) -> Result<Self, ShmError> {
         let found = seals_of(fd.as_fd(), segment)?;
         let missing = (seals | SealFlag::F_SEAL_SHRINK).difference(found);
@@ -63,12 +63,12 @@ impl SealedFd {
         Ok(Self { bytes: mappable(bytes, segment)?, fd })
     }
 
-    /// Size of the memfd in bytes, fixed by its seals.
+    /// The memfd's size in bytes, fixed by its seals.
     pub(crate) fn bytes(&self) -> NonZeroUsize {
         self.bytes
     }
 
-    /// Adds further seals.
+    /// Adds seals.
     pub(crate) fn add_seals(&self, seals: SealFlag, segment: &str) -> Result<(), ShmError> {
         add_seals(self.fd.as_fd(), seals, segment)
     }
@@ -86,7 +86,8 @@ pub(crate) fn add_seals(fd: BorrowedFd<'_>, seals: SealFlag, segment: &str) -> R
     Ok(())
 }
 
-/// A size that can be mapped: not zero and at most half the address space, so that pointer offsets cannot overflow.
+/// Checks that a size can be mapped: not zero, and at most half of the address space so that pointer offsets cannot
+/// overflow.
 pub(crate) fn mappable(bytes: u64, segment: &str) -> Result<NonZeroUsize, ShmError> {
     isize::try_from(bytes)
         .ok()
@@ -94,7 +95,7 @@ pub(crate) fn mappable(bytes: u64, segment: &str) -> Result<NonZeroUsize, ShmErr
         .ok_or_else(|| ShmError::SegmentSize { segment: segment.to_owned(), bytes })
 }
 
-/// The seals of `fd`, or [`ShmError::NotMemfd`] when it cannot have any.
+/// The seals of `fd`, or [`ShmError::NotMemfd`] if it cannot have any.
 fn seals_of(fd: BorrowedFd<'_>, segment: &str) -> Result<SealFlag, ShmError> {
     match fcntl(fd, FcntlArg::F_GET_SEALS) {
         Ok(seals) => Ok(SealFlag::from_bits_truncate(seals)),
@@ -105,35 +106,36 @@ fn seals_of(fd: BorrowedFd<'_>, segment: &str) -> Result<SealFlag, ShmError> {
     }
 }
 
-/// A populated shared mapping of a whole sealed memfd. `A` says whether it may be written.
+/// A populated shared mapping of a complete sealed memfd. `A` is its access mode.
 ///
-/// Invariant: `base` starts a live mapping of `bytes` bytes with at least `A`'s protection, which this value alone unmaps,
-/// of a file that never gets smaller than `bytes`.
+/// Invariant: `base` is the start of a live mapping of `bytes` bytes with at least `A`'s protection, which only this
+/// value unmaps, of a file that never becomes smaller than `bytes`.
 #[derive(Debug)]
 pub(crate) struct Mapping<A: Access> {
-    /// Whose bytes these are, for errors.
+    /// Describes the segment in errors.
     segment: Box<str>,
     base: NonNull<c_void>,
     bytes: NonZeroUsize,
     access: std::marker::PhantomData<A>,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; unmapping from another thread is allowed.
+// SAFETY: the mapping belongs to the process, not to a thread; any thread may unmap it.
 unsafe impl<A: Access> Send for Mapping<A> {}
 
-// SAFETY: through a shared reference one can only copy bytes, and concurrent copies are defined; see the module's header.
+// SAFETY: a shared reference only allows copies, and concurrent copies are defined (see the module's documentation).
 unsafe impl<A: Access> Sync for Mapping<A> {}
 
 impl<A: Access> Mapping<A> {
-    /// Maps all of `sealed` and populates the page tables of its first `populated_bytes`, so that no copy there pays for a
-    /// first fault.
+    /// Maps `sealed` and populates the page tables of its first `populated_bytes`, so that copies there cause no page
+    /// faults.
     ///
-    /// Blocks while the kernel finds and clears those pages: about half a millisecond for each MiB of a fresh memfd.
+    /// Blocks while the kernel allocates and zeroes those pages, about 0.5 ms per MiB of a new memfd.
     pub(crate) fn new(sealed: &SealedFd, segment: &str, populated_bytes: usize) -> Result<Self, ShmError> {
         let bytes = sealed.bytes();
         let whole = populated_bytes >= bytes.get();
         let flags = MapFlags::MAP_SHARED | if whole { MapFlags::MAP_POPULATE } else { MapFlags::empty() };
-        // SAFETY: no address is asked for, so no existing mapping is replaced. Nobody has a reference to the new one.
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced. There are no references to the
+        // new one.
         let base = unsafe { mmap(None, bytes, A::PROTECTION, flags, sealed.as_fd(), 0) }
             .map_err(|errno| ShmError::system("mmap", segment, errno))?;
         let mapping = Self { segment: segment.into(), base, bytes, access: std::marker::PhantomData };
@@ -146,31 +148,31 @@ impl<A: Access> Mapping<A> {
         self.bytes.get() as u64
     }
 
-    /// Copies `target.len()` bytes from `offset` into private memory.
+    /// Copies `target.len()` bytes at `offset` into private memory.
     ///
     /// # Errors
     ///
-    /// [`ShmError::OutOfRange`]; the target is then untouched.
+    /// [`ShmError::OutOfRange`]; the target is then unchanged.
     pub(crate) fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
         let offset = self.range(offset, target.len())?;
-        // SAFETY: range says that offset + target.len() <= bytes, and the invariant says that so many bytes
-        // are mapped and readable. The target is private, so the two do not overlap.
+        // SAFETY: `range` checked that offset + target.len() <= bytes, and by the invariant these bytes are mapped and
+        // readable. The target is private memory, so the two do not overlap.
         unsafe { copy(target.as_mut_ptr().cast(), self.base.as_ptr().byte_add(offset), target.len()) };
         Ok(())
     }
 
-    /// `MAP_POPULATE` keeps failures to itself; this reports them (out of memory) instead of leaving them to a fault.
+    /// Populates page tables and reports failures such as lack of memory, which `MAP_POPULATE` ignores.
     fn populate(&self, segment: &str, populated_bytes: usize) -> Result<(), ShmError> {
         let bytes = self.bytes.get().min(populated_bytes);
-        // SAFETY: the range is this mapping's, and populating changes no byte of it.
+        // SAFETY: the range belongs to this mapping, and populating changes no byte of it.
         match unsafe { madvise(self.base, bytes, A::POPULATE) } {
-            // A kernel before 5.14 does not know the advice; mmap has done the work, or the first use will.
+            // Kernels before 5.14 lack this advice. mmap has populated the pages already, or their first use will.
             Ok(()) | Err(Errno::EINVAL) => Ok(()),
             Err(errno) => Err(ShmError::system("populating the mapping", segment, errno)),
         }
     }
 
-    /// `offset` as a `usize`, if `offset..offset + len` lies inside the mapping.
+    /// Converts `offset` if `offset..offset + len` lies within the mapping.
     ///
     /// # Errors
     ///
@@ -179,12 +181,12 @@ impl<A: Access> Mapping<A> {
         self.checked_offset(offset, len).ok_or_else(|| self.out_of_range(offset, len))
     }
 
-    /// Says that bytes do not lie inside.
+    /// The error for a range that exceeds the mapping.
     pub(crate) fn out_of_range(&self, offset: u64, len: usize) -> ShmError {
         ShmError::OutOfRange { segment: self.segment.to_string(), offset, len: len as u64, size: self.bytes() }
     }
 
-    /// `offset` as a `usize` when `offset..offset + len` lies inside the mapping.
+    /// Converts `offset` if `offset..offset + len` lies within the mapping, otherwise returns `None`.
     fn checked_offset(&self, offset: u64, len: usize) -> Option<usize> {
         let offset = usize::try_from(offset).ok()?;
         (offset.checked_add(len)? <= self.bytes.get()).then_some(offset)
@@ -196,56 +198,59 @@ impl Mapping<ReadWrite> {
     ///
     /// # Errors
     ///
-    /// [`ShmError::OutOfRange`]; nothing was written then.
+    /// [`ShmError::OutOfRange`]; nothing is written in that case.
     pub(crate) fn copy_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
         let offset = self.range(offset, source.len())?;
-        // SAFETY: range says that offset + source.len() <= bytes, and the invariant says that so many bytes
-        // are mapped and writable (A is ReadWrite). The source is private, so the two do not overlap.
+        // SAFETY: `range` checked that offset + source.len() <= bytes, and by the invariant these bytes are mapped and
+        // writable (A is ReadWrite). The source is private memory, so the two do not overlap.
         unsafe { copy(self.base.as_ptr().byte_add(offset), source.as_ptr().cast(), source.len()) };
         Ok(())
     }
 
-    /// The same around the caches: for a part of much that nobody reads before it would be evicted.
+    /// Like [`Mapping::copy_from`], with non-temporal stores: for a block of a large transfer whose bytes are evicted
+    /// from the caches before they are read.
     ///
     /// # Errors
     ///
     /// Those of [`Mapping::copy_from`].
-    pub(crate) fn stream_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
+    pub(crate) fn copy_from_non_temporal(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
         let offset = self.range(offset, source.len())?;
         // SAFETY: as in `copy_from`.
-        unsafe { streamed(self.base.as_ptr().byte_add(offset), source.as_ptr().cast(), source.len()) };
+        unsafe { copy_non_temporal(self.base.as_ptr().byte_add(offset), source.as_ptr().cast(), source.len()) };
         Ok(())
     }
 
-    /// Makes it private in children that this process forks from now on. To end before the mapping and `fd`, its file.
+    /// Makes the mapping private in children that this process forks. Drop the registration before the mapping and
+    /// `fd`.
     pub(crate) fn make_private_in_children(&self, fd: BorrowedFd<'_>) -> Result<MappingRegistration, ShmError> {
         register_mapping(self.base.as_ptr().expose_provenance(), self.bytes.get(), fd)
     }
 
-    /// Where the bytes from `offset` lie in this process, or `None` when they do not all lie inside. Whoever uses the address
-    /// keeps the mapping, and answers for what its module's header says.
+    /// The address of the bytes at `offset`, or `None` if they exceed the mapping. Who uses the address must keep the
+    /// mapping and satisfy the conditions in this module's documentation.
     pub(crate) fn address(&self, offset: u64, len: usize) -> Option<usize> {
         self.pointer(offset, len).map(<*const u8>::expose_provenance)
     }
 
-    /// Where the bytes from `offset` begin, or `None` when they do not all lie inside. Whoever looks at them answers for what
-    /// this module's header says.
+    /// A pointer to the bytes at `offset`, or `None` if they exceed the mapping. Who dereferences it must satisfy the
+    /// conditions in this module's documentation.
     pub(crate) fn pointer(&self, offset: u64, len: usize) -> Option<*const u8> {
         Some(self.base.as_ptr().cast_const().cast::<u8>().wrapping_add(self.checked_offset(offset, len)?))
     }
 
-    /// The number at `offset`, or `None` when it is not inside or not aligned.
+    /// The atomic at `offset`, or `None` if it exceeds the mapping or is not aligned.
     pub(crate) fn atomic_u64(&self, offset: u64) -> Option<&AtomicU64> {
         let offset = self.checked_offset(offset, size_of::<u64>())?;
-        // SAFETY: checked_offset says that the bytes are mapped, and they stay so while `self` is borrowed; they are writable
-        // and, as the base is page-aligned, aligned. An atomic may be written by others at any time, other processes
-        // included. Within this process the bytes are reached in this way or by opaque copies, which are atomic byte by byte.
+        // SAFETY: checked_offset ensures that the bytes are mapped, and they stay mapped while `self` is borrowed. They
+        // are writable and aligned, because the base is page-aligned. An atomic may be written concurrently, also by
+        // other processes. Within this process these bytes are accessed by atomics or by opaque copies, which are
+        // atomic for each byte.
         offset
             .is_multiple_of(align_of::<AtomicU64>())
             .then(|| unsafe { AtomicU64::from_ptr(self.base.as_ptr().byte_add(offset).cast()) })
     }
 
-    /// The number at `offset`, or `None` when it is not inside or not aligned.
+    /// The atomic at `offset`, or `None` if it exceeds the mapping or is not aligned.
     pub(crate) fn atomic_u32(&self, offset: u64) -> Option<&AtomicU32> {
         let offset = self.checked_offset(offset, size_of::<u32>())?;
         // SAFETY: as for `atomic_u64`.
@@ -257,21 +262,21 @@ impl Mapping<ReadWrite> {
 
 impl<A: Access> Drop for Mapping<A> {
     fn drop(&mut self) {
-        // SAFETY: the range is this mapping's, nothing else unmaps it, and no reference into it exists. A failure would
-        // mean that the range is not page-aligned, which mmap has ruled out; the mapping would then merely stay.
+        // SAFETY: the range belongs to this mapping, only this value unmaps it, and there are no references into it. An
+        // error would mean that the range is not page-aligned, which mmap rules out; the mapping would then remain.
         let _ = unsafe { munmap(self.base, self.bytes.get()) };
     }
 }
 
-/// What a mapping allows.
+/// The access mode of a mapping.
 pub(crate) trait Access {
     /// Page protection.
     const PROTECTION: ProtFlags;
-    /// How to populate.
+    /// The madvise call that populates it.
     const POPULATE: MmapAdvise;
 }
 
-/// A mapping that is only read.
+/// A mapping for reading.
 #[derive(Debug)]
 pub(crate) struct ReadOnly;
 
@@ -280,7 +285,7 @@ impl Access for ReadOnly {
     const POPULATE: MmapAdvise = MmapAdvise::MADV_POPULATE_READ;
 }
 
-/// A mapping that is read and written.
+/// A mapping for reading and writing.
 #[derive(Debug)]
 pub(crate) struct ReadWrite;
 

@@ -1,40 +1,40 @@
-//! A pair of rings in one sealed memfd, over which a worker and its sidecar pass messages without a system call while both are
-//! awake.
+//! A pair of message rings in one sealed memfd: a worker and its sidecar exchange messages without system calls while
+//! both are awake.
 //!
-//! The worker makes the memfd and hands it over on a connection to `mem.sock` that from then on is the *bell* of both
-//! sides. Each direction has one [`Producer`] and one [`Consumer`].
+//! The worker creates the memfd and passes it over a connection to `mem.sock`, which from then on is the *bell* of both
+//! sides (a doorbell: one byte means "poll the ring"). Each direction has one [`Producer`] and one [`Consumer`].
 //!
 //! # Layout
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
-//! | 0..8, 8..12 | the magic number and the version of this layout, written once by the worker |
-//! | 512 + 512 d .. | of direction d (0: worker to sidecar, 1: back), each on lines of its own: `produced` (u64) at 0, `consumed` (u64) at 128, `sleeps` (u32) at 256, `wants_room` (u32) at 384 |
+//! | 0..8, 8..12 | the magic number and the layout version, written once by the worker |
+//! | 512 + 512 d .. | the control words of direction d (0: worker to sidecar, 1: sidecar to worker), each on its own cache lines: `produced` (u64) at 0, `consumed` (u64) at 128, `sleeps` (u32) at 256, `wants_room` (u32) at 384 |
 //! | 4096 + capacity d .. | the data of direction d: `capacity` bytes, a power of two |
 //!
-//! Positions count bytes since the beginning and never turn back; a position modulo the capacity is a place in the data. A
-//! message is its length (u32), its bytes, and padding up to a multiple of 8; it may run over the end of the data. It has
-//! at most half the capacity.
+//! Positions count bytes since the start and never decrease; a position modulo the capacity is an offset in the data. A
+//! message consists of its length (u32), its bytes, and padding to a multiple of 8. It may wrap around the end of the
+//! data, and has at most half the capacity.
 //!
-//! # Who sleeps, and who wakes whom
+//! # Sleeping and waking
 //!
-//! `sleeps` says how the consumer waits: 0 awake, 1 on the futex `sleeps` itself, 2 for the bell. A consumer that found
-//! nothing stores 1 or 2, passes a fence, and looks at `produced` again before it sleeps. A producer stores `produced`, passes a
-//! fence, and looks at `sleeps`. Of two sequentially consistent fences one comes first: if it is the consumer's, the producer
-//! sees that somebody sleeps; if it is the producer's, the consumer sees the message. So no wake-up is lost. The producer that
-//! sees 1 or 2 exchanges it for 0 before it wakes, so that one sleep costs one wake-up however many messages follow.
-//! `wants_room` is the same agreement the other way round: a producer that found no room sets it and looks again; a consumer
-//! that has made room looks at it, clears it and rings.
+//! `sleeps` is the consumer's state: 0 awake, 1 waiting on the futex `sleeps`, 2 waiting for the bell. A consumer that
+//! finds no message stores 1 or 2, executes a fence, and loads `produced` again before it sleeps. A producer stores
+//! `produced`, executes a fence, and loads `sleeps`. One of the two sequentially consistent fences comes first: if it
+//! is the consumer's, the producer sees the sleeping state; if it is the producer's, the consumer sees the message. So
+//! no wake-up is lost. A producer that sees 1 or 2 swaps it for 0 before it wakes the consumer, so one sleep costs one
+//! wake-up regardless of how many messages follow. `wants_room` works the same in the other direction: a producer that
+//! finds no room sets it and checks again; a consumer that has made room checks it, clears it, and rings the bell.
 //!
-//! # What a hostile peer can do
+//! # Hostile peers
 //!
-//! Every byte here is the peer's to write at any time. Each side keeps its own position and last what it accepted of the
-//! peer's in private memory; the peer's position is loaded once and must be a multiple of 8 between what was accepted before
-//! and what is possible. A length must be within the limit and within what is published. Messages are copied out
-//! before anybody looks into them. Anything else is a [`RingError`], and the session ends. Whatever stands in `sleeps` and
-//! `wants_room` costs at most one system call per message that never waits: a wake-up of a futex, or one byte to a socket
-//! without waiting for room (a full socket has a wake-up in it already). An eventfd would not do: its other holder can make it
-//! block.
+//! The peer can write every byte of the ring at any time. Each side keeps its own position, and the last position
+//! accepted from the peer, in private memory. The peer's position is loaded once, and must be a multiple of 8 between
+//! the last accepted position and the largest possible one. A length must be within the limit and within the published
+//! bytes. Messages are copied out before they are parsed. Any violation is a [`RingError`] and ends the session.
+//! Arbitrary values of `sleeps` and `wants_room` cost at most one non-blocking system call per message: a futex
+//! wake-up, or one byte sent to a socket without waiting for room (a full socket contains a wake-up already). An
+//! eventfd is not used, because its other holder could make writes to it block.
 
 mod bell;
 mod consumer;
@@ -51,29 +51,29 @@ pub use producer::{Producer, Pushed};
 
 use crate::fork::UsedAfterFork;
 
-/// What ends a ring, and with it the session.
+/// Why a ring, and with it the session, fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RingError {
-    /// The peer's position is none that it can have.
+    /// The peer's position is impossible.
     #[error("the peer broke the ring: its position {position} is not a multiple of 8 from {least} to {most}")]
     Position {
-        /// What stands there.
+        /// The peer's position.
         position: u64,
-        /// What it was before.
+        /// The last position that was accepted.
         least: u64,
-        /// What it can be at most.
+        /// The largest possible position.
         most: u64,
     },
-    /// The peer's message has a length that none has.
+    /// The peer's message has an impossible length.
     #[error("the peer broke the ring: a message of {bytes} bytes where at most {limit} can be")]
     Length {
-        /// The length that stands there.
+        /// The message's length.
         bytes: u64,
-        /// The longest that there can be.
+        /// The largest possible length.
         limit: u64,
     },
-    /// A message of one's own is too long. Nothing was written.
+    /// The message to send is too long. Nothing was written.
     #[error("a message of {bytes} bytes is over the limit of {limit} that the ring takes")]
     TooLong {
         /// Its length.

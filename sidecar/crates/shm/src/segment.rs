@@ -1,14 +1,15 @@
-//! Sealed memfd segments: one's own ([`OwnedSegment`]) and the peer's: [`PeerSegment`], which is only read, and
-//! [`WorkerSegment`], into which the sidecar also writes the results that its worker wants there.
+//! Sealed memfd segments: a process's own ([`OwnedSegment`]), and the peer's, either read-only ([`PeerSegment`]) or
+//! also written by the sidecar with the results that its worker asked for ([`WorkerSegment`]).
 //!
-//! A segment is mapped and populated when it is made or attached and stays mapped for the life of the session. Its
-//! size is sealed, so no access can fault. The peer can write an input segment at any time, so all types hand out
-//! copies and nothing else (but for [`OwnedSegment::address`] and [`LeasedSlot`](crate::LeasedSlot)); `mapping` argues why that is sound.
+//! A segment is mapped and populated when it is created or attached, and stays mapped for the life of the session. Its
+//! size is sealed, so access never faults. The peer can write an input segment at any time, so all types offer copies
+//! only, except for [`OwnedSegment::address`] and [`LeasedSlot`](crate::LeasedSlot). `mapping` explains why this is
+//! sound.
 //!
-//! A forked child inherits the mappings. They stay (`MADV_DONTFORK` would turn a child's innocent look at an inherited
-//! tensor into a segmentation fault) and cost a child nothing: page tables of shared mappings are not copied. What a
-//! child must not do is write into its parent's tensors: [`OwnedSegment::copy_from`] refuses there, and what it writes by an
-//! address stays its own, as a worker's segments are mapped privately in children ([`fork`](crate::fork)).
+//! Forked children inherit the mappings. With `MADV_DONTFORK`, reading an inherited tensor would be a segmentation
+//! fault; the mappings cost a child nothing, because page tables of shared mappings are not copied. A child must not
+//! write into its parent's tensors: [`OwnedSegment::copy_from`] returns an error there, and writes by address stay
+//! private to the child, because a worker's segments are remapped privately in children (see [`fork`](crate::fork)).
 
 use std::ffi::CString;
 use std::num::NonZeroUsize;
@@ -23,26 +24,25 @@ use crate::error::{SEGMENT_NAME_BYTES_MAX, ShmError};
 use crate::fork::{ForkGuard, MappingRegistration};
 use crate::mapping::{Mapping, ReadOnly, ReadWrite, SealedFd, add_seals, mappable};
 
-/// Who may write a segment besides its creator's own mapping.
+/// Who else may write a segment besides its creator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Share {
-    /// A worker's segment, for inputs and for results of its own: sealed against shrinking, growing and further seals. The
-    /// peer writes only where the worker asked for a result.
+    /// A worker's segment for inputs and for its own results, sealed against shrinking, growing and further seals. The
+    /// sidecar writes only where the worker asked for a result.
     Writable,
-    /// A result segment, made by the sidecar and possibly shared by several workers: also sealed with
-    /// F_SEAL_FUTURE_WRITE, so that only the creator's mapping can write. No receiver can map it writable, write to it
-    /// or punch holes into it.
+    /// A sidecar's result segment, which several workers may share. It also has F_SEAL_FUTURE_WRITE: only the creator's
+    /// mapping can write, and receivers can neither map it for writing, write to it, nor punch holes.
     ReadOnlyForOthers,
 }
 
-/// How much of a new segment is populated at once: the thread that creates it must not stand still for long, since others
-/// take its silence for death.
+/// Limit for the bytes populated when a segment is created. The creating thread must not block for long, or its peers
+/// would consider it dead.
 pub const POPULATED_BYTES_MAX: usize = 64 << 20;
 
-/// A segment that this process created and may write.
+/// A segment that this process created and can write.
 #[derive(Debug)]
 pub struct OwnedSegment {
-    /// Declared first: it ends before mapping and descriptor. `None` where nobody gets an address.
+    /// Declared first, so that it is dropped before mapping and descriptor. `None` if addresses are not available.
     private_in_children: Option<MappingRegistration>,
     mapping: Mapping<ReadWrite>,
     fd: SealedFd,
@@ -52,18 +52,19 @@ pub struct OwnedSegment {
 impl OwnedSegment {
     /// Creates, maps, populates and seals a segment of `bytes` bytes, rounded up to whole pages.
     ///
-    /// `name` shows in `/proc/<pid>/maps` and in errors. Blocks while the kernel clears the pages, about 0.5 ms a MiB, for at
-    /// most [`POPULATED_BYTES_MAX`]: of larger segments the rest is cleared when it is first used.
+    /// `name` appears in `/proc/<pid>/maps` and in errors. Blocks while the kernel zeroes the first
+    /// [`POPULATED_BYTES_MAX`] bytes, about 0.5 ms per MiB; the rest of a larger segment is zeroed on first use.
     ///
     /// # Errors
     ///
-    /// [`ShmError::SegmentSize`], [`ShmError::SegmentName`], [`ShmError::ForkTableFull`], or [`ShmError::System`] when memory or
-    /// descriptors run out.
+    /// [`ShmError::SegmentSize`], [`ShmError::SegmentName`], [`ShmError::ForkTableFull`], or [`ShmError::System`] if
+    /// memory or descriptors are exhausted.
     pub fn create(name: &str, bytes: usize, share: Share) -> Result<Self, ShmError> {
         let label = format!("segment {name}");
         let bytes = whole_pages(bytes, &label)?;
         let (fd, mapping) = sized_memfd(name, &label, bytes)?;
-        // F_SEAL_FUTURE_WRITE spares mappings that exist, so it comes after ours; F_SEAL_SEAL comes last of all.
+        // F_SEAL_FUTURE_WRITE does not affect existing mappings, so it is added after this one. F_SEAL_SEAL must be
+        // last.
         let last_seals = match share {
             Share::Writable => SealFlag::F_SEAL_SEAL,
             Share::ReadOnlyForOthers => SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL,
@@ -78,71 +79,72 @@ impl OwnedSegment {
 
     /// Writes `source` at `offset`.
     ///
-    /// The peer may see the bytes in any order and state until it is told, by another channel, that they are there.
+    /// The peer may see the bytes in any order until it is notified by another channel.
     ///
     /// # Errors
     ///
-    /// [`ShmError::OutOfRange`], or [`ShmError::UsedAfterFork`] in a forked child; in both cases nothing was written.
+    /// [`ShmError::OutOfRange`], or [`ShmError::UsedAfterFork`] in a forked child. Nothing is written in either case.
     pub fn copy_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
         self.fork_guard.check()?;
         self.mapping.copy_from(offset, source)
     }
 
-    /// Writes `source` at `offset`, around the caches: for a part of much that nobody reads before it would be evicted.
-    /// [`OwnedSegment::copy_from`] does so by itself from 32 MiB on.
+    /// Like [`OwnedSegment::copy_from`], with non-temporal stores: for a block of a large transfer whose bytes are
+    /// evicted from the caches before they are read. `copy_from` uses them for sources of
+    /// [`NON_TEMPORAL_BYTES_MIN`](crate::NON_TEMPORAL_BYTES_MIN) and more.
     ///
     /// # Errors
     ///
     /// Those of [`OwnedSegment::copy_from`].
-    pub fn stream_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
+    pub fn copy_from_non_temporal(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
         self.fork_guard.check()?;
-        self.mapping.stream_from(offset, source)
+        self.mapping.copy_from_non_temporal(offset, source)
     }
 
     /// Reads `target.len()` bytes at `offset` into private memory.
     ///
     /// # Errors
     ///
-    /// [`ShmError::OutOfRange`]; the target is then untouched.
+    /// [`ShmError::OutOfRange`]; the target is then unchanged.
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
         self.mapping.copy_to(offset, target)
     }
 
-    /// Where `len` bytes at `offset` lie in this process, for whoever can use an address: it is good while this value lives.
-    /// The peer may write there until it has been asked to for the last time, and must be trusted not to afterwards. A forked
-    /// child sees there what its parent writes, up to what the child itself has written, which the parent does not see.
+    /// The address of `len` bytes at `offset` in this process, valid while this value lives. The peer may write there
+    /// as long as it is asked to, and must be trusted not to write afterwards. A forked child sees what its parent
+    /// writes until it writes a page itself; the parent does not see the child's writes.
     ///
     /// # Errors
     ///
-    /// [`ShmError::OutOfRange`]: also always for a segment of [`Share::ReadOnlyForOthers`], which is no tensor's memory.
+    /// [`ShmError::OutOfRange`], which is also returned for every segment of [`Share::ReadOnlyForOthers`].
     pub fn address(&self, offset: u64, len: usize) -> Result<usize, ShmError> {
         let address = self.private_in_children.as_ref().and_then(|_| self.mapping.address(offset, len));
         address.ok_or_else(|| self.mapping.out_of_range(offset, len))
     }
 
-    /// Where `len` bytes at `offset` begin, or `None` when they do not all lie inside.
+    /// A pointer to `len` bytes at `offset`, or `None` if they exceed the segment.
     pub(crate) fn pointer(&self, offset: u64, len: usize) -> Option<*const u8> {
         self.mapping.pointer(offset, len)
     }
 
-    /// Says that bytes do not lie inside.
+    /// The error for a range that exceeds the segment.
     pub(crate) fn out_of_range(&self, offset: u64, len: usize) -> ShmError {
         self.mapping.out_of_range(offset, len)
     }
 
-    /// Size in bytes: what was asked for, rounded up to whole pages. Never zero.
+    /// The size in bytes: the requested one, rounded up to whole pages. Never zero.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.mapping.bytes()
     }
 
-    /// Always false: there are no empty segments.
+    /// Always false: segments are never empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// The memfd, to be passed to the peer.
+    /// The memfd, to pass to the peer.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -156,24 +158,23 @@ pub struct PeerSegment {
 }
 
 impl PeerSegment {
-    /// Checks, maps and populates the peer's memfd; `fd` is closed, the mapping keeps the memory.
+    /// Checks, maps and populates the peer's memfd. `fd` is closed; the mapping keeps the memory.
     ///
-    /// The memfd must carry the seals SHRINK, GROW and SEAL and have exactly `expected_bytes`, at most `limit_bytes`.
-    /// `name` names it in errors ("input segment 3").
+    /// The memfd must have the seals SHRINK, GROW and SEAL and exactly `expected_bytes`, at most `limit_bytes`. `name`
+    /// describes it in errors ("input segment 3").
     ///
-    /// Blocks while pages are populated. Pages that the peer left out are allocated here and now, at most
-    /// `expected_bytes` of them.
+    /// Blocks while pages are populated. Pages that the peer has not written yet are allocated here.
     ///
     /// # Errors
     ///
-    /// [`ShmError::OverLimit`], [`ShmError::NotMemfd`], [`ShmError::MissingSeals`], [`ShmError::WrongSize`] for what the
-    /// peer did wrong; [`ShmError::System`] when memory or address space runs out.
+    /// [`ShmError::OverLimit`], [`ShmError::NotMemfd`], [`ShmError::MissingSeals`] or [`ShmError::WrongSize`] for
+    /// mistakes of the peer; [`ShmError::System`] if memory or address space is exhausted.
     pub fn map_named(name: &str, fd: OwnedFd, expected_bytes: u64, limit_bytes: u64) -> Result<Self, ShmError> {
         let sealed = checked(name, fd, expected_bytes, limit_bytes)?;
         Ok(Self { mapping: Mapping::new(&sealed, name, usize::MAX)? })
     }
 
-    /// [`PeerSegment::map_named`] under the name "the peer's segment".
+    /// Calls [`PeerSegment::map_named`] with the name "the peer's segment".
     ///
     /// # Errors
     ///
@@ -188,7 +189,7 @@ impl PeerSegment {
     ///
     /// # Errors
     ///
-    /// [`ShmError::OutOfRange`]; the target is then untouched.
+    /// [`ShmError::OutOfRange`]; the target is then unchanged.
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
         self.mapping.copy_to(offset, target)
     }
@@ -199,26 +200,25 @@ impl PeerSegment {
         self.mapping.bytes()
     }
 
-    /// Always false: there are no empty segments.
+    /// Always false: segments are never empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         false
     }
 }
 
-/// A segment that a worker created, as its sidecar maps it: read for inputs, written for the results that the worker wants
-/// there.
+/// A worker's segment as its sidecar maps it: read for inputs, written with the results that the worker asked for.
 #[derive(Debug)]
 pub struct WorkerSegment {
     mapping: Mapping<ReadWrite>,
 }
 
 impl WorkerSegment {
-    /// [`PeerSegment::map_named`], but to be written as well.
+    /// Like [`PeerSegment::map_named`], but mapped for reading and writing.
     ///
     /// # Errors
     ///
-    /// Those of [`PeerSegment::map_named`]; [`ShmError::System`] also when the memfd cannot be mapped to be written.
+    /// Those of [`PeerSegment::map_named`]; [`ShmError::System`] also if the memfd cannot be mapped for writing.
     pub fn map_named(name: &str, fd: OwnedFd, expected_bytes: u64, limit_bytes: u64) -> Result<Self, ShmError> {
         let sealed = checked(name, fd, expected_bytes, limit_bytes)?;
         Ok(Self { mapping: Mapping::new(&sealed, name, usize::MAX)? })
@@ -230,27 +230,27 @@ impl WorkerSegment {
     ///
     /// # Errors
     ///
-    /// [`ShmError::OutOfRange`]; the target is then untouched.
+    /// [`ShmError::OutOfRange`]; the target is then unchanged.
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
         self.mapping.copy_to(offset, target)
     }
 
-    /// Writes `source` at `offset`, where the worker has asked for it.
+    /// Writes `source` at `offset`, where the worker asked for it.
     ///
     /// # Errors
     ///
-    /// [`ShmError::OutOfRange`]; nothing was written then.
+    /// [`ShmError::OutOfRange`]; nothing is written in that case.
     pub fn copy_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
         self.mapping.copy_from(offset, source)
     }
 
-    /// The same around the caches, as [`OwnedSegment::stream_from`] does it.
+    /// Like [`WorkerSegment::copy_from`], with non-temporal stores; see [`OwnedSegment::copy_from_non_temporal`].
     ///
     /// # Errors
     ///
-    /// [`ShmError::OutOfRange`]; nothing was written then.
-    pub fn stream_from(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
-        self.mapping.stream_from(offset, source)
+    /// [`ShmError::OutOfRange`]; nothing is written in that case.
+    pub fn copy_from_non_temporal(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
+        self.mapping.copy_from_non_temporal(offset, source)
     }
 
     /// Size in bytes. Never zero.
@@ -259,14 +259,14 @@ impl WorkerSegment {
         self.mapping.bytes()
     }
 
-    /// Always false: there are no empty segments.
+    /// Always false: segments are never empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         false
     }
 }
 
-/// The peer's memfd, once it is known to be what was announced.
+/// Checks that the peer's memfd is what was announced.
 fn checked(name: &str, fd: OwnedFd, expected_bytes: u64, limit_bytes: u64) -> Result<SealedFd, ShmError> {
     if expected_bytes > limit_bytes {
         return Err(ShmError::OverLimit { segment: name.to_owned(), bytes: expected_bytes, limit_bytes });
@@ -280,7 +280,7 @@ fn checked(name: &str, fd: OwnedFd, expected_bytes: u64, limit_bytes: u64) -> Re
     Ok(sealed)
 }
 
-/// A memfd of its own that its peer may write, with all seals, and its mapping.
+/// Creates a memfd that the peer may write, with all seals, and maps it.
 pub(crate) fn sealed_memfd(
     name: &str,
     label: &str,
@@ -291,7 +291,7 @@ pub(crate) fn sealed_memfd(
     Ok((fd, mapping))
 }
 
-/// A memfd whose size is sealed, and its mapping. Further seals are to follow.
+/// Creates a memfd, seals its size, and maps it. The caller adds further seals.
 fn sized_memfd(name: &str, label: &str, bytes: NonZeroUsize) -> Result<(SealedFd, Mapping<ReadWrite>), ShmError> {
     let fd = create_memfd(name)?;
     let length = libc::off_t::try_from(bytes.get())
@@ -304,7 +304,7 @@ fn sized_memfd(name: &str, label: &str, bytes: NonZeroUsize) -> Result<(SealedFd
     Ok((fd, mapping))
 }
 
-/// A fresh memfd, closed on exec, sealable, and not executable where the kernel knows how to say so.
+/// Creates a memfd: close-on-exec, sealable, and not executable if the kernel supports that.
 fn create_memfd(name: &str) -> Result<OwnedFd, ShmError> {
     let refused = || ShmError::SegmentName { name: name.to_owned() };
     if name.len() > SEGMENT_NAME_BYTES_MAX {
@@ -312,7 +312,7 @@ fn create_memfd(name: &str) -> Result<OwnedFd, ShmError> {
     }
     let c_name = CString::new(name).map_err(|_| refused())?;
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    // Hardened machines refuse memfds without this flag; kernels before 6.3 refuse it.
+    // Hardened systems require this flag; kernels before 6.3 reject it.
     let no_exec = MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL);
     let created = match memfd_create(c_name.as_c_str(), flags | no_exec) {
         Err(Errno::EINVAL) => memfd_create(c_name.as_c_str(), flags),
@@ -321,7 +321,7 @@ fn create_memfd(name: &str) -> Result<OwnedFd, ShmError> {
     created.map_err(|errno| ShmError::system("memfd_create", format!("segment {name}"), errno))
 }
 
-/// `bytes` rounded up to whole pages.
+/// Rounds `bytes` up to whole pages.
 pub(crate) fn whole_pages(bytes: usize, segment: &str) -> Result<NonZeroUsize, ShmError> {
     let wrong_size = || ShmError::SegmentSize { segment: segment.to_owned(), bytes: bytes as u64 };
     let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|page| usize::try_from(page).ok());
@@ -329,9 +329,9 @@ pub(crate) fn whole_pages(bytes: usize, segment: &str) -> Result<NonZeroUsize, S
     mappable(rounded as u64, segment)
 }
 
-/// What a peer's memfd must carry: a size that never changes, and no seal to come.
+/// The seals that a peer's memfd must have: its size is fixed and no further seals can be added.
 pub(crate) const SEALS_OF_PEER: SealFlag =
     SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
 
-/// The largest page of any Linux, used when the system does not tell its own.
+/// The largest page size of Linux, used if the system does not report its own.
 const PAGE_BYTES_MAX: usize = 65_536;

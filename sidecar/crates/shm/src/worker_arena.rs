@@ -1,17 +1,16 @@
-//! A worker's own segments with the arena on them, and slots that one owner reads and writes where they lie.
+//! A worker's own segments with an arena, and slots that their owner reads and writes in place.
 //!
 //! # Why slices of shared memory are sound here
 //!
-//! The rest of this crate hands out copies only, as the peer may write shared bytes at any time. Here the peer is the worker's
-//! own sidecar, which the worker trusts with all its tensors, and which writes nowhere but where it was asked for a result, until
-//! it has answered. What is left is this process:
+//! The rest of this crate offers copies only, because the peer may write shared bytes at any time. Here the peer is the
+//! worker's own sidecar. The worker trusts it with all its tensors, and it writes only where it was asked for a result,
+//! until it has answered. Within this process:
 //!
-//! - A [`LeasedSlot`] is the only way to its bytes: [`WorkerArena::add_segment`] takes the segment, and nobody gets it back.
-//! - Slots do not overlap while they are leased ([`Arena`]), and a slot is leased until its owner is dropped.
-//! - The owner's methods borrow it as the language asks for: shared to read, exclusively to write. A [`SlotHold`] has none that
-//!   look at bytes.
+//! - A [`LeasedSlot`] is the only access to its bytes: [`WorkerArena::add_segment`] consumes the segment.
+//! - Leased slots do not overlap ([`Arena`]), and a slot stays leased until its owner is dropped.
+//! - Methods borrow the slot as usual: shared to read, exclusively to write. A [`SlotHold`] gives no access to bytes.
 //!
-//! So whoever asks the sidecar for a result must not let the slot's bytes be looked at before the answer.
+//! Who asks the sidecar for a result must not allow access to the slot's bytes before the answer arrives.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -21,43 +20,43 @@ use crate::error::ShmError;
 use crate::fork::ForkGuard;
 use crate::segment::OwnedSegment;
 
-/// Segments of a worker, leased slot by slot. Locks are held for bookkeeping only, never while bytes are copied.
+/// A worker's segments, leased slot by slot. Its lock is held for bookkeeping only, never while bytes are copied.
 #[derive(Debug)]
 pub struct WorkerArena {
-    own: Arc<Mutex<Own>>,
+    arena_state: Arc<Mutex<ArenaState>>,
     fork_guard: ForkGuard,
 }
 
 #[derive(Debug)]
-struct Own {
+struct ArenaState {
     arena: Arena,
     segments: HashMap<SegmentId, Arc<OwnedSegment>>,
 }
 
-/// The answer to a lease.
+/// The result of [`WorkerArena::lease`].
 #[derive(Debug)]
-pub enum Leased {
-    /// The bytes.
+pub enum LeaseOutcome {
+    /// The slot.
     Slot(LeasedSlot),
-    /// Create a segment of this many bytes, [`WorkerArena::add_segment`] it and lease again.
+    /// Create a segment of this many bytes, pass it to [`WorkerArena::add_segment`], and lease again.
     Grow {
-        /// As in [`Lease::Grow`].
+        /// Bytes of the segment; see [`Lease::Grow`].
         bytes: u64,
     },
 }
 
 impl WorkerArena {
-    /// One without segments.
+    /// Creates an arena without segments.
     ///
     /// # Errors
     ///
     /// Those of [`Arena::new`].
     pub fn new(config: ArenaConfig) -> Result<Self, ArenaError> {
-        let own = Own { arena: Arena::new(config)?, segments: HashMap::new() };
-        Ok(Self { own: Arc::new(Mutex::new(own)), fork_guard: ForkGuard::new() })
+        let arena_state = ArenaState { arena: Arena::new(config)?, segments: HashMap::new() };
+        Ok(Self { arena_state: Arc::new(Mutex::new(arena_state)), fork_guard: ForkGuard::new() })
     }
 
-    /// Leases `bytes` bytes, or tells how to make room for them. What lies there is what was there before.
+    /// Leases `bytes` bytes, or asks for another segment. The contents of the slot are unspecified.
     ///
     /// # Errors
     ///
@@ -65,67 +64,72 @@ impl WorkerArena {
     ///
     /// # Panics
     ///
-    /// Never: slots are leased from segments that were added, and none is ever taken away.
-    pub fn lease(&self, bytes: u64) -> Result<Leased, LeaseError> {
-        let mut own = lock(&self.own);
-        let slot = match own.arena.lease(bytes)? {
-            Lease::Grow { bytes } => return Ok(Leased::Grow { bytes }),
+    /// Never: slots are leased from segments of this arena, and segments are never removed.
+    pub fn lease(&self, bytes: u64) -> Result<LeaseOutcome, LeaseError> {
+        let mut arena_state = lock(&self.arena_state);
+        let slot = match arena_state.arena.lease(bytes)? {
+            Lease::Grow { bytes } => return Ok(LeaseOutcome::Grow { bytes }),
             Lease::Slot(slot) => slot,
         };
-        let segment = own.segments.get(&slot.segment).cloned().expect("an arena leases from its own segments");
-        let own = Arc::downgrade(&self.own);
-        Ok(Leased::Slot(LeasedSlot(Arc::new(Held { own, segment, slot, fork_guard: self.fork_guard }))))
+        let segment = arena_state.segments.get(&slot.segment).cloned().expect("an arena leases from its own segments");
+        let arena_state = Arc::downgrade(&self.arena_state);
+        Ok(LeaseOutcome::Slot(LeasedSlot(Arc::new(SlotLease {
+            arena_state,
+            segment,
+            slot,
+            fork_guard: self.fork_guard,
+        }))))
     }
 
-    /// Adds a segment, to be leased from.
+    /// Adds a segment to lease from.
     ///
     /// # Errors
     ///
     /// Those of [`Arena::add_segment`].
     pub fn add_segment(&self, id: SegmentId, segment: OwnedSegment) -> Result<(), ArenaError> {
-        let mut own = lock(&self.own);
-        own.arena.add_segment(id, segment.len())?;
-        own.segments.insert(id, Arc::new(segment));
+        let mut arena_state = lock(&self.arena_state);
+        arena_state.arena.add_segment(id, segment.len())?;
+        arena_state.segments.insert(id, Arc::new(segment));
         Ok(())
     }
 
-    /// Numbers for metrics.
+    /// Usage figures for metrics.
     #[must_use]
     pub fn usage(&self) -> ArenaUsage {
-        lock(&self.own).arena.usage()
+        lock(&self.arena_state).arena.usage()
     }
 }
 
-/// Bytes that are this value's until it is dropped, also when the arena is gone by then.
+/// A leased slot with exclusive access to its bytes. It is released when dropped, and may outlive the arena.
 #[derive(Debug)]
-pub struct LeasedSlot(Arc<Held>);
+pub struct LeasedSlot(Arc<SlotLease>);
 
-/// Keeps a slot leased and from being written, while the peer reads it. Gives nobody its bytes.
+/// Keeps a slot leased and unwritten while the peer reads it, without access to its bytes.
 #[derive(Clone, Debug)]
-pub struct SlotHold(#[expect(dead_code, reason = "it is held, not looked at")] Arc<Held>);
+pub struct SlotHold(#[expect(dead_code, reason = "it is held, never read")] Arc<SlotLease>);
 
-/// Finds a slot as long as it is leased.
+/// A weak reference to a slot.
 #[derive(Clone, Debug)]
-pub struct WeakSlot(Weak<Held>);
+pub struct WeakSlot(Weak<SlotLease>);
 
-/// Given back when the last who holds it lets go.
+/// A lease, which ends when its last reference is dropped.
 #[derive(Debug)]
-struct Held {
-    /// Gone with the session.
-    own: Weak<Mutex<Own>>,
+struct SlotLease {
+    /// Dropped with the session.
+    arena_state: Weak<Mutex<ArenaState>>,
     segment: Arc<OwnedSegment>,
     slot: Slot,
     fork_guard: ForkGuard,
 }
 
 impl LeasedSlot {
-    /// Where it is.
+    /// The location of the slot.
     #[must_use]
     pub fn slot(&self) -> Slot {
         self.0.slot
     }
 
-    /// Writes as many bytes as the source has, from the slot's first on.
+    /// Writes `source` at the start of the slot.
     ///
     /// # Errors
     ///
@@ -135,7 +139,7 @@ impl LeasedSlot {
         self.0.segment.copy_from(self.0.slot.offset, source)
     }
 
-    /// Reads as many bytes as the target has, from the slot's first on.
+    /// Reads `target.len()` bytes from the start of the slot.
     ///
     /// # Errors
     ///
@@ -145,41 +149,40 @@ impl LeasedSlot {
         self.0.segment.copy_to(self.0.slot.offset, target)
     }
 
-    /// The bytes where they lie. In a forked child they are what the parent makes of them, up to what the child has written.
+    /// The bytes, in place. A forked child sees its parent's writes until it writes a page itself.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        let (start, length) = self.0.place();
-        // SAFETY: the slot lies within its segment, which this value keeps mapped. This process writes there only through an
-        // exclusive borrow of this value, and the peer not before it is asked to: see the module's header.
+        let (start, length) = self.0.pointer_range();
+        // SAFETY: the slot lies within its segment, which this value keeps mapped. This process writes it only through
+        // an exclusive borrow of this value, and the peer only when asked to: see the module's documentation.
         unsafe { std::slice::from_raw_parts(start, length) }
     }
 
-    /// The bytes where they lie, to be written, unless somebody [holds](Self::hold) them. What a forked child writes stays its
-    /// own.
+    /// The bytes, in place and writable; `None` while somebody [holds](Self::hold) them. Writes of a forked child stay
+    /// private.
     #[must_use]
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         if Arc::strong_count(&self.0) > 1 {
             return None;
         }
-        let (start, length) = self.0.place();
-        // SAFETY: as in `bytes`, and the borrow is exclusive: who else may hold the slot has no way to its bytes.
+        let (start, length) = self.0.pointer_range();
+        // SAFETY: as in `bytes`, and the borrow is exclusive: a holder of the slot has no access to its bytes.
         Some(unsafe { std::slice::from_raw_parts_mut(start.cast_mut(), length) })
     }
 
-    /// Where the bytes lie in this process, for as long as this value lives, for programs that can use an address: see
-    /// [`OwnedSegment::address`].
+    /// The address of the bytes in this process, valid while this value lives; see [`OwnedSegment::address`].
     #[must_use]
     pub fn address(&self) -> usize {
-        self.0.place().0.expose_provenance()
+        self.0.pointer_range().0.expose_provenance()
     }
 
-    /// What keeps it leased when this value is dropped, and from being written before.
+    /// Keeps the slot leased and unwritten, also after this value is dropped.
     #[must_use]
     pub fn hold(&self) -> SlotHold {
         SlotHold(Arc::clone(&self.0))
     }
 
-    /// What finds it.
+    /// A weak reference to the slot.
     #[must_use]
     pub fn downgrade(&self) -> WeakSlot {
         WeakSlot(Arc::downgrade(&self.0))
@@ -193,23 +196,23 @@ impl From<LeasedSlot> for SlotHold {
 }
 
 impl WeakSlot {
-    /// The slot and where it is; `None` when it is not leased any more.
+    /// Holds the slot and returns its location; `None` if it is not leased any more.
     #[must_use]
     pub fn hold(&self) -> Option<(SlotHold, Slot)> {
-        let held = self.0.upgrade()?;
-        let slot = held.slot;
-        Some((SlotHold(held), slot))
+        let lease = self.0.upgrade()?;
+        let slot = lease.slot;
+        Some((SlotHold(lease), slot))
     }
 
-    /// Whether it is not leased any more.
+    /// Whether the slot is not leased any more.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.0.strong_count() == 0
     }
 }
 
-impl Held {
-    fn place(&self) -> (*const u8, usize) {
+impl SlotLease {
+    fn pointer_range(&self) -> (*const u8, usize) {
         let length = usize::try_from(self.slot.len).expect("a slot is mapped, so its length is that of an object");
         let start = self.segment.pointer(self.slot.offset, length).expect("a slot lies within its segment");
         (start, length)
@@ -220,21 +223,21 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for SlotLease {
     fn drop(&mut self) {
         // In a forked child the lock may be held by a thread that does not exist there.
         if self.fork_guard.is_child() {
             return;
         }
-        let Some(own) = self.own.upgrade() else { return };
-        let released = lock(&own).arena.release(self.slot);
+        let Some(arena_state) = self.arena_state.upgrade() else { return };
+        let released = lock(&arena_state).arena.release(self.slot);
         debug_assert!(released.is_ok(), "{released:?}");
     }
 }
 
-/// A panic elsewhere leaves the arena whole: each change is a single call.
-fn lock(own: &Mutex<Own>) -> MutexGuard<'_, Own> {
-    own.lock().unwrap_or_else(PoisonError::into_inner)
+/// A panic elsewhere leaves the arena consistent: every change is a single call.
+fn lock(arena_state: &Mutex<ArenaState>) -> MutexGuard<'_, ArenaState> {
+    arena_state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -252,8 +255,8 @@ mod tests {
     fn leased(arena: &WorkerArena, bytes: u64) -> LeasedSlot {
         for id in 0.. {
             match arena.lease(bytes).expect("room") {
-                Leased::Slot(slot) => return slot,
-                Leased::Grow { bytes } => {
+                LeaseOutcome::Slot(slot) => return slot,
+                LeaseOutcome::Grow { bytes } => {
                     let size = usize::try_from(bytes).expect("small");
                     let segment = OwnedSegment::create("leased", size, Share::Writable).expect("memory");
                     arena.add_segment(SegmentId(id), segment).expect("it was asked for");
@@ -264,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_read_and_written_where_they_lie() {
+    fn slots_are_read_and_written_in_place() {
         let arena = arena();
         let (mut one, mut other) = (leased(&arena, 100), leased(&arena, 100));
         one.bytes_mut().expect("nobody holds it").fill(1);
@@ -281,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_a_slot_is_refused() {
+    fn out_of_range_accesses_are_refused() {
         let arena = arena();
         let mut slot = leased(&arena, 10);
         let error = slot.write(&[0; 11]).expect_err("its neighbour's byte");
@@ -291,12 +294,12 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_a_slot_keeps_it_leased_and_unwritten() {
+    fn a_hold_keeps_the_slot_leased_and_blocks_writing() {
         let arena = arena();
         let mut slot = leased(&arena, 100);
-        let (weak, place) = (slot.downgrade(), slot.slot());
+        let (weak, pointer_range) = (slot.downgrade(), slot.slot());
         let (hold, found) = weak.hold().expect("it is leased");
-        assert_eq!(found, place);
+        assert_eq!(found, pointer_range);
         assert!(slot.bytes_mut().is_none() && !weak.is_gone());
         drop(hold);
         assert!(slot.bytes_mut().is_some());

@@ -1,4 +1,5 @@
-//! The fork guard with real forks. A plain `main`, so that this process has one thread and children may do anything.
+//! Tests of the fork guard with real forks. They run in a plain `main`, so that the process has a single thread and
+//! children may call anything.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -24,10 +25,10 @@ fn main() {
         ("a registered descriptor is closed in the child only", a_registered_descriptor_is_closed_in_the_child_only),
         ("a drop in the child leaves a reused number alone", a_drop_in_the_child_leaves_a_reused_number_alone),
         ("a client is dead in the child and alive in the parent", a_client_is_dead_in_the_child),
-        ("a child opens a client of its own", a_child_opens_a_client_of_its_own),
+        ("a child opens a client of its own", a_child_opens_its_own_client),
         ("a child does not keep a dead parent's session alive", a_child_does_not_keep_a_session_alive),
         ("a child reads its parent's segment and cannot write it", a_child_cannot_write_its_parents_segment),
-        ("what a child writes by an address is its own", what_a_child_writes_is_its_own),
+        ("what a child writes by an address is its own", writes_of_a_child_are_private),
         ("a ring is dead in the child and alive in the parent", a_ring_is_dead_in_the_child),
         ("the table of descriptors is bounded", the_table_of_descriptors_is_bounded),
     ];
@@ -51,7 +52,7 @@ fn a_guard_knows_its_children() {
     assert_eq!(guard.check(), Ok(()));
 }
 
-fn what_a_child_writes_is_its_own() {
+fn writes_of_a_child_are_private() {
     let segment = OwnedSegment::create("viewed", 4 << 20, Share::Writable).expect("memory");
     let dropped = OwnedSegment::create("dropped", 4_096, Share::Writable).expect("memory");
     drop(dropped);
@@ -70,7 +71,7 @@ fn what_a_child_writes_is_its_own() {
         assert_eq!([peek(0), peek(1), peek(2)], [1, 2, 1], "it has what its parent had");
         poke(0, 9);
         assert_eq!(peek(0), 9);
-        // What the child wrote stays, also in a grandchild and when the segment's owner goes.
+        // The child's writes persist in a grandchild and after the segment's owner is dropped.
         succeeds(|| {
             assert_eq!([peek(0), peek(1)], [9, 2]);
             poke(1, 8);
@@ -112,7 +113,7 @@ fn a_drop_in_the_child_leaves_a_reused_number_alone() {
         assert_eq!(guarded.get().err(), Some(UsedAfterFork));
         assert_eq!(guarded.get_mut().err(), Some(UsedAfterFork));
         assert!(guarded.is_child());
-        // The child's own registration may have the same place in the table; the inherited one must not free it.
+        // The child's registration may use the same table entry; dropping the inherited one must not free it.
         let own = register_fd(reused.as_fd()).expect("room");
         drop(guarded);
         assert!(is_open(number));
@@ -143,7 +144,7 @@ fn a_client_is_dead_in_the_child() {
     client.as_mut().expect("the child took a copy").attach(&token, SegmentId(0), &segment).expect("the parent goes on");
 }
 
-fn a_child_opens_a_client_of_its_own() {
+fn a_child_opens_its_own_client() {
     let (inherited, _peer) = UnixStream::pair().expect("sockets");
     let _inherited = MemClient::over(inherited, config()).expect("a client");
     succeeds(|| {
@@ -155,8 +156,8 @@ fn a_child_opens_a_client_of_its_own() {
     });
 }
 
-/// A rank forks a data loader and dies. The peer of a registered socket hears it at once, and the loader lives on; with a plain
-/// socket the peer hears nothing, which shows that the first half tests something.
+/// A rank forks a data loader and dies. The peer of a registered socket notices at once while the loader lives on. With
+/// an unregistered socket the peer notices nothing, which proves that the first half can fail.
 fn a_child_does_not_keep_a_session_alive() {
     for (guarded, expected) in [(true, Arrived::End), (false, Arrived::Nothing)] {
         let (worker, mut sidecar) = UnixStream::pair().expect("sockets");
@@ -165,17 +166,17 @@ fn a_child_does_not_keep_a_session_alive() {
             let _client =
                 guarded.then(|| MemClient::over(worker.try_clone().expect("a copy"), config()).expect("a client"));
             let _worker = if guarded { None } else { Some(worker.try_clone().expect("a copy")) };
-            // What the rank inherited of the test's own ends would keep streams open; it forgets both below.
+            // The rank inherits the test's ends, which would keep the streams open; both are forgotten below.
             close_copy(&worker);
             close_copy(&test_end);
             let loader = spawn(|| {
                 loader_end.write_all(b"up").expect("sent");
-                let mut told = [0; 4];
-                loader_end.read_exact(&mut told).expect("told");
-                assert_eq!(&told, b"stop");
+                let mut reply = [0; 4];
+                loader_end.read_exact(&mut reply).expect("told");
+                assert_eq!(&reply, b"stop");
                 loader_end.write_all(b"down").expect("sent");
             });
-            // Ends when killed, or with the loader should the test fail.
+            // The loader ends when killed, or with this process if the test fails.
             waitpid(loader, None).expect("our own child");
         });
         drop((worker, loader_end));
@@ -259,12 +260,12 @@ fn is_open(number: i32) -> bool {
     fcntl(fd, FcntlArg::F_GETFD) != Err(Errno::EBADF)
 }
 
-/// Closes this process's copy of a stream that it goes on to forget.
+/// Closes this process's copy of a stream that is forgotten afterwards.
 fn close_copy(stream: &UnixStream) {
     nix::unistd::close(stream.as_raw_fd()).expect("open");
 }
 
-/// Forks a child that runs `body` and exits 0, or 1 when it panics. No destructor of the parent's values runs in it.
+/// Forks a child that runs `body` and exits with 0, or 1 if it panics. It runs no destructors of the parent's values.
 fn spawn(body: impl FnOnce()) -> Pid {
     // SAFETY: this process has one thread, so its child may use all of the library.
     match unsafe { fork() }.expect("a child") {
@@ -277,7 +278,7 @@ fn spawn(body: impl FnOnce()) -> Pid {
     }
 }
 
-/// Runs `body` in a child and fails when it fails there.
+/// Runs `body` in a child and fails if it fails there.
 fn succeeds(body: impl FnOnce()) {
     let child = spawn(body);
     assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
@@ -295,7 +296,7 @@ enum Arrived {
     End,
 }
 
-/// What has arrived by now, without waiting.
+/// Reads what has arrived, without waiting.
 fn arrived(stream: &mut UnixStream) -> Arrived {
     stream.set_nonblocking(true).expect("nonblocking");
     let read = stream.read(&mut [0; 16]);

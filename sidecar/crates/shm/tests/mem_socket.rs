@@ -1,4 +1,4 @@
-//! `mem.sock` end to end, and against peers that break its protocol.
+//! End-to-end tests of `mem.sock`, also against peers that violate its protocol.
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::Shutdown;
@@ -18,7 +18,7 @@ use ronde_shm::{
 
 const BYTES: usize = 8_192;
 const RING_BYTES: u64 = 8_192;
-/// Long enough for a machine that does other things; tests that wait for it to pass use a short one of their own.
+/// Long enough for a busy machine. Tests that wait for a timeout use a short one.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const HEX: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
@@ -88,7 +88,7 @@ impl MemHost for OneSession {
     }
 }
 
-/// Serves on a thread until the worker hangs up or breaks the protocol.
+/// Serves on a thread until the worker closes the connection or violates the protocol.
 fn serve(sidecar: UnixStream) -> std::thread::JoinHandle<(OneSession, Result<(), ShmError>)> {
     std::thread::spawn(move || {
         let mut host = OneSession::new();
@@ -140,8 +140,8 @@ fn a_ring_is_handed_over_and_its_connection_becomes_the_bell() {
     };
     let (worker, sidecar) = pair();
     let served = serve(sidecar);
-    let stranger = SessionToken::from_bytes([0xab; 16]);
-    let (request, reason) = refused(client(worker).ring(&stranger, made(RING_BYTES)));
+    let unknown_token = SessionToken::from_bytes([0xab; 16]);
+    let (request, reason) = refused(client(worker).ring(&unknown_token, made(RING_BYTES)));
     assert_eq!((request.as_str(), reason.as_str()), ("a ring of 8192 bytes a direction", "no such session"));
     served.join().expect("served").1.expect("in order");
 
@@ -192,13 +192,13 @@ fn a_refusal_names_its_reason_and_the_connection_goes_on() {
     let mut client = MemClient::over(worker, config()).expect("a client");
     let input = OwnedSegment::create("input", BYTES, Share::Writable).expect("segment");
     let large = OwnedSegment::create("large", 3 * BYTES, Share::Writable).expect("segment");
-    let stranger = SessionToken::from_bytes([0xab; 16]);
+    let unknown_token = SessionToken::from_bytes([0xab; 16]);
     let refusal = |outcome: Result<(), ShmError>| match outcome {
         Err(ShmError::Refused { reason, .. }) => reason,
         other => panic!("expected a refusal, not {other:?}"),
     };
-    assert_eq!(refusal(client.attach(&stranger, SegmentId(0), &input)), "no such session");
-    assert_eq!(refusal(client.result(&stranger, SegmentId(0)).map(drop)), "no such session");
+    assert_eq!(refusal(client.attach(&unknown_token, SegmentId(0), &input)), "no such session");
+    assert_eq!(refusal(client.result(&unknown_token, SegmentId(0)).map(drop)), "no such session");
     assert_eq!(refusal(client.result(&token(), SegmentId(9)).map(drop)), "there is no result segment 9");
     let reason = refusal(client.attach(&token(), SegmentId(0), &large));
     assert!(reason.contains("input segment 0 has 24576 bytes, over the limit of 16384"), "{reason}");
@@ -222,16 +222,16 @@ fn a_result_larger_than_the_client_wants_is_not_mapped() {
     assert!(served.join().expect("served").1.is_ok());
 }
 
-/// Serves what `attack` does to the socket, and returns how the sidecar's side ended and what the worker was told.
+/// Runs `attack` on the socket. Returns how the sidecar's side ended and what the worker received.
 fn attacked(attack: impl FnOnce(&UnixStream)) -> (Result<ServeOutcome, ShmError>, String) {
     let (mut worker, sidecar) = pair();
     attack(&worker);
     let outcome = serve_one(&sidecar, &mut OneSession::new());
     drop(sidecar);
-    let mut told = String::new();
-    // What the sidecar did not read makes the close a reset; what it said before is there all the same.
-    let _ = worker.read_to_string(&mut told);
-    (outcome, told)
+    let mut reply = String::new();
+    // Unread bytes turn the close into a reset; what the sidecar sent before is still readable.
+    let _ = worker.read_to_string(&mut reply);
+    (outcome, reply)
 }
 
 fn sends(text: &str) -> impl FnOnce(&UnixStream) {
@@ -262,15 +262,15 @@ fn lines_outside_the_protocol_end_the_connection_with_a_reason() {
         (format!("ATTACH {HEX} 0 8192\n"), ProtocolError::MissingDescriptor),
     ];
     for (text, expected) in cases {
-        let (outcome, told) = attacked(sends(&text));
+        let (outcome, reply) = attacked(sends(&text));
         assert!(matches!(outcome, Err(ShmError::Protocol(error)) if error == expected), "{text:?}: {outcome:?}");
-        assert!(told.starts_with("ERR ") && told.ends_with('\n'), "{text:?}: {told:?}");
-        assert!(!told.contains(HEX), "no token in a message: {told:?}");
+        assert!(reply.starts_with("ERR ") && reply.ends_with('\n'), "{text:?}: {reply:?}");
+        assert!(!reply.contains(HEX), "no token in a message: {reply:?}");
     }
 }
 
 #[test]
-fn a_line_that_never_ends_is_given_up() {
+fn an_endless_line_is_refused() {
     let (outcome, _) = attacked(|mut stream| {
         stream.write_all(b"RESULT").expect("sent");
         stream.shutdown(Shutdown::Write).expect("half closed");
@@ -286,20 +286,20 @@ fn a_line_that_never_ends_is_given_up() {
 }
 
 #[test]
-fn the_pieces_of_a_line_are_bounded() {
+fn the_reads_of_a_line_are_bounded() {
     let (worker, sidecar) = pair();
     let file = tempfile::tempfile().expect("a file");
-    // Descriptors keep the pieces apart: the kernel never merges across them.
+    // Descriptors keep the fragments apart: the kernel does not merge across them.
     for _ in 0..9 {
         sends_fds(&worker, "A", &[file.as_raw_fd()]);
     }
     let error = recv_with_fd(&sidecar).expect_err("too many pieces");
-    assert!(matches!(error, ShmError::Protocol(ProtocolError::LineInPieces { .. })), "{error}");
+    assert!(matches!(error, ShmError::Protocol(ProtocolError::LineFragmented { .. })), "{error}");
 }
 
 #[test]
 fn descriptors_that_do_not_belong_are_refused_and_closed() {
-    // Each write end dies with the last copy of it, so a read end that sees the end proves that all copies are closed.
+    // A pipe's read end reaches its end only when all copies of the write end are closed.
     let cases: [(usize, &str, ProtocolError); 5] = [
         (1, "RESULT aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 0\n", ProtocolError::UnexpectedDescriptor),
         (2, "ATTACH aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 0 8192\n", ProtocolError::TooManyDescriptors),
@@ -317,12 +317,12 @@ fn descriptors_that_do_not_belong_are_refused_and_closed() {
         assert_ended(read_end);
     }
     let (read_end, write_end) = UnixStream::pair().expect("sockets");
-    let (outcome, told) = attacked(|stream| {
+    let (outcome, reply) = attacked(|stream| {
         send_with_fd(stream, format!("ATTACH {HEX} 0 8192\n").as_bytes(), Some(write_end.as_fd())).expect("sent");
         drop(write_end);
     });
     assert!(matches!(outcome, Ok(ServeOutcome::Refused { .. })), "{outcome:?}");
-    assert!(told.contains("is not a memfd"), "{told:?}");
+    assert!(reply.contains("is not a memfd"), "{reply:?}");
     assert_ended(read_end);
 }
 
@@ -346,7 +346,7 @@ fn a_received_descriptor_is_closed_on_exec() {
 }
 
 #[test]
-fn a_line_that_nobody_would_read_is_not_sent() {
+fn an_oversized_line_is_not_sent() {
     let (worker, sidecar) = pair();
     let fits = [vec![b'x'; LINE_BYTES_MAX - 1], vec![b'\n']].concat();
     let too_long = [fits.clone(), vec![b'\n']].concat();
@@ -373,7 +373,7 @@ fn dropping_a_client_ends_its_connection_for_every_copy() {
     assert!(matches!(recv_with_fd(&sidecar), Ok(Received::Closed)));
 }
 
-/// A client whose sidecar answers one request with `reply` and these descriptors.
+/// A client whose sidecar sends `reply` with these descriptors to one request.
 fn answered(reply: &'static str, fd: Option<BorrowedFd<'_>>) -> (MemClient, UnixStream) {
     let (worker, sidecar) = pair();
     send_with_fd(&sidecar, reply.as_bytes(), fd).expect("sent");

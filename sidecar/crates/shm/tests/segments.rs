@@ -1,4 +1,4 @@
-//! Segments against a hostile peer: what it must not be able to pass, do or cause.
+//! Segments of a hostile peer: what it must not be able to pass, do or cause.
 
 use std::fs::File;
 use std::io::Write;
@@ -18,7 +18,7 @@ use ronde_shm::{Blame, OwnedSegment, PeerSegment, Share, ShmError, WorkerSegment
 const PAGE: usize = 4_096;
 const LIMIT: u64 = 1 << 30;
 
-/// A memfd as a peer might make it.
+/// A memfd with these seals.
 fn memfd(bytes: i64, seals: SealFlag) -> OwnedFd {
     let fd = memfd_create("peer", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).expect("memfd");
     ftruncate(&fd, bytes).expect("size");
@@ -46,7 +46,7 @@ fn unmap(base: NonNull<AtomicU8>, bytes: usize) {
 }
 
 #[test]
-fn what_the_owner_writes_the_peer_reads() {
+fn the_peer_reads_what_the_owner_writes() {
     let owned = OwnedSegment::create("input", 3 * PAGE, Share::Writable).expect("segment");
     let peer = PeerSegment::map(duplicate(owned.fd()), owned.len(), LIMIT).expect("mapped");
     let pattern: Vec<u8> = (0..=255).cycle().take(3 * PAGE).collect();
@@ -132,7 +132,7 @@ fn each_missing_seal_is_named() {
 }
 
 #[test]
-fn what_is_no_memfd_is_refused() {
+fn descriptors_other_than_memfds_are_refused() {
     let mut file = tempfile::tempfile().expect("a file");
     file.write_all(&[0; PAGE]).expect("written");
     let (pipe, _other_end) = nix::unistd::pipe().expect("a pipe");
@@ -140,7 +140,7 @@ fn what_is_no_memfd_is_refused() {
     let device = File::open("/dev/zero").expect("a device");
     for fd in [OwnedFd::from(file), pipe, directory.into(), device.into()] {
         let error = PeerSegment::map(fd, PAGE as u64, LIMIT).expect_err("no memfd");
-        // A file on a tmpfs knows about seals, but can have none that let it pass.
+        // A regular file on tmpfs supports the query for seals but has the wrong ones.
         assert!(matches!(error, ShmError::NotMemfd { .. } | ShmError::MissingSeals { .. }), "{error}");
     }
 }
@@ -148,7 +148,7 @@ fn what_is_no_memfd_is_refused() {
 #[test]
 fn huge_pages_are_refused() {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_HUGETLB;
-    // Needs no huge page in the pool: none is ever touched. A kernel without huge pages has nothing to refuse.
+    // No huge page is touched, so the pool may be empty. A kernel without huge pages skips this test.
     let Ok(fd) = memfd_create("peer", flags) else { return };
     let huge_page = 1 << 30;
     if ftruncate(&fd, huge_page).is_err() || fcntl(&fd, FcntlArg::F_ADD_SEALS(all_seals())).is_err() {
@@ -191,7 +191,7 @@ fn a_size_that_is_no_whole_page_is_read_to_its_end() {
 }
 
 #[test]
-fn nobody_can_resize_a_segment() {
+fn a_sealed_segment_cannot_be_resized() {
     for share in [Share::Writable, Share::ReadOnlyForOthers] {
         let owned = OwnedSegment::create("sealed", 2 * PAGE, share).expect("segment");
         for bytes in [0, PAGE as i64, 3 * PAGE as i64] {
@@ -219,7 +219,7 @@ fn a_result_segment_is_written_by_its_creator_only() {
     );
     assert_eq!(hole, Err(Errno::EPERM));
 
-    // A read-only mapping stays read-only.
+    // A read-only mapping cannot be made writable.
     let base = map(received.as_fd(), PAGE, ProtFlags::PROT_READ).expect("mapped");
     // SAFETY: changing the protection of a mapping that only this test knows.
     let raised = unsafe { nix::sys::mman::mprotect(base.cast(), PAGE, ProtFlags::PROT_WRITE) };
@@ -256,7 +256,7 @@ fn a_workers_segment_is_read_and_written_within_its_bounds() {
     }
     owned.copy_to(PAGE as u64 - 10, &mut seen).expect("inside");
     assert_eq!(seen, [0; 10]);
-    // The same checks as for a segment that is only read, and one that cannot be written is none.
+    // The same checks as for a read-only segment; a memfd that cannot be written is rejected.
     let loose = memfd(PAGE as i64, all_seals().difference(SealFlag::F_SEAL_SHRINK));
     let error = WorkerSegment::map_named("mine", loose, PAGE as u64, LIMIT).expect_err("a seal is missing");
     assert!(matches!(error, ShmError::MissingSeals { .. }), "{error}");
@@ -283,7 +283,7 @@ fn an_input_segment_is_mapped_read_only() {
 }
 
 #[test]
-fn a_peer_that_scribbles_and_punches_holes_causes_nothing_but_other_bytes() {
+fn concurrent_writes_and_punched_holes_only_change_bytes() {
     const BYTES: usize = 64 * PAGE;
     let fd = memfd(BYTES as i64, all_seals());
     let peer = PeerSegment::map(duplicate(fd.as_fd()), BYTES as u64, LIMIT).expect("mapped");
@@ -332,7 +332,7 @@ fn threads_may_copy_to_and_from_the_same_bytes() {
     });
 }
 
-/// The scribbler's own writable view, shared with its thread.
+/// The writable view of the hostile thread.
 struct Scribbled(NonNull<AtomicU8>);
 
 impl Scribbled {

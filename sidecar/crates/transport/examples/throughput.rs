@@ -1,6 +1,6 @@
-//! Prints how fast two ports on loopback move 1 MiB chunks, one way and both ways, in GB/s per direction.
+//! Measures how fast two ports on loopback transfer 1 MiB chunks, in one direction and in both, in GB/s per direction.
 //!
-//! Each port has a thread of its own, as lanes have. Settings come from the environment, to compare them:
+//! Each port has its own thread, as lanes do. Environment variables set the options to compare:
 //! `TRANSPORT` (quic or tls), `MTU` (upper bound of discovery), `CONTROL` (cubic or bbr), `WINDOW` (initial, bytes),
 //! `RECEIVE` (receive window, bytes), `ACKS` (threshold), `SECONDS`, `CHUNK` (bytes).
 //!
@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use ronde_transport::quic::{Congestion, QuicOptions};
+use ronde_transport::quic::{QuicCongestion, QuicOptions};
 use ronde_transport::{
     BoundPort, Identity, JobCa, KeyRequest, LinkOptions, LocalHello, NetworkPort, Outgoing, Port, PortEvent, Role,
     SocketOptions, TrustDomain, Validity, next_event,
@@ -52,7 +52,7 @@ struct Rate {
     processor_seconds: f64,
 }
 
-/// Lets the first `senders` of two ports send for a while; what each receives.
+/// Lets the first `senders` of two ports send for a while. Returns what each receives.
 fn run(ca: &JobCa, senders: u32) -> [Rate; 2] {
     let bound: Vec<_> = (0..2)
         .map(|_| {
@@ -131,12 +131,12 @@ async fn talk(
     let processor_seconds = processor_seconds() - processor;
     let rate = Rate { received_gb, seconds: since.elapsed().as_secs_f64(), processor_seconds };
     println!("  sidecar {me}: {:?}", port.path(peer).unwrap());
-    // Both stop at about the same time; a closed link would end the other's measurement as a failure.
+    // Both stop at about the same time: a link that closes earlier would fail the other's measurement.
     tokio::time::sleep(Duration::from_secs(1)).await;
     rate
 }
 
-/// What this thread has had of a processor; on a busy machine a better measure than time.
+/// The processor time of this thread, which is more reliable than wall time on a busy machine.
 fn processor_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or_default() / 1e9
@@ -146,7 +146,7 @@ fn options() -> LinkOptions {
     let defaults = QuicOptions::default();
     let quic = QuicOptions {
         mtu_upper_bound: setting("MTU", defaults.mtu_upper_bound),
-        congestion: if setting("CONTROL", String::new()) == "bbr" { Congestion::Bbr } else { defaults.congestion },
+        congestion: if setting("CONTROL", String::new()) == "bbr" { QuicCongestion::Bbr } else { defaults.congestion },
         initial_window_bytes: setting("WINDOW", defaults.initial_window_bytes),
         window_bytes: setting("RECEIVE", defaults.window_bytes),
         ack_threshold: setting("ACKS", defaults.ack_threshold),
@@ -180,5 +180,5 @@ fn job() -> JobName {
 
 const PURPOSE: Purpose = Purpose::Data(Lane(0));
 const CHUNKS_IN_FLIGHT: usize = 16;
-/// Seconds in which discovery finds the datagram size and the window opens.
+/// Seconds for path MTU discovery and for the congestion window to grow.
 const WARM_UP: f64 = 1.0;

@@ -1,8 +1,9 @@
-//! The job's certificate authority, and a sidecar's request to it.
+//! The certificate authority of a job, and a sidecar's certificate request.
 //!
-//! The launcher holds the authority in memory; its key never leaves [`JobCa`]. Each sidecar makes its own key
-//! ([`KeyRequest`]), sends the request over the launcher's pipe and gets a certificate back, so no private key ever travels.
-//! A job without the launcher keeps authority and keys in files ([`JobCa::key_pem`], [`KeyRequest::key_pem`]).
+//! The launcher holds the authority in memory; its key never leaves [`JobCa`]. Each sidecar generates its own key
+//! ([`KeyRequest`]), sends the request over the launcher's pipe, and receives a certificate, so no private key is ever
+//! transmitted. A job without the launcher keeps authority and keys in files ([`JobCa::key_pem`],
+//! [`KeyRequest::key_pem`]).
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -22,7 +23,7 @@ use x509_parser::extensions::GeneralName;
 use crate::identity::{Identity, IdentityError, SpiffeId, TrustDomain};
 use crate::secret::JobSecret;
 
-/// From when until when a certificate is valid, by the wall clock.
+/// The validity period of a certificate, by the wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
     /// The first moment.
@@ -32,14 +33,14 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// Valid from a little before `now`, because clocks of hosts differ, and for `length` from then on.
+    /// A period of `length` that starts at `now`, with a margin before it because the clocks of hosts differ.
     #[must_use]
     pub fn starting(now: SystemTime, length: Duration) -> Self {
         Self { not_before: now - CLOCK_DIFFERENCE, not_after: now + length }
     }
 }
 
-/// The certificate authority of one job. The key lives in this value only, and is never printed.
+/// The certificate authority of one job. The key is held in this value only, and never printed.
 pub struct JobCa {
     job: JobName,
     trust_domain: TrustDomain,
@@ -48,10 +49,10 @@ pub struct JobCa {
 }
 
 impl JobCa {
-    /// Makes an authority with a fresh P-256 key.
+    /// Creates an authority with a new P-256 key.
     ///
     /// # Errors
-    /// [`CaError::Certificate`] when the key or the certificate cannot be made.
+    /// [`CaError::Certificate`] if the key or the certificate cannot be made.
     pub fn generate(job: JobName, trust_domain: TrustDomain, validity: Validity) -> Result<Self, CaError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let params = parameters(&authority_name(&job), validity);
@@ -71,11 +72,12 @@ impl JobCa {
         Ok(Self { job, trust_domain, certificate_pem, issuer: Issuer::new(params, key) })
     }
 
-    /// The authority that follows from a job's secret: the same wherever it is made, key and certificate, so that
-    /// sidecars with the secret need nobody to issue for them. Its own certificate does not expire; those that it issues do.
+    /// Derives the authority from a job's secret. Key and certificate are the same on every host, so sidecars that have
+    /// the secret issue their own certificates. The authority's certificate does not expire; the certificates that it
+    /// issues do.
     ///
     /// # Errors
-    /// [`CaError::Certificate`] when the certificate cannot be made.
+    /// [`CaError::Certificate`] if the certificate cannot be made.
     pub fn from_secret(secret: &JobSecret, job: JobName, trust_domain: TrustDomain) -> Result<Self, CaError> {
         let key = PrivatePkcs8KeyDer::from(secret.authority_key(&job, &trust_domain).to_vec());
         let key = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ED25519).map_err(CaError::Key)?;
@@ -84,10 +86,10 @@ impl JobCa {
         Self::of(key, job, trust_domain, params)
     }
 
-    /// Reads an authority that was kept: the first certificate of `certificate_pem`, and its key.
+    /// Reads an authority from PEM: the first certificate of `certificate_pem`, and its key.
     ///
     /// # Errors
-    /// [`CaError`] when a PEM cannot be read, the certificate names no job, or the key is another one's.
+    /// [`CaError`] if a PEM cannot be read, the certificate names no job, or the key does not belong to it.
     pub fn from_pem(certificate_pem: &str, key_pem: &str) -> Result<Self, CaError> {
         let key = KeyPair::from_pem(key_pem).map_err(CaError::Key)?;
         let chain = certificates(certificate_pem)?;
@@ -101,18 +103,18 @@ impl JobCa {
         Ok(Self { job, trust_domain, certificate_pem: certificate_pem.to_owned(), issuer })
     }
 
-    /// The authority's private key in PEM (PKCS #8), to be kept where nobody else can read it: whoever has it can be any
-    /// sidecar of the job. The launcher does not ask for it.
+    /// The authority's private key in PEM (PKCS #8). Keep it secret: whoever has it can impersonate any sidecar of the
+    /// job. The launcher never calls this.
     #[must_use]
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// Issues a certificate for the key of a request (PEM). Of the request only the key counts; the name is the
-    /// authority's to give: the certificate names exactly the sidecar `sidecar` of this job.
+    /// Issues a certificate for the public key of a certificate request (PEM). Everything else in the request is
+    /// ignored: the certificate names exactly `sidecar` of this job.
     ///
     /// # Errors
-    /// [`CaError::Request`] when the request cannot be read or is not signed by its own key.
+    /// [`CaError::Request`] if the request cannot be read or is not signed by its own key.
     pub fn issue(&self, request_pem: &str, sidecar: SidecarIndex, validity: Validity) -> Result<String, CaError> {
         if request_pem.len() > REQUEST_BYTES_MAX {
             return Err(CaError::RequestLength { found: request_pem.len() });
@@ -127,13 +129,13 @@ impl JobCa {
         Ok(params.signed_by(&request.public_key, &self.issuer)?.pem())
     }
 
-    /// The authority's own certificate, which every sidecar of the job accepts as root.
+    /// The authority's certificate, which every sidecar of the job accepts as a root.
     #[must_use]
     pub fn ca_certificate_pem(&self) -> &str {
         &self.certificate_pem
     }
 
-    /// The id that this authority gives to a sidecar.
+    /// The id that this authority issues for a sidecar.
     #[must_use]
     pub fn id_of(&self, sidecar: SidecarIndex) -> SpiffeId {
         SpiffeId { trust_domain: self.trust_domain.clone(), job: self.job.clone(), sidecar }
@@ -149,17 +151,18 @@ impl fmt::Debug for JobCa {
     }
 }
 
-/// A sidecar's own key, and the request to certify it. The key is never printed and leaves only into an [`Identity`].
+/// A sidecar's private key and its certificate request. The key is never printed; it leaves this value only as an
+/// [`Identity`] or by [`Self::key_pem`].
 pub struct KeyRequest {
     key: KeyPair,
     request_pem: String,
 }
 
 impl KeyRequest {
-    /// Makes a fresh P-256 key and a request signed by it.
+    /// Generates a P-256 key and a request signed by it.
     ///
     /// # Errors
-    /// [`CaError::Certificate`] when either cannot be made.
+    /// [`CaError::Certificate`] if either cannot be made.
     pub fn generate() -> Result<Self, CaError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let mut params = CertificateParams::default();
@@ -168,22 +171,24 @@ impl KeyRequest {
         Ok(Self { key, request_pem })
     }
 
-    /// The request in PEM, not secret.
+    /// The request in PEM. It is not secret.
     #[must_use]
     pub fn request_pem(&self) -> &str {
         &self.request_pem
     }
 
-    /// The private key in PEM (PKCS #8), to be kept where only its sidecar can read it.
+    /// The private key in PEM (PKCS #8). Store it where only its sidecar can read it.
     #[must_use]
     pub fn key_pem(&self) -> String {
         self.key.serialize_pem()
     }
 
-    /// Joins the key with the certificate (or chain, leaf first) that was issued for it, and with the authority's.
+    /// Combines the key with the certificate (or chain, leaf first) issued for it, and with the authority's
+    /// certificate.
     ///
     /// # Errors
-    /// [`CaError`] when a PEM cannot be read, or the certificate is another key's or names another than `expected`.
+    /// [`CaError`] if a PEM cannot be read, the certificate belongs to another key, or it names a sidecar other than
+    /// `expected`.
     pub fn into_identity(self, certificate_pem: &str, ca_pem: &str, expected: SpiffeId) -> Result<Identity, CaError> {
         let chain = certificates(certificate_pem)?;
         let roots = certificates(ca_pem)?;
@@ -197,39 +202,39 @@ impl fmt::Debug for KeyRequest {
     }
 }
 
-/// A certificate that cannot be issued or used.
+/// Why a certificate cannot be issued or used.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// The request is no certificate request that is signed by its own key.
+    /// The request is not a valid certificate request signed by its own key.
     #[error("the certificate request cannot be used: {0}")]
     Request(rcgen::Error),
-    /// The request is longer than any of a sidecar.
+    /// The request is too long.
     #[error("a certificate request has at most {max} bytes, not {found}", max = REQUEST_BYTES_MAX)]
     RequestLength {
-        /// What it has.
+        /// Its length in bytes.
         found: usize,
     },
-    /// A private key is not one that is understood.
+    /// The private key is in an unknown format.
     #[error("the private key cannot be read: {0}")]
     Key(rcgen::Error),
-    /// An authority's key does not belong to its certificate.
+    /// The key does not belong to the authority's certificate.
     #[error("the authority's key is not the one of its certificate")]
     OtherKey,
-    /// A certificate is not that of a job's authority.
+    /// The certificate does not belong to the authority of a job.
     #[error("this is not the certificate of a job's authority: it names no spiffe://<trust domain>/job/<job>")]
     NoAuthority,
-    /// A text that becomes public has a private key in it.
+    /// A PEM that becomes public contains a private key.
     #[error(
         "there is a private key beside the certificate, and every sidecar would get it; give the certificate alone"
     )]
     HoldsKey,
-    /// A key or certificate cannot be made.
+    /// The key or certificate cannot be made.
     #[error("the certificate cannot be made: {0}")]
     Certificate(#[from] rcgen::Error),
-    /// A text is not PEM of certificates.
+    /// The text is not a PEM of certificates.
     #[error("the PEM of a certificate cannot be read: {0}")]
     Pem(rustls_pki_types::pem::Error),
-    /// The parts do not make an identity.
+    /// The parts do not form an identity.
     #[error(transparent)]
     Identity(#[from] IdentityError),
 }
@@ -242,10 +247,10 @@ fn authority_uri(trust_domain: &TrustDomain, job: &JobName) -> String {
     format!("spiffe://{trust_domain}/job/{job}")
 }
 
-/// Joins the certificates of authorities of one job into one text, each once.
+/// Concatenates the certificates of authorities of one job, without duplicates.
 ///
 /// # Errors
-/// [`CaError`] when a PEM cannot be read, or one of them is not the authority of a job that names `of`'s sidecars.
+/// [`CaError`] if a PEM cannot be read, or one of them is not an authority for the job of `of`.
 pub fn bundle(pems: &[&str], of: &SpiffeId) -> Result<String, CaError> {
     let (mut seen, mut bundle) = (Vec::new(), String::new());
     for pem in pems {
@@ -273,17 +278,17 @@ pub fn bundle(pems: &[&str], of: &SpiffeId) -> Result<String, CaError> {
     Ok(bundle)
 }
 
-/// What no bundle holds: bundles are public, and are copied as they are.
+/// Marks a private key in a PEM. Bundles are public, so none may contain it.
 const PRIVATE_KEY: &str = "PRIVATE KEY-----";
 
-/// The id of sidecar 0 by the authority that a certificate is of.
+/// The id that the authority of this certificate gives to sidecar 0.
 fn id_by(certificate: &X509Certificate<'_>) -> Result<SpiffeId, CaError> {
     let names = certificate.subject_alternative_name().ok().flatten();
     let uri = names.and_then(|names| match names.value.general_names[..] {
         [GeneralName::URI(uri)] => Some(uri.to_owned()),
         _ => None,
     });
-    // An authority's name is what its sidecars' ids begin with.
+    // The name of an authority is the prefix of its sidecars' ids.
     uri.and_then(|uri| format!("{uri}/sidecar/0").parse().ok()).ok_or(CaError::NoAuthority)
 }
 
@@ -305,9 +310,9 @@ fn named(common_name: &str) -> DistinguishedName {
     name
 }
 
-/// How far the clocks of two hosts of a job may differ before a fresh certificate is "not yet valid" on one.
+/// How far the clocks of two hosts may differ before a new certificate is "not yet valid" on one of them.
 const CLOCK_DIFFERENCE: Duration = Duration::from_secs(300);
-/// A P-256 request has about 500 bytes; this leaves room for any other key.
+/// A P-256 request has about 500 bytes; the limit leaves room for other key types.
 const REQUEST_BYTES_MAX: usize = 16 << 10;
 
 #[cfg(test)]
@@ -327,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn the_authority_gives_the_name_whatever_the_request_says() {
+    fn a_certificate_names_the_sidecar_chosen_by_the_authority() {
         let key = KeyPair::generate().expect("a key");
         let mut wishes = CertificateParams::new(["evil.example".to_owned()]).expect("a name");
         wishes.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -387,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_the_secret_makes_the_same_authority() {
+    fn the_same_secret_gives_the_same_authority() {
         let secret = JobSecret::generate().expect("a generator");
         let job = |name: &str| JobName::new(name).expect("a good name");
         let domain = TrustDomain::new("test.example").expect("a good name");
@@ -430,7 +435,7 @@ mod tests {
         let issue = |request: &str| ca.issue(request, SidecarIndex(0), hour());
         assert!(matches!(issue("no PEM"), Err(CaError::Request(_))));
         assert!(matches!(issue(&"x".repeat(REQUEST_BYTES_MAX + 1)), Err(CaError::RequestLength { .. })));
-        // A request whose key did not sign it: somebody else's public key.
+        // A request that its key did not sign, for the public key of another owner.
         let key = KeyRequest::generate().expect("a key");
         let der = CertificateSigningRequestDer::from_pem_slice(key.request_pem().as_bytes()).expect("PEM");
         let mut forged = der.to_vec();

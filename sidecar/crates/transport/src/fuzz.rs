@@ -1,4 +1,4 @@
-//! What strangers show before they are known.
+//! Fuzz targets for certificates and certificate requests of unauthenticated peers.
 
 use std::time::{Duration, SystemTime};
 
@@ -24,8 +24,8 @@ pub(crate) fn job() -> (JobCa, [Identity; 2]) {
     (ca, identities)
 }
 
-/// A certificate as a stranger shows it: what is read has the one name, and that name one spelling. The chain is webpki's to
-/// check.
+/// Parses arbitrary bytes as a certificate. If parsing succeeds, the certificate contains the parsed id in its
+/// canonical spelling. webpki checks the chain.
 #[test]
 fn fuzz_certificates() {
     let (_, identities) = job();
@@ -43,7 +43,8 @@ fn fuzz_certificates() {
     });
 }
 
-/// A request for a certificate as a launcher gets it. Whatever it asks for, the certificate names who the launcher says.
+/// Issues certificates for arbitrary requests. Whatever the request asks for, the certificate names the sidecar that
+/// the launcher chose.
 #[test]
 fn fuzz_certificate_requests() {
     let (ca, _) = job();
@@ -53,7 +54,7 @@ fn fuzz_certificate_requests() {
     let validity = || Validity::starting(SystemTime::now(), Duration::from_secs(60));
     fuzz("certificate_requests", seeds, |bytes| {
         let Some((kind, request)) = bytes.split_first() else { return Outcome::refused(&"nothing") };
-        // Changes of the PEM hardly ever reach what is in it.
+        // Mutated PEM is rarely valid base64, so the other kind of input mutates the DER inside.
         let pem = match kind & 1 {
             0 => pem::encode(&pem::Pem::new("CERTIFICATE REQUEST", request)),
             _ => String::from_utf8_lossy(request).into_owned(),

@@ -1,26 +1,27 @@
-//! What a port says of itself, what it makes of a peer's hello, and which frames it lets in.
+//! The hello of a port, the checks of a peer's hello, and the frames that each kind of link accepts.
 
 use ronde_wire::control::{Hello, Purpose, Transport};
 use ronde_wire::frame::{ChunkHeader, FrameHeader, PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
 use ronde_wire::{Frame, FrameKind, Incarnation, JobName, SidecarIndex};
 
-/// What a port says in its hello, besides the versions of this build and the index in its certificate.
+/// The fields of a port's hello that do not follow from the build's versions or from the certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalHello {
     /// The job.
     pub job: JobName,
-    /// Which life of this sidecar.
+    /// Distinguishes this process from earlier ones of the same sidecar.
     pub incarnation: Incarnation,
-    /// What the port is for; links of another purpose are refused.
+    /// What the port is for. Links for another purpose are rejected.
     pub purpose: Purpose,
-    /// Bytes of chunks for operations not yet admitted that this side holds for each peer; 0 on control ports.
+    /// Bytes of early chunks, of operations that are not admitted yet, that this side buffers for each peer; 0 on
+    /// control ports.
     pub early_credit_bytes: u64,
-    /// How many lanes this side offers.
+    /// Number of lanes that this side offers.
     pub lanes: u16,
 }
 
 impl LocalHello {
-    /// The hello that a sidecar says with it.
+    /// The hello that `sidecar` sends.
     #[must_use]
     pub fn hello(&self, sidecar: SidecarIndex) -> Hello {
         Hello {
@@ -38,8 +39,8 @@ impl LocalHello {
     }
 }
 
-/// Why a port that says `own` does not accept a peer's hello; `known` is the peer's incarnation as seen before, and
-/// `has_link` whether there is a link whose connection can be replaced.
+/// Returns why a port whose hello is `own` rejects the peer's hello, or `None` if it accepts it. `known` is the peer's
+/// incarnation in earlier hellos; `has_link` says whether there is a link whose connection can be replaced.
 pub(crate) fn refusal(
     own: &Hello,
     theirs: &Hello,
@@ -69,7 +70,7 @@ pub(crate) fn refusal(
     }
 }
 
-/// Whether a frame may travel on a link of this purpose behind the hellos, judged by its header alone.
+/// Checks by its header whether a frame may follow the hellos on a link for `purpose`.
 pub(crate) fn check_kind(header: &FrameHeader, purpose: Purpose) -> Result<(), String> {
     let allowed = match header.kind {
         FrameKind::Hello | FrameKind::Refusal | FrameKind::Close => false,
@@ -80,12 +81,12 @@ pub(crate) fn check_kind(header: &FrameHeader, purpose: Purpose) -> Result<(), S
     if allowed { Ok(()) } else { Err(format!("a {:?} frame does not belong on a link for {purpose:?}", header.kind)) }
 }
 
-/// Whether a chunk belongs to the lane of its link; other kinds pass.
+/// Checks that a chunk belongs to the lane of its link. Frames of other kinds pass.
 pub(crate) fn check_lane(frame: &Frame, purpose: Purpose) -> Result<(), String> {
     let (FrameKind::Chunk, Purpose::Data(lane)) = (frame.header.kind, purpose) else { return Ok(()) };
     let (chunk, _) = ChunkHeader::split(frame.payload.clone()).map_err(|error| error.to_string())?;
     if chunk.lane == lane { Ok(()) } else { Err(format!("a chunk of {} arrived on {lane}", chunk.lane)) }
 }
 
-/// What is answered to a replacement of nothing.
+/// The refusal of a replacement when there is no link to replace.
 pub(crate) const NO_LINK: &str = "there is no link whose connection could be replaced";

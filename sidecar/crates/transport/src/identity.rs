@@ -1,4 +1,4 @@
-//! Who a sidecar is: a SPIFFE id of job and index, and the certificate and key that prove it.
+//! The identity of a sidecar: its SPIFFE id, and the certificate and key that prove it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,15 +15,15 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 
-/// The name of an authority in SPIFFE ids: 1 to 255 characters of `a-z 0-9 - _ .`.
+/// The trust domain of a SPIFFE id: 1 to 255 characters of `a-z 0-9 - _ .`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TrustDomain(Arc<str>);
 
 impl TrustDomain {
-    /// Checks and wraps a name.
+    /// Validates and wraps a name.
     ///
     /// # Errors
-    /// [`IdentityError::TrustDomain`] when it is empty, too long or has other characters.
+    /// [`IdentityError::TrustDomain`] if the name is empty, too long, or contains other characters.
     pub fn new(name: impl Into<Arc<str>>) -> Result<Self, IdentityError> {
         let name = name.into();
         let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
@@ -46,14 +46,14 @@ impl fmt::Display for TrustDomain {
     }
 }
 
-/// The name in a sidecar's certificate: `spiffe://<trust domain>/job/<job>/sidecar/<index>`, in exactly this spelling.
+/// The id in a sidecar's certificate, `spiffe://<trust domain>/job/<job>/sidecar/<index>`, in exactly this spelling.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SpiffeId {
-    /// The authority that named it.
+    /// The trust domain of the authority that issues the id.
     pub trust_domain: TrustDomain,
-    /// The job it belongs to.
+    /// The job.
     pub job: JobName,
-    /// Its number within the job.
+    /// The index of the sidecar within the job.
     pub sidecar: SidecarIndex,
 }
 
@@ -64,7 +64,7 @@ impl SpiffeId {
         Self { sidecar, ..self.clone() }
     }
 
-    /// Whether both ids are of one job of one trust domain.
+    /// Whether both ids belong to the same job of the same trust domain.
     #[must_use]
     pub fn is_same_job(&self, other: &Self) -> bool {
         self.trust_domain == other.trust_domain && self.job == other.job
@@ -91,12 +91,12 @@ impl FromStr for SpiffeId {
             job: JobName::new(job).map_err(|_| refuse())?,
             sidecar,
         };
-        // One id has one spelling: "+1" and "01" parse as numbers, but are not what Display writes.
+        // `"+1"` and `"01"` parse as numbers; comparing with `Display` leaves one valid spelling for each id.
         if id.to_string() == text { Ok(id) } else { Err(refuse()) }
     }
 }
 
-/// A sidecar's certificate chain and key, and the authorities whose certificates it accepts. Never prints the key.
+/// A sidecar's certificate chain and key, and the authorities that it accepts. `Debug` does not print the key.
 pub struct Identity {
     id: SpiffeId,
     certificate_chain: Vec<CertificateDer<'static>>,
@@ -106,11 +106,11 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Checks that the parts belong together: the key is the certificate's, and the certificate names exactly `id`.
-    /// Whether the certificate is valid now, and accepted by the roots, is for the peers to say.
+    /// Checks that the key belongs to the certificate and that the certificate names exactly `id`. Peers check whether
+    /// the certificate is valid at present and signed by an accepted authority; see [`Self::check`].
     ///
     /// # Errors
-    /// [`IdentityError`] that names the part that does not fit.
+    /// [`IdentityError`] that names the part that does not match.
     pub fn new(
         id: SpiffeId,
         certificate_chain: Vec<CertificateDer<'static>>,
@@ -134,10 +134,10 @@ impl Identity {
         Ok(identity)
     }
 
-    /// Reads an identity that was kept: the chain (leaf first), its key, and the authorities. Its id is the certificate's.
+    /// Reads an identity from PEM: the chain (leaf first), its key, and the authorities. The id is the certificate's.
     ///
     /// # Errors
-    /// [`CaError`](crate::CaError) when a PEM cannot be read or the parts do not belong together.
+    /// [`CaError`](crate::CaError) if a PEM cannot be read or the parts do not belong together.
     pub fn from_pem(certificate_pem: &str, key_pem: &str, ca_pem: &str) -> Result<Self, crate::CaError> {
         let chain = crate::ca::certificates(certificate_pem)?;
         let roots = crate::ca::certificates(ca_pem)?;
@@ -147,11 +147,11 @@ impl Identity {
         Ok(Self::new(id, chain, key, roots)?)
     }
 
-    /// Says before any peer does whether the certificate is valid at `now` and signed by an authority of the job.
+    /// Checks that the certificate is valid at `now` and signed by an authority of the job, as a peer would.
     ///
     /// # Errors
-    /// [`IdentityError::Expired`], [`IdentityError::NotYetValid`], [`IdentityError::OtherAuthority`], or what webpki says
-    /// as [`IdentityError::Refused`].
+    /// [`IdentityError::Expired`], [`IdentityError::NotYetValid`], [`IdentityError::OtherAuthority`], or
+    /// [`IdentityError::Refused`] with webpki's reason.
     pub fn check(&self, now: SystemTime) -> Result<(), IdentityError> {
         let now = UnixTime::since_unix_epoch(now.duration_since(UNIX_EPOCH).unwrap_or_default());
         let (not_before, not_after) = (self.not_before(), self.not_after());
@@ -170,13 +170,13 @@ impl Identity {
         &self.id
     }
 
-    /// When the certificate begins to be valid.
+    /// The time from which the certificate is valid.
     #[must_use]
     pub fn not_before(&self) -> UnixTime {
         self.claims.not_before
     }
 
-    /// When the certificate stops being valid.
+    /// The time at which the certificate expires.
     #[must_use]
     pub fn not_after(&self) -> UnixTime {
         self.claims.not_after
@@ -188,24 +188,24 @@ impl Identity {
         &self.claims.serial
     }
 
-    /// How many authorities are accepted.
+    /// Number of accepted authorities.
     #[must_use]
     pub fn authorities(&self) -> usize {
         self.roots.len()
     }
 
-    /// Whether every authority of a PEM is accepted.
+    /// Whether all authorities in a PEM are accepted.
     ///
     /// # Errors
-    /// [`CaError`](crate::CaError) when the PEM cannot be read.
+    /// [`CaError`](crate::CaError) if the PEM cannot be read.
     pub fn accepts(&self, ca_pem: &str) -> Result<bool, crate::CaError> {
         Ok(crate::ca::certificates(ca_pem)?.iter().all(|authority| self.roots.contains(authority)))
     }
 
-    /// Whether one of the authorities of a PEM has signed the certificate, whatever the time.
+    /// Whether one of the authorities in a PEM signed the certificate, regardless of the time.
     ///
     /// # Errors
-    /// [`CaError`](crate::CaError) when the PEM cannot be read or has no authority.
+    /// [`CaError`](crate::CaError) if the PEM cannot be read or contains no authority.
     pub fn is_accepted_by(&self, ca_pem: &str) -> Result<bool, crate::CaError> {
         let roots = root_store(&crate::ca::certificates(ca_pem)?)?;
         Ok(crate::verifier::check_chain(&self.certificate_chain, &roots, self.not_after()).is_ok())
@@ -230,102 +230,102 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// An identity that cannot be built, or a certificate that names none.
+/// Why an identity cannot be built, or why a certificate does not identify a sidecar.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum IdentityError {
-    /// The caller's trust domain breaks the rules.
+    /// The trust domain is invalid.
     #[error("a trust domain has 1 to {max} characters of a-z, 0-9, '-', '_' and '.', not {given:?}", max = TRUST_DOMAIN_BYTES_MAX)]
     TrustDomain {
-        /// What was given, cut to a printable length.
+        /// The given text, truncated.
         given: String,
     },
-    /// A text is no SPIFFE id of a sidecar.
+    /// The text is not the SPIFFE id of a sidecar.
     #[error("an id reads spiffe://<trust domain>/job/<job>/sidecar/<index>, not {given:?}")]
     SpiffeId {
-        /// What was given, cut to a printable length.
+        /// The given text, truncated.
         given: String,
     },
-    /// The chain is empty.
+    /// The certificate chain is empty.
     #[error("there is no certificate; issue one with the job's CA")]
     NoCertificate,
-    /// A certificate is no X.509 certificate.
+    /// The certificate is not X.509.
     #[error("the certificate cannot be read: {reason}")]
     Unreadable {
-        /// What the parser says.
+        /// The parser's reason.
         reason: String,
     },
-    /// The certificate has another number of names than one.
+    /// The certificate does not have exactly one subject alternative name.
     #[error("the certificate has {found} subject alternative names, not exactly one")]
     NameCount {
-        /// How many it has.
+        /// The number of names.
         found: usize,
     },
-    /// The certificate's one name is no URI.
+    /// The certificate's subject alternative name is not a URI.
     #[error("the certificate's subject alternative name is {found}, not a URI")]
     NameKind {
-        /// What it is.
+        /// The name's kind and value.
         found: String,
     },
-    /// The certificate does not say what it may be used for.
+    /// The certificate has no extended key usage.
     #[error("the certificate has no extended key usage; it needs server and client authentication")]
     NoUsage,
-    /// The certificate is someone else's.
+    /// The certificate names another sidecar.
     #[error("the certificate is {found}'s, expected {expected}")]
     OtherId {
-        /// Who should be named.
+        /// The expected id.
         expected: Box<SpiffeId>,
-        /// Who is.
+        /// The certificate's id.
         found: Box<SpiffeId>,
     },
-    /// The certificate belongs to another job or trust domain.
+    /// The certificate names a sidecar of another job or trust domain.
     #[error("the certificate is {found}'s, expected a sidecar of job {} of trust domain {}", expected.job, expected.trust_domain)]
     OtherJob {
-        /// An id of the job that is accepted.
+        /// An id of the accepted job.
         expected: Box<SpiffeId>,
-        /// Who is named.
+        /// The certificate's id.
         found: Box<SpiffeId>,
     },
-    /// The certificate's time is over.
+    /// The certificate has expired.
     #[error(
         "the certificate expired at {at}, and the clock of the host that checked it says {now}; issue a fresh one, or correct that clock"
     )]
     Expired {
-        /// When, in UTC.
+        /// Its last moment, in UTC.
         at: String,
-        /// What time it is.
+        /// The clock of the host that checked it, in UTC.
         now: String,
     },
-    /// The certificate's time has not come.
+    /// The certificate is not valid yet.
     #[error(
         "the certificate is not valid before {from}, but the clock of the host that checked it says {now}; compare the clocks of the hosts"
     )]
     NotYetValid {
-        /// From when on it is, in UTC.
+        /// Its first moment, in UTC.
         from: String,
-        /// What time it is.
+        /// The clock of the host that checked it, in UTC.
         now: String,
     },
-    /// The certificate does not pass for another reason.
+    /// webpki rejects the certificate for another reason.
     #[error("the certificate is not accepted: {0}")]
     Refused(rustls::Error),
-    /// No authority that is accepted here has signed the certificate.
+    /// None of the accepted authorities signed the certificate.
     #[error("the certificate is not signed by an authority of this job")]
     OtherAuthority,
-    /// The peer shows a certificate, but its handshake is not signed by the certificate's key.
+    /// The handshake signature was not made with the certificate's key.
     #[error("the peer does not prove that it holds the certificate's key")]
     NoProof,
-    /// A chain or a list of authorities has no end.
+    /// The chain or the list of authorities is too long.
     #[error("the {what} has {found} certificates; {max} are allowed", max = CERTIFICATES_MAX)]
     TooMany {
-        /// Which of them.
+        /// The list that is too long.
         what: &'static str,
-        /// How many there are.
+        /// Its number of certificates.
         found: usize,
     },
-    /// The key cannot be used, or is not the certificate's.
+    /// The key is unusable or does not belong to the certificate.
     #[error("the key does not serve the certificate: {0}")]
     Key(rustls::Error),
-    /// An authority's certificate cannot be used.
+    /// The certificate of an authority is unusable.
     #[error("an authority's certificate cannot be used: {0}")]
     Root(rustls::Error),
     /// There is no authority.
@@ -333,7 +333,7 @@ pub enum IdentityError {
     NoRoot,
 }
 
-/// What ronde reads in a certificate besides what webpki checks.
+/// The certificate fields that ronde checks in addition to webpki's checks.
 pub(crate) struct CertificateClaims {
     pub(crate) id: SpiffeId,
     /// In hexadecimal.
@@ -343,12 +343,13 @@ pub(crate) struct CertificateClaims {
 }
 
 impl CertificateClaims {
-    /// Reads a certificate that has exactly one subject alternative name, a URI that is a sidecar's id, and a usage.
+    /// Parses a certificate, which must have an extended key usage and exactly one subject alternative name: a
+    /// sidecar's URI.
     pub(crate) fn parse(der: &CertificateDer<'_>) -> Result<Self, IdentityError> {
         let unreadable = |reason: String| IdentityError::Unreadable { reason };
         let (rest, certificate) = X509Certificate::from_der(der).map_err(|error| unreadable(error.to_string()))?;
         if !rest.is_empty() {
-            return Err(unreadable(format!("{} bytes behind its end", rest.len())));
+            return Err(unreadable(format!("{} bytes follow its end", rest.len())));
         }
         let names = certificate.subject_alternative_name().map_err(|error| unreadable(error.to_string()))?;
         let names = names.map_or(&[][..], |names| &names.value.general_names[..]);
@@ -364,21 +365,21 @@ impl CertificateClaims {
     }
 }
 
-/// The cryptography of every link, given explicitly so that no default of the process decides it: aws-lc-rs, and of
-/// suites and key exchanges one each. All sidecars of a job are of one release, so there is nothing to negotiate and
-/// nothing to fall back to; what a link runs over is known without asking.
+/// The cryptography of every link, independent of any process-wide default: aws-lc-rs with one cipher suite and one key
+/// exchange. All sidecars of a job run the same release, so there is nothing to negotiate and no weaker algorithm to
+/// fall back to.
 pub(crate) fn crypto_provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
-    // The fastest where AES is in hardware.
+    // The fastest suite on processors with AES instructions.
     provider.cipher_suites = vec![aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256];
-    // Recorded traffic stays closed to who breaks either of the two later on.
+    // A hybrid key exchange: recorded traffic stays secret unless both of its parts are broken.
     provider.kx_groups = vec![aws_lc_rs::kx_group::X25519MLKEM768];
     Arc::new(provider)
 }
 
-/// The suite of [`crypto_provider`], as the standard writes it.
+/// The IANA name of the cipher suite of [`crypto_provider`].
 pub(crate) const SUITE: &str = "TLS_AES_128_GCM_SHA256";
-/// Its key exchange.
+/// The name of the key exchange of [`crypto_provider`].
 pub(crate) const KEY_EXCHANGE: &str = "X25519MLKEM768";
 
 fn root_store(roots: &[CertificateDer<'static>]) -> Result<RootCertStore, IdentityError> {
@@ -394,7 +395,7 @@ fn unix_time(time: &x509_parser::time::ASN1Time) -> UnixTime {
     UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds))
 }
 
-/// A time as people write it: `2026-11-20 14:00:00Z`.
+/// Formats a time in UTC as `2026-11-20 14:00:00Z`.
 #[must_use]
 pub fn utc(time: UnixTime) -> String {
     let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
@@ -409,9 +410,9 @@ fn shortened(text: &str) -> String {
 }
 
 const TRUST_DOMAIN_BYTES_MAX: usize = 255;
-/// Of a chain, and of authorities: two of the latter while one takes the other's place, and room for more.
+/// Limit for the certificates of a chain and for the authorities; during a rotation of the authority there are two.
 const CERTIFICATES_MAX: usize = 8;
-/// Characters of a foreign text that an error repeats.
+/// Limit for the characters of a peer's text that an error quotes.
 const SHOWN_CHARACTERS_MAX: usize = 200;
 
 #[cfg(test)]

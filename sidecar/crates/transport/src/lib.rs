@@ -1,8 +1,9 @@
 //! Authenticated links between sidecars: the [`Port`] trait and the transports that implement it.
 //!
-//! [`memory`] joins ports of one process, for tests and simulations. [`links`] joins sidecars over the network with mutual
-//! authentication, by [`quic`] or by TLS 1.3 over TCP (`tcp`); [`identity`], `verifier`, [`ca`] and [`secret`] say who may
-//! talk to whom. There is no plaintext transport. [`MutualTls`] is for clients that are no sidecars. One test list (`tests/port_list.rs`) holds for all of them.
+//! [`links`] connects sidecars over the network with mutual authentication, over QUIC ([`quic`]) or TLS 1.3 over TCP
+//! (`tcp`). [`identity`], `verifier`, [`ca`] and [`secret`] define who may connect to whom. [`MutualTls`] serves
+//! clients that are not sidecars. There is no plaintext transport. The feature `test-util` adds `memory`, a transport
+//! within one process. `tests/ports/port_list.rs` runs one list of tests for every transport.
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +13,7 @@ mod fuzz;
 mod hello;
 pub mod identity;
 pub mod links;
+#[cfg(feature = "test-util")]
 pub mod memory;
 mod mutual;
 pub mod port;
@@ -28,9 +30,10 @@ pub use links::{
     BoundPort, CertificateFacts, LinkOptions, LinkSecurity, NetworkPort, PathStats, PortError, QuicPath, Routes,
     SocketOptions,
 };
+#[cfg(feature = "test-util")]
 pub use memory::{MemoryMesh, MemoryPort};
 pub use mutual::{Accepted, MutualTls};
 pub use port::{DownReason, Outgoing, Port, PortEvent, PortStats, Role, SendError, next_event};
 pub use quic::QuicOptions;
 pub use secret::{JobSecret, SecretError};
-pub use tcp::{Congestion, NoCongestion};
+pub use tcp::{Congestion, ParseCongestionError};

@@ -1,7 +1,7 @@
-//! An in-process mesh of ports, for tests and simulations: same hellos, same checks, same order, no bytes on a socket.
+//! An in-process mesh of ports for tests: the same hellos, checks and ordering as on a network, without sockets.
 //!
-//! A mesh is one value behind one lock; ports are handles on it. Test controls cut a pair of sidecars apart, join them
-//! again, or delay what they say.
+//! A mesh is one value behind one lock; ports are handles to it. Tests can partition a pair of sidecars, heal the
+//! partition, or delay messages.
 
 mod mesh;
 
@@ -19,7 +19,7 @@ use crate::hello::LocalHello;
 use crate::port::{Outgoing, Port, PortEvent, PortStats, Role, SendError};
 use mesh::{Address, Mesh};
 
-/// The places where ports of one process meet. Clones are handles on the same mesh.
+/// A mesh on which the ports of one process connect to each other. Clones refer to the same mesh.
 #[derive(Clone)]
 pub struct MemoryMesh {
     job: JobName,
@@ -28,14 +28,14 @@ pub struct MemoryMesh {
 }
 
 impl MemoryMesh {
-    /// An empty mesh of a job. `start_timeout` is how long an opened link waits for its peer.
+    /// Creates an empty mesh for a job. `start_timeout` is how long an opened link waits for its peer.
     #[must_use]
     pub fn new(job: JobName, start_timeout: Duration) -> Self {
         Self { job, start_timeout, mesh: Arc::default() }
     }
 
-    /// The port of a sidecar for a purpose, with a plain hello: incarnation equal to the index, one lane, the full early
-    /// credit on lanes. A port that was there before is gone for its peers.
+    /// Creates the port of a sidecar with a default hello: an incarnation equal to the index, one lane, and on lanes
+    /// the full early credit. An earlier port of the same sidecar and purpose is closed.
     #[must_use]
     pub fn port(&self, sidecar: SidecarIndex, purpose: Purpose) -> MemoryPort {
         let early_credit_bytes = match purpose {
@@ -44,28 +44,28 @@ impl MemoryMesh {
         };
         let incarnation = Incarnation(u64::from(sidecar.0));
         let local = LocalHello { job: self.job.clone(), incarnation, purpose, early_credit_bytes, lanes: 1 };
-        self.port_saying(sidecar, purpose, local.hello(sidecar))
+        self.port_with_hello(sidecar, purpose, local.hello(sidecar))
     }
 
-    /// The same with a hello that is given whole: for tests of other releases and of false claims.
+    /// Like [`Self::port`], with a custom hello: for tests of other releases and of false claims.
     #[must_use]
-    pub fn port_saying(&self, sidecar: SidecarIndex, purpose: Purpose, hello: Hello) -> MemoryPort {
+    pub fn port_with_hello(&self, sidecar: SidecarIndex, purpose: Purpose, hello: Hello) -> MemoryPort {
         let address = Address { sidecar, purpose };
         let serial = lock(&self.mesh).insert(address, hello, Instant::now());
         MemoryPort { address, serial, start_timeout: self.start_timeout, mesh: self.mesh.clone(), timer: None }
     }
 
-    /// Holds back everything between two sidecars, as a network that loses and later repeats.
+    /// Partitions two sidecars: messages between them are held back until [`Self::heal`].
     pub fn cut(&self, one: SidecarIndex, other: SidecarIndex) {
         lock(&self.mesh).set_cut(one, other, true, Instant::now());
     }
 
-    /// Ends a cut: what was held back arrives now, in order.
+    /// Ends a partition: the held-back messages are delivered in order.
     pub fn heal(&self, one: SidecarIndex, other: SidecarIndex) {
         lock(&self.mesh).set_cut(one, other, false, Instant::now());
     }
 
-    /// From now on, what two sidecars say to each other arrives later by `delay`.
+    /// Delays all further messages between two sidecars.
     pub fn delay(&self, one: SidecarIndex, other: SidecarIndex, delay: Duration) {
         lock(&self.mesh).set_delay(one, other, delay);
     }
@@ -77,7 +77,7 @@ impl fmt::Debug for MemoryMesh {
     }
 }
 
-/// A port of a [`MemoryMesh`]. Dropping it is what a closed port is on a network: its peers hear of it at once.
+/// A port of a [`MemoryMesh`]. When it is dropped, its peers receive `Down`, as when a network port closes.
 pub struct MemoryPort {
     address: Address,
     serial: u64,
@@ -132,7 +132,7 @@ impl fmt::Debug for MemoryPort {
     }
 }
 
-/// A panic elsewhere under this lock is a failed test already; the state is still whole enough to report it.
+/// The lock is poisoned only when a test has panicked; the state is still consistent enough to report it.
 fn lock(mesh: &Mutex<Mesh>) -> MutexGuard<'_, Mesh> {
     mesh.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! TLS for clients that are no sidecars: callers of the sidecar's listener for gRPC-Web.
+//! Mutual TLS for clients that are not sidecars: callers of the gRPC-Web listener.
 //!
-//! Both sides show certificates of the job, as on links, and both are checked by the same verifiers. Clients come with
-//! libraries of their own, so there is more to agree on: any suite of TLS 1.3, and X25519 besides the hybrid key exchange of
+//! As on links, both sides present certificates of the job, which the same verifiers check. Clients bring their own TLS
+//! libraries, so more is negotiable: any cipher suite of TLS 1.3, and X25519 in addition to the hybrid key exchange of
 //! links.
 
 use std::io;
@@ -16,53 +16,53 @@ use tokio_rustls::server::TlsStream;
 
 use crate::identity::{CertificateClaims, Identity};
 use crate::links::PortError;
-use crate::tls::accepting;
+use crate::tls::server_config_with;
 
-/// Accepts connections of whoever has a certificate of the job.
+/// Accepts TLS connections from clients with a certificate of the job.
 pub struct MutualTls {
-    /// What new connections take.
-    current: RwLock<Current>,
+    /// The configuration for new connections.
+    current: RwLock<CurrentConfig>,
 }
 
-struct Current {
+struct CurrentConfig {
     config: Arc<ServerConfig>,
-    /// When the sidecar's own certificate ends, since the Unix epoch.
+    /// When the sidecar's own certificate expires, since the Unix epoch.
     not_after: Duration,
 }
 
-/// A connection whose client has shown a certificate of the job.
+/// An accepted connection of an authenticated client.
 pub struct Accepted {
-    /// What is said on it.
+    /// The connection.
     pub stream: TlsStream<TcpStream>,
-    /// The client's certificate's id.
+    /// The SPIFFE id in the client's certificate.
     pub peer: String,
-    /// How long both certificates are valid from now on.
+    /// How long both certificates remain valid.
     pub valid_for: Duration,
 }
 
 impl MutualTls {
-    /// With the certificate and the authorities of an identity.
+    /// Creates an acceptor from an identity's certificate and authorities.
     ///
     /// # Errors
-    /// When TLS cannot be configured with them.
+    /// [`PortError`] if TLS cannot be configured with them.
     pub fn new(identity: &Identity) -> Result<Self, PortError> {
-        Ok(Self { current: RwLock::new(Current::of(identity)?) })
+        Ok(Self { current: RwLock::new(CurrentConfig::of(identity)?) })
     }
 
-    /// Takes another identity for the connections that come from now on.
+    /// Replaces the identity for new connections.
     ///
     /// # Errors
-    /// When TLS cannot be configured with it; the one before stays.
+    /// [`PortError`] if TLS cannot be configured with the new identity; the earlier one stays in use.
     pub fn install_identity(&self, identity: &Identity) -> Result<(), PortError> {
-        let fresh = Current::of(identity)?;
+        let fresh = CurrentConfig::of(identity)?;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
         Ok(())
     }
 
-    /// Shakes hands with a client. How long that may take is for the caller to say.
+    /// Performs the TLS handshake with a client. The caller sets a timeout.
     ///
     /// # Errors
-    /// Why the client is refused.
+    /// The reason why the client is rejected.
     pub async fn accept(&self, stream: TcpStream) -> io::Result<Accepted> {
         let (config, own_end) = {
             let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
@@ -79,14 +79,14 @@ impl MutualTls {
     }
 }
 
-impl Current {
+impl CurrentConfig {
     fn of(identity: &Identity) -> Result<Self, PortError> {
-        let config = Arc::new(accepting(identity, provider(), ALPN)?);
+        let config = Arc::new(server_config_with(identity, provider(), ALPN)?);
         Ok(Self { config, not_after: Duration::from_secs(identity.not_after().as_secs()) })
     }
 }
 
-/// The suites of TLS 1.3 and two key exchanges, of which the one is taken that the client prefers.
+/// All cipher suites of TLS 1.3 and two key exchanges; the client's preference decides.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     provider.cipher_suites = vec![
@@ -98,5 +98,5 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// gRPC-Web needs no more than HTTP/1.1.
+/// The ALPN protocol: gRPC-Web needs HTTP/1.1 only.
 const ALPN: &[u8] = b"http/1.1";

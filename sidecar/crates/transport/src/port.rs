@@ -1,9 +1,9 @@
-//! The trait that every transport implements, and the events it delivers.
+//! The [`Port`] trait that every transport implements, and the events that it delivers.
 //!
-//! A *port* is one sidecar's end of one channel kind: the control plane, or one lane. It owns its sockets and links to
-//! any number of peers. Whoever owns a port asks it to [`open`](Port::open) a link when a plan first needs one, hands it
-//! messages, and polls it for events. A port never blocks its owner and never stops reading: what arrives is delivered in
-//! the order of each link.
+//! A *port* is one sidecar's endpoint for either the control plane or one data lane. It owns its sockets and its links
+//! to any number of peers. Its owner calls [`open`](Port::open) when a plan first needs a link, sends messages, and
+//! polls for events. A port never blocks its owner and never stops reading. Messages of one link are delivered in the
+//! order in which they were sent.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
@@ -12,105 +12,105 @@ use ronde_wire::control::Hello;
 use ronde_wire::frame::Chunk;
 use ronde_wire::{Frame, SidecarIndex};
 
-/// One sidecar's end of the control plane or of one lane.
+/// One sidecar's endpoint for the control plane or for one lane.
 pub trait Port: Send {
-    /// Asks for a link to a peer; does nothing when there is one or one is being made, or when its `Down` was not polled
-    /// yet. `Up` or `Down` follows: a peer that does not come within the port's own start timeout is `Down`. A peer that
-    /// dials is let in, and `Up`, also when this side has not asked for the link yet.
+    /// Opens a link to a peer. Does nothing when a link is up or being opened, or when its `Down` event has not been
+    /// polled yet. Either `Up` or `Down` follows; a peer that does not connect within the port's start timeout is
+    /// reported as `Down`. A peer that dials is accepted and reported as `Up` even if this side has not called `open`.
     fn open(&mut self, peer: SidecarIndex, role: Role);
 
-    /// Queues a message for a peer. Messages given before the link is up are sent when it is; those queued when it goes
-    /// down are dropped.
+    /// Queues a message for a peer. Messages queued before the link is up are sent once it is; messages still queued
+    /// when it goes down are dropped.
     ///
     /// # Errors
-    /// [`SendError`] when no link to the peer was asked for, or its queue is full.
+    /// [`SendError`] if the link was not opened or the peer's queue is full.
     fn send(&mut self, to: SidecarIndex, message: Outgoing) -> Result<(), SendError>;
 
-    /// The next event, in the order of each link.
+    /// Polls for the next event. Events of one link arrive in order.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<PortEvent>;
 
-    /// Closes the link to one peer with a reason that the peer is told, behind what was queued for it. The owner hears
-    /// nothing more of the link, no `Down` either: what had arrived and was not yet polled is dropped.
+    /// Closes the link to one peer after its queue is sent, and sends `reason` to the peer. The owner receives no
+    /// further events of this link, not even `Down`: events that were received but not polled are dropped.
     fn close(&mut self, peer: SidecarIndex, reason: &str);
 
-    /// What this port has sent and received so far.
+    /// Counters of this port since it was created.
     fn stats(&self) -> PortStats;
 }
 
-/// Waits for a port's next event; cancel safe.
+/// Waits for a port's next event. This function is cancel safe.
 pub async fn next_event(port: &mut dyn Port) -> PortEvent {
     poll_fn(|cx| port.poll_event(cx)).await
 }
 
-/// Which side makes the connection.
+/// Which side dials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// This side dials, again with growing pauses until the start timeout.
+    /// This side dials, and retries with exponential backoff until the start timeout.
     Dial,
-    /// This side waits until the peer dials.
+    /// This side waits for the peer to dial.
     Await,
 }
 
-/// What a port can be given to send. Chunks keep their data as they lie in private memory; nothing is copied for sending.
+/// A message to send. A chunk's data stays in the private buffer that holds it; sending does not copy it.
 #[derive(Clone, Debug)]
 pub enum Outgoing {
-    /// A whole frame.
+    /// A complete frame.
     Frame(Frame),
     /// A chunk.
     Chunk(Chunk),
 }
 
-/// What happens on a port.
+/// An event on a port.
 #[derive(Debug)]
 pub enum PortEvent {
-    /// The link to the peer is open, both hellos are exchanged and checked.
+    /// The link is open: both hellos were exchanged and accepted.
     Up {
-        /// The peer, authenticated.
+        /// The authenticated peer.
         peer: SidecarIndex,
-        /// What it said.
+        /// The peer's hello.
         hello: Box<Hello>,
     },
-    /// A frame arrived, other than hello and refusal.
+    /// A frame arrived that is neither a hello nor a refusal.
     Frame {
         /// The authenticated sender.
         from: SidecarIndex,
-        /// The frame; its payload is private memory.
+        /// The frame. Its payload is private memory.
         frame: Frame,
     },
-    /// Chunks given to [`Port::send`] for this peer have left the port's own queue: the encryption layer has taken them.
-    /// Counted in the order of sending; every chunk that was queued is reported once while its link is up. The executor's
-    /// windows, and with them private memory, are bounded by this.
+    /// The connection has accepted chunks that were queued for this peer. Every chunk is counted exactly once, in
+    /// sending order, while its link is up. The executor bounds its send windows, and therefore its private memory, by
+    /// this event.
     Sent {
         /// The peer.
         peer: SidecarIndex,
-        /// How many chunks since the last such event.
+        /// Number of chunks since the last such event.
         chunks: u32,
     },
-    /// The link is gone, or did not come. Nothing more arrives from this peer until a new `Up`.
+    /// The link closed or could not be opened. No event of this peer follows until its next `Up`.
     Down {
         /// The peer.
         peer: SidecarIndex,
-        /// Why.
+        /// The reason.
         reason: DownReason,
     },
 }
 
-/// Why a link is gone. The text of each says what was seen.
+/// Why a link is down.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DownReason {
     /// The peer closed it.
     #[error("closed by the peer: {0}")]
     ClosedByPeer(String),
-    /// The operating system of the peer's host says that nobody listens there any more.
+    /// The peer's host reports that no socket is bound to the peer's port any more.
     #[error("its process is gone (port unreachable)")]
     PortUnreachable,
-    /// The link was lost, or could not be made, for a reason of the network.
+    /// The network lost the connection, or the connection could not be made.
     #[error("connection lost: {0}")]
     Lost(String),
-    /// One of the two sides does not accept the other's identity or hello.
+    /// One side rejected the other's identity or hello.
     #[error("refused: {0}")]
     Refused(String),
-    /// The peer sent something that is not the protocol.
+    /// The peer violated the protocol.
     #[error("protocol violation: {0}")]
     Protocol(String),
     /// A certificate of this link has expired.
@@ -118,30 +118,30 @@ pub enum DownReason {
     Expired(String),
 }
 
-/// A message that cannot be queued.
+/// Why a message was not queued.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// [`Port::open`] was not called for the peer, or the link is down.
     #[error("there is no link to {0}")]
     NoLink(SidecarIndex),
-    /// The queue to the peer has reached its bound; the sender does not respect its windows.
+    /// The queue to the peer is full: the sender does not honour its send window.
     #[error("the queue to {peer} holds {queued_bytes} bytes; the limit is {limit_bytes}")]
     Full {
         /// The peer.
         peer: SidecarIndex,
-        /// Bytes waiting.
+        /// Bytes in the queue.
         queued_bytes: usize,
-        /// The bound.
+        /// The queue's limit in bytes.
         limit_bytes: usize,
     },
 }
 
-/// Counters of a port since it was made.
+/// Counters of a port since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortStats {
-    /// Payload and frame bytes handed to the encryption layer.
+    /// Bytes of frames handed to the encryption layer.
     pub sealed_bytes: u64,
-    /// Payload and frame bytes that came out of it.
+    /// Bytes of frames that the encryption layer decrypted.
     pub opened_bytes: u64,
     /// Frames sent.
     pub frames_sent: u64,
@@ -149,8 +149,8 @@ pub struct PortStats {
     pub frames_received: u64,
     /// Links that reached `Up`.
     pub links_opened: u64,
-    /// Connections that took the place of others, because a certificate had.
+    /// Connections that replaced an earlier connection of their link after a certificate was renewed.
     pub links_replaced: u64,
-    /// Connections or hellos that were refused.
+    /// Connections or hellos that one of the two sides rejected.
     pub refusals: u64,
 }

@@ -1,10 +1,10 @@
-//! A job's secret: 32 random bytes from which every host that has them makes the same authority.
+//! A job's secret: 32 random bytes from which every host derives the same certificate authority.
 //!
 //! ```text
 //! seed of the authority's key (Ed25519) = HKDF-SHA256(salt: label, key: the secret, info: trust domain, 0, job)
 //! ```
 //!
-//! One secret thereby serves many jobs, and the authority of one says nothing about that of another.
+//! One secret therefore serves many jobs, and the authority of one job reveals nothing about that of another.
 
 use std::fmt;
 
@@ -15,24 +15,24 @@ use zeroize::Zeroizing;
 
 use crate::identity::TrustDomain;
 
-/// The secret. Never printed; overwritten when dropped.
+/// A job's secret. It is never printed, and overwritten when dropped.
 pub struct JobSecret(Zeroizing<[u8; SECRET_BYTES]>);
 
 impl JobSecret {
-    /// Draws one from the system's generator.
+    /// Generates a secret with the system's random generator.
     ///
     /// # Errors
-    /// [`SecretError::Random`] when the generator fails, which no working system does.
+    /// [`SecretError::Random`] if the generator fails, which no working system does.
     pub fn generate() -> Result<Self, SecretError> {
         let mut bytes = Zeroizing::new([0; SECRET_BYTES]);
         rand::fill(&mut *bytes).map_err(|_| SecretError::Random)?;
         Ok(Self(bytes))
     }
 
-    /// Reads what [`Self::to_text`] wrote: a header line that says what it is, and 64 hexadecimal digits.
+    /// Parses the text that [`Self::to_text`] writes: a header line and 64 hexadecimal digits.
     ///
     /// # Errors
-    /// [`SecretError`] that says what is missing, and repeats nothing of the text.
+    /// [`SecretError`] with the problem; it does not quote the text.
     pub fn from_text(text: &str) -> Result<Self, SecretError> {
         let (header, rest) = text.split_once('\n').unwrap_or((text, ""));
         if header.trim_end() != HEADER {
@@ -52,7 +52,7 @@ impl JobSecret {
         Ok(Self(bytes))
     }
 
-    /// The secret as text, for a file that only its owner reads.
+    /// The secret as text, for a file that only its owner can read.
     #[must_use]
     pub fn to_text(&self) -> Zeroizing<String> {
         let mut text = Zeroizing::new(String::with_capacity(HEADER.len() + 2 * SECRET_BYTES + 2));
@@ -67,7 +67,7 @@ impl JobSecret {
         text
     }
 
-    /// The private key, in PKCS #8, of the authority of a job.
+    /// The private key (PKCS #8) of the authority of a job.
     pub(crate) fn authority_key(&self, job: &JobName, trust_domain: &TrustDomain) -> Zeroizing<Vec<u8>> {
         let info = [trust_domain.as_str().as_bytes(), &[0], job.as_str().as_bytes()];
         let mut seed = Zeroizing::new([0; SEED_BYTES]);
@@ -87,22 +87,22 @@ impl fmt::Debug for JobSecret {
     }
 }
 
-/// A text that is no job's secret.
+/// Why a text is not a job's secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// The first line is another.
+    /// The first line is not the header.
     #[error("its first line is not {HEADER:?}; make such a file with `ronde certs secret FILE`")]
     Header,
-    /// The secret is too short or too long.
+    /// The secret does not have 64 digits.
     #[error("the secret has {found} digits, not {}; was the file cut off?", 2 * SECRET_BYTES)]
     Length {
-        /// The number of characters that stand there.
+        /// Number of characters found.
         found: usize,
     },
-    /// There is something else than digits.
+    /// The secret contains characters other than hexadecimal digits.
     #[error("the secret has characters that are no hexadecimal digits")]
     Digits,
-    /// There is no randomness.
+    /// The random generator failed.
     #[error("the system's random generator failed")]
     Random,
 }
@@ -119,12 +119,12 @@ fn nibble(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
-/// What a secret's file begins with.
+/// The first line of a secret's file.
 const HEADER: &str = "ronde job secret 1";
 const LABEL: &[u8] = b"ronde: the authority of a job from its secret, 1";
 const SECRET_BYTES: usize = 32;
 const SEED_BYTES: usize = 32;
-/// What stands before the seed of an Ed25519 key (RFC 8410 section 7).
+/// The DER prefix of an Ed25519 seed in PKCS #8 (RFC 8410 section 7).
 const PKCS8_OF_ED25519: [u8; 16] = [0x30, 0x2E, 2, 1, 0, 0x30, 5, 6, 3, 0x2B, 0x65, 0x70, 4, 0x22, 4, 0x20];
 
 #[cfg(test)]
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(format!("{secret:?}"), "JobSecret");
     }
 
-    /// Other releases must derive the same authority.
+    /// Releases must stay compatible: each derives the same authority.
     #[test]
     fn the_derivation_is_fixed_and_differs_by_job_and_trust_domain() {
         let secret = JobSecret::from_text(&format!("{HEADER}\n{}\n", "0123456789abcdef".repeat(4))).expect("good");

@@ -1,4 +1,4 @@
-//! Configurations of TLS 1.3 that both carriers share: mutual authentication, and nothing of an earlier connection.
+//! TLS 1.3 configurations that QUIC and TCP share: mutual authentication, without session resumption.
 
 use std::sync::Arc;
 
@@ -9,20 +9,21 @@ use rustls::{ClientConfig, ServerConfig};
 
 use crate::identity::{Identity, crypto_provider};
 use crate::links::PortError;
-use crate::verifier::{AcceptVerifier, DialVerifier};
+use crate::verifier::{AcceptedPeerVerifier, DialedPeerVerifier};
 
-/// For the side that accepts: any sidecar of the job, which must then be the one that its hello claims.
+/// The configuration of the accepting side: it accepts any sidecar of the job, whose hello must then claim the same
+/// index.
 pub(crate) fn server_config(identity: &Identity) -> Result<ServerConfig, PortError> {
-    accepting(identity, crypto_provider(), ALPN)
+    server_config_with(identity, crypto_provider(), ALPN)
 }
 
-/// For a side that accepts whoever has a certificate of the job, with this cryptography, for one protocol.
-pub(crate) fn accepting(
+/// The configuration of a side that accepts any certificate of the job, with the given cryptography and ALPN protocol.
+pub(crate) fn server_config_with(
     identity: &Identity,
     provider: Arc<CryptoProvider>,
     protocol: &[u8],
 ) -> Result<ServerConfig, PortError> {
-    let verifier = AcceptVerifier::new(identity.id().clone(), identity.root_store()?, provider.clone())
+    let verifier = AcceptedPeerVerifier::new(identity.id().clone(), identity.root_store()?, provider.clone())
         .map_err(|error| rustls::Error::General(error.to_string()))?;
     let mut tls = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -35,11 +36,11 @@ pub(crate) fn accepting(
     Ok(tls)
 }
 
-/// For the side that dials: exactly one sidecar of the job.
+/// The configuration of the dialling side: it accepts exactly one sidecar of the job.
 pub(crate) fn client_config(identity: &Identity, peer: SidecarIndex) -> Result<ClientConfig, PortError> {
     let provider = crypto_provider();
     let roots = identity.root_store()?;
-    let verifier = DialVerifier { expected: identity.id().of_sidecar(peer), roots, provider: provider.clone() };
+    let verifier = DialedPeerVerifier { expected: identity.id().of_sidecar(peer), roots, provider: provider.clone() };
     let mut tls = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
@@ -52,15 +53,15 @@ pub(crate) fn client_config(identity: &Identity, peer: SidecarIndex) -> Result<C
     Ok(tls)
 }
 
-/// The text of rustls without the words around ronde's own.
-pub(crate) fn explained(reason: &str) -> String {
+/// rustls' reason without its own prefix, so that ronde's error text remains.
+pub(crate) fn reason_text(reason: &str) -> String {
     match reason.strip_prefix("other error: ").unwrap_or(reason) {
         "peer sent no certificates" => "the peer shows no certificate; both sides of a link need one".to_owned(),
         reason => reason.to_owned(),
     }
 }
 
-/// Names play no part: the verifier looks for an id, and no name is sent.
+/// A placeholder: no server name is sent (SNI is off), and the verifier checks the SPIFFE id instead.
 pub(crate) const SERVER_NAME: &str = "sidecar.invalid";
-/// The name under which both sides offer the protocol; others are turned away by TLS.
+/// The ALPN protocol of links. TLS rejects peers that do not offer it.
 pub(crate) const ALPN: &[u8] = b"ronde/1";

@@ -1,4 +1,4 @@
-//! The two sides' verifiers: what webpki checks, then exactly one name.
+//! Certificate verifiers for both sides of a handshake: webpki's checks, then exactly one accepted name.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use crate::identity::{CertificateClaims, IdentityError, SpiffeId, utc};
 
-/// The dialling side's: the chain, expiry, usage, signature, and exactly the id of the sidecar that was dialled.
+/// Verifies the peer of a dial: chain, expiry, key usage, signature, and exactly the id of the dialled sidecar.
 #[derive(Debug)]
-pub(crate) struct DialVerifier {
+pub(crate) struct DialedPeerVerifier {
     pub(crate) expected: SpiffeId,
     pub(crate) roots: RootCertStore,
     pub(crate) provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for DialVerifier {
+impl ServerCertVerifier for DialedPeerVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -35,7 +35,7 @@ impl ServerCertVerifier for DialVerifier {
         let certificate = ParsedCertificate::try_from(end_entity)?;
         let algorithms = self.provider.signature_verification_algorithms.all;
         verify_server_cert_signed_by_trust_anchor(&certificate, &self.roots, intermediates, now, algorithms)
-            .map_err(|error| in_place_of_bad_signature(error, IdentityError::OtherAuthority))?;
+            .map_err(|error| explain_verification(error, IdentityError::OtherAuthority))?;
         let found = CertificateClaims::parse(end_entity).map_err(refuse)?.id;
         if found != self.expected {
             let expected = Box::new(self.expected.clone());
@@ -60,7 +60,7 @@ impl ServerCertVerifier for DialVerifier {
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
-            .map_err(|error| in_place_of_bad_signature(error, IdentityError::NoProof))
+            .map_err(|error| explain_verification(error, IdentityError::NoProof))
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -68,15 +68,15 @@ impl ServerCertVerifier for DialVerifier {
     }
 }
 
-/// The accepting side's: the chain, expiry, usage, signature, and an id of the same job. Which index it is must then
-/// equal what the hello claims.
+/// Verifies a peer that dialled this side: chain, expiry, key usage, signature, and an id of the same job. The hello
+/// must then claim the index in that id.
 #[derive(Debug)]
-pub(crate) struct AcceptVerifier {
+pub(crate) struct AcceptedPeerVerifier {
     own: SpiffeId,
     webpki: Arc<dyn ClientCertVerifier>,
 }
 
-impl AcceptVerifier {
+impl AcceptedPeerVerifier {
     pub(crate) fn new(
         own: SpiffeId,
         roots: RootCertStore,
@@ -87,7 +87,7 @@ impl AcceptVerifier {
     }
 }
 
-impl ClientCertVerifier for AcceptVerifier {
+impl ClientCertVerifier for AcceptedPeerVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.webpki.root_hint_subjects()
     }
@@ -101,7 +101,7 @@ impl ClientCertVerifier for AcceptVerifier {
         let verified = self
             .webpki
             .verify_client_cert(end_entity, intermediates, now)
-            .map_err(|error| in_place_of_bad_signature(error, IdentityError::OtherAuthority))?;
+            .map_err(|error| explain_verification(error, IdentityError::OtherAuthority))?;
         let found = CertificateClaims::parse(end_entity).map_err(refuse)?.id;
         if !found.is_same_job(&self.own) {
             let expected = Box::new(self.own.clone());
@@ -127,7 +127,7 @@ impl ClientCertVerifier for AcceptVerifier {
     ) -> Result<HandshakeSignatureValid, Error> {
         self.webpki
             .verify_tls13_signature(message, certificate, signature)
-            .map_err(|error| in_place_of_bad_signature(error, IdentityError::NoProof))
+            .map_err(|error| explain_verification(error, IdentityError::NoProof))
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -135,7 +135,7 @@ impl ClientCertVerifier for AcceptVerifier {
     }
 }
 
-/// Checks an own chain as the peers will.
+/// Checks this sidecar's own chain as a peer would.
 pub(crate) fn check_chain(
     chain: &[CertificateDer<'_>],
     roots: &RootCertStore,
@@ -155,14 +155,14 @@ pub(crate) fn check_chain(
     })
 }
 
-/// Carries the text to both sides: the QUIC layer puts it into the reason of its close frame.
+/// Wraps the error so that its text reaches both sides: QUIC sends it as the reason of its close frame.
 fn refuse(error: IdentityError) -> Error {
     Error::Other(OtherError(Arc::new(error)))
 }
 
-/// rustls says "bad signature" of a chain and of a handshake alike, and of a chain also when another authority has the
-/// same name; what it means here is one thing each.
-fn in_place_of_bad_signature(error: Error, meaning: IdentityError) -> Error {
+/// Replaces rustls' error by a specific one. rustls reports "bad signature" for a certificate chain, for a handshake,
+/// and for a chain whose authority has the right name but another key; `meaning` says which of them it is.
+fn explain_verification(error: Error, meaning: IdentityError) -> Error {
     match error {
         Error::InvalidCertificate(CertificateError::BadSignature | CertificateError::UnknownIssuer) => refuse(meaning),
         Error::InvalidCertificate(CertificateError::ExpiredContext { time, not_after }) => {

@@ -1,4 +1,4 @@
-//! Checks of codecs.
+//! Conformance checks of codecs.
 
 use ronde_plugin_abi::Stage;
 
@@ -9,7 +9,7 @@ use crate::determinism::values;
 use crate::error::FaultKind;
 use crate::instance::{Instance, Span};
 
-/// Those that a codec's manifest and type ask for.
+/// The checks that apply to the codec and element type.
 pub(super) fn checks(subject: &Subject<'_>) -> impl Iterator<Item = Named> + use<> {
     let codec = subject.plugin.manifest().codec.as_ref();
     let (lossless, elementwise) = codec.map_or((false, false), |codec| (codec.lossless, codec.elementwise));
@@ -78,7 +78,7 @@ fn extremes_pass(subject: &Subject<'_>) -> Result<(), Problem> {
     let facts = instance.codec_facts(subject.dtype)?;
     let edges = extremes(subject.dtype);
     let mut encoded = Vec::new();
-    // All of them, each alone, and each in a row of itself.
+    // All of them together, each alone, and each repeated.
     let alone = edges.chunks(subject.dtype.size_bytes()).map(<[u8]>::to_vec);
     let rows = edges.chunks(subject.dtype.size_bytes()).map(|edge| edge.repeat(64));
     for values in [edges.clone()].into_iter().chain(alone).chain(rows) {
@@ -89,7 +89,7 @@ fn extremes_pass(subject: &Subject<'_>) -> Result<(), Problem> {
     Ok(())
 }
 
-/// A gradient scaler has to see it when something overflowed, wherever in the block that was.
+/// A gradient scaler must be able to detect an overflow anywhere in the block.
 fn overflow_stays_visible(subject: &Subject<'_>) -> Result<(), Problem> {
     let mut instance = subject.instance()?;
     let facts = instance.codec_facts(subject.dtype)?;
@@ -112,14 +112,14 @@ fn overflow_stays_visible(subject: &Subject<'_>) -> Result<(), Problem> {
     Ok(())
 }
 
-/// What a round leaves in the state may not make infinities of ordinary values in the next ones: neither the edges of the
-/// type, once and again, nor NaN and infinity.
+/// The state that a round leaves must not turn later ordinary values into infinities: neither after extreme values,
+/// once or twice, nor after NaN and infinity.
 fn later_rounds_are_finite(subject: &Subject<'_>) -> Result<(), Problem> {
     let mut instance = subject.instance()?;
     let facts = instance.codec_facts(subject.dtype)?;
     let size = subject.dtype.size_bytes();
     let edges = extremes(subject.dtype);
-    // Of the edges the last two are 1 and -1.
+    // The last two extreme values are 1 and -1.
     let ones = edges[edges.len() - 2 * size..].repeat(32);
     let overflows = overflows(subject.dtype);
     let rows = edges.chunks(size).chain(overflows.iter().map(Vec::as_slice)).map(|edge| edge.repeat(64));
@@ -146,7 +146,7 @@ fn later_rounds_are_finite(subject: &Subject<'_>) -> Result<(), Problem> {
     Ok(())
 }
 
-/// What arrives may be anything. To fail with a code is right; to trap, or to take too long, is not.
+/// Received bytes may be arbitrary. Returning an error code is allowed; trapping or exceeding the deadline is not.
 fn any_bytes(subject: &Subject<'_>) -> Result<(), Problem> {
     let mut instance = subject.instance()?;
     let facts = instance.codec_facts(subject.dtype)?;
@@ -172,7 +172,7 @@ fn any_bytes(subject: &Subject<'_>) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Cut off at every place, up to some; extended up to the bound; changed here and there; random.
+/// Truncated at up to [`CUTS`] lengths; extended up to the bound; with changed bytes; random.
 fn hostile(random: &mut Random, encoded: &[u8], bound: usize) -> Vec<Vec<u8>> {
     let cuts = (0..encoded.len()).step_by((encoded.len() / CUTS).max(1));
     let mut all: Vec<Vec<u8>> = cuts.map(|length| encoded[..length].to_vec()).collect();
@@ -191,7 +191,7 @@ fn hostile(random: &mut Random, encoded: &[u8], bound: usize) -> Vec<Vec<u8>> {
         let length = random.below(bound + 1);
         all.push(random.bytes(length));
         all.push(vec![0xff; length]);
-        // The right length, nonsense otherwise.
+        // The right length with random contents.
         all.push(random.bytes(encoded.len()));
     }
     all
@@ -234,7 +234,7 @@ fn each_by_itself(subject: &Subject<'_>) -> Result<(), Problem> {
     })
 }
 
-/// Encodes with fresh state and decodes; gives the values.
+/// Encodes with a new state, decodes, and returns the decoded values.
 fn trip(
     instance: &mut Instance,
     facts: &CodecFacts,
@@ -250,15 +250,15 @@ fn trip(
     Ok(decoded)
 }
 
-/// The first bytes, in hexadecimal.
+/// The first bytes in hexadecimal.
 fn shown(bytes: &[u8]) -> String {
     let digits: String = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     if bytes.len() > 8 { format!("{digits}...") } else { digits }
 }
 
-/// Lengths at which encoded bytes are cut off.
+/// Number of lengths at which encoded bytes are truncated.
 const CUTS: usize = 100;
-/// Sets of changed and random bytes.
+/// Number of sets of changed and random bytes.
 const TRIES: usize = 100;
-/// Elements of a part that is encoded by itself.
+/// Elements of a part that is encoded separately.
 const PART: usize = 200;

@@ -1,19 +1,19 @@
-//! The conformance list: what every plugin has to do whatever it computes, as `ronde plugin test` runs it.
+//! The conformance checks that every plugin must pass, whatever it computes. `ronde plugin test` runs them.
 //!
-//! | check | what |
+//! | check | requirement |
 //! |---|---|
-//! | bounds | of a codec: never fall as elements rise, and are the same when asked again |
-//! | lengths | no elements, one, lines that are not full, a whole block |
-//! | places | both stages, spans far into a long tensor, late rounds |
-//! | extremes | denormals, the largest and smallest numbers, signed zeros: no fault |
-//! | overflow | NaN and infinity: no fault, and a codec lets whoever decodes see that there were any |
-//! | recovery | a codec with a state: behind all of these, ordinary values decode to finite ones |
-//! | any bytes | a codec decodes cut off, extended, changed and random bytes, or refuses them; it never traps |
-//! | lossless, elementwise | a codec that says so gives the same bits; encodes each element by itself |
-//! | cuts | a reducer's result does not depend on where spans are cut |
-//! | order | a reducer that says that it is commutative gives the same bits for every order of ranks |
-//! | ranks | a reducer takes as many ranks as its manifest says |
-//! | equal output | for equal input, on fresh and used instances, in any order |
+//! | bounds | a codec's bounds never decrease as elements increase, and repeated queries agree |
+//! | lengths | works for no elements, one, partial cache lines, a whole block |
+//! | places | works for both stages, spans far into a long tensor, late rounds |
+//! | extremes | denormals, the largest and smallest numbers, and signed zeros cause no fault |
+//! | overflow | NaN and infinity cause no fault, and a codec's decoder lets the receiver detect them |
+//! | recovery | after all of these, a codec with a state decodes ordinary values to finite ones |
+//! | any bytes | a codec decodes or rejects truncated, extended, changed and random bytes, without trapping |
+//! | lossless, elementwise | a codec with this property restores the same bits; encodes elements independently |
+//! | cuts | a reducer's result does not depend on where spans are split |
+//! | order | a commutative reducer gives the same bits for every order of ranks |
+//! | ranks | a reducer supports as many ranks as its manifest says |
+//! | equal output | equal input gives equal output, on new and used instances, in any order |
 
 mod codec;
 mod reducer;
@@ -31,19 +31,19 @@ use crate::instance::{Instance, Span};
 use crate::manifest::Parameters;
 use crate::plugin::Plugin;
 
-/// One entry of the list, for one type of elements, with what came of it.
+/// The result of one check for one element type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Which one.
+    /// The name of the check.
     pub check: &'static str,
-    /// The type of elements, where the check is about one.
+    /// The element type, for checks that concern one.
     pub dtype: Option<DType>,
-    /// What is wrong, if anything is.
+    /// The problem, if the check failed.
     pub problem: Option<String>,
 }
 
-/// Runs the list and reports each entry when it is done. The host should not disable plugins, so that one failure does not
-/// become all others.
+/// Runs all checks and reports each result. The host should not disable plugins, or one failure would make all later
+/// checks fail.
 pub fn run(plugin: &Arc<Plugin>, parameters: &Parameters, mut report: impl FnMut(Outcome)) {
     let manifest = plugin.manifest();
     let mut note = |check, dtype, result: Result<(), Problem>| {
@@ -64,7 +64,7 @@ pub fn run(plugin: &Arc<Plugin>, parameters: &Parameters, mut report: impl FnMut
 /// A check, by name.
 type Named = (&'static str, fn(&Subject<'_>) -> Result<(), Problem>);
 
-/// What a check is about.
+/// The plugin under test.
 struct Subject<'a> {
     plugin: &'a Arc<Plugin>,
     parameters: &'a Parameters,
@@ -76,7 +76,7 @@ impl Subject<'_> {
         Ok(self.plugin.instance(self.parameters)?)
     }
 
-    /// The first elements of a tensor that has no others.
+    /// A span of a tensor that has no other elements.
     fn whole(&self, elements: usize) -> Span {
         Span {
             dtype: self.dtype,
@@ -93,7 +93,7 @@ impl Subject<'_> {
     }
 }
 
-/// What is wrong, for people.
+/// The text of a problem.
 struct Problem(String);
 
 impl Problem {

@@ -1,4 +1,4 @@
-//! Checks of reducers.
+//! Conformance checks of reducers.
 
 use ronde_collectives::kernels::add_products;
 
@@ -8,7 +8,7 @@ use crate::determinism::values;
 use crate::instance::{Instance, Span};
 use crate::manifest::Shape;
 
-/// Those that a reducer's manifest asks for.
+/// The checks that apply to the reducer.
 pub(super) fn checks(subject: &Subject<'_>) -> impl Iterator<Item = Named> + use<> {
     let commutative = subject.plugin.manifest().reducer.as_ref().is_some_and(|reducer| reducer.commutative);
     let all: [(bool, Named); 6] = [
@@ -133,7 +133,7 @@ fn reduce_with(
     Ok(into)
 }
 
-/// What is concluded from all ranks' values, as sidecars do it.
+/// Concludes from all ranks' values, as sidecars do.
 fn concluded(subject: &Subject<'_>, instance: &mut Instance, operands: &[Vec<u8>]) -> Result<Vec<f64>, Problem> {
     let span = subject.whole(operands[0].len() / subject.dtype.size_bytes());
     let mut measures = match shape(subject) {
@@ -161,7 +161,7 @@ fn ordinary(subject: &Subject<'_>, ranks: usize, elements: usize) -> Vec<Vec<u8>
     (0..ranks as u64).map(|rank| values(subject.dtype, elements, 20 + rank)).collect()
 }
 
-/// Numbers of ranks that are tried with everything.
+/// Numbers of ranks for which everything is tried.
 fn ranks(subject: &Subject<'_>) -> impl DoubleEndedIterator<Item = usize> + use<> {
     let pairwise = shape(subject) == Shape::Pairwise;
     let max = subject.plugin.manifest().limits.ranks;
@@ -172,5 +172,5 @@ fn shape(subject: &Subject<'_>) -> Shape {
     subject.plugin.manifest().reducer.as_ref().map_or(Shape::Nary, |reducer| reducer.shape)
 }
 
-/// Parts of a tensor that are reduced by themselves, at most.
+/// Limit for the parts of a tensor that are reduced separately.
 const PARTS: usize = 300;

@@ -1,9 +1,9 @@
-//! Numbers at the edges of floating-point types, and bytes at random.
+//! Extreme values of element types, and random bytes.
 
 use ronde_wire::DType;
 
-/// Finite values at the edges: zeros, denormals, the least normal and the greatest number, ones; of integers and booleans the
-/// extremes.
+/// Finite extreme values: zeros, denormals, the smallest normal and the largest number, ones; for integers and booleans
+/// the smallest and largest.
 pub(super) fn extremes(dtype: DType) -> Vec<u8> {
     let patterns: &[u64] = match dtype {
         DType::F16 => &[0, 0x8000, 1, 0x8001, 0x03ff, 0x0400, 0x7bff, 0xfbff, 0x3c00, 0xbc00],
@@ -38,7 +38,7 @@ pub(super) fn extremes(dtype: DType) -> Vec<u8> {
     patterns.iter().flat_map(|pattern| pattern.to_le_bytes()[..dtype.size_bytes()].to_vec()).collect()
 }
 
-/// NaN and infinities; none for other than floating-point types.
+/// NaN and infinities; empty for other than floating-point types.
 pub(super) fn overflows(dtype: DType) -> Vec<Vec<u8>> {
     let patterns: &[u64] = match dtype {
         DType::F16 => &[0x7c00, 0xfc00, 0x7e00, 0x7c01, 0xfe00],
@@ -64,7 +64,7 @@ pub(super) fn is_overflow(dtype: DType, element: &[u8]) -> bool {
     u64::from_le_bytes(bytes) & exponent == exponent
 }
 
-/// Bytes at random, always the same ones: SplitMix64, by Steele, Lea and Flood.
+/// A deterministic generator: SplitMix64, by Steele, Lea and Flood.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {

@@ -1,4 +1,4 @@
-//! The manifest as JSON.
+//! The JSON form of the manifest.
 
 use ronde_plugin_abi::{VERSION, limits};
 use ronde_wire::DType;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{CodecManifest, Limits, Manifest, ManifestError, Parameter, ParameterKind, ReducerManifest, Shape};
 
-/// What is written down, before anything is checked.
+/// The manifest as written, before its values are checked.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
@@ -80,7 +80,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Manifest, ManifestError> {
     if bytes.len() > limits::MANIFEST_BYTES_MAX {
         return Err(ManifestError::TooLong { bytes: bytes.len() });
     }
-    // The version first: a document of another one may have other fields.
+    // The version is checked first, because a manifest of another version may have other fields.
     if let Ok(Value::Object(fields)) = serde_json::from_slice::<Value>(bytes)
         && let Some(abi) = fields.get("abi").and_then(Value::as_u64)
         && abi != u64::from(VERSION)
@@ -109,7 +109,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Manifest, ManifestError> {
         codec,
         reducer,
         parameters: parameters(document.parameters)?,
-        limits: wanted(&document.limits)?,
+        limits: requested_limits(&document.limits)?,
     })
 }
 
@@ -174,14 +174,14 @@ fn dtypes(field: &str, names: &[String]) -> Result<Vec<DType>, ManifestError> {
     Ok(dtypes)
 }
 
-fn wanted(document: &LimitsDocument) -> Result<Limits, ManifestError> {
+fn requested_limits(document: &LimitsDocument) -> Result<Limits, ManifestError> {
     let within = |field: &str, given: Option<u64>, default: u64, max: u64| match given {
         Some(value) if !(1..=max).contains(&value) => {
             Err(ManifestError::field(format!("limits.{field}"), format!("is {value}, but may be 1 to {max}")))
         }
         given => Ok(given.unwrap_or(default)),
     };
-    let (max, default) = (Limits::MAX, Limits::WANTED);
+    let (max, default) = (Limits::MAX, Limits::DEFAULT);
     let memory = within("memory_bytes", document.memory_bytes, default.memory_bytes as u64, max.memory_bytes as u64)?;
     let call_ms = within("call_ms", document.call_ms, default.call_ms.into(), max.call_ms.into())?;
     let ranks = within("ranks", document.ranks, default.ranks as u64, max.ranks as u64)?;
@@ -288,7 +288,7 @@ fn choice(field: &str, default: &Value, choices: Vec<String>) -> Result<Paramete
     Ok(ParameterKind::Choice { choices, default })
 }
 
-/// A word of a few bytes of certain letters.
+/// Checks a short word of certain characters.
 fn word(
     field: &str,
     text: String,
@@ -303,7 +303,7 @@ fn word(
     Ok(text)
 }
 
-/// One line for people.
+/// Checks a single line of text.
 fn line(field: &str, text: String) -> Result<String, ManifestError> {
     if text.len() > limits::ABOUT_BYTES_MAX || text.chars().any(char::is_control) {
         let problem = format!("is more than one line of {} bytes", limits::ABOUT_BYTES_MAX);

@@ -1,4 +1,4 @@
-//! What a plugin says about itself, checked.
+//! The manifest: a plugin's description of itself, checked.
 
 mod document;
 mod parameter;
@@ -8,7 +8,7 @@ use ronde_wire::DType;
 
 pub use parameter::{Given, Parameter, ParameterError, ParameterKind, ParameterValue, Parameters};
 
-/// What a plugin says about itself. It can only be had from bytes that were checked.
+/// A plugin's description of itself. It is created by [`Self::parse`] only, which checks it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
     /// Small letters, digits and hyphens.
@@ -17,58 +17,58 @@ pub struct Manifest {
     pub version: String,
     /// One line for people.
     pub about: String,
-    /// What it encodes, if it is a codec.
+    /// The codec, if it is one.
     pub codec: Option<CodecManifest>,
-    /// What it reduces, if it is a reducer.
+    /// The reducer, if it is one.
     pub reducer: Option<ReducerManifest>,
-    /// What can be set, in the order of the block of parameters.
+    /// The parameters, in the order of the block of parameters.
     pub parameters: Vec<Parameter>,
-    /// What it wants.
+    /// The requested limits.
     pub limits: Limits,
 }
 
-/// What a codec takes and promises.
+/// The properties of a codec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodecManifest {
-    /// The types of elements that it encodes, without repetition.
+    /// Supported element types, without repetition.
     pub dtypes: Vec<DType>,
     /// Bytes of state for each element, which the host keeps from one round to the next.
     pub state_bytes: usize,
-    /// Whether decoding gives the very bits that were encoded.
+    /// Whether decoding restores exactly the encoded bits.
     pub lossless: bool,
-    /// Whether each element is encoded by itself, in the same number of bytes.
+    /// Whether elements are encoded independently, into equally many bytes each.
     pub elementwise: bool,
 }
 
-/// What a reducer takes and promises.
+/// The properties of a reducer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReducerManifest {
-    /// The types of elements that it reduces, without repetition.
+    /// Supported element types, without repetition.
     pub dtypes: Vec<DType>,
-    /// How it sees the ranks' values.
+    /// How it receives the ranks' values.
     pub shape: Shape,
-    /// Whether the order of operands changes nothing.
+    /// Whether the result is independent of the order of operands.
     pub commutative: bool,
 }
 
-/// How a reducer sees the ranks' values.
+/// How a reducer receives the ranks' values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// Two at a time; associative.
     Pairwise,
-    /// All ranks' values of a span at once, in the order of ranks.
+    /// All ranks' values of a span at once, in rank order.
     Nary,
-    /// So many numbers are measured of each rank's values first, which the reduction then sees.
+    /// Each rank's values are measured first; the reduction receives these numbers.
     TwoPass {
-        /// Numbers for each rank.
+        /// Numbers per rank.
         measures: usize,
     },
-    /// The host measures the inner products of all pairs of ranks; the plugin concludes one weight for each rank.
+    /// The host measures the inner products of all pairs of ranks, from which the plugin computes one weight per rank.
     Adaptive,
 }
 
 impl Shape {
-    /// Numbers that the plugin measures for each rank.
+    /// How many numbers the plugin measures for each rank.
     #[must_use]
     pub const fn measures(self) -> usize {
         if let Self::TwoPass { measures } = self { measures } else { 0 }
@@ -86,83 +86,83 @@ impl Shape {
     }
 }
 
-/// Bounds on memory, time and ranks: those that a plugin wants, and those that a host grants.
+/// Limits for memory, time and ranks, as requested by a plugin or granted by a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of the plugin's memory.
     pub memory_bytes: usize,
     /// Milliseconds of one call.
     pub call_ms: u32,
-    /// Ranks whose values a reducer sees at once.
+    /// Ranks whose values a reducer receives at once.
     pub ranks: usize,
 }
 
 impl Limits {
-    /// The most that any host grants.
+    /// The most that any host may grant.
     pub const MAX: Self = Self {
         memory_bytes: limits::MEMORY_BYTES_MAX,
         call_ms: limits::CALL_MS_MAX,
         ranks: limits::RANKS_MAX as usize,
     };
-    /// What a plugin wants that does not say what.
-    pub const WANTED: Self = Self { memory_bytes: 4 << 20, call_ms: 20, ranks: 64 };
+    /// The limits of a plugin whose manifest sets none.
+    pub const DEFAULT: Self = Self { memory_bytes: 4 << 20, call_ms: 20, ranks: 64 };
 }
 
 impl Manifest {
-    /// Reads a manifest: JSON of at most [`limits::MANIFEST_BYTES_MAX`] in which every field is known.
+    /// Parses a manifest: JSON of at most [`limits::MANIFEST_BYTES_MAX`] bytes without unknown fields.
     ///
     /// # Errors
-    /// [`ManifestError`] that says which field is wrong, and what would be right.
+    /// [`ManifestError`] with the invalid field and its valid values.
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
         document::parse(bytes)
     }
 
-    /// `name@version`, as people write it.
+    /// `name@version`.
     #[must_use]
     pub fn label(&self) -> String {
         format!("{}@{}", self.name, self.version)
     }
 
-    /// What lies in the block of parameters, in bytes.
+    /// Bytes of the block of parameters.
     #[must_use]
     pub fn parameter_bytes(&self) -> usize {
         self.parameters.len() * limits::PARAMETER_BYTES
     }
 }
 
-/// Why a manifest is refused.
+/// Why a manifest is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
-    /// It is longer than a manifest may be.
+    /// The manifest is too long.
     #[error("the manifest has {bytes} bytes, but may have {}", limits::MANIFEST_BYTES_MAX)]
     TooLong {
         /// Its length.
         bytes: usize,
     },
-    /// It is no JSON, or has not the fields that a manifest has.
-    #[error("the manifest is not what a manifest looks like: {0}")]
+    /// The manifest is not JSON, or has wrong fields.
+    #[error("the manifest is not valid JSON with the fields of a manifest: {0}")]
     Json(String),
-    /// It is of another version of the interface.
+    /// The manifest has another version of the interface.
     #[error(
-        "the manifest says ABI version {found}, but this host speaks version {}; build the plugin with the matching SDK",
+        "the manifest has ABI version {found}, but this host has version {}; build the plugin with the matching SDK",
         ronde_plugin_abi::VERSION
     )]
     Abi {
-        /// What it says.
+        /// The manifest's version.
         found: u32,
     },
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("the manifest's {field} {problem}")]
     Field {
-        /// Which one.
+        /// The name of the field.
         field: String,
-        /// What is wrong with it, and what would be right.
+        /// What is wrong with the value, and which values are valid.
         problem: String,
     },
 }
 
 impl ManifestError {
-    /// A field's value is wrong.
+    /// Creates an error for a field.
     fn field(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Field { field: field.into(), problem: problem.into() }
     }

@@ -1,26 +1,26 @@
-//! Parameters: what a manifest offers, what a user gives, what a plugin gets.
+//! Parameters: declared in the manifest, set by the user, passed to the plugin.
 
 use std::fmt;
 
 use super::Manifest;
 
-/// Something that can be set.
+/// The declaration of a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
     /// Small letters, digits and underscores.
     pub name: String,
     /// One line for people.
     pub about: String,
-    /// Which values it takes.
+    /// Its type and valid values.
     pub kind: ParameterKind,
 }
 
-/// Which values a parameter takes, and which one it has when none is given.
+/// The type of a parameter, its valid values, and its default.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ParameterKind {
     /// A whole number.
     Int {
-        /// When none is given.
+        /// The default.
         default: i64,
         /// The least.
         min: i64,
@@ -29,7 +29,7 @@ pub enum ParameterKind {
     },
     /// A finite number.
     Float {
-        /// When none is given.
+        /// The default.
         default: f64,
         /// The least.
         min: f64,
@@ -38,14 +38,14 @@ pub enum ParameterKind {
     },
     /// Yes or no.
     Bool {
-        /// When none is given.
+        /// The default.
         default: bool,
     },
     /// One of several words.
     Choice {
         /// The words.
         choices: Vec<String>,
-        /// The place of the default among them.
+        /// The index of the default.
         default: usize,
     },
 }
@@ -59,11 +59,11 @@ pub enum ParameterValue {
     Float(f64),
     /// Yes or no.
     Bool(bool),
-    /// The place of a word among the choices.
+    /// The index of a choice.
     Choice(usize),
 }
 
-/// A value as somebody gave it.
+/// A value as the user gave it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Given {
     /// A whole number.
@@ -88,7 +88,7 @@ impl fmt::Display for Given {
 }
 
 impl ParameterKind {
-    /// The value when none is given.
+    /// The default value.
     #[must_use]
     pub fn default(&self) -> ParameterValue {
         match self {
@@ -99,7 +99,7 @@ impl ParameterKind {
         }
     }
 
-    /// Whether a value is one that it takes.
+    /// Whether a value is valid.
     #[must_use]
     pub fn takes(&self, value: ParameterValue) -> bool {
         match (self, value) {
@@ -111,7 +111,7 @@ impl ParameterKind {
         }
     }
 
-    /// What somebody gave as a value that it takes.
+    /// Converts a given value if it is valid.
     fn value(&self, given: &Given) -> Option<ParameterValue> {
         let value = match self {
             Self::Int { .. } => match given {
@@ -147,7 +147,7 @@ impl fmt::Display for ParameterKind {
     }
 }
 
-/// A value for each parameter of a plugin: what was given, and defaults.
+/// A value for each parameter of a plugin: given ones and defaults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters {
     names: Vec<String>,
@@ -156,11 +156,11 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Checks what was given and adds the defaults. The result, and thus [`Self::block`], depends on the values only, not on
-    /// the order or the form in which they were given.
+    /// Checks the given values and adds defaults. The result, and thus [`Self::block`], does not depend on the order or
+    /// form in which values are given.
     ///
     /// # Errors
-    /// [`ParameterError`] for a name that the plugin has not or that is given twice, and a value that it does not take.
+    /// [`ParameterError`] for an unknown or repeated name, or an invalid value.
     pub fn checked(manifest: &Manifest, given: &[(String, Given)]) -> Result<Self, ParameterError> {
         let mut values: Vec<ParameterValue> = manifest.parameters.iter().map(|known| known.kind.default()).collect();
         for (index, (name, value)) in given.iter().enumerate() {
@@ -196,7 +196,7 @@ impl Parameters {
         self.names.iter().map(String::as_str).zip(self.values.iter().copied())
     }
 
-    /// The block of parameters as the plugin gets it: 8 bytes each, in the order of the manifest.
+    /// The block of parameters for the plugin: 8 bytes each, in the order of the manifest.
     #[must_use]
     pub fn block(&self) -> Vec<u8> {
         let bytes = self.values.iter().map(|value| match *value {
@@ -208,10 +208,10 @@ impl Parameters {
         bytes.flatten().collect()
     }
 
-    /// The values of a block that [`Self::block`] gave, checked like those of a person.
+    /// Reads the values of a block made by [`Self::block`], and checks them like given ones.
     ///
     /// # Errors
-    /// [`ParameterError`] when it is no block for this plugin.
+    /// [`ParameterError`] if the block does not belong to this plugin.
     pub fn from_block(manifest: &Manifest, block: &[u8]) -> Result<Self, ParameterError> {
         let (words, rest) = block.as_chunks::<8>();
         let (given, wanted) = (block.len(), 8 * manifest.parameters.len());
@@ -223,7 +223,7 @@ impl Parameters {
             let given = match &parameter.kind {
                 ParameterKind::Int { .. } => Given::Int(number),
                 ParameterKind::Float { .. } => Given::Float(f64::from_le_bytes(*word)),
-                // A number that stands for neither is refused as such.
+                // Any other number is rejected as an invalid value.
                 ParameterKind::Bool { .. } => [Given::Bool(false), Given::Bool(true)]
                     .into_iter()
                     .nth(usize::try_from(number).unwrap_or(usize::MAX))
@@ -239,7 +239,7 @@ impl Parameters {
         Self::checked(manifest, &given)
     }
 
-    /// Whether these are values for a plugin's parameters.
+    /// Whether these are values for this plugin's parameters.
     pub(crate) fn fit(&self, manifest: &Manifest) -> bool {
         self.values.len() == manifest.parameters.len()
             && self
@@ -249,7 +249,7 @@ impl Parameters {
     }
 }
 
-/// `ratio=0.01, mode=fast`: what [`Parameters::checked`] reads again, pair by pair, as [`Given::Text`].
+/// `ratio=0.01, mode=fast`: pairs that [`Parameters::checked`] accepts as [`Given::Text`].
 impl fmt::Display for Parameters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (name, word)) in self.names.iter().zip(&self.words).enumerate() {
@@ -262,7 +262,7 @@ impl fmt::Display for Parameters {
 fn float(given: &Given) -> Option<f64> {
     match given {
         Given::Float(value) => Some(*value),
-        // A whole number stands for itself if an f64 can hold it.
+        // A whole number is accepted if an f64 represents it exactly.
         #[allow(clippy::cast_possible_truncation, reason = "compared with what it came from")]
         Given::Int(value) => Some(*value as f64).filter(|float| *float as i64 == *value),
         Given::Text(text) => text.parse().ok(),
@@ -280,47 +280,47 @@ fn word(kind: &ParameterKind, value: ParameterValue) -> String {
     }
 }
 
-/// Why parameters are refused.
+/// Why parameters are rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParameterError {
-    /// A block of values that is not as long as the plugin's parameters ask for.
-    #[error("a block of {given} bytes holds no values for the parameters of {plugin}; it needs {wanted}")]
+    /// A block has the wrong length.
+    #[error("a block of {given} bytes does not hold the values for the parameters of {plugin}; it needs {wanted}")]
     Block {
-        /// Whose parameters.
+        /// The plugin's name and version.
         plugin: String,
-        /// Its bytes.
+        /// The block's length.
         given: usize,
-        /// Those that are needed.
+        /// The required length.
         wanted: usize,
     },
     /// The plugin has no such parameter.
     #[error("plugin {plugin} has no parameter {name:?}; it has: {known}")]
     Unknown {
-        /// Its name and version.
+        /// The plugin's name and version.
         plugin: String,
-        /// The name that was given.
+        /// The given name.
         name: String,
-        /// The names that it has.
+        /// The plugin's parameters.
         known: String,
     },
     /// A parameter was given twice.
     #[error("parameter {name} of plugin {plugin} is given twice")]
     Twice {
-        /// Its name and version.
+        /// The plugin's name and version.
         plugin: String,
         /// The parameter.
         name: String,
     },
-    /// The parameter does not take this value.
+    /// The value is invalid.
     #[error("parameter {name} of plugin {plugin} is {given}, but takes {wanted}")]
     Value {
-        /// Its name and version.
+        /// The plugin's name and version.
         plugin: String,
         /// The parameter.
         name: String,
-        /// What was given.
+        /// The given value.
         given: String,
-        /// What it takes.
+        /// The valid values.
         wanted: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Keys and signatures as files.
+//! Files with keys and signatures.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -10,34 +10,34 @@ use zeroize::Zeroizing;
 
 use super::{PublicKey, Signature, SigningKey, TrustError};
 
-/// What a plugin's path gets behind it for its signature.
+/// The suffix of a signature's file.
 pub const SIGNATURE_SUFFIX: &str = ".sig";
-/// What a private key's path gets behind it for its public key.
+/// The suffix of a public key's file.
 const PUBLIC_SUFFIX: &str = ".pub";
-/// More than any key or signature takes.
+/// Limit for the size of a file; keys and signatures are much smaller.
 const FILE_BYTES_MAX: u64 = 16 << 10;
 
-/// Draws a key and writes it to a file of mode 0600, and the public key beside it with `.pub` behind its name. Neither file
-/// may be there yet.
+/// Generates a key and writes it to a file with mode 0600, and its public key to a file with the suffix `.pub`.
+/// Existing files are not overwritten.
 ///
 /// # Errors
-/// [`TrustError`] when there is no key, or a file is there or cannot be written.
+/// [`TrustError`] if no key can be generated, or a file exists or cannot be written.
 pub fn create_key(path: &Path) -> Result<(PublicKey, PathBuf), TrustError> {
     let key = SigningKey::generate()?;
     let public = with_suffix(path, PUBLIC_SUFFIX);
     write_new(&public, key.public_key().to_pem().as_bytes(), 0o644)?;
     if let Err(error) = write_new(path, key.to_pem().as_bytes(), 0o600) {
-        // A public key without its private key is of no use; that there is none is what the error says.
+        // A public key without its private key is useless. The error reports why there is none.
         let _ = fs::remove_file(&public);
         return Err(error);
     }
     Ok((key.public_key(), public))
 }
 
-/// Reads a private key that only its owner can read.
+/// Reads a private key, whose file only its owner may be able to read.
 ///
 /// # Errors
-/// [`TrustError`] when others can, too, or it is no key.
+/// [`TrustError`] if others can read the file, or it does not contain a key.
 pub fn read_signing_key(path: &Path) -> Result<SigningKey, TrustError> {
     let failed = |error| TrustError::File { path: path.to_owned(), error };
     let file = File::open(path).map_err(failed)?;
@@ -51,21 +51,21 @@ pub fn read_signing_key(path: &Path) -> Result<SigningKey, TrustError> {
 /// Reads a public key.
 ///
 /// # Errors
-/// [`TrustError`] when there is none.
+/// [`TrustError`] if the file cannot be read or does not contain one.
 pub fn read_public_key(path: &Path) -> Result<PublicKey, TrustError> {
     PublicKey::from_pem(&read_text(path)?)
 }
 
-/// Where a plugin's signature lies: beside it, with `.sig` behind its name.
+/// The path of a plugin's signature: the plugin's path with the suffix `.sig`.
 #[must_use]
 pub fn signature_path(plugin: &Path) -> PathBuf {
     with_suffix(plugin, SIGNATURE_SUFFIX)
 }
 
-/// Reads the signature that lies beside a plugin, if one does.
+/// Reads a plugin's signature, if it has one.
 ///
 /// # Errors
-/// [`TrustError`] when there is one that is none.
+/// [`TrustError`] if the file cannot be read or does not contain a signature.
 pub fn read_signature(plugin: &Path) -> Result<Option<Signature>, TrustError> {
     match read_text(&signature_path(plugin)) {
         Ok(text) => Signature::from_text(&text).map(Some),
@@ -74,10 +74,10 @@ pub fn read_signature(plugin: &Path) -> Result<Option<Signature>, TrustError> {
     }
 }
 
-/// Writes a signature beside its plugin, in the place of an earlier one.
+/// Writes a plugin's signature, replacing an earlier one.
 ///
 /// # Errors
-/// [`TrustError::File`] when it cannot be written.
+/// [`TrustError::File`] if it cannot be written.
 pub fn write_signature(plugin: &Path, signature: &Signature) -> Result<PathBuf, TrustError> {
     let path = signature_path(plugin);
     match fs::write(&path, signature.to_text()) {
@@ -91,7 +91,7 @@ fn read_text(path: &Path) -> Result<String, TrustError> {
     read(File::open(path).map_err(failed)?).map_err(failed)
 }
 
-/// Reads a short file; the rest of a long one makes it no key.
+/// Reads a short file. A longer one is truncated, and then is not a valid key.
 fn read(file: File) -> std::io::Result<String> {
     let mut text = String::new();
     file.take(FILE_BYTES_MAX).read_to_string(&mut text)?;

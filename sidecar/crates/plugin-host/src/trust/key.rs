@@ -1,4 +1,4 @@
-//! Ed25519 keys, as PEM.
+//! Ed25519 keys in PEM.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ impl fmt::Display for KeyId {
     }
 }
 
-/// A key that verifies.
+/// A public key, which verifies signatures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PublicKey([u8; KEY_BYTES]);
 
@@ -39,7 +39,7 @@ impl PublicKey {
     /// Reads a public key in PEM, as [`Self::to_pem`] and `openssl pkey -pubout` write it.
     ///
     /// # Errors
-    /// [`TrustError::Malformed`] when it is something else.
+    /// [`TrustError::Malformed`] if the text is something else.
     pub fn from_pem(text: &str) -> Result<Self, TrustError> {
         let der = decode(text, PUBLIC_TAG, "public key")?;
         let key = der.strip_prefix(&PUBLIC_PREFIX[..]).and_then(|key| key.try_into().ok());
@@ -53,7 +53,7 @@ impl PublicKey {
         encode(PUBLIC_TAG, der)
     }
 
-    /// Its short name.
+    /// The key's short name.
     #[must_use]
     pub fn id(&self) -> KeyId {
         let digest: [u8; 32] = Sha256::digest(self.0).into();
@@ -63,17 +63,17 @@ impl PublicKey {
     }
 }
 
-/// A key that signs. Never printed; its PEM is overwritten when dropped.
+/// A private key, which signs. It is never printed, and its PEM is overwritten when dropped.
 pub struct SigningKey {
     pair: Ed25519KeyPair,
     pem: Zeroizing<String>,
 }
 
 impl SigningKey {
-    /// Draws one from the system's generator.
+    /// Generates a key with the system's random generator.
     ///
     /// # Errors
-    /// [`TrustError::Random`] when the generator fails.
+    /// [`TrustError::Random`] if the generator fails.
     pub fn generate() -> Result<Self, TrustError> {
         let pair = Ed25519KeyPair::generate().map_err(|_| TrustError::Random)?;
         let document = pair.to_pkcs8v1().map_err(|_| TrustError::Random)?;
@@ -83,7 +83,7 @@ impl SigningKey {
     /// Reads a private key in PEM (PKCS #8), as [`Self::to_pem`] and `openssl genpkey -algorithm ed25519` write it.
     ///
     /// # Errors
-    /// [`TrustError::Malformed`], which repeats nothing of the text.
+    /// [`TrustError::Malformed`], which does not quote the text.
     pub fn from_pem(text: &str) -> Result<Self, TrustError> {
         let der = Zeroizing::new(decode(text, PRIVATE_TAG, "private key")?);
         let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(&der);
@@ -91,13 +91,13 @@ impl SigningKey {
         Ok(Self { pair, pem: Zeroizing::new(text.to_owned()) })
     }
 
-    /// The key in PEM, for a file that only its owner reads.
+    /// The key in PEM, for a file that only its owner can read.
     #[must_use]
     pub fn to_pem(&self) -> &Zeroizing<String> {
         &self.pem
     }
 
-    /// The key that verifies what this one signs.
+    /// The public key of this key.
     #[must_use]
     pub fn public_key(&self) -> PublicKey {
         PublicKey(self.pair.public_key().as_ref().try_into().expect("an Ed25519 key has 32 bytes"))
@@ -131,7 +131,7 @@ fn decode(text: &str, tag: &str, what: &'static str) -> Result<Vec<u8>, TrustErr
 
 const PRIVATE_TAG: &str = "PRIVATE KEY";
 const PUBLIC_TAG: &str = "PUBLIC KEY";
-/// More than any Ed25519 key takes.
+/// Limit for the size of a PEM; those of Ed25519 keys are much smaller.
 const PEM_BYTES_MAX: usize = 4 << 10;
-/// What stands before the 32 bytes of an Ed25519 key in a `SubjectPublicKeyInfo` (RFC 8410).
+/// The DER prefix of an Ed25519 key in a `SubjectPublicKeyInfo` (RFC 8410).
 const PUBLIC_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];

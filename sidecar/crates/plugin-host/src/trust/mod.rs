@@ -1,7 +1,7 @@
-//! Who may have written a plugin: keys, signatures, and the policy that lets plugins in.
+//! Authenticity of plugins: keys, signatures, and the policy that decides which plugins are loaded.
 //!
-//! A signature is Ed25519 over `label || SHA-256(file)` and lies in a file of its own beside the plugin. It names the public
-//! key, so that a damaged plugin or signature is noticed also where everybody may sign.
+//! A signature is Ed25519 over `label || SHA-256(file)`, in its own file next to the plugin. It contains the public
+//! key, so a damaged plugin or signature is detected even if the policy accepts any key.
 
 mod files;
 mod key;
@@ -17,54 +17,54 @@ pub use key::{KeyId, PublicKey, SigningKey};
 pub use policy::{Policy, digest, digest_from_text, digest_text};
 pub use signature::Signature;
 
-/// Why a plugin is not trusted, or a key or signature not usable.
+/// Why a plugin is not trusted, or why a key or signature is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// The signature is not one of this file by the key that it names.
+    /// The signature is not valid for this file and the key that it contains.
     #[error(
         "the plugin's signature is wrong: it is not what {key} signs for this file; the plugin or the signature was changed"
     )]
     WrongSignature {
-        /// The key that it names.
+        /// The key in the signature.
         key: KeyId,
     },
-    /// The policy asks for a signature.
+    /// The policy requires a signature.
     #[error("the plugin is not signed, but this sidecar runs only plugins signed by {}", list(keys))]
     Unsigned {
-        /// The keys that may sign.
+        /// The accepted keys.
         keys: Vec<KeyId>,
     },
-    /// The key is none of the policy's.
+    /// The policy does not accept the key.
     #[error("the plugin is signed by {key}, but this sidecar runs only plugins signed by {}", list(keys))]
     UnknownKey {
-        /// Who signed.
+        /// The key that signed the plugin.
         key: KeyId,
-        /// The keys that may sign.
+        /// The accepted keys.
         keys: Vec<KeyId>,
     },
-    /// The digest is none of the policy's.
+    /// The policy does not accept the digest.
     #[error("the plugin's SHA-256 is {digest}, which is not on this sidecar's list")]
     UnlistedDigest {
-        /// What the plugin has.
+        /// The plugin's digest.
         digest: String,
     },
-    /// Text is no signature, key or digest.
-    #[error("this is no {what}: {problem}")]
+    /// The text is not a signature, key or digest.
+    #[error("this is not a {what}: {problem}")]
     Malformed {
-        /// What it should be.
+        /// What was expected.
         what: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// A file cannot be read or written.
     #[error("{}: {error}", path.display())]
     File {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         error: std::io::Error,
     },
-    /// Others can read a private key.
+    /// Other users can read a private key.
     #[error("the private key {} can be read by others (mode {mode:o}); run `chmod 600` on it", path.display())]
     Exposed {
         /// The key's file.
@@ -72,7 +72,7 @@ pub enum TrustError {
         /// Its mode.
         mode: u32,
     },
-    /// The system's generator of random numbers fails.
+    /// The system's random generator failed.
     #[error("no key can be made: the system's random numbers are not available")]
     Random,
 }
@@ -88,7 +88,7 @@ fn list(keys: &[KeyId]) -> String {
     if keys.is_empty() { "nobody (its list of keys is empty)".to_owned() } else { keys.join(", ") }
 }
 
-/// Bytes in small hexadecimal digits.
+/// Formats bytes in lower-case hexadecimal.
 fn hex(bytes: &[u8]) -> String {
     bytes
         .iter()
@@ -97,7 +97,7 @@ fn hex(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// So many bytes from hexadecimal digits.
+/// Parses exactly `BYTES` bytes of hexadecimal.
 fn unhex<const BYTES: usize>(text: &str) -> Option<[u8; BYTES]> {
     if text.len() != 2 * BYTES || !text.is_ascii() {
         return None;

@@ -7,12 +7,12 @@ use super::{PublicKey, SigningKey, TrustError, digest, hex, unhex};
 
 /// Bytes of a signature.
 const SIGNATURE_BYTES: usize = 64;
-/// What is signed begins with this, so that no other use of a key gives a signature of a plugin.
+/// The prefix of the signed message, so that other uses of a key never sign a plugin.
 const LABEL: &[u8] = b"ronde plugin signature 1\0";
-/// The first line of a file with a signature.
+/// The first line of a signature's file.
 const HEADER: &str = "ronde plugin signature 1";
 
-/// Who signed a plugin, and the proof.
+/// The key that signed a plugin, and its signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
     key: PublicKey,
@@ -28,26 +28,26 @@ impl Signature {
         Self { key: key.public_key(), bytes }
     }
 
-    /// The key that it names.
+    /// The key in the signature.
     #[must_use]
     pub const fn key(&self) -> &PublicKey {
         &self.key
     }
 
-    /// Whether it is one of this plugin by the key that it names.
+    /// Verifies the signature of a plugin with the key that it contains.
     ///
     /// # Errors
-    /// [`TrustError::WrongSignature`] when it is not.
+    /// [`TrustError::WrongSignature`] if it is invalid.
     pub fn verify(&self, plugin: &[u8]) -> Result<(), TrustError> {
         let key = UnparsedPublicKey::new(&ED25519, self.key.bytes());
         let verified = key.verify(&message(plugin), &self.bytes);
         verified.map_err(|_| TrustError::WrongSignature { key: self.key.id() })
     }
 
-    /// Reads what [`Self::to_text`] wrote.
+    /// Parses the text that [`Self::to_text`] writes.
     ///
     /// # Errors
-    /// [`TrustError::Malformed`] that says what is missing.
+    /// [`TrustError::Malformed`] with the problem.
     pub fn from_text(text: &str) -> Result<Self, TrustError> {
         let malformed = |problem: &str| TrustError::malformed("signature of a plugin", problem);
         let mut lines = text.lines().map(str::trim_end);
@@ -65,7 +65,7 @@ impl Signature {
         Ok(Self { key: PublicKey::from_bytes(key), bytes })
     }
 
-    /// The signature as text of three lines.
+    /// The signature as three lines of text.
     #[must_use]
     pub fn to_text(&self) -> String {
         format!("{HEADER}\nkey: {}\nsignature: {}\n", hex(self.key.bytes()), hex(&self.bytes))

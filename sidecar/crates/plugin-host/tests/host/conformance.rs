@@ -1,10 +1,10 @@
-//! The conformance list finds what it is for.
+//! The conformance checks find the problems that they are for.
 
 use ronde_plugin_host::{Parameters, conformance};
 
 use crate::support::{Wat, host};
 
-/// The checks that a module fails, with their words.
+/// The failed checks of a module, with their texts.
 fn failures(module: &Wat) -> Vec<(&'static str, String)> {
     let plugin = host().load(&module.wasm(), None).expect("the module is let in");
     let mut failed = Vec::new();
@@ -24,7 +24,7 @@ fn a_codec_that_changes_nothing_passes() {
 
 #[test]
 fn an_overflow_that_stays_in_the_state_is_found() {
-    // Adds the values to the state, and sends that.
+    // Adds the values to the state and sends the state.
     let accumulating = Wat::codec().with(
         "ronde_encode",
         "(local $at i32)

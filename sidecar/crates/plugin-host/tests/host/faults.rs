@@ -1,5 +1,5 @@
-//! Plugins that misbehave in calls. Each fails its operation with a reason, and the same host goes on; after so many faults
-//! only that plugin is disabled.
+//! Plugins that misbehave in calls. Each call fails with a reason and the host keeps working; after several faults only
+//! that plugin is disabled.
 
 use crate::support::{Wat, host, running, span, works};
 use ronde_plugin_host::{Fault, FaultKind, Host, HostConfig, Instance, Parameters, determinism};
@@ -12,7 +12,8 @@ fn encode(instance: &mut Instance) -> Result<Vec<u8>, Fault> {
     Ok(encoded)
 }
 
-/// Encoding with such a function gives this fault, now and again, and the host goes on.
+/// Encodes twice with this function body. Both calls fail with the same fault, which is returned, and the host keeps
+/// working.
 fn fails(body: &str) -> Fault {
     let host = host();
     let (_, mut instance) = running(&host, &Wat::codec().with("ronde_encode", body));
@@ -63,7 +64,7 @@ fn lengths_beyond_the_bound() {
     let length = |bytes| FaultKind::Length { function: "ronde_encode", bytes, elements: 16, bound: 128 };
     assert_eq!(fails("(i32.const 129)").kind, length(129));
     assert_eq!(fails("(i32.const 0x7fffffff)").kind, length(0x7fff_ffff));
-    // A negative length is a code.
+    // A negative length is an error code.
     assert!(matches!(fails("(i32.const -2)").kind, FaultKind::Code { code: -2, .. }));
     assert!(matches!(fails("(i32.const 0x80000000)").kind, FaultKind::Code { code: i32::MIN, .. }));
 }
@@ -71,7 +72,7 @@ fn lengths_beyond_the_bound() {
 #[test]
 fn bounds_that_are_none() {
     let host = host();
-    // A whole block is bounded by 512 bytes, less of it by more.
+    // A whole block is bounded by 512 bytes, a smaller one by more.
     let module = Wat::codec().with(
         "ronde_bound",
         "(param i32) (select (i32.const 512) (i32.const 600) (i32.ge_u (local.get 0) (i32.const 64)))",
@@ -84,7 +85,7 @@ fn bounds_that_are_none() {
 
 #[test]
 fn memory_does_not_grow() {
-    // It gives what memory.grow gives, which is -1: a code of its own.
+    // It returns the result of memory.grow, which is -1: an error code.
     assert!(matches!(fails("(memory.grow (i32.const 1))").kind, FaultKind::Code { code: -1, .. }));
     assert!(matches!(fails("(memory.grow (i32.const 65535))").kind, FaultKind::Code { code: -1, .. }));
     let host = host();
@@ -154,7 +155,7 @@ fn a_plugin_is_disabled_after_some_faults() {
 #[test]
 fn a_fresh_module_follows_a_fault() {
     let host = host();
-    // Traps in the second call, as a global tells.
+    // Traps in the second call, which it detects by a global variable.
     let body = "(if (global.get $used) (then (unreachable))) (global.set $used (i32.const 1)) (i32.const 0)";
     let (_, mut instance) =
         running(&host, &Wat::codec().with("ronde_encode", body).and("(global $used (mut i32) (i32.const 0))"));
@@ -192,7 +193,7 @@ fn calls_that_a_plugin_does_not_take() {
     works(&host);
 }
 
-/// All threads that work on an operation find the same fault.
+/// All threads that work on an operation get the same fault.
 #[test]
 fn an_operation_that_fails_is_one_fault() {
     let host = Host::new(HostConfig { disable_after: 2, ..HostConfig::default() }).expect("a host");
@@ -211,7 +212,7 @@ fn an_operation_that_fails_is_one_fault() {
     assert!(reason.contains("failed 2 times"), "{reason}");
 }
 
-/// This test runs itself with room for a few instances. Each reserves more than four GiB of addresses.
+/// This test runs itself with address space for a few instances, each of which reserves more than 4 GiB.
 #[test]
 fn a_host_that_lacks_memory_is_to_blame_itself() {
     if std::env::var_os(SHORT_OF_MEMORY).is_some() {
@@ -222,8 +223,8 @@ fn a_host_that_lacks_memory_is_to_blame_itself() {
     let mut shell = std::process::Command::new("sh");
     let shell = shell.args(["-c", "ulimit -v 30000000; exec \"$0\" --exact \"$1\" --nocapture"]);
     let output = shell.arg(program).arg(name).env(SHORT_OF_MEMORY, "1").output().expect("it runs");
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
 fn lacks_memory() {
@@ -243,7 +244,7 @@ fn lacks_memory() {
     encode(&mut start().expect("there is memory again")).expect("it encodes");
 }
 
-/// Set where the test above runs itself.
+/// Set for the run of the test within itself.
 const SHORT_OF_MEMORY: &str = "RONDE_TEST_SHORT_OF_MEMORY";
 
 #[test]
@@ -269,11 +270,11 @@ fn different_output_on_equal_input_is_found() {
     let counter = "(global $n (mut i32) (i32.const 0))";
     let found = check(&Wat::codec().with("ronde_encode", counting).and(counter)).expect_err("it counts");
     assert!(found.to_string().contains("gives other bytes after other calls"), "{found}");
-    // Only results are encoded so: the stage is the call's third number.
+    // Only results are encoded like this: the stage is the third number of the call.
     let of_results = format!("(if (result i32) (i32.load (i32.const 72)) (then {counting}) (else (i32.const 0)))");
     let found = check(&Wat::codec().with("ronde_encode", &of_results).and(counter)).expect_err("it counts results");
     assert!(found.to_string().contains("encoding a result of 3 elements of float32 gives other bytes"), "{found}");
-    // What nobody writes is what an earlier call left.
+    // Unwritten bytes are what an earlier call left.
     let found = check(&Wat::codec().with("ronde_decode", "(i32.const 0)")).expect_err("it writes nothing");
     assert!(found.to_string().contains("decoding"), "{found}");
     let found = check(&Wat::reducer("n-ary", 0).with("ronde_reduce", "(unreachable)")).expect_err("it traps");

@@ -1,11 +1,11 @@
-//! What a plugin says about itself, blocks of parameters that other sidecars send, signatures and keys.
+//! Fuzz targets: manifests, blocks of parameters of other sidecars, signatures and keys.
 
 use crate::support::{CODEC, reducer_manifest};
 use ronde_fuzz::{Outcome, fuzz};
 use ronde_plugin_host::trust::{PublicKey, Signature, SigningKey};
 use ronde_plugin_host::{Limits, Manifest, Parameters, limits};
 
-/// A manifest, and behind a zero a block of parameters for it.
+/// A manifest, a zero byte, and a block of parameters for it.
 #[test]
 fn fuzz_manifests() {
     let manifest = Manifest::parse(CODEC.as_bytes()).expect("a manifest");
@@ -38,7 +38,7 @@ fn within_limits(manifest: &Manifest) {
     assert!(!manifest.about.contains(char::is_control));
 }
 
-/// Files with signatures and keys: what is read is written back, and nobody signs by changing a signature.
+/// Files with signatures and keys: parsing and writing round-trip, and a changed signature is never valid.
 #[test]
 fn fuzz_signatures() {
     let key = SigningKey::generate().expect("a key");

@@ -1,4 +1,4 @@
-//! Manifests and parameters, right and wrong.
+//! Valid and invalid manifests and parameters.
 
 use crate::support::{CODEC, reducer_manifest};
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ fn manifest() -> Manifest {
     Manifest::parse(CODEC.as_bytes()).expect("a manifest")
 }
 
-/// Why a manifest is refused in which a piece of text is another.
+/// Why a manifest is rejected after one piece of text is replaced.
 fn wrong(piece: &str, other: &str) -> String {
     assert!(CODEC.contains(piece), "{piece} is not in the manifest");
     Manifest::parse(CODEC.replacen(piece, other, 1).as_bytes()).expect_err(other).to_string()
@@ -50,7 +50,7 @@ fn wrong_manifests_teach() {
         ("\"type\": \"float\"", "\"type\": \"number\"", "there are int, float, bool and choice"),
         ("\"default\": 0.5", "\"default\": 1.5", "default 1.5 outside of 0 to 1"),
         ("\"default\": 0.5", "\"default\": \"half\"", "no float"),
-        ("\"default\": 0.5", "\"default\": 1e999", "not what a manifest looks like"),
+        ("\"default\": 0.5", "\"default\": 1e999", "not valid JSON with the fields of a manifest"),
         ("\"default\": 7", "\"default\": 7.5", "no int"),
         ("\"default\": 7", "\"default\": 18446744073709551616", "no int"),
         ("\"default\": \"b\"", "\"default\": \"c\"", "none of its choices"),
@@ -61,7 +61,7 @@ fn wrong_manifests_teach() {
         ("\"default\": false", "\"default\": 0", "which is no bool"),
         ("\"call_ms\": 10", "\"call_ms\": 0", "limits.call_ms is 0, but may be 1 to 100"),
         ("\"ranks\": 4", "\"ranks\": 257", "1 to 256"),
-        ("\"ranks\": 4", "\"ranks\": -1", "not what a manifest looks like"),
+        ("\"ranks\": 4", "\"ranks\": -1", "not valid JSON with the fields of a manifest"),
     ];
     for (piece, other, words) in cases {
         let text = wrong(piece, other);
@@ -157,15 +157,15 @@ proptest! {
     }
 
     #[test]
-    fn what_parameters_say_is_read_again(ratio in 0.0..=1.0_f64, seed in 0..=4_294_967_295_i64, mode in "[ab]", flag in any::<bool>()) {
+    fn displayed_parameters_parse_again(ratio in 0.0..=1.0_f64, seed in 0..=4_294_967_295_i64, mode in "[ab]", flag in any::<bool>()) {
         let manifest = manifest();
         let values = [("ratio", Given::Float(ratio)), ("seed", Given::Int(seed)), ("mode", Given::Text(mode)), ("flag", Given::Bool(flag))];
         let values = values.map(|(name, value)| (name.to_owned(), value));
         let parameters = Parameters::checked(&manifest, &values).expect("they are within their ranges");
-        let said = parameters.to_string();
-        let pairs = said.split(", ").filter_map(|pair| pair.split_once('='));
+        let text = parameters.to_string();
+        let pairs = text.split(", ").filter_map(|pair| pair.split_once('='));
         let again: Vec<_> = pairs.map(|(name, value)| (name.to_owned(), Given::Text(value.to_owned()))).collect();
-        prop_assert_eq!(Parameters::checked(&manifest, &again).expect("what was said").block(), parameters.block());
+        prop_assert_eq!(Parameters::checked(&manifest, &again).expect("a displayed value").block(), parameters.block());
     }
 
     #[test]

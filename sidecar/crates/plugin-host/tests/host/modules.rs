@@ -1,15 +1,15 @@
-//! Modules for tests, as WebAssembly text. Tests of running sidecars use them, too.
+//! Modules for tests, as WebAssembly text. Tests of running sidecars use them as well.
 
 use std::collections::BTreeMap;
 
-/// A module of parts that a test may replace.
+/// A module whose parts a test may replace.
 #[derive(Clone)]
 pub(crate) struct Wat {
     pub(crate) imports: String,
     pub(crate) memory: String,
     pub(crate) table: [u32; 16],
     pub(crate) manifests: Vec<String>,
-    /// The bodies of exported functions, without parameters and with one `i32` as result unless they say otherwise.
+    /// The bodies of exported functions, without parameters and with one `i32` as result unless they declare others.
     pub(crate) functions: BTreeMap<&'static str, String>,
     pub(crate) more: String,
 }
@@ -32,7 +32,7 @@ pub(crate) fn reducer_manifest(shape: &str, measures: u32) -> String {
     )
 }
 
-/// Where the buffers of the modules lie.
+/// The buffers of the modules.
 pub(crate) const TABLE: [u32; 16] = [
     1, 64, 128, 64, // ABI version, call, parameters
     0x2000, 0x2000, 0x4000, 0x2000, // input, output: 8 KiB each
@@ -87,25 +87,25 @@ impl Wat {
         }
     }
 
-    /// With another body of a function.
+    /// Replaces the body of a function.
     pub(crate) fn with(mut self, name: &'static str, body: &str) -> Self {
         self.functions.insert(name, body.to_owned());
         self
     }
 
-    /// With something that modules have.
+    /// Adds text to the module.
     pub(crate) fn and(mut self, more: &str) -> Self {
         self.more.push_str(more);
         self
     }
 
-    /// With another word in its table.
+    /// Replaces a word of the table.
     pub(crate) fn placed(mut self, word: usize, value: u32) -> Self {
         self.table[word] = value;
         self
     }
 
-    /// Under another name.
+    /// Renames the plugin.
     #[allow(dead_code, reason = "sidecars know plugins by name, and hosts do not")]
     pub(crate) fn named(mut self, name: &str) -> Self {
         for manifest in &mut self.manifests {
@@ -114,13 +114,13 @@ impl Wat {
         self
     }
 
-    /// As a module.
+    /// The module in binary form.
     pub(crate) fn wasm(&self) -> Vec<u8> {
         let text = self.text();
         wat::parse_str(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
     }
 
-    /// As text.
+    /// The module in text form.
     pub(crate) fn text(&self) -> String {
         let bytes: String =
             self.table.iter().flat_map(|word| word.to_le_bytes()).map(|byte| format!("\\{byte:02x}")).collect();
@@ -145,7 +145,7 @@ fn section(manifest: &str) -> String {
     )
 }
 
-/// A body may begin with parameters, and then with another result; what is `none` is not exported.
+/// A body may start with parameters and a result type. A body of `none` is not exported.
 fn function(name: &str, body: &str) -> String {
     if body == "none" {
         return String::new();

@@ -1,5 +1,5 @@
-//! Modules with random changes and calls with random lengths: whatever comes, loading and calling end with a result or an
-//! error, within their time, and the host goes on. `RONDE_FUZZ_SECONDS` makes it longer, `RONDE_FUZZ_SEED` another one.
+//! Mutated modules and random lengths: loading and calling always end in time with a result or an error, and the host
+//! keeps working. `RONDE_FUZZ_SECONDS` sets the duration, `RONDE_FUZZ_SEED` the seed.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use ronde_plugin_host::{Host, HostConfig, Parameters, Plugin, Shape, Span, Stage
 use ronde_wire::DType;
 use std::sync::Arc;
 
-/// More than any load and all calls on it may take on a machine that does other things, too.
+/// More than any load with all its calls takes, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -34,10 +34,10 @@ fn originals() -> Vec<Vec<u8>> {
     modules.iter().map(Wat::wasm).chain([text]).collect()
 }
 
-/// Codes of unreachable, end, br, br_if, i32.const, load and store, and of arithmetic with two operands.
+/// Opcodes of unreachable, end, br, br_if, i32.const, load and store, and of binary arithmetic.
 const OPERATORS: [u8; 12] = [0x00, 0x0b, 0x0c, 0x0d, 0x41, 0x28, 0x36, 0x6a, 0x6b, 0x6c, 0x6d, 0x6e];
 
-/// Some bytes are others, a piece is missing, doubled or moved; or a single byte is another, which lets more modules in.
+/// Changes some bytes, or removes, doubles or moves a piece; or changes a single byte, so that more modules stay valid.
 fn mutated(random: &mut Rng, original: &[u8]) -> Vec<u8> {
     let mut bytes = original.to_vec();
     let (changes, kinds) = if random.bool() { (1, 4..=8) } else { (random.usize(1..=4), 0..=8) };
@@ -55,7 +55,7 @@ fn mutated(random: &mut Rng, original: &[u8]) -> Vec<u8> {
             }
             4 => bytes[at] = bytes[at].wrapping_add(1),
             5 => bytes[at] ^= 1 << random.u8(..8),
-            // Operators that validate in the place of others.
+            // Operators that remain valid in place of others.
             6 => bytes[at] = *random.choice(&OPERATORS).expect("there are some"),
             _ => bytes[at] = random.u8(..),
         }

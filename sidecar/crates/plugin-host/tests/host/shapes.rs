@@ -1,4 +1,4 @@
-//! What plugins get to see and what comes back, shape by shape.
+//! What plugins of each shape receive and return.
 
 use crate::support::{Wat, host, reducer_manifest, running, span};
 use ronde_plugin_host::{Given, Instance, Parameters, Stage};
@@ -12,14 +12,14 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// A codec that encodes to whatever lies at an address.
-fn telling(address: u32, length: u32) -> Wat {
+/// A codec that encodes to the bytes at an address.
+fn codec_that_dumps(address: u32, length: u32) -> Wat {
     let body =
         format!("(memory.copy (i32.const 0x4000) (i32.const {address}) (i32.const {length})) (i32.const {length})");
     Wat::codec().with("ronde_encode", &body)
 }
 
-fn told(instance: &mut Instance, dtype: DType, elements: usize) -> Vec<u8> {
+fn dumped(instance: &mut Instance, dtype: DType, elements: usize) -> Vec<u8> {
     let span = ronde_plugin_host::Span {
         dtype,
         stage: Stage::Result,
@@ -38,8 +38,8 @@ fn told(instance: &mut Instance, dtype: DType, elements: usize) -> Vec<u8> {
 #[test]
 fn a_call_is_described() {
     let host = host();
-    let (_, mut instance) = running(&host, &telling(64, 64));
-    let call = told(&mut instance, DType::I64, 9);
+    let (_, mut instance) = running(&host, &codec_that_dumps(64, 64));
+    let call = dumped(&mut instance, DType::I64, 9);
     let words: Vec<u32> = call.chunks(4).map(|word| u32::from_le_bytes(word.try_into().expect("a word"))).collect();
     assert_eq!(words[..4], [1, 5, 1, 9]);
     assert_eq!(words[4..12], [1, 1, 0, 2, 5, 0, 0x0403_0201, 0x0807_0605]);
@@ -49,33 +49,33 @@ fn a_call_is_described() {
 #[test]
 fn the_rest_of_a_line_is_clear() {
     let host = host();
-    let (_, mut instance) = running(&host, &telling(0x2000, 64));
-    let _ = told(&mut instance, DType::F32, 16);
-    let line = told(&mut instance, DType::F32, 9);
+    let (_, mut instance) = running(&host, &codec_that_dumps(0x2000, 64));
+    let _ = dumped(&mut instance, DType::F32, 16);
+    let line = dumped(&mut instance, DType::F32, 9);
     assert_eq!(line, [vec![7; 36], vec![0; 28]].concat());
-    let (_, mut instance) = running(&host, &telling(0x6000, 64));
-    assert_eq!(told(&mut instance, DType::F32, 9), [vec![3; 36], vec![0; 28]].concat());
+    let (_, mut instance) = running(&host, &codec_that_dumps(0x6000, 64));
+    assert_eq!(dumped(&mut instance, DType::F32, 9), [vec![3; 36], vec![0; 28]].concat());
 }
 
 #[test]
 fn parameters_arrive_in_the_order_of_the_manifest() {
     let host = host();
-    let (plugin, mut defaults) = running(&host, &telling(128, 32));
+    let (plugin, mut defaults) = running(&host, &codec_that_dumps(128, 32));
     let expected = [0.5_f64.to_le_bytes(), 7_i64.to_le_bytes(), 1_i64.to_le_bytes(), 0_i64.to_le_bytes()].concat();
-    assert_eq!(told(&mut defaults, DType::F32, 16), expected);
+    assert_eq!(dumped(&mut defaults, DType::F32, 16), expected);
     let given = [("flag", Given::Bool(true)), ("mode", Given::Text("a".to_owned())), ("ratio", Given::Int(1))];
     let given = given.map(|(name, value)| (name.to_owned(), value));
     let parameters = Parameters::checked(plugin.manifest(), &given).expect("parameters");
     let mut instance = plugin.instance(&parameters).expect("an instance");
     let expected = [1.0_f64.to_le_bytes(), 7_i64.to_le_bytes(), 0_i64.to_le_bytes(), 1_i64.to_le_bytes()].concat();
-    assert_eq!(told(&mut instance, DType::F32, 16), expected);
+    assert_eq!(dumped(&mut instance, DType::F32, 16), expected);
 }
 
 #[test]
 fn blocks_are_as_large_as_buffers_and_bounds_allow() {
     let host = host();
     let block = |module: &Wat, dtype| running(&host, module).1.codec_facts(dtype).expect("facts");
-    // The bound of 8 bytes for each element fits 8 KiB for 1,024 elements.
+    // The bound of 8 bytes per element fits 8 KiB for 1,024 elements.
     let facts = block(&Wat::codec(), DType::F32);
     assert_eq!((facts.block_elements, facts.block_bound, facts.state_bytes_per_element), (1_024, 8_192, 4));
     // Elements of 8 bytes fit 8 KiB for 1,024.

@@ -167,7 +167,7 @@ fn the_cache_is_private() {
 
 /// Whoever may rename the folder, or one above it, could put compiled code of their own there.
 #[test]
-fn nobody_else_can_replace_the_cache() {
+fn other_users_cannot_replace_the_cache() {
     let folder = tempfile::tempdir().expect("a folder");
     let above = folder.path().join("above");
     let cache = above.join("between/compiled");

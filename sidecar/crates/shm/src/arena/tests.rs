@@ -12,12 +12,12 @@ fn arena(segment_bytes_min: u64, limit_bytes: u64) -> Arena {
 }
 
 /// An arena together with the caller that grows it.
-struct Grown {
+struct GrowingArena {
     arena: Arena,
     segments: u32,
 }
 
-impl Grown {
+impl GrowingArena {
     fn new(segment_bytes_min: u64, limit_bytes: u64) -> Self {
         Self { arena: arena(segment_bytes_min, limit_bytes), segments: 0 }
     }
@@ -51,9 +51,9 @@ fn assert_disjoint(slots: &[Slot], arena: &Arena) {
 
 /// Every byte is leased, on a stack or in a span, exactly once.
 fn assert_accounted(arena: &Arena) {
-    let stacked: u64 = arena.stacks.iter().map(|(class, places)| class * places.len() as u64).sum();
-    let free: u64 = arena.free.by_place.values().sum();
-    assert_eq!(arena.free.by_place.len(), arena.free.by_size.len());
+    let stacked: u64 = arena.stacks.iter().map(|(class, locations)| class * locations.len() as u64).sum();
+    let free: u64 = arena.free.by_location.values().sum();
+    assert_eq!(arena.free.by_location.len(), arena.free.by_size.len());
     assert_eq!(stacked + free + arena.in_use_bytes, arena.segments.values().sum::<u64>());
     assert_eq!(arena.in_use_bytes, arena.leased.values().map(|leased| leased.class).sum::<u64>());
 }
@@ -75,7 +75,7 @@ proptest! {
     #[test]
     fn live_slots_never_overlap_and_all_bytes_return(operations in operations()) {
         let limit = 8 * MIB;
-        let mut grown = Grown::new(MIB, limit);
+        let mut grown = GrowingArena::new(MIB, limit);
         let mut live = Vec::new();
         for operation in operations {
             match operation {
@@ -103,17 +103,17 @@ proptest! {
         for slot in live {
             prop_assert_eq!(grown.arena.release(slot), Ok(()));
         }
-        grown.arena.empty_stacks();
+        grown.arena.drain_stacks();
         // Each segment is one free span again: nothing is lost and nothing stays cut up.
-        let whole: BTreeMap<Place, u64> =
-            grown.arena.segments.iter().map(|(segment, bytes)| (Place { segment: *segment, offset: 0 }, *bytes)).collect();
-        prop_assert_eq!(&grown.arena.free.by_place, &whole);
+        let whole: BTreeMap<Location, u64> =
+            grown.arena.segments.iter().map(|(segment, bytes)| (Location { segment: *segment, offset: 0 }, *bytes)).collect();
+        prop_assert_eq!(&grown.arena.free.by_location, &whole);
         prop_assert_eq!(grown.arena.usage().slots, 0);
     }
 
     #[test]
     fn the_last_released_of_a_class_is_leased_first(sizes in prop::collection::vec(1..200_000_u64, 1..40)) {
-        let mut grown = Grown::new(16 * MIB, 64 * MIB);
+        let mut grown = GrowingArena::new(16 * MIB, 64 * MIB);
         let slots: Vec<Slot> = sizes.iter().map(|bytes| grown.lease(*bytes).expect("within the limit")).collect();
         for slot in &slots {
             grown.arena.release(*slot).expect("leased");
@@ -125,7 +125,7 @@ proptest! {
 
     #[test]
     fn a_repeated_step_adds_no_segment(sizes in prop::collection::vec(0..2_000_000_u64, 1..60), seed in any::<u64>()) {
-        let mut grown = Grown::new(MIB, 256 * MIB);
+        let mut grown = GrowingArena::new(MIB, 256 * MIB);
         let mut order = sizes;
         let mut segments_after_first = None;
         for step in 0..6_u64 {
@@ -152,8 +152,8 @@ proptest! {
 }
 
 #[test]
-fn zero_bytes_are_a_slot_of_their_own() {
-    let mut grown = Grown::new(MIB, MIB);
+fn a_slot_of_zero_bytes_is_valid() {
+    let mut grown = GrowingArena::new(MIB, MIB);
     let first = grown.lease(0).expect("room");
     let second = grown.lease(0).expect("room");
     assert_ne!(first.offset, second.offset);
@@ -165,7 +165,7 @@ fn zero_bytes_are_a_slot_of_their_own() {
 
 #[test]
 fn the_limit_is_an_immediate_error_with_its_setting() {
-    let mut grown = Grown::new(MIB, 4 * MIB);
+    let mut grown = GrowingArena::new(MIB, 4 * MIB);
     let slot = grown.lease(3 * MIB).expect("within the limit");
     let error = grown.lease(2 * MIB).expect_err("over the limit");
     let expected = LeaseError::Limit {
@@ -184,7 +184,7 @@ fn the_limit_is_an_immediate_error_with_its_setting() {
 
 #[test]
 fn a_slot_of_exactly_the_limit_fits() {
-    let mut grown = Grown::new(64 * MIB, 64 * MIB);
+    let mut grown = GrowingArena::new(64 * MIB, 64 * MIB);
     assert!(grown.lease(64 * MIB).is_ok());
     assert_eq!(arena(64 * MIB, 64 * MIB + 5).lease(1), Ok(Lease::Grow { bytes: 64 * MIB }));
     assert!(arena(MIB, 0).lease(1).is_err());
@@ -192,14 +192,14 @@ fn a_slot_of_exactly_the_limit_fits() {
 
 #[test]
 fn growth_shrinks_to_what_the_limit_leaves() {
-    let mut grown = Grown::new(3 * MIB, 4 * MIB);
+    let mut grown = GrowingArena::new(3 * MIB, 4 * MIB);
     grown.lease(3 * MIB).expect("within the limit");
     assert_eq!(grown.arena.lease(1), Ok(Lease::Grow { bytes: MIB }));
 }
 
 #[test]
 fn only_exactly_the_leased_slot_is_released() {
-    let mut grown = Grown::new(MIB, MIB);
+    let mut grown = GrowingArena::new(MIB, MIB);
     let slot = grown.lease(100).expect("room");
     let wrong = [
         Slot { len: 101, ..slot },

@@ -16,20 +16,20 @@ use crate::fork::ForkSafe;
 use crate::ring::{Bell, RingEnd, WorkerRing};
 use crate::segment::{OwnedSegment, PeerSegment};
 
-/// How a [`MemClient`] behaves.
+/// The configuration of a [`MemClient`].
 #[derive(Debug, Clone, Copy)]
 pub struct MemClientConfig {
-    /// How long to wait for the sidecar to take a request and again for its reply. The sidecar populates a segment before it
-    /// replies, about 0.5 ms a MiB at worst. Not zero.
+    /// Timeout for sending a request, and again for its reply. The sidecar populates a segment before it replies, which
+    /// takes up to about 0.5 ms per MiB. Must not be zero.
     pub timeout: Duration,
     /// Largest result segment to map, in bytes.
     pub result_bytes_max: u64,
 }
 
-/// A blocking client. One exchange at a time; unusable after a failed one and in forked children.
+/// A blocking client for one exchange at a time. It cannot be used after an exchange fails, nor in forked children.
 ///
-/// Its socket is closed in forked children as they start, and shut down when the client is dropped in its own process, so that
-/// no child's copy keeps it open.
+/// Its socket is closed in forked children, and shut down when the client is dropped in its own process, so that no
+/// child's copy keeps the connection open.
 #[derive(Debug)]
 pub struct MemClient {
     stream: ForkSafe<Connection>,
@@ -49,11 +49,11 @@ impl MemClient {
         Self::over(stream, config)
     }
 
-    /// A client over a connected stream.
+    /// Creates a client over a connected stream.
     ///
     /// # Errors
     ///
-    /// [`ShmError::System`] (a timeout of zero, for one), [`ShmError::ForkTableFull`].
+    /// [`ShmError::System`] (for example, for a timeout of zero), [`ShmError::ForkTableFull`].
     pub fn over(stream: UnixStream, config: MemClientConfig) -> Result<Self, ShmError> {
         stream
             .set_read_timeout(Some(config.timeout))
@@ -62,25 +62,26 @@ impl MemClient {
         Ok(Self { stream: ForkSafe::with_fd(Connection(stream))?, config, broken: false })
     }
 
-    /// Hands an input segment to the sidecar, which maps it before this returns.
+    /// Passes an input segment to the sidecar, which maps it before this returns.
     ///
     /// # Errors
     ///
     /// [`ShmError::Refused`] with the sidecar's reason; [`ShmError::TimedOut`], [`ShmError::PeerClosed`],
-    /// [`ShmError::Protocol`], [`ShmError::System`], after which the client is broken; [`ShmError::UsedAfterFork`].
+    /// [`ShmError::Protocol`] or [`ShmError::System`], after which the client cannot be used;
+    /// [`ShmError::UsedAfterFork`].
     pub fn attach(&mut self, token: &SessionToken, id: SegmentId, segment: &OwnedSegment) -> Result<(), ShmError> {
         let request = MemRequest::Attach { token: *token, segment: id, bytes: segment.len() };
         match self.exchange(request, Some(segment.fd()))? {
             (MemReply::Attached, None) => Ok(()),
             (MemReply::Refused { reason }, None) => Err(refused(request, reason)),
             (MemReply::Attached | MemReply::Refused { .. }, Some(_)) => {
-                Err(self.breaks(ProtocolError::UnexpectedDescriptor))
+                Err(self.mark_broken(ProtocolError::UnexpectedDescriptor))
             }
-            (MemReply::Result { .. }, _) => Err(self.breaks(ProtocolError::UnexpectedReply)),
+            (MemReply::Result { .. }, _) => Err(self.mark_broken(ProtocolError::UnexpectedReply)),
         }
     }
 
-    /// Asks for a result segment and maps it.
+    /// Requests a result segment and maps it.
     ///
     /// # Errors
     ///
@@ -91,14 +92,14 @@ impl MemClient {
             (MemReply::Result { bytes }, Some(fd)) => {
                 PeerSegment::map_named(&format!("result segment {id}"), fd, bytes, self.config.result_bytes_max)
             }
-            (MemReply::Result { .. }, None) => Err(self.breaks(ProtocolError::MissingDescriptor)),
+            (MemReply::Result { .. }, None) => Err(self.mark_broken(ProtocolError::MissingDescriptor)),
             (MemReply::Refused { reason }, None) => Err(refused(request, reason)),
-            (MemReply::Refused { .. }, Some(_)) => Err(self.breaks(ProtocolError::UnexpectedDescriptor)),
-            (MemReply::Attached, _) => Err(self.breaks(ProtocolError::UnexpectedReply)),
+            (MemReply::Refused { .. }, Some(_)) => Err(self.mark_broken(ProtocolError::UnexpectedDescriptor)),
+            (MemReply::Attached, _) => Err(self.mark_broken(ProtocolError::UnexpectedReply)),
         }
     }
 
-    /// Hands a ring to the sidecar, which maps it before this returns. The connection becomes the ring's bell.
+    /// Passes a ring to the sidecar, which maps it before this returns. The connection becomes the ring's bell.
     ///
     /// # Errors
     ///
@@ -117,7 +118,7 @@ impl MemClient {
         Ok(ring.into_end(Bell::of(self.stream)))
     }
 
-    /// Who the sidecar is, as the kernel knows it.
+    /// The sidecar's credentials, as reported by the kernel.
     ///
     /// # Errors
     ///
@@ -126,7 +127,8 @@ impl MemClient {
         peer_credentials(&self.stream.get()?.0)
     }
 
-    /// Sends a request and waits for its reply. Any failure breaks the client, as a late reply would then meet another request.
+    /// Sends a request and waits for its reply. After any failure the client is unusable, because a late reply would be
+    /// taken for the reply to the next request.
     fn exchange(
         &mut self,
         request: MemRequest,
@@ -141,7 +143,7 @@ impl MemClient {
         outcome
     }
 
-    fn breaks(&mut self, error: ProtocolError) -> ShmError {
+    fn mark_broken(&mut self, error: ProtocolError) -> ShmError {
         self.broken = true;
         error.into()
     }

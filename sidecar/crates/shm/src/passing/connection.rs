@@ -1,10 +1,10 @@
-//! A connection that ends for everybody when its owner drops it.
+//! A connection that is shut down when dropped.
 
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-/// A stream that ends for all copies of its descriptor when this one is dropped.
+/// A stream that ends for all copies of its descriptor when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Connection(pub(crate) UnixStream);
 
@@ -16,7 +16,7 @@ impl AsFd for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Fails only when the peer has gone already.
+        // This fails only if the peer has closed the connection already.
         let _ = self.0.shutdown(Shutdown::Both);
     }
 }

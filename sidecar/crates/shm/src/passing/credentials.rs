@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket, as the kernel knows it.
+//! The credentials of a Unix socket's peer.
 
 use std::os::unix::net::UnixStream;
 
@@ -6,15 +6,14 @@ use nix::sys::socket::{getsockopt, sockopt};
 
 use crate::error::ShmError;
 
-/// The peer of a connection at the time it connected.
+/// The peer's credentials at the time it connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credentials {
-    /// Effective user id. The overflow uid (65534) when the peer's id has no name in this user namespace.
+    /// Effective user id. The overflow uid (65534) if the peer's id is not mapped in this user namespace.
     pub uid: u32,
     /// Effective group id.
     pub gid: u32,
-    /// Process id, zero when the peer's process is not visible in this pid namespace. Not proof of anything: ids are
-    /// reused.
+    /// Process id; zero if the peer is not visible in this pid namespace. It proves nothing, because ids are reused.
     pub pid: i32,
 }
 

@@ -1,7 +1,7 @@
-//! One line of text and at most one descriptor over a Unix stream socket.
+//! Sends and receives one line of text with at most one descriptor over a Unix stream socket.
 //!
-//! Receiving is done on the C structures themselves: the safe wrappers drop the descriptors of a truncated control message
-//! unclosed, and a hostile peer could so exhaust this process's files.
+//! Receiving uses the C structures directly: the safe wrappers do not close the descriptors of a truncated control
+//! message, so that a hostile peer could exhaust this process's descriptors.
 
 use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, size_of};
@@ -14,10 +14,10 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use crate::error::{ProtocolError, ShmError};
 
-/// What came from the peer.
+/// What was received.
 #[derive(Debug)]
 pub enum Received {
-    /// A line, without its newline, and the descriptor that came with it.
+    /// A line without its newline, and the descriptor that came with it.
     Line {
         /// The text: printable ASCII.
         line: String,
@@ -26,18 +26,18 @@ pub enum Received {
     },
     /// The peer closed its end between two lines.
     Closed,
-    /// The socket's read timeout passed without a single byte.
+    /// The read timeout expired without a single byte.
     Idle,
 }
 
-/// Sends `line`, which ends in a newline, together with `fd`: both or neither.
+/// Sends `line`, which must end in a newline, together with `fd`: both or neither.
 ///
-/// Waits at most the socket's write timeout for room.
+/// Waits for room for at most the socket's write timeout.
 ///
 /// # Errors
 ///
-/// [`ShmError::TimedOut`], [`ShmError::PeerClosed`], [`ShmError::System`], and [`ShmError::Protocol`] for a line over
-/// [`LINE_BYTES_MAX`], which nobody would read.
+/// [`ShmError::TimedOut`], [`ShmError::PeerClosed`], [`ShmError::System`], and [`ShmError::Protocol`] for a line longer
+/// than [`LINE_BYTES_MAX`], which the peer would reject.
 pub fn send_with_fd(stream: &UnixStream, line: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), ShmError> {
     if line.len() > LINE_BYTES_MAX {
         return Err(ProtocolError::LineTooLong { limit: LINE_BYTES_MAX }.into());
@@ -48,9 +48,9 @@ pub fn send_with_fd(stream: &UnixStream, line: &[u8], fd: Option<BorrowedFd<'_>>
     loop {
         match sendmsg::<()>(stream.as_raw_fd(), &text, rights.as_slice(), MsgFlags::MSG_NOSIGNAL, None) {
             Ok(sent) if sent == line.len() => return Ok(()),
-            // A line fits into one buffer of the kernel's, which takes it whole or not at all.
+            // A line fits one kernel buffer, which accepts it completely or not at all.
             Ok(_) => return Err(ShmError::system("sendmsg", "mem.sock", io::Error::from(io::ErrorKind::WriteZero))),
-            // Each retry answers one signal to this thread.
+            // Each retry handles one signal to this thread.
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN) => return Err(ShmError::TimedOut { waiting_for: "sending a line" }),
             Err(Errno::EPIPE | Errno::ECONNRESET) => {
@@ -63,21 +63,21 @@ pub fn send_with_fd(stream: &UnixStream, line: &[u8], fd: Option<BorrowedFd<'_>>
 
 /// Receives one line and at most one descriptor.
 ///
-/// Waits at most the socket's read timeout for each of at most [`LINE_PIECES_MAX`] pieces. Without a read timeout it waits as
-/// long as the peer lives; a nonblocking socket without data is [`Received::Idle`].
+/// Waits for at most the socket's read timeout for each of at most [`LINE_READS_MAX`] fragments. Without a read timeout
+/// it waits as long as the peer lives; a nonblocking socket without data returns [`Received::Idle`].
 ///
 /// # Errors
 ///
-/// [`ShmError::Protocol`] for a line or control data outside the protocol, [`ShmError::PeerClosed`] and
-/// [`ShmError::TimedOut`] for a line that does not end, [`ShmError::System`]. All descriptors received are then closed, and the
-/// connection is to be closed too, as what follows on it has lost its meaning.
+/// [`ShmError::Protocol`] for an invalid line or control data, [`ShmError::PeerClosed`] and [`ShmError::TimedOut`] for
+/// an incomplete line, [`ShmError::System`]. All received descriptors are closed then; close the connection as well,
+/// because its further contents are undefined.
 pub fn recv_with_fd(stream: &UnixStream) -> Result<Received, ShmError> {
     let mut buffer = [0; LINE_BYTES_MAX];
     let mut filled = 0;
     let mut fds = Vec::new();
-    for _ in 0..LINE_PIECES_MAX {
+    for _ in 0..LINE_READS_MAX {
         let room = buffer.get_mut(filled..).unwrap_or_default();
-        match receive_piece(stream, room, &mut fds) {
+        match receive_some(stream, room, &mut fds) {
             Ok(0) if filled == 0 && fds.is_empty() => return Ok(Received::Closed),
             Ok(0) => return Err(ShmError::PeerClosed { waiting_for: RECEIVING }),
             Ok(received) => filled += received,
@@ -93,7 +93,7 @@ pub fn recv_with_fd(stream: &UnixStream) -> Result<Received, ShmError> {
             return Err(ProtocolError::LineTooLong { limit: LINE_BYTES_MAX }.into());
         }
     }
-    Err(ProtocolError::LineInPieces { limit: LINE_PIECES_MAX }.into())
+    Err(ProtocolError::LineFragmented { limit: LINE_READS_MAX }.into())
 }
 
 /// The line before the newline at `end`, which must be the last byte received.
@@ -113,8 +113,8 @@ fn at_most_one(mut fds: Vec<OwnedFd>) -> Result<Option<OwnedFd>, ProtocolError> 
     if fds.is_empty() { Ok(fd) } else { Err(ProtocolError::TooManyDescriptors) }
 }
 
-/// One `recvmsg`: bytes into `room`, descriptors onto `fds`, from where they are closed whatever happens next.
-fn receive_piece(stream: &UnixStream, room: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, ShmError> {
+/// Calls `recvmsg` once: bytes go to `room` and descriptors to `fds`, whose owner closes them in every case.
+fn receive_some(stream: &UnixStream, room: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, ShmError> {
     let mut control = ControlBuffer::new();
     let mut bytes = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
     let mut header = control.header(&mut bytes);
@@ -146,7 +146,7 @@ fn receive_piece(stream: &UnixStream, room: &mut [u8], fds: &mut Vec<OwnedFd>) -
     Ok(received)
 }
 
-/// Takes ownership of all descriptors in the control data of `header`. Says whether there was nothing but descriptors.
+/// Takes ownership of all descriptors in the control data of `header`. Returns whether it contained nothing else.
 ///
 /// # Safety
 ///
@@ -159,7 +159,7 @@ unsafe fn take_descriptors(header: &libc::msghdr, fds: &mut Vec<OwnedFd>) -> boo
         // SAFETY: the CMSG functions return null or a whole header inside the control buffer, which is aligned for it.
         let (level, kind, length) = unsafe { ((*message).cmsg_level, (*message).cmsg_type, (*message).cmsg_len) };
         if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            // SAFETY: CMSG_LEN computes on its argument alone; CMSG_DATA points behind the header, inside the buffer.
+            // SAFETY: CMSG_LEN computes on its argument alone; CMSG_DATA points to the bytes after the header, inside the buffer.
             let (data, prefix) = unsafe { (libc::CMSG_DATA(message), libc::CMSG_LEN(0) as usize) };
             let count = widen(length).saturating_sub(prefix) / size_of::<RawFd>();
             for index in 0..count {
@@ -193,7 +193,7 @@ impl ControlBuffer {
         Self { bytes: [0; CONTROL_BYTES] }
     }
 
-    /// A message header over this buffer and `bytes`. Valid while both live and stay where they are.
+    /// A message header for this buffer and `bytes`. It is valid while both live and do not move.
     fn header(&mut self, bytes: &mut libc::iovec) -> libc::msghdr {
         // SAFETY: msghdr is a C structure of integers and pointers, for all of which zero is a value.
         let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -205,13 +205,13 @@ impl ControlBuffer {
     }
 }
 
-/// Longest line in bytes, newline included. The longest request takes 74.
+/// The longest line in bytes, including the newline. The longest request has 74 bytes.
 pub const LINE_BYTES_MAX: usize = 256;
 
-/// Most pieces in which a line may arrive. A line is written by one call and so arrives in one; the rest is courtesy.
-pub const LINE_PIECES_MAX: usize = 8;
+/// Limit for the fragments of a line. A line is sent by one call and normally arrives in one fragment.
+pub const LINE_READS_MAX: usize = 8;
 
-/// Room for a header and some descriptors: enough to tell one from too many, which the kernel then cuts off and closes.
+/// Room for a header and several descriptors, enough to detect too many; the kernel truncates and closes the rest.
 const CONTROL_BYTES: usize = 64;
 
 const RECEIVING: &str = "waiting for a line";

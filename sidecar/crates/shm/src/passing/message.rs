@@ -1,4 +1,4 @@
-//! The lines of `mem.sock`, parsed once into types that cannot be wrong.
+//! Requests and replies of `mem.sock`, parsed into types without invalid values.
 
 use std::str::FromStr;
 
@@ -7,10 +7,10 @@ use super::token::SessionToken;
 use crate::arena::SegmentId;
 use crate::error::ProtocolError;
 
-/// What a worker asks.
+/// A worker's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemRequest {
-    /// Map the input segment whose descriptor comes with this line.
+    /// Maps the input segment whose descriptor comes with this line.
     Attach {
         /// The worker's session.
         token: SessionToken,
@@ -19,30 +19,30 @@ pub enum MemRequest {
         /// Size of the memfd in bytes.
         bytes: u64,
     },
-    /// Send the descriptor of a result segment.
+    /// Requests the descriptor of a result segment.
     Result {
         /// The worker's session.
         token: SessionToken,
         /// The segment's number among the result segments.
         segment: SegmentId,
     },
-    /// Map the ring whose descriptor comes with this line. After the reply the connection is the ring's bell.
+    /// Maps the ring whose descriptor comes with this line. After the reply the connection is the ring's bell.
     Ring {
         /// The worker's session.
         token: SessionToken,
-        /// Bytes of each direction.
+        /// Capacity of each direction in bytes.
         capacity: u64,
     },
 }
 
 impl MemRequest {
-    /// Reads a line without its newline.
+    /// Parses a line without its newline.
     ///
     /// # Errors
     ///
-    /// Every line that [`MemRequest::to_line`] does not write is refused.
+    /// [`ProtocolError`] for every line that [`MemRequest::to_line`] does not write.
     pub fn parse(line: &str) -> Result<Self, ProtocolError> {
-        let mut words = Words::new(line)?;
+        let mut words = WordParser::new(line)?;
         let request = match words.next()? {
             "ATTACH" => Self::Attach {
                 token: words.next()?.parse()?,
@@ -62,7 +62,7 @@ impl MemRequest {
         Ok(request)
     }
 
-    /// The line, newline included.
+    /// The line, including the newline.
     #[must_use]
     pub fn to_line(&self) -> String {
         match self {
@@ -72,7 +72,7 @@ impl MemRequest {
         }
     }
 
-    /// The request in words, without its token.
+    /// Describes the request, without its token.
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
@@ -83,7 +83,7 @@ impl MemRequest {
     }
 }
 
-/// What the sidecar answers.
+/// A sidecar's reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MemReply {
     /// The input segment or the ring is mapped.
@@ -93,25 +93,25 @@ pub enum MemReply {
         /// Size of the memfd in bytes.
         bytes: u64,
     },
-    /// The request was understood and declined.
+    /// The request was valid and is rejected.
     Refused {
-        /// Why, in words for the worker's user. Printable ASCII.
+        /// The reason, for the worker's user. Printable ASCII.
         reason: String,
     },
 }
 
 impl MemReply {
-    /// Reads a line without its newline.
+    /// Parses a line without its newline.
     ///
     /// # Errors
     ///
-    /// Every line that [`MemReply::to_line`] does not write is refused.
+    /// [`ProtocolError`] for every line that [`MemReply::to_line`] does not write.
     pub fn parse(line: &str) -> Result<Self, ProtocolError> {
         if let Some(reason) = line.strip_prefix("ERR ") {
             check_text(line)?;
             return Ok(Self::Refused { reason: reason.to_owned() });
         }
-        let mut words = Words::new(line)?;
+        let mut words = WordParser::new(line)?;
         match words.next()? {
             "OK" => {}
             "ERR" => return Err(ProtocolError::WordCount),
@@ -125,7 +125,8 @@ impl MemReply {
         Ok(Self::Result { bytes })
     }
 
-    /// The line, newline included. A reason is cut to what a line holds, and what is not printable ASCII becomes `?`.
+    /// The line, including the newline. A reason is truncated to the length of a line, and characters other than
+    /// printable ASCII become `?`.
     #[must_use]
     pub fn to_line(&self) -> String {
         match self {
@@ -140,12 +141,12 @@ impl MemReply {
     }
 }
 
-/// The words of a line, separated by exactly one space.
-struct Words<'a> {
+/// Splits a line into words separated by exactly one space.
+struct WordParser<'a> {
     rest: Option<&'a str>,
 }
 
-impl<'a> Words<'a> {
+impl<'a> WordParser<'a> {
     fn new(line: &'a str) -> Result<Self, ProtocolError> {
         check_text(line)?;
         Ok(Self { rest: Some(line) })
@@ -170,7 +171,7 @@ fn check_text(line: &str) -> Result<(), ProtocolError> {
     if line.bytes().all(|byte| matches!(byte, b' '..=b'~')) { Ok(()) } else { Err(ProtocolError::NotText) }
 }
 
-/// A number in its one spelling: digits only, no leading zero.
+/// Parses a number in its only valid spelling: digits without a leading zero.
 fn decimal<N: FromStr>(word: &str, what: &'static str) -> Result<N, ProtocolError> {
     let plain = word.bytes().all(|byte| byte.is_ascii_digit()) && (word == "0" || !word.starts_with('0'));
     word.parse().ok().filter(|_| plain).ok_or(ProtocolError::Number { what })

@@ -12,91 +12,93 @@ use crate::error::{ProtocolError, ShmError};
 use crate::ring::PeerRing;
 use crate::segment::{OwnedSegment, WorkerSegment};
 
-/// The sessions behind `mem.sock`. Reasons travel to the worker's user: say what is wrong and what to do.
+/// Handles the requests of `mem.sock`. Reasons are shown to the worker's user, so they say what is wrong and what to
+/// do.
 ///
-/// Two checks are the host's, as only it knows sessions: it compares the connection's
-/// [`peer_credentials`](super::peer_credentials) with the uid of the session that a token names, and it bounds the number of
-/// segments of a session (each costs one of the about 65,000 mappings that a process may have) beside their bytes.
+/// The host must perform two checks that need knowledge of sessions: it compares the connection's
+/// [`peer_credentials`](super::peer_credentials) with the uid of the token's session, and it limits the number of
+/// segments of a session in addition to their bytes, because each costs one of the about 65,000 mappings of a process.
 pub trait MemHost {
-    /// How many bytes of input segments this session may still attach. Asked before anything is mapped, so that a peer without
-    /// a session costs nothing.
+    /// The bytes of input segments that this session may still attach. Called before anything is mapped, so that a peer
+    /// without a session costs nothing.
     ///
     /// # Errors
     ///
-    /// The reason why nothing may be attached, such as an unknown token.
+    /// The reason why nothing may be attached, for example an unknown token.
     fn attach_limit_bytes(&mut self, token: &SessionToken) -> Result<u64, String>;
 
-    /// Takes over a worker's input segment, mapped and checked.
+    /// Takes over a worker's input segment, which is mapped and checked.
     ///
     /// # Errors
     ///
-    /// The reason why it is declined; it is then unmapped.
+    /// The reason why it is rejected; the segment is then unmapped.
     fn attach(&mut self, token: &SessionToken, segment: SegmentId, mapped: WorkerSegment) -> Result<(), String>;
 
-    /// A result segment whose descriptor the worker may have.
+    /// The result segment whose descriptor the worker may receive.
     ///
     /// # Errors
     ///
     /// The reason why there is none.
     fn result(&mut self, token: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String>;
 
-    /// Whether this session may have a ring of this capacity. Asked before anything is mapped.
+    /// Checks that this session may have a ring of this capacity. Called before anything is mapped.
     ///
     /// # Errors
     ///
-    /// The reason why not, such as an unknown token.
+    /// The reason why it may not, for example an unknown token.
     fn check_ring(&mut self, token: &SessionToken, capacity: u64) -> Result<(), String>;
 
-    /// Takes over a worker's ring, mapped and checked, and its bell, which is the connection on which it came. The reply is
-    /// still to be sent on it: do not ring before the worker says in another way that it has got it.
+    /// Takes over a worker's ring, which is mapped and checked, and the connection as its bell. The reply is sent on
+    /// the connection afterwards, so do not ring before the worker has confirmed the ring by another message.
     ///
     /// # Errors
     ///
-    /// The reason why it is declined; it is then unmapped.
+    /// The reason why it is rejected; the ring is then unmapped.
     fn ring(&mut self, token: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String>;
 }
 
-/// What [`serve_one`] came to.
+/// The result of [`serve_one`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServeOutcome {
     /// A request was granted.
     Granted(MemRequest),
-    /// A ring was attached: the connection is its bell, so serve no more on it.
+    /// A ring was attached. The connection is its bell, so do not serve it any more.
     Ringing,
-    /// A request was understood and declined; the worker was told.
+    /// A valid request was rejected, and the worker received the reason.
     Refused {
         /// The request.
         request: MemRequest,
-        /// The reason given.
+        /// The reason.
         reason: String,
     },
-    /// The read timeout passed without a request. Look whether to stop, then serve again.
+    /// The read timeout expired without a request. Check whether to stop, then serve again.
     Idle,
     /// The worker closed the connection.
     Closed,
 }
 
-/// Waits for one request, at most the socket's read timeout, and answers it.
+/// Waits for one request, for at most the socket's read timeout, and replies.
 ///
 /// # Errors
 ///
-/// What makes the connection unusable: [`ShmError::Protocol`] (the peer is told, as far as it listens), [`ShmError::TimedOut`],
-/// [`ShmError::PeerClosed`], [`ShmError::System`]. Close the connection.
+/// Errors that make the connection unusable: [`ShmError::Protocol`] (the peer receives it, if possible),
+/// [`ShmError::TimedOut`], [`ShmError::PeerClosed`], [`ShmError::System`]. Close the connection.
 pub fn serve_one(stream: &UnixStream, host: &mut dyn MemHost) -> Result<ServeOutcome, ShmError> {
     let (line, fd) = match recv_with_fd(stream) {
         Ok(Received::Line { line, fd }) => (line, fd),
         Ok(Received::Closed) => return Ok(ServeOutcome::Closed),
         Ok(Received::Idle) => return Ok(ServeOutcome::Idle),
-        Err(error) => return Err(tell(stream, error)),
+        Err(error) => return Err(report_to_peer(stream, error)),
     };
-    let request = MemRequest::parse(&line).map_err(|error| tell(stream, error.into()))?;
-    let (granted, reply) = match answer(stream, request, fd, host).map_err(|error| tell(stream, error.into()))? {
-        Ok(granted) => granted,
-        Err(reason) => {
-            send_with_fd(stream, MemReply::Refused { reason: reason.clone() }.to_line().as_bytes(), None)?;
-            return Ok(ServeOutcome::Refused { request, reason });
-        }
-    };
+    let request = MemRequest::parse(&line).map_err(|error| report_to_peer(stream, error.into()))?;
+    let (granted, reply) =
+        match handle_request(stream, request, fd, host).map_err(|error| report_to_peer(stream, error.into()))? {
+            Ok(granted) => granted,
+            Err(reason) => {
+                send_with_fd(stream, MemReply::Refused { reason: reason.clone() }.to_line().as_bytes(), None)?;
+                return Ok(ServeOutcome::Refused { request, reason });
+            }
+        };
     let fd = granted.as_ref().map(|segment| segment.fd());
     send_with_fd(stream, reply.to_line().as_bytes(), fd)?;
     Ok(match request {
@@ -105,11 +107,11 @@ pub fn serve_one(stream: &UnixStream, host: &mut dyn MemHost) -> Result<ServeOut
     })
 }
 
-/// A granted request: the segment whose descriptor goes with the reply, and the reply.
+/// The segment whose descriptor is sent with the reply, and the reply.
 type Granted = (Option<Arc<OwnedSegment>>, MemReply);
 
-/// Decides on a request: granted, declined with a reason, or outside the protocol.
-fn answer(
+/// Handles a request: granted, rejected with a reason, or a protocol violation.
+fn handle_request(
     stream: &UnixStream,
     request: MemRequest,
     fd: Option<OwnedFd>,
@@ -157,11 +159,11 @@ fn ring(
     host.ring(token, ring, bell)
 }
 
-/// Tells the peer about an error that ends the connection, and passes the error on.
-fn tell(stream: &UnixStream, error: ShmError) -> ShmError {
+/// Sends the peer an error that ends the connection, and returns it.
+fn report_to_peer(stream: &UnixStream, error: ShmError) -> ShmError {
     if matches!(error, ShmError::Protocol(_)) {
         let reply = MemReply::Refused { reason: error.to_string() };
-        // The connection ends either way, and the error itself is what the caller hears.
+        // The connection ends in either case, and the caller gets the error.
         let _ = send_with_fd(stream, reply.to_line().as_bytes(), None);
     }
     error

@@ -1,4 +1,4 @@
-//! The reading end of one direction.
+//! The consumer of one direction of a ring.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -8,23 +8,23 @@ use super::bell::Bell;
 use super::memory::{ALIGNMENT, Channel, LENGTH_BYTES, framed};
 use super::{RingError, futex};
 
-/// Reads messages. One at a time: whoever shares it locks it.
+/// Reads messages. It has one user at a time; share it behind a lock.
 #[derive(Debug)]
 pub struct Consumer {
     channel: Channel,
     bell: Arc<Bell>,
-    /// The own position: never read back from shared memory.
+    /// This side's position; never read back from shared memory.
     consumed: u64,
-    /// The peer's position as accepted last.
+    /// The last accepted position of the peer.
     produced: u64,
 }
 
 /// How a consumer waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// In [`Consumer::sleep`].
+    /// By [`Consumer::sleep`].
     Futex,
-    /// Until the bell is readable.
+    /// By waiting until the bell is readable.
     Bell,
 }
 
@@ -33,10 +33,10 @@ impl Consumer {
         Self { channel, bell, consumed: 0, produced: 0 }
     }
 
-    /// Takes the next message into `message`, whose content is replaced. False when there is none.
+    /// Pops the next message into `message`, replacing its contents. Returns false if the ring is empty.
     ///
     /// # Errors
-    /// [`RingError::Position`], [`RingError::Length`]: the peer broke the ring.
+    /// [`RingError::Position`], [`RingError::Length`]: the peer violated the layout of the ring.
     pub fn pop(&mut self, message: &mut Vec<u8>) -> Result<bool, RingError> {
         if !self.is_ready()? {
             return Ok(false);
@@ -52,37 +52,38 @@ impl Consumer {
         message.clear();
         message.resize(length as usize, 0);
         self.channel.read(self.consumed + LENGTH_BYTES as u64, message);
-        // All positions are multiples of 8, so the padding is within what is published as well.
+        // All positions are multiples of 8, so the padding lies within the published bytes.
         self.consumed += framed(bytes);
-        // Release: the copy comes before the position that lets the peer write there again.
+        // Release: the copy happens before the store that allows the peer to overwrite the bytes.
         self.channel.consumed().store(self.consumed, Ordering::Release);
-        self.tell_room();
+        self.notify_room();
         Ok(true)
     }
 
     /// Whether there is a message.
     ///
     /// # Errors
-    /// [`RingError::Position`]: the peer broke the ring.
+    /// [`RingError::Position`]: the peer violated the layout of the ring.
     pub fn is_ready(&mut self) -> Result<bool, RingError> {
         if self.produced == self.consumed {
-            self.produced = self.look()?;
+            self.produced = self.load_produced()?;
         }
         Ok(self.produced != self.consumed)
     }
 
-    /// Says how this consumer is going to wait; what comes from now on wakes it. False when there is a message already:
-    /// then do not wait.
+    /// Announces that this consumer is going to wait, so that the next message wakes it. Returns false if there is a
+    /// message already; do not wait in that case.
     ///
     /// # Errors
-    /// [`RingError::Position`]: the peer broke the ring.
+    /// [`RingError::Position`]: the peer violated the layout of the ring.
     pub fn arm(&mut self, wait: Wait) -> Result<bool, RingError> {
         let word = match wait {
             Wait::Futex => ON_FUTEX,
             Wait::Bell => ON_BELL,
         };
         self.channel.sleeps().store(word, Ordering::SeqCst);
-        // The word comes before the look at the producer: see the module's header.
+        // The state is stored before `produced` is loaded; see "Sleeping and waking" in the documentation of
+        // [`ring`](super).
         fence(Ordering::SeqCst);
         let ready = self.is_ready()?;
         if ready {
@@ -91,36 +92,36 @@ impl Consumer {
         Ok(!ready)
     }
 
-    /// Awake: what comes costs the producer no system call.
+    /// Announces that this consumer is awake, so that producers make no system call.
     pub fn disarm(&self) {
         self.channel.sleeps().store(AWAKE, Ordering::SeqCst);
     }
 
-    /// Sleeps, after [`Consumer::arm`] with [`Wait::Futex`], until a message comes, [`Kick`] is used or the time is over.
-    /// May return early.
+    /// Sleeps, after [`Consumer::arm`] with [`Wait::Futex`], until a message arrives, [`Kick`] is used, or the timeout
+    /// expires. May return early.
     pub fn sleep(&self, timeout: Duration) {
         futex::wait(self.channel.sleeps(), ON_FUTEX, timeout);
         self.disarm();
     }
 
-    /// What wakes this consumer for a reason of its own process.
+    /// A handle that wakes this consumer from within its process.
     #[must_use]
     pub fn kick(&self) -> Kick {
         Kick { channel: self.channel.clone() }
     }
 
-    /// Rings when the producer waits for room.
-    fn tell_room(&self) {
-        // Our position comes before the look at the wish: see the module's header.
+    /// Rings the bell if the producer waits for room.
+    fn notify_room(&self) {
+        // `consumed` is stored before `wants_room` is loaded; see the documentation of [`ring`](super).
         fence(Ordering::SeqCst);
-        let wish = self.channel.wants_room();
-        if wish.load(Ordering::Relaxed) != 0 && wish.swap(0, Ordering::SeqCst) != 0 {
+        let wants_room = self.channel.wants_room();
+        if wants_room.load(Ordering::Relaxed) != 0 && wants_room.swap(0, Ordering::SeqCst) != 0 {
             self.bell.ring();
         }
     }
 
-    /// The peer's position, loaded once and checked. Acquire: the messages before it are whole.
-    fn look(&self) -> Result<u64, RingError> {
+    /// Loads and checks the peer's position. Acquire: the messages before it are complete.
+    fn load_produced(&self) -> Result<u64, RingError> {
         let position = self.channel.produced().load(Ordering::Acquire);
         let (least, most) = (self.produced, self.consumed + self.channel.capacity());
         if !(least..=most).contains(&position) || !position.is_multiple_of(ALIGNMENT) {
@@ -130,26 +131,27 @@ impl Consumer {
     }
 }
 
-/// Wakes a consumer of the same process that is in [`Consumer::sleep`].
+/// Wakes a consumer of the same process from [`Consumer::sleep`].
 #[derive(Clone, Debug)]
 pub struct Kick {
     channel: Channel,
 }
 
 impl Kick {
-    /// Wakes it, if it sleeps. What it is to see must be in place before; and it must look for that once more between
-    /// [`Consumer::arm`] and [`Consumer::sleep`].
+    /// Wakes the consumer if it sleeps. Store what it should see before this call; the consumer must check for it
+    /// between [`Consumer::arm`] and [`Consumer::sleep`].
     pub fn now(&self) {
         let sleeps = self.channel.sleeps();
-        // It may sleep although the word says that it is awake: a peer that died between changing the word and waking it.
+        // The consumer may sleep although the word says awake: a peer may have died between changing the word and the
+        // wake-up.
         let _ = sleeps.compare_exchange(ON_FUTEX, AWAKE, Ordering::SeqCst, Ordering::SeqCst);
         futex::wake(sleeps);
     }
 }
 
-/// Looks at the ring by itself.
+/// The consumer is awake and polls the ring.
 pub(super) const AWAKE: u32 = 0;
-/// Sleeps on the word.
+/// The consumer sleeps on the futex.
 pub(super) const ON_FUTEX: u32 = 1;
-/// Sleeps until the bell rings.
+/// The consumer waits for the bell.
 pub(super) const ON_BELL: u32 = 2;

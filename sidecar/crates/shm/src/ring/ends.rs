@@ -1,4 +1,4 @@
-//! Making a ring and taking part in one.
+//! Creating, mapping and using a ring.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::error::ShmError;
 use crate::mapping::{Mapping, ReadWrite, SealedFd};
 use crate::segment::{SEALS_OF_PEER, sealed_memfd};
 
-/// A ring that this process, a worker, has made and that has no bell yet.
+/// A ring created by this process, a worker. It has no bell yet.
 #[derive(Debug)]
 pub struct WorkerRing {
     mapping: Arc<Mapping<ReadWrite>>,
@@ -23,7 +23,7 @@ impl WorkerRing {
     /// Creates, maps, populates and seals the memfd of a ring with this capacity in each direction.
     ///
     /// # Errors
-    /// [`ShmError::RingCapacity`]; [`ShmError::System`] when memory or descriptors run out.
+    /// [`ShmError::RingCapacity`]; [`ShmError::System`] if memory or descriptors are exhausted.
     pub fn create(capacity: u64) -> Result<Self, ShmError> {
         let bytes = ring_bytes(capacity)?;
         let (fd, mapping) = sealed_memfd("ronde-ring", RING, bytes)?;
@@ -31,19 +31,19 @@ impl WorkerRing {
         Ok(Self { mapping: Arc::new(mapping), fd, capacity })
     }
 
-    /// Bytes of each direction.
+    /// Capacity of each direction in bytes.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// The memfd, to be passed to the sidecar.
+    /// The memfd, to pass to the sidecar.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The worker's end. The sidecar has the memfd, and the other end of the bell.
+    /// Returns the worker's end. The sidecar has the memfd and the other end of the bell.
     #[must_use]
     pub fn into_end(self, bell: Bell) -> RingEnd {
         RingEnd::new(&self.mapping, self.capacity, (Direction::ToSidecar, Direction::ToWorker), bell)
@@ -58,12 +58,12 @@ pub struct PeerRing {
 }
 
 impl PeerRing {
-    /// Checks, maps and populates the worker's memfd, which must be sealed like an input segment and have exactly the size
+    /// Checks, maps and populates the worker's memfd. It must be sealed like an input segment and have exactly the size
     /// of a ring with this capacity.
     ///
     /// # Errors
-    /// [`ShmError::RingCapacity`], [`ShmError::RingLayout`], [`ShmError::NotMemfd`], [`ShmError::MissingSeals`],
-    /// [`ShmError::WrongSize`] for what the worker did wrong; [`ShmError::System`] when memory runs out.
+    /// [`ShmError::RingCapacity`], [`ShmError::RingLayout`], [`ShmError::NotMemfd`], [`ShmError::MissingSeals`] or
+    /// [`ShmError::WrongSize`] for mistakes of the worker; [`ShmError::System`] if memory is exhausted.
     pub fn map(fd: OwnedFd, capacity: u64) -> Result<Self, ShmError> {
         let announced = ring_bytes(capacity)?.get() as u64;
         let sealed = SealedFd::verify(fd, SEALS_OF_PEER, RING)?;
@@ -76,27 +76,27 @@ impl PeerRing {
         Ok(Self { mapping: Arc::new(mapping), capacity })
     }
 
-    /// Bytes of each direction.
+    /// Capacity of each direction in bytes.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// The sidecar's end.
+    /// Returns the sidecar's end.
     #[must_use]
     pub fn into_end(self, bell: Bell) -> RingEnd {
         RingEnd::new(&self.mapping, self.capacity, (Direction::ToWorker, Direction::ToSidecar), bell)
     }
 }
 
-/// One side of a ring: what it writes, what it reads, and its bell.
+/// One side of a ring: a producer, a consumer, and the bell.
 #[derive(Debug)]
 pub struct RingEnd {
-    /// To the other side.
+    /// Sends to the other side.
     pub producer: Producer,
-    /// From the other side.
+    /// Receives from the other side.
     pub consumer: Consumer,
-    /// What wakes both sides.
+    /// Wakes the other side, and is rung by it.
     pub bell: Arc<Bell>,
 }
 

@@ -1,4 +1,4 @@
-//! A ring whose peer writes what it likes, where it likes.
+//! Fuzz target for a ring whose peer writes arbitrary bytes.
 
 use std::sync::atomic::Ordering;
 
@@ -7,11 +7,11 @@ use ronde_fuzz::{Outcome, fuzz};
 use super::tests::{CAPACITY, Pair, pair};
 use super::{Pushed, RingError, Wait};
 
-/// The sidecar's end, while an input says what the worker does to the shared memory: each step is a byte that says what and
-/// eight with a number. Whatever stands there, what is read is within the ring, and the own positions go on only.
+/// Runs the sidecar's end while the input acts as the worker: each step is a byte that selects the action and eight
+/// bytes with a number. The sidecar must read within the ring only, and its own positions must never decrease.
 #[test]
 fn fuzz_ring() {
-    // Two messages that are read; room that is waited for; a position and a length that cannot be.
+    // Two messages that are read; waiting for room; an impossible position and length.
     let seeds = [&[(0, 40), (0, 500), (4, 0), (4, 0), (6, 1)][..], &[(5, 900), (5, 1_500), (5, 8), (7, 8), (1, 0)]];
     let seeds = seeds.map(|steps| steps.iter().flat_map(|step| written(*step)).collect::<Vec<u8>>());
     fuzz("ring", seeds.to_vec(), |bytes| {
@@ -25,12 +25,12 @@ fn fuzz_ring() {
     });
 }
 
-/// How many messages the sidecar has read or written.
+/// Performs one step and returns how many messages the sidecar has read or written.
 fn perform(pair: &mut Pair, kind: u8, number: u64) -> Result<usize, RingError> {
     let Pair { worker, sidecar, to_sidecar, to_worker } = pair;
     let mut message = Vec::new();
     match kind {
-        // The worker keeps to the rules, as far as it can in what it has made of the ring.
+        // The worker follows the protocol, as far as its earlier writes allow.
         0 => _ = worker.producer.push(&vec![7; usize::try_from(number % 3_000).expect("small")]),
         1 => _ = worker.consumer.pop(&mut message),
         2 => to_sidecar.produced().store(number, Ordering::SeqCst),
@@ -49,7 +49,7 @@ fn perform(pair: &mut Pair, kind: u8, number: u64) -> Result<usize, RingError> {
         7 => to_worker.consumed().store(number, Ordering::SeqCst),
         8 => _ = sidecar.producer.want_room(number % CAPACITY)?,
         _ => {
-            // The low bits are a word, the next one says which.
+            // The low bits are the value of a word, the next bit selects the word.
             #[allow(clippy::cast_possible_truncation, reason = "the low half")]
             let word = number as u32;
             let words = [to_worker.sleeps(), to_sidecar.wants_room()];

@@ -1,4 +1,4 @@
-//! The bytes of a ring: where everything lies, and checked access to one direction.
+//! The memory layout of a ring, and checked access to one direction.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ pub const RING_BYTES_MIN: u64 = 4_096;
 /// Largest capacity of one direction, in bytes.
 pub const RING_BYTES_MAX: u64 = 1 << 20;
 
-/// Which way messages go.
+/// The direction of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     ToSidecar,
     ToWorker,
 }
 
-/// One direction of a ring. The mapping lives as long as any of them.
+/// One direction of a ring. It keeps the mapping alive.
 #[derive(Clone, Debug)]
 pub(super) struct Channel {
     mapping: Arc<Mapping<ReadWrite>>,
@@ -30,7 +30,7 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// A direction of a mapping that has [`ring_bytes`] of this capacity.
+    /// A direction of a mapping of [`ring_bytes`] for this capacity.
     pub(super) fn new(mapping: &Arc<Mapping<ReadWrite>>, direction: Direction, capacity: u64) -> Self {
         let number = match direction {
             Direction::ToSidecar => 0,
@@ -44,7 +44,7 @@ impl Channel {
         self.capacity
     }
 
-    /// The longest message.
+    /// Length of the longest message in bytes.
     pub(super) fn message_bytes_max(&self) -> u64 {
         self.capacity / 2
     }
@@ -65,7 +65,7 @@ impl Channel {
         self.mapping.atomic_u32(self.control + 3 * LINE).expect(IN_HEADER)
     }
 
-    /// Writes `bytes`, at most the capacity, from a position on.
+    /// Writes `bytes`, at most the capacity, at a position.
     pub(super) fn write(&self, position: u64, bytes: &[u8]) {
         let (offset, first) = self.split(position, bytes.len());
         let (head, tail) = bytes.split_at(first);
@@ -75,7 +75,7 @@ impl Channel {
         }
     }
 
-    /// Reads `bytes`, at most the capacity, from a position on.
+    /// Reads `bytes`, at most the capacity, at a position.
     pub(super) fn read(&self, position: u64, bytes: &mut [u8]) {
         let (offset, first) = self.split(position, bytes.len());
         let (head, tail) = bytes.split_at_mut(first);
@@ -85,7 +85,7 @@ impl Channel {
         }
     }
 
-    /// Where a position lies, and how many of `length` bytes lie there before the data begins again.
+    /// The offset of a position, and how many of `length` bytes fit before the data wraps around.
     fn split(&self, position: u64, length: usize) -> (u64, usize) {
         let place = position & (self.capacity - 1);
         let until_end = usize::try_from(self.capacity - place).unwrap_or(usize::MAX);
@@ -98,7 +98,7 @@ pub(super) fn is_capacity(capacity: u64) -> bool {
     capacity.is_power_of_two() && (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&capacity)
 }
 
-/// The size of a ring's memfd, whole pages.
+/// The size of a ring's memfd in whole pages.
 pub(super) fn ring_bytes(capacity: u64) -> Result<NonZeroUsize, ShmError> {
     let wrong = || ShmError::RingCapacity { capacity, least: RING_BYTES_MIN, most: RING_BYTES_MAX };
     if !is_capacity(capacity) {
@@ -107,13 +107,13 @@ pub(super) fn ring_bytes(capacity: u64) -> Result<NonZeroUsize, ShmError> {
     whole_pages(usize::try_from(DATA + 2 * capacity).map_err(|_| wrong())?, RING)
 }
 
-/// Writes what the sidecar looks for at the start of the memfd.
+/// Writes the header that the sidecar checks.
 pub(super) fn write_header(mapping: &Mapping<ReadWrite>) {
     mapping.copy_from(0, &MAGIC).expect(IN_HEADER);
     mapping.copy_from(MAGIC.len() as u64, &LAYOUT_VERSION.to_le_bytes()).expect(IN_HEADER);
 }
 
-/// Looks for the magic number and this version.
+/// Checks the magic number and the layout version.
 pub(super) fn check_header(mapping: &Mapping<ReadWrite>) -> Result<(), ShmError> {
     let (mut magic, mut version) = ([0; 8], [0; 4]);
     mapping.copy_to(0, &mut magic).expect(IN_HEADER);
@@ -125,23 +125,23 @@ pub(super) fn check_header(mapping: &Mapping<ReadWrite>) -> Result<(), ShmError>
     Ok(())
 }
 
-/// A message with its length and padding.
+/// The size of a message with its length field and padding.
 pub(super) fn framed(bytes: u64) -> u64 {
     (LENGTH_BYTES as u64 + bytes).next_multiple_of(ALIGNMENT)
 }
 
-/// Bytes of a message's length.
+/// Bytes of a message's length field.
 pub(super) const LENGTH_BYTES: usize = 4;
-/// Positions are multiples of this, so that a length never runs over the end of the data.
+/// Positions are multiples of this, so that a length field never wraps around.
 pub(super) const ALIGNMENT: u64 = 8;
-/// What errors call the ring's memfd.
+/// The name of the ring's memfd in errors.
 pub(super) const RING: &str = "the ring of the session";
 
 const MAGIC: [u8; 8] = *b"rondring";
 const LAYOUT_VERSION: u32 = 1;
 const CONTROL: u64 = 512;
 const CONTROL_BYTES: u64 = 512;
-/// Two cache lines: processors fetch them in pairs.
+/// Two cache lines, because processors prefetch pairs of them.
 const LINE: u64 = 128;
 const DATA: u64 = 4_096;
 const IN_HEADER: &str = "a mapped ring has its header";

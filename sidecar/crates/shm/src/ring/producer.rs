@@ -1,4 +1,4 @@
-//! The writing end of one direction.
+//! The producer of one direction of a ring.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -9,24 +9,24 @@ use super::memory::{ALIGNMENT, Channel, LENGTH_BYTES, framed};
 use super::{RingError, futex};
 use crate::fork::ForkGuard;
 
-/// Writes messages. One at a time: whoever shares it locks it.
+/// Writes messages. It has one user at a time; share it behind a lock.
 #[derive(Debug)]
 pub struct Producer {
     channel: Channel,
     bell: Arc<Bell>,
-    /// The own position: never read back from shared memory.
+    /// This side's position; never read back from shared memory.
     produced: u64,
-    /// The peer's position as accepted last.
+    /// The last accepted position of the peer.
     consumed: u64,
     fork_guard: ForkGuard,
 }
 
-/// What became of a message.
+/// The result of [`Producer::push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pushed {
-    /// It is published. Nobody has been woken.
+    /// The message is published. The consumer was not woken.
     Done,
-    /// There is no room; nothing was written.
+    /// The ring has no room; nothing was written.
     Full,
 }
 
@@ -35,16 +35,17 @@ impl Producer {
         Self { channel, bell, produced: 0, consumed: 0, fork_guard: ForkGuard::new() }
     }
 
-    /// The longest message, in bytes.
+    /// Length of the longest message in bytes.
     #[must_use]
     pub fn message_bytes_max(&self) -> u64 {
         self.channel.message_bytes_max()
     }
 
-    /// Publishes a message where there is room. [`Producer::wake`] is another step, so that several messages cost one.
+    /// Publishes a message if there is room. [`Producer::wake`] is separate, so that several messages need one wake-up.
     ///
     /// # Errors
-    /// [`RingError::TooLong`]; [`RingError::Position`] when the peer broke the ring; [`RingError::UsedAfterFork`].
+    /// [`RingError::TooLong`]; [`RingError::Position`] if the peer violated the layout of the ring;
+    /// [`RingError::UsedAfterFork`].
     pub fn push(&mut self, message: &[u8]) -> Result<Pushed, RingError> {
         self.fork_guard.check()?;
         let (bytes, limit) = (message.len() as u64, self.message_bytes_max());
@@ -56,17 +57,17 @@ impl Producer {
         self.channel.write(self.produced, &length.to_le_bytes());
         self.channel.write(self.produced + LENGTH_BYTES as u64, message);
         self.produced += framed(bytes);
-        // Published: the message's bytes come before the position.
+        // Release: the message is written before its position is published.
         self.channel.produced().store(self.produced, Ordering::Release);
         Ok(Pushed::Done)
     }
 
-    /// Wakes the consumer if it sleeps. One system call then, otherwise none.
+    /// Wakes the consumer if it sleeps: one system call in that case, none otherwise.
     pub fn wake(&self) {
         if self.fork_guard.is_child() {
             return;
         }
-        // Our position comes before the look at the consumer: see the module's header.
+        // `produced` is stored before `sleeps` is loaded; see the documentation of [`ring`](super).
         fence(Ordering::SeqCst);
         let sleeps = self.channel.sleeps();
         if sleeps.load(Ordering::Relaxed) == AWAKE {
@@ -75,26 +76,26 @@ impl Producer {
         match sleeps.swap(AWAKE, Ordering::SeqCst) {
             AWAKE => {}
             ON_FUTEX => futex::wake(sleeps),
-            // A peer that writes other numbers there rings its own bell.
+            // Any other value written by the peer rings the bell.
             _ => self.bell.ring(),
         }
     }
 
-    /// Asks to be rung for when there is room again. True when there is room already for a message of `bytes`.
+    /// Requests a ring of the bell once there is room. Returns true if there is room for a message of `bytes` already.
     ///
     /// # Errors
     /// [`RingError::Position`].
     pub fn want_room(&mut self, bytes: u64) -> Result<bool, RingError> {
         self.channel.wants_room().store(1, Ordering::Relaxed);
-        // The wish comes before the look at the consumer's position: see the module's header.
+        // `wants_room` is stored before `consumed` is loaded; see the documentation of [`ring`](super).
         fence(Ordering::SeqCst);
         self.has_room(bytes)
     }
 
-    /// Whether a message of `bytes` fits now.
+    /// Whether a message of `bytes` fits.
     fn has_room(&mut self, bytes: u64) -> Result<bool, RingError> {
         if self.room() < framed(bytes) {
-            self.consumed = self.look()?;
+            self.consumed = self.load_consumed()?;
         }
         Ok(self.room() >= framed(bytes))
     }
@@ -103,8 +104,8 @@ impl Producer {
         self.channel.capacity() - (self.produced - self.consumed)
     }
 
-    /// The peer's position, loaded once and checked. Acquire: what it has read may be overwritten.
-    fn look(&self) -> Result<u64, RingError> {
+    /// Loads and checks the peer's position. Acquire: what the peer has read may be overwritten.
+    fn load_consumed(&self) -> Result<u64, RingError> {
         let position = self.channel.consumed().load(Ordering::Acquire);
         let (least, most) = (self.consumed, self.produced);
         if !(least..=most).contains(&position) || !position.is_multiple_of(ALIGNMENT) {

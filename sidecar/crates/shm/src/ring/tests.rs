@@ -12,10 +12,10 @@ use super::*;
 use crate::ShmError;
 
 pub(super) const CAPACITY: u64 = RING_BYTES_MIN;
-/// Only what never comes takes so long.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Only a lost wake-up takes this long.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Both ends of a ring, and the two directions as the peer can write them.
+/// Both ends of a ring, and its two directions as a hostile peer can write them.
 pub(super) struct Pair {
     pub(super) worker: RingEnd,
     pub(super) sidecar: RingEnd,
@@ -39,15 +39,15 @@ pub(super) fn pair() -> Pair {
 }
 
 /// Waits for the bell, as an event loop does.
-fn await_bell(bell: &Bell) {
+fn wait_for_bell(bell: &Bell) {
     let mut stream = bell.listen().expect("a descriptor");
     stream.set_nonblocking(false).expect("it may block here");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
     let rung = stream.read(&mut [0; 1_024]).expect("nobody rang");
     assert!(rung > 0, "the other side is gone");
 }
 
-/// A message that says which one it is, of an odd size.
+/// A message of an odd size that contains its number.
 fn numbered(number: u64) -> Vec<u8> {
     let length = 8 + (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 52) as usize % 600;
     let mut bytes = number.to_le_bytes().to_vec();
@@ -65,7 +65,7 @@ fn two_threads_pass_everything_in_order_through_a_small_ring() {
             let message = numbered(number);
             while producer.push(&message).expect("in order") == Pushed::Full {
                 if !producer.want_room(message.len() as u64).expect("in order") {
-                    await_bell(&bell);
+                    wait_for_bell(&bell);
                 }
             }
             producer.wake();
@@ -80,17 +80,17 @@ fn two_threads_pass_everything_in_order_through_a_small_ring() {
             next += 1;
             continue;
         }
-        assert!(begin.elapsed() < PATIENCE, "a wake-up was lost at message {next}");
-        // Both ways of waiting in turn.
+        assert!(begin.elapsed() < TIMEOUT, "a wake-up was lost at message {next}");
+        // Alternates between both ways to wait.
         slept += 1;
         if slept.is_multiple_of(2) {
             if consumer.arm(Wait::Bell).expect("in order") {
-                await_bell(&sidecar.bell);
+                wait_for_bell(&sidecar.bell);
             }
         } else if consumer.arm(Wait::Futex).expect("in order") {
             let asleep = Instant::now();
-            consumer.sleep(PATIENCE);
-            assert!(asleep.elapsed() < PATIENCE / 2, "a wake-up was lost at message {next}");
+            consumer.sleep(TIMEOUT);
+            assert!(asleep.elapsed() < TIMEOUT / 2, "a wake-up was lost at message {next}");
         }
     }
     assert!(!consumer.pop(&mut message).expect("in order"), "nothing is left");
@@ -106,7 +106,7 @@ fn ping_and_pong_lose_no_wake_up_in_either_way_of_sleeping() {
         for _ in 0..ROUNDS {
             while !consumer.pop(&mut message).expect("in order") {
                 if consumer.arm(Wait::Bell).expect("in order") {
-                    await_bell(&sidecar.bell);
+                    wait_for_bell(&sidecar.bell);
                 }
             }
             assert_eq!(producer.push(&message), Ok(Pushed::Done));
@@ -121,8 +121,8 @@ fn ping_and_pong_lose_no_wake_up_in_either_way_of_sleeping() {
         while !consumer.pop(&mut message).expect("in order") {
             if consumer.arm(Wait::Futex).expect("in order") {
                 let asleep = Instant::now();
-                consumer.sleep(PATIENCE);
-                assert!(asleep.elapsed() < PATIENCE / 2, "a wake-up was lost in round {round}");
+                consumer.sleep(TIMEOUT);
+                assert!(asleep.elapsed() < TIMEOUT / 2, "a wake-up was lost in round {round}");
             }
         }
         assert_eq!(message, round.to_le_bytes());
@@ -138,8 +138,8 @@ fn a_kick_wakes_a_sleeper_and_leaves_a_bell_armed() {
     assert!(consumer.arm(Wait::Futex).expect("in order"));
     let sleeper = std::thread::spawn(move || {
         let asleep = Instant::now();
-        consumer.sleep(PATIENCE);
-        assert!(asleep.elapsed() < PATIENCE / 2, "nobody woke it");
+        consumer.sleep(TIMEOUT);
+        assert!(asleep.elapsed() < TIMEOUT / 2, "nobody woke it");
         consumer
     });
     own.now();
@@ -149,10 +149,10 @@ fn a_kick_wakes_a_sleeper_and_leaves_a_bell_armed() {
     drop(kick);
     assert_eq!(sidecar.producer.push(b"here"), Ok(Pushed::Done));
     sidecar.producer.wake();
-    await_bell(&worker.bell);
+    wait_for_bell(&worker.bell);
 }
 
-/// The other side's: of another direction, so that it wakes nobody here.
+/// A kick of the other side, which concerns another direction and wakes nobody here.
 fn worker_kick(sidecar: &RingEnd) -> Kick {
     let kick = sidecar.consumer.kick();
     kick.now();
@@ -183,7 +183,7 @@ fn a_full_ring_takes_nothing_until_there_is_room() {
     assert_eq!(worker.producer.want_room(1_000), Ok(false));
     let mut read = Vec::new();
     assert!(sidecar.consumer.pop(&mut read).expect("in order"));
-    await_bell(&worker.bell);
+    wait_for_bell(&worker.bell);
     assert_eq!(worker.producer.push(&message), Ok(Pushed::Done), "room for one");
     assert_eq!(worker.producer.push(&message), Ok(Pushed::Full));
     for _ in 0..pushed {
@@ -211,20 +211,20 @@ fn positions_and_lengths_of_a_hostile_peer_end_the_ring() {
         assert_eq!(sidecar.consumer.pop(&mut Vec::new()), Err(expected));
         assert_eq!(sidecar.consumer.arm(Wait::Bell), Err(expected));
     }
-    // A producer that turns back.
+    // The producer's position decreases.
     let Pair { mut worker, mut sidecar, to_sidecar, .. } = pair();
     assert_eq!(worker.producer.push(b"message"), Ok(Pushed::Done));
     assert!(sidecar.consumer.pop(&mut Vec::new()).expect("in order"));
     to_sidecar.produced().store(0, Ordering::SeqCst);
     assert_eq!(sidecar.consumer.pop(&mut Vec::new()), Err(position(0, 16, 16 + CAPACITY)));
-    // A consumer that claims to have read what was never written, or turns back.
+    // The consumer's position is ahead of the producer's, or decreases.
     let Pair { mut worker, to_sidecar, .. } = pair();
     while worker.producer.push(&[0; 100]).expect("in order") == Pushed::Done {}
     to_sidecar.consumed().store(CAPACITY + 8, Ordering::SeqCst);
     let Err(RingError::Position { position: CAPACITY_AND_8, .. }) = worker.producer.push(&[0; 100]) else {
         panic!("accepted")
     };
-    // Lengths beyond what is published, and beyond the limit.
+    // Lengths beyond the published bytes, and beyond the limit.
     for (length, produced) in [(13_u32, 16), (u32::MAX, 16), (2_049, CAPACITY)] {
         let Pair { mut sidecar, to_sidecar, .. } = pair();
         to_sidecar.write(0, &length.to_le_bytes());
@@ -238,7 +238,7 @@ fn positions_and_lengths_of_a_hostile_peer_end_the_ring() {
 const CAPACITY_AND_8: u64 = CAPACITY + 8;
 
 #[test]
-fn whatever_stands_in_the_words_costs_a_byte_to_the_bell_at_most() {
+fn hostile_wait_words_cost_at_most_one_wake_up_per_message() {
     let Pair { mut worker, sidecar, to_sidecar, .. } = pair();
     for word in [ON_FUTEX, 2, 3, u32::MAX] {
         to_sidecar.sleeps().store(word, Ordering::SeqCst);
@@ -246,15 +246,15 @@ fn whatever_stands_in_the_words_costs_a_byte_to_the_bell_at_most() {
         worker.producer.wake();
         assert_eq!(to_sidecar.sleeps().load(Ordering::SeqCst), 0);
     }
-    // A bell that nobody hears never makes the ringer wait.
+    // Ringing never blocks, even if nobody reads the bell.
     for _ in 0..100_000 {
         worker.bell.ring();
     }
-    // Heard, as a connection that is closed with something unheard ends by a reset.
-    let mut heard = Vec::new();
-    let unheard = sidecar.bell.listen().expect("a descriptor").read_to_end(&mut heard).expect_err("it is open");
-    assert_eq!(unheard.kind(), std::io::ErrorKind::WouldBlock);
-    assert!(heard.len() > 3, "the rings have come");
+    // Read these: closing a socket with unread bytes would reset the connection.
+    let mut received = Vec::new();
+    let unread = sidecar.bell.listen().expect("a descriptor").read_to_end(&mut received).expect_err("it is open");
+    assert_eq!(unread.kind(), std::io::ErrorKind::WouldBlock);
+    assert!(received.len() > 3, "the rings have come");
     drop(sidecar);
     worker.bell.ring();
     let mut rest = Vec::new();

@@ -1,4 +1,4 @@
-//! Connections from peers, up to the hello.
+//! Incoming connections, up to the hello.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -11,103 +11,106 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
-use super::closing::{CloseCode, Ending};
+use super::auth::LinkAuth;
+use super::close::{CloseCode, CloseReason};
 use super::connection::{Connection, ReadStop, RecvHalf, SendHalf};
-use super::endpoints::Servers;
-use super::link::{self, Wire};
-use super::proof::Proof;
+use super::endpoints::ServerConfigs;
+use super::link::{self, LinkStream};
 use super::state::Shared;
 use crate::hello;
 use crate::port::DownReason;
 use crate::{quic, tcp};
 
-/// Accepts connections of both carriers until the port is closed; those to other addresses than `own` are not answered,
-/// unless there are none.
+/// Accepts connections over both carriers until the port is closed. Ignores connections to local addresses that are not
+/// in `own`, unless `own` is empty.
 pub(super) async fn accept_all(shared: Arc<Shared>, own: Vec<IpAddr>) {
-    let places = Arc::new(Semaphore::new(HANDSHAKES_MAX));
-    tokio::join!(accept_quic(&shared, &own, &places), accept_tcp(&shared, &own, &places));
+    let permits = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    tokio::join!(accept_quic(&shared, &own, &permits), accept_tcp(&shared, &own, &permits));
 }
 
-async fn accept_quic(shared: &Arc<Shared>, own: &[IpAddr], places: &Arc<Semaphore>) {
+async fn accept_quic(shared: &Arc<Shared>, own: &[IpAddr], permits: &Arc<Semaphore>) {
     let Some(endpoint) = shared.endpoints.quic.as_ref().map(|endpoint| &endpoint.quinn) else { return };
     let port = endpoint.local_addr().map_or(0, |address| address.port());
     while let Some(incoming) = endpoint.accept().await {
         let to = incoming.local_ip().map(|address| address.to_canonical());
         let from = incoming.remote_address();
-        if !is_wanted(own, to, from) {
+        if !is_served_address(own, to, from) {
             incoming.ignore();
             continue;
         }
-        // An address that the peer's host has as well leads back here.
+        // A connection to this same port: the peer's address also exists on this host.
         if from.port() == port && Some(from.ip().to_canonical()) == to {
             incoming.refuse();
             continue;
         }
-        let Some(place) = place(places, from) else {
+        let Some(permit) = permit(permits, from) else {
             incoming.refuse();
             continue;
         };
-        // When many come at once, senders prove their address first, so that forged ones cost no handshake.
-        if places.available_permits() < HANDSHAKES_MAX / 2 && incoming.may_retry() {
+        // Under load, requires senders to validate their address by a retry packet, so that spoofed ones cost no
+        // handshake.
+        if permits.available_permits() < HANDSHAKES_MAX / 2 && incoming.may_retry() {
             if let Err(error) = incoming.retry() {
                 error.into_incoming().ignore();
             }
             continue;
         }
-        tokio::spawn(accept_one(shared.clone(), Arrival::Quic(Box::new(incoming)), from, place));
+        tokio::spawn(accept_one(shared.clone(), IncomingConnection::Quic(Box::new(incoming)), from, permit));
     }
 }
 
-async fn accept_tcp(shared: &Arc<Shared>, own: &[IpAddr], places: &Arc<Semaphore>) {
+async fn accept_tcp(shared: &Arc<Shared>, own: &[IpAddr], permits: &Arc<Semaphore>) {
     let Some(endpoint) = &shared.endpoints.tcp else { return };
     while let Some(stream) = endpoint.accept().await {
-        // One that is gone already has no address.
+        // A connection that was closed already has no peer address.
         let Ok(from) = stream.peer_addr() else { continue };
-        if !is_wanted(own, tcp::local_ip(&stream), from) {
+        if !is_served_address(own, tcp::local_ip(&stream), from) {
             continue;
         }
-        let Some(place) = place(places, from) else { continue };
-        tokio::spawn(accept_one(shared.clone(), Arrival::Tcp(stream), from, place));
+        let Some(permit) = permit(permits, from) else { continue };
+        tokio::spawn(accept_one(shared.clone(), IncomingConnection::Tcp(stream), from, permit));
     }
 }
 
-/// A connection that a peer, or somebody else, makes.
-enum Arrival {
+/// A connection that arrived at one of the port's sockets.
+enum IncomingConnection {
     Quic(Box<Incoming>),
     Tcp(TcpStream),
 }
 
-impl Arrival {
-    async fn authenticate(self, shared: &Shared, servers: Servers) -> Result<Connection, Ending> {
+impl IncomingConnection {
+    async fn authenticate(self, shared: &Shared, servers: ServerConfigs) -> Result<Connection, CloseReason> {
         match (self, servers.quic, &shared.endpoints.tcp) {
             (Self::Quic(incoming), Some(server), _) => {
-                let accepting = incoming.accept_with(server).map_err(|error| quic::ending(&error))?;
-                accepting.await.map(Connection::Quic).map_err(|error| quic::ending(&error))
+                let accepting = incoming.accept_with(server).map_err(|error| quic::close_reason(&error))?;
+                accepting.await.map(Connection::Quic).map_err(|error| quic::close_reason(&error))
             }
-            (Self::Tcp(stream), _, Some(endpoint)) => endpoint.greet(stream, servers.tls).await.map(Connection::Tcp),
-            (Self::Quic(_) | Self::Tcp(_), ..) => unreachable!("it has arrived at a socket that there is"),
+            (Self::Tcp(stream), _, Some(endpoint)) => {
+                endpoint.accept_handshake(stream, servers.tls).await.map(Connection::Tcp)
+            }
+            (Self::Quic(_) | Self::Tcp(_), ..) => unreachable!("it arrived at one of the endpoints"),
         }
     }
 }
 
-fn is_wanted(own: &[IpAddr], to: Option<IpAddr>, from: SocketAddr) -> bool {
-    let is_wanted = own.is_empty() || to.is_none_or(|to| own.contains(&to));
-    if !is_wanted {
-        tracing::debug!(%from, ?to, "a connection to an address that is not in use");
+fn is_served_address(own: &[IpAddr], to: Option<IpAddr>, from: SocketAddr) -> bool {
+    let is_served_address = own.is_empty() || to.is_none_or(|to| own.contains(&to));
+    if !is_served_address {
+        tracing::debug!(%from, ?to, "a connection to a local address that this port does not serve was ignored");
     }
-    is_wanted
+    is_served_address
 }
 
-fn place(places: &Arc<Semaphore>, from: SocketAddr) -> Option<OwnedSemaphorePermit> {
-    let place = places.clone().try_acquire_owned().ok();
-    if place.is_none() {
-        tracing::warn!(%from, "too many handshakes at once; the peer tries again");
+fn permit(permits: &Arc<Semaphore>, from: SocketAddr) -> Option<OwnedSemaphorePermit> {
+    let permit = permits.clone().try_acquire_owned().ok();
+    if permit.is_none() {
+        tracing::warn!(%from, "too many handshakes are in progress; this one was rejected, and the peer retries");
     }
-    place
+    permit
 }
 
-/// Ends a link that waited for its peer's dial until the start timeout.
-pub(super) async fn give_up_waiting(shared: Arc<Shared>, peer: SidecarIndex, generation: u64) {
+/// Reports `Down` for a link whose peer has not dialled before the start timeout.
+pub(super) async fn accept_timeout(shared: Arc<Shared>, peer: SidecarIndex, generation: u64) {
     let start_timeout = shared.options.start_timeout;
     sleep(start_timeout).await;
     let refused = shared.last_refusal().map(|text| format!("; the last link refused here: {text}"));
@@ -116,123 +119,128 @@ pub(super) async fn give_up_waiting(shared: Arc<Shared>, peer: SidecarIndex, gen
         start_timeout.as_secs_f32(),
         refused.as_deref().unwrap_or_default()
     );
-    shared.link_down(peer, generation, DownReason::Lost(text));
+    shared.report_down(peer, generation, DownReason::Lost(text));
 }
 
-async fn accept_one(shared: Arc<Shared>, arrival: Arrival, from: SocketAddr, place: OwnedSemaphorePermit) {
-    let Ok(greeted) = timeout(GREETING_TIMEOUT, greet(&shared, arrival)).await else {
-        return tracing::debug!(%from, "a connection said no hello in time");
+async fn accept_one(
+    shared: Arc<Shared>,
+    incoming_connection: IncomingConnection,
+    from: SocketAddr,
+    permit: OwnedSemaphorePermit,
+) {
+    let Ok(outcome) = timeout(HELLO_TIMEOUT, receive_hello(&shared, incoming_connection)).await else {
+        return tracing::debug!(%from, "a connection sent no hello in time");
     };
-    drop(place);
-    let (wire, hello) = match greeted {
-        Ok(Greeted::Link(wire, hello)) => (*wire, hello),
-        Ok(Greeted::Replacement) => return,
-        Err(Turned::Lost(ending)) => {
-            match ending.refusal() {
-                Some(text) => shared.note_refusal(from, text),
-                None => tracing::debug!(%from, ?ending, "a connection ended before its hello"),
+    drop(permit);
+    let (stream, hello) = match outcome {
+        Ok(HelloOutcome::NewLink(stream, hello)) => (*stream, hello),
+        Ok(HelloOutcome::Replacement) => return,
+        Err(Rejected::Lost(reason)) => {
+            match reason.refusal() {
+                Some(text) => shared.record_refusal(from, text),
+                None => tracing::debug!(%from, ?reason, "a connection ended before its hello"),
             }
             return;
         }
-        Err(Turned::Away { connection, code, text }) => {
-            shared.note_refusal(from, &text);
+        Err(Rejected::Violation { connection, code, text }) => {
+            shared.record_refusal(from, &text);
             return connection.close(code, &text);
         }
-        Err(Turned::Refused { connection, peer, send, text }) => {
-            shared.note_refusal(from, &text);
+        Err(Rejected::Refused { connection, peer, send, text }) => {
+            shared.record_refusal(from, &text);
             shared.refuse_opening(peer, &text);
             return refuse(&connection, send, text).await;
         }
     };
-    match shared.bring_up_accepted(&wire, hello) {
-        Some(installed) => link::run(shared, wire, installed).await,
-        None => wire.connection.close(CloseCode::Duplicate, "the lower index's connection is kept"),
+    match shared.bring_up_accepted(&stream, hello) {
+        Some(installed) => link::run(shared, stream, installed).await,
+        None => stream.connection.close(CloseCode::Duplicate, "the lower index's connection is kept"),
     }
 }
 
-/// What a good hello is for.
-enum Greeted {
-    Link(Box<Wire>, Hello),
-    /// The link that there is has it at hand.
+/// What an accepted hello leads to.
+enum HelloOutcome {
+    NewLink(Box<LinkStream>, Hello),
+    /// The peer's existing link stores the connection.
     Replacement,
 }
 
 /// Why a connection gets no link.
-enum Turned {
-    /// It ended by itself, or TLS refused it.
-    Lost(Ending),
-    /// It is closed with a reason.
-    Away { connection: Connection, code: CloseCode, text: String },
-    /// The peer is who it says, but its hello is not acceptable.
+enum Rejected {
+    /// It was closed, or TLS rejected it.
+    Lost(CloseReason),
+    /// It violates the protocol and is closed with a reason.
+    Violation { connection: Connection, code: CloseCode, text: String },
+    /// The peer is authenticated, but its hello is not acceptable.
     Refused { connection: Connection, peer: SidecarIndex, send: SendHalf, text: String },
 }
 
-async fn greet(shared: &Shared, arrival: Arrival) -> Result<Greeted, Turned> {
+async fn receive_hello(shared: &Shared, incoming_connection: IncomingConnection) -> Result<HelloOutcome, Rejected> {
     let (identity, servers) = shared.accepting();
-    let connection = arrival.authenticate(shared, servers).await.map_err(Turned::Lost)?;
-    let away = |code, text| Turned::Away { connection: connection.clone(), code, text };
-    let proof = Proof::of(&connection, identity).map_err(|error| away(CloseCode::Refused, error.to_string()))?;
-    let peer = proof.peer.id.sidecar;
+    let connection = incoming_connection.authenticate(shared, servers).await.map_err(Rejected::Lost)?;
+    let violation = |code, text| Rejected::Violation { connection: connection.clone(), code, text };
+    let auth = LinkAuth::of(&connection, identity).map_err(|error| violation(CloseCode::Refused, error.to_string()))?;
+    let peer = auth.peer.id.sidecar;
     if !shared.peers.contains_key(&peer) {
-        return Err(away(CloseCode::Refused, format!("{peer} is not a peer of {}", shared.hello.sidecar)));
+        return Err(violation(CloseCode::Refused, format!("{peer} is not a peer of {}", shared.hello.sidecar)));
     }
-    let (mut send, mut recv) = connection.accept().await.map_err(Turned::Lost)?;
+    let (mut send, mut recv) = connection.accept().await.map_err(Rejected::Lost)?;
     let hello = read_hello(&mut recv).await.map_err(|stop| match stop {
-        ReadStop::Lost(ending) => Turned::Lost(ending),
-        ReadStop::Finished => away(CloseCode::Protocol, "the stream ended without a hello".to_owned()),
-        ReadStop::Violation(text) => away(CloseCode::Protocol, text),
+        ReadStop::Lost(reason) => Rejected::Lost(reason),
+        ReadStop::Finished => violation(CloseCode::Protocol, "the stream ended without a hello".to_owned()),
+        ReadStop::Violation(text) => violation(CloseCode::Protocol, text),
     })?;
     let link = shared.accepted_link(peer);
     if let Some(text) = hello::refusal(&shared.hello, &hello, peer, shared.known_incarnation(peer), link.is_some()) {
-        return Err(Turned::Refused { connection, peer, send, text });
+        return Err(Rejected::Refused { connection, peer, send, text });
     }
     if connection.carrier() != shared.carrier() {
         let text = format!("this port takes links over {}, not over {}", shared.carrier(), connection.carrier());
-        return Err(Turned::Refused { connection, peer, send, text });
+        return Err(Rejected::Refused { connection, peer, send, text });
     }
-    if hello.replaces && link.as_ref().is_some_and(|link| !link.takes_offers()) {
+    if hello.replaces && link.as_ref().is_some_and(|link| !link.accepts_offers()) {
         let text = "the connection is being replaced already; try again later".to_owned();
-        return Err(Turned::Refused { connection, peer, send, text });
+        return Err(Rejected::Refused { connection, peer, send, text });
     }
     let answer = Hello { replaces: hello.replaces, ..shared.hello.clone() };
     if link::write_hello(&mut send, &answer).await.is_err() {
-        return Err(Turned::Lost(connection.closed().await));
+        return Err(Rejected::Lost(connection.closed().await));
     }
-    // Another one may have come while the answer was written.
-    if hello.replaces && link.as_ref().is_some_and(|link| !link.takes_offers()) {
-        return Err(away(CloseCode::Refused, "the connection is being replaced already".to_owned()));
+    // Another replacement may have arrived while the answer was written.
+    if hello.replaces && link.as_ref().is_some_and(|link| !link.accepts_offers()) {
+        return Err(violation(CloseCode::Refused, "the connection is being replaced already".to_owned()));
     }
-    let wire = Wire { connection, send, recv, peer, proof };
+    let stream = LinkStream { connection, send, recv, peer, auth };
     match link.filter(|_| hello.replaces) {
-        None => Ok(Greeted::Link(Box::new(wire), hello)),
+        None => Ok(HelloOutcome::NewLink(Box::new(stream), hello)),
         Some(link) => {
-            link.offer(wire);
-            Ok(Greeted::Replacement)
+            link.offer(stream);
+            Ok(HelloOutcome::Replacement)
         }
     }
 }
 
 async fn read_hello(recv: &mut RecvHalf) -> Result<Hello, ReadStop> {
-    let frame = link::read_frame(recv, link::admit_first).await?;
+    let frame = link::read_frame(recv, link::check_first_header).await?;
     if frame.header.kind != FrameKind::Hello {
         return Err(ReadStop::Violation(format!("the first frame is {:?}, not a hello", frame.header.kind)));
     }
     control::decode(FrameKind::Hello, &frame.payload).map_err(|error| ReadStop::Violation(error.to_string()))
 }
 
-/// Tells the peer why, and gives it a moment to hear it before the connection is closed with the same text.
+/// Sends the refusal, and closes the connection after the peer has had a moment to read it.
 async fn refuse(connection: &Connection, mut send: SendHalf, text: String) {
     let payload = control::encode(&Refusal { reason: text.clone() });
     if link::write_first(&mut send, FrameKind::Refusal, payload).await.is_ok() {
-        send.end_refusal();
-        // The peer closes when it has read the refusal; one that does not is closed below.
+        send.finish_refusal();
+        // The peer closes when it has read the refusal; otherwise the timeout expires.
         let _ = timeout(REFUSAL_TIMEOUT, connection.closed()).await;
     }
     connection.close(CloseCode::Refused, &text);
 }
 
-/// Handshakes at once; more are asked to come again.
+/// Limit for simultaneous handshakes; further peers must retry.
 const HANDSHAKES_MAX: usize = 256;
-/// From the first datagram to the hello.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Limit for the time from the first packet to the hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! A connection over either carrier, and its two directions, as the links need them.
+//! A connection over QUIC or TCP, and its two halves.
 
 use std::net::SocketAddr;
 
@@ -8,25 +8,25 @@ use ronde_wire::control::Carrier;
 use ronde_wire::{FrameHeader, FrameKind};
 use rustls_pki_types::CertificateDer;
 
-use super::closing::{CloseCode, Ending};
+use super::close::{CloseCode, CloseReason};
 use super::{PathStats, canonical};
 use crate::{quic, tcp};
 
-/// One authenticated connection; clones are the same one.
+/// An authenticated connection. Clones refer to the same connection.
 #[derive(Clone)]
 pub(crate) enum Connection {
     Quic(quinn::Connection),
     Tcp(tcp::Connection),
 }
 
-/// Why an attempt to connect has failed.
-pub(crate) enum Attempt {
-    /// This side cannot even try.
+/// Why a connection could not be made.
+pub(crate) enum ConnectError {
+    /// A problem of this side; nothing was sent.
     Local(String),
-    /// Nobody answers there, yet.
-    Unanswered(String),
-    /// Somebody did.
-    Ended(Ending),
+    /// The peer does not answer, or not yet.
+    NoAnswer(String),
+    /// The peer closed the connection or was rejected.
+    Closed(CloseReason),
 }
 
 impl Connection {
@@ -44,7 +44,7 @@ impl Connection {
         }
     }
 
-    /// The certificates that the peer has shown, leaf first.
+    /// The peer's certificates, leaf first.
     pub(super) fn peer_certificates(&self) -> Vec<CertificateDer<'static>> {
         match self {
             Self::Quic(connection) => quic::peer_certificates(connection),
@@ -52,19 +52,19 @@ impl Connection {
         }
     }
 
-    /// Closes it with a reason that the peer is told.
+    /// Closes the connection and sends the reason to the peer.
     pub(crate) fn close(&self, code: CloseCode, reason: &str) {
         match self {
             Self::Quic(connection) => quic::close(connection, code, reason),
-            // Its goodbye goes on by itself.
+            // A spawned task finishes the close.
             Self::Tcp(connection) => drop(connection.close(code, reason)),
         }
     }
 
-    /// Waits until it has ended. Nobody may read from it any more.
-    pub(super) async fn closed(&self) -> Ending {
+    /// Waits until the connection is closed. Do not read from it at the same time.
+    pub(super) async fn closed(&self) -> CloseReason {
         match self {
-            Self::Quic(connection) => quic::ending(&connection.closed().await),
+            Self::Quic(connection) => quic::close_reason(&connection.closed().await),
             Self::Tcp(connection) => connection.closed().await,
         }
     }
@@ -76,37 +76,38 @@ impl Connection {
         }
     }
 
-    /// The dialler's directions.
-    pub(super) async fn open(&self) -> Result<(SendHalf, RecvHalf), Ending> {
+    /// Opens the stream as the dialler.
+    pub(super) async fn open(&self) -> Result<(SendHalf, RecvHalf), CloseReason> {
         match self {
             Self::Quic(connection) => match connection.open_bi().await {
                 Ok((send, recv)) => Ok((SendHalf::Quic(send), RecvHalf::Quic(recv))),
-                Err(error) => Err(quic::ending(&error)),
+                Err(error) => Err(quic::close_reason(&error)),
             },
             Self::Tcp(connection) => Ok(halves(connection)),
         }
     }
 
-    /// The acceptor's.
-    pub(super) async fn accept(&self) -> Result<(SendHalf, RecvHalf), Ending> {
+    /// Accepts the stream as the acceptor.
+    pub(super) async fn accept(&self) -> Result<(SendHalf, RecvHalf), CloseReason> {
         match self {
             Self::Quic(connection) => match connection.accept_bi().await {
                 Ok((send, recv)) => Ok((SendHalf::Quic(send), RecvHalf::Quic(recv))),
-                Err(error) => Err(quic::ending(&error)),
+                Err(error) => Err(quic::close_reason(&error)),
             },
             Self::Tcp(connection) => Ok(halves(connection)),
         }
     }
 
-    /// Returns when the peer's host says that its process is gone. A connection over TCP hears that by itself.
-    pub(super) async fn until_unreachable(&self) {
+    /// Returns when the peer's host reports that the peer's process has exited. TCP reports this as the end of the
+    /// connection.
+    pub(super) async fn wait_unreachable(&self) {
         match self {
-            Self::Quic(connection) => quic::until_unreachable(connection).await,
+            Self::Quic(connection) => quic::wait_unreachable(connection).await,
             Self::Tcp(_) => std::future::pending().await,
         }
     }
 
-    /// What is known of the way.
+    /// Statistics of the network path.
     pub(super) fn path(&self) -> PathStats {
         match self {
             Self::Quic(connection) => quic::path(connection),
@@ -129,65 +130,65 @@ fn halves(connection: &tcp::Connection) -> (SendHalf, RecvHalf) {
     (SendHalf::Tcp(send), RecvHalf::Tcp(recv))
 }
 
-/// The direction to the peer.
+/// The half that sends to the peer.
 pub(super) enum SendHalf {
     Quic(quinn::SendStream),
     Tcp(tcp::SendHalf),
 }
 
-/// The connection is gone; reading from it says why.
-pub(super) struct Broken;
+/// The connection is closed; reading returns the reason.
+pub(super) struct ConnectionLost;
 
 impl SendHalf {
-    /// Hands all pieces to the connection.
-    pub(super) async fn write(&mut self, mut pieces: Vec<Bytes>) -> Result<(), Broken> {
+    /// Writes all buffers.
+    pub(super) async fn write(&mut self, mut buffers: Vec<Bytes>) -> Result<(), ConnectionLost> {
         match self {
-            Self::Quic(stream) => stream.write_all_chunks(&mut pieces).await.map_err(|_| Broken),
-            Self::Tcp(half) => half.write(pieces).await.map_err(|_| Broken),
+            Self::Quic(stream) => stream.write_all_chunks(&mut buffers).await.map_err(|_| ConnectionLost),
+            Self::Tcp(half) => half.write(buffers).await.map_err(|_| ConnectionLost),
         }
     }
 
-    /// Ends the direction behind what was written.
+    /// Finishes the half after what was written.
     pub(super) fn finish(&mut self) {
         match self {
             Self::Quic(stream) => {
-                // Fails when the connection is gone, which the reader finds out with its reason.
+                // This fails if the connection is closed; the reader gets the reason.
                 let _ = stream.finish();
             }
             Self::Tcp(half) => half.finish(),
         }
     }
 
-    /// Behind a refusal nothing follows. Over TCP the close that follows says that.
-    pub(super) fn end_refusal(&mut self) {
+    /// Finishes the half after a refusal. Over TCP the close frame that follows does so.
+    pub(super) fn finish_refusal(&mut self) {
         if let Self::Quic(_) = self {
             self.finish();
         }
     }
 
-    /// Behind [`Self::finish`]: waits until the peer has everything, or the connection is gone.
-    pub(super) async fn finished(&mut self) {
+    /// Waits, after [`Self::finish`], until the peer has received everything or the connection is closed.
+    pub(super) async fn wait_finished(&mut self) {
         match self {
             Self::Quic(stream) => {
-                // It has ended either way.
+                // The half has ended in either case.
                 let _ = stream.stopped().await;
             }
-            Self::Tcp(half) => half.finished().await,
+            Self::Tcp(half) => half.wait_finished().await,
         }
     }
 
-    /// Makes sure that a close does not overtake what was written. Over TCP it cannot.
-    pub(super) async fn settle(&mut self) {
+    /// Waits until the peer has received what was written, so that a close cannot overtake it. Over TCP it cannot.
+    pub(super) async fn flush(&mut self) {
         if let Self::Quic(stream) = self
             && stream.finish().is_ok()
         {
-            // It has ended either way.
+            // The half has ended in either case.
             let _ = stream.stopped().await;
         }
     }
 }
 
-/// The direction from the peer.
+/// The half that receives from the peer.
 pub(super) enum RecvHalf {
     Quic(quinn::RecvStream),
     Tcp(tcp::RecvHalf),
@@ -195,71 +196,73 @@ pub(super) enum RecvHalf {
 
 /// Why no further frame can be read.
 pub(super) enum ReadStop {
-    /// The peer sent what is not the protocol.
+    /// The peer violated the protocol.
     Violation(String),
-    /// The direction ended at a frame's border.
+    /// The stream ended between two frames.
     Finished,
-    /// The connection is gone.
-    Lost(Ending),
+    /// The connection is closed.
+    Lost(CloseReason),
 }
 
-/// Why there are not as many bytes as were asked for.
-pub(super) enum Short {
-    /// The direction ended behind so many.
+/// Why fewer bytes were read than requested.
+pub(super) enum ShortRead {
+    /// The stream ended after this many bytes.
     Finished(usize),
-    Stop(ReadStop),
+    Ended(ReadStop),
 }
 
 impl RecvHalf {
-    /// Fills the whole of `out`.
-    pub(super) async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), Short> {
+    /// Fills `out`.
+    pub(super) async fn read_exact(&mut self, out: &mut [u8]) -> Result<(), ShortRead> {
         match self {
             Self::Quic(stream) => stream.read_exact(out).await.map_err(|error| match error {
-                ReadExactError::FinishedEarly(got) => Short::Finished(got),
-                ReadExactError::ReadError(error) => Short::Stop(error.into()),
+                ReadExactError::FinishedEarly(got) => ShortRead::Finished(got),
+                ReadExactError::ReadError(error) => ShortRead::Ended(error.into()),
             }),
             Self::Tcp(half) => {
                 let length = out.len();
-                half.read(out).await.map_err(|stop| Short::of(stop, length))
+                half.read(out).await.map_err(|stop| ShortRead::of(stop, length))
             }
         }
     }
 
-    /// Reads so many bytes into memory of their own.
-    pub(super) async fn read(&mut self, length: usize) -> Result<Bytes, Short> {
+    /// Reads `length` bytes into a new buffer.
+    pub(super) async fn read(&mut self, length: usize) -> Result<Bytes, ShortRead> {
         match self {
             Self::Quic(stream) => {
                 let mut out = BytesMut::with_capacity(length);
                 while out.len() < length {
                     match stream.read_chunk(length - out.len(), true).await {
                         Ok(Some(chunk)) => out.extend_from_slice(&chunk.bytes),
-                        Ok(None) => return Err(Short::Finished(out.len())),
-                        Err(error) => return Err(Short::Stop(error.into())),
+                        Ok(None) => return Err(ShortRead::Finished(out.len())),
+                        Err(error) => return Err(ShortRead::Ended(error.into())),
                     }
                 }
                 Ok(out.freeze())
             }
-            Self::Tcp(half) => half.read_bytes(length).await.map_err(|stop| Short::of(stop, length)),
+            Self::Tcp(half) => half.read_bytes(length).await.map_err(|stop| ShortRead::of(stop, length)),
         }
     }
 
-    /// How the connection has ended, when the frame with this header says so; QUIC has frames of its own for that.
-    pub(super) async fn end(&mut self, header: &FrameHeader) -> Option<ReadStop> {
+    /// The reason in a close frame, if the frame with this header is one. QUIC has its own close frames.
+    pub(super) async fn read_close(&mut self, header: &FrameHeader) -> Option<ReadStop> {
         match self {
-            Self::Tcp(half) if header.kind == FrameKind::Close => Some(match half.end(header).await {
-                Ok(ending) | Err(tcp::Stop::Ended(ending)) => ReadStop::Lost(ending),
-                Err(tcp::Stop::Finished(_)) => ReadStop::Violation("the stream ended within its last frame".to_owned()),
+            Self::Tcp(half) if header.kind == FrameKind::Close => Some(match half.read_close(header).await {
+                Ok(reason) | Err(tcp::ReadError::Closed(reason)) => ReadStop::Lost(reason),
+                Err(tcp::ReadError::Finished(_)) => {
+                    ReadStop::Violation("the stream ended within its close frame".to_owned())
+                }
             }),
             Self::Tcp(_) | Self::Quic(_) => None,
         }
     }
 }
 
-impl Short {
-    fn of(stop: tcp::Stop, wanted: usize) -> Self {
+impl ShortRead {
+    fn of(stop: tcp::ReadError, wanted: usize) -> Self {
         match stop {
-            tcp::Stop::Finished(missing) => Self::Finished(wanted - missing),
-            tcp::Stop::Ended(ending) => Self::Stop(ReadStop::Lost(ending)),
+            tcp::ReadError::Finished(missing) => Self::Finished(wanted - missing),
+            tcp::ReadError::Closed(reason) => Self::Ended(ReadStop::Lost(reason)),
         }
     }
 }
@@ -267,7 +270,7 @@ impl Short {
 impl From<ReadError> for ReadStop {
     fn from(error: ReadError) -> Self {
         match error {
-            ReadError::ConnectionLost(error) => Self::Lost(quic::ending(&error)),
+            ReadError::ConnectionLost(error) => Self::Lost(quic::close_reason(&error)),
             other => Self::Violation(format!("the stream broke: {other}")),
         }
     }

@@ -1,4 +1,4 @@
-//! What a port listens with and dials from: a UDP socket, a TCP listener, or both.
+//! The sockets of a port: UDP, TCP, or both.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,33 +7,33 @@ use ronde_wire::SidecarIndex;
 use ronde_wire::control::Carrier;
 
 use super::PortError;
-use super::connection::{Attempt, Connection};
+use super::connection::{ConnectError, Connection};
 use crate::identity::Identity;
 use crate::{quic, tcp, tls};
 
-/// At least one is there: that of the port's own carrier. The other one, where there is one, only tells peers of another
-/// setting what is wrong.
+/// The endpoints of both carriers. The port's own carrier is always there; the other one only rejects peers whose
+/// `transport` setting differs.
 pub(super) struct Endpoints {
     pub(super) quic: Option<quic::Endpoint>,
     pub(super) tcp: Option<tcp::Endpoint>,
 }
 
-/// What accepts connections in the name of one identity.
+/// The server configurations that present one identity.
 #[derive(Clone)]
-pub(super) struct Servers {
+pub(super) struct ServerConfigs {
     pub(super) quic: Option<Arc<quinn::ServerConfig>>,
     pub(super) tls: Arc<rustls::ServerConfig>,
 }
 
 impl Endpoints {
-    /// Makes what accepts connections in the name of an identity.
-    pub(super) fn servers(&self, identity: &Identity) -> Result<Servers, PortError> {
+    /// Builds the server configurations for an identity.
+    pub(super) fn servers(&self, identity: &Identity) -> Result<ServerConfigs, PortError> {
         let quic = self.quic.as_ref().map(|endpoint| endpoint.server_config(identity)).transpose()?;
-        Ok(Servers { quic: quic.map(Arc::new), tls: Arc::new(tls::server_config(identity)?) })
+        Ok(ServerConfigs { quic: quic.map(Arc::new), tls: Arc::new(tls::server_config(identity)?) })
     }
 
-    /// Accepts with these from now on.
-    pub(super) fn install(&self, servers: &Servers) {
+    /// Uses these configurations for new connections.
+    pub(super) fn install(&self, servers: &ServerConfigs) {
         if let (Some(endpoint), Some(server)) = (&self.quic, &servers.quic) {
             endpoint.quinn.set_server_config(Some(server.as_ref().clone()));
         }
@@ -46,15 +46,15 @@ impl Endpoints {
         identity: &Identity,
         peer: SidecarIndex,
         address: SocketAddr,
-    ) -> Result<Connection, Attempt> {
+    ) -> Result<Connection, ConnectError> {
         match (carrier, &self.quic, &self.tcp) {
             (Carrier::Quic, Some(endpoint), _) => endpoint.connect(identity, peer, address).await.map(Connection::Quic),
             (Carrier::Tls, _, Some(endpoint)) => endpoint.connect(identity, peer, address).await.map(Connection::Tcp),
-            (carrier, ..) => Err(Attempt::Local(format!("this port has no socket for {carrier}"))),
+            (carrier, ..) => Err(ConnectError::Local(format!("this port has no socket for {carrier}"))),
         }
     }
 
-    /// Takes no more connections.
+    /// Stops accepting connections.
     pub(super) fn stop_accepting(&self) {
         if let Some(endpoint) = &self.quic {
             endpoint.quinn.set_server_config(None);
@@ -64,7 +64,7 @@ impl Endpoints {
         }
     }
 
-    /// Ends all connections at once.
+    /// Closes all connections immediately.
     pub(super) fn close(&self, reason: &str) {
         if let Some(endpoint) = &self.quic {
             endpoint.close(reason);
@@ -74,7 +74,7 @@ impl Endpoints {
         }
     }
 
-    /// Waits until the peers of all connections have heard of their end.
+    /// Waits until all connections are closed and their peers have received the reason.
     pub(super) async fn wait_idle(&self) {
         if let Some(endpoint) = &self.quic {
             endpoint.quinn.wait_idle().await;

@@ -1,79 +1,80 @@
-//! How a link goes over from one connection to the next, without losing, doubling or overtaking a frame.
+//! Moves a link from one connection to the next without losing, duplicating or reordering frames.
 //!
 //! ```text
 //! dialler                                              acceptor
-//! dials anew; hello that replaces ──────────────────▸  keeps the connection at hand, answers
-//! ends its old stream, writes on in the new one  ────▸ has read the old stream to its end: reads on in the new one,
-//! has read the old stream to its end: reads on   ◂──── ends its own old stream, writes on in the new one
-//! in the new one, closes the old connection
+//! dials again; hello with `replaces` ────────────────▸  stores the connection, answers with its hello
+//! finishes its old stream, writes to the new one  ───▸  reads the old stream to its end, then from the new one,
+//! reads the old stream to its end, then from     ◂────  finishes its own old stream, writes to the new one
+//! the new one; closes the old connection
 //! ```
 //!
-//! Each receiver reads the old stream to its end first, and no side ends its stream before it knows that the other has
-//! the new connection: the dialler by the answer to its hello, the acceptor by the end of the dialler's stream.
+//! Each receiver reads the old stream to its end before it reads from the new one. Neither side finishes its old stream
+//! before it knows that the other has the new connection: the dialler learns it from the answer to its hello, the
+//! acceptor from the end of the dialler's stream.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::closing::CloseCode;
+use super::auth::LinkAuth;
+use super::close::CloseCode;
 use super::connection::{Connection, RecvHalf, SendHalf};
-use super::link::Wire;
-use super::proof::Proof;
+use super::link::LinkStream;
 
-/// The next connection of a link, while there is one.
+/// The next connection of a link, if there is one.
 #[derive(Default)]
 pub(super) struct Handover {
-    next: Mutex<Option<Next>>,
+    next: Mutex<Option<NextConnection>>,
     changed: Notify,
-    /// One for each old connection that the peer has not closed yet, and this one.
+    /// One clone for each old connection that the peer has not closed yet, besides this one.
     lingering: Arc<()>,
 }
 
-struct Next {
+struct NextConnection {
     connection: Connection,
-    proof: Proof,
-    /// Until the writer has gone over.
+    auth: LinkAuth,
+    /// Taken when the writer switches.
     send: Option<SendHalf>,
-    /// Until the reader has.
+    /// Taken when the reader switches.
     recv: Option<RecvHalf>,
-    /// The acceptor's writer waits for its reader.
-    writer_may_go: bool,
+    /// False while the acceptor's writer waits for its reader to switch.
+    writer_may_switch: bool,
 }
 
 impl Handover {
-    /// The dialler's: the writer goes over now.
-    pub(super) fn begin(&self, wire: Wire) {
-        self.put(wire, true);
+    /// Called by the dialler: the writer switches immediately.
+    pub(super) fn begin(&self, stream: LinkStream) {
+        self.set_next(stream, true);
     }
 
-    /// The acceptor's: nothing changes until the peer's old stream ends. One that was offered before and not used is
-    /// closed.
-    pub(super) fn offer(&self, wire: Wire) {
-        self.put(wire, false);
+    /// Called by the acceptor: both halves switch when the peer's old stream ends. Replaces and closes an earlier offer
+    /// that was not used.
+    pub(super) fn offer(&self, stream: LinkStream) {
+        self.set_next(stream, false);
     }
 
-    /// Whether the dialler may go on to another connection: not while it goes over to one.
+    /// Whether the dialler may make another connection: not while it switches to one.
     pub(super) fn is_idle(&self) -> bool {
         self.lock().is_none()
     }
 
-    /// Whether the acceptor takes another offer: one that the peer has not begun to use is forgotten, one that it has is
-    /// not, and old connections do not pile up.
-    pub(super) fn takes_offers(&self) -> bool {
-        let is_used = |next: &Next| next.send.is_none() || next.recv.is_none();
+    /// Whether the acceptor takes another offer: it does unless the peer has begun to use the last one or too many old
+    /// connections are still open.
+    pub(super) fn accepts_offers(&self) -> bool {
+        let is_used = |next: &NextConnection| next.send.is_none() || next.recv.is_none();
         !self.lock().as_ref().is_some_and(is_used) && Arc::strong_count(&self.lingering) <= LINGERING_MAX
     }
 
-    /// Held by whoever keeps an old connection.
+    /// Held for as long as an old connection is kept open.
     pub(super) fn lingering(&self) -> Arc<()> {
         self.lingering.clone()
     }
 
-    /// The writer's: waits until it may go over, and goes.
+    /// Waits until the writer may switch, and returns the new send half.
     pub(super) async fn send_half(&self) -> SendHalf {
         loop {
             let changed = self.changed.notified();
-            if let Some(next) = self.lock().as_mut().filter(|next| next.writer_may_go)
+            if let Some(next) = self.lock().as_mut().filter(|next| next.writer_may_switch)
                 && let Some(send) = next.send.take()
             {
                 self.changed.notify_waiters();
@@ -83,28 +84,28 @@ impl Handover {
         }
     }
 
-    /// The reader's, at the end of the old stream: goes over when there is a next connection that still stands.
+    /// Returns the new receive half at the end of the old stream, if there is a next connection that is still open.
     pub(super) fn recv_half(&self) -> Option<(Connection, RecvHalf)> {
         let mut held = self.lock();
         let next = held.as_mut().filter(|next| !next.connection.is_closed() || next.send.is_none())?;
         let recv = next.recv.take()?;
-        next.writer_may_go = true;
+        next.writer_may_switch = true;
         let connection = next.connection.clone();
         drop(held);
         self.changed.notify_waiters();
         Some((connection, recv))
     }
 
-    /// Waits until both directions have gone over; gives the connection that is the link's from then on.
-    pub(super) async fn moved(&self) -> (Connection, Proof) {
+    /// Waits until both halves have switched, and returns the link's new connection.
+    pub(super) async fn completed(&self) -> (Connection, LinkAuth) {
         loop {
             let changed = self.changed.notified();
             {
                 let mut held = self.lock();
                 if held.as_ref().is_some_and(|next| next.send.is_none() && next.recv.is_none())
-                    && let Some(Next { connection, proof, .. }) = held.take()
+                    && let Some(NextConnection { connection, auth, .. }) = held.take()
                 {
-                    return (connection, proof);
+                    return (connection, auth);
                 }
             }
             changed.await;
@@ -118,20 +119,20 @@ impl Handover {
         }
     }
 
-    fn put(&self, wire: Wire, writer_may_go: bool) {
-        let Wire { connection, send, recv, proof, .. } = wire;
-        let next = Next { connection, proof, send: Some(send), recv: Some(recv), writer_may_go };
+    fn set_next(&self, stream: LinkStream, writer_may_switch: bool) {
+        let LinkStream { connection, send, recv, auth, .. } = stream;
+        let next = NextConnection { connection, auth, send: Some(send), recv: Some(recv), writer_may_switch };
         if let Some(unused) = self.lock().replace(next) {
             unused.connection.close(CloseCode::Replaced, "another replacement came");
         }
         self.changed.notify_waiters();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Next>> {
-        // Each change is one assignment, so a panic elsewhere leaves it whole.
+    fn lock(&self) -> MutexGuard<'_, Option<NextConnection>> {
+        // Every change is a single assignment, so a panic elsewhere leaves the state consistent.
         self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Old connections of one link that wait for the peer to read their last bytes.
+/// Limit for old connections of one link whose last bytes the peer has not read.
 const LINGERING_MAX: usize = 4;

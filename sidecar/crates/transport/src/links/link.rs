@@ -1,4 +1,4 @@
-//! A link that is up: frames in both directions until it ends.
+//! A link while it is up: its reader, its writer, and the task that watches certificates and the peer's process.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,55 +12,62 @@ use rustls_pki_types::UnixTime;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::closing::{CloseCode, Ending};
-use super::connection::{Broken, Connection, ReadStop, RecvHalf, SendHalf, Short};
+use super::auth::LinkAuth;
+use super::close::{CloseCode, CloseReason};
+use super::connection::{Connection, ConnectionLost, ReadStop, RecvHalf, SendHalf, ShortRead};
 use super::handover::Handover;
-use super::outbox::{Next, Outbox};
-use super::proof::Proof;
+use super::outbox::{Outbox, OutboxItem};
 use super::replace;
-use super::state::{Installed, Shared};
+use super::state::{ActiveLink, Shared};
 use crate::hello;
 use crate::port::DownReason;
 
-/// A connection with its one stream, authenticated.
-pub(super) struct Wire {
+/// An authenticated connection with the two halves of its one stream.
+pub(super) struct LinkStream {
     pub(super) connection: Connection,
     pub(super) send: SendHalf,
     pub(super) recv: RecvHalf,
     pub(super) peer: SidecarIndex,
-    pub(super) proof: Proof,
+    pub(super) auth: LinkAuth,
 }
 
-/// How a link ends.
-enum End {
-    /// The owner asked for it, behind everything queued.
+/// Why a link ends.
+enum LinkEnd {
+    /// The owner closed it; everything queued was sent.
     Closed(String),
-    /// The peer sent what is not the protocol.
+    /// The peer violated the protocol.
     Violation(String),
     Expired(String),
-    /// The peer's authority is not accepted any more.
-    Disowned(String),
+    /// No accepted authority signed the peer's certificate any more.
+    Untrusted(String),
     Unreachable,
-    Gone(Ending),
+    Gone(CloseReason),
 }
 
-/// A link while it is up: the parts that its reader, its writer and its watch have in common.
-struct Running<'a> {
+/// What the reader, writer and watcher of one link share.
+struct RunningLink<'a> {
     shared: &'a Arc<Shared>,
     peer: SidecarIndex,
     generation: u64,
     dialled: bool,
     handover: &'a Handover,
-    /// The peer, which was dialled, asks for a replacement.
-    asked: Notify,
+    /// Notified when the acceptor asks the dialler to replace the connection.
+    replacement_requested: Notify,
 }
 
-/// Runs a link until it is down, and tells the owner why.
-pub(super) async fn run(shared: Arc<Shared>, wire: Wire, installed: Installed) {
-    let Wire { connection, send, recv, peer, proof } = wire;
-    let Installed { generation, outbox, handover, dialled } = installed;
-    let running = Running { shared: &shared, peer, generation, dialled, handover: &handover, asked: Notify::new() };
-    let mut current = (connection.clone(), proof);
+/// Runs a link until it ends, then reports `Down` with the reason to the owner.
+pub(super) async fn run(shared: Arc<Shared>, stream: LinkStream, installed: ActiveLink) {
+    let LinkStream { connection, send, recv, peer, auth } = stream;
+    let ActiveLink { generation, outbox, handover, dialled } = installed;
+    let running = RunningLink {
+        shared: &shared,
+        peer,
+        generation,
+        dialled,
+        handover: &handover,
+        replacement_requested: Notify::new(),
+    };
+    let mut current = (connection.clone(), auth);
     let mut reader = pin!(running.read_frames(connection, recv));
     let mut writer = pin!(running.write_frames(&outbox, send));
     let end = tokio::select! {
@@ -73,263 +80,269 @@ pub(super) async fn run(shared: Arc<Shared>, wire: Wire, installed: Installed) {
         handover.close(code, reason);
     };
     let reason = match end {
-        End::Closed(reason) => {
+        LinkEnd::Closed(reason) => {
             close(CloseCode::Closed, &reason);
             return;
         }
-        End::Violation(text) => {
+        LinkEnd::Violation(text) => {
             close(CloseCode::Protocol, &text);
             DownReason::Protocol(text)
         }
-        End::Expired(text) => {
+        LinkEnd::Expired(text) => {
             close(CloseCode::Expired, &text);
             DownReason::Expired(text)
         }
-        End::Disowned(text) => {
+        LinkEnd::Untrusted(text) => {
             close(CloseCode::Refused, &text);
-            shared.note_refusal(current.0.remote_address(), &text);
+            shared.record_refusal(current.0.remote_address(), &text);
             DownReason::Refused(text)
         }
-        End::Unreachable => {
-            close(CloseCode::Closed, "your port was unreachable");
+        LinkEnd::Unreachable => {
+            close(CloseCode::Closed, "the peer's port was unreachable");
             DownReason::PortUnreachable
         }
-        End::Gone(ending) => {
-            close(CloseCode::Closed, "the connection before this one was lost");
-            if let Some(text) = ending.refusal() {
-                shared.note_refusal(current.0.remote_address(), text);
+        LinkEnd::Gone(reason) => {
+            close(CloseCode::Closed, "the link's earlier connection was lost");
+            if let Some(text) = reason.refusal() {
+                shared.record_refusal(current.0.remote_address(), text);
             }
-            ending.down_reason(peer)
+            reason.down_reason(peer)
         }
     };
-    shared.link_down(peer, generation, reason);
+    shared.report_down(peer, generation, reason);
 }
 
-impl Running<'_> {
-    async fn read_frames(&self, mut connection: Connection, mut recv: RecvHalf) -> End {
+impl RunningLink<'_> {
+    async fn read_frames(&self, mut connection: Connection, mut recv: RecvHalf) -> LinkEnd {
         let Self { shared, peer, generation, .. } = *self;
         let purpose = shared.hello.purpose;
-        let mut before = None;
+        let mut previous = None;
         loop {
             let frame = match read_frame(&mut recv, |header| hello::check_kind(header, purpose)).await {
                 Ok(frame) => frame,
                 Err(ReadStop::Finished) => match self.handover.recv_half() {
                     Some(next) => {
-                        (before, recv) = (Some(std::mem::replace(&mut connection, next.0)), next.1);
+                        (previous, recv) = (Some(std::mem::replace(&mut connection, next.0)), next.1);
                         continue;
                     }
-                    None => return into_end(ReadStop::Finished, &connection).await,
+                    None => return into_link_end(ReadStop::Finished, &connection).await,
                 },
-                // The peer's old stream did not end because it goes on in the new one, but because the peer ends the link.
-                Err(ReadStop::Lost(Ending::Unused(_))) if before.is_some() => {
-                    let old = before.expect("the guard has looked");
-                    return into_end(ReadStop::Finished, &old).await;
+                // The peer closed the link while it was being moved: the old stream's end was not the switch to the new
+                // connection.
+                Err(ReadStop::Lost(CloseReason::Unused(_))) if previous.is_some() => {
+                    let old = previous.expect("the guard checks it");
+                    return into_link_end(ReadStop::Finished, &old).await;
                 }
-                Err(stop) => return into_end(stop, &connection).await,
+                Err(stop) => return into_link_end(stop, &connection).await,
             };
             if let Err(text) = hello::check_lane(&frame, purpose) {
-                return End::Violation(text);
+                return LinkEnd::Violation(text);
             }
             if frame.header.kind == FrameKind::Renew {
                 if !self.dialled {
-                    return End::Violation("only the side that was dialled asks for a replacement".to_owned());
+                    return LinkEnd::Violation("only the side that was dialled may ask for a replacement".to_owned());
                 }
-                self.asked.notify_one();
+                self.replacement_requested.notify_one();
                 continue;
             }
             shared.counters.add(&shared.counters.frames_received, 1);
             shared.counters.add(&shared.counters.opened_bytes, frame.wire_bytes() as u64);
-            // Closed here meanwhile: what still comes is read and dropped, so that the peer's last acknowledgements flow.
+            // If the owner has closed the link, frames are read and dropped so that the peer's acknowledgements still
+            // arrive.
             shared.deliver(peer, generation, frame).await;
         }
     }
 
-    async fn write_frames(&self, outbox: &Outbox, mut send: SendHalf) -> End {
+    async fn write_frames(&self, outbox: &Outbox, mut send: SendHalf) -> LinkEnd {
         let shared = self.shared;
-        // What was sent last in the old stream may be on its way for a while.
-        let mut before: Option<SendHalf> = None;
+        // The half of the old connection, whose last bytes may still be in flight.
+        let mut previous: Option<SendHalf> = None;
         loop {
             let next = tokio::select! {
                 biased;
                 fresh = self.handover.send_half() => {
                     let mut old = std::mem::replace(&mut send, fresh);
                     old.finish();
-                    before = Some(old);
+                    previous = Some(old);
                     continue;
                 }
                 next = outbox.next() => next,
             };
             let batch = match next {
-                Next::Write(batch) => batch,
-                Next::Close(reason) => {
-                    flush(before.as_mut(), &mut send).await;
-                    return End::Closed(reason);
+                OutboxItem::Write(batch) => batch,
+                OutboxItem::Close(reason) => {
+                    flush(previous.as_mut(), &mut send).await;
+                    return LinkEnd::Closed(reason);
                 }
             };
             shared.counters.add(&shared.counters.frames_sent, batch.frames);
             shared.counters.add(&shared.counters.sealed_bytes, batch.bytes as u64);
-            if send.write(batch.pieces).await.is_err() {
-                // The reader finds out why, behind the frames that have arrived.
+            if send.write(batch.buffers).await.is_err() {
+                // The reader reports the reason, after the frames that have arrived.
                 return std::future::pending().await;
             }
             outbox.written(batch.bytes);
-            shared.sent(self.peer, self.generation, batch.chunks);
+            shared.report_sent(self.peer, self.generation, batch.chunks);
         }
     }
 
-    /// Ends a link whose time is over or whose peer is gone, and replaces its connection when there are fresh certificates.
-    async fn watch(&self, outbox: &Outbox, current: &mut (Connection, Proof)) -> End {
+    /// Ends the link when a certificate expires, the peer's authority is removed or its process has exited, and
+    /// replaces the connection when a certificate was renewed.
+    async fn watch(&self, outbox: &Outbox, current: &mut (Connection, LinkAuth)) -> LinkEnd {
         let shared = self.shared;
-        let mut identities = shared.identities();
-        let mut disowned: Option<(Instant, String)> = None;
+        let mut identities = shared.subscribe_identity();
+        let mut untrusted: Option<(Instant, String)> = None;
         loop {
             let identity = identities.borrow_and_update().clone();
             if !self.dialled && !Arc::ptr_eq(&identity, &current.1.own) {
-                outbox.ask_for_replacement();
+                outbox.request_replacement();
             }
-            disowned = match current.1.is_accepted_by(&identity) {
+            untrusted = match current.1.is_accepted_by(&identity) {
                 Ok(()) => None,
-                // An expired one is ended below, with its own words.
-                Err(error) => disowned.or_else(|| {
+                // An expired certificate is reported by `wait_for_expiry` below.
+                Err(error) => untrusted.or_else(|| {
                     tracing::warn!(peer = %self.peer, %error, "the peer's certificate is not accepted any more");
-                    Some((Instant::now() + shared.options.disowned_grace, error.to_string()))
+                    Some((Instant::now() + shared.options.untrusted_grace, error.to_string()))
                 }),
             };
-            let (connection, proof) = (&current.0, &current.1);
+            let (connection, auth) = (&current.0, &current.1);
             let may_dial = self.dialled && self.handover.is_idle();
-            let moved = tokio::select! {
-                end = wait_for_expiry(proof.not_after()) => return end,
+            let completed = tokio::select! {
+                end = wait_for_expiry(auth.not_after()) => return end,
                 end = watch_process(connection, shared.hello.purpose) => return end,
-                end = wait_for_disowned(&disowned) => return end,
+                end = wait_for_untrusted(&untrusted) => return end,
                 changed = identities.changed() => {
                     changed.expect("the port outlives its links");
                     continue;
                 }
-                moved = self.handover.moved() => moved,
-                next = replace::next_connection(shared, self.peer, connection, proof, &self.asked), if may_dial => {
+                completed = self.handover.completed() => completed,
+                next = replace::next_connection(shared, self.peer, connection, auth, &self.replacement_requested), if may_dial => {
                     self.handover.begin(next);
                     continue;
                 }
             };
-            let (old, proof) = std::mem::replace(current, moved);
-            shared.note_replaced(self.peer, self.generation, &current.0, &current.1);
+            let (old, auth) = std::mem::replace(current, completed);
+            shared.record_replaced(self.peer, self.generation, &current.0, &current.1);
             if self.dialled {
-                old.close(CloseCode::Replaced, "both directions have gone over to another connection");
+                old.close(CloseCode::Replaced, "both directions have moved to another connection");
             } else {
-                tokio::spawn(linger(old, proof, self.handover.lingering()));
+                tokio::spawn(linger(old, auth, self.handover.lingering()));
             }
         }
     }
 }
 
-/// Keeps the acceptor's old connection until the dialler, who reads its last bytes, closes it.
-async fn linger(connection: Connection, proof: Proof, counted: Arc<()>) {
+/// Keeps the acceptor's old connection open until the dialler has read its last bytes and closes it.
+async fn linger(connection: Connection, auth: LinkAuth, counted: Arc<()>) {
     tokio::select! {
         _ = connection.closed() => {}
-        _ = wait_for_expiry(proof.not_after()) => {}
+        _ = wait_for_expiry(auth.not_after()) => {}
         () = tokio::time::sleep(LINGER_MAX) => {}
     }
-    connection.close(CloseCode::Replaced, "another connection has taken this one's place");
+    connection.close(CloseCode::Replaced, "another connection has replaced this one");
     drop(counted);
 }
 
-async fn wait_for_disowned(disowned: &Option<(Instant, String)>) -> End {
-    match disowned {
+async fn wait_for_untrusted(untrusted: &Option<(Instant, String)>) -> LinkEnd {
+    match untrusted {
         Some((at, reason)) => {
             tokio::time::sleep_until(*at).await;
-            End::Disowned(format!(
-                "the peer shows no other certificate than one that is not accepted any more: {reason}"
+            LinkEnd::Untrusted(format!(
+                "the peer has presented no other certificate than one that is not accepted any more: {reason}"
             ))
         }
         None => std::future::pending().await,
     }
 }
 
-/// Waits until the peer has acknowledged everything, within a bound.
-async fn flush(before: Option<&mut SendHalf>, send: &mut SendHalf) {
+/// Waits until the peer has acknowledged everything, for at most [`FLUSH_TIMEOUT`].
+async fn flush(previous: Option<&mut SendHalf>, send: &mut SendHalf) {
     let acknowledged = async {
-        if let Some(before) = before {
-            before.finished().await;
+        if let Some(previous) = previous {
+            previous.wait_finished().await;
         }
-        send.settle().await;
+        send.flush().await;
     };
-    // A peer that does not acknowledge in time is not waited for: the close frame follows anyway.
+    // If the peer does not acknowledge in time, the close frame is sent anyway.
     let _ = tokio::time::timeout(FLUSH_TIMEOUT, acknowledged).await;
 }
 
-/// Sleeps until the wall clock says that a certificate has expired. In slices, because the clock may be set.
-async fn wait_for_expiry(not_after: UnixTime) -> End {
+/// Waits until a certificate has expired by the wall clock. It polls the clock, because the clock may be set.
+async fn wait_for_expiry(not_after: UnixTime) -> LinkEnd {
     let not_after = Duration::from_secs(not_after.as_secs());
     loop {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let Some(left) = not_after.checked_sub(now).filter(|left| !left.is_zero()) else {
-            return End::Expired(format!("a certificate of this link was valid until {} (UNIX)", not_after.as_secs()));
+            return LinkEnd::Expired(format!(
+                "a certificate of this link was valid until {} (UNIX)",
+                not_after.as_secs()
+            ));
         };
-        tokio::time::sleep(left.min(CLOCK_LOOK)).await;
+        tokio::time::sleep(left.min(CLOCK_POLL)).await;
     }
 }
 
-/// Control links notice a process that is gone; lanes leave that to them.
-async fn watch_process(connection: &Connection, purpose: Purpose) -> End {
+/// Waits until the peer's process has exited. Only control links check this.
+async fn watch_process(connection: &Connection, purpose: Purpose) -> LinkEnd {
     if purpose == Purpose::Control {
-        connection.until_unreachable().await;
-        return End::Unreachable;
+        connection.wait_unreachable().await;
+        return LinkEnd::Unreachable;
     }
     std::future::pending().await
 }
 
-/// What it means for the link that no further frame can be read.
-async fn into_end(stop: ReadStop, connection: &Connection) -> End {
+/// Converts the reason why reading stopped into the reason why the link ends.
+async fn into_link_end(stop: ReadStop, connection: &Connection) -> LinkEnd {
     match stop {
-        ReadStop::Violation(text) => End::Violation(text),
-        ReadStop::Lost(ending) => End::Gone(ending),
-        // The close frame with the reason is on its way.
+        ReadStop::Violation(text) => LinkEnd::Violation(text),
+        ReadStop::Lost(reason) => LinkEnd::Gone(reason),
+        // The peer's close frame follows.
         ReadStop::Finished => match tokio::time::timeout(FLUSH_TIMEOUT, connection.closed()).await {
-            Ok(ending) => End::Gone(ending),
-            Err(_) => End::Violation("the stream ended, but the connection did not".to_owned()),
+            Ok(reason) => LinkEnd::Gone(reason),
+            Err(_) => LinkEnd::Violation("the stream ended, but the connection did not".to_owned()),
         },
     }
 }
 
-/// Reads one frame into memory of its own with one copy. `admit` judges the header before anything is allocated.
+/// Reads one frame with one copy. `admit` checks the header before the payload is allocated.
 pub(super) async fn read_frame(
     recv: &mut RecvHalf,
     admit: impl Fn(&FrameHeader) -> Result<(), String>,
 ) -> Result<Frame, ReadStop> {
     let mut header = [0; HEADER_BYTES];
     recv.read_exact(&mut header).await.map_err(|short| match short {
-        Short::Finished(0) => ReadStop::Finished,
-        Short::Finished(got) => ReadStop::Violation(format!("the stream ended within a header, behind {got} bytes")),
-        Short::Stop(stop) => stop,
+        ShortRead::Finished(0) => ReadStop::Finished,
+        ShortRead::Finished(got) => ReadStop::Violation(format!("the stream ended within a header, after {got} bytes")),
+        ShortRead::Ended(stop) => stop,
     })?;
     let header = FrameHeader::decode(&header).map_err(|error| ReadStop::Violation(error.to_string()))?;
-    if let Some(stop) = recv.end(&header).await {
+    if let Some(stop) = recv.read_close(&header).await {
         return Err(stop);
     }
     admit(&header).map_err(ReadStop::Violation)?;
     let length = header.length as usize;
     let payload = recv.read(length).await.map_err(|short| match short {
-        Short::Finished(got) => {
-            ReadStop::Violation(format!("the stream ended within a frame, behind {got} of {length} bytes"))
+        ShortRead::Finished(got) => {
+            ReadStop::Violation(format!("the stream ended within a frame, after {got} of {length} bytes"))
         }
-        Short::Stop(stop) => stop,
+        ShortRead::Ended(stop) => stop,
     })?;
     Ok(Frame { header, payload })
 }
 
-/// Writes one of the two frames that open a connection.
-pub(super) async fn write_first(send: &mut SendHalf, kind: FrameKind, payload: Bytes) -> Result<(), Broken> {
+/// Writes the first frame of a connection: a hello or a refusal.
+pub(super) async fn write_first(send: &mut SendHalf, kind: FrameKind, payload: Bytes) -> Result<(), ConnectionLost> {
     let frame = Frame::new(kind, Epoch(0), Seq(0), payload);
     send.write(vec![Bytes::copy_from_slice(&frame.header.encode()), frame.payload]).await
 }
 
-/// The hello of this side, as the first frame.
-pub(super) async fn write_hello(send: &mut SendHalf, hello: &Hello) -> Result<(), Broken> {
+/// Writes this side's hello as the first frame.
+pub(super) async fn write_hello(send: &mut SendHalf, hello: &Hello) -> Result<(), ConnectionLost> {
     write_first(send, FrameKind::Hello, control::encode(hello)).await
 }
 
-/// Hellos are small; nobody may announce more before being known.
-pub(super) fn admit_first(header: &FrameHeader) -> Result<(), String> {
+/// Checks that the first frame is a small hello or refusal, before the peer is known.
+pub(super) fn check_first_header(header: &FrameHeader) -> Result<(), String> {
     if !matches!(header.kind, FrameKind::Hello | FrameKind::Refusal) {
         return Err(format!("the first frame is {:?}, not a hello", header.kind));
     }
@@ -339,10 +352,10 @@ pub(super) fn admit_first(header: &FrameHeader) -> Result<(), String> {
     Ok(())
 }
 
-/// How long a close waits for acknowledgements of what was sent before it.
+/// Limit for the wait for acknowledgements before a close.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
-/// How often the wall clock is looked at while a certificate is valid.
-const CLOCK_LOOK: Duration = Duration::from_secs(60);
-/// How long a replaced connection waits for the dialler to read its last bytes.
+/// How often the wall clock is polled while a certificate is valid.
+const CLOCK_POLL: Duration = Duration::from_secs(60);
+/// Limit for the wait until the dialler has read the last bytes of a replaced connection.
 const LINGER_MAX: Duration = Duration::from_secs(60);
 const FIRST_FRAME_BYTES_MAX: u32 = 8 << 10;

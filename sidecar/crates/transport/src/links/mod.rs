@@ -1,22 +1,26 @@
-//! Links to other sidecars over the network, by QUIC or by TLS 1.3 over TCP, always with mutual authentication.
+//! Links to other sidecars over the network: QUIC or TLS 1.3 over TCP, always with mutual authentication.
 //!
-//! Two sidecars have one connection per port, whose dialler says hello; the acceptor checks that hello against the
-//! certificate and answers with its own or with a refusal; frames follow in both directions. All tasks run on the tokio
-//! runtime in which the port was started, a current-thread one, so sealing and opening happen on the owner's thread.
+//! Two sidecars have one connection per port. The dialler sends its hello; the acceptor checks it against the
+//! certificate and answers with its own hello or a refusal. Then frames follow in both directions. All tasks run on the
+//! current-thread tokio runtime on which the port was started, so encryption happens on the owner's thread.
 //!
-//! ```text
-//! mod        the port, what its owner calls         accept   connections from peers, up to the hello
-//! options    settings                               dial     connections to peers, again until the start timeout
-//! state      links and events behind one lock       race     which of a peer's addresses answers first
-//! endpoints  sockets of both carriers               routes   where peers were reached, for all ports
-//! connection a connection of either carrier         link     frames in both directions until the link is down
-//! closing    why a connection ended                 outbox   what one link has still to send
-//! replace    when a connection is replaced          handover how a link goes over to the next
-//! proof      what the certificates said
-//! ```
+//! | module | contents |
+//! |---|---|
+//! | this one | the port and its public methods |
+//! | `accept`, `dial` | incoming connections up to the hello; outgoing ones, with retries until the start timeout |
+//! | `address_race` | dials a peer's addresses in parallel (Happy Eyeballs) |
+//! | `auth` | the certificates by which both sides authenticated |
+//! | `close` | close codes and reasons |
+//! | `connection`, `endpoints` | one connection, and the sockets, of either carrier |
+//! | `link`, `outbox` | reading and writing frames while a link is up; its send queue |
+//! | `replace`, `handover` | replaces a link's connection when a certificate was renewed |
+//! | `options`, `routes` | settings; the addresses at which peers were reached |
+//! | `state` | links and events, shared by the tasks behind one lock |
 
 mod accept;
-pub(crate) mod closing;
+mod address_race;
+mod auth;
+pub(crate) mod close;
 pub(crate) mod connection;
 mod dial;
 mod endpoints;
@@ -24,8 +28,6 @@ mod handover;
 mod link;
 mod options;
 mod outbox;
-mod proof;
-mod race;
 mod replace;
 mod routes;
 mod state;
@@ -45,15 +47,16 @@ use crate::hello::LocalHello;
 use crate::identity::{Identity, IdentityError};
 use crate::port::{Outgoing, Port, PortEvent, PortStats, Role, SendError};
 use crate::{quic, tcp};
+pub use auth::{CertificateFacts, LinkSecurity};
 use endpoints::Endpoints;
 pub use options::{LinkOptions, SocketOptions};
+#[cfg(feature = "test-util")]
 pub(crate) use outbox::outbox_bytes_max;
-pub use proof::{CertificateFacts, LinkSecurity};
 pub use routes::Routes;
 use state::Shared;
 
-/// Sockets that are bound, so that their port number can be told to peers, and do not talk yet. What arrives in the
-/// meantime waits with the system.
+/// Bound sockets of a port that is not started yet. Their port number can be sent to peers already; what arrives before
+/// [`Self::start`] waits in the kernel.
 #[derive(Debug)]
 pub struct BoundPort {
     udp: Option<(UdpSocket, usize)>,
@@ -65,32 +68,32 @@ pub struct BoundPort {
 }
 
 impl BoundPort {
-    /// Shares what is found out about ways to peers with the other ports of the sidecar.
+    /// Shares the addresses at which peers were reached with the sidecar's other ports.
     #[must_use]
-    pub fn sharing(self, routes: Routes) -> Self {
+    pub fn with_routes(self, routes: Routes) -> Self {
         Self { routes, ..self }
     }
 
-    /// Takes connections to these addresses of the host only, where the socket is bound to all of them.
+    /// Accepts only connections to these local addresses, for sockets that are bound to the wildcard address.
     #[must_use]
-    pub fn only_at(self, own_addresses: Vec<IpAddr>) -> Self {
+    pub fn accept_only_at(self, own_addresses: Vec<IpAddr>) -> Self {
         Self { own_addresses, ..self }
     }
 
-    /// Where peers dial.
+    /// The address that peers dial.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Starts to talk, on the tokio runtime of the calling thread. `peers` are the sidecars that may link to this one and
-    /// where to dial them; one without addresses may only dial.
+    /// Starts the port on the tokio runtime of the calling thread. `peers` are the sidecars that may connect, and the
+    /// addresses at which to dial them; a peer without addresses can only dial this side.
     ///
     /// # Errors
-    /// [`PortError`] when the identity cannot be used or the socket not be registered with the runtime.
+    /// [`PortError`] if the identity is unusable or a socket cannot be registered with the runtime.
     ///
     /// # Panics
-    /// Outside a tokio runtime.
+    /// If called outside a tokio runtime.
     pub fn start(
         self,
         identity: Arc<Identity>,
@@ -99,17 +102,17 @@ impl BoundPort {
         options: LinkOptions,
     ) -> Result<NetworkPort, PortError> {
         let hello = local.hello(identity.id().sidecar);
-        self.start_saying(identity, hello, peers, options)
+        self.start_with_hello(identity, hello, peers, options)
     }
 
-    /// The same with a hello that is given whole: for tests of other releases and of false claims.
+    /// Like [`Self::start`], with a custom hello: for tests of other releases and of false claims.
     ///
     /// # Errors
     /// As [`Self::start`].
     ///
     /// # Panics
     /// As [`Self::start`].
-    pub fn start_saying(
+    pub fn start_with_hello(
         self,
         identity: Arc<Identity>,
         hello: Hello,
@@ -138,18 +141,19 @@ impl BoundPort {
     }
 }
 
-/// A port over the network. Must be polled and dropped on the thread of the runtime in which it was started.
+/// A port over the network. Poll and drop it on the thread of the runtime on which it was started.
 pub struct NetworkPort {
     shared: Arc<Shared>,
     local_addr: SocketAddr,
 }
 
 impl NetworkPort {
-    /// Binds what a port for this purpose needs under a setting; port 0 takes any free one. TCP and UDP have the same
-    /// number. A control port takes both, so that a peer of another setting is told so instead of waiting in vain.
+    /// Binds the sockets that a port for this purpose needs; port 0 lets the kernel choose. TCP and UDP get the same
+    /// number. A control port binds both, so that a peer with another `transport` setting receives an error instead of
+    /// a timeout.
     ///
     /// # Errors
-    /// [`PortError::Bind`] when the address cannot be bound.
+    /// [`PortError::Bind`] if the address cannot be bound.
     pub fn bind(
         addr: SocketAddr,
         transport: Transport,
@@ -162,7 +166,7 @@ impl NetworkPort {
         loop {
             tries -= 1;
             match bind_all(addr, (wanted(Carrier::Quic), wanted(Carrier::Tls)), options) {
-                // Free for one of the two only.
+                // The number is free for only one of the two protocols: try another one.
                 Err(error) if tries > 0 && error.is_taken() => {}
                 Err(error) => return Err(error),
                 Ok((udp, tcp, local_addr)) => {
@@ -173,36 +177,36 @@ impl NetworkPort {
         }
     }
 
-    /// Where peers dial.
+    /// The address that peers dial.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Takes fresh certificates: links are made with them from now on, and those that are up go over to a connection with
-    /// them. A link that cannot ends when the first of its certificates expires, or soon when the peer's is of an authority
-    /// that is not accepted any more.
+    /// Installs renewed certificates. New links use them, and open links are moved to a connection that does. A link
+    /// that cannot be moved closes when its first certificate expires, or after `untrusted_grace` if the peer's
+    /// authority is not accepted any more.
     ///
     /// # Errors
-    /// [`PortError`] when it cannot be used or names another sidecar.
+    /// [`PortError`] if the identity is unusable or names another sidecar.
     pub fn install_identity(&self, identity: Arc<Identity>) -> Result<(), PortError> {
         let servers = self.shared.endpoints.servers(&identity)?;
-        Ok(self.shared.replace_identity(identity, servers)?)
+        Ok(self.shared.set_identity(identity, servers)?)
     }
 
-    /// Bytes given to [`Port::send`] for a peer that its connection has not taken over.
+    /// Bytes queued for a peer that its connection has not accepted yet.
     #[must_use]
     pub fn queued_bytes(&self, peer: SidecarIndex) -> usize {
         self.shared.queued_bytes(peer)
     }
 
-    /// What is known of the way to a peer whose link is up.
+    /// Statistics of the network path to a peer whose link is up.
     #[must_use]
     pub fn path(&self, peer: SidecarIndex) -> Option<PathStats> {
         Some(self.shared.connection(peer)?.path())
     }
 
-    /// The ways to all peers whose link is up, by peer.
+    /// Statistics of the network paths to all peers whose links are up, in the order of their indices.
     #[must_use]
     pub fn paths(&self) -> Vec<(SidecarIndex, PathStats)> {
         let mut peers: Vec<SidecarIndex> = self.shared.peers.keys().copied().collect();
@@ -210,18 +214,18 @@ impl NetworkPort {
         peers.into_iter().filter_map(|peer| Some((peer, self.path(peer)?))).collect()
     }
 
-    /// How the link to a peer is protected, when it is up.
+    /// How the link to a peer is protected, if it is up.
     #[must_use]
     pub fn security(&self, peer: SidecarIndex) -> Option<LinkSecurity> {
         self.shared.security(peer)
     }
 
-    /// Closes every link with a reason and waits until the peers have heard of it, at most a second. Without it, a port
-    /// that is dropped just before its runtime ends leaves its peers to find out by themselves.
+    /// Closes every link with a reason and waits, for at most one second, until the peers have received it. Without
+    /// this, peers of a port that is dropped just before its runtime shuts down learn of it only by a timeout.
     pub async fn shutdown(self, reason: &str) {
         self.shared.close_links(reason);
         let quiet = self.shared.endpoints.wait_idle();
-        // A peer that does not answer any more cannot hold this side up.
+        // The timeout bounds the wait for peers that no longer answer.
         let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, quiet).await;
     }
 }
@@ -231,9 +235,9 @@ impl Port for NetworkPort {
         let Some(generation) = self.shared.open(peer, role) else { return };
         let task = match role {
             Role::Dial => tokio::spawn(dial::dial(self.shared.clone(), peer, generation)),
-            Role::Await => tokio::spawn(accept::give_up_waiting(self.shared.clone(), peer, generation)),
+            Role::Await => tokio::spawn(accept::accept_timeout(self.shared.clone(), peer, generation)),
         };
-        self.shared.keep_opening_task(peer, generation, task.abort_handle());
+        self.shared.set_opening_task(peer, generation, task.abort_handle());
     }
 
     fn send(&mut self, to: SidecarIndex, message: Outgoing) -> Result<(), SendError> {
@@ -265,27 +269,27 @@ impl fmt::Debug for NetworkPort {
     }
 }
 
-/// The way to a peer.
+/// Statistics of the network path to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathStats {
-    /// What the connection runs over.
+    /// The protocol that carries the connection.
     pub carrier: Carrier,
-    /// Where the peer is reached, or where its packets come from.
+    /// The peer's address.
     pub peer_address: SocketAddr,
-    /// Bytes sent, sealed: UDP payload, or what TCP carries.
+    /// Bytes sent, encrypted: UDP payload, or the TCP stream.
     pub sent_bytes: u64,
-    /// Bytes received, likewise.
+    /// Bytes received, encrypted.
     pub received_bytes: u64,
-    /// What QUIC has measured; TCP keeps that to itself.
+    /// QUIC's own measurements; `None` for TCP.
     pub quic: Option<QuicPath>,
 }
 
-/// The way to a peer, as a connection over QUIC has measured it.
+/// QUIC's measurements of a network path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuicPath {
     /// The smoothed round-trip time.
     pub round_trip: Duration,
-    /// The largest datagram that goes through, in bytes of UDP payload.
+    /// The path MTU, in bytes of UDP payload.
     pub datagram_bytes: u16,
     /// The congestion window, in bytes.
     pub window_bytes: u64,
@@ -293,27 +297,27 @@ pub struct QuicPath {
     pub packets_sent: u64,
     /// Packets declared lost.
     pub packets_lost: u64,
-    /// Bytes in them, which are sent again.
+    /// Bytes in lost packets; they are retransmitted.
     pub lost_bytes: u64,
 }
 
-/// A port that cannot be bound or started.
+/// Why a port cannot be bound or started.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
-    /// The address is taken, or not of this host.
+    /// The address is in use or does not belong to this host.
     #[error("{protocol} at {addr} cannot be bound: {source}")]
     Bind {
         /// TCP or UDP.
         protocol: &'static str,
         /// The address.
         addr: SocketAddr,
-        /// What the operating system says.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// The socket does not work with the runtime.
+    /// The runtime does not accept the socket.
     #[error("the socket cannot be used: {0}")]
     Socket(io::Error),
-    /// The identity has no usable roots.
+    /// The identity has no usable authorities.
     #[error(transparent)]
     Identity(#[from] IdentityError),
     /// TLS does not accept the certificate and key.
@@ -322,7 +326,7 @@ pub enum PortError {
 }
 
 impl PortError {
-    /// Whether somebody else has the address.
+    /// Whether another socket uses the address.
     #[must_use]
     pub fn is_taken(&self) -> bool {
         matches!(self, Self::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse)
@@ -331,7 +335,7 @@ impl PortError {
 
 type Sockets = (Option<(UdpSocket, usize)>, Option<TcpListener>, SocketAddr);
 
-/// Binds UDP, TCP, or both at one port number.
+/// Binds UDP, TCP, or both, at one port number.
 fn bind_all(addr: SocketAddr, (udp, tcp): (bool, bool), options: &SocketOptions) -> Result<Sockets, PortError> {
     let failed = |protocol, addr| move |source| PortError::Bind { protocol, addr, source };
     let mut at = addr;
@@ -352,12 +356,12 @@ fn bind_all(addr: SocketAddr, (udp, tcp): (bool, bool), options: &SocketOptions)
     Ok((udp, tcp, at))
 }
 
-/// An address as people know it: a socket for both families has IPv4 addresses in the form of IPv6.
+/// Normalises an address: a dual-stack socket reports IPv4 addresses in IPv6 form.
 pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// How long a port that is shut down waits for its peers to acknowledge.
+/// Limit for the wait for peers' acknowledgements during a shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
-/// A port number that is free for UDP is nearly always free for TCP.
+/// Limit for the attempts to find a port number that is free for both UDP and TCP. The first one nearly always is.
 const BIND_TRIES: u32 = 16;

@@ -5,12 +5,12 @@ use std::time::Duration;
 use crate::quic::QuicOptions;
 use crate::tcp::Congestion;
 
-/// What to ask of the operating system for a UDP socket.
+/// The buffer sizes to request for a UDP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Receive buffer to ask for, in bytes; the system may grant less.
+    /// Receive buffer in bytes; the system may grant less.
     pub receive_buffer_bytes: usize,
-    /// Send buffer to ask for, in bytes.
+    /// Send buffer in bytes; the system may grant less.
     pub send_buffer_bytes: usize,
 }
 
@@ -23,13 +23,13 @@ impl Default for SocketOptions {
 /// Settings of a port's links.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkOptions {
-    /// How long an opened link may take until it is up; then it is down.
+    /// How long an opened link may take until it is up; after that it is down.
     pub start_timeout: Duration,
-    /// How long a link stays whose peer shows no other certificate than one of an authority that is not accepted any more.
-    pub disowned_grace: Duration,
-    /// For links over QUIC.
+    /// How long a link stays up after the peer's authority is removed, while the peer presents no other certificate.
+    pub untrusted_grace: Duration,
+    /// Settings of QUIC.
     pub quic: QuicOptions,
-    /// Of connections over TCP.
+    /// Congestion control of TCP connections.
     pub congestion: Congestion,
 }
 
@@ -37,7 +37,7 @@ impl Default for LinkOptions {
     fn default() -> Self {
         Self {
             start_timeout: Duration::from_secs(30),
-            disowned_grace: Duration::from_secs(30),
+            untrusted_grace: Duration::from_secs(30),
             quic: QuicOptions::default(),
             congestion: Congestion::default(),
         }

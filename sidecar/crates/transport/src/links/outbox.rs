@@ -1,4 +1,4 @@
-//! What one link has still to send.
+//! The send queue of one link.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::port::{Outgoing, SendError};
 
-/// The bound of one link's queue, in bytes.
+/// The limit of one link's queue in bytes.
 pub(crate) fn outbox_bytes_max(purpose: Purpose) -> usize {
     match purpose {
         Purpose::Control => CONTROL_OUTBOX_BYTES_MAX,
@@ -20,7 +20,7 @@ pub(crate) fn outbox_bytes_max(purpose: Purpose) -> usize {
     }
 }
 
-/// A bounded queue between the owner of a port, who must not wait, and the link that writes.
+/// A bounded queue between a port's owner, which must not block, and the link's writer.
 pub(super) struct Outbox {
     queue: Mutex<Queue>,
     changed: Notify,
@@ -30,24 +30,24 @@ pub(super) struct Outbox {
 #[derive(Default)]
 struct Queue {
     messages: VecDeque<Outgoing>,
-    /// Bytes given and not yet taken over by the connection.
+    /// Bytes queued that the connection has not accepted yet.
     bytes: usize,
-    closing: Option<String>,
-    /// The peer is to be asked for a replacement of the connection, in front of what waits.
+    close_reason: Option<String>,
+    /// Ask the peer to replace the connection, before anything queued is sent.
     renew: bool,
 }
 
 /// What the writer does next.
-pub(super) enum Next {
-    /// Write these, in this order.
+pub(super) enum OutboxItem {
+    /// Write these buffers in order.
     Write(Batch),
-    /// Everything was written; close with this reason.
+    /// Everything is written: close with this reason.
     Close(String),
 }
 
-/// Messages joined for one write.
+/// Messages combined into one write.
 pub(super) struct Batch {
-    pub(super) pieces: Vec<Bytes>,
+    pub(super) buffers: Vec<Bytes>,
     pub(super) frames: u64,
     pub(super) chunks: u32,
     pub(super) bytes: usize,
@@ -71,25 +71,25 @@ impl Outbox {
         Ok(())
     }
 
-    /// Bytes that were pushed and not yet taken over by the connection.
+    /// Bytes queued that the connection has not accepted yet.
     pub(super) fn queued_bytes(&self) -> usize {
         self.lock().bytes
     }
 
-    /// Asks the writer to ask the peer, which has dialled, for a replacement of the connection.
-    pub(super) fn ask_for_replacement(&self) {
+    /// Has the writer ask the peer, which dialled, to replace the connection.
+    pub(super) fn request_replacement(&self) {
         self.lock().renew = true;
         self.changed.notify_one();
     }
 
-    /// Asks the writer to close behind what is queued.
+    /// Has the writer close the link after the queue is sent.
     pub(super) fn close(&self, reason: &str) {
-        self.lock().closing.get_or_insert_with(|| reason.to_owned());
+        self.lock().close_reason.get_or_insert_with(|| reason.to_owned());
         self.changed.notify_one();
     }
 
-    /// Waits for something to do. One caller only: the link's writer.
-    pub(super) async fn next(&self) -> Next {
+    /// Waits for the next item. Only the link's writer calls this.
+    pub(super) async fn next(&self) -> OutboxItem {
         loop {
             if let Some(next) = self.take() {
                 return next;
@@ -98,46 +98,46 @@ impl Outbox {
         }
     }
 
-    /// Frees the room of a batch that the connection has taken over.
+    /// Frees the queue space of a batch that the connection has accepted.
     pub(super) fn written(&self, bytes: usize) {
         let mut queue = self.lock();
         queue.bytes = queue.bytes.saturating_sub(bytes);
     }
 
-    fn take(&self) -> Option<Next> {
+    fn take(&self) -> Option<OutboxItem> {
         let mut queue = self.lock();
         let renew = std::mem::take(&mut queue.renew);
         if queue.messages.is_empty() && !renew {
-            return queue.closing.clone().map(Next::Close);
+            return queue.close_reason.clone().map(OutboxItem::Close);
         }
-        let mut joiner = Joiner::default();
+        let mut builder = BatchBuilder::default();
         if renew {
-            joiner.small.put_slice(&Frame::renew().header.encode());
+            builder.small.put_slice(&Frame::renew().header.encode());
         }
-        while joiner.batch_bytes < BATCH_BYTES {
+        while builder.batch_bytes < BATCH_BYTES {
             let Some(message) = queue.messages.pop_front() else { break };
-            joiner.add(message);
+            builder.add(message);
         }
-        Some(Next::Write(joiner.finish()))
+        Some(OutboxItem::Write(builder.finish()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // The queue is whole between any two statements, so a panic elsewhere does not spoil it.
+        // The queue is consistent between any two statements, so a panic elsewhere does not corrupt it.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Joins small frames into one piece and keeps large data as they lie.
+/// Copies small frames into one buffer and references the data of large ones.
 #[derive(Default)]
-struct Joiner {
-    pieces: Vec<Bytes>,
+struct BatchBuilder {
+    buffers: Vec<Bytes>,
     small: BytesMut,
     frames: u64,
     chunks: u32,
     batch_bytes: usize,
 }
 
-impl Joiner {
+impl BatchBuilder {
     fn add(&mut self, message: Outgoing) {
         self.frames += 1;
         self.batch_bytes += wire_bytes(&message);
@@ -159,15 +159,15 @@ impl Joiner {
             self.small.put_slice(&data);
             return;
         }
-        self.pieces.push(self.small.split().freeze());
-        self.pieces.push(data);
+        self.buffers.push(self.small.split().freeze());
+        self.buffers.push(data);
     }
 
     fn finish(mut self) -> Batch {
         if !self.small.is_empty() {
-            self.pieces.push(self.small.freeze());
+            self.buffers.push(self.small.freeze());
         }
-        Batch { pieces: self.pieces, frames: self.frames, chunks: self.chunks, bytes: self.batch_bytes }
+        Batch { buffers: self.buffers, frames: self.frames, chunks: self.chunks, bytes: self.batch_bytes }
     }
 }
 
@@ -178,11 +178,11 @@ fn wire_bytes(message: &Outgoing) -> usize {
     }
 }
 
-/// Two buckets in flight with every strand of their windows holding a chunk of the greatest length.
+/// Two buckets in flight whose windows are full of chunks of the maximum size.
 const LANE_OUTBOX_BYTES_MAX: usize = 2 * WINDOW_MAX * (CHUNK_BYTES_MAX + HEADER_BYTES + CHUNK_HEADER_BYTES);
-/// Sixteen control frames of the greatest length.
+/// Sixteen control frames of the maximum size.
 const CONTROL_OUTBOX_BYTES_MAX: usize = 16 * (CONTROL_FRAME_BYTES_MAX + HEADER_BYTES);
-/// Up to here copying costs less than another piece.
+/// Up to this size a copy is cheaper than another buffer in the write.
 const COPIED_BYTES_MAX: usize = 1 << 10;
-/// What one write hands to the connection, about.
+/// Approximate size of one write.
 const BATCH_BYTES: usize = 256 << 10;

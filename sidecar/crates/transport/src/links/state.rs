@@ -1,4 +1,4 @@
-//! What the tasks of a port share with its owner: links, events and counters.
+//! The state that a port's tasks share with its owner: links, events and counters.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -11,18 +11,18 @@ use ronde_wire::{Frame, Incarnation, SidecarIndex};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
-use super::closing::CloseCode;
+use super::auth::{LinkAuth, LinkSecurity};
+use super::close::CloseCode;
 use super::connection::Connection;
-use super::endpoints::{Endpoints, Servers};
+use super::endpoints::{Endpoints, ServerConfigs};
 use super::handover::Handover;
-use super::link::Wire;
+use super::link::LinkStream;
 use super::outbox::Outbox;
-use super::proof::{LinkSecurity, Proof};
 use super::{LinkOptions, Routes};
 use crate::identity::{Identity, IdentityError};
 use crate::port::{DownReason, Outgoing, PortEvent, PortStats, Role, SendError};
 
-/// One port, seen from its owner and its tasks. All of them run on one thread, so the lock is never waited for.
+/// A port's state. Owner and tasks run on one thread, so the lock is never contended.
 pub(super) struct Shared {
     pub(super) hello: Hello,
     pub(super) peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
@@ -31,16 +31,16 @@ pub(super) struct Shared {
     pub(super) counters: Counters,
     pub(super) routes: Routes,
     state: Mutex<State>,
-    /// The newest, with what the endpoint accepts connections with.
+    /// The current identity.
     identity: watch::Sender<Arc<Identity>>,
-    /// Told when the owner has taken events.
-    space: Notify,
+    /// Notified when the owner has polled events.
+    inbox_space: Notify,
 }
 
 struct State {
-    servers: Servers,
+    servers: ServerConfigs,
     links: HashMap<SidecarIndex, Link>,
-    events: VecDeque<Queued>,
+    events: VecDeque<QueuedEvent>,
     queued_bytes: usize,
     owner: Option<Waker>,
     incarnations: HashMap<SidecarIndex, Incarnation>,
@@ -49,7 +49,7 @@ struct State {
 }
 
 struct Link {
-    /// Tells the tasks of one link from those of an earlier one to the same peer.
+    /// Distinguishes the tasks of this link from those of an earlier link to the same peer.
     generation: u64,
     phase: Phase,
     outbox: Arc<Outbox>,
@@ -66,23 +66,23 @@ enum Phase {
         handover: Arc<Handover>,
         dialled: bool,
     },
-    /// Its `Down` is queued; the entry goes when the owner takes it, so that `open` before that does nothing.
+    /// `Down` is queued. The entry is removed when the owner polls it, so that an earlier `open` does nothing.
     Down,
 }
 
-struct Queued {
+struct QueuedEvent {
     peer: SidecarIndex,
     generation: u64,
     event: PortEvent,
     bytes: usize,
 }
 
-/// A link as the task that runs it needs it.
-pub(super) struct Installed {
+/// The parts of a link that its task needs.
+pub(super) struct ActiveLink {
     pub(super) generation: u64,
     pub(super) outbox: Arc<Outbox>,
     pub(super) handover: Arc<Handover>,
-    /// Whether this side has dialled: it is the one that replaces the connection.
+    /// Whether this side dialled. The dialler makes replacement connections.
     pub(super) dialled: bool,
 }
 
@@ -92,7 +92,7 @@ impl Shared {
         hello: Hello,
         peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
         options: LinkOptions,
-        (endpoints, servers): (Endpoints, Servers),
+        (endpoints, servers): (Endpoints, ServerConfigs),
         routes: Routes,
     ) -> Self {
         let state = State {
@@ -106,7 +106,7 @@ impl Shared {
             last_refusal: None,
         };
         let counters = Counters::default();
-        let (state, space) = (Mutex::new(state), Notify::new());
+        let (state, inbox_space) = (Mutex::new(state), Notify::new());
         Self {
             hello,
             peers,
@@ -116,7 +116,7 @@ impl Shared {
             routes,
             state,
             identity: watch::Sender::new(identity),
-            space,
+            inbox_space,
         }
     }
 
@@ -124,23 +124,23 @@ impl Shared {
         self.identity.borrow().clone()
     }
 
-    /// The identity with what accepts connections in its name.
-    pub(super) fn accepting(&self) -> (Arc<Identity>, Servers) {
+    /// The identity with the server configurations that present it.
+    pub(super) fn accepting(&self) -> (Arc<Identity>, ServerConfigs) {
         let state = self.lock();
         (self.identity(), state.servers.clone())
     }
 
-    /// What this port's links run over.
+    /// The protocol that carries this port's links.
     pub(super) fn carrier(&self) -> Carrier {
         self.hello.transport.carrier(self.hello.purpose)
     }
 
-    /// Tells of each identity that is installed from now on.
-    pub(super) fn identities(&self) -> watch::Receiver<Arc<Identity>> {
+    /// Notifies of each newly installed identity.
+    pub(super) fn subscribe_identity(&self) -> watch::Receiver<Arc<Identity>> {
         self.identity.subscribe()
     }
 
-    pub(super) fn replace_identity(&self, identity: Arc<Identity>, servers: Servers) -> Result<(), IdentityError> {
+    pub(super) fn set_identity(&self, identity: Arc<Identity>, servers: ServerConfigs) -> Result<(), IdentityError> {
         let current = self.identity();
         if identity.id() != current.id() {
             let (expected, found) = (Box::new(current.id().clone()), Box::new(identity.id().clone()));
@@ -153,7 +153,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Registers a link that is being made; `None` when there is one.
+    /// Registers a link that is being opened; `None` if the peer already has one.
     pub(super) fn open(&self, peer: SidecarIndex, role: Role) -> Option<u64> {
         let mut state = self.lock();
         if state.links.contains_key(&peer) {
@@ -163,7 +163,7 @@ impl Shared {
         Some(state.insert(peer, Phase::Opening { role, task: None }, outbox))
     }
 
-    pub(super) fn keep_opening_task(&self, peer: SidecarIndex, generation: u64, handle: AbortHandle) {
+    pub(super) fn set_opening_task(&self, peer: SidecarIndex, generation: u64, handle: AbortHandle) {
         if let Some(Phase::Opening { task, .. }) = self.lock().phase_of(peer, generation) {
             *task = Some(handle);
         }
@@ -192,7 +192,7 @@ impl Shared {
             state.links.remove(&queued.peer);
         }
         drop(state);
-        self.space.notify_waiters();
+        self.inbox_space.notify_waiters();
         Poll::Ready(queued.event)
     }
 
@@ -210,7 +210,7 @@ impl Shared {
         }
     }
 
-    /// Where the peer may offer a connection in place of the one that it has dialled before.
+    /// The handover by which the peer can replace the connection that it dialled.
     pub(super) fn accepted_link(&self, peer: SidecarIndex) -> Option<Arc<Handover>> {
         match &self.lock().links.get(&peer)?.phase {
             Phase::Up { handover, dialled: false, .. } => Some(handover.clone()),
@@ -218,17 +218,17 @@ impl Shared {
         }
     }
 
-    /// The link has gone over to another connection.
-    pub(super) fn note_replaced(&self, peer: SidecarIndex, generation: u64, next: &Connection, proof: &Proof) {
-        tracing::info!(%peer, purpose = ?self.hello.purpose, serial = proof.peer.serial, "the connection was replaced");
+    /// Records that a link has moved to another connection.
+    pub(super) fn record_replaced(&self, peer: SidecarIndex, generation: u64, next: &Connection, auth: &LinkAuth) {
+        tracing::info!(%peer, purpose = ?self.hello.purpose, serial = auth.peer.serial, "the connection was replaced");
         self.counters.add(&self.counters.links_replaced, 1);
         if let Some(Phase::Up { connection, security, .. }) = self.lock().phase_of(peer, generation) {
             *connection = next.clone();
-            *security = proof.security();
+            *security = auth.security();
         }
     }
 
-    /// Closes a link for its owner, who hears nothing more of it.
+    /// Closes a link for its owner, which receives no further events of it.
     pub(super) fn close(&self, peer: SidecarIndex, reason: &str) {
         let mut state = self.lock();
         let Some(link) = state.links.remove(&peer) else { return };
@@ -240,17 +240,17 @@ impl Shared {
         state.events.retain(|queued| queued.peer != peer);
         state.queued_bytes = state.events.iter().map(|queued| queued.bytes).sum();
         drop(state);
-        self.space.notify_waiters();
+        self.inbox_space.notify_waiters();
     }
 
-    /// Closes every link behind what is queued on it, and takes no new ones.
+    /// Closes every link after its queue is sent, and accepts no new ones.
     pub(super) fn close_links(&self, reason: &str) {
         self.endpoints.stop_accepting();
         let peers: Vec<_> = self.lock().links.keys().copied().collect();
         peers.into_iter().for_each(|peer| self.close(peer, reason));
     }
 
-    /// Ends the endpoint at once.
+    /// Closes the endpoint immediately.
     pub(super) fn close_endpoint(&self, reason: &str) {
         let links: Vec<_> = self.lock().links.drain().map(|(_, link)| link.phase).collect();
         for phase in links {
@@ -259,22 +259,23 @@ impl Shared {
             }
         }
         self.endpoints.close(reason);
-        self.space.notify_waiters();
+        self.inbox_space.notify_waiters();
     }
 
-    /// Brings up the link that a dial was for; `None` when it is not wanted any more.
-    pub(super) fn bring_up_dialled(&self, generation: u64, wire: &Wire, hello: Hello) -> Option<Installed> {
-        let (mut state, peer) = (self.lock(), wire.peer);
+    /// Brings up the link that was dialled; `None` if the owner has closed it meanwhile.
+    pub(super) fn bring_up_dialled(&self, generation: u64, stream: &LinkStream, hello: Hello) -> Option<ActiveLink> {
+        let (mut state, peer) = (self.lock(), stream.peer);
         let phase = state.phase_of(peer, generation).filter(|phase| matches!(phase, Phase::Opening { .. }))?;
-        *phase = Phase::up(wire, true);
-        self.routes.note(peer, wire.connection.remote_address().ip());
-        Some(self.finish_up(state, peer, hello))
+        *phase = Phase::up(stream, true);
+        self.routes.record(peer, stream.connection.remote_address().ip());
+        Some(self.mark_up(state, peer, hello))
     }
 
-    /// Brings up a link that the peer dialled, whether it was asked for or not; `None` when this side's own dial wins.
-    pub(super) fn bring_up_accepted(&self, wire: &Wire, hello: Hello) -> Option<Installed> {
-        let (mut state, peer) = (self.lock(), wire.peer);
-        let phase = Phase::up(wire, false);
+    /// Brings up a link that the peer dialled, whether or not this side opened it; `None` if this side's own dial takes
+    /// precedence.
+    pub(super) fn bring_up_accepted(&self, stream: &LinkStream, hello: Hello) -> Option<ActiveLink> {
+        let (mut state, peer) = (self.lock(), stream.peer);
+        let phase = Phase::up(stream, false);
         match state.links.get_mut(&peer) {
             Some(Link { phase: Phase::Opening { role: Role::Dial, .. }, .. }) if self.hello.sidecar < peer => {
                 return None;
@@ -286,23 +287,23 @@ impl Shared {
             }
             before => {
                 if let Some(Link { generation, phase: Phase::Up { connection: old, .. }, .. }) = before {
-                    old.close(CloseCode::Replaced, "the same peer connected anew");
+                    old.close(CloseCode::Replaced, "the same peer connected again");
                     let generation = *generation;
-                    tracing::warn!(%peer, purpose = ?self.hello.purpose, "the peer connected anew; its old link is closed");
-                    state.push_down(peer, generation, DownReason::Lost("the peer connected anew".to_owned()));
+                    tracing::warn!(%peer, purpose = ?self.hello.purpose, "the peer connected again; its old link is closed");
+                    state.push_down(peer, generation, DownReason::Lost("the peer connected again".to_owned()));
                 }
                 state.insert(peer, phase, Arc::new(Outbox::new(self.hello.purpose)));
             }
         }
-        self.routes.note(peer, wire.connection.remote_address().ip());
-        Some(self.finish_up(state, peer, hello))
+        self.routes.record(peer, stream.connection.remote_address().ip());
+        Some(self.mark_up(state, peer, hello))
     }
 
-    /// Hands a frame to the owner, waiting while the owner is behind. False when the link is not the owner's any more.
+    /// Queues a frame for the owner and waits while the inbox is full. Returns false if the owner has closed the link.
     pub(super) async fn deliver(&self, peer: SidecarIndex, generation: u64, frame: Frame) -> bool {
         let bytes = frame.wire_bytes();
         loop {
-            let space = self.space.notified();
+            let inbox_space = self.inbox_space.notified();
             {
                 let mut state = self.lock();
                 if state.phase_of(peer, generation).is_none() {
@@ -313,26 +314,27 @@ impl Shared {
                     return true;
                 }
             }
-            space.await;
+            inbox_space.await;
         }
     }
 
-    /// Tells the owner how many chunks the connection has taken over; joined with what it has not yet heard of.
-    pub(super) fn sent(&self, peer: SidecarIndex, generation: u64, chunks: u32) {
+    /// Reports to the owner how many chunks the connection has accepted; combined with a report that was not polled
+    /// yet.
+    pub(super) fn report_sent(&self, peer: SidecarIndex, generation: u64, chunks: u32) {
         let mut state = self.lock();
         if chunks == 0 || state.phase_of(peer, generation).is_none() {
             return;
         }
         match state.events.back_mut() {
-            Some(Queued { peer: last, event: PortEvent::Sent { chunks: count, .. }, .. }) if *last == peer => {
+            Some(QueuedEvent { peer: last, event: PortEvent::Sent { chunks: count, .. }, .. }) if *last == peer => {
                 *count += chunks;
             }
             _ => state.push(peer, generation, PortEvent::Sent { peer, chunks }, 0),
         }
     }
 
-    /// Tells the owner once that a link is down, unless the owner closed it.
-    pub(super) fn link_down(&self, peer: SidecarIndex, generation: u64, reason: DownReason) {
+    /// Reports `Down` to the owner once, unless the owner closed the link.
+    pub(super) fn report_down(&self, peer: SidecarIndex, generation: u64, reason: DownReason) {
         tracing::info!(%peer, purpose = ?self.hello.purpose, %reason, "link down");
         let mut state = self.lock();
         match state.phase_of(peer, generation) {
@@ -344,14 +346,14 @@ impl Shared {
         }
     }
 
-    /// Counts and logs a connection or hello that one of the two sides refuses.
-    pub(super) fn note_refusal(&self, from: SocketAddr, text: &str) {
+    /// Counts and logs a connection or hello that one of the two sides rejected.
+    pub(super) fn record_refusal(&self, from: SocketAddr, text: &str) {
         tracing::warn!(%from, purpose = ?self.hello.purpose, reason = text, "link refused");
         self.counters.add(&self.counters.refusals, 1);
         self.lock().last_refusal = Some(text.to_owned());
     }
 
-    /// Ends a link that is being made, because the peer itself was heard and is not acceptable.
+    /// Fails a link that is being opened because the authenticated peer is not acceptable.
     pub(super) fn refuse_opening(&self, peer: SidecarIndex, text: &str) {
         let mut state = self.lock();
         let Some(link) = state.links.get_mut(&peer) else { return };
@@ -370,26 +372,27 @@ impl Shared {
         self.lock().incarnations.get(&peer).copied()
     }
 
-    fn finish_up(&self, mut state: MutexGuard<'_, State>, peer: SidecarIndex, hello: Hello) -> Installed {
+    fn mark_up(&self, mut state: MutexGuard<'_, State>, peer: SidecarIndex, hello: Hello) -> ActiveLink {
         state.incarnations.insert(peer, hello.incarnation);
         self.counters.add(&self.counters.links_opened, 1);
         let link = state.links.get(&peer).expect("both callers have just set it");
         let Phase::Up { handover, dialled, .. } = &link.phase else { unreachable!("both callers have just set it") };
         let (generation, outbox) = (link.generation, link.outbox.clone());
-        let installed = Installed { generation, outbox, handover: handover.clone(), dialled: *dialled };
+        let installed = ActiveLink { generation, outbox, handover: handover.clone(), dialled: *dialled };
         state.push(peer, installed.generation, PortEvent::Up { peer, hello: Box::new(hello) }, 0);
         installed
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic of one task must not take the port's other links with it; each change below is whole in itself.
+        // A panic in one task must not affect the port's other links; every change under this lock is complete in
+        // itself.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Phase {
-    fn up(wire: &Wire, dialled: bool) -> Self {
-        let (connection, security) = (wire.connection.clone(), wire.proof.security());
+    fn up(stream: &LinkStream, dialled: bool) -> Self {
+        let (connection, security) = (stream.connection.clone(), stream.auth.security());
         Self::Up { connection, security, handover: Arc::default(), dialled }
     }
 }
@@ -411,7 +414,7 @@ impl State {
     }
 
     fn push(&mut self, peer: SidecarIndex, generation: u64, event: PortEvent, bytes: usize) {
-        self.events.push_back(Queued { peer, generation, event, bytes });
+        self.events.push_back(QueuedEvent { peer, generation, event, bytes });
         self.queued_bytes += bytes;
         if let Some(owner) = self.owner.take() {
             owner.wake();
@@ -419,7 +422,7 @@ impl State {
     }
 }
 
-/// [`PortStats`] as tasks add to it.
+/// The counters of [`PortStats`] as atomics.
 #[derive(Default)]
 pub(super) struct Counters {
     pub(super) sealed_bytes: AtomicU64,
@@ -450,6 +453,6 @@ impl Counters {
     }
 }
 
-/// Bytes of frames that wait for the owner. Behind it readers wait, then the receive windows, then the senders: a bound
-/// against an owner that is busy for a while, far above what it leaves unread otherwise.
+/// Limit for the bytes of frames that the owner has not polled. Beyond it readers wait, so that receive windows close
+/// and senders stop. The owner polls long before that unless it is busy for a while.
 const INBOX_BYTES_MAX: usize = 64 << 20;

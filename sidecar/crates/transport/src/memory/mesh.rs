@@ -1,4 +1,4 @@
-//! The state of a mesh: ports, links, and what is on its way.
+//! The state of a mesh: ports, links, and messages in flight.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::task::Waker;
@@ -13,7 +13,7 @@ use crate::hello;
 use crate::links::outbox_bytes_max;
 use crate::port::{DownReason, Outgoing, PortEvent, PortStats, Role, SendError};
 
-/// Where a port is found: ports of the same purpose meet.
+/// The address of a port. Ports for the same purpose connect to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Address {
     pub(super) sidecar: SidecarIndex,
@@ -38,9 +38,10 @@ struct Node {
     serial: u64,
     hello: Hello,
     links: HashMap<SidecarIndex, Link>,
-    /// What is on its way to this port, by sender, oldest first. Outlives the link, so that `Down` comes last.
+    /// Messages in flight to this port, by sender, oldest first. They outlive the link, so that `Down` is delivered
+    /// last.
     arriving: BTreeMap<SidecarIndex, VecDeque<Arriving>>,
-    /// The sender that was served last: the others come first next time.
+    /// The sender whose message was delivered last; the next poll starts with the senders after it.
     served: SidecarIndex,
     incarnations: HashMap<SidecarIndex, Incarnation>,
     stats: PortStats,
@@ -51,18 +52,18 @@ struct Link {
     role: Role,
     deadline: Instant,
     up: bool,
-    /// Messages given before the link is up.
+    /// Messages queued before the link is up.
     waiting: Vec<Outgoing>,
-    /// Bytes given and not yet polled by the peer.
+    /// Bytes sent and not yet polled by the peer.
     queued_bytes: usize,
 }
 
 struct Arriving {
     ready_at: Instant,
     event: PortEvent,
-    /// What the sender's bound counts for it.
+    /// Bytes that count towards the sender's queue limit.
     bytes: usize,
-    /// Whether it came over the mesh, so that a cut holds it back.
+    /// Whether the message crossed the mesh and is therefore held back by a partition.
     from_afar: bool,
 }
 
@@ -102,7 +103,7 @@ impl Mesh {
 
     pub(super) fn open(&mut self, at: Address, peer: SidecarIndex, role: Role, deadline: Instant, now: Instant) {
         let Some(node) = self.nodes.get_mut(&at) else { return };
-        // The owner has not heard yet that the last link is down: for it, there is one.
+        // The owner has not polled `Down` of the last link yet, so for the owner that link still exists.
         let is_down = |arriving: &Arriving| matches!(arriving.event, PortEvent::Down { .. });
         if node.arriving.get(&peer).is_some_and(|queue| queue.iter().any(is_down)) {
             return;
@@ -143,7 +144,7 @@ impl Mesh {
         }
     }
 
-    /// The next event, or when to ask again at the latest.
+    /// Returns the next event, or the time at which to poll again at the latest.
     pub(super) fn next_event(
         &mut self,
         at: Address,
@@ -192,7 +193,7 @@ impl Mesh {
         self.delay.insert(pair(one, other), delay);
     }
 
-    /// Makes every link whose dialling side waits for a port that is there by now.
+    /// Connects every dialling side whose peer's port exists now.
     fn connect_all(&mut self, now: Instant) {
         let waiting: Vec<_> =
             self.nodes.iter().flat_map(|(at, node)| node.links.keys().map(|peer| (*at, *peer))).collect();
@@ -201,7 +202,7 @@ impl Mesh {
         }
     }
 
-    /// Makes a link if this side dials, the other is there, and both accept the other's hello.
+    /// Opens a link if this side dials, the peer's port exists, and each side accepts the other's hello.
     fn connect(&mut self, at: Address, peer: SidecarIndex, now: Instant) {
         let there = at.of(peer);
         let dials = |node: &Node| node.links.get(&peer).is_some_and(|link| !link.up && link.role == Role::Dial);
@@ -242,7 +243,7 @@ impl Mesh {
         waiting
     }
 
-    /// Hands a message to the peer, or ends the link when the peer would not let it in.
+    /// Delivers a message to the peer, or closes the link if the peer would reject the message.
     fn carry(&mut self, at: Address, to: SidecarIndex, message: Outgoing, now: Instant) {
         let bytes = wire_bytes(&message);
         let frame = into_frame(message, at.purpose);
@@ -264,7 +265,7 @@ impl Mesh {
         }
     }
 
-    /// Ends one side's view of a link; that side hears of it once.
+    /// Removes one side's link and queues its `Down` event.
     fn take_down(&mut self, at: Address, peer: SidecarIndex, reason: DownReason, now: Instant) {
         let removed = self.nodes.get_mut(&at).and_then(|node| node.links.remove(&peer));
         if removed.is_some() {
@@ -309,7 +310,7 @@ impl Node {
     fn wake_at(&self, now: Instant) -> Option<Instant> {
         let opening = self.links.values().filter(|link| !link.up).map(|link| link.deadline);
         let delayed = self.arriving.values().filter_map(VecDeque::front).map(|first| first.ready_at);
-        // What is ready but cut off wakes nobody: `set_cut` does when the cut ends.
+        // A message that is ready but held back by a partition sets no timer: `set_cut` wakes the port.
         opening.chain(delayed.filter(|at| *at > now)).min()
     }
 }
@@ -331,7 +332,7 @@ fn wire_bytes(message: &Outgoing) -> usize {
     }
 }
 
-/// The frame as the far side of a wire would see it, or why that side would end the link.
+/// Encodes and decodes a message as a network would, or returns why the receiver would close the link.
 fn into_frame(message: Outgoing, purpose: Purpose) -> Result<Frame, String> {
     let frame = match message {
         Outgoing::Frame(frame) => {

@@ -1,13 +1,15 @@
-//! QUIC, over UDP: what quinn does for a port.
+//! QUIC over UDP, by quinn.
 //!
-//! A port has one endpoint on one UDP socket. Two sidecars have one connection per port, and on it one bidirectional
-//! stream, which the dialler opens.
+//! A port has one endpoint on one UDP socket. Two sidecars have one connection per port, with one bidirectional stream
+//! that the dialler opens.
 //!
-//! ```text
-//! mod      the endpoint, why connections end    options  settings, their figures
-//! socket   the UDP socket, batches              tls      configurations for quinn
-//! probe    is the process of a silent peer still there?
-//! ```
+//! | module | contents |
+//! |---|---|
+//! | this one | the endpoint, close reasons |
+//! | `options` | settings, with measurements for their defaults |
+//! | `socket` | the UDP socket and its batches |
+//! | `tls` | TLS configurations for quinn |
+//! | `probe` | checks whether the process of a silent peer still exists |
 
 mod options;
 mod probe;
@@ -24,26 +26,27 @@ use ronde_wire::SidecarIndex;
 use ronde_wire::control::{Carrier, Purpose};
 use rustls_pki_types::CertificateDer;
 
-pub use options::{Congestion, QuicOptions};
-pub(crate) use probe::until_unreachable;
+pub use options::{QuicCongestion, QuicOptions};
+pub(crate) use probe::wait_unreachable;
 use socket::BatchLimitedSocket;
 pub(crate) use socket::bind;
 
 use crate::identity::Identity;
-use crate::links::closing::{CloseCode, Ending};
-use crate::links::connection::Attempt;
+use crate::links::close::{CloseCode, CloseReason};
+use crate::links::connection::ConnectError;
 use crate::links::{PathStats, PortError, QuicPath, canonical};
 use crate::port::DownReason;
-use crate::tls::{SERVER_NAME, explained};
+use crate::tls::{SERVER_NAME, reason_text};
 
-/// What a port listens with and dials from.
+/// A port's QUIC endpoint.
 pub(crate) struct Endpoint {
     pub(crate) quinn: quinn::Endpoint,
     transport: Arc<TransportConfig>,
 }
 
 impl Endpoint {
-    /// Starts to talk on the runtime of the calling thread. Connections are taken when there is a server configuration.
+    /// Starts the endpoint on the runtime of the calling thread. It accepts connections once it has a server
+    /// configuration.
     pub(crate) fn new(
         (socket, receive_buffer_bytes): (UdpSocket, usize),
         purpose: Purpose,
@@ -57,7 +60,7 @@ impl Endpoint {
         Ok(Self { quinn: made.map_err(PortError::Socket)?, transport })
     }
 
-    /// What accepts connections in the name of an identity.
+    /// Builds the server configuration for an identity.
     pub(crate) fn server_config(&self, identity: &Identity) -> Result<ServerConfig, PortError> {
         tls::server_config(identity, self.transport.clone())
     }
@@ -68,33 +71,33 @@ impl Endpoint {
         identity: &Identity,
         peer: SidecarIndex,
         address: SocketAddr,
-    ) -> Result<Connection, Attempt> {
+    ) -> Result<Connection, ConnectError> {
         let config = tls::client_config(identity, peer, self.transport.clone());
-        let config = config.map_err(|error| Attempt::Local(error.to_string()))?;
+        let config = config.map_err(|error| ConnectError::Local(error.to_string()))?;
         let connecting = self.quinn.connect_with(config, address, SERVER_NAME);
-        let connecting = connecting.map_err(|error| Attempt::Local(error.to_string()))?;
-        connecting.await.map_err(|error| Attempt::Ended(ending(&error)))
+        let connecting = connecting.map_err(|error| ConnectError::Local(error.to_string()))?;
+        connecting.await.map_err(|error| ConnectError::Closed(close_reason(&error)))
     }
 
-    /// Ends all connections.
+    /// Closes all connections.
     pub(crate) fn close(&self, reason: &str) {
         self.quinn.close(VarInt::from_u32(CloseCode::Closed as u32), reason.as_bytes());
     }
 }
 
-/// Closes a connection with a reason that the peer is told.
+/// Closes a connection and sends the reason to the peer.
 pub(crate) fn close(connection: &Connection, code: CloseCode, reason: &str) {
     let end = reason.floor_char_boundary(REASON_BYTES_MAX);
     connection.close(VarInt::from_u32(code as u32), &reason.as_bytes()[..end]);
 }
 
-/// The certificates that the peer has shown, leaf first.
+/// The peer's certificates, leaf first.
 pub(crate) fn peer_certificates(connection: &Connection) -> Vec<CertificateDer<'static>> {
     let chain = connection.peer_identity().and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
     chain.map(|chain| *chain).unwrap_or_default()
 }
 
-/// The way to a peer, as the connection has measured it.
+/// quinn's statistics of the path to a peer.
 pub(crate) fn path(connection: &Connection) -> PathStats {
     let stats = connection.stats();
     let path = stats.path;
@@ -114,27 +117,31 @@ pub(crate) fn path(connection: &Connection) -> PathStats {
     }
 }
 
-/// What the end of a connection means.
-pub(crate) fn ending(error: &ConnectionError) -> Ending {
+/// Interprets the end of a connection.
+pub(crate) fn close_reason(error: &ConnectionError) -> CloseReason {
     match error {
         ConnectionError::TransportError(error) if is_tls_alert(error.code.into()) => {
-            Ending::RefusedHere(explained(&error.reason))
+            CloseReason::RefusedLocally(reason_text(&error.reason))
         }
-        ConnectionError::TransportError(error) => Ending::Other(DownReason::Protocol(error.to_string())),
+        ConnectionError::TransportError(error) => CloseReason::Other(DownReason::Protocol(error.to_string())),
         ConnectionError::ConnectionClosed(close) if is_tls_alert(close.error_code.into()) => {
-            Ending::RefusedThere(explained(&text(&close.reason)))
+            CloseReason::RefusedByPeer(reason_text(&text(&close.reason)))
         }
         ConnectionError::ApplicationClosed(close) => {
             let code = u32::try_from(close.error_code.into_inner()).ok().and_then(CloseCode::of);
-            Ending::of_code(code, text(&close.reason))
+            CloseReason::of_code(code, text(&close.reason))
         }
-        ConnectionError::TimedOut => Ending::Other(DownReason::Lost("nothing was heard any more".to_owned())),
-        ConnectionError::Reset => Ending::Other(DownReason::Lost("the peer does not know this connection".to_owned())),
-        other => Ending::Other(DownReason::Lost(other.to_string())),
+        ConnectionError::TimedOut => {
+            CloseReason::Other(DownReason::Lost("the idle timeout passed without a packet from the peer".to_owned()))
+        }
+        ConnectionError::Reset => {
+            CloseReason::Other(DownReason::Lost("the peer does not know this connection".to_owned()))
+        }
+        other => CloseReason::Other(DownReason::Lost(other.to_string())),
     }
 }
 
-/// RFC 9001 section 4.8: errors of TLS are 0x100 and the alert.
+/// TLS errors are 0x100 plus the alert (RFC 9001 section 4.8).
 fn is_tls_alert(code: u64) -> bool {
     (0x100..0x200).contains(&code)
 }
@@ -143,5 +150,5 @@ fn text(reason: &[u8]) -> String {
     String::from_utf8_lossy(reason).into_owned()
 }
 
-/// A close frame is one packet, and packets begin at 1,200 bytes.
+/// A close frame must fit one packet, and packets have at least 1,200 bytes.
 const REASON_BYTES_MAX: usize = 1_000;

@@ -1,4 +1,4 @@
-//! The UDP socket of a port: large buffers, and batches that the kernel takes.
+//! The UDP socket of a port: large buffers, and batches that the kernel accepts.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -15,11 +15,11 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::links::SocketOptions;
 
-/// Binds a socket with buffers as large as asked for, or as large as the system lets them be; how large the one for
-/// receiving is, in bytes as the system accounts them.
+/// Binds a socket and requests the configured buffer sizes. Returns the size of the receive buffer that the system
+/// granted, as the kernel accounts it.
 pub(crate) fn bind(addr: SocketAddr, options: &SocketOptions) -> io::Result<(UdpSocket, usize)> {
     let socket = Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
-    // Forced sizes need a privilege; without it the system's limit (net.core.rmem_max) cuts the plain request.
+    // The forced variants need a privilege; the plain ones are limited by net.core.rmem_max and wmem_max.
     if setsockopt(&socket, sockopt::RcvBufForce, &options.receive_buffer_bytes).is_err() {
         socket.set_recv_buffer_size(options.receive_buffer_bytes)?;
     }
@@ -27,7 +27,7 @@ pub(crate) fn bind(addr: SocketAddr, options: &SocketOptions) -> io::Result<(Udp
         socket.set_send_buffer_size(options.send_buffer_bytes)?;
     }
     if addr.is_ipv6() && addr.ip().is_unspecified() {
-        // The wildcard is for both families, whatever net.ipv6.bindv6only says.
+        // Dual-stack, regardless of net.ipv6.bindv6only.
         socket.set_only_v6(false)?;
     }
     socket.bind(&addr.into())?;
@@ -42,11 +42,11 @@ pub(crate) fn bind(addr: SocketAddr, options: &SocketOptions) -> io::Result<(Udp
     Ok((UdpSocket::from(socket), receive_buffer_bytes))
 }
 
-/// The runtime's socket with batches that fit. Sending, quinn gives up to ten datagrams to one call whatever their size, and the
-/// kernel takes 65,507 bytes at most, refusing the rest with an error that quinn swallows.
+/// A socket that limits the size of batches. quinn passes up to ten datagrams of any size to one system call; the
+/// kernel accepts 65,507 bytes at most and rejects the rest with an error that quinn ignores.
 pub(super) struct BatchLimitedSocket {
     inner: Arc<dyn AsyncUdpSocket>,
-    /// The size of the datagrams in the last batch: what the next ones will have, or nearly.
+    /// Datagram size of the last batch, as an estimate for the next one.
     segment_bytes: AtomicUsize,
 }
 
@@ -68,8 +68,8 @@ impl AsyncUdpSocket for BatchLimitedSocket {
         if transmit.contents.len() <= batch_bytes {
             return self.inner.try_send(transmit);
         }
-        // Only when the datagrams have just grown. A batch that would block is given again whole: what was sent of it
-        // arrives twice, which QUIC ignores.
+        // This happens only just after the datagrams have grown. If sending would block, quinn repeats the whole batch;
+        // QUIC ignores duplicates.
         for contents in transmit.contents.chunks(batch_bytes) {
             let segment_size = (contents.len() > segment_bytes).then_some(segment_bytes);
             let Transmit { destination, ecn, src_ip, .. } = *transmit;
@@ -97,8 +97,8 @@ impl AsyncUdpSocket for BatchLimitedSocket {
         self.inner.max_transmit_segments().min(limit)
     }
 
-    /// One: quinn makes its receive buffers this many times as large as the largest datagram, which is 64 KiB here and
-    /// thereby as large as any batch that the kernel delivers.
+    /// One, because quinn multiplies its receive buffers by this number, and one buffer of 64 KiB holds any batch that
+    /// the kernel delivers.
     fn max_receive_segments(&self) -> usize {
         1
     }
@@ -114,17 +114,17 @@ impl fmt::Debug for BatchLimitedSocket {
     }
 }
 
-/// How many datagrams of a size fit one call.
+/// How many datagrams of a size fit one batch.
 fn segments_max(segment_bytes: usize) -> usize {
     (BATCH_BYTES_MAX / segment_bytes.max(1)).clamp(1, SEGMENTS_MAX)
 }
 
-/// Kernel batches, of up to 64 KiB each, that one call takes. quinn's 32 let a port with a backlog receive 2 MiB for each
-/// 180 KiB that it sends, so of two that send at once one starves: both ways on loopback, GB per second of processor
-/// summed, and the slower direction's share of the faster: 32: 1.0, a fifth; 8: 1.7; 4: 1.8; 2: 1.9, even; 1: 2.0, but
-/// one way loses a quarter.
+/// Limit for received batches, of up to 64 KiB each, in one system call. With quinn's 32, a port with a backlog
+/// receives 2 MiB for every 180 KiB that it sends, so that one of two peers that send to each other starves. Measured
+/// on loopback, in GB per second of processor time, both directions summed: 32: 1.0 (the slower direction has a fifth
+/// of the faster); 8: 1.7; 4: 1.8; 2: 1.9 (both equal); 1: 2.0, but a quarter less in one direction alone.
 const RECEIVE_MESSAGES_MAX: usize = 2;
-/// What fits an IPv4 packet behind its headers.
+/// The largest payload of an IPv4 UDP packet.
 const BATCH_BYTES_MAX: usize = 65_507;
 /// UDP_MAX_SEGMENTS of Linux.
 const SEGMENTS_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! What quinn needs around the configurations of TLS.
+//! TLS configurations in the form that quinn needs.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::identity::Identity;
 use crate::links::PortError;
 use crate::tls;
 
-/// For the side that accepts.
+/// The configuration of the accepting side.
 pub(super) fn server_config(identity: &Identity, transport: Arc<TransportConfig>) -> Result<ServerConfig, PortError> {
     let tls = tls::server_config(identity)?;
     let crypto = QuicServerConfig::try_from(tls).expect("the provider has AES-128-GCM, which QUIC begins with");
@@ -20,7 +20,7 @@ pub(super) fn server_config(identity: &Identity, transport: Arc<TransportConfig>
     Ok(config)
 }
 
-/// For the side that dials.
+/// The configuration of the dialling side.
 pub(super) fn client_config(
     identity: &Identity,
     peer: SidecarIndex,
@@ -33,7 +33,7 @@ pub(super) fn client_config(
     Ok(config)
 }
 
-/// Takes datagrams of any size that a peer's discovery tries.
+/// Accepts datagrams of any size that the peer's path MTU discovery probes.
 pub(super) fn endpoint_config() -> EndpointConfig {
     let mut config = EndpointConfig::default();
     config.max_udp_payload_size(UDP_PAYLOAD_BYTES_MAX).expect("the largest value of the protocol");
@@ -41,7 +41,7 @@ pub(super) fn endpoint_config() -> EndpointConfig {
 }
 
 const UDP_PAYLOAD_BYTES_MAX: u16 = 65_527;
-/// Connections that have sent a first datagram and are not yet being accepted.
+/// Limit for connections whose first datagram has arrived and that are not accepted yet.
 const INCOMING_MAX: usize = 1_024;
 const INCOMING_BYTES_MAX: u64 = 64 << 10;
 const INCOMING_TOTAL_BYTES_MAX: u64 = 16 << 20;

@@ -1,14 +1,15 @@
-//! AES-128-GCM for records, by the library that uses what this processor has.
+//! AES-128-GCM for records, by whichever of two libraries is faster on this processor.
 //!
-//! aws-lc-rs, which does everything else, works on four blocks of AES at a time where a processor has AVX-512, and on one
-//! elsewhere. ring works on two by AVX2, which processors have that lack AVX-512 or whose hypervisor hides it, and is 1.6 times
-//! as fast there ([ADR 21](../../../../../docs/adr/0021-records-encrypted-without-copies.md)). Both give the same bytes.
+//! aws-lc-rs, which does everything else, processes four AES blocks at a time with AVX-512 and one otherwise. ring
+//! processes two with AVX2, which helps on processors without AVX-512 or whose hypervisor hides it: there it is 1.6
+//! times as fast ([ADR 21](../../../../../docs/adr/0021-records-encrypted-without-copies.md)). Both produce the same
+//! bytes.
 
 #[cfg(target_arch = "x86_64")]
 use ronde_wire::copying::copy;
 use rustls::Error;
 
-/// A key of one direction.
+/// The key of one direction.
 pub(super) enum Key {
     AwsLc(aws_lc_rs::aead::LessSafeKey),
     #[cfg(target_arch = "x86_64")]
@@ -16,7 +17,7 @@ pub(super) enum Key {
 }
 
 impl Key {
-    /// The key in the library that is faster here.
+    /// Creates a key in the faster library.
     pub(super) fn new(key: &[u8]) -> Result<Self, Error> {
         #[cfg(target_arch = "x86_64")]
         if has_vectors_of_256_bits_at_most() {
@@ -38,8 +39,8 @@ impl Key {
         Ok(Self::Ring(Box::new(LessSafeKey::new(key))))
     }
 
-    /// Seals `plain` and the byte `kind` behind it into `out`, which has [`TAG_BYTES`] and one byte more. No other record of
-    /// this key has the nonce.
+    /// Encrypts `plain`, followed by the byte `kind`, into `out`, whose length is that of `plain` plus one plus
+    /// [`TAG_BYTES`]. The nonce must be unique for this key.
     pub(super) fn seal(
         &self,
         nonce: [u8; NONCE_BYTES],
@@ -69,7 +70,8 @@ impl Key {
         }
     }
 
-    /// Opens what was sealed into `out`, which has the same length. After a failure that is waste.
+    /// Decrypts into `out`, which has the length of the ciphertext. After an error the contents of `out` are
+    /// unspecified.
     pub(super) fn open(
         &self,
         nonce: [u8; NONCE_BYTES],
@@ -96,7 +98,7 @@ impl Key {
     }
 }
 
-/// Whether AES works on vectors, but not on those of 512 bits, for which aws-lc-rs is as good.
+/// Whether the processor has vector AES of 256 but not of 512 bits; with 512 bits aws-lc-rs is as fast.
 #[cfg(target_arch = "x86_64")]
 fn has_vectors_of_256_bits_at_most() -> bool {
     let has_256 =
@@ -104,9 +106,9 @@ fn has_vectors_of_256_bits_at_most() -> bool {
     has_256 && !is_x86_feature_detected!("avx512bw")
 }
 
-/// Of a nonce.
+/// Bytes of a nonce.
 pub(super) const NONCE_BYTES: usize = 12;
-/// Of a tag.
+/// Bytes of a tag.
 pub(super) const TAG_BYTES: usize = 16;
 
 #[cfg(all(test, target_arch = "x86_64"))]

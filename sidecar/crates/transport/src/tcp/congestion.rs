@@ -1,4 +1,4 @@
-//! How TCP keeps from sending more than the way takes.
+//! Congestion control of TCP connections.
 
 use std::fmt;
 use std::io;
@@ -6,28 +6,28 @@ use std::str::FromStr;
 
 use socket2::SockRef;
 
-/// Which congestion control the connections of a port have.
+/// The congestion control algorithm of a port's connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// The host's, but CUBIC (RFC 9438) where that is BBR: BBR paces what is sent by timers, which on the short ways within a
-    /// cluster costs a fifth to a third of the processor time of a byte and gains nothing.
+    /// The host's default, or CUBIC (RFC 9438) if that default is BBR. BBR paces by timers, which on the short round
+    /// trips within a cluster costs 20 to 33 % of the processor time for each byte and gains nothing.
     #[default]
     Auto,
-    /// The host's, whatever it is.
+    /// The host's default.
     System,
-    /// One that the host knows by this name.
+    /// The algorithm with this name.
     Named(String),
 }
 
-/// What is no congestion control's name.
+/// A text that names no congestion control.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is neither auto nor system nor the name of a congestion control, of up to {NAME_BYTES_MAX} letters, digits, - and _"
 )]
-pub struct NoCongestion(String);
+pub struct ParseCongestionError(String);
 
 impl Congestion {
-    /// Sets it for a socket. Connections that a listener accepts have the listener's.
+    /// Sets the algorithm of a socket. Accepted connections inherit the listener's.
     pub(super) fn apply(&self, socket: &SockRef<'_>) -> io::Result<()> {
         match self {
             Self::System => Ok(()),
@@ -38,10 +38,10 @@ impl Congestion {
             }),
             Self::Auto => {
                 let own = socket.tcp_congestion().unwrap_or_default();
-                if let Some(other) = in_place_of(&own)
+                if let Some(other) = replacement_for(&own)
                     && let Err(error) = socket.set_tcp_congestion(other)
                 {
-                    tracing::debug!(%error, "the host's congestion control stays");
+                    tracing::debug!(%error, "the host's default congestion control is kept");
                 }
                 Ok(())
             }
@@ -49,15 +49,15 @@ impl Congestion {
     }
 }
 
-/// What is taken instead of the host's own, whose name may have zeros behind it.
-fn in_place_of(own: &[u8]) -> Option<&'static [u8]> {
+/// The algorithm to use instead of the host's default. The kernel pads its name with zeros.
+fn replacement_for(own: &[u8]) -> Option<&'static [u8]> {
     (own.split(|byte| *byte == 0).next() == Some(b"bbr")).then_some(b"cubic")
 }
 
 impl FromStr for Congestion {
-    type Err = NoCongestion;
+    type Err = ParseCongestionError;
 
-    fn from_str(text: &str) -> Result<Self, NoCongestion> {
+    fn from_str(text: &str) -> Result<Self, ParseCongestionError> {
         let is_letter = |letter: u8| letter.is_ascii_alphanumeric() || matches!(letter, b'-' | b'_');
         match text {
             "auto" => Ok(Self::Auto),
@@ -65,7 +65,7 @@ impl FromStr for Congestion {
             name if (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_letter) => {
                 Ok(Self::Named(name.to_owned()))
             }
-            other => Err(NoCongestion(other.to_owned())),
+            other => Err(ParseCongestionError(other.to_owned())),
         }
     }
 }
@@ -80,7 +80,7 @@ impl fmt::Display for Congestion {
     }
 }
 
-/// The kernel's bound, without the zero behind a name.
+/// The kernel's limit for a name, without the terminating zero.
 const NAME_BYTES_MAX: usize = 15;
 
 #[cfg(test)]
@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// What a socket has when it was asked for something.
+    /// The algorithm of a socket after `asked` was applied.
     fn applied(host: &str, asked: &Congestion) -> io::Result<String> {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         SockRef::from(&listener).set_tcp_congestion(host.as_bytes())?;
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn the_hosts_stays_unless_something_else_is_asked_for() {
-        // Reno is everywhere, and everybody may use it.
+        // Every kernel has Reno, and every process may use it.
         for asked in [Congestion::Auto, Congestion::System, Congestion::Named("reno".to_owned())] {
             assert_eq!(applied("reno", &asked).expect("every host has it"), "reno");
         }
@@ -109,15 +109,15 @@ mod tests {
     }
 
     #[test]
-    fn what_paces_gives_way() {
-        assert_eq!(in_place_of(b"bbr"), Some(&b"cubic"[..]));
-        assert_eq!(in_place_of(b"bbr\0\0\0"), Some(&b"cubic"[..]));
+    fn bbr_is_replaced_by_cubic() {
+        assert_eq!(replacement_for(b"bbr"), Some(&b"cubic"[..]));
+        assert_eq!(replacement_for(b"bbr\0\0\0"), Some(&b"cubic"[..]));
         for own in [&b"cubic"[..], b"reno\0", b"dctcp", b"bbrx", b""] {
-            assert_eq!(in_place_of(own), None);
+            assert_eq!(replacement_for(own), None);
         }
-        // Where this host has both, and this process may use them.
-        let ways = ["bbr", "cubic"].map(|name| applied(name, &Congestion::Auto));
-        assert!(ways.iter().flatten().all(|name| name == "cubic") || ways.iter().any(Result::is_err), "{ways:?}");
+        // Both must be available on this host and allowed for this process.
+        let chosen = ["bbr", "cubic"].map(|name| applied(name, &Congestion::Auto));
+        assert!(chosen.iter().flatten().all(|name| name == "cubic") || chosen.iter().any(Result::is_err), "{chosen:?}");
     }
 
     #[test]

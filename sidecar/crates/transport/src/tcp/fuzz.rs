@@ -1,25 +1,25 @@
-//! What comes over a TCP connection: a handshake that is none, and records that were changed on the way.
+//! Fuzz target for bytes of a TCP connection: arbitrary handshakes, and tampered records.
 
 use std::sync::Arc;
 
 use ronde_fuzz::{Outcome, fuzz};
 use ronde_wire::SidecarIndex;
 
-use super::session::{Opened, Progress, Session};
+use super::session::{Opened, Progress, TlsSession};
 use crate::fuzz::job;
 use crate::tls;
 
-/// What is opened is a beginning of what was sealed, whatever was changed. The first byte of an input says whether the rest is
-/// a stranger's handshake, or says how the records of a link are changed: of four bytes each, which one, at which byte, what
-/// is added, and whether it changes its place.
+/// Feeds a handshake, or tampered records, to a session. What is decrypted is always a prefix of what was encrypted.
+/// The first byte of the input selects one of the two. Tampering uses four bytes each: which record, which byte, what
+/// to add to it, and whether the record moves.
 #[test]
 fn fuzz_sealed_streams() {
-    const SAID: &[u8] = b"what the other side has said, and nobody else can";
+    const PLAIN_TEXT: &[u8] = b"plain text that only the other side can encrypt";
     let (_, [one, other]) = job();
     let client_config = Arc::new(tls::client_config(&one, SidecarIndex(1)).expect("a configuration"));
     let server_config = Arc::new(tls::server_config(&other).expect("a configuration"));
     let first = {
-        let mut client = Session::client(client_config.clone()).expect("a session");
+        let mut client = TlsSession::client(client_config.clone()).expect("a session");
         client.advance().expect("it begins");
         client.outgoing().to_vec()
     };
@@ -27,12 +27,14 @@ fn fuzz_sealed_streams() {
     fuzz("sealed_streams", seeds, |bytes| {
         let Some((kind, input)) = bytes.split_first() else { return Outcome::refused(&"nothing") };
         if kind & 1 == 0 {
-            let mut server = Session::server(server_config.clone()).expect("a session");
-            return Outcome::of(&feed(&mut server, input).inspect(|progress| assert_eq!(*progress, Progress::Hungry)));
+            let mut server = TlsSession::server(server_config.clone()).expect("a session");
+            return Outcome::of(
+                &feed(&mut server, input).inspect(|progress| assert_eq!(*progress, Progress::NeedsInput)),
+            );
         }
         let (mut client, mut server) = established(client_config.clone(), server_config.clone());
         let mut records: Vec<Vec<u8>> = Vec::new();
-        for part in SAID.chunks(10) {
+        for part in PLAIN_TEXT.chunks(10) {
             assert_eq!(client.seal(part).expect("room"), part.len());
             records.push(taken(&mut client));
         }
@@ -48,25 +50,25 @@ fn fuzz_sealed_streams() {
                 records.swap(record, second);
             }
         }
-        opens_a_beginning(&mut server, &records.concat(), SAID, changed)
+        opens_a_prefix(&mut server, &records.concat(), PLAIN_TEXT, changed)
     });
 }
 
-fn opens_a_beginning(server: &mut Session, sealed: &[u8], said: &[u8], changed: bool) -> Outcome {
-    let (mut memory, mut want) = (vec![0; said.len() + 1], said.len());
+fn opens_a_prefix(server: &mut TlsSession, sealed: &[u8], plain_text: &[u8], changed: bool) -> Outcome {
+    let (mut memory, mut want) = (vec![0; plain_text.len() + 1], plain_text.len());
     server.room()[..sealed.len()].copy_from_slice(sealed);
     server.put(sealed.len());
     let result = server.open(&mut &mut memory[..], &mut want);
-    let opened = &memory[..said.len() - want];
-    assert!(said.starts_with(opened), "something is opened that was not sealed");
+    let opened = &memory[..plain_text.len() - want];
+    assert!(plain_text.starts_with(opened), "bytes were decrypted that were not encrypted");
     if !changed {
-        assert_eq!((result.as_ref(), opened.len()), (Ok(&Opened::All), said.len()));
+        assert_eq!((result.as_ref(), opened.len()), (Ok(&Opened::All), plain_text.len()));
     }
     Outcome::of(&result)
 }
 
-/// Hands bytes of a peer to a session's handshake.
-fn feed(session: &mut Session, bytes: &[u8]) -> Result<Progress, rustls::Error> {
+/// Feeds bytes to a session's handshake.
+fn feed(session: &mut TlsSession, bytes: &[u8]) -> Result<Progress, rustls::Error> {
     let room = session.room();
     let length = bytes.len().min(room.len());
     room[..length].copy_from_slice(&bytes[..length]);
@@ -74,16 +76,16 @@ fn feed(session: &mut Session, bytes: &[u8]) -> Result<Progress, rustls::Error> 
     session.advance()
 }
 
-fn taken(session: &mut Session) -> Vec<u8> {
+fn taken(session: &mut TlsSession) -> Vec<u8> {
     let bytes = session.outgoing().to_vec();
     session.written(bytes.len());
     bytes
 }
 
-fn established(client: Arc<rustls::ClientConfig>, server: Arc<rustls::ServerConfig>) -> (Session, Session) {
-    let mut client = Session::client(client).expect("a session");
-    let mut server = Session::server(server).expect("a session");
-    let (mut here, mut there) = (client.advance().expect("a beginning"), Progress::Hungry);
+fn established(client: Arc<rustls::ClientConfig>, server: Arc<rustls::ServerConfig>) -> (TlsSession, TlsSession) {
+    let mut client = TlsSession::client(client).expect("a session");
+    let mut server = TlsSession::server(server).expect("a session");
+    let (mut here, mut there) = (client.advance().expect("a beginning"), Progress::NeedsInput);
     for _ in 0..4 {
         if (here, there) == (Progress::Established, Progress::Established) {
             return (client, server);

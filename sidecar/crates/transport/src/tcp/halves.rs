@@ -1,4 +1,4 @@
-//! The two directions of a connection.
+//! The two halves of a connection.
 
 use std::io;
 use std::sync::Arc;
@@ -13,43 +13,43 @@ use tokio::time::timeout;
 
 use super::connection::{Inner, lost, refused};
 use super::session::Opened;
-use crate::links::closing::{CloseCode, Ending};
+use crate::links::close::{CloseCode, CloseReason};
 use crate::port::DownReason;
 
-/// The direction to the peer.
+/// The half that sends to the peer.
 pub(crate) struct SendHalf(pub(super) Arc<Inner>);
 
 impl SendHalf {
-    /// Sends all pieces; they are with the system when this returns.
+    /// Sends all buffers. Returns once the kernel has accepted them.
     ///
     /// # Errors
-    /// The connection is gone; reading says why.
+    /// The connection is closed; reading returns the reason.
     pub(crate) async fn write(&mut self, pieces: Vec<Bytes>) -> io::Result<()> {
         {
-            let mut core = self.0.lock();
-            if core.finishing {
+            let mut state = self.0.lock();
+            if state.finishing {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
-            core.pending.extend(pieces.into_iter().filter(|piece| !piece.is_empty()));
+            state.pending.extend(pieces.into_iter().filter(|piece| !piece.is_empty()));
         }
-        self.0.pump().await
+        self.0.flush().await
     }
 
-    /// Ends the direction behind what was written.
+    /// Finishes the half after what was written.
     pub(crate) fn finish(&mut self) {
         self.0.lock().finishing = true;
         let inner = self.0.clone();
         self.0.runtime.spawn(async move {
-            // One that the peer does not take ends with the connection.
-            let _ = timeout(FINISH_TIMEOUT, inner.pump()).await;
+            // If the peer does not accept the rest, closing the connection drops it.
+            let _ = timeout(FINISH_TIMEOUT, inner.flush()).await;
         });
     }
 
-    /// Waits until the end of the direction is on its way, or the connection has ended.
-    pub(crate) async fn finished(&mut self) {
+    /// Waits until `close_notify` is sent or the connection is closed.
+    pub(crate) async fn wait_finished(&mut self) {
         loop {
             let changed = self.0.changed.notified();
-            if self.0.lock().is_end_sent || self.0.ended().is_some() {
+            if self.0.lock().is_write_shut_down || self.0.close_reason().is_some() {
                 return;
             }
             changed.await;
@@ -57,123 +57,125 @@ impl SendHalf {
     }
 }
 
-/// The direction from the peer.
+/// The half that receives from the peer.
 pub(crate) struct RecvHalf(pub(super) Arc<Inner>);
 
-/// Why nothing more can be read.
-pub(crate) enum Stop {
-    /// The peer has ended its direction; so many bytes short of what was asked for.
+/// Why reading ended.
+pub(crate) enum ReadError {
+    /// The peer has finished its half, this many bytes short of the request.
     Finished(usize),
-    /// The connection has ended.
-    Ended(Ending),
+    /// The connection is closed.
+    Closed(CloseReason),
 }
 
 impl RecvHalf {
-    /// Fills the whole of `out`.
-    pub(crate) async fn read(&mut self, out: &mut [u8]) -> Result<(), Stop> {
+    /// Fills `out`.
+    pub(crate) async fn read(&mut self, out: &mut [u8]) -> Result<(), ReadError> {
         let want = out.len();
         self.read_to(out, want).await
     }
 
-    /// Reads so many bytes into memory of their own.
-    pub(crate) async fn read_bytes(&mut self, bytes: usize) -> Result<Bytes, Stop> {
+    /// Reads `bytes` bytes into a buffer.
+    pub(crate) async fn read_bytes(&mut self, bytes: usize) -> Result<Bytes, ReadError> {
         if bytes < POOLED_BYTES_MIN {
             let mut memory = vec![0; bytes];
             self.read(&mut memory).await?;
             return Ok(memory.into());
         }
-        // What is opened right into it has a byte behind its content.
+        // Decrypting in place needs room for the record's type byte after the content.
         let mut memory = self.0.pool.take(bytes + 1);
         self.read_to(&mut memory, bytes).await?;
-        Ok(self.0.pool.lend(memory, bytes))
+        Ok(self.0.pool.freeze(memory, bytes))
     }
 
-    async fn read_to(&mut self, mut out: &mut [u8], mut want: usize) -> Result<(), Stop> {
+    async fn read_to(&mut self, mut out: &mut [u8], mut want: usize) -> Result<(), ReadError> {
         let inner = &self.0;
         loop {
             let opened = {
-                let mut core = inner.lock();
-                if core.is_closed {
-                    let ending = core.ended.clone();
-                    return Err(Stop::Ended(ending.expect("it was set when it was closed")));
+                let mut state = inner.lock();
+                if state.is_closed {
+                    let reason = state.close_reason.clone();
+                    return Err(ReadError::Closed(reason.expect("it was set when it was closed")));
                 }
-                core.session.open(&mut out, &mut want)
+                state.session.open(&mut out, &mut want)
             };
             match opened {
                 Ok(Opened::All) => return Ok(()),
-                Ok(Opened::Finished) => return Err(Stop::Finished(want)),
-                Ok(Opened::Hungry) => {}
-                Err(error) => return Err(self.fail(&error)),
+                Ok(Opened::Finished) => return Err(ReadError::Finished(want)),
+                Ok(Opened::NeedsInput) => {}
+                Err(error) => return Err(self.fail_session(&error)),
             }
             match inner.read_some().await {
                 Ok(0) => {
-                    let gone = "its process is gone (the connection ended without a goodbye)";
-                    return Err(Stop::Ended(inner.note_end(Ending::Other(DownReason::Lost(gone.to_owned())))));
+                    let gone = "its process is gone (the connection ended without a close frame)";
+                    return Err(ReadError::Closed(
+                        inner.set_close_reason(CloseReason::Other(DownReason::Lost(gone.to_owned()))),
+                    ));
                 }
-                // A peer that sends as fast as this side reads does not keep the other tasks of the thread from their turn.
+                // Yields, so that a fast peer does not starve the thread's other tasks.
                 Ok(bytes) if bytes >= LARGE_READ_BYTES => tokio::task::yield_now().await,
                 Ok(_) => tokio::task::coop::consume_budget().await,
-                Err(error) => return Err(Stop::Ended(inner.note_end(lost(&error)))),
+                Err(error) => return Err(ReadError::Closed(inner.set_close_reason(lost(&error)))),
             }
         }
     }
 
-    /// The rest of a frame that ends the connection, as the peer's reason.
-    pub(crate) async fn end(&mut self, header: &FrameHeader) -> Result<Ending, Stop> {
+    /// Reads the rest of a close frame and returns the peer's reason.
+    pub(crate) async fn read_close(&mut self, header: &FrameHeader) -> Result<CloseReason, ReadError> {
         let payload = self.read_bytes(header.length as usize).await?;
-        let ending = match control::decode::<Close>(FrameKind::Close, &payload) {
-            Ok(close) => Ending::of_code(CloseCode::of(close.code), close.reason),
-            Err(error) => Ending::Other(DownReason::Protocol(error.to_string())),
+        let reason = match control::decode::<Close>(FrameKind::Close, &payload) {
+            Ok(close) => CloseReason::of_code(CloseCode::of(close.code), close.reason),
+            Err(error) => CloseReason::Other(DownReason::Protocol(error.to_string())),
         };
-        Ok(self.0.note_end(ending))
+        Ok(self.0.set_close_reason(reason))
     }
 
-    fn fail(&self, error: &Error) -> Stop {
-        // The alert goes out at once, as far as it goes; closing the connection takes care of the rest.
-        let _ = self.0.push();
-        let ending = match error {
+    fn fail_session(&self, error: &Error) -> ReadError {
+        // Sends the alert as far as the socket accepts it; closing the connection sends the rest.
+        let _ = self.0.write_once();
+        let reason = match error {
             Error::AlertReceived(_) => refused(error),
-            other => Ending::Other(DownReason::Protocol(format!("TLS: {other}"))),
+            other => CloseReason::Other(DownReason::Protocol(format!("TLS: {other}"))),
         };
-        Stop::Ended(self.0.note_end(ending))
+        ReadError::Closed(self.0.set_close_reason(reason))
     }
 
-    /// Reads frames that nobody wants any more, until the connection has ended.
-    pub(super) async fn pass_frames(&mut self) {
-        while self.0.ended().is_none() {
-            self.pass_frame().await;
+    /// Reads and discards frames until the connection is closed.
+    pub(super) async fn discard_frames(&mut self) {
+        while self.0.close_reason().is_none() {
+            self.discard_frame().await;
         }
     }
 
-    /// Reads one; that there is none is noted as the end of the connection.
-    async fn pass_frame(&mut self) {
+    /// Reads and discards one frame. The end of the stream closes the connection.
+    async fn discard_frame(&mut self) {
         let mut header = [0; HEADER_BYTES];
         if let Err(stop) = self.read(&mut header).await {
-            return self.note_stop(&stop);
+            return self.record_read_end(&stop);
         }
         let passed = match FrameHeader::decode(&header) {
-            Ok(header) if header.kind == FrameKind::Close => self.end(&header).await.map(drop),
+            Ok(header) if header.kind == FrameKind::Close => self.read_close(&header).await.map(drop),
             Ok(header) => self.read_bytes(header.length as usize).await.map(drop),
             Err(error) => {
-                self.0.note_end(Ending::Other(DownReason::Protocol(error.to_string())));
+                self.0.set_close_reason(CloseReason::Other(DownReason::Protocol(error.to_string())));
                 return;
             }
         };
         if let Err(stop) = passed {
-            self.note_stop(&stop);
+            self.record_read_end(&stop);
         }
     }
 
-    fn note_stop(&self, stop: &Stop) {
-        if let Stop::Finished(_) = stop {
-            self.0.note_end(Ending::Other(DownReason::Lost("the peer ended the connection".to_owned())));
+    fn record_read_end(&self, stop: &ReadError) {
+        if let ReadError::Finished(_) = stop {
+            self.0.set_close_reason(CloseReason::Other(DownReason::Lost("the peer ended the connection".to_owned())));
         }
     }
 }
 
-/// A read after which there is likely to be more.
+/// After a read of this size more bytes are likely to be waiting.
 const LARGE_READ_BYTES: usize = 64 << 10;
-/// From here on memory is used again.
+/// Buffers of at least this size are pooled.
 const POOLED_BYTES_MIN: usize = 16 << 10;
-/// How long the last bytes of a direction may take.
+/// Limit for sending the last bytes of a finished half.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(60);

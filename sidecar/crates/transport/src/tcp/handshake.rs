@@ -1,4 +1,4 @@
-//! The handshake of TLS 1.3 between two buffers, by rustls through its unbuffered interface.
+//! The TLS 1.3 handshake between two buffers, by rustls' unbuffered API.
 
 use std::sync::Arc;
 
@@ -10,29 +10,29 @@ use rustls::{ClientConfig, CommonState, Error, ServerConfig};
 use rustls_pki_types::{CertificateDer, ServerName};
 
 use super::records::Records;
-use super::window::Window;
+use super::socket_buffer::SocketBuffer;
 use crate::tls;
 
-/// One side of a handshake that is not over.
+/// One side of an unfinished handshake.
 pub(super) enum Handshake {
     Client(Box<UnbufferedClientConnection>),
     Server(Box<UnbufferedServerConnection>),
 }
 
-/// What a handshake has agreed on.
-pub(super) struct Agreed {
+/// The result of a finished handshake.
+pub(super) struct HandshakeResult {
     pub(super) records: Records,
-    /// The peer's, leaf first.
+    /// The peer's certificates, leaf first.
     pub(super) certificates: Vec<CertificateDer<'static>>,
-    pub(super) speaks_ronde: bool,
+    pub(super) has_ronde_alpn: bool,
 }
 
-/// The buffers that a handshake works on.
+/// The buffers of a handshake.
 pub(super) struct Buffers<'a> {
-    /// What arrived. What is not done with stays there: rustls may hold places within it.
-    pub(super) incoming: &'a mut Window,
-    pub(super) outgoing: &'a mut Window,
-    /// Opened behind the handshake.
+    /// Received bytes. Unconsumed ones must stay in place, because rustls may keep offsets into them.
+    pub(super) incoming: &'a mut SocketBuffer,
+    pub(super) outgoing: &'a mut SocketBuffer,
+    /// Application data that was decrypted after the handshake.
     pub(super) plain: &'a mut BytesMut,
     pub(super) has_peer_finished: &'a mut bool,
 }
@@ -51,7 +51,7 @@ impl Handshake {
         UnbufferedServerConnection::new(Arc::new(config)).map(|side| Self::Server(Box::new(side)))
     }
 
-    /// Goes as far as what has arrived allows; whether it is over.
+    /// Advances as far as the received bytes allow. Returns whether the handshake is finished.
     pub(super) fn advance(&mut self, buffers: &mut Buffers<'_>) -> Result<bool, Error> {
         loop {
             match self.step(buffers)? {
@@ -63,27 +63,27 @@ impl Handshake {
         }
     }
 
-    /// Puts the alert that tells the peer of a failure behind what is to be written. Once: it hands out the alert, and the
-    /// next step would look at the same bad bytes again, for which rustls, having sent its alert, panics.
+    /// Appends the alert for a failure to the outgoing bytes. Call this once: rustls hands out the alert, and would
+    /// panic if another step processed the same invalid bytes.
     pub(super) fn alert(&mut self, buffers: &mut Buffers<'_>) {
         if let Err(other) = self.step(buffers) {
             tracing::debug!(%other, "a handshake ends without an alert");
         }
     }
 
-    /// Takes the connection over from rustls when its handshake is over and written out.
-    pub(super) fn into_agreed(self) -> Result<Agreed, Error> {
+    /// Takes the connection over from rustls, once its handshake is finished and sent.
+    pub(super) fn into_result(self) -> Result<HandshakeResult, Error> {
         let state = self.state();
         let certificates = state
             .peer_certificates()
             .map(|chain| chain.iter().map(|der| der.clone().into_owned()).collect())
             .unwrap_or_default();
-        let speaks_ronde = state.alpn_protocol() == Some(tls::ALPN);
+        let has_ronde_alpn = state.alpn_protocol() == Some(tls::ALPN);
         let records = match self {
             Self::Client(side) => Records::of_client(side.dangerous_into_kernel_connection()?)?,
             Self::Server(side) => Records::of_server(side.dangerous_into_kernel_connection()?)?,
         };
-        Ok(Agreed { records, certificates, speaks_ronde })
+        Ok(HandshakeResult { records, certificates, has_ronde_alpn })
     }
 
     fn state(&self) -> &CommonState {
@@ -104,21 +104,21 @@ impl Handshake {
     }
 }
 
-/// What one step of rustls was.
+/// The outcome of one step of rustls.
 enum Step {
     Again,
     /// More bytes of the peer are needed.
     Blocked,
     /// Nothing is left to do.
     Ready,
-    /// The peer has ended its direction.
+    /// The peer has sent `close_notify`.
     Finished,
 }
 
-/// Does what rustls asks for. How many bytes of the peer are done with comes first.
+/// Performs what rustls asks for. Returns how many received bytes were consumed, and the outcome.
 fn step<D>(
     status: UnbufferedStatus<'_, '_, D>,
-    outgoing: &mut Window,
+    outgoing: &mut SocketBuffer,
     plain: &mut BytesMut,
 ) -> (usize, Result<Step, Error>) {
     let mut discard = status.discard;
@@ -138,7 +138,7 @@ fn step<D>(
             Ok(()) => Ok(Step::Again),
             Err(error) => Err(Error::General(error.to_string())),
         },
-        // It is in the buffer, in front of everything that follows.
+        // The bytes are in the outgoing buffer already.
         Ok(ConnectionState::TransmitTlsData(data)) => {
             data.done();
             Ok(Step::Again)
@@ -146,7 +146,7 @@ fn step<D>(
         Ok(ConnectionState::BlockedHandshake) => Ok(Step::Blocked),
         Ok(ConnectionState::WriteTraffic(_) | ConnectionState::Closed) => Ok(Step::Ready),
         Ok(ConnectionState::PeerClosed) => Ok(Step::Finished),
-        Ok(other) => Err(Error::General(format!("TLS is in a state that was not asked for: {other:?}"))),
+        Ok(other) => Err(Error::General(format!("rustls is in an unexpected state: {other:?}"))),
     };
     (discard, step)
 }

@@ -1,31 +1,33 @@
-//! TLS 1.3 over TCP: a connection for each port and peer, as with QUIC.
+//! TLS 1.3 over TCP: like QUIC, one connection for each port and peer.
 //!
-//! What it does for a byte: sending, it is sealed from where it lies into one buffer of 17 records, which the kernel copies at
-//! once. Receiving, the kernel fills a buffer of 256 KiB, from which records are opened into the frame that is being read.
+//! Sending, bytes are encrypted from the buffers that hold them into one buffer of 17 records, which one system call
+//! copies to the kernel. Receiving, the kernel fills a buffer of 256 KiB, from which records are decrypted into the
+//! frame that is being read.
 //!
-//! ```text
-//! mod         listening and dialling        connection  the socket, its session and its end
-//! session     TLS between two buffers       halves      the two directions
-//! handshake   its beginning, by rustls      records     what is sealed then
-//! window      one of the buffers
-//! aead        by which library              pool        memory of frames
-//! congestion  of the way between            open        which connections there are
-//! ```
+//! | module | contents |
+//! |---|---|
+//! | this one | the listener, dialling |
+//! | `connection`, `halves` | the socket with its session; its two directions |
+//! | `session`, `handshake`, `records` | TLS between two buffers: the handshake by rustls, then records |
+//! | `socket_buffer`, `pool` | buffers of a socket, reused buffers of frames |
+//! | `aead` | AES-128-GCM |
+//! | `congestion` | congestion control |
+//! | `connection_count` | waits until all connections are closed |
 
 mod aead;
 mod congestion;
 mod connection;
+mod connection_count;
 #[cfg(test)]
 mod fuzz;
 mod halves;
 mod handshake;
-mod open;
 #[cfg(test)]
-mod peers;
+mod interop;
 mod pool;
 mod records;
 mod session;
-mod window;
+mod socket_buffer;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -39,26 +41,26 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
 
-pub use congestion::{Congestion, NoCongestion};
+pub use congestion::{Congestion, ParseCongestionError};
 pub(crate) use connection::Connection;
-use connection::Turned;
-pub(crate) use halves::{RecvHalf, SendHalf, Stop};
-use open::Census;
+use connection::HandshakeFailed;
+use connection_count::ConnectionCounter;
+pub(crate) use halves::{ReadError, RecvHalf, SendHalf};
 use pool::Pool;
-use session::Session;
+use session::TlsSession;
 
 use crate::identity::Identity;
-use crate::links::closing::{CloseCode, Ending};
-use crate::links::connection::Attempt;
+use crate::links::close::{CloseCode, CloseReason};
+use crate::links::connection::ConnectError;
 use crate::tls;
 
-/// Binds a listener, which does not take connections yet: those that come wait.
+/// Binds a listener that accepts no connections yet; early ones wait in the backlog.
 pub(crate) fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-    // Connections of a process that has ended do not keep its port from the next one.
+    // Closed connections of an earlier process do not block the port.
     socket.set_reuse_address(true)?;
     if addr.is_ipv6() && addr.ip().is_unspecified() {
-        // The wildcard is for both families, whatever net.ipv6.bindv6only says.
+        // Dual-stack, regardless of net.ipv6.bindv6only.
         socket.set_only_v6(false)?;
     }
     socket.bind(&addr.into())?;
@@ -67,50 +69,51 @@ pub(crate) fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
     Ok(TcpListener::from(socket))
 }
 
-/// What a port listens with and dials from.
+/// A port's listener, and the source address of its dials.
 pub(crate) struct Endpoint {
     listener: tokio::net::TcpListener,
     local_addr: SocketAddr,
     congestion: Congestion,
-    census: Census,
+    open_connections: ConnectionCounter,
     pool: Pool,
-    connections: Mutex<Vec<connection::Faint>>,
-    is_over: AtomicBool,
-    over: Notify,
+    connections: Mutex<Vec<connection::WeakConnection>>,
+    is_stopped: AtomicBool,
+    stopped: Notify,
 }
 
 impl Endpoint {
-    /// Starts to listen on the runtime of the calling thread.
+    /// Starts the listener on the runtime of the calling thread.
     pub(crate) fn new(listener: TcpListener, congestion: &Congestion) -> io::Result<Self> {
         congestion.apply(&SockRef::from(&listener))?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let local_addr = listener.local_addr()?;
-        let (census, over) = (Census::new(), Notify::new());
+        let (open_connections, stopped) = (ConnectionCounter::new(), Notify::new());
         Ok(Self {
             listener,
             local_addr,
             congestion: congestion.clone(),
-            census,
+            open_connections,
             pool: Pool::default(),
             connections: Mutex::default(),
-            is_over: AtomicBool::new(false),
-            over,
+            is_stopped: AtomicBool::new(false),
+            stopped,
         })
     }
 
-    /// The next connection that is made to the port; `None` when no more are taken.
+    /// Accepts the next connection; `None` once the endpoint is stopped.
     pub(crate) async fn accept(&self) -> Option<TcpStream> {
         loop {
-            let over = self.over.notified();
-            if self.is_over.load(Ordering::Relaxed) {
+            let stopped = self.stopped.notified();
+            if self.is_stopped.load(Ordering::Relaxed) {
                 return None;
             }
             tokio::select! {
-                () = over => {}
+                () = stopped => {}
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, _)) => return Some(stream),
                     Err(error) => {
-                        // Descriptors may be short for a moment; other errors are of one connection that is gone.
+                        // The process may be out of descriptors for a moment; other errors concern one closed
+                        // connection.
                         tracing::warn!(%error, "a connection could not be accepted");
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
@@ -119,18 +122,22 @@ impl Endpoint {
         }
     }
 
-    /// Authenticates a connection that was accepted.
-    pub(crate) async fn greet(&self, stream: TcpStream, config: Arc<ServerConfig>) -> Result<Connection, Ending> {
-        let session = Session::server(config).map_err(|error| Ending::RefusedHere(error.to_string()))?;
+    /// Performs the TLS handshake on an accepted connection.
+    pub(crate) async fn accept_handshake(
+        &self,
+        stream: TcpStream,
+        config: Arc<ServerConfig>,
+    ) -> Result<Connection, CloseReason> {
+        let session = TlsSession::server(config).map_err(|error| CloseReason::RefusedLocally(error.to_string()))?;
         match self.establish(stream, session).await {
             Ok(connection) => Ok(connection),
-            Err(Turned { ending, goodbye }) => {
-                // The caller bounds handshakes at once. Strangers that are turned away count until their socket is closed.
-                if let Some(goodbye) = goodbye {
-                    // Fails when the runtime ends, and the socket with it.
-                    let _ = goodbye.await;
+            Err(HandshakeFailed { reason, close_task }) => {
+                // The caller limits simultaneous handshakes. A rejected peer counts until its socket is closed.
+                if let Some(close_task) = close_task {
+                    // This fails if the runtime shuts down, which closes the socket, too.
+                    let _ = close_task.await;
                 }
-                Err(ending)
+                Err(reason)
             }
         }
     }
@@ -141,38 +148,38 @@ impl Endpoint {
         identity: &Identity,
         peer: SidecarIndex,
         address: SocketAddr,
-    ) -> Result<Connection, Attempt> {
-        let local = |error: String| Attempt::Local(error);
+    ) -> Result<Connection, ConnectError> {
+        let local = |error: String| ConnectError::Local(error);
         let config = tls::client_config(identity, peer).map_err(|error| local(error.to_string()))?;
-        let session = Session::client(Arc::new(config)).map_err(|error| local(error.to_string()))?;
-        let socket = self.socket_towards(address)?;
-        let stream = socket.connect(address).await.map_err(|error| Attempt::Unanswered(error.to_string()))?;
-        if self.leads_back(&stream) {
+        let session = TlsSession::client(Arc::new(config)).map_err(|error| local(error.to_string()))?;
+        let socket = self.bound_socket(address)?;
+        let stream = socket.connect(address).await.map_err(|error| ConnectError::NoAnswer(error.to_string()))?;
+        if self.is_self_connection(&stream) {
             return Err(local(format!("{address} is this sidecar's own port")));
         }
-        self.establish(stream, session).await.map_err(|turned| Attempt::Ended(turned.ending))
+        self.establish(stream, session).await.map_err(|failed| ConnectError::Closed(failed.reason))
     }
 
-    /// A socket that says the address which this side listens on, where it is one.
-    fn socket_towards(&self, address: SocketAddr) -> Result<TcpSocket, Attempt> {
+    /// Creates a socket that is bound to the listener's address, if that is a specific one.
+    fn bound_socket(&self, address: SocketAddr) -> Result<TcpSocket, ConnectError> {
         let own = self.local_addr.ip();
         let fits = own.is_unspecified() || own.is_ipv4() == address.is_ipv4();
         if !fits || self.local_addr.is_ipv4() && address.is_ipv6() {
-            return Err(Attempt::Local(format!(
-                "{address} is not of the family of {own}, to which this side is bound"
+            return Err(ConnectError::Local(format!(
+                "{address} and this side's address {own} belong to different address families"
             )));
         }
         let made = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-        let socket = made.map_err(|error| Attempt::Local(format!("no socket can be had: {error}")))?;
-        self.congestion.apply(&SockRef::from(&socket)).map_err(|error| Attempt::Local(error.to_string()))?;
+        let socket = made.map_err(|error| ConnectError::Local(format!("no socket can be created: {error}")))?;
+        self.congestion.apply(&SockRef::from(&socket)).map_err(|error| ConnectError::Local(error.to_string()))?;
         if !own.is_unspecified() {
-            socket.bind(SocketAddr::new(own, 0)).map_err(|error| Attempt::Local(format!("{own}: {error}")))?;
+            socket.bind(SocketAddr::new(own, 0)).map_err(|error| ConnectError::Local(format!("{own}: {error}")))?;
         }
         Ok(socket)
     }
 
-    /// Whether a connection has ended up at this very port: an address that the peer's host has as well leads back here.
-    fn leads_back(&self, stream: &TcpStream) -> bool {
+    /// Whether the connection leads to this same port, because the peer's address also exists on this host.
+    fn is_self_connection(&self, stream: &TcpStream) -> bool {
         let at = |address: io::Result<SocketAddr>| address.ok().map(|at| (at.ip().to_canonical(), at.port()));
         match (at(stream.local_addr()), at(stream.peer_addr())) {
             (Some((here, _)), Some((there, port))) => here == there && port == self.local_addr.port(),
@@ -180,46 +187,46 @@ impl Endpoint {
         }
     }
 
-    async fn establish(&self, stream: TcpStream, session: Session) -> Result<Connection, Turned> {
-        prepare(&stream);
-        let open = self.census.enter();
-        let connection = Connection::establish(stream, session, open, self.pool.clone()).await?;
+    async fn establish(&self, stream: TcpStream, session: TlsSession) -> Result<Connection, HandshakeFailed> {
+        set_options(&stream);
+        let guard = self.open_connections.register();
+        let connection = Connection::establish(stream, session, guard, self.pool.clone()).await?;
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         connections.retain(|known| Weak::strong_count(known) > 0);
-        connections.push(connection.faint());
+        connections.push(connection.downgrade());
         drop(connections);
         Ok(connection)
     }
 
-    /// Takes no more connections.
+    /// Stops accepting connections.
     pub(crate) fn stop_accepting(&self) {
-        self.is_over.store(true, Ordering::Relaxed);
-        self.over.notify_waiters();
+        self.is_stopped.store(true, Ordering::Relaxed);
+        self.stopped.notify_waiters();
     }
 
-    /// Ends all connections.
+    /// Closes all connections.
     pub(crate) fn close(&self, reason: &str) {
         self.stop_accepting();
         let connections = std::mem::take(&mut *self.connections.lock().unwrap_or_else(PoisonError::into_inner));
-        for connection in connections.iter().filter_map(Connection::of) {
+        for connection in connections.iter().filter_map(Connection::upgrade) {
             drop(connection.close(CloseCode::Closed, reason));
         }
     }
 
-    /// Waits until the peers of all connections have heard of their end.
+    /// Waits until all connections are closed and their peers have received the reason.
     pub(crate) async fn wait_idle(&self) {
-        self.census.until_empty().await;
+        self.open_connections.wait_zero().await;
     }
 }
 
-/// To which address a connection was made.
+/// The local address of an accepted connection.
 pub(crate) fn local_ip(stream: &TcpStream) -> Option<IpAddr> {
     stream.local_addr().ok().map(|address| address.ip().to_canonical())
 }
 
-/// What the system is asked for. Its own choice of buffers is kept: they grow with the way, up to net.ipv4.tcp_wmem and
-/// tcp_rmem, and a size that is asked for would end at a quarter of that where net.core.rmem_max was never raised.
-fn prepare(stream: &TcpStream) {
+/// Sets socket options. Buffer sizes are left to the kernel, which grows them with the path up to net.ipv4.tcp_wmem and
+/// tcp_rmem; a fixed size would be limited to a quarter of that where net.core.rmem_max has its default.
+fn set_options(stream: &TcpStream) {
     let socket = SockRef::from(stream);
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(2);
     let asked = [
@@ -228,15 +235,15 @@ fn prepare(stream: &TcpStream) {
         socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX)),
     ];
     if let Some(error) = asked.into_iter().find_map(Result::err) {
-        tracing::debug!(%error, "the system refuses an option of a connection");
+        tracing::debug!(%error, "the kernel rejected a socket option of a connection");
     }
 }
 
-/// Connections that wait to be accepted; the system's net.core.somaxconn cuts it.
+/// Limit for connections that wait to be accepted; net.core.somaxconn may lower it.
 const BACKLOG: i32 = 1_024;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Silence after which the system asks whether the peer's is still there: a lane says nothing during a long compute phase,
-/// and whatever keeps track of connections on the way must not forget it.
+/// Idle time after which the kernel sends keep-alive probes. A lane is idle during a long compute phase, and firewalls
+/// on the path must not drop its connection.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-/// How long the peer's system may not acknowledge what was sent: as long as QUIC's idle timeout.
+/// Limit for the time that sent data may stay unacknowledged; equal to QUIC's idle timeout.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);

@@ -1,8 +1,8 @@
-//! The records of a connection of TLS 1.3 whose handshake is over (RFC 8446 sections 5, 4.6.3 and 6).
+//! TLS 1.3 records after the handshake (RFC 8446 sections 5, 4.6.3 and 6).
 //!
-//! rustls hands the connection over with its keys, as it does for kernels that seal by themselves, and goes on deriving
-//! them. Its own records cost two copies of every byte more in each direction; here data are sealed from where they lie and
-//! opened to where they are wanted ([ADR 21](../../../../../docs/adr/0021-records-encrypted-without-copies.md)).
+//! rustls hands over the keys, as it does for kernel TLS, and still derives their successors. Its own record layer
+//! copies every byte twice in each direction; this one encrypts from and decrypts to the caller's buffers ([ADR
+//! 21](../../../../../docs/adr/0021-records-encrypted-without-copies.md)).
 
 use rustls::client::ClientConnectionData;
 use rustls::crypto::cipher::{Iv, Nonce, make_tls13_aad};
@@ -15,36 +15,36 @@ use rustls::{
 
 use super::aead::{Key, NONCE_BYTES, TAG_BYTES};
 
-/// Both directions of a connection.
+/// The record protection of both directions.
 pub(super) struct Records {
     next_keys: NextKeys,
     sealing: Direction,
     opening: Direction,
-    /// The peer has asked for another key of this side's direction.
+    /// The peer has requested a key update of this side's direction.
     is_update_due: bool,
     records_per_key_max: u64,
 }
 
-/// Who derives the keys that follow.
+/// Derives the next keys.
 enum NextKeys {
     Client(Box<KernelConnection<ClientConnectionData>>),
     Server(Box<KernelConnection<ServerConnectionData>>),
 }
 
-/// The key of one direction, and how many records it has sealed or opened.
+/// The key of one direction, and the number of records that it has protected.
 struct Direction {
     key: Key,
     iv: Iv,
     sequence: u64,
 }
 
-/// What a message of the peer's TLS means.
+/// The meaning of a TLS message after the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
-    /// It is dealt with.
-    Nothing,
-    /// The peer has ended its direction.
-    End,
+pub(super) enum PostHandshake {
+    /// No action is needed.
+    Handled,
+    /// The peer has finished its direction.
+    CloseNotify,
 }
 
 impl Records {
@@ -65,8 +65,8 @@ impl Records {
         Ok(Self { next_keys, sealing, opening, is_update_due: false, records_per_key_max: RECORDS_PER_KEY_MAX })
     }
 
-    /// Seals `plain`, of at most [`PLAIN_BYTES_MAX`], into the beginning of `room`, which has [`OVERHEAD_BYTES`] and
-    /// [`KEY_UPDATE_BYTES`] more. How many bytes that are.
+    /// Encrypts `plain`, of at most [`PLAIN_BYTES_MAX`] bytes, into the start of `room`, which must be larger by
+    /// [`OVERHEAD_BYTES`] and [`KEY_UPDATE_BYTES`]. Returns the number of bytes written.
     pub(super) fn seal(&mut self, plain: &[u8], room: &mut [u8]) -> Result<usize, Error> {
         let mut start = 0;
         if self.is_update_due || self.sealing.sequence >= self.records_per_key_max {
@@ -75,9 +75,9 @@ impl Records {
         self.sealing.seal(ContentType::ApplicationData, plain, &mut room[start..]).map(|bytes| start + bytes)
     }
 
-    /// Tells the peer that this side's key changes, and changes it.
+    /// Sends a key update to the peer and switches to the next key.
     fn update_key(&mut self, room: &mut [u8]) -> Result<usize, Error> {
-        // One byte of content: the peer need not change its own.
+        // The last byte says that the peer need not update its own key.
         let message = [HandshakeType::KeyUpdate.into(), 0, 0, 1, 0];
         let bytes = self.sealing.seal(ContentType::Handshake, &message, room)?;
         self.sealing = Direction::new(match &mut self.next_keys {
@@ -88,28 +88,28 @@ impl Records {
         Ok(bytes)
     }
 
-    /// Seals the end of this direction, or why the connection fails, of [`ALERT_BYTES`].
+    /// Encrypts an alert, [`ALERT_BYTES`] long: `close_notify` or the reason of a failure.
     pub(super) fn seal_alert(&mut self, alert: AlertDescription, room: &mut [u8]) -> Result<usize, Error> {
         let level = if alert == AlertDescription::CloseNotify { ALERT_WARNING } else { ALERT_FATAL };
         self.sealing.seal(ContentType::Alert, &[level, alert.into()], room)
     }
 
-    /// Opens one whole record to the beginning of `out`, which has exactly [`inner_bytes`] of it. What it holds, and how many
-    /// bytes of it; behind these is waste. After a failure all of `out` is.
+    /// Decrypts one complete record into the start of `out`, which must have exactly [`inner_bytes`] of it. Returns the
+    /// content type and length. Bytes after the content, and all of `out` after an error, are unspecified.
     pub(super) fn open(&mut self, record: &[u8], out: &mut [u8]) -> Result<(ContentType, usize), Error> {
         self.opening.open(record, out)
     }
 
-    /// Takes up what the peer's TLS says.
-    pub(super) fn hear(&mut self, kind: ContentType, message: &[u8]) -> Result<Heard, Error> {
+    /// Processes an alert or a handshake message of the peer.
+    pub(super) fn handle_message(&mut self, kind: ContentType, message: &[u8]) -> Result<PostHandshake, Error> {
         match (kind, message) {
             (ContentType::Alert, [_, alert]) => match AlertDescription::from(*alert) {
-                AlertDescription::CloseNotify => Ok(Heard::End),
-                AlertDescription::UserCanceled => Ok(Heard::Nothing),
+                AlertDescription::CloseNotify => Ok(PostHandshake::CloseNotify),
+                AlertDescription::UserCanceled => Ok(PostHandshake::Handled),
                 alert => Err(Error::AlertReceived(alert)),
             },
             (ContentType::Alert, _) => Err(InvalidMessage::MessageTooShort.into()),
-            (ContentType::Handshake, message) => self.hear_handshake(message).map(|()| Heard::Nothing),
+            (ContentType::Handshake, message) => self.handle_handshake(message).map(|()| PostHandshake::Handled),
             (got_type, _) => {
                 let expect_types = vec![ContentType::ApplicationData, ContentType::Alert, ContentType::Handshake];
                 Err(Error::InappropriateMessage { expect_types, got_type })
@@ -117,8 +117,8 @@ impl Records {
         }
     }
 
-    /// No message of a handshake that is over comes in several records, and ronde's sidecars send one alone.
-    fn hear_handshake(&mut self, message: &[u8]) -> Result<(), Error> {
+    /// Post-handshake messages must fit one record. ronde's sidecars send a key update only, one for each record.
+    fn handle_handshake(&mut self, message: &[u8]) -> Result<(), Error> {
         let &[kind, 0, 0, 1, asked] = message else {
             return Err(PeerMisbehaved::KeyEpochWithPendingFragment.into());
         };
@@ -139,10 +139,10 @@ impl Records {
     }
 }
 
-/// What tests of bad peers need.
+/// Support for tests of misbehaving peers.
 #[cfg(test)]
 impl Records {
-    /// Seals what no peer may send.
+    /// Encrypts a record that no peer may send.
     pub(super) fn forge(&mut self, kind: ContentType, content: &[u8], room: &mut [u8]) -> usize {
         self.sealing.seal(kind, content, room).expect("room")
     }
@@ -159,12 +159,12 @@ impl Records {
 impl Direction {
     fn new((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> Result<Self, Error> {
         let ConnectionTrafficSecrets::Aes128Gcm { key, iv } = secrets else {
-            return Err(Error::General("TLS has agreed on a suite that no side offers".to_owned()));
+            return Err(Error::General("TLS negotiated a cipher suite that neither side offers".to_owned()));
         };
         Ok(Self { key: Key::new(key.as_ref())?, iv, sequence })
     }
 
-    /// A number that no other record of this key has.
+    /// The next nonce, unique for this key.
     fn next_nonce(&mut self) -> Result<[u8; NONCE_BYTES], Error> {
         let nonce = Nonce::new(&self.iv, self.sequence);
         self.sequence = self.sequence.checked_add(1).ok_or(Error::EncryptError)?;
@@ -185,7 +185,7 @@ impl Direction {
         let (sealed, tag) = sealed.split_last_chunk::<TAG_BYTES>().ok_or(Error::DecryptError)?;
         let nonce = self.next_nonce()?;
         self.key.open(nonce, header, (sealed, *tag), out)?;
-        // Behind the content stands its kind, and zeros behind that.
+        // The content type follows the content, and zero padding follows the content type.
         let kind = out.iter().rposition(|byte| *byte != 0).ok_or(PeerMisbehaved::IllegalTlsInnerPlaintext)?;
         if kind > PLAIN_BYTES_MAX {
             return Err(Error::PeerSentOversizedRecord);
@@ -194,12 +194,12 @@ impl Direction {
     }
 }
 
-/// How long the record is that begins with these bytes; `None` when they do not say.
+/// The length of the record that starts with these bytes; `None` if its header is incomplete.
 pub(super) fn record_bytes(bytes: &[u8]) -> Result<Option<usize>, Error> {
     let Some(&[kind, _, _, high, low]) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
     let got_type = ContentType::from(kind);
     if got_type != ContentType::ApplicationData {
-        // An alert that is not sealed says nothing: anybody on the way could have written it.
+        // An unencrypted alert proves nothing: an attacker on the path can send it.
         return Err(Error::InappropriateMessage { expect_types: vec![ContentType::ApplicationData], got_type });
     }
     match usize::from(u16::from_be_bytes([high, low])) {
@@ -209,12 +209,12 @@ pub(super) fn record_bytes(bytes: &[u8]) -> Result<Option<usize>, Error> {
     }
 }
 
-/// How many bytes a record of so many holds, with its kind and what it is padded with.
+/// The number of decrypted bytes of a record, with content type and padding.
 pub(super) fn inner_bytes(record_bytes: usize) -> usize {
     record_bytes - HEADER_BYTES - TAG_BYTES
 }
 
-/// What the peer is told of a failure.
+/// The alert to send for an error.
 pub(super) fn alert_of(error: &Error) -> AlertDescription {
     match error {
         Error::DecryptError => AlertDescription::BadRecordMac,
@@ -228,18 +228,18 @@ pub(super) fn alert_of(error: &Error) -> AlertDescription {
     }
 }
 
-/// The most that one record holds.
+/// The largest content of a record.
 pub(super) const PLAIN_BYTES_MAX: usize = 16 << 10;
 const HEADER_BYTES: usize = 5;
-/// What sealing adds to a record: its header, its kind and its tag.
+/// What encryption adds to a record: header, content type and tag.
 pub(super) const OVERHEAD_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
-/// A record of a change of keys.
+/// Bytes of a key update record.
 pub(super) const KEY_UPDATE_BYTES: usize = 5 + OVERHEAD_BYTES;
-/// A record of an alert.
+/// Bytes of an alert record.
 pub(super) const ALERT_BYTES: usize = 2 + OVERHEAD_BYTES;
-/// The most behind a record's header: padding may be as much as this allows.
+/// The largest record after its header; the excess over the content is padding.
 const SEALED_BYTES_MAX: usize = PLAIN_BYTES_MAX + 256;
-/// A key seals half of the 2^24.5 full records that the standard allows for AES-GCM (section 5.5), 128 GiB.
+/// Limit for records per key: half of the 2^24.5 full records that RFC 8446 section 5.5 allows for AES-GCM, 128 GiB.
 const RECORDS_PER_KEY_MAX: u64 = 1 << 23;
 const ALERT_WARNING: u8 = 1;
 const ALERT_FATAL: u8 = 2;

@@ -1,6 +1,6 @@
-//! TLS 1.3 between two buffers, without a socket: bytes of the peer are put in, sealed bytes are taken out.
+//! TLS 1.3 between two buffers, without a socket: received bytes go in, encrypted bytes come out.
 //!
-//! rustls shakes hands; then [`records`] take over. Whole buffers are read from the socket and written to it.
+//! rustls performs the handshake; [`records`] takes over afterwards. The socket reads and writes whole buffers.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use bytes::{Buf, BytesMut};
 use rustls::{AlertDescription, ClientConfig, ContentType, Error, ServerConfig};
 use rustls_pki_types::CertificateDer;
 
-use super::handshake::{Agreed, Buffers, Handshake};
-use super::records::{self, Heard};
-use super::window::Window;
+use super::handshake::{Buffers, Handshake, HandshakeResult};
+use super::records::{self, PostHandshake};
+use super::socket_buffer::SocketBuffer;
 
-/// One side of a TLS connection.
-pub(super) struct Session {
+/// One side of a TLS session.
+pub(super) struct TlsSession {
     stage: Stage,
-    incoming: Window,
-    outgoing: Window,
-    /// Opened before somebody asked for it.
+    incoming: SocketBuffer,
+    outgoing: SocketBuffer,
+    /// Decrypted bytes that were not requested yet.
     plain: BytesMut,
     has_peer_finished: bool,
     failed: Option<Error>,
@@ -25,32 +25,32 @@ pub(super) struct Session {
 
 enum Stage {
     Handshake(Handshake),
-    Established(Box<Agreed>),
-    /// The handshake was over, but could not be taken over.
+    Established(Box<HandshakeResult>),
+    /// The handshake finished, but the session could not be taken over from rustls.
     Broken,
 }
 
-/// How far a handshake has come.
+/// The progress of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// Both sides are authenticated.
     Established,
     /// More bytes of the peer are needed.
-    Hungry,
+    NeedsInput,
 }
 
-/// What opening has given.
+/// The result of [`TlsSession::open`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opened {
-    /// As much as was asked for.
+    /// All requested bytes were decrypted.
     All,
     /// More bytes of the peer are needed.
-    Hungry,
-    /// The peer has ended its direction; nothing more comes.
+    NeedsInput,
+    /// The peer has finished its direction.
     Finished,
 }
 
-impl Session {
+impl TlsSession {
     pub(super) fn client(config: Arc<ClientConfig>) -> Result<Self, Error> {
         Handshake::client(config).map(Self::new)
     }
@@ -60,13 +60,13 @@ impl Session {
     }
 
     fn new(handshake: Handshake) -> Self {
-        let (incoming, outgoing) = (Window::new(INCOMING_BYTES), Window::new(OUTGOING_BYTES));
+        let (incoming, outgoing) = (SocketBuffer::new(INCOMING_BYTES), SocketBuffer::new(OUTGOING_BYTES));
         let stage = Stage::Handshake(handshake);
         Self { stage, incoming, outgoing, plain: BytesMut::new(), has_peer_finished: false, failed: None }
     }
 
-    /// Where bytes of the peer are to be put; [`Self::put`] says how many were. Never empty: a peer whose handshake does
-    /// not fit is a violation that [`Self::advance`] reports, and a record fits.
+    /// The buffer for received bytes; report their number with [`Self::put`]. It is never empty: every record fits, and
+    /// [`Self::advance`] rejects a handshake that does not.
     pub(super) fn room(&mut self) -> &mut [u8] {
         self.incoming.room()
     }
@@ -75,7 +75,7 @@ impl Session {
         self.incoming.put(bytes);
     }
 
-    /// Sealed bytes that are to be written.
+    /// Encrypted bytes to send.
     pub(super) fn outgoing(&self) -> &[u8] {
         self.outgoing.filled()
     }
@@ -84,7 +84,7 @@ impl Session {
         self.outgoing.take(bytes);
     }
 
-    /// Goes on with the handshake.
+    /// Advances the handshake.
     pub(super) fn advance(&mut self) -> Result<Progress, Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -98,11 +98,11 @@ impl Session {
         };
         match handshake.advance(&mut buffers) {
             Ok(true) => self.take_over().map(|()| Progress::Established),
-            // A message that needs more bytes than there is room for is none that TLS allows.
+            // TLS allows no message that is larger than the buffer.
             Ok(false) if buffers.incoming.room().is_empty() => {
-                Err(self.failed.insert(Error::General("a message of TLS has no end".to_owned())).clone())
+                Err(self.failed.insert(Error::General("a TLS handshake message is too long".to_owned())).clone())
             }
-            Ok(false) => Ok(Progress::Hungry),
+            Ok(false) => Ok(Progress::NeedsInput),
             Err(error) => {
                 handshake.alert(&mut buffers);
                 Err(self.failed.insert(error).clone())
@@ -110,18 +110,18 @@ impl Session {
         }
     }
 
-    /// From here on, records are sealed and opened without rustls.
+    /// Takes over from rustls: from here on [`records`] encrypts and decrypts.
     fn take_over(&mut self) -> Result<(), Error> {
         if let Stage::Handshake(handshake) = std::mem::replace(&mut self.stage, Stage::Broken) {
-            let agreed = handshake.into_agreed().map_err(|error| self.failed.insert(error).clone())?;
+            let agreed = handshake.into_result().map_err(|error| self.failed.insert(error).clone())?;
             self.stage = Stage::Established(Box::new(agreed));
         }
         Ok(())
     }
 
-    /// Opens what has arrived into the beginning of `out` until `want` bytes are there; counts `want` down, and `out` begins
-    /// behind what is there. One byte more than is wanted lets the last record be opened in its place, too; what lies behind
-    /// what was wanted is waste.
+    /// Decrypts received bytes into the start of `out` until `want` bytes are there. Reduces `want` and advances `out`
+    /// accordingly. If `out` has one byte more than wanted, the last record can be decrypted in place, too; the
+    /// contents after the wanted bytes are unspecified.
     pub(super) fn open(&mut self, out: &mut &mut [u8], want: &mut usize) -> Result<Opened, Error> {
         loop {
             let ready = self.plain.len().min(*want);
@@ -139,13 +139,14 @@ impl Session {
             }
             match self.open_record(out, want) {
                 Ok(true) => {}
-                Ok(false) => return Ok(Opened::Hungry),
-                Err(error) => return Err(self.fail(error)),
+                Ok(false) => return Ok(Opened::NeedsInput),
+                Err(error) => return Err(self.fail_session(error)),
             }
         }
     }
 
-    /// Opens a record to where it is wanted, or to what is kept, which is empty. False when none has arrived whole.
+    /// Decrypts one record into `out` if it fits, otherwise into the (empty) buffer of decrypted bytes. Returns false
+    /// if no complete record has arrived.
     fn open_record(&mut self, out: &mut &mut [u8], want: &mut usize) -> Result<bool, Error> {
         let Stage::Established(agreed) = &mut self.stage else { return Err(Error::HandshakeNotComplete) };
         let arrived = self.incoming.filled();
@@ -169,9 +170,9 @@ impl Session {
         };
         self.incoming.take(bytes);
         if kind != ContentType::ApplicationData {
-            let heard = agreed.records.hear(kind, &place[..length]);
+            let message = agreed.records.handle_message(kind, &place[..length]);
             self.plain.clear();
-            self.has_peer_finished = heard? == Heard::End;
+            self.has_peer_finished = message? == PostHandshake::CloseNotify;
         } else if is_wanted {
             advance(out, length);
             *want -= length;
@@ -181,7 +182,8 @@ impl Session {
         Ok(true)
     }
 
-    /// Seals as much of `data` as there is room for; how much that was. Nothing fits when there is much to write.
+    /// Encrypts as much of `data` as fits the outgoing buffer. Returns the number of bytes encrypted, which is 0 if the
+    /// buffer is full.
     pub(super) fn seal(&mut self, data: &[u8]) -> Result<usize, Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -195,7 +197,7 @@ impl Session {
         Ok(fitting)
     }
 
-    /// Seals the end of this side's direction; false when there is no room yet, or nothing to end.
+    /// Encrypts `close_notify`. Returns false if the buffer is full or there is no session to finish.
     pub(super) fn finish(&mut self) -> Result<bool, Error> {
         match &self.failed {
             Some(error) => Err(error.clone()),
@@ -214,8 +216,8 @@ impl Session {
         Ok(true)
     }
 
-    /// Keeps the error for whoever comes next, and tells the peer, unless it is what the peer has told.
-    fn fail(&mut self, error: Error) -> Error {
+    /// Records the error for later calls, and sends an alert unless the error is the peer's own alert.
+    fn fail_session(&mut self, error: Error) -> Error {
         if !matches!(error, Error::AlertReceived(_))
             && let Err(other) = self.seal_alert(records::alert_of(&error))
         {
@@ -224,12 +226,12 @@ impl Session {
         self.failed.insert(error).clone()
     }
 
-    /// Whether the peer has ended its direction.
+    /// Whether the peer has finished its direction.
     pub(super) fn has_peer_finished(&self) -> bool {
         self.has_peer_finished
     }
 
-    /// The peer's certificates, leaf first, when it has shown some and the handshake is over.
+    /// The peer's certificates, leaf first; empty before the handshake is finished.
     pub(super) fn peer_certificates(&self) -> Vec<CertificateDer<'static>> {
         match &self.stage {
             Stage::Established(agreed) => agreed.certificates.clone(),
@@ -237,14 +239,14 @@ impl Session {
         }
     }
 
-    /// Whether both sides have agreed on what they speak.
-    pub(super) fn speaks_ronde(&self) -> bool {
-        matches!(&self.stage, Stage::Established(agreed) if agreed.speaks_ronde)
+    /// Whether both sides agreed on ronde's ALPN protocol.
+    pub(super) fn has_ronde_alpn(&self) -> bool {
+        matches!(&self.stage, Stage::Established(agreed) if agreed.has_ronde_alpn)
     }
 }
 
 #[cfg(test)]
-impl Session {
+impl TlsSession {
     pub(super) fn records(&mut self) -> &mut records::Records {
         match &mut self.stage {
             Stage::Established(agreed) => &mut agreed.records,
@@ -253,14 +255,14 @@ impl Session {
     }
 }
 
-/// The first so many bytes of `out`, which begins behind them then.
+/// Splits off the first `bytes` bytes of `out`.
 fn advance<'a>(out: &mut &'a mut [u8], bytes: usize) -> &'a mut [u8] {
     let (first, rest) = std::mem::take(out).split_at_mut(bytes);
     *out = rest;
     first
 }
 
-/// How many bytes fit `room` when they are sealed, in full records, with something left for a change of keys.
+/// How many bytes of content fit `room` once encrypted, in full records, with room for a key update.
 fn plain_bytes_max(room: usize) -> usize {
     let room = room.saturating_sub(records::KEY_UPDATE_BYTES);
     let full_bytes = records::PLAIN_BYTES_MAX + records::OVERHEAD_BYTES;
@@ -268,9 +270,9 @@ fn plain_bytes_max(room: usize) -> usize {
     full * records::PLAIN_BYTES_MAX + if full == 0 { rest.saturating_sub(records::OVERHEAD_BYTES) } else { 0 }
 }
 
-/// What one read may bring.
+/// Limit for one read.
 const INCOMING_BYTES: usize = 256 << 10;
-/// What one write may take: 16 full records, and a small one in front of them.
+/// Limit for one write: 16 full records, and a small one before them.
 const OUTGOING_BYTES: usize = 17 * (records::PLAIN_BYTES_MAX + records::OVERHEAD_BYTES) + records::KEY_UPDATE_BYTES;
 
 #[cfg(test)]
@@ -278,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_to_fit_fits() {
+    fn plain_bytes_max_fits_the_room() {
         for room in [0, 1, 49, 64, 87, 1_000, 16_405, 16_406, 20_000, 40_000, OUTGOING_BYTES] {
             let plain = plain_bytes_max(room);
             let sealed = plain + plain.div_ceil(records::PLAIN_BYTES_MAX) * records::OVERHEAD_BYTES;

@@ -1,4 +1,4 @@
-//! Peers with several addresses, some of which lead nowhere or to somebody else.
+//! Peers with several addresses, some of which are unreachable or belong to another sidecar.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
@@ -13,16 +13,16 @@ use crate::harness::{
 };
 
 harness::over_both!(
-    the_peer_is_found_behind_addresses_that_are_silent_or_somebody_else_s,
+    the_peer_is_found_among_silent_and_foreign_addresses,
     two_good_addresses_make_one_link,
-    what_was_found_out_is_tried_first,
-    each_address_is_named_with_its_end_when_none_is_the_peer_s,
-    an_address_that_is_not_in_use_is_not_answered,
+    the_last_working_address_is_tried_first,
+    every_failed_address_is_named_with_its_error,
+    connections_to_other_local_addresses_are_ignored,
 );
 
 const ONE: SidecarIndex = SidecarIndex(1);
 
-/// Bound to all addresses of the host, of both families.
+/// Binds to the wildcard address of both address families.
 fn bind_everywhere(over: Transport) -> BoundPort {
     let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
     NetworkPort::bind(any, over, CONTROL, &SocketOptions::default()).expect("a free port")
@@ -34,7 +34,7 @@ fn start(bound: BoundPort, sidecar: u32, peers: &[(u32, Vec<SocketAddr>)], start
     started.expect("a good identity")
 }
 
-/// Somebody who takes what is sent and says nothing.
+/// A listener that accepts connections and never answers.
 fn silent(over: Transport) -> (Box<dyn Send>, SocketAddr) {
     let at = (Ipv4Addr::LOCALHOST, 0);
     match over.carrier(CONTROL) {
@@ -51,12 +51,12 @@ fn silent(over: Transport) -> (Box<dyn Send>, SocketAddr) {
     }
 }
 
-/// The address of a port in the other form: 127.0.0.`last`, whatever it is bound to.
+/// The same port at 127.0.0.`last`.
 fn at(last: u8, bound: &BoundPort) -> SocketAddr {
     (Ipv4Addr::new(127, 0, 0, last), bound.local_addr().port()).into()
 }
 
-async fn the_peer_is_found_behind_addresses_that_are_silent_or_somebody_else_s(over: Transport) {
+async fn the_peer_is_found_among_silent_and_foreign_addresses(over: Transport) {
     let (_silent, silent) = silent(over);
     let (zero, one, two) = (bind_everywhere(over), bind_everywhere(over), bind(over));
     let real = at(1, &one);
@@ -65,7 +65,7 @@ async fn the_peer_is_found_behind_addresses_that_are_silent_or_somebody_else_s(o
     let routes = Routes::default();
     let _other = start(two, 2, &[(0, vec![])], START_TIMEOUT);
     let mut peer = start(one, 1, &[(0, vec![])], START_TIMEOUT);
-    let mut port = start(zero.sharing(routes.clone()), 0, &[(1, addresses)], START_TIMEOUT);
+    let mut port = start(zero.with_routes(routes.clone()), 0, &[(1, addresses)], START_TIMEOUT);
     port.open(ONE, Role::Dial);
     up(&mut port, 1).await;
     up(&mut peer, 0).await;
@@ -89,27 +89,27 @@ async fn two_good_addresses_make_one_link(over: Transport) {
     assert_eq!((port.stats().links_opened, peer.stats().links_opened), (1, 1));
 }
 
-async fn what_was_found_out_is_tried_first(over: Transport) {
+async fn the_last_working_address_is_tried_first(over: Transport) {
     let (zero, one) = (bind(over), bind_everywhere(over));
     let (first, second) = (at(2, &one), at(3, &one));
     let _peer = start(one, 1, &[(0, vec![])], START_TIMEOUT);
     let routes = Routes::default();
-    let mut port = start(zero.sharing(routes.clone()), 0, &[(1, vec![second])], START_TIMEOUT);
+    let mut port = start(zero.with_routes(routes.clone()), 0, &[(1, vec![second])], START_TIMEOUT);
     port.open(ONE, Role::Dial);
     up(&mut port, 1).await;
-    let mut next = start(bind(over).sharing(routes), 0, &[(1, vec![first, second])], START_TIMEOUT);
+    let mut next = start(bind(over).with_routes(routes), 0, &[(1, vec![first, second])], START_TIMEOUT);
     next.open(ONE, Role::Dial);
     up(&mut next, 1).await;
     assert_eq!(next.path(ONE).map(|path| path.peer_address), Some(second));
 }
 
-async fn each_address_is_named_with_its_end_when_none_is_the_peer_s(over: Transport) {
+async fn every_failed_address_is_named_with_its_error(over: Transport) {
     let (zero, two) = (bind(over), bind(over));
     let addresses = vec![two.local_addr(), "[::1]:9".parse().expect("an address")];
     let _other = start(two, 2, &[(0, vec![])], START_TIMEOUT);
     let mut port = start(zero, 0, &[(1, addresses)], START_TIMEOUT);
     port.open(ONE, Role::Dial);
-    // At once: nobody there will become sidecar 1, and this socket has no IPv6.
+    // This fails immediately: the other sidecar cannot become sidecar 1, and this socket has no IPv6.
     let DownReason::Refused(text) = down(&mut port, 1).await else { panic!("refused") };
     assert!(text.contains("sidecar/2's, expected"), "{text}");
     let (_silent, address) = silent(over);
@@ -119,10 +119,10 @@ async fn each_address_is_named_with_its_end_when_none_is_the_peer_s(over: Transp
     assert_eq!(text, format!("sidecar 1 did not answer within 1 s: {address}: no answer"));
 }
 
-async fn an_address_that_is_not_in_use_is_not_answered(over: Transport) {
+async fn connections_to_other_local_addresses_are_ignored(over: Transport) {
     let one = bind_everywhere(over);
     let (used, other) = (at(2, &one), at(3, &one));
-    let peer = start(one.only_at(vec![used.ip()]), 1, &[(0, vec![])], START_TIMEOUT);
+    let peer = start(one.accept_only_at(vec![used.ip()]), 1, &[(0, vec![])], START_TIMEOUT);
     let mut port = start(bind(over), 0, &[(1, vec![other])], Duration::from_secs(1));
     port.open(ONE, Role::Dial);
     assert!(matches!(down(&mut port, 1).await, DownReason::Lost(_)));

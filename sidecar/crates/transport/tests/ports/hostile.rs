@@ -1,4 +1,4 @@
-//! Peers over QUIC that mean harm: the port stays up for the others.
+//! Malicious peers over QUIC: the port keeps serving the others.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -8,13 +8,13 @@ use ronde_wire::control::{Purpose, Transport};
 use ronde_wire::{Epoch, FrameHeader, FrameKind, Seq, SidecarIndex};
 
 use crate::harness::raw::{self, ALPN, RawCa};
-use crate::harness::{self, CONTROL, LANE, START_TIMEOUT, Scene, down, event, local, options, up};
+use crate::harness::{self, AttackScene, CONTROL, LANE, START_TIMEOUT, down, event, local, options, up};
 
-/// Says these bytes in place of a hello and returns how the port answers.
-async fn say_first(scene: &Scene, bytes: &[u8]) -> String {
+/// Sends bytes instead of a hello and returns the port's close reason.
+async fn send_before_hello(scene: &AttackScene, bytes: &[u8]) -> String {
     let connection = raw::dial(scene.at(), Some(scene.ca.good(2)), ALPN).await.expect("good credentials");
     let (mut send, recv) = connection.open_bi().await.expect("one stream is allowed");
-    // The port may close while this is still being written.
+    // The port may close the connection while this is being written.
     let _ = send.write_all(bytes).await;
     let _ = send.finish();
     let reason = raw::reason(&connection.closed().await);
@@ -22,8 +22,8 @@ async fn say_first(scene: &Scene, bytes: &[u8]) -> String {
     reason
 }
 
-/// Says these bytes behind a good hello; the port must end the link as a violation, which this returns.
-async fn say_later(scene: &mut Scene, purpose: Purpose, bytes: &[u8]) -> String {
+/// Sends bytes after a valid hello. The port must end the link as a violation, whose text this returns.
+async fn send_after_hello(scene: &mut AttackScene, purpose: Purpose, bytes: &[u8]) -> String {
     let hello = local(2, purpose).hello(SidecarIndex(2));
     let (connection, mut send, recv) = raw::greet(scene.at(), scene.ca.good(2), &hello).await;
     up(&mut scene.target, 2).await;
@@ -41,52 +41,56 @@ fn header(kind: FrameKind, length: u32) -> [u8; 28] {
 }
 
 #[tokio::test]
-async fn what_is_no_hello_is_turned_away() {
-    let mut scene = Scene::new(Transport::Quic, CONTROL).await;
-    assert!(say_first(&scene, &[0xAA; 64]).await.contains("a frame begins with"));
-    assert!(say_first(&scene, b"RND").await.contains("within a header, behind 3 bytes"));
-    assert_eq!(say_first(&scene, b"").await, "the stream ended without a hello");
-    assert!(say_first(&scene, &header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
-    assert!(say_first(&scene, &header(FrameKind::Hello, 1 << 20)).await.contains("at most 8192 bytes, not 1048576"));
-    assert!(say_first(&scene, &header(FrameKind::Hello, u32::MAX)).await.contains("not 4294967295"));
+async fn invalid_hellos_are_rejected() {
+    let mut scene = AttackScene::new(Transport::Quic, CONTROL).await;
+    assert!(send_before_hello(&scene, &[0xAA; 64]).await.contains("a frame begins with"));
+    assert!(send_before_hello(&scene, b"RND").await.contains("within a header, after 3 bytes"));
+    assert_eq!(send_before_hello(&scene, b"").await, "the stream ended without a hello");
+    assert!(send_before_hello(&scene, &header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
+    assert!(
+        send_before_hello(&scene, &header(FrameKind::Hello, 1 << 20)).await.contains("at most 8192 bytes, not 1048576")
+    );
+    assert!(send_before_hello(&scene, &header(FrameKind::Hello, u32::MAX)).await.contains("not 4294967295"));
     let undecodable = [&header(FrameKind::Hello, 4)[..], &[0xFF; 4]].concat();
-    assert!(say_first(&scene, &undecodable).await.contains("does not decode"));
+    assert!(send_before_hello(&scene, &undecodable).await.contains("does not decode"));
     let refusal = [&header(FrameKind::Refusal, 1)[..], &[0]].concat();
-    assert!(say_first(&scene, &refusal).await.contains("is Refusal, not a hello"));
+    assert!(send_before_hello(&scene, &refusal).await.contains("is Refusal, not a hello"));
     scene.still_works().await;
 }
 
 #[tokio::test]
-async fn what_is_no_frame_ends_only_its_link() {
-    let mut scene = Scene::new(Transport::Quic, CONTROL).await;
-    assert!(say_later(&mut scene, CONTROL, &[0xAA; 64]).await.contains("a frame begins with"));
-    assert!(say_later(&mut scene, CONTROL, &header(FrameKind::Control, u32::MAX)).await.contains("not 4294967295"));
+async fn invalid_frames_end_only_their_link() {
+    let mut scene = AttackScene::new(Transport::Quic, CONTROL).await;
+    assert!(send_after_hello(&mut scene, CONTROL, &[0xAA; 64]).await.contains("a frame begins with"));
+    assert!(
+        send_after_hello(&mut scene, CONTROL, &header(FrameKind::Control, u32::MAX)).await.contains("not 4294967295")
+    );
     let truncated = [&header(FrameKind::Control, 100)[..], &[0; 99]].concat();
-    assert!(say_later(&mut scene, CONTROL, &truncated).await.contains("behind 99 of 100 bytes"));
-    assert!(say_later(&mut scene, CONTROL, &truncated[..27]).await.contains("within a header, behind 27 bytes"));
+    assert!(send_after_hello(&mut scene, CONTROL, &truncated).await.contains("after 99 of 100 bytes"));
+    assert!(send_after_hello(&mut scene, CONTROL, &truncated[..27]).await.contains("within a header, after 27 bytes"));
     let mut other_version = header(FrameKind::Control, 0);
     other_version[4] = 9;
-    assert!(say_later(&mut scene, CONTROL, &other_version).await.contains("wire version 9"));
+    assert!(send_after_hello(&mut scene, CONTROL, &other_version).await.contains("wire version 9"));
     scene.still_works().await;
 }
 
 #[tokio::test]
 async fn a_chunk_without_its_header_ends_its_link() {
-    let mut scene = Scene::new(Transport::Quic, LANE).await;
+    let mut scene = AttackScene::new(Transport::Quic, LANE).await;
     let short = [&header(FrameKind::Chunk, 5)[..], &[0; 5]].concat();
-    assert!(say_later(&mut scene, LANE, &short).await.contains("less than a chunk's header"));
-    assert!(say_later(&mut scene, LANE, &header(FrameKind::Control, 0)).await.contains("does not belong"));
+    assert!(send_after_hello(&mut scene, LANE, &short).await.contains("less than a chunk's header"));
+    assert!(send_after_hello(&mut scene, LANE, &header(FrameKind::Control, 0)).await.contains("does not belong"));
 }
 
 #[tokio::test]
-async fn any_bytes_of_a_peer_leave_the_others_alone() {
-    let mut scene = Scene::new(Transport::Quic, CONTROL).await;
+async fn random_bytes_of_a_peer_do_not_disturb_other_links() {
+    let mut scene = AttackScene::new(Transport::Quic, CONTROL).await;
     let mut random = Random(7);
     for _ in 0..20 {
         let hello = local(2, CONTROL).hello(SidecarIndex(2));
         let (connection, mut send, _recv) = raw::greet(scene.at(), scene.ca.good(2), &hello).await;
         up(&mut scene.target, 2).await;
-        // Good frames with a few bytes flipped come further than noise.
+        // Valid frames with a few flipped bytes get further than random bytes.
         let mut bytes: Vec<u8> =
             (0..8).flat_map(|n| [&header(FrameKind::Control, 16)[..], &[n; 16]].concat()).collect();
         for _ in 0..3 {
@@ -108,14 +112,14 @@ async fn any_bytes_of_a_peer_leave_the_others_alone() {
 }
 
 #[tokio::test]
-async fn any_datagrams_leave_the_port_alone() {
-    let mut scene = Scene::new(Transport::Quic, CONTROL).await;
+async fn random_datagrams_do_not_disturb_the_port() {
+    let mut scene = AttackScene::new(Transport::Quic, CONTROL).await;
     let socket = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
     let mut random = Random(3);
     for round in 0..3_000 {
         let length = random.below(1_400);
         let mut datagram: Vec<u8> = (0..length).map(|_| random.byte()).collect();
-        // Every other one looks like the first datagram of a version 1 connection.
+        // Every other datagram resembles the first one of a QUIC version 1 connection.
         if round % 2 == 0 && length > 20 {
             datagram[..7].copy_from_slice(&[0xC0, 0, 0, 0, 1, 8, random.byte()]);
             datagram.resize(1_200, 0);
@@ -130,9 +134,9 @@ async fn any_datagrams_leave_the_port_alone() {
 }
 
 #[tokio::test]
-async fn many_that_say_nothing_keep_nobody_out() {
-    let mut scene = Scene::new(Transport::Quic, CONTROL).await;
-    // More than half of the places for greetings: from then on addresses are proven first.
+async fn idle_connections_do_not_block_handshakes() {
+    let mut scene = AttackScene::new(Transport::Quic, CONTROL).await;
+    // More than half of the handshake permits are taken: further senders must validate their address.
     let mut silent = Vec::new();
     for _ in 0..140 {
         silent.push(raw::dial(scene.at(), Some(scene.ca.good(2)), ALPN).await.expect("good credentials"));
@@ -160,7 +164,7 @@ async fn a_process_that_is_gone_is_noticed() {
             wait_until_up.await.expect("the other side says so");
             port
         });
-        // Without its runtime nothing is sent any more, not even a goodbye; then the socket is closed.
+        // Without its runtime the port sends nothing, not even a close frame, before the socket closes.
         drop(runtime);
         drop(port);
     });
@@ -172,7 +176,7 @@ async fn a_process_that_is_gone_is_noticed() {
     process.join().expect("ended well");
 }
 
-/// A small generator (xorshift64), so that a failure repeats.
+/// A deterministic generator (xorshift64), so that a failure can be repeated.
 struct Random(u64);
 
 impl Random {

@@ -1,11 +1,11 @@
-//! Ports on loopback, over QUIC and TLS, and in memory: one list of tests for all, and what belongs to each.
+//! Tests of ports over QUIC, over TLS, and in memory: one list for every transport, and tests of each.
 
 mod addresses;
-mod endings;
 mod harness;
 mod hostile;
 mod memory_controls;
 mod port_list;
 mod refusals;
 mod replacement;
+mod shutdown;
 mod tls;

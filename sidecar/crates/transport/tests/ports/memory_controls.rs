@@ -1,4 +1,4 @@
-//! What only the memory mesh can do: cut, heal, delay.
+//! Test controls of the memory mesh: partition, heal, delay.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -16,13 +16,13 @@ async fn pair(mesh: &MemoryMesh) -> (MemoryPort, MemoryPort) {
     (one, two)
 }
 
-/// What is ready now, without waiting.
+/// Polls once, without waiting.
 async fn poll_now(port: &mut MemoryPort) -> Poll<PortEvent> {
     std::future::poll_fn(|cx| Poll::Ready(port.poll_event(cx))).await
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_cut_holds_back_arrives_in_order_after_it() {
+async fn a_partition_delays_messages_in_order() {
     let mesh = MemoryMesh::new(job(), Duration::from_secs(5));
     let (mut one, mut two) = pair(&mesh).await;
     one.send(SidecarIndex(1), control(1)).expect("there is a link");
@@ -59,7 +59,7 @@ async fn a_delay_delays_and_keeps_the_order() {
     assert!(poll_now(&mut two).await.is_pending());
     let sent = tokio::time::Instant::now();
     assert_eq!(frame(&mut two, 0).await, heartbeat(1));
-    // The clock is virtual: exactly this much has passed, or a timer's step more.
+    // The clock is virtual: exactly this much time has passed, or one timer step more.
     let passed = sent.elapsed();
     assert!((70..=72).contains(&passed.as_millis()), "{passed:?}");
     assert_eq!(frame(&mut two, 0).await, heartbeat(2));

@@ -30,9 +30,9 @@ for_every_transport!(
     frames_keep_their_order_both_ways,
     chunks_of_the_greatest_length_arrive_whole,
     many_peers_talk_to_one,
-    close_tells_the_peer_why_behind_what_was_sent,
+    close_sends_its_reason_after_queued_messages,
     a_closed_link_can_be_opened_again,
-    a_dropped_port_is_heard_of,
+    peers_notice_a_dropped_port,
     a_peer_that_never_comes_is_down,
     a_full_queue_is_an_error,
     without_a_link_nothing_is_sent,
@@ -45,7 +45,7 @@ for_every_transport!(
     another_purpose_is_refused,
     another_job_is_refused,
     a_hello_with_another_index_is_refused,
-    another_life_of_a_peer_is_refused,
+    another_incarnation_of_a_peer_is_refused,
     a_replacement_of_nothing_is_refused,
     chunks_that_have_left_are_reported,
     both_sides_count,
@@ -57,10 +57,10 @@ async fn hellos_are_exchanged(make: Maker) {
     ports[1].open(SidecarIndex(0), Role::Await);
     ports[0].open(SidecarIndex(1), Role::Dial);
     ports[0].open(SidecarIndex(1), Role::Dial);
-    // A port says itself what it runs over.
+    // The port sets its own transport in the hello.
     for (at, from) in [(0, 1), (1, 0)] {
-        let said = up(&mut *ports[at], from).await;
-        assert_eq!(Hello { transport: Transport::Auto, ..said }, hellos[1 - at].1);
+        let received = up(&mut *ports[at], from).await;
+        assert_eq!(Hello { transport: Transport::Auto, ..received }, hellos[1 - at].1);
     }
 }
 
@@ -163,7 +163,7 @@ async fn many_peers_talk_to_one(make: Maker) {
     }
 }
 
-async fn close_tells_the_peer_why_behind_what_was_sent(make: Maker) {
+async fn close_sends_its_reason_after_queued_messages(make: Maker) {
     let (mut one, mut two) = pair(make, CONTROL).await;
     for number in 0..100 {
         one.send(SidecarIndex(1), control(number)).expect("below the bound");
@@ -188,7 +188,7 @@ async fn a_closed_link_can_be_opened_again(make: Maker) {
     assert_eq!(frame(&mut *one, 1).await, heartbeat(5));
 }
 
-async fn a_dropped_port_is_heard_of(make: Maker) {
+async fn peers_notice_a_dropped_port(make: Maker) {
     let (mut one, two) = pair(make, CONTROL).await;
     drop(two);
     assert_eq!(down(&mut *one, 1).await, DownReason::ClosedByPeer("the port was closed".to_owned()));
@@ -205,7 +205,7 @@ async fn a_peer_that_never_comes_is_down(make: Maker) {
 
 async fn a_full_queue_is_an_error(make: Maker) {
     let mut ports = make(&[hello(0, LANE), hello(1, LANE)], START_TIMEOUT).ports;
-    // Nobody dials, so that nothing leaves the queue.
+    // The peer never dials, so nothing leaves the queue.
     ports[0].open(SidecarIndex(1), Role::Await);
     let data = Bytes::from(vec![0; CHUNK_BYTES_MAX]);
     let full = (0..1_000).find_map(|seq| {
@@ -225,7 +225,7 @@ async fn without_a_link_nothing_is_sent(make: Maker) {
     assert_eq!(ports[0].send(SidecarIndex(1), control(0)), Err(SendError::NoLink(SidecarIndex(1))));
 }
 
-/// Sends something that the peer must not let in, behind a frame that it must.
+/// Sends a message that the peer must reject, after a valid frame.
 async fn violate(make: Maker, purpose: ronde_wire::control::Purpose, bad: Outgoing) -> String {
     let (mut one, mut two) = pair(make, purpose).await;
     let good = Frame::admitted(Epoch(1), Seq(9));
@@ -260,7 +260,7 @@ async fn a_second_hello_ends_the_link(make: Maker) {
     assert!(violate(make, CONTROL, Outgoing::Frame(Frame { header, payload })).await.contains("does not belong"));
 }
 
-/// Lets sidecar 0 dial sidecar 1 with these hellos and returns why each is refused.
+/// Has sidecar 0 dial sidecar 1 with these hellos, and returns why each side rejects the other.
 async fn refused(make: Maker, hellos: [(SidecarIndex, ronde_wire::control::Hello); 2]) -> String {
     let mut ports = make(&hellos, START_TIMEOUT).ports;
     ports[1].open(SidecarIndex(0), Role::Await);
@@ -310,7 +310,7 @@ async fn a_replacement_of_nothing_is_refused(make: Maker) {
     assert_eq!(text, "there is no link whose connection could be replaced");
 }
 
-async fn another_life_of_a_peer_is_refused(make: Maker) {
+async fn another_incarnation_of_a_peer_is_refused(make: Maker) {
     let mut world = make(&[hello(0, CONTROL), hello(1, CONTROL)], START_TIMEOUT);
     let mut acceptor = world.ports.remove(1);
     let mut first = world.ports.remove(0);

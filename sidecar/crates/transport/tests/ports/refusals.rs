@@ -1,4 +1,4 @@
-//! Who is not let in, each with its reason on both sides.
+//! Rejected peers, and the reason that each side receives.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ harness::over_both!(
     a_link_ends_when_a_certificate_expires,
 );
 
-/// A port of sidecar 0 that knows sidecar 1 at an address.
+/// A port of sidecar 0 that knows sidecar 1 at one address.
 fn port(ca: &RawCa, peer: Option<SocketAddr>) -> NetworkPort {
     let peers = HashMap::from([(SidecarIndex(1), peer.into_iter().collect())]);
     let started =
@@ -30,10 +30,10 @@ fn port(ca: &RawCa, peer: Option<SocketAddr>) -> NetworkPort {
     started.expect("a good identity")
 }
 
-/// How a port ends a connection of these credentials.
-async fn turned_away(to: SocketAddr, credentials: Option<Credentials>, protocol: &[u8]) -> String {
+/// Connects with these credentials and returns the port's close reason.
+async fn rejected(to: SocketAddr, credentials: Option<Credentials>, protocol: &[u8]) -> String {
     let error = match raw::dial(to, credentials, protocol).await {
-        // A client of TLS 1.3 is done before the server has looked at its certificate.
+        // A TLS 1.3 client finishes its handshake before the server has checked its certificate.
         Ok(connection) => connection.closed().await,
         Err(error) => error,
     };
@@ -47,11 +47,11 @@ async fn a_dialler_with_a_bad_certificate_is_refused() {
     let server_only = ca.issue(1, |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth]);
     let bad = bad_certificates(&ca).into_iter().chain([("extended key usage for", server_only)]);
     for (refused, (expected, credentials)) in (1..).zip(bad) {
-        let reason = turned_away(port.local_addr(), Some(credentials), ALPN).await;
+        let reason = rejected(port.local_addr(), Some(credentials), ALPN).await;
         assert!(reason.contains(expected), "{reason:?} does not say {expected:?}");
         until(|| port.stats().refusals == refused).await;
     }
-    // Whoever is good is let in all the same.
+    // A valid peer is still accepted.
     let hello = local(1, CONTROL).hello(SidecarIndex(1));
     let link = raw::greet(port.local_addr(), ca.good(1), &hello).await;
     assert_eq!(Hello { transport: hello.transport, ..up(&mut port, 1).await }, hello);
@@ -81,19 +81,19 @@ async fn an_acceptor_with_a_bad_certificate_is_refused() {
 #[tokio::test]
 async fn a_dialler_without_a_certificate_is_refused() {
     let port = port(&RawCa::new(), None);
-    assert!(turned_away(port.local_addr(), None, ALPN).await.contains("no certificates"));
+    assert!(rejected(port.local_addr(), None, ALPN).await.contains("no certificates"));
     until(|| port.stats().refusals == 1).await;
 }
 
 #[tokio::test]
-async fn a_stranger_does_not_end_the_wait_for_a_peer_but_is_named_at_its_end() {
+async fn an_unauthenticated_connection_does_not_end_the_wait_and_is_named_in_the_timeout() {
     let ca = RawCa::new();
     let peers = HashMap::from([(SidecarIndex(1), Vec::new())]);
     let brief = options(Duration::from_secs(3));
     let mut port =
         harness::bind(Transport::Quic).start(ca.identity(0), &local(0, CONTROL), peers, brief).expect("starts");
     port.open(SidecarIndex(1), Role::Await);
-    turned_away(port.local_addr(), Some(RawCa::new().good(1)), ALPN).await;
+    rejected(port.local_addr(), Some(RawCa::new().good(1)), ALPN).await;
     let DownReason::Lost(text) = down(&mut port, 1).await else { panic!("a stranger ended the wait") };
     assert!(text.starts_with("sidecar 1 did not dial within 3 s; the last link refused here: "), "{text}");
     assert!(text.ends_with("not signed by an authority of this job"), "{text}");
@@ -103,7 +103,7 @@ async fn a_stranger_does_not_end_the_wait_for_a_peer_but_is_named_at_its_end() {
 async fn another_protocol_is_refused() {
     let ca = RawCa::new();
     let port = port(&ca, None);
-    turned_away(port.local_addr(), Some(ca.good(1)), b"h3").await;
+    rejected(port.local_addr(), Some(ca.good(1)), b"h3").await;
     until(|| port.stats().refusals == 1).await;
 }
 
@@ -111,12 +111,12 @@ async fn another_protocol_is_refused() {
 async fn a_sidecar_that_is_no_peer_is_refused() {
     let ca = RawCa::new();
     let port = port(&ca, None);
-    let reason = turned_away(port.local_addr(), Some(ca.good(9)), ALPN).await;
+    let reason = rejected(port.local_addr(), Some(ca.good(9)), ALPN).await;
     assert_eq!(reason, "sidecar 9 is not a peer of sidecar 0");
     until(|| port.stats().refusals == 1).await;
 }
 
-/// Two ports of ronde; the first, with this identity, dials the second.
+/// Two ports; the first, with this identity, dials the second.
 async fn refused_dial(
     over: Transport,
     dialler: std::sync::Arc<ronde_transport::Identity>,
@@ -139,7 +139,7 @@ async fn an_expired_dialler_is_refused_until_it_has_a_fresh_certificate(over: Tr
     };
     let (mut one, mut two, reason) = refused_dial(over, issue(ca(), SidecarIndex(0), past, ca())).await;
     assert!(reason.starts_with("sidecar 1 does not accept this side: "), "{reason}");
-    // TLS has no text for it: over TCP the reason is in the other side's log.
+    // TLS sends no text: over TCP the reason is in the peer's log.
     assert!(
         reason.contains(if over == Transport::Quic { "certificate expired" } else { "its log says why" }),
         "{reason}"
@@ -155,7 +155,7 @@ async fn an_expired_dialler_is_refused_until_it_has_a_fresh_certificate(over: Tr
 
 async fn a_sidecar_of_another_authority_is_refused(over: Transport) {
     let other = JobCa::generate(job(), harness::trust_domain(), hour()).expect("an authority");
-    // It trusts the job's authority, so only the job's side can refuse.
+    // The dialler trusts the job's authority, so only the acceptor can refuse.
     let (_, _, reason) = refused_dial(over, issue(&other, SidecarIndex(0), hour(), ca())).await;
     assert!(reason.contains("does not accept this side: "), "{reason}");
     let quic = "the certificate is not signed by an authority of this job";

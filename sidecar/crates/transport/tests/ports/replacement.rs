@@ -1,4 +1,4 @@
-//! Connections that are replaced because certificates are, under the frames of their link.
+//! Connections that are replaced because of renewed certificates, while frames flow.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -20,16 +20,16 @@ use crate::harness::{
 
 harness::over_both!(
     no_frame_is_lost_doubled_or_overtaken_while_connections_are_replaced,
-    a_close_amid_a_replacement_comes_behind_what_was_sent,
+    a_close_during_a_replacement_arrives_after_sent_frames,
     a_link_outlives_its_first_certificates,
     an_authority_is_changed_step_by_step_under_a_link,
-    a_peer_of_an_authority_that_was_dropped_is_given_up,
+    a_link_ends_when_the_peers_authority_is_removed,
 );
 
 const ZERO: SidecarIndex = SidecarIndex(0);
 const ONE: SidecarIndex = SidecarIndex(1);
 
-/// Sidecar 0, which has dialled, and sidecar 1.
+/// Sidecar 0, which dialled, and sidecar 1.
 async fn pair(
     over: Transport,
     purpose: Purpose,
@@ -54,7 +54,7 @@ async fn usual(over: Transport, purpose: Purpose) -> [NetworkPort; 2] {
     pair(over, purpose, [identity(ZERO), identity(ONE)], options(START_TIMEOUT)).await
 }
 
-/// Chunks in both directions, each with its number, and what is known of them.
+/// Numbered chunks in both directions, and the progress of each.
 #[derive(Default)]
 struct Traffic {
     given: [u64; 2],
@@ -63,7 +63,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// Keeps both directions busy until `enough`; every chunk must come once, in its turn, and whole.
+    /// Keeps both directions busy until `enough`. Every chunk must arrive once, in order, and complete.
     async fn run(&mut self, ports: &mut [NetworkPort; 2], enough: impl Fn(&Self, &[NetworkPort; 2]) -> bool) {
         while !enough(self, ports) {
             for (at, port) in ports.iter_mut().enumerate() {
@@ -108,7 +108,7 @@ async fn no_frame_is_lost_doubled_or_overtaken_while_connections_are_replaced(ov
     let mut ports = usual(over, LANE).await;
     let mut traffic = Traffic::default();
     for round in 1..=6 {
-        // The dialler's certificate, the acceptor's, and both at once.
+        // Renews the dialler's certificate, the acceptor's, and both at once.
         let fresh = [identity(ZERO), identity(ONE)];
         let changed: &[usize] = [&[0][..], &[1], &[0, 1]][round % 3];
         for at in changed {
@@ -124,7 +124,7 @@ async fn no_frame_is_lost_doubled_or_overtaken_while_connections_are_replaced(ov
         let enough = traffic.come.map(|come| come + 300);
         traffic.run(&mut ports, |traffic, _| traffic.come[0] > enough[0] && traffic.come[1] > enough[1]).await;
     }
-    // What is under way arrives, and every chunk that was given was reported as sent.
+    // All chunks in flight arrive, and each was reported as sent.
     let Traffic { given, .. } = traffic;
     while traffic.come[1] < given[0] || traffic.come[0] < given[1] || traffic.left != given {
         let [zero, one] = &mut ports;
@@ -138,8 +138,8 @@ async fn no_frame_is_lost_doubled_or_overtaken_while_connections_are_replaced(ov
     assert!(ports.iter().all(|port| port.stats().links_opened == 1 && port.stats().refusals == 0));
 }
 
-/// At every step of a replacement one side closes; what it has sent before arrives, and then its reason.
-async fn a_close_amid_a_replacement_comes_behind_what_was_sent(over: Transport) {
+/// Closes one side at every step of a replacement: what it sent before arrives, and then its reason.
+async fn a_close_during_a_replacement_arrives_after_sent_frames(over: Transport) {
     for steps in 0..60 {
         for closes in [0, 1] {
             let mut ports = usual(over, CONTROL).await;
@@ -175,7 +175,7 @@ async fn a_link_outlives_its_first_certificates(over: Transport) {
         port.install_identity(identity(of)).expect("the same sidecar's");
     }
     until(|| ports[0].security(ONE).is_some_and(|seen| seen.peer.not_after.as_secs() > seconds(end) + 60)).await;
-    // Long enough for the end of the first certificates to pass, which a second is the resolution of.
+    // Long enough for the first certificates to expire; expiry has a resolution of one second.
     for number in 0.. {
         ports[0].send(ONE, control(number)).expect("there is a link");
         assert_eq!(frame(&mut ports[1], 0).await, heartbeat(number));
@@ -191,7 +191,7 @@ fn seconds(time: SystemTime) -> u64 {
     time.duration_since(SystemTime::UNIX_EPOCH).expect("later").as_secs()
 }
 
-/// An identity by one authority that accepts several.
+/// An identity issued by one authority that accepts several.
 fn by(ca: &JobCa, of: SidecarIndex, accepted: &[&JobCa]) -> std::sync::Arc<Identity> {
     let pems: Vec<&str> = accepted.iter().map(|ca| ca.ca_certificate_pem()).collect();
     let roots = bundle(&pems, &ca.id_of(of)).expect("authorities of one job");
@@ -222,10 +222,10 @@ async fn an_authority_is_changed_step_by_step_under_a_link(over: Transport) {
     assert!(ports.iter().all(|port| port.stats().links_opened == 1));
 }
 
-async fn a_peer_of_an_authority_that_was_dropped_is_given_up(over: Transport) {
+async fn a_link_ends_when_the_peers_authority_is_removed(over: Transport) {
     let new = JobCa::generate(job(), trust_domain(), hour()).expect("an authority");
     for drops in [0, 1] {
-        let brief = LinkOptions { disowned_grace: Duration::from_millis(300), ..options(START_TIMEOUT) };
+        let brief = LinkOptions { untrusted_grace: Duration::from_millis(300), ..options(START_TIMEOUT) };
         let both = [ca(), &new];
         let mut ports = pair(over, CONTROL, [by(ca(), ZERO, &both), by(ca(), ONE, &both)], brief).await;
         let of = SidecarIndex(u32::try_from(drops).expect("0 or 1"));
@@ -235,15 +235,15 @@ async fn a_peer_of_an_authority_that_was_dropped_is_given_up(over: Transport) {
     }
 }
 
-/// A port of sidecar 0 with a link that a hand-made sidecar 1 has dialled.
-struct Scene {
+/// A port of sidecar 0 with a link that a raw QUIC client has dialled as sidecar 1.
+struct AttackScene {
     ca: RawCa,
     port: NetworkPort,
     link: (quinn::Connection, quinn::SendStream, quinn::RecvStream),
     hello: Hello,
 }
 
-impl Scene {
+impl AttackScene {
     async fn new() -> Self {
         let ca = RawCa::new();
         let peers = HashMap::from([(ONE, Vec::new())]);
@@ -256,7 +256,7 @@ impl Scene {
         Self { ca, port, link, hello }
     }
 
-    /// Offers a connection with this hello; how it is turned away.
+    /// Offers a connection with this hello and returns why it is rejected.
     async fn offer_in_vain(&mut self, hello: &Hello) -> String {
         let connection =
             raw::dial(self.port.local_addr(), Some(self.ca.good(1)), ALPN).await.expect("good credentials");
@@ -280,7 +280,7 @@ fn bytes_of(number: u64) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_restarted_sidecar_does_not_pass_for_a_replacement() {
-    let mut scene = Scene::new().await;
+    let mut scene = AttackScene::new().await;
     let reborn = Hello { incarnation: Incarnation(5), replaces: true, ..scene.hello.clone() };
     let reason = scene.offer_in_vain(&reborn).await;
     assert!(reason.contains("was incarnation 1001 before and is incarnation 5 now"), "{reason}");
@@ -289,7 +289,7 @@ async fn a_restarted_sidecar_does_not_pass_for_a_replacement() {
 
 #[tokio::test]
 async fn a_replacement_that_is_offered_and_not_used_changes_nothing() {
-    let mut scene = Scene::new().await;
+    let mut scene = AttackScene::new().await;
     let replaces = Hello { replaces: true, ..scene.hello.clone() };
     for _ in 0..3 {
         let (offered, send, recv) = raw::greet(scene.port.local_addr(), scene.ca.good(1), &replaces).await;
@@ -302,8 +302,8 @@ async fn a_replacement_that_is_offered_and_not_used_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_peer_that_leaves_its_old_connections_open_is_not_followed_for_ever() {
-    let mut scene = Scene::new().await;
+async fn old_connections_that_the_peer_keeps_open_are_bounded() {
+    let mut scene = AttackScene::new().await;
     let replaces = Hello { replaces: true, ..scene.hello.clone() };
     let mut open = Vec::new();
     for times in 1..=4 {
@@ -321,11 +321,11 @@ async fn a_peer_that_leaves_its_old_connections_open_is_not_followed_for_ever() 
 }
 
 #[tokio::test]
-async fn a_dialler_that_asks_to_be_dialled_breaks_the_protocol() {
-    let mut scene = Scene::new().await;
+async fn a_renew_frame_from_the_dialler_is_a_protocol_violation() {
+    let mut scene = AttackScene::new().await;
     let renew = Frame::renew();
     assert_eq!((renew.header.kind, renew.header.seq), (FrameKind::Renew, Seq(0)));
     scene.link.1.write_all(&renew.header.encode()).await.expect("an open stream");
     let DownReason::Protocol(reason) = down(&mut scene.port, 1).await else { panic!("no violation") };
-    assert_eq!(reason, "only the side that was dialled asks for a replacement");
+    assert_eq!(reason, "only the side that was dialled may ask for a replacement");
 }

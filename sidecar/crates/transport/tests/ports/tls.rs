@@ -1,4 +1,4 @@
-//! Peers over TCP that mean harm, or are not who they should be: the port stays up for the others.
+//! Malicious and unauthenticated peers over TCP: the port keeps serving the others.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -13,9 +13,9 @@ use ronde_wire::{Epoch, FrameHeader, FrameKind, Seq, SidecarIndex};
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 
 use crate::harness::raw::{self, ALPN, Credentials, RawCa, bad_certificates};
-use crate::harness::{self, CONTROL, LANE, START_TIMEOUT, Scene, down, event, local, options, until, up};
+use crate::harness::{self, AttackScene, CONTROL, LANE, START_TIMEOUT, down, event, local, options, until, up};
 
-/// A peer that is not ronde's, on a thread of its own.
+/// A raw TLS peer on its own thread.
 struct Peer(StreamOwned<ClientConnection, TcpStream>);
 
 impl Peer {
@@ -27,12 +27,12 @@ impl Peer {
         let name = "anything".try_into().expect("a name");
         let tls = ClientConnection::new(Arc::new(config), name).expect("a configuration");
         let mut peer = Self(StreamOwned::new(tls, connect(to)));
-        // One that is turned away hears that when it reads.
+        // A rejected peer learns of it when it reads.
         while peer.0.conn.is_handshaking() && peer.0.conn.complete_io(&mut peer.0.sock).is_ok() {}
         peer
     }
 
-    /// The reason that the port gives when it ends the connection with a frame, or how it ends otherwise.
+    /// The reason in the port's close frame, or how the connection ends without one.
     fn reason(&mut self) -> String {
         loop {
             let mut header = [0; HEADER_BYTES];
@@ -55,13 +55,13 @@ fn connect(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Runs what waits on a thread that may.
+/// Runs blocking code on a thread for it.
 async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.expect("it does not panic")
 }
 
-/// Says these bytes in place of a hello and returns how the port answers.
-async fn say_first(scene: &Scene, bytes: &[u8]) -> String {
+/// Sends bytes instead of a hello and returns the port's close reason.
+async fn send_before_hello(scene: &AttackScene, bytes: &[u8]) -> String {
     let (to, credentials, bytes) = (scene.at(), scene.ca.good(2), bytes.to_vec());
     apart(move || {
         let mut peer = Peer::dial(to, Some(credentials), ALPN);
@@ -73,8 +73,8 @@ async fn say_first(scene: &Scene, bytes: &[u8]) -> String {
     .await
 }
 
-/// Says a good hello, and these bytes when it is answered.
-async fn say_later(scene: &mut Scene, purpose: Purpose, bytes: &[u8], ends: bool) -> Peer {
+/// Sends a valid hello, and these bytes once it is answered.
+async fn send_after_hello(scene: &mut AttackScene, purpose: Purpose, bytes: &[u8], ends: bool) -> Peer {
     let hello = raw::first_frame_over(Transport::Tls, &local(2, purpose).hello(SidecarIndex(2)));
     let (to, credentials, bytes) = (scene.at(), scene.ca.good(2), bytes.to_vec());
     let peer = apart(move || {
@@ -98,9 +98,9 @@ async fn say_later(scene: &mut Scene, purpose: Purpose, bytes: &[u8], ends: bool
     peer
 }
 
-/// What a link of these bytes ends with: both sides are told the same.
-async fn violation(scene: &mut Scene, purpose: Purpose, bytes: &[u8]) -> String {
-    let mut peer = say_later(scene, purpose, bytes, true).await;
+/// The violation that ends a link after these bytes. Both sides get the same text.
+async fn violation(scene: &mut AttackScene, purpose: Purpose, bytes: &[u8]) -> String {
+    let mut peer = send_after_hello(scene, purpose, bytes, true).await;
     let reason = down(&mut scene.target, 2).await;
     let DownReason::Protocol(text) = reason else { panic!("{reason:?} is no violation") };
     assert_eq!(apart(move || peer.reason()).await, text);
@@ -112,52 +112,54 @@ fn header(kind: FrameKind, length: u32) -> [u8; HEADER_BYTES] {
 }
 
 #[tokio::test]
-async fn what_is_no_hello_is_turned_away() {
-    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
-    assert!(say_first(&scene, &[0xAA; 64]).await.contains("a frame begins with"));
-    assert!(say_first(&scene, b"RND").await.contains("within a header, behind 3 bytes"));
-    assert_eq!(say_first(&scene, b"").await, "the stream ended without a hello");
-    assert!(say_first(&scene, &header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
-    assert!(say_first(&scene, &header(FrameKind::Hello, 1 << 20)).await.contains("at most 8192 bytes, not 1048576"));
-    assert!(say_first(&scene, &header(FrameKind::Hello, u32::MAX)).await.contains("not 4294967295"));
+async fn invalid_hellos_are_rejected() {
+    let mut scene = AttackScene::new(Transport::Tls, CONTROL).await;
+    assert!(send_before_hello(&scene, &[0xAA; 64]).await.contains("a frame begins with"));
+    assert!(send_before_hello(&scene, b"RND").await.contains("within a header, after 3 bytes"));
+    assert_eq!(send_before_hello(&scene, b"").await, "the stream ended without a hello");
+    assert!(send_before_hello(&scene, &header(FrameKind::Control, 0)).await.contains("is Control, not a hello"));
+    assert!(
+        send_before_hello(&scene, &header(FrameKind::Hello, 1 << 20)).await.contains("at most 8192 bytes, not 1048576")
+    );
+    assert!(send_before_hello(&scene, &header(FrameKind::Hello, u32::MAX)).await.contains("not 4294967295"));
     scene.still_works().await;
 }
 
 #[tokio::test]
-async fn what_is_no_frame_ends_only_its_link() {
-    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
+async fn invalid_frames_end_only_their_link() {
+    let mut scene = AttackScene::new(Transport::Tls, CONTROL).await;
     assert!(violation(&mut scene, CONTROL, &[0xAA; 64]).await.contains("a frame begins with"));
     assert!(violation(&mut scene, CONTROL, &header(FrameKind::Control, u32::MAX)).await.contains("not 4294967295"));
     let truncated = [&header(FrameKind::Control, 100)[..], &[0; 99]].concat();
-    assert!(violation(&mut scene, CONTROL, &truncated).await.contains("behind 99 of 100 bytes"));
-    assert!(violation(&mut scene, CONTROL, &truncated[..27]).await.contains("within a header, behind 27 bytes"));
+    assert!(violation(&mut scene, CONTROL, &truncated).await.contains("after 99 of 100 bytes"));
+    assert!(violation(&mut scene, CONTROL, &truncated[..27]).await.contains("within a header, after 27 bytes"));
     let close = [&header(FrameKind::Close, 4)[..], &[0xFF; 4]].concat();
-    let _peer = say_later(&mut scene, CONTROL, &close, false).await;
+    let _peer = send_after_hello(&mut scene, CONTROL, &close, false).await;
     assert!(matches!(down(&mut scene.target, 2).await, DownReason::Protocol(text) if text.contains("does not decode")));
     scene.still_works().await;
 }
 
 #[tokio::test]
 async fn a_chunk_without_its_header_ends_its_link() {
-    let mut scene = Scene::new(Transport::Tls, LANE).await;
+    let mut scene = AttackScene::new(Transport::Tls, LANE).await;
     let short = [&header(FrameKind::Chunk, 5)[..], &[0; 5]].concat();
     assert!(violation(&mut scene, LANE, &short).await.contains("less than a chunk's header"));
     assert!(violation(&mut scene, LANE, &header(FrameKind::Control, 0)).await.contains("does not belong"));
 }
 
 #[tokio::test]
-async fn a_connection_that_is_cut_off_is_heard_of_at_once() {
-    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
+async fn a_reset_connection_is_noticed_at_once() {
+    let mut scene = AttackScene::new(Transport::Tls, CONTROL).await;
     for resets in [false, true] {
-        let peer = say_later(&mut scene, CONTROL, &[], false).await;
+        let peer = send_after_hello(&mut scene, CONTROL, &[], false).await;
         let socket = socket2::SockRef::from(&peer.0.sock);
         socket.set_linger(resets.then_some(Duration::ZERO)).expect("a socket");
         drop(peer);
         let DownReason::Lost(text) = down(&mut scene.target, 2).await else { panic!("not lost") };
         assert!(text.contains(if resets { "reset" } else { "its process is gone" }), "{text}");
     }
-    // A byte that is no record of the session is not passed on, whatever it says.
-    let peer = say_later(&mut scene, CONTROL, &[], false).await;
+    // A byte that is not a record of the session is never passed on.
+    let peer = send_after_hello(&mut scene, CONTROL, &[], false).await;
     let mut socket = peer.0.sock.try_clone().expect("a socket");
     socket
         .write_all(&[23, 3, 3, 0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20])
@@ -168,19 +170,19 @@ async fn a_connection_that_is_cut_off_is_heard_of_at_once() {
 }
 
 #[tokio::test]
-async fn any_bytes_leave_the_port_alone() {
-    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
+async fn random_bytes_do_not_disturb_the_port() {
+    let mut scene = AttackScene::new(Transport::Tls, CONTROL).await;
     for seed in 1..=40_u8 {
         let to = scene.at();
         apart(move || {
             let mut stream = connect(to);
             let mut bytes: Vec<u8> =
                 (0..2_000_u32).map(|n| n.wrapping_mul(u32::from(seed) * 2_654_435).to_le_bytes()[1]).collect();
-            // Every other one looks like a handshake's first record, of any length.
+            // Every other one resembles the first record of a handshake, of any length.
             if seed % 2 == 0 {
                 bytes[..3].copy_from_slice(&[22, 3, 1]);
             }
-            // The port may have closed already.
+            // The port may have closed the connection already.
             let _ = stream.write_all(&bytes).and_then(|()| stream.shutdown(Shutdown::Write));
             let _ = io::copy(&mut stream, &mut io::sink());
         })
@@ -188,25 +190,26 @@ async fn any_bytes_leave_the_port_alone() {
     }
     scene.still_works().await;
     assert_eq!(scene.target.stats().links_opened, 1);
-    say_later(&mut scene, CONTROL, &[], true).await;
+    send_after_hello(&mut scene, CONTROL, &[], true).await;
 }
 
 #[tokio::test]
-async fn many_that_say_nothing_keep_nobody_out_and_are_not_kept_for_ever() {
-    let mut scene = Scene::new(Transport::Tls, CONTROL).await;
+async fn idle_connections_do_not_block_handshakes_and_time_out() {
+    let mut scene = AttackScene::new(Transport::Tls, CONTROL).await;
     let to = scene.at();
     let mut silent: Vec<TcpStream> = apart(move || (0..140).map(|_| connect(to)).collect()).await;
-    // One that says a byte now and then gets no more time than the others.
+    // A peer that sends a byte now and then gets no more time than the others.
     let mut slow = connect(to);
     slow.write_all(&[22]).expect("the port reads");
-    let peer = say_later(&mut scene, CONTROL, &[], false).await;
+    let peer = send_after_hello(&mut scene, CONTROL, &[], false).await;
     scene.still_works().await;
     drop(peer);
     silent.push(slow);
     apart(move || {
         for mut stream in silent {
             let mut answer = Vec::new();
-            // Ended by the port, whatever it says: this returns, which the socket's own timeout would make an error of another kind.
+            // The port closes the connection whatever it sends; the socket's own timeout would be another kind of
+            // error.
             let ended = stream.read_to_end(&mut answer).map_err(|error| error.kind());
             assert!(!matches!(ended, Err(io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)), "{ended:?}");
         }
@@ -214,7 +217,7 @@ async fn many_that_say_nothing_keep_nobody_out_and_are_not_kept_for_ever() {
     .await;
 }
 
-/// A port of sidecar 0 that knows sidecar 1 at an address.
+/// A port of sidecar 0 that knows sidecar 1 at one address.
 fn port(ca: &RawCa, peer: Option<SocketAddr>) -> NetworkPort {
     let peers = HashMap::from([(SidecarIndex(1), peer.into_iter().collect())]);
     let bound = harness::bind(Transport::Tls);
@@ -231,7 +234,7 @@ async fn a_dialler_with_a_bad_certificate_is_refused() {
     for (refused, (credentials, protocol)) in (1..).zip(bad.chain(others)) {
         apart(move || {
             let mut peer = Peer::dial(to, credentials, protocol);
-            // The hello may come too late.
+            // The hello may arrive too late.
             let _ = peer.0.write_all(&raw::first_frame_over(Transport::Tls, &local(1, CONTROL).hello(SidecarIndex(1))));
             peer.reason()
         })
@@ -239,7 +242,7 @@ async fn a_dialler_with_a_bad_certificate_is_refused() {
         until(|| port.stats().refusals == refused).await;
         assert_eq!(port.stats().links_opened, 0);
     }
-    // Whoever is good is let in all the same.
+    // A valid peer is still accepted.
     let credentials = ca.good(1);
     let hello = raw::first_frame_over(Transport::Tls, &local(1, CONTROL).hello(SidecarIndex(1)));
     let peer = apart(move || {
@@ -251,21 +254,22 @@ async fn a_dialler_with_a_bad_certificate_is_refused() {
     up(&mut port, 1).await;
 }
 
-/// The first message of a client whose newest version is TLS 1.2, with what such a client offers (RFC 5246, 8422).
+/// The first message of a client whose newest version is TLS 1.2, with the extensions of such a client (RFC 5246,
+/// 8422).
 fn hello_of_tls_1_2() -> Vec<u8> {
     let extension = |number: u8, content: &[u8]| {
         let length = u8::try_from(content.len()).expect("short");
         [&[0, number, 0, length][..], content].concat()
     };
     let extensions = [
-        // The curves P-256 and X25519, points as they are, ECDSA with P-256 and SHA-256.
+        // The curves P-256 and X25519, uncompressed points, ECDSA with P-256 and SHA-256.
         extension(10, &[0, 4, 0, 23, 0, 29]),
         extension(11, &[1, 0]),
         extension(13, &[0, 2, 4, 3]),
     ]
     .concat();
     let length = |bytes: &[u8]| u8::try_from(bytes.len()).expect("short");
-    // The version, a random number, no session, two suites with ECDHE and AES-GCM, no compression.
+    // Version, random number, no session, two cipher suites with ECDHE and AES-GCM, no compression.
     let suites = [0, 4, 0xc0, 0x2b, 0xc0, 0x2f];
     let body = [&[3, 3][..], &[7; 32], &[0], &suites, &[1, 0], &[0, length(&extensions)], &extensions].concat();
     let message = [&[1, 0, 0, length(&body)][..], &body].concat();
@@ -284,7 +288,7 @@ async fn tls_before_1_3_is_refused() {
         stream.read_to_end(&mut answer).expect("the port closes");
         answer
     });
-    // An alert that ends the connection: protocol_version (RFC 8446, section 6).
+    // A fatal alert: protocol_version (RFC 8446 section 6).
     let answer = answer.await;
     assert!(matches!(answer[..], [21, 3, _, 0, 2, 2, 70]), "{answer:?}");
     until(|| port.stats().refusals == 1).await;
@@ -356,7 +360,7 @@ async fn a_process_that_is_gone_is_noticed() {
             wait_until_up.await.expect("the other side says so");
             port
         });
-        // Without its runtime nothing is sent any more, not even a goodbye.
+        // Without its runtime the port sends nothing, not even a close frame.
         drop(runtime);
         drop(port);
     });
@@ -365,6 +369,6 @@ async fn a_process_that_is_gone_is_noticed() {
     up(&mut port, 1).await;
     is_up.send(()).expect("the other side waits");
     let PortEvent::Down { reason: DownReason::Lost(text), .. } = event(&mut port).await else { panic!("not lost") };
-    assert_eq!(text, "its process is gone (the connection ended without a goodbye)");
+    assert_eq!(text, "its process is gone (the connection ended without a close frame)");
     process.join().expect("ended well");
 }

@@ -1,4 +1,4 @@
-//! What the tests of this crate share: a job with its authority, ports of all transports, and waiting for events.
+//! Shared parts of this crate's tests: a job with its authority, ports of all transports, and waiting for events.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod raw;
@@ -22,20 +22,20 @@ use raw::RawCa;
 pub(crate) const CONTROL: Purpose = Purpose::Control;
 pub(crate) const LANE: Purpose = Purpose::Data(Lane(3));
 
-/// Makes ports that know each other, one per sidecar and hello.
+/// Creates ports that know each other, one for each sidecar and hello.
 pub(crate) type Maker = fn(&[(SidecarIndex, Hello)], Duration) -> World;
 
 pub(crate) struct World {
     pub(crate) ports: Vec<Box<dyn Port>>,
-    /// Makes another port of a sidecar that the others know, as after a restart.
+    /// Creates another port of a sidecar that the others know, as after a restart.
     pub(crate) again: Box<dyn Fn(SidecarIndex, Hello) -> Box<dyn Port>>,
 }
 
 pub(crate) fn memory(hellos: &[(SidecarIndex, Hello)], start_timeout: Duration) -> World {
     let mesh = MemoryMesh::new(job(), start_timeout);
-    // All ports of a list meet, whatever their hellos say they are for.
+    // All ports of a list connect to each other, whatever purpose their hellos claim.
     let purpose = hellos[0].1.purpose;
-    let again = move |at, hello| -> Box<dyn Port> { Box::new(mesh.port_saying(at, purpose, hello)) };
+    let again = move |at, hello| -> Box<dyn Port> { Box::new(mesh.port_with_hello(at, purpose, hello)) };
     World { ports: hellos.iter().map(|(at, hello)| again(*at, hello.clone())).collect(), again: Box::new(again) }
 }
 
@@ -54,7 +54,7 @@ fn network(transport: Transport, hellos: &[(SidecarIndex, Hello)], start_timeout
     let peers: HashMap<_, _> =
         hellos.iter().zip(&bound).map(|((at, _), bound)| (*at, vec![bound.local_addr()])).collect();
     let start = move |bound: BoundPort, at, hello| -> Box<dyn Port> {
-        let port = bound.start_saying(identity(at), hello, peers.clone(), options(start_timeout));
+        let port = bound.start_with_hello(identity(at), hello, peers.clone(), options(start_timeout));
         Box::new(port.expect("a good identity"))
     };
     let ports = bound.into_iter().zip(hellos).map(|(bound, (at, hello))| start(bound, *at, hello.clone())).collect();
@@ -72,7 +72,7 @@ macro_rules! over_both {
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub(crate) use over_both;
 
-/// Sockets of a control port.
+/// The bound sockets of a control port.
 pub(crate) fn bind(over: Transport) -> BoundPort {
     bind_for(over, CONTROL)
 }
@@ -124,7 +124,7 @@ pub(crate) fn hello(sidecar: u32, purpose: Purpose) -> (SidecarIndex, Hello) {
     (SidecarIndex(sidecar), local(sidecar, purpose).hello(SidecarIndex(sidecar)))
 }
 
-/// The next event but `Sent`; a test that hangs fails by this bound.
+/// The next event other than `Sent`. The timeout fails a test that hangs.
 pub(crate) async fn event(port: &mut dyn Port) -> PortEvent {
     loop {
         match any_event(port).await {
@@ -138,14 +138,14 @@ pub(crate) async fn any_event(port: &mut dyn Port) -> PortEvent {
     tokio::time::timeout(Duration::from_secs(60), next_event(port)).await.expect("an event")
 }
 
-/// Waits for a state that the port's tasks will reach without an event.
+/// Waits for a state that the port's tasks reach without an event.
 pub(crate) async fn until(reached: impl Fn() -> bool) {
-    let look = async {
+    let poll = async {
         while !reached() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), look).await.expect("the state is reached");
+    tokio::time::timeout(Duration::from_secs(60), poll).await.expect("the state is reached");
 }
 
 pub(crate) async fn up(port: &mut dyn Port, from: u32) -> Hello {
@@ -169,7 +169,7 @@ pub(crate) async fn frame(port: &mut dyn Port, from: u32) -> Frame {
     }
 }
 
-/// The next frame or the end of the link.
+/// The next frame, or why the link closed.
 pub(crate) async fn frame_or_down(port: &mut dyn Port) -> Result<Frame, DownReason> {
     match event(port).await {
         PortEvent::Frame { frame, .. } => Ok(frame),
@@ -178,7 +178,7 @@ pub(crate) async fn frame_or_down(port: &mut dyn Port) -> Result<Frame, DownReas
     }
 }
 
-/// Two ports, the first of which has dialled the second; both are up.
+/// Two ports with an open link; the first one dialled.
 pub(crate) async fn pair(make: Maker, purpose: Purpose) -> (Box<dyn Port>, Box<dyn Port>) {
     let mut ports = make(&[hello(0, purpose), hello(1, purpose)], START_TIMEOUT).ports;
     let (mut one, mut two) = (ports.remove(0), ports.remove(0));
@@ -204,14 +204,14 @@ pub(crate) fn chunk(seq: u64, data: Bytes) -> Chunk {
 
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Sidecars 0 and 1 with a link, and what a third needs to attack 0.
-pub(crate) struct Scene {
+/// Sidecars 0 and 1 with a link, and an authority for credentials to attack sidecar 0.
+pub(crate) struct AttackScene {
     pub(crate) ca: RawCa,
     pub(crate) target: NetworkPort,
     pub(crate) friend: NetworkPort,
 }
 
-impl Scene {
+impl AttackScene {
     pub(crate) async fn new(over: Transport, purpose: Purpose) -> Self {
         let ca = RawCa::new();
         let (target, friend) = (bind_for(over, purpose), bind_for(over, purpose));
@@ -231,7 +231,7 @@ impl Scene {
         self.target.local_addr()
     }
 
-    /// The link that was there before the attack still works, both ways.
+    /// Checks that the link from before the attack still carries frames in both directions.
     pub(crate) async fn still_works(&mut self) {
         self.friend.send(SidecarIndex(0), control(1)).expect("there is a link");
         assert_eq!(frame(&mut self.target, 1).await, heartbeat(1));

@@ -1,4 +1,4 @@
-//! Peers that are not ronde's: any certificate, any bytes.
+//! Raw peers for tests: any certificate, any bytes.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{DigitallySignedStruct, DistinguishedName as Subject, Error, SignatureScheme};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
-/// An authority that signs whatever a test wants.
+/// An authority that signs any certificate.
 pub(crate) struct RawCa {
     certificate: CertificateDer<'static>,
     issuer: Issuer<'static, KeyPair>,
@@ -36,7 +36,7 @@ impl RawCa {
         Self { certificate, issuer: Issuer::new(params, key) }
     }
 
-    /// A certificate that would be good for a sidecar of the test's job, changed by `change`.
+    /// A certificate for a sidecar of the test's job, changed by `change`.
     pub(crate) fn issue(&self, sidecar: u32, change: impl FnOnce(&mut CertificateParams)) -> Credentials {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
@@ -54,7 +54,7 @@ impl RawCa {
         self.issue(sidecar, |_| {})
     }
 
-    /// A good identity, for the port under test.
+    /// A valid identity for the port under test.
     pub(crate) fn identity(&self, sidecar: u32) -> Arc<Identity> {
         let Credentials { chain, key } = self.good(sidecar);
         Arc::new(Identity::new(id(sidecar), chain, key, vec![self.certificate.clone()]).expect("an identity"))
@@ -86,7 +86,7 @@ pub(crate) fn uri(text: &str) -> SanType {
     SanType::URI(text.try_into().expect("ASCII"))
 }
 
-/// Everything that may be wrong with a certificate whichever side shows it, with what its refusal says.
+/// Invalid certificates, with the text of each refusal.
 pub(crate) fn bad_certificates(ca: &RawCa) -> Vec<(&'static str, Credentials)> {
     let later = || SystemTime::now() + Duration::from_secs(3_600);
     let named = |name: &str| {
@@ -121,12 +121,12 @@ fn dns(name: &str) -> SanType {
     SanType::DnsName(name.try_into().expect("ASCII"))
 }
 
-/// What dials with any credentials, or none, and checks nothing of the port's.
+/// A TLS client with any credentials, or none, that does not verify the server.
 pub(crate) fn client(credentials: Option<Credentials>, protocol: &[u8]) -> rustls::ClientConfig {
     client_of(provider(), credentials, protocol)
 }
 
-/// The same with other cryptography.
+/// Like [`client`], with other cryptography.
 pub(crate) fn client_of(
     cryptography: Arc<CryptoProvider>,
     credentials: Option<Credentials>,
@@ -145,7 +145,7 @@ pub(crate) fn client_of(
     tls
 }
 
-/// What listens with any credentials and takes anybody.
+/// A TLS server with any credentials that accepts every client.
 pub(crate) fn server(credentials: Credentials) -> rustls::ServerConfig {
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -168,7 +168,7 @@ pub(crate) async fn dial(
     endpoint.connect(to, "anything").expect("a good address").await
 }
 
-/// Dials with good credentials and says a hello that the port has accepted when this returns.
+/// Dials with valid credentials and completes the exchange of hellos.
 pub(crate) async fn greet(
     to: SocketAddr,
     credentials: Credentials,
@@ -193,14 +193,14 @@ pub(crate) fn first_frame_over(transport: Transport, hello: &Hello) -> Vec<u8> {
     [&frame.header.encode()[..], &frame.payload].concat()
 }
 
-/// Listens with any credentials and takes anybody.
+/// Listens with any credentials and accepts every client.
 pub(crate) fn listen(credentials: Credentials) -> Endpoint {
     let tls = server(credentials);
     let config = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls).expect("AES")));
     Endpoint::server(config, (Ipv4Addr::LOCALHOST, 0).into()).expect("a free port")
 }
 
-/// The text that the far side gave when it ended a connection.
+/// The reason with which the peer closed a connection.
 pub(crate) fn reason(error: &ConnectionError) -> String {
     match error {
         ConnectionError::ConnectionClosed(close) => String::from_utf8_lossy(&close.reason).into_owned(),
@@ -209,7 +209,7 @@ pub(crate) fn reason(error: &ConnectionError) -> String {
     }
 }
 
-/// All that the library has.
+/// All algorithms of the library.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }

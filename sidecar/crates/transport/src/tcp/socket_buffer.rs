@@ -1,16 +1,16 @@
-//! A buffer that is filled at its end and emptied at its beginning.
+//! A byte queue between the socket and TLS: filled at its end, consumed from its start.
 
 use rustls::unbuffered::{EncodeError, InsufficientSizeError};
 
-pub(super) struct Window {
+pub(super) struct SocketBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
 }
 
-impl Window {
+impl SocketBuffer {
     pub(super) fn new(bytes: usize) -> Self {
-        // Zeros of the system: pages are taken when they are first used.
+        // Zeroed by the kernel: pages are allocated on first use.
         Self { bytes: vec![0; bytes], start: 0, end: 0 }
     }
 
@@ -22,7 +22,7 @@ impl Window {
         &mut self.bytes[self.start..self.end]
     }
 
-    /// Room behind what there is, which moves to the front when little is left.
+    /// The free space after the contents. Moves the contents to the front when little space is left.
     pub(super) fn room(&mut self) -> &mut [u8] {
         if self.start > 0 && self.bytes.len() - self.end < self.bytes.len() / 2 {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -31,7 +31,7 @@ impl Window {
         &mut self.bytes[self.end..]
     }
 
-    /// So many bytes of the room are filled now.
+    /// Marks the first `bytes` bytes of the free space as filled.
     pub(super) fn put(&mut self, bytes: usize) {
         self.end += bytes;
     }
@@ -43,7 +43,7 @@ impl Window {
         }
     }
 
-    /// For what cannot wait: messages of the handshake, which are few and small.
+    /// Appends handshake messages, growing the buffer if needed. They are few and small.
     pub(super) fn append_growing(
         &mut self,
         mut write: impl FnMut(&mut [u8]) -> Result<usize, EncodeError>,

@@ -1,4 +1,4 @@
-//! How links over the network end, beyond what every transport shares.
+//! How network links close, in addition to the tests for every transport.
 
 use std::collections::HashMap;
 
@@ -14,9 +14,9 @@ use crate::harness::{
 };
 
 harness::over_both!(
-    a_shutdown_is_heard_behind_everything_that_was_sent,
-    a_link_that_is_up_says_how_its_path_is,
-    an_owner_that_does_not_poll_stops_the_sender_and_loses_nothing,
+    a_shutdown_arrives_after_everything_that_was_sent,
+    path_and_security_are_reported_for_an_open_link,
+    a_slow_owner_exerts_backpressure_and_loses_nothing,
 );
 
 async fn pair(over: Transport) -> (NetworkPort, NetworkPort) {
@@ -35,23 +35,23 @@ async fn pair(over: Transport) -> (NetworkPort, NetworkPort) {
     (one, two)
 }
 
-async fn a_shutdown_is_heard_behind_everything_that_was_sent(over: Transport) {
+async fn a_shutdown_arrives_after_everything_that_was_sent(over: Transport) {
     let (mut one, mut two) = pair(over).await;
     let data = Bytes::from(vec![5; CHUNK_BYTES_MAX]);
     for seq in 0..8 {
         one.send(SidecarIndex(1), Outgoing::Chunk(chunk(seq, data.clone()))).expect("below the bound");
     }
-    let hear = async {
+    let receive = async {
         for seq in 0..8 {
             assert_eq!(frame(&mut two, 0).await.header.seq, Seq(seq));
         }
         down(&mut two, 0).await
     };
-    let (reason, ()) = tokio::join!(hear, one.shutdown("the job is done"));
+    let (reason, ()) = tokio::join!(receive, one.shutdown("the job is done"));
     assert_eq!(reason, DownReason::ClosedByPeer("the job is done".to_owned()));
 }
 
-async fn a_link_that_is_up_says_how_its_path_is(over: Transport) {
+async fn path_and_security_are_reported_for_an_open_link(over: Transport) {
     let (one, _two) = pair(over).await;
     let path = one.path(SidecarIndex(1)).expect("it is up");
     assert!(path.sent_bytes > 0 && path.received_bytes > 0, "{path:?}");
@@ -62,14 +62,14 @@ async fn a_link_that_is_up_says_how_its_path_is(over: Transport) {
     assert_eq!(one.path(SidecarIndex(2)), None);
 }
 
-async fn an_owner_that_does_not_poll_stops_the_sender_and_loses_nothing(over: Transport) {
+async fn a_slow_owner_exerts_backpressure_and_loses_nothing(over: Transport) {
     const CHUNKS: u64 = 120;
     let (mut one, mut two) = pair(over).await;
     let data = Bytes::from(vec![9; CHUNK_BYTES_MAX]);
     for seq in 0..CHUNKS {
         one.send(SidecarIndex(1), Outgoing::Chunk(chunk(seq, data.clone()))).expect("below the bound");
     }
-    // The far side's inbox fills up, then its window; the rest stays with the sender.
+    // The receiver's inbox fills, then its flow control window; the rest stays with the sender.
     until(|| two.stats().opened_bytes > 64 << 20).await;
     for seq in 0..CHUNKS {
         assert_eq!(frame(&mut two, 0).await.header.seq, Seq(seq));
@@ -77,7 +77,7 @@ async fn an_owner_that_does_not_poll_stops_the_sender_and_loses_nothing(over: Tr
 }
 
 #[tokio::test]
-async fn a_peer_that_connects_anew_replaces_its_link() {
+async fn a_peer_that_connects_again_replaces_its_link() {
     let ca = RawCa::new();
     let peers = HashMap::from([(SidecarIndex(1), Vec::new())]);
     let started =
@@ -87,9 +87,9 @@ async fn a_peer_that_connects_anew_replaces_its_link() {
     let (first, _send, _recv) = raw::greet(port.local_addr(), ca.good(1), &hello).await;
     up(&mut port, 1).await;
     let (_second, mut send, _recv) = raw::greet(port.local_addr(), ca.good(1), &hello).await;
-    assert_eq!(down(&mut port, 1).await, DownReason::Lost("the peer connected anew".to_owned()));
+    assert_eq!(down(&mut port, 1).await, DownReason::Lost("the peer connected again".to_owned()));
     up(&mut port, 1).await;
-    assert_eq!(raw::reason(&first.closed().await), "the same peer connected anew");
+    assert_eq!(raw::reason(&first.closed().await), "the same peer connected again");
     let good = Frame::admitted(ronde_wire::Epoch(1), Seq(4));
     send.write_all(&good.header.encode()).await.expect("an open stream");
     assert!(matches!(event(&mut port).await, PortEvent::Frame { frame, .. } if frame == good));

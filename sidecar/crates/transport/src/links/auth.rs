@@ -1,4 +1,4 @@
-//! What a connection has proven: who spoke, by which certificates, over which cryptography.
+//! How the two sides of a connection authenticated: certificates, cipher suite and key exchange.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use super::connection::Connection;
 use crate::identity::{CertificateClaims, Identity, IdentityError, KEY_EXCHANGE, SUITE};
 use crate::verifier;
 
-/// The certificates of both sides, as they were shown on this very connection.
-pub(super) struct Proof {
-    /// What this side has shown.
+/// The certificates of both sides, as presented on this connection.
+pub(super) struct LinkAuth {
+    /// This side's identity.
     pub(super) own: Arc<Identity>,
-    /// What the peer's certificate says.
+    /// The claims of the peer's certificate.
     pub(super) peer: CertificateClaims,
     peer_chain: Vec<CertificateDer<'static>>,
     carrier: Carrier,
 }
 
-impl Proof {
-    /// Reads the peer's certificate from a connection that was made with `own`.
+impl LinkAuth {
+    /// Reads the peer's certificate from a connection that this side made with `own`.
     pub(super) fn of(connection: &Connection, own: Arc<Identity>) -> Result<Self, IdentityError> {
         let peer_chain = connection.peer_certificates();
         let leaf = peer_chain.first().ok_or(IdentityError::NoCertificate)?;
@@ -33,13 +33,13 @@ impl Proof {
         if own.as_secs() <= peer.as_secs() { own } else { peer }
     }
 
-    /// Whether a connection with that proof would say anything that this one has not said.
+    /// Whether either side presented other certificates than in `other`.
     pub(super) fn differs_from(&self, other: &Self) -> bool {
         !Arc::ptr_eq(&self.own, &other.own) || self.peer_chain != other.peer_chain
     }
 
-    /// Whether the peer's certificate is of an authority that an identity accepts. When it is valid was asked before, and
-    /// when it expires is another question.
+    /// Whether one of `identity`'s authorities signed the peer's certificate. Its validity period is not checked here:
+    /// the handshake did so, and its expiry is watched separately.
     pub(super) fn is_accepted_by(&self, identity: &Identity) -> Result<(), IdentityError> {
         verifier::check_chain(&self.peer_chain, &identity.root_store()?, self.peer.not_after)
     }
@@ -55,27 +55,27 @@ impl Proof {
     }
 }
 
-/// How a link is protected: the suite and key exchange, which are the only ones that are offered and taken, and the
-/// certificates that were shown when its connection was made.
+/// How a link is protected: the only cipher suite and key exchange that ronde offers, and the certificates presented
+/// when the connection was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkSecurity {
-    /// What the link runs over.
+    /// The protocol that carries the link.
     pub carrier: Carrier,
-    /// The suite that seals every packet or record.
+    /// The cipher suite.
     pub suite: &'static str,
-    /// How the keys were agreed on.
+    /// The key exchange.
     pub key_exchange: &'static str,
     /// This side's certificate.
     pub own: CertificateFacts,
-    /// The peer's.
+    /// The peer's certificate.
     pub peer: CertificateFacts,
 }
 
-/// Which certificate.
+/// Identifies a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFacts {
-    /// Its serial number, in hexadecimal.
+    /// Its serial number in hexadecimal.
     pub serial: String,
-    /// Its last moment.
+    /// When it expires.
     pub not_after: UnixTime,
 }

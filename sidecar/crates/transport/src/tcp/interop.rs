@@ -1,4 +1,4 @@
-//! Sessions beside rustls' own connections, and beside peers whose records are no good.
+//! Interoperability with rustls' own connections, and invalid records.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use ronde_wire::SidecarIndex;
 use rustls::{AlertDescription, ContentType, Error};
 
 use super::records;
-use super::session::{Opened, Progress, Session};
+use super::session::{Opened, Progress, TlsSession};
 use crate::fuzz::job;
 use crate::tls;
 
-/// A session and rustls at the other end, the handshake between them done.
+/// A session whose peer is a rustls connection, after the handshake.
 struct Pair {
-    session: Session,
+    session: TlsSession,
     peer: rustls::Connection,
 }
 
@@ -22,18 +22,18 @@ impl Pair {
         let (client_config, server_config) = configs();
         let (mut session, mut peer) = if is_client {
             let peer = rustls::ServerConnection::new(server_config).expect("a configuration");
-            (Session::client(client_config).expect("a session"), rustls::Connection::from(peer))
+            (TlsSession::client(client_config).expect("a session"), rustls::Connection::from(peer))
         } else {
             let name = tls::SERVER_NAME.try_into().expect("a name");
             let peer = rustls::ClientConnection::new(client_config, name).expect("a configuration");
-            (Session::server(server_config).expect("a session"), rustls::Connection::from(peer))
+            (TlsSession::server(server_config).expect("a session"), rustls::Connection::from(peer))
         };
         for _ in 0..6 {
             let progress = session.advance().expect("a good peer");
             flush(&mut session, &mut peer).expect("a good session");
             feed(&mut peer, &mut session);
             if progress == Progress::Established && !peer.is_handshaking() {
-                assert!(session.speaks_ronde());
+                assert!(session.has_ronde_alpn());
                 assert_eq!(session.peer_certificates().len(), 1);
                 return Self { session, peer };
             }
@@ -41,13 +41,13 @@ impl Pair {
         panic!("the handshake does not end");
     }
 
-    /// Both kinds.
+    /// One pair with each role.
     fn both() -> [Self; 2] {
         [Self::new(true), Self::new(false)]
     }
 
-    /// Says something to rustls, which must hear it.
-    fn say(&mut self, bytes: &[u8]) {
+    /// Sends bytes to rustls, which must receive exactly these.
+    fn send(&mut self, bytes: &[u8]) {
         let mut left = bytes;
         while !left.is_empty() {
             let (sealed, rest) = left.split_at(self.session.seal(left).expect("a good session"));
@@ -56,8 +56,8 @@ impl Pair {
         }
     }
 
-    /// Hears something from rustls, into memory with so much room to spare.
-    fn hear(&mut self, bytes: &[u8], spare: usize) -> Result<Opened, Error> {
+    /// Receives bytes from rustls, into a buffer with `spare` bytes more than needed.
+    fn receive(&mut self, bytes: &[u8], spare: usize) -> Result<Opened, Error> {
         let (mut memory, mut want) = (vec![0; bytes.len() + spare], bytes.len());
         let mut out = &mut memory[..];
         let mut left = bytes;
@@ -66,7 +66,7 @@ impl Pair {
             left = &left[written..];
             feed(&mut self.peer, &mut self.session);
             match self.session.open(&mut out, &mut want)? {
-                Opened::Hungry => assert!(!left.is_empty() || self.peer.wants_write(), "something is lost"),
+                Opened::NeedsInput => assert!(!left.is_empty() || self.peer.wants_write(), "something is lost"),
                 opened => {
                     assert_eq!(out.len(), want + spare);
                     assert!(bytes.starts_with(&memory[..bytes.len() - want]), "other bytes");
@@ -83,11 +83,11 @@ fn configs() -> (Arc<rustls::ClientConfig>, Arc<rustls::ServerConfig>) {
     (Arc::new(client), Arc::new(tls::server_config(&other).expect("a configuration")))
 }
 
-/// Two sessions, of which the first one is to misbehave.
-fn sessions() -> (Session, Session) {
+/// Two sessions after their handshake; tests use the first to send invalid records.
+fn sessions() -> (TlsSession, TlsSession) {
     let (client_config, server_config) = configs();
-    let mut client = Session::client(client_config).expect("a session");
-    let mut server = Session::server(server_config).expect("a session");
+    let mut client = TlsSession::client(client_config).expect("a session");
+    let mut server = TlsSession::server(server_config).expect("a session");
     for _ in 0..4 {
         let here = client.advance().expect("good");
         pass(&mut client, &mut server);
@@ -100,34 +100,34 @@ fn sessions() -> (Session, Session) {
     panic!("the handshake does not end");
 }
 
-fn pass(from: &mut Session, to: &mut Session) {
+fn pass(from: &mut TlsSession, to: &mut TlsSession) {
     let sealed = from.outgoing().to_vec();
     from.written(sealed.len());
     put(to, &sealed);
 }
 
-fn put(to: &mut Session, bytes: &[u8]) {
+fn put(to: &mut TlsSession, bytes: &[u8]) {
     to.room()[..bytes.len()].copy_from_slice(bytes);
     to.put(bytes.len());
 }
 
-/// Hands over what a session has sealed; what rustls opens.
-fn flush(session: &mut Session, peer: &mut rustls::Connection) -> Result<Vec<u8>, Error> {
-    let mut heard = Vec::new();
+/// Passes the session's encrypted bytes to rustls, and returns what it decrypts.
+fn flush(session: &mut TlsSession, peer: &mut rustls::Connection) -> Result<Vec<u8>, Error> {
+    let mut received = Vec::new();
     while !session.outgoing().is_empty() {
         let mut sealed = session.outgoing();
         let taken = peer.read_tls(&mut sealed).expect("memory");
         assert!(taken > 0, "rustls takes no more");
         session.written(taken);
-        let start = heard.len();
-        heard.resize(start + peer.process_new_packets()?.plaintext_bytes_to_read(), 0);
-        peer.reader().read_exact(&mut heard[start..]).expect("so many bytes");
+        let start = received.len();
+        received.resize(start + peer.process_new_packets()?.plaintext_bytes_to_read(), 0);
+        peer.reader().read_exact(&mut received[start..]).expect("so many bytes");
     }
-    Ok(heard)
+    Ok(received)
 }
 
-/// Hands over what rustls has sealed, as far as there is room.
-fn feed(peer: &mut rustls::Connection, session: &mut Session) {
+/// Passes rustls' encrypted bytes to the session, as far as there is room.
+fn feed(peer: &mut rustls::Connection, session: &mut TlsSession) {
     while peer.wants_write() {
         let mut room = session.room();
         if room.len() < 2 * records::PLAIN_BYTES_MAX {
@@ -138,41 +138,41 @@ fn feed(peer: &mut rustls::Connection, session: &mut Session) {
     }
 }
 
-/// Bytes that come again after so many that records do not.
+/// A pattern with a period that differs from the size of records.
 fn bytes(length: usize) -> Vec<u8> {
     (0..=250).cycle().take(length).collect()
 }
 
-fn opened(session: &mut Session) -> Result<Opened, Error> {
+fn opened(session: &mut TlsSession) -> Result<Opened, Error> {
     session.open(&mut &mut [0; 100][..], &mut 1)
 }
 
 #[test]
-fn rustls_hears_what_is_sealed_and_is_heard() {
+fn rustls_opens_our_records_and_we_open_its() {
     for mut pair in Pair::both() {
         for length in [1, 2, 1_000, 16_383, 16_384, 16_385, 100_000, 1_000_000, 7] {
-            pair.say(&bytes(length));
-            // With room to open into, and without.
-            assert_eq!(pair.hear(&bytes(length), 1), Ok(Opened::All), "{length} bytes");
-            assert_eq!(pair.hear(&bytes(length), 0), Ok(Opened::All), "{length} bytes");
+            pair.send(&bytes(length));
+            // Once with room to decrypt in place, and once without.
+            assert_eq!(pair.receive(&bytes(length), 1), Ok(Opened::All), "{length} bytes");
+            assert_eq!(pair.receive(&bytes(length), 0), Ok(Opened::All), "{length} bytes");
         }
     }
 }
 
 #[test]
-fn what_is_read_in_pieces_is_the_same() {
+fn reads_of_any_size_give_the_same_bytes() {
     for mut pair in Pair::both() {
-        let said = bytes(150_000);
-        assert_eq!(pair.peer.writer().write(&said[..60_000]).expect("memory"), 60_000);
+        let sent = bytes(150_000);
+        assert_eq!(pair.peer.writer().write(&sent[..60_000]).expect("memory"), 60_000);
         feed(&mut pair.peer, &mut pair.session);
-        assert_eq!(pair.peer.writer().write(&said[60_000..120_000]).expect("memory"), 60_000);
+        assert_eq!(pair.peer.writer().write(&sent[60_000..120_000]).expect("memory"), 60_000);
         feed(&mut pair.peer, &mut pair.session);
         let (mut place, mut step) = (0, 1);
         while place < 120_000 {
             let length = step.min(120_000 - place);
             let mut memory = vec![0; length + step % 3];
             assert_eq!(pair.session.open(&mut &mut memory[..], &mut { length }), Ok(Opened::All));
-            assert!(memory[..length] == said[place..place + length], "{length} bytes at {place}");
+            assert!(memory[..length] == sent[place..place + length], "{length} bytes at {place}");
             (place, step) = (place + length, step * 3 % 30_011);
         }
     }
@@ -183,9 +183,9 @@ fn keys_change_when_the_peer_asks() {
     for mut pair in Pair::both() {
         for _ in 0..3 {
             pair.peer.refresh_traffic_keys().expect("TLS 1.3");
-            assert_eq!(pair.hear(&bytes(20_000), 1), Ok(Opened::All));
-            // rustls has asked for the other direction's, which comes in front of what is said next.
-            pair.say(&bytes(20_000));
+            assert_eq!(pair.receive(&bytes(20_000), 1), Ok(Opened::All));
+            // rustls has requested a key update of the other direction, which precedes the next data.
+            pair.send(&bytes(20_000));
         }
     }
 }
@@ -195,28 +195,28 @@ fn keys_change_when_they_have_sealed_enough() {
     for mut pair in Pair::both() {
         pair.session.records().change_keys_after(3);
         for _ in 0..10 {
-            pair.say(&bytes(100_000));
+            pair.send(&bytes(100_000));
         }
         assert!(pair.session.records().sealed_by_this_key() <= 3);
     }
 }
 
 #[test]
-fn a_direction_ends_by_itself() {
+fn each_direction_ends_independently() {
     for mut pair in Pair::both() {
         assert_eq!(pair.session.finish(), Ok(true));
         flush(&mut pair.session, &mut pair.peer).expect("a good session");
         assert_eq!(pair.peer.reader().read(&mut [0; 1]).expect("an end"), 0);
         assert!(!pair.session.has_peer_finished());
-        assert_eq!(pair.hear(&bytes(1_000), 1), Ok(Opened::All));
+        assert_eq!(pair.receive(&bytes(1_000), 1), Ok(Opened::All));
         pair.peer.send_close_notify();
-        assert_eq!(pair.hear(&[1], 1), Ok(Opened::Finished));
+        assert_eq!(pair.receive(&[1], 1), Ok(Opened::Finished));
         assert!(pair.session.has_peer_finished());
     }
 }
 
 #[test]
-fn a_peer_hears_why_its_record_is_no_good() {
+fn a_bad_record_is_answered_with_an_alert() {
     for mut pair in Pair::both() {
         pair.peer.writer().write_all(&bytes(100)).expect("memory");
         let mut sealed = Vec::new();
@@ -226,12 +226,12 @@ fn a_peer_hears_why_its_record_is_no_good() {
         assert_eq!(opened(&mut pair.session), Err(Error::DecryptError));
         assert_eq!(opened(&mut pair.session), Err(Error::DecryptError));
         assert_eq!(pair.session.seal(&[1]), Err(Error::DecryptError));
-        let heard = flush(&mut pair.session, &mut pair.peer);
-        assert_eq!(heard, Err(Error::AlertReceived(AlertDescription::BadRecordMac)));
+        let received = flush(&mut pair.session, &mut pair.peer);
+        assert_eq!(received, Err(Error::AlertReceived(AlertDescription::BadRecordMac)));
     }
 }
 
-/// What an authenticated peer may send and must not: each ends the session with an alert, and none of it is opened.
+/// Records of an authenticated peer that TLS does not allow. Each ends the session with an alert; none is decrypted.
 #[test]
 fn records_that_tls_does_not_allow() {
     const DATA: ContentType = ContentType::ApplicationData;
@@ -243,7 +243,7 @@ fn records_that_tls_does_not_allow() {
         ("of another kind", ContentType::ChangeCipherSpec, vec![1], AlertDescription::UnexpectedMessage),
         ("half an alert", ContentType::Alert, vec![2], AlertDescription::DecodeError),
         ("a key that changes by two", MESSAGE, vec![24, 0, 0, 1, 2], AlertDescription::IllegalParameter),
-        ("a message behind another", MESSAGE, [update, update].concat(), AlertDescription::UnexpectedMessage),
+        ("two messages", MESSAGE, [update, update].concat(), AlertDescription::UnexpectedMessage),
         ("half a message", MESSAGE, update[..4].to_vec(), AlertDescription::UnexpectedMessage),
         ("another handshake", MESSAGE, vec![1, 0, 0, 1, 0], AlertDescription::UnexpectedMessage),
         ("no message", MESSAGE, Vec::new(), AlertDescription::UnexpectedMessage),
@@ -283,7 +283,7 @@ fn records_that_are_not_sealed() {
 fn a_record_may_be_padded_and_may_be_empty() {
     let (mut other, mut good) = sessions();
     let mut sealed = vec![0; 3 * 100];
-    // Three bytes of content, then the kind that stands behind them, and zeros up to what is taken for the kind.
+    // Three bytes of content, the content type, then zero padding; `forge` appends a zero as well.
     let padded = other.records().forge(ContentType::Unknown(0), &[1, 2, 3, 23, 0, 0, 0], &mut sealed);
     let empty = other.records().forge(ContentType::ApplicationData, &[], &mut sealed[padded..]);
     let last = other.records().forge(ContentType::ApplicationData, &[4], &mut sealed[padded + empty..]);

@@ -1,32 +1,32 @@
-//! Why connections end: the codes that ronde closes with, and what the other side makes of them.
+//! Close codes of connections, and what a close means to the other side.
 
 use ronde_wire::SidecarIndex;
 
 use super::connection::Connection;
 use crate::port::DownReason;
 
-/// The code of a close frame; its reason is a text for people.
+/// The code in a close frame. The reason beside it is text for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum CloseCode {
     /// The owner closed the link, or the port.
     Closed = 1,
-    /// The hello or identity is not acceptable; dialling again does not help.
+    /// The hello or identity is not acceptable; a retry is pointless.
     Refused = 2,
-    /// What came is not the protocol.
+    /// The peer violated the protocol.
     Protocol = 3,
     /// A certificate of the link has expired.
     Expired = 4,
-    /// Both sides dial; the lower index's connection is kept.
+    /// Both sides dialled; the connection of the lower index is kept.
     Duplicate = 5,
-    /// The same peer has connected anew, or both sides have gone over to another connection.
+    /// The peer connected again, or both directions have moved to another connection.
     Replaced = 6,
-    /// A connection that should have taken the place of another was not needed after all.
+    /// A replacement connection turned out to be unnecessary.
     Unused = 7,
 }
 
 impl CloseCode {
-    /// The code with a number that a peer has sent.
+    /// The close code with this number.
     pub(crate) fn of(number: u32) -> Option<Self> {
         [Self::Closed, Self::Refused, Self::Protocol, Self::Expired, Self::Duplicate, Self::Replaced, Self::Unused]
             .into_iter()
@@ -34,10 +34,10 @@ impl CloseCode {
     }
 }
 
-/// A connection that is closed as unused unless it is kept.
-pub(super) struct Unused(Option<Connection>);
+/// Closes a connection as unused when dropped, unless it is kept.
+pub(super) struct CloseIfUnused(Option<Connection>);
 
-impl Unused {
+impl CloseIfUnused {
     pub(super) fn new(connection: Connection) -> Self {
         Self(Some(connection))
     }
@@ -47,32 +47,32 @@ impl Unused {
     }
 }
 
-impl Drop for Unused {
+impl Drop for CloseIfUnused {
     fn drop(&mut self) {
         if let Some(connection) = &self.0 {
-            connection.close(CloseCode::Unused, "the connection was not needed");
+            connection.close(CloseCode::Unused, "this replacement was not needed");
         }
     }
 }
 
-/// What the end of a connection means.
+/// Why a connection is closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// This side does not accept the peer.
-    RefusedHere(String),
-    /// The peer does not accept this side.
-    RefusedThere(String),
-    /// The peer has closed a connection without having used it.
+pub(crate) enum CloseReason {
+    /// This side rejected the peer.
+    RefusedLocally(String),
+    /// The peer rejected this side.
+    RefusedByPeer(String),
+    /// The peer closed a connection that was not used.
     Unused(String),
-    /// Anything else.
+    /// Any other reason.
     Other(DownReason),
 }
 
-impl Ending {
-    /// What a close of the peer means.
+impl CloseReason {
+    /// Interprets the peer's close code.
     pub(crate) fn of_code(code: Option<CloseCode>, reason: String) -> Self {
         match code {
-            Some(CloseCode::Refused) => Self::RefusedThere(reason),
+            Some(CloseCode::Refused) => Self::RefusedByPeer(reason),
             Some(CloseCode::Expired) => Self::Other(DownReason::Expired(reason)),
             Some(CloseCode::Duplicate | CloseCode::Replaced) => Self::Other(DownReason::Lost(reason)),
             Some(CloseCode::Unused) => Self::Unused(reason),
@@ -81,19 +81,19 @@ impl Ending {
         }
     }
 
-    /// The text, when one of the two sides does not accept the other.
+    /// The refusal's text, if one side rejected the other.
     pub(crate) fn refusal(&self) -> Option<&str> {
         match self {
-            Self::RefusedHere(text) | Self::RefusedThere(text) => Some(text),
+            Self::RefusedLocally(text) | Self::RefusedByPeer(text) => Some(text),
             Self::Unused(_) | Self::Other(_) => None,
         }
     }
 
-    /// The reason as the owner of the port is told.
+    /// The reason as reported to the port's owner.
     pub(crate) fn down_reason(self, peer: SidecarIndex) -> DownReason {
         match self {
-            Self::RefusedHere(text) => DownReason::Refused(format!("{peer} is not accepted here: {text}")),
-            Self::RefusedThere(text) => DownReason::Refused(format!("{peer} does not accept this side: {text}")),
+            Self::RefusedLocally(text) => DownReason::Refused(format!("{peer} is not accepted here: {text}")),
+            Self::RefusedByPeer(text) => DownReason::Refused(format!("{peer} does not accept this side: {text}")),
             Self::Unused(reason) => DownReason::Lost(reason),
             Self::Other(reason) => reason,
         }
