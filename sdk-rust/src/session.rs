@@ -239,8 +239,7 @@ impl Session {
         let (fulfil, promise) = promise();
         let wanted = output.as_ref().map(|output| place_of(output.slot()));
         let (collective, parts) = (what.collective.clone(), Vec::new());
-        let entry =
-            Entry { collective, waiter: Some(fulfil), attention: attention.clone(), input, output, parts };
+        let entry = Entry { collective, waiter: Some(fulfil), attention: attention.clone(), input, output, parts };
         let request = self.lock_table().insert(entry, self.pending_max())?;
         let look = look_for(&place);
         let message = Submission { request, what: what.clone(), plugin, place, output: wanted, site }.into_message();
