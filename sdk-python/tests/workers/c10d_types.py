@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -134,6 +136,19 @@ def check_coalesced_and_uneven() -> None:
         assert gathered[::2].tolist() == [float(of) for of in range(size)]
 
 
+def check_results_can_be_resized() -> None:
+    """As any tensor of PyTorch can, also those that are large enough to stay in shared memory."""
+    reduced = torch.ones(50_000)
+    dist.all_reduce(reduced)
+    gathered = [torch.empty(50_000) for _ in range(size)]
+    dist.all_gather(gathered, reduced)
+    for tensor in [reduced, *gathered, functional.all_reduce(torch.ones(50_000), "sum", dist.group.WORLD)]:
+        assert tensor.sum().item() in (50_000 * size, 50_000 * size * size)
+        resized = tensor.wait() if isinstance(tensor, functional.AsyncCollectiveTensor) else tensor
+        resized.resize_(100_000)
+        resized.untyped_storage().resize_(0)
+
+
 def check_sparse_tensors() -> None:
     for dtype in (torch.float32, torch.complex64, torch.int64):
         dense = torch.zeros(6, 2, dtype=dtype)
@@ -237,6 +252,45 @@ def check_hooks_that_call_collectives() -> None:
     dist.barrier()
 
 
+def check_bits() -> None:
+    for dtype in (torch.uint8, torch.int64, torch.bool):
+        everybodys = [(mine(torch.int64, of, 4) % (2 if dtype == torch.bool else 100)).to(dtype) for of in range(size)]
+        for op, operator in (
+            (dist.ReduceOp.BAND, torch.bitwise_and),
+            (dist.ReduceOp.BOR, torch.bitwise_or),
+            (dist.ReduceOp.BXOR, torch.bitwise_xor),
+        ):
+            want = functools.reduce(operator, everybodys)
+            tensor = everybodys[rank].clone()
+            dist.all_reduce(tensor, op)
+            assert torch.equal(tensor, want), (tensor, want)
+            output = torch.empty(4, dtype=dtype)
+            dist.reduce_scatter(output, [everybodys[rank]] * size, op)
+            assert torch.equal(output, want)
+            parts = [everybodys[rank][: 1 + to] for to in range(size)]
+            dist.reduce_scatter(output := torch.empty(1 + rank, dtype=dtype), parts, op)
+            assert torch.equal(output, want[: 1 + rank])
+
+
+def check_receives_from_any_rank() -> None:
+    if rank > 0:
+        dist.send(torch.full((3,), float(rank)), 0, tag=4)
+    seen = []
+    for _ in range(size - 1 if rank == 0 else 0):
+        place = torch.empty(3)
+        source = dist.recv(place, tag=4)
+        assert place.tolist() == [float(source)] * 3
+        seen.append(source)
+    assert rank > 0 or sorted(seen) == list(range(1, size))
+    group = ronde.torch.distributed.new_group(list(range(size))[1:]) if size > 2 else None
+    if group is not None and rank == 1:
+        place = torch.empty(2)
+        assert dist.recv(place, group=group) in range(2, size)
+    elif group is not None and rank == 2:
+        dist.send(torch.ones(2), 1, group=group)
+    dist.barrier()
+
+
 def check_monitored_barrier() -> None:
     dist.monitored_barrier(timeout=datetime.timedelta(seconds=60))
     if size == 1:
@@ -258,10 +312,13 @@ for check in (
     check_sums_of_complex_numbers,
     check_shapes,
     check_coalesced_and_uneven,
+    check_results_can_be_resized,
     check_sparse_tensors,
     check_sparse_embeddings,
     check_power_sgd,
     check_hooks_that_call_collectives,
+    check_bits,
+    check_receives_from_any_rank,
     check_monitored_barrier,
 ):
     check()

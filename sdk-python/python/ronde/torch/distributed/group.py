@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from typing import TYPE_CHECKING, Any, Callable, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, Optional, cast
 
 import torch
 import torch.distributed
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 # Without its types: it has more forms of each method than PyTorch's functions call.
 _ProcessGroup: Any = torch.distributed.ProcessGroup
-Start = Callable[[str, bool], InFlight]
+# Submits under a name, if it has one.
+Start = Callable[[Optional[str], bool], InFlight]
 
 
 class Ranks:
@@ -55,7 +56,7 @@ class Ranks:
         """
         members = self.members
 
-        def start(name: str, notify: bool) -> InFlight:
+        def start(name: str | None, notify: bool) -> InFlight:
             return self.client._submit(kind, source, name, members, read=read, notify=notify, mapped=mapped, **options)
 
         return start
@@ -66,7 +67,7 @@ class Ranks:
         """An operation on several tensors."""
         members, options = self.members, {**options, "mapped": mapped}
 
-        def start(name: str, notify: bool) -> InFlight:
+        def start(name: str | None, notify: bool) -> InFlight:
             return self.client._submit_group(kind, sources, name, members, reads=reads, notify=notify, **options)
 
         return start
@@ -87,7 +88,7 @@ class Ranks:
         """Two operations, the first of which fails where ranks do not agree."""
         number = dimension_of(agreed)
 
-        def start(name: str, notify: bool) -> InFlight:
+        def start(name: str | None, notify: bool) -> InFlight:
             return Checked(check(name, notify), data(f"{name}.{number:x}", notify))
 
         return start
@@ -417,8 +418,17 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._message(f"receive from rank {from_rank}", start, tensor, timeout)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Operation:
-        """Not there: a receive names who sends."""
-        raise NotImplementedError(f"the backend ronde has no receive from any rank (tag {tag}); give src=")
+        """Overwrites a tensor by what another rank sends, whichever is the first."""
+        (tensor,), members = tensors, self._ranks.members
+        read_message = read_into(tensor)
+
+        def read(operation: Any) -> int:
+            source = members.ranks.index(operation.source())
+            read_message(operation)
+            return source
+
+        start = self._ranks.request("recv", read, any_source=True, tag=tag)
+        return self._message("receive from any rank", start, tensor, None)
 
     def barrier(self, opts: Any = None) -> Operation:
         """Complete when all ranks have called it, and with it what this rank has called before."""
@@ -477,7 +487,13 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def _message(self, name: str, start: Start, tensor: torch.Tensor, timeout: datetime.timedelta | None) -> Operation:
         """Starts a message. They are settled in any order, each in a lane of its own."""
         lane = Lane(self._completer)
-        call = Call(name, tensor.nbytes, lambda notify: start("", notify), lambda nothing: [tensor])
+        operation: Operation
+
+        def finish(source: int | None) -> list[torch.Tensor]:
+            operation.source = source
+            return [tensor]
+
+        call = Call(name, tensor.nbytes, lambda notify: start(None, notify), finish)
         operation = Operation(lane, call, timeout or self._timeout)
         lane.add(operation, True)
         return operation

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
 
-from ronde.ops import Average, Max, Min, Product, Sum
+from ronde.ops import Average, BitAnd, BitOr, BitXor, Max, Min, Product, Sum
 
 
 class Reduction(NamedTuple):
@@ -56,10 +57,18 @@ def _mean(rows: torch.Tensor) -> torch.Tensor:
     return torch.div(rows.sum(dim=0), len(rows), rounding_mode="trunc").to(rows.dtype)
 
 
+def _by_twos(operator: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The reduction of rows by an operator on two tensors."""
+    return lambda rows: functools.reduce(operator, rows.unbind())
+
+
 _REDUCTIONS: dict[Any, Reduction] = {
     ReduceOp.SUM: Reduction({"op": Sum}, True, lambda rows: _widely(rows, torch.sum)),
     ReduceOp.AVG: Reduction({"op": Average}, True, _mean),
     ReduceOp.PRODUCT: Reduction({"op": Product}, False, lambda rows: _widely(rows, torch.prod)),
     ReduceOp.MIN: Reduction({"op": Min}, False, lambda rows: rows.amin(dim=0)),
     ReduceOp.MAX: Reduction({"op": Max}, False, lambda rows: rows.amax(dim=0)),
+    ReduceOp.BAND: Reduction({"op": BitAnd}, False, _by_twos(torch.bitwise_and)),
+    ReduceOp.BOR: Reduction({"op": BitOr}, False, _by_twos(torch.bitwise_or)),
+    ReduceOp.BXOR: Reduction({"op": BitXor}, False, _by_twos(torch.bitwise_xor)),
 }

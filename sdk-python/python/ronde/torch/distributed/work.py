@@ -66,7 +66,7 @@ class Operation(Work):
         self._handle: InFlight | None = None
         self._results: list[torch.Tensor] = []
         self._error: Exception | None = None
-        self._source: int | None = None
+        self.source: int | None = None  # of a message from any rank: who sent it
         # Callbacks of the future belong to the same hook as the operation.
         self._calls = current()
         # Of the future: whether it was asked for, and whether it has been completed.
@@ -105,7 +105,6 @@ class Operation(Work):
         except Exception as error:
             self.fail(error)
         else:
-            self._source = getattr(handle, "source_rank", None)
             self._end()
         return True
 
@@ -189,9 +188,9 @@ class Operation(Work):
 
     def source_rank(self) -> int:
         """Who sent what a receive from any rank has received: its rank within the group."""
-        if self._source is None:
+        if self.source is None:
             raise RuntimeError("only a receive from any rank, which is complete, has a source")
-        return self._source
+        return self.source
 
     _source_rank = source_rank
 
