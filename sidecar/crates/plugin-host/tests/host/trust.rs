@@ -178,7 +178,7 @@ fn other_users_cannot_replace_the_cache() {
     for (given, words) in [(0o777, "mode 777"), (0o770, "mode 770"), (0o703, "mode 703")] {
         mode(&above, given);
         let error = Host::new(config(&cache)).expect_err("others can replace what lies there").to_string();
-        assert!(error.contains(words) && error.contains(&format!("the folder {} ", above.display())), "{error}");
+        assert!(error.contains(words) && error.contains(&format!("folder {} ", above.display())), "{error}");
     }
     // As in /tmp, which others may write to, but not to what is another's.
     for given in [0o1777, 0o755] {
@@ -198,5 +198,5 @@ fn other_users_cannot_replace_the_cache() {
     std::os::unix::fs::symlink(open.join("inner"), above.join("link")).expect("a link");
     let linked = above.join("link/compiled");
     let error = Host::new(config(&linked)).expect_err("others can replace what the link leads to").to_string();
-    assert!(error.contains(&format!("the folder {} ", open.display())), "{error}");
+    assert!(error.contains(&format!("folder {} ", open.display())), "{error}");
 }
