@@ -1,7 +1,7 @@
 //! `ronde agent`: the launcher's hand on one host. It starts sidecars and workers, passes on what they say, and sees to
 //! it that none outlives the launcher: whatever ends its input ends everything it started.
 //!
-//! The main loop never waits for the launcher to read: every process has a task of its own ([`worker`], [`sidecar`]) that
+//! The main loop never waits for the launcher to read: every process has a task of its own (`worker`, `sidecar`) that
 //! waits for the bounded queue to the launcher on its own account and can be told to end its process all the same.
 
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! `ronde run`: starts a job and watches over it.
 //!
-//! The launcher starts one agent per host ([`agents`]), has it start the sidecars, signs their certificates and starts the
-//! workers ([`job`]). The job's certificate authority lives in this process's memory only; nothing secret is in arguments,
+//! The launcher starts one agent per host (`agents`), has it start the sidecars, signs their certificates and starts the
+//! workers (`job`). The job's certificate authority lives in this process's memory only; nothing secret is in arguments,
 //! environment or shared storage.
 
 use std::path::{Path, PathBuf};

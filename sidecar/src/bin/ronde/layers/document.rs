@@ -121,6 +121,6 @@ fn an_option_of_both_commands_is_defined_once() {
     assert_eq!(others, APART, "add a setting of both commands to Tuning");
 }
 
-/// Options of the same name with another meaning or default: the launcher's own configuration, its job, the hosts' addresses
-/// that it chooses, and its deadline.
-const APART: [&str; 4] = ["config", "job", "network-interfaces", "start-timeout"];
+/// Options of the same name with another meaning or default: the file that is read, the job's name, the addresses of hosts or
+/// of this host, the report about the job or about this sidecar, and the deadline of a start.
+const APART: [&str; 5] = ["config", "job", "network-interfaces", "report", "start-timeout"];
