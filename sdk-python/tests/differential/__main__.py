@@ -1,6 +1,6 @@
 """Runs drawn programs for some time, or one program again.
 
-    python -m differential run --seconds 1800 [--seed N] [--only torch|distributed]
+    python -m differential run --seconds 1800 [--seed N] [--only ronde.torch|torch.distributed]
     python -m differential replay --ranks N PROGRAM      PROGRAM as a difference prints it
 
 Exits with 1 when a difference was found that is not in the table of accepted ones.
@@ -39,7 +39,8 @@ def main() -> int:
 def again(text: str, ranks: int) -> int:
     """Runs one program; the exit status."""
     program = json.loads(text)
-    suite = next(each for each in suites() if each.kind == program["kind"] and each.ranks == ranks)
+    name = "torch.distributed" if program["kind"] == "c10d" else "ronde.torch"
+    suite = next(each for each in suites() if each.name.startswith(name) and each.ranks == ranks)
     with suite.open() as duel:
         found = duel.compare(program)
     for difference in found:

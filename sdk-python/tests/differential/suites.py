@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any, Callable
 
 from hypothesis import strategies as st
 
-from differential import c10d_programs
+from differential import c10d_programs, torch_programs
 from differential.duel import Duel
+from differential.torch_duel import TorchDuel
 
 Strategy = st.SearchStrategy[dict[str, Any]]
 
@@ -21,7 +23,6 @@ class Suite:
     """
 
     name: str
-    kind: str
     ranks: int
     strategy: Strategy
     open: Callable[[], Any]
@@ -29,16 +30,18 @@ class Suite:
 
 def suites() -> list[Suite]:
     """All of them, in the order in which `make differential` takes turns."""
-    return [
-        Suite(
-            f"torch.distributed, {ranks} ranks",
-            "c10d",
-            ranks,
-            distributed(ranks),
-            lambda ranks=ranks, sidecars=sidecars: Duel(ranks, sidecars),
-        )
-        for ranks, sidecars in ((2, 1), (3, 2))
+    sizes = ((2, 1), (3, 2))
+    made = [
+        Suite(f"torch.distributed, {ranks} ranks", ranks, distributed(ranks), partial(Duel, ranks, sidecars))
+        for ranks, sidecars in sizes
     ]
+    made += [
+        Suite(
+            f"ronde.torch, {ranks} ranks", ranks, torch_programs.everything(ranks), partial(TorchDuel, ranks, sidecars)
+        )
+        for ranks, sidecars in sizes
+    ]
+    return made
 
 
 def distributed(ranks: int) -> Strategy:

@@ -25,7 +25,11 @@ def main() -> None:
     if len(sys.argv) > 4:
         os.environ["DIFFERENTIAL_RANK"] = sys.argv[4]
     torch.set_num_threads(1)
-    me = Rank(backend, size, folder)
+    me: Any = Rank(backend, size, folder)
+    if backend == "torch":
+        from differential.torch_calls import TorchRank
+
+        me = TorchRank(size)
     me.begin()
     with open(os.path.join(folder, f"stack-{me.rank}"), "w") as stack:
         faulthandler.register(signal.SIGUSR1, stack)
@@ -44,7 +48,7 @@ def connect(path: str) -> Connection:
     return Connection(connected.detach())
 
 
-def execute(me: Rank, program: dict[str, Any]) -> dict[str, Any]:
+def execute(me: Any, program: dict[str, Any]) -> dict[str, Any]:
     """What this rank reports of a program."""
     if program["kind"] == "reset":
         me.reset(program["timeout_s"])
@@ -52,7 +56,7 @@ def execute(me: Rank, program: dict[str, Any]) -> dict[str, Any]:
     return me.run(program)
 
 
-def sabotaged(report: dict[str, Any], program: dict[str, Any], me: Rank) -> dict[str, Any]:
+def sabotaged(report: dict[str, Any], program: dict[str, Any], me: Any) -> dict[str, Any]:
     """The report, or what a fault that the harness is to find makes of it (see test_differential_harness.py)."""
     fault = program.get("sabotage")
     if fault is None or (fault["backend"], fault["rank"]) != (me.backend, me.rank):

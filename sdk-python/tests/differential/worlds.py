@@ -33,7 +33,7 @@ class WorldError(Exception):
 class World:
     """One process per rank, started when the first program comes.
 
-    backend  -- "ronde" or "gloo"
+    backend  -- "ronde" or "gloo" of torch.distributed, or "torch", which is ronde.torch
     ranks    -- how many processes
     sidecars -- among which `ronde run` divides them
     """
@@ -45,6 +45,11 @@ class World:
         self._connections: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def _is_job(self) -> bool:
+        """Whether it is started by `ronde run`."""
+        return self.backend != "gloo"
 
     def __enter__(self) -> World:
         return self
@@ -147,7 +152,7 @@ class World:
             "OMP_NUM_THREADS": "1",
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
-        if self.backend == "ronde":
+        if self._is_job:
             options = ["-np", str(self.ranks), "--sidecars", str(self.sidecars), "--start-timeout", "120"]
             commands = [[os.environ["RONDE_BIN"], "run", *options, *worker]]
         else:
@@ -179,7 +184,7 @@ class World:
     def _kill(self, launched: subprocess.Popen[bytes]) -> None:
         """Ends a launcher, and its ranks, which it may not reach while they hang."""
         launched.terminate()
-        for pid in self._pids.values() if self.backend == "ronde" else [launched.pid]:
+        for pid in self._pids.values() if self._is_job else [launched.pid]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
