@@ -152,20 +152,20 @@ def _gradcheck(fields: Fields, rank: int, members: list[int], process_set: Any) 
     """torch.autograd.gradcheck and gradgradcheck of the function of all ranks' tensors to all ranks' results.
 
     Every rank checks the whole function and perturbs the same element at the same time: `_Pick` takes a rank's part of
-    all inputs, `_Share` gives all ranks the results of all. Both are exact adjoints of each other, so what is checked is
-    the collective alone. First gradients by Horovod's convention are a multiple of the true ones (`convention`), which
-    is divided out.
+    all inputs, `_Share` gives all ranks the results of all. Each is the exact adjoint of the other, so what is checked
+    is the collective alone. First gradients by Horovod's convention are a multiple of the true ones (`convention`),
+    which is divided out.
     """
     every = [{**fields, **fields.get("by_rank", {}).get(str(each), {})} for each in members]
     shapes = [[list(spec["shape"]) for spec in each["tensors"]] for each in every]
     here = members.index(rank)
     sizes = [sum(torch.Size(shape).numel() for shape in own) for own in shapes]
-    parts = [
+    inputs = [
         make({**spec, "grad": False}, fields["seed"], index, member)[0].reshape(-1)
         for member, each in zip(members, every)
         for index, spec in enumerate(each["tensors"])
     ]
-    whole = torch.cat(parts).requires_grad_()
+    whole = torch.cat(inputs).requires_grad_()
     factor = 1.0 / convention(fields["call"], fields.get("op"), len(members))
     client, job_set = basics.client(), process_set._members if process_set is not hvd.global_process_set else None
 
@@ -175,11 +175,13 @@ def _gradcheck(fields: Fields, rank: int, members: list[int], process_set: Any) 
 
     def function(everything: torch.Tensor) -> torch.Tensor:
         mine = _Pick.apply(everything, sum(sizes[:here]), sizes[here], share)
-        mine = _Divided.apply(mine, factor)
         counts = [torch.Size(shape).numel() for shape in shapes[here]]
         given = [part.reshape(shape) for part, shape in zip(mine.split(counts), shapes[here])]
-        results, _ = perform(fields, [each.sin() for each in given], process_set)
-        flat = torch.cat([each.reshape(-1) for each in results])
+        # Right before the collective, so that each pass through it is corrected once.
+        results, _ = perform(fields, [_Divided.apply(each.sin(), factor) for each in given], process_set)
+        parts = [each.reshape(-1) for each in results]
+        # torch.cat has no gradient for an empty part, so that a rank would leave out a collective.
+        flat = torch.cat(parts) if len(parts) > 1 else parts[0]
         ends = client.allgather(torch.tensor([flat.numel()]), process_set=job_set).cumsum(0)
         shared: torch.Tensor = _Share.apply(flat, int(ends[here]) - flat.numel(), flat.numel(), share)
         return shared

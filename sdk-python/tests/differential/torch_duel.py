@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
+
 from differential import torch_reference, torch_training
 from differential.c10d_worker import GROUP_TIMEOUT_S, failure, groups_of
 from differential.comparison import Difference, Program, same, tolerance
 from differential.duel import Tally
+from differential.tensors import packed, unpacked
 from differential.worlds import World
 
 # Of trained parameters: gradients travelled in float16.
@@ -53,6 +56,8 @@ class TorchDuel:
         ]
         if failures or any("error" in report for report in reports):
             return failures
+        if program.get("call") == "batch_norm" and program["affine"] and program["orders"] > 1:
+            _add_up_parameters(reports), _add_up_parameters(wanted)
         cast = CAST_TOLERANCE if program.get("compression") == "fp16" else None
         found = []
         for rank, (mine, other) in enumerate(zip(reports, wanted)):
@@ -73,6 +78,17 @@ class TorchDuel:
             return torch_reference.reference(program, self.ranks)
         except Exception as error:  # such as an optimizer's, that does not take what it is given
             return [{"error": failure(error)}] * self.ranks
+
+
+def _add_up_parameters(reports: list[dict[str, Any]]) -> None:
+    """Adds up second gradients of weight and bias over ranks, as all gradients of parameters are.
+
+    Each rank's is another share of the sum, as statistics of all ranks are multiplied by the rank's own weight.
+    """
+    for place in (1, 2):
+        parts = [unpacked(report["second"][place]) for report in reports if report["second"][place] is not None]
+        for report in reports:
+            report["second"][place] = packed(torch.stack(parts).sum(0)) if parts else None
 
 
 def _narrowed(what: str, rank: int, fields: dict[str, Any], mine: Any, other: Any) -> Difference:

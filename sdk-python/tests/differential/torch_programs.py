@@ -129,9 +129,13 @@ def gradchecks(draw: st.DrawFn, size: int, call: str | None = None) -> Fields:
     """A collective whose derivatives are checked by differences."""
     fields = draw(collectives(size, 2, call))
     fields["before"], fields["kind"] = "nothing", "gradcheck"
+    least = size if fields["call"] == "grouped_reducescatter" else 0  # so that each rank gets rows
     for own in [fields, *fields.get("by_rank", {}).values()]:
+        # Time grows with the square of the number of elements.
+        own.get("tensors", [])[2:] = []
         for spec in own.get("tensors", []):
-            spec.update(dtype="float64", style="real")
+            shape = [max(least, rows) for rows in spec["shape"][:1]]
+            spec.update(dtype="float64", style="real", shape=shape)
     return fields
 
 

@@ -94,18 +94,19 @@ def optimizer_of(net: Net, program: Fields) -> torch.optim.Optimizer:
 
 
 def report(net: Net, optimizer: Any) -> Fields:
-    """What training has led to."""
+    """What training has led to. Of parameters that the optimizer does not have, gradients are local."""
     state = optimizer.state_dict()["state"]
+    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return {
         "parameters": {name: packed(value) for name, value in net.named_parameters()},
-        "gradients": {name: value.grad is not None for name, value in net.named_parameters()},
+        "gradients": {name: value.grad is not None for name, value in net.named_parameters() if id(value) in owned},
         "state": {f"{index}.{key}": _state(value) for index, own in state.items() for key, value in own.items()},
     }
 
 
 def _state(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return packed(value)
+        return packed(value.to_dense())
     return [_state(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -247,7 +248,7 @@ def _train_alone(program: Fields, members: list[int]) -> Fields:
             for each in range(program["passes"]):
                 loss = net(rank, step * program["passes"] + each)
                 scale(loss).backward()
-                total = total + loss.detach() / len(members)
+                total = total + loss.detach() / (len(members) if program["op"] == "Average" else 1)
             every.append([parameter.grad for parameter in net.parameters()])
         owned = {id(parameter) for parameter in optimized(net, program)}
         for parameter, *column in zip(net.parameters(), *every):
@@ -261,4 +262,8 @@ def _train_alone(program: Fields, members: list[int]) -> Fields:
     loop = Loop(program, net, optimizer, evaluate, lambda: None, contextlib.nullcontext)
     for step in range(program["steps"]):
         loop.step(step)
+        if step == 1 and program["round_trip"] != "none":
+            again = optimizer_of(net, program)
+            again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            loop.optimizer = optimizer = again
     return report(net, optimizer)
