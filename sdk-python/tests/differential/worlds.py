@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -126,13 +127,21 @@ class World:
             deadline = time.monotonic() + START_TIMEOUT_S
             try:
                 while len(self._connections) < self.ranks:
-                    listener.settimeout(max(0.1, deadline - time.monotonic()))
-                    self._admit(listener.accept()[0], deadline)
-            except TimeoutError as error:
+                    self._admit(self._next(listener, deadline), deadline)
+            except (TimeoutError, EOFError) as error:
                 text = self._path("output").read_text(errors="replace")
                 missing = sorted(set(range(self.ranks)) - set(self._connections))
                 self.stop()
                 raise WorldError(f"ranks {missing} of {self} did not start:\n{text}") from error
+
+    def _next(self, listener: socket.socket, deadline: float) -> socket.socket:
+        """A rank's connection. Raises TimeoutError when none comes, or when a process has ended."""
+        while True:
+            listener.settimeout(min(0.5, max(0.1, deadline - time.monotonic())))
+            with contextlib.suppress(TimeoutError):
+                return listener.accept()[0]
+            if time.monotonic() > deadline or any(each.poll() is not None for each in self._launched):
+                raise TimeoutError
 
     def _admit(self, accepted: socket.socket, deadline: float) -> None:
         accepted.settimeout(None)
