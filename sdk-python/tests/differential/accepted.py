@@ -50,8 +50,48 @@ def layouts(fields: Any) -> set[str]:
     return set().union(*(layouts(each) for each in fields)) if isinstance(fields, list) else set()
 
 
+def _is_unseen(*dtypes: str, op: str = "") -> Callable[[Program, Difference], bool]:
+    """Values of an operation that Gloo has refused without telling anybody, as nobody waited for it."""
+
+    def matches(program: Program, difference: Difference) -> bool:
+        fields = difference.fields
+        is_value = difference.what in ("values", "after") and fields.get("mode") == "never"
+        return is_value and bool(types(fields) & set(dtypes)) and op in ("", fields.get("op"))
+
+    return matches
+
+
+def types(fields: Any) -> set[str]:
+    """All types of tensors in a step."""
+    if isinstance(fields, dict):
+        own = {fields["dtype"]} if "dtype" in fields else set()
+        return own.union(*(types(each) for each in fields.values()))
+    return set().union(*(types(each) for each in fields)) if isinstance(fields, list) else set()
+
+
+def _either(*rules: Callable[[Program, Difference], bool]) -> Callable[[Program, Difference], bool]:
+    return lambda program, difference: any(rule(program, difference) for rule in rules)
+
+
+def _is_differentiable_all_to_all(program: Program, difference: Difference) -> bool:
+    fields = difference.fields
+    return fields.get("form") == "all_to_all" and _gloo_refuses("is not part of group")(program, difference)
+
+
 def _is_reduce(program: Program, difference: Difference) -> bool:
-    return difference.what in ("values", "after") and difference.fields["call"] == "reduce"
+    return difference.what in ("values", "after", "future") and difference.fields["call"] == "reduce"
+
+
+def _is_nan(program: Program, difference: Difference) -> bool:
+    """Extremes of elements that may not be numbers: the model has found ronde's to be right."""
+    is_value = difference.what in ("values", "after", "future", "found")
+    return is_value and difference.fields.get("op") in ("MIN", "MAX") and "special" in str(difference.fields)
+
+
+def _is_complex(program: Program, difference: Difference) -> bool:
+    """A reduction that Gloo performs on real and imaginary parts apart."""
+    refusal = difference.ronde["text"] if difference.what == "error" and difference.ronde is not None else ""
+    return "only summed and averaged" in refusal
 
 
 def _is_work_of_reduce_scatter(program: Program, difference: Difference) -> bool:
@@ -63,30 +103,34 @@ def _is_future_of_all_gather(program: Program, difference: Difference) -> bool:
     return difference.what == "future" and difference.fields["call"] == "all_gather_into_tensor"
 
 
+INTEGERS = ("int8", "uint8", "int16", "int32", "int64", "bool")
+
 ACCEPTED: list[Accepted] = [
     Accepted(
         "types that Gloo lacks",
         "ronde moves and reduces int16 and uint16, and moves float8; Gloo raises `Invalid scalar type`.",
-        _gloo_refuses("Invalid scalar type"),
+        _either(_gloo_refuses("Invalid scalar type"), _is_unseen("int16", "uint16", "float8_e4m3fn")),
     ),
     Accepted(
         "average of integers",
         "`AVG` of integers is truncated toward zero, as ronde's other interfaces do it; Gloo refuses it.",
-        _gloo_refuses("result type Float can't be cast"),
+        _either(_gloo_refuses("result type Float can't be cast"), _is_unseen(*INTEGERS, op="AVG")),
     ),
     Accepted(
         "shapes that differ within a list",
         "Lists of `all_gather` and `all_to_all`, and outputs of one tensor for all ranks, may have any shapes whose "
         "elements fit; Gloo wants one shape.",
-        _gloo_refuses("invalid tensor size at index", "invalid tensor type at index"),
+        _gloo_refuses(
+            "invalid tensor size at index",
+            "Check failed: outputShape",
+            "input and output tensors must have the same size",
+        ),
     ),
     Accepted(
         "layouts",
         "Tensors that are not contiguous are read and written element by element. Gloo refuses some of them, and reads "
         "and writes others in the order of their memory, which places elements wrongly.",
-        lambda program, difference: (
-            _gloo_refuses("has to be contiguous")(program, difference) or _is_layout(program, difference)
-        ),
+        _either(_gloo_refuses("has to be contiguous"), _is_layout),
     ),
     Accepted(
         "tensors that require a gradient",
@@ -99,6 +143,17 @@ ACCEPTED: list[Accepted] = [
         _is_reduce,
     ),
     Accepted(
+        "extremes and NaN",
+        "`MIN` and `MAX` of elements of which one is NaN are NaN; with Gloo that depends on which rank has it.",
+        _is_nan,
+    ),
+    Accepted(
+        "complex tensors",
+        "Complex tensors are summed and averaged; `reduce_scatter` by another operation raises, where Gloo reduces real "
+        "and imaginary parts apart.",
+        _is_complex,
+    ),
+    Accepted(
         "the Work of reduce_scatter",
         "The Work of `reduce_scatter` has a future and is complete after `wait()`; Gloo's has none and says that it is "
         "not.",
@@ -108,6 +163,12 @@ ACCEPTED: list[Accepted] = [
         "the future of all_gather_into_tensor",
         "The future of `all_gather_into_tensor` holds the output; that of Gloo holds its parts.",
         _is_future_of_all_gather,
+    ),
+    Accepted(
+        "differentiable all_to_all of a group",
+        "`torch.distributed.nn.functional.all_to_all` works in any group; with Gloo it is made of scatters whose roots are "
+        "taken for ranks of the job, which fails in a group that does not begin at rank 0.",
+        _is_differentiable_all_to_all,
     ),
 ]
 

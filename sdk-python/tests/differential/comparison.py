@@ -100,6 +100,10 @@ def _first_error(report: Report) -> str | None:
     return next((step["error"]["text"] for step in report.get("steps", []) if "error" in step), None)
 
 
+def _first_error_step(report: Report) -> int | None:
+    return next((position for position, step in enumerate(report["steps"]) if "error" in step), None)
+
+
 def _of_rank(program: Program, rank: int, mine: Report, other: Report) -> list[Difference]:
     found: list[Difference] = []
     order = program.get("orders", {}).get(str(rank), range(len(program["steps"])))
@@ -111,15 +115,15 @@ def _of_rank(program: Program, rank: int, mine: Report, other: Report) -> list[D
         fields = {**given, **given.get("by_rank", {}).get(str(rank), {})}
         found.append(Difference(what, rank, step, fields, ronde, reference))
 
-    for position in range(max(len(mine["steps"]), len(other["steps"]))):
-        ours, theirs = (_step(report, position) for report in (mine, other))
-        if ours is None or theirs is None:  # one has ended before, which is noted there
-            continue
-        if ("error" in ours) != ("error" in theirs):
+    errors = [_first_error_step(report) for report in (mine, other)]
+    if any(position is not None for position in errors):
+        # A wait may raise what elsewhere the call does, so the number of the step may differ.
+        if None in errors:
+            position = next(each for each in errors if each is not None)
+            ours, theirs = (_step(report, position) or {} for report in (mine, other))
             note("error", position, ours.get("error"), theirs.get("error"))
-            continue
-        if "error" in ours:
-            continue
+        return found
+    for position, (ours, theirs) in enumerate(zip(mine["steps"], other["steps"])):
         for what in ("returned", "waited", "is_completed", "future", "found"):
             if not same(ours.get(what), theirs.get(what)):
                 note(what, position, ours.get(what), theirs.get(what))

@@ -50,7 +50,7 @@ class Duel:
         reports = world.run(program)
         is_gone = any(report.keys() & {"hung", "died"} for report in reports)
         self.tally.replaced[world.backend] += is_gone
-        if not is_gone and (timeout_s is not None or is_disordered(program, reports)):
+        if not is_gone and (timeout_s is not None or is_disordered(reports)):
             self._reset(world, GROUP_TIMEOUT_S)
         return reports
 
@@ -60,17 +60,9 @@ class Duel:
         self.tally.replaced[world.backend] += any(report.keys() & {"hung", "died"} for report in reports)
 
 
-def is_disordered(program: Program, reports: list[Report]) -> bool:
-    """Whether some ranks may wait for others, or count operations otherwise: not all have refused the same step."""
-    failed = {number for report in reports for number, step in enumerate(report["steps"]) if "error" in step}
-    if not failed:
-        return False
-    members = [report for report in reports if report["steps"]]
-    return len(failed) > 1 or program.get("wrong") != "all" or not all(_has_failed(report) for report in members)
-
-
-def _has_failed(report: Report) -> bool:
-    return any("error" in step for step in report["steps"])
+def is_disordered(reports: list[Report]) -> bool:
+    """Whether some ranks may wait for others or count operations otherwise: after any error."""
+    return any("error" in step for report in reports for step in report["steps"])
 
 
 @dataclasses.dataclass
