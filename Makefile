@@ -195,6 +195,10 @@ fuzz: ## Run each decoder on a minute of bytes that nobody encoded (SECONDS=n TA
 	RONDE_FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --lib --bins --test fuzz --test host -- --nocapture fuzz_$(TARGET) \
 	    | grep --line-buffered -E "^(fuzz:|test result: F|target |the shortest|it is in)"
 
+.PHONY: differential
+differential: ## Run drawn programs on ronde and on Gloo, and compare, for a minute (SECONDS=n; after `make build-tests`)
+	cd sdk-python/tests && $(RONDE_PYTHON) -m differential run --seconds $(FUZZ_SECONDS) $(OPTIONS)
+
 .PHONY: deny
 deny: ## Check licences, bans and advisories of dependencies (installs cargo-deny: minutes)
 	@command -v cargo-deny >/dev/null || $(CARGO) install cargo-deny --locked

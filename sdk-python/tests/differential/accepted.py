@@ -1,0 +1,178 @@
+"""The differences from Gloo that are known and meant, each with its reason. Any other is a failure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable
+
+from differential.comparison import Difference
+
+Program = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Accepted:
+    """An accepted difference. Where it applies, values of ronde are still compared with those of the model.
+
+    name    -- in tables of runs
+    text    -- for users: what differs, and why; docs/PYTORCH.md has it
+    matches -- whether a difference is of this kind
+    """
+
+    name: str
+    text: str
+    matches: Callable[[Program, Difference], bool]
+
+
+def _gloo_refuses(*phrases: str) -> Callable[[Program, Difference], bool]:
+    """An operation that ronde performs and Gloo refuses in these words."""
+
+    def matches(program: Program, difference: Difference) -> bool:
+        if difference.what != "error" or difference.ronde is not None:
+            return False
+        refusal = difference.reference["text"]
+        return any(each in refusal for each in phrases)
+
+    return matches
+
+
+def _is_layout(program: Program, difference: Difference) -> bool:
+    """Values of tensors that are not laid out in rows: the model has found ronde's to be right."""
+    is_value = difference.what in ("values", "after", "future")
+    return is_value and bool(layouts(difference.fields) - {"rows", "offset", "part"})
+
+
+def layouts(fields: Any) -> set[str]:
+    """All layouts in a step."""
+    if isinstance(fields, dict):
+        own = {fields["layout"]} if "layout" in fields else set()
+        return own.union(*(layouts(each) for each in fields.values()))
+    return set().union(*(layouts(each) for each in fields)) if isinstance(fields, list) else set()
+
+
+def _is_unseen(*dtypes: str, op: str = "") -> Callable[[Program, Difference], bool]:
+    """Values of an operation that Gloo has refused without telling anybody, as nobody waited for it."""
+
+    def matches(program: Program, difference: Difference) -> bool:
+        fields = difference.fields
+        is_value = difference.what in ("values", "after") and fields.get("mode") == "never"
+        return is_value and bool(types(fields) & set(dtypes)) and op in ("", fields.get("op"))
+
+    return matches
+
+
+def types(fields: Any) -> set[str]:
+    """All types of tensors in a step."""
+    if isinstance(fields, dict):
+        own = {fields["dtype"]} if "dtype" in fields else set()
+        return own.union(*(types(each) for each in fields.values()))
+    return set().union(*(types(each) for each in fields)) if isinstance(fields, list) else set()
+
+
+def _either(*rules: Callable[[Program, Difference], bool]) -> Callable[[Program, Difference], bool]:
+    return lambda program, difference: any(rule(program, difference) for rule in rules)
+
+
+def _is_differentiable_all_to_all(program: Program, difference: Difference) -> bool:
+    fields = difference.fields
+    return fields.get("form") == "all_to_all" and _gloo_refuses("is not part of group")(program, difference)
+
+
+def _is_reduce(program: Program, difference: Difference) -> bool:
+    return difference.what in ("values", "after", "future") and difference.fields["call"] == "reduce"
+
+
+def _is_nan(program: Program, difference: Difference) -> bool:
+    """Extremes of elements that may not be numbers: the model has found ronde's to be right."""
+    is_value = difference.what in ("values", "after", "future", "found")
+    return is_value and difference.fields.get("op") in ("MIN", "MAX") and "special" in str(difference.fields)
+
+
+def _is_complex(program: Program, difference: Difference) -> bool:
+    """A reduction that Gloo performs on real and imaginary parts apart."""
+    refusal = difference.ronde["text"] if difference.what == "error" and difference.ronde is not None else ""
+    return "only summed and averaged" in refusal
+
+
+def _is_work_of_reduce_scatter(program: Program, difference: Difference) -> bool:
+    calls = ("reduce_scatter_tensor", "reduce_scatter")
+    return difference.what in ("is_completed", "future") and difference.fields["call"] in calls
+
+
+def _is_future_of_all_gather(program: Program, difference: Difference) -> bool:
+    return difference.what == "future" and difference.fields["call"] == "all_gather_into_tensor"
+
+
+INTEGERS = ("int8", "uint8", "int16", "int32", "int64", "bool")
+
+ACCEPTED: list[Accepted] = [
+    Accepted(
+        "types that Gloo lacks",
+        "ronde moves and reduces int16 and uint16, and moves float8; Gloo raises `Invalid scalar type`.",
+        _either(_gloo_refuses("Invalid scalar type"), _is_unseen("int16", "uint16", "float8_e4m3fn")),
+    ),
+    Accepted(
+        "average of integers",
+        "`AVG` of integers is truncated toward zero, as ronde's other interfaces do it; Gloo refuses it.",
+        _either(_gloo_refuses("result type Float can't be cast"), _is_unseen(*INTEGERS, op="AVG")),
+    ),
+    Accepted(
+        "shapes that differ within a list",
+        "Lists of `all_gather` and `all_to_all`, and outputs of one tensor for all ranks, may have any shapes whose "
+        "elements fit; Gloo wants one shape.",
+        _gloo_refuses(
+            "invalid tensor size at index",
+            "Check failed: outputShape",
+            "input and output tensors must have the same size",
+        ),
+    ),
+    Accepted(
+        "layouts",
+        "Tensors that are not contiguous are read and written element by element. Gloo refuses some of them, and reads "
+        "and writes others in the order of their memory, which places elements wrongly.",
+        _either(_gloo_refuses("has to be contiguous"), _is_layout),
+    ),
+    Accepted(
+        "tensors that require a gradient",
+        "A collective writes into a leaf that requires a gradient; Gloo refuses that in some collectives.",
+        _gloo_refuses("a leaf Variable that requires grad"),
+    ),
+    Accepted(
+        "elements after reduce",
+        "`reduce` leaves the tensors of all ranks but the destination as they are; Gloo leaves partial results there.",
+        _is_reduce,
+    ),
+    Accepted(
+        "extremes and NaN",
+        "`MIN` and `MAX` of elements of which one is NaN are NaN; with Gloo that depends on which rank has it.",
+        _is_nan,
+    ),
+    Accepted(
+        "complex tensors",
+        "Complex tensors are summed and averaged; `reduce_scatter` by another operation raises, where Gloo reduces real "
+        "and imaginary parts apart.",
+        _is_complex,
+    ),
+    Accepted(
+        "the Work of reduce_scatter",
+        "The Work of `reduce_scatter` has a future and is complete after `wait()`; Gloo's has none and says that it is "
+        "not.",
+        _is_work_of_reduce_scatter,
+    ),
+    Accepted(
+        "the future of all_gather_into_tensor",
+        "The future of `all_gather_into_tensor` holds the output; that of Gloo holds its parts.",
+        _is_future_of_all_gather,
+    ),
+    Accepted(
+        "differentiable all_to_all of a group",
+        "`torch.distributed.nn.functional.all_to_all` works in any group; with Gloo it is made of scatters whose roots are "
+        "taken for ranks of the job, which fails in a group that does not begin at rank 0.",
+        _is_differentiable_all_to_all,
+    ),
+]
+
+
+def reason_for(program: Program, difference: Difference) -> str | None:
+    """The name of the accepted difference that this one is; None where it is a failure."""
+    return next((each.name for each in ACCEPTED if each.matches(program, difference)), None)
