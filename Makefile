@@ -188,6 +188,12 @@ bench: ## Measure against PyTorch Gloo and Open MPI, all results checked: 10 min
 sim: ## Simulate 10,000 clusters, each under its own seed (FIRST=n SEEDS=n for others)
 	$(CARGO) run --package ronde-tests --bin sim -- --seed $(FIRST) --count $(SEEDS)
 
+.PHONY: differential-rust
+differential-rust: export RONDE_DIFFERENTIAL_SECONDS = $(FUZZ_SECONDS)
+differential-rust: ## Run random programs of collectives on real jobs against an interpreter for a minute (SECONDS=n for others)
+	$(CARGO) build --workspace --bin ronde
+	$(CARGO) test --package ronde-tests --test system -- --nocapture --exact programs::programs_give_what_the_interpreter_says
+
 # SECONDS is taken from the command line only: in bash it is a clock.
 .PHONY: fuzz
 fuzz: ## Run each decoder on a minute of bytes that nobody encoded (SECONDS=n TARGET=beginning of a name for others)

@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod crew;
 pub mod harness;
 pub mod left_out;
+pub mod programs;
 pub mod raw;
 pub mod regression;
 pub mod script;

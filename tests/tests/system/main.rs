@@ -16,6 +16,7 @@ mod logs;
 mod outputs;
 mod pages;
 mod plugins;
+mod programs;
 mod refused;
 mod ring;
 mod sealed;
