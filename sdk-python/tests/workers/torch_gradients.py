@@ -372,40 +372,38 @@ def whole_batch_norm(options: dict[str, Any], rows: list[int]) -> tuple[list[tor
     return [torch.randn(each, 3, dtype=torch.float64).requires_grad_() for each in rows], plain
 
 
-def normalized(x: torch.Tensor, plain: nn.Module) -> torch.Tensor:
-    """What the plain one computes in training, with derivatives of all orders."""
-    deviation = x - x.mean(0)
-    result = deviation / torch.sqrt(deviation.square().mean(0) + plain.eps)
-    return result * plain.weight + plain.bias if plain.affine else result
+def normalized(xs: Tensors, parameters: list[Tensors], eps: float) -> Tensors:
+    """What all ranks compute in training, each with weight and bias of its own, with derivatives of all orders."""
+    deviation = torch.cat(xs) - torch.cat(xs).mean(0)
+    whole = deviation / torch.sqrt(deviation.square().mean(0) + eps)
+    parts = whole.split([x.shape[0] for x in xs])
+    return [part * own[0] + own[1] if own else part for part, own in zip(parts, parameters)]
 
 
 def check_batch_norm_twice() -> None:
-    """Derivatives of SyncBatchNorm, of its input and parameters, are those of the plain one, up to the third order."""
+    """Derivatives of SyncBatchNorm up to the third order, of all ranks' inputs and of each rank's weight and bias."""
     size, me = hvd.size(), hvd.rank()
     rows = [2 + each % 3 for each in range(size)]
     for options in ({}, {"affine": False}, {"track_running_stats": False}):
         xs, plain = whole_batch_norm(options, rows)
         synced = hvd.SyncBatchNorm(3, **options).double()
         synced.load_state_dict(plain.state_dict())
-        ys = list(normalized(torch.cat(xs), plain).split(rows))
-        torch.testing.assert_close(torch.cat(ys), plain(torch.cat(xs)))
         mine = xs[me].detach().clone().requires_grad_()
         result = synced(mine)
+        own = list(synced.parameters())
+        copies = [[each.detach().clone().requires_grad_() for each in own] for _ in range(size)]
+        ys = normalized(xs, copies, plain.eps)
+        torch.testing.assert_close(torch.cat(ys), plain(torch.cat(xs)))
         torch.testing.assert_close(result, ys[me])
-        ours, theirs = list(synced.parameters()), list(plain.parameters())
-        alone = derivatives(
-            [loss_of(x, y, rank) for x, y, rank in zip(xs, ys, range(size))], [*xs, *theirs], list(range(size))
-        )
-        together = derivatives([loss_of(mine, result, me)], [mine, *ours], [me])
+        # Of inputs and parameters in turn, so that each rank has a part of every weighted sum.
+        leaves = [leaf for x, copy in zip(xs, copies) for leaf in (x, *copy)]
+        numbers = [rank for rank in range(size) for _ in range(1 + len(own))]
+        alone = derivatives([loss_of(x, y, rank) for x, y, rank in zip(xs, ys, range(size))], leaves, numbers)
+        together = derivatives([loss_of(mine, result, me)], [mine, *own], [me] * (1 + len(own)))
+        first = me * (1 + len(own))
         for found, wanted in zip(together, alone):
-            torch.testing.assert_close(found[0], wanted[me], rtol=1e-7, atol=1e-7)
-        # Parameters' gradients are of this rank's rows, to be added up like all others. (The weighted sums of second
-        # and higher derivatives are of the inputs' alone, in which no rank counts twice.)
-        for index in range(len(ours)):
-            total = hvd.allreduce(together[0][1 + index], op=hvd.Sum)
-            torch.testing.assert_close(total, alone[0][size + index])
-            total = hvd.allreduce(together[1][1 + index], op=hvd.Sum)
-            torch.testing.assert_close(total, alone[1][size + index], rtol=1e-7, atol=1e-7)
+            for ours, theirs in zip(found, wanted[first : first + 1 + len(own)]):
+                torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
 
 
 def check_batch_norm_in_evaluation() -> None:

@@ -102,6 +102,32 @@ def check_gradients_that_are_made() -> None:
     assert table.weight.grad.is_sparse
 
 
+def check_made_gradients_count_as_none() -> None:
+    """A parameter that no rank uses stays where it is after a broadcast, however gradients are zeroed."""
+    for zero in (
+        lambda optimizer: optimizer.zero_grad(set_to_none=False),
+        lambda optimizer: optimizer.zero_grad(),
+        lambda optimizer: None,
+    ):
+        used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.AdamW([used, unused], weight_decay=0.5), named_parameters=zip("ab", (used, unused))
+        )
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        for _ in range(5):
+            zero(optimizer)
+            used.sum().backward()
+            optimizer.step()
+        assert unused.grad is None
+        torch.testing.assert_close(unused.detach(), torch.ones(2))
+        assert unused not in optimizer.state
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([unused], lr=1.0), named_parameters=[("a", unused)])
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    unused.grad.add_(float(hvd.rank()))
+    optimizer.step()
+    torch.testing.assert_close(unused.detach(), torch.full((2,), 1.0 - (hvd.size() - 1) / 2))
+
+
 class Odd(torch.optim.SGD):
     """Options and states of all kinds."""
 

@@ -16,6 +16,7 @@ from ronde.torch.basics import client
 from ronde.torch.objects import broadcast_bytes
 from ronde.torch.process_sets import exchanged, global_process_set, members_of
 from ronde.torch.window import Window
+from ronde.torch.wrapping import made_gradient
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
@@ -42,7 +43,7 @@ def broadcast_optimizer_state(
 
     State that the root has is made on ranks that lack it, and state that it does not have is dropped. An optimizer that
     was never stepped stays so: no step is made to create state. Where this rank's optimizer had no state, parameters
-    without a gradient get one of zeros, as Horovod leaves them.
+    without a gradient get one of zeros, as Horovod leaves them; the distributed optimizer counts it as none.
 
     model -- helps to find embeddings whose gradients are sparse, as some optimizers want them
 
@@ -91,8 +92,7 @@ def _make_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | N
     wants_sparse = isinstance(optimizer, torch.optim.SparseAdam)
     for parameter in optimizer_state.parameters_of(optimizer):
         if parameter.requires_grad and parameter.grad is None:
-            zeros = torch.zeros_like(parameter)
-            parameter.grad = zeros.to_sparse(1) if wants_sparse or parameter in sparse else zeros
+            parameter.grad = made_gradient(parameter, is_sparse=wants_sparse or parameter in sparse)
 
 
 def _named(params: Any) -> list[tuple[str | None, torch.Tensor]]:

@@ -16,7 +16,7 @@ from ronde.torch.adasum import AdasumDistributed, DeltaReducer
 from ronde.torch.compression import Compression, Compressor, PluginCompressor, codec_of
 from ronde.torch.process_sets import ProcessSet, global_process_set
 from ronde.torch.reducer import Reducer
-from ronde.torch.wrapping import Wrapping, trainable
+from ronde.torch.wrapping import Wrapping, forget_made_gradients, trainable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,6 +152,7 @@ class _Distributed(Wrapping):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients; not while they are being reduced."""
         self._ronde.check_idle()
+        forget_made_gradients(trainable(self))
         super().zero_grad(set_to_none=set_to_none)
 
 

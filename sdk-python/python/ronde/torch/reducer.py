@@ -22,7 +22,7 @@ from ronde.torch.process_sets import ProcessSet, members_of, size_of
 from ronde.torch.sparse import sparse_allreduce_async
 from ronde.torch.window import Window
 from ronde.torch.world import InFlight
-from ronde.torch.wrapping import Watcher, too_many_passes, trainable
+from ronde.torch.wrapping import Watcher, forget_made_gradients, too_many_passes, trainable
 
 if TYPE_CHECKING:
     from ronde.torch.compression import Compressor, PluginCompressor
@@ -74,6 +74,7 @@ class Reducer(Watcher):
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Submits what no hook has submitted, then waits for everything."""
+        forget_made_gradients(each for each in trainable(optimizer) if each not in self.in_flight)
         if not self._is_active():
             self._synchronized = True
             return

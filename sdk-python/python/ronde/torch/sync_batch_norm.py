@@ -93,11 +93,14 @@ class _SyncBatchNorm(torch.autograd.Function):
         sum_gradient, sum_product = gradient.sum(dim=over), (gradient * centred).sum(dim=over)
         bias_gradient = None if bias is None else sum_gradient.to(bias.dtype)
         weight_gradient = None if weight is None else (sum_product * inverse).to(weight.dtype)
-        # Of all ranks' rows: the part of the input's gradient that goes through the statistics.
-        sums = _summed(torch.stack([sum_gradient, sum_product]), "sync_batch_norm.backward") / count
-        scale = inverse if weight is None else inverse * weight.to(inverse.dtype)
+        # Of all ranks' rows: the part of the input's gradient that goes through the statistics. Each rank multiplies by
+        # its own weight before the sum, as derivatives by one rank's weight are not those by another's.
+        sums = torch.stack([sum_gradient, sum_product])
+        if weight is not None:
+            sums, gradient = sums * weight.to(sums.dtype), gradient * _channels(weight.to(gradient.dtype), gradient)
+        sums = _summed(sums, "sync_batch_norm.backward") / count
         shared = _channels(sums[0], gradient) + centred * _channels(inverse.square() * sums[1], gradient)
-        input_gradient = (gradient - shared) * _channels(scale, gradient)
+        input_gradient = (gradient - shared) * _channels(inverse, gradient)
         return input_gradient.to(upstream[0].dtype), weight_gradient, bias_gradient, None
 
 

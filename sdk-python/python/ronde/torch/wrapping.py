@@ -21,6 +21,28 @@ def trainable(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 
+def made_gradient(parameter: torch.Tensor, is_sparse: bool) -> torch.Tensor:
+    """A gradient of zeros that stands for none, for programs that expect one, as Horovod leaves it."""
+    zeros = torch.zeros_like(parameter)
+    gradient = zeros.to_sparse(1) if is_sparse else zeros
+    setattr(gradient, _IS_MADE, True)
+    return gradient
+
+
+def forget_made_gradients(parameters: Iterable[torch.Tensor]) -> None:
+    """Puts None where `made_gradient` was put and nothing was added since: such a parameter is not to be stepped."""
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None and getattr(gradient, _IS_MADE, False):
+            setattr(gradient, _IS_MADE, False)
+            is_empty = gradient._nnz() == 0 if gradient.is_sparse else not gradient.any()
+            if is_empty:
+                parameter.grad = None
+
+
+_IS_MADE = "_ronde_is_made"
+
+
 class Watcher:
     """Is notified of each gradient as soon as a backward pass has accumulated it.
 
