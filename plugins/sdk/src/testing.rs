@@ -81,7 +81,7 @@ pub struct Workers<C: Codec> {
     /// Elements of a span.
     block: usize,
     /// Whether residuals are kept from round to round.
-    remembers: bool,
+    has_state: bool,
     round: u64,
     contributions: Vec<Vec<C::State>>,
     result: Vec<C::State>,
@@ -93,13 +93,13 @@ impl<C: CodecFor<f32>> Workers<C> {
     pub fn new(codec: C, workers: usize, elements: usize, block: usize) -> Self {
         let fresh = || vec![C::State::default(); elements];
         let contributions = (0..workers).map(|_| fresh()).collect();
-        Self { codec, block, remembers: true, round: 0, contributions, result: fresh() }
+        Self { codec, block, has_state: true, round: 0, contributions, result: fresh() }
     }
 
     /// Drops the residuals after each round.
     #[must_use]
     pub fn forgetful(self) -> Self {
-        Self { remembers: false, ..self }
+        Self { has_state: false, ..self }
     }
 
     /// Averages the workers' tensors.
@@ -123,7 +123,7 @@ impl<C: CodecFor<f32>> Workers<C> {
 
     fn pass(&mut self, stage: Stage, tensor: &[f32], state: &mut [C::State]) -> Result<Vec<f32>, Error> {
         let mut sent = Vec::with_capacity(tensor.len());
-        if !self.remembers {
+        if !self.has_state {
             state.fill(C::State::default());
         }
         let mut offset = 0;

@@ -234,7 +234,10 @@ fn lacks_memory() {
     let start = || plugin.instance(&Parameters::defaults(plugin.manifest()));
     let fault = (0..100).find_map(|_| start().map(|instance| held.push(instance)).err()).expect("there is a limit");
     assert!(matches!(fault.kind, FaultKind::Host(_)), "{fault}");
-    assert!(fault.to_string().contains("plugin test-codec@0.1.0: it could not be started, because this host"), "{fault}");
+    assert!(
+        fault.to_string().contains("plugin test-codec@0.1.0: it could not be started, because this host"),
+        "{fault}"
+    );
     for _ in 0..10 {
         start().expect_err("there is no more memory now");
     }
