@@ -232,7 +232,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| echo_while(&socket, || !over.load(Ordering::Relaxed)));
             let script = |port| {
-                format!("test \"$1 $2\" = \"h exec '/r' check --facts\" && cat <<'END' && cat\n{}\nEND\n", facts(port))
+                format!("test \"$1 $2\" = \"h exec /r check --facts\" && cat <<'END' && cat\n{}\nEND\n", facts(port))
             };
             let found = ask_script(&script(port), |facts, _| vec![ok("x", facts.version.clone())]);
             let blocked = ask_script(&script(silent_port), |_, _| Vec::new());
