@@ -149,8 +149,8 @@ ACCEPTED: list[Accepted] = [
     ),
     Accepted(
         "complex tensors",
-        "Complex tensors are summed and averaged; `reduce_scatter` by another operation raises, where Gloo reduces real "
-        "and imaginary parts apart.",
+        "Complex tensors are summed and averaged; `reduce_scatter` by another operation raises, where Gloo reduces "
+        "real and imaginary parts apart.",
         _is_complex,
     ),
     Accepted(
@@ -166,11 +166,17 @@ ACCEPTED: list[Accepted] = [
     ),
     Accepted(
         "differentiable all_to_all of a group",
-        "`torch.distributed.nn.functional.all_to_all` works in any group; with Gloo it is made of scatters whose roots are "
-        "taken for ranks of the job, which fails in a group that does not begin at rank 0.",
+        "`torch.distributed.nn.functional.all_to_all` works in any group; with Gloo it is made of scatters whose roots "
+        "are taken for ranks of the job, which fails in a group that does not begin at rank 0.",
         _is_differentiable_all_to_all,
     ),
 ]
+
+
+def rendered() -> str:
+    """The table as docs/PYTORCH.md has it."""
+    rows = [f"| {each.name} | {each.text} |" for each in ACCEPTED]
+    return "\n".join(["| what | difference and reason |", "|---|---|", *rows])
 
 
 def reason_for(program: Program, difference: Difference) -> str | None:
