@@ -103,9 +103,12 @@ class Draws:
         made: Fields = {"dtype": self.dtype, "shape": shape, "style": self.style}
         if not plain:
             made["layout"] = self.pick(["rows"] * 6 + list(LAYOUTS))
-            if self.pick([False] * 40 + [True]):
-                made["grad"] = True
         return {**made, **changes}
+
+    def leaf(self, shape: list[int]) -> Fields:
+        """A tensor that is written on all ranks, and may require a gradient. Where only some ranks write, Gloo refuses
+        that on those, and the others wait."""
+        return self.spec(shape, grad=self.pick([False] * 7 + [True]))
 
     def op(self) -> str:
         """A reduction that the type has; one that Gloo refuses is rare."""
@@ -147,7 +150,7 @@ def steps(draw: st.DrawFn, members: list[int], calls: list[str] | None = None) -
 
 
 def _reduction(draws: Draws) -> Fields:
-    return {"tensor": draws.spec(draws.shape()), "op": draws.op()}
+    return {"tensor": draws.leaf(draws.shape()), "op": draws.op()}
 
 
 def _sparse(draws: Draws) -> Fields:
@@ -160,7 +163,7 @@ def _coalesced(draws: Draws) -> Fields:
 
 
 def _broadcast(draws: Draws) -> Fields:
-    return {"tensor": draws.spec(draws.shape()), "root": draws.root()}
+    return {"tensor": draws.leaf(draws.shape()), "root": draws.root()}
 
 
 def _reduce(draws: Draws) -> Fields:
