@@ -156,8 +156,8 @@ ACCEPTED: list[Accepted] = [
     ),
     Accepted(
         "ranks that disagree",
-        "Ranks whose tensors differ in type or shape all raise MismatchError, which says who gave what; Gloo compares no "
-        "types, and where sizes fit its result is undefined.",
+        "Ranks whose tensors differ in type or shape all raise MismatchError, which says who gave what; Gloo compares "
+        "no types, and where sizes fit its result is undefined.",
         _is_disagreement,
     ),
     Accepted(
@@ -168,8 +168,8 @@ ACCEPTED: list[Accepted] = [
     ),
     Accepted(
         "the Work of reduce_scatter",
-        "The Work of `reduce_scatter` has a future, is complete after `wait()`, and later barriers come after its result; "
-        "Gloo's has none, says that it is not, and a barrier does not wait for it.",
+        "The Work of `reduce_scatter` has a future, is complete after `wait()`, and later barriers come after its "
+        "result; Gloo's has none, says that it is not, and a barrier does not wait for it.",
         _is_work_of_reduce_scatter,
     ),
     Accepted(
