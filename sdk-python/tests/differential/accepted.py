@@ -88,6 +88,12 @@ def _is_nan(program: Program, difference: Difference) -> bool:
     return is_value and difference.fields.get("op") in ("MIN", "MAX") and "special" in str(difference.fields)
 
 
+def _is_disagreement(program: Program, difference: Difference) -> bool:
+    """One rank's arguments do not fit those of the others, and Gloo does not notice."""
+    is_raised = difference.what == "error" and difference.reference is None
+    return program.get("wrong") == "some" and is_raised
+
+
 def _is_complex(program: Program, difference: Difference) -> bool:
     """A reduction that Gloo performs on real and imaginary parts apart."""
     refusal = difference.ronde["text"] if difference.what == "error" and difference.ronde is not None else ""
@@ -95,8 +101,9 @@ def _is_complex(program: Program, difference: Difference) -> bool:
 
 
 def _is_work_of_reduce_scatter(program: Program, difference: Difference) -> bool:
-    calls = ("reduce_scatter_tensor", "reduce_scatter")
-    return difference.what in ("is_completed", "future") and difference.fields["call"] in calls
+    is_unseen = difference.what in ("values", "after") and difference.fields.get("mode") == "never"
+    is_of_work = is_unseen or difference.what in ("is_completed", "future")
+    return is_of_work and difference.fields["call"] in ("reduce_scatter_tensor", "reduce_scatter")
 
 
 def _is_future_of_all_gather(program: Program, difference: Difference) -> bool:
@@ -148,15 +155,21 @@ ACCEPTED: list[Accepted] = [
         _is_nan,
     ),
     Accepted(
+        "ranks that disagree",
+        "Ranks whose tensors differ in type or shape all raise MismatchError, which says who gave what; Gloo compares "
+        "no types, and where sizes fit its result is undefined.",
+        _is_disagreement,
+    ),
+    Accepted(
         "complex tensors",
-        "Complex tensors are summed and averaged; `reduce_scatter` by another operation raises, where Gloo reduces real "
-        "and imaginary parts apart.",
+        "Complex tensors are summed and averaged; `reduce_scatter` by another operation raises, where Gloo reduces "
+        "real and imaginary parts apart.",
         _is_complex,
     ),
     Accepted(
         "the Work of reduce_scatter",
-        "The Work of `reduce_scatter` has a future and is complete after `wait()`; Gloo's has none and says that it is "
-        "not.",
+        "The Work of `reduce_scatter` has a future, is complete after `wait()`, and later barriers come after its "
+        "result; Gloo's has none, says that it is not, and a barrier does not wait for it.",
         _is_work_of_reduce_scatter,
     ),
     Accepted(
@@ -166,11 +179,17 @@ ACCEPTED: list[Accepted] = [
     ),
     Accepted(
         "differentiable all_to_all of a group",
-        "`torch.distributed.nn.functional.all_to_all` works in any group; with Gloo it is made of scatters whose roots are "
-        "taken for ranks of the job, which fails in a group that does not begin at rank 0.",
+        "`torch.distributed.nn.functional.all_to_all` works in any group; with Gloo it is made of scatters whose roots "
+        "are taken for ranks of the job, which fails in a group that does not begin at rank 0.",
         _is_differentiable_all_to_all,
     ),
 ]
+
+
+def rendered() -> str:
+    """The table as docs/PYTORCH.md has it."""
+    rows = [f"| {each.name} | {each.text} |" for each in ACCEPTED]
+    return "\n".join(["| what | difference and reason |", "|---|---|", *rows])
 
 
 def reason_for(program: Program, difference: Difference) -> str | None:

@@ -33,10 +33,13 @@ class Duel:
         """What differs, without what the table of accepted differences explains."""
         start = time.monotonic()
         found = differences(program, self._run(self.ronde, program), self._run(self.reference, program))
+        reasons = [reason_for(program, each) for each in found]
+        is_refused = any(reason and each.what == "error" for reason, each in zip(reasons, found))
         unexplained = []
-        for each in found:
-            reason = reason_for(program, each)
-            if reason is None:
+        for each, reason in zip(found, reasons):
+            if reason is None and is_refused and is_left_alone(each):
+                self.tally.accepted["waits of ranks that Gloo has left alone"] += 1
+            elif reason is None:
                 unexplained.append(each)
             else:
                 self.tally.accepted[reason] += 1
@@ -63,6 +66,13 @@ class Duel:
 def is_disordered(reports: list[Report]) -> bool:
     """Whether some ranks may wait for others or count operations otherwise: after any error."""
     return any("error" in step for report in reports for step in report["steps"])
+
+
+def is_left_alone(difference: Difference) -> bool:
+    """Whether a rank of Gloo has waited for one that refused a step."""
+    phrases = ("Timed out", "Connection closed", "timeout")
+    is_error = difference.what == "error" and difference.ronde is None
+    return is_error and any(each in difference.reference["text"] for each in phrases)
 
 
 @dataclasses.dataclass

@@ -90,8 +90,9 @@ def gradients(fields: Fields, rank: int, leaves: list[torch.Tensor], results: li
     first = torch.autograd.grad(loss, leaves, create_graph=fields["orders"] > 1)
     found: Fields = {"first": [packed(each) for each in first]}
     if fields["orders"] > 1:
-        second = torch.autograd.grad(penalty_of(first, rank), [*leaves, *weights], allow_unused=True)
-        found["second"] = [None if each is None else packed(each) for each in second]
+        options = {"allow_unused": True, "materialize_grads": True}
+        second = torch.autograd.grad(penalty_of(first, rank), [*leaves, *weights], **options)
+        found["second"] = [packed(each) for each in second]
     return found
 
 

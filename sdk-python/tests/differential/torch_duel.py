@@ -86,9 +86,9 @@ def _add_up_parameters(reports: list[dict[str, Any]]) -> None:
     Each rank's is another share of the sum, as statistics of all ranks are multiplied by the rank's own weight.
     """
     for place in (1, 2):
-        parts = [unpacked(report["second"][place]) for report in reports if report["second"][place] is not None]
+        parts = [unpacked(report["second"][place]) for report in reports]
         for report in reports:
-            report["second"][place] = packed(torch.stack(parts).sum(0)) if parts else None
+            report["second"][place] = packed(torch.stack(parts).sum(0))
 
 
 def _narrowed(what: str, rank: int, fields: dict[str, Any], mine: Any, other: Any) -> Difference:

@@ -81,7 +81,9 @@ def _differentiate(program: Fields, members: list[int], leaves: Any, results: li
     }
     loss = torch.stack([loss_of(own, weights[rank]) for rank, own in zip(members, results)]).sum()
     inputs = [leaf for rank in members for leaf in leaves[rank]]
-    first = torch.autograd.grad(loss, inputs, create_graph=program["orders"] > 1)
+    # A rank whose tensor is not used, such as another than a broadcast's root, has zeros as gradient.
+    options = {"allow_unused": True, "materialize_grads": True}
+    first = torch.autograd.grad(loss, inputs, create_graph=program["orders"] > 1, **options)
     by_rank, place = {}, 0
     for rank in members:
         by_rank[rank] = first[place : place + len(leaves[rank])]
@@ -90,11 +92,11 @@ def _differentiate(program: Fields, members: list[int], leaves: Any, results: li
     if program["orders"] > 1:
         penalty = torch.stack([penalty_of(by_rank[rank], rank) for rank in members]).sum()
         wanted = {rank: [*leaves[rank], *weights[rank]] for rank in members}
-        flat = torch.autograd.grad(penalty, [each for own in wanted.values() for each in own], allow_unused=True)
+        flat = torch.autograd.grad(penalty, [each for own in wanted.values() for each in own], **options)
         place = 0
         for rank, own in wanted.items():
             second = flat[place : place + len(own)]
-            reports[rank]["second"] = [None if each is None else packed(each) for each in second]
+            reports[rank]["second"] = [packed(each) for each in second]
             place += len(own)
 
 

@@ -110,6 +110,12 @@ def _state(value: Any) -> Any:
     return [_state(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
+def _has_sparse(saved: Fields) -> bool:
+    """Whether an optimizer's state has a sparse tensor, such as the momentum of sparse gradients."""
+    values = [value for own in saved["state"].values() for value in own.values()]
+    return any(isinstance(value, torch.Tensor) and value.is_sparse for value in values)
+
+
 class Loop:
     """The loop that users write, around whatever computes the gradients.
 
@@ -254,6 +260,8 @@ def _train_alone(program: Fields, members: list[int]) -> Fields:
         for parameter, *column in zip(net.parameters(), *every):
             there = [gradient for gradient in column if gradient is not None]
             factor = len(column) if program["op"] == "Average" else 1
+            if program["sparse_as_dense"]:
+                there = [gradient.to_dense() for gradient in there]
             parameter.grad = sum(there[1:], there[0]) / factor if there else None
             if id(parameter) not in owned:
                 parameter.grad = None
@@ -264,6 +272,9 @@ def _train_alone(program: Fields, members: list[int]) -> Fields:
         loop.step(step)
         if step == 1 and program["round_trip"] != "none":
             again = optimizer_of(net, program)
-            again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            saved = copy.deepcopy(optimizer.state_dict())
+            if program["round_trip"] == "broadcast" and _has_sparse(saved):
+                raise ValueError("broadcast_optimizer_state takes dense tensors only")
+            again.load_state_dict(saved)
             loop.optimizer = optimizer = again
     return report(net, optimizer)

@@ -208,6 +208,9 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     ) -> Operation:
         """Fills a list by all ranks' tensors, which may differ in size as the list says."""
         (tensor,), (places,) = inputs, outputs
+        if len(places) != self._ranks.size:
+            text = f"all_gather takes an output tensor for each of {self._ranks.size} ranks, not {len(places)}"
+            self._refuse("allgather", ValueError(text))
         start = self._gathering_list(tensor, [place.numel() for place in places])
         return self._begin("allgather", start, opts, places, lambda whole: fill(places, whole))
 
