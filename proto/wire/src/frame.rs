@@ -35,7 +35,7 @@ pub const WIRE_VERSION: u16 = 4;
 /// The oldest version that this build reads.
 pub const WIRE_VERSION_MIN: u16 = 4;
 /// The version of the planners; equal on all sidecars of an epoch, because plans are computed on each of them.
-pub const PLANNER_VERSION: u32 = 2;
+pub const PLANNER_VERSION: u32 = 3;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 28;
 /// Bytes of a chunk's own header.

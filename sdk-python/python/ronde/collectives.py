@@ -74,7 +74,9 @@ class Collectives(Submission):
         op     -- Average, Sum, Min, Max, Product; of floating-point types also Adasum, Median, ClippedMean; of integers
                   and bool also BitAnd, BitOr, BitXor. The average of integers is truncated toward zero. Of bool, Sum
                   and Max are `or`, Product and Min are `and`, and Average is refused. float16 and bfloat16 are added
-                  in float32: ranks of one sidecar at once, then rounded at each addition between sidecars.
+                  in float32: ranks of one sidecar at once, then rounded at each addition between sidecars. Their
+                  average does not overflow on the way; for float16 that holds on up to 32 sidecars, and a sum beyond
+                  65,504 has 6 to 8 binary digits.
                   `ronde.PluginOp("median")` reduces as a plugin does, tensors of the types that the plugin takes.
         prescale_factor, postscale_factor -- multiply each rank's tensor before the reduction and the result after it;
                   finite and not 0. Integers are multiplied as float64 and truncated toward zero, saturating;

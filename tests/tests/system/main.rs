@@ -3,6 +3,7 @@
 //! One program for all of them: what they link is linked once, and the waits of one overlap those of the others.
 
 mod ahead;
+mod averages;
 mod certs;
 mod collectives;
 mod containers;

@@ -317,6 +317,8 @@ pub struct Arithmetic {
     pub postscale: f64,
     /// How elements are encoded on the wire.
     pub codec: Codec,
+    /// Whether some sidecar has all ranks' values of an element at once, and reduces them in one go.
+    pub at_once: bool,
 }
 
 /// One tensor of an admitted operation.

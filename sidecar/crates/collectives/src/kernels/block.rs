@@ -4,6 +4,7 @@ use ronde_wire::{DType, ReduceOp};
 
 use super::element::Element;
 use super::float::{Brain, Half, Narrow};
+use super::partial::PartialSums;
 use super::{Combination, Elementwise, KernelError, Side, check_length, elementwise, vectorised};
 
 /// The most bytes of one block: two of them and their widened form stay within a first-level cache.
@@ -34,6 +35,7 @@ pub struct BlockReducer {
     op: ReduceOp,
     elementwise: Elementwise,
     prescale: f64,
+    stored: Stored,
     /// What a rank has of a block.
     block: Vec<u8>,
     /// The accumulator, for types of two bytes.
@@ -49,7 +51,31 @@ impl BlockReducer {
     /// [`KernelError::Operation`] when the operation is not elementwise for this type.
     pub fn new(dtype: DType, op: ReduceOp, prescale: f64) -> Result<Self, KernelError> {
         let elementwise = elementwise(dtype, op)?;
-        Ok(Self { dtype, op, elementwise, prescale, block: Vec::new(), sum: Vec::new(), widened: Vec::new() })
+        let stored = Stored::Values;
+        Ok(Self { dtype, op, elementwise, prescale, stored, block: Vec::new(), sum: Vec::new(), widened: Vec::new() })
+    }
+
+    /// The same, whose reductions are parts of an average.
+    #[must_use]
+    pub fn as_partial_sums(self, sums: PartialSums) -> Self {
+        Self { prescale: self.prescale * sums.factor(), stored: Stored::Partial(sums), ..self }
+    }
+
+    /// The same, whose reductions are of all `ranks` ranks and become averages, times `postscale`, before they are rounded. For
+    /// types of two bytes only.
+    #[must_use]
+    pub fn as_average(self, ranks: u32, postscale: f64) -> Self {
+        let ranks = ranks.max(1);
+        // The sum of numbers of bf16 may be larger than any f32; powers of two change no digit.
+        let part = if self.dtype == DType::Bf16 { 1.0 / f64::from(ranks.next_power_of_two()) } else { 1.0 };
+        let stored = Stored::Multiplied(postscale / f64::from(ranks) / part);
+        Self { prescale: self.prescale * part, stored, ..self }
+    }
+
+    /// Whether one rank's values are its reduction, bit by bit.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.prescale == 1.0 && matches!(self.stored, Stored::Values | Stored::Multiplied(1.0))
     }
 
     /// Writes the reduction of so many ranks. `read` is given a rank, counted from 0, the first byte and a buffer of at most
@@ -112,12 +138,24 @@ impl BlockReducer {
                 combine_wide(combination, &mut self.sum, &self.widened);
             }
         }
-        match self.dtype {
-            DType::Bf16 => vectorised(|| Brain::narrow(&self.sum, into)),
+        if let Stored::Multiplied(factor) = self.stored {
+            vectorised(|| self.sum.iter_mut().for_each(|value| *value = value.scale(factor)));
+        }
+        match (self.stored, self.dtype) {
+            (Stored::Partial(sums), _) => sums.narrow(&self.sum, into),
+            (_, DType::Bf16) => vectorised(|| Brain::narrow(&self.sum, into)),
             _ => vectorised(|| Half::narrow(&self.sum, into)),
         }
         Ok(())
     }
+}
+
+/// How the reduction of types of two bytes is stored.
+#[derive(Clone, Copy, Debug)]
+enum Stored {
+    Values,
+    Partial(PartialSums),
+    Multiplied(f64),
 }
 
 fn widen(dtype: DType, block: &[u8], prescale: f64, into: &mut Vec<f32>) {

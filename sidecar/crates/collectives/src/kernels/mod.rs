@@ -20,6 +20,7 @@ mod float;
 mod integer;
 mod measure;
 mod nary;
+mod partial;
 mod sample;
 mod weights;
 
@@ -33,6 +34,7 @@ use element::{Bits, Element, with_element};
 use integer::Truth;
 pub use measure::{add_products, add_sum_of_squares};
 pub use nary::reduce_n;
+pub use partial::PartialSums;
 pub use weights::weights;
 
 /// What cannot be computed. Requests are checked with [`supports`] when they come, so these are bugs of ours.

@@ -1,5 +1,6 @@
 //! Plans, proofs and kernels, over all small worlds and against plain arithmetic.
 
+mod averages;
 mod direct;
 mod drawing;
 mod exhaustive;

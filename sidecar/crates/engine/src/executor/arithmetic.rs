@@ -1,7 +1,7 @@
 //! What the steps of a plan do to elements: contribute, reduce in pairs, finish, encode, decode, publish.
 
 use bytes::BytesMut;
-use ronde_collectives::kernels::{self, BlockReducer, KernelError, Side};
+use ronde_collectives::kernels::{self, BlockReducer, KernelError, PartialSums, Side};
 use ronde_collectives::plan::{Form, Slice, Source, Span, Target};
 use ronde_wire::{Codec, DType, Rank, ReduceOp, copying};
 
@@ -11,7 +11,7 @@ use super::plugged;
 use super::register::{Buffers, Value};
 use super::sizes::Sizes;
 use super::stats::ExecutorStats;
-use crate::event::Admission;
+use crate::event::{Admission, Arithmetic};
 use crate::memory::{Memory, MemoryError, OutputPlace};
 use crate::plugins::{PluginFault, Stage};
 
@@ -46,6 +46,7 @@ pub(super) struct Arithmetician {
     pub(super) sizes: Sizes,
     /// For reductions in pairs.
     pub(super) reducer: Option<BlockReducer>,
+    average: Average,
     pub(super) ranks: Ranks,
     /// A block of one rank, to be measured.
     pub(super) block: Vec<u8>,
@@ -62,7 +63,13 @@ impl Arithmetician {
             }
             _ => None,
         };
-        Ok(Self { sizes, reducer, ranks: Ranks::new(&admission.topology), block: Vec::new() })
+        let average = Average::of(admission);
+        let reducer = reducer.map(|reducer| match average {
+            Average::Finished => reducer.as_average(arithmetic.ranks, arithmetic.postscale),
+            Average::Partial(sums) => reducer.as_partial_sums(sums),
+            Average::Plain => reducer,
+        });
+        Ok(Self { sizes, reducer, average, ranks: Ranks::new(&admission.topology), block: Vec::new() })
     }
 
     /// How elements of every rank are reduced.
@@ -114,6 +121,11 @@ impl Arithmetician {
         Ok(())
     }
 
+    /// Whether the value of a single rank is what it contributes.
+    fn is_plain(&self) -> bool {
+        self.reducer.as_ref().is_none_or(BlockReducer::is_plain)
+    }
+
     pub(super) fn inputs<'a>(&self, at: &'a mut Workplace<'_>) -> Inputs<'a> {
         let (memory, plugins) = at.memory.parts();
         Inputs { admission: at.admission, sizes: self.sizes, stats: at.stats, memory, plugins }
@@ -125,7 +137,9 @@ impl Arithmetician {
         match admission.local_ranks.as_slice() {
             [] => Err(StepError::NoRank),
             // One rank's value is its own reduction; nothing is gained by going through a block.
-            [rank] if admission.arithmetic.prescale == 1.0 => Ok(inputs.read(slice, *rank, 0, into)?),
+            [rank] if admission.arithmetic.prescale == 1.0 && self.is_plain() => {
+                Ok(inputs.read(slice, *rank, 0, into)?)
+            }
             ranks if at_plugin(admission) => plugged::reduce_local(inputs, slice, ranks, into),
             ranks => {
                 let reducer = self.reducer.as_mut().ok_or(StepError::NoReduction)?;
@@ -223,6 +237,7 @@ impl Arithmetician {
     ) -> Result<(), StepError> {
         match self.reduction(at.admission)? {
             ReduceOp::Plugin => plugged::reduce_pair(span, (accumulator, side), other, at),
+            _ if let Average::Partial(sums) = self.average => Ok(sums.add(accumulator, other, side)?),
             op => Ok(kernels::reduce_into(at.admission.arithmetic.dtype, op, accumulator, other, side)?),
         }
     }
@@ -232,17 +247,19 @@ impl Arithmetician {
         check(value, self.sizes.values(span))?;
         let arithmetic = &at.admission.arithmetic;
         let op = self.reduction(at.admission)?;
-        if op != ReduceOp::Average && arithmetic.postscale == 1.0 {
+        let is_done = self.average == Average::Finished || op != ReduceOp::Average && arithmetic.postscale == 1.0;
+        if is_done {
             return Ok(());
         }
         let mut buffer = match std::mem::take(value).try_private() {
             Ok(buffer) => buffer,
             Err(held) => copy(&held, at),
         };
-        if op == ReduceOp::Plugin {
-            kernels::scale(arithmetic.dtype, arithmetic.postscale, &mut buffer)?;
-        } else {
-            kernels::finish(arithmetic.dtype, op, arithmetic.ranks, arithmetic.postscale, &mut buffer)?;
+        let Arithmetic { dtype, ranks, postscale, .. } = *arithmetic;
+        match self.average {
+            _ if op == ReduceOp::Plugin => kernels::scale(dtype, postscale, &mut buffer)?,
+            Average::Partial(sums) => sums.finish(ranks, postscale, &mut buffer)?,
+            _ => kernels::finish(dtype, op, ranks, postscale, &mut buffer)?,
         }
         *value = Value::Private(buffer);
         Ok(())
@@ -261,6 +278,31 @@ impl Arithmetician {
             at.stats.published_bytes += part.len() as u64;
         }
         Ok(())
+    }
+}
+
+/// What becomes of averages of types of two bytes, which are computed in f32.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Average {
+    /// All ranks' values are added at once, and the sum is divided before it is rounded.
+    Finished,
+    /// Sums of some ranks' values travel, which may be larger than the type's numbers.
+    Partial(PartialSums),
+    /// Everything else: nothing special.
+    Plain,
+}
+
+impl Average {
+    fn of(admission: &Admission) -> Self {
+        let Arithmetic { dtype, op, codec, at_once, .. } = admission.arithmetic;
+        if op != Some(ReduceOp::Average) || codec != Codec::None || !matches!(dtype, DType::F16 | DType::Bf16) {
+            return Self::Plain;
+        }
+        if at_once {
+            return Self::Finished;
+        }
+        let ranks: Vec<usize> = admission.topology.members.iter().map(|member| member.ranks.len()).collect();
+        PartialSums::of(dtype, &ranks).map_or(Self::Plain, Self::Partial)
     }
 }
 

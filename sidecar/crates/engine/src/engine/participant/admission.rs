@@ -40,6 +40,8 @@ pub(crate) struct Template {
     topology: Arc<SetTopology>,
     plan: Arc<Plan>,
     local_ranks: Vec<Rank>,
+    /// Whether the members of the set send each rank's values to one of them.
+    reduces_at_once: bool,
 }
 
 impl Template {
@@ -64,8 +66,9 @@ impl Template {
         eager::check(view, order, &work.kind)?;
         let ways = ways(view, me, order);
         let plan = plan(ways.me, &ways.topology, &work, &ways.tuning).map_err(|error| error.to_string())?;
+        let reduces_at_once = work.kind == WorkKind::AllReduceNAry;
         let Ways { topology, local_ranks, .. } = ways;
-        Ok(Self { view: Arc::clone(view), results, topology, plan: Arc::new(plan), local_ranks })
+        Ok(Self { view: Arc::clone(view), results, topology, plan: Arc::new(plan), local_ranks, reduces_at_once })
     }
 
     /// The operation under a number; the requests that it answers become ordered. It is of the order that the template was
@@ -93,6 +96,7 @@ impl Template {
             prescale: order.prescale,
             postscale: order.postscale,
             codec: order.codec,
+            at_once: self.topology.len() == 1 || self.reduces_at_once,
         };
         let plugin = order.plugin.as_ref().map(|uses| AdmittedPlugin {
             uses: Arc::clone(uses),

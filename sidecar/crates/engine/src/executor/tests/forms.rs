@@ -31,7 +31,15 @@ impl Fixture {
         let work = Work { kind, element_bytes: 4, tensors: vec![vec![ELEMENTS]] };
         let tuning = Tuning { algorithm: Algorithm::Direct, chunk_bytes: 4_096, lanes: 1, window: 1 };
         let plan = make_plan(Member(0), &topology, &work, &tuning).expect("a plan");
-        let arithmetic = Arithmetic { dtype: DType::F32, op: Some(op), ranks: 3, prescale: 1.0, postscale: 1.0, codec };
+        let arithmetic = Arithmetic {
+            dtype: DType::F32,
+            op: Some(op),
+            ranks: 3,
+            prescale: 1.0,
+            postscale: 1.0,
+            codec,
+            at_once: false,
+        };
         let (epoch, local_ranks, served) = (Epoch(1), vec![Rank(1)], vec![Rank(1)]);
         let (tensors, joined, contributions) = (Vec::new(), Vec::new(), Vec::new());
         let admission = Admission {

@@ -57,7 +57,15 @@ fn admission(epoch: Epoch, seq: Seq) -> Arc<Admission> {
     let tuning = Tuning { algorithm: Algorithm::Ring, chunk_bytes: 4_096, lanes: 1, window: 1 };
     let plan = make_plan(ronde_wire::Member(0), &topology, &work, &tuning).expect("a plan");
     let op = Some(ReduceOp::Sum);
-    let arithmetic = Arithmetic { dtype: DType::F32, op, ranks: 2, prescale: 1.0, postscale: 1.0, codec: Codec::None };
+    let arithmetic = Arithmetic {
+        dtype: DType::F32,
+        op,
+        ranks: 2,
+        prescale: 1.0,
+        postscale: 1.0,
+        codec: Codec::None,
+        at_once: false,
+    };
     Arc::new(Admission {
         epoch,
         seq,

@@ -25,7 +25,7 @@ fn perform(layout: Layout, rounds: Vec<Round>, memory: &mut PlainMemory) -> Vec<
         seq: SEQ,
         topology: Arc::new(topology(&[0, 0, 1, 0])),
         plan: Arc::new(plan),
-        arithmetic: Arithmetic { dtype, op, ranks: 4, prescale: 1.0, postscale: 1.0, codec },
+        arithmetic: Arithmetic { dtype, op, ranks: 4, prescale: 1.0, postscale: 1.0, codec, at_once: false },
         plugin: None,
         tensors: Vec::new(),
         local_ranks: vec![Rank(0), Rank(1), Rank(3)],

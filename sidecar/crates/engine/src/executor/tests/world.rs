@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use ronde_collectives::plan as make_plan;
-use ronde_collectives::plan::Work;
+use ronde_collectives::plan::{Work, WorkKind};
 use ronde_wire::frame::Chunk;
 use ronde_wire::{Epoch, Lane, Rank, Seq, SetTopology, SidecarIndex};
 
@@ -175,6 +175,7 @@ impl Net {
                     prescale: job.prescale,
                     postscale: job.postscale,
                     codec: job.codec,
+                    at_once: topology.len() == 1 || job.kind == WorkKind::AllReduceNAry,
                 },
                 plugin: job.plugin(),
                 tensors: job.admitted_tensors(),
