@@ -19,7 +19,7 @@ use super::session::Session;
 use crate::error::{Error, describe};
 use crate::methods::{for_each_group, for_each_operation, groups, operations};
 use crate::operation::{Label, Operation, ReduceOptions, Site};
-use crate::outcome::{Exchanged, ProcessSet};
+use crate::outcome::{Exchanged, ProcessSet, Received};
 use crate::tensor::{Tensor, TensorRef};
 
 /// A worker's session with its sidecar over gRPC-Web, in an epoch that has begun.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ronde_collectives::plan;
-use ronde_collectives::plan::Plan;
+use ronde_collectives::plan::{Plan, WorkKind};
 use ronde_wire::control::{Order, OrderedTensor};
 use ronde_wire::{Algorithm, Collective, Epoch, Member, PluginUse, Rank, Request, Seq, SetTopology, Tuning, limits};
 
@@ -64,10 +64,10 @@ impl Template {
             return Err("the digest of the plan's inputs differs from the coordinator's".to_owned());
         }
         eager::check(view, order, &work.kind)?;
-        let ways = ways(view, me, order);
-        let plan = plan(ways.me, &ways.topology, &work, &ways.tuning).map_err(|error| error.to_string())?;
+        let inputs = PlanInputs::of(view, me, order);
+        let plan = plan(inputs.me, &inputs.topology, &work, &inputs.tuning).map_err(|error| error.to_string())?;
         let reduces_at_once = work.kind == WorkKind::AllReduceNAry;
-        let Ways { topology, local_ranks, .. } = ways;
+        let PlanInputs { topology, local_ranks, .. } = inputs;
         Ok(Self { view: Arc::clone(view), results, topology, plan: Arc::new(plan), local_ranks, reduces_at_once })
     }
 
@@ -126,21 +126,23 @@ impl Template {
 
 /// What the plan is made for: the set as it is, or, when the order carries all contributions, as if this sidecar served all
 /// ranks.
-struct Ways {
+struct PlanInputs {
     topology: Arc<SetTopology>,
     me: Member,
     local_ranks: Vec<Rank>,
     tuning: Tuning,
 }
 
-fn ways(view: &SetView, me: Member, order: &Order) -> Ways {
-    let tuning = order.tuning;
-    if tuning.algorithm == Algorithm::Eager {
-        let topology = Arc::new(view.topology.in_one_place(view.topology.sidecar(me)));
-        let tuning = Tuning { algorithm: Algorithm::Local, ..tuning };
-        return Ways { topology, me: Member(0), local_ranks: view.ranks.clone(), tuning };
+impl PlanInputs {
+    fn of(view: &SetView, me: Member, order: &Order) -> Self {
+        let tuning = order.tuning;
+        if tuning.algorithm == Algorithm::Eager {
+            let topology = Arc::new(view.topology.in_one_place(view.topology.sidecar(me)));
+            let tuning = Tuning { algorithm: Algorithm::Local, ..tuning };
+            return Self { topology, me: Member(0), local_ranks: view.ranks.clone(), tuning };
+        }
+        Self { topology: Arc::clone(&view.topology), me, local_ranks: view.local_ranks.clone(), tuning }
     }
-    Ways { topology: Arc::clone(&view.topology), me, local_ranks: view.local_ranks.clone(), tuning }
 }
 
 fn results(view: &SetView, order: &Order) -> Result<Vec<Results>, String> {
