@@ -94,6 +94,10 @@ def _is_disagreement(program: Program, difference: Difference) -> bool:
     return program.get("wrong") == "some" and is_raised
 
 
+def _is_conjugated(program: Program, difference: Difference) -> bool:
+    return difference.what == "error" and "conjugated view" in str(difference.ronde)
+
+
 def _is_complex(program: Program, difference: Difference) -> bool:
     """A reduction that Gloo performs on real and imaginary parts apart."""
     refusal = difference.ronde["text"] if difference.what == "error" and difference.ronde is not None else ""
@@ -165,6 +169,12 @@ ACCEPTED: list[Accepted] = [
         "Complex tensors are summed and averaged; `reduce_scatter` by another operation raises, where Gloo reduces "
         "real and imaginary parts apart.",
         _is_complex,
+    ),
+    Accepted(
+        "conjugated views",
+        "A result is not written to a conjugated view of a complex tensor, such as `t.conj()`: that raises. Gloo "
+        "writes elements that are not conjugated.",
+        _is_conjugated,
     ),
     Accepted(
         "the Work of reduce_scatter",

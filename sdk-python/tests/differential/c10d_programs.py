@@ -102,13 +102,14 @@ class Draws:
         """A tensor of this shape."""
         made: Fields = {"dtype": self.dtype, "shape": shape, "style": self.style}
         if not plain:
-            made["layout"] = self.pick(["rows"] * 6 + list(LAYOUTS))
+            made["layout"] = self.pick(["rows"] * 6 + [layout for layout in LAYOUTS if layout != "conj"])
         return {**made, **changes}
 
     def leaf(self, shape: list[int]) -> Fields:
         """A tensor that is written on all ranks, and may require a gradient. Where only some ranks write, Gloo refuses
         that on those, and the others wait."""
-        return self.spec(shape, grad=self.pick([False] * 7 + [True]))
+        made = self.spec(shape, grad=self.pick([False] * 7 + [True]))
+        return {**made, "layout": "conj"} if self.dtype.startswith("complex") and self.pick([False, True]) else made
 
     def op(self) -> str:
         """A reduction that the type has; one that Gloo refuses is rare."""

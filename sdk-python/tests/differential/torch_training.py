@@ -260,8 +260,6 @@ def _train_alone(program: Fields, members: list[int]) -> Fields:
         for parameter, *column in zip(net.parameters(), *every):
             there = [gradient for gradient in column if gradient is not None]
             factor = len(column) if program["op"] == "Average" else 1
-            if program["sparse_as_dense"]:
-                there = [gradient.to_dense() for gradient in there]
             parameter.grad = sum(there[1:], there[0]) / factor if there else None
             if id(parameter) not in owned:
                 parameter.grad = None
