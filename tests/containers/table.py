@@ -59,7 +59,7 @@ def write(rows: list[Row]) -> None:
 def main() -> int:
     """Writes the table into the document."""
     rows = [Row(**row) for row in json.loads(measurements().read_text())]
-    titles = "| fault | effect | reported as silent after | errors after: median, last | continues after its end within |"
+    titles = "| fault | effect | reported as silent after | errors after: median, last | continues within |"
     before, _, rest = DOCUMENT.read_text().partition(BEGIN)
     _, end, behind = rest.partition(END)
     if not end:

@@ -63,6 +63,7 @@ def search(given: argparse.Namespace) -> int:
                         known.count += each.count
                     else:
                         found[place, signature] = each
+                        describe(suite, each)
                 left = max(0.0, end - time.monotonic())
                 programs = sum(each.tally.programs for each in duels)
                 print(
@@ -81,12 +82,16 @@ def report(chosen: list[Suite], found: dict[tuple[int, object], Found]) -> None:
     """Prints what was found, each with the smallest program."""
     print(f"\n{len(found)} differences that are not accepted")
     for (place, _), each in found.items():
-        suite = chosen[place]
-        print(f"\n{suite.name}, {each.count} times:")
-        for difference in each.differences[:2]:
-            print(f"  {difference}")
-        text = json.dumps(each.program, separators=(",", ":"))
-        print(f"  python -m differential replay --ranks {suite.ranks} '{text}'")
+        describe(chosen[place], each)
+
+
+def describe(suite: Suite, found: Found) -> None:
+    """Prints a finding, with the command that runs its program again."""
+    print(f"\n{suite.name}, {found.count} times:")
+    for difference in found.differences[:2]:
+        print(f"  {difference}")
+    text = json.dumps(found.program, separators=(",", ":"))
+    print(f"  python -m differential replay --ranks {suite.ranks} '{text}'", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -179,6 +180,9 @@ def same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(same(mine, its) for mine, its in zip(one, other))
+    if isinstance(one, float) and isinstance(other, float) and math.isfinite(one):
+        # Of float64, which ranks may add up in another order.
+        return math.isclose(one, other, rel_tol=TOLERANCES["float64"][0], abs_tol=TOLERANCES["float64"][1])
     return bool(one == other)
 
 

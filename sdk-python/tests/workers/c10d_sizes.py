@@ -79,6 +79,13 @@ def check_reduce_scatter() -> None:
     dist.barrier()
 
 
+def check_ranks_that_are_not_there() -> None:
+    for outside in (-1, dist.get_world_size()):
+        assert "invalid rank" in fails(lambda: dist.broadcast(torch.ones(2), group_src=outside))  # noqa: B023
+        assert "invalid rank" in fails(lambda: dist.reduce(torch.ones(2), group_dst=outside))  # noqa: B023
+    dist.barrier()
+
+
 def check_single_tensors() -> None:
     assert bool(fails(lambda: dist.all_gather_into_tensor(torch.empty(4 + rank), torch.ones(2)))) == (rank == 1)
     dist.barrier()
@@ -100,7 +107,14 @@ def check_single_tensors() -> None:
 ronde.torch.distributed.init_process_group(timeout=datetime.timedelta(seconds=60))
 rank = dist.get_rank()
 assert dist.get_world_size() == 2
-for check in (check_all_gather, check_all_to_all, check_gather_and_scatter, check_reduce_scatter, check_single_tensors):
+for check in (
+    check_all_gather,
+    check_all_to_all,
+    check_gather_and_scatter,
+    check_reduce_scatter,
+    check_ranks_that_are_not_there,
+    check_single_tensors,
+):
     check()
 dist.destroy_process_group()
 print("sizes are compared")

@@ -1,5 +1,7 @@
 //! The sequential interpreter: what each rank contributes to a step and what it must get, in f64 and without the kernels.
 
+#![allow(clippy::cast_possible_truncation, reason = "values are small whole numbers that every type holds exactly")]
+
 use anyhow::{Result, ensure};
 use ronde::{DType, ReduceOp, Tensor};
 

@@ -106,6 +106,7 @@ fn tensor(dtype: DType, values: &[f32]) -> Tensor {
     Tensor { dtype, shape: vec![values.len() as u64], bytes }
 }
 
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the ranges are checked above each cast")]
 fn half(value: f32) -> u16 {
     let sign = if value < 0.0 { 0x8000 } else { 0 };
     let magnitude = f64::from(value.abs());

@@ -31,7 +31,8 @@ fn for_a_while(time: Duration) -> Result<()> {
     let (began, mut seed) = (Instant::now(), FIRST_LONG);
     while began.elapsed() < time {
         for (number, placement) in PLACEMENTS.into_iter().enumerate() {
-            let way = WAYS[(seed as usize / 20 + number) % WAYS.len()];
+            let turn = usize::try_from(seed / 20).unwrap_or_default();
+            let way = WAYS[(turn + number) % WAYS.len()];
             run(placement, way, seed..seed + 20)?;
             seed += 20;
             eprintln!("{} programs in {} seconds", seed - FIRST_LONG, began.elapsed().as_secs());

@@ -46,7 +46,9 @@ class Ranks:
         self.me = members.rank()
 
     def in_job(self, rank: int) -> int:
-        """The rank in the job of one within the group."""
+        """The rank in the job of one within the group. Raises ValueError for one that the group does not have."""
+        if not 0 <= rank < self.size:
+            raise ValueError(f"invalid rank {rank}: the group has ranks 0 to {self.size - 1}")
         return self.members.ranks[rank]
 
     def tensor(self, kind: str, source: Source, read: Read, mapped: bool = False, **options: Any) -> Start:

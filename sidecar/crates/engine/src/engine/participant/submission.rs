@@ -70,21 +70,21 @@ impl Participant {
         if let Collective::RecvAny { tag } = what.collective {
             self.waits_for_source(what.set, AnySource { to: rank, tag });
         }
-        self.ask(cx, key, (request, cx.now), (what, contribution));
+        self.ask(cx, &key, (request, cx.now), (what, contribution));
     }
 
     /// Announces a request that was found in order, or does what a schedule says about it.
     pub(super) fn ask(
         &mut self,
         cx: &mut Context,
-        key: RankKey,
+        key: &RankKey,
         (request, since): (RequestId, Time),
         (what, contribution): (Request, Bytes),
     ) {
         let rank = key.2;
-        if let Some(failure) = self.requests.take_rejection(&key) {
+        if let Some(failure) = self.requests.take_rejection(key) {
             // This round of the name has failed already. The coordinator counts who has taken part.
-            self.announce_void(&key, failure.clone(), what.group);
+            self.announce_void(key, failure.clone(), what.group);
             self.complete(cx, rank, request, Err(failure));
             return;
         }
@@ -92,7 +92,7 @@ impl Participant {
             self.announce(cx, rank, &what, contribution.clone());
         }
         self.requests.insert(key.clone(), request, (what, contribution), since);
-        self.follow(cx, &key);
+        self.follow(cx, key);
     }
 
     /// How many bytes of a rank's contribution travel along with its announcement.
