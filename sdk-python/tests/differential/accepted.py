@@ -81,9 +81,9 @@ def _either(*rules: Callable[[Program, Difference], bool]) -> Callable[[Program,
     return lambda program, difference: any(rule(program, difference) for rule in rules)
 
 
-def _is_differentiable_all_to_all(program: Program, difference: Difference) -> bool:
-    fields = difference.fields
-    return fields.get("form") == "all_to_all" and _gloo_refuses("is not part of group")(program, difference)
+def _is_differentiable_in_group(program: Program, difference: Difference) -> bool:
+    is_of_roots = difference.fields.get("form") in ("all_to_all", "all_gather")
+    return is_of_roots and _gloo_refuses("is not part of group")(program, difference)
 
 
 def _is_reduce(program: Program, difference: Difference) -> bool:
@@ -202,10 +202,11 @@ ACCEPTED: list[Accepted] = [
         _is_future_of_all_gather,
     ),
     Accepted(
-        "differentiable all_to_all of a group",
-        "`torch.distributed.nn.functional.all_to_all` works in any group; with Gloo it is made of scatters whose roots "
-        "are taken for ranks of the job, which fails in a group that does not begin at rank 0.",
-        _is_differentiable_all_to_all,
+        "differentiable calls in a group",
+        "`all_to_all` of `torch.distributed.nn.functional`, and the gradient of its `all_gather`, work in any group; with Gloo "
+        "they are made of collectives whose roots are taken for ranks of the job, which fails in a group that does not "
+        "begin at rank 0.",
+        _is_differentiable_in_group,
     ),
 ]
 

@@ -307,6 +307,12 @@ impl Item {
 
     fn differ(&self, rank: Rank, request: &mut Request, difference: Difference) {
         match difference {
+            // Bitwise reductions take no floats.
+            Difference::Type
+                if matches!(self.reduction(), Some(ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor)) =>
+            {
+                request.dtype = if self.dtype == DType::I64 { DType::I32 } else { DType::I64 };
+            }
             Difference::Type => request.dtype = if self.dtype == DType::F32 { DType::F64 } else { DType::F32 },
             Difference::Operation if self.kind == Kind::AllGather => {
                 request.collective = Collective::AllReduce { op: ReduceOp::Max };

@@ -200,7 +200,9 @@ impl<'a> Mix<'a> {
         let first = self.rng.usize(..ranks.len());
         let second = (first + self.rng.usize(1..ranks.len())) % ranks.len();
         let pair = Pair { from: ranks[first], to: ranks[second] };
-        if self.rng.u8(..4) == 0 && !self.favours(Saboteur::CrossedMessages) {
+        // Not in the set of all ranks: a rank that joins there while its receive waits loses the message.
+        let may_be_any = place != Place::Fixed(SetId::WORLD) && !self.favours(Saboteur::CrossedMessages);
+        if may_be_any && self.rng.u8(..4) == 0 {
             self.message_from_any((place, ranks), pair);
             return;
         }

@@ -35,7 +35,7 @@ type Example = (&'static str, String, Vec<u8>);
 fn greetings() -> Vec<Example> {
     let hello = Hello {
         wire_versions: (WIRE_VERSION_MIN, WIRE_VERSION),
-        planner_version: 2,
+        planner_version: 3,
         job: JobName::new("digits").expect("a job's name"),
         sidecar: SidecarIndex(1),
         incarnation: Incarnation(300),
