@@ -127,8 +127,12 @@ INTEGERS = ("int8", "uint8", "int16", "int32", "int64", "bool")
 ACCEPTED: list[Accepted] = [
     Accepted(
         "types that Gloo lacks",
-        "ronde moves and reduces int16 and uint16, and moves float8; Gloo raises `Invalid scalar type`.",
-        _either(_gloo_refuses("Invalid scalar type"), _is_unseen("int16", "uint16", "float8_e4m3fn")),
+        "ronde moves and reduces int16 and uint16, moves float8, and gathers complex tensors; Gloo raises `Invalid scalar "
+        "type`.",
+        _either(
+            _gloo_refuses("Invalid scalar type"),
+            _is_unseen("int16", "uint16", "float8_e4m3fn", "complex64", "complex128"),
+        ),
     ),
     Accepted(
         "average of integers",
@@ -143,6 +147,7 @@ ACCEPTED: list[Accepted] = [
             "invalid tensor size at index",
             "Check failed: outputShape",
             "Check failed: outputs[0].sizes()",
+            "doesn't match the broadcast shape",
             "input and output tensors must have the same size",
         ),
     ),

@@ -25,7 +25,7 @@ def make(spec: Spec, *key: object) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
     dtype, shape = dtype_of(spec["dtype"]), list(spec["shape"])
     layout = spec.get("layout", "rows")
-    if layout == "turned":
+    if layout == "turned" and shape:
         base = elements(dtype, shape[::-1], spec, generator)
         view = base.permute(*reversed(range(len(shape))))
     elif layout == "strided" and shape:

@@ -178,7 +178,8 @@ impl Extended {
 /// A sum that only its roundings can have made larger than that of the largest numbers is that.
 #[inline(always)]
 fn bounded(sum: f32, most: f32) -> f32 {
-    let by_rounding = sum.abs() > most && sum.abs() <= most * (1.0 + 1.0 / 8.0);
+    // The bound itself may be beyond f32, and infinity is not a rounded number.
+    let by_rounding = sum.is_finite() && sum.abs() > most && sum.abs() <= most * (1.0 + 1.0 / 8.0);
     if by_rounding { most.copysign(sum) } else { sum }
 }
 
@@ -261,6 +262,26 @@ mod tests {
                 let off = i32::from(largest) - i32::from(found);
                 // 1/16 of its value at most for f16, and rounding to bf16 once a sidecar.
                 assert!((0..=if dtype == DType::F16 { 64 } else { 4 }).contains(&off), "{dtype} {ranks}: {found:x}");
+            }
+        }
+    }
+
+    #[test]
+    fn infinity_and_nan_stay() {
+        for (dtype, infinity, nan) in [(DType::F16, 0x7c00_u16, 0x7e00), (DType::Bf16, 0x7f80, 0x7fc0)] {
+            for members in [vec![1, 1], vec![1, 1, 2], vec![1; 4], vec![1; 32]] {
+                let sums = PartialSums::of(dtype, &members).expect("16 bits");
+                let ranks = u32::try_from(members.iter().sum::<usize>()).expect("few");
+                for (value, expected) in
+                    [(f32::INFINITY, infinity), (f32::NEG_INFINITY, infinity | 0x8000), (f32::NAN, nan)]
+                {
+                    let (mut sum, mut other) = ([0; 2], [0; 2]);
+                    sums.narrow(&[value], &mut sum);
+                    sums.narrow(&[1.0], &mut other);
+                    sums.add(&mut sum, &other, Side::AccumulatorLeft).expect("one element");
+                    sums.finish(ranks, 1.0, &mut sum).expect("one element");
+                    assert_eq!(u16::from_le_bytes(sum), expected, "{dtype} {ranks} {value}");
+                }
             }
         }
     }
