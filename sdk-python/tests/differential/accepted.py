@@ -127,8 +127,8 @@ INTEGERS = ("int8", "uint8", "int16", "int32", "int64", "bool")
 ACCEPTED: list[Accepted] = [
     Accepted(
         "types that Gloo lacks",
-        "ronde moves and reduces int16 and uint16, moves float8, and gathers complex tensors; Gloo raises `Invalid scalar "
-        "type`.",
+        "ronde moves and reduces int16 and uint16, moves float8, and gathers complex tensors; "
+        "Gloo raises `Invalid scalar type`.",
         _either(
             _gloo_refuses("Invalid scalar type"),
             _is_unseen("int16", "uint16", "float8_e4m3fn", "complex64", "complex128"),
@@ -141,8 +141,8 @@ ACCEPTED: list[Accepted] = [
     ),
     Accepted(
         "shapes that differ within a list",
-        "Lists of `all_gather`, `all_to_all` and `reduce_scatter`, and outputs of one tensor for all ranks, may have any shapes whose "
-        "elements fit; Gloo wants one shape.",
+        "Lists of `all_gather`, `all_to_all` and `reduce_scatter`, and outputs of one tensor for all ranks, may have "
+        "any shapes whose elements fit; Gloo wants one shape.",
         _gloo_refuses(
             "invalid tensor size at index",
             "Check failed: outputShape",
@@ -208,9 +208,9 @@ ACCEPTED: list[Accepted] = [
     ),
     Accepted(
         "differentiable calls in a group",
-        "`all_to_all` of `torch.distributed.nn.functional`, and the gradient of its `all_gather`, work in any group; with Gloo "
-        "they are made of collectives whose roots are taken for ranks of the job, which fails in a group that does not "
-        "begin at rank 0.",
+        "`all_to_all` of `torch.distributed.nn.functional`, and the gradient of its `all_gather`, work in any group; "
+        "with Gloo they are made of collectives whose roots are taken for ranks of the job, which fails in a group "
+        "that does not begin at rank 0.",
         _is_differentiable_in_group,
     ),
 ]

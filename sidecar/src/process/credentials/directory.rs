@@ -6,7 +6,7 @@
 //! | `key.pem` | its private key | 0600 or 0400 |
 //! | `ca.pem` | the certificates of the job's authorities | any |
 //!
-//! The files may be replaced while the sidecar runs ([`Directory::poll`]).
+//! The files may be replaced while the sidecar runs (`Directory::poll`).
 
 use std::fs;
 use std::io::Read;

@@ -301,6 +301,7 @@ pub(super) fn op_of(kind: &WorkKind, number: usize) -> Option<ReduceOp> {
 }
 
 /// The bitwise reduction of whole numbers that are not negative.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the values are small whole numbers")]
 fn bitwise(op: ReduceOp, column: &[f64]) -> f64 {
     let combine: fn(u64, u64) -> u64 = match op {
         ReduceOp::BitAnd => |a, b| a & b,
