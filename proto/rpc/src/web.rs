@@ -35,7 +35,7 @@ pub fn token_in(value: &[u8]) -> Option<RankToken> {
     RankToken::new(&bytes).ok()
 }
 
-/// Checks the body of a call: one frame with an uncompressed message and at most [`FIELDS_MAX`] fields.
+/// Checks the body of a call: one frame with an uncompressed message and at most `FIELDS_MAX` fields.
 ///
 /// # Errors
 /// [`BodyError`] with the first problem.
