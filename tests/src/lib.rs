@@ -12,3 +12,15 @@ pub mod regression;
 pub mod script;
 pub mod sim;
 pub mod web;
+
+/// The reductions that combine two values at a time.
+pub(crate) const PAIRWISE: [ronde::ReduceOp; 8] = [
+    ronde::ReduceOp::Sum,
+    ronde::ReduceOp::Average,
+    ronde::ReduceOp::Min,
+    ronde::ReduceOp::Max,
+    ronde::ReduceOp::Product,
+    ronde::ReduceOp::BitAnd,
+    ronde::ReduceOp::BitOr,
+    ronde::ReduceOp::BitXor,
+];

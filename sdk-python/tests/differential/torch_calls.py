@@ -10,7 +10,7 @@ import ronde.torch as hvd
 from differential import torch_training
 from differential.c10d_worker import failure, groups_of
 from differential.tensors import make, packed
-from differential.torch_reference import BEFORE, convention, loss_of, penalty_of, weight_of
+from differential.torch_reference import BEFORE, ScaledGradient, convention, loss_of, penalty_of, weight_of
 from ronde.torch import basics
 
 Fields = dict[str, Any]
@@ -179,7 +179,7 @@ def _gradcheck(fields: Fields, rank: int, members: list[int], process_set: Any) 
         counts = [torch.Size(shape).numel() for shape in shapes[here]]
         given = [part.reshape(shape) for part, shape in zip(mine.split(counts), shapes[here])]
         # Right before the collective, so that each pass through it is corrected once.
-        results, _ = perform(fields, [_Divided.apply(each.sin(), factor) for each in given], process_set)
+        results, _ = perform(fields, [ScaledGradient.apply(each.sin(), factor) for each in given], process_set)
         parts = [each.reshape(-1) for each in results]
         # torch.cat has no gradient for an empty part, so that a rank would leave out a collective.
         flat = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -218,16 +218,3 @@ class _Share(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         return _Pick.apply(gradients[0], *ctx.place), None, None, None
-
-
-class _Divided(torch.autograd.Function):
-    """The tensor, whose gradient is multiplied."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, factor: float) -> torch.Tensor:
-        ctx.factor = factor
-        return tensor.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return gradients[0] * ctx.factor, None

@@ -107,7 +107,7 @@ def _results(
     call = program["call"].removeprefix("grouped_")
     factor = convention(call, program.get("op"), len(members))
     if program["orders"] > 0:
-        given = [[_Scaled.apply(each, factor) for each in own] for own in given]
+        given = [[ScaledGradient.apply(each, factor) for each in own] for own in given]
     if call == "alltoall":
         return _alltoall(every, given)
     columns: list[Tensors] = [list(column) for column in zip(*given)]
@@ -184,7 +184,7 @@ class _Reduced(torch.autograd.Function):
         return _Reduced.apply(gradients[0], *ctx.options), None, None, None
 
 
-class _Scaled(torch.autograd.Function):
+class ScaledGradient(torch.autograd.Function):
     """The tensor; its gradient is multiplied by a convention's factor."""
 
     @staticmethod

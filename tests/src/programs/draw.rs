@@ -4,6 +4,7 @@ use fastrand::Rng;
 use ronde::{Codec, DType, ReduceOp};
 
 use super::{Grouping, Kind, Program, Step};
+use crate::PAIRWISE;
 
 /// Draws programs for so many ranks.
 #[derive(Debug)]
@@ -90,17 +91,7 @@ impl Drawing {
     }
 
     fn op(&mut self) -> ReduceOp {
-        let ops = [
-            ReduceOp::Sum,
-            ReduceOp::Average,
-            ReduceOp::Min,
-            ReduceOp::Max,
-            ReduceOp::Product,
-            ReduceOp::BitAnd,
-            ReduceOp::BitOr,
-            ReduceOp::BitXor,
-        ];
-        ops[self.rng.usize(..ops.len())]
+        PAIRWISE[self.rng.usize(..PAIRWISE.len())]
     }
 
     /// A type that the reduction has.

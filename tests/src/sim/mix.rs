@@ -9,6 +9,7 @@ use super::item::{ANY_SOURCE_TAGS, Difference, Excuse, Item, Kind, Mischief, NO_
 use super::saboteur::Saboteur;
 use super::stand_ins::StandIn;
 use super::workload::{Loops, Recipe};
+use crate::PAIRWISE;
 
 /// An epoch's items while they are made.
 pub(super) struct Mix<'a> {
@@ -509,17 +510,6 @@ fn is_between(item: &Item, pair: Pair) -> bool {
 }
 
 /// In what a rank's request may differ so that the ranks do not agree.
-const PAIRWISE: [ReduceOp; 8] = [
-    ReduceOp::Sum,
-    ReduceOp::Average,
-    ReduceOp::Min,
-    ReduceOp::Max,
-    ReduceOp::Product,
-    ReduceOp::BitAnd,
-    ReduceOp::BitOr,
-    ReduceOp::BitXor,
-];
-
 fn differences(item: &Item) -> Vec<Difference> {
     let mut possible = Vec::new();
     let tensor = item.is_performed() && !matches!(item.kind, Kind::Barrier | Kind::Message(..) | Kind::Scatter(_));

@@ -1,7 +1,6 @@
 """Horovod's autograd functions: collectives by `apply`, with its order of arguments.
 
-Results are those of the functions of `ronde.torch`, which are differentiable, twice where those are. What stands in
-`grad_fn` is a class of ronde's.
+Each `apply` calls the function of `ronde.torch` and has its gradients. The `grad_fn` of a result is a class of ronde.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     operations to the program as they are. Methods have a second name where PyTorch 2.15 has changed it.
 
     name    -- by which PyTorch knows it
-    label   -- in the names of its operations, which it tells from those of other groups of the same ranks
+    label   -- a part of the names of its operations, unique among the groups of the same ranks
     timeout -- after which an operation is given up
     leave   -- called when it is shut down; its second argument says whether nobody is to be waited for
     """

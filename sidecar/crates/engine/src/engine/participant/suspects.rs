@@ -132,7 +132,7 @@ fn words(cx: &Context, suspects: &Suspects) -> String {
         late.push(wording::ranks(&suspects.ranks));
     }
     if late.is_empty() {
-        return "Everybody is heard again.".to_owned();
+        return "All sidecars and ranks respond again.".to_owned();
     }
     let (for_now, until) = (wording::seconds(cx.config.suspect_ms), wording::seconds(cx.config.peer_timeout_ms));
     format!("Not heard for more than {for_now}: {}. Operations wait; they fail after {until}.", late.join(", "))

@@ -71,7 +71,7 @@ fn a_pause_of_three_seconds_changes_nothing() {
         advance_with_workers(&mut cluster, 500, None);
         assert!(cluster.ended.is_empty(), "{:?}", cluster.ended);
         let last = cluster.notices.last().expect("a notice");
-        assert_eq!((last.1.len(), last.3.as_str()), (0, "Everybody is heard again."));
+        assert_eq!((last.1.len(), last.3.as_str()), (0, "All sidecars and ranks respond again."));
         let _ = pending;
     }
 }

@@ -204,7 +204,7 @@ fn a_paused_relay_changes_nothing() {
     assert!(cluster.ended.is_empty(), "{:?}", cluster.ended);
     for at in [0, 1, 3, 5] {
         let last = cluster.notices.iter().rfind(|(sidecar, ..)| *sidecar == at).expect("a notice");
-        assert_eq!((last.1.len(), last.3.as_str()), (0, "Everybody is heard again."), "{at}");
+        assert_eq!((last.1.len(), last.3.as_str()), (0, "All sidecars and ranks respond again."), "{at}");
     }
     let requests = cluster.submit_all(&sum("t", &[4]));
     cluster.run();
