@@ -14,7 +14,7 @@ from differential.duel import Tally
 from differential.tensors import packed, unpacked
 from differential.worlds import World
 
-# Of trained parameters, where gradients travelled in float16, or Muon computes in bfloat16.
+# Of trained parameters, where gradients travelled in float16.
 CAST_TOLERANCE = (3e-2, 3e-2)
 
 
@@ -58,8 +58,7 @@ class TorchDuel:
             return failures
         if program.get("call") == "batch_norm" and program["affine"] and program["orders"] > 1:
             _add_up_parameters(reports), _add_up_parameters(wanted)
-        is_cast = program.get("compression") == "fp16" or program.get("optimizer") == "Muon"
-        cast = CAST_TOLERANCE if is_cast else None
+        cast = CAST_TOLERANCE if program.get("compression") == "fp16" else None
         found = []
         for rank, (mine, other) in enumerate(zip(reports, wanted)):
             for what in sorted(mine.keys() | other.keys()):

@@ -172,8 +172,6 @@ def trainings(draw: st.DrawFn, size: int, optimizer: str | None = None) -> Field
     }
     if name != "LBFGS" and group == 0:
         fields["round_trip"] = draws.pick(["none", "state_dict", "broadcast"])
-    if name == "Muon":  # each step turns a difference of the last bit into one of bfloat16
-        fields.update(steps=2, round_trip="none")
     if fields["sparse"]:  # clipping and scaling are for dense gradients
         fields["clip"] = fields["scaler"] = False
     return fields

@@ -156,7 +156,8 @@ class Loop:
         self.synchronize()
         self.scaler.unscale_(optimizer)
         if program["clip"]:
-            torch.nn.utils.clip_grad_norm_(self.net.parameters(), 0.2)
+            # Gradients of other parameters are local, so that each rank would clip by a norm of its own.
+            torch.nn.utils.clip_grad_norm_(optimized(self.net, program), 0.2)
         with self.skipping():
             self.scaler.step(optimizer)
         self.scaler.update()
