@@ -34,8 +34,8 @@ TOLERANCES = {
 class Difference:
     """What one rank of ronde sees otherwise than the reference.
 
-    what   -- "hung", "died", "error", "values", "after", "model" where values are not those of the model, or the name
-              of what a call has returned
+    what   -- "hung", "died", "error", "unraised" where the reference alone fails, "values", "after", "model" where
+              values are not those of the model, or the name of what a call has returned
     step   -- its number in the program, and None for the whole program
     fields -- of the step, as this rank has performed it
     """
@@ -94,7 +94,7 @@ def _errors_anywhere(program: Program, ronde: list[Report], reference: str = "it
     if any(_first_error(report) for report in ronde):
         return []
     last = len(program["steps"]) - 1
-    return [Difference("error", 0, last, program["steps"][last], "no rank raised", reference)]
+    return [Difference("unraised", 0, last, program["steps"][last], "no rank raised", reference)]
 
 
 def _first_error(report: Report) -> str | None:
