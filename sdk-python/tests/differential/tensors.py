@@ -75,7 +75,8 @@ def packed(tensor: torch.Tensor) -> dict[str, Any]:
     if tensor.is_sparse:
         tensor = tensor.coalesce()
         return {"sparse": list(tensor.shape), "indices": packed(tensor.indices()), "values": packed(tensor.values())}
-    plain = tensor.resolve_conj().resolve_neg().contiguous()
+    # Without a copy a tensor of one element, which always counts as contiguous, keeps its stride.
+    plain = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "data": data}
 

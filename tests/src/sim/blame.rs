@@ -4,7 +4,7 @@ use ronde_wire::{Cause, Failure, Rank};
 
 use super::checks::{Property, Violated, violated};
 use super::faults::Faults;
-use super::item::{Excuse, Item, Mischief};
+use super::item::{ANY_SOURCE_TAGS, Excuse, Item, Kind, Mischief};
 use super::stand_ins::FAILS;
 use super::workload::Workload;
 
@@ -56,5 +56,12 @@ const NOT_WITH_JOIN: &str = "is not supported with Join";
 
 fn tells_of_stall(failure: &Failure, rank: Rank, item: &Item) -> bool {
     let reason = &failure.reason;
+    if let Kind::Message(pair, tag @ ANY_SOURCE_TAGS..) = item.kind
+        && pair.from == rank
+    {
+        // Nobody knows who should have sent.
+        let words = format!("{} has waited for a message from any source", pair.to);
+        return reason.contains(&words) && reason.contains(&format!("a message with tag {tag}"));
+    }
     reason.contains(item.name.as_str()) && reason.contains(&rank.0.to_string()) && reason.contains("seconds")
 }

@@ -201,9 +201,7 @@ impl<'a> Mix<'a> {
         let first = self.rng.usize(..ranks.len());
         let second = (first + self.rng.usize(1..ranks.len())) % ranks.len();
         let pair = Pair { from: ranks[first], to: ranks[second] };
-        // Not in the set of all ranks: a rank that joins there while its receive waits loses the message.
-        let may_be_any = place != Place::Fixed(SetId::WORLD) && !self.favours(Saboteur::CrossedMessages);
-        if may_be_any && self.rng.u8(..4) == 0 {
+        if !self.favours(Saboteur::CrossedMessages) && self.rng.u8(..4) == 0 {
             self.message_from_any((place, ranks), pair);
             return;
         }
@@ -361,6 +359,10 @@ impl<'a> Mix<'a> {
         joining.after.extend(failed);
         for (index, item) in self.items.iter_mut().enumerate().filter(|(_, item)| item.place == place) {
             joining.behind.push(index);
+            if matches!(item.kind, Kind::Message(_, ANY_SOURCE_TAGS..)) {
+                // A join is refused while such a receive waits.
+                joining.after.push(index);
+            }
             if joining.mischief != Mischief::None && item.askers.len() < item.ranks.len() && item.supports_join() {
                 item.excuse = Some(Excuse::JoinFails);
             }

@@ -38,11 +38,8 @@ impl Participant {
         let Some(asked) = self.asked(cx, name, |what| *what == Collective::Join) else { return };
         self.requests.forget_rejections(SetId::WORLD);
         self.ungrouped.retain(|(set, ..)| *set != SetId::WORLD);
-        for (rank, request, name) in self.any_sources.remove_set(SetId::WORLD) {
-            let reason = format!("{name}: all ranks have joined before its message came");
-            let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(name);
-            self.complete(cx, rank, request, Err(failure));
-        }
+        let held = self.any_sources.remove_set(SetId::WORLD);
+        debug_assert!(held.is_empty(), "a rank whose receive waits cannot join");
         self.answer(cx, asked, &Detail::LastJoined(last));
     }
 

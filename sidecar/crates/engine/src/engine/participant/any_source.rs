@@ -79,6 +79,13 @@ impl AnySources {
         taken
     }
 
+    /// The tag of a receive from any source that waits, of a rank in a set.
+    fn waiting_tag(&self, set: SetId, rank: Rank) -> Option<u32> {
+        let waiting =
+            self.mailboxes.iter().find(|((of, any), receives)| *of == set && any.to == rank && receives.waits);
+        waiting.map(|((_, any), _)| any.tag)
+    }
+
     /// Takes a held request out. Its turn comes all the same, and with it the failure of the message.
     fn withdraw(&mut self, rank: Rank, request: RequestId, failure: &Failure) -> bool {
         let of_rank = self.mailboxes.iter_mut().filter(|((_, any), _)| any.to == rank);
@@ -174,6 +181,20 @@ impl Participant {
             return None;
         }
         Some(self.any_sources.numbered(set, name))
+    }
+
+    /// A rank that joins takes no part in what it has not announced, such as the message that a receive from any source is
+    /// yet to be matched with, and the receives that are held after it.
+    pub(super) fn check_join(&self, rank: Rank, what: &Request) -> Result<(), String> {
+        let waiting = match what.collective {
+            Collective::Join => self.any_sources.waiting_tag(what.set, rank),
+            _ => None,
+        };
+        waiting.map_or(Ok(()), |tag| {
+            Err(format!(
+                "{rank} has joined while its receive from any source with tag {tag} waits; wait for it before the join"
+            ))
+        })
     }
 
     /// A receive from any source is submitted: what is posted after it is held.

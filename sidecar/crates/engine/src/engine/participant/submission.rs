@@ -57,6 +57,7 @@ impl Participant {
         let checked = self
             .check_room(rank)
             .and_then(|()| validation::check(&cx.config.world, &view, &what))
+            .and_then(|()| self.check_join(rank, &what))
             .and_then(|()| self.check_contribution(&view, rank, &what, &contribution));
         if let Err(reason) = checked {
             let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(what.name);

@@ -238,6 +238,36 @@ fn ranks_that_have_joined_send_nothing() {
 }
 
 #[test]
+fn a_join_is_refused_while_a_receive_waits_and_the_message_still_arrives() {
+    let mut cluster = Cluster::new(&SIX_ON_THREE).started();
+    let join = || Request { dtype: DType::U8, ..request("join", Collective::Join, &[0]) };
+    let any = cluster.submit(2, receive_any(2, 0));
+    let held = cluster.submit(2, receive(5, 2, 0));
+    let joins = [0, 1, 2, 3, 4, 5].map(|rank| (rank, cluster.submit(rank, join())));
+    cluster.run();
+    for (rank, request) in joins {
+        let failure = cluster.failure(rank, request);
+        assert_eq!(failure.rank, Some(Rank(2)));
+        let words = "rank 2 has joined while its receive from any source with tag 9 waits; wait for it before the join";
+        assert!(failure.reason.contains(words), "{}", failure.reason);
+    }
+    cluster.submit(5, send(5, 2, 0, &[6]));
+    cluster.submit(5, send(5, 2, 1, &[7]));
+    cluster.run();
+    assert_eq!((received(&cluster, 2, any), received(&cluster, 2, held)), ((5, 6), (5, 7)));
+    // Messages that have their receives do not hinder a join, and arrive after it.
+    let last = cluster.submit(2, receive_any(2, 1));
+    cluster.submit(4, send(4, 2, 0, &[8]));
+    cluster.run();
+    let joins = [2, 0, 1, 3, 4, 5].map(|rank| (rank, cluster.submit(rank, join())));
+    cluster.run();
+    assert_eq!(received(&cluster, 2, last), (4, 8));
+    for (rank, request) in joins {
+        assert!(cluster.outcome(rank, request).is_ok(), "rank {rank}");
+    }
+}
+
+#[test]
 fn all_that_waits_fails_with_the_set_and_with_the_epoch() {
     let mut cluster = Cluster::with_sets(&SIX_ON_THREE, &[&[0, 2, 4]]).started();
     let in_set = |what: Request| Request { set: SetId(1), ..what };
