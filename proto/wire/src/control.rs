@@ -21,7 +21,7 @@ use crate::plugin::PluginUse;
 use crate::record::Activity;
 use crate::relay::{Ascent, Enclosed};
 use crate::request::{Group, Request, Shape};
-use crate::schedule::{Deviation, ScheduledBucket};
+use crate::schedule::{Invalidation, ScheduledBucket};
 use crate::sidecars::SidecarSet;
 use crate::tuning::Tuning;
 use crate::world::{ProcessSet, World};
@@ -352,15 +352,15 @@ pub enum Control {
         number: u64,
         /// One iteration.
         buckets: Vec<ScheduledBucket>,
-        /// For how long a rank may stay out of the order before that is a deviation, in microseconds.
+        /// For how long a rank may stay out of the order before that is a invalidation, in microseconds.
         patience_us: u64,
     },
     /// To the coordinator: the schedule of this number does not hold any more.
-    Deviated {
+    Invalidated {
         /// Which one.
         number: u64,
         /// Why.
-        deviation: Deviation,
+        invalidation: Invalidation,
     },
     /// From the coordinator: admit nothing more of the schedule, complete nothing more of it, and answer.
     Withdraw {
@@ -393,7 +393,7 @@ pub enum Control {
         failure: Option<Failure>,
     },
     /// From the coordinator, to the members of such an operation: it stands, or it fails everywhere.
-    Settle {
+    Commit {
         /// Why it fails.
         failure: Option<Failure>,
     },

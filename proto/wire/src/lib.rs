@@ -35,7 +35,7 @@ pub use plugin::{PluginCall, PluginUse, PluginValue, PluginWork};
 pub use record::{Activity, Call, Exit, Record};
 pub use relay::{Ascent, Enclosed};
 pub use request::{Detail, Group, Request, Shape};
-pub use schedule::{Deviation, ScheduledBucket};
+pub use schedule::{Invalidation, ScheduledBucket};
 pub use sidecars::SidecarSet;
 pub use tuning::{Algorithm, Tuning};
 pub use world::{ProcessSet, SetMember, SetTopology, World, WorldError};

@@ -56,7 +56,7 @@ pub struct Activity {
     /// The rank.
     pub rank: Rank,
     /// Milliseconds since its process gave a sign of life; `None` when it takes no part any more.
-    pub heard_ms: Option<u64>,
+    pub silent_ms: Option<u64>,
     /// What it asked for last.
     pub last_call: Option<Call>,
     /// How many of its requests have no answer.
@@ -114,7 +114,7 @@ impl Activity {
         if let Some(call) = &mut self.last_call {
             call.age_ms = call.age_ms.saturating_add(ms);
         }
-        self.heard_ms = self.heard_ms.map(|heard| heard.saturating_add(ms));
+        self.silent_ms = self.silent_ms.map(|silent| silent.saturating_add(ms));
         self
     }
 }
@@ -181,7 +181,7 @@ impl fmt::Display for Activity {
             (count, Some(oldest)) => write!(f, "; {count} of its calls have no answer yet, the oldest {oldest}")?,
             (count, None) => write!(f, "; {count} of its calls have no answer yet")?,
         }
-        match self.heard_ms {
+        match self.silent_ms {
             Some(heard) => write!(f, "; its process was heard {} ago", Seconds(heard)),
             None => write!(f, "; its process has gone"),
         }
@@ -304,7 +304,7 @@ mod tests {
         let call = record(Vec::new()).last_call;
         let busy = Activity {
             rank: Rank(2),
-            heard_ms: Some(100),
+            silent_ms: Some(100),
             last_call: call,
             pending: 2,
             oldest: TensorName::new("a").ok(),
@@ -313,7 +313,7 @@ mod tests {
             busy.to_string(),
             "its last call was allreduce 'grad.7' at train.py:88, 0.3 seconds ago; 2 of its calls have no answer yet, the oldest a; its process was heard 0.1 seconds ago"
         );
-        let gone = Activity { rank: Rank(2), heard_ms: None, last_call: None, pending: 0, oldest: None };
+        let gone = Activity { rank: Rank(2), silent_ms: None, last_call: None, pending: 0, oldest: None };
         assert!(gone.to_string().ends_with("its process has gone"), "{gone}");
     }
 }

@@ -16,7 +16,7 @@ pub struct ScheduledBucket {
 
 /// Why a schedule does not hold any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Deviation {
+pub enum Invalidation {
     /// A rank has asked for what comes later, not for what comes before that, and then for nothing else.
     Order,
     /// A rank has asked for something else.
@@ -25,13 +25,13 @@ pub enum Deviation {
     Refusal,
     /// An operation takes so long that somebody has to find out who holds it up.
     Delay,
-    /// A rank says goodbye.
-    Departure,
+    /// A rank closes its session.
+    WorkerExit,
 }
 
-impl Deviation {
+impl Invalidation {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Order, Self::Request, Self::Refusal, Self::Delay, Self::Departure];
+    pub const ALL: [Self; 5] = [Self::Order, Self::Request, Self::Refusal, Self::Delay, Self::WorkerExit];
 
     /// The name in status, metrics and logs.
     #[must_use]
@@ -41,7 +41,7 @@ impl Deviation {
             Self::Request => "request",
             Self::Refusal => "refusal",
             Self::Delay => "delay",
-            Self::Departure => "departure",
+            Self::WorkerExit => "worker_exit",
         }
     }
 }

@@ -20,7 +20,7 @@ impl Driver {
     /// Notes a sign of life; the session's rank, when it is still live.
     pub(super) fn note_activity(&mut self, session: SessionId) -> Option<Rank> {
         let rank = self.clients.sessions.get_mut(session)?.rank;
-        self.handle(Event::RankHeard { rank });
+        self.handle(Event::RankAlive { rank });
         Some(rank)
     }
 

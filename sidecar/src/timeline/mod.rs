@@ -166,7 +166,7 @@ fn event(trace: Trace) -> Event {
         Trace::Ready { set, name, operation, rank } => {
             Event::Ready(Ready { name: name.into(), process_set: set.0, collective: owned(operation), rank: rank.0 })
         }
-        Trace::Settled { set, name, operation } => Event::Settled(Settled {
+        Trace::Concluded { set, name, operation } => Event::Settled(Settled {
             name: name.into(),
             process_set: set.0,
             failed: operation.is_none(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fastrand::Rng;
 use ronde_collectives::CostModel;
 use ronde_engine::{EngineConfig, RunAhead};
-use ronde_wire::{Deviation, Epoch, ProcessSet, Rank, SetId, SidecarIndex, World};
+use ronde_wire::{Epoch, Invalidation, ProcessSet, Rank, SetId, SidecarIndex, World};
 
 use super::checks::{Met, Oracle, Property, Results, Violated, violated};
 use super::faults::Faults;
@@ -283,8 +283,8 @@ impl Cluster {
             met("schedules", stats.schedules_issued);
             met("scheduled operations", stats.scheduled_operations);
             met("cancelled operations", stats.cancelled_operations);
-            for (deviation, count) in Deviation::ALL.into_iter().zip(stats.schedules_withdrawn) {
-                met(withdrawal(deviation), count);
+            for (invalidation, count) in Invalidation::ALL.into_iter().zip(stats.schedules_withdrawn) {
+                met(withdrawal(invalidation), count);
             }
             for (number, lane) in host.lanes.iter().enumerate() {
                 let left = lane.executor.private_bytes();
@@ -308,13 +308,13 @@ impl Cluster {
 }
 
 /// What is met when a schedule is withdrawn.
-fn withdrawal(deviation: Deviation) -> &'static str {
-    match deviation {
-        Deviation::Order => "withdrawn for the order",
-        Deviation::Request => "withdrawn for another request",
-        Deviation::Refusal => "withdrawn for a refusal",
-        Deviation::Delay => "withdrawn for a delay",
-        Deviation::Departure => "withdrawn for a departure",
+fn withdrawal(invalidation: Invalidation) -> &'static str {
+    match invalidation {
+        Invalidation::Order => "withdrawn for the order",
+        Invalidation::Request => "withdrawn for another request",
+        Invalidation::Refusal => "withdrawn for a refusal",
+        Invalidation::Delay => "withdrawn for a delay",
+        Invalidation::WorkerExit => "withdrawn for a departure",
     }
 }
 

@@ -62,7 +62,7 @@ impl Cluster {
         let healthy = |w: &&super::worker::Worker| w.host == host && w.alive && now.0 >= w.hung_until_us;
         let ranks: Vec<Rank> = self.workers.iter().filter(healthy).map(|worker| worker.rank).collect();
         for rank in ranks {
-            self.tell_engine(host, Event::RankHeard { rank });
+            self.tell_engine(host, Event::RankAlive { rank });
         }
         let process = &mut self.hosts[host];
         process.engine.handle_timeout(now);

@@ -220,7 +220,7 @@ impl Sabotage {
     /// What is said about settlements and schedules.
     fn bend(&mut self, to: usize, number: &mut Seq, message: &mut Control) {
         match (self.saboteur, message) {
-            (Saboteur::SpoiltSettlement, Control::Settle { failure }) if failure.is_some() && self.strikes() => {
+            (Saboteur::SpoiltSettlement, Control::Commit { failure }) if failure.is_some() && self.strikes() => {
                 *failure = None;
             }
             (Saboteur::ForgottenCompletion, Control::Frozen { completed, .. }) => {

@@ -134,7 +134,7 @@ fn other_messages() -> Vec<Control> {
         Control::Welcome { sidecar, generation: 2 },
         Control::Failed { failure: failure.clone() },
         Control::Performed { failure: Some(failure) },
-        Control::Settle { failure: None },
+        Control::Commit { failure: None },
     ]
 }
 

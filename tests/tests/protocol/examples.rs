@@ -7,9 +7,9 @@ use bytes::Bytes;
 use ronde_wire::control::{Announcement, Hello, Intent, Order, OrderedTensor, Purpose, Refusal, Transport, encode};
 use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN, WIRE_VERSION, WIRE_VERSION_MIN};
 use ronde_wire::{
-    Activity, Algorithm, Ascent, Call, Cause, Codec, Collective, Control, DType, Deviation, Enclosed, Epoch, Exit,
-    Failure, Frame, FrameKind, Incarnation, JobName, Lane, ProcessSet, Rank, Record, ReduceOp, Request,
-    ScheduledBucket, Seq, SetId, Shape, SidecarIndex, SidecarSet, TensorName, Tuning, World,
+    Activity, Algorithm, Ascent, Call, Cause, Codec, Collective, Control, DType, Enclosed, Epoch, Exit, Failure, Frame,
+    FrameKind, Incarnation, Invalidation, JobName, Lane, ProcessSet, Rank, Record, ReduceOp, Request, ScheduledBucket,
+    Seq, SetId, Shape, SidecarIndex, SidecarSet, TensorName, Tuning, World,
 };
 
 /// The section of the document.
@@ -129,7 +129,7 @@ fn schedule(order: Order) -> Vec<Example> {
     let completed = vec![(SetId::WORLD, Seq(41))];
     vec![
         control("schedule", 3, 18, Control::Schedule { number: 1, buckets: vec![bucket], patience_us: 20_000 }),
-        control("deviated", 3, 0, Control::Deviated { number: 1, deviation: Deviation::Request }),
+        control("invalidated", 3, 0, Control::Invalidated { number: 1, invalidation: Invalidation::Request }),
         control("withdraw", 3, 0, Control::Withdraw { number: 1 }),
         control("frozen", 3, 0, Control::Frozen { number: 1, admitted: Seq(42), completed: completed.clone() }),
         control("resume", 3, 0, Control::Resume { number: 1, last: Seq(42), completed }),
@@ -148,7 +148,7 @@ fn record() -> Record {
 }
 
 fn activity() -> Activity {
-    Activity { rank: Rank(2), heard_ms: Some(50), last_call: Some(call()), pending: 1, oldest: Some(name("b")) }
+    Activity { rank: Rank(2), silent_ms: Some(50), last_call: Some(call()), pending: 1, oldest: Some(name("b")) }
 }
 
 fn call() -> Call {

@@ -43,7 +43,7 @@ pub enum Event {
         failure: Failure,
     },
     /// A sign of life from a worker (any message of its session).
-    RankHeard {
+    RankAlive {
         /// The rank.
         rank: Rank,
     },

@@ -19,7 +19,7 @@ pub enum Trace {
         rank: Rank,
     },
     /// It was agreed about and is over without being performed: a join or a change of sets, or it has failed.
-    Settled {
+    Concluded {
         /// The set.
         set: SetId,
         /// The operation's name.

@@ -1,6 +1,6 @@
 //! All metrics, in the order of the document.
 
-use ronde_wire::Deviation;
+use ronde_wire::Invalidation;
 
 use super::{Kind, Metric, Sample, Snapshot, by_rank, count, lanes, links, number, one, ports, quic_links};
 
@@ -77,7 +77,7 @@ pub(super) const METRICS: &[Metric] = &[
         "Schedules that the coordinator here has withdrawn, because a rank did something else.",
         &["reason"],
         |s| {
-            let counts = Deviation::ALL.into_iter().zip(s.engine.schedules_withdrawn);
+            let counts = Invalidation::ALL.into_iter().zip(s.engine.schedules_withdrawn);
             counts.map(|(reason, count)| (vec![reason.name().to_owned()], number(count))).collect()
         },
     ),

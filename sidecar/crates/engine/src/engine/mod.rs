@@ -85,7 +85,7 @@ impl Engine {
         match event {
             Event::RankAttached { rank } => self.participant.attach(cx, rank),
             Event::RankLeft { rank, failure } => self.participant.leave(cx, rank, failure),
-            Event::RankHeard { rank } => self.participant.heard(cx, rank),
+            Event::RankAlive { rank } => self.participant.heard(cx, rank),
             Event::Called { rank, collective, operation, site } => {
                 self.participant.called(cx, rank, LastCall { collective, operation, site, at: cx.now });
             }
@@ -119,7 +119,7 @@ impl Engine {
     /// The time of [`poll_timeout`](Self::poll_timeout) has come. Harmless when it has not.
     pub fn handle_timeout(&mut self, now: Time) {
         self.observe(now);
-        self.participant.look_for_deviations(&mut self.context);
+        self.participant.check_schedule(&mut self.context);
         let cx = &mut self.context;
         if cx.now < self.next_tick || !self.needs_ticks() {
             return;
@@ -138,8 +138,8 @@ impl Engine {
     /// the actions are drained. May lie in the past.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        let deviation = self.participant.deviation_deadline();
-        self.needs_ticks().then(|| deviation.map_or(self.next_tick, |at| at.min(self.next_tick)))
+        let invalidation = self.participant.invalidation_deadline();
+        self.needs_ticks().then(|| invalidation.map_or(self.next_tick, |at| at.min(self.next_tick)))
     }
 
     /// The next thing to do, `None` when there is nothing more for now.
@@ -417,7 +417,7 @@ impl Engine {
             | Control::AskActivity { .. }
             | Control::Schedule { .. }
             | Control::Withdraw { .. }
-            | Control::Settle { .. }
+            | Control::Commit { .. }
             | Control::Matched { .. }
             | Control::Resume { .. } => {
                 if from != cx.coordinator {
@@ -458,7 +458,7 @@ impl Engine {
                 participant.schedule(cx, seq, (number, patience_us), buckets);
             }
             Control::Matched { set, receive, message } => participant.matched(cx, set, &receive, message),
-            Control::Settle { failure } => participant.settle(cx, seq, failure),
+            Control::Commit { failure } => participant.settle(cx, seq, failure),
             Control::Withdraw { number } => participant.freeze(cx, number),
             Control::Resume { number, last, completed } => participant.resume(cx, number, last, &completed),
             _ => {}

@@ -51,16 +51,16 @@ impl Relay {
         Some(above.fold(parent, |most, other| if other.1 > most.1 { other } else { most }))
     }
 
-    /// Tells the neighbours who is silent behind this sidecar; `heard_ms` says for how long a neighbour has been, and from
+    /// Tells the neighbours who is silent behind this sidecar; `silent_ms` says for how long a neighbour has been, and from
     /// `limit_ms` on it counts.
     pub(crate) fn report_silence(
         &mut self,
         out: &mut Outlet<'_>,
         limit_ms: u64,
-        heard_ms: impl Fn(SidecarIndex) -> u64,
+        silent_ms: impl Fn(SidecarIndex) -> u64,
     ) {
         let Some(parent) = self.parent() else { return };
-        let late = |peer: SidecarIndex| Some((peer, heard_ms(peer))).filter(|(_, ms)| *ms >= limit_ms);
+        let late = |peer: SidecarIndex| Some((peer, silent_ms(peer))).filter(|(_, ms)| *ms >= limit_ms);
         let mut below = List::new();
         for (child, _) in self.children.iter().filter(|(_, link)| link.generation.is_some()) {
             // What a silent child has said before counts no more.

@@ -230,7 +230,7 @@ impl Agreement {
             }
         }
         let what = Some(operation(&first.collective));
-        cx.traces.note(|| Trace::Settled { set: key.0, name: key.1.clone(), operation: what });
+        cx.traces.note(|| Trace::Concluded { set: key.0, name: key.1.clone(), operation: what });
         Ok(())
     }
 
@@ -354,7 +354,7 @@ impl Agreement {
         failure: &Failure,
         excused: &[Rank],
     ) {
-        cx.traces.note(|| Trace::Settled { set: *set, name: name.clone(), operation: None });
+        cx.traces.note(|| Trace::Concluded { set: *set, name: name.clone(), operation: None });
         let (failure, excused) = (failure.clone(), excused.to_vec());
         let reject = Control::Reject { set: *set, name: name.clone(), failure, excused };
         cx.send_down(&view.sidecars, self.epoch, Seq(0), reject);

@@ -94,7 +94,7 @@ impl Settlements {
             let failure = failure.within_limits();
             Failure { cause: Cause::Refused, ..failure }.with_sidecar(from)
         });
-        cx.send_down(&members.clone(), epoch, seq, Control::Settle { failure });
+        cx.send_down(&members.clone(), epoch, seq, Control::Commit { failure });
         self.open.remove(&seq);
         Ok(true)
     }

@@ -86,13 +86,13 @@ impl Coordinator {
             Control::Left { rank, failure } => self.left(cx, from, rank, &failure),
             Control::Unreachable { sidecar, reason } => self.unreachable(cx, from, sidecar, &reason),
             Control::Announce { announcements } => self.announced(cx, from, announcements),
-            Control::Deviated { number, deviation } if self.is_running() => {
-                self.agreement.scheduling.deviated(cx, epoch, number, deviation)
+            Control::Invalidated { number, invalidation } if self.is_running() => {
+                self.agreement.scheduling.invalidated(cx, epoch, number, invalidation)
             }
             Control::Frozen { number, admitted, completed } if self.is_running() => {
                 self.frozen(cx, from, (number, admitted), completed)
             }
-            Control::Deviated { .. } | Control::Frozen { .. } => Ok(()),
+            Control::Invalidated { .. } | Control::Frozen { .. } => Ok(()),
             Control::Done => self.done(cx, from, seq),
             Control::Performed { failure } => self.performed(cx, from, seq, failure),
             Control::SetForgotten { set } if self.is_running() => self.agreement.forgotten(from, set),

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ronde_wire::{
-    Control, Deviation, Epoch, Failure, Rank, ScheduledBucket, Seq, SetId, SidecarIndex, SidecarSet, TensorName,
+    Control, Epoch, Failure, Invalidation, Rank, ScheduledBucket, Seq, SetId, SidecarIndex, SidecarSet, TensorName,
     control, limits,
 };
 
@@ -66,7 +66,7 @@ impl Scheduling {
     /// Withdraws the schedule for the sake of a rank that says goodbye. Its words are to be heard again when that is over.
     pub(crate) fn depart(&mut self, cx: &mut Context, epoch: Epoch, departing: Departing) {
         self.departing.get_or_insert(departing);
-        self.withdraw(cx, epoch, Deviation::Departure);
+        self.withdraw(cx, epoch, Invalidation::WorkerExit);
     }
 
     /// Who has said goodbye, once.
@@ -78,29 +78,29 @@ impl Scheduling {
     ///
     /// # Errors
     /// When there was none of that number.
-    pub(crate) fn deviated(
+    pub(crate) fn invalidated(
         &mut self,
         cx: &mut Context,
         epoch: Epoch,
         number: u64,
-        deviation: Deviation,
+        invalidation: Invalidation,
     ) -> Result<(), Violation> {
         if number == 0 || number > self.number {
-            return Err(format!("deviates from schedule {number}; there were {}", self.number));
+            return Err(format!("invalidates schedule {number}; there were {}", self.number));
         }
         // Of an older one it was said before the sender heard that it is over.
         if number == self.number {
-            self.withdraw(cx, epoch, deviation);
+            self.withdraw(cx, epoch, invalidation);
         }
         Ok(())
     }
 
-    fn withdraw(&mut self, cx: &mut Context, epoch: Epoch, deviation: Deviation) {
+    fn withdraw(&mut self, cx: &mut Context, epoch: Epoch, invalidation: Invalidation) {
         let Some(issued) = self.issued.as_mut().filter(|issued| issued.answers.is_none()) else { return };
         let missing = cx.sidecars.iter().copied().collect();
         let last = Seq(issued.first.0 - 1);
         issued.answers = Some(Answers { missing, last, completed: BTreeMap::new() });
-        cx.stats.schedules_withdrawn[deviation as usize] += 1;
+        cx.stats.schedules_withdrawn[invalidation as usize] += 1;
         cx.send_down(&cx.everybody.clone(), epoch, Seq(0), Control::Withdraw { number: self.number });
     }
 }

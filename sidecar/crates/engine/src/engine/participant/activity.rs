@@ -56,7 +56,7 @@ impl Participant {
         let oldest = self.requests.iter().filter(|(of, _)| *of == rank).min_by_key(|(_, pending)| pending.since);
         Activity {
             rank,
-            heard_ms: presence.filter(|presence| !presence.left).map(|presence| cx.now.ms_since(presence.heard)),
+            silent_ms: presence.filter(|presence| !presence.left).map(|presence| cx.now.ms_since(presence.heard)),
             last_call: presence.and_then(|presence| presence.last_call.as_ref()).map(|call| call.told(cx.now)),
             pending: u32::try_from(self.requests.of(rank) + self.any_sources.of(rank)).unwrap_or(u32::MAX),
             oldest: oldest.map(|(_, pending)| pending.what.name.clone()),

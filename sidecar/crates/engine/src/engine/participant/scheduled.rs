@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ronde_wire::control::OrderedTensor;
-use ronde_wire::{Cause, Control, Deviation, Epoch, Failure, Rank, ScheduledBucket, Seq, SetId, TensorName, limits};
+use ronde_wire::{Cause, Control, Epoch, Failure, Invalidation, Rank, ScheduledBucket, Seq, SetId, TensorName, limits};
 
 use super::admission::{self, Template};
 use super::requests::{RankKey, Unsettled};
@@ -37,7 +37,7 @@ pub(crate) struct Scheduled {
     /// For each set the last operation that was completed.
     completed: BTreeMap<SetId, Seq>,
     ranks: BTreeMap<Rank, Asking>,
-    /// Whether the coordinator was told of a deviation.
+    /// Whether the coordinator was told of a invalidation.
     deviates: bool,
     /// Whether nothing is admitted or completed any more.
     frozen: bool,
@@ -87,7 +87,7 @@ impl Scheduled {
         (position.missing == 0 && room && self.takes_part && self.holds()).then_some(position)
     }
 
-    /// Whether requests are matched and admitted. Not any more once this sidecar has told of a deviation: a rank's request
+    /// Whether requests are matched and admitted. Not any more once this sidecar has told of a invalidation: a rank's request
     /// behind one that was refused belongs to the iteration after the one that comes next.
     fn holds(&self) -> bool {
         !self.deviates && !self.frozen
@@ -286,7 +286,7 @@ impl Participant {
             pending.what.group == *group && position.template.as_ref().is_some_and(fits)
         });
         let Some((position, _)) = matched else {
-            self.deviate(cx, Deviation::Request);
+            self.invalidate(cx, Invalidation::Request);
             return;
         };
         position.missing -= 1;
@@ -349,20 +349,20 @@ impl Participant {
     }
 
     /// Tells the coordinator, once, that the schedule does not hold.
-    pub(super) fn deviate(&mut self, cx: &mut Context, deviation: Deviation) {
+    pub(super) fn invalidate(&mut self, cx: &mut Context, invalidation: Invalidation) {
         let Some(scheduled) = self.scheduled.as_mut().filter(|scheduled| scheduled.holds()) else { return };
         scheduled.deviates = true;
         let number = scheduled.number;
-        self.to_coordinator(cx, Seq(0), Control::Deviated { number, deviation });
+        self.to_coordinator(cx, Seq(0), Control::Invalidated { number, invalidation });
     }
 
-    /// When [`Self::look_for_deviations`] is due.
-    pub(crate) fn deviation_deadline(&self) -> Option<Time> {
+    /// When [`Self::check_schedule`] is due.
+    pub(crate) fn invalidation_deadline(&self) -> Option<Time> {
         self.scheduled.as_ref().and_then(Scheduled::deadline)
     }
 
     /// Looks at ranks that have asked for nothing for a while: who does not keep to the order may wait for ever.
-    pub(crate) fn look_for_deviations(&mut self, cx: &mut Context) {
+    pub(crate) fn check_schedule(&mut self, cx: &mut Context) {
         let (Some(scheduled), requests) = (&mut self.scheduled, &self.requests) else { return };
         if scheduled.deadline().is_none_or(|at| cx.now < at) {
             return;
@@ -376,7 +376,7 @@ impl Participant {
             scheduled.ranks.iter().filter(|(_, asking)| quiet(asking)).map(|(rank, _)| *rank).collect();
         for rank in quiet {
             if scheduled.is_out_of_order(rank, is_asked) {
-                self.deviate(cx, Deviation::Order);
+                self.invalidate(cx, Invalidation::Order);
                 return;
             }
             if let Some(asking) = scheduled.ranks.get_mut(&rank) {
@@ -392,7 +392,7 @@ impl Participant {
         let is_late = |since: Time| cx.now.ms_since(since) >= limit_ms;
         let ahead = |ordered: Option<Seq>| ordered.is_none_or(|seq| seq >= first);
         if self.requests.iter().any(|(_, pending)| ahead(pending.ordered) && is_late(pending.since)) {
-            self.deviate(cx, Deviation::Delay);
+            self.invalidate(cx, Invalidation::Delay);
         }
     }
 
@@ -444,14 +444,14 @@ impl Participant {
         Ok(Position { bucket, template, bytes, missing: requests, requests })
     }
 
-    /// What was announced and not ordered is asked for as the schedule says, or is a deviation.
+    /// What was announced and not ordered is asked for as the schedule says, or is a invalidation.
     fn match_unsettled(&mut self, cx: &mut Context) {
         for unsettled in self.requests.unsettled() {
             match unsettled {
-                Unsettled::Refused(..) => self.deviate(cx, Deviation::Refusal),
+                Unsettled::Refused(..) => self.invalidate(cx, Invalidation::Refusal),
                 Unsettled::Asked(key) => {
                     if self.requests.pending(&key).is_some_and(|pending| pending.withdrawn.is_some()) {
-                        self.deviate(cx, Deviation::Refusal);
+                        self.invalidate(cx, Invalidation::Refusal);
                     }
                     self.follow(cx, &key);
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{
-    AnySource, Cause, Collective, Control, Deviation, Failure, Group, Rank, Request, RequestId, Seq, SetId, limits,
+    AnySource, Cause, Collective, Control, Failure, Group, Invalidation, Rank, Request, RequestId, Seq, SetId, limits,
 };
 
 use super::requests::{RankKey, Unsettled};
@@ -145,7 +145,7 @@ impl Participant {
         let failure = Failure::new(Cause::TimedOut, reason).with_rank(rank).with_tensor(name.clone());
         pending.withdrawn = Some(failure.clone());
         if self.scheduled.is_some() {
-            self.deviate(cx, Deviation::Refusal);
+            self.invalidate(cx, Invalidation::Refusal);
         } else {
             self.outbox.push(Announcement::new(rank, Intent::Void { set, name, failure, group }));
         }
@@ -294,7 +294,7 @@ impl Participant {
     pub(super) fn void(&mut self, cx: &mut Context, key: RankKey, failure: Failure, group: Option<Group>) {
         let group = group.filter(|_| !self.ungrouped.remove(&key));
         if self.scheduled.is_some() {
-            self.deviate(cx, Deviation::Refusal);
+            self.invalidate(cx, Invalidation::Refusal);
         } else {
             self.announce_void(&key, failure.clone(), group.clone());
         }

@@ -47,8 +47,8 @@ pub struct Stats {
     pub heartbeats: u64,
     /// Coordinator: schedules that were issued.
     pub schedules_issued: u64,
-    /// Coordinator: schedules that were withdrawn, for each [`ronde_wire::Deviation`].
-    pub schedules_withdrawn: [u64; ronde_wire::Deviation::ALL.len()],
+    /// Coordinator: schedules that were withdrawn, for each [`ronde_wire::Invalidation`].
+    pub schedules_withdrawn: [u64; ronde_wire::Invalidation::ALL.len()],
     /// Operations of schedules that were admitted here, without an announcement and an order.
     pub scheduled_operations: u64,
     /// Those of them that were dropped because their schedule was withdrawn.

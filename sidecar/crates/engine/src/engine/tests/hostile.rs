@@ -96,9 +96,9 @@ fn record(length: usize) -> Record {
 
 fn activities() -> impl Strategy<Value = Vec<Activity>> {
     let activity = (small(), option::of(number()), option::of(0_usize..1_000), any::<u32>());
-    let activity = activity.prop_map(|(rank, heard_ms, length, pending)| {
+    let activity = activity.prop_map(|(rank, silent_ms, length, pending)| {
         let last_call = length.and_then(|length| record(length).last_call);
-        Activity { rank: Rank(rank), heard_ms, last_call, pending, oldest: Some(name("t")) }
+        Activity { rank: Rank(rank), silent_ms, last_call, pending, oldest: Some(name("t")) }
     });
     vec(activity, 0..40)
 }
@@ -302,7 +302,7 @@ fn a_sidecar_speaks_only_for_its_own_ranks() {
         Control::Left { rank: Rank(0), failure: Failure::new(Cause::RankLost, "gone") },
         Control::SuspectRanks { ranks: vec![Rank(3), Rank(99)] },
         Control::Activities {
-            activities: vec![Activity { rank: Rank(0), heard_ms: None, last_call: None, pending: 0, oldest: None }],
+            activities: vec![Activity { rank: Rank(0), silent_ms: None, last_call: None, pending: 0, oldest: None }],
         },
         Control::AskActivity { ranks: vec![Rank(1)] },
         Control::Announce { announcements: vec![Announcement::new(Rank(0), Intent::Ready(sum("t", &[1])))] },

@@ -16,7 +16,7 @@ pub(super) fn advance_with_workers(cluster: &mut Cluster, ms: u64, silent: Optio
         for rank in (0..).map(Rank).take(cluster.world.size()) {
             let sidecar = cluster.home(rank);
             if silent != Some(rank.0) && !cluster.stopped[sidecar] {
-                cluster.event(sidecar, Event::RankHeard { rank });
+                cluster.event(sidecar, Event::RankAlive { rank });
             }
         }
         cluster.advance(100);
@@ -177,7 +177,7 @@ fn a_silent_worker_is_suspected_then_lost() {
     advance_with_workers(&mut cluster, 1_300, Some(2));
     assert_eq!(cluster.notices.len(), 3);
     assert!(cluster.notices.iter().all(|(_, sidecars, ranks, _)| sidecars.is_empty() && *ranks == [Rank(2)]));
-    cluster.event(1, Event::RankHeard { rank: Rank(2) });
+    cluster.event(1, Event::RankAlive { rank: Rank(2) });
     advance_with_workers(&mut cluster, 200, Some(2));
     assert!(cluster.notices[3..].iter().all(|(_, sidecars, ranks, _)| sidecars.is_empty() && ranks.is_empty()));
     advance_with_workers(&mut cluster, 5_200, Some(2));

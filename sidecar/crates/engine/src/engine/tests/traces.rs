@@ -20,7 +20,7 @@ fn ready(tensor: &str, rank: u32) -> Trace {
 }
 
 fn settled(tensor: &str, operation: Option<&'static str>) -> Trace {
-    Trace::Settled { set: SetId::WORLD, name: name(tensor), operation }
+    Trace::Concluded { set: SetId::WORLD, name: name(tensor), operation }
 }
 
 fn ordered(seq: u64, tensors: &[(&str, u64)], ahead: bool) -> Trace {

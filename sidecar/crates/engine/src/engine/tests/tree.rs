@@ -24,7 +24,7 @@ fn advance(cluster: &mut Cluster, ms: u64) {
         for rank in (0..).map(Rank).take(cluster.world.size()) {
             let sidecar = cluster.home(rank);
             if !cluster.stopped[sidecar] {
-                cluster.event(sidecar, Event::RankHeard { rank });
+                cluster.event(sidecar, Event::RankAlive { rank });
             }
         }
         cluster.advance(100);
