@@ -92,7 +92,10 @@ def _differentiate(program: Fields, members: list[int], leaves: Any, results: li
     if program["orders"] > 1:
         penalty = torch.stack([penalty_of(by_rank[rank], rank) for rank in members]).sum()
         wanted = {rank: [*leaves[rank], *weights[rank]] for rank in members}
-        flat = torch.autograd.grad(penalty, [each for own in wanted.values() for each in own], **options)
+        every = [each for own in wanted.values() for each in own]
+        # Of results without elements the first gradients depend on nothing.
+        flat = torch.autograd.grad(penalty, every, **options) if penalty.requires_grad else map(torch.zeros_like, every)
+        flat = list(flat)
         place = 0
         for rank, own in wanted.items():
             second = flat[place : place + len(own)]

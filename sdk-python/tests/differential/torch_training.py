@@ -110,12 +110,6 @@ def _state(value: Any) -> Any:
     return [_state(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def _has_sparse(saved: Fields) -> bool:
-    """Whether an optimizer's state has a sparse tensor, such as the momentum of sparse gradients."""
-    values = [value for own in saved["state"].values() for value in own.values()]
-    return any(isinstance(value, torch.Tensor) and value.is_sparse for value in values)
-
-
 class Loop:
     """The loop that users write, around whatever computes the gradients.
 
@@ -272,8 +266,6 @@ def _train_alone(program: Fields, members: list[int]) -> Fields:
         if step == 1 and program["round_trip"] != "none":
             again = optimizer_of(net, program)
             saved = copy.deepcopy(optimizer.state_dict())
-            if program["round_trip"] == "broadcast" and _has_sparse(saved):
-                raise ValueError("broadcast_optimizer_state takes dense tensors only")
             again.load_state_dict(saved)
             loop.optimizer = optimizer = again
     return report(net, optimizer)

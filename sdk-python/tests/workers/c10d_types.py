@@ -79,6 +79,27 @@ def check_sums_of_complex_numbers() -> None:
         same(output, sum(mine(dtype, of + rank, 2) for of in range(size)))
 
 
+def check_conjugated_views() -> None:
+    """They are read and written by their own values, also where one rank's tensor alone is such a view.
+
+    PyTorch itself refuses them in the other collectives and in messages.
+    """
+    total = sum(mine(torch.complex64, of, 2, 3) for of in range(size))
+    for viewing in (range(size), [0], [size - 1]):
+
+        def given(is_view: bool = rank in viewing) -> torch.Tensor:
+            return mine(torch.complex64, rank, 2, 3).conj().resolve_conj().conj() if is_view else place()
+
+        def place() -> torch.Tensor:
+            return mine(torch.complex64, rank, 2, 3)
+
+        assert given().is_conj() == (rank in viewing)
+        dist.reduce(tensor := given(), 0)
+        same(tensor.resolve_conj(), total if rank == 0 else place())
+        dist.reduce_scatter(output := given(), [given() for _ in range(size)])
+        same(output.resolve_conj(), total)
+
+
 def check_shapes() -> None:
     """A result goes into as many elements of any shape, wherever they lie."""
     row = torch.arange(6.0) + 10 * rank
@@ -310,6 +331,7 @@ rank, size = dist.get_rank(), dist.get_world_size()
 for check in (
     check_moves_of_odd_types,
     check_sums_of_complex_numbers,
+    check_conjugated_views,
     check_shapes,
     check_coalesced_and_uneven,
     check_results_can_be_resized,

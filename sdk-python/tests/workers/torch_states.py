@@ -128,6 +128,13 @@ def check_made_gradients_count_as_none() -> None:
     torch.testing.assert_close(unused.detach(), torch.full((2,), 1.0 - (hvd.size() - 1) / 2))
 
 
+def sparse_of(number: int) -> torch.Tensor:
+    """Not coalesced, with as many rows as the number says, some of them twice, and a dense dimension."""
+    rows = torch.arange(number + 2) % (number + 1)
+    values = torch.arange(2.0 * len(rows)).reshape(-1, 2) + number
+    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, (number + 1, 2))
+
+
 class Odd(torch.optim.SGD):
     """Options and states of all kinds."""
 
@@ -144,6 +151,8 @@ class Odd(torch.optim.SGD):
         group["complex"] = complex(number, -number)
         group["extremes"] = [float("inf"), float("-inf"), 1e-320, 2**70 + number]
         group["device"] = torch.device("cpu")
+        group["sparse"] = sparse_of(number)
+        group["nothing"] = torch.sparse_coo_tensor(size=(3, 0, 2))
         if number % 2:
             group["only of odd ranks"] = torch.zeros(2)
         parameter = group["params"][0]
@@ -184,6 +193,10 @@ def alike(ours: Any, theirs: Any, key: str) -> None:
         assert len(ours) == len(theirs), key
         for index, (one, other) in enumerate(zip(ours, theirs)):
             alike(one, other, f"{key}.{index}")
+    elif isinstance(theirs, torch.Tensor) and theirs.is_sparse:
+        alike(ours.coalesce().indices(), theirs.coalesce().indices(), f"{key}.indices")
+        alike(ours.coalesce().values(), theirs.coalesce().values(), f"{key}.values")
+        assert (ours.shape, ours.sparse_dim()) == (theirs.shape, theirs.sparse_dim()), key
     elif isinstance(theirs, torch.Tensor):
         torch.testing.assert_close(ours, theirs, msg=key)
     elif isinstance(theirs, numpy.ndarray):
@@ -197,7 +210,7 @@ def check_what_is_refused() -> None:
     """On all ranks, and nobody waits: values that cannot travel, optimizers that differ, and LBFGS."""
     size, rank = hvd.size(), hvd.rank()
     weights = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
-    for bad in (print, torch.ones(2).to_sparse(), torch.ones(1, dtype=torch.complex64), {(1,): 2}, {1, 2}):
+    for bad in (print, torch.ones(2, 2).to_sparse_csr(), torch.ones(1, dtype=torch.complex64), {(1,): 2}, {1, 2}):
         optimizer = torch.optim.SGD(weights, lr=0.1)
         if rank == 0:
             optimizer.param_groups[0]["bad"] = bad

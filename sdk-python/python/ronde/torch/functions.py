@@ -47,9 +47,9 @@ def broadcast_optimizer_state(
 
     model -- helps to find embeddings whose gradients are sparse, as some optimizers want them
 
-    Options and state are tensors, numbers, texts, None, types of PyTorch and NumPy, scalars and arrays of NumPy,
-    devices (each rank keeps its own), and lists, tuples and dictionaries of them. Numbers and the like travel as JSON;
-    nothing is unpickled.
+    Options and state are dense and sparse (COO) tensors, numbers, texts, None, types of PyTorch and NumPy, scalars and
+    arrays of NumPy, devices (each rank keeps its own), and lists, tuples and dictionaries of them. Sparse tensors are
+    coalesced where they arrive. Numbers and the like travel as JSON; nothing is unpickled.
 
     Raises ValueError for LBFGS and for a root out of range; on all ranks, when the root's optimizer has any other
     value, or when one rank's optimizer differs from the root's in the number of groups or parameters, or in the shape

@@ -100,10 +100,12 @@ def describe_value(value: Any, key: str) -> Description[str, Any]:
 
 
 def _describe_tensor(value: torch.Tensor, key: str) -> Description[str, Any]:
-    dtype = torch_dtype_name(value.dtype)
-    if value.layout != torch.strided or dtype not in DTYPES:
+    dtype, shape, on_cpu = torch_dtype_name(value.dtype), list(value.shape), value.device.type == "cpu"
+    if value.layout not in (torch.strided, torch.sparse_coo) or dtype not in DTYPES:
         raise ValueError(f"cannot broadcast {key} of the optimizer: a tensor of type {dtype} and layout {value.layout}")
-    return {"tensor": [dtype, list(value.shape), value.device.type == "cpu"]}
+    if value.layout == torch.sparse_coo:
+        return {"sparse": [dtype, shape, on_cpu, value.sparse_dim(), value.coalesce().values().shape[0]]}
+    return {"tensor": [dtype, shape, on_cpu]}
 
 
 def _describe_array(value: numpy.ndarray[Any, Any], key: str) -> Description[str, Any]:
@@ -162,6 +164,15 @@ def _make_tensor(content: Any, parameter: torch.Tensor | None, now: Any) -> torc
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
+def _make_sparse(content: Any, parameter: torch.Tensor | None, now: Any) -> torch.Tensor:
+    dtype_name, shape, on_cpu, sparse_dim, count = content
+    device = torch.device("cpu") if on_cpu or parameter is None else parameter.device
+    indices = torch.zeros(sparse_dim, count, dtype=torch.int64, device=device)
+    values = torch.zeros(count, *shape[sparse_dim:], dtype=getattr(torch, dtype_name), device=device)
+    # Indices and values are received into it; those of the root are coalesced.
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False, is_coalesced=True)
+
+
 def _make_array(content: Any, parameter: torch.Tensor | None, now: Any) -> numpy.ndarray[Any, Any]:
     dtype, shape = content
     return numpy.zeros(shape, dtype=dtype)
@@ -191,6 +202,7 @@ def _make_numpy(content: Any, parameter: torch.Tensor | None, now: Any) -> Any:
 
 _MAKERS: dict[str, Callable[[Any, torch.Tensor | None, Any], Any]] = {
     "tensor": _make_tensor,
+    "sparse": _make_sparse,
     "array": _make_array,
     "numpy": _make_numpy,
     "tuple": _make_tuple,
@@ -208,6 +220,10 @@ def _tensors_in(description: Description[str, Any], value: Any, name: str) -> It
     ((kind, content),) = description.items()
     if kind == "tensor":
         yield name, value
+    elif kind == "sparse":
+        coalesced = value.detach().coalesce()
+        yield f"{name}.indices", coalesced.indices()
+        yield f"{name}.values", coalesced.values()
     elif kind == "array":
         yield name, torch.from_numpy(numpy.require(value, requirements=["C", "W"]))
     elif kind in ("tuple", "list"):

@@ -65,6 +65,7 @@ def check_summed(tensor: torch.Tensor, is_sum: bool) -> None:
 def input_of(tensor: torch.Tensor, *shape: int) -> Source:
     """A tensor as the input of an operation in which it has this shape; without one, of one dimension."""
     source = source_of(as_elements(tensor.resolve_conj() if tensor.is_complex() else tensor))
+    source.is_writable = source.is_writable and not tensor.is_conj()
     source.shape = shape or (math.prod(source.shape),)
     return source
 
@@ -76,9 +77,20 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def place_in(tensor: torch.Tensor) -> Target:
     """A tensor as the place for a result."""
-    if tensor.is_conj():
-        raise ValueError("a result cannot be written to a conjugated view; give the tensor itself")
-    return target_of(as_elements(tensor))
+    if not tensor.is_conj():
+        return target_of(as_elements(tensor))
+    # A conjugated view has no memory in which its elements could be written: it is assigned to as a whole.
+    staged = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    target = target_of(as_elements(staged))
+    finish = target.finish
+
+    def assign() -> torch.Tensor:
+        finish()
+        with torch.no_grad():
+            return tensor.copy_(staged)
+
+    target.finish = assign
+    return target
 
 
 def read_into(tensor: torch.Tensor, from_rank: str = "the ranks", source: Source | None = None) -> Read:
@@ -109,7 +121,11 @@ def read_into(tensor: torch.Tensor, from_rank: str = "the ranks", source: Source
 
 def fill(places: Sequence[torch.Tensor], result: torch.Tensor) -> None:
     """Fills tensors by the elements of a result, one after the other. Raises ValueError where they do not fit."""
-    flat = [as_elements(place) for place in places]
+    written = [
+        torch.empty(place.shape, dtype=place.dtype, device=place.device) if place.is_conj() else place
+        for place in places
+    ]
+    flat = [as_elements(each) for each in written]
     counts = [place.numel() for place in flat]
     if sum(counts) != result.numel() or (flat and flat[0].dtype != result.dtype):
         dtype = flat[0].dtype if flat else "no type"
@@ -119,3 +135,7 @@ def fill(places: Sequence[torch.Tensor], result: torch.Tensor) -> None:
         )
     for place, part in zip(flat, result.reshape(-1).split(counts)):
         place.copy_(part.view(place.shape))
+    with torch.no_grad():
+        for given, each in zip(places, written):
+            if each is not given:
+                given.copy_(each)
