@@ -61,6 +61,23 @@ def check_allreduce() -> None:
         assert hvd.synchronize(handle) is None
 
 
+def check_resizing() -> None:
+    """A new result of 64 KiB or more is a view of shared memory, which cannot grow; copies and in-place results can."""
+    size = hvd.size()
+    small, large = torch.ones(4), torch.ones(20_000)
+    for resizable in (hvd.allreduce(small), hvd.allreduce(large).clone(), hvd.allreduce_(large)):
+        resizable.resize_(50_000)
+        assert resizable.shape == (50_000,)
+    result = hvd.allreduce(torch.ones(20_000), op=hvd.Sum)
+    try:
+        result.resize_(50_000)
+    except RuntimeError as error:
+        assert "not resizable" in str(error), error
+    else:
+        raise AssertionError("a view of shared memory was resized")
+    same(result.resize_(10), torch.full((10,), float(size)))
+
+
 def check_polled() -> None:
     """A result is in its place as soon as a poll says so, and a failure is kept for the one who waits."""
     size = hvd.size()
