@@ -32,7 +32,7 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product tests/containers compose
+PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/soak compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -183,6 +183,14 @@ bench: ## Measure against PyTorch Gloo and Open MPI, all results checked: 10 min
 	@$(CARGO_TARGET_DIR)/release/ronde bench collectives $(OPTIONS) \
 	    --json $(BENCH)/bench.json --markdown $(BENCH)/bench.md --plot $(BENCH)/bench.png
 	@echo "make bench: bench.json, bench.md and bench.png are in $(BENCH)"
+
+# SECONDS is taken from the command line only: in bash it is a clock.
+.PHONY: soak
+soak: SOAK_SECONDS := $(if $(filter command line,$(origin SECONDS)),$(SECONDS),1200)
+soak: build-tests ## Run a job under random faults for 20 minutes, every element checked (SECONDS=n; needs root)
+	@tests/setup/debian.sh
+	@$(PYTHON) tests/setup/environment.py tools
+	cd tests && $(RONDE_PYTHON) -m soak --seconds $(SOAK_SECONDS) $(OPTIONS)
 
 .PHONY: sim
 sim: ## Simulate 10,000 clusters, each under its own seed (FIRST=n SEEDS=n for others)

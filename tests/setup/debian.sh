@@ -6,7 +6,8 @@
 set -euo pipefail
 
 declare -A packages=([ip]=iproute2 [tc]=iproute2 [tcpdump]=tcpdump [openssl]=openssl [git]=git [ssh]=openssh-client
-    [sshd]=openssh-server [node]=nodejs [clang]=clang [wasm-ld]=lld)
+    [sshd]=openssh-server [node]=nodejs [clang]=clang [wasm-ld]=lld [ethtool]=ethtool
+    [faketime]=faketime)
 case "${1:-}" in
 cross) packages[qemu-aarch64-static]=qemu-user-static ;;
 newcomer) packages[debootstrap]=debootstrap ;;
@@ -15,7 +16,7 @@ compose)
     if ! docker version >/dev/null 2>&1; then
         packages+=([dockerd]=docker.io [docker-compose]=docker-compose [debootstrap]=debootstrap)
     fi
-    packages+=([ethtool]=ethtool [iptables]=iptables [nsenter]=util-linux [prometheus]=prometheus)
+    packages+=([iptables]=iptables [nsenter]=util-linux [prometheus]=prometheus)
     ;;
 esac
 missing=()

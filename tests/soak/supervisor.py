@@ -1,0 +1,140 @@
+"""Injects one fault after another, and checks that the job survives each, or names its culprit and comes back."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+import time
+from typing import Any
+
+from soak.faults import FAULTS, Culprit
+from soak.processes import Job, Process, Usage, last, usage
+
+# From the end of a fault until all ranks have done something again: starting a worker and a sidecar, and an epoch.
+RECOVERY_S = 90.0
+# Until all ranks have heard of an end: the peer timeout, and what a loaded machine needs.
+NOTICE_S = 30.0
+POLL_S = 0.1
+# After its start a sidecar's memory grows for this long: buffers of the first operations, and of the first faults.
+WARM_S = 20.0
+
+
+@dataclasses.dataclass
+class Tally:
+    """What has happened."""
+
+    faults: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    hangs: list[str] = dataclasses.field(default_factory=list)
+    wrong_culprits: list[str] = dataclasses.field(default_factory=list)
+    wrong_elements: list[str] = dataclasses.field(default_factory=list)
+    epochs: int = 0
+
+
+class Supervisor:
+    """Watches a job."""
+
+    def __init__(self, job: Job, rng: random.Random) -> None:
+        self.job, self.rng = job, rng
+        self.tally = Tally()
+        self.first: dict[int, Usage] = {}
+        self._bag: list[str] = []
+        self._checked: dict[int, int] = collections.defaultdict(int)
+
+    def await_progress(self, since: float, what: str) -> bool:
+        """Waits until all ranks have done something after a time; otherwise that is a hang."""
+        end = time.monotonic() + RECOVERY_S
+        while time.monotonic() < end:
+            waiting = [rank for rank, worker in enumerate(self.job.workers) if not _has_worked(worker, since)]
+            if not waiting:
+                return True
+            time.sleep(POLL_S)
+        text = ", ".join(f"rank {rank}: {self.job.workers[rank].lines[-2:]}" for rank in waiting)
+        self.tally.hangs.append(f"{what}: nothing done for {RECOVERY_S:.0f} s by {text}")
+        return False
+
+    def inject(self) -> str:
+        """The next fault, from its beginning until the job works again. All kinds come before one comes again."""
+        if not self._bag:
+            self._bag = self.rng.sample(list(FAULTS), len(FAULTS))
+        name = self._bag.pop()
+        began = time.monotonic()
+        with FAULTS[name](self.job, self.rng) as culprit:
+            if culprit is not None:
+                self._await_notice(name, began, culprit)
+                self._check_culprit(name, began, culprit)
+        self.tally.faults[name] += 1
+        if not self.await_progress(time.monotonic(), name):
+            self.job.start_again()
+            self.await_progress(time.monotonic(), "start after a hang")
+        elif culprit is None:
+            self._check_nobody_failed(name, began)
+        self.collect()
+        return name
+
+    def collect(self) -> None:
+        """Counts what workers have reported since the last time."""
+        for worker in [*self.job.past, *self.job.workers]:
+            lines = worker.lines[self._checked[id(worker)] :]
+            self._checked[id(worker)] += len(lines)
+            for line in lines:
+                if "what" in line:
+                    self.tally.wrong_elements.append(line["what"])
+                if "fault" in line:
+                    self.tally.faults[line["fault"]] += line["me"] == 0
+                    if line["text"]:
+                        self.tally.wrong_culprits.append(f"{line['fault']}, rank {line['me']}: {line['text']}")
+                self.tally.epochs += worker is self.job.workers[0] and "connected" in line
+
+    def note_usage(self) -> None:
+        """Of sidecars that have none noted yet, and that have had time to make their buffers."""
+        now = time.monotonic()
+        for sidecar in self.job.sidecars:
+            if id(sidecar) not in self.first and sidecar.is_alive and now - sidecar.started > WARM_S:
+                self.first[id(sidecar)] = usage(sidecar.pid)
+
+    def totals(self) -> dict[str, int]:
+        """What all workers have done."""
+        workers = [*self.job.past, *self.job.workers]
+        return {key: sum(last(worker, key) for worker in workers) for key in ("operations", "elements", "wrong")}
+
+    def _await_notice(self, name: str, began: float, culprit: Culprit) -> None:
+        """Waits until all ranks that live have seen the end of the epoch."""
+        gone = {culprit.rank} if culprit.rank is not None else set(self.job.served(culprit.sidecar or 0))
+        others = [rank for rank in range(len(self.job.workers)) if rank not in gone]
+        end = time.monotonic() + NOTICE_S
+        while time.monotonic() < end:
+            others = [rank for rank in others if not _failures(self.job.workers[rank], began)]
+            if not others:
+                return
+            time.sleep(POLL_S)
+        self.tally.hangs.append(f"{name}: ranks {others} have not seen the end within {NOTICE_S:.0f} s")
+
+    def _check_culprit(self, name: str, began: float, culprit: Culprit) -> None:
+        """The first failure of each rank names the culprit."""
+        for rank, worker in enumerate(self.job.workers):
+            failures = _failures(worker, began)
+            is_served = culprit.sidecar == self.job.placement[rank]
+            if failures and not _names(failures[0], culprit, is_served):
+                self.tally.wrong_culprits.append(f"{name} ({culprit}): rank {rank} reports {failures[0]}")
+
+    def _check_nobody_failed(self, name: str, began: float) -> None:
+        for rank, worker in enumerate(self.job.workers):
+            for line in _failures(worker, began)[:1]:
+                self.tally.wrong_culprits.append(f"{name}: nobody had to fail, but rank {rank} did: {line['text']}")
+
+
+def _has_worked(worker: Process, since: float) -> bool:
+    reports = [line["at"] for line in worker.lines[-50:] if "operations" in line]
+    return bool(reports) and reports[-1] > since
+
+
+def _failures(worker: Process, since: float) -> list[dict[str, Any]]:
+    return [line for line in list(worker.lines) if "failed" in line and line["at"] >= since]
+
+
+def _names(line: dict[str, Any], culprit: Culprit, is_served: bool) -> bool:
+    if culprit.rank is not None:
+        return bool(line["rank"] == culprit.rank)
+    # The workers of a sidecar that has died see that their own connection has ended.
+    return is_served or line["sidecar"] == culprit.sidecar

@@ -1,0 +1,50 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from soak.processes import Usage, usage
+from soak.supervisor import Supervisor
+
+# What may be in use more at the end than after the start: buffers that grow with the largest operation so far, and
+# connections that are being replaced.
+MEMORY_FACTOR, MEMORY_MB = 1.5, 32.0
+DESCRIPTORS = 8
+
+
+def usages(supervisor: Supervisor) -> list[tuple[int, Usage, Usage]]:
+    """Of each sidecar that lives: its host, what it had in use first, and what it has now."""
+    living = [(host, sidecar) for host, sidecar in enumerate(supervisor.job.sidecars) if sidecar.is_alive]
+    return [
+        (host, supervisor.first[id(sidecar)], usage(sidecar.pid))
+        for host, sidecar in living
+        if id(sidecar) in supervisor.first
+    ]
+
+
+def has_grown(supervisor: Supervisor) -> bool:
+    """Whether a sidecar has more in use than it should."""
+    return any(
+        now.memory_mb > first.memory_mb * MEMORY_FACTOR + MEMORY_MB or now.descriptors > first.descriptors + DESCRIPTORS
+        for _, first, now in usages(supervisor)
+    )
+
+
+def table(supervisor: Supervisor, seconds: float) -> str:
+    """The whole table, in Markdown."""
+    tally, totals = supervisor.tally, supervisor.totals()
+    rows = [
+        ("seconds", f"{seconds:.0f}"),
+        ("operations, each counted on every rank", f"{totals['operations']:,}"),
+        ("elements checked", f"{totals['elements']:,}"),
+        ("epochs", str(tally.epochs)),
+        *((f"fault: {name}", str(count)) for name, count in sorted(tally.faults.items())),
+        ("**hangs**", str(len(tally.hangs))),
+        ("**wrong elements**", str(totals["wrong"])),
+        ("**wrong culprits**", str(len(tally.wrong_culprits))),
+    ]
+    for host, first, now in usages(supervisor):
+        rows.append((f"sidecar {host}, its own memory", f"{first.memory_mb:.0f} MB, at the end {now.memory_mb:.0f} MB"))
+        rows.append((f"sidecar {host}, descriptors", f"{first.descriptors}, at the end {now.descriptors}"))
+    lines = ["| what | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    details = [*tally.hangs, *tally.wrong_culprits, *tally.wrong_elements]
+    return "\n".join([*lines, *(f"- {text}" for text in details[:20])])
