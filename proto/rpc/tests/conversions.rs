@@ -165,7 +165,7 @@ fn receiving_ranks_submit_no_input() {
 }
 
 #[test]
-fn an_output_is_a_place_in_shared_memory_beside_the_input() {
+fn an_output_is_a_location_in_shared_memory_other_than_the_input() {
     let at = |offset, bytes| arena(offset, bytes);
     let inline = Place::Inline(Bytes::from_static(&[0; 12])).into_message();
     let send = Some(Collective::Send { to: Rank(0), tag: 0 }.into());
@@ -189,7 +189,7 @@ fn an_output_is_a_place_in_shared_memory_beside_the_input() {
 }
 
 #[test]
-fn a_session_without_shared_memory_has_everything_inline() {
+fn a_session_without_shared_memory_sends_everything_inline() {
     let inline = |bytes: &'static [u8]| Place::Inline(Bytes::from_static(bytes)).into_message();
     let collective = |collective: Collective| Some(v1::Collective::from(collective));
     let scatter = || collective(Collective::Scatter { root: Rank(0) });
@@ -238,13 +238,13 @@ fn splits_and_groups_are_bounded() {
 }
 
 #[test]
-fn a_failure_of_an_unknown_kind_still_arrives() {
+fn a_failure_of_an_unknown_kind_is_delivered() {
     let message = v1::Failure { cause: 77, reason: "news".into(), tensor: Some(String::new()), ..Default::default() };
     assert_eq!(Failure::from(message), Failure::new(Cause::Bug, "news"));
 }
 
 #[test]
-fn claims_are_checked_and_hide_their_token() {
+fn claims_are_checked_and_do_not_print_their_token() {
     let claim = Claim {
         job: JobName::new("mnist-7").expect("a name"),
         rank: Rank(3),

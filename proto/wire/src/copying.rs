@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_make_a_whole() {
+    fn copies_in_pieces_equal_the_source() {
         let from: Vec<u8> = (0..9_000_u32).map(|index| (index * 7 % 251) as u8).collect();
         let mut place = vec![0; from.len() + PAGE_BYTES];
         for length in [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, WHOLE_BYTES_MIN - 1, 9_000] {
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "one length")]
-    fn lengths_are_equal() {
+    fn different_lengths_panic() {
         copy(&mut [0], &[1, 2]);
     }
 }

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_short_and_moves_no_cursor() {
+    fn a_log_line_is_short_and_has_no_control_characters() {
         assert_eq!(Failure::line("it\nlogged: \x1b[2J"), "it\\nlogged: \\u{1b}[2J");
         let long = Failure::line(&"\u{e9}\r".repeat(10_000));
         assert!(long.len() <= limits::REASON_BYTES_MAX && long.starts_with("\u{e9}\\r\u{e9}"), "{long}");

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_names_can_stand_in_a_line_of_a_log() {
+    fn plugin_names_from_peers_are_safe_to_log() {
         assert_eq!(named("top-k2", "1.0.0-rc+7").check(), Ok(()));
         for name in ["a\nb", "A", "a b", "\u{1b}[2J", "ä", "a@1"] {
             let refused = named(name, "1").check().expect_err(name).to_string();

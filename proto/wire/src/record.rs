@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_have_names() {
+    fn exits_are_described_by_name() {
         assert_eq!(Exit::Signal(11).to_string(), "was ended by signal 11 (SIGSEGV)");
         assert_eq!(Exit::Signal(31).to_string(), "was ended by signal 31 (SIGSYS)");
         for odd in [0, -1, 40, i32::MIN] {
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_texts_are_cut_and_harmless() {
+    fn hostile_texts_are_truncated_and_escaped() {
         let endless = "\x1b[2J\u{202e}é".repeat(100_000);
         let mut hostile = record(vec![endless.clone(); 1_000]);
         hostile.host.clone_from(&endless);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_lines_and_the_end_of_a_place_are_kept() {
+    fn the_newest_lines_and_the_end_of_a_call_site_are_kept() {
         let lines = (0..100).map(|number| format!("line {number}")).collect();
         let kept = record(lines).within_limits().stderr_tail;
         assert_eq!((kept.len(), kept[0].as_str(), kept[19].as_str()), (20, "line 80", "line 99"));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_does_is_one_sentence() {
+    fn an_activity_is_described_in_one_sentence() {
         let call = record(Vec::new()).last_call;
         let busy = Activity {
             rank: Rank(2),

@@ -136,14 +136,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_enclosed_twice() {
+    fn a_message_cannot_be_enclosed_twice() {
         let twice = Enclosed::new(&ascending(Enclosed::new(&Control::Done)));
         let error = twice.open().expect_err("refused").to_string();
         assert!(error.contains("enclosed twice"), "{error}");
     }
 
     #[test]
-    fn whatever_may_be_enclosed_fits_a_frame_of_any_relay() {
+    fn every_enclosed_message_fits_a_frame_of_any_relay() {
         let largest = Enclosed(Bytes::from(vec![0; ENCLOSED_BYTES_MAX]));
         assert!(control::encode(&ascending(largest.clone())).len() <= CONTROL_FRAME_BYTES_MAX);
         let to = Some((0..1_024).map(SidecarIndex).collect());

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_job_has_stays_outside() {
+    fn sidecars_beyond_the_limit_are_ignored() {
         assert!(of(&[1_024, u32::MAX]).is_empty());
         assert!(!of(&[0]).contains(SidecarIndex(u32::MAX)));
         assert_eq!(SidecarSet::try_from(vec![1; 129]), Err(TooManySidecars { bytes: 129 }));

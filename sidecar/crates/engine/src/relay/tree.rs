@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_hangs_on_one_parent_and_nobody_on_many() {
+    fn every_sidecar_has_one_parent_and_few_ancestors() {
         let count = u32::try_from(SIDECARS_MAX).expect("fits");
         let trees: Vec<Tree> = (0..count).map(|me| tree(count, 17, me, CONTROL_FAN_OUT)).collect();
         let mut parents = 0;

@@ -221,7 +221,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_difference_separates() {
+    fn every_difference_separates_buckets() {
         let different = [
             ReadyTensor { collective: Collective::AllReduce { op: ReduceOp::Max }, ..tensor("b", 1) },
             ReadyTensor { collective: Collective::Broadcast { root: Rank(0) }, ..tensor("b", 1) },
@@ -239,7 +239,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_may_share_shares_and_the_rest_travels_alone() {
+    fn only_shareable_collectives_share_a_bucket() {
         let root = Rank(0);
         let reduce = |op| Collective::AllReduce { op };
         let cases = [
@@ -264,7 +264,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn names_of_the_greatest_length_still_fit_a_frame() {
+    fn a_bucket_with_the_longest_names_fits_a_frame() {
         let long = |n: usize| tensor(&format!("{n:0512}"), 0);
         let mut queue: VecDeque<ReadyTensor> = (0..3_000).map(long).collect();
         let bucket = next_bucket(&mut queue, u64::MAX);
@@ -274,7 +274,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_lost_and_limits_hold(sizes in prop::collection::vec((0_u64..120, 0..3_u8), 0..60), threshold in 0_u64..200) {
+        fn no_tensor_is_lost_and_buckets_stay_within_limits(sizes in prop::collection::vec((0_u64..120, 0..3_u8), 0..60), threshold in 0_u64..200) {
             let kinds = [DType::U8, DType::I8, DType::Bool];
             let tensors: Vec<ReadyTensor> = sizes.iter().enumerate()
                 .map(|(n, (bytes, kind))| ReadyTensor { dtype: kinds[usize::from(*kind)], ..tensor(&n.to_string(), *bytes) })

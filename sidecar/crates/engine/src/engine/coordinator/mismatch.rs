@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn many_different_values_stay_within_the_limit_of_a_reason() {
+    fn many_different_values_stay_within_the_length_limit_of_a_reason() {
         let requests: Vec<Request> = (0..4_000).map(|n| sum(&[n])).collect();
         let (text, _) = verdict(requests).expect("a mismatch");
         assert!(text.len() < 1_000 && text.contains("and others"), "{text}");

@@ -214,12 +214,12 @@ mod tests {
     }
 
     #[test]
-    fn more_steps_may_be_asked_for() {
+    fn more_equal_steps_may_be_required() {
         assert_eq!(found(&["a"; 6], 4), [false, false, false, true, true, true]);
     }
 
     #[test]
-    fn larger_steps_than_are_to_be_remembered_are_never_found() {
+    fn steps_with_more_tensors_than_the_limit_are_never_found() {
         let view = view();
         for (tensors_max, is_found) in [(0, false), (2, false), (3, true)] {
             let mut repetition = Repetition::default();
@@ -234,12 +234,12 @@ mod tests {
     }
 
     #[test]
-    fn another_step_begins_the_count_anew() {
+    fn a_different_step_restarts_the_count() {
         assert_eq!(found(&["ab", "ab", "abc", "ab", "ab"], 2), [false, true, false, false, true]);
     }
 
     #[test]
-    fn a_step_of_small_operations_only_is_not_worth_it() {
+    fn a_step_of_only_small_operations_is_not_scheduled() {
         let view = view();
         let small = |name| ReadyTensor { algorithm: Algorithm::Eager, ..sum(name, 1) };
         for (others, worth_it) in [(vec![small("b")], false), (vec![small("b"), sum("c", 9_000)], true)] {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_completes_alone_binds_a_step() {
+    fn operations_that_one_member_can_complete_alone_are_not_scheduled() {
         let view = view();
         let gather = |rows: Vec<u64>| {
             let tensor = OrderedTensor { rows, ..sum("t", 1).tensor };

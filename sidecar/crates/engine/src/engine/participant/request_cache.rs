@@ -91,7 +91,7 @@ mod tests {
     const SLOTS: usize = limits::ANNOUNCE_SLOTS_MAX;
 
     #[test]
-    fn no_more_are_remembered_than_are_asked_for() {
+    fn the_request_cache_holds_at_most_the_requested_number_of_slots() {
         let mut announcer = Announcer::default();
         assert!(matches!(announcer.announce(&sum("a", 1), 0).intent, Intent::Ready(_)));
         assert!(matches!(announcer.announce(&sum("a", 1), 0).intent, Intent::Ready(_)));

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_contracted_and_long_lists_cut() {
+    fn consecutive_ranks_are_contracted_and_long_lists_truncated() {
         let of = |numbers: &[u32]| numbers.iter().copied().map(Rank).collect::<Vec<_>>();
         assert_eq!(ranks(&of(&[])), "no rank");
         assert_eq!(ranks(&of(&[5])), "rank 5");

@@ -29,7 +29,7 @@ fn an_epoch_begins_when_all_ranks_have_attached() {
 }
 
 #[test]
-fn attachments_survive_a_link_that_comes_late_or_breaks() {
+fn attachments_survive_a_late_or_broken_link() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO);
     cluster.attach_all();
     cluster.drain_all();
@@ -43,7 +43,7 @@ fn attachments_survive_a_link_that_comes_late_or_breaks() {
 }
 
 #[test]
-fn a_lost_list_is_repeated_without_a_new_link() {
+fn a_lost_list_of_attached_ranks_is_sent_again_on_the_same_link() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO);
     cluster.attach_all();
     cluster.drain_all();
@@ -88,7 +88,7 @@ fn a_shutdown_names_the_rank_and_a_new_epoch_can_begin() {
 }
 
 #[test]
-fn a_rank_that_attaches_anew_before_the_end_is_heard_waits_for_the_next_epoch() {
+fn a_rank_that_attaches_again_before_the_epoch_ends_waits_for_the_next_one() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     cluster.goodbye(3);
     cluster.attach(Rank(3));
@@ -104,7 +104,7 @@ fn a_rank_that_attaches_anew_before_the_end_is_heard_waits_for_the_next_epoch() 
 }
 
 #[test]
-fn what_was_ordered_before_a_goodbye_completes() {
+fn operations_ordered_before_a_shutdown_complete() {
     let mut cluster = Cluster::new(&[0, 0, 1, 1, 2]).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("last", &[64]));
@@ -127,7 +127,7 @@ fn what_was_ordered_before_a_goodbye_completes() {
 }
 
 #[test]
-fn all_say_goodbye_at_once_in_any_order() {
+fn all_ranks_close_at_once_in_any_order() {
     for first in 0..4_u32 {
         let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
         let requests = cluster.submit_all(&sum("t", &[64]));
@@ -143,7 +143,7 @@ fn all_say_goodbye_at_once_in_any_order() {
 }
 
 #[test]
-fn what_cannot_be_finished_after_a_goodbye_names_the_goodbye() {
+fn operations_that_cannot_finish_after_a_shutdown_fail_with_the_shutdown() {
     let mut cluster = Cluster::new(&[0, 1, 2]).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
@@ -180,7 +180,7 @@ fn a_lost_rank_ends_everything_at_once() {
 }
 
 #[test]
-fn a_rank_lost_while_others_finish_does_not_harm_them() {
+fn a_rank_lost_during_a_shutdown_does_not_fail_others() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
@@ -194,7 +194,7 @@ fn a_rank_lost_while_others_finish_does_not_harm_them() {
 }
 
 #[test]
-fn a_sidecar_lost_while_others_finish_is_not_waited_for() {
+fn a_sidecar_lost_during_a_shutdown_is_not_awaited() {
     let mut cluster = Cluster::new(&[0, 1, 2]).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
@@ -212,7 +212,7 @@ fn a_sidecar_lost_while_others_finish_is_not_waited_for() {
 
 /// A list that was on its way when the epoch began names ranks that the epoch has taken since.
 #[test]
-fn a_list_from_before_the_last_epoch_begins_no_new_one() {
+fn a_stale_list_of_attached_ranks_begins_no_epoch() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.leave(0, Failure::new(Cause::RankLost, "its process exited"));
     cluster.drain_all();
@@ -228,7 +228,7 @@ fn a_list_from_before_the_last_epoch_begins_no_new_one() {
 
 /// Who has finished an epoch may still be needed by the coordinator's own part of it.
 #[test]
-fn a_sidecar_that_is_lost_after_it_has_finished_ends_what_needs_it() {
+fn a_sidecar_lost_after_it_finished_ends_the_operations_that_need_it() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
@@ -247,7 +247,7 @@ fn a_sidecar_that_is_lost_after_it_has_finished_ends_what_needs_it() {
 
 /// Its leaving would be taken for a loss by those who still need it, or who have yet to hear of the end.
 #[test]
-fn who_has_finished_stays_until_all_have() {
+fn a_finished_sidecar_stays_until_all_have_finished() {
     let mut cluster = Cluster::new(&[0, 1, 2]).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("last", &[64]));
@@ -264,7 +264,7 @@ fn who_has_finished_stays_until_all_have() {
 
 /// But not for ever: when the coordinator is gone there is nobody to wait for.
 #[test]
-fn who_has_finished_leaves_when_the_coordinator_is_gone() {
+fn a_finished_sidecar_leaves_when_the_coordinator_is_lost() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.executes = false;
     cluster.submit_all(&sum("last", &[64]));
@@ -282,7 +282,7 @@ fn who_has_finished_leaves_when_the_coordinator_is_gone() {
 
 /// Lanes and control links are connections of their own: what was said on the one may be read behind what came on the other.
 #[test]
-fn a_lane_that_the_coordinator_closes_does_not_overtake_why() {
+fn a_lane_closed_by_the_coordinator_does_not_hide_the_shutdown_reason() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     let pending = cluster.submit(1, sum("t", &[4]));
     cluster.run();
@@ -302,7 +302,7 @@ fn a_lane_that_the_coordinator_closes_does_not_overtake_why() {
 
 /// A coordinator that was only paused hears that the others have given up what it still waits for.
 #[test]
-fn who_has_given_the_coordinator_up_says_so() {
+fn a_sidecar_that_gave_up_on_the_coordinator_reports_it() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
@@ -315,7 +315,7 @@ fn who_has_given_the_coordinator_up_says_so() {
 }
 
 #[test]
-fn worlds_that_differ_are_named() {
+fn a_sidecar_with_another_world_is_named() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO);
     let other = World::new([0, 0, 1, 1, 1].map(SidecarIndex).into()).expect("a world");
     cluster.engines[1] = crate::Engine::new(EngineConfig::new(SidecarIndex(1), other), cluster.now);

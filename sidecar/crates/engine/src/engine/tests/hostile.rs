@@ -250,7 +250,7 @@ proptest! {
     /// Anything from anybody to anybody, with requests of honest ranks under way: no panic, and every request still gets
     /// exactly one answer.
     #[test]
-    fn nothing_panics_and_nobody_is_forgotten(messages in messages(), ask in vec((0_u32..4, request()), 0..8)) {
+    fn arbitrary_messages_never_panic_and_every_request_completes(messages in messages(), ask in vec((0_u32..4, request()), 0..8)) {
         let mut cluster = Cluster::new(&PLACEMENT).started();
         let mut requests = Vec::new();
         let mut ask = ask.into_iter();
@@ -277,7 +277,7 @@ proptest! {
 
     /// A sidecar that is not the coordinator cannot make another do or fail anything but by breaking the epoch.
     #[test]
-    fn a_bystander_moves_no_request(messages in vec((any::<u64>(), control()), 1..12)) {
+    fn a_sidecar_without_ranks_of_a_request_cannot_complete_it(messages in vec((any::<u64>(), control()), 1..12)) {
         let mut cluster = Cluster::new(&PLACEMENT).started();
         let pending = cluster.submit(2, sum("t", &[4]));
         cluster.run();
@@ -324,7 +324,7 @@ fn a_sidecar_speaks_only_for_its_own_ranks() {
 }
 
 #[test]
-fn a_stranger_is_disconnected_and_changes_nothing() {
+fn an_unknown_sidecar_is_disconnected_and_changes_nothing() {
     let mut cluster = Cluster::new(&PLACEMENT).started();
     let pending = cluster.submit(1, sum("t", &[1]));
     cluster.control(0, 9, (1, 0), Control::Failed { failure: Failure::new(Cause::Bug, "x") });

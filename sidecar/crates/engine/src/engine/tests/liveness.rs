@@ -77,7 +77,7 @@ fn a_pause_of_three_seconds_changes_nothing() {
 }
 
 #[test]
-fn whoever_was_paused_itself_declares_nobody_dead() {
+fn a_sidecar_that_was_paused_itself_declares_no_peer_dead() {
     let mut cluster = Cluster::new(&THREE).started();
     // A suspended machine: time jumps for all. Everybody wakes and looks at the clock before hearing anything.
     cluster.jump(60_000);
@@ -94,7 +94,7 @@ fn whoever_was_paused_itself_declares_nobody_dead() {
 }
 
 #[test]
-fn a_lost_coordinator_is_decided_locally() {
+fn each_sidecar_ends_the_epoch_itself_when_the_coordinator_is_lost() {
     let mut cluster = Cluster::new(&THREE).started();
     let pending = cluster.submit(1, sum("t", &[4]));
     cluster.run();
@@ -108,7 +108,7 @@ fn a_lost_coordinator_is_decided_locally() {
 }
 
 #[test]
-fn an_end_that_was_lost_with_a_link_is_learnt_from_heartbeats() {
+fn an_epoch_end_that_was_lost_with_a_link_is_learned_from_heartbeats() {
     let mut cluster = Cluster::new(&THREE).started();
     let pending = cluster.submit(3, sum("t", &[4]));
     cluster.run();
@@ -139,7 +139,7 @@ fn a_lost_link_ends_the_epoch_at_once() {
 }
 
 #[test]
-fn two_that_cannot_reach_each_other_are_both_named() {
+fn two_sidecars_that_cannot_reach_each_other_are_both_named() {
     let mut cluster = Cluster::new(&THREE).started();
     let pending = cluster.submit(0, sum("t", &[4]));
     cluster.run();
@@ -188,7 +188,7 @@ fn a_silent_worker_is_suspected_then_lost() {
 }
 
 #[test]
-fn stalls_are_reported_with_ranks_and_names_and_taken_back() {
+fn stall_reports_name_ranks_and_tensors_and_are_taken_back() {
     let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
     let mut cluster = Cluster::of(world, |config| EngineConfig { stall_warning_ms: 2_000, ..config }).started();
     for n in 0..8 {
@@ -223,7 +223,7 @@ fn stalls_are_reported_with_ranks_and_names_and_taken_back() {
 }
 
 #[test]
-fn a_stall_ends_the_epoch_where_that_is_asked_for() {
+fn a_stall_ends_the_epoch_after_the_configured_time() {
     let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
     let adjust = |config| EngineConfig { stall_warning_ms: 2_000, stall_shutdown_ms: 3_000, ..config };
     let mut cluster = Cluster::of(world, adjust).started();
@@ -249,7 +249,7 @@ fn a_stall_ends_the_epoch_where_that_is_asked_for() {
 }
 
 #[test]
-fn nothing_is_reported_where_that_is_not_wanted() {
+fn no_stall_is_reported_when_reports_are_off() {
     let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
     for (stall_warning_ms, reports) in [(60_000, 1), (u64::MAX, 0)] {
         let mut cluster = Cluster::of(world.clone(), |config| EngineConfig { stall_warning_ms, ..config }).started();
@@ -262,7 +262,7 @@ fn nothing_is_reported_where_that_is_not_wanted() {
 }
 
 #[test]
-fn a_shutdown_does_not_come_before_the_warning() {
+fn a_stall_shutdown_does_not_come_before_the_warning() {
     let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
     let adjust = |config| EngineConfig { stall_warning_ms: 2_000, stall_shutdown_ms: 500, ..config };
     let mut cluster = Cluster::of(world, adjust).started();
@@ -309,7 +309,7 @@ fn a_group_that_lacks_tensors_is_named() {
 }
 
 #[test]
-fn a_world_of_one_sidecar_needs_nobody() {
+fn a_world_of_one_sidecar_needs_no_peer() {
     let mut cluster = Cluster::new(&[0, 0]).started();
     let requests = cluster.submit_all(&sum("t", &[4]));
     cluster.run();
@@ -355,7 +355,7 @@ fn a_stall_is_reported_with_what_the_missing_ranks_do() {
 }
 
 #[test]
-fn a_report_does_not_wait_for_a_sidecar_that_says_nothing() {
+fn a_stall_report_does_not_wait_for_a_silent_sidecar() {
     let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
     let mut cluster = Cluster::of(world, |config| EngineConfig { stall_warning_ms: 2_000, ..config }).started();
     for rank in [0, 1, 2] {
@@ -371,7 +371,7 @@ fn a_report_does_not_wait_for_a_sidecar_that_says_nothing() {
 }
 
 #[test]
-fn a_silent_rank_leaves_a_record_for_everybody() {
+fn a_silent_rank_leaves_a_record_for_all_ranks() {
     let mut cluster = Cluster::new(&THREE).started();
     called(&mut cluster, 2, "allgather.x", 88);
     let pending = cluster.submit(0, sum("t", &[4]));
@@ -384,7 +384,7 @@ fn a_silent_rank_leaves_a_record_for_everybody() {
 }
 
 #[test]
-fn a_record_from_the_network_is_cut() {
+fn a_record_from_the_network_is_truncated() {
     let mut cluster = Cluster::new(&THREE).started();
     let pending = cluster.submit(0, sum("t", &[4]));
     cluster.run();

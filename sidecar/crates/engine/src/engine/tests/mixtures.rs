@@ -215,7 +215,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn honest_sidecars_never_fall_out(steps in vec(step(), 1..300)) {
+    fn correct_sidecars_never_report_protocol_violations(steps in vec(step(), 1..300)) {
         let mut play = Play::new();
         steps.iter().for_each(|step| play.step(step));
         play.give_up();
@@ -231,7 +231,7 @@ proptest! {
 
     /// Joins end: when every rank that has not joined does so, by the same name, all learn of the same last one.
     #[test]
-    fn everybody_can_join_after_anything(steps in vec(step(), 1..300)) {
+    fn all_ranks_can_join_after_any_sequence_of_operations(steps in vec(step(), 1..300)) {
         let mut play = Play::new();
         steps.iter().for_each(|step| play.step(step));
         play.give_up();
@@ -255,7 +255,7 @@ proptest! {
 
 /// The schedules above would prove little if they did not get anywhere.
 #[test]
-fn mixtures_reach_everything() {
+fn the_generated_mixtures_reach_every_outcome() {
     let mut runner = TestRunner::deterministic();
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     for _ in 0..300 {

@@ -9,7 +9,7 @@ use crate::event::Event;
 const FOUR_ON_TWO: [u32; 4] = [0, 0, 1, 1];
 
 #[test]
-fn an_idle_engine_starts_at_once_and_the_rest_collects() {
+fn an_idle_engine_orders_at_once_and_later_tensors_collect() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.executes = false;
     for tensor in ["a", "b", "c", "d", "e"] {
@@ -27,7 +27,7 @@ fn an_idle_engine_starts_at_once_and_the_rest_collects() {
 }
 
 #[test]
-fn what_becomes_ready_together_travels_together() {
+fn tensors_that_become_ready_together_share_a_bucket() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     for rank in 0..4 {
         for n in 0..50 {
@@ -40,7 +40,7 @@ fn what_becomes_ready_together_travels_together() {
 }
 
 #[test]
-fn threshold_zero_orders_one_by_one() {
+fn a_fusion_threshold_of_zero_orders_one_tensor_at_a_time() {
     let world = Cluster::new(&[0, 1]).world;
     let mut cluster = Cluster::of(world, |config| EngineConfig { fusion_threshold_bytes: 0, ..config }).started();
     for tensor in ["a", "b", "c"] {
@@ -51,7 +51,7 @@ fn threshold_zero_orders_one_by_one() {
 }
 
 #[test]
-fn the_threshold_bounds_whole_tensors() {
+fn the_fusion_threshold_counts_whole_tensors() {
     let world = Cluster::new(&[0, 1]).world;
     let collectives = [
         (Collective::AllGather, 8),
@@ -72,7 +72,7 @@ fn the_threshold_bounds_whole_tensors() {
 }
 
 #[test]
-fn sets_do_not_wait_for_each_other() {
+fn process_sets_do_not_wait_for_each_other() {
     let mut cluster = Cluster::with_sets(&[0, 0, 1, 1, 2, 2], &[&[2, 3, 4], &[0, 1]]).started();
     cluster.executes = false;
     for tensor in ["a", "b", "c"] {
@@ -95,7 +95,7 @@ fn sets_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn an_admission_says_all_that_is_needed() {
+fn an_admission_has_the_plan_the_ranks_and_the_requests() {
     let mut cluster = Cluster::new(&[1, 0, 1]).started();
     let what = Request { prescale: 0.5, postscale: 3.0, ..sum("t", &[2, 3]) };
     let requests = cluster.submit_all(&what);

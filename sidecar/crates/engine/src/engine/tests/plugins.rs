@@ -30,7 +30,7 @@ fn reduced(tensor: &str, work: PluginWork) -> Request {
 }
 
 #[test]
-fn nobody_has_a_result_before_all_members_have_performed_it() {
+fn no_rank_gets_a_result_before_all_members_have_performed_the_operation() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&coded("t", topk()));
@@ -50,7 +50,7 @@ fn nobody_has_a_result_before_all_members_have_performed_it() {
 }
 
 #[test]
-fn a_plugin_that_fails_on_one_sidecar_fails_the_operation_everywhere_and_nothing_else() {
+fn a_plugin_failure_on_one_sidecar_fails_only_that_operation_everywhere() {
     for late in [false, true] {
         let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
         cluster.executes = false;
@@ -85,7 +85,7 @@ fn a_plugin_that_fails_on_one_sidecar_fails_the_operation_everywhere_and_nothing
 
 /// What codecs keep for a set is let go of once nothing of it is under way, and not before: rounds are counted until then.
 #[test]
-fn a_set_that_is_removed_is_forgotten_when_its_last_operation_is_settled() {
+fn a_removed_set_is_forgotten_when_its_last_operation_is_committed() {
     for fails in [false, true] {
         let mut cluster = Cluster::with_sets(&[0, 0, 1], &[&[1, 2]]).started();
         cluster.executes = false;
@@ -112,7 +112,7 @@ fn a_set_that_is_removed_is_forgotten_when_its_last_operation_is_settled() {
 
 /// All ranks have asked, so it is no rank that the others wait for.
 #[test]
-fn who_is_not_done_with_a_plugin_for_long_is_named() {
+fn a_stall_report_names_the_sidecars_that_are_not_done_with_a_plugin() {
     let world = World::new(FOUR_ON_TWO.map(SidecarIndex).into()).expect("a world");
     let mut cluster = Cluster::of(world, |config| EngineConfig { stall_warning_ms: 2_000, ..config }).started();
     cluster.executes = false;
@@ -137,7 +137,7 @@ fn who_is_not_done_with_a_plugin_for_long_is_named() {
 }
 
 #[test]
-fn what_is_in_flight_at_a_shutdown_is_settled() {
+fn operations_in_flight_at_a_shutdown_are_committed() {
     for fails in [false, true] {
         let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
         cluster.executes = false;
@@ -161,7 +161,7 @@ fn what_is_in_flight_at_a_shutdown_is_settled() {
 }
 
 #[test]
-fn different_modules_by_one_name_are_named_with_their_sidecars() {
+fn different_modules_with_one_name_are_listed_with_their_sidecars() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let odd = PluginUse { digest: [9; 32], ..topk() };
     let requests: Vec<_> = (0..)
@@ -181,7 +181,7 @@ fn different_modules_by_one_name_are_named_with_their_sidecars() {
 }
 
 #[test]
-fn a_tensor_of_more_blocks_than_a_plan_holds_is_refused_and_nothing_else() {
+fn a_tensor_with_more_blocks_than_a_plan_holds_is_refused_alone() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let too_long = Request { shape: sum("t", &[64 << 20, 2]).shape, ..coded("t", topk()) };
     let refused = cluster.submit_all(&too_long);
@@ -195,7 +195,7 @@ fn a_tensor_of_more_blocks_than_a_plan_holds_is_refused_and_nothing_else() {
 }
 
 #[test]
-fn other_parameters_or_another_plugin_do_not_fit() {
+fn other_parameters_or_another_plugin_are_a_mismatch() {
     let other = PluginUse { parameters: vec![2], ..topk() };
     let named = PluginUse { name: "onebit".into(), ..topk() };
     for (odd, words) in [(coded("t", other), "with parameters [2]"), (coded("t", named), "onebit@1.0.0")] {
@@ -214,7 +214,7 @@ fn other_parameters_or_another_plugin_do_not_fit() {
 }
 
 #[test]
-fn a_plugin_where_there_is_nothing_for_it_to_do_is_refused() {
+fn a_plugin_without_a_fitting_collective_is_refused() {
     let codec = || Some(Arc::new(topk()));
     let gather = Request { plugin: codec(), ..request("t", Collective::AllGather, &[8]) };
     let maximum = Collective::AllReduce { op: ReduceOp::Max };
@@ -265,7 +265,7 @@ fn buckets_hold_tensors_of_one_plugin() {
 }
 
 #[test]
-fn who_reports_what_it_need_not_is_expelled() {
+fn a_sidecar_that_reports_without_being_a_member_is_expelled() {
     let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[0, 1]]).started();
     cluster.executes = false;
     for rank in 0..2 {

@@ -8,7 +8,7 @@ use crate::engine::participant::request_cache::Announcer;
 
 /// Both sides agree about every announcement of a long, repetitive and overflowing sequence.
 #[test]
-fn what_is_recalled_is_what_was_announced() {
+fn a_cached_request_equals_the_announced_one() {
     let (mut announcer, mut remembered) = (Announcer::default(), Remembered::default());
     let from = SidecarIndex(3);
     let (mut again, mut evictions) = (0, 0);

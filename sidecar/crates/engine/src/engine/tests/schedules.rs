@@ -110,7 +110,7 @@ proptest! {
 
     /// The k-th use of a name ends alike on all ranks, and a job whose ranks use names equally often comes to rest.
     #[test]
-    fn ranks_agree_about_each_use_of_a_name(steps in vec(step(), 1..150)) {
+    fn ranks_agree_on_each_use_of_a_name(steps in vec(step(), 1..150)) {
         let mut cluster = Cluster::new(&[0, 1, 1, 2, 0]).started();
         cluster.executes = false;
         let mut log = Log::default();
@@ -143,7 +143,7 @@ proptest! {
     /// With ranks that leave or die and links that break at any time, every request gets exactly one answer, epochs end
     /// everywhere, and a new one can begin.
     #[test]
-    fn every_request_gets_one_answer(
+    fn every_request_completes_once(
         before in vec(step(), 0..60),
         end in 0_u8..4,
         culprit in 0_u32..5,

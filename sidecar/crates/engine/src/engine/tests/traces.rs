@@ -34,7 +34,7 @@ fn over(seq: u64, dropped: bool) -> Trace {
 }
 
 #[test]
-fn nothing_is_told_unless_it_is_wanted() {
+fn nothing_is_traced_unless_tracing_is_on() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.submit_all(&sum("t", &[2]));
     cluster.run();
@@ -50,7 +50,7 @@ fn nothing_is_told_unless_it_is_wanted() {
 }
 
 #[test]
-fn every_ranks_readiness_is_told_then_the_order_then_the_end() {
+fn readiness_of_each_rank_is_traced_then_the_order_then_the_end() {
     for eager_bytes in [0, 4_096] {
         let world = Cluster::new(&[0, 1, 1]).world;
         let mut cluster = traced(Cluster::of(world, |config| EngineConfig { eager_bytes, ..config }).started());
@@ -65,7 +65,7 @@ fn every_ranks_readiness_is_told_then_the_order_then_the_end() {
 }
 
 #[test]
-fn what_travels_together_is_one_order() {
+fn fused_tensors_are_traced_as_one_order() {
     let mut cluster = traced(Cluster::new(&[0, 1]).started());
     for tensor in ["a", "b"] {
         cluster.submit(0, sum(tensor, &[3]));
@@ -80,7 +80,7 @@ fn what_travels_together_is_one_order() {
 }
 
 #[test]
-fn failures_joins_and_adasum_have_their_names() {
+fn failures_joins_and_adasum_are_traced_by_name() {
     let mut cluster = traced(Cluster::new(&[0, 1]).started());
     cluster.submit(0, sum("t", &[2]));
     cluster.submit(1, sum("t", &[3]));
@@ -101,7 +101,7 @@ fn failures_joins_and_adasum_have_their_names() {
 }
 
 #[test]
-fn operations_of_other_sidecars_alone_are_told_from_order_to_end() {
+fn operations_of_other_sidecars_are_traced_from_order_to_end() {
     for eager_bytes in [0, 4_096] {
         let world = Cluster::with_sets(&[0, 1, 2], &[&[1, 2]]).world;
         let mut cluster = traced(Cluster::of(world, |config| EngineConfig { eager_bytes, ..config }).started());
@@ -119,7 +119,7 @@ fn operations_of_other_sidecars_alone_are_told_from_order_to_end() {
 }
 
 #[test]
-fn a_schedule_is_told_by_its_local_ranks_and_what_it_drops_is_told_again() {
+fn a_schedule_is_traced_for_local_ranks_and_dropped_operations_are_traced_again() {
     let mut cluster = traced(Cluster::new(&[0, 1]).started());
     for _ in 0..2 {
         cluster.submit_all(&sum("t", &[2]));
@@ -145,7 +145,7 @@ fn a_schedule_is_told_by_its_local_ranks_and_what_it_drops_is_told_again() {
 }
 
 #[test]
-fn the_end_of_an_epoch_is_told() {
+fn the_end_of_an_epoch_is_traced() {
     let mut cluster = traced(Cluster::new(&[0, 1]).started());
     cluster.submit(0, sum("t", &[2]));
     cluster.run();

@@ -55,7 +55,7 @@ fn an_epoch_runs_over_a_tree() {
 }
 
 #[test]
-fn nobody_on_a_tree_leaves_before_the_last_has_finished() {
+fn no_sidecar_of_a_tree_leaves_before_the_last_has_finished() {
     let mut cluster = tree().started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("t", &[4]));
@@ -73,7 +73,7 @@ fn nobody_on_a_tree_leaves_before_the_last_has_finished() {
 }
 
 #[test]
-fn nobody_has_links_but_those_of_the_tree() {
+fn control_links_exist_only_along_the_tree() {
     let mut cluster = tree();
     cluster.attach_all();
     cluster.drain_all();
@@ -124,7 +124,7 @@ fn a_lost_leaf_is_reported_by_its_parent() {
 }
 
 #[test]
-fn the_loss_of_the_coordinator_travels_down() {
+fn the_loss_of_the_coordinator_reaches_all_levels() {
     let mut cluster = tree().started();
     cluster.stopped[0] = true;
     cluster.cut(0, 1);
@@ -134,7 +134,7 @@ fn the_loss_of_the_coordinator_travels_down() {
 }
 
 #[test]
-fn a_new_epoch_begins_over_ways_that_are_made_anew() {
+fn a_new_epoch_begins_over_new_paths() {
     let mut cluster = tree().started();
     cluster.cut(0, 1);
     cluster.run();
@@ -151,7 +151,7 @@ fn a_new_epoch_begins_over_ways_that_are_made_anew() {
 }
 
 #[test]
-fn silence_below_a_relay_is_suspected_then_death() {
+fn a_silent_sidecar_below_a_relay_is_suspected_then_lost() {
     let mut cluster = tree().started();
     let pending = cluster.submit(2, sum("t", &[4]));
     cluster.run();
@@ -212,7 +212,7 @@ fn a_paused_relay_changes_nothing() {
 }
 
 #[test]
-fn an_order_leaves_the_coordinator_once_for_each_branch() {
+fn an_order_is_sent_once_per_branch() {
     let mut cluster = tree().started();
     for rank in 0..7 {
         cluster.submit(rank, sum("t", &[4]));
@@ -268,7 +268,7 @@ fn a_relay_that_speaks_for_others_is_expelled() {
 }
 
 #[test]
-fn who_breaks_the_protocol_from_far_is_parted_from_by_its_parent() {
+fn a_violation_below_a_relay_is_punished_by_the_parent() {
     let mut cluster = tree().started();
     // Sidecar 6 speaks for rank 0, and sidecar 2 passes that on.
     let message = Enclosed::new(&Control::Attached { ranks: vec![Rank(0)] });
@@ -282,7 +282,7 @@ fn who_breaks_the_protocol_from_far_is_parted_from_by_its_parent() {
 }
 
 #[test]
-fn nobody_but_the_parent_says_what_the_coordinator_says() {
+fn coordinator_messages_are_accepted_from_the_parent_only() {
     let down = || Control::Descending { to: None, message: Enclosed::new(&Control::Done) };
     let end = || Control::EpochEnd { failure: Failure::new(Cause::ShutDown, "forged") };
     let path = || Control::PathDown { sidecar: SidecarIndex(5), reason: "forged".to_owned() };
@@ -336,7 +336,7 @@ proptest! {
 
     /// Anything from anybody to anybody: no panic, and every request still gets exactly one answer.
     #[test]
-    fn nothing_panics_on_a_tree_and_nobody_is_forgotten(
+    fn arbitrary_messages_on_a_tree_never_panic_and_every_request_completes(
         messages in vec((0_usize..7, 0_u32..8, 0_u64..3, 0_u64..4, relayed()), 1..20),
     ) {
         let mut cluster = tree().started();

@@ -142,7 +142,7 @@ fn adaptive_sum() -> Fixture {
 
 /// Of what is right for another form, or for a member with another number of ranks, nothing is taken.
 #[test]
-fn chunks_have_the_length_of_their_form() {
+fn chunks_must_have_the_length_of_their_form() {
     for (mut fixture, last) in
         [(coded(), false), (median(), false), (median(), true), (clipped_mean(), true), (adaptive_sum(), true)]
     {
@@ -165,7 +165,7 @@ fn chunks_have_the_length_of_their_form() {
 
 /// Nothing but the prelude is sent before it is concluded; what comes for later strands waits.
 #[test]
-fn no_strand_begins_before_the_prelude_is_over() {
+fn no_strand_begins_before_the_prelude_ends() {
     for mut fixture in [clipped_mean(), adaptive_sum()] {
         assert_eq!(fixture.hear(fixture.chunk(1, 0)), Ok(()), "the peer may have concluded");
         let mut begun = fixture.settle().0;
@@ -192,7 +192,7 @@ fn a_peer_cannot_run_far_ahead_of_a_prelude() {
 
 /// Measures are a peer's word: whatever they are, the operation ends and nothing panics.
 #[test]
-fn measures_may_be_anything() {
+fn measures_may_have_any_value() {
     for measure in [f64::NAN, f64::INFINITY, -1.0, f64::MAX, -0.0, f64::from_bits(1), f64::NEG_INFINITY] {
         for mut fixture in [clipped_mean(), adaptive_sum()] {
             let mut done = fixture.settle().1;

@@ -95,7 +95,7 @@ fn chunk(admission: &Admission, strand: u32, round: u32) -> Chunk {
 }
 
 #[test]
-fn wrong_chunks_are_violations() {
+fn invalid_chunks_are_violations() {
     let mut fixture = Fixture::new();
     let admission = fixture.admit(Epoch(1), Seq(3));
     let good = chunk(&admission, 0, 0);
@@ -146,7 +146,7 @@ fn early_chunks_are_bounded_by_the_grant() {
 }
 
 #[test]
-fn what_was_held_is_checked_at_admission() {
+fn held_chunks_are_checked_at_admission() {
     let mut fixture = Fixture::new();
     let mut bad = chunk(&admission(Epoch(1), Seq(2)), 0, 0);
     bad.header.start += 1;
@@ -191,7 +191,7 @@ fn old_epochs_are_dropped_and_new_ones_are_held() {
 }
 
 #[test]
-fn nothing_is_sent_before_the_link_is_up_and_the_credit_known() {
+fn nothing_is_sent_before_the_link_and_its_credit_are_known() {
     let mut fixture = Fixture::new();
     fixture.admit(Epoch(1), Seq(1));
     let opens = fixture.actions();
@@ -209,7 +209,7 @@ fn nothing_is_sent_before_the_link_is_up_and_the_credit_known() {
 
 /// The lane may hear of the new link before it hears that the epoch is over. (Seed 9452 of the simulation.)
 #[test]
-fn what_a_peer_has_admitted_is_not_believed_of_the_process_that_replaces_it() {
+fn admissions_of_a_peer_do_not_carry_over_to_its_next_process() {
     let mut fixture = Fixture::new();
     fixture.executor.handle_link_up(PEER, GRANT_BYTES);
     fixture.executor.handle_admitted(PEER, Epoch(1), Seq(1));
@@ -235,7 +235,7 @@ fn a_peer_may_admit_in_an_epoch_that_has_yet_to_begin_here() {
 
 /// With a grant that covers no chunk the peer waits for the word, which needs a link.
 #[test]
-fn a_peer_beyond_credit_is_told_once_its_link_is_up() {
+fn a_peer_beyond_credit_is_notified_once_its_link_is_up() {
     let config = ExecutorConfig { me: SidecarIndex(0), lane: Lane(0), early_grant_bytes: 0 };
     let mut fixture = Fixture { executor: Executor::new(config), memory: PlainMemory::default() };
     fixture.executor.handle_epoch(Epoch(1));
@@ -271,7 +271,7 @@ fn broadcast() -> ronde_collectives::plan::Plan {
 }
 
 #[test]
-fn memory_that_is_gone_fails_the_operation_and_drops_its_chunks() {
+fn lost_memory_fails_the_operation_and_drops_its_chunks() {
     let mut fixture = Fixture::new();
     let admission = fixture.admit(Epoch(1), Seq(1));
     fixture.memory.contributions.inputs.clear();
