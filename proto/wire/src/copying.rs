@@ -32,8 +32,8 @@ pub fn copy(into: &mut [u8], from: &[u8]) {
 /// How many bytes are best copied at once to an address: all, or 2 KiB.
 #[inline]
 fn step(into: usize, from: &[u8]) -> usize {
-    let behind = into.wrapping_sub(from.as_ptr().addr()) % PAGE_BYTES;
-    if from.len() >= WHOLE_BYTES_MIN && !(1..NEAR_BYTES).contains(&behind) { from.len() } else { PIECE_BYTES }
+    let offset = into.wrapping_sub(from.as_ptr().addr()) % PAGE_BYTES;
+    if from.len() >= WHOLE_BYTES_MIN && !(1..NEAR_BYTES).contains(&offset) { from.len() } else { PIECE_BYTES }
 }
 
 #[cfg(test)]
@@ -45,12 +45,12 @@ mod tests {
         let from: Vec<u8> = (0..9_000_u32).map(|index| (index * 7 % 251) as u8).collect();
         let mut place = vec![0; from.len() + PAGE_BYTES];
         for length in [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, WHOLE_BYTES_MIN - 1, 9_000] {
-            for behind in [0, 1, NEAR_BYTES - 1, NEAR_BYTES, PAGE_BYTES - 1] {
-                let skew = from.as_ptr().addr().wrapping_add(behind).wrapping_sub(place.as_ptr().addr()) % PAGE_BYTES;
+            for offset in [0, 1, NEAR_BYTES - 1, NEAR_BYTES, PAGE_BYTES - 1] {
+                let skew = from.as_ptr().addr().wrapping_add(offset).wrapping_sub(place.as_ptr().addr()) % PAGE_BYTES;
                 let into = &mut place[skew..skew + length];
                 into.fill(255);
                 copy(into, &from[..length]);
-                assert!(*into == from[..length], "{length} bytes, {behind} behind");
+                assert!(*into == from[..length], "{length} bytes, {offset} behind");
             }
         }
     }

@@ -182,7 +182,7 @@ impl fmt::Display for Activity {
             (count, None) => write!(f, "; {count} of its calls have no answer yet")?,
         }
         match self.silent_ms {
-            Some(heard) => write!(f, "; its process was heard {} ago", Seconds(heard)),
+            Some(silent_ms) => write!(f, "; its process was heard {} ago", Seconds(silent_ms)),
             None => write!(f, "; its process has gone"),
         }
     }

@@ -131,7 +131,7 @@ impl World {
     /// The topology of a set, `None` when there is no such set.
     #[must_use]
     pub fn topology(&self, set: SetId) -> Option<SetTopology> {
-        self.sets.iter().find(|s| s.id == set).map(|set| self.place(set))
+        self.sets.iter().find(|s| s.id == set).map(|set| self.topology_for(set))
     }
 
     /// The topology of a set that is not one of the world's own.
@@ -140,10 +140,10 @@ impl World {
     /// [`WorldError::Set`] when its ranks are not ascending ranks of the world.
     pub fn topology_of(&self, set: &ProcessSet) -> Result<SetTopology, WorldError> {
         check_set(set, self.size())?;
-        Ok(self.place(set))
+        Ok(self.topology_for(set))
     }
 
-    fn place(&self, set: &ProcessSet) -> SetTopology {
+    fn topology_for(&self, set: &ProcessSet) -> SetTopology {
         let mut members: Vec<SetMember> = Vec::new();
         for &rank in &set.ranks {
             let sidecar = self.placement[rank.index()];
@@ -239,7 +239,7 @@ impl SetTopology {
 
     /// The same ranks, all in one place: what an eager operation is planned for, as every member has all contributions.
     #[must_use]
-    pub fn in_one_place(&self, sidecar: SidecarIndex) -> Self {
+    pub fn on_one_sidecar(&self, sidecar: SidecarIndex) -> Self {
         Self { set: self.set, members: vec![SetMember { sidecar, ranks: self.ranks() }] }
     }
 

@@ -20,7 +20,7 @@ const RETIRED: &[(&[&str], &str)] = &[
     (&["manners", "urgency"], "session options; flush hint"),
     (&["rim", "rims", "floor", "floors", "house"], "adapter; layer; socket setup"),
     (&["parting", "farewell", "goodbye"], "shutdown, close reason"),
-    (&["invalidation"], "schedule invalidation"),
+    (&["deviation"], "schedule invalidation"),
     (&["departure", "departures", "presence"], "worker exit, liveness"),
     (&["lend", "lent"], "zero-copy, pooled, registered"),
     (&["stranger", "strangers"], "unauthenticated or unknown peer; straggler, missing rank"),

@@ -32,7 +32,7 @@ mod inputs;
 mod link;
 mod nary;
 mod operation;
-mod plugged;
+mod plugin_steps;
 mod register;
 mod sizes;
 mod stats;
@@ -51,8 +51,8 @@ use ronde_wire::{Epoch, Lane, Seq, SidecarIndex};
 use crate::event::Admission;
 use crate::memory::Memory;
 use arithmetic::StepError;
-use link::{Leave, Link};
-use operation::{Move, Operation};
+use link::{Link, SendPermission};
+use operation::{Operation, OperationProgress};
 use register::Buffers;
 
 pub use ronde_wire::frame::ROUND_TAKEN;
@@ -221,8 +221,8 @@ impl Executor {
 
     /// A link to a peer is up. Its hello grants this side so many bytes of early chunks on this lane.
     pub fn handle_link_up(&mut self, peer: SidecarIndex, credit_bytes: u64) {
-        let owed = self.link(peer).handle_up(credit_bytes);
-        self.push_admitted(peer, owed);
+        let pending_notice = self.link(peer).handle_up(credit_bytes);
+        self.push_admitted(peer, pending_notice);
     }
 
     /// A link is gone, and with it what was in flight. Operations with the peer stand still until their epoch ends.
@@ -244,7 +244,7 @@ impl Executor {
                 self.operations.push(operation);
                 peers.all.iter().for_each(|peer| self.open(*peer));
                 self.release_held(seq);
-                peers.beyond_credit.iter().for_each(|peer| self.tell_admitted(*peer, seq));
+                peers.beyond_credit.iter().for_each(|peer| self.notify_admitted(*peer, seq));
             }
             Err(error) => {
                 let failed = self.fail(seq, &error);
@@ -275,7 +275,7 @@ impl Executor {
             let chunks = self.link(peer).drop_held_until(epoch, last);
             if chunks > 0 {
                 self.stats.chunks_dropped += chunks;
-                self.tell_admitted(peer, last);
+                self.notify_admitted(peer, last);
             }
         }
         stopped
@@ -304,7 +304,7 @@ impl Executor {
         let (seq, early) = (chunk.seq, chunk.early);
         self.accept(from, chunk)?;
         if early {
-            self.tell_admitted(from, seq);
+            self.notify_admitted(from, seq);
         }
         Ok(())
     }
@@ -370,9 +370,11 @@ impl Executor {
         for index in (first..count).chain(0..first) {
             let seq = self.operations[index].admission.seq;
             let (links, now) = (&self.links, self.epoch);
-            let may_send = |to, bytes| links.get(&to).is_some_and(|link| link.leave(now, seq, bytes) != Leave::Wait);
-            let moved = self.operations[index].advance(&mut self.buffers, &mut self.stats, memory, &may_send);
-            if let Some(action) = self.act(index, seq, moved) {
+            let may_send = |to, bytes| {
+                links.get(&to).is_some_and(|link| link.send_permission(now, seq, bytes) != SendPermission::Wait)
+            };
+            let progress = self.operations[index].advance(&mut self.buffers, &mut self.stats, memory, &may_send);
+            if let Some(action) = self.act(index, seq, progress) {
                 self.served = seq;
                 return Some(action);
             }
@@ -380,19 +382,25 @@ impl Executor {
         None
     }
 
-    fn act(&mut self, index: usize, seq: Seq, moved: Result<Move, StepError>) -> Option<ExecutorAction> {
-        match moved {
-            Ok(Move::Idle) => None,
-            Ok(Move::Worked(phase)) => Some(ExecutorAction::Worked { work: Some((seq, phase)) }),
-            Ok(Move::Send { to, mut chunk }) => {
-                chunk.early = self.link(to).leave(chunk.epoch, seq, chunk.data.len()) == Leave::Early;
+    fn act(
+        &mut self,
+        index: usize,
+        seq: Seq,
+        progress: Result<OperationProgress, StepError>,
+    ) -> Option<ExecutorAction> {
+        match progress {
+            Ok(OperationProgress::Idle) => None,
+            Ok(OperationProgress::Worked(phase)) => Some(ExecutorAction::Worked { work: Some((seq, phase)) }),
+            Ok(OperationProgress::Send { to, mut chunk }) => {
+                chunk.early =
+                    self.link(to).send_permission(chunk.epoch, seq, chunk.data.len()) == SendPermission::Early;
                 Some(ExecutorAction::Send { to, chunk })
             }
-            Ok(Move::Taken(tokens)) => {
+            Ok(OperationProgress::StrandOver(tokens)) => {
                 self.outbox.extend(tokens.into_iter().map(|(to, chunk)| ExecutorAction::Send { to, chunk }));
                 Some(self.outbox.pop_front().unwrap_or(ExecutorAction::Worked { work: None }))
             }
-            Ok(Move::Done) => {
+            Ok(OperationProgress::Done) => {
                 self.operations.remove(index);
                 self.stats.operations_done += 1;
                 Some(ExecutorAction::Done { epoch: self.epoch, seq })
@@ -436,34 +444,34 @@ impl Executor {
             let link = self.link(peer);
             let skipped = link.held_before(epoch, seq);
             let chunks = link.release(epoch, seq);
-            let told = !chunks.is_empty();
+            let had_chunks = !chunks.is_empty();
             let accepted = chunks.into_iter().try_for_each(|chunk| self.accept(peer, chunk));
             let accepted = accepted.and(skipped.map_or(Ok(()), |seq| Err(Violation::Over { seq })));
             if let Err(violation) = accepted {
                 self.outbox.push_back(ExecutorAction::Disconnect { peer, violation });
-            } else if told {
-                self.tell_admitted(peer, seq);
+            } else if had_chunks {
+                self.notify_admitted(peer, seq);
             }
         }
     }
 
     /// Tells a peer, once its link is up, that an operation is admitted; with it everything else that is by now.
-    fn tell_admitted(&mut self, to: SidecarIndex, seq: Seq) {
+    fn notify_admitted(&mut self, to: SidecarIndex, seq: Seq) {
         let admitted = self.admitted;
         let link = self.link(to);
-        let news = if link.knows(seq) { None } else { link.tell(admitted) };
-        self.push_admitted(to, news);
+        let newly_admitted = if link.was_notified(seq) { None } else { link.notify(admitted) };
+        self.push_admitted(to, newly_admitted);
     }
 
-    fn push_admitted(&mut self, to: SidecarIndex, news: Option<Seq>) {
+    fn push_admitted(&mut self, to: SidecarIndex, newly_admitted: Option<Seq>) {
         let epoch = self.epoch;
-        self.outbox.extend(news.map(|seq| ExecutorAction::Admitted { to, epoch, seq }));
+        self.outbox.extend(newly_admitted.map(|seq| ExecutorAction::Admitted { to, epoch, seq }));
     }
 
     fn open(&mut self, peer: SidecarIndex) {
         let link = self.link(peer);
-        if !link.asked {
-            link.asked = true;
+        if !link.open_requested {
+            link.open_requested = true;
             self.outbox.push_back(ExecutorAction::Open { peer });
         }
     }

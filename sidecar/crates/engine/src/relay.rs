@@ -27,7 +27,7 @@ pub(crate) struct Relay {
     me: SidecarIndex,
     lanes: u16,
     tree: Tree,
-    way: Way,
+    path: Path,
     parent_up: bool,
     children: BTreeMap<SidecarIndex, Child>,
     /// The newest number given to a child.
@@ -43,7 +43,7 @@ pub(crate) struct Relay {
 
 /// What a sidecar has to the coordinator. Children of the coordinator have `Up` when they may relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Path {
     Down,
     /// The coordinator was told under this number.
     Joining(u64),
@@ -61,7 +61,7 @@ struct Child {
 
 /// What has come out of the tree.
 #[derive(Debug)]
-pub(crate) enum Arrival {
+pub(crate) enum RelayEvent {
     /// There is a way between the coordinator and this sidecar: at the coordinator from any other one, elsewhere from the
     /// coordinator, whose lanes are not known there.
     Up { peer: SidecarIndex, lanes: u16 },
@@ -76,12 +76,12 @@ pub(crate) enum Arrival {
 }
 
 /// Where a relay puts what it sends.
-pub(crate) struct Outlet<'a> {
+pub(crate) struct RelayOutput<'a> {
     pub(crate) actions: &'a mut VecDeque<Action>,
     pub(crate) stats: &'a mut Stats,
 }
 
-impl Outlet<'_> {
+impl RelayOutput<'_> {
     fn send(&mut self, to: SidecarIndex, epoch: Epoch, seq: Seq, message: Control) {
         self.actions.push_back(Action::Send { to, epoch, seq, message });
     }
@@ -94,7 +94,7 @@ impl Relay {
             me,
             lanes,
             tree,
-            way: Way::Down,
+            path: Path::Down,
             parent_up: false,
             children,
             generation: 0,
@@ -122,7 +122,7 @@ impl Relay {
     /// Whether what the coordinator says arrives here. True without any link where that would be a link to the coordinator
     /// itself: such a link is opened by sending.
     pub(crate) fn is_joined(&self) -> bool {
-        !self.is_deep() || matches!(self.way, Way::Up(_))
+        !self.is_deep() || matches!(self.path, Path::Up(_))
     }
 
     /// Whether nothing can be sent before the link to the parent is open, which nobody has asked for yet.
@@ -157,34 +157,34 @@ impl Relay {
     }
 
     /// A link of the tree is open.
-    pub(crate) fn link_up(&mut self, out: &mut Outlet<'_>, peer: SidecarIndex, lanes: u16) -> Vec<Arrival> {
+    pub(crate) fn link_up(&mut self, out: &mut RelayOutput<'_>, peer: SidecarIndex, lanes: u16) -> Vec<RelayEvent> {
         if self.parent() == Some(peer) {
-            let mut arrivals = self.lose_way(out, peer, RENEWED);
+            let mut events = self.lose_path(out, peer, RENEWED);
             self.parent_up = true;
             if !self.is_deep() {
-                arrivals.push(Arrival::Up { peer, lanes });
+                events.push(RelayEvent::Up { peer, lanes });
             }
-            return arrivals;
+            return events;
         }
         let Some(child) = self.children.get_mut(&peer) else { return Vec::new() };
         let renewed = std::mem::replace(&mut child.up, true) && child.generation.is_some();
-        let mut arrivals = if renewed { self.lose_child(peer, RENEWED) } else { Vec::new() };
+        let mut events = if renewed { self.lose_child(peer, RENEWED) } else { Vec::new() };
         self.open_branch(out, peer);
         if self.is_root() {
-            arrivals.push(Arrival::Up { peer, lanes });
+            events.push(RelayEvent::Up { peer, lanes });
         }
-        arrivals
+        events
     }
 
     /// A link of the tree is gone.
-    pub(crate) fn link_down(&mut self, out: &mut Outlet<'_>, peer: SidecarIndex, reason: &str) -> Vec<Arrival> {
+    pub(crate) fn link_down(&mut self, out: &mut RelayOutput<'_>, peer: SidecarIndex, reason: &str) -> Vec<RelayEvent> {
         if self.parent() == Some(peer) {
             self.parent_up = false;
-            let mut arrivals = self.lose_way(out, peer, reason);
+            let mut events = self.lose_path(out, peer, reason);
             if !self.is_deep() {
-                arrivals.push(Arrival::Down { peers: vec![peer], culprit: peer, reason: reason.to_owned() });
+                events.push(RelayEvent::Down { peers: vec![peer], culprit: peer, reason: reason.to_owned() });
             }
-            return arrivals;
+            return events;
         }
         match self.children.get_mut(&peer) {
             Some(child) => child.up = false,
@@ -199,11 +199,11 @@ impl Relay {
     /// How it breaks the protocol, in words that follow "it".
     pub(crate) fn receive(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut RelayOutput<'_>,
         from: SidecarIndex,
         (epoch, seq): (Epoch, Seq),
         message: Control,
-    ) -> Result<Vec<Arrival>, String> {
+    ) -> Result<Vec<RelayEvent>, String> {
         let from_parent = self.parent() == Some(from);
         if !from_parent && !self.children.contains_key(&from) {
             return Err("sends control messages over a link that the job does not have; start all sidecars with the \
@@ -215,28 +215,28 @@ impl Relay {
             Control::Descending { to, message } if from_parent => self.descend(out, (epoch, seq), to, &message),
             Control::PathUp { generation } if from_parent => Ok(self.path_up(out, epoch, generation)),
             Control::PathDown { sidecar, reason } if from_parent => self.path_down(out, sidecar, &reason),
-            Control::Silent { sidecars } => self.hear_of_silence(from, sidecars).map(|()| Vec::new()),
+            Control::Silent { sidecars } => self.receive_silence(from, sidecars).map(|()| Vec::new()),
             Control::Heartbeat { .. } => {
                 if from_parent {
                     self.epoch = epoch;
                 }
-                Ok(vec![Arrival::Message { from, epoch, seq, message }])
+                Ok(vec![RelayEvent::Message { from, epoch, seq, message }])
             }
             message if is_for_one_link(&message) => Err("sends what its place on the tree does not allow".to_owned()),
-            message if self.is_root() => Ok(vec![Arrival::Message { from, epoch, seq, message }]),
+            message if self.is_root() => Ok(vec![RelayEvent::Message { from, epoch, seq, message }]),
             message if from_parent && !self.is_deep() => {
                 self.epoch = epoch;
-                self.hear(out, (epoch, seq), message)
+                self.receive_from_coordinator(out, (epoch, seq), message)
             }
             _ => Err("sends by itself what has to be passed on along the tree".to_owned()),
         }
     }
 
     /// Says to the coordinator, which is not this sidecar. Lost when there is no way.
-    pub(crate) fn send_up(&mut self, out: &mut Outlet<'_>, epoch: Epoch, seq: Seq, message: Control) {
+    pub(crate) fn send_up(&mut self, out: &mut RelayOutput<'_>, epoch: Epoch, seq: Seq, message: Control) {
         match self.parent() {
             Some(parent) if !self.is_deep() => out.send(parent, epoch, seq, message),
-            _ if matches!(self.way, Way::Up(_)) => self.enclose(epoch, seq, &message),
+            _ if matches!(self.path, Path::Up(_)) => self.enclose(epoch, seq, &message),
             _ => {}
         }
     }
@@ -251,46 +251,46 @@ impl Relay {
     }
 
     /// Lets a child join, where that is possible and there is a use for it.
-    fn open_branch(&mut self, out: &mut Outlet<'_>, child: SidecarIndex) {
+    fn open_branch(&mut self, out: &mut RelayOutput<'_>, child: SidecarIndex) {
         let relays = self.tree.branch(child).is_some_and(|branch| branch.relays);
-        let open = if self.is_root() { relays } else { matches!(self.way, Way::Up(_)) };
+        let open = if self.is_root() { relays } else { matches!(self.path, Path::Up(_)) };
         let Some(link) = self.children.get_mut(&child).filter(|link| link.up && open) else { return };
         self.generation += 1;
         link.generation = Some(self.generation);
         out.send(child, self.epoch, Seq(0), Control::PathUp { generation: self.generation });
     }
 
-    fn open_branches(&mut self, out: &mut Outlet<'_>) {
+    fn open_branches(&mut self, out: &mut RelayOutput<'_>) {
         for child in self.children().collect::<Vec<_>>() {
             self.open_branch(out, child);
         }
     }
 
-    fn lose_child(&mut self, child: SidecarIndex, reason: &str) -> Vec<Arrival> {
+    fn lose_child(&mut self, child: SidecarIndex, reason: &str) -> Vec<RelayEvent> {
         let generation = self.children.get_mut(&child).and_then(|link| link.generation.take());
         self.silence.forget(child);
         let reason = cut(reason);
         if !self.is_root() {
-            if generation.is_some() && matches!(self.way, Way::Up(_)) {
+            if generation.is_some() && matches!(self.path, Path::Up(_)) {
                 self.ascents.push(Ascent::Lost { sidecar: child, reason });
             }
             return Vec::new();
         }
         let mut peers = vec![child];
         peers.extend(self.take_joined(child));
-        vec![Arrival::Down { peers, culprit: child, reason }]
+        vec![RelayEvent::Down { peers, culprit: child, reason }]
     }
 
     /// At the coordinator: those below a sidecar, and itself, who had joined and have not any more.
     fn take_joined(&mut self, top: SidecarIndex) -> Vec<SidecarIndex> {
-        let gone = self.tree.subtree(top).and(&self.joined);
-        self.joined = self.joined.without(&gone);
-        gone.iter().collect()
+        let lost = self.tree.subtree(top).and(&self.joined);
+        self.joined = self.joined.without(&lost);
+        lost.iter().collect()
     }
 
     /// There is no way to the coordinator any more, neither for this sidecar nor for those below.
-    fn lose_way(&mut self, out: &mut Outlet<'_>, culprit: SidecarIndex, reason: &str) -> Vec<Arrival> {
-        let before = std::mem::replace(&mut self.way, Way::Down);
+    fn lose_path(&mut self, out: &mut RelayOutput<'_>, culprit: SidecarIndex, reason: &str) -> Vec<RelayEvent> {
+        let before = std::mem::replace(&mut self.path, Path::Down);
         self.ascents.clear();
         self.silence.forget_above();
         self.epoch = Epoch(0);
@@ -302,7 +302,9 @@ impl Relay {
             }
         }
         match (before, self.tree.root()) {
-            (Way::Up(_), Some(root)) if self.is_deep() => vec![Arrival::Down { peers: vec![root], culprit, reason }],
+            (Path::Up(_), Some(root)) if self.is_deep() => {
+                vec![RelayEvent::Down { peers: vec![root], culprit, reason }]
+            }
             _ => Vec::new(),
         }
     }

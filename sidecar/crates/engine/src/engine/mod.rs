@@ -27,7 +27,7 @@ use self::participant::suspects::Suspects;
 use self::shared::context::{Context, Envelope};
 use self::shared::links::Stamps;
 use crate::event::{Action, Event, Time};
-use crate::relay::{Arrival, Outlet, Relay};
+use crate::relay::{Relay, RelayEvent, RelayOutput};
 use crate::trace::Trace;
 
 /// One sidecar's engine. Pure: time is an argument, everything else that happens is an [`Event`], and everything that it
@@ -57,9 +57,9 @@ pub struct Engine {
     coordinator: Option<Coordinator>,
     next_tick: Time,
     /// When the parent on the tree was last asked for a link on behalf of those below.
-    knocked: Time,
+    parent_link_opened: Time,
     /// Whether the coordinator was busy with an epoch when those below this sidecar were last told.
-    told_busy: bool,
+    reported_busy: bool,
 }
 
 impl Engine {
@@ -73,8 +73,8 @@ impl Engine {
             participant: Participant::default(),
             coordinator,
             next_tick: now,
-            knocked: Time(0),
-            told_busy: false,
+            parent_link_opened: Time(0),
+            reported_busy: false,
         }
     }
 
@@ -85,7 +85,7 @@ impl Engine {
         match event {
             Event::RankAttached { rank } => self.participant.attach(cx, rank),
             Event::RankLeft { rank, failure } => self.participant.leave(cx, rank, failure),
-            Event::RankAlive { rank } => self.participant.heard(cx, rank),
+            Event::RankAlive { rank } => self.participant.mark_alive(cx, rank),
             Event::Called { rank, collective, operation, site } => {
                 self.participant.called(cx, rank, LastCall { collective, operation, site, at: cx.now });
             }
@@ -145,7 +145,7 @@ impl Engine {
     /// The next thing to do, `None` when there is nothing more for now.
     pub fn poll_action(&mut self) -> Option<Action> {
         if self.context.actions.is_empty() {
-            self.settle();
+            self.process_pending();
         }
         self.context.actions.pop_front()
     }
@@ -236,17 +236,17 @@ impl Engine {
 
     /// Handles messages to this sidecar itself, announces, orders, until nothing is left to do. Ends, because each message
     /// that is handled here leads to few others and none to itself.
-    fn settle(&mut self) {
+    fn process_pending(&mut self) {
         loop {
             while let Some(envelope) = self.context.loopback.pop_front() {
-                self.hear(self.context.me(), envelope);
+                self.handle_message(self.context.me(), envelope);
             }
             self.participant.flush(&mut self.context);
             if let (true, Some(coordinator)) = (self.context.loopback.is_empty(), &mut self.coordinator) {
-                coordinator.settle(&mut self.context);
+                coordinator.order_ready(&mut self.context);
             }
             if self.context.loopback.is_empty() {
-                self.tell_that_all_have_finished();
+                self.notify_epoch_finished();
                 let (relay, mut out) = self.context.relay();
                 relay.flush(&mut out);
                 return;
@@ -255,9 +255,9 @@ impl Engine {
     }
 
     /// Those below wait for this word to leave, so it does not wait for the next tick.
-    fn tell_that_all_have_finished(&mut self) {
+    fn notify_epoch_finished(&mut self) {
         let is_busy = self.coordinators_epoch() != Epoch(0);
-        if std::mem::replace(&mut self.told_busy, is_busy) && !is_busy {
+        if std::mem::replace(&mut self.reported_busy, is_busy) && !is_busy {
             self.send_heartbeats_down();
         }
     }
@@ -268,8 +268,8 @@ impl Engine {
             cx.links.opened(peer, lanes, cx.now);
         }
         let (relay, mut out) = self.relay();
-        let arrivals = relay.link_up(&mut out, peer, lanes);
-        self.arrive(arrivals);
+        let events = relay.link_up(&mut out, peer, lanes);
+        self.handle_relay_events(events);
     }
 
     fn link_down(&mut self, peer: SidecarIndex, reason: &str) {
@@ -280,8 +280,8 @@ impl Engine {
         }
         cx.links.closed(peer);
         let (relay, mut out) = self.relay();
-        let arrivals = relay.link_down(&mut out, peer, reason);
-        self.arrive(arrivals);
+        let events = relay.link_down(&mut out, peer, reason);
+        self.handle_relay_events(events);
     }
 
     /// Operations with a peer cannot be finished.
@@ -304,14 +304,16 @@ impl Engine {
     }
 
     /// Handles what has come out of the tree of control links.
-    fn arrive(&mut self, arrivals: Vec<Arrival>) {
-        for arrival in arrivals {
-            match arrival {
-                Arrival::Up { peer, lanes } => self.joined(peer, lanes),
-                Arrival::Down { peers, culprit, reason } => self.lose(&peers, culprit, &reason),
-                Arrival::Message { from, epoch, seq, message } => self.hear(from, Envelope { epoch, seq, message }),
-                Arrival::Violation { peer, what } => self.expel(peer, &what),
-                Arrival::Expel { child, reason } => {
+    fn handle_relay_events(&mut self, events: Vec<RelayEvent>) {
+        for event in events {
+            match event {
+                RelayEvent::Up { peer, lanes } => self.path_up(peer, lanes),
+                RelayEvent::Down { peers, culprit, reason } => self.paths_down(&peers, culprit, &reason),
+                RelayEvent::Message { from, epoch, seq, message } => {
+                    self.handle_message(from, Envelope { epoch, seq, message })
+                }
+                RelayEvent::Violation { peer, what } => self.expel(peer, &what),
+                RelayEvent::Expel { child, reason } => {
                     self.context.act(Action::Disconnect { peer: child, reason: reason.clone() });
                     self.link_down(child, &reason);
                 }
@@ -320,7 +322,7 @@ impl Engine {
     }
 
     /// There is a way between the coordinator and this sidecar, or at the coordinator, a peer.
-    fn joined(&mut self, peer: SidecarIndex, lanes: u16) {
+    fn path_up(&mut self, peer: SidecarIndex, lanes: u16) {
         let cx = &mut self.context;
         if let Some(coordinator) = &mut self.coordinator {
             if !cx.relay.is_neighbour(peer) {
@@ -333,7 +335,7 @@ impl Engine {
     }
 
     /// Ways to the coordinator are gone.
-    fn lose(&mut self, peers: &[SidecarIndex], culprit: SidecarIndex, reason: &str) {
+    fn paths_down(&mut self, peers: &[SidecarIndex], culprit: SidecarIndex, reason: &str) {
         let cx = &mut self.context;
         let Some(coordinator) = &mut self.coordinator else {
             self.participant.coordinator_lost(cx, culprit, reason);
@@ -347,7 +349,7 @@ impl Engine {
     }
 
     fn receive(&mut self, from: SidecarIndex, envelope: Envelope) {
-        self.context.links.heard(from, self.context.now);
+        self.context.links.mark_alive(from, self.context.now);
         if self.context.sidecars.binary_search(&from).is_err() {
             self.expel(from, "serves no rank of this job");
             return;
@@ -355,13 +357,13 @@ impl Engine {
         let Envelope { epoch, seq, message } = envelope;
         let (relay, mut out) = self.relay();
         match relay.receive(&mut out, from, (epoch, seq), message) {
-            Ok(arrivals) => self.arrive(arrivals),
+            Ok(events) => self.handle_relay_events(events),
             Err(what) => self.expel(from, &what),
         }
     }
 
     /// A message of this sidecar, of a neighbour about its link, or passed on along the tree.
-    fn hear(&mut self, from: SidecarIndex, envelope: Envelope) {
+    fn handle_message(&mut self, from: SidecarIndex, envelope: Envelope) {
         if let Err(what) = self.dispatch(from, envelope) {
             self.expel(from, &what);
         }
@@ -375,18 +377,18 @@ impl Engine {
         if peer == cx.me() {
             // Only a bug can lead here; the epoch ends rather than hang.
             self.participant.fail(cx, Seq(0), &Failure::new(Cause::Bug, reason));
-        } else if self.coordinator.is_none() || cx.relay.is_neighbour(peer) || !cx.everybody.contains(peer) {
+        } else if self.coordinator.is_none() || cx.relay.is_neighbour(peer) || !cx.all_sidecars.contains(peer) {
             cx.act(Action::Disconnect { peer, reason: reason.clone() });
             self.link_down(peer, &reason);
         } else {
             let (relay, mut out) = self.relay();
-            let arrivals = relay.expel(&mut out, peer, &reason);
-            self.arrive(arrivals);
+            let events = relay.expel(&mut out, peer, &reason);
+            self.handle_relay_events(events);
         }
     }
 
     /// The tree of control links, which knows what the coordinator is busy with where that is here.
-    fn relay(&mut self) -> (&mut Relay, Outlet<'_>) {
+    fn relay(&mut self) -> (&mut Relay, RelayOutput<'_>) {
         if let Some(coordinator) = &self.coordinator {
             self.context.relay.set_epoch(coordinator.busy_with());
         }
@@ -452,13 +454,13 @@ impl Engine {
             Control::SetAdded { name, set } => participant.set_added(cx, &name, &set),
             Control::SetRemoved { name, set } => participant.set_removed(cx, &name, set),
             Control::AllJoined { name, last } => participant.all_joined(cx, &name, last),
-            Control::AskActivity { ranks } => participant.tell_activity(cx, &ranks),
+            Control::AskActivity { ranks } => participant.report_activity(cx, &ranks),
             Control::Suspects { sidecars, ranks } => participant.suspects(cx, Suspects { sidecars, ranks }),
             Control::Schedule { number, buckets, patience_us } => {
                 participant.schedule(cx, seq, (number, patience_us), buckets);
             }
             Control::Matched { set, receive, message } => participant.matched(cx, set, &receive, message),
-            Control::Commit { failure } => participant.settle(cx, seq, failure),
+            Control::Commit { failure } => participant.commit(cx, seq, failure),
             Control::Withdraw { number } => participant.freeze(cx, number),
             Control::Resume { number, last, completed } => participant.resume(cx, number, last, &completed),
             _ => {}
@@ -481,16 +483,16 @@ impl Engine {
         let Some(parent) = cx.relay.parent() else { return };
         if cx.links.is_up(parent) || !self.participant.is_idle() {
             cx.heartbeat(parent, self.participant.epoch());
-        } else if cx.relay.has_children() && cx.now.ms_since(self.knocked) >= cx.config.suspect_ms {
+        } else if cx.relay.has_children() && cx.now.ms_since(self.parent_link_opened) >= cx.config.suspect_ms {
             // Those below cannot open the link on which they depend.
-            self.knocked = cx.now;
-            cx.knock();
+            self.parent_link_opened = cx.now;
+            cx.open_parent_link();
         }
     }
 
     fn report_silence(&mut self) {
         let Context { relay, links, actions, stats, config, now, .. } = &mut self.context;
-        let mut out = Outlet { actions, stats };
+        let mut out = RelayOutput { actions, stats };
         relay.report_silence(&mut out, config.suspect_ms, |peer| links.silent_ms(peer, *now));
     }
 }

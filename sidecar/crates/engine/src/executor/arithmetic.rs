@@ -7,7 +7,7 @@ use ronde_wire::{Codec, DType, Rank, ReduceOp, copying};
 
 use super::inputs::Inputs;
 use super::nary::Ranks;
-use super::plugged;
+use super::plugin_steps;
 use super::register::{Buffers, Value};
 use super::sizes::Sizes;
 use super::stats::ExecutorStats;
@@ -42,7 +42,7 @@ pub(super) enum StepError {
 
 /// Computes on the elements of one operation.
 #[derive(Debug)]
-pub(super) struct Arithmetician {
+pub(super) struct ElementOps {
     pub(super) sizes: Sizes,
     /// For reductions in pairs.
     pub(super) reducer: Option<BlockReducer>,
@@ -52,7 +52,7 @@ pub(super) struct Arithmetician {
     pub(super) block: Vec<u8>,
 }
 
-impl Arithmetician {
+impl ElementOps {
     pub(super) fn new(admission: &Admission) -> Result<Self, StepError> {
         let arithmetic = &admission.arithmetic;
         let work = admission.plugin.as_ref().map(|plugin| plugin.uses.work);
@@ -82,13 +82,13 @@ impl Arithmetician {
         &mut self,
         span: Span,
         into: &mut BytesMut,
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let mut inputs = self.inputs(at);
         let mut rest = &mut into[..];
         for slice in inputs.admission.plan.layout.within(span) {
-            let (part, behind) = rest.split_at_mut(self.sizes.values(slice.span));
-            rest = behind;
+            let (part, remaining) = rest.split_at_mut(self.sizes.values(slice.span));
+            rest = remaining;
             match slice.source {
                 Source::One(rank) => inputs.read(&slice, rank, 0, part)?,
                 Source::EveryRank => self.reduce_local(&mut inputs, &slice, part)?,
@@ -103,15 +103,15 @@ impl Arithmetician {
         &self,
         span: Span,
         into: &mut BytesMut,
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let mut inputs = self.inputs(at);
         let mut rest = &mut into[..];
         let admission = inputs.admission;
         for &rank in &admission.local_ranks {
             for slice in admission.plan.layout.within(span) {
-                let (part, behind) = rest.split_at_mut(self.sizes.values(slice.span));
-                rest = behind;
+                let (part, remaining) = rest.split_at_mut(self.sizes.values(slice.span));
+                rest = remaining;
                 match self.reducer {
                     Some(_) => inputs.read(&slice, rank, 0, part)?,
                     None => inputs.read_prescaled(&slice, rank, 0, part)?,
@@ -126,7 +126,7 @@ impl Arithmetician {
         self.reducer.as_ref().is_none_or(BlockReducer::is_plain)
     }
 
-    pub(super) fn inputs<'a>(&self, at: &'a mut Workplace<'_>) -> Inputs<'a> {
+    pub(super) fn inputs<'a>(&self, at: &'a mut StepContext<'_>) -> Inputs<'a> {
         let (memory, plugins) = at.memory.parts();
         Inputs { admission: at.admission, sizes: self.sizes, stats: at.stats, memory, plugins }
     }
@@ -140,7 +140,7 @@ impl Arithmetician {
             [rank] if admission.arithmetic.prescale == 1.0 && self.is_plain() => {
                 Ok(inputs.read(slice, *rank, 0, into)?)
             }
-            ranks if at_plugin(admission) => plugged::reduce_local(inputs, slice, ranks, into),
+            ranks if at_plugin(admission) => plugin_steps::reduce_local(inputs, slice, ranks, into),
             ranks => {
                 let reducer = self.reducer.as_mut().ok_or(StepError::NoReduction)?;
                 reducer.reduce(ranks.len(), into, |index, start, block| {
@@ -155,13 +155,13 @@ impl Arithmetician {
         &self,
         (span, stage): (Span, Stage),
         value: &mut Value,
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         check(value, self.sizes.values(span))?;
         let arithmetic = &at.admission.arithmetic;
         let mut encoded = at.buffers.take(self.sizes.encoded(span));
         if arithmetic.codec == Codec::Plugin {
-            let bytes = plugged::encode((span, stage), value.bytes(), &mut encoded, at)?;
+            let bytes = plugin_steps::encode((span, stage), value.bytes(), &mut encoded, at)?;
             encoded.truncate(bytes);
         } else {
             kernels::encode(arithmetic.codec, arithmetic.dtype, value.bytes(), &mut encoded)?;
@@ -176,7 +176,7 @@ impl Arithmetician {
         &self,
         (span, stage): (Span, Stage),
         value: &mut Value,
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let (expected, found) = (self.sizes.encoded(span), value.bytes().len());
         if !self.sizes.fits(Form::Encoded, found, expected) {
@@ -185,7 +185,7 @@ impl Arithmetician {
         let arithmetic = &at.admission.arithmetic;
         let mut decoded = at.buffers.take(self.sizes.values(span));
         if arithmetic.codec == Codec::Plugin {
-            plugged::decode((span, stage), value.bytes(), &mut decoded, at)?;
+            plugin_steps::decode((span, stage), value.bytes(), &mut decoded, at)?;
         } else {
             kernels::decode(arithmetic.codec, arithmetic.dtype, value.bytes(), &mut decoded)?;
         }
@@ -197,7 +197,7 @@ impl Arithmetician {
     /// `into` becomes `op(left, right)`, where `into` is the left one when `side` says that the accumulator is. The other
     /// register's buffer becomes the result when it is free for that and the own one is still held by somebody else, as
     /// it is while a transport keeps what was sent: then nothing is copied.
-    pub(super) fn reduce(&self, span: Span, operands: Operands<'_>, at: &mut Workplace<'_>) -> Result<(), StepError> {
+    pub(super) fn reduce(&self, span: Span, operands: Operands<'_>, at: &mut StepContext<'_>) -> Result<(), StepError> {
         let Operands { into, other, side, other_is_free } = operands;
         let bytes = self.sizes.values(span);
         check(into, bytes)?;
@@ -233,17 +233,17 @@ impl Arithmetician {
         span: Span,
         (accumulator, side): (&mut [u8], Side),
         other: &[u8],
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         match self.reduction(at.admission)? {
-            ReduceOp::Plugin => plugged::reduce_pair(span, (accumulator, side), other, at),
+            ReduceOp::Plugin => plugin_steps::reduce_pair(span, (accumulator, side), other, at),
             _ if let Average::Partial(sums) = self.average => Ok(sums.add(accumulator, other, side)?),
             op => Ok(kernels::reduce_into(at.admission.arithmetic.dtype, op, accumulator, other, side)?),
         }
     }
 
     /// Divides an average and applies the postscale.
-    pub(super) fn finish(&self, span: Span, value: &mut Value, at: &mut Workplace<'_>) -> Result<(), StepError> {
+    pub(super) fn finish(&self, span: Span, value: &mut Value, at: &mut StepContext<'_>) -> Result<(), StepError> {
         check(value, self.sizes.values(span))?;
         let arithmetic = &at.admission.arithmetic;
         let op = self.reduction(at.admission)?;
@@ -266,12 +266,12 @@ impl Arithmetician {
     }
 
     /// Writes a register's elements to the results that they belong to, as far as those are here.
-    pub(super) fn publish(&self, span: Span, value: &Value, at: &mut Workplace<'_>) -> Result<(), StepError> {
+    pub(super) fn publish(&self, span: Span, value: &Value, at: &mut StepContext<'_>) -> Result<(), StepError> {
         check(value, self.sizes.values(span))?;
         let mut rest = value.bytes();
         for slice in at.admission.plan.layout.within(span) {
-            let (part, behind) = rest.split_at(self.sizes.values(slice.span));
-            rest = behind;
+            let (part, remaining) = rest.split_at(self.sizes.values(slice.span));
+            rest = remaining;
             let Some(rank) = result_of(at.admission, slice.target) else { continue };
             let offset = slice.output_start * self.sizes.element_bytes as u64;
             at.memory.write(OutputPlace { seq: at.admission.seq, tensor: slice.tensor, rank, offset }, part)?;
@@ -307,7 +307,7 @@ impl Average {
 }
 
 /// What a step works with besides the registers of its strand.
-pub(super) struct Workplace<'a> {
+pub(super) struct StepContext<'a> {
     pub(super) admission: &'a Admission,
     pub(super) buffers: &'a mut Buffers,
     pub(super) stats: &'a mut ExecutorStats,
@@ -346,7 +346,7 @@ const fn opposite(side: Side) -> Side {
     }
 }
 
-fn copy(value: &Value, at: &mut Workplace<'_>) -> BytesMut {
+fn copy(value: &Value, at: &mut StepContext<'_>) -> BytesMut {
     let mut buffer = at.buffers.take(value.bytes().len());
     copying::copy(&mut buffer, value.bytes());
     at.stats.copies += 1;

@@ -17,18 +17,18 @@ use super::violation::Violation;
 #[derive(Debug, Default)]
 pub(super) struct Link {
     /// Whether the caller was asked to open it.
-    pub(super) asked: bool,
+    pub(super) open_requested: bool,
     /// What the peer's hello grants, while the link is up.
     credit_bytes: Option<u64>,
     /// Bytes sent early, by operation of which no `Admitted` was heard.
     sent_early: BTreeMap<Seq, u64>,
     sent_early_bytes: u64,
     /// Up to where the peer has admitted, by its last word; that may be of an epoch that has yet to begin here.
-    heard: (Epoch, Seq),
+    peer_admitted: (Epoch, Seq),
     /// Up to where the peer was told that this side has admitted.
-    told: Seq,
+    notified: Seq,
     /// What it is to be told once the link is up.
-    owed: Seq,
+    pending_notice: Seq,
     /// Chunks given to the port and not yet reported as sent, in order; over all epochs, as the port reports them all.
     in_flight: VecDeque<InFlight>,
     held: Held,
@@ -53,7 +53,7 @@ struct Held {
 
 /// How a chunk may be sent now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Leave {
+pub(super) enum SendPermission {
     /// The peer has admitted the operation.
     Admitted,
     /// On credit.
@@ -66,46 +66,46 @@ impl Link {
     /// The link is new; gives what the peer is to be told.
     pub(super) fn handle_up(&mut self, credit_bytes: u64) -> Option<Seq> {
         self.handle_down();
-        self.asked = true;
+        self.open_requested = true;
         self.credit_bytes = Some(credit_bytes);
-        self.tell(self.owed)
+        self.notify(self.pending_notice)
     }
 
     /// What was in flight is lost, and so is what it was sent for; the engine hears of it by other ways. What the peer has
     /// admitted it says again on the next link, unless it is another process by then, which knows of nothing.
     pub(super) fn handle_down(&mut self) {
-        *self = Self { owed: self.owed.max(self.told), ..Self::default() };
+        *self = Self { pending_notice: self.pending_notice.max(self.notified), ..Self::default() };
     }
 
     /// Whether the peer was told that an operation is admitted.
-    pub(super) fn knows(&self, seq: Seq) -> bool {
-        seq <= self.told
+    pub(super) fn was_notified(&self, seq: Seq) -> bool {
+        seq <= self.notified
     }
 
     /// Whether the peer is to be told of an admission now; when the link is not up, it will be.
-    pub(super) fn tell(&mut self, seq: Seq) -> Option<Seq> {
+    pub(super) fn notify(&mut self, seq: Seq) -> Option<Seq> {
         if self.credit_bytes.is_none() {
-            self.owed = self.owed.max(seq);
+            self.pending_notice = self.pending_notice.max(seq);
             return None;
         }
-        let news = seq > self.told;
-        self.told = self.told.max(seq);
-        news.then_some(seq)
+        let newly_admitted = seq > self.notified;
+        self.notified = self.notified.max(seq);
+        newly_admitted.then_some(seq)
     }
 
     /// Everything of other epochs is dropped but what came early for the new one.
     pub(super) fn begin(&mut self, epoch: Epoch) {
         self.sent_early.clear();
         self.sent_early_bytes = 0;
-        self.told = Seq(0);
-        self.owed = Seq(0);
+        self.notified = Seq(0);
+        self.pending_notice = Seq(0);
         if self.held.epoch < epoch {
             self.held = Held { epoch, ..Held::default() };
         }
     }
 
     pub(super) fn handle_admitted(&mut self, now: Epoch, epoch: Epoch, seq: Seq) {
-        self.heard = self.heard.max((epoch, seq));
+        self.peer_admitted = self.peer_admitted.max((epoch, seq));
         while epoch == now
             && let Some(entry) = self.sent_early.first_entry()
             && *entry.key() <= seq
@@ -115,13 +115,13 @@ impl Link {
     }
 
     /// How a chunk of an operation of the current epoch may be sent.
-    pub(super) fn leave(&self, now: Epoch, seq: Seq, data_bytes: usize) -> Leave {
-        let admitted = self.heard.0 == now && seq <= self.heard.1;
+    pub(super) fn send_permission(&self, now: Epoch, seq: Seq, data_bytes: usize) -> SendPermission {
+        let admitted = self.peer_admitted.0 == now && seq <= self.peer_admitted.1;
         match self.credit_bytes {
-            None => Leave::Wait,
-            Some(_) if admitted => Leave::Admitted,
-            Some(credit) if self.sent_early_bytes + cost_bytes(data_bytes) <= credit => Leave::Early,
-            Some(_) => Leave::Wait,
+            None => SendPermission::Wait,
+            Some(_) if admitted => SendPermission::Admitted,
+            Some(credit) if self.sent_early_bytes + cost_bytes(data_bytes) <= credit => SendPermission::Early,
+            Some(_) => SendPermission::Wait,
         }
     }
 

@@ -5,9 +5,9 @@ use ronde_collectives::kernels::{self, BLOCK_BYTES_MAX, BlockReducer};
 use ronde_collectives::plan::{Slice, Span};
 use ronde_wire::{PluginWork, Rank, ReduceOp, SetTopology, copying};
 
-use super::arithmetic::{Arithmetician, StepError, Workplace, check};
+use super::arithmetic::{ElementOps, StepContext, StepError, check};
 use super::inputs::Inputs;
-use super::plugged;
+use super::plugin_steps;
 use super::register::{Buffers, Value};
 use super::sizes::MEASURE_BYTES;
 use crate::event::Admission;
@@ -54,7 +54,7 @@ impl Ranks {
     }
 }
 
-impl Arithmetician {
+impl ElementOps {
     /// Reduces all members' registers to one. The kernel goes through them in small groups of elements, all operands at
     /// once, so that every byte is touched once. What can be reduced in pairs is reduced as if all ranks were local.
     pub(super) fn reduce_n(
@@ -62,7 +62,7 @@ impl Arithmetician {
         registers: &[Value],
         span: Span,
         into: &mut BytesMut,
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let (dtype, op) = (at.admission.arithmetic.dtype, self.reduction(at.admission)?);
         let operands = self.ranks.operands(registers, self.sizes.values(span))?;
@@ -85,7 +85,7 @@ impl Arithmetician {
         &mut self,
         span: Span,
         value: &mut Value,
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let admission = at.admission;
         let each = measures_of(admission);
@@ -126,7 +126,7 @@ impl Arithmetician {
         registers: &[Value],
         span: Span,
         value: &mut Value,
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let operands = self.ranks.operands(registers, self.sizes.values(span))?;
         let mut products = numbers(value, self.ranks.pairs())?;
@@ -137,7 +137,7 @@ impl Arithmetician {
     }
 
     /// Turns all members' measures into the weights of the operation.
-    pub(super) fn conclude(&mut self, registers: &[Value], at: &mut Workplace<'_>) -> Result<(), StepError> {
+    pub(super) fn conclude(&mut self, registers: &[Value], at: &mut StepContext<'_>) -> Result<(), StepError> {
         let op = self.reduction(at.admission)?;
         let work = at.admission.plugin.as_ref().map(|plugin| plugin.uses.work);
         let measures = match (op, work) {
@@ -147,7 +147,7 @@ impl Arithmetician {
         };
         let ranks = self.ranks.order.len();
         let weights = match op {
-            ReduceOp::Plugin => plugged::conclude(ranks, measures, at)?,
+            ReduceOp::Plugin => plugin_steps::conclude(ranks, measures, at)?,
             _ => kernels::weights(op, ranks, &measures)?,
         };
         if self.ranks.weights.replace(weights).is_some() { Err(StepError::ConcludedTwice) } else { Ok(()) }
@@ -202,7 +202,7 @@ fn numbers(value: &Value, count: usize) -> Result<Vec<f64>, StepError> {
 
 fn store(numbers: &[f64], value: &mut Value, buffers: &mut Buffers) {
     let mut buffer = buffers.renew(std::mem::take(value), numbers.len() * MEASURE_BYTES);
-    let (places, _) = buffer.as_chunks_mut::<MEASURE_BYTES>();
-    places.iter_mut().zip(numbers).for_each(|(place, number)| *place = number.to_le_bytes());
+    let (slots, _) = buffer.as_chunks_mut::<MEASURE_BYTES>();
+    slots.iter_mut().zip(numbers).for_each(|(slot, number)| *slot = number.to_le_bytes());
     *value = Value::Private(buffer);
 }

@@ -25,11 +25,11 @@ use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN};
 use ronde_wire::{Lane, Member, SidecarIndex};
 
 use super::Phase;
-use super::arithmetic::{Arithmetician, StepError, Workplace};
+use super::arithmetic::{ElementOps, StepContext, StepError};
 use super::link::{InFlight, cost_bytes};
 use super::register::Buffers;
 use super::stats::ExecutorStats;
-use super::strand::{Outgoing, Parked, Progress, Run, Surroundings};
+use super::strand::{Outgoing, Parked, RunningStrand, StrandContext, StrandProgress};
 use super::violation::Violation;
 use crate::event::Admission;
 use crate::memory::Memory;
@@ -37,24 +37,24 @@ use crate::memory::Memory;
 #[derive(Debug)]
 pub(super) struct Operation {
     pub(super) admission: Arc<Admission>,
-    arithmetician: Arithmetician,
+    ops: ElementOps,
     /// The strands of this lane that have something to do here.
-    strands: Vec<Turn>,
+    strands: Vec<QueuedStrand>,
     next: usize,
-    running: Vec<Run>,
+    running: Vec<RunningStrand>,
     parked: Parked,
 }
 
 /// A strand that waits for its turn.
 #[derive(Clone, Copy, Debug)]
-struct Turn {
+struct QueuedStrand {
     strand: u32,
     /// Whether another strand may wait for its end, so that tokens are exchanged.
-    paced: bool,
+    uses_tokens: bool,
 }
 
 /// What an operation wants done.
-pub(super) enum Move {
+pub(super) enum OperationProgress {
     Idle,
     Worked(Phase),
     Send {
@@ -62,7 +62,7 @@ pub(super) enum Move {
         chunk: Chunk,
     },
     /// A strand is over; these get a token.
-    Taken(Vec<(SidecarIndex, Chunk)>),
+    StrandOver(Vec<(SidecarIndex, Chunk)>),
     Done,
 }
 
@@ -77,22 +77,22 @@ pub(super) struct Peers {
 
 impl Operation {
     pub(super) fn new(admission: Arc<Admission>, lane: Lane) -> Result<Self, StepError> {
-        let arithmetician = Arithmetician::new(&admission)?;
+        let ops = ElementOps::new(&admission)?;
         let plan = &admission.plan;
         let of_lane = || (0_u32..).zip(&plan.strands).filter(|(_, strand)| strand.lane == lane);
         let total = of_lane().count();
         let strands = of_lane()
             .enumerate()
             .filter(|(_, (_, strand))| has_work(strand))
-            .map(|(ordinal, (strand, _))| Turn { strand, paced: ordinal + plan.window < total })
+            .map(|(ordinal, (strand, _))| QueuedStrand { strand, uses_tokens: ordinal + plan.window < total })
             .collect();
-        Ok(Self { admission, arithmetician, strands, next: 0, running: Vec::new(), parked: Parked::default() })
+        Ok(Self { admission, ops, strands, next: 0, running: Vec::new(), parked: Parked::default() })
     }
 
     pub(super) fn peers(&self, granted_bytes: u64) -> Peers {
         let mut peers = Peers::default();
-        for turn in &self.strands {
-            for round in &self.strand(turn.strand).rounds {
+        for queued in &self.strands {
+            for round in &self.strand(queued.strand).rounds {
                 for transfer in &round.transfers {
                     let member = partner(transfer);
                     insert(&mut peers.all, self.sidecar(member));
@@ -112,14 +112,16 @@ impl Operation {
         let ChunkHeader { strand, round, .. } = chunk.header;
         let unexpected = Violation::Unexpected { seq: chunk.seq, strand, round };
         let Some(member) = self.admission.topology.member(from) else { return Err(unexpected) };
-        let Ok(turn) = self.strands.binary_search_by_key(&strand, |turn| turn.strand) else { return Err(unexpected) };
+        let Ok(queued) = self.strands.binary_search_by_key(&strand, |queued| queued.strand) else {
+            return Err(unexpected);
+        };
         if round == ROUND_TAKEN {
-            return self.handle_taken(member, &chunk, unexpected);
+            return self.handle_token(member, &chunk, unexpected);
         }
         let round = round as usize;
         let Some((span, form)) = expected(self.strand(strand), round, member) else { return Err(unexpected) };
         self.check_span(span, form, self.bytes_from(member, span, form), &chunk)?;
-        if self.has_received(turn, round, member) {
+        if self.has_received(queued, round, member) {
             return Err(Violation::Duplicate { seq: chunk.seq, strand, round: chunk.header.round });
         }
         let strands_max = WINDOWS_PARKED_MAX * self.admission.plan.window;
@@ -145,27 +147,27 @@ impl Operation {
         stats: &mut ExecutorStats,
         memory: &mut dyn Memory,
         may_send: &dyn Fn(SidecarIndex, usize) -> bool,
-    ) -> Result<Move, StepError> {
+    ) -> Result<OperationProgress, StepError> {
         self.start_strands();
         let admission = Arc::clone(&self.admission);
         let mut may_send = |to, bytes| may_send(admission.topology.sidecar(to), bytes);
-        let workplace = Workplace { admission: &admission, buffers, stats, memory };
-        let (arithmetician, parked) = (&mut self.arithmetician, &mut self.parked);
-        let mut around = Surroundings { workplace, arithmetician, parked };
+        let cx = StepContext { admission: &admission, buffers, stats, memory };
+        let (ops, parked) = (&mut self.ops, &mut self.parked);
+        let mut strand_cx = StrandContext { cx, ops, parked };
         for index in 0..self.running.len() {
-            match self.running[index].advance(&mut around, &mut may_send)? {
-                Progress::Idle => {}
-                Progress::Worked(phase) => return Ok(Move::Worked(phase)),
-                Progress::Send(outgoing) => return Ok(send(&admission, self.running[index].strand, outgoing)),
-                Progress::Over => return Ok(self.end_strand(index)),
+            match self.running[index].advance(&mut strand_cx, &mut may_send)? {
+                StrandProgress::Idle => {}
+                StrandProgress::Worked(phase) => return Ok(OperationProgress::Worked(phase)),
+                StrandProgress::Send(outgoing) => return Ok(send(&admission, self.running[index].strand, outgoing)),
+                StrandProgress::Over => return Ok(self.end_strand(index)),
             }
         }
         let over = self.next == self.strands.len() && self.running.is_empty();
-        Ok(if over { Move::Done } else { Move::Idle })
+        Ok(if over { OperationProgress::Done } else { OperationProgress::Idle })
     }
 
     pub(super) fn register_bytes(&self) -> u64 {
-        self.running.iter().map(Run::register_bytes).sum()
+        self.running.iter().map(RunningStrand::register_bytes).sum()
     }
 
     pub(super) fn parked_bytes(&self) -> u64 {
@@ -174,11 +176,11 @@ impl Operation {
 
     fn start_strands(&mut self) {
         while self.running.len() < self.window()
-            && let Some(&turn) = self.strands.get(self.next)
+            && let Some(&queued) = self.strands.get(self.next)
         {
-            let strand = self.strand(turn.strand);
-            let takers = if turn.paced { silent_receivers(strand) } else { Vec::new() };
-            let run = Run::new((turn.strand, strand), self.admission.topology.len(), takers);
+            let strand = self.strand(queued.strand);
+            let awaited_tokens = if queued.uses_tokens { silent_receivers(strand) } else { Vec::new() };
+            let run = RunningStrand::new((queued.strand, strand), self.admission.topology.len(), awaited_tokens);
             self.running.push(run);
             self.next += 1;
         }
@@ -191,46 +193,46 @@ impl Operation {
     }
 
     /// The rounds of a strand are over: tokens go to those who hear nothing else from here.
-    fn end_strand(&mut self, index: usize) -> Move {
+    fn end_strand(&mut self, index: usize) -> OperationProgress {
         let strand = self.running[index].strand;
         self.release(index);
-        let turn = self.strands.binary_search_by_key(&strand, |turn| turn.strand).map(|at| self.strands[at]);
-        let givers = match turn {
-            Ok(turn) if turn.paced => silent_senders(self.strand(strand)),
+        let queued = self.strands.binary_search_by_key(&strand, |queued| queued.strand).map(|at| self.strands[at]);
+        let token_receivers = match queued {
+            Ok(queued) if queued.uses_tokens => silent_senders(self.strand(strand)),
             _ => Vec::new(),
         };
         let token = |member| {
             let empty = Outgoing { to: member, round: ROUND_TAKEN, span: EMPTY, data: Bytes::new() };
             (self.sidecar(member), chunk(&self.admission, strand, empty))
         };
-        Move::Taken(givers.into_iter().map(token).collect())
+        OperationProgress::StrandOver(token_receivers.into_iter().map(token).collect())
     }
 
-    fn handle_taken(&mut self, from: Member, chunk: &Chunk, unexpected: Violation) -> Result<(), Violation> {
+    fn handle_token(&mut self, from: Member, chunk: &Chunk, unexpected: Violation) -> Result<(), Violation> {
         self.check_span(EMPTY, Form::Values, 0, chunk)?;
         let index = self.running.iter().position(|run| run.strand == chunk.header.strand);
         let Some(index) = index else { return Err(unexpected) };
-        let takers = &mut self.running[index].takers;
-        let Some(taker) = takers.iter().position(|member| *member == from) else { return Err(unexpected) };
-        takers.swap_remove(taker);
+        let awaited_tokens = &mut self.running[index].awaited_tokens;
+        let Some(at) = awaited_tokens.iter().position(|member| *member == from) else { return Err(unexpected) };
+        awaited_tokens.swap_remove(at);
         self.release(index);
         Ok(())
     }
 
     /// Frees the place of a strand in the window once nothing is awaited.
     fn release(&mut self, index: usize) {
-        if self.running[index].over && self.running[index].takers.is_empty() {
+        if self.running[index].over && self.running[index].awaited_tokens.is_empty() {
             self.running.remove(index);
         }
     }
 
-    fn has_received(&self, turn: usize, round: usize, from: Member) -> bool {
-        let strand = self.strands[turn].strand;
-        let behind = match self.running.iter().find(|run| run.strand == strand) {
+    fn has_received(&self, queued: usize, round: usize, from: Member) -> bool {
+        let strand = self.strands[queued].strand;
+        let received = match self.running.iter().find(|run| run.strand == strand) {
             Some(run) => run.has_received(round, from),
-            None => turn < self.next,
+            None => queued < self.next,
         };
-        behind || self.parked.has(from, strand, round)
+        received || self.parked.has(from, strand, round)
     }
 
     fn check_span(&self, span: Span, form: Form, span_bytes: usize, chunk: &Chunk) -> Result<(), Violation> {
@@ -240,7 +242,7 @@ impl Operation {
             return Err(Violation::Lane { seq: chunk.seq, lane: plan_lane, found: lane });
         }
         let bytes = chunk.data.len();
-        let fits = self.arithmetician.sizes.fits(form, bytes, span_bytes);
+        let fits = self.ops.sizes.fits(form, bytes, span_bytes);
         if (span.start, span.len) != (start, len) || !fits {
             return Err(Violation::Span { seq: chunk.seq, strand, round, start, len, bytes });
         }
@@ -250,7 +252,7 @@ impl Operation {
     /// Bytes of what a member sends of a span.
     fn bytes_from(&self, member: Member, span: Span, form: Form) -> usize {
         let ranks = self.admission.topology.members[member.index()].ranks.len();
-        self.arithmetician.sizes.of(form, span, ranks)
+        self.ops.sizes.of(form, span, ranks)
     }
 
     fn strand(&self, strand: u32) -> &Strand {
@@ -267,8 +269,8 @@ const WINDOWS_PARKED_MAX: usize = 3;
 
 const EMPTY: Span = Span { start: 0, len: 0 };
 
-fn send(admission: &Admission, strand: u32, outgoing: Outgoing) -> Move {
-    Move::Send { to: admission.topology.sidecar(outgoing.to), chunk: chunk(admission, strand, outgoing) }
+fn send(admission: &Admission, strand: u32, outgoing: Outgoing) -> OperationProgress {
+    OperationProgress::Send { to: admission.topology.sidecar(outgoing.to), chunk: chunk(admission, strand, outgoing) }
 }
 
 fn chunk(admission: &Admission, strand: u32, outgoing: Outgoing) -> Chunk {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ronde_wire::{Control, Epoch, Seq, SidecarIndex};
 
-use super::{Outlet, Relay};
+use super::{Relay, RelayOutput};
 
 /// Silent sidecars with milliseconds.
 type List = Vec<(SidecarIndex, u64)>;
@@ -16,8 +16,8 @@ pub(super) struct Silence {
     below: BTreeMap<SidecarIndex, List>,
     /// Those between the parent and the coordinator, and the coordinator.
     above: List,
-    told_above: bool,
-    told_below: bool,
+    reported_above: bool,
+    reported_below: bool,
 }
 
 impl Silence {
@@ -55,7 +55,7 @@ impl Relay {
     /// `limit_ms` on it counts.
     pub(crate) fn report_silence(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut RelayOutput<'_>,
         limit_ms: u64,
         silent_ms: impl Fn(SidecarIndex) -> u64,
     ) {
@@ -71,17 +71,17 @@ impl Relay {
             }
         }
         let above = late(parent).map_or_else(|| self.silence.above.clone(), |parent| vec![parent]);
-        if std::mem::replace(&mut self.silence.told_above, !below.is_empty()) || !below.is_empty() {
+        if std::mem::replace(&mut self.silence.reported_above, !below.is_empty()) || !below.is_empty() {
             out.send(parent, Epoch(0), Seq(0), Control::Silent { sidecars: below });
         }
-        if std::mem::replace(&mut self.silence.told_below, !above.is_empty()) || !above.is_empty() {
+        if std::mem::replace(&mut self.silence.reported_below, !above.is_empty()) || !above.is_empty() {
             for (child, _) in self.children.iter().filter(|(_, link)| link.generation.is_some()) {
                 out.send(*child, self.epoch, Seq(0), Control::Silent { sidecars: above.clone() });
             }
         }
     }
 
-    pub(super) fn hear_of_silence(&mut self, from: SidecarIndex, sidecars: List) -> Result<(), String> {
+    pub(super) fn receive_silence(&mut self, from: SidecarIndex, sidecars: List) -> Result<(), String> {
         let about = |sidecar: SidecarIndex| match self.tree.branch(from) {
             Some(branch) => branch.all.contains(sidecar) && sidecar != from,
             None => self.tree.is_above(sidecar) && sidecar != from,

@@ -15,8 +15,8 @@ use super::matching::Matching;
 use super::mismatch;
 use super::negotiation::{Announced, Complete, Negotiation, Void, Voided};
 use super::ordering::{Ordering, ready_tensor};
-use super::request_cache::Remembered;
-use super::roster::Roster;
+use super::process_sets::ProcessSets;
+use super::request_cache::RequestCaches;
 use super::scheduling::Scheduling;
 use super::{Violation, check_served};
 use crate::engine::shared::context::Context;
@@ -34,11 +34,11 @@ pub(crate) struct Agreement {
     pub(super) matching: Matching,
     pub(super) ordering: Ordering,
     pub(super) groups: Groups,
-    pub(super) roster: Roster,
+    pub(super) process_sets: ProcessSets,
     /// Ranks that have joined.
     pub(super) joined: BTreeSet<Rank>,
     last_joined: Rank,
-    remembered: Remembered,
+    request_caches: RequestCaches,
     pub(super) scheduling: Scheduling,
     /// What the epoch has to end with.
     fatal: Option<Failure>,
@@ -66,18 +66,18 @@ impl Agreement {
         if self.scheduling.is_busy() {
             // Said before the sender heard of the schedule; it will say so again.
             return match intent {
-                Intent::Remember { slot, request } => self.remembered.remember(from, slot, &request),
+                Intent::Remember { slot, request } => self.request_caches.insert(from, slot, &request),
                 _ => Ok(()),
             };
         }
         match intent {
             Intent::Ready(request) => self.ready(cx, (from, rank), (request, contribution)),
             Intent::Remember { slot, request } => {
-                self.remembered.remember(from, slot, &request)?;
+                self.request_caches.insert(from, slot, &request)?;
                 self.ready(cx, (from, rank), (request, contribution))
             }
             Intent::Again { slot } => {
-                let request = self.remembered.recall(from, slot)?;
+                let request = self.request_caches.get(from, slot)?;
                 self.ready(cx, (from, rank), (request, contribution))
             }
             Intent::Void { set, name, failure, group } => {
@@ -110,7 +110,7 @@ impl Agreement {
     /// # Errors
     /// When it was not told.
     pub(crate) fn forgotten(&mut self, from: SidecarIndex, set: SetId) -> Result<(), Violation> {
-        self.roster.forgotten(from, set)
+        self.process_sets.forgotten(from, set)
     }
 
     /// Those who agree about a name; `None` when its set is gone, which the sender has yet to hear.
@@ -121,8 +121,8 @@ impl Agreement {
         rank: Rank,
         (set, name): (SetId, &TensorName),
     ) -> Result<Option<Arc<SetView>>, Violation> {
-        match self.roster.sets.scope(cx, set, name) {
-            _ if self.roster.is_leaving(from, set) => Ok(None),
+        match self.process_sets.sets.scope(cx, set, name) {
+            _ if self.process_sets.is_leaving(from, set) => Ok(None),
             Some(view) if view.contains(rank) => Ok(Some(view)),
             Some(_) => Err(format!("speaks for {rank} about {name} in {set}, which it has no part in")),
             None => Err(format!("speaks of tensor {name} of {set}, which does not exist")),
@@ -216,7 +216,7 @@ impl Agreement {
         let refused = |why: String| refusal(key, &why);
         match &first.collective {
             Collective::Join => self.all_joined(cx, key),
-            Collective::AddSet { ranks } => self.roster.add(cx, self.epoch, &key.1, ranks).map_err(refused)?,
+            Collective::AddSet { ranks } => self.process_sets.add(cx, self.epoch, &key.1, ranks).map_err(refused)?,
             Collective::RemoveSet { set } => self.remove_set(cx, &key.1, *set),
             _ => {
                 let tensor = ready_tensor(cx, view, (requests, contributions), excused.clone()).map_err(refused)?;
@@ -336,7 +336,7 @@ impl Agreement {
 
     /// Unknown sets and the set of all ranks stay as they are, which the ranks learn in the same way.
     fn remove_set(&mut self, cx: &mut Context, name: &TensorName, set: SetId) {
-        if self.roster.remove(cx, self.epoch, name, set) {
+        if self.process_sets.remove(cx, self.epoch, name, set) {
             self.negotiation.remove_set(set);
             self.matching.remove_set(set);
             self.groups.remove_set(set);

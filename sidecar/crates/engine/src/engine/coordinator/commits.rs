@@ -17,7 +17,7 @@ use crate::event::Time;
 
 /// What the coordinator waits for.
 #[derive(Debug, Default)]
-pub(crate) struct Settlements {
+pub(crate) struct PendingCommits {
     open: BTreeMap<Seq, Open>,
 }
 
@@ -25,12 +25,12 @@ pub(crate) struct Settlements {
 #[derive(Debug)]
 struct Open {
     since: Time,
-    plugged: Plugged,
+    operation: PluginOperation,
 }
 
 /// An operation with a plugin.
 #[derive(Debug)]
-pub(crate) struct Plugged {
+pub(crate) struct PluginOperation {
     seq: Seq,
     plugin: Arc<PluginUse>,
     set: SetId,
@@ -41,7 +41,7 @@ pub(crate) struct Plugged {
     names: Vec<TensorName>,
 }
 
-impl Plugged {
+impl PluginOperation {
     /// What is to be settled of a bucket, if a plugin takes part.
     pub(crate) fn of(seq: Seq, view: &SetView, bucket: &[ReadyTensor]) -> Option<Self> {
         let plugin = bucket.first()?.plugin.clone()?;
@@ -52,10 +52,10 @@ impl Plugged {
     }
 }
 
-impl Settlements {
+impl PendingCommits {
     /// An operation is ordered.
-    pub(crate) fn begin(&mut self, now: Time, plugged: Plugged) {
-        self.open.insert(plugged.seq, Open { since: now, plugged });
+    pub(crate) fn begin(&mut self, now: Time, operation: PluginOperation) {
+        self.open.insert(operation.seq, Open { since: now, operation });
     }
 
     /// What has not been settled for so long, in words that name plugin and members, the oldest first.
@@ -79,7 +79,7 @@ impl Settlements {
         from: SidecarIndex,
         failure: Option<Failure>,
     ) -> Result<bool, Violation> {
-        let Some(Open { plugged: Plugged { members, awaited, .. }, .. }) = self.open.get_mut(&seq) else {
+        let Some(Open { operation: PluginOperation { members, awaited, .. }, .. }) = self.open.get_mut(&seq) else {
             // It failed elsewhere, and this was said before the sender heard of that.
             cx.stats.stale_frames += 1;
             return Ok(false);
@@ -102,7 +102,7 @@ impl Settlements {
 
 impl Open {
     fn words(&self, cx: &Context) -> String {
-        let Plugged { plugin, set, names, awaited, .. } = &self.plugged;
+        let PluginOperation { plugin, set, names, awaited, .. } = &self.operation;
         let names: Vec<&str> = names.iter().map(TensorName::as_str).collect();
         let world = &cx.config.world;
         let awaited: Vec<String> =

@@ -50,7 +50,7 @@ pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u6
         return bucket;
     }
     let mut passed_over = Vec::new();
-    while passed_over.len() < LOOK_AHEAD_MAX {
+    while passed_over.len() < SKIPPED_TENSORS_MAX {
         let Some(next) = queue.pop_front() else { break };
         if !next.is_compatible(&bucket[0]) {
             passed_over.push(next);
@@ -68,7 +68,7 @@ pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u6
 }
 
 /// Tensors that are passed over in search of compatible ones; bounds the work for a bucket.
-const LOOK_AHEAD_MAX: usize = 1_024;
+const SKIPPED_TENSORS_MAX: usize = 1_024;
 
 /// What is left of a bucket's limits.
 struct Room {

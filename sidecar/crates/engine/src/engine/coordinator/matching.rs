@@ -52,7 +52,7 @@ impl Matching {
             format!(
                 "{} has waited for a message from any source for {seconds} seconds: {}.",
                 any.to,
-                nobody(*set, *any)
+                no_sender_text(*set, *any)
             )
         })
     }
@@ -76,7 +76,7 @@ impl Agreement {
         if self.scope(cx, from, rank, (set, &name))?.is_none() {
             return Ok(());
         }
-        let Some(view) = self.roster.sets.view(cx, set) else { return Ok(()) };
+        let Some(view) = self.process_sets.sets.view(cx, set) else { return Ok(()) };
         if self.matching.waiting.contains_key(&(set, any)) {
             return Err(format!("announces {name} of {set} while an earlier receive from any source waits"));
         }
@@ -91,8 +91,12 @@ impl Agreement {
         if self.matching.waiting.get(&(set, any)).is_none_or(|waiting| waiting.name != *name) {
             return;
         }
-        let why =
-            format!("the request of {} for {name} was withdrawn: {}; {}", any.to, failure.reason, nobody(set, any));
+        let why = format!(
+            "the request of {} for {name} was withdrawn: {}; {}",
+            any.to,
+            failure.reason,
+            no_sender_text(set, any)
+        );
         self.reject_receive(cx, set, any, &why);
     }
 
@@ -134,13 +138,13 @@ impl Agreement {
 
     fn reject_receive(&mut self, cx: &mut Context, set: SetId, any: AnySource, why: &str) {
         let Some(Waiting { name, .. }) = self.matching.waiting.remove(&(set, any)) else { return };
-        let Some(view) = self.roster.sets.scope(cx, set, &name) else { return };
+        let Some(view) = self.process_sets.sets.scope(cx, set, &name) else { return };
         let failure = Failure::new(Cause::Refused, why).with_rank(any.to).with_tensor(name.clone());
         self.reject(cx, &view, &(set, name), &failure, &[]);
     }
 }
 
 /// What a receive waits for.
-fn nobody(set: SetId, any: AnySource) -> String {
+fn no_sender_text(set: SetId, any: AnySource) -> String {
     format!("no other rank of {set} has sent {} a message with tag {}", any.to, any.tag)
 }

@@ -9,9 +9,9 @@ mod matching;
 mod mismatch;
 mod negotiation;
 mod ordering;
+mod process_sets;
 mod repetition;
 pub(crate) mod request_cache;
-mod roster;
 mod scheduling;
 mod stall;
 mod status;
@@ -22,7 +22,7 @@ use ronde_wire::control::Announcement;
 use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Seq, SetId, SidecarIndex};
 
 use self::agreement::Agreement;
-use self::commits::Settlements;
+use self::commits::PendingCommits;
 use self::stall::Stalls;
 use crate::engine::shared::context::Context;
 use crate::engine::shared::wording;
@@ -36,11 +36,11 @@ pub(crate) struct Coordinator {
     attached: BTreeMap<SidecarIndex, BTreeSet<Rank>>,
     /// The newest epoch of whose begin each sidecar was told on its present link: what it sent before it heard of that
     /// is void.
-    told: BTreeMap<SidecarIndex, Epoch>,
+    epoch_notified: BTreeMap<SidecarIndex, Epoch>,
     agreement: Agreement,
     stalls: Stalls,
     /// Operations that a plugin takes part in; they are settled also after a rank has shut down.
-    settlements: Settlements,
+    pending_commits: PendingCommits,
     /// For each rank, how often its announcement was the one that all others waited for.
     last_to_be_ready: Vec<u64>,
     /// For each rank, for how many microseconds others have waited for it in all.
@@ -105,7 +105,7 @@ impl Coordinator {
                 let ranks: Vec<Rank> = activities.iter().map(|activity| activity.rank).collect();
                 check_served(cx, from, &ranks)?;
                 self.stalls.answered(cx, from, activities);
-                self.stalls.check(cx, (&self.agreement, &self.settlements), &self.suspects_sent);
+                self.stalls.check(cx, (&self.agreement, &self.pending_commits), &self.suspects_sent);
                 Ok(())
             }
             Control::SuspectRanks { ranks } => {
@@ -120,9 +120,9 @@ impl Coordinator {
 
     /// A link to a sidecar is new: it may have been replaced within the epoch, so the sidecar is told of it again.
     pub(crate) fn link_up(&mut self, cx: &mut Context, peer: SidecarIndex) {
-        self.told.remove(&peer);
+        self.epoch_notified.remove(&peer);
         if self.is_running() && cx.sidecars.contains(&peer) {
-            self.told.insert(peer, self.epoch);
+            self.epoch_notified.insert(peer, self.epoch);
             cx.send_down(&[peer].into_iter().collect(), self.epoch, Seq(0), epoch_begin(cx));
         }
     }
@@ -137,7 +137,7 @@ impl Coordinator {
     ) -> bool {
         for peer in peers {
             self.attached.remove(peer);
-            self.told.remove(peer);
+            self.epoch_notified.remove(peer);
         }
         self.lost_lanes(cx, peers, (culprit, reason))
     }
@@ -172,16 +172,16 @@ impl Coordinator {
         if let Some(failure) = self.stalls.shutdown(cx, &self.agreement) {
             self.end(cx, &failure);
         }
-        self.stalls.check(cx, (&self.agreement, &self.settlements), &self.suspects_sent);
+        self.stalls.check(cx, (&self.agreement, &self.pending_commits), &self.suspects_sent);
     }
 
     /// Orders what is ready. Called when all messages at hand are handled, so that what became ready together travels
     /// together.
-    pub(crate) fn settle(&mut self, cx: &mut Context) {
+    pub(crate) fn order_ready(&mut self, cx: &mut Context) {
         if self.is_running() {
-            self.agreement.settle(cx);
-            for plugged in self.agreement.ordering.take_plugged() {
-                self.settlements.begin(cx.now, plugged);
+            self.agreement.order_ready(cx);
+            for operation in self.agreement.ordering.take_plugin_operations() {
+                self.pending_commits.begin(cx.now, operation);
             }
         }
     }
@@ -251,7 +251,7 @@ impl Coordinator {
                     self.phase = Phase::Gathering;
                 }
             }
-            Phase::Gathering if self.told.get(&from).is_some_and(|told| epoch < *told) => {
+            Phase::Gathering if self.epoch_notified.get(&from).is_some_and(|notified| epoch < *notified) => {
                 cx.stats.stale_frames += 1;
                 return Ok(());
             }
@@ -273,8 +273,8 @@ impl Coordinator {
         self.agreement.reset(self.epoch);
         self.attached.clear();
         cx.rebase();
-        self.told = cx.sidecars.iter().map(|sidecar| (*sidecar, self.epoch)).collect();
-        cx.send_down(&cx.everybody.clone(), self.epoch, Seq(0), epoch_begin(cx));
+        self.epoch_notified = cx.sidecars.iter().map(|sidecar| (*sidecar, self.epoch)).collect();
+        cx.send_down(&cx.all_sidecars.clone(), self.epoch, Seq(0), epoch_begin(cx));
     }
 
     /// Ends the epoch for all. After an orderly shutdown the sidecars finish what was ordered; anything worse ends that, too.
@@ -288,7 +288,7 @@ impl Coordinator {
             Phase::Gathering
         };
         if !orderly {
-            self.settlements.clear();
+            self.pending_commits.clear();
         }
         self.agreement.reset(self.epoch);
         self.stalls.clear();
@@ -303,7 +303,7 @@ impl Coordinator {
         }
         // What others have completed already is to be completed by all, so that is found out first.
         if failure.cause == Cause::ShutDown && self.agreement.scheduling.is_busy() {
-            self.agreement.scheduling.depart(cx, self.epoch, (from, rank, failure.clone()));
+            self.agreement.scheduling.withdraw_for_exit(cx, self.epoch, (from, rank, failure.clone()));
             return Ok(());
         }
         let why = &failure.reason;
@@ -329,7 +329,7 @@ impl Coordinator {
         completed: Vec<(SetId, Seq)>,
     ) -> Result<(), Violation> {
         self.agreement.frozen(cx, from, answered, completed)?;
-        match self.agreement.scheduling.take_departing() {
+        match self.agreement.scheduling.take_pending_exit() {
             Some((from, rank, failure)) => self.left(cx, from, rank, &failure),
             None => Ok(()),
         }
@@ -363,9 +363,9 @@ impl Coordinator {
         if !self.awaits(from) {
             return Ok(());
         }
-        let heard = sidecar == cx.me() || cx.silent_ms(sidecar) < cx.config.suspect_ms;
+        let is_alive = sidecar == cx.me() || cx.silent_ms(sidecar) < cx.config.suspect_ms;
         let who = wording::sidecar(&cx.config.world, sidecar);
-        let text = if heard {
+        let text = if is_alive {
             format!("{from} cannot reach {who}: {reason}; the coordinator still hears both")
         } else {
             format!("{who} is lost: neither {from} nor the coordinator hears it: {reason}")
@@ -416,7 +416,7 @@ impl Coordinator {
         seq: Seq,
         failure: Option<Failure>,
     ) -> Result<(), Violation> {
-        if self.settlements.performed(cx, (self.epoch, seq), from, failure)? && self.is_running() {
+        if self.pending_commits.performed(cx, (self.epoch, seq), from, failure)? && self.is_running() {
             self.agreement.ordering.done(cx, seq);
         }
         Ok(())
@@ -438,7 +438,7 @@ impl Coordinator {
         }
         self.suspects_sent = suspects.clone();
         let (sidecars, ranks) = suspects;
-        cx.send_down(&cx.everybody.clone(), self.epoch, Seq(0), Control::Suspects { sidecars, ranks });
+        cx.send_down(&cx.all_sidecars.clone(), self.epoch, Seq(0), Control::Suspects { sidecars, ranks });
     }
 }
 

@@ -228,8 +228,8 @@ impl Negotiation {
     /// The names of a set that wait for ranks.
     pub(crate) fn names_of(&self, set: SetId) -> Vec<TensorKey> {
         // Names are in the order of their sets.
-        let behind = self.names.keys().skip_while(|(of, _)| *of < set);
-        behind.take_while(|(of, _)| *of == set).cloned().collect()
+        let from_set = self.names.keys().skip_while(|(of, _)| *of < set);
+        from_set.take_while(|(of, _)| *of == set).cloned().collect()
     }
 
     /// Of the messages of a pair with a tag that no receive takes, the first one, with its turn among the messages of all

@@ -12,7 +12,7 @@ use ronde_wire::{
     Algorithm, Collective, Control, Epoch, Pair, Rank, Seq, SetId, SidecarIndex, TensorName, Tuning, limits,
 };
 
-use super::commits::Plugged;
+use super::commits::PluginOperation;
 use super::fusion::{ReadyTensor, next_bucket};
 use super::groups::Ready;
 use super::mismatch::lead;
@@ -31,7 +31,7 @@ pub(crate) struct Ordering {
     in_flight: BTreeMap<Seq, (Scope, SidecarIndex)>,
     last: Seq,
     /// Operations with a plugin that were ordered since they were last asked for, and who performs them.
-    plugged: Vec<Plugged>,
+    plugin_operations: Vec<PluginOperation>,
     /// The end of a join, which goes out behind what was ready without the ranks that had joined.
     all_joined: Option<(TensorName, Rank)>,
 }
@@ -110,7 +110,7 @@ impl Ordering {
                 queue.in_flight += 1;
                 repetition.ordered(cx.now, &queue.view, &bucket);
                 self.in_flight.insert(self.last, (scope, queue.view.first_member()));
-                self.plugged.extend(Plugged::of(self.last, &queue.view, &bucket));
+                self.plugin_operations.extend(PluginOperation::of(self.last, &queue.view, &bucket));
                 send_order(cx, &queue.view, epoch, self.last, bucket);
             }
         }
@@ -134,8 +134,8 @@ impl Ordering {
     }
 
     /// Takes the operations that have to be settled, each once.
-    pub(crate) fn take_plugged(&mut self) -> Vec<Plugged> {
-        std::mem::take(&mut self.plugged)
+    pub(crate) fn take_plugin_operations(&mut self) -> Vec<PluginOperation> {
+        std::mem::take(&mut self.plugin_operations)
     }
 
     /// The last number that was given, or passed over.
@@ -173,12 +173,13 @@ impl Ordering {
 
     fn send_all_joined(&mut self, cx: &mut Context, epoch: Epoch) {
         let Some((name, last)) = self.all_joined.take() else { return };
-        let without_somebody = |(_, queue): (&Scope, &Queue)| queue.tensors().any(|tensor| !tensor.joined.is_empty());
-        if self.queues.range(WORLD).any(without_somebody) {
+        let lacks_a_joined_rank =
+            |(_, queue): (&Scope, &Queue)| queue.tensors().any(|tensor| !tensor.joined.is_empty());
+        if self.queues.range(WORLD).any(lacks_a_joined_rank) {
             self.all_joined = Some((name, last));
             return;
         }
-        cx.send_down(&cx.everybody.clone(), epoch, Seq(0), Control::AllJoined { name, last });
+        cx.send_down(&cx.all_sidecars.clone(), epoch, Seq(0), Control::AllJoined { name, last });
     }
 }
 

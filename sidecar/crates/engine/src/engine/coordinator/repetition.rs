@@ -51,7 +51,7 @@ impl Default for Repetition {
 
 impl Repetition {
     /// Remembers steps of so many tensors, or none at all.
-    pub(crate) fn remember(&mut self, tensors_max: usize) {
+    pub(crate) fn set_tensors_max(&mut self, tensors_max: usize) {
         let tensors_max = tensors_max.min(limits::SCHEDULE_TENSORS_MAX);
         if self.tensors_max != tensors_max {
             *self = Self { tensors_max, ..Self::default() };
@@ -138,7 +138,7 @@ fn may_run_ahead(view: &SetView, tensor: &ReadyTensor) -> bool {
     let (shape, rows) = (&tensor.tensor.shape, &tensor.tensor.rows);
     let ranks = view.ranks.len() as u64;
     let small = tensor.algorithm == Algorithm::Eager;
-    let everybody = match &tensor.collective {
+    let needs_all_ranks = match &tensor.collective {
         // It may fail, and stands only when the coordinator says so.
         _ if tensor.plugin.is_some() => false,
         Collective::AllReduce { .. } => true,
@@ -150,7 +150,7 @@ fn may_run_ahead(view: &SetView, tensor: &ReadyTensor) -> bool {
         _ => false,
     };
     // The first of an all-gather's rows stand in the shape, all others in the list.
-    everybody && shape.elements() > 0 && tensor.joined.is_empty()
+    needs_all_ranks && shape.elements() > 0 && tensor.joined.is_empty()
 }
 
 /// Whether all that a group has in the step was released at once: what is cut off by a withdrawal belongs to one use.
@@ -225,7 +225,7 @@ mod tests {
             let mut repetition = Repetition::default();
             let mut found = false;
             for name in ["a", "b", "c"].repeat(4) {
-                repetition.remember(tensors_max);
+                repetition.set_tensors_max(tensors_max);
                 repetition.ordered(Time(0), &view, &[sum(name, 4)]);
                 found |= repetition.step(2).is_some();
             }

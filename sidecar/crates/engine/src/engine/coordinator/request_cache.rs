@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use ronde_wire::{Request, SidecarIndex, limits};
 
-use crate::engine::shared::request_cache::is_remembered;
+use crate::engine::shared::request_cache::is_cacheable;
 
 /// The coordinator's table.
 #[derive(Debug, Default)]
-pub(crate) struct Remembered {
+pub(crate) struct RequestCaches {
     slots: BTreeMap<(SidecarIndex, u16), Request>,
 }
 
-impl Remembered {
+impl RequestCaches {
     /// How many requests are cached, of all sidecars.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
@@ -23,11 +23,11 @@ impl Remembered {
     ///
     /// # Errors
     /// What is wrong with it, in words that follow "it".
-    pub(crate) fn remember(&mut self, from: SidecarIndex, slot: u16, request: &Request) -> Result<(), String> {
+    pub(crate) fn insert(&mut self, from: SidecarIndex, slot: u16, request: &Request) -> Result<(), String> {
         if usize::from(slot) >= limits::ANNOUNCE_SLOTS_MAX {
             return Err(format!("remembers a request as {slot}; numbers are below {}", limits::ANNOUNCE_SLOTS_MAX));
         }
-        if !is_remembered(request) {
+        if !is_cacheable(request) {
             return Err(format!("remembers a request for {}, which is never remembered", request.collective.name()));
         }
         self.slots.insert((from, slot), request.clone());
@@ -36,7 +36,7 @@ impl Remembered {
 
     /// # Errors
     /// In words that follow "it".
-    pub(crate) fn recall(&self, from: SidecarIndex, slot: u16) -> Result<Request, String> {
+    pub(crate) fn get(&self, from: SidecarIndex, slot: u16) -> Result<Request, String> {
         let known = self.slots.get(&(from, slot));
         known.cloned().ok_or_else(|| format!("repeats the request {slot}, which it never made"))
     }

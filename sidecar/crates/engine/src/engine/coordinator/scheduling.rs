@@ -34,11 +34,11 @@ pub(crate) struct Scheduling {
     /// Schedules in a row that were not worth it: each of them doubles the steps that have to be equal before the next.
     setbacks: u32,
     /// A rank that has said goodbye, heard once nothing runs ahead any more.
-    departing: Option<Departing>,
+    pending_exit: Option<PendingExit>,
 }
 
 /// A goodbye: the sidecar that told it, the rank and its words.
-pub(crate) type Departing = (SidecarIndex, Rank, Failure);
+pub(crate) type PendingExit = (SidecarIndex, Rank, Failure);
 
 #[derive(Debug)]
 struct Issued {
@@ -64,14 +64,14 @@ impl Scheduling {
     }
 
     /// Withdraws the schedule for the sake of a rank that says goodbye. Its words are to be heard again when that is over.
-    pub(crate) fn depart(&mut self, cx: &mut Context, epoch: Epoch, departing: Departing) {
-        self.departing.get_or_insert(departing);
+    pub(crate) fn withdraw_for_exit(&mut self, cx: &mut Context, epoch: Epoch, pending_exit: PendingExit) {
+        self.pending_exit.get_or_insert(pending_exit);
         self.withdraw(cx, epoch, Invalidation::WorkerExit);
     }
 
     /// Who has said goodbye, once.
-    pub(crate) fn take_departing(&mut self) -> Option<Departing> {
-        if self.is_busy() { None } else { self.departing.take() }
+    pub(crate) fn take_pending_exit(&mut self) -> Option<PendingExit> {
+        if self.is_busy() { None } else { self.pending_exit.take() }
     }
 
     /// A sidecar says that a schedule does not hold.
@@ -101,7 +101,7 @@ impl Scheduling {
         let last = Seq(issued.first.0 - 1);
         issued.answers = Some(Answers { missing, last, completed: BTreeMap::new() });
         cx.stats.schedules_withdrawn[invalidation as usize] += 1;
-        cx.send_down(&cx.everybody.clone(), epoch, Seq(0), Control::Withdraw { number: self.number });
+        cx.send_down(&cx.all_sidecars.clone(), epoch, Seq(0), Control::Withdraw { number: self.number });
     }
 }
 
@@ -111,8 +111,8 @@ impl Issued {
         let completed = self.answers.iter().flat_map(|answers| &answers.completed);
         let rest = completed.flat_map(|(set, last)| {
             let stands = (last.0 - self.first.0) % self.names.len() as u64;
-            let behind = (0..).zip(&self.names).filter(move |(at, (of, _))| of == set && *at > stands);
-            behind.flat_map(|(_, (set, names))| names.iter().map(|name| (*set, name.clone())))
+            let rest = (0..).zip(&self.names).filter(move |(at, (of, _))| of == set && *at > stands);
+            rest.flat_map(|(_, (set, names))| names.iter().map(|name| (*set, name.clone())))
         });
         rest.collect()
     }
@@ -120,16 +120,16 @@ impl Issued {
 
 impl Agreement {
     /// Orders what is ready, and issues a schedule when that has become worth it.
-    pub(crate) fn settle(&mut self, cx: &mut Context) {
+    pub(crate) fn order_ready(&mut self, cx: &mut Context) {
         if self.scheduling.is_busy() {
             return;
         }
         let Some(run_ahead) = cx.config.run_ahead.filter(|_| cx.sidecars.len() > 1) else {
-            self.scheduling.repetition.remember(0);
+            self.scheduling.repetition.set_tensors_max(0);
             self.ordering.order(cx, self.epoch, &mut self.scheduling.repetition);
             return;
         };
-        self.scheduling.repetition.remember(run_ahead.tensors_max);
+        self.scheduling.repetition.set_tensors_max(run_ahead.tensors_max);
         self.ordering.order(cx, self.epoch, &mut self.scheduling.repetition);
         self.issue(cx, run_ahead);
     }
@@ -164,13 +164,13 @@ impl Agreement {
         self.scheduling.issued = Some(Issued { first, names, answers: None });
         cx.traces.note(|| Trace::Cycle);
         let schedule = Control::Schedule { number, buckets, patience_us };
-        cx.send_down(&cx.everybody.clone(), self.epoch, first, schedule);
+        cx.send_down(&cx.all_sidecars.clone(), self.epoch, first, schedule);
     }
 
     /// Whether all that is asked for and not ordered stands in the step, and nothing is half decided.
     fn is_plain(&self) -> bool {
         let expected = |set, name| self.scheduling.repetition.asks_for(set, name);
-        let decided = !self.negotiation.is_poisoned() && self.groups.is_empty() && self.roster.is_settled();
+        let decided = !self.negotiation.is_poisoned() && self.groups.is_empty() && self.process_sets.all_acknowledged();
         decided
             && self.joined.is_empty()
             && !self.ordering.ends_join()
@@ -230,8 +230,8 @@ impl Agreement {
         self.ordering.pass_over(answers.last);
         let completed = answers.completed.into_iter().collect();
         let resume = Control::Resume { number: self.scheduling.number, last: answers.last, completed };
-        let everybody: SidecarSet = cx.everybody;
-        cx.send_down(&everybody, self.epoch, Seq(0), resume);
+        let all_sidecars: SidecarSet = cx.all_sidecars;
+        cx.send_down(&all_sidecars, self.epoch, Seq(0), resume);
     }
 }
 

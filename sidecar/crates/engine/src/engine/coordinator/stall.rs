@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use ronde_wire::{Activity, Cause, Collective, Control, Failure, Rank, Request, Seq, SidecarIndex, TensorName, limits};
 
 use super::agreement::Agreement;
-use super::commits::Settlements;
+use super::commits::PendingCommits;
 use super::groups::Waiting;
 use crate::engine::shared::context::Context;
 use crate::engine::shared::wording;
@@ -19,14 +19,14 @@ use crate::event::{Action, Time};
 pub(crate) struct Stalls {
     checked: Option<Time>,
     reported: bool,
-    asked: Option<Asked>,
+    query: Option<ActivityQuery>,
     /// What the ranks asked about last do, and when that was told.
     activities: BTreeMap<Rank, (Time, Activity)>,
 }
 
 /// A report that waits for answers.
 #[derive(Debug)]
-struct Asked {
+struct ActivityQuery {
     at: Time,
     awaited: BTreeSet<SidecarIndex>,
 }
@@ -41,12 +41,12 @@ impl Stalls {
     pub(crate) fn check(
         &mut self,
         cx: &mut Context,
-        (agreement, settlements): (&Agreement, &Settlements),
+        (agreement, pending_commits): (&Agreement, &PendingCommits),
         suspects: &(Vec<SidecarIndex>, Vec<Rank>),
     ) {
-        if let Some(asked) = &self.asked {
-            if asked.awaited.is_empty() || cx.now.ms_since(asked.at) >= ACTIVITY_WAIT_MS {
-                self.report(cx, (agreement, settlements), suspects);
+        if let Some(query) = &self.query {
+            if query.awaited.is_empty() || cx.now.ms_since(query.at) >= ACTIVITY_WAIT_MS {
+                self.report(cx, (agreement, pending_commits), suspects);
             }
             return;
         }
@@ -58,16 +58,16 @@ impl Stalls {
         self.checked = Some(cx.now);
         let missing = missing(cx, agreement, warning_ms);
         if missing.is_empty() {
-            self.report(cx, (agreement, settlements), suspects);
+            self.report(cx, (agreement, pending_commits), suspects);
         } else {
-            self.ask(cx, agreement, missing.into_keys().take(limits::REPORT_RANKS_MAX));
+            self.query_activities(cx, agreement, missing.into_keys().take(limits::REPORT_RANKS_MAX));
         }
     }
 
     /// A sidecar tells what its ranks do.
     pub(crate) fn answered(&mut self, cx: &Context, from: SidecarIndex, activities: Vec<Activity>) {
         // Who answers late, or without having been asked, tells nothing that a report could use.
-        if self.asked.as_mut().is_some_and(|asked| asked.awaited.remove(&from)) {
+        if self.query.as_mut().is_some_and(|query| query.awaited.remove(&from)) {
             let activities = activities.into_iter().take(limits::REPORT_RANKS_MAX);
             self.activities.extend(activities.map(|of| (of.rank, (cx.now, of.within_limits()))));
         }
@@ -97,7 +97,7 @@ impl Stalls {
         Some(Failure { rank: first, ..Failure::new(Cause::ShutDown, reason) })
     }
 
-    fn ask(&mut self, cx: &mut Context, agreement: &Agreement, ranks: impl Iterator<Item = Rank>) {
+    fn query_activities(&mut self, cx: &mut Context, agreement: &Agreement, ranks: impl Iterator<Item = Rank>) {
         let mut by_sidecar: BTreeMap<SidecarIndex, Vec<Rank>> = BTreeMap::new();
         for rank in ranks {
             if let Some(sidecar) = cx.config.world.sidecar_of(rank) {
@@ -105,7 +105,7 @@ impl Stalls {
             }
         }
         self.activities.clear();
-        self.asked = Some(Asked { at: cx.now, awaited: by_sidecar.keys().copied().collect() });
+        self.query = Some(ActivityQuery { at: cx.now, awaited: by_sidecar.keys().copied().collect() });
         for (sidecar, ranks) in by_sidecar {
             let to = [sidecar].into_iter().collect();
             cx.send_down(&to, agreement.epoch, Seq(0), Control::AskActivity { ranks });
@@ -115,13 +115,13 @@ impl Stalls {
     fn report(
         &mut self,
         cx: &mut Context,
-        (agreement, settlements): (&Agreement, &Settlements),
+        (agreement, pending_commits): (&Agreement, &PendingCommits),
         suspects: &(Vec<SidecarIndex>, Vec<Rank>),
     ) {
-        self.asked = None;
+        self.query = None;
         let warning_ms = cx.config.stall_warning_ms;
-        let plugged = settlements.overdue(cx, warning_ms);
-        let stalled = Stalled { plugged, ..Stalled::find(cx, agreement, warning_ms) };
+        let with_plugins = pending_commits.overdue(cx, warning_ms);
+        let stalled = Stalled { with_plugins, ..Stalled::find(cx, agreement, warning_ms) };
         let was_reported = std::mem::replace(&mut self.reported, !stalled.is_empty());
         let (sidecars, suspect_ranks) = suspects.clone();
         if !stalled.is_empty() {
@@ -143,7 +143,7 @@ struct Stalled {
     /// Receives from any source, in words.
     receives: Vec<String>,
     /// Operations that are with their plugins, in words.
-    plugged: Vec<String>,
+    with_plugins: Vec<String>,
 }
 
 impl Stalled {
@@ -152,11 +152,11 @@ impl Stalled {
         let groups = agreement.groups.waiting().filter(old).take(limits::REPORT_NAMES_MAX);
         let groups = groups.map(|waiting| group(cx, agreement, &waiting)).collect();
         let receives = agreement.matching.waiting(cx.now, age_ms).take(limits::REPORT_NAMES_MAX).collect();
-        Self { missing: missing(cx, agreement, age_ms), groups, receives, plugged: Vec::new() }
+        Self { missing: missing(cx, agreement, age_ms), groups, receives, with_plugins: Vec::new() }
     }
 
     fn is_empty(&self) -> bool {
-        self.missing.is_empty() && self.groups.is_empty() && self.receives.is_empty() && self.plugged.is_empty()
+        self.missing.is_empty() && self.groups.is_empty() && self.receives.is_empty() && self.with_plugins.is_empty()
     }
 
     fn warning(&self, warning_ms: u64) -> String {
@@ -193,21 +193,21 @@ impl Stalled {
         if !self.missing.is_empty() {
             text.push_str("\nMissing ranks:");
         }
-        for (rank, missed) in self.missing.iter().take(limits::REPORT_RANKS_MAX) {
-            let _ = write!(text, "\n{}: [{}", rank.0, missed.names.join(", "));
-            let _ = if missed.more > 0 { write!(text, " and {} more]", missed.more) } else { write!(text, "]") };
+        for (rank, entry) in self.missing.iter().take(limits::REPORT_RANKS_MAX) {
+            let _ = write!(text, "\n{}: [{}", rank.0, entry.names.join(", "));
+            let _ = if entry.more > 0 { write!(text, " and {} more]", entry.more) } else { write!(text, "]") };
         }
         if self.missing.len() > limits::REPORT_RANKS_MAX {
             let _ = write!(text, "\nand {} more ranks", self.missing.len() - limits::REPORT_RANKS_MAX);
         }
-        for waiting in self.groups.iter().chain(&self.receives).chain(&self.plugged) {
+        for waiting in self.groups.iter().chain(&self.receives).chain(&self.with_plugins) {
             let _ = write!(text, "\n{waiting}");
         }
-        for (rank, missed) in &self.missing {
-            let Some((told, activity)) = activities.get(rank) else { continue };
-            let age = wording::seconds(cx.now.ms_since(missed.since));
-            let now = activity.clone().older_by(cx.now.ms_since(*told));
-            let _ = write!(text, "\n{rank} has not asked for {} for {age}; {now}.", missed.oldest);
+        for (rank, entry) in &self.missing {
+            let Some((at, activity)) = activities.get(rank) else { continue };
+            let age = wording::seconds(cx.now.ms_since(entry.since));
+            let now = activity.clone().older_by(cx.now.ms_since(*at));
+            let _ = write!(text, "\n{rank} has not asked for {} for {age}; {now}.", entry.oldest);
         }
         text
     }
@@ -220,13 +220,13 @@ fn group(cx: &Context, agreement: &Agreement, waiting: &Waiting<'_>) -> String {
     let lacks = |request: &Request| {
         request.group.as_ref().is_some_and(|group| waiting.lacks(request.set, group, &request.name))
     };
-    let asked: Vec<&TensorName> =
+    let submitted: Vec<&TensorName> =
         agreement.negotiation.waiting().filter(|name| lacks(name.request)).map(|name| &name.request.name).collect();
-    let unknown = waiting.missing().saturating_sub(asked.len());
+    let unknown = waiting.missing().saturating_sub(submitted.len());
     let mut lacking = Vec::new();
-    if !asked.is_empty() {
-        let names: Vec<&str> = asked.iter().take(limits::REPORT_NAMES_MAX).map(|name| name.as_str()).collect();
-        let more = if asked.len() > names.len() { " and others" } else { "" };
+    if !submitted.is_empty() {
+        let names: Vec<&str> = submitted.iter().take(limits::REPORT_NAMES_MAX).map(|name| name.as_str()).collect();
+        let more = if submitted.len() > names.len() { " and others" } else { "" };
         lacking.push(format!("some ranks have asked for {}{more}", names.join(", ")));
     }
     if unknown > 0 {
@@ -236,10 +236,10 @@ fn group(cx: &Context, agreement: &Agreement, waiting: &Waiting<'_>) -> String {
 }
 
 /// For each missing rank what waits for it.
-type Missing = BTreeMap<Rank, Missed>;
+type Missing = BTreeMap<Rank, MissingRank>;
 
 /// What waits for a rank.
-struct Missed {
+struct MissingRank {
     /// Some of the names.
     names: Vec<String>,
     /// How many more there are.
@@ -258,15 +258,15 @@ fn missing(cx: &Context, agreement: &Agreement, age_ms: u64) -> Missing {
         }
         for rank in waiting.missing(&agreement.joined) {
             let (name, since) = (&waiting.request.name, waiting.since);
-            let first = || Missed { names: Vec::new(), more: 0, oldest: name.clone(), since };
-            let missed = missing.entry(rank).or_insert_with(first);
-            if since < missed.since {
-                (missed.oldest, missed.since) = (name.clone(), since);
+            let first = || MissingRank { names: Vec::new(), more: 0, oldest: name.clone(), since };
+            let entry = missing.entry(rank).or_insert_with(first);
+            if since < entry.since {
+                (entry.oldest, entry.since) = (name.clone(), since);
             }
-            if missed.names.len() < limits::REPORT_NAMES_MAX {
-                missed.names.push(name.to_string());
+            if entry.names.len() < limits::REPORT_NAMES_MAX {
+                entry.names.push(name.to_string());
             } else {
-                missed.more += 1;
+                entry.more += 1;
             }
         }
     }

@@ -137,7 +137,7 @@ impl PlanInputs {
     fn of(view: &SetView, me: Member, order: &Order) -> Self {
         let tuning = order.tuning;
         if tuning.algorithm == Algorithm::Eager {
-            let topology = Arc::new(view.topology.in_one_place(view.topology.sidecar(me)));
+            let topology = Arc::new(view.topology.on_one_sidecar(view.topology.sidecar(me)));
             let tuning = Tuning { algorithm: Algorithm::Local, ..tuning };
             return Self { topology, me: Member(0), local_ranks: view.ranks.clone(), tuning };
         }
@@ -174,8 +174,8 @@ fn check_joined(view: &SetView, requests: &Requests, order: &Order) -> Result<()
     if let Some(rank) = order.joined.iter().find(|rank| !view.contains(**rank)) {
         return Err(format!("{rank}, which is not in {}, is said to have joined", order.set));
     }
-    let stranger = |rank: &&Rank| view.serves(**rank) && !requests.has_joined(**rank);
-    match order.joined.iter().find(stranger) {
+    let not_joined = |rank: &&Rank| view.serves(**rank) && !requests.has_joined(**rank);
+    match order.joined.iter().find(not_joined) {
         Some(rank) => Err(format!("{rank} is said to have joined, which it has not")),
         None => Ok(()),
     }

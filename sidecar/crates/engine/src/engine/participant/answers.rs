@@ -35,12 +35,12 @@ impl Participant {
 
     /// All ranks have joined. No name of the set of all ranks is under way any more; all of them begin anew.
     pub(crate) fn all_joined(&mut self, cx: &mut Context, name: &TensorName, last: Rank) {
-        let Some(asked) = self.asked(cx, name, |what| *what == Collective::Join) else { return };
+        let Some(requests) = self.take_world_requests(cx, name, |what| *what == Collective::Join) else { return };
         self.requests.forget_rejections(SetId::WORLD);
         self.ungrouped.retain(|(set, ..)| *set != SetId::WORLD);
         let held = self.any_sources.remove_set(SetId::WORLD);
         debug_assert!(held.is_empty(), "a rank whose receive waits cannot join");
-        self.answer(cx, asked, &Detail::LastJoined(last));
+        self.answer(cx, requests, &Detail::LastJoined(last));
     }
 
     /// There is a new process set.
@@ -53,12 +53,12 @@ impl Participant {
             }
             _ => false,
         };
-        let Some(asked) = self.asked(cx, name, fits) else { return };
+        let Some(requests) = self.take_world_requests(cx, name, fits) else { return };
         match self.sets.add(cx, set) {
-            Ok(()) => self.answer(cx, asked, &Detail::Set(set.id)),
+            Ok(()) => self.answer(cx, requests, &Detail::Set(set.id)),
             Err(error) => {
                 let failure = Failure::new(Cause::Bug, format!("{} cannot be added: {error}", set.id));
-                asked.iter().for_each(|(rank, request)| self.complete(cx, *rank, *request, Err(failure.clone())));
+                requests.iter().for_each(|(rank, request)| self.complete(cx, *rank, *request, Err(failure.clone())));
                 self.fail(cx, Seq(0), &failure);
             }
         }
@@ -66,9 +66,11 @@ impl Participant {
 
     /// A process set is gone; what is asked of it and not ordered fails. When there is none, the ranks learn that.
     pub(crate) fn set_removed(&mut self, cx: &mut Context, name: &TensorName, set: SetId) {
-        let Some(asked) = self.asked(cx, name, |what| *what == Collective::RemoveSet { set }) else { return };
+        let Some(requests) = self.take_world_requests(cx, name, |what| *what == Collective::RemoveSet { set }) else {
+            return;
+        };
         if !self.sets.remove(cx, set) {
-            self.answer(cx, asked, &Detail::None);
+            self.answer(cx, requests, &Detail::None);
             return;
         }
         self.ungrouped.retain(|(of, ..)| *of != set);
@@ -85,7 +87,7 @@ impl Participant {
         self.flush(cx);
         self.leaving.insert(set);
         self.forget_sets(cx);
-        self.answer(cx, asked, &Detail::Set(set));
+        self.answer(cx, requests, &Detail::Set(set));
     }
 
     /// Gives the ids of removed sets back, once no operation of theirs is under way here: a new set by the same id may use
@@ -103,7 +105,7 @@ impl Participant {
 
     /// Takes out the requests of all local ranks by a name of the set of all ranks. `None` when one of them has not asked for
     /// what the coordinator answers: the epoch ends then.
-    fn asked(
+    fn take_world_requests(
         &mut self,
         cx: &mut Context,
         name: &TensorName,
@@ -123,8 +125,8 @@ impl Participant {
         Some(ranks.into_iter().filter_map(|rank| Some((rank, self.requests.take_one(&key(rank))?))).collect())
     }
 
-    fn answer(&self, cx: &mut Context, asked: Vec<(Rank, RequestId)>, detail: &Detail) {
-        for (rank, request) in asked {
+    fn answer(&self, cx: &mut Context, requests: Vec<(Rank, RequestId)>, detail: &Detail) {
+        for (rank, request) in requests {
             let completion = Completion {
                 epoch: self.epoch,
                 seq: Seq(0),

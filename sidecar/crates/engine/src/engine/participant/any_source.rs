@@ -238,7 +238,7 @@ impl Participant {
         let key = (set, message.clone(), any.to);
         let what = Request { name: message, collective, ..pending.what };
         match pending.withdrawn {
-            None => self.ask(cx, &key, (pending.request, pending.since), (what, Bytes::new())),
+            None => self.enqueue(cx, &key, (pending.request, pending.since), (what, Bytes::new())),
             // Too late for the message to be another's: it fails for its sender.
             Some(failure) => {
                 self.void(cx, key, failure.clone(), None);

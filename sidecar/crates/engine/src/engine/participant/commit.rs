@@ -10,7 +10,7 @@ use crate::trace::Trace;
 
 impl Participant {
     /// Whether an operation that is performed here has yet to be settled. The coordinator is told, once.
-    pub(super) fn await_settlement(&mut self, cx: &mut Context, seq: Seq) -> bool {
+    pub(super) fn await_commit(&mut self, cx: &mut Context, seq: Seq) -> bool {
         let Some(running) = self.admitted.get_mut(&seq).filter(|running| running.admission.plugin.is_some()) else {
             return false;
         };
@@ -39,12 +39,12 @@ impl Participant {
     }
 
     /// All members have performed an operation, or one of them could not.
-    pub(crate) fn settle(&mut self, cx: &mut Context, seq: Seq, failure: Option<Failure>) {
-        let settles = |running: &Running| {
+    pub(crate) fn commit(&mut self, cx: &mut Context, seq: Seq, failure: Option<Failure>) {
+        let is_due = |running: &Running| {
             // Nobody says that it stands before this sidecar has performed it.
             running.admission.plugin.is_some() && (running.held || failure.is_some())
         };
-        if !self.admitted.get(&seq).is_some_and(settles) {
+        if !self.admitted.get(&seq).is_some_and(is_due) {
             cx.stats.stale_frames += 1;
             return;
         }

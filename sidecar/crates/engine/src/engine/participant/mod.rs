@@ -21,7 +21,7 @@ use ronde_wire::{Cause, Control, Epoch, Failure, Rank, RequestId, Seq, SetId, Si
 
 use self::activity::LastCall;
 use self::any_source::AnySources;
-use self::request_cache::Announcer;
+use self::request_cache::RequestCache;
 use self::requests::{RankKey, Requests};
 use self::scheduled::Scheduled;
 use crate::engine::shared::config::EAGER_BYTES_MOST;
@@ -41,7 +41,7 @@ pub(crate) struct Participant {
     /// Ranks that have attached for the next epoch.
     waiting: BTreeSet<Rank>,
     /// Ranks that take part in this one.
-    present: BTreeMap<Rank, Presence>,
+    present: BTreeMap<Rank, RankLiveness>,
     requests: Requests,
     any_sources: AnySources,
     sets: SetTable,
@@ -49,7 +49,7 @@ pub(crate) struct Participant {
     leaving: BTreeSet<SetId>,
     /// Bytes of a contribution up to which the epoch's operations travel eagerly.
     eager_bytes: u32,
-    announcer: Announcer,
+    request_cache: RequestCache,
     admitted: BTreeMap<Seq, Running>,
     last_seq: Seq,
     /// What is performed without being ordered, if there is such.
@@ -78,8 +78,8 @@ pub(crate) enum Phase {
 
 /// A rank of the epoch.
 #[derive(Debug)]
-pub(crate) struct Presence {
-    heard: Time,
+pub(crate) struct RankLiveness {
+    last_seen: Time,
     left: bool,
     last_call: Option<LastCall>,
 }
@@ -141,8 +141,8 @@ impl Participant {
             }
             return;
         }
-        let Some(presence) = self.present.get_mut(&rank).filter(|presence| !presence.left) else { return };
-        presence.left = true;
+        let Some(liveness) = self.present.get_mut(&rank).filter(|liveness| !liveness.left) else { return };
+        liveness.left = true;
         if self.is_active() {
             self.to_coordinator(cx, Seq(0), Control::Left { rank, failure });
         }
@@ -291,10 +291,12 @@ impl Participant {
         self.ungrouped.clear();
         self.sets.clear();
         self.leaving.clear();
-        self.announcer.clear();
+        self.request_cache.clear();
         self.waiting.clear();
-        self.present =
-            ranks.iter().map(|rank| (*rank, Presence { heard: cx.now, left: false, last_call: None })).collect();
+        self.present = ranks
+            .iter()
+            .map(|rank| (*rank, RankLiveness { last_seen: cx.now, left: false, last_call: None }))
+            .collect();
     }
 
     fn refuse_ended(&self, cx: &mut Context) {

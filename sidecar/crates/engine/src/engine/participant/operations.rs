@@ -39,7 +39,7 @@ impl Participant {
     /// All lanes have performed an operation.
     pub(crate) fn executed(&mut self, cx: &mut Context, epoch: Epoch, seq: Seq) {
         let current = epoch == self.epoch && !self.is_idle();
-        if current && (self.hold(seq) || self.await_settlement(cx, seq)) {
+        if current && (self.hold(seq) || self.await_commit(cx, seq)) {
             return;
         }
         let Some(running) = self.take_admitted(cx, epoch, seq) else { return };
@@ -106,8 +106,8 @@ impl Participant {
             None => view,
             Some(pair) => {
                 let (from, to) = (pair.from, pair.to);
-                let stranger = || format!("{from} and {to} exchange no messages in {}", order.set);
-                view.pair(cx.me(), pair).map(Arc::new).ok_or_else(stranger)?
+                let no_pair = || format!("{from} and {to} exchange no messages in {}", order.set);
+                view.pair(cx.me(), pair).map(Arc::new).ok_or_else(no_pair)?
             }
         };
         let admission = admission::prepare(&view, &mut self.requests, self.epoch, seq, order)?;

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use ronde_wire::control::Intent;
 use ronde_wire::{Request, SetId, TensorName};
 
-use crate::engine::shared::request_cache::{is_remembered, is_same};
+use crate::engine::shared::request_cache::{is_cacheable, is_same};
 
 /// The announcing side's table: the least recently used request makes room for a new one.
 #[derive(Debug, Default)]
-pub(crate) struct Announcer {
+pub(crate) struct RequestCache {
     slots: Vec<Slot>,
     by_name: BTreeMap<(SetId, TensorName), u16>,
     /// Slots by when they were last used, oldest first.
@@ -26,19 +26,19 @@ struct Slot {
 
 /// How a request is announced.
 #[derive(Debug)]
-pub(crate) struct Words {
+pub(crate) struct CachedIntent {
     pub(crate) intent: Intent,
     /// Whether another request was forgotten for it.
     pub(crate) evicts: bool,
 }
 
-impl Announcer {
+impl RequestCache {
     /// How a request is announced that goes out next.
     ///
     /// At most `slots` are remembered, always as many in one epoch.
-    pub(crate) fn announce(&mut self, request: &Request, slots: usize) -> Words {
-        if slots == 0 || !is_remembered(request) {
-            return Words { intent: Intent::Ready(request.clone()), evicts: false };
+    pub(crate) fn announce(&mut self, request: &Request, slots: usize) -> CachedIntent {
+        if slots == 0 || !is_cacheable(request) {
+            return CachedIntent { intent: Intent::Ready(request.clone()), evicts: false };
         }
         let key = (request.set, request.name.clone());
         let (slot, evicts) = match self.by_name.get(&key) {
@@ -59,7 +59,7 @@ impl Announcer {
         self.by_use.insert(self.uses, slot);
         self.by_name.insert(key, slot);
         let intent = if known { Intent::Again { slot } } else { Intent::Remember { slot, request: request.clone() } };
-        Words { intent, evicts }
+        CachedIntent { intent, evicts }
     }
 
     /// Forgets everything: both sides do when an epoch begins.
@@ -92,12 +92,12 @@ mod tests {
 
     #[test]
     fn the_request_cache_holds_at_most_the_requested_number_of_slots() {
-        let mut announcer = Announcer::default();
-        assert!(matches!(announcer.announce(&sum("a", 1), 0).intent, Intent::Ready(_)));
-        assert!(matches!(announcer.announce(&sum("a", 1), 0).intent, Intent::Ready(_)));
-        let mut announcer = Announcer::default();
+        let mut request_cache = RequestCache::default();
+        assert!(matches!(request_cache.announce(&sum("a", 1), 0).intent, Intent::Ready(_)));
+        assert!(matches!(request_cache.announce(&sum("a", 1), 0).intent, Intent::Ready(_)));
+        let mut request_cache = RequestCache::default();
         for (name, evicts) in [("a", false), ("b", false), ("c", true), ("a", true)] {
-            assert_eq!(announcer.announce(&sum(name, 1), 2).evicts, evicts, "{name}");
+            assert_eq!(request_cache.announce(&sum(name, 1), 2).evicts, evicts, "{name}");
         }
     }
 
@@ -108,16 +108,16 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_request_is_forgotten_first() {
-        let mut announcer = Announcer::default();
+        let mut request_cache = RequestCache::default();
         let most = limits::ANNOUNCE_SLOTS_MAX;
         for n in 0..most {
-            assert!(!announcer.announce(&sum(&n.to_string(), 1), SLOTS).evicts);
+            assert!(!request_cache.announce(&sum(&n.to_string(), 1), SLOTS).evicts);
         }
-        assert!(matches!(announcer.announce(&sum("0", 1), SLOTS).intent, Intent::Again { slot: 0 }));
-        let words = announcer.announce(&sum("new", 1), SLOTS);
-        assert!(words.evicts && matches!(words.intent, Intent::Remember { slot: 1, .. }));
-        assert!(matches!(announcer.announce(&sum("0", 1), SLOTS).intent, Intent::Again { .. }));
-        assert!(matches!(announcer.announce(&sum("1", 1), SLOTS).intent, Intent::Remember { slot: 2, .. }));
+        assert!(matches!(request_cache.announce(&sum("0", 1), SLOTS).intent, Intent::Again { slot: 0 }));
+        let cached = request_cache.announce(&sum("new", 1), SLOTS);
+        assert!(cached.evicts && matches!(cached.intent, Intent::Remember { slot: 1, .. }));
+        assert!(matches!(request_cache.announce(&sum("0", 1), SLOTS).intent, Intent::Again { .. }));
+        assert!(matches!(request_cache.announce(&sum("1", 1), SLOTS).intent, Intent::Remember { slot: 2, .. }));
     }
 
     #[test]
@@ -132,17 +132,23 @@ mod tests {
             Request { prescale: 0.0, ..base.clone() },
         ];
         for other in different {
-            let mut announcer = Announcer::default();
-            announcer.announce(&base, SLOTS);
-            assert!(matches!(announcer.announce(&other, SLOTS).intent, Intent::Remember { slot: 0, .. }), "{other:?}");
-            assert!(matches!(announcer.announce(&base, SLOTS).intent, Intent::Remember { slot: 0, .. }), "{other:?}");
+            let mut request_cache = RequestCache::default();
+            request_cache.announce(&base, SLOTS);
+            assert!(
+                matches!(request_cache.announce(&other, SLOTS).intent, Intent::Remember { slot: 0, .. }),
+                "{other:?}"
+            );
+            assert!(
+                matches!(request_cache.announce(&base, SLOTS).intent, Intent::Remember { slot: 0, .. }),
+                "{other:?}"
+            );
         }
         let zero = Request { prescale: 0.0, ..base.clone() };
         let minus_zero = Request { prescale: -0.0, ..base };
-        let mut announcer = Announcer::default();
-        announcer.announce(&zero, SLOTS);
+        let mut request_cache = RequestCache::default();
+        request_cache.announce(&zero, SLOTS);
         assert!(
-            matches!(announcer.announce(&minus_zero, SLOTS).intent, Intent::Remember { .. }),
+            matches!(request_cache.announce(&minus_zero, SLOTS).intent, Intent::Remember { .. }),
             "they differ in a bit"
         );
     }

@@ -17,7 +17,7 @@ pub(crate) struct Requests {
     pending: BTreeMap<RankKey, Pending>,
     numbers: BTreeMap<(Rank, RequestId), RankKey>,
     counts: BTreeMap<Rank, usize>,
-    rounds: BTreeMap<RankKey, Ahead>,
+    rounds: BTreeMap<RankKey, RoundOffset>,
     /// Ranks with a join.
     joined: BTreeSet<Rank>,
     /// Counts what is asked for and refused.
@@ -49,9 +49,9 @@ pub(crate) struct Refusal {
 
 /// What the coordinator does not know any more when a schedule is over, in the order in which it came about.
 #[derive(Debug)]
-pub(crate) enum Unsettled {
+pub(crate) enum Unordered {
     /// A request without an operation.
-    Asked(RankKey),
+    Request(RankKey),
     /// A refusal.
     Refused(RankKey, Failure, Option<Group>),
 }
@@ -59,7 +59,7 @@ pub(crate) enum Unsettled {
 /// How far a rank and the coordinator are apart in the rounds of a name (see the negotiation's text). Only one of the two
 /// is not zero at a time.
 #[derive(Debug, Default)]
-struct Ahead {
+struct RoundOffset {
     /// Rounds in which the rank's part was a refusal, and whose rejection has not arrived.
     refused: VecDeque<Refusal>,
     /// Rounds that were rejected before the rank took part.
@@ -122,14 +122,14 @@ impl Requests {
 
     /// The request with a number, while it is not known that it will be performed: nothing is ordered for it, or what is was
     /// not ordered by itself, from `ahead` on.
-    pub(crate) fn undecided(&mut self, rank: Rank, request: RequestId, ahead: Option<Seq>) -> Option<&mut Pending> {
+    pub(crate) fn withdrawable(&mut self, rank: Rank, request: RequestId, ahead: Option<Seq>) -> Option<&mut Pending> {
         let pending = self.pending.get_mut(self.numbers.get(&(rank, request))?)?;
         let decided = pending.ordered.is_some_and(|seq| ahead.is_none_or(|first| seq < first));
         (!decided).then_some(pending)
     }
 
     /// A request that was ordered, and is not any more.
-    pub(crate) fn disorder(&mut self, rank: Rank, request: RequestId) {
+    pub(crate) fn mark_unordered(&mut self, rank: Rank, request: RequestId) {
         let pending = self.numbers.get(&(rank, request)).and_then(|key| self.pending.get_mut(key));
         if let Some(pending) = pending {
             pending.ordered = None;
@@ -137,17 +137,17 @@ impl Requests {
     }
 
     /// What is neither ordered nor rejected.
-    pub(crate) fn unsettled(&self) -> Vec<Unsettled> {
+    pub(crate) fn unordered(&self) -> Vec<Unordered> {
         let asked = self.pending.iter().filter(|(_, pending)| pending.ordered.is_none());
-        let asked = asked.map(|(key, pending)| (pending.turn, Unsettled::Asked(key.clone())));
+        let asked = asked.map(|(key, pending)| (pending.turn, Unordered::Request(key.clone())));
         let refused =
             self.rounds.iter().flat_map(|(key, ahead)| ahead.refused.iter().map(move |refusal| (key, refusal)));
         let refused = refused.map(|(key, Refusal { failure, group, turn })| {
-            (*turn, Unsettled::Refused(key.clone(), failure.clone(), group.clone()))
+            (*turn, Unordered::Refused(key.clone(), failure.clone(), group.clone()))
         });
-        let mut all: Vec<(u64, Unsettled)> = asked.chain(refused).collect();
+        let mut all: Vec<(u64, Unordered)> = asked.chain(refused).collect();
         all.sort_by_key(|(turn, _)| *turn);
-        all.into_iter().map(|(_, unsettled)| unsettled).collect()
+        all.into_iter().map(|(_, unordered)| unordered).collect()
     }
 
     /// Takes a rank's part in the next round of a name out of its group. False when it has taken none.
@@ -168,7 +168,7 @@ impl Requests {
     pub(crate) fn take_rejection(&mut self, key: &RankKey) -> Option<Failure> {
         let ahead = self.rounds.get_mut(key)?;
         let failure = ahead.rejected.pop_front();
-        self.forget_even(key);
+        self.drop_if_even(key);
         failure
     }
 
@@ -184,7 +184,7 @@ impl Requests {
     pub(crate) fn reject(&mut self, key: RankKey, failure: &Failure) -> Rejected {
         if let Some(ahead) = self.rounds.get_mut(&key).filter(|ahead| !ahead.refused.is_empty()) {
             ahead.refused.pop_front();
-            self.forget_even(&key);
+            self.drop_if_even(&key);
             return Rejected::Answered;
         }
         if let Some(pending) = self.pending.get(&key).filter(|pending| pending.ordered.is_none()) {
@@ -299,7 +299,7 @@ impl Requests {
         self.turns
     }
 
-    fn forget_even(&mut self, key: &RankKey) {
+    fn drop_if_even(&mut self, key: &RankKey) {
         if self.rounds.get(key).is_some_and(|ahead| ahead.refused.is_empty() && ahead.rejected.is_empty()) {
             self.rounds.remove(key);
         }

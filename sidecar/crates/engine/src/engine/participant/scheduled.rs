@@ -8,7 +8,7 @@ use ronde_wire::control::OrderedTensor;
 use ronde_wire::{Cause, Control, Epoch, Failure, Invalidation, Rank, ScheduledBucket, Seq, SetId, TensorName, limits};
 
 use super::admission::{self, Template};
-use super::requests::{RankKey, Unsettled};
+use super::requests::{RankKey, Unordered};
 use super::{Participant, Running};
 use crate::engine::shared::context::Context;
 use crate::engine::shared::status::ScheduleStatus;
@@ -23,7 +23,7 @@ pub(crate) struct Scheduled {
     patience_us: u64,
     positions: Vec<Position>,
     /// Where each name of a set stands: the position, and the tensor in it.
-    places: Places,
+    tensor_positions: TensorPositions,
     /// Whether this sidecar has a part in any.
     takes_part: bool,
     /// Complete iterations, and the position of the present one that comes next.
@@ -36,15 +36,15 @@ pub(crate) struct Scheduled {
     admitted: Seq,
     /// For each set the last operation that was completed.
     completed: BTreeMap<SetId, Seq>,
-    ranks: BTreeMap<Rank, Asking>,
+    ranks: BTreeMap<Rank, RankProgress>,
     /// Whether the coordinator was told of a invalidation.
-    deviates: bool,
+    invalidated: bool,
     /// Whether nothing is admitted or completed any more.
     frozen: bool,
 }
 
-/// See [`Scheduled::places`].
-type Places = BTreeMap<(SetId, TensorName), (usize, usize)>;
+/// See [`Scheduled::tensor_positions`].
+type TensorPositions = BTreeMap<(SetId, TensorName), (usize, usize)>;
 
 #[derive(Debug)]
 struct Position {
@@ -59,7 +59,7 @@ struct Position {
 
 /// What one rank has asked for and is not admitted.
 #[derive(Debug, Default)]
-struct Asking {
+struct RankProgress {
     requests: usize,
     last: Time,
     /// Whether it was found to keep to the order, and has asked for nothing since.
@@ -74,7 +74,7 @@ impl Scheduled {
 
     /// For status pages.
     pub(crate) fn progress(&self) -> ScheduleStatus {
-        let (operations, tensors) = (self.positions.len(), self.places.len());
+        let (operations, tensors) = (self.positions.len(), self.tensor_positions.len());
         ScheduleStatus { number: self.number, operations, tensors, steps: self.iterations }
     }
 
@@ -90,7 +90,7 @@ impl Scheduled {
     /// Whether requests are matched and admitted. Not any more once this sidecar has told of a invalidation: a rank's request
     /// behind one that was refused belongs to the iteration after the one that comes next.
     fn holds(&self) -> bool {
-        !self.deviates && !self.frozen
+        !self.invalidated && !self.frozen
     }
 
     fn next_seq(&self) -> Seq {
@@ -114,8 +114,8 @@ impl Scheduled {
 
     /// Since when a rank has to be looked at, the first of them.
     fn deadline(&self) -> Option<Time> {
-        let watched = self.ranks.values().filter(|asking| asking.requests > 0 && !asking.in_order);
-        let first = watched.map(|asking| asking.last).min().filter(|_| self.holds())?;
+        let watched = self.ranks.values().filter(|progress| progress.requests > 0 && !progress.in_order);
+        let first = watched.map(|progress| progress.last).min().filter(|_| self.holds())?;
         Some(Time(first.0.saturating_add(self.patience_us)))
     }
 
@@ -183,15 +183,15 @@ impl Participant {
         // What both sides remember of requests stays alike.
         self.announce_all(cx);
         match self.prepare_schedule(cx, first, buckets) {
-            Ok((positions, places)) => {
-                let serves = |rank: &Rank| (*rank, Asking::default());
+            Ok((positions, tensor_positions)) => {
+                let serves = |rank: &Rank| (*rank, RankProgress::default());
                 let takes_part = positions.iter().any(|position| position.template.is_some());
                 self.scheduled = Some(Scheduled {
                     number,
                     first,
                     patience_us,
                     positions,
-                    places,
+                    tensor_positions,
                     takes_part,
                     iterations: 0,
                     next: 0,
@@ -200,10 +200,10 @@ impl Participant {
                     admitted: Seq(first.0 - 1),
                     completed: BTreeMap::new(),
                     ranks: self.present.keys().map(serves).collect(),
-                    deviates: false,
+                    invalidated: false,
                     frozen: false,
                 });
-                self.match_unsettled(cx);
+                self.match_unordered(cx);
             }
             Err(reason) => {
                 let reason = format!("schedule {number} of {} cannot be followed: {reason}", self.epoch);
@@ -262,7 +262,7 @@ impl Participant {
                 self.ungrouped.insert(key);
             }
         }
-        self.announce_unsettled(cx);
+        self.announce_unordered(cx);
     }
 
     /// What was dropped is out of the way.
@@ -276,7 +276,7 @@ impl Participant {
     pub(super) fn follow(&mut self, cx: &mut Context, key: &RankKey) {
         let Some(scheduled) = self.scheduled.as_mut().filter(|scheduled| scheduled.holds()) else { return };
         let Some(pending) = self.requests.pending(key) else { return };
-        let place = scheduled.places.get(&(key.0, key.1.clone()));
+        let place = scheduled.tensor_positions.get(&(key.0, key.1.clone()));
         let position = place.and_then(|(at, tensor)| Some((scheduled.positions.get_mut(*at)?, *tensor)));
         let matched = position.filter(|(position, tensor)| {
             let (order, group) = (&position.bucket.order, &position.bucket.groups[*tensor]);
@@ -292,8 +292,8 @@ impl Participant {
         position.missing -= 1;
         let what = operation(&position.bucket.order.collective);
         cx.traces.note(|| Trace::Ready { set: key.0, name: key.1.clone(), operation: what, rank: key.2 });
-        let asking = scheduled.ranks.entry(key.2).or_default();
-        (asking.requests, asking.last, asking.in_order) = (asking.requests + 1, cx.now, false);
+        let progress = scheduled.ranks.entry(key.2).or_default();
+        (progress.requests, progress.last, progress.in_order) = (progress.requests + 1, cx.now, false);
         self.advance(cx);
     }
 
@@ -309,8 +309,8 @@ impl Participant {
             match template.admission(&mut self.requests, self.epoch, seq, &position.bucket.order) {
                 Ok(admission) => {
                     for answered in admission.tensors.iter().flat_map(|tensor| &tensor.requests) {
-                        if let Some(asking) = scheduled.ranks.get_mut(&answered.rank) {
-                            asking.requests -= 1;
+                        if let Some(progress) = scheduled.ranks.get_mut(&answered.rank) {
+                            progress.requests -= 1;
                         }
                     }
                     let position = &mut scheduled.positions[scheduled.next];
@@ -351,7 +351,7 @@ impl Participant {
     /// Tells the coordinator, once, that the schedule does not hold.
     pub(super) fn invalidate(&mut self, cx: &mut Context, invalidation: Invalidation) {
         let Some(scheduled) = self.scheduled.as_mut().filter(|scheduled| scheduled.holds()) else { return };
-        scheduled.deviates = true;
+        scheduled.invalidated = true;
         let number = scheduled.number;
         self.to_coordinator(cx, Seq(0), Control::Invalidated { number, invalidation });
     }
@@ -369,24 +369,24 @@ impl Participant {
         }
         let is_asked = |key: RankKey| requests.pending(&key).is_some_and(|pending| pending.ordered.is_none());
         let patience_us = scheduled.patience_us;
-        let quiet = |asking: &Asking| {
-            asking.requests > 0 && !asking.in_order && cx.now.0 >= asking.last.0.saturating_add(patience_us)
+        let quiet = |progress: &RankProgress| {
+            progress.requests > 0 && !progress.in_order && cx.now.0 >= progress.last.0.saturating_add(patience_us)
         };
         let quiet: Vec<Rank> =
-            scheduled.ranks.iter().filter(|(_, asking)| quiet(asking)).map(|(rank, _)| *rank).collect();
+            scheduled.ranks.iter().filter(|(_, progress)| quiet(progress)).map(|(rank, _)| *rank).collect();
         for rank in quiet {
             if scheduled.is_out_of_order(rank, is_asked) {
                 self.invalidate(cx, Invalidation::Order);
                 return;
             }
-            if let Some(asking) = scheduled.ranks.get_mut(&rank) {
-                asking.in_order = true;
+            if let Some(progress) = scheduled.ranks.get_mut(&rank) {
+                progress.in_order = true;
             }
         }
     }
 
     /// Requests that wait for so long that the coordinator is to find out for whom.
-    pub(super) fn look_for_delays(&mut self, cx: &mut Context) {
+    pub(super) fn check_delays(&mut self, cx: &mut Context) {
         let Some(first) = self.scheduled.as_ref().map(|scheduled| scheduled.first) else { return };
         let limit_ms = cx.config.stall_warning_ms / DELAYS_PER_WARNING;
         let is_late = |since: Time| cx.now.ms_since(since) >= limit_ms;
@@ -401,7 +401,7 @@ impl Participant {
         cx: &mut Context,
         first: Seq,
         buckets: Vec<ScheduledBucket>,
-    ) -> Result<(Vec<Position>, Places), String> {
+    ) -> Result<(Vec<Position>, TensorPositions), String> {
         if first <= self.last_seq || self.scheduled.is_some() {
             return Err(format!("it begins with {first}, behind {}, or while there is another one", self.last_seq));
         }
@@ -416,17 +416,17 @@ impl Participant {
                 "{buckets} operations with {tensors} tensors of {sets} sets are not within the limits"
             ));
         }
-        let (mut positions, mut places) = (Vec::with_capacity(buckets.len()), Places::new());
+        let (mut positions, mut tensor_positions) = (Vec::with_capacity(buckets.len()), TensorPositions::new());
         for (at, bucket) in buckets.into_iter().enumerate() {
             let order = &bucket.order;
             for (tensor, ordered) in order.tensors.iter().enumerate() {
-                if places.insert((order.set, ordered.name.clone()), (at, tensor)).is_some() {
+                if tensor_positions.insert((order.set, ordered.name.clone()), (at, tensor)).is_some() {
                     return Err(format!("tensor {} of {} is in it twice", ordered.name, order.set));
                 }
             }
             positions.push(self.position(cx, bucket)?);
         }
-        Ok((positions, places))
+        Ok((positions, tensor_positions))
     }
 
     fn position(&self, cx: &mut Context, bucket: ScheduledBucket) -> Result<Position, String> {
@@ -445,11 +445,11 @@ impl Participant {
     }
 
     /// What was announced and not ordered is asked for as the schedule says, or is a invalidation.
-    fn match_unsettled(&mut self, cx: &mut Context) {
-        for unsettled in self.requests.unsettled() {
-            match unsettled {
-                Unsettled::Refused(..) => self.invalidate(cx, Invalidation::Refusal),
-                Unsettled::Asked(key) => {
+    fn match_unordered(&mut self, cx: &mut Context) {
+        for unordered in self.requests.unordered() {
+            match unordered {
+                Unordered::Refused(..) => self.invalidate(cx, Invalidation::Refusal),
+                Unordered::Request(key) => {
                     if self.requests.pending(&key).is_some_and(|pending| pending.withdrawn.is_some()) {
                         self.invalidate(cx, Invalidation::Refusal);
                     }
@@ -463,7 +463,7 @@ impl Participant {
     fn drop_operation(&mut self, seq: Seq) {
         let Some(running) = self.admitted.remove(&seq) else { return };
         for answered in running.admission.tensors.iter().flat_map(|tensor| &tensor.requests) {
-            self.requests.disorder(answered.rank, answered.request);
+            self.requests.mark_unordered(answered.rank, answered.request);
         }
     }
 }

@@ -8,7 +8,7 @@ use ronde_wire::{
     AnySource, Cause, Collective, Control, Failure, Group, Invalidation, Rank, Request, RequestId, Seq, SetId, limits,
 };
 
-use super::requests::{RankKey, Unsettled};
+use super::requests::{RankKey, Unordered};
 use super::scheduled::Scheduled;
 use super::{Participant, Phase};
 use crate::engine::shared::TensorKey;
@@ -28,7 +28,7 @@ impl Participant {
         (what, contribution): (Request, Bytes),
     ) {
         cx.stats.submitted += 1;
-        self.heard(cx, rank);
+        self.mark_alive(cx, rank);
         if let Some(what) = self.in_posting_order(cx, (rank, request), what) {
             self.submit_in_turn(cx, rank, request, (what, contribution));
         }
@@ -71,11 +71,11 @@ impl Participant {
         if let Collective::RecvAny { tag } = what.collective {
             self.waits_for_source(what.set, AnySource { to: rank, tag });
         }
-        self.ask(cx, &key, (request, cx.now), (what, contribution));
+        self.enqueue(cx, &key, (request, cx.now), (what, contribution));
     }
 
     /// Announces a request that was found in order, or does what a schedule says about it.
-    pub(super) fn ask(
+    pub(super) fn enqueue(
         &mut self,
         cx: &mut Context,
         key: &RankKey,
@@ -134,12 +134,12 @@ impl Participant {
     /// answered when all ranks have joined, as the others may have performed operations without this one.
     pub(crate) fn withdraw(&mut self, cx: &mut Context, rank: Rank, request: RequestId, reason: &str) {
         cx.stats.withdrawn += 1;
-        self.heard(cx, rank);
+        self.mark_alive(cx, rank);
         if !self.is_active() || self.withdraw_held(cx, rank, request, reason) {
             return;
         }
         let ahead = self.scheduled.as_ref().map(Scheduled::first);
-        let Some(pending) = self.requests.undecided(rank, request, ahead) else { return };
+        let Some(pending) = self.requests.withdrawable(rank, request, ahead) else { return };
         let what = &pending.what;
         let (set, name, group) = (what.set, what.name.clone(), what.group.clone());
         let failure = Failure::new(Cause::TimedOut, reason).with_rank(rank).with_tensor(name.clone());
@@ -152,11 +152,11 @@ impl Participant {
     }
 
     /// Announces what was not settled when a schedule ended: the coordinator knows nothing of it.
-    pub(super) fn announce_unsettled(&mut self, cx: &mut Context) {
-        for unsettled in self.requests.unsettled() {
-            match unsettled {
-                Unsettled::Refused(key, failure, group) => self.announce_void(&key, failure, group),
-                Unsettled::Asked(key) => {
+    pub(super) fn announce_unordered(&mut self, cx: &mut Context) {
+        for unordered in self.requests.unordered() {
+            match unordered {
+                Unordered::Refused(key, failure, group) => self.announce_void(&key, failure, group),
+                Unordered::Request(key) => {
                     let Some(pending) = self.requests.pending(&key) else { continue };
                     let (what, contribution) = (pending.what.clone(), pending.contribution.clone());
                     let withdrawn = pending.withdrawn.clone();
@@ -260,7 +260,7 @@ impl Participant {
     }
 
     fn takes_part(&self, rank: Rank) -> bool {
-        self.present.get(&rank).is_some_and(|presence| !presence.left)
+        self.present.get(&rank).is_some_and(|liveness| !liveness.left)
     }
 
     pub(super) fn refuse(&self, cx: &mut Context, (rank, request): (Rank, RequestId), failure: Failure) {
@@ -269,15 +269,15 @@ impl Participant {
     }
 
     fn announce(&mut self, cx: &mut Context, rank: Rank, what: &Request, contribution: Bytes) {
-        let words = self.announcer.announce(what, cx.config.announce_slots);
-        cx.stats.announced_again += u64::from(matches!(words.intent, Intent::Again { .. }));
-        if words.evicts {
+        let cached = self.request_cache.announce(what, cx.config.announce_slots);
+        cx.stats.announced_again += u64::from(matches!(cached.intent, Intent::Again { .. }));
+        if cached.evicts {
             cx.stats.cache_evictions += 1;
             if cx.stats.cache_evictions == 1 {
                 self.warn_of_evictions(cx);
             }
         }
-        self.outbox.push(Announcement { rank, intent: words.intent, contribution });
+        self.outbox.push(Announcement { rank, intent: cached.intent, contribution });
     }
 
     fn warn_of_evictions(&self, cx: &mut Context) {
@@ -286,7 +286,7 @@ impl Participant {
              tensors the same name in every step.",
             cx.config.announce_slots
         );
-        let suspects = self.noticed().clone();
+        let suspects = self.notified().clone();
         cx.act(Action::Notice { sidecars: suspects.sidecars, ranks: suspects.ranks, text });
     }
 

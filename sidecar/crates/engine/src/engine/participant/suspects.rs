@@ -17,9 +17,9 @@ pub(crate) struct Watch {
     /// Silent local ranks, as last reported.
     silent: Vec<Rank>,
     /// The coordinator's newest list.
-    told: Suspects,
+    from_coordinator: Suspects,
     /// What the local sessions were told.
-    noticed: Suspects,
+    notified: Suspects,
 }
 
 /// Silent sidecars and ranks.
@@ -31,21 +31,21 @@ pub(crate) struct Suspects {
 
 impl Participant {
     /// A sign of life from a worker.
-    pub(crate) fn heard(&mut self, cx: &Context, rank: Rank) {
-        if let Some(presence) = self.present.get_mut(&rank) {
-            presence.heard = cx.now;
+    pub(crate) fn mark_alive(&mut self, cx: &Context, rank: Rank) {
+        if let Some(liveness) = self.present.get_mut(&rank) {
+            liveness.last_seen = cx.now;
         }
     }
 
     /// This process itself was paused: everybody gets fresh grace.
     pub(crate) fn rebase(&mut self, cx: &Context) {
-        self.present.values_mut().for_each(|presence| presence.heard = cx.now);
+        self.present.values_mut().for_each(|liveness| liveness.last_seen = cx.now);
     }
 
     /// The coordinator says who is late.
     pub(crate) fn suspects(&mut self, cx: &mut Context, suspects: Suspects) {
         let known = |cx: &Context, rank: &Rank| cx.config.world.sidecar_of(*rank).is_some();
-        self.watch.told = Suspects {
+        self.watch.from_coordinator = Suspects {
             sidecars: suspects.sidecars.into_iter().filter(|s| cx.sidecars.contains(s)).collect(),
             ranks: suspects.ranks.into_iter().filter(|rank| known(cx, rank)).collect(),
         };
@@ -53,8 +53,8 @@ impl Participant {
     }
 
     /// The current suspects: sidecars and ranks.
-    pub(crate) fn noticed(&self) -> &Suspects {
-        &self.watch.noticed
+    pub(crate) fn notified(&self) -> &Suspects {
+        &self.watch.notified
     }
 
     /// Looks at the clock.
@@ -68,8 +68,8 @@ impl Participant {
             return;
         }
         self.watch_ranks(cx);
-        self.look_for_delays(cx);
-        match silence_above(cx) {
+        self.check_delays(cx);
+        match silence_upstream(cx) {
             Some((culprit, silent_ms)) if silent_ms >= cx.config.peer_timeout_ms => {
                 let reason = format!("it has been silent for {}", wording::seconds(silent_ms));
                 self.coordinator_lost(cx, culprit, &reason);
@@ -82,7 +82,7 @@ impl Participant {
         if !self.is_active() {
             return;
         }
-        let silence = |presence: &super::Presence| cx.now.ms_since(presence.heard);
+        let silence = |liveness: &super::RankLiveness| cx.now.ms_since(liveness.last_seen);
         let late = |limit_ms: u64| {
             let present = self.present.iter().filter(move |(_, p)| !p.left && silence(p) >= limit_ms);
             present.map(|(rank, _)| *rank).collect::<Vec<_>>()
@@ -105,27 +105,27 @@ impl Participant {
 
     /// Tells the local sessions who is late, when that has changed.
     fn notice(&mut self, cx: &mut Context) {
-        let mut suspects = self.watch.told.clone();
-        let late = silence_above(cx).filter(|(_, silent_ms)| *silent_ms >= cx.config.suspect_ms);
+        let mut suspects = self.watch.from_coordinator.clone();
+        let late = silence_upstream(cx).filter(|(_, silent_ms)| *silent_ms >= cx.config.suspect_ms);
         if let Some((sidecar, _)) = late.filter(|(sidecar, _)| !suspects.sidecars.contains(sidecar)) {
             suspects.sidecars.push(sidecar);
         }
-        if suspects == self.watch.noticed {
+        if suspects == self.watch.notified {
             return;
         }
-        let text = words(cx, &suspects);
-        self.watch.noticed = suspects.clone();
+        let text = describe(cx, &suspects);
+        self.watch.notified = suspects.clone();
         let Suspects { sidecars, ranks } = suspects;
         cx.act(Action::Notice { sidecars, ranks, text });
     }
 }
 
 /// Who keeps this sidecar from hearing the coordinator, and for how long already.
-fn silence_above(cx: &Context) -> Option<(SidecarIndex, u64)> {
+fn silence_upstream(cx: &Context) -> Option<(SidecarIndex, u64)> {
     cx.relay.silent_above(cx.relay.parent().map_or(0, |parent| cx.silent_ms(parent)))
 }
 
-fn words(cx: &Context, suspects: &Suspects) -> String {
+fn describe(cx: &Context, suspects: &Suspects) -> String {
     let mut late: Vec<String> =
         suspects.sidecars.iter().map(|sidecar| wording::sidecar(&cx.config.world, *sidecar)).collect();
     if !suspects.ranks.is_empty() {

@@ -13,7 +13,7 @@ use super::stats::Stats;
 use super::status::LinkStatus;
 use crate::event::{Action, Time};
 use crate::relay::tree::Tree;
-use crate::relay::{Outlet, Relay};
+use crate::relay::{Relay, RelayOutput};
 use crate::trace::Traces;
 
 /// See the module's text.
@@ -24,7 +24,7 @@ pub(crate) struct Context {
     /// The sidecars of the world, ascending.
     pub(crate) sidecars: Vec<SidecarIndex>,
     /// The same.
-    pub(crate) everybody: SidecarSet,
+    pub(crate) all_sidecars: SidecarSet,
     pub(crate) now: Time,
     pub(crate) relay: Relay,
     pub(crate) links: Links,
@@ -58,7 +58,7 @@ impl Context {
         let status = |(peer, link): (SidecarIndex, &Link)| LinkStatus {
             peer,
             up: link.up,
-            silent_ms: now.ms_since(link.heard),
+            silent_ms: now.ms_since(link.last_seen),
             round_trip_us: link.round_trip_us,
             clock_offset_us: link.clock_offset_us,
         };
@@ -79,7 +79,7 @@ impl Context {
             now,
             links,
             relay,
-            everybody: sidecars.iter().copied().collect(),
+            all_sidecars: sidecars.iter().copied().collect(),
             stats: Stats::default(),
             selections: VecDeque::new(),
             notes,
@@ -116,7 +116,7 @@ impl Context {
         let (relay, mut out) = self.relay();
         relay.send_up(&mut out, epoch, seq, message);
         if self.relay.lacks_parent() {
-            self.knock();
+            self.open_parent_link();
         }
     }
 
@@ -130,7 +130,7 @@ impl Context {
     }
 
     /// Has the link to the parent opened, which is lacking: whatever is sent to it does that.
-    pub(crate) fn knock(&mut self) {
+    pub(crate) fn open_parent_link(&mut self) {
         let Some(parent) = self.relay.parent() else { return };
         self.heartbeat(parent, Epoch(0));
     }
@@ -142,8 +142,8 @@ impl Context {
     }
 
     /// The tree of control links, and where it puts what it sends.
-    pub(crate) fn relay(&mut self) -> (&mut Relay, Outlet<'_>) {
-        (&mut self.relay, Outlet { actions: &mut self.actions, stats: &mut self.stats })
+    pub(crate) fn relay(&mut self) -> (&mut Relay, RelayOutput<'_>) {
+        (&mut self.relay, RelayOutput { actions: &mut self.actions, stats: &mut self.stats })
     }
 
     /// For how long a sidecar has not been heard, by this one or, where it is no neighbour, by those that are.

@@ -3,7 +3,7 @@
 use ronde_wire::{Collective, Request};
 
 /// What a training step asks for again and again.
-pub(crate) fn is_remembered(request: &Request) -> bool {
+pub(crate) fn is_cacheable(request: &Request) -> bool {
     let repeats = matches!(
         request.collective,
         Collective::AllReduce { .. }

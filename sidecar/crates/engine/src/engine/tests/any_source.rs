@@ -67,7 +67,7 @@ fn receives_match_in_the_order_in_which_they_are_posted() {
     // The first receive is for rank 0 alone: the one from any source must not take that message.
     let named = cluster.submit(2, receive(0, 2, 0));
     let any = cluster.submit(2, receive_any(2, 0));
-    let behind = cluster.submit(2, receive(0, 2, 1));
+    let after = cluster.submit(2, receive(0, 2, 1));
     let last = cluster.submit(2, receive_any(2, 1));
     for (count, elements) in [(0, 10), (1, 11), (2, 12)] {
         cluster.submit(0, send(0, 2, count, &[elements]));
@@ -75,7 +75,7 @@ fn receives_match_in_the_order_in_which_they_are_posted() {
     cluster.run();
     assert_eq!(received(&cluster, 2, named), (0, 10));
     assert_eq!(received(&cluster, 2, any), (0, 11));
-    assert_eq!(received(&cluster, 2, behind), (0, 12), "it is not starved, and takes what comes after");
+    assert_eq!(received(&cluster, 2, after), (0, 12), "it is not starved, and takes what comes after");
     assert!(cluster.is_pending(last));
     cluster.submit(5, send(5, 2, 0, &[13]));
     cluster.run();
@@ -281,7 +281,7 @@ fn waiting_receives_fail_when_their_set_or_epoch_ends() {
         assert!(cluster.failure(2, request).reason.contains("process set 1 was removed"));
     }
     assert!(of_world.iter().all(|request| cluster.is_pending(*request)));
-    cluster.goodbye(0);
+    cluster.close_session(0);
     cluster.run();
     for request in of_world {
         assert!(cluster.failure(2, request).reason.contains("shut down"));

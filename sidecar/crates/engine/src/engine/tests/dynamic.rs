@@ -232,7 +232,7 @@ fn process_sets_added_in_an_epoch_end_with_it() {
     assert_eq!(asked(&mut cluster, &add(&[0, 3])), set(2));
     assert_eq!(asked(&mut cluster, &remove(1)), set(1));
     for rank in 0..4 {
-        cluster.goodbye(rank);
+        cluster.close_session(rank);
     }
     cluster.run();
     cluster.attach_all();
@@ -446,7 +446,7 @@ fn repeated_requests_are_announced_by_cache_slot() {
     // Twice five announcements of each rank; each sidecar says each request once in full, and `b` again when it has changed.
     assert_eq!(again, [20 - 3, 10 - 3, 10 - 3]);
     for rank in 0..4 {
-        cluster.goodbye(rank);
+        cluster.close_session(rank);
     }
     cluster.run();
     cluster.attach_all();
@@ -465,8 +465,8 @@ fn the_first_cache_eviction_is_reported_once() {
     }
     cluster.run();
     assert_eq!(cluster.engines[1].stats().cache_evictions, 2);
-    let said = cluster.notices.iter().filter(|(_, _, _, text)| text.contains("More than 1024 different requests"));
-    assert_eq!(said.count(), 2, "each sidecar says it once");
+    let notices = cluster.notices.iter().filter(|(_, _, _, text)| text.contains("More than 1024 different requests"));
+    assert_eq!(notices.count(), 2, "each sidecar says it once");
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn a_lost_list_of_attached_ranks_is_sent_again_on_the_same_link() {
 fn a_shutdown_names_the_rank_and_a_new_epoch_can_begin() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let pending = cluster.submit(0, sum("t", &[1]));
-    cluster.goodbye(3);
+    cluster.close_session(3);
     cluster.run();
     let failure = cluster.failure(0, pending).clone();
     assert_eq!((failure.cause, failure.rank), (Cause::ShutDown, Some(Rank(3))));
@@ -76,7 +76,7 @@ fn a_shutdown_names_the_rank_and_a_new_epoch_can_begin() {
     assert_eq!(*cluster.failure(1, after), failure, "what comes later fails with the first failure");
     // All attach anew; the ranks that had not left do so with new sessions.
     for rank in 0..3 {
-        cluster.goodbye(rank);
+        cluster.close_session(rank);
     }
     cluster.attach_all();
     cluster.run();
@@ -90,7 +90,7 @@ fn a_shutdown_names_the_rank_and_a_new_epoch_can_begin() {
 #[test]
 fn a_rank_that_attaches_again_before_the_epoch_ends_waits_for_the_next_one() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
-    cluster.goodbye(3);
+    cluster.close_session(3);
     cluster.attach(Rank(3));
     let early = cluster.submit(3, sum("t", &[1]));
     cluster.run();
@@ -111,8 +111,8 @@ fn operations_ordered_before_a_shutdown_complete() {
     cluster.run();
     // Sidecar 0 is done and its ranks say goodbye while the last chunks still travel to the others.
     cluster.execute_on(0);
-    cluster.goodbye(0);
-    cluster.goodbye(1);
+    cluster.close_session(0);
+    cluster.close_session(1);
     cluster.run();
     assert!(cluster.is_pending(requests[2]), "not failed");
     assert_eq!(cluster.engines[1].status(cluster.now).phase, EnginePhase::Closing);
@@ -133,7 +133,7 @@ fn all_ranks_close_at_once_in_any_order() {
         let requests = cluster.submit_all(&sum("t", &[64]));
         cluster.run();
         for n in 0..4 {
-            cluster.goodbye((first + n) % 4);
+            cluster.close_session((first + n) % 4);
         }
         cluster.run();
         assert!(cluster.all_completed(&requests));
@@ -150,7 +150,7 @@ fn operations_that_cannot_finish_after_a_shutdown_fail_with_the_shutdown() {
     let unordered = cluster.submit(0, sum("b", &[4]));
     cluster.run();
     // Rank 1 leaves with its operation under way, and its memory with it.
-    cluster.goodbye(1);
+    cluster.close_session(1);
     let (_, epoch, seq) = cluster.unexecuted[1];
     cluster.event(1, Event::ExecutionFailed { epoch, seq, reason: "its memory is gone".to_owned(), plugin: false });
     cluster.run();
@@ -185,7 +185,7 @@ fn a_rank_lost_during_a_shutdown_does_not_fail_others() {
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
     cluster.run();
-    cluster.goodbye(0);
+    cluster.close_session(0);
     cluster.run();
     cluster.leave(3, Failure::new(Cause::RankLost, "its process exited"));
     cluster.run();
@@ -199,7 +199,7 @@ fn a_sidecar_lost_during_a_shutdown_is_not_awaited() {
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
     cluster.run();
-    cluster.goodbye(0);
+    cluster.close_session(0);
     cluster.run();
     cluster.stopped[2] = true;
     cluster.cut(0, 2);
@@ -233,7 +233,7 @@ fn a_sidecar_lost_after_it_finished_ends_the_operations_that_need_it() {
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
     cluster.run();
-    cluster.goodbye(1);
+    cluster.close_session(1);
     cluster.run();
     cluster.execute_on(1);
     cluster.run();
@@ -252,7 +252,7 @@ fn a_finished_sidecar_stays_until_all_have_finished() {
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("last", &[64]));
     cluster.run();
-    cluster.goodbye(2);
+    cluster.close_session(2);
     cluster.run();
     cluster.execute_on(2);
     cluster.run();
@@ -269,7 +269,7 @@ fn a_finished_sidecar_leaves_when_the_coordinator_is_lost() {
     cluster.executes = false;
     cluster.submit_all(&sum("last", &[64]));
     cluster.run();
-    cluster.goodbye(1);
+    cluster.close_session(1);
     cluster.run();
     cluster.execute_on(1);
     cluster.run();
@@ -307,7 +307,7 @@ fn a_sidecar_that_gave_up_on_the_coordinator_reports_it() {
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
     cluster.run();
-    cluster.goodbye(1);
+    cluster.close_session(1);
     cluster.event(1, Event::LinkDown { peer: SidecarIndex(0), reason: "silence".to_owned() });
     cluster.run();
     assert!(!cluster.is_pending(requests[0]) && !cluster.is_pending(requests[1]));
@@ -348,10 +348,10 @@ fn a_rank_that_leaves_while_the_epoch_begins_ends_it() {
 #[test]
 fn messages_of_other_epochs_are_dropped_and_counted() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
-    cluster.goodbye(0);
+    cluster.close_session(0);
     cluster.run();
     for rank in 1..4 {
-        cluster.goodbye(rank);
+        cluster.close_session(rank);
     }
     cluster.attach_all();
     cluster.run();

@@ -264,8 +264,8 @@ proptest! {
             cluster.run();
         }
         cluster.advance(200);
-        cluster.goodbye(3);
-        cluster.goodbye(0);
+        cluster.close_session(3);
+        cluster.close_session(0);
         cluster.run();
         // Whoever was misled about the epoch finds out by silence.
         cluster.stopped[0] = true;

@@ -315,8 +315,8 @@ fn a_world_of_one_sidecar_needs_no_peer() {
     cluster.run();
     assert!(cluster.all_completed(&requests));
     advance_with_workers(&mut cluster, 10_000, None);
-    cluster.goodbye(0);
-    cluster.goodbye(1);
+    cluster.close_session(0);
+    cluster.close_session(1);
     cluster.run();
     assert!(cluster.engines[0].is_drained());
     assert_eq!(cluster.engines[0].poll_timeout(), None);
@@ -394,6 +394,6 @@ fn a_record_from_the_network_is_truncated() {
     let failure = Failure::new(Cause::RankLost, "gone").with_record(Some(Arc::new(record)));
     cluster.control(0, 1, (1, 0), Control::Left { rank: Rank(1), failure });
     cluster.run();
-    let told = cluster.failure(0, pending).to_string();
-    assert!(told.len() < limits::REASON_BYTES_MAX + 2 * limits::RECORD_BYTES_MAX && !told.contains('\x1b'), "{told}");
+    let text = cluster.failure(0, pending).to_string();
+    assert!(text.len() < limits::REASON_BYTES_MAX + 2 * limits::RECORD_BYTES_MAX && !text.contains('\x1b'), "{text}");
 }

@@ -155,31 +155,34 @@ fn end_after(tamper: impl Fn(&mut ronde_wire::control::Order, &mut Seq)) -> rond
 
 #[test]
 fn a_sidecar_checks_every_order_against_its_own_view() {
-    let says = |words: &str, failure: ronde_wire::Failure| {
+    let assert_reason = |words: &str, failure: ronde_wire::Failure| {
         assert!(failure.reason.contains(words) && failure.cause == Cause::Bug, "{failure}");
     };
-    says("digest", end_after(|order, _| order.tuning.chunk_bytes *= 2));
-    says("digest", end_after(|order, _| order.tuning.algorithm = Algorithm::BinomialTree));
-    says("digest", end_after(|order, _| order.tensors[0].shape = ronde_wire::Shape::new(vec![9]).expect("a shape")));
-    says(
+    assert_reason("digest", end_after(|order, _| order.tuning.chunk_bytes *= 2));
+    assert_reason("digest", end_after(|order, _| order.tuning.algorithm = Algorithm::BinomialTree));
+    assert_reason(
+        "digest",
+        end_after(|order, _| order.tensors[0].shape = ronde_wire::Shape::new(vec![9]).expect("a shape")),
+    );
+    assert_reason(
         "shape [4, 2] was ordered",
         end_after(|order, _| {
             order.tensors[0].shape = ronde_wire::Shape::new(vec![4, 2]).expect("a shape");
         }),
     );
-    says("type int32 was ordered", end_after(|order, _| order.dtype = DType::I32));
-    says("scale", end_after(|order, _| order.postscale = 7.0));
-    says(
+    assert_reason("type int32 was ordered", end_after(|order, _| order.dtype = DType::I32));
+    assert_reason("scale", end_after(|order, _| order.postscale = 7.0));
+    assert_reason(
         "was ordered",
         end_after(|order, _| {
             order.collective = Collective::AllReduce { op: ronde_wire::ReduceOp::Max };
         }),
     );
-    says("not asked for", end_after(|order, _| order.tensors[0].name = super::cluster::name("other")));
-    says("process set 5 does not exist", end_after(|order, _| order.set = SetId(5)));
-    says("has 1 to 1024 tensors, not 0", end_after(|order, _| order.tensors.clear()));
-    says("it follows operation 1", end_after(|_, seq| *seq = Seq(1)));
-    says("digest", end_after(|order, _| order.digest = [0; 16]));
+    assert_reason("not asked for", end_after(|order, _| order.tensors[0].name = super::cluster::name("other")));
+    assert_reason("process set 5 does not exist", end_after(|order, _| order.set = SetId(5)));
+    assert_reason("has 1 to 1024 tensors, not 0", end_after(|order, _| order.tensors.clear()));
+    assert_reason("it follows operation 1", end_after(|_, seq| *seq = Seq(1)));
+    assert_reason("digest", end_after(|order, _| order.digest = [0; 16]));
 }
 
 #[test]

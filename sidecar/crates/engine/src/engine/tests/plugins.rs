@@ -143,7 +143,7 @@ fn operations_in_flight_at_a_shutdown_are_committed() {
         cluster.executes = false;
         let requests = cluster.submit_all(&coded("t", topk()));
         cluster.run();
-        cluster.goodbye(3);
+        cluster.close_session(3);
         cluster.run();
         assert!(cluster.ended.is_empty(), "what was ordered is finished");
         let (_, epoch, seq) = cluster.unexecuted[0];

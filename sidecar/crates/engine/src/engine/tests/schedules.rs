@@ -94,7 +94,7 @@ impl Log {
     }
 }
 
-fn settle(cluster: &mut Cluster) {
+fn execute_pending(cluster: &mut Cluster) {
     for _ in 0..1_000 {
         cluster.run();
         if cluster.unexecuted.is_empty() {
@@ -117,7 +117,7 @@ proptest! {
         for step in &steps {
             log.play(&mut cluster, step);
         }
-        settle(&mut cluster);
+        execute_pending(&mut cluster);
         // Ranks that have used a name less often catch up.
         for name in 0..NAMES.len() {
             let most = (0..5).map(|rank| log.uses.get(&(rank, name)).map_or(0, Vec::len)).max().unwrap_or(0);
@@ -127,7 +127,7 @@ proptest! {
                         log.submit(&mut cluster, rank, name, 9);
                     }
                 }
-                settle(&mut cluster);
+                execute_pending(&mut cluster);
             }
             for used in 0..most {
                 let ends: Vec<bool> =
@@ -154,14 +154,14 @@ proptest! {
         let mut log = Log::default();
         before.iter().for_each(|step| log.play(&mut cluster, step));
         match end {
-            0 => cluster.goodbye(culprit),
+            0 => cluster.close_session(culprit),
             1 => cluster.leave(culprit, Failure::new(Cause::RankLost, "killed")),
             2 => cluster.cut(0, 1 + culprit as usize % 2),
             _ => cluster.cut(1, 2),
         }
         cluster.drain_all();
         after.iter().for_each(|step| log.play(&mut cluster, step));
-        settle(&mut cluster);
+        execute_pending(&mut cluster);
         for (rank, request) in &log.all {
             let _ = cluster.outcome(*rank, *request);
         }
@@ -179,7 +179,7 @@ proptest! {
         cluster.executes = true;
         cluster.connect();
         for rank in 0..5 {
-            cluster.goodbye(rank);
+            cluster.close_session(rank);
             cluster.attach(Rank(rank));
         }
         cluster.run();

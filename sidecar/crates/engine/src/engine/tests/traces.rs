@@ -19,7 +19,7 @@ fn ready(tensor: &str, rank: u32) -> Trace {
     Trace::Ready { set: SetId::WORLD, name: name(tensor), operation: "ALLREDUCE", rank: Rank(rank) }
 }
 
-fn settled(tensor: &str, operation: Option<&'static str>) -> Trace {
+fn concluded(tensor: &str, operation: Option<&'static str>) -> Trace {
     Trace::Concluded { set: SetId::WORLD, name: name(tensor), operation }
 }
 
@@ -75,8 +75,8 @@ fn fused_tensors_are_traced_as_one_order() {
         cluster.submit(1, sum(tensor, &[3]));
     }
     cluster.run();
-    let told = traces(&mut cluster);
-    assert_eq!(told[4..], [Trace::Cycle, ordered(1, &[("a", 3), ("b", 3)], false), over(1, false)]);
+    let found = traces(&mut cluster);
+    assert_eq!(found[4..], [Trace::Cycle, ordered(1, &[("a", 3), ("b", 3)], false), over(1, false)]);
 }
 
 #[test]
@@ -85,15 +85,15 @@ fn failures_joins_and_adasum_are_traced_by_name() {
     cluster.submit(0, sum("t", &[2]));
     cluster.submit(1, sum("t", &[3]));
     cluster.run();
-    assert_eq!(traces(&mut cluster).last(), Some(&settled("t", None)));
+    assert_eq!(traces(&mut cluster).last(), Some(&concluded("t", None)));
     let refused = cluster.submit(0, sum("u", &[2]));
     cluster.run();
     cluster.withdraw(0, refused);
     cluster.run();
-    assert_eq!(traces(&mut cluster), [ready("u", 0), settled("u", None)]);
+    assert_eq!(traces(&mut cluster), [ready("u", 0), concluded("u", None)]);
     cluster.submit_all(&request("j", Collective::Join, &[]));
     cluster.run();
-    assert_eq!(traces(&mut cluster).last(), Some(&settled("j", Some("JOIN"))));
+    assert_eq!(traces(&mut cluster).last(), Some(&concluded("j", Some("JOIN"))));
     cluster.submit_all(&request("a", Collective::AllReduce { op: ReduceOp::Adasum }, &[4]));
     cluster.run();
     let is_adasum = |trace: &Trace| matches!(trace, Trace::Ordered { operation: "ADASUM", .. });
@@ -111,9 +111,9 @@ fn operations_of_other_sidecars_are_traced_from_order_to_end() {
             cluster.submit(rank, what);
         }
         cluster.run();
-        let told = traces(&mut cluster);
-        assert!(matches!(told[told.len() - 2], Trace::Ordered { seq: Seq(1), set: SetId(1), .. }), "{told:?}");
-        assert_eq!(told.last(), Some(&over(1, false)), "{eager_bytes}");
+        let found = traces(&mut cluster);
+        assert!(matches!(found[found.len() - 2], Trace::Ordered { seq: Seq(1), set: SetId(1), .. }), "{found:?}");
+        assert_eq!(found.last(), Some(&over(1, false)), "{eager_bytes}");
         assert!(cluster.admitted[0].is_empty());
     }
 }
@@ -125,9 +125,9 @@ fn a_schedule_is_traced_for_local_ranks_and_dropped_operations_are_traced_again(
         cluster.submit_all(&sum("t", &[2]));
         cluster.run();
     }
-    let told = traces(&mut cluster);
-    let cycles = told.iter().filter(|trace| **trace == Trace::Cycle).count();
-    assert_eq!(cycles, 3, "two orders and the schedule: {told:?}");
+    let found = traces(&mut cluster);
+    let cycles = found.iter().filter(|trace| **trace == Trace::Cycle).count();
+    assert_eq!(cycles, 3, "two orders and the schedule: {found:?}");
     cluster.submit_all(&sum("t", &[2]));
     cluster.run();
     assert_eq!(traces(&mut cluster), [ready("t", 0), ordered(3, &[("t", 2)], true), over(3, false)]);
@@ -137,10 +137,10 @@ fn a_schedule_is_traced_for_local_ranks_and_dropped_operations_are_traced_again(
     // Another rank does otherwise: the operation that nobody has completed is dropped and agreed about anew.
     cluster.submit(1, sum("other", &[2]));
     cluster.run();
-    let told = traces(&mut cluster);
+    let found = traces(&mut cluster);
     let rest = [ready("t", 0), ordered(4, &[("t", 2)], true), over(4, true), ready("t", 0), ready("other", 1)];
     for trace in &rest {
-        assert!(told.contains(trace), "{trace:?} is not in {told:?}");
+        assert!(found.contains(trace), "{trace:?} is not in {found:?}");
     }
 }
 
@@ -149,7 +149,7 @@ fn the_end_of_an_epoch_is_traced() {
     let mut cluster = traced(Cluster::new(&[0, 1]).started());
     cluster.submit(0, sum("t", &[2]));
     cluster.run();
-    cluster.goodbye(1);
+    cluster.close_session(1);
     cluster.run();
     assert_eq!(traces(&mut cluster), [ready("t", 0), Trace::EpochOver]);
 }

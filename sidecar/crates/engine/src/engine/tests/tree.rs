@@ -47,7 +47,7 @@ fn an_epoch_runs_over_a_tree() {
     assert!(cluster.engines[1].stats().relayed > 0 && cluster.engines[3].stats().relayed == 0);
     advance(&mut cluster, 20_000);
     assert!(cluster.ended.is_empty() && cluster.notices.is_empty(), "{:?} {:?}", cluster.ended, cluster.notices);
-    cluster.goodbye(5);
+    cluster.close_session(5);
     cluster.run();
     assert_eq!(cluster.ended.len(), 7);
     assert!(cluster.ended.iter().all(|(_, _, f)| f.cause == Cause::ShutDown && f.rank == Some(Rank(5))));
@@ -60,7 +60,7 @@ fn no_sidecar_of_a_tree_leaves_before_the_last_has_finished() {
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("t", &[4]));
     cluster.run();
-    cluster.goodbye(0);
+    cluster.close_session(0);
     let late = cluster.unexecuted.iter().position(|(sidecar, ..)| *sidecar == 6).expect("admitted there");
     let late = cluster.unexecuted.remove(late);
     cluster.execute_all();
@@ -349,7 +349,7 @@ proptest! {
         }
         // Whoever was misled finds out by silence.
         cluster.stopped[0] = true;
-        cluster.goodbye(0);
+        cluster.close_session(0);
         cluster.advance(10_000);
         for (rank, request) in requests.into_iter().skip(1) {
             let _ = cluster.outcome(rank, request);

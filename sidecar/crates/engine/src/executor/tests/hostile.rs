@@ -117,8 +117,8 @@ fn invalid_chunks_are_violations() {
     assert!(span(refused(&|c| c.data = c.data.slice(1..))));
     assert!(matches!(refused(&|c| c.seq = Seq(2)), Violation::Over { .. }));
     assert!(matches!(refused(&|c| (c.seq, c.early) = (Seq(9), false)), Violation::Unadmitted { .. }));
-    let stranger = fixture.executor.handle_chunk(SidecarIndex(7), good.clone());
-    assert!(matches!(stranger, Err(Violation::Unexpected { .. })));
+    let unknown_peer = fixture.executor.handle_chunk(SidecarIndex(7), good.clone());
+    assert!(matches!(unknown_peer, Err(Violation::Unexpected { .. })));
 
     assert_eq!(fixture.executor.handle_chunk(PEER, good.clone()), Ok(()));
     let again = fixture.executor.handle_chunk(PEER, good);
@@ -186,8 +186,8 @@ fn old_epochs_are_dropped_and_new_ones_are_held() {
     assert_eq!(fixture.executor.private_bytes().early, 0);
     assert!(fixture.executor.private_bytes().parked > 0, "the one of the new epoch waits for its round");
     let actions = fixture.actions();
-    let told = |a: &ExecutorAction| matches!(a, ExecutorAction::Admitted { to: PEER, epoch: Epoch(2), seq: Seq(1) });
-    assert_eq!(actions.iter().filter(|action| told(action)).count(), 1, "{actions:?}");
+    let is_admitted = |a: &ExecutorAction| matches!(a, ExecutorAction::Admitted { to: PEER, epoch: Epoch(2), seq: Seq(1) });
+    assert_eq!(actions.iter().filter(|action| is_admitted(action)).count(), 1, "{actions:?}");
 }
 
 #[test]
@@ -240,11 +240,11 @@ fn a_peer_beyond_credit_is_notified_once_its_link_is_up() {
     let mut fixture = Fixture { executor: Executor::new(config), memory: PlainMemory::default() };
     fixture.executor.handle_epoch(Epoch(1));
     fixture.admit(Epoch(1), Seq(1));
-    let told = |a: &ExecutorAction| matches!(a, ExecutorAction::Admitted { to: PEER, seq: Seq(1), .. });
-    assert!(!fixture.actions().iter().any(told));
+    let is_admitted = |a: &ExecutorAction| matches!(a, ExecutorAction::Admitted { to: PEER, seq: Seq(1), .. });
+    assert!(!fixture.actions().iter().any(is_admitted));
     fixture.executor.handle_link_up(PEER, 0);
     let actions = fixture.actions();
-    assert_eq!(actions.iter().filter(|action| told(action)).count(), 1, "{actions:?}");
+    assert_eq!(actions.iter().filter(|action| is_admitted(action)).count(), 1, "{actions:?}");
 }
 
 /// Results may be taken away and inputs reused when an operation is done, so nothing of it may be in a queue any more.

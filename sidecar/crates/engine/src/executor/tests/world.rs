@@ -239,7 +239,7 @@ impl Net {
                     continue;
                 }
                 for _ in 0..=times {
-                    happened |= if peer == nodes { self.work(node, lane) } else { self.hear(node, lane, peer) };
+                    happened |= if peer == nodes { self.work(node, lane) } else { self.receive(node, lane, peer) };
                 }
             }
             if quiet && !happened {
@@ -333,7 +333,7 @@ impl Net {
     }
 
     /// What the link from one peer brings: that it is up, a message, or a report of what was sent.
-    fn hear(&mut self, index: usize, lane: usize, peer: usize) -> bool {
+    fn receive(&mut self, index: usize, lane: usize, peer: usize) -> bool {
         let number = u16::try_from(lane).expect("few lanes");
         let from = self.nodes[peer].sidecar;
         if let Some(up) = self.up.get_mut(&(number, index, peer))

@@ -12,14 +12,14 @@ use crate::engine::shared::wording;
 /// See the module's text. Ids of sets that are gone are used again in the order in which they became free: when all sidecars
 /// have heard that the set is gone, so that none of them still speaks of the old one.
 #[derive(Debug, Default)]
-pub(crate) struct Roster {
+pub(crate) struct ProcessSets {
     pub(super) sets: SetTable,
     /// Sets that are gone, with the sidecars that have yet to say that they know.
     leaving: BTreeMap<SetId, BTreeSet<SidecarIndex>>,
     free: VecDeque<SetId>,
 }
 
-impl Roster {
+impl ProcessSets {
     /// All ranks want a set of these ranks, which were found to be distinct ranks of the world.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ impl Roster {
         let set = ProcessSet { id, ranks };
         self.sets.add(cx, &set).map_err(|error| error.to_string())?;
         self.free.pop_front();
-        cx.send_down(&cx.everybody.clone(), epoch, Seq(0), Control::SetAdded { name: name.clone(), set });
+        cx.send_down(&cx.all_sidecars.clone(), epoch, Seq(0), Control::SetAdded { name: name.clone(), set });
         Ok(())
     }
 
@@ -54,12 +54,12 @@ impl Roster {
         if removed {
             self.leaving.insert(set, cx.sidecars.iter().copied().collect());
         }
-        cx.send_down(&cx.everybody.clone(), epoch, Seq(0), Control::SetRemoved { name: name.clone(), set });
+        cx.send_down(&cx.all_sidecars.clone(), epoch, Seq(0), Control::SetRemoved { name: name.clone(), set });
         removed
     }
 
     /// Whether all sidecars know of all changes.
-    pub(crate) fn is_settled(&self) -> bool {
+    pub(crate) fn all_acknowledged(&self) -> bool {
         self.leaving.is_empty()
     }
 

@@ -4,7 +4,7 @@ use ronde_collectives::kernels::{BLOCK_BYTES_MAX, Side};
 use ronde_collectives::plan::{Slice, Span};
 use ronde_wire::{Rank, copying};
 
-use super::arithmetic::{Arithmetician, StepError, Workplace};
+use super::arithmetic::{ElementOps, StepContext, StepError};
 use super::inputs::Inputs;
 use crate::event::Admission;
 use crate::memory::Memory;
@@ -15,7 +15,7 @@ pub(super) fn encode(
     (span, stage): (Span, Stage),
     values: &[u8],
     into: &mut [u8],
-    at: &mut Workplace<'_>,
+    at: &mut StepContext<'_>,
 ) -> Result<usize, StepError> {
     let admission = at.admission;
     let (plugin_span, plugins) = (part(admission, &only(admission, span)?, stage)?, plugins(at.memory)?);
@@ -32,7 +32,7 @@ pub(super) fn decode(
     (span, stage): (Span, Stage),
     encoded: &[u8],
     into: &mut [u8],
-    at: &mut Workplace<'_>,
+    at: &mut StepContext<'_>,
 ) -> Result<(), StepError> {
     let admission = at.admission;
     let plugin_span = part(admission, &only(admission, span)?, stage)?;
@@ -44,7 +44,7 @@ pub(super) fn reduce_pair(
     span: Span,
     (accumulator, side): (&mut [u8], Side),
     other: &[u8],
-    at: &mut Workplace<'_>,
+    at: &mut StepContext<'_>,
 ) -> Result<(), StepError> {
     let admission = at.admission;
     let element_bytes = admission.arithmetic.dtype.size_bytes();
@@ -56,14 +56,14 @@ pub(super) fn reduce_pair(
     Ok(())
 }
 
-impl Arithmetician {
+impl ElementOps {
     /// Reduces all ranks' values of a span; in pairs, in rank order, where the plugin does no more.
     pub(super) fn reduce_n_by_plugin(
         &self,
         operands: &[&[u8]],
         span: Span,
         into: &mut [u8],
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let admission = at.admission;
         let pairwise = is_pairwise(admission);
@@ -158,7 +158,7 @@ impl RankValues for Registers<'_> {
 }
 
 /// What the plugin makes of the measures of all ranks.
-pub(super) fn conclude(ranks: usize, measures: Vec<f64>, at: &mut Workplace<'_>) -> Result<Vec<f64>, StepError> {
+pub(super) fn conclude(ranks: usize, measures: Vec<f64>, at: &mut StepContext<'_>) -> Result<Vec<f64>, StepError> {
     let admission = at.admission;
     let whole = Span { start: 0, len: admission.plan.layout.elements };
     let first = admission.plan.layout.within(whole).next().ok_or_else(|| fault("there is nothing to reduce".into()))?;
