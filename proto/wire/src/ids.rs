@@ -59,6 +59,15 @@ number!(
     Incarnation(u64), "incarnation "
 );
 
+/// An ordered operation: its number within its epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct OpId {
+    /// The epoch.
+    pub epoch: Epoch,
+    /// The number within the epoch; 0 for none.
+    pub seq: Seq,
+}
+
 impl SetId {
     /// The set of all ranks.
     pub const WORLD: Self = Self(0);

@@ -46,7 +46,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use ronde_wire::frame::Chunk;
-use ronde_wire::{Epoch, Lane, Seq, SidecarIndex};
+use ronde_wire::{Epoch, Lane, OpId, Seq, SidecarIndex};
 
 use crate::event::Admission;
 use crate::memory::Memory;
@@ -314,7 +314,7 @@ impl Executor {
     pub fn handle_admitted(&mut self, from: SidecarIndex, epoch: Epoch, seq: Seq) {
         let now = self.epoch;
         if epoch >= now {
-            self.link(from).handle_admitted(now, epoch, seq);
+            self.link(from).handle_admitted(now, OpId { epoch, seq });
         }
     }
 

@@ -15,7 +15,7 @@ mod silence;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ronde_wire::{Ascent, Control, Epoch, Failure, Seq, SidecarIndex, SidecarSet};
+use ronde_wire::{Ascent, Control, Epoch, Failure, OpId, Seq, SidecarIndex, SidecarSet};
 
 use self::tree::Tree;
 use crate::engine::Stats;
@@ -68,7 +68,7 @@ pub(crate) enum RelayEvent {
     /// Ways are gone, because of one sidecar.
     Down { peers: Vec<SidecarIndex>, culprit: SidecarIndex, reason: String },
     /// A message.
-    Message { from: SidecarIndex, epoch: Epoch, seq: Seq, message: Control },
+    Message { from: SidecarIndex, id: OpId, message: Control },
     /// A sidecar that is no neighbour has broken the protocol, in words that follow "it".
     Violation { peer: SidecarIndex, what: String },
     /// The coordinator wants the link to a child closed.
@@ -201,7 +201,7 @@ impl Relay {
         &mut self,
         out: &mut RelayOutput<'_>,
         from: SidecarIndex,
-        (epoch, seq): (Epoch, Seq),
+        id: OpId,
         message: Control,
     ) -> Result<Vec<RelayEvent>, String> {
         let from_parent = self.parent() == Some(from);
@@ -212,21 +212,21 @@ impl Relay {
         }
         match message {
             Control::Ascending { generation, ascents } if !from_parent => self.ascend(out, from, generation, ascents),
-            Control::Descending { to, message } if from_parent => self.descend(out, (epoch, seq), to, &message),
-            Control::PathUp { generation } if from_parent => Ok(self.path_up(out, epoch, generation)),
+            Control::Descending { to, message } if from_parent => self.descend(out, id, to, &message),
+            Control::PathUp { generation } if from_parent => Ok(self.path_up(out, id.epoch, generation)),
             Control::PathDown { sidecar, reason } if from_parent => self.path_down(out, sidecar, &reason),
             Control::Silent { sidecars } => self.receive_silence(from, sidecars).map(|()| Vec::new()),
             Control::Heartbeat { .. } => {
                 if from_parent {
-                    self.epoch = epoch;
+                    self.epoch = id.epoch;
                 }
-                Ok(vec![RelayEvent::Message { from, epoch, seq, message }])
+                Ok(vec![RelayEvent::Message { from, id, message }])
             }
             message if is_for_one_link(&message) => Err("sends what its place on the tree does not allow".to_owned()),
-            message if self.is_root() => Ok(vec![RelayEvent::Message { from, epoch, seq, message }]),
+            message if self.is_root() => Ok(vec![RelayEvent::Message { from, id, message }]),
             message if from_parent && !self.is_deep() => {
-                self.epoch = epoch;
-                self.receive_from_coordinator(out, (epoch, seq), message)
+                self.epoch = id.epoch;
+                self.receive_from_coordinator(out, id, message)
             }
             _ => Err("sends by itself what has to be passed on along the tree".to_owned()),
         }

@@ -12,7 +12,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Record, Request, Seq, SetId, SidecarIndex};
+use ronde_wire::{Cause, Control, Epoch, Failure, OpId, Rank, Record, Request, Seq, SetId, SidecarIndex};
 
 pub use self::shared::config::{EngineConfig, RunAhead};
 pub use self::shared::stats::Stats;
@@ -23,9 +23,9 @@ pub use self::shared::status::{
 use self::coordinator::Coordinator;
 use self::participant::Participant;
 use self::participant::activity::LastCall;
-use self::participant::suspects::Suspects;
 use self::shared::context::{Context, Envelope};
 use self::shared::links::Stamps;
+use self::shared::{RequestKey, Submission, Suspects, TensorKey};
 use crate::event::{Action, Event, Time};
 use crate::relay::{Relay, RelayEvent, RelayOutput};
 use crate::trace::Trace;
@@ -90,12 +90,14 @@ impl Engine {
                 self.participant.called(cx, rank, LastCall { collective, operation, site, at: cx.now });
             }
             Event::Submitted { rank, request, what, contribution } => {
-                self.participant.submit(cx, rank, request, (what, contribution));
+                self.participant.submit(cx, RequestKey { rank, request }, Submission { what, contribution });
             }
             Event::Refused { rank, set, name, group, reason } => {
-                self.participant.refused_by_service(cx, rank, (set, name), group, &reason);
+                self.participant.refused_by_service(cx, rank, TensorKey { set, name }, group, &reason);
             }
-            Event::Withdrawn { rank, request, reason } => self.participant.withdraw(cx, rank, request, &reason),
+            Event::Withdrawn { rank, request, reason } => {
+                self.participant.withdraw(cx, RequestKey { rank, request }, &reason);
+            }
             Event::LinkUp { peer, lanes } => self.link_up(peer, lanes),
             Event::LinkDown { peer, reason } => self.link_down(peer, &reason),
             Event::LaneDown { peer, closed, reason } => {
@@ -104,7 +106,9 @@ impl Engine {
                     self.lane_down(peer, &reason);
                 }
             }
-            Event::Control { from, epoch, seq, message } => self.receive(from, Envelope { epoch, seq, message }),
+            Event::Control { from, epoch, seq, message } => {
+                self.receive(from, Envelope { id: OpId { epoch, seq }, message });
+            }
             Event::Executed { epoch, seq } => self.participant.executed(cx, epoch, seq),
             Event::Cancelled { epoch, last } => self.participant.cancelled(cx, epoch, last),
             Event::ExecutionFailed { epoch, seq, reason, plugin: true } => {
@@ -291,7 +295,7 @@ impl Engine {
             return;
         }
         let decided = match &mut self.coordinator {
-            Some(coordinator) => coordinator.lost_lanes(cx, &[peer], (peer, reason)),
+            Some(coordinator) => coordinator.lost_lanes(cx, &[peer], peer, reason),
             None if peer == cx.coordinator => {
                 self.participant.coordinator_lost(cx, peer, reason);
                 true
@@ -309,9 +313,7 @@ impl Engine {
             match event {
                 RelayEvent::Up { peer, lanes } => self.path_up(peer, lanes),
                 RelayEvent::Down { peers, culprit, reason } => self.paths_down(&peers, culprit, &reason),
-                RelayEvent::Message { from, epoch, seq, message } => {
-                    self.handle_message(from, Envelope { epoch, seq, message })
-                }
+                RelayEvent::Message { from, id, message } => self.handle_message(from, Envelope { id, message }),
                 RelayEvent::Violation { peer, what } => self.expel(peer, &what),
                 RelayEvent::Expel { child, reason } => {
                     self.context.act(Action::Disconnect { peer: child, reason: reason.clone() });
@@ -342,7 +344,7 @@ impl Engine {
             return;
         };
         peers.iter().for_each(|peer| cx.links.closed(*peer));
-        if !coordinator.lost(cx, peers, (culprit, reason)) {
+        if !coordinator.lost(cx, peers, culprit, reason) {
             // The culprit has finished the epoch, but this sidecar's own part may still need it.
             self.participant.peer_lost(cx, culprit, reason);
         }
@@ -354,9 +356,9 @@ impl Engine {
             self.expel(from, "serves no rank of this job");
             return;
         }
-        let Envelope { epoch, seq, message } = envelope;
+        let Envelope { id, message } = envelope;
         let (relay, mut out) = self.relay();
-        match relay.receive(&mut out, from, (epoch, seq), message) {
+        match relay.receive(&mut out, from, id, message) {
             Ok(events) => self.handle_relay_events(events),
             Err(what) => self.expel(from, &what),
         }
@@ -395,13 +397,13 @@ impl Engine {
         self.context.relay()
     }
 
-    fn dispatch(&mut self, from: SidecarIndex, Envelope { epoch, seq, message }: Envelope) -> Result<(), String> {
+    fn dispatch(&mut self, from: SidecarIndex, Envelope { id, message }: Envelope) -> Result<(), String> {
         let cx = &mut self.context;
         match message {
             Control::Heartbeat { sent_us, echo_us, held_us } => {
                 cx.links.beat(from, Stamps { sent_us, echo_us, held_us }, cx.now);
                 let above = cx.relay.parent() == Some(from) && cx.relay.is_joined();
-                if above && epoch != self.participant.epoch() {
+                if above && id.epoch != self.participant.epoch() {
                     // Control messages arrive in order, so the end of the epoch was said, and lost with a link.
                     let reason = format!("it takes part in {} no more", self.participant.epoch());
                     self.participant.coordinator_lost(cx, cx.coordinator, &reason);
@@ -425,17 +427,17 @@ impl Engine {
                 if from != cx.coordinator {
                     return Err("sends what only the coordinator sends".to_owned());
                 }
-                self.handle_coordinator(epoch, seq, message);
+                self.handle_coordinator(id, message);
                 Ok(())
             }
             _ => match &mut self.coordinator {
-                Some(coordinator) => coordinator.handle(cx, from, (epoch, seq), message),
+                Some(coordinator) => coordinator.handle(cx, from, id, message),
                 None => Err("sends what only the coordinator gets".to_owned()),
             },
         }
     }
 
-    fn handle_coordinator(&mut self, epoch: Epoch, seq: Seq, message: Control) {
+    fn handle_coordinator(&mut self, OpId { epoch, seq }: OpId, message: Control) {
         let (cx, participant) = (&mut self.context, &mut self.participant);
         if let Control::EpochBegin { world, eager_bytes } = message {
             participant.begin(cx, epoch, &world, eager_bytes);
@@ -449,7 +451,7 @@ impl Engine {
             Control::EpochEnd { failure } => participant.epoch_ended(cx, failure),
             Control::Order(order) => participant.order(cx, seq, &order),
             Control::Reject { set, name, failure, excused } => {
-                participant.rejected(cx, &(set, name), &failure, &excused);
+                participant.rejected(cx, &TensorKey { set, name }, &failure, &excused);
             }
             Control::SetAdded { name, set } => participant.set_added(cx, &name, &set),
             Control::SetRemoved { name, set } => participant.set_removed(cx, &name, set),
@@ -457,7 +459,7 @@ impl Engine {
             Control::AskActivity { ranks } => participant.report_activity(cx, &ranks),
             Control::Suspects { sidecars, ranks } => participant.suspects(cx, Suspects { sidecars, ranks }),
             Control::Schedule { number, buckets, patience_us } => {
-                participant.schedule(cx, seq, (number, patience_us), buckets);
+                participant.schedule(cx, seq, number, patience_us, buckets);
             }
             Control::Matched { set, receive, message } => participant.matched(cx, set, &receive, message),
             Control::Commit { failure } => participant.commit(cx, seq, failure),

@@ -151,17 +151,13 @@ impl ElementOps {
     }
 
     /// The register's elements as the codec encodes them, in another buffer.
-    pub(super) fn encode(
-        &self,
-        (span, stage): (Span, Stage),
-        value: &mut Value,
-        at: &mut StepContext<'_>,
-    ) -> Result<(), StepError> {
+    pub(super) fn encode(&self, block: Block, value: &mut Value, at: &mut StepContext<'_>) -> Result<(), StepError> {
+        let Block { span, .. } = block;
         check(value, self.sizes.values(span))?;
         let arithmetic = &at.admission.arithmetic;
         let mut encoded = at.buffers.take(self.sizes.encoded(span));
         if arithmetic.codec == Codec::Plugin {
-            let bytes = plugin_steps::encode((span, stage), value.bytes(), &mut encoded, at)?;
+            let bytes = plugin_steps::encode(block, value.bytes(), &mut encoded, at)?;
             encoded.truncate(bytes);
         } else {
             kernels::encode(arithmetic.codec, arithmetic.dtype, value.bytes(), &mut encoded)?;
@@ -172,12 +168,8 @@ impl ElementOps {
     }
 
     /// The values of a register's encoded elements, in another buffer.
-    pub(super) fn decode(
-        &self,
-        (span, stage): (Span, Stage),
-        value: &mut Value,
-        at: &mut StepContext<'_>,
-    ) -> Result<(), StepError> {
+    pub(super) fn decode(&self, block: Block, value: &mut Value, at: &mut StepContext<'_>) -> Result<(), StepError> {
+        let Block { span, .. } = block;
         let (expected, found) = (self.sizes.encoded(span), value.bytes().len());
         if !self.sizes.fits(Form::Encoded, found, expected) {
             return Err(StepError::Register { expected, found });
@@ -185,7 +177,7 @@ impl ElementOps {
         let arithmetic = &at.admission.arithmetic;
         let mut decoded = at.buffers.take(self.sizes.values(span));
         if arithmetic.codec == Codec::Plugin {
-            plugin_steps::decode((span, stage), value.bytes(), &mut decoded, at)?;
+            plugin_steps::decode(block, value.bytes(), &mut decoded, at)?;
         } else {
             kernels::decode(arithmetic.codec, arithmetic.dtype, value.bytes(), &mut decoded)?;
         }
@@ -205,7 +197,7 @@ impl ElementOps {
         at.stats.reduced_bytes += bytes as u64;
         let held = match std::mem::take(into).try_private() {
             Ok(mut accumulator) => {
-                self.reduce_into(span, (&mut accumulator, side), other.bytes(), at)?;
+                self.reduce_into(span, Accumulator { bytes: &mut accumulator, side }, other.bytes(), at)?;
                 *into = Value::Private(accumulator);
                 return Ok(());
             }
@@ -214,7 +206,8 @@ impl ElementOps {
         if other_is_free() {
             match std::mem::take(other).try_private() {
                 Ok(mut accumulator) => {
-                    self.reduce_into(span, (&mut accumulator, opposite(side)), held.bytes(), at)?;
+                    let opposite = Accumulator { bytes: &mut accumulator, side: opposite(side) };
+                    self.reduce_into(span, opposite, held.bytes(), at)?;
                     *into = Value::Private(accumulator);
                     return Ok(());
                 }
@@ -222,7 +215,7 @@ impl ElementOps {
             }
         }
         let mut accumulator = copy(&held, at);
-        self.reduce_into(span, (&mut accumulator, side), other.bytes(), at)?;
+        self.reduce_into(span, Accumulator { bytes: &mut accumulator, side }, other.bytes(), at)?;
         *into = Value::Private(accumulator);
         Ok(())
     }
@@ -231,14 +224,17 @@ impl ElementOps {
     fn reduce_into(
         &self,
         span: Span,
-        (accumulator, side): (&mut [u8], Side),
+        accumulator: Accumulator<'_>,
         other: &[u8],
         at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
+        let dtype = at.admission.arithmetic.dtype;
         match self.reduction(at.admission)? {
-            ReduceOp::Plugin => plugin_steps::reduce_pair(span, (accumulator, side), other, at),
-            _ if let Average::Partial(sums) = self.average => Ok(sums.add(accumulator, other, side)?),
-            op => Ok(kernels::reduce_into(at.admission.arithmetic.dtype, op, accumulator, other, side)?),
+            ReduceOp::Plugin => plugin_steps::reduce_pair(span, accumulator, other, at),
+            _ if let Average::Partial(sums) = self.average => {
+                Ok(sums.add(accumulator.bytes, other, accumulator.side)?)
+            }
+            op => Ok(kernels::reduce_into(dtype, op, accumulator.bytes, other, accumulator.side)?),
         }
     }
 
@@ -327,6 +323,19 @@ fn result_of(admission: &Admission, target: Target) -> Option<Option<Rank>> {
         Target::EveryRank => admission.served.iter().any(gets_one).then_some(None),
         Target::One(rank) => (admission.served.binary_search(&rank).is_ok() && gets_one(&rank)).then_some(Some(rank)),
     }
+}
+
+/// A span that a codec encodes or decodes, and what its values are.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    pub(super) span: Span,
+    pub(super) stage: Stage,
+}
+
+/// The operand of a reduction that becomes the result, and the side on which it stands.
+pub(super) struct Accumulator<'a> {
+    pub(super) bytes: &'a mut [u8],
+    pub(super) side: Side,
 }
 
 /// The two registers of a reduction.

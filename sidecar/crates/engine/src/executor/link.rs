@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use ronde_wire::frame::{CHUNK_HEADER_BYTES, Chunk, HEADER_BYTES};
-use ronde_wire::{Epoch, Seq};
+use ronde_wire::{Epoch, OpId, Seq};
 
 use super::violation::Violation;
 
@@ -24,7 +24,7 @@ pub(super) struct Link {
     sent_early: BTreeMap<Seq, u64>,
     sent_early_bytes: u64,
     /// Up to where the peer has admitted, by its last word; that may be of an epoch that has yet to begin here.
-    peer_admitted: (Epoch, Seq),
+    peer_admitted: OpId,
     /// Up to where the peer was told that this side has admitted.
     notified: Seq,
     /// What it is to be told once the link is up.
@@ -104,11 +104,11 @@ impl Link {
         }
     }
 
-    pub(super) fn handle_admitted(&mut self, now: Epoch, epoch: Epoch, seq: Seq) {
-        self.peer_admitted = self.peer_admitted.max((epoch, seq));
-        while epoch == now
+    pub(super) fn handle_admitted(&mut self, now: Epoch, admitted: OpId) {
+        self.peer_admitted = self.peer_admitted.max(admitted);
+        while admitted.epoch == now
             && let Some(entry) = self.sent_early.first_entry()
-            && *entry.key() <= seq
+            && *entry.key() <= admitted.seq
         {
             self.sent_early_bytes -= entry.remove();
         }
@@ -116,7 +116,7 @@ impl Link {
 
     /// How a chunk of an operation of the current epoch may be sent.
     pub(super) fn send_permission(&self, now: Epoch, seq: Seq, data_bytes: usize) -> SendPermission {
-        let admitted = self.peer_admitted.0 == now && seq <= self.peer_admitted.1;
+        let admitted = self.peer_admitted.epoch == now && seq <= self.peer_admitted.seq;
         match self.credit_bytes {
             None => SendPermission::Wait,
             Some(_) if admitted => SendPermission::Admitted,

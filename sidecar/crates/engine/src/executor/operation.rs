@@ -180,7 +180,7 @@ impl Operation {
         {
             let strand = self.strand(queued.strand);
             let awaited_tokens = if queued.uses_tokens { silent_receivers(strand) } else { Vec::new() };
-            let run = RunningStrand::new((queued.strand, strand), self.admission.topology.len(), awaited_tokens);
+            let run = RunningStrand::new(queued.strand, strand, self.admission.topology.len(), awaited_tokens);
             self.running.push(run);
             self.next += 1;
         }

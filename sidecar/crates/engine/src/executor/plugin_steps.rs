@@ -1,10 +1,10 @@
 //! What plugins do to elements. A call is about one part of one tensor, so spans are cut where tensors end.
 
-use ronde_collectives::kernels::{BLOCK_BYTES_MAX, Side};
+use ronde_collectives::kernels::BLOCK_BYTES_MAX;
 use ronde_collectives::plan::{Slice, Span};
 use ronde_wire::{Rank, copying};
 
-use super::arithmetic::{ElementOps, StepContext, StepError};
+use super::arithmetic::{Accumulator, Block, ElementOps, StepContext, StepError};
 use super::inputs::Inputs;
 use crate::event::Admission;
 use crate::memory::Memory;
@@ -12,7 +12,7 @@ use crate::plugins::{PluginFault, PluginSpan, Plugins, RankValues, Stage};
 
 /// Encodes a block, which lies in one tensor; gives the number of bytes.
 pub(super) fn encode(
-    (span, stage): (Span, Stage),
+    Block { span, stage }: Block,
     values: &[u8],
     into: &mut [u8],
     at: &mut StepContext<'_>,
@@ -29,7 +29,7 @@ pub(super) fn encode(
 
 /// Decodes a block.
 pub(super) fn decode(
-    (span, stage): (Span, Stage),
+    Block { span, stage }: Block,
     encoded: &[u8],
     into: &mut [u8],
     at: &mut StepContext<'_>,
@@ -42,7 +42,7 @@ pub(super) fn decode(
 /// Reduces two registers.
 pub(super) fn reduce_pair(
     span: Span,
-    (accumulator, side): (&mut [u8], Side),
+    Accumulator { bytes, side }: Accumulator<'_>,
     other: &[u8],
     at: &mut StepContext<'_>,
 ) -> Result<(), StepError> {
@@ -51,7 +51,7 @@ pub(super) fn reduce_pair(
     for slice in admission.plan.layout.within(span) {
         let range = bytes_within(span, &slice, element_bytes);
         let plugin_span = part(admission, &slice, Stage::Contribution)?;
-        plugins(at.memory)?.reduce_pair(&plugin_span, &mut accumulator[range.clone()], &other[range], side)?;
+        plugins(at.memory)?.reduce_pair(&plugin_span, &mut bytes[range.clone()], &other[range], side)?;
     }
     Ok(())
 }

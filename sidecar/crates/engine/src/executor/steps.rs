@@ -7,7 +7,7 @@ use ronde_collectives::kernels::Side;
 use ronde_collectives::plan::{Form, Register, Span, Step, Strand, Transfer};
 
 use super::Phase;
-use super::arithmetic::{ElementOps, Operands, StepContext, StepError};
+use super::arithmetic::{Block, ElementOps, Operands, StepContext, StepError};
 use super::register::{Buffers, Value};
 use super::sizes::Sizes;
 use crate::plugins::Stage;
@@ -111,11 +111,11 @@ impl Registers {
             // Contributions are encoded in the first round of the plan for codecs, and results in the second.
             Step::Encode { register, span } => {
                 let stage = if position.round == 0 { Stage::Contribution } else { Stage::Result };
-                ops.encode((span, stage), self.at(register), at)?;
+                ops.encode(Block { span, stage }, self.at(register), at)?;
             }
             Step::Decode { register, span } => {
                 let stage = if position.round <= 1 { Stage::Contribution } else { Stage::Result };
-                ops.decode((span, stage), self.at(register), at)?;
+                ops.decode(Block { span, stage }, self.at(register), at)?;
             }
             Step::MeasureOwn { into, span } => ops.measure_own(span, self.at(into), at)?,
             Step::MeasureAll { first, into, span } => {

@@ -68,7 +68,7 @@ pub(super) struct StrandContext<'a> {
 
 impl RunningStrand {
     /// The run of a strand by its number and its content, among so many members.
-    pub(super) fn new((number, strand): (u32, &Strand), members: usize, awaited_tokens: Vec<Member>) -> Self {
+    pub(super) fn new(number: u32, strand: &Strand, members: usize, awaited_tokens: Vec<Member>) -> Self {
         Self {
             strand: number,
             round: 0,

@@ -1,7 +1,7 @@
 //! Towards the coordinator.
 
 use ronde_wire::limits::{ENCLOSED_BYTES_MAX, REASON_BYTES_MAX};
-use ronde_wire::{Ascent, Control, Enclosed, Epoch, Seq, SidecarIndex};
+use ronde_wire::{Ascent, Control, Enclosed, Epoch, OpId, Seq, SidecarIndex};
 
 use super::{Path, Relay, RelayEvent, RelayOutput, is_for_one_link};
 
@@ -83,7 +83,7 @@ impl Relay {
                 self.send_down(
                     out,
                     &[sidecar].into_iter().collect(),
-                    (self.epoch, Seq(0)),
+                    OpId { epoch: self.epoch, seq: Seq(0) },
                     &Control::Welcome { sidecar, generation },
                 );
                 events.push(RelayEvent::Up { peer: sidecar, lanes });
@@ -99,7 +99,7 @@ impl Relay {
                     let what = "sends the coordinator what is for one link only".to_owned();
                     RelayEvent::Violation { peer: origin, what }
                 }
-                Ok(message) => RelayEvent::Message { from: origin, epoch, seq, message },
+                Ok(message) => RelayEvent::Message { from: origin, id: OpId { epoch, seq }, message },
                 Err(error) => RelayEvent::Violation { peer: origin, what: format!("sends {error}") },
             }],
         }

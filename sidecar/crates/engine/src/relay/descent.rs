@@ -1,6 +1,6 @@
 //! From the coordinator.
 
-use ronde_wire::{Ascent, Control, Enclosed, Epoch, Seq, SidecarIndex, SidecarSet};
+use ronde_wire::{Ascent, Control, Enclosed, Epoch, OpId, Seq, SidecarIndex, SidecarSet};
 
 use super::{Path, Relay, RelayEvent, RelayOutput, is_for_one_link};
 
@@ -10,7 +10,7 @@ impl Relay {
         &self,
         out: &mut RelayOutput<'_>,
         to: &SidecarSet,
-        (epoch, seq): (Epoch, Seq),
+        OpId { epoch, seq }: OpId,
         message: &Control,
     ) {
         let mut enclosed = None;
@@ -34,18 +34,18 @@ impl Relay {
         let Some(parent) = self.tree.parent_of(sidecar) else { return Vec::new() };
         let reason = super::cut(reason);
         let expel = Control::Expel { sidecar, reason: reason.clone() };
-        self.send_down(out, &[parent].into_iter().collect(), (self.epoch, Seq(0)), &expel);
+        self.send_down(out, &[parent].into_iter().collect(), OpId { epoch: self.epoch, seq: Seq(0) }, &expel);
         vec![RelayEvent::Down { peers: self.take_joined(sidecar), culprit: sidecar, reason }]
     }
 
     pub(super) fn descend(
         &mut self,
         out: &mut RelayOutput<'_>,
-        (epoch, seq): (Epoch, Seq),
+        id: OpId,
         to: Option<SidecarSet>,
         message: &Enclosed,
     ) -> Result<Vec<RelayEvent>, String> {
-        self.epoch = epoch;
+        self.epoch = id.epoch;
         let mut here = *self.tree.below();
         here.insert(self.me);
         let to = to.unwrap_or(here);
@@ -58,14 +58,14 @@ impl Relay {
             if open && !meant.is_empty() {
                 out.stats.relayed += 1;
                 let to = (meant != branch.all).then_some(meant);
-                out.send(branch.child, epoch, seq, Control::Descending { to, message: message.clone() });
+                out.send(branch.child, id.epoch, id.seq, Control::Descending { to, message: message.clone() });
             }
         }
         if !to.contains(self.me) {
             return Ok(Vec::new());
         }
         let message = message.open().map_err(|error| format!("passes on {error}"))?;
-        self.receive_from_coordinator(out, (epoch, seq), message)
+        self.receive_from_coordinator(out, id, message)
     }
 
     pub(super) fn path_up(&mut self, out: &mut RelayOutput<'_>, epoch: Epoch, generation: u64) -> Vec<RelayEvent> {
@@ -102,7 +102,7 @@ impl Relay {
     pub(super) fn receive_from_coordinator(
         &mut self,
         out: &mut RelayOutput<'_>,
-        (epoch, seq): (Epoch, Seq),
+        id: OpId,
         message: Control,
     ) -> Result<Vec<RelayEvent>, String> {
         match (message, self.tree.root()) {
@@ -123,7 +123,7 @@ impl Relay {
             (Control::Expel { sidecar, reason }, _) if self.children.contains_key(&sidecar) => {
                 Ok(vec![RelayEvent::Expel { child: sidecar, reason }])
             }
-            (message, Some(from)) => Ok(vec![RelayEvent::Message { from, epoch, seq, message }]),
+            (message, Some(from)) => Ok(vec![RelayEvent::Message { from, id, message }]),
             (_, None) => Ok(Vec::new()),
         }
     }

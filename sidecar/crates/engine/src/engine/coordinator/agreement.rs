@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{
     AnySource, Cause, Collective, Control, Epoch, Failure, Group, Pair, Rank, Request, Seq, SetId, SidecarIndex,
@@ -13,7 +12,7 @@ use ronde_wire::{
 use super::groups::{Groups, Overflow, Ready, USES_MAX};
 use super::matching::Matching;
 use super::mismatch;
-use super::negotiation::{Announced, Complete, Negotiation, Void, Voided};
+use super::negotiation::{Announced, Complete, Negotiation, Void, VoidCause, Voided};
 use super::ordering::{Ordering, ready_tensor};
 use super::process_sets::ProcessSets;
 use super::request_cache::RequestCaches;
@@ -21,7 +20,7 @@ use super::scheduling::Scheduling;
 use super::{Violation, check_served};
 use crate::engine::shared::context::Context;
 use crate::engine::shared::sets::SetView;
-use crate::engine::shared::{POISONED_MAX, RankContributions, RankRequests, TensorKey};
+use crate::engine::shared::{POISONED_MAX, RankContributions, RankRequests, Submission, TensorKey};
 use crate::engine::shared::{eager, validation, wording};
 use crate::event::Time;
 use crate::trace::{Trace, operation};
@@ -71,24 +70,24 @@ impl Agreement {
             };
         }
         match intent {
-            Intent::Ready(request) => self.ready(cx, (from, rank), (request, contribution)),
+            Intent::Ready(request) => self.ready(cx, from, rank, Submission { what: request, contribution }),
             Intent::Remember { slot, request } => {
                 self.request_caches.insert(from, slot, &request)?;
-                self.ready(cx, (from, rank), (request, contribution))
+                self.ready(cx, from, rank, Submission { what: request, contribution })
             }
             Intent::Again { slot } => {
                 let request = self.request_caches.get(from, slot)?;
-                self.ready(cx, (from, rank), (request, contribution))
+                self.ready(cx, from, rank, Submission { what: request, contribution })
             }
             Intent::Void { set, name, failure, group } => {
-                let Some(view) = self.scope(cx, from, rank, (set, &name))? else { return Ok(()) };
+                let Some(view) = self.scope(cx, from, rank, set, &name)? else { return Ok(()) };
                 if AnySource::of_receive(&name).is_some() {
                     self.withdraw_receive(cx, set, &name, &failure);
                     return Ok(());
                 }
-                let key = (set, name);
-                self.void(cx, &view, (rank, &key), (&failure, group));
-                self.match_message(cx, set, &key.1);
+                let key = TensorKey { set, name };
+                self.void(cx, &view, rank, &key, &failure, group);
+                self.match_message(cx, set, &key.name);
                 Ok(())
             }
         }
@@ -119,7 +118,8 @@ impl Agreement {
         cx: &mut Context,
         from: SidecarIndex,
         rank: Rank,
-        (set, name): (SetId, &TensorName),
+        set: SetId,
+        name: &TensorName,
     ) -> Result<Option<Arc<SetView>>, Violation> {
         match self.process_sets.sets.scope(cx, set, name) {
             _ if self.process_sets.is_leaving(from, set) => Ok(None),
@@ -132,46 +132,48 @@ impl Agreement {
     fn ready(
         &mut self,
         cx: &mut Context,
-        (from, rank): (SidecarIndex, Rank),
-        (request, contribution): (Request, Bytes),
+        from: SidecarIndex,
+        rank: Rank,
+        submission: Submission,
     ) -> Result<(), Violation> {
-        if matches!(request.collective, Collective::RecvAny { .. }) {
-            return self.receive_any(cx, (from, rank), request);
+        let what = &submission.what;
+        if matches!(what.collective, Collective::RecvAny { .. }) {
+            return self.receive_any(cx, from, rank, submission.what);
         }
-        let key: TensorKey = (request.set, request.name.clone());
-        let Some(view) = self.scope(cx, from, rank, (key.0, &key.1))? else { return Ok(()) };
-        if request.collective.pair(rank) != Pair::of_message(&key.1).map(|(pair, _)| pair) {
-            return Err(format!("announces {} of {rank} as {}", request.collective.name(), key.1));
+        let key = TensorKey::of(what);
+        let Some(view) = self.scope(cx, from, rank, key.set, &key.name)? else { return Ok(()) };
+        if what.collective.pair(rank) != Pair::of_message(&key.name).map(|(pair, _)| pair) {
+            return Err(format!("announces {} of {rank} as {}", what.collective.name(), key.name));
         }
         let (given, due) =
-            (contribution.len(), eager::contribution_bytes(&view, rank, &request, cx.config.eager_bytes));
+            (submission.contribution.len(), eager::contribution_bytes(&view, rank, what, cx.config.eager_bytes));
         if given != due.unwrap_or(0) {
             return Err(format!(
                 "sends {given} bytes along with tensor {} of {}, not {}",
-                key.1,
-                key.0,
+                key.name,
+                key.set,
                 due.unwrap_or(0)
             ));
         }
-        let joins = request.collective == Collective::Join && key.0 == SetId::WORLD;
-        let what = operation(&request.collective);
-        match self.negotiation.announce(cx.now, &view, rank, (request, contribution)) {
+        let joins = what.collective == Collective::Join && key.set == SetId::WORLD;
+        let operation = operation(&what.collective);
+        match self.negotiation.announce(cx.now, &view, rank, submission) {
             Announced::Open => {
-                cx.traces.note(|| Trace::Ready { set: key.0, name: key.1.clone(), operation: what, rank });
+                cx.traces.note(|| Trace::Ready { set: key.set, name: key.name.clone(), operation, rank });
                 if joins {
                     self.join(cx, rank, &key);
                 }
                 if let Some(since) = self.decide(cx, &key) {
                     self.last_to_be_ready = Some((rank, cx.now.0.saturating_sub(since.0)));
                 }
-                self.match_message(cx, key.0, &key.1);
+                self.match_message(cx, key.set, &key.name);
                 Ok(())
             }
             Announced::Poisoned(group) => {
                 self.leave_group(cx, &key, group);
                 Ok(())
             }
-            Announced::Contradiction => Err(format!("announces tensor {} of {} twice for {rank}", key.1, key.0)),
+            Announced::Contradiction => Err(format!("announces tensor {} of {} twice for {rank}", key.name, key.set)),
         }
     }
 
@@ -216,11 +218,11 @@ impl Agreement {
         let refused = |why: String| refusal(key, &why);
         match &first.collective {
             Collective::Join => self.all_joined(cx, key),
-            Collective::AddSet { ranks } => self.process_sets.add(cx, self.epoch, &key.1, ranks).map_err(refused)?,
-            Collective::RemoveSet { set } => self.remove_set(cx, &key.1, *set),
+            Collective::AddSet { ranks } => self.process_sets.add(cx, self.epoch, &key.name, ranks).map_err(refused)?,
+            Collective::RemoveSet { set } => self.remove_set(cx, &key.name, *set),
             _ => {
-                let tensor = ready_tensor(cx, view, (requests, contributions), excused.clone()).map_err(refused)?;
-                let ready = (Arc::clone(view), tensor);
+                let tensor = ready_tensor(cx, view, requests, contributions, excused.clone()).map_err(refused)?;
+                let ready = Ready { view: Arc::clone(view), tensor };
                 let released = match &first.group {
                     Some(group) => self.groups.ready(cx.now, group, ready),
                     None => vec![ready],
@@ -230,7 +232,7 @@ impl Agreement {
             }
         }
         let what = Some(operation(&first.collective));
-        cx.traces.note(|| Trace::Concluded { set: key.0, name: key.1.clone(), operation: what });
+        cx.traces.note(|| Trace::Concluded { set: key.set, name: key.name.clone(), operation: what });
         Ok(())
     }
 
@@ -238,18 +240,20 @@ impl Agreement {
         &mut self,
         cx: &mut Context,
         view: &Arc<SetView>,
-        (rank, key): (Rank, &TensorKey),
-        (failure, group): (&Failure, Option<Group>),
+        rank: Rank,
+        key: &TensorKey,
+        failure: &Failure,
+        group: Option<Group>,
     ) {
         // The cause tells the two apart: a withdrawal that comes too late must not harm the name's next round.
-        let (void, verb) = match failure.cause {
-            Cause::TimedOut => (Void::Withdrawn, "was withdrawn"),
-            _ => (Void::Refused, "was refused"),
+        let (cause, verb) = match failure.cause {
+            Cause::TimedOut => (VoidCause::Withdrawn, "was withdrawn"),
+            _ => (VoidCause::Refused, "was refused"),
         };
         let why = &failure.reason;
-        let reason = format!("the request of {rank} for tensor {} of {} {verb}: {why}", key.1, key.0);
-        let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(key.1.clone());
-        match self.negotiation.void(cx.now, view, (rank, key), (void, group), &self.joined) {
+        let reason = format!("the request of {rank} for tensor {} of {} {verb}: {why}", key.name, key.set);
+        let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(key.name.clone());
+        match self.negotiation.void(cx.now, view, key, Void { rank, cause, group }, &self.joined) {
             Voided::Now { requests, excused, group } => {
                 self.reject(cx, view, key, &failure, &excused);
                 self.leave_group(cx, key, group);
@@ -258,7 +262,7 @@ impl Agreement {
             Voided::Poisoned(group) => self.leave_group(cx, key, group),
             Voided::Late => {
                 // Ready on all ranks, but its group is not.
-                if let Some((view, tensor)) = self.groups.withdraw(key) {
+                if let Some(Ready { view, tensor }) = self.groups.withdraw(key) {
                     self.reject(cx, &view, key, &failure, &tensor.joined);
                 }
             }
@@ -281,7 +285,7 @@ impl Agreement {
         self.unjoin(cx, requests);
     }
 
-    fn leave_group(&mut self, cx: &Context, (set, name): &TensorKey, group: Option<Group>) {
+    fn leave_group(&mut self, cx: &Context, TensorKey { set, name }: &TensorKey, group: Option<Group>) {
         let Some(group) = group else { return };
         match self.groups.rejected(cx.now, *set, &group, name) {
             Ok(released) => self.push(released),
@@ -297,7 +301,7 @@ impl Agreement {
     }
 
     fn push(&mut self, released: Vec<Ready>) {
-        for (view, tensor) in released {
+        for Ready { view, tensor } in released {
             self.ordering.push(&view, tensor);
         }
     }
@@ -311,7 +315,7 @@ impl Agreement {
         }
         self.groups.forget_rejected(SetId::WORLD);
         self.negotiation.remove_set(SetId::WORLD);
-        self.ordering.push_all_joined(key.1.clone(), self.last_joined);
+        self.ordering.push_all_joined(key.name.clone(), self.last_joined);
     }
 
     /// Joins that failed: what was to be performed without these ranks cannot be any more.
@@ -328,9 +332,9 @@ impl Agreement {
     }
 
     fn reject_each(&self, cx: &mut Context, tensors: Vec<Ready>, why: &str) {
-        for (view, tensor) in tensors {
-            let key = (view.topology.set, tensor.tensor.name);
-            self.reject(cx, &view, &key, &refusal(&key, why), &tensor.joined);
+        for ready in tensors {
+            let key = ready.key();
+            self.reject(cx, &ready.view, &key, &refusal(&key, why), &ready.tensor.joined);
         }
     }
 
@@ -350,7 +354,7 @@ impl Agreement {
         &self,
         cx: &mut Context,
         view: &SetView,
-        (set, name): &TensorKey,
+        TensorKey { set, name }: &TensorKey,
         failure: &Failure,
         excused: &[Rank],
     ) {
@@ -361,6 +365,6 @@ impl Agreement {
     }
 }
 
-fn refusal((set, name): &TensorKey, why: &str) -> Failure {
+fn refusal(TensorKey { set, name }: &TensorKey, why: &str) -> Failure {
     Failure::new(Cause::Refused, format!("tensor {name} of {set}: {why}")).with_tensor(name.clone())
 }

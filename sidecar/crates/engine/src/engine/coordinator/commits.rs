@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ronde_wire::{Cause, Control, Epoch, Failure, PluginUse, Seq, SetId, SidecarIndex, SidecarSet, TensorName, limits};
+use ronde_wire::{Cause, Control, Failure, OpId, PluginUse, Seq, SetId, SidecarIndex, SidecarSet, TensorName, limits};
 
 use super::Violation;
 use super::fusion::ReadyTensor;
@@ -75,7 +75,7 @@ impl PendingCommits {
     pub(crate) fn performed(
         &mut self,
         cx: &mut Context,
-        (epoch, seq): (Epoch, Seq),
+        OpId { epoch, seq }: OpId,
         from: SidecarIndex,
         failure: Option<Failure>,
     ) -> Result<bool, Violation> {

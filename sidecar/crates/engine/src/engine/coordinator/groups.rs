@@ -15,7 +15,17 @@ use crate::engine::shared::sets::SetView;
 use crate::event::Time;
 
 /// A tensor that is ready, with those who perform it.
-pub(crate) type Ready = (Arc<SetView>, ReadyTensor);
+#[derive(Clone, Debug)]
+pub(crate) struct Ready {
+    pub(crate) view: Arc<SetView>,
+    pub(crate) tensor: ReadyTensor,
+}
+
+impl Ready {
+    pub(crate) fn key(&self) -> TensorKey {
+        TensorKey::new(self.view.topology.set, &self.tensor.tensor.name)
+    }
+}
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -28,7 +38,12 @@ pub(crate) struct Groups {
 }
 
 /// A set, and a group's name and size.
-type GroupKey = (SetId, TensorName, u32);
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct GroupKey {
+    set: SetId,
+    name: TensorName,
+    size: u32,
+}
 
 /// One use of a group.
 #[derive(Debug)]
@@ -59,15 +74,15 @@ pub(crate) const USES_MAX: usize = 64;
 impl Groups {
     /// A tensor of a group is ready. Returns what can be ordered now.
     pub(crate) fn ready(&mut self, now: Time, group: &Group, ready: Ready) -> Vec<Ready> {
-        let (set, name) = (ready.0.topology.set, ready.1.tensor.name.clone());
-        let key = group_key(set, group);
-        let of_use = next_use(self.uses.entry(key.clone()).or_default(), now, group, &name);
+        let tensor = ready.key();
+        let key = group_key(tensor.set, group);
+        let of_use = next_use(self.uses.entry(key.clone()).or_default(), now, group, &tensor.name);
         if of_use.ready.is_empty() {
             of_use.since = now;
         }
-        of_use.decided.insert(name.clone());
+        of_use.decided.insert(tensor.name.clone());
         of_use.ready.push(ready);
-        self.ready_in.insert((set, name), key.clone());
+        self.ready_in.insert(tensor, key.clone());
         self.release(&key)
     }
 
@@ -95,7 +110,7 @@ impl Groups {
     pub(crate) fn withdraw(&mut self, key: &TensorKey) -> Option<Ready> {
         let uses = self.uses.get_mut(&self.ready_in.remove(key)?)?;
         uses.iter_mut().find_map(|of_use| {
-            let position = of_use.ready.iter().position(|(_, ready)| ready.tensor.name == key.1)?;
+            let position = of_use.ready.iter().position(|ready| ready.tensor.tensor.name == key.name)?;
             Some(of_use.ready.remove(position))
         })
     }
@@ -104,15 +119,15 @@ impl Groups {
     /// what its group has.
     pub(crate) fn take_joined(&mut self, ranks: &BTreeSet<Rank>) -> Vec<(Ready, String)> {
         let mut taken = Vec::new();
-        for ((set, name, _), uses) in &mut self.uses {
+        for (GroupKey { set, name, .. }, uses) in &mut self.uses {
             for of_use in uses {
                 let progress = Waiting { set: *set, name, of_use }.progress();
-                let without = |(_, tensor): &Ready| tensor.joined.iter().any(|rank| ranks.contains(rank));
+                let without = |ready: &Ready| ready.tensor.joined.iter().any(|rank| ranks.contains(rank));
                 let (stranded, kept): (Vec<Ready>, _) =
                     std::mem::take(&mut of_use.ready).into_iter().partition(without);
                 of_use.ready = kept;
                 for ready in stranded {
-                    self.ready_in.remove(&(*set, ready.1.tensor.name.clone()));
+                    self.ready_in.remove(&ready.key());
                     taken.push((ready, progress.clone()));
                 }
             }
@@ -122,7 +137,7 @@ impl Groups {
 
     /// Forgets uses of a set's groups of which nothing is ready.
     pub(crate) fn forget_rejected(&mut self, set: SetId) {
-        for (_, uses) in self.uses.iter_mut().filter(|((of, ..), _)| *of == set) {
+        for (_, uses) in self.uses.iter_mut().filter(|(key, _)| key.set == set) {
             uses.retain(|of_use| !of_use.ready.is_empty());
         }
         self.uses.retain(|_, uses| !uses.is_empty());
@@ -130,8 +145,8 @@ impl Groups {
 
     /// Forgets the groups of a set.
     pub(crate) fn remove_set(&mut self, set: SetId) {
-        self.uses.retain(|(of, ..), _| *of != set);
-        self.ready_in.retain(|(of, _), _| *of != set);
+        self.uses.retain(|key, _| key.set != set);
+        self.ready_in.retain(|key, _| key.set != set);
     }
 
     /// Whether no group lacks a tensor.
@@ -141,7 +156,7 @@ impl Groups {
 
     /// Groups of which tensors wait for others, each with its first such use.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = Waiting<'_>> {
-        self.uses.iter().filter_map(|((set, name, _), uses)| {
+        self.uses.iter().filter_map(|(GroupKey { set, name, .. }, uses)| {
             let of_use = uses.iter().find(|of_use| !of_use.ready.is_empty())?;
             Some(Waiting { set: *set, name, of_use })
         })
@@ -155,13 +170,15 @@ impl Groups {
             self.released += 1;
             let group_use = self.released;
             let ready = uses.pop_front().into_iter().flat_map(|of_use| of_use.ready);
-            released.extend(ready.map(|(view, tensor)| (view, ReadyTensor { group_use, ..tensor })));
+            released.extend(
+                ready.map(|Ready { view, tensor }| Ready { view, tensor: ReadyTensor { group_use, ..tensor } }),
+            );
         }
         if uses.is_empty() {
             self.uses.remove(key);
         }
-        for (_, ready) in &released {
-            self.ready_in.remove(&(key.0, ready.tensor.name.clone()));
+        for ready in &released {
+            self.ready_in.remove(&ready.key());
         }
         released
     }
@@ -203,7 +220,7 @@ impl Waiting<'_> {
 }
 
 fn group_key(set: SetId, group: &Group) -> GroupKey {
-    (set, group.name.clone(), group.size)
+    GroupKey { set, name: group.name.clone(), size: group.size }
 }
 
 /// The first use in which nothing is known of the tensor.

@@ -16,12 +16,13 @@ use super::Violation;
 use super::agreement::Agreement;
 use crate::engine::shared::context::Context;
 use crate::engine::shared::sets::SetView;
+use crate::engine::shared::{Mailbox, TensorKey};
 use crate::event::Time;
 
 /// The receives from any source that wait for a message.
 #[derive(Debug, Default)]
 pub(crate) struct Matching {
-    waiting: BTreeMap<(SetId, AnySource), Waiting>,
+    waiting: BTreeMap<Mailbox, Waiting>,
 }
 
 /// A receive that waits.
@@ -41,18 +42,18 @@ impl Matching {
 
     /// A set is gone.
     pub(crate) fn remove_set(&mut self, set: SetId) {
-        self.waiting.retain(|(of, _), _| *of != set);
+        self.waiting.retain(|mailbox, _| mailbox.set != set);
     }
 
     /// What waits since before a time, in words.
     pub(crate) fn waiting(&self, now: Time, age_ms: u64) -> impl Iterator<Item = String> {
         let old = self.waiting.iter().filter(move |(_, waiting)| now.ms_since(waiting.since) >= age_ms);
-        old.map(move |((set, any), waiting)| {
+        old.map(move |(mailbox, waiting)| {
             let seconds = now.ms_since(waiting.since) / 1_000;
             format!(
                 "{} has waited for a message from any source for {seconds} seconds: {}.",
-                any.to,
-                no_sender_text(*set, *any)
+                mailbox.any.to,
+                no_sender_text(*mailbox)
             )
         })
     }
@@ -66,38 +67,41 @@ impl Agreement {
     pub(super) fn receive_any(
         &mut self,
         cx: &mut Context,
-        (from, rank): (SidecarIndex, Rank),
+        from: SidecarIndex,
+        rank: Rank,
         Request { set, name, collective, .. }: Request,
     ) -> Result<(), Violation> {
         let any = AnySource::of_receive(&name).filter(|any| collective == Collective::RecvAny { tag: any.tag });
         let Some(any) = any.filter(|any| any.to == rank) else {
             return Err(format!("announces a receive of {rank} from any source as {name}"));
         };
-        if self.scope(cx, from, rank, (set, &name))?.is_none() {
+        if self.scope(cx, from, rank, set, &name)?.is_none() {
             return Ok(());
         }
         let Some(view) = self.process_sets.sets.view(cx, set) else { return Ok(()) };
-        if self.matching.waiting.contains_key(&(set, any)) {
+        let mailbox = Mailbox { set, any };
+        if self.matching.waiting.contains_key(&mailbox) {
             return Err(format!("announces {name} of {set} while an earlier receive from any source waits"));
         }
-        self.matching.waiting.insert((set, any), Waiting { name, since: cx.now, view });
-        self.match_receive(cx, set, any);
+        self.matching.waiting.insert(mailbox, Waiting { name, since: cx.now, view });
+        self.match_receive(cx, mailbox);
         Ok(())
     }
 
     /// A receive from any source was withdrawn. Nothing happens when it has its message already.
     pub(super) fn withdraw_receive(&mut self, cx: &mut Context, set: SetId, name: &TensorName, failure: &Failure) {
         let Some(any) = AnySource::of_receive(name) else { return };
-        if self.matching.waiting.get(&(set, any)).is_none_or(|waiting| waiting.name != *name) {
+        let mailbox = Mailbox { set, any };
+        if self.matching.waiting.get(&mailbox).is_none_or(|waiting| waiting.name != *name) {
             return;
         }
         let why = format!(
             "the request of {} for {name} was withdrawn: {}; {}",
             any.to,
             failure.reason,
-            no_sender_text(set, any)
+            no_sender_text(mailbox)
         );
-        self.reject_receive(cx, set, any, &why);
+        self.reject_receive(cx, mailbox, &why);
     }
 
     /// A message was announced, or refused: a receive from any source may wait for it.
@@ -106,45 +110,46 @@ impl Agreement {
             return;
         }
         if let Some((pair, tag)) = Pair::of_message(name) {
-            self.match_receive(cx, set, AnySource { to: pair.to, tag });
+            self.match_receive(cx, Mailbox { set, any: AnySource { to: pair.to, tag } });
         }
     }
 
     /// A rank has joined: it sends nothing any more.
     pub(super) fn match_after_join(&mut self, cx: &mut Context) {
-        let of_world = |(set, any): &(SetId, AnySource)| (*set == SetId::WORLD).then_some(*any);
-        let waiting: Vec<AnySource> = self.matching.waiting.keys().filter_map(of_world).collect();
-        for any in waiting {
-            self.match_receive(cx, SetId::WORLD, any);
+        let of_world = self.matching.waiting.keys().copied().filter(|mailbox| mailbox.set == SetId::WORLD);
+        for mailbox in of_world.collect::<Vec<_>>() {
+            self.match_receive(cx, mailbox);
         }
     }
 
-    fn match_receive(&mut self, cx: &mut Context, set: SetId, any: AnySource) {
-        let Some(waiting) = self.matching.waiting.get(&(set, any)) else { return };
+    fn match_receive(&mut self, cx: &mut Context, mailbox: Mailbox) {
+        let Mailbox { set, any } = mailbox;
+        let Some(waiting) = self.matching.waiting.get(&mailbox) else { return };
         let others = || waiting.view.ranks.iter().copied().filter(|rank| *rank != any.to);
         let message = |from| self.negotiation.first_message(set, Pair { from, to: any.to }, any.tag);
         if let Some((_, message)) = others().filter_map(message).min() {
             let receive = waiting.name.clone();
-            self.matching.waiting.remove(&(set, any));
+            self.matching.waiting.remove(&mailbox);
             let to = cx.config.world.sidecar_of(any.to).into_iter().collect();
             cx.send_down(&to, self.epoch, Seq(0), Control::Matched { set, receive, message });
             return;
         }
         if set == SetId::WORLD && others().all(|rank| self.joined.contains(&rank)) {
             let why = "Recv from any source is not supported with Join: all other ranks have joined";
-            self.reject_receive(cx, set, any, why);
+            self.reject_receive(cx, mailbox, why);
         }
     }
 
-    fn reject_receive(&mut self, cx: &mut Context, set: SetId, any: AnySource, why: &str) {
-        let Some(Waiting { name, .. }) = self.matching.waiting.remove(&(set, any)) else { return };
+    fn reject_receive(&mut self, cx: &mut Context, mailbox: Mailbox, why: &str) {
+        let Mailbox { set, any } = mailbox;
+        let Some(Waiting { name, .. }) = self.matching.waiting.remove(&mailbox) else { return };
         let Some(view) = self.process_sets.sets.scope(cx, set, &name) else { return };
         let failure = Failure::new(Cause::Refused, why).with_rank(any.to).with_tensor(name.clone());
-        self.reject(cx, &view, &(set, name), &failure, &[]);
+        self.reject(cx, &view, &TensorKey { set, name }, &failure, &[]);
     }
 }
 
 /// What a receive waits for.
-fn no_sender_text(set: SetId, any: AnySource) -> String {
+fn no_sender_text(Mailbox { set, any }: Mailbox) -> String {
     format!("no other rank of {set} has sent {} a message with tag {}", any.to, any.tag)
 }

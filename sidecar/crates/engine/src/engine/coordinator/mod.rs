@@ -19,13 +19,14 @@ mod status;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ronde_wire::control::Announcement;
-use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Seq, SetId, SidecarIndex};
+use ronde_wire::{Cause, Control, Epoch, Failure, OpId, Rank, Seq, SidecarIndex};
 
 use self::agreement::Agreement;
 use self::commits::PendingCommits;
+use self::scheduling::{FrozenSchedule, PendingExit};
 use self::stall::Stalls;
 use crate::engine::shared::context::Context;
-use crate::engine::shared::wording;
+use crate::engine::shared::{Suspects, wording};
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -46,7 +47,7 @@ pub(crate) struct Coordinator {
     /// For each rank, for how many microseconds others have waited for it in all.
     waited_for_us: Vec<u64>,
     suspect_ranks: BTreeMap<SidecarIndex, Vec<Rank>>,
-    suspects_sent: (Vec<SidecarIndex>, Vec<Rank>),
+    suspects_sent: Suspects,
 }
 
 #[derive(Debug, Default)]
@@ -72,13 +73,13 @@ impl Coordinator {
         &mut self,
         cx: &mut Context,
         from: SidecarIndex,
-        (epoch, seq): (Epoch, Seq),
+        id: OpId,
         message: Control,
     ) -> Result<(), Violation> {
         if let Control::Attached { ranks } = message {
-            return self.attached(cx, from, epoch, &ranks);
+            return self.attached(cx, from, id.epoch, &ranks);
         }
-        if epoch != self.epoch || matches!(self.phase, Phase::Gathering) {
+        if id.epoch != self.epoch || matches!(self.phase, Phase::Gathering) {
             cx.stats.stale_frames += 1;
             return Ok(());
         }
@@ -87,14 +88,14 @@ impl Coordinator {
             Control::Unreachable { sidecar, reason } => self.unreachable(cx, from, sidecar, &reason),
             Control::Announce { announcements } => self.announced(cx, from, announcements),
             Control::Invalidated { number, invalidation } if self.is_running() => {
-                self.agreement.scheduling.invalidated(cx, epoch, number, invalidation)
+                self.agreement.scheduling.invalidated(cx, id.epoch, number, invalidation)
             }
             Control::Frozen { number, admitted, completed } if self.is_running() => {
-                self.frozen(cx, from, (number, admitted), completed)
+                self.frozen(cx, from, FrozenSchedule { number, admitted, completed })
             }
             Control::Invalidated { .. } | Control::Frozen { .. } => Ok(()),
-            Control::Done => self.done(cx, from, seq),
-            Control::Performed { failure } => self.performed(cx, from, seq, failure),
+            Control::Done => self.done(cx, from, id.seq),
+            Control::Performed { failure } => self.performed(cx, from, id, failure),
             Control::SetForgotten { set } if self.is_running() => self.agreement.forgotten(from, set),
             Control::SetForgotten { .. } => Ok(()),
             Control::Failed { failure } => {
@@ -105,7 +106,7 @@ impl Coordinator {
                 let ranks: Vec<Rank> = activities.iter().map(|activity| activity.rank).collect();
                 check_served(cx, from, &ranks)?;
                 self.stalls.answered(cx, from, activities);
-                self.stalls.check(cx, (&self.agreement, &self.pending_commits), &self.suspects_sent);
+                self.stalls.check(cx, &self.agreement, &self.pending_commits, &self.suspects_sent);
                 Ok(())
             }
             Control::SuspectRanks { ranks } => {
@@ -133,13 +134,14 @@ impl Coordinator {
         &mut self,
         cx: &mut Context,
         peers: &[SidecarIndex],
-        (culprit, reason): (SidecarIndex, &str),
+        culprit: SidecarIndex,
+        reason: &str,
     ) -> bool {
         for peer in peers {
             self.attached.remove(peer);
             self.epoch_notified.remove(peer);
         }
-        self.lost_lanes(cx, peers, (culprit, reason))
+        self.lost_lanes(cx, peers, culprit, reason)
     }
 
     /// Operations with these sidecars cannot be finished, whatever else they can. Whether the epoch ends for it.
@@ -147,7 +149,8 @@ impl Coordinator {
         &mut self,
         cx: &mut Context,
         peers: &[SidecarIndex],
-        (culprit, reason): (SidecarIndex, &str),
+        culprit: SidecarIndex,
+        reason: &str,
     ) -> bool {
         let awaited = peers.iter().any(|peer| self.awaits(*peer));
         if awaited {
@@ -172,7 +175,7 @@ impl Coordinator {
         if let Some(failure) = self.stalls.shutdown(cx, &self.agreement) {
             self.end(cx, &failure);
         }
-        self.stalls.check(cx, (&self.agreement, &self.pending_commits), &self.suspects_sent);
+        self.stalls.check(cx, &self.agreement, &self.pending_commits, &self.suspects_sent);
     }
 
     /// Orders what is ready. Called when all messages at hand are handled, so that what became ready together travels
@@ -293,7 +296,7 @@ impl Coordinator {
         self.agreement.reset(self.epoch);
         self.stalls.clear();
         self.suspect_ranks.clear();
-        self.suspects_sent = Default::default();
+        self.suspects_sent = Suspects::default();
     }
 
     fn left(&mut self, cx: &mut Context, from: SidecarIndex, rank: Rank, failure: &Failure) -> Result<(), Violation> {
@@ -303,7 +306,11 @@ impl Coordinator {
         }
         // What others have completed already is to be completed by all, so that is found out first.
         if failure.cause == Cause::ShutDown && self.agreement.scheduling.is_busy() {
-            self.agreement.scheduling.withdraw_for_exit(cx, self.epoch, (from, rank, failure.clone()));
+            self.agreement.scheduling.withdraw_for_exit(
+                cx,
+                self.epoch,
+                PendingExit { from, rank, failure: failure.clone() },
+            );
             return Ok(());
         }
         let why = &failure.reason;
@@ -321,16 +328,10 @@ impl Coordinator {
         Ok(())
     }
 
-    fn frozen(
-        &mut self,
-        cx: &mut Context,
-        from: SidecarIndex,
-        answered: (u64, Seq),
-        completed: Vec<(SetId, Seq)>,
-    ) -> Result<(), Violation> {
-        self.agreement.frozen(cx, from, answered, completed)?;
+    fn frozen(&mut self, cx: &mut Context, from: SidecarIndex, frozen: FrozenSchedule) -> Result<(), Violation> {
+        self.agreement.frozen(cx, from, frozen)?;
         match self.agreement.scheduling.take_pending_exit() {
-            Some((from, rank, failure)) => self.left(cx, from, rank, &failure),
+            Some(PendingExit { from, rank, failure }) => self.left(cx, from, rank, &failure),
             None => Ok(()),
         }
     }
@@ -413,11 +414,11 @@ impl Coordinator {
         &mut self,
         cx: &mut Context,
         from: SidecarIndex,
-        seq: Seq,
+        id: OpId,
         failure: Option<Failure>,
     ) -> Result<(), Violation> {
-        if self.pending_commits.performed(cx, (self.epoch, seq), from, failure)? && self.is_running() {
-            self.agreement.ordering.done(cx, seq);
+        if self.pending_commits.performed(cx, id, from, failure)? && self.is_running() {
+            self.agreement.ordering.done(cx, id.seq);
         }
         Ok(())
     }
@@ -432,12 +433,12 @@ impl Coordinator {
         let mut ranks: Vec<Rank> = self.suspect_ranks.values().flatten().copied().collect();
         ranks.sort_unstable();
         ranks.dedup();
-        let suspects = (sidecars, ranks);
+        let suspects = Suspects { sidecars, ranks };
         if suspects == self.suspects_sent {
             return;
         }
         self.suspects_sent = suspects.clone();
-        let (sidecars, ranks) = suspects;
+        let Suspects { sidecars, ranks } = suspects;
         cx.send_down(&cx.all_sidecars.clone(), self.epoch, Seq(0), Control::Suspects { sidecars, ranks });
     }
 }

@@ -11,11 +11,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use bytes::Bytes;
 use ronde_wire::{Collective, Group, Pair, Rank, Request, SetId, TensorName, limits};
 
 use crate::engine::shared::sets::SetView;
-use crate::engine::shared::{POISONED_MAX, RankContributions, RankRequests, TensorKey};
+use crate::engine::shared::{POISONED_MAX, RankContributions, RankRequests, Submission, TensorKey};
 use crate::event::Time;
 
 /// See the module's text.
@@ -90,9 +89,18 @@ pub(crate) enum Voided {
     Overflow,
 }
 
-/// What a void is about.
+/// The end of a rank's part in a name without an operation.
+#[derive(Debug)]
+pub(crate) struct Void {
+    pub(crate) rank: Rank,
+    pub(crate) cause: VoidCause,
+    /// The request's group, where it is known.
+    pub(crate) group: Option<Group>,
+}
+
+/// Why a rank's part is void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Void {
+pub(crate) enum VoidCause {
     /// A submission that was refused: the rank's part in its next round.
     Refused,
     /// A request announced before. When it is ordered or rejected already, the void comes too late and means nothing. Nor
@@ -120,9 +128,9 @@ impl Negotiation {
         now: Time,
         view: &Arc<SetView>,
         rank: Rank,
-        (request, contribution): (Request, Bytes),
+        Submission { what: request, contribution }: Submission,
     ) -> Announced {
-        let key = (request.set, request.name.clone());
+        let key = TensorKey::of(&request);
         let turn = self.next_turn();
         let name = self.name(&key, view);
         let round = name.next_round(rank);
@@ -173,8 +181,8 @@ impl Negotiation {
         &mut self,
         now: Time,
         view: &Arc<SetView>,
-        (rank, key): (Rank, &TensorKey),
-        (void, group): (Void, Option<Group>),
+        key: &TensorKey,
+        Void { rank, cause, group }: Void,
         joined: &BTreeSet<Rank>,
     ) -> Voided {
         let turn = self.next_turn();
@@ -183,15 +191,15 @@ impl Negotiation {
         let rounds = &mut name.rounds;
         let announced = rounds.back().is_some_and(|round| round.is_open() && round.has(rank));
         let joins = announced && rounds.back().is_some_and(|round| round.has_joined(rank));
-        let (round, poisons) = match (void, announced, round) {
-            (Void::Withdrawn, true, _) if joins => return Voided::Late,
+        let (round, poisons) = match (cause, announced, round) {
+            (VoidCause::Withdrawn, true, _) if joins => return Voided::Late,
             (_, true, _) => (rounds.len() - 1, true),
-            (Void::Withdrawn, false, _) => {
+            (VoidCause::Withdrawn, false, _) => {
                 self.drop_empty(key);
                 return Voided::Late;
             }
-            (Void::Refused, false, Some(round)) => (round, rounds[round].is_open()),
-            (Void::Refused, false, None) => {
+            (VoidCause::Refused, false, Some(round)) => (round, rounds[round].is_open()),
+            (VoidCause::Refused, false, None) => {
                 rounds.push_back(Round::new(now, turn));
                 (rounds.len() - 1, true)
             }
@@ -228,17 +236,17 @@ impl Negotiation {
     /// The names of a set that wait for ranks.
     pub(crate) fn names_of(&self, set: SetId) -> Vec<TensorKey> {
         // Names are in the order of their sets.
-        let from_set = self.names.keys().skip_while(|(of, _)| *of < set);
-        from_set.take_while(|(of, _)| *of == set).cloned().collect()
+        let from_set = self.names.keys().skip_while(|key| key.set < set);
+        from_set.take_while(|key| key.set == set).cloned().collect()
     }
 
     /// Of the messages of a pair with a tag that no receive takes, the first one, with its turn among the messages of all
     /// pairs. It may have failed already.
     pub(crate) fn first_message(&self, set: SetId, pair: Pair, tag: u32) -> Option<(u64, TensorName)> {
         // Names with other numbers follow the one with the least.
-        let of_pair = self.names.range((set, pair.message_name(tag, 0))..);
-        let of_pair = of_pair.take_while(|((of, name), _)| *of == set && Pair::of_message(name) == Some((pair, tag)));
-        let sent = of_pair.filter_map(|((_, name), known)| {
+        let of_pair = self.names.range(TensorKey { set, name: pair.message_name(tag, 0) }..);
+        let of_pair = of_pair.take_while(|(key, _)| key.set == set && Pair::of_message(&key.name) == Some((pair, tag)));
+        let sent = of_pair.filter_map(|(TensorKey { name, .. }, known)| {
             let round = known.rounds.iter().find(|round| round.has(pair.from) && !round.has(pair.to))?;
             Some((Pair::message_count(name)?, round.turn, name))
         });

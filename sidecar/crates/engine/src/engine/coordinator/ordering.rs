@@ -38,7 +38,11 @@ pub(crate) struct Ordering {
 
 /// What has a queue of its own: a process set, and each two ranks of it with their messages in one direction, which are not to
 /// wait for what the others do.
-type Scope = (SetId, Option<Pair>);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Scope {
+    set: SetId,
+    pair: Option<Pair>,
+}
 
 #[derive(Debug)]
 struct Queue {
@@ -52,7 +56,7 @@ struct Queue {
 impl Ordering {
     /// Puts a tensor behind those that are ready in its scope.
     pub(crate) fn push(&mut self, view: &Arc<SetView>, tensor: ReadyTensor) {
-        let scope = (view.topology.set, pair_of(&tensor));
+        let scope = Scope { set: view.topology.set, pair: pair_of(&tensor) };
         let (eager, ready) = (VecDeque::new(), VecDeque::new());
         let new = || Queue { view: Arc::clone(view), eager, ready, in_flight: 0 };
         let queue = self.queues.entry(scope).or_insert_with(new);
@@ -69,7 +73,7 @@ impl Ordering {
 
     /// Forgets what is ready in a set that is gone: its requests are rejected by each sidecar.
     pub(crate) fn remove_set(&mut self, set: SetId) {
-        for (_, queue) in self.queues.iter_mut().filter(|((of, _), _)| *of == set) {
+        for (_, queue) in self.queues.iter_mut().filter(|(scope, _)| scope.set == set) {
             queue.eager.clear();
             queue.ready.clear();
         }
@@ -85,7 +89,7 @@ impl Ordering {
                 let (stranded, kept) = std::mem::take(of_kind).into_iter().partition(without);
                 *of_kind = kept;
                 let stranded: VecDeque<ReadyTensor> = stranded;
-                taken.extend(stranded.into_iter().map(|tensor| (Arc::clone(&queue.view), tensor)));
+                taken.extend(stranded.into_iter().map(|tensor| Ready { view: Arc::clone(&queue.view), tensor }));
             }
         }
         taken
@@ -150,7 +154,7 @@ impl Ordering {
 
     /// Tensors that are ready, with their sets.
     pub(crate) fn ready(&self) -> impl Iterator<Item = (SetId, &ReadyTensor)> {
-        self.queues.iter().flat_map(|((set, _), queue)| queue.tensors().map(|tensor| (*set, tensor)))
+        self.queues.iter().flat_map(|(scope, queue)| queue.tensors().map(|tensor| (scope.set, tensor)))
     }
 
     /// Whether the end of a join waits to be said.
@@ -190,7 +194,7 @@ impl Queue {
 }
 
 /// The queues of the set of all ranks; it is the first of all sets.
-const WORLD: std::ops::RangeToInclusive<Scope> = ..=(SetId::WORLD, None);
+const WORLD: std::ops::RangeToInclusive<Scope> = ..=Scope { set: SetId::WORLD, pair: None };
 
 /// What is ordered for requests that were found to fit together.
 ///
@@ -199,13 +203,14 @@ const WORLD: std::ops::RangeToInclusive<Scope> = ..=(SetId::WORLD, None);
 pub(crate) fn ready_tensor(
     cx: &Context,
     view: &SetView,
-    (requests, came): (&RankRequests, RankContributions),
+    requests: &RankRequests,
+    contributions: RankContributions,
     joined: Vec<Rank>,
 ) -> Result<ReadyTensor, String> {
     let request = lead(requests).ok_or("the rank whose tensor counts has not asked for it")?;
     let pair = requests.first_key_value().and_then(|(rank, first)| first.collective.pair(*rank));
     let name = request.collective.name();
-    let kind = work_kind(&request.collective, request.dtype, (request.codec, request.plugin.as_deref()), pair)
+    let kind = work_kind(&request.collective, request.dtype, request.codec, request.plugin.as_deref(), pair)
         .ok_or_else(|| format!("{name} is not performed as an operation of its own"))?;
     let tensor = ordered_tensor(request, requests.values());
     let results = Results::of(&request.collective, pair, view, &tensor)
@@ -221,7 +226,7 @@ pub(crate) fn ready_tensor(
     }
     let kind = reduced_as(cx, view, kind);
     let elements = work(kind.clone(), request.dtype, view, std::slice::from_ref(&tensor)).elements();
-    let eager = eager::gathered(view, requests, came, cx.config.eager_bytes);
+    let eager = eager::gathered(view, requests, contributions, cx.config.eager_bytes);
     let (algorithm, bytes) = match &eager {
         Some(contributions) => (Algorithm::Eager, contributions.iter().map(|bytes| bytes.len() as u64).sum()),
         None => {
@@ -286,7 +291,7 @@ pub(crate) fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTens
     let first = bucket.first()?;
     let pair = pair_of(first);
     let ReadyTensor { collective, dtype, prescale, postscale, codec, plugin, joined, .. } = first.clone();
-    let kind = work_kind(&collective, dtype, (codec, plugin.as_deref()), pair)?;
+    let kind = work_kind(&collective, dtype, codec, plugin.as_deref(), pair)?;
     let small = first.algorithm == Algorithm::Eager;
     let kind = match (small, carries) {
         (true, true) => kind,

@@ -29,7 +29,17 @@ pub(crate) struct Repetition {
 }
 
 /// A part of a step that was ordered as one operation.
-pub(crate) type Bucket = (Arc<SetView>, Vec<ReadyTensor>);
+#[derive(Clone, Debug)]
+pub(crate) struct Bucket {
+    pub(crate) view: Arc<SetView>,
+    pub(crate) tensors: Vec<ReadyTensor>,
+}
+
+impl Bucket {
+    fn new(view: &Arc<SetView>) -> Self {
+        Self { view: Arc::clone(view), tensors: Vec::new() }
+    }
+}
 
 #[derive(Debug, Default)]
 struct Step {
@@ -74,11 +84,11 @@ impl Repetition {
         if self.tensors_max == 0 {
             return;
         }
-        self.step.buckets.push((Arc::clone(view), Vec::new()));
+        self.step.buckets.push(Bucket::new(view));
         for tensor in bucket {
             self.tensor(now, view, tensor);
         }
-        self.step.buckets.retain(|(_, tensors)| !tensors.is_empty());
+        self.step.buckets.retain(|bucket| !bucket.tensors.is_empty());
     }
 
     /// The buckets of the present step, when it asks for the same as the one before and is whole, for so many steps in a row:
@@ -88,18 +98,18 @@ impl Repetition {
         let Step { keys, buckets, alike, is_bound, .. } = &self.step;
         let whole = self.last.as_ref().is_some_and(|last| last.len() == keys.len() && *alike == keys.len());
         let found = whole && !*is_bound && !keys.is_empty() && self.equal + 1 >= steps && are_whole(buckets);
-        let small = |(_, bucket): &Bucket| bucket.iter().all(|tensor| tensor.algorithm == Algorithm::Eager);
+        let small = |bucket: &Bucket| bucket.tensors.iter().all(|tensor| tensor.algorithm == Algorithm::Eager);
         let found = found && !buckets.iter().all(small);
         found.then_some((buckets, self.last_us))
     }
 
     /// Whether the present step asks for a name.
     pub(crate) fn asks_for(&self, set: SetId, name: &TensorName) -> bool {
-        self.step.keys.contains_key(&(set, name.clone()))
+        self.step.keys.contains_key(&TensorKey::new(set, name))
     }
 
     fn tensor(&mut self, now: Time, view: &Arc<SetView>, tensor: &ReadyTensor) {
-        let key = (view.topology.set, tensor.tensor.name.clone());
+        let key = TensorKey::new(view.topology.set, &tensor.tensor.name);
         if self.left.remove(&key) {
             return;
         }
@@ -107,7 +117,7 @@ impl Repetition {
             self.end_step(now, view);
         } else if self.step.keys.len() >= self.tensors_max {
             self.reset();
-            self.step.buckets.push((Arc::clone(view), Vec::new()));
+            self.step.buckets.push(Bucket::new(view));
         }
         let kept = ReadyTensor { contributions: Vec::new(), ..tensor.clone() };
         if self.step.keys.is_empty() {
@@ -116,8 +126,8 @@ impl Repetition {
         self.step.is_bound |= !may_run_ahead(view, &kept);
         let before = self.last.as_ref().and_then(|last| last.get(&key));
         self.step.alike += usize::from(before.is_some_and(|before| before.is_same(&kept)));
-        if let Some((_, bucket)) = self.step.buckets.last_mut() {
-            bucket.push(kept.clone());
+        if let Some(bucket) = self.step.buckets.last_mut() {
+            bucket.tensors.push(kept.clone());
         }
         self.step.keys.insert(key, kept);
     }
@@ -128,7 +138,7 @@ impl Repetition {
         self.equal = if equal { self.equal.saturating_add(1) } else { 1 };
         self.last_us = now.0.saturating_sub(ended.began.0);
         self.last = Some(ended.keys);
-        self.step.buckets.push((Arc::clone(view), Vec::new()));
+        self.step.buckets.push(Bucket::new(view));
     }
 }
 
@@ -156,7 +166,7 @@ fn may_run_ahead(view: &SetView, tensor: &ReadyTensor) -> bool {
 /// Whether all that a group has in the step was released at once: what is cut off by a withdrawal belongs to one use.
 fn are_whole(buckets: &[Bucket]) -> bool {
     let mut uses: BTreeMap<(SetId, &TensorName, u32), (u64, usize)> = BTreeMap::new();
-    for (view, tensors) in buckets {
+    for Bucket { view, tensors } in buckets {
         for tensor in tensors {
             let Some(group) = &tensor.group else { continue };
             let of_group = uses.entry((view.topology.set, &group.name, group.size)).or_insert((tensor.group_use, 0));
@@ -294,7 +304,7 @@ mod tests {
         assert!(!found("b", 1), "the rest of a use");
         let all: Vec<bool> = (2..5).flat_map(|group_use| [found("a", group_use), found("b", group_use)]).collect();
         assert_eq!(all, [false; 6], "a step ends between two tensors of a group");
-        let left = [(SetId::WORLD, TensorName::new("b").expect("a name"))].into_iter().collect();
+        let left = [TensorKey { set: SetId::WORLD, name: TensorName::new("b").expect("a name") }].into_iter().collect();
         repetition.restart(left);
         let mut found = |name, group_use| {
             repetition.ordered(Time(0), &view, &[grouped(name, group_use)]);

@@ -38,7 +38,20 @@ pub(crate) struct Scheduling {
 }
 
 /// A goodbye: the sidecar that told it, the rank and its words.
-pub(crate) type PendingExit = (SidecarIndex, Rank, Failure);
+#[derive(Debug)]
+pub(crate) struct PendingExit {
+    pub(crate) from: SidecarIndex,
+    pub(crate) rank: Rank,
+    pub(crate) failure: Failure,
+}
+
+/// The fields of [`Control::Frozen`].
+#[derive(Debug)]
+pub(crate) struct FrozenSchedule {
+    pub(crate) number: u64,
+    pub(crate) admitted: Seq,
+    pub(crate) completed: Vec<(SetId, Seq)>,
+}
 
 #[derive(Debug)]
 struct Issued {
@@ -112,7 +125,7 @@ impl Issued {
         let rest = completed.flat_map(|(set, last)| {
             let stands = (last.0 - self.first.0) % self.names.len() as u64;
             let rest = (0..).zip(&self.names).filter(move |(at, (of, _))| of == set && *at > stands);
-            rest.flat_map(|(_, (set, names))| names.iter().map(|name| (*set, name.clone())))
+            rest.flat_map(|(_, (set, names))| names.iter().map(|name| TensorKey::new(*set, name)))
         });
         rest.collect()
     }
@@ -140,7 +153,7 @@ impl Agreement {
             return;
         }
         let Some((buckets, last_us)) = self.scheduling.repetition.step(steps) else { return };
-        let sets: BTreeSet<SetId> = buckets.iter().map(|(view, _)| view.topology.set).collect();
+        let sets: BTreeSet<SetId> = buckets.iter().map(|bucket| bucket.view.topology.set).collect();
         let buckets = buckets.to_vec();
         let patience_us = last_us.clamp(PATIENCE_LEAST_US, PATIENCE_MOST_US);
         let fits = sets.len() <= limits::SCHEDULE_SETS_MAX && buckets.len() <= limits::SCHEDULE_BUCKETS_MAX;
@@ -187,8 +200,7 @@ impl Agreement {
         &mut self,
         cx: &mut Context,
         from: SidecarIndex,
-        (number, admitted): (u64, Seq),
-        completed: Vec<(SetId, Seq)>,
+        FrozenSchedule { number, admitted, completed }: FrozenSchedule,
     ) -> Result<(), Violation> {
         let current = number == self.scheduling.number;
         let issued = self.scheduling.issued.as_mut().filter(|_| current);
@@ -239,7 +251,7 @@ impl Agreement {
 fn scheduled(cx: &mut Context, buckets: Vec<Bucket>) -> Option<Vec<ScheduledBucket>> {
     let mut bytes = 0;
     let mut all = Vec::with_capacity(buckets.len());
-    for (view, tensors) in buckets {
+    for Bucket { view, tensors } in buckets {
         let groups = tensors.iter().map(|tensor| tensor.group.clone()).collect();
         let order = make_order(cx, &view, tensors, false)?;
         let bucket = ScheduledBucket { order, groups };

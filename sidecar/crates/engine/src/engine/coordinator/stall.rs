@@ -9,7 +9,7 @@ use super::agreement::Agreement;
 use super::commits::PendingCommits;
 use super::groups::Waiting;
 use crate::engine::shared::context::Context;
-use crate::engine::shared::wording;
+use crate::engine::shared::{Suspects, wording};
 use crate::event::{Action, Time};
 
 /// Remembers what was reported, so that each report comes once an interval and is taken back.
@@ -41,12 +41,13 @@ impl Stalls {
     pub(crate) fn check(
         &mut self,
         cx: &mut Context,
-        (agreement, pending_commits): (&Agreement, &PendingCommits),
-        suspects: &(Vec<SidecarIndex>, Vec<Rank>),
+        agreement: &Agreement,
+        pending_commits: &PendingCommits,
+        suspects: &Suspects,
     ) {
         if let Some(query) = &self.query {
             if query.awaited.is_empty() || cx.now.ms_since(query.at) >= ACTIVITY_WAIT_MS {
-                self.report(cx, (agreement, pending_commits), suspects);
+                self.report(cx, agreement, pending_commits, suspects);
             }
             return;
         }
@@ -58,7 +59,7 @@ impl Stalls {
         self.checked = Some(cx.now);
         let missing = missing(cx, agreement, warning_ms);
         if missing.is_empty() {
-            self.report(cx, (agreement, pending_commits), suspects);
+            self.report(cx, agreement, pending_commits, suspects);
         } else {
             self.query_activities(cx, agreement, missing.into_keys().take(limits::REPORT_RANKS_MAX));
         }
@@ -115,15 +116,16 @@ impl Stalls {
     fn report(
         &mut self,
         cx: &mut Context,
-        (agreement, pending_commits): (&Agreement, &PendingCommits),
-        suspects: &(Vec<SidecarIndex>, Vec<Rank>),
+        agreement: &Agreement,
+        pending_commits: &PendingCommits,
+        suspects: &Suspects,
     ) {
         self.query = None;
         let warning_ms = cx.config.stall_warning_ms;
         let with_plugins = pending_commits.overdue(cx, warning_ms);
         let stalled = Stalled { with_plugins, ..Stalled::find(cx, agreement, warning_ms) };
         let was_reported = std::mem::replace(&mut self.reported, !stalled.is_empty());
-        let (sidecars, suspect_ranks) = suspects.clone();
+        let Suspects { sidecars, ranks: suspect_ranks } = suspects.clone();
         if !stalled.is_empty() {
             let text = stalled.warning(warning_ms) + &stalled.list(cx, &self.activities);
             let ranks = stalled.missing.into_keys().collect();

@@ -7,7 +7,7 @@ use ronde_collectives::plan::{Plan, WorkKind};
 use ronde_wire::control::{Order, OrderedTensor};
 use ronde_wire::{Algorithm, Collective, Epoch, Member, PluginUse, Rank, Request, Seq, SetTopology, Tuning, limits};
 
-use super::requests::Requests;
+use super::requests::{RankKey, Requests};
 use crate::engine::shared::eager;
 use crate::engine::shared::planning::{allows_joined, digest, kind_with, may_share};
 use crate::engine::shared::sets::SetView;
@@ -54,7 +54,7 @@ impl Template {
         let name = order.collective.name();
         let plugin = order.plugin.as_deref();
         plugin.map_or(Ok(()), PluginUse::check).map_err(|error| error.to_string())?;
-        let kind = work_kind(&order.collective, order.dtype, (order.codec, plugin), order.pair)
+        let kind = work_kind(&order.collective, order.dtype, order.codec, plugin, order.pair)
             .ok_or_else(|| format!("{name} is not performed as an operation of its own"))?;
         check_count(order)?;
         // Before anything is added up: no sum of the order's numbers overflows when every result can be addressed.
@@ -86,7 +86,7 @@ impl Template {
         let view = &self.view;
         let mut tensors = Vec::with_capacity(order.tensors.len());
         for (tensor, results) in order.tensors.iter().zip(&self.results) {
-            let requests = answer(view, requests, seq, (order, tensor), results)?;
+            let requests = answer(view, requests, seq, order, tensor, results)?;
             tensors.push(AdmittedTensor { name: tensor.name.clone(), requests, own: results.own });
         }
         let arithmetic = Arithmetic {
@@ -190,13 +190,14 @@ fn answer(
     view: &SetView,
     requests: &mut Requests,
     seq: Seq,
-    (order, tensor): (&Order, &OrderedTensor),
+    order: &Order,
+    tensor: &OrderedTensor,
     results: &Results,
 ) -> Result<Vec<AdmittedRequest>, String> {
     let mut answered = Vec::with_capacity(view.local_ranks.len());
     for &rank in view.local_ranks.iter().filter(|rank| !is_joined(order, **rank)) {
         let request = requests
-            .order(&(order.set, tensor.name.clone(), rank), seq, |own| fits(view, order, tensor, rank, own))
+            .order(&RankKey::new(order.set, &tensor.name, rank), seq, |own| fits(view, order, tensor, rank, own))
             .map_err(|reason| format!("tensor {} of {rank}: {reason}", tensor.name))?;
         let (output, detail) = results.of_rank(view, rank, tensor);
         answered.push(AdmittedRequest { rank, request, output, detail });

@@ -15,17 +15,15 @@ use ronde_wire::{
 };
 
 use super::Participant;
+use super::requests::{RankKey, TakenRequest};
 use crate::engine::shared::context::Context;
-use crate::engine::shared::validation;
+use crate::engine::shared::{Mailbox, RequestKey, Submission, TensorKey, validation};
 
 /// Receives whose messages are not known.
 #[derive(Debug, Default)]
 pub(crate) struct AnySources {
     mailboxes: BTreeMap<Mailbox, Receives>,
 }
-
-/// What messages are matched by.
-type Mailbox = (SetId, AnySource);
 
 /// The receives of a mailbox from the first one from any source on.
 #[derive(Debug, Default)]
@@ -49,12 +47,12 @@ struct Held {
 impl AnySources {
     /// How many receives of a rank are held.
     pub(crate) fn of(&self, rank: Rank) -> usize {
-        self.wanted().filter(|(of, _)| *of == rank).count()
+        self.wanted().filter(|key| key.rank == rank).count()
     }
 
     /// Whether a held receive of the rank has this number.
-    pub(crate) fn has_number(&self, rank: Rank, request: RequestId) -> bool {
-        self.wanted().any(|held| held == (rank, request))
+    pub(crate) fn has_number(&self, key: RequestKey) -> bool {
+        self.wanted().any(|held| held == key)
     }
 
     /// How many receives are held.
@@ -63,32 +61,38 @@ impl AnySources {
     }
 
     /// Forgets everything; gives the requests that were held.
-    pub(crate) fn clear(&mut self) -> Vec<(Rank, RequestId)> {
+    pub(crate) fn clear(&mut self) -> Vec<RequestKey> {
         let wanted = self.wanted().collect();
         self.mailboxes.clear();
         wanted
     }
 
     /// Forgets a set; gives the requests that were held, with their names.
-    pub(crate) fn remove_set(&mut self, set: SetId) -> Vec<(Rank, RequestId, TensorName)> {
+    pub(crate) fn remove_set(&mut self, set: SetId) -> Vec<TakenRequest> {
         let mut taken = Vec::new();
-        for ((_, any), receives) in self.mailboxes.extract_if(.., |(of, _), _| *of == set) {
-            let wanted = receives.held.into_iter().filter_map(|held| Some((held.request.ok()?, held.what.name)));
-            taken.extend(wanted.map(|(request, name)| (any.to, request, name)));
+        for (mailbox, receives) in self.mailboxes.extract_if(.., |mailbox, _| mailbox.set == set) {
+            let rank = mailbox.any.to;
+            let wanted = receives.held.into_iter().filter_map(|held| {
+                let key = RequestKey { rank, request: held.request.ok()? };
+                Some(TakenRequest { key, name: held.what.name })
+            });
+            taken.extend(wanted);
         }
         taken
     }
 
     /// The tag of a receive from any source that waits, of a rank in a set.
     fn waiting_tag(&self, set: SetId, rank: Rank) -> Option<u32> {
-        let waiting =
-            self.mailboxes.iter().find(|((of, any), receives)| *of == set && any.to == rank && receives.waits);
-        waiting.map(|((_, any), _)| any.tag)
+        let waiting = self
+            .mailboxes
+            .iter()
+            .find(|(mailbox, receives)| mailbox.set == set && mailbox.any.to == rank && receives.waits);
+        waiting.map(|(mailbox, _)| mailbox.any.tag)
     }
 
     /// Takes a held request out. Its turn comes all the same, and with it the failure of the message.
-    fn withdraw(&mut self, rank: Rank, request: RequestId, failure: &Failure) -> bool {
-        let of_rank = self.mailboxes.iter_mut().filter(|((_, any), _)| any.to == rank);
+    fn withdraw(&mut self, RequestKey { rank, request }: RequestKey, failure: &Failure) -> bool {
+        let of_rank = self.mailboxes.iter_mut().filter(|(mailbox, _)| mailbox.any.to == rank);
         let mut held = of_rank.flat_map(|(_, receives)| &mut receives.held);
         let found = held.find(|held| held.request == Ok(request));
         found.map(|held| held.request = Err(failure.clone())).is_some()
@@ -101,7 +105,7 @@ impl AnySources {
     /// The name that a receive has among those of its source; others keep theirs.
     fn numbered(&self, set: SetId, name: TensorName) -> TensorName {
         let Some((pair, tag)) = Pair::of_message(&name) else { return name };
-        let receives = self.mailboxes.get(&(set, AnySource { to: pair.to, tag }));
+        let receives = self.mailboxes.get(&Mailbox { set, any: AnySource { to: pair.to, tag } });
         let taken = receives.and_then(|receives| receives.taken.get(&pair.from));
         match (taken, Pair::message_count(&name)) {
             (Some(taken), Some(count)) => pair.message_name(tag, count.saturating_add(*taken)),
@@ -115,32 +119,28 @@ impl AnySources {
         receives.held.pop_front()
     }
 
-    fn wanted(&self) -> impl Iterator<Item = (Rank, RequestId)> {
-        let held = |receives: &'_ Receives| receives.held.iter().filter_map(|held| held.request.clone().ok()).collect();
-        self.mailboxes.iter().flat_map(move |((_, any), receives)| {
-            let wanted: Vec<RequestId> = held(receives);
-            wanted.into_iter().map(|request| (any.to, request))
+    fn wanted(&self) -> impl Iterator<Item = RequestKey> {
+        self.mailboxes.iter().flat_map(|(mailbox, receives)| {
+            let wanted = receives.held.iter().filter_map(|held| held.request.as_ref().ok());
+            wanted.map(|request| RequestKey { rank: mailbox.any.to, request: *request })
         })
     }
 }
 
 impl Participant {
     /// The request as it is to be submitted now; `None` when it is held, or refused.
-    pub(super) fn in_posting_order(
-        &mut self,
-        cx: &mut Context,
-        (rank, request): (Rank, RequestId),
-        mut what: Request,
-    ) -> Option<Request> {
+    pub(super) fn in_posting_order(&mut self, cx: &mut Context, key: RequestKey, mut what: Request) -> Option<Request> {
+        let rank = key.rank;
         let Some(any) = receives(rank, &what.collective) else { return Some(what) };
-        if !self.any_sources.waits((what.set, any)) {
+        let mailbox = Mailbox { set: what.set, any };
+        if !self.any_sources.waits(mailbox) {
             if matches!(what.collective, Collective::Recv { .. }) {
                 what.name = self.any_sources.numbered(what.set, what.name);
             }
             return Some(what);
         }
-        if let Err(failure) = self.check_takes_part(rank).and_then(|()| self.check_held(cx, (rank, request), &what)) {
-            self.refuse(cx, (rank, request), failure);
+        if let Err(failure) = self.check_takes_part(rank).and_then(|()| self.check_held(cx, key, &what)) {
+            self.refuse(cx, key, failure);
             return None;
         }
         let checked = self.check_room(rank).and_then(|()| {
@@ -148,14 +148,14 @@ impl Participant {
             validation::check(&cx.config.world, &view, &what)
         });
         let request = match checked {
-            Ok(()) => Ok(request),
+            Ok(()) => Ok(key.request),
             Err(reason) => {
                 let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(what.name.clone());
-                self.refuse(cx, (rank, request), failure.clone());
+                self.refuse(cx, key, failure.clone());
                 Err(failure)
             }
         };
-        self.hold_receive(cx, any, what, request);
+        self.hold_receive(cx, mailbox, what, request);
         None
     }
 
@@ -165,7 +165,7 @@ impl Participant {
         &mut self,
         cx: &mut Context,
         rank: Rank,
-        (set, name): (SetId, TensorName),
+        TensorKey { set, name }: TensorKey,
         failure: &Failure,
     ) -> Option<TensorName> {
         if AnySource::of_receive(&name).is_some() {
@@ -173,11 +173,11 @@ impl Participant {
             return None;
         }
         let Some((pair, tag)) = Pair::of_message(&name).filter(|(pair, _)| pair.to == rank) else { return Some(name) };
-        let any = AnySource { to: rank, tag };
-        if self.any_sources.waits((set, any)) {
+        let mailbox = Mailbox { set, any: AnySource { to: rank, tag } };
+        if self.any_sources.waits(mailbox) {
             let (collective, dtype) = (Collective::Recv { from: pair.from, tag }, ronde_wire::DType::U8);
             let what = Request::new(set, name, collective, dtype, crate::engine::shared::shapes::empty());
-            self.hold_receive(cx, any, what, Err(failure.clone()));
+            self.hold_receive(cx, mailbox, what, Err(failure.clone()));
             return None;
         }
         Some(self.any_sources.numbered(set, name))
@@ -198,16 +198,16 @@ impl Participant {
     }
 
     /// A receive from any source is submitted: what is posted after it is held.
-    pub(super) fn waits_for_source(&mut self, set: SetId, any: AnySource) {
-        self.any_sources.mailboxes.entry((set, any)).or_default().waits = true;
+    pub(super) fn waits_for_source(&mut self, mailbox: Mailbox) {
+        self.any_sources.mailboxes.entry(mailbox).or_default().waits = true;
     }
 
     /// Takes a receive back that is held. Whether there is such.
-    pub(super) fn withdraw_held(&mut self, cx: &mut Context, rank: Rank, request: RequestId, reason: &str) -> bool {
-        let failure = Failure::new(Cause::TimedOut, reason).with_rank(rank);
-        let held = self.any_sources.withdraw(rank, request, &failure);
+    pub(super) fn withdraw_held(&mut self, cx: &mut Context, key: RequestKey, reason: &str) -> bool {
+        let failure = Failure::new(Cause::TimedOut, reason).with_rank(key.rank);
+        let held = self.any_sources.withdraw(key, &failure);
         if held {
-            self.complete(cx, rank, request, Err(failure));
+            self.complete(cx, key, Err(failure));
         }
         held
     }
@@ -224,7 +224,7 @@ impl Participant {
         let any = AnySource::of_receive(receive);
         let found = any.and_then(|any| {
             let pair = fits(&any)?;
-            let pending = self.requests.take_pending(&(set, receive.clone(), any.to))?;
+            let pending = self.requests.take_pending(&RankKey::new(set, receive, any.to))?;
             Some((any, pair, pending))
         });
         let Some((any, pair, pending)) = found else {
@@ -232,34 +232,40 @@ impl Participant {
             self.fail(cx, Seq(0), &Failure::new(Cause::Bug, reason).with_tensor(receive.clone()));
             return;
         };
-        let receives = self.any_sources.mailboxes.entry((set, any)).or_default();
+        let receives = self.any_sources.mailboxes.entry(Mailbox { set, any }).or_default();
         *receives.taken.entry(pair.from).or_default() += 1;
         let collective = Collective::Recv { from: pair.from, tag: any.tag };
-        let key = (set, message.clone(), any.to);
+        let key = RankKey::new(set, &message, any.to);
         let what = Request { name: message, collective, ..pending.what };
         match pending.withdrawn {
-            None => self.enqueue(cx, &key, (pending.request, pending.since), (what, Bytes::new())),
+            None => {
+                let submission = Submission { what, contribution: Bytes::new() };
+                self.enqueue(cx, &key, pending.request, pending.since, submission);
+            }
             // Too late for the message to be another's: it fails for its sender.
             Some(failure) => {
                 self.void(cx, key, failure.clone(), None);
-                self.complete(cx, any.to, pending.request, Err(failure));
+                self.complete(cx, RequestKey { rank: any.to, request: pending.request }, Err(failure));
             }
         }
-        self.release_held(cx, (set, any));
+        self.release_held(cx, Mailbox { set, any });
     }
 
     /// A receive from any source does not wait any more: what was posted after it is submitted, up to the next one from any
     /// source.
-    pub(super) fn release_held(&mut self, cx: &mut Context, mailbox: (SetId, AnySource)) {
+    pub(super) fn release_held(&mut self, cx: &mut Context, mailbox: Mailbox) {
         let Some(receives) = self.any_sources.mailboxes.get_mut(&mailbox) else { return };
         receives.waits = false;
-        let rank = mailbox.1.to;
+        let rank = mailbox.any.to;
         while let Some(Held { mut what, request }) = self.any_sources.next(mailbox) {
             what.name = self.any_sources.numbered(what.set, what.name);
             match request {
-                Ok(request) => self.submit_in_turn(cx, rank, request, (what, Bytes::new())),
+                Ok(request) => {
+                    let submission = Submission { what, contribution: Bytes::new() };
+                    self.submit_in_turn(cx, RequestKey { rank, request }, submission);
+                }
                 Err(failure) if matches!(what.collective, Collective::Recv { .. }) => {
-                    self.void(cx, (what.set, what.name, rank), failure, None);
+                    self.void(cx, RankKey { set: what.set, name: what.name, rank }, failure, None);
                 }
                 // Nobody else knows of it.
                 Err(_) => {}
@@ -267,12 +273,13 @@ impl Participant {
         }
     }
 
-    fn hold_receive(&mut self, cx: &mut Context, any: AnySource, what: Request, request: Result<RequestId, Failure>) {
-        let receives = self.any_sources.mailboxes.entry((what.set, any)).or_default();
+    fn hold_receive(&mut self, cx: &mut Context, mailbox: Mailbox, what: Request, request: Result<RequestId, Failure>) {
+        let receives = self.any_sources.mailboxes.entry(mailbox).or_default();
         if receives.held.len() < HELD_MAX {
             receives.held.push_back(Held { what, request });
             return;
         }
+        let any = mailbox.any;
         let rank = any.to;
         let reason = format!(
             "{rank} has had more than {HELD_MAX} receives with tag {} refused or withdrawn behind one from any source",
@@ -281,14 +288,10 @@ impl Participant {
         self.fail(cx, Seq(0), &Failure::new(Cause::Bug, reason).with_rank(rank));
     }
 
-    fn check_held(
-        &mut self,
-        cx: &mut Context,
-        (rank, request): (Rank, RequestId),
-        what: &Request,
-    ) -> Result<(), Failure> {
+    fn check_held(&mut self, cx: &mut Context, key: RequestKey, what: &Request) -> Result<(), Failure> {
+        let RequestKey { rank, request } = key;
         self.check_set(cx, rank, what).map_err(|reason| Failure::new(Cause::Refused, reason).with_rank(rank))?;
-        if self.requests.has_number(rank, request) || self.any_sources.has_number(rank, request) {
+        if self.has_number(key) {
             let reason = format!("{request} of {rank} is in use; number requests once");
             return Err(Failure::new(Cause::Refused, reason).with_rank(rank));
         }

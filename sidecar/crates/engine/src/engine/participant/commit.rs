@@ -3,8 +3,8 @@
 use ronde_wire::{Cause, Control, Epoch, Failure, Seq};
 
 use super::{Participant, Running};
-use crate::engine::shared::NAMES_MAX;
 use crate::engine::shared::context::Context;
+use crate::engine::shared::{NAMES_MAX, RequestKey};
 use crate::event::Action;
 use crate::trace::Trace;
 
@@ -60,9 +60,10 @@ impl Participant {
         cx.act(Action::Cancel { epoch: self.epoch, last: seq, dropped: vec![seq] });
         for tensor in &running.admission.tensors {
             for answered in &tensor.requests {
-                if self.requests.remove(answered.rank, answered.request) {
+                let key = RequestKey { rank: answered.rank, request: answered.request };
+                if self.requests.remove(key) {
                     let failure = Failure { tensor: Some(tensor.name.clone()), ..failure.clone() };
-                    self.complete(cx, answered.rank, answered.request, Err(failure));
+                    self.complete(cx, key, Err(failure));
                 }
             }
         }

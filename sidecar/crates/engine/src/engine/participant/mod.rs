@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ronde_wire::control::Announcement;
-use ronde_wire::{Cause, Control, Epoch, Failure, Rank, RequestId, Seq, SetId, SidecarIndex, World};
+use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Seq, SetId, SidecarIndex, World};
 
 use self::activity::LastCall;
 use self::any_source::AnySources;
@@ -27,7 +27,7 @@ use self::scheduled::Scheduled;
 use crate::engine::shared::config::EAGER_BYTES_MOST;
 use crate::engine::shared::context::Context;
 use crate::engine::shared::sets::{SetTable, SetView};
-use crate::engine::shared::wording;
+use crate::engine::shared::{RequestKey, wording};
 use crate::event::{Action, Admission, Time};
 use crate::trace::Trace;
 
@@ -211,8 +211,8 @@ impl Participant {
         let mut requests = self.requests.take(unordered_only);
         requests.extend(self.any_sources.clear());
         requests.sort_unstable();
-        for (rank, request) in requests {
-            self.complete(cx, rank, request, Err(failure.clone()));
+        for key in requests {
+            self.complete(cx, key, Err(failure.clone()));
         }
     }
 
@@ -271,8 +271,7 @@ impl Participant {
     fn complete(
         &self,
         cx: &mut Context,
-        rank: Rank,
-        request: RequestId,
+        RequestKey { rank, request }: RequestKey,
         outcome: Result<crate::event::Completion, Failure>,
     ) {
         let counter = if outcome.is_ok() { &mut cx.stats.completed } else { &mut cx.stats.failed };

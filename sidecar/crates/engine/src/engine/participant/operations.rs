@@ -7,6 +7,7 @@ use ronde_wire::{Cause, Control, Epoch, Failure, Seq};
 
 use super::admission;
 use super::{Participant, Phase, Running};
+use crate::engine::shared::RequestKey;
 use crate::engine::shared::context::Context;
 use crate::event::{Action, Completion};
 use crate::trace::Trace;
@@ -55,8 +56,8 @@ impl Participant {
         cx.stats.tensors_executed += admission.tensors.len() as u64;
         for (tensor, admitted) in (0..).zip(&admission.tensors) {
             for answered in &admitted.requests {
-                let (rank, request) = (answered.rank, answered.request);
-                if self.requests.remove(rank, request) {
+                let key = RequestKey { rank: answered.rank, request: answered.request };
+                if self.requests.remove(key) {
                     let completion = Completion {
                         epoch,
                         seq,
@@ -66,7 +67,7 @@ impl Participant {
                         own: admitted.own,
                         detail: answered.detail.clone(),
                     };
-                    self.complete(cx, rank, request, Ok(completion));
+                    self.complete(cx, key, Ok(completion));
                 }
             }
         }

@@ -3,16 +3,17 @@
 
 use std::collections::BTreeMap;
 
+use ronde_wire::Request;
 use ronde_wire::control::Intent;
-use ronde_wire::{Request, SetId, TensorName};
 
+use crate::engine::shared::TensorKey;
 use crate::engine::shared::request_cache::{is_cacheable, is_same};
 
 /// The announcing side's table: the least recently used request makes room for a new one.
 #[derive(Debug, Default)]
 pub(crate) struct RequestCache {
     slots: Vec<Slot>,
-    by_name: BTreeMap<(SetId, TensorName), u16>,
+    by_name: BTreeMap<TensorKey, u16>,
     /// Slots by when they were last used, oldest first.
     by_use: BTreeMap<u64, u16>,
     uses: u64,
@@ -40,7 +41,7 @@ impl RequestCache {
         if slots == 0 || !is_cacheable(request) {
             return CachedIntent { intent: Intent::Ready(request.clone()), evicts: false };
         }
-        let key = (request.set, request.name.clone());
+        let key = TensorKey::of(request);
         let (slot, evicts) = match self.by_name.get(&key) {
             Some(slot) => (*slot, false),
             None => self.free_slot(slots),
@@ -74,7 +75,7 @@ impl RequestCache {
             _ => {
                 let oldest = self.by_use.first_key_value().map_or(0, |(_, slot)| *slot);
                 if let Some(Slot { request, .. }) = self.slots.get(usize::from(oldest)) {
-                    self.by_name.remove(&(request.set, request.name.clone()));
+                    self.by_name.remove(&TensorKey::of(request));
                 }
                 (oldest, true)
             }
@@ -84,7 +85,7 @@ impl RequestCache {
 
 #[cfg(test)]
 mod tests {
-    use ronde_wire::{Collective, DType, ReduceOp, Shape, limits};
+    use ronde_wire::{Collective, DType, ReduceOp, SetId, Shape, TensorName, limits};
 
     use super::*;
 

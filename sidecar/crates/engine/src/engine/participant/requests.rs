@@ -6,16 +6,35 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytes::Bytes;
 use ronde_wire::{Collective, Failure, Group, Rank, Request, RequestId, Seq, SetId, TensorName};
 
+use crate::engine::shared::{RequestKey, Submission};
 use crate::event::Time;
 
 /// A name as one rank uses it.
-pub(crate) type RankKey = (SetId, TensorName, Rank);
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RankKey {
+    pub(crate) set: SetId,
+    pub(crate) name: TensorName,
+    pub(crate) rank: Rank,
+}
+
+impl RankKey {
+    pub(crate) fn new(set: SetId, name: &TensorName, rank: Rank) -> Self {
+        Self { set, name: name.clone(), rank }
+    }
+}
+
+/// A request that was taken out, with its name.
+#[derive(Debug)]
+pub(crate) struct TakenRequest {
+    pub(crate) key: RequestKey,
+    pub(crate) name: TensorName,
+}
 
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     pending: BTreeMap<RankKey, Pending>,
-    numbers: BTreeMap<(Rank, RequestId), RankKey>,
+    numbers: BTreeMap<RequestKey, RankKey>,
     counts: BTreeMap<Rank, usize>,
     rounds: BTreeMap<RankKey, RoundOffset>,
     /// Ranks with a join.
@@ -53,7 +72,7 @@ pub(crate) enum Unordered {
     /// A request without an operation.
     Request(RankKey),
     /// A refusal.
-    Refused(RankKey, Failure, Option<Group>),
+    Refused { key: RankKey, failure: Failure, group: Option<Group> },
 }
 
 /// How far a rank and the coordinator are apart in the rounds of a name (see the negotiation's text). Only one of the two
@@ -89,8 +108,8 @@ impl Requests {
     }
 
     /// Whether the rank uses this number.
-    pub(crate) fn has_number(&self, rank: Rank, request: RequestId) -> bool {
-        self.numbers.contains_key(&(rank, request))
+    pub(crate) fn has_number(&self, key: RequestKey) -> bool {
+        self.numbers.contains_key(&key)
     }
 
     /// Whether the rank has joined and has no answer yet.
@@ -107,14 +126,14 @@ impl Requests {
         &mut self,
         key: RankKey,
         request: RequestId,
-        (what, contribution): (Request, Bytes),
+        Submission { what, contribution }: Submission,
         now: Time,
     ) {
-        *self.counts.entry(key.2).or_default() += 1;
+        *self.counts.entry(key.rank).or_default() += 1;
         if what.collective == Collective::Join {
-            self.joined.insert(key.2);
+            self.joined.insert(key.rank);
         }
-        self.numbers.insert((key.2, request), key.clone());
+        self.numbers.insert(RequestKey { rank: key.rank, request }, key.clone());
         let turn = self.next_turn();
         let (ordered, withdrawn) = (None, None);
         self.pending.insert(key, Pending { request, what, since: now, ordered, contribution, withdrawn, turn });
@@ -122,15 +141,15 @@ impl Requests {
 
     /// The request with a number, while it is not known that it will be performed: nothing is ordered for it, or what is was
     /// not ordered by itself, from `ahead` on.
-    pub(crate) fn withdrawable(&mut self, rank: Rank, request: RequestId, ahead: Option<Seq>) -> Option<&mut Pending> {
-        let pending = self.pending.get_mut(self.numbers.get(&(rank, request))?)?;
+    pub(crate) fn withdrawable(&mut self, key: RequestKey, ahead: Option<Seq>) -> Option<&mut Pending> {
+        let pending = self.pending.get_mut(self.numbers.get(&key)?)?;
         let decided = pending.ordered.is_some_and(|seq| ahead.is_none_or(|first| seq < first));
         (!decided).then_some(pending)
     }
 
     /// A request that was ordered, and is not any more.
-    pub(crate) fn mark_unordered(&mut self, rank: Rank, request: RequestId) {
-        let pending = self.numbers.get(&(rank, request)).and_then(|key| self.pending.get_mut(key));
+    pub(crate) fn mark_unordered(&mut self, key: RequestKey) {
+        let pending = self.numbers.get(&key).and_then(|key| self.pending.get_mut(key));
         if let Some(pending) = pending {
             pending.ordered = None;
         }
@@ -143,7 +162,8 @@ impl Requests {
         let refused =
             self.rounds.iter().flat_map(|(key, ahead)| ahead.refused.iter().map(move |refusal| (key, refusal)));
         let refused = refused.map(|(key, Refusal { failure, group, turn })| {
-            (*turn, Unordered::Refused(key.clone(), failure.clone(), group.clone()))
+            let (key, failure, group) = (key.clone(), failure.clone(), group.clone());
+            (*turn, Unordered::Refused { key, failure, group })
         });
         let mut all: Vec<(u64, Unordered)> = asked.chain(refused).collect();
         all.sort_by_key(|(turn, _)| *turn);
@@ -189,7 +209,7 @@ impl Requests {
         }
         if let Some(pending) = self.pending.get(&key).filter(|pending| pending.ordered.is_none()) {
             let request = pending.request;
-            self.remove(key.2, request);
+            self.remove(RequestKey { rank: key.rank, request });
             return Rejected::Request(request);
         }
         let ahead = self.rounds.entry(key).or_default();
@@ -217,8 +237,8 @@ impl Requests {
     }
 
     /// Forgets a request; true when there was one.
-    pub(crate) fn remove(&mut self, rank: Rank, request: RequestId) -> bool {
-        let Some(key) = self.numbers.remove(&(rank, request)) else { return false };
+    pub(crate) fn remove(&mut self, RequestKey { rank, request }: RequestKey) -> bool {
+        let Some(key) = self.numbers.remove(&RequestKey { rank, request }) else { return false };
         if let Some(count) = self.counts.get_mut(&rank) {
             *count -= 1;
         }
@@ -237,9 +257,9 @@ impl Requests {
 
     /// Takes out the rank's request by this name, whole.
     pub(crate) fn take_pending(&mut self, key: &RankKey) -> Option<Pending> {
-        let number = (key.2, self.pending.get(key)?.request);
-        self.numbers.remove(&number);
-        if let Some(count) = self.counts.get_mut(&key.2) {
+        let request = self.pending.get(key)?.request;
+        self.numbers.remove(&RequestKey { rank: key.rank, request });
+        if let Some(count) = self.counts.get_mut(&key.rank) {
             *count -= 1;
         }
         self.pending.remove(key)
@@ -248,39 +268,40 @@ impl Requests {
     /// Takes out the rank's request by this name.
     pub(crate) fn take_one(&mut self, key: &RankKey) -> Option<RequestId> {
         let request = self.pending.get(key)?.request;
-        self.remove(key.2, request);
+        self.remove(RequestKey { rank: key.rank, request });
         Some(request)
     }
 
     /// Takes out what is asked of a set and not ordered, and forgets the set.
-    pub(crate) fn take_set(&mut self, set: SetId) -> Vec<(Rank, RequestId, TensorName)> {
+    pub(crate) fn take_set(&mut self, set: SetId) -> Vec<TakenRequest> {
         let of_set = |(key, pending): (&RankKey, &Pending)| {
-            let taken = key.0 == set && pending.ordered.is_none();
-            taken.then(|| (key.2, pending.request, key.1.clone()))
+            let taken = key.set == set && pending.ordered.is_none();
+            let request = RequestKey { rank: key.rank, request: pending.request };
+            taken.then(|| TakenRequest { key: request, name: key.name.clone() })
         };
         let taken: Vec<_> = self.pending.iter().filter_map(of_set).collect();
-        for (rank, request, _) in &taken {
-            self.remove(*rank, *request);
+        for request in &taken {
+            self.remove(request.key);
         }
-        self.rounds.retain(|key, _| key.0 != set);
+        self.rounds.retain(|key, _| key.set != set);
         taken
     }
 
     /// Forgets rejections of a set that ranks have not met.
     pub(crate) fn forget_rejections(&mut self, set: SetId) {
-        self.rounds.retain(|key, ahead| key.0 != set || !ahead.refused.is_empty());
+        self.rounds.retain(|key, ahead| key.set != set || !ahead.refused.is_empty());
     }
 
     /// Takes out all requests, or those only for which nothing is ordered, ascending by rank and number.
-    pub(crate) fn take(&mut self, unordered_only: bool) -> Vec<(Rank, RequestId)> {
+    pub(crate) fn take(&mut self, unordered_only: bool) -> Vec<RequestKey> {
         let chosen = |key: &RankKey| {
             let ordered = self.pending.get(key).is_some_and(|pending| pending.ordered.is_some());
             !(unordered_only && ordered)
         };
-        let taken: Vec<(Rank, RequestId)> =
+        let taken: Vec<RequestKey> =
             self.numbers.iter().filter(|(_, key)| chosen(key)).map(|(number, _)| *number).collect();
-        for (rank, request) in &taken {
-            self.remove(*rank, *request);
+        for key in &taken {
+            self.remove(*key);
         }
         self.rounds.clear();
         taken
@@ -291,7 +312,7 @@ impl Requests {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Rank, &Pending)> {
-        self.pending.iter().map(|((_, _, rank), pending)| (*rank, pending))
+        self.pending.iter().map(|(key, pending)| (key.rank, pending))
     }
 
     fn next_turn(&mut self) -> u64 {

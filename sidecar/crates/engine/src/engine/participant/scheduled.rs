@@ -12,6 +12,7 @@ use super::requests::{RankKey, Unordered};
 use super::{Participant, Running};
 use crate::engine::shared::context::Context;
 use crate::engine::shared::status::ScheduleStatus;
+use crate::engine::shared::{RequestKey, TensorKey};
 use crate::event::{Action, Time};
 use crate::trace::{Trace, operation};
 
@@ -44,7 +45,14 @@ pub(crate) struct Scheduled {
 }
 
 /// See [`Scheduled::tensor_positions`].
-type TensorPositions = BTreeMap<(SetId, TensorName), (usize, usize)>;
+type TensorPositions = BTreeMap<TensorKey, TensorPosition>;
+
+/// A tensor of a schedule: the index of its operation, and its own within that.
+#[derive(Clone, Copy, Debug)]
+struct TensorPosition {
+    operation: usize,
+    tensor: usize,
+}
 
 #[derive(Debug)]
 struct Position {
@@ -139,7 +147,7 @@ impl Scheduled {
                     group.as_ref().is_some_and(|group| groups.contains(&(&group.name, group.size)))
                 });
                 for (tensor, _) in cut {
-                    rest.extend(template.view.local_ranks.iter().map(|rank| (*set, tensor.name.clone(), *rank)));
+                    rest.extend(template.view.local_ranks.iter().map(|rank| RankKey::new(*set, &tensor.name, *rank)));
                 }
             }
         }
@@ -155,7 +163,7 @@ impl Scheduled {
             let Some(template) = position.template.as_ref().filter(|template| template.view.serves(rank)) else {
                 continue;
             };
-            let key = |tensor: &OrderedTensor| (template.view.topology.set, tensor.name.clone(), rank);
+            let key = |tensor: &OrderedTensor| RankKey::new(template.view.topology.set, &tensor.name, rank);
             let tensors = &position.bucket.order.tensors;
             let asked = tensors.iter().filter(|tensor| is_asked(key(tensor))).count();
             gap |= asked < tensors.len();
@@ -173,7 +181,8 @@ impl Participant {
         &mut self,
         cx: &mut Context,
         first: Seq,
-        (number, patience_us): (u64, u64),
+        number: u64,
+        patience_us: u64,
         buckets: Vec<ScheduledBucket>,
     ) {
         if !self.is_active() || self.broken {
@@ -276,12 +285,12 @@ impl Participant {
     pub(super) fn follow(&mut self, cx: &mut Context, key: &RankKey) {
         let Some(scheduled) = self.scheduled.as_mut().filter(|scheduled| scheduled.holds()) else { return };
         let Some(pending) = self.requests.pending(key) else { return };
-        let place = scheduled.tensor_positions.get(&(key.0, key.1.clone()));
-        let position = place.and_then(|(at, tensor)| Some((scheduled.positions.get_mut(*at)?, *tensor)));
+        let found = scheduled.tensor_positions.get(&TensorKey::new(key.set, &key.name));
+        let position = found.and_then(|at| Some((scheduled.positions.get_mut(at.operation)?, at.tensor)));
         let matched = position.filter(|(position, tensor)| {
             let (order, group) = (&position.bucket.order, &position.bucket.groups[*tensor]);
             let fits = |template: &Template| {
-                admission::fits(&template.view, order, &order.tensors[*tensor], key.2, &pending.what).is_ok()
+                admission::fits(&template.view, order, &order.tensors[*tensor], key.rank, &pending.what).is_ok()
             };
             pending.what.group == *group && position.template.as_ref().is_some_and(fits)
         });
@@ -291,8 +300,8 @@ impl Participant {
         };
         position.missing -= 1;
         let what = operation(&position.bucket.order.collective);
-        cx.traces.note(|| Trace::Ready { set: key.0, name: key.1.clone(), operation: what, rank: key.2 });
-        let progress = scheduled.ranks.entry(key.2).or_default();
+        cx.traces.note(|| Trace::Ready { set: key.set, name: key.name.clone(), operation: what, rank: key.rank });
+        let progress = scheduled.ranks.entry(key.rank).or_default();
         (progress.requests, progress.last, progress.in_order) = (progress.requests + 1, cx.now, false);
         self.advance(cx);
     }
@@ -420,7 +429,8 @@ impl Participant {
         for (at, bucket) in buckets.into_iter().enumerate() {
             let order = &bucket.order;
             for (tensor, ordered) in order.tensors.iter().enumerate() {
-                if tensor_positions.insert((order.set, ordered.name.clone()), (at, tensor)).is_some() {
+                let key = TensorKey::new(order.set, &ordered.name);
+                if tensor_positions.insert(key, TensorPosition { operation: at, tensor }).is_some() {
                     return Err(format!("tensor {} of {} is in it twice", ordered.name, order.set));
                 }
             }
@@ -448,7 +458,7 @@ impl Participant {
     fn match_unordered(&mut self, cx: &mut Context) {
         for unordered in self.requests.unordered() {
             match unordered {
-                Unordered::Refused(..) => self.invalidate(cx, Invalidation::Refusal),
+                Unordered::Refused { .. } => self.invalidate(cx, Invalidation::Refusal),
                 Unordered::Request(key) => {
                     if self.requests.pending(&key).is_some_and(|pending| pending.withdrawn.is_some()) {
                         self.invalidate(cx, Invalidation::Refusal);
@@ -463,7 +473,7 @@ impl Participant {
     fn drop_operation(&mut self, seq: Seq) {
         let Some(running) = self.admitted.remove(&seq) else { return };
         for answered in running.admission.tensors.iter().flat_map(|tensor| &tensor.requests) {
-            self.requests.mark_unordered(answered.rank, answered.request);
+            self.requests.mark_unordered(RequestKey { rank: answered.rank, request: answered.request });
         }
     }
 }

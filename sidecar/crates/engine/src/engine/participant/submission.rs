@@ -11,26 +11,18 @@ use ronde_wire::{
 use super::requests::{RankKey, Unordered};
 use super::scheduled::Scheduled;
 use super::{Participant, Phase};
-use crate::engine::shared::TensorKey;
 use crate::engine::shared::context::Context;
-use crate::engine::shared::eager;
 use crate::engine::shared::sets::SetView;
-use crate::engine::shared::validation;
+use crate::engine::shared::{Mailbox, RequestKey, Submission, TensorKey, eager, validation};
 use crate::event::{Action, Time};
 
 impl Participant {
     /// A worker's request.
-    pub(crate) fn submit(
-        &mut self,
-        cx: &mut Context,
-        rank: Rank,
-        request: RequestId,
-        (what, contribution): (Request, Bytes),
-    ) {
+    pub(crate) fn submit(&mut self, cx: &mut Context, key: RequestKey, Submission { what, contribution }: Submission) {
         cx.stats.submitted += 1;
-        self.mark_alive(cx, rank);
-        if let Some(what) = self.in_posting_order(cx, (rank, request), what) {
-            self.submit_in_turn(cx, rank, request, (what, contribution));
+        self.mark_alive(cx, key.rank);
+        if let Some(what) = self.in_posting_order(cx, key, what) {
+            self.submit_in_turn(cx, key, Submission { what, contribution });
         }
     }
 
@@ -38,16 +30,16 @@ impl Participant {
     pub(super) fn submit_in_turn(
         &mut self,
         cx: &mut Context,
-        rank: Rank,
-        request: RequestId,
-        (mut what, contribution): (Request, Bytes),
+        request: RequestKey,
+        Submission { mut what, contribution }: Submission,
     ) {
-        let key = (what.set, what.name.clone(), rank);
-        let view = match self.check_accepts(cx, rank, request, &what) {
+        let rank = request.rank;
+        let key = RankKey::new(what.set, &what.name, rank);
+        let view = match self.check_accepts(cx, request, &what) {
             Ok(view) => view,
             Err(failure) => {
                 let rank_at_fault = failure.rank.or(Some(rank));
-                self.refuse(cx, (rank, request), Failure { rank: rank_at_fault, ..failure });
+                self.refuse(cx, request, Failure { rank: rank_at_fault, ..failure });
                 return;
             }
         };
@@ -65,13 +57,13 @@ impl Participant {
             if !matches!(what.collective, Collective::RecvAny { .. }) {
                 self.void(cx, key, failure.clone(), what.group);
             }
-            self.refuse(cx, (rank, request), failure);
+            self.refuse(cx, request, failure);
             return;
         }
         if let Collective::RecvAny { tag } = what.collective {
-            self.waits_for_source(what.set, AnySource { to: rank, tag });
+            self.waits_for_source(Mailbox { set: what.set, any: AnySource { to: rank, tag } });
         }
-        self.enqueue(cx, &key, (request, cx.now), (what, contribution));
+        self.enqueue(cx, &key, request.request, cx.now, Submission { what, contribution });
     }
 
     /// Announces a request that was found in order, or does what a schedule says about it.
@@ -79,20 +71,21 @@ impl Participant {
         &mut self,
         cx: &mut Context,
         key: &RankKey,
-        (request, since): (RequestId, Time),
-        (what, contribution): (Request, Bytes),
+        request: RequestId,
+        since: Time,
+        Submission { what, contribution }: Submission,
     ) {
-        let rank = key.2;
+        let rank = key.rank;
         if let Some(failure) = self.requests.take_rejection(key) {
             // This round of the name has failed already. The coordinator counts who has taken part.
             self.announce_void(key, failure.clone(), what.group);
-            self.complete(cx, rank, request, Err(failure));
+            self.complete(cx, RequestKey { rank, request }, Err(failure));
             return;
         }
         if self.scheduled.is_none() {
             self.announce(cx, rank, &what, contribution.clone());
         }
-        self.requests.insert(key.clone(), request, (what, contribution), since);
+        self.requests.insert(key.clone(), request, Submission { what, contribution }, since);
         self.follow(cx, key);
     }
 
@@ -113,16 +106,16 @@ impl Participant {
         &mut self,
         cx: &mut Context,
         rank: Rank,
-        (set, name): TensorKey,
+        TensorKey { set, name }: TensorKey,
         group: Option<Group>,
         why: &str,
     ) {
         cx.stats.refused += 1;
         let failure = Failure::new(Cause::Refused, why).with_rank(rank).with_tensor(name.clone());
-        let Some(name) = self.refused_in_posting_order(cx, rank, (set, name), &failure) else { return };
+        let Some(name) = self.refused_in_posting_order(cx, rank, TensorKey { set, name }, &failure) else { return };
         let member = self.sets.scope(cx, set, &name).is_some_and(|view| view.contains(rank));
         let joined = set == SetId::WORLD && self.requests.has_joined(rank);
-        let key = (set, name, rank);
+        let key = RankKey { set, name, rank };
         // While a request by this name is pending, the refused one was a second: the first stays valid.
         if self.is_active() && member && !joined && self.takes_part(rank) && !self.requests.has(&key) {
             self.void(cx, key, failure, group);
@@ -132,14 +125,15 @@ impl Participant {
     /// A worker no longer waits. When the request is not ordered yet it fails on all ranks; otherwise the operation
     /// completes. Either way its `Complete` comes, once nothing touches its memory any more. A join cannot be taken back: it is
     /// answered when all ranks have joined, as the others may have performed operations without this one.
-    pub(crate) fn withdraw(&mut self, cx: &mut Context, rank: Rank, request: RequestId, reason: &str) {
+    pub(crate) fn withdraw(&mut self, cx: &mut Context, key: RequestKey, reason: &str) {
+        let rank = key.rank;
         cx.stats.withdrawn += 1;
         self.mark_alive(cx, rank);
-        if !self.is_active() || self.withdraw_held(cx, rank, request, reason) {
+        if !self.is_active() || self.withdraw_held(cx, key, reason) {
             return;
         }
         let ahead = self.scheduled.as_ref().map(Scheduled::first);
-        let Some(pending) = self.requests.withdrawable(rank, request, ahead) else { return };
+        let Some(pending) = self.requests.withdrawable(key, ahead) else { return };
         let what = &pending.what;
         let (set, name, group) = (what.set, what.name.clone(), what.group.clone());
         let failure = Failure::new(Cause::TimedOut, reason).with_rank(rank).with_tensor(name.clone());
@@ -155,15 +149,15 @@ impl Participant {
     pub(super) fn announce_unordered(&mut self, cx: &mut Context) {
         for unordered in self.requests.unordered() {
             match unordered {
-                Unordered::Refused(key, failure, group) => self.announce_void(&key, failure, group),
+                Unordered::Refused { key, failure, group } => self.announce_void(&key, failure, group),
                 Unordered::Request(key) => {
                     let Some(pending) = self.requests.pending(&key) else { continue };
                     let (what, contribution) = (pending.what.clone(), pending.contribution.clone());
                     let withdrawn = pending.withdrawn.clone();
-                    self.announce(cx, key.2, &what, contribution);
+                    self.announce(cx, key.rank, &what, contribution);
                     if let Some(failure) = withdrawn {
-                        let intent = Intent::Void { set: key.0, name: key.1, failure, group: what.group };
-                        self.outbox.push(Announcement::new(key.2, intent));
+                        let intent = Intent::Void { set: key.set, name: key.name, failure, group: what.group };
+                        self.outbox.push(Announcement::new(key.rank, intent));
                     }
                 }
             }
@@ -197,17 +191,12 @@ impl Participant {
     }
 
     /// What does not concern other ranks: they cannot know of this request.
-    fn check_accepts(
-        &self,
-        cx: &mut Context,
-        rank: Rank,
-        request: RequestId,
-        what: &Request,
-    ) -> Result<Arc<SetView>, Failure> {
+    fn check_accepts(&self, cx: &mut Context, key: RequestKey, what: &Request) -> Result<Arc<SetView>, Failure> {
+        let rank = key.rank;
         let refused = |reason: String| Err(Failure::new(Cause::Refused, reason));
         self.check_takes_part(rank)?;
         let view = self.check_set(cx, rank, what).map_err(|reason| Failure::new(Cause::Refused, reason))?;
-        if self.requests.has(&(what.set, what.name.clone(), rank)) || self.has_number(rank, request) {
+        if self.requests.has(&RankKey::new(what.set, &what.name, rank)) || self.has_number(key) {
             return refused(format!(
                 "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is \
                  currently being processed. Wait for tensor {} first, or use another name.",
@@ -232,8 +221,8 @@ impl Participant {
         Ok(())
     }
 
-    fn has_number(&self, rank: Rank, request: RequestId) -> bool {
-        self.requests.has_number(rank, request) || self.any_sources.has_number(rank, request)
+    pub(super) fn has_number(&self, key: RequestKey) -> bool {
+        self.requests.has_number(key) || self.any_sources.has_number(key)
     }
 
     /// Those who perform a request.
@@ -263,9 +252,9 @@ impl Participant {
         self.present.get(&rank).is_some_and(|liveness| !liveness.left)
     }
 
-    pub(super) fn refuse(&self, cx: &mut Context, (rank, request): (Rank, RequestId), failure: Failure) {
+    pub(super) fn refuse(&self, cx: &mut Context, key: RequestKey, failure: Failure) {
         cx.stats.refused += 1;
-        self.complete(cx, rank, request, Err(failure));
+        self.complete(cx, key, Err(failure));
     }
 
     fn announce(&mut self, cx: &mut Context, rank: Rank, what: &Request, contribution: Bytes) {
@@ -301,7 +290,7 @@ impl Participant {
         self.requests.refuse(key, failure, group);
     }
 
-    fn announce_void(&mut self, (set, name, rank): &RankKey, failure: Failure, group: Option<Group>) {
+    fn announce_void(&mut self, RankKey { set, name, rank }: &RankKey, failure: Failure, group: Option<Group>) {
         // The cause says that this is no withdrawal.
         let failure = Failure { cause: Cause::Refused, record: None, ..failure };
         let intent = Intent::Void { set: *set, name: name.clone(), failure, group };

@@ -6,7 +6,7 @@ use ronde_wire::{Cause, Control, Failure, Rank, Seq, SidecarIndex};
 
 use super::Participant;
 use crate::engine::shared::context::Context;
-use crate::engine::shared::wording;
+use crate::engine::shared::{Suspects, wording};
 use crate::event::{Action, Time};
 
 /// What is known of silent peers.
@@ -20,13 +20,6 @@ pub(crate) struct Watch {
     from_coordinator: Suspects,
     /// What the local sessions were told.
     notified: Suspects,
-}
-
-/// Silent sidecars and ranks.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Suspects {
-    pub(crate) sidecars: Vec<SidecarIndex>,
-    pub(crate) ranks: Vec<Rank>,
 }
 
 impl Participant {

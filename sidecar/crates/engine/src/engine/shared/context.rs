@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use ronde_wire::{Control, Epoch, Rank, Seq, SetId, SidecarIndex, SidecarSet};
+use ronde_wire::{Control, Epoch, OpId, Rank, Seq, SetId, SidecarIndex, SidecarSet};
 
 use super::config::EngineConfig;
 use super::links::{Link, Links};
@@ -46,8 +46,7 @@ const SELECTIONS_MAX: usize = 8;
 /// A control message with its frame's numbers.
 #[derive(Debug)]
 pub(crate) struct Envelope {
-    pub(crate) epoch: Epoch,
-    pub(crate) seq: Seq,
+    pub(crate) id: OpId,
     pub(crate) message: Control,
 }
 
@@ -110,7 +109,7 @@ impl Context {
     /// Says something to the coordinator.
     pub(crate) fn send_up(&mut self, epoch: Epoch, seq: Seq, message: Control) {
         if self.coordinator == self.config.me {
-            self.loopback.push_back(Envelope { epoch, seq, message });
+            self.loopback.push_back(Envelope { id: OpId { epoch, seq }, message });
             return;
         }
         let (relay, mut out) = self.relay();
@@ -123,9 +122,10 @@ impl Context {
     /// The coordinator says something to some or all sidecars.
     pub(crate) fn send_down(&mut self, to: &SidecarSet, epoch: Epoch, seq: Seq, message: Control) {
         let (relay, mut out) = self.relay();
-        relay.send_down(&mut out, to, (epoch, seq), &message);
+        let id = OpId { epoch, seq };
+        relay.send_down(&mut out, to, id, &message);
         if to.contains(self.config.me) {
-            self.loopback.push_back(Envelope { epoch, seq, message });
+            self.loopback.push_back(Envelope { id, message });
         }
     }
 

@@ -26,7 +26,7 @@ pub(crate) fn contribution_bytes(view: &SetView, rank: Rank, request: &Request, 
     if threshold_bytes == 0 || alone || view.is_pair || request.codec != Codec::None || request.plugin.is_some() {
         return None;
     }
-    let kind = work_kind(&request.collective, request.dtype, (request.codec, None), None)?;
+    let kind = work_kind(&request.collective, request.dtype, request.codec, None, None)?;
     // In a schedule an all-reduce is performed in the same order by a plan, which is for so many ranks.
     let too_many = kind == WorkKind::AllReduce && view.ranks.len() > limits::NARY_RANKS_MAX;
     if kind.measures() || too_many {
@@ -44,13 +44,13 @@ pub(crate) fn contribution_bytes(view: &SetView, rank: Rank, request: &Request, 
 pub(crate) fn gathered(
     view: &SetView,
     requests: &RankRequests,
-    mut came: RankContributions,
+    mut contributions: RankContributions,
     threshold_bytes: u32,
 ) -> Option<Vec<Bytes>> {
     let of_rank = |rank: &Rank| match requests.get(rank) {
         Some(request) => {
             contribution_bytes(view, *rank, request, threshold_bytes)?;
-            Some(came.remove(rank).unwrap_or_default())
+            Some(contributions.remove(rank).unwrap_or_default())
         }
         // It has joined.
         None => Some(Bytes::new()),
@@ -80,8 +80,8 @@ pub(crate) fn check(view: &SetView, order: &Order, kind: &WorkKind) -> Result<()
     }
     for (tensor, contributions) in order.tensors.iter().zip(&order.contributions) {
         let counts = counts(kind, view, tensor);
-        let expected = |(position, rank)| contributed_bytes(view, (order, tensor), (kind, &counts), (position, rank));
-        let expected = view.ranks.iter().enumerate().map(expected);
+        let expected = |rank: &Rank| contributed_bytes(view, order, tensor, kind, &counts, *rank);
+        let expected = view.ranks.iter().map(expected);
         if !expected.eq(contributions.iter().map(|bytes| bytes.len() as u64)) {
             return Err(format!("the contributions to tensor {} are not what its shape says", tensor.name));
         }
@@ -92,13 +92,16 @@ pub(crate) fn check(view: &SetView, order: &Order, kind: &WorkKind) -> Result<()
 /// Bytes that a rank contributes to an ordered tensor. The shapes of its results are known to be valid.
 fn contributed_bytes(
     view: &SetView,
-    (order, tensor): (&Order, &OrderedTensor),
-    (kind, counts): (&WorkKind, &[u64]),
-    (position, rank): (usize, &Rank),
+    order: &Order,
+    tensor: &OrderedTensor,
+    kind: &WorkKind,
+    counts: &[u64],
+    rank: Rank,
 ) -> u64 {
-    if !contributes(&order.collective, *rank) || order.joined.binary_search(rank).is_ok() {
+    if !contributes(&order.collective, rank) || order.joined.binary_search(&rank).is_ok() {
         return 0;
     }
+    let position = view.position(rank).unwrap_or_default();
     let ranks = view.ranks.len();
     let elements = match kind {
         WorkKind::AllGather | WorkKind::Gather { .. } => counts.get(position).copied().unwrap_or_default(),

@@ -16,10 +16,53 @@ pub(crate) mod wording;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use ronde_wire::{Rank, Request, SetId, TensorName, limits};
+use ronde_wire::{AnySource, Rank, Request, RequestId, SetId, SidecarIndex, TensorName, limits};
 
 /// A tensor's name within its process set.
-pub(crate) type TensorKey = (SetId, TensorName);
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TensorKey {
+    pub(crate) set: SetId,
+    pub(crate) name: TensorName,
+}
+
+impl TensorKey {
+    pub(crate) fn new(set: SetId, name: &TensorName) -> Self {
+        Self { set, name: name.clone() }
+    }
+
+    /// The key of a request.
+    pub(crate) fn of(what: &Request) -> Self {
+        Self::new(what.set, &what.name)
+    }
+}
+
+/// A local rank and its worker's number for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RequestKey {
+    pub(crate) rank: Rank,
+    pub(crate) request: RequestId,
+}
+
+/// A request and the contribution that travels with its announcement: empty unless the request is eager.
+#[derive(Clone, Debug)]
+pub(crate) struct Submission {
+    pub(crate) what: Request,
+    pub(crate) contribution: Bytes,
+}
+
+/// The receives of one rank with one tag in one set, which are matched with messages in posting order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Mailbox {
+    pub(crate) set: SetId,
+    pub(crate) any: AnySource,
+}
+
+/// Sidecars and ranks that are silent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Suspects {
+    pub(crate) sidecars: Vec<SidecarIndex>,
+    pub(crate) ranks: Vec<Rank>,
+}
 
 /// The requests of all ranks of a set for one name.
 pub(crate) type RankRequests = BTreeMap<Rank, Request>;

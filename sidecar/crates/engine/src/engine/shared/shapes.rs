@@ -10,7 +10,8 @@ use super::sets::SetView;
 pub(crate) fn work_kind(
     collective: &Collective,
     dtype: DType,
-    (codec, plugin): (Codec, Option<&PluginUse>),
+    codec: Codec,
+    plugin: Option<&PluginUse>,
     pair: Option<Pair>,
 ) -> Option<WorkKind> {
     if let Some(plugin) = plugin {

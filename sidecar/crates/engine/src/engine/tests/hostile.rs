@@ -192,7 +192,7 @@ pub(super) fn seal_for(placement: &[u32], order: &mut Order) {
     let world = World::new(placement.iter().copied().map(SidecarIndex).collect()).expect("a world");
     let config = crate::EngineConfig::new(SidecarIndex(0), world);
     let set = Context::new(config, Time(0)).world_set(order.set);
-    let kind = shapes::work_kind(&order.collective, order.dtype, (order.codec, order.plugin.as_deref()), order.pair);
+    let kind = shapes::work_kind(&order.collective, order.dtype, order.codec, order.plugin.as_deref(), order.pair);
     let (Some(set), Some(kind)) = (set, kind) else { return };
     let pair = order.pair.and_then(|pair| set.pair(SidecarIndex(0), pair));
     let view = pair.as_ref().unwrap_or(&set);

@@ -186,7 +186,8 @@ fn old_epochs_are_dropped_and_new_ones_are_held() {
     assert_eq!(fixture.executor.private_bytes().early, 0);
     assert!(fixture.executor.private_bytes().parked > 0, "the one of the new epoch waits for its round");
     let actions = fixture.actions();
-    let is_admitted = |a: &ExecutorAction| matches!(a, ExecutorAction::Admitted { to: PEER, epoch: Epoch(2), seq: Seq(1) });
+    let is_admitted =
+        |a: &ExecutorAction| matches!(a, ExecutorAction::Admitted { to: PEER, epoch: Epoch(2), seq: Seq(1) });
     assert_eq!(actions.iter().filter(|action| is_admitted(action)).count(), 1, "{actions:?}");
 }
 
