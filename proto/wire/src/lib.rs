@@ -1,7 +1,7 @@
-//! The words that sidecars share: identities, data types, collectives, frames, control messages and limits.
+//! The wire format between sidecars: identities, data types, collectives, frames, control messages and limits.
 //!
-//! This is floor 0 of ronde: no sockets, no clock, no tasks. Everything that crosses a process or host boundary between
-//! sidecars has its type here, is parsed once into a type that cannot be wrong, and is bounded by a constant of
+//! This is layer 0 of ronde: no sockets, no clock, no tasks. Everything that crosses a process or host boundary between
+//! sidecars has its type here, is parsed once into a type that cannot be invalid, and is bounded by a constant of
 //! [`limits`]. docs/PROTOCOL.md describes the same bytes in prose.
 
 #![forbid(unsafe_code)]

@@ -1,11 +1,11 @@
-//! The control links between sidecars, a tree with the coordinator at its root, and what each sidecar passes on over them
-//! for those below it. To the engine it looks as if the coordinator had a link to everybody.
+//! The tree of control links with the coordinator at its root, along which each sidecar relays messages for the
+//! sidecars below it. The engine sees a direct link between the coordinator and every sidecar.
 //!
-//! A *way* is what a sidecar has to the coordinator over the links above it. It is made anew from the top whenever one of
-//! them is: the parent says [`Control::PathUp`] with a number, the sidecar answers [`Ascent::Joined`], the coordinator
-//! [`Control::Welcome`], and only then does the sidecar let those below it join. Frames upwards carry that number, and
-//! what a sidecar hears before it is welcome is not for it: so nothing from an older way is ever taken for something from
-//! the present one. The children of the coordinator need none of this for themselves, a link is their way.
+//! A *path* is a sidecar's route to the coordinator over the links above it. When one of these links is replaced, the
+//! path is re-established from the top: the parent sends [`Control::PathUp`] with a number, the sidecar answers
+//! [`Ascent::Joined`], the coordinator [`Control::Welcome`], and only then may the sidecars below join. Frames upwards
+//! carry that number, and a sidecar drops messages before its welcome. So no message of an older path is mistaken for
+//! one of the current path. The children of the coordinator need none of this: their link is their path.
 
 pub(crate) mod tree;
 
@@ -21,7 +21,7 @@ use self::tree::Tree;
 use crate::engine::Stats;
 use crate::event::Action;
 
-/// One sidecar's part of the tree.
+/// The relay of one sidecar.
 #[derive(Debug)]
 pub(crate) struct Relay {
     me: SidecarIndex,
@@ -30,24 +30,24 @@ pub(crate) struct Relay {
     path: Path,
     parent_up: bool,
     children: BTreeMap<SidecarIndex, Child>,
-    /// The newest number given to a child.
+    /// The newest number sent to a child.
     generation: u64,
-    /// At the coordinator: those below its children who have joined.
+    /// At the coordinator: the sidecars below its children that have joined.
     joined: SidecarSet,
-    /// On their way up.
+    /// Items to send to the parent.
     ascents: Vec<Ascent>,
-    /// The epoch that the coordinator was busy with when it was last heard; 0 for none.
+    /// The last known epoch of the coordinator; 0 for none.
     epoch: Epoch,
     silence: silence::Silence,
 }
 
-/// What a sidecar has to the coordinator. Children of the coordinator have `Up` when they may relay.
+/// The state of a sidecar's path to the coordinator. Children of the coordinator have `Up` when they may relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     Down,
-    /// The coordinator was told under this number.
+    /// [`Ascent::Joined`] was sent with this number.
     Joining(u64),
-    /// It has answered.
+    /// The coordinator has answered.
     Up(u64),
 }
 
@@ -55,27 +55,27 @@ enum Path {
 #[derive(Debug, Default)]
 struct Child {
     up: bool,
-    /// Under which number it may join.
+    /// The number with which the child may join.
     generation: Option<u64>,
 }
 
-/// What has come out of the tree.
+/// An event of the tree for the engine.
 #[derive(Debug)]
 pub(crate) enum RelayEvent {
-    /// There is a way between the coordinator and this sidecar: at the coordinator from any other one, elsewhere from the
-    /// coordinator, whose lanes are not known there.
+    /// There is a path between the coordinator and another sidecar: at the coordinator to any peer, elsewhere to the
+    /// coordinator, whose number of lanes is unknown there.
     Up { peer: SidecarIndex, lanes: u16 },
-    /// Ways are gone, because of one sidecar.
+    /// Paths are lost, because of one sidecar.
     Down { peers: Vec<SidecarIndex>, culprit: SidecarIndex, reason: String },
     /// A message.
     Message { from: SidecarIndex, id: OpId, message: Control },
-    /// A sidecar that is no neighbour has broken the protocol, in words that follow "it".
+    /// A sidecar that is no neighbour has broken the protocol; the text follows "it".
     Violation { peer: SidecarIndex, what: String },
-    /// The coordinator wants the link to a child closed.
+    /// The coordinator requests that the link to a child is closed.
     Expel { child: SidecarIndex, reason: String },
 }
 
-/// Where a relay puts what it sends.
+/// The output of a relay.
 pub(crate) struct RelayOutput<'a> {
     pub(crate) actions: &'a mut VecDeque<Action>,
     pub(crate) stats: &'a mut Stats,
@@ -119,13 +119,13 @@ impl Relay {
         self.parent() == Some(peer) || self.children.contains_key(&peer)
     }
 
-    /// Whether what the coordinator says arrives here. True without any link where that would be a link to the coordinator
-    /// itself: such a link is opened by sending.
+    /// Whether there is a path to the coordinator. Always true for a child of the coordinator, even without a link:
+    /// sending opens that link.
     pub(crate) fn is_joined(&self) -> bool {
         !self.is_deep() || matches!(self.path, Path::Up(_))
     }
 
-    /// Whether nothing can be sent before the link to the parent is open, which nobody has asked for yet.
+    /// Whether the link to the parent has to be opened before anything can be sent.
     pub(crate) fn lacks_parent(&self) -> bool {
         self.is_deep() && !self.parent_up
     }
@@ -135,18 +135,18 @@ impl Relay {
         self.children.values().any(|child| child.up)
     }
 
-    /// Whether those below may still need this sidecar, because the coordinator, another one, is busy with an epoch.
+    /// Whether sidecars below may still need this relay, because the coordinator is busy with an epoch.
     pub(crate) fn is_needed(&self) -> bool {
         let relays = self.children.values().any(|child| child.generation.is_some());
         relays && !self.is_root() && self.epoch != Epoch(0)
     }
 
-    /// At the coordinator: what it is busy with now.
+    /// At the coordinator: sets its current epoch.
     pub(crate) fn set_epoch(&mut self, epoch: Epoch) {
         self.epoch = epoch;
     }
 
-    /// The epoch that the coordinator was busy with when it was last heard; 0 for none.
+    /// The last known epoch of the coordinator; 0 for none.
     pub(crate) fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -193,10 +193,10 @@ impl Relay {
         self.lose_child(peer, reason)
     }
 
-    /// A frame of a neighbour.
+    /// Handles a control message of a neighbour.
     ///
     /// # Errors
-    /// How it breaks the protocol, in words that follow "it".
+    /// How it breaks the protocol, as a text after "it".
     pub(crate) fn receive(
         &mut self,
         out: &mut RelayOutput<'_>,
@@ -222,17 +222,19 @@ impl Relay {
                 }
                 Ok(vec![RelayEvent::Message { from, id, message }])
             }
-            message if is_for_one_link(&message) => Err("sends what its place on the tree does not allow".to_owned()),
+            message if is_for_one_link(&message) => {
+                Err("sends a message that its position in the tree does not allow".to_owned())
+            }
             message if self.is_root() => Ok(vec![RelayEvent::Message { from, id, message }]),
             message if from_parent && !self.is_deep() => {
                 self.epoch = id.epoch;
                 self.receive_from_coordinator(out, id, message)
             }
-            _ => Err("sends by itself what has to be passed on along the tree".to_owned()),
+            _ => Err("sends a message directly that must be relayed along the tree".to_owned()),
         }
     }
 
-    /// Says to the coordinator, which is not this sidecar. Lost when there is no way.
+    /// Sends a message to the coordinator, which is another sidecar. It is lost when there is no path.
     pub(crate) fn send_up(&mut self, out: &mut RelayOutput<'_>, epoch: Epoch, seq: Seq, message: Control) {
         match self.parent() {
             Some(parent) if !self.is_deep() => out.send(parent, epoch, seq, message),
@@ -245,12 +247,12 @@ impl Relay {
         self.parent().is_none()
     }
 
-    /// Whether other sidecars lie between this one and the coordinator.
+    /// Whether there are other sidecars between this one and the coordinator.
     fn is_deep(&self) -> bool {
         self.parent().is_some() && self.parent() != self.tree.root()
     }
 
-    /// Lets a child join, where that is possible and there is a use for it.
+    /// Lets a child join, if there is a path and the child needs one.
     fn open_branch(&mut self, out: &mut RelayOutput<'_>, child: SidecarIndex) {
         let relays = self.tree.branch(child).is_some_and(|branch| branch.relays);
         let open = if self.is_root() { relays } else { matches!(self.path, Path::Up(_)) };
@@ -281,14 +283,14 @@ impl Relay {
         vec![RelayEvent::Down { peers, culprit: child, reason }]
     }
 
-    /// At the coordinator: those below a sidecar, and itself, who had joined and have not any more.
+    /// At the coordinator: removes the joined sidecars of a subtree and returns them.
     fn take_joined(&mut self, top: SidecarIndex) -> Vec<SidecarIndex> {
         let lost = self.tree.subtree(top).and(&self.joined);
         self.joined = self.joined.without(&lost);
         lost.iter().collect()
     }
 
-    /// There is no way to the coordinator any more, neither for this sidecar nor for those below.
+    /// The path to the coordinator is lost, for this sidecar and for those below.
     fn lose_path(&mut self, out: &mut RelayOutput<'_>, culprit: SidecarIndex, reason: &str) -> Vec<RelayEvent> {
         let before = std::mem::replace(&mut self.path, Path::Down);
         self.ascents.clear();
@@ -310,7 +312,7 @@ impl Relay {
     }
 }
 
-/// Messages about one link or way: neither for the coordinator nor from it.
+/// Whether a message is about one link or path: neither to the coordinator nor from it.
 fn is_for_one_link(message: &Control) -> bool {
     matches!(
         message,
@@ -328,4 +330,4 @@ fn cut(reason: &str) -> String {
     Failure::new(ronde_wire::Cause::SidecarLost, reason).reason
 }
 
-const RENEWED: &str = "its control link was made anew";
+const RENEWED: &str = "its control link was replaced";

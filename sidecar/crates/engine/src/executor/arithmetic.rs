@@ -1,4 +1,4 @@
-//! What the steps of a plan do to elements: contribute, reduce in pairs, finish, encode, decode, publish.
+//! The element-wise steps of a plan: contribute, reduce in pairs, finish, encode, decode, publish.
 
 use bytes::BytesMut;
 use ronde_collectives::kernels::{self, BlockReducer, KernelError, PartialSums, Side};
@@ -15,10 +15,10 @@ use crate::event::{Admission, Arithmetic};
 use crate::memory::{Memory, MemoryError, OutputPlace};
 use crate::plugins::{PluginFault, Stage};
 
-/// Why a step cannot be done. After ordering that ends the epoch, so each of these is a bug or lost memory.
+/// Why a step failed. This ends the epoch, so each of these is a bug, lost memory or a fault of a plugin.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepError {
-    #[error("the tensor's memory is gone: {0}")]
+    #[error("the tensor's memory is not accessible: {0}")]
     Memory(#[from] MemoryError),
     #[error("{0}")]
     Kernel(#[from] KernelError),
@@ -77,7 +77,7 @@ impl ElementOps {
         admission.arithmetic.op.ok_or(StepError::NoReduction)
     }
 
-    /// Fills a buffer with this member's contribution to a span. Every byte is read from the memory once.
+    /// Fills a buffer with this member's contribution to a span. Every byte of the input is read once.
     pub(super) fn contribute(
         &mut self,
         span: Span,
@@ -97,8 +97,8 @@ impl ElementOps {
         Ok(())
     }
 
-    /// Fills a buffer with each local rank's values of a span, one rank after another. Where they are reduced in pairs, the
-    /// reduction prescales them.
+    /// Fills a buffer with each local rank's values of a span, one rank after another. Where they are reduced in pairs,
+    /// the reduction prescales them.
     pub(super) fn contribute_each(
         &self,
         span: Span,
@@ -121,7 +121,7 @@ impl ElementOps {
         Ok(())
     }
 
-    /// Whether the value of a single rank is what it contributes.
+    /// Whether the contribution of a single rank is its unchanged value.
     fn is_plain(&self) -> bool {
         self.reducer.as_ref().is_none_or(BlockReducer::is_plain)
     }
@@ -131,12 +131,12 @@ impl ElementOps {
         Inputs { admission: at.admission, sizes: self.sizes, stats: at.stats, memory, plugins }
     }
 
-    /// The reduction of the local ranks' values, in rank order, block by block while each lies in the first-level cache.
+    /// The reduction of the local ranks' values, in rank order, in blocks that stay in the first-level cache.
     fn reduce_local(&mut self, inputs: &mut Inputs<'_>, slice: &Slice, into: &mut [u8]) -> Result<(), StepError> {
         let admission = inputs.admission;
         match admission.local_ranks.as_slice() {
             [] => Err(StepError::NoRank),
-            // One rank's value is its own reduction; nothing is gained by going through a block.
+            // The value of one rank needs no reduction and no block.
             [rank] if admission.arithmetic.prescale == 1.0 && self.is_plain() => {
                 Ok(inputs.read(slice, *rank, 0, into)?)
             }
@@ -150,7 +150,7 @@ impl ElementOps {
         }
     }
 
-    /// The register's elements as the codec encodes them, in another buffer.
+    /// Encodes the elements of a register into another buffer.
     pub(super) fn encode(&self, block: Block, value: &mut Value, at: &mut StepContext<'_>) -> Result<(), StepError> {
         let Block { span, .. } = block;
         check(value, self.sizes.values(span))?;
@@ -167,7 +167,7 @@ impl ElementOps {
         Ok(())
     }
 
-    /// The values of a register's encoded elements, in another buffer.
+    /// Decodes the elements of a register into another buffer.
     pub(super) fn decode(&self, block: Block, value: &mut Value, at: &mut StepContext<'_>) -> Result<(), StepError> {
         let Block { span, .. } = block;
         let (expected, found) = (self.sizes.encoded(span), value.bytes().len());
@@ -186,9 +186,9 @@ impl ElementOps {
         Ok(())
     }
 
-    /// `into` becomes `op(left, right)`, where `into` is the left one when `side` says that the accumulator is. The other
-    /// register's buffer becomes the result when it is free for that and the own one is still held by somebody else, as
-    /// it is while a transport keeps what was sent: then nothing is copied.
+    /// `into` becomes `op(left, right)`; `side` says on which side `into` is. When a transport still holds the buffer
+    /// of `into` and the other register is not read again, the result uses the other register's buffer, so that nothing
+    /// is copied.
     pub(super) fn reduce(&self, span: Span, operands: Operands<'_>, at: &mut StepContext<'_>) -> Result<(), StepError> {
         let Operands { into, other, side, other_is_free } = operands;
         let bytes = self.sizes.values(span);
@@ -220,7 +220,7 @@ impl ElementOps {
         Ok(())
     }
 
-    /// The accumulator, on its side, and the other operand become one in the accumulator.
+    /// Reduces another operand into the accumulator.
     fn reduce_into(
         &self,
         span: Span,
@@ -261,7 +261,7 @@ impl ElementOps {
         Ok(())
     }
 
-    /// Writes a register's elements to the results that they belong to, as far as those are here.
+    /// Writes a register's elements to the local results.
     pub(super) fn publish(&self, span: Span, value: &Value, at: &mut StepContext<'_>) -> Result<(), StepError> {
         check(value, self.sizes.values(span))?;
         let mut rest = value.bytes();
@@ -277,14 +277,14 @@ impl ElementOps {
     }
 }
 
-/// What becomes of averages of types of two bytes, which are computed in f32.
+/// How averages of two-byte types are computed, in f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Average {
-    /// All ranks' values are added at once, and the sum is divided before it is rounded.
+    /// All ranks' values are added together, and the sum is divided before it is rounded.
     Finished,
-    /// Sums of some ranks' values travel, which may be larger than the type's numbers.
+    /// Sums of some ranks' values are sent, which may exceed the range of the type.
     Partial(PartialSums),
-    /// Everything else: nothing special.
+    /// All other reductions.
     Plain,
 }
 
@@ -302,7 +302,7 @@ impl Average {
     }
 }
 
-/// What a step works with besides the registers of its strand.
+/// The context of a step besides the registers of its strand.
 pub(super) struct StepContext<'a> {
     pub(super) admission: &'a Admission,
     pub(super) buffers: &'a mut Buffers,
@@ -315,8 +315,8 @@ fn at_plugin(admission: &Admission) -> bool {
     admission.arithmetic.op == Some(ReduceOp::Plugin)
 }
 
-/// Whose result a target is here, as [`OutputPlace::rank`] says it; `None` when nobody here gets it: ranks that have
-/// joined have no results.
+/// The local result of a target, as in [`OutputPlace::rank`]; `None` when no local rank gets it. Joined ranks get no
+/// results.
 fn result_of(admission: &Admission, target: Target) -> Option<Option<Rank>> {
     let gets_one = |rank: &Rank| admission.joined.binary_search(rank).is_err();
     match target {
@@ -342,9 +342,9 @@ pub(super) struct Accumulator<'a> {
 pub(super) struct Operands<'a> {
     pub(super) into: &'a mut Value,
     pub(super) other: &'a mut Value,
-    /// Where `into` stands.
+    /// The side of `into`.
     pub(super) side: Side,
-    /// Whether the other register's value is not read any more.
+    /// Whether the other register's value is not read again.
     pub(super) other_is_free: &'a dyn Fn() -> bool,
 }
 
@@ -363,7 +363,7 @@ fn copy(value: &Value, at: &mut StepContext<'_>) -> BytesMut {
     buffer
 }
 
-/// A register holds as many bytes as a step needs.
+/// Checks that a register holds as many bytes as a step needs.
 pub(super) fn check(value: &Value, expected: usize) -> Result<(), StepError> {
     let found = value.bytes().len();
     if found == expected { Ok(()) } else { Err(StepError::Register { expected, found }) }

@@ -1,18 +1,19 @@
-//! One admitted operation on one lane: which strands run, and which chunks may come.
+//! One admitted operation on one lane: its running strands, and the chunks that it accepts.
 //!
 //! **How private memory is bounded.** At most `window` strands are in flight, each with the registers that it names: at
-//! most [`REGISTERS_MAX`](ronde_collectives::plan::REGISTERS_MAX) of a chunk. Chunks that came before their round are
+//! most [`REGISTERS_MAX`](ronde_collectives::plan::REGISTERS_MAX) of a chunk. Chunks that arrive before their round are
 //! parked; for each sender they belong to at most `3 window` strands:
 //! - Some are in flight here, at most `window`.
-//! - Others have not begun here. When both members send to each other in such a strand, the sender has not ended it: it has
-//!   yet to hear of this member there. When this member hears and says nothing (down a tree, around a ring, a root that
-//!   gathers), the sender waits for a *token*: an empty chunk in the place of [`ROUND_TAKEN`] that this member sends when
-//!   the strand is over here. Until then the strand counts as in flight at the sender. So at most `window` of them are in
-//!   flight there.
-//! - The last `window` strands of a lane need no token, as nobody would wait for it: these may be over at the sender.
+//! - Others have not begun here. When both members send to each other in such a strand, the sender has not ended it: it
+//!   still has to receive from this member. When this member only receives (down a tree, around a ring, a root that
+//!   gathers), the sender waits for a *token*: an empty chunk with the round [`ROUND_TAKEN`] that this member sends
+//!   when the strand is over here. Until then the strand counts as in flight at the sender. So at most `window` of them
+//!   are in flight there.
+//! - The last `window` strands of a lane need no token, as no later strand waits for it: these may be over at the
+//!   sender.
 //!
-//! A **prelude** changes nothing in that. While it is in flight here no other strand is, and of those behind it a sender
-//! that has concluded has at most `window` in flight, and has ended none in which it hears of this member.
+//! A **prelude** does not change this. While it is in flight here no other strand is. Of the strands after it, a sender
+//! that has finished it has at most `window` in flight, and has ended none in which it receives from this member.
 //!
 //! Tokens cannot deadlock: of all strands that some member has not ended, the first one is in flight everywhere, so its
 //! rounds end everywhere, and then its tokens are sent. A prelude is that first strand until it is over everywhere.
@@ -45,15 +46,15 @@ pub(super) struct Operation {
     parked: Parked,
 }
 
-/// A strand that waits for its turn.
+/// A strand that is not started yet.
 #[derive(Clone, Copy, Debug)]
 struct QueuedStrand {
     strand: u32,
-    /// Whether another strand may wait for its end, so that tokens are exchanged.
+    /// Whether a later strand may wait for its end, so that tokens are exchanged.
     uses_tokens: bool,
 }
 
-/// What an operation wants done.
+/// The progress of an operation.
 pub(super) enum OperationProgress {
     Idle,
     Worked(Phase),
@@ -61,7 +62,7 @@ pub(super) enum OperationProgress {
         to: SidecarIndex,
         chunk: Chunk,
     },
-    /// A strand is over; these get a token.
+    /// A strand is over; the chunks are its tokens.
     StrandOver(Vec<(SidecarIndex, Chunk)>),
     Done,
 }
@@ -71,7 +72,7 @@ pub(super) enum OperationProgress {
 pub(super) struct Peers {
     /// All of them, ascending.
     pub(super) all: Vec<SidecarIndex>,
-    /// Those from which a chunk comes that the credit never covers: they wait for `Admitted`.
+    /// The peers that send a chunk larger than their credit: they wait for `Admitted`.
     pub(super) beyond_credit: Vec<SidecarIndex>,
 }
 
@@ -140,7 +141,7 @@ impl Operation {
         }
     }
 
-    /// One step, one chunk, or the end of something.
+    /// Performs one step, sends one chunk, or ends a strand.
     pub(super) fn advance(
         &mut self,
         buffers: &mut Buffers,
@@ -186,13 +187,13 @@ impl Operation {
         }
     }
 
-    /// How many strands may be in flight here now: a prelude is alone.
+    /// The number of strands that may be in flight now; a prelude runs alone.
     fn window(&self) -> usize {
         let in_prelude = self.admission.plan.prelude && self.running.iter().any(|run| run.strand == 0);
         if in_prelude { 1 } else { self.admission.plan.window }
     }
 
-    /// The rounds of a strand are over: tokens go to those who hear nothing else from here.
+    /// Ends the rounds of a strand: members that receive nothing else from here get a token.
     fn end_strand(&mut self, index: usize) -> OperationProgress {
         let strand = self.running[index].strand;
         self.release(index);
@@ -219,7 +220,7 @@ impl Operation {
         Ok(())
     }
 
-    /// Frees the place of a strand in the window once nothing is awaited.
+    /// Removes a strand from the window once it is over and no token is awaited.
     fn release(&mut self, index: usize) {
         if self.running[index].over && self.running[index].awaited_tokens.is_empty() {
             self.running.remove(index);
@@ -249,7 +250,7 @@ impl Operation {
         Ok(())
     }
 
-    /// Bytes of what a member sends of a span.
+    /// The bytes that a member sends for a span.
     fn bytes_from(&self, member: Member, span: Span, form: Form) -> usize {
         let ranks = self.admission.topology.members[member.index()].ranks.len();
         self.ops.sizes.of(form, span, ranks)
@@ -264,7 +265,7 @@ impl Operation {
     }
 }
 
-/// Of how many windows of strands chunks of one sender may be parked; the reasons are in the header.
+/// The most windows of strands with parked chunks of one sender; the module documentation has the proof.
 const WINDOWS_PARKED_MAX: usize = 3;
 
 const EMPTY: Span = Span { start: 0, len: 0 };
@@ -284,7 +285,7 @@ fn has_work(strand: &Strand) -> bool {
     strand.rounds.iter().any(|round| !round.steps.is_empty() || !round.transfers.is_empty())
 }
 
-/// What a member sends here in a round.
+/// The span that a member sends here in a round.
 fn expected(strand: &Strand, round: usize, member: Member) -> Option<(Span, Form)> {
     strand.rounds.get(round)?.transfers.iter().find_map(|transfer| match *transfer {
         Transfer::Receive { from, span, form, .. } if from == member => Some((span, form)),
@@ -292,19 +293,19 @@ fn expected(strand: &Strand, round: usize, member: Member) -> Option<(Span, Form
     })
 }
 
-/// Members to which a strand sends and of which it hears nothing.
+/// Members to which a strand sends and from which it receives nothing.
 fn silent_receivers(strand: &Strand) -> Vec<Member> {
     let (receivers, senders) = partners(strand);
     receivers.into_iter().filter(|member| senders.binary_search(member).is_err()).collect()
 }
 
-/// Members from which a strand receives and to which it says nothing.
+/// Members from which a strand receives and to which it sends nothing.
 fn silent_senders(strand: &Strand) -> Vec<Member> {
     let (receivers, senders) = partners(strand);
     senders.into_iter().filter(|member| receivers.binary_search(member).is_err()).collect()
 }
 
-/// To whom a strand sends, and from whom it receives, both ascending.
+/// The receivers and the senders of a strand, both ascending.
 fn partners(strand: &Strand) -> (Vec<Member>, Vec<Member>) {
     let (mut receivers, mut senders) = (Vec::new(), Vec::new());
     for transfer in strand.rounds.iter().flat_map(|round| &round.transfers) {
@@ -323,7 +324,7 @@ const fn partner(transfer: &Transfer) -> Member {
     }
 }
 
-/// Into an ascending list without duplicates.
+/// Inserts into an ascending list without duplicates.
 fn insert<T: Ord>(list: &mut Vec<T>, item: T) {
     if let Err(at) = list.binary_search(&item) {
         list.insert(at, item);

@@ -1,4 +1,4 @@
-//! The registers of a strand, and what each step does to them.
+//! The registers of a strand, and the effect of each step on them.
 
 use std::ops::Range;
 
@@ -12,15 +12,15 @@ use super::register::{Buffers, Value};
 use super::sizes::Sizes;
 use crate::plugins::Stage;
 
-/// As many registers as a strand names.
+/// The registers of a strand.
 #[derive(Debug)]
 pub(super) struct Registers {
     values: Vec<Value>,
-    /// How many of them hold one member's each where a step names the first.
+    /// The number of members: a step on all members names the first of so many registers.
     members: usize,
 }
 
-/// The kind of work that a step is.
+/// The kind of work of a step.
 pub(super) const fn phase(step: &Step) -> Phase {
     match step {
         Step::Contribute { .. } | Step::ContributeEach { .. } | Step::MeasureOwn { .. } => Phase::ReadInput,
@@ -34,7 +34,7 @@ pub(super) const fn phase(step: &Step) -> Phase {
     }
 }
 
-/// Where a step stands in its strand.
+/// The position of a step in its strand.
 #[derive(Clone, Copy)]
 pub(super) struct StepPosition<'a> {
     pub(super) strand: &'a Strand,
@@ -56,7 +56,7 @@ impl Registers {
         self.values.iter().map(|value| value.bytes().len() as u64).sum()
     }
 
-    /// What a register holds, for sending; not copied. Measures that nobody has taken are zeros.
+    /// The value of a register for sending, without a copy. Empty measures are zeros.
     pub(super) fn share(&mut self, from: Register, form: Form, bytes: usize, sizes: Sizes) -> Result<Bytes, StepError> {
         let value = &mut self.values[index(from)];
         if form == Form::Measures && matches!(value, Value::Empty) {
@@ -70,12 +70,12 @@ impl Registers {
         }
     }
 
-    /// A register becomes what was received.
+    /// Stores received bytes in a register.
     pub(super) fn receive(&mut self, into: Register, data: Bytes, buffers: &mut Buffers) {
         buffers.give(std::mem::replace(&mut self.values[index(into)], Value::Shared(data)));
     }
 
-    /// Leaves all buffers to the next strand.
+    /// Returns all buffers to the pool.
     pub(super) fn clear(&mut self, buffers: &mut Buffers) {
         self.values.drain(..).for_each(|value| buffers.give(value));
     }
@@ -154,21 +154,21 @@ impl Registers {
         *self.at(into) = Value::Private(buffer);
     }
 
-    /// A buffer for what a register is to become; the register gives its own.
+    /// A buffer for the new value of a register; its old buffer is reused if possible.
     fn renew(&mut self, into: Register, bytes: usize, buffers: &mut Buffers) -> BytesMut {
         let old = std::mem::take(self.at(into));
         buffers.renew(old, bytes)
     }
 
-    /// All members' registers from one on, which a result must not be among.
+    /// All members' registers from `first` on, which must not include the result.
     fn of_members(&self, first: Register, into: Register) -> Result<&[Value], StepError> {
         let range = range(first, self.members);
         if range.contains(&index(into)) { Err(StepError::SameRegister) } else { Ok(&self.values[range]) }
     }
 }
 
-/// Whether a strand reads what a register holds now, behind a step of a round. A walk to the next mention: in every
-/// algorithm that is at most a round away.
+/// Whether a strand reads the current value of a register after a step. It searches the next use of the register, which
+/// is at most a round away in every algorithm.
 fn is_read_after(position: StepPosition<'_>, register: Register, members: usize) -> bool {
     let mut next_step = position.step + 1;
     for round in &position.strand.rounds[position.round..] {

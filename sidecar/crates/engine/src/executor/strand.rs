@@ -1,4 +1,4 @@
-//! One strand in flight: its round, its registers, and what it still waits for.
+//! One running strand: its round, its registers, and the transfers that it waits for.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::arithmetic::{ElementOps, StepContext, StepError};
 use super::register::Buffers;
 use super::steps::{Registers, StepPosition, phase};
 
-/// A strand between its start and the moment when its last round is over and everybody who must has taken it.
+/// A strand from its start until its last round is over and all awaited tokens have arrived.
 #[derive(Debug)]
 pub(super) struct RunningStrand {
     pub(super) strand: u32,
@@ -24,13 +24,13 @@ pub(super) struct RunningStrand {
     unreceived: Vec<(Member, Register)>,
     /// Chunks of the round that the port has not reported as sent.
     unreported: u32,
-    /// Members who have not yet said that they took this strand.
+    /// Members whose token for this strand has not arrived.
     pub(super) awaited_tokens: Vec<Member>,
     /// Whether all rounds are over.
     pub(super) over: bool,
 }
 
-/// A transfer of the round that has not left.
+/// A send of the round that is not done.
 #[derive(Clone, Copy, Debug)]
 struct PendingSend {
     to: Member,
@@ -47,11 +47,11 @@ pub(super) struct Outgoing {
     pub(super) data: Bytes,
 }
 
-/// What became of an attempt to go on.
+/// The progress of a strand.
 pub(super) enum StrandProgress {
     /// Nothing can be done now.
     Idle,
-    /// A step was done.
+    /// A step was performed.
     Worked(Phase),
     /// A chunk is to be sent.
     Send(Outgoing),
@@ -59,7 +59,7 @@ pub(super) enum StrandProgress {
     Over,
 }
 
-/// Everything around a strand that it needs to go on.
+/// The context of a running strand.
 pub(super) struct StrandContext<'a> {
     pub(super) cx: StepContext<'a>,
     pub(super) ops: &'a mut ElementOps,
@@ -67,7 +67,7 @@ pub(super) struct StrandContext<'a> {
 }
 
 impl RunningStrand {
-    /// The run of a strand by its number and its content, among so many members.
+    /// Starts a strand, with its number and the number of members.
     pub(super) fn new(number: u32, strand: &Strand, members: usize, awaited_tokens: Vec<Member>) -> Self {
         Self {
             strand: number,
@@ -83,8 +83,8 @@ impl RunningStrand {
         }
     }
 
-    /// Does one step, sends one chunk, or goes on to where that is possible. `may_send` says whether a chunk of so many
-    /// bytes may be sent to a member now.
+    /// Performs one step or sends one chunk, after advancing to the next round where possible. `may_send` decides
+    /// whether a chunk of this number of bytes may be sent to a member now.
     pub(super) fn advance(
         &mut self,
         strand_cx: &mut StrandContext<'_>,
@@ -123,7 +123,7 @@ impl RunningStrand {
         self.unreported = self.unreported.saturating_sub(1);
     }
 
-    /// Whether a chunk of a round is behind this strand: it came before.
+    /// Whether the chunk of a member in a round was received already.
     pub(super) fn has_received(&self, round: usize, from: Member) -> bool {
         let pending = self.unreceived.iter().any(|(member, _)| *member == from);
         round < self.round || self.over || (round == self.round && self.posted && !pending)
@@ -170,12 +170,12 @@ impl RunningStrand {
     }
 }
 
-/// Chunks that came before their round.
+/// Chunks that arrived before their round.
 #[derive(Debug, Default)]
 pub(super) struct Parked {
     /// By strand and sender, with their rounds; never an empty list.
     chunks: BTreeMap<(u32, Member), Vec<(usize, Bytes)>>,
-    /// How many of these lists each sender has.
+    /// The number of these lists of each sender.
     strands: BTreeMap<Member, usize>,
     bytes: u64,
 }
@@ -185,7 +185,7 @@ impl Parked {
         self.chunks.get(&(strand, from)).is_some_and(|chunks| chunks.iter().any(|(r, _)| *r == round))
     }
 
-    /// Of how many strands chunks of a member are parked, once one of `strand` is added.
+    /// The number of strands with parked chunks of a member, once one of `strand` is added.
     pub(super) fn strands_with(&self, from: Member, strand: u32) -> usize {
         let parked = self.strands.get(&from).copied().unwrap_or(0);
         parked + usize::from(!self.chunks.contains_key(&(strand, from)))

@@ -1,4 +1,4 @@
-//! Towards the coordinator.
+//! Messages towards the coordinator.
 
 use ronde_wire::limits::{ENCLOSED_BYTES_MAX, REASON_BYTES_MAX};
 use ronde_wire::{Ascent, Control, Enclosed, Epoch, OpId, Seq, SidecarIndex};
@@ -6,7 +6,7 @@ use ronde_wire::{Ascent, Control, Enclosed, Epoch, OpId, Seq, SidecarIndex};
 use super::{Path, Relay, RelayEvent, RelayOutput, is_for_one_link};
 
 impl Relay {
-    /// Sends what has collected. Called when all messages at hand are handled, so that what came together goes together.
+    /// Sends the collected items. Called when all pending messages are handled, so that items share frames.
     pub(crate) fn flush(&mut self, out: &mut RelayOutput<'_>) {
         let (Some(parent), Path::Up(generation)) = (self.parent(), self.path) else { return };
         let (mut batch, mut bytes) = (Vec::new(), 0);
@@ -54,7 +54,8 @@ impl Relay {
         Ok(events)
     }
 
-    /// Whether a child may bring this: it speaks for those below it, and for itself where nobody hears it directly.
+    /// Checks that a child may send this item: it relays for sidecars below it, and, unless this is the coordinator,
+    /// for itself.
     fn check(&self, child: SidecarIndex, ascent: &Ascent) -> Result<(), String> {
         let (about, itself) = match ascent {
             Ascent::Message { origin, .. } => (*origin, self.parent().is_some()),
@@ -63,7 +64,7 @@ impl Relay {
         };
         let below = self.tree.branch(child).is_some_and(|branch| branch.all.contains(about));
         if !below || about == child && !itself {
-            return Err(format!("speaks for {about}, which is not below it on the tree"));
+            return Err(format!("sends a message for {about}, which is not below it in the tree"));
         }
         match ascent {
             Ascent::Lost { reason, .. } if reason.len() > REASON_BYTES_MAX => {
@@ -73,11 +74,12 @@ impl Relay {
         }
     }
 
-    /// At the coordinator.
+    /// Handles an item at the coordinator.
     fn receive_ascent(&mut self, out: &mut RelayOutput<'_>, ascent: Ascent) -> Vec<RelayEvent> {
         match ascent {
             Ascent::Joined { sidecar, generation, lanes } => {
-                // Its parent says so before it joins anew; when that was lost, it is known by now.
+                // Its parent reports the loss before the sidecar joins again; if that report was lost, this replaces
+                // it.
                 let mut events = self.lost(sidecar, super::RENEWED.to_owned());
                 self.joined.insert(sidecar);
                 self.send_down(
@@ -96,7 +98,7 @@ impl Relay {
             }
             Ascent::Message { origin, epoch, seq, message } => vec![match message.open() {
                 Ok(message) if is_for_one_link(&message) => {
-                    let what = "sends the coordinator what is for one link only".to_owned();
+                    let what = "sends the coordinator a message that is valid on one link only".to_owned();
                     RelayEvent::Violation { peer: origin, what }
                 }
                 Ok(message) => RelayEvent::Message { from: origin, id: OpId { epoch, seq }, message },
@@ -111,7 +113,7 @@ impl Relay {
     }
 }
 
-/// An upper bound.
+/// An upper bound of the encoded length.
 fn frame_bytes(ascent: &Ascent) -> usize {
     let content = match ascent {
         Ascent::Message { message, .. } => message.bytes(),

@@ -1,11 +1,11 @@
-//! From the coordinator.
+//! Messages from the coordinator.
 
 use ronde_wire::{Ascent, Control, Enclosed, Epoch, OpId, Seq, SidecarIndex, SidecarSet};
 
 use super::{Path, Relay, RelayEvent, RelayOutput, is_for_one_link};
 
 impl Relay {
-    /// The coordinator says something to others: one frame for each branch, however many are meant.
+    /// At the coordinator: sends a message to other sidecars, in one frame per branch.
     pub(crate) fn send_down(
         &self,
         out: &mut RelayOutput<'_>,
@@ -29,7 +29,7 @@ impl Relay {
         }
     }
 
-    /// At the coordinator: has the link to a sidecar closed that is nobody's neighbour here.
+    /// At the coordinator: requests that the parent of a sidecar closes its link.
     pub(crate) fn expel(&mut self, out: &mut RelayOutput<'_>, sidecar: SidecarIndex, reason: &str) -> Vec<RelayEvent> {
         let Some(parent) = self.tree.parent_of(sidecar) else { return Vec::new() };
         let reason = super::cut(reason);
@@ -50,7 +50,7 @@ impl Relay {
         here.insert(self.me);
         let to = to.unwrap_or(here);
         if !to.is_within(&here) {
-            return Err("passes on what is for sidecars in other places of the tree".to_owned());
+            return Err("relays a message for sidecars elsewhere in the tree".to_owned());
         }
         for branch in self.tree.branches() {
             let meant = branch.all.and(&to);
@@ -64,7 +64,7 @@ impl Relay {
         if !to.contains(self.me) {
             return Ok(Vec::new());
         }
-        let message = message.open().map_err(|error| format!("passes on {error}"))?;
+        let message = message.open().map_err(|error| format!("relays {error}"))?;
         self.receive_from_coordinator(out, id, message)
     }
 
@@ -91,14 +91,12 @@ impl Relay {
         reason: &str,
     ) -> Result<Vec<RelayEvent>, String> {
         if !self.tree.is_above(culprit) {
-            return Err(format!(
-                "puts the loss of the coordinator down to {culprit}, which is not above it on the tree"
-            ));
+            return Err(format!("blames the loss of the coordinator on {culprit}, which is not above it in the tree"));
         }
         Ok(self.lose_path(out, culprit, reason))
     }
 
-    /// A message of the coordinator for this sidecar.
+    /// Handles a message of the coordinator for this sidecar.
     pub(super) fn receive_from_coordinator(
         &mut self,
         out: &mut RelayOutput<'_>,
@@ -115,7 +113,9 @@ impl Relay {
                 self.open_branches(out);
                 Ok(vec![RelayEvent::Up { peer, lanes: 0 }])
             }
-            (message, _) if is_for_one_link(&message) => Err("passes on what is for one link only".to_owned()),
+            (message, _) if is_for_one_link(&message) => {
+                Err("relays a message that is valid on one link only".to_owned())
+            }
             _ if !self.is_joined() => {
                 out.stats.stale_frames += 1;
                 Ok(Vec::new())

@@ -1,4 +1,4 @@
-//! The coordinator's negotiation: from announcements to orders and rejections. Everything here belongs to one epoch.
+//! The coordinator's negotiation of one epoch: from announcements to orders and rejections.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::engine::shared::{eager, validation, wording};
 use crate::event::Time;
 use crate::trace::{Trace, operation};
 
-/// See the module's text.
+/// The negotiation of one epoch.
 #[derive(Debug, Default)]
 pub(crate) struct Agreement {
     pub(super) epoch: Epoch,
@@ -39,19 +39,19 @@ pub(crate) struct Agreement {
     last_joined: Rank,
     request_caches: RequestCaches,
     pub(super) scheduling: Scheduling,
-    /// What the epoch has to end with.
+    /// The failure that has to end the epoch.
     fatal: Option<Failure>,
     /// The rank whose announcement completed the newest round, and for how many microseconds the others had waited.
     last_to_be_ready: Option<(Rank, u64)>,
 }
 
 impl Agreement {
-    /// A new epoch, or none.
+    /// Starts a new epoch, or none.
     pub(crate) fn reset(&mut self, epoch: Epoch) {
         *self = Self { epoch, ..Self::default() };
     }
 
-    /// One announcement of a sidecar.
+    /// Handles one announcement of a sidecar.
     ///
     /// # Errors
     /// How it breaks the protocol.
@@ -63,7 +63,7 @@ impl Agreement {
     ) -> Result<(), Violation> {
         check_served(cx, from, &[rank])?;
         if self.scheduling.is_busy() {
-            // Said before the sender heard of the schedule; it will say so again.
+            // Sent before the sender received the schedule; it will be sent again.
             return match intent {
                 Intent::Remember { slot, request } => self.request_caches.insert(from, slot, &request),
                 _ => Ok(()),
@@ -93,26 +93,25 @@ impl Agreement {
         }
     }
 
-    /// What the epoch has to end with, if anything.
+    /// Takes the failure that has to end the epoch, if there is one.
     pub(crate) fn take_fatal(&mut self) -> Option<Failure> {
         self.fatal.take()
     }
 
-    /// The rank that all others have waited for, after an announcement that completed a round, and for how many
-    /// microseconds.
+    /// Takes the rank whose announcement completed the last round, and for how many microseconds the others waited.
     pub(crate) fn take_last_to_be_ready(&mut self) -> Option<(Rank, u64)> {
         self.last_to_be_ready.take()
     }
 
-    /// A sidecar has heard that a set is gone.
+    /// A sidecar acknowledges that a set is removed.
     ///
     /// # Errors
-    /// When it was not told.
+    /// When the set was not removed.
     pub(crate) fn forgotten(&mut self, from: SidecarIndex, set: SetId) -> Result<(), Violation> {
         self.process_sets.forgotten(from, set)
     }
 
-    /// Those who agree about a name; `None` when its set is gone, which the sender has yet to hear.
+    /// The ranks that negotiate a name; `None` when its set is removed and the sender has not acknowledged it.
     pub(super) fn scope(
         &self,
         cx: &mut Context,
@@ -124,8 +123,8 @@ impl Agreement {
         match self.process_sets.sets.scope(cx, set, name) {
             _ if self.process_sets.is_leaving(from, set) => Ok(None),
             Some(view) if view.contains(rank) => Ok(Some(view)),
-            Some(_) => Err(format!("speaks for {rank} about {name} in {set}, which it has no part in")),
-            None => Err(format!("speaks of tensor {name} of {set}, which does not exist")),
+            Some(_) => Err(format!("announces {name} in {set} for {rank}, which takes no part in it")),
+            None => Err(format!("announces tensor {name} of {set}, which does not exist")),
         }
     }
 
@@ -177,18 +176,19 @@ impl Agreement {
         }
     }
 
-    /// A rank takes no part any more in what it has not announced. What waited for it alone is complete now.
+    /// A rank joins: names that waited only for it are complete now.
     fn join(&mut self, cx: &mut Context, rank: Rank, join: &TensorKey) {
         self.joined.insert(rank);
         self.last_joined = rank;
-        // The join itself comes last: when it is complete there is nothing else.
+        // The join itself comes last: when it is complete nothing else is pending.
         for key in self.negotiation.names_of(SetId::WORLD).into_iter().filter(|key| key != join) {
             self.decide(cx, &key);
         }
         self.match_after_join(cx);
     }
 
-    /// Orders or rejects a name when everybody has announced it, and says since when it waited. `None` while it waits.
+    /// Orders or rejects a name when all ranks have announced it, and returns since when it waited. `None` while it
+    /// waits.
     fn decide(&mut self, cx: &mut Context, key: &TensorKey) -> Option<Time> {
         let mut complete = self.negotiation.take_complete(key, &self.joined)?;
         let contributions = std::mem::take(&mut complete.contributions);
@@ -211,7 +211,7 @@ impl Agreement {
         mismatch::check_modules(requests, |rank| cx.config.world.sidecar_of(rank))?;
         mismatch::check(requests, excused)?;
         for (rank, request) in requests {
-            // The sidecars have checked the same: this is for those that are not honest.
+            // The sidecars have checked the same; their messages are untrusted.
             validation::check(&cx.config.world, view, request).map_err(|why| refusal(key, &why).with_rank(*rank))?;
         }
         let Some((_, first)) = requests.first_key_value() else { return Ok(()) };
@@ -245,7 +245,7 @@ impl Agreement {
         failure: &Failure,
         group: Option<Group>,
     ) {
-        // The cause tells the two apart: a withdrawal that comes too late must not harm the name's next round.
+        // A withdrawal that comes too late must not affect the name's next round.
         let (cause, verb) = match failure.cause {
             Cause::TimedOut => (VoidCause::Withdrawn, "was withdrawn"),
             _ => (VoidCause::Refused, "was refused"),
@@ -275,7 +275,7 @@ impl Agreement {
         }
     }
 
-    /// A round was rejected: its groups go on without it, and who joined in it has not.
+    /// A round was rejected: its groups continue without it, and its joins are undone.
     fn failed(&mut self, cx: &mut Context, key: &TensorKey, requests: &RankRequests) {
         let group = |request: &Request| request.group.as_ref().map(|group| (group.name.clone(), group.size));
         let groups: BTreeSet<(TensorName, u32)> = requests.values().filter_map(group).collect();
@@ -306,7 +306,7 @@ impl Agreement {
         }
     }
 
-    /// All ranks have joined: every name begins anew.
+    /// All ranks have joined: the rounds of all names are reset.
     fn all_joined(&mut self, cx: &mut Context, key: &TensorKey) {
         let joined = std::mem::take(&mut self.joined);
         for (incomplete, progress) in self.groups.take_joined(&joined) {
@@ -318,7 +318,7 @@ impl Agreement {
         self.ordering.push_all_joined(key.name.clone(), self.last_joined);
     }
 
-    /// Joins that failed: what was to be performed without these ranks cannot be any more.
+    /// Undoes failed joins: operations that are ready without these ranks are rejected.
     fn unjoin(&mut self, cx: &mut Context, requests: &RankRequests) {
         let joins = requests.iter().filter(|(_, request)| request.collective == Collective::Join);
         let ranks: BTreeSet<Rank> = joins.map(|(rank, _)| *rank).filter(|rank| self.joined.remove(rank)).collect();
@@ -338,14 +338,14 @@ impl Agreement {
         }
     }
 
-    /// Unknown sets and the set of all ranks stay as they are, which the ranks learn in the same way.
+    /// Removes a set. Unknown sets and the set of all ranks are unchanged; the ranks are answered all the same.
     fn remove_set(&mut self, cx: &mut Context, name: &TensorName, set: SetId) {
         if self.process_sets.remove(cx, self.epoch, name, set) {
             self.negotiation.remove_set(set);
             self.matching.remove_set(set);
             self.groups.remove_set(set);
             self.ordering.remove_set(set);
-            // A step that asks for something of the set does not come again.
+            // Steps with operations of the set do not repeat.
             self.scheduling.repetition.reset();
         }
     }

@@ -1,4 +1,4 @@
-//! Group commit: which ready tensors travel in the next bucket.
+//! Tensor fusion: which ready tensors share the next bucket.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use ronde_wire::{
 
 use crate::engine::shared::planning::may_share;
 
-/// A tensor that all ranks have announced alike.
+/// A tensor that all ranks have announced with matching requests.
 #[derive(Clone, Debug)]
 pub(crate) struct ReadyTensor {
     pub(crate) tensor: OrderedTensor,
@@ -23,20 +23,20 @@ pub(crate) struct ReadyTensor {
     pub(crate) plugin: Option<Arc<PluginUse>>,
     /// The group of its requests.
     pub(crate) group: Option<Group>,
-    /// Which use of a group it was released with; 0 for none.
+    /// The use of its group that released it; 0 for none.
     pub(crate) group_use: u64,
     /// Ranks of the set without a request, because they have joined, ascending.
     pub(crate) joined: Vec<Rank>,
     pub(crate) algorithm: Algorithm,
-    /// Bytes of the tensor, of all ranks together where they differ, which count against the threshold; of all contributions
-    /// together where they travel along.
+    /// Bytes that count against the threshold: of the tensor, summed over all ranks where they differ, or of all
+    /// contributions of an eager tensor.
     pub(crate) bytes: u64,
     /// For an eager tensor the contribution of each rank of the set, in rank order; empty otherwise.
     pub(crate) contributions: Vec<Bytes>,
 }
 
-/// Takes the next bucket: the first tensor, and all compatible ones behind it, in order, as long as they fit. What is not
-/// taken keeps its order. Empty only when the queue is.
+/// Takes the next bucket: the first tensor and all compatible ones after it, in order, as long as they fit. The
+/// remaining tensors keep their order. Empty only when the queue is.
 pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u64) -> Vec<ReadyTensor> {
     let Some(first) = queue.pop_front() else { return Vec::new() };
     let is_eager = first.algorithm == Algorithm::Eager;
@@ -67,10 +67,10 @@ pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u6
     bucket
 }
 
-/// Tensors that are passed over in search of compatible ones; bounds the work for a bucket.
+/// Tensors that are skipped in search of compatible ones; bounds the work for a bucket.
 const SKIPPED_TENSORS_MAX: usize = 1_024;
 
-/// What is left of a bucket's limits.
+/// The rest of a bucket's limits.
 struct Room {
     bytes: u64,
     frame_bytes: usize,
@@ -88,7 +88,7 @@ impl Room {
         }
     }
 
-    /// Makes room for a tensor; false when there is none.
+    /// Reserves room for a tensor; false when there is none.
     fn take(&mut self, tensor: &ReadyTensor) -> bool {
         let fits = tensor.bytes <= self.bytes
             && tensor.frame_bytes() <= self.frame_bytes
@@ -110,11 +110,11 @@ const LENGTH_BYTES: usize = 2;
 /// Contributions of an order, in bytes.
 const EAGER_BYTES: u64 = limits::EAGER_ORDER_BYTES_MAX as u64;
 
-/// Bytes of an order's tensors; the rest of the frame is for what stands once in an order.
+/// Bytes of an order's tensors; the rest of the frame is for the other fields.
 const ORDER_FRAME_BYTES: usize = limits::CONTROL_FRAME_BYTES_MAX - 4_096;
 
 impl ReadyTensor {
-    /// Whether both are the same request of the same ranks.
+    /// Whether both are equal requests of the same ranks.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.tensor == other.tensor && self.group == other.group && self.is_compatible(other)
     }
@@ -130,7 +130,7 @@ impl ReadyTensor {
             && self.joined == other.joined
     }
 
-    /// The most blocks that a codec from a plugin makes of it; 0 without one.
+    /// The most blocks of a codec plugin; 0 without one.
     pub(crate) fn blocks(&self) -> u64 {
         match self.plugin.as_deref().map(|plugin| plugin.work) {
             Some(PluginWork::Codec { block_elements, .. }) => {
@@ -140,7 +140,7 @@ impl ReadyTensor {
         }
     }
 
-    /// The most bytes that it takes in an order's frame: numbers have at most ten.
+    /// The most bytes of it in an order's frame; a number has at most ten.
     fn frame_bytes(&self) -> usize {
         let numbers = self.tensor.shape.dimensions().len() + self.tensor.rows.len() + 3;
         let contributions: usize = self.contributions.iter().map(|bytes| bytes.len() + LENGTH_BYTES).sum();

@@ -1,8 +1,7 @@
-//! Receives from any source, at the coordinator, which alone decides what message each of them takes: of the messages for its
-//! rank and tag that no earlier receive takes, the one that was announced first. Messages of one source are taken in their
-//! order.
+//! Receives from any source at the coordinator, which matches each of them with the message that was announced first
+//! among those for its rank and tag that no earlier receive takes. Messages of one source are taken in their order.
 //!
-//! A sidecar announces a receive from any source when all receives before it, of the same rank, set and tag, have their
+//! A sidecar announces a receive from any source when all earlier receives of the same rank, set and tag have their
 //! messages, so at most one of them waits here.
 
 use std::collections::BTreeMap;
@@ -40,12 +39,12 @@ impl Matching {
         self.waiting.is_empty()
     }
 
-    /// A set is gone.
+    /// A set is removed.
     pub(crate) fn remove_set(&mut self, set: SetId) {
         self.waiting.retain(|mailbox, _| mailbox.set != set);
     }
 
-    /// What waits since before a time, in words.
+    /// Descriptions of the receives that have waited for so long.
     pub(crate) fn waiting(&self, now: Time, age_ms: u64) -> impl Iterator<Item = String> {
         let old = self.waiting.iter().filter(move |(_, waiting)| now.ms_since(waiting.since) >= age_ms);
         old.map(move |(mailbox, waiting)| {
@@ -60,10 +59,10 @@ impl Matching {
 }
 
 impl Agreement {
-    /// A rank receives from any source.
+    /// Handles the announcement of a receive from any source.
     ///
     /// # Errors
-    /// How that breaks the protocol.
+    /// How it breaks the protocol.
     pub(super) fn receive_any(
         &mut self,
         cx: &mut Context,
@@ -88,7 +87,7 @@ impl Agreement {
         Ok(())
     }
 
-    /// A receive from any source was withdrawn. Nothing happens when it has its message already.
+    /// Withdraws a receive from any source, unless it is matched already.
     pub(super) fn withdraw_receive(&mut self, cx: &mut Context, set: SetId, name: &TensorName, failure: &Failure) {
         let Some(any) = AnySource::of_receive(name) else { return };
         let mailbox = Mailbox { set, any };
@@ -104,7 +103,7 @@ impl Agreement {
         self.reject_receive(cx, mailbox, &why);
     }
 
-    /// A message was announced, or refused: a receive from any source may wait for it.
+    /// A message was announced or refused: matches it with a waiting receive from any source.
     pub(super) fn match_message(&mut self, cx: &mut Context, set: SetId, name: &TensorName) {
         if self.matching.is_empty() {
             return;
@@ -114,7 +113,7 @@ impl Agreement {
         }
     }
 
-    /// A rank has joined: it sends nothing any more.
+    /// A rank has joined, so it sends nothing more: checks the waiting receives.
     pub(super) fn match_after_join(&mut self, cx: &mut Context) {
         let of_world = self.matching.waiting.keys().copied().filter(|mailbox| mailbox.set == SetId::WORLD);
         for mailbox in of_world.collect::<Vec<_>>() {
@@ -149,7 +148,7 @@ impl Agreement {
     }
 }
 
-/// What a receive waits for.
+/// Why a receive waits.
 fn no_sender_text(Mailbox { set, any }: Mailbox) -> String {
     format!("no other rank of {set} has sent {} a message with tag {}", any.to, any.tag)
 }

@@ -1,5 +1,5 @@
-//! The coordinator: begins and ends epochs, negotiates, orders. Active on the sidecar that hosts rank 0; its own sidecar
-//! talks to it by the same messages as all others.
+//! The coordinator begins and ends epochs, negotiates requests and orders operations. It is active on the sidecar of
+//! rank 0, which sends it the same messages as all others.
 
 mod agreement;
 mod commits;
@@ -28,23 +28,23 @@ use self::stall::Stalls;
 use crate::engine::shared::context::Context;
 use crate::engine::shared::{Suspects, wording};
 
-/// See the module's text.
+/// The state of the coordinator.
 #[derive(Debug, Default)]
 pub(crate) struct Coordinator {
     phase: Phase,
     epoch: Epoch,
     /// Ranks that have attached since the last epoch began, as each sidecar last reported them.
     attached: BTreeMap<SidecarIndex, BTreeSet<Rank>>,
-    /// The newest epoch of whose begin each sidecar was told on its present link: what it sent before it heard of that
-    /// is void.
+    /// The newest epoch whose begin was sent to each sidecar on its current link: what the sidecar sent before it
+    /// received that is void.
     epoch_notified: BTreeMap<SidecarIndex, Epoch>,
     agreement: Agreement,
     stalls: Stalls,
-    /// Operations that a plugin takes part in; they are settled also after a rank has shut down.
+    /// Operations with a plugin; they are committed even after a rank has shut down.
     pending_commits: PendingCommits,
-    /// For each rank, how often its announcement was the one that all others waited for.
+    /// For each rank, how often its announcement was the last one.
     last_to_be_ready: Vec<u64>,
-    /// For each rank, for how many microseconds others have waited for it in all.
+    /// For each rank, the total microseconds for which others have waited for it.
     waited_for_us: Vec<u64>,
     suspect_ranks: BTreeMap<SidecarIndex, Vec<Rank>>,
     suspects_sent: Suspects,
@@ -52,12 +52,12 @@ pub(crate) struct Coordinator {
 
 #[derive(Debug, Default)]
 enum Phase {
-    /// Ranks attach.
+    /// Waiting for ranks to attach.
     #[default]
     Gathering,
     /// Within an epoch.
     Running,
-    /// A rank has shut down; these sidecars still finish what was ordered before.
+    /// A rank has shut down; these sidecars still finish ordered operations.
     Closing(BTreeSet<SidecarIndex>, Failure),
 }
 
@@ -115,11 +115,11 @@ impl Coordinator {
                 self.report_suspects(cx);
                 Ok(())
             }
-            _ => Err("sends the coordinator what only the coordinator sends".to_owned()),
+            _ => Err("sends the coordinator a message that only the coordinator sends".to_owned()),
         }
     }
 
-    /// A link to a sidecar is new: it may have been replaced within the epoch, so the sidecar is told of it again.
+    /// A link to a sidecar is new. It may have been replaced within the epoch, so the begin of the epoch is sent again.
     pub(crate) fn link_up(&mut self, cx: &mut Context, peer: SidecarIndex) {
         self.epoch_notified.remove(&peer);
         if self.is_running() && cx.sidecars.contains(&peer) {
@@ -128,8 +128,7 @@ impl Coordinator {
         }
     }
 
-    /// Sidecars are gone or cut off from here, or break the protocol: because of the culprit, who may be one of them.
-    /// Whether the epoch ends for it.
+    /// Sidecars are lost, because of the culprit, which may be one of them. Returns whether the epoch ends.
     pub(crate) fn lost(
         &mut self,
         cx: &mut Context,
@@ -144,7 +143,7 @@ impl Coordinator {
         self.lost_lanes(cx, peers, culprit, reason)
     }
 
-    /// Operations with these sidecars cannot be finished, whatever else they can. Whether the epoch ends for it.
+    /// Operations with these sidecars cannot be finished. Returns whether the epoch ends.
     pub(crate) fn lost_lanes(
         &mut self,
         cx: &mut Context,
@@ -161,7 +160,7 @@ impl Coordinator {
         awaited
     }
 
-    /// Looks at the clock: silent sidecars, stalled names.
+    /// Checks for silent sidecars and stalled names.
     pub(crate) fn tick(&mut self, cx: &mut Context) {
         let watched: Vec<SidecarIndex> = cx.sidecars.iter().copied().filter(|peer| self.awaits(*peer)).collect();
         let dead = watched.into_iter().find(|peer| cx.silent_ms(*peer) >= cx.config.peer_timeout_ms);
@@ -178,8 +177,8 @@ impl Coordinator {
         self.stalls.check(cx, &self.agreement, &self.pending_commits, &self.suspects_sent);
     }
 
-    /// Orders what is ready. Called when all messages at hand are handled, so that what became ready together travels
-    /// together.
+    /// Orders what is ready. Called when all pending messages are handled, so that tensors that became ready together
+    /// share a bucket.
     pub(crate) fn order_ready(&mut self, cx: &mut Context) {
         if self.is_running() {
             self.agreement.order_ready(cx);
@@ -221,8 +220,8 @@ impl Coordinator {
         (0..).map(Rank).take(cx.config.world.size()).filter(|rank| !attached(rank)).collect()
     }
 
-    /// A sidecar's whole list of ranks that wait for the next epoch; at the same time its word that it has finished the
-    /// frame's epoch.
+    /// Handles a sidecar's whole list of ranks that wait for the next epoch; it also reports the frame's epoch as
+    /// finished there.
     fn attached(
         &mut self,
         cx: &mut Context,
@@ -235,7 +234,7 @@ impl Coordinator {
             return Err(format!("claims to have seen {epoch}"));
         }
         match &mut self.phase {
-            // Sent before the sender heard of this epoch.
+            // Sent before the sender received the begin of this epoch.
             Phase::Running | Phase::Closing(..) if epoch < self.epoch => {
                 cx.stats.stale_frames += 1;
                 return Ok(());
@@ -258,7 +257,7 @@ impl Coordinator {
                 cx.stats.stale_frames += 1;
                 return Ok(());
             }
-            // A coordinator that was restarted learns from the others how far they were.
+            // A restarted coordinator learns the newest epoch from the others.
             Phase::Gathering => self.epoch = self.epoch.max(epoch),
         }
         self.attached.insert(from, ranks.iter().copied().collect());
@@ -280,7 +279,8 @@ impl Coordinator {
         cx.send_down(&cx.all_sidecars.clone(), self.epoch, Seq(0), epoch_begin(cx));
     }
 
-    /// Ends the epoch for all. After an orderly shutdown the sidecars finish what was ordered; anything worse ends that, too.
+    /// Ends the epoch on all sidecars. After an orderly shutdown they finish ordered operations; any other failure ends
+    /// those, too.
     fn end(&mut self, cx: &mut Context, failure: &Failure) {
         let to = cx.sidecars.iter().copied().filter(|sidecar| self.awaits(*sidecar)).collect();
         cx.send_down(&to, self.epoch, Seq(0), Control::EpochEnd { failure: failure.clone() });
@@ -304,7 +304,7 @@ impl Coordinator {
         if !self.is_running() {
             return Ok(());
         }
-        // What others have completed already is to be completed by all, so that is found out first.
+        // Operations that some sidecar has completed must complete everywhere, so the schedule is withdrawn first.
         if failure.cause == Cause::ShutDown && self.agreement.scheduling.is_busy() {
             self.agreement.scheduling.withdraw_for_exit(
                 cx,
@@ -337,7 +337,7 @@ impl Coordinator {
     }
 
     fn failed(&mut self, cx: &mut Context, from: SidecarIndex, failure: Failure) {
-        // What was ordered before a goodbye may need memory that went with the rank: the goodbye is the reason then.
+        // An operation ordered before a shutdown may need memory of the rank that closed: the shutdown is the reason.
         if let Phase::Closing(_, shutdown) = &self.phase {
             let shutdown = shutdown.clone();
             self.end(cx, &shutdown);
@@ -345,7 +345,7 @@ impl Coordinator {
         }
         let reason = format!("{} cannot go on: {}", wording::sidecar(&cx.config.world, from), failure.reason);
         let cause = if failure.cause.ends_epoch() { failure.cause } else { Cause::Bug };
-        // Who has lost another names that one.
+        // A sidecar that lost another one names that.
         let lost = failure.sidecar.filter(|lost| cause == Cause::SidecarLost && cx.sidecars.contains(lost));
         let named = Failure::new(cause, reason).with_sidecar(lost.unwrap_or(from));
         self.end(cx, &Failure { rank: failure.rank, tensor: failure.tensor, ..named });
@@ -359,7 +359,7 @@ impl Coordinator {
         reason: &str,
     ) -> Result<(), Violation> {
         if !cx.sidecars.contains(&sidecar) || sidecar == from {
-            return Err(format!("claims not to reach {sidecar}, which is no peer of it"));
+            return Err(format!("reports {sidecar} as unreachable, which is not its peer"));
         }
         if !self.awaits(from) {
             return Ok(());
@@ -367,9 +367,9 @@ impl Coordinator {
         let is_alive = sidecar == cx.me() || cx.silent_ms(sidecar) < cx.config.suspect_ms;
         let who = wording::sidecar(&cx.config.world, sidecar);
         let text = if is_alive {
-            format!("{from} cannot reach {who}: {reason}; the coordinator still hears both")
+            format!("{from} cannot reach {who}: {reason}; the coordinator still receives from both")
         } else {
-            format!("{who} is lost: neither {from} nor the coordinator hears it: {reason}")
+            format!("{who} is lost: neither {from} nor the coordinator receives from it: {reason}")
         };
         self.end(cx, &Failure::new(Cause::SidecarLost, text).with_sidecar(sidecar));
         Ok(())
@@ -404,7 +404,7 @@ impl Coordinator {
             return Ok(());
         }
         if self.agreement.ordering.reporter(seq) != Some(from) {
-            return Err(format!("reports {seq} as done, which it does not have to report"));
+            return Err(format!("reports {seq} as done, which it must not report"));
         }
         self.agreement.ordering.done(cx, seq);
         Ok(())
@@ -423,7 +423,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Tells everybody who is late, when that has changed.
+    /// Reports silent peers to all sidecars when the list has changed.
     fn report_suspects(&mut self, cx: &mut Context) {
         if !self.is_busy() {
             return;
@@ -449,7 +449,7 @@ fn epoch_begin(cx: &Context) -> Control {
 
 pub(crate) fn check_served(cx: &Context, from: SidecarIndex, ranks: &[Rank]) -> Result<(), Violation> {
     match ranks.iter().find(|rank| !cx.serves(from, **rank)) {
-        Some(rank) => Err(format!("speaks for {rank}, which the job does not place on it")),
+        Some(rank) => Err(format!("sends a message for {rank}, which it does not serve")),
         None => Ok(()),
     }
 }

@@ -1,5 +1,5 @@
-//! What the coordinator orders, seen as steps: a step ends where something is ordered that it has ordered before in it.
-//! A job that trains asks for the same in every step.
+//! Detection of repeated training steps in the coordinator's orders. A step ends when a tensor is ordered that is
+//! already part of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use crate::engine::shared::TensorKey;
 use crate::engine::shared::sets::SetView;
 use crate::event::Time;
 
-/// See the module's text.
+/// The history of steps.
 #[derive(Debug)]
 pub(crate) struct Repetition {
-    /// The step that is being ordered.
+    /// The current step.
     step: Step,
-    /// What the one before asked for; `None` before there was a whole one.
+    /// The tensors of the previous step; `None` before there was a complete one.
     last: Option<BTreeMap<TensorKey, ReadyTensor>>,
-    /// How long that took.
+    /// The duration of the previous step.
     last_us: u64,
-    /// Steps in a row, the last one included, that asked for the same.
+    /// The number of equal steps in a row, up to the previous one.
     equal: u32,
-    /// What is left of an iteration of a schedule, and no part of the next step.
+    /// The rest of an interrupted iteration of a schedule, which is no part of the next step.
     left: BTreeSet<TensorKey>,
-    /// The most tensors of a step that are remembered; 0 for nothing at all.
+    /// The most tensors of a step; 0 turns the detection off.
     tensors_max: usize,
 }
 
-/// A part of a step that was ordered as one operation.
+/// The tensors of a step that were ordered as one operation.
 #[derive(Clone, Debug)]
 pub(crate) struct Bucket {
     pub(crate) view: Arc<SetView>,
@@ -46,9 +46,9 @@ struct Step {
     began: Time,
     keys: BTreeMap<TensorKey, ReadyTensor>,
     buckets: Vec<Bucket>,
-    /// How many of them the step before asked for as well.
+    /// How many tensors are equal to those of the previous step.
     alike: usize,
-    /// Whether there is something in it that cannot run ahead.
+    /// Whether it has an operation that cannot be scheduled.
     is_bound: bool,
 }
 
@@ -60,7 +60,7 @@ impl Default for Repetition {
 }
 
 impl Repetition {
-    /// Remembers steps of so many tensors, or none at all.
+    /// Sets the most tensors of a step; 0 turns the detection off.
     pub(crate) fn set_tensors_max(&mut self, tensors_max: usize) {
         let tensors_max = tensors_max.min(limits::SCHEDULE_TENSORS_MAX);
         if self.tensors_max != tensors_max {
@@ -68,18 +68,18 @@ impl Repetition {
         }
     }
 
-    /// Steps are counted anew. The next one begins behind what is left of an iteration of a schedule.
+    /// Restarts the count of steps. The next one begins after `left`, the rest of an iteration of a schedule.
     pub(crate) fn restart(&mut self, left: BTreeSet<TensorKey>) {
         self.reset();
         self.left = left;
     }
 
-    /// Forgets what was seen.
+    /// Clears the history.
     pub(crate) fn reset(&mut self) {
         *self = Self { tensors_max: self.tensors_max, ..Self::default() };
     }
 
-    /// An operation is ordered.
+    /// Records an ordered operation.
     pub(crate) fn ordered(&mut self, now: Time, view: &Arc<SetView>, bucket: &[ReadyTensor]) {
         if self.tensors_max == 0 {
             return;
@@ -91,9 +91,9 @@ impl Repetition {
         self.step.buckets.retain(|bucket| !bucket.tensors.is_empty());
     }
 
-    /// The buckets of the present step, when it asks for the same as the one before and is whole, for so many steps in a row:
-    /// with the time that the one before took, in microseconds. The next one is expected to begin like it. `None` for a step of
-    /// small operations only: they are over in the round trip that negotiates them, and would take longer over the lanes.
+    /// The buckets of the current step when it is complete and so many steps in a row are equal, with the duration of
+    /// the previous one in microseconds. `None` for a step of only small operations: eager ones take one round trip for
+    /// negotiation and data together, and would take longer over the lanes.
     pub(crate) fn step(&self, steps: u32) -> Option<(&[Bucket], u64)> {
         let Step { keys, buckets, alike, is_bound, .. } = &self.step;
         let whole = self.last.as_ref().is_some_and(|last| last.len() == keys.len() && *alike == keys.len());
@@ -103,7 +103,7 @@ impl Repetition {
         found.then_some((buckets, self.last_us))
     }
 
-    /// Whether the present step asks for a name.
+    /// Whether the current step contains a name.
     pub(crate) fn asks_for(&self, set: SetId, name: &TensorName) -> bool {
         self.step.keys.contains_key(&TensorKey::new(set, name))
     }
@@ -142,14 +142,14 @@ impl Repetition {
     }
 }
 
-/// Whether an operation gives nobody a result before everybody has taken part in it: an element of every rank is in every
-/// member's result. And what is reduced has the same bits whether it travels eagerly or not.
+/// Whether an operation may be scheduled: no member can complete it before all ranks take part, because an element of
+/// every rank is in every member's result, and its result has the same bits whether it is eager or not.
 fn may_run_ahead(view: &SetView, tensor: &ReadyTensor) -> bool {
     let (shape, rows) = (&tensor.tensor.shape, &tensor.tensor.rows);
     let ranks = view.ranks.len() as u64;
     let small = tensor.algorithm == Algorithm::Eager;
     let needs_all_ranks = match &tensor.collective {
-        // It may fail, and stands only when the coordinator says so.
+        // It may fail, and needs the commit of the coordinator.
         _ if tensor.plugin.is_some() => false,
         Collective::AllReduce { .. } => true,
         Collective::ReduceScatter { op } => {
@@ -159,11 +159,11 @@ fn may_run_ahead(view: &SetView, tensor: &ReadyTensor) -> bool {
         Collective::AllGather | Collective::AllToAll { .. } => rows.iter().all(|rows| *rows > 0),
         _ => false,
     };
-    // The first of an all-gather's rows stand in the shape, all others in the list.
+    // The shape of an all-gather has the rows of the first rank; the list has those of all ranks.
     needs_all_ranks && shape.elements() > 0 && tensor.joined.is_empty()
 }
 
-/// Whether all that a group has in the step was released at once: what is cut off by a withdrawal belongs to one use.
+/// Whether each group of the step was released as a whole, so that a withdrawal interrupts only one use of it.
 fn are_whole(buckets: &[Bucket]) -> bool {
     let mut uses: BTreeMap<(SetId, &TensorName, u32), (u64, usize)> = BTreeMap::new();
     for Bucket { view, tensors } in buckets {
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_step_that_repeats_is_found_at_its_end() {
         assert_eq!(found(&["ab", "c", "a", "b", "c"], 2), [false, false, false, false, true]);
-        // What came before the first step is no part of any.
+        // Tensors before the first step are part of none.
         assert_eq!(found(&["xy", "a", "b", "a", "b", "a", "b"], 2)[4..], [false, false, true]);
     }
 

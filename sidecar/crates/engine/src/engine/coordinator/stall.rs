@@ -1,4 +1,4 @@
-//! Names that some ranks have announced long ago and others have not, and groups that lack tensors: Horovod's stall report.
+//! Stall reports, as in Horovod: names that some ranks announced long ago and others did not, and incomplete groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,19 +12,20 @@ use crate::engine::shared::context::Context;
 use crate::engine::shared::{Suspects, wording};
 use crate::event::{Action, Time};
 
-/// Remembers what was reported, so that each report comes once an interval and is taken back.
+/// The state of stall reports: each report is sent once per interval, and withdrawn when the stall is over.
 ///
-/// Before a report the sidecars of missing ranks are asked what these do; it waits for the answers, but not for long.
+/// Before a report, the sidecars of missing ranks are asked for the activity of these; the report waits for the
+/// answers, but not for long.
 #[derive(Debug, Default)]
 pub(crate) struct Stalls {
     checked: Option<Time>,
     reported: bool,
     query: Option<ActivityQuery>,
-    /// What the ranks asked about last do, and when that was told.
+    /// The activities of the ranks of the last query, and when they arrived.
     activities: BTreeMap<Rank, (Time, Activity)>,
 }
 
-/// A report that waits for answers.
+/// A query of activities, for whose answers a report waits.
 #[derive(Debug)]
 struct ActivityQuery {
     at: Time,
@@ -36,8 +37,8 @@ impl Stalls {
         *self = Self::default();
     }
 
-    /// Makes the report that is due, if one is. Looks four times per `stall_warning_ms`, so a name is reported at an age
-    /// between one and one and a quarter of it, then once an interval.
+    /// Makes the report that is due, if one is. It checks four times per `stall_warning_ms`, so a name is reported at
+    /// an age of 1 to 1.25 times that, then once per interval.
     pub(crate) fn check(
         &mut self,
         cx: &mut Context,
@@ -65,16 +66,16 @@ impl Stalls {
         }
     }
 
-    /// A sidecar tells what its ranks do.
+    /// Handles the activities that a sidecar reports.
     pub(crate) fn answered(&mut self, cx: &Context, from: SidecarIndex, activities: Vec<Activity>) {
-        // Who answers late, or without having been asked, tells nothing that a report could use.
+        // Late and unrequested answers are ignored.
         if self.query.as_mut().is_some_and(|query| query.awaited.remove(&from)) {
             let activities = activities.into_iter().take(limits::REPORT_RANKS_MAX);
             self.activities.extend(activities.map(|of| (of.rank, (cx.now, of.within_limits()))));
         }
     }
 
-    /// What the epoch ends with when a tensor has waited for `stall_shutdown_ms`, for ranks or for its group.
+    /// The failure that ends the epoch when a tensor has waited for `stall_shutdown_ms`, for ranks or for its group.
     pub(crate) fn shutdown(&self, cx: &Context, agreement: &Agreement) -> Option<Failure> {
         let limit_ms = cx.config.stall_shutdown_ms;
         if limit_ms == 0 {
@@ -131,20 +132,21 @@ impl Stalls {
             let ranks = stalled.missing.into_keys().collect();
             cx.act(Action::Notice { sidecars, ranks, text });
         } else if was_reported {
-            let text = "No tensor waits for a rank, for its group or for a plugin for long any more.".to_owned();
+            let text =
+                "The stall is over: no tensor has waited long for a rank, for its group or for a plugin.".to_owned();
             cx.act(Action::Notice { sidecars, ranks: suspect_ranks, text });
         }
     }
 }
 
-/// What has waited for long.
+/// Everything that has waited for a given time.
 struct Stalled {
     missing: Missing,
-    /// Groups of which tensors wait for others, in words.
+    /// Descriptions of groups with tensors that wait for others.
     groups: Vec<String>,
-    /// Receives from any source, in words.
+    /// Descriptions of receives from any source.
     receives: Vec<String>,
-    /// Operations that are with their plugins, in words.
+    /// Descriptions of operations that wait for their plugins.
     with_plugins: Vec<String>,
 }
 
@@ -171,8 +173,8 @@ impl Stalled {
         }
         if self.missing.is_empty() && self.groups.is_empty() {
             return format!(
-                "One or more operations have been with their plugins for more than {seconds}. All ranks have asked for \
-                 them; see how busy the sidecars are that are not done, and how fast the plugin is (ronde plugin bench)."
+                "One or more operations have waited for their plugins for more than {seconds}. All ranks have submitted \
+                 them; check the load of the sidecars that are not done, and the speed of the plugin (ronde plugin bench)."
             );
         }
         if self.missing.is_empty() {
@@ -189,7 +191,7 @@ impl Stalled {
         )
     }
 
-    /// Missing ranks, groups, and what the ranks do as far as that was told, on lines of their own.
+    /// Missing ranks, groups, and the known activities of the ranks, one per line.
     fn list(&self, cx: &Context, activities: &BTreeMap<Rank, (Time, Activity)>) -> String {
         let mut text = String::new();
         if !self.missing.is_empty() {
@@ -215,7 +217,7 @@ impl Stalled {
     }
 }
 
-/// A group that waits, in words: what it has, since when, and what it lacks.
+/// The description of a waiting group: its progress, its age, and the missing tensors.
 fn group(cx: &Context, agreement: &Agreement, waiting: &Waiting<'_>) -> String {
     let progress = waiting.progress();
     let age = wording::seconds(cx.now.ms_since(waiting.since()));
@@ -237,21 +239,22 @@ fn group(cx: &Context, agreement: &Agreement, waiting: &Waiting<'_>) -> String {
     format!("{} since {age}; {}.", wording::capitalised(&progress), lacking.join(", "))
 }
 
-/// For each missing rank what waits for it.
+/// The names that wait for each missing rank.
 type Missing = BTreeMap<Rank, MissingRank>;
 
-/// What waits for a rank.
+/// The names that wait for a rank.
 struct MissingRank {
     /// Some of the names.
     names: Vec<String>,
-    /// How many more there are.
+    /// The number of further names.
     more: usize,
-    /// The one that waits for longest, and since when.
+    /// The name that waits for longest, and since when.
     oldest: TensorName,
     since: Time,
 }
 
-/// What has waited for so long. A join waits for the slowest rank by its nature, so it does not count.
+/// The missing ranks of names that have waited for so long. Joins are excluded: they wait for the slowest rank by
+/// design.
 fn missing(cx: &Context, agreement: &Agreement, age_ms: u64) -> Missing {
     let mut missing = Missing::new();
     for waiting in agreement.negotiation.waiting() {
@@ -275,5 +278,5 @@ fn missing(cx: &Context, agreement: &Agreement, age_ms: u64) -> Missing {
     missing
 }
 
-/// How long a report waits for what the missing ranks do.
+/// How long a report waits for the activities of the missing ranks.
 const ACTIVITY_WAIT_MS: u64 = 500;

@@ -1,4 +1,4 @@
-//! What the local ranks do: told to the coordinator when they hold others up, and to everybody when they fail.
+//! The activity of local ranks: reported to the coordinator when others wait for them, and to all ranks when they fail.
 
 use ronde_wire::{Activity, Call, Control, Rank, Record, Seq, TensorName, limits};
 
@@ -6,10 +6,10 @@ use super::Participant;
 use crate::engine::shared::context::Context;
 use crate::event::Time;
 
-/// What a rank asked for last.
+/// The last call of a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct LastCall {
-    /// As collectives are called on the wire.
+    /// The name of the collective on the wire.
     pub(crate) collective: &'static str,
     pub(crate) operation: TensorName,
     pub(crate) site: Option<String>,
@@ -29,7 +29,7 @@ impl LastCall {
 }
 
 impl Participant {
-    /// A rank asks for something.
+    /// A rank has called an operation.
     pub(crate) fn called(&mut self, cx: &Context, rank: Rank, call: LastCall) {
         self.mark_alive(cx, rank);
         if let Some(liveness) = self.present.get_mut(&rank) {
@@ -37,14 +37,14 @@ impl Participant {
         }
     }
 
-    /// What is known of a rank, should it have failed.
+    /// The record of a rank, for its failure.
     pub(crate) fn record(&self, cx: &Context, rank: Rank, now: Time) -> Record {
         let last_call = self.present.get(&rank).and_then(|liveness| liveness.last_call.as_ref());
         let (host, last_call) = (cx.config.host.clone(), last_call.map(|call| call.to_call(now)));
         Record { rank, host, pid: None, exit: None, last_call, stderr_tail: Vec::new() }
     }
 
-    /// The coordinator wonders what some ranks do.
+    /// Reports the activity of some ranks to the coordinator.
     pub(crate) fn report_activity(&self, cx: &mut Context, ranks: &[Rank]) {
         let mine = ranks.iter().filter(|rank| cx.serves(cx.me(), **rank)).take(limits::REPORT_RANKS_MAX);
         let activities = mine.map(|rank| self.activity(cx, *rank)).collect();

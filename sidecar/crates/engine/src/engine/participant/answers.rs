@@ -1,4 +1,4 @@
-//! What the coordinator says about names besides orders: rejections, and what is agreed without an operation.
+//! Answers of the coordinator other than orders: rejections, and requests that complete without an operation.
 
 use ronde_wire::{
     AnySource, Cause, Collective, Control, DType, Detail, Failure, ProcessSet, Rank, Seq, SetId, TensorName,
@@ -12,7 +12,7 @@ use crate::engine::shared::{Mailbox, RequestKey, TensorKey};
 use crate::event::{Action, Completion};
 
 impl Participant {
-    /// The coordinator rejects a name. Excused ranks take no part in this round of it.
+    /// Handles the rejection of a name. Excused ranks take no part in this round of it.
     pub(crate) fn rejected(&mut self, cx: &mut Context, key: &TensorKey, failure: &Failure, excused: &[Rank]) {
         let Some(view) = self.sets.scope(cx, key.set, &key.name) else { return };
         cx.stats.rejected += 1;
@@ -33,7 +33,7 @@ impl Participant {
         }
     }
 
-    /// All ranks have joined. No name of the set of all ranks is under way any more; all of them begin anew.
+    /// All ranks have joined. No name of the set of all ranks is pending; their rounds are reset.
     pub(crate) fn all_joined(&mut self, cx: &mut Context, name: &TensorName, last: Rank) {
         let Some(requests) = self.take_world_requests(cx, name, |what| *what == Collective::Join) else { return };
         self.requests.forget_rejections(SetId::WORLD);
@@ -43,7 +43,7 @@ impl Participant {
         self.answer(cx, requests, &Detail::LastJoined(last));
     }
 
-    /// There is a new process set.
+    /// A process set was added.
     pub(crate) fn set_added(&mut self, cx: &mut Context, name: &TensorName, set: &ProcessSet) {
         let fits = |what: &Collective| match what {
             Collective::AddSet { ranks } => {
@@ -64,7 +64,8 @@ impl Participant {
         }
     }
 
-    /// A process set is gone; what is asked of it and not ordered fails. When there is none, the ranks learn that.
+    /// A process set was removed; its requests that are not ordered fail. The ranks are also answered when there was
+    /// none.
     pub(crate) fn set_removed(&mut self, cx: &mut Context, name: &TensorName, set: SetId) {
         let Some(requests) = self.take_world_requests(cx, name, |what| *what == Collective::RemoveSet { set }) else {
             return;
@@ -83,15 +84,15 @@ impl Participant {
             let failure = Failure::new(Cause::Refused, reason).with_tensor(name);
             self.complete(cx, key, Err(failure));
         }
-        // What was submitted before goes out before: the coordinator takes nothing about the old set behind this.
+        // Earlier submissions are sent first: the coordinator accepts nothing about the old set after this.
         self.flush(cx);
         self.leaving.insert(set);
         self.forget_sets(cx);
         self.answer(cx, requests, &Detail::Set(set));
     }
 
-    /// Gives the ids of removed sets back, once no operation of theirs is under way here: a new set by the same id may use
-    /// the same names.
+    /// Releases the ids of removed sets once none of their operations is in flight here: a new set with the same id may
+    /// use the same names.
     pub(crate) fn forget_sets(&mut self, cx: &mut Context) {
         for set in std::mem::take(&mut self.leaving) {
             if self.admitted.values().any(|running| running.admission.topology.set == set) {
@@ -103,8 +104,8 @@ impl Participant {
         }
     }
 
-    /// Takes out the requests of all local ranks by a name of the set of all ranks. `None` when one of them has not asked for
-    /// what the coordinator answers: the epoch ends then.
+    /// Takes out the requests of all local ranks with a name of the set of all ranks. `None` when one of them has no
+    /// such request; the epoch ends then.
     fn take_world_requests(
         &mut self,
         cx: &mut Context,

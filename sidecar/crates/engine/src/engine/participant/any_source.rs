@@ -1,11 +1,11 @@
 //! Receives from any source, at the sidecar of the receiving rank.
 //!
-//! Which message such a receive takes is decided by the coordinator (`matching`). Receives of one rank, set and tag take
-//! messages in the order in which they are posted, as in MPI: those posted after one from any source are held until its
-//! source is known. No message waits for that: one that fits a held receive fits the receive before it, too.
+//! The coordinator decides which message such a receive takes (`matching`). Receives of one rank, set and tag take
+//! messages in posting order, as in MPI: those posted after one from any source are held until its source is known. No
+//! message waits for that: a message that matches a held receive also matches the receive before it.
 //!
-//! A worker numbers its receives from each source, and does not count receives from any source that took messages of it. So
-//! the numbers of its later receives from that source are raised here.
+//! A worker numbers its receives from each source and does not count receives from any source that took messages of it.
+//! So this module raises the numbers of its later receives from that source.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,7 +19,7 @@ use super::requests::{RankKey, TakenRequest};
 use crate::engine::shared::context::Context;
 use crate::engine::shared::{Mailbox, RequestKey, Submission, TensorKey, validation};
 
-/// Receives whose messages are not known.
+/// Receives that wait for a receive from any source before them.
 #[derive(Debug, Default)]
 pub(crate) struct AnySources {
     mailboxes: BTreeMap<Mailbox, Receives>,
@@ -28,11 +28,11 @@ pub(crate) struct AnySources {
 /// The receives of a mailbox from the first one from any source on.
 #[derive(Debug, Default)]
 struct Receives {
-    /// For each source how many of its messages were taken by receives from any source.
+    /// The number of messages of each source that receives from any source took.
     taken: BTreeMap<Rank, u64>,
-    /// Whether a receive from any source waits for the coordinator; it is among the requests.
+    /// Whether a receive from any source waits for the coordinator; it is one of the pending requests.
     waits: bool,
-    /// What was posted after it, in order.
+    /// The receives posted after it, in order.
     held: VecDeque<Held>,
 }
 
@@ -40,12 +40,12 @@ struct Receives {
 #[derive(Debug)]
 struct Held {
     what: Request,
-    /// The request; or why there is none any more, with which the message that it would have taken fails.
+    /// The request; or the failure of a refused or withdrawn one, which its message will fail with.
     request: Result<RequestId, Failure>,
 }
 
 impl AnySources {
-    /// How many receives of a rank are held.
+    /// The number of held receives of a rank.
     pub(crate) fn of(&self, rank: Rank) -> usize {
         self.wanted().filter(|key| key.rank == rank).count()
     }
@@ -55,19 +55,19 @@ impl AnySources {
         self.wanted().any(|held| held == key)
     }
 
-    /// How many receives are held.
+    /// The number of held receives.
     pub(crate) fn len(&self) -> usize {
         self.wanted().count()
     }
 
-    /// Forgets everything; gives the requests that were held.
+    /// Clears everything; returns the requests that were held.
     pub(crate) fn clear(&mut self) -> Vec<RequestKey> {
         let wanted = self.wanted().collect();
         self.mailboxes.clear();
         wanted
     }
 
-    /// Forgets a set; gives the requests that were held, with their names.
+    /// Removes a set; returns the requests that were held, with their names.
     pub(crate) fn remove_set(&mut self, set: SetId) -> Vec<TakenRequest> {
         let mut taken = Vec::new();
         for (mailbox, receives) in self.mailboxes.extract_if(.., |mailbox, _| mailbox.set == set) {
@@ -90,7 +90,7 @@ impl AnySources {
         waiting.map(|(mailbox, _)| mailbox.any.tag)
     }
 
-    /// Takes a held request out. Its turn comes all the same, and with it the failure of the message.
+    /// Withdraws a held request. It keeps its position, at which its message will fail.
     fn withdraw(&mut self, RequestKey { rank, request }: RequestKey, failure: &Failure) -> bool {
         let of_rank = self.mailboxes.iter_mut().filter(|(mailbox, _)| mailbox.any.to == rank);
         let mut held = of_rank.flat_map(|(_, receives)| &mut receives.held);
@@ -102,7 +102,7 @@ impl AnySources {
         self.mailboxes.get(&mailbox).is_some_and(|receives| receives.waits)
     }
 
-    /// The name that a receive has among those of its source; others keep theirs.
+    /// The name of a receive with its raised number; other names are unchanged.
     fn numbered(&self, set: SetId, name: TensorName) -> TensorName {
         let Some((pair, tag)) = Pair::of_message(&name) else { return name };
         let receives = self.mailboxes.get(&Mailbox { set, any: AnySource { to: pair.to, tag } });
@@ -113,7 +113,7 @@ impl AnySources {
         }
     }
 
-    /// The next receive whose turn has come.
+    /// The next held receive, when none from any source waits.
     fn next(&mut self, mailbox: Mailbox) -> Option<Held> {
         let receives = self.mailboxes.get_mut(&mailbox).filter(|receives| !receives.waits)?;
         receives.held.pop_front()
@@ -128,7 +128,7 @@ impl AnySources {
 }
 
 impl Participant {
-    /// The request as it is to be submitted now; `None` when it is held, or refused.
+    /// The request to submit now; `None` when it is held or refused.
     pub(super) fn in_posting_order(&mut self, cx: &mut Context, key: RequestKey, mut what: Request) -> Option<Request> {
         let rank = key.rank;
         let Some(any) = receives(rank, &what.collective) else { return Some(what) };
@@ -159,8 +159,8 @@ impl Participant {
         None
     }
 
-    /// The service has refused a receive by itself. The name of the message that fails with it; `None` when that is not known
-    /// yet, or there is none.
+    /// Handles a receive that the service refused. Returns the name of the message that fails with it; `None` when it
+    /// is not known yet, or there is none.
     pub(super) fn refused_in_posting_order(
         &mut self,
         cx: &mut Context,
@@ -169,7 +169,7 @@ impl Participant {
         failure: &Failure,
     ) -> Option<TensorName> {
         if AnySource::of_receive(&name).is_some() {
-            // Nobody else knows of it.
+            // No other rank knows of it.
             return None;
         }
         let Some((pair, tag)) = Pair::of_message(&name).filter(|(pair, _)| pair.to == rank) else { return Some(name) };
@@ -183,8 +183,8 @@ impl Participant {
         Some(self.any_sources.numbered(set, name))
     }
 
-    /// A rank that joins takes no part in what it has not announced, such as the message that a receive from any source is
-    /// yet to be matched with, and the receives that are held after it.
+    /// Refuses a join while a receive from any source waits: a joined rank takes no part in operations that it has not
+    /// announced, such as the message of that receive and the receives held after it.
     pub(super) fn check_join(&self, rank: Rank, what: &Request) -> Result<(), String> {
         let waiting = match what.collective {
             Collective::Join => self.any_sources.waiting_tag(what.set, rank),
@@ -197,12 +197,12 @@ impl Participant {
         })
     }
 
-    /// A receive from any source is submitted: what is posted after it is held.
+    /// A receive from any source is submitted: later receives are held.
     pub(super) fn waits_for_source(&mut self, mailbox: Mailbox) {
         self.any_sources.mailboxes.entry(mailbox).or_default().waits = true;
     }
 
-    /// Takes a receive back that is held. Whether there is such.
+    /// Withdraws a held receive. Returns whether there was one.
     pub(super) fn withdraw_held(&mut self, cx: &mut Context, key: RequestKey, reason: &str) -> bool {
         let failure = Failure::new(Cause::TimedOut, reason).with_rank(key.rank);
         let held = self.any_sources.withdraw(key, &failure);
@@ -212,7 +212,7 @@ impl Participant {
         held
     }
 
-    /// The coordinator says which message a receive from any source takes.
+    /// Handles the coordinator's match of a receive from any source with a message.
     pub(crate) fn matched(&mut self, cx: &mut Context, set: SetId, receive: &TensorName, message: TensorName) {
         if !self.is_active() {
             cx.stats.stale_frames += 1;
@@ -242,7 +242,7 @@ impl Participant {
                 let submission = Submission { what, contribution: Bytes::new() };
                 self.enqueue(cx, &key, pending.request, pending.since, submission);
             }
-            // Too late for the message to be another's: it fails for its sender.
+            // No other receive can take the message any more: it fails for its sender.
             Some(failure) => {
                 self.void(cx, key, failure.clone(), None);
                 self.complete(cx, RequestKey { rank: any.to, request: pending.request }, Err(failure));
@@ -251,7 +251,7 @@ impl Participant {
         self.release_held(cx, Mailbox { set, any });
     }
 
-    /// A receive from any source does not wait any more: what was posted after it is submitted, up to the next one from any
+    /// A receive from any source no longer waits: the receives held after it are submitted, up to the next one from any
     /// source.
     pub(super) fn release_held(&mut self, cx: &mut Context, mailbox: Mailbox) {
         let Some(receives) = self.any_sources.mailboxes.get_mut(&mailbox) else { return };
@@ -267,7 +267,7 @@ impl Participant {
                 Err(failure) if matches!(what.collective, Collective::Recv { .. }) => {
                     self.void(cx, RankKey { set: what.set, name: what.name, rank }, failure, None);
                 }
-                // Nobody else knows of it.
+                // No other rank knows of it.
                 Err(_) => {}
             }
         }
@@ -282,7 +282,7 @@ impl Participant {
         let any = mailbox.any;
         let rank = any.to;
         let reason = format!(
-            "{rank} has had more than {HELD_MAX} receives with tag {} refused or withdrawn behind one from any source",
+            "{rank} has had more than {HELD_MAX} receives with tag {} refused or withdrawn after one from any source",
             any.tag
         );
         self.fail(cx, Seq(0), &Failure::new(Cause::Bug, reason).with_rank(rank));
@@ -299,7 +299,7 @@ impl Participant {
     }
 }
 
-/// Receives of one mailbox that may be held, those included whose requests were refused or withdrawn.
+/// The most held receives of one mailbox, refused and withdrawn ones included.
 const HELD_MAX: usize = 2 * limits::PENDING_PER_SESSION_MAX;
 
 /// The mailbox of a receive.

@@ -1,4 +1,4 @@
-//! Ordered operations: admitted in order, completed in any.
+//! Ordered operations: admitted in order, completed in any order.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::event::{Action, Completion};
 use crate::trace::Trace;
 
 impl Participant {
-    /// The coordinator orders an operation.
+    /// Handles an order of the coordinator.
     pub(crate) fn order(&mut self, cx: &mut Context, seq: Seq, order: &Order) {
         if !self.is_active() || self.broken {
             cx.stats.stale_frames += 1;
@@ -30,7 +30,7 @@ impl Participant {
         }
     }
 
-    /// An operation is performed from here on.
+    /// Starts an operation.
     pub(super) fn admit(&mut self, cx: &mut Context, running: Running) {
         cx.stats.admitted += 1;
         cx.act(Action::Admit(Arc::clone(&running.admission)));
@@ -48,7 +48,7 @@ impl Participant {
         self.advance(cx);
     }
 
-    /// Tells all whom it concerns that an operation is over.
+    /// Completes the requests of an operation, and reports it as done if this sidecar is its reporter.
     pub(super) fn performed(&mut self, cx: &mut Context, Running { admission, reports, .. }: Running) {
         let (epoch, seq) = (admission.epoch, admission.seq);
         cx.stats.executed += 1;
@@ -77,7 +77,7 @@ impl Participant {
         self.conclude(cx);
     }
 
-    /// An operation is over: what waited for that.
+    /// An operation is over: releases removed sets, and ends the epoch if it waits for this.
     pub(super) fn conclude(&mut self, cx: &mut Context) {
         if self.is_active() {
             self.forget_sets(cx);

@@ -1,5 +1,5 @@
-//! The request cache of the announcing side (Horovod's response cache): a training step repeats the requests of the last
-//! one, so a repeated request is announced by its slot alone.
+//! The request cache of the announcing side (Horovod's response cache): a training step repeats the requests of the
+//! last one, so a repeated request is announced by its slot alone.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use ronde_wire::control::Intent;
 use crate::engine::shared::TensorKey;
 use crate::engine::shared::request_cache::{is_cacheable, is_same};
 
-/// The announcing side's table: the least recently used request makes room for a new one.
+/// The cache of the announcing side. It evicts the least recently used request.
 #[derive(Debug, Default)]
 pub(crate) struct RequestCache {
     slots: Vec<Slot>,
     by_name: BTreeMap<TensorKey, u16>,
-    /// Slots by when they were last used, oldest first.
+    /// Slots by time of last use, oldest first.
     by_use: BTreeMap<u64, u16>,
     uses: u64,
 }
@@ -25,18 +25,18 @@ struct Slot {
     used: u64,
 }
 
-/// How a request is announced.
+/// The intent that announces a request.
 #[derive(Debug)]
 pub(crate) struct CachedIntent {
     pub(crate) intent: Intent,
-    /// Whether another request was forgotten for it.
+    /// Whether another request was evicted for it.
     pub(crate) evicts: bool,
 }
 
 impl RequestCache {
-    /// How a request is announced that goes out next.
+    /// The intent for a request that is announced next; caches the request.
     ///
-    /// At most `slots` are remembered, always as many in one epoch.
+    /// The cache holds at most `slots` requests. This number is constant within an epoch.
     pub(crate) fn announce(&mut self, request: &Request, slots: usize) -> CachedIntent {
         if slots == 0 || !is_cacheable(request) {
             return CachedIntent { intent: Intent::Ready(request.clone()), evicts: false };
@@ -63,12 +63,12 @@ impl RequestCache {
         CachedIntent { intent, evicts }
     }
 
-    /// Forgets everything: both sides do when an epoch begins.
+    /// Clears the cache, as the coordinator does when an epoch begins.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// A number that is not in use, or the one that was not used for longest, and whether it had to be taken away.
+    /// A free slot, or the least recently used one, and whether its request was evicted.
     fn free_slot(&mut self, slots: usize) -> (u16, bool) {
         match u16::try_from(self.slots.len()) {
             Ok(next) if self.slots.len() < slots => (next, false),

@@ -1,5 +1,4 @@
-//! Requests of local ranks that have no answer yet, by name and by number; and what is known of names that failed before
-//! a rank asked for them.
+//! Pending requests of local ranks, by name and by number, and rejections of names that a rank has not submitted yet.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -9,7 +8,7 @@ use ronde_wire::{Collective, Failure, Group, Rank, Request, RequestId, Seq, SetI
 use crate::engine::shared::{RequestKey, Submission};
 use crate::event::Time;
 
-/// A name as one rank uses it.
+/// A tensor's name for one rank.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RankKey {
     pub(crate) set: SetId,
@@ -30,20 +29,20 @@ pub(crate) struct TakenRequest {
     pub(crate) name: TensorName,
 }
 
-/// See the module's text.
+/// The pending requests of all local ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     pending: BTreeMap<RankKey, Pending>,
     numbers: BTreeMap<RequestKey, RankKey>,
     counts: BTreeMap<Rank, usize>,
     rounds: BTreeMap<RankKey, RoundOffset>,
-    /// Ranks with a join.
+    /// Ranks with a pending join.
     joined: BTreeSet<Rank>,
-    /// Counts what is asked for and refused.
+    /// The number of submissions and refusals so far.
     turns: u64,
 }
 
-/// A request without an answer.
+/// A pending request.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) request: RequestId,
@@ -51,9 +50,9 @@ pub(crate) struct Pending {
     pub(crate) since: Time,
     /// The operation that performs it.
     pub(crate) ordered: Option<Seq>,
-    /// What travels along when it is announced.
+    /// The contribution that travels with its announcement.
     pub(crate) contribution: Bytes,
-    /// Why the rank does not want it any more, if so.
+    /// The failure of a withdrawn request.
     pub(crate) withdrawn: Option<Failure>,
     turn: u64,
 }
@@ -66,7 +65,7 @@ pub(crate) struct Refusal {
     turn: u64,
 }
 
-/// What the coordinator does not know any more when a schedule is over, in the order in which it came about.
+/// Submissions that the coordinator does not know when a schedule is over, in the order of submission.
 #[derive(Debug)]
 pub(crate) enum Unordered {
     /// A request without an operation.
@@ -75,49 +74,49 @@ pub(crate) enum Unordered {
     Refused { key: RankKey, failure: Failure, group: Option<Group> },
 }
 
-/// How far a rank and the coordinator are apart in the rounds of a name (see the negotiation's text). Only one of the two
-/// is not zero at a time.
+/// The difference between a rank and the coordinator in the rounds of a name (see `coordinator::negotiation`). At most
+/// one of the two lists is not empty.
 #[derive(Debug, Default)]
 struct RoundOffset {
-    /// Rounds in which the rank's part was a refusal, and whose rejection has not arrived.
+    /// Rounds that the rank took part in with a refusal, and whose rejection has not arrived.
     refused: VecDeque<Refusal>,
     /// Rounds that were rejected before the rank took part.
     rejected: VecDeque<Failure>,
 }
 
-/// Rejections that may wait for one rank and name; the coordinator's own bound on poisoned rounds keeps them below.
+/// Rejections that may wait for one rank and name; the coordinator's bound on poisoned rounds keeps them below this.
 pub(crate) const REJECTED_AHEAD_MAX: usize = crate::engine::shared::POISONED_MAX;
 
-/// What a rejection meets at one rank.
+/// The effect of a rejection on one rank.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Rejected {
     /// This request fails.
     Request(RequestId),
-    /// The rank has had its answer.
+    /// The rank was answered before.
     Answered,
-    /// The rank has yet to ask; its next request by that name fails at once.
+    /// The rank has no such request yet; its next one with that name fails at once.
     Ahead,
-    /// Too many are waiting already.
+    /// Too many rejections wait.
     Overflow,
 }
 
 impl Requests {
-    /// Whether the rank has a request by this name without an answer.
+    /// Whether the rank has a pending request with this name.
     pub(crate) fn has(&self, key: &RankKey) -> bool {
         self.pending.contains_key(key)
     }
 
-    /// Whether the rank uses this number.
+    /// Whether the rank has a pending request with this number.
     pub(crate) fn has_number(&self, key: RequestKey) -> bool {
         self.numbers.contains_key(&key)
     }
 
-    /// Whether the rank has joined and has no answer yet.
+    /// Whether the rank has a pending join.
     pub(crate) fn has_joined(&self, rank: Rank) -> bool {
         self.joined.contains(&rank)
     }
 
-    /// How many requests of a rank have no answer.
+    /// The number of pending requests of a rank.
     pub(crate) fn of(&self, rank: Rank) -> usize {
         self.counts.get(&rank).copied().unwrap_or_default()
     }
@@ -139,15 +138,15 @@ impl Requests {
         self.pending.insert(key, Pending { request, what, since: now, ordered, contribution, withdrawn, turn });
     }
 
-    /// The request with a number, while it is not known that it will be performed: nothing is ordered for it, or what is was
-    /// not ordered by itself, from `ahead` on.
+    /// The request with a number while it can still be withdrawn: it is not ordered, or only by the schedule that
+    /// begins with `ahead`.
     pub(crate) fn withdrawable(&mut self, key: RequestKey, ahead: Option<Seq>) -> Option<&mut Pending> {
         let pending = self.pending.get_mut(self.numbers.get(&key)?)?;
         let decided = pending.ordered.is_some_and(|seq| ahead.is_none_or(|first| seq < first));
         (!decided).then_some(pending)
     }
 
-    /// A request that was ordered, and is not any more.
+    /// Marks a request as not ordered: its operation was dropped.
     pub(crate) fn mark_unordered(&mut self, key: RequestKey) {
         let pending = self.numbers.get(&key).and_then(|key| self.pending.get_mut(key));
         if let Some(pending) = pending {
@@ -155,7 +154,7 @@ impl Requests {
         }
     }
 
-    /// What is neither ordered nor rejected.
+    /// The requests and refusals that are neither ordered nor rejected.
     pub(crate) fn unordered(&self) -> Vec<Unordered> {
         let asked = self.pending.iter().filter(|(_, pending)| pending.ordered.is_none());
         let asked = asked.map(|(key, pending)| (pending.turn, Unordered::Request(key.clone())));
@@ -170,7 +169,7 @@ impl Requests {
         all.into_iter().map(|(_, unordered)| unordered).collect()
     }
 
-    /// Takes a rank's part in the next round of a name out of its group. False when it has taken none.
+    /// Removes the group from a rank's part in the next round of a name. False when there is none.
     pub(crate) fn ungroup(&mut self, key: &RankKey) -> bool {
         if let Some(refusal) = self.rounds.get_mut(key).and_then(|ahead| ahead.refused.front_mut()) {
             refusal.group = None;
@@ -184,7 +183,7 @@ impl Requests {
         self.pending.get(key)
     }
 
-    /// The failure that already waits for the rank's next request by this name; taken out.
+    /// Takes the failure that already waits for the rank's next request with this name.
     pub(crate) fn take_rejection(&mut self, key: &RankKey) -> Option<Failure> {
         let ahead = self.rounds.get_mut(key)?;
         let failure = ahead.rejected.pop_front();
@@ -192,7 +191,7 @@ impl Requests {
         failure
     }
 
-    /// The rank's part in the next round of the name was a refusal.
+    /// Records a refusal as the rank's part in the next round of the name.
     pub(crate) fn refuse(&mut self, key: RankKey, failure: Failure, group: Option<Group>) {
         if self.take_rejection(&key).is_none() {
             let turn = self.next_turn();
@@ -200,7 +199,7 @@ impl Requests {
         }
     }
 
-    /// A round of the name was rejected.
+    /// Handles the rejection of a round of the name.
     pub(crate) fn reject(&mut self, key: RankKey, failure: &Failure) -> Rejected {
         if let Some(ahead) = self.rounds.get_mut(&key).filter(|ahead| !ahead.refused.is_empty()) {
             ahead.refused.pop_front();
@@ -236,7 +235,7 @@ impl Requests {
         Ok(pending.request)
     }
 
-    /// Forgets a request; true when there was one.
+    /// Removes a request; true when there was one.
     pub(crate) fn remove(&mut self, RequestKey { rank, request }: RequestKey) -> bool {
         let Some(key) = self.numbers.remove(&RequestKey { rank, request }) else { return false };
         if let Some(count) = self.counts.get_mut(&rank) {
@@ -249,13 +248,13 @@ impl Requests {
         pending.is_some()
     }
 
-    /// Whether the rank's request by this name is not ordered and fits.
+    /// Whether the rank's request with this name is not ordered and fits.
     pub(crate) fn fits(&self, key: &RankKey, fits: impl Fn(&Collective) -> bool) -> bool {
         let pending = self.pending.get(key).filter(|pending| pending.ordered.is_none());
         pending.is_some_and(|pending| fits(&pending.what.collective))
     }
 
-    /// Takes out the rank's request by this name, whole.
+    /// Removes the rank's request with this name and returns all of it.
     pub(crate) fn take_pending(&mut self, key: &RankKey) -> Option<Pending> {
         let request = self.pending.get(key)?.request;
         self.numbers.remove(&RequestKey { rank: key.rank, request });
@@ -265,14 +264,14 @@ impl Requests {
         self.pending.remove(key)
     }
 
-    /// Takes out the rank's request by this name.
+    /// Removes the rank's request with this name and returns its number.
     pub(crate) fn take_one(&mut self, key: &RankKey) -> Option<RequestId> {
         let request = self.pending.get(key)?.request;
         self.remove(RequestKey { rank: key.rank, request });
         Some(request)
     }
 
-    /// Takes out what is asked of a set and not ordered, and forgets the set.
+    /// Removes the requests of a set that are not ordered, and the rejections of the set.
     pub(crate) fn take_set(&mut self, set: SetId) -> Vec<TakenRequest> {
         let of_set = |(key, pending): (&RankKey, &Pending)| {
             let taken = key.set == set && pending.ordered.is_none();
@@ -287,12 +286,12 @@ impl Requests {
         taken
     }
 
-    /// Forgets rejections of a set that ranks have not met.
+    /// Drops rejections of a set that wait for later requests.
     pub(crate) fn forget_rejections(&mut self, set: SetId) {
         self.rounds.retain(|key, ahead| key.set != set || !ahead.refused.is_empty());
     }
 
-    /// Takes out all requests, or those only for which nothing is ordered, ascending by rank and number.
+    /// Removes all requests, or only those that are not ordered, ascending by rank and number.
     pub(crate) fn take(&mut self, unordered_only: bool) -> Vec<RequestKey> {
         let chosen = |key: &RankKey| {
             let ordered = self.pending.get(key).is_some_and(|pending| pending.ordered.is_some());

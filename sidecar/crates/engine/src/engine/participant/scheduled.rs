@@ -1,5 +1,5 @@
-//! A schedule as one sidecar performs it: what the ranks ask for is matched with positions, and a position is admitted when
-//! all local ranks have asked for all of it and everything before it is admitted. Nobody is asked.
+//! The execution of a schedule on one sidecar: requests of local ranks are matched with positions. A position is
+//! admitted, without negotiation, when all local ranks have submitted all of it and everything before it is admitted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,35 +16,34 @@ use crate::engine::shared::{RequestKey, TensorKey};
 use crate::event::{Action, Time};
 use crate::trace::{Trace, operation};
 
-/// See the module's text.
+/// The active schedule.
 #[derive(Debug)]
 pub(crate) struct Scheduled {
     number: u64,
     first: Seq,
     patience_us: u64,
     positions: Vec<Position>,
-    /// Where each name of a set stands: the position, and the tensor in it.
+    /// The position of each tensor.
     tensor_positions: TensorPositions,
-    /// Whether this sidecar has a part in any.
+    /// Whether this sidecar takes part in any operation of it.
     takes_part: bool,
-    /// Complete iterations, and the position of the present one that comes next.
+    /// Complete iterations, and the next position of the current one.
     iterations: u64,
     next: usize,
-    /// Operations that are admitted and not performed, and their bytes.
+    /// Admitted operations that are not performed yet, and their bytes.
     in_flight: BTreeMap<Seq, u64>,
     in_flight_bytes: u64,
-    /// The last operation that was admitted.
+    /// The last admitted operation.
     admitted: Seq,
-    /// For each set the last operation that was completed.
+    /// The last completed operation of each set.
     completed: BTreeMap<SetId, Seq>,
     ranks: BTreeMap<Rank, RankProgress>,
-    /// Whether the coordinator was told of a invalidation.
+    /// Whether the invalidation was reported to the coordinator.
     invalidated: bool,
-    /// Whether nothing is admitted or completed any more.
+    /// Whether admission and completion have stopped.
     frozen: bool,
 }
 
-/// See [`Scheduled::tensor_positions`].
 type TensorPositions = BTreeMap<TensorKey, TensorPosition>;
 
 /// A tensor of a schedule: the index of its operation, and its own within that.
@@ -57,20 +56,20 @@ struct TensorPosition {
 #[derive(Debug)]
 struct Position {
     bucket: ScheduledBucket,
-    /// `None` where this sidecar has no part.
+    /// `None` where this sidecar takes no part.
     template: Option<Template>,
     bytes: u64,
-    /// Requests of local ranks that are still to come before its next turn, and how many there are in all.
+    /// Requests of local ranks that are missing for its next iteration, and their total number.
     missing: usize,
     requests: usize,
 }
 
-/// What one rank has asked for and is not admitted.
+/// The requests of one rank that are matched and not admitted.
 #[derive(Debug, Default)]
 struct RankProgress {
     requests: usize,
     last: Time,
-    /// Whether it was found to keep to the order, and has asked for nothing since.
+    /// Whether the rank was found in order, and has submitted nothing since.
     in_order: bool,
 }
 
@@ -86,7 +85,7 @@ impl Scheduled {
         ScheduleStatus { number: self.number, operations, tensors, steps: self.iterations }
     }
 
-    /// The next operation, when all of it is asked for and there is room for it.
+    /// The next operation, when all of it is submitted and there is room for it.
     fn due(&self) -> Option<&Position> {
         let position = self.positions.get(self.next)?;
         let small = self.in_flight_bytes.saturating_add(position.bytes) <= limits::SCHEDULED_IN_FLIGHT_BYTES;
@@ -95,8 +94,8 @@ impl Scheduled {
         (position.missing == 0 && room && self.takes_part && self.holds()).then_some(position)
     }
 
-    /// Whether requests are matched and admitted. Not any more once this sidecar has told of a invalidation: a rank's request
-    /// behind one that was refused belongs to the iteration after the one that comes next.
+    /// Whether requests are matched and admitted. This stops once this sidecar has reported an invalidation: a rank's
+    /// request after a refused one belongs to a later iteration than the next one.
     fn holds(&self) -> bool {
         !self.invalidated && !self.frozen
     }
@@ -105,7 +104,7 @@ impl Scheduled {
         Seq(self.first.0 + self.iterations * self.positions.len() as u64 + self.next as u64)
     }
 
-    /// Goes on to the next position.
+    /// Advances to the next position.
     fn step(&mut self) {
         self.next += 1;
         if self.next == self.positions.len() {
@@ -113,26 +112,26 @@ impl Scheduled {
         }
     }
 
-    /// Whether it is over with an operation that is performed, or never was one of it.
+    /// Records an operation as performed. False when it is not in flight for this schedule.
     fn done(&mut self, seq: Seq) -> bool {
         let bytes = self.in_flight.remove(&seq);
         self.in_flight_bytes -= bytes.unwrap_or(0);
         bytes.is_some()
     }
 
-    /// Since when a rank has to be looked at, the first of them.
+    /// When the order of a quiet rank has to be checked next.
     fn deadline(&self) -> Option<Time> {
         let watched = self.ranks.values().filter(|progress| progress.requests > 0 && !progress.in_order);
         let first = watched.map(|progress| progress.last).min().filter(|_| self.holds())?;
         Some(Time(first.0.saturating_add(self.patience_us)))
     }
 
-    /// Requests of local ranks for tensors of groups of which others were completed in the same iteration: those are to go on
-    /// by themselves.
+    /// Requests of local ranks for tensors whose groups were partly completed in the same iteration. They continue
+    /// without their group.
     fn rest_of_groups(&self, completed: &[(SetId, Seq)]) -> Vec<RankKey> {
         let mut rest = Vec::new();
         for (set, last) in completed {
-            // The last position of the set's last iteration that stands.
+            // The last committed position of the set in its last iteration.
             let Some(last) = last.0.checked_sub(self.first.0).map(|turn| turn % self.positions.len() as u64) else {
                 continue;
             };
@@ -154,8 +153,8 @@ impl Scheduled {
         rest
     }
 
-    /// Whether a rank has asked for something and not for all that comes before it, or not for all of its bucket. It may be
-    /// that the rank waits for the one before it asks for the other.
+    /// Whether a rank has submitted a tensor and not everything before it, or not all of its bucket. The rank may be
+    /// waiting for the one before it submits the other.
     fn is_out_of_order(&self, rank: Rank, is_asked: impl Fn(RankKey) -> bool) -> bool {
         let mut gap = false;
         let turns = (self.next..self.positions.len()).chain(0..self.next);
@@ -176,7 +175,8 @@ impl Scheduled {
 }
 
 impl Participant {
-    /// The coordinator issues a schedule. What was announced and is not ordered is void there, and is matched with it here.
+    /// Handles a new schedule. Announced requests that are not ordered are void at the coordinator, and are matched
+    /// with the schedule here.
     pub(crate) fn schedule(
         &mut self,
         cx: &mut Context,
@@ -189,7 +189,7 @@ impl Participant {
             cx.stats.stale_frames += 1;
             return;
         }
-        // What both sides remember of requests stays alike.
+        // Keeps the request caches of both sides equal.
         self.announce_all(cx);
         match self.prepare_schedule(cx, first, buckets) {
             Ok((positions, tensor_positions)) => {
@@ -221,7 +221,7 @@ impl Participant {
         }
     }
 
-    /// The coordinator withdraws a schedule: nothing of it is admitted or completed behind this.
+    /// Handles the withdrawal of a schedule: nothing of it is admitted or completed after this.
     pub(crate) fn freeze(&mut self, cx: &mut Context, number: u64) {
         let current = |scheduled: &&mut Scheduled| scheduled.number == number && !scheduled.frozen;
         let Some(scheduled) = self.scheduled.as_mut().filter(current) else {
@@ -234,8 +234,8 @@ impl Participant {
         self.to_coordinator(cx, Seq(0), frozen);
     }
 
-    /// A schedule is over. Of its operations those stand that somebody has completed, and what comes before them in the
-    /// same set; the requests of all others are announced.
+    /// Handles the end of a schedule. Its operations up to the last one that any sidecar completed in the same set are
+    /// committed; the requests of all others are announced again.
     pub(crate) fn resume(&mut self, cx: &mut Context, number: u64, last: Seq, completed: &[(SetId, Seq)]) {
         let Some(scheduled) = self.scheduled.take_if(|scheduled| scheduled.number == number && scheduled.frozen) else {
             cx.stats.stale_frames += 1;
@@ -274,14 +274,14 @@ impl Participant {
         self.announce_unordered(cx);
     }
 
-    /// What was dropped is out of the way.
+    /// The lanes have dropped the cancelled operations.
     pub(crate) fn cancelled(&mut self, cx: &mut Context, epoch: Epoch, last: Seq) {
         if epoch == self.epoch && self.dropping.take_if(|dropping| *dropping == last).is_some() {
             self.advance(cx);
         }
     }
 
-    /// A request has come: it is matched with the schedule, if there is one.
+    /// Matches a new request with the schedule, if there is one.
     pub(super) fn follow(&mut self, cx: &mut Context, key: &RankKey) {
         let Some(scheduled) = self.scheduled.as_mut().filter(|scheduled| scheduled.holds()) else { return };
         let Some(pending) = self.requests.pending(key) else { return };
@@ -306,7 +306,7 @@ impl Participant {
         self.advance(cx);
     }
 
-    /// Admits as much of the schedule as is asked for.
+    /// Admits the operations of the schedule that are submitted completely.
     pub(super) fn advance(&mut self, cx: &mut Context) {
         while let Some(scheduled) = self.scheduled.as_mut().filter(|_| !self.broken && self.dropping.is_none()) {
             let Some(position) = scheduled.due() else { return };
@@ -344,7 +344,7 @@ impl Participant {
         }
     }
 
-    /// Notes that an operation is performed. Whether that is to be kept secret, as it may not stand.
+    /// Records that an operation is performed. Returns whether its completion is held, because it may be dropped.
     pub(super) fn hold(&mut self, seq: Seq) -> bool {
         let Some(scheduled) = &mut self.scheduled else { return false };
         let Some(running) = self.admitted.get_mut(&seq).filter(|_| scheduled.done(seq)) else { return false };
@@ -357,7 +357,7 @@ impl Participant {
         scheduled.frozen
     }
 
-    /// Tells the coordinator, once, that the schedule does not hold.
+    /// Reports to the coordinator, once, that the schedule is invalid.
     pub(super) fn invalidate(&mut self, cx: &mut Context, invalidation: Invalidation) {
         let Some(scheduled) = self.scheduled.as_mut().filter(|scheduled| scheduled.holds()) else { return };
         scheduled.invalidated = true;
@@ -370,7 +370,7 @@ impl Participant {
         self.scheduled.as_ref().and_then(Scheduled::deadline)
     }
 
-    /// Looks at ranks that have asked for nothing for a while: who does not keep to the order may wait for ever.
+    /// Checks the order of ranks that have submitted nothing for a while: a rank out of order may wait for ever.
     pub(crate) fn check_schedule(&mut self, cx: &mut Context) {
         let (Some(scheduled), requests) = (&mut self.scheduled, &self.requests) else { return };
         if scheduled.deadline().is_none_or(|at| cx.now < at) {
@@ -394,7 +394,7 @@ impl Participant {
         }
     }
 
-    /// Requests that wait for so long that the coordinator is to find out for whom.
+    /// Invalidates the schedule when a request waits so long that the coordinator has to find the missing rank.
     pub(super) fn check_delays(&mut self, cx: &mut Context) {
         let Some(first) = self.scheduled.as_ref().map(|scheduled| scheduled.first) else { return };
         let limit_ms = cx.config.stall_warning_ms / DELAYS_PER_WARNING;
@@ -412,7 +412,10 @@ impl Participant {
         buckets: Vec<ScheduledBucket>,
     ) -> Result<(Vec<Position>, TensorPositions), String> {
         if first <= self.last_seq || self.scheduled.is_some() {
-            return Err(format!("it begins with {first}, behind {}, or while there is another one", self.last_seq));
+            return Err(format!(
+                "it begins with {first}, which does not follow {}, or another schedule is active",
+                self.last_seq
+            ));
         }
         let tensors: usize = buckets.iter().map(|bucket| bucket.order.tensors.len()).sum();
         let sets: BTreeSet<SetId> = buckets.iter().map(|bucket| bucket.order.set).collect();
@@ -454,7 +457,7 @@ impl Participant {
         Ok(Position { bucket, template, bytes, missing: requests, requests })
     }
 
-    /// What was announced and not ordered is asked for as the schedule says, or is a invalidation.
+    /// Matches announced requests that are not ordered with the schedule; those that do not match invalidate it.
     fn match_unordered(&mut self, cx: &mut Context) {
         for unordered in self.requests.unordered() {
             match unordered {
@@ -469,7 +472,7 @@ impl Participant {
         }
     }
 
-    /// An operation does not stand: its requests are as they were before it was admitted.
+    /// Drops an operation: its requests are as they were before it was admitted.
     fn drop_operation(&mut self, seq: Seq) {
         let Some(running) = self.admitted.remove(&seq) else { return };
         for answered in running.admission.tensors.iter().flat_map(|tensor| &tensor.requests) {
@@ -478,5 +481,5 @@ impl Participant {
     }
 }
 
-/// How many times in the age of a stall warning requests are looked at: the warning is late by so much.
+/// Checks for delayed requests per stall warning time, of which the warning may be late by one interval.
 const DELAYS_PER_WARNING: u64 = 4;

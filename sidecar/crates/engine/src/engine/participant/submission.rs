@@ -17,7 +17,7 @@ use crate::engine::shared::{Mailbox, RequestKey, Submission, TensorKey, eager, v
 use crate::event::{Action, Time};
 
 impl Participant {
-    /// A worker's request.
+    /// Handles a worker's request.
     pub(crate) fn submit(&mut self, cx: &mut Context, key: RequestKey, Submission { what, contribution }: Submission) {
         cx.stats.submitted += 1;
         self.mark_alive(cx, key.rank);
@@ -26,7 +26,7 @@ impl Participant {
         }
     }
 
-    /// A request whose turn has come among the receives of its rank and tag, if it is one.
+    /// Submits a request. A receive comes in its turn among the receives of its rank and tag.
     pub(super) fn submit_in_turn(
         &mut self,
         cx: &mut Context,
@@ -66,7 +66,7 @@ impl Participant {
         self.enqueue(cx, &key, request.request, cx.now, Submission { what, contribution });
     }
 
-    /// Announces a request that was found in order, or does what a schedule says about it.
+    /// Announces a valid request, or matches it with the schedule.
     pub(super) fn enqueue(
         &mut self,
         cx: &mut Context,
@@ -77,7 +77,7 @@ impl Participant {
     ) {
         let rank = key.rank;
         if let Some(failure) = self.requests.take_rejection(key) {
-            // This round of the name has failed already. The coordinator counts who has taken part.
+            // This round of the name has failed already. The coordinator counts its participants.
             self.announce_void(key, failure.clone(), what.group);
             self.complete(cx, RequestKey { rank, request }, Err(failure));
             return;
@@ -89,7 +89,7 @@ impl Participant {
         self.follow(cx, key);
     }
 
-    /// How many bytes of a rank's contribution travel along with its announcement.
+    /// Bytes of a rank's contribution in its announcement.
     pub(crate) fn contribution_bytes(&self, view: &SetView, rank: Rank, what: &Request) -> usize {
         eager::contribution_bytes(view, rank, what, self.eager_bytes).unwrap_or(0)
     }
@@ -97,11 +97,11 @@ impl Participant {
     fn check_contribution(&self, view: &SetView, rank: Rank, what: &Request, came: &Bytes) -> Result<(), String> {
         match self.contribution_bytes(view, rank, what) {
             due if due == came.len() => Ok(()),
-            due => Err(format!("{} of {due} bytes of its contribution came along; this is a bug in ronde", came.len())),
+            due => Err(format!("{} of {due} bytes of its contribution arrived; this is a bug in ronde", came.len())),
         }
     }
 
-    /// The service has refused a request by itself.
+    /// Handles a request that the service refused.
     pub(crate) fn refused_by_service(
         &mut self,
         cx: &mut Context,
@@ -122,9 +122,10 @@ impl Participant {
         }
     }
 
-    /// A worker no longer waits. When the request is not ordered yet it fails on all ranks; otherwise the operation
-    /// completes. Either way its `Complete` comes, once nothing touches its memory any more. A join cannot be taken back: it is
-    /// answered when all ranks have joined, as the others may have performed operations without this one.
+    /// Handles a withdrawal: the worker no longer waits. A request that is not ordered yet fails on all ranks;
+    /// otherwise the operation completes. Either way its `Complete` follows once nothing accesses its memory. A join
+    /// cannot be withdrawn: it completes when all ranks have joined, as the others may have performed operations
+    /// without this rank.
     pub(crate) fn withdraw(&mut self, cx: &mut Context, key: RequestKey, reason: &str) {
         let rank = key.rank;
         cx.stats.withdrawn += 1;
@@ -145,7 +146,7 @@ impl Participant {
         }
     }
 
-    /// Announces what was not settled when a schedule ended: the coordinator knows nothing of it.
+    /// Announces the requests that were not ordered when a schedule ended.
     pub(super) fn announce_unordered(&mut self, cx: &mut Context) {
         for unordered in self.requests.unordered() {
             match unordered {
@@ -164,14 +165,14 @@ impl Participant {
         }
     }
 
-    /// Sends what was submitted, unless memory of it is still in use for something that is being dropped.
+    /// Sends the announcements, unless operations that are being dropped still use the memory of the requests.
     pub(crate) fn flush(&mut self, cx: &mut Context) {
         if self.dropping.is_none() {
             self.announce_all(cx);
         }
     }
 
-    /// Sends what was submitted, in as few messages as frames allow.
+    /// Sends the announcements in as few messages as frames allow.
     pub(super) fn announce_all(&mut self, cx: &mut Context) {
         let mut batch = Vec::new();
         let mut bytes = 0;
@@ -190,7 +191,7 @@ impl Participant {
         }
     }
 
-    /// What does not concern other ranks: they cannot know of this request.
+    /// Checks that refuse a request locally, because other ranks cannot know of it.
     fn check_accepts(&self, cx: &mut Context, key: RequestKey, what: &Request) -> Result<Arc<SetView>, Failure> {
         let rank = key.rank;
         let refused = |reason: String| Err(Failure::new(Cause::Refused, reason));
@@ -206,7 +207,7 @@ impl Participant {
         Ok(view)
     }
 
-    /// Whether the rank takes part in the epoch, and that goes on.
+    /// Checks that the rank takes part in an active epoch.
     pub(super) fn check_takes_part(&self, rank: Rank) -> Result<(), Failure> {
         if let Phase::Closing(failure) = &self.phase {
             return Err(failure.clone());
@@ -225,7 +226,7 @@ impl Participant {
         self.requests.has_number(key) || self.any_sources.has_number(key)
     }
 
-    /// Those who perform a request.
+    /// The participants of a request.
     pub(super) fn check_set(&self, cx: &mut Context, rank: Rank, what: &Request) -> Result<Arc<SetView>, String> {
         let set = what.set;
         let unknown = || format!("Process set provided does not exist, or has not been registered. It is {set}.");
@@ -271,7 +272,7 @@ impl Participant {
 
     fn warn_of_evictions(&self, cx: &mut Context) {
         let text = format!(
-            "More than {} different requests are made by turns; the least recent ones are announced in full again. Give \
+            "More than {} different requests are in use; the request cache evicts the least recent ones, which are announced in full again. Give \
              tensors the same name in every step.",
             cx.config.announce_slots
         );
@@ -279,7 +280,7 @@ impl Participant {
         cx.act(Action::Notice { sidecars: suspects.sidecars, ranks: suspects.ranks, text });
     }
 
-    /// The rank's part in the next round of a name is a refusal: all other ranks' requests of the round fail.
+    /// Makes the rank's part in the next round of a name a refusal: the other ranks' requests of the round fail.
     pub(super) fn void(&mut self, cx: &mut Context, key: RankKey, failure: Failure, group: Option<Group>) {
         let group = group.filter(|_| !self.ungrouped.remove(&key));
         if self.scheduled.is_some() {
@@ -291,7 +292,7 @@ impl Participant {
     }
 
     fn announce_void(&mut self, RankKey { set, name, rank }: &RankKey, failure: Failure, group: Option<Group>) {
-        // The cause says that this is no withdrawal.
+        // The cause distinguishes this from a withdrawal.
         let failure = Failure { cause: Cause::Refused, record: None, ..failure };
         let intent = Intent::Void { set: *set, name: name.clone(), failure, group };
         self.outbox.push(Announcement::new(*rank, intent));
@@ -303,7 +304,7 @@ fn no_epoch(rank: Rank) -> Failure {
     Failure::new(Cause::Refused, reason)
 }
 
-/// The most bytes that an intent takes in a frame: numbers have at most ten.
+/// The most bytes of an intent in a frame; a number has at most ten.
 fn frame_bytes(intent: &Intent) -> usize {
     let group_bytes = |group: &Option<Group>| group.as_ref().map_or(0, |group| group.name.as_str().len() + 20);
     match intent {

@@ -1,4 +1,4 @@
-//! Who is late, as this sidecar sees and hears it: its own ranks, the coordinator, and the coordinator's reports.
+//! Liveness at one sidecar: its own ranks, the coordinator, and the coordinator's reports of silent peers.
 
 use std::sync::Arc;
 
@@ -9,33 +9,33 @@ use crate::engine::shared::context::Context;
 use crate::engine::shared::{Suspects, wording};
 use crate::event::{Action, Time};
 
-/// What is known of silent peers.
+/// The state of liveness checks.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     /// When the waiting ranks were last reported.
     pub(super) reported: Time,
     /// Silent local ranks, as last reported.
     silent: Vec<Rank>,
-    /// The coordinator's newest list.
+    /// The coordinator's newest report.
     from_coordinator: Suspects,
-    /// What the local sessions were told.
+    /// The last notice to the local sessions.
     notified: Suspects,
 }
 
 impl Participant {
-    /// A sign of life from a worker.
+    /// A worker has sent a message.
     pub(crate) fn mark_alive(&mut self, cx: &Context, rank: Rank) {
         if let Some(liveness) = self.present.get_mut(&rank) {
             liveness.last_seen = cx.now;
         }
     }
 
-    /// This process itself was paused: everybody gets fresh grace.
+    /// This process itself was paused: restarts all liveness timers.
     pub(crate) fn rebase(&mut self, cx: &Context) {
         self.present.values_mut().for_each(|liveness| liveness.last_seen = cx.now);
     }
 
-    /// The coordinator says who is late.
+    /// Handles the coordinator's report of silent peers.
     pub(crate) fn suspects(&mut self, cx: &mut Context, suspects: Suspects) {
         let known = |cx: &Context, rank: &Rank| cx.config.world.sidecar_of(*rank).is_some();
         self.watch.from_coordinator = Suspects {
@@ -50,10 +50,10 @@ impl Participant {
         &self.watch.notified
     }
 
-    /// Looks at the clock.
+    /// Checks the timers.
     pub(crate) fn tick(&mut self, cx: &mut Context) {
         if self.is_idle() {
-            // Repeated, so that neither a lost link nor a restarted coordinator strands waiting ranks.
+            // Repeated, so that waiting ranks survive a lost link or a restarted coordinator.
             let due = cx.now.ms_since(self.watch.reported) >= cx.config.suspect_ms;
             if !self.waiting.is_empty() && due {
                 self.report_waiting(cx);
@@ -96,7 +96,7 @@ impl Participant {
         }
     }
 
-    /// Tells the local sessions who is late, when that has changed.
+    /// Notifies the local sessions of silent peers when the list has changed.
     fn notice(&mut self, cx: &mut Context) {
         let mut suspects = self.watch.from_coordinator.clone();
         let late = silence_upstream(cx).filter(|(_, silent_ms)| *silent_ms >= cx.config.suspect_ms);
@@ -113,7 +113,7 @@ impl Participant {
     }
 }
 
-/// Who keeps this sidecar from hearing the coordinator, and for how long already.
+/// The sidecar on the path to the coordinator that has been silent for longest, and for how long.
 fn silence_upstream(cx: &Context) -> Option<(SidecarIndex, u64)> {
     cx.relay.silent_above(cx.relay.parent().map_or(0, |parent| cx.silent_ms(parent)))
 }
@@ -128,5 +128,5 @@ fn describe(cx: &Context, suspects: &Suspects) -> String {
         return "All sidecars and ranks respond again.".to_owned();
     }
     let (for_now, until) = (wording::seconds(cx.config.suspect_ms), wording::seconds(cx.config.peer_timeout_ms));
-    format!("Not heard for more than {for_now}: {}. Operations wait; they fail after {until}.", late.join(", "))
+    format!("Silent for more than {for_now}: {}. Operations wait; they fail after {until}.", late.join(", "))
 }

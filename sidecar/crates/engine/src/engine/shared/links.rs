@@ -1,4 +1,4 @@
-//! Who was heard when, over control links; round trips and clock offsets from heartbeats.
+//! Liveness of control links: when each peer last sent a message, and round trips and clock offsets from heartbeats.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub(crate) struct Link {
     /// Lanes that the peer offers; 0 while unknown.
     pub(crate) lanes: u16,
     pub(crate) last_seen: Time,
-    /// The newest `sent_us` of the peer, 0 for none, and when it came.
+    /// The newest `sent_us` of the peer, 0 for none, and when it arrived.
     stamp_us: u64,
     stamped: Time,
     pub(crate) round_trip_us: Option<u64>,
@@ -50,12 +50,12 @@ impl Links {
         }
     }
 
-    /// Everybody gets fresh grace: an epoch begins, or this process itself was paused.
+    /// Restarts all liveness timers: an epoch begins, or this process itself was paused.
     pub(crate) fn rebase(&mut self, now: Time) {
         self.peers.values_mut().for_each(|link| link.last_seen = now);
     }
 
-    /// Takes a heartbeat's stamps in. They come from the network: any value is possible, so nothing here overflows.
+    /// Records the stamps of a heartbeat. They are untrusted and may have any value, so nothing here overflows.
     pub(crate) fn beat(&mut self, peer: SidecarIndex, stamps: Stamps, now: Time) {
         let Some(link) = self.peers.get_mut(&peer) else { return };
         (link.stamp_us, link.stamped) = (stamps.sent_us, now);

@@ -1,4 +1,4 @@
-//! What coordinator and participant have in common: settings, context, process sets, and the rules that both apply alike.
+//! Code that coordinator and participant share: settings, context, process sets, and rules that both apply.
 
 pub(crate) mod config;
 pub(crate) mod context;
@@ -67,10 +67,10 @@ pub(crate) struct Suspects {
 /// The requests of all ranks of a set for one name.
 pub(crate) type RankRequests = BTreeMap<Rank, Request>;
 
-/// The contributions that arrived with the announcements of one name.
+/// The contributions in the announcements of one name, by rank.
 pub(crate) type RankContributions = BTreeMap<Rank, Bytes>;
 
-/// Poisoned rounds of all names that may wait for ranks at once.
+/// Poisoned rounds of all names that may wait for ranks at the same time.
 pub(crate) const POISONED_MAX: usize = limits::PENDING_PER_SESSION_MAX;
 
 /// Tensors of a bucket that a failure names.

@@ -111,9 +111,9 @@ fn a_receive_without_any_possible_sender_is_refused() {
     let misnamed = Request { name: receive_any(3, 0).name, ..receive_any(2, 0) };
     let taken = Request { name: receive_any(2, 0).name, ..sum("t", &[1]) };
     let cases = [
-        (alone, "RECV from any source: rank 2 is alone in process set 1, so nobody can send to it"),
+        (alone, "RECV from any source: rank 2 is alone in process set 1, so no rank can send to it"),
         (misnamed, "RECV from any source with tag 9 must be named message.any.2.9.<count>, not message.any.3.9.0"),
-        (taken, "the name message.any.2.9.0 is one of a message; give ALLREDUCE another one"),
+        (taken, "the name message.any.2.9.0 is reserved for messages; give ALLREDUCE another one"),
         (Request { prescale: 2.0, ..receive_any(2, 0) }, "RECV does not reduce, so its prescale and postscale are 1"),
     ];
     for (what, words) in cases {
@@ -349,7 +349,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..40)
 }
 
-/// What MPI says: a message goes to the first posted receive that takes it, a receive takes the first message that came.
+/// What MPI says: a message goes to the first posted receive that takes it, a receive takes the first message that
+/// came.
 #[derive(Default)]
 struct Model {
     posted: VecDeque<(usize, Option<u32>)>,
@@ -437,8 +438,8 @@ proptest! {
         prop_assert!(cluster.ended.is_empty() && cluster.disconnects.is_empty());
     }
 
-    /// Messages travel as they please: each goes to one receive, those of one source in order, and nobody waits for what is
-    /// there.
+    /// Messages travel as they please: each goes to one receive, those of one source in order, and nobody waits for
+    /// what is there.
     #[test]
     fn every_message_is_received_once_and_in_order_under_any_interleaving(
         steps in steps(),

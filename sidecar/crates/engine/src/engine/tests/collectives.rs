@@ -326,7 +326,7 @@ fn orders_of_every_collective_are_checked_against_local_requests() {
             },
             "codec bfloat16 was ordered",
         ),
-        (sum("t", &[2]), |order| order.joined = vec![Rank(1)], "rank 1 is said to have joined, which it has not"),
+        (sum("t", &[2]), |order| order.joined = vec![Rank(1)], "rank 1 is marked as joined but has not joined"),
         (
             request("t", Collective::Broadcast { root: Rank(0) }, &[2]),
             |order| order.joined = vec![Rank(1)],

@@ -277,7 +277,7 @@ fn process_sets_change_only_on_valid_coordinator_messages() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.control(0, 1, (1, 0), Control::SetForgotten { set: SetId(1) });
     cluster.run();
-    assert!(cluster.disconnects[0].2.contains("it forgets process set 1, of whose end it was not told"));
+    assert!(cluster.disconnects[0].2.contains("it reports process set 1 as forgotten, which was not removed"));
 }
 
 fn grouped(tensor: &str, group: &str, size: u32) -> Request {
@@ -443,7 +443,8 @@ fn repeated_requests_are_announced_by_cache_slot() {
         assert!(cluster.all_completed(&a) && cluster.all_completed(&b));
     }
     let again: Vec<u64> = cluster.engines.iter().map(|engine| engine.stats().announced_again).collect();
-    // Twice five announcements of each rank; each sidecar says each request once in full, and `b` again when it has changed.
+    // Twice five announcements of each rank; each sidecar says each request once in full, and `b` again when it has
+    // changed.
     assert_eq!(again, [20 - 3, 10 - 3, 10 - 3]);
     for rank in 0..4 {
         cluster.close_session(rank);
@@ -475,10 +476,10 @@ fn unknown_cache_slots_are_protocol_violations() {
     let gather = request("g", Collective::Gather { root: Rank(0) }, &[1]);
     let too_large = u16::try_from(limits::ANNOUNCE_SLOTS_MAX).expect("a small number");
     let odd = [
-        (Intent::Again { slot: 0 }, "it repeats the request 0, which it never made"),
-        (Intent::Again { slot: u16::MAX }, "it repeats the request 65535, which it never made"),
-        (Intent::Remember { slot: too_large, request: barrier }, "it remembers a request as 1024"),
-        (Intent::Remember { slot: 0, request: gather }, "it remembers a request for GATHER, which is never remembered"),
+        (Intent::Again { slot: 0 }, "it announces cache slot 0, which is empty"),
+        (Intent::Again { slot: u16::MAX }, "it announces cache slot 65535, which is empty"),
+        (Intent::Remember { slot: too_large, request: barrier }, "it caches a request in slot 1024"),
+        (Intent::Remember { slot: 0, request: gather }, "it caches a request for GATHER, which is never cached"),
     ];
     for (intent, words) in odd {
         let mut cluster = Cluster::new(&[0, 1]).started();

@@ -280,7 +280,8 @@ fn a_finished_sidecar_leaves_when_the_coordinator_is_lost() {
     assert!(cluster.engines[1].is_drained());
 }
 
-/// Lanes and control links are connections of their own: what was said on the one may be read behind what came on the other.
+/// Lanes and control links are connections of their own: what was said on the one may be read behind what came on the
+/// other.
 #[test]
 fn a_lane_closed_by_the_coordinator_does_not_hide_the_shutdown_reason() {
     let mut cluster = Cluster::new(&[0, 1]).started();

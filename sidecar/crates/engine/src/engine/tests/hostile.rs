@@ -247,8 +247,8 @@ fn messages() -> impl Strategy<Value = Vec<(usize, u32, u64, u64, Control)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Anything from anybody to anybody, with requests of honest ranks under way: no panic, and every request still gets
-    /// exactly one answer.
+    /// Anything from anybody to anybody, with requests of honest ranks under way: no panic, and every request still
+    /// gets exactly one answer.
     #[test]
     fn arbitrary_messages_never_panic_and_every_request_completes(messages in messages(), ask in vec((0_u32..4, request()), 0..8)) {
         let mut cluster = Cluster::new(&PLACEMENT).started();

@@ -48,7 +48,7 @@ fn a_silent_sidecar_is_suspected_then_dead() {
     assert_eq!(cluster.notices.len(), 2, "one notice at each sidecar that is heard: {:?}", cluster.notices);
     let (_, sidecars, ranks, text) = cluster.notices[0].clone();
     assert_eq!((sidecars, ranks), (vec![SidecarIndex(1)], vec![]));
-    assert!(text.contains("Not heard for more than 1.0 seconds: sidecar 1 (ranks 1-2)."), "{text}");
+    assert!(text.contains("Silent for more than 1.0 seconds: sidecar 1 (ranks 1-2)."), "{text}");
     assert_eq!(cluster.engines[2].status(cluster.now).suspect_sidecars, [SidecarIndex(1)]);
     advance_with_workers(&mut cluster, 3_500, None);
     assert!(cluster.ended.is_empty(), "not before the peer timeout");
@@ -120,7 +120,7 @@ fn an_epoch_end_that_was_lost_with_a_link_is_learned_from_heartbeats() {
     cluster.run();
     assert!(cluster.is_pending(pending));
     cluster.advance(200);
-    assert!(cluster.failure(3, pending).reason.contains("it takes part in epoch 1 no more"));
+    assert!(cluster.failure(3, pending).reason.contains("it no longer takes part in epoch 1"));
 }
 
 #[test]
@@ -267,7 +267,10 @@ fn a_stall_shutdown_does_not_come_before_the_warning() {
     let adjust = |config| EngineConfig { stall_warning_ms: 2_000, stall_shutdown_ms: 500, ..config };
     let mut cluster = Cluster::of(world, adjust).started();
     let status = cluster.engines[0].status(cluster.now);
-    assert_eq!(status.notes, ["stall_shutdown of 0.5 seconds is shorter than stall_warning; it is 2.0 seconds now"]);
+    assert_eq!(
+        status.notes,
+        ["stall_shutdown of 0.5 seconds is shorter than stall_warning; 2.0 seconds is used instead"]
+    );
     cluster.submit(0, sum("late", &[4]));
     cluster.run();
     advance_with_workers(&mut cluster, 1_900, None);
@@ -346,9 +349,9 @@ fn a_stall_is_reported_with_what_the_missing_ranks_do() {
         "\n2: [allreduce.grad.7]\n",
         "rank 2 has not asked for allreduce.grad.7 for 3.",
         "; its last call was allgather 'x' at train.py:88, 4.",
-        " seconds ago; allgather.x of it has no answer yet; its process was heard 0.",
+        " seconds ago; its call allgather.x is pending; its process last responded 0.",
         "\nrank 3 has not asked for allgather.x for 4.",
-        "; it has called nothing yet, and none of its calls is without an answer; its process was heard",
+        "; it has called nothing yet, and none of its calls is pending; its process last responded",
     ] {
         assert!(text.contains(words), "{words:?} is not in {text}");
     }

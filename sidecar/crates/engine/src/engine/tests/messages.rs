@@ -97,7 +97,7 @@ fn an_invalid_message_is_refused_locally() {
         (misnamed, "SEND with tag 9 must be named message.2.4.9.<count>, not t"),
         (other_tag, "SEND with tag 8 must be named message.2.4.8.<count>, not message.2.4.9.0"),
         (other_pair, "SEND with tag 9 must be named message.2.4.9.<count>, not message.2.5.9.0"),
-        (taken, "the name message.2.4.9.0 is one of a message; give ALLREDUCE another one"),
+        (taken, "the name message.2.4.9.0 is reserved for messages; give ALLREDUCE another one"),
     ];
     for (what, words) in cases {
         let request = cluster.submit(2, what);
@@ -146,7 +146,7 @@ fn a_refused_or_withdrawn_message_fails_its_other_rank_and_no_one_else() {
 fn an_order_for_a_pair_outside_the_set_ends_the_epoch_with_the_reason() {
     type Change = fn(&mut ronde_wire::control::Order);
     let changes: [(Change, &str); 5] = [
-        (|order| order.pair = None, "SEND is not performed as an operation of its own"),
+        (|order| order.pair = None, "SEND is not performed as a separate operation"),
         (|order| order.pair = Some(Pair { from: Rank(0), to: Rank(0) }), "exchange no messages in process set 0"),
         (|order| order.pair = Some(Pair { from: Rank(0), to: Rank(77) }), "exchange no messages in process set 0"),
         (|order| order.pair = Some(Pair { from: Rank(1), to: Rank(0) }), "was ordered"),

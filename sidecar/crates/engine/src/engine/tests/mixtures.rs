@@ -1,7 +1,7 @@
 //! Random schedules of everything at once: joins, messages, groups, sets that come and go, refusals and withdrawals.
 //!
-//! Whatever ranks ask for, and in whatever order: as long as sidecars are honest no epoch ends, nobody is taken for hostile,
-//! and when all ranks give up what they wait for, everything has exactly one answer and new operations work.
+//! Whatever ranks ask for, and in whatever order: as long as sidecars are honest no epoch ends, nobody is taken for
+//! hostile, and when all ranks give up what they wait for, everything has exactly one answer and new operations work.
 
 use std::collections::BTreeMap;
 

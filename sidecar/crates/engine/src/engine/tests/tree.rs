@@ -1,5 +1,5 @@
-//! The tree of control links: what is passed on, who may say what, what a lost relay takes with it. Fan-out 2: below 0 are
-//! 1 and 2, below 1 are 3 and 4, below 2 are 5 and 6.
+//! The tree of control links: what is passed on, who may say what, what a lost relay takes with it. Fan-out 2: below 0
+//! are 1 and 2, below 1 are 3 and 4, below 2 are 5 and 6.
 
 use proptest::collection::vec;
 use proptest::option;
@@ -106,7 +106,7 @@ fn a_lost_relay_is_named_by_all_and_not_those_below_it() {
         assert_eq!((failure.cause, failure.sidecar), (Cause::SidecarLost, Some(SidecarIndex(1))), "{failure}");
     }
     let below = cluster.ended.iter().find(|(at, ..)| *at == 3).expect("it has ended the epoch");
-    let words = "sidecar 1 (rank 1), on the way to the coordinator, is lost: connection reset";
+    let words = "sidecar 1 (rank 1), on the path to the coordinator, is lost: connection reset";
     assert!(below.2.reason.contains(words), "{}", below.2);
 }
 
@@ -246,7 +246,7 @@ fn a_relay_that_speaks_for_others_is_expelled() {
             Control::Ascending { generation, ascents: vec![ascent] },
         );
         cluster.run();
-        let words = format!("it speaks for sidecar {origin}, which is not below it on the tree");
+        let words = format!("it sends a message for sidecar {origin}, which is not below it in the tree");
         assert!(
             cluster
                 .disconnects
@@ -277,7 +277,7 @@ fn a_violation_below_a_relay_is_punished_by_the_parent() {
     cluster.control(2, 6, (0, 0), Control::Ascending { generation, ascents: vec![ascent] });
     cluster.run();
     assert_eq!(cluster.disconnects.iter().map(|(by, whom, _)| (*by, whom.0)).collect::<Vec<_>>(), [(2, 6)]);
-    assert!(cluster.disconnects[0].2.contains("it speaks for rank 0, which the job does not place on it"));
+    assert!(cluster.disconnects[0].2.contains("it sends a message for rank 0, which it does not serve"));
     assert!(culprits(&cluster).iter().filter(|(at, _)| *at != 6).all(|(_, culprit)| *culprit == Some(6)));
 }
 

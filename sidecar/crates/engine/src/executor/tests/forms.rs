@@ -105,8 +105,8 @@ impl Fixture {
         self.executor.handle_chunk(PEER, chunk)
     }
 
-    /// Everything that can be done now, with the port taking every chunk at once. Gives the strands of what was sent, and
-    /// whether the operation is done.
+    /// Everything that can be done now, with the port taking every chunk at once. Gives the strands of what was sent,
+    /// and whether the operation is done.
     fn run_to_end(&mut self) -> (Vec<u32>, bool) {
         let (mut strands, mut done) = (Vec::new(), false);
         while let Some(action) = self.executor.poll_action(&mut self.memory) {
@@ -218,8 +218,8 @@ fn measures_may_have_any_value() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
-    /// A peer that sends anything in any order, right chunks among it, until it is found out: nothing panics, and nothing is
-    /// held beyond the bounds.
+    /// A peer that sends anything in any order, right chunks among it, until it is found out: nothing panics, and
+    /// nothing is held beyond the bounds.
     #[test]
     fn a_peer_may_send_anything(
         plan in 0_usize..4,

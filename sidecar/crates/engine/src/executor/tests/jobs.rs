@@ -355,7 +355,8 @@ fn counts(kind: &WorkKind, ranks: &[Rank], only: &[Rank], salts: &[u8], tensor: 
     }
 }
 
-/// Pairs of neighbours are combined until one is left; so many of the first ranks before that the rest is a power of two.
+/// Pairs of neighbours are combined until one is left; so many of the first ranks before that the rest is a power of
+/// two.
 fn adaptive_sum(mut operands: Vec<Vec<f64>>) -> Vec<f64> {
     let ranks = operands.len();
     let power = 1 << ranks.ilog2();
