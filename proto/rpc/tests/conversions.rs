@@ -154,7 +154,7 @@ fn receiving_ranks_submit_no_input() {
         let inline = Place::Inline(Bytes::new());
         let asking = v1::Submit { input: inline.clone().into_message(), ..message.clone() };
         assert_eq!(Submission::parse(asking, OWN_RANK).expect("a wish for messages").place, inline);
-        // Type and shape that it states all the same do not matter.
+        // Its type and shape are ignored.
         let parsed =
             Submission::parse(v1::Submit { input: None, dtype: 0, ..message.clone() }, OWN_RANK).expect("in order");
         assert_eq!((parsed.what.dtype, parsed.what.shape.dimensions()), (DType::U8, &[0][..]));
@@ -386,7 +386,7 @@ fn any_submission() -> impl Strategy<Value = Submission> {
             let rows = shape.dimensions().first().copied().unwrap_or(1);
             let collective = match collective {
                 Collective::AllToAll { splits } => {
-                    // As many ranks as were drawn, all rows to one of them.
+                    // A random number of ranks; one of them gets all rows.
                     let last = splits.len();
                     Collective::AllToAll { splits: (0..=last).map(|i| if i == last { rows } else { 0 }).collect() }
                 }
@@ -414,7 +414,7 @@ fn any_submission() -> impl Strategy<Value = Submission> {
             };
             let site = (extra % 3 > 0).then(|| format!("train.py:{extra}"));
             let wanted = extra % 5 > 0 && what.collective.has_result(OWN_RANK) && !matches!(place, Place::Inline(_));
-            // Behind the input, in the same segment.
+            // After the input, in the same segment.
             let output = OutputPlace { segment: extra, offset: u64::from(extra) + bytes, bytes: 1 + u64::from(extra) };
             let output = wanted.then_some(output);
             Submission { request: RequestId(request), what, plugin, place, output, site }
