@@ -88,7 +88,7 @@ def test_a_kill_is_told_with_its_signal() -> None:
     record = told(done)["record"]
     assert (record["exit_code"], record["signal"], record["out_of_memory"]) == (None, 9, False)
     assert record["ended"] == "was ended by signal 9 (SIGKILL)"
-    assert "unless somebody sent it, memory ran out: see `dmesg`" in told(done)["text"].splitlines()[0]
+    assert "unless somebody sent that signal, the host ran out of memory: see `dmesg`" in told(done)["text"].splitlines()[0]
     assert record["stderr"][-1] == "about to fail"
     check_last_call(record)
 
@@ -159,7 +159,7 @@ def test_a_stall_is_reported_with_the_last_call_of_the_missing_rank(tmp_path: pa
     assert "rank 2 has not asked for allreduce.grad.7 for " in report
     assert "; its last call was allgather 'x' at " in report
     assert f"stall.py:{number}, " in report
-    assert " seconds ago, and none of its calls is without an answer; its process was heard 0." in report
+    assert " seconds ago, and none of its calls is pending; its process last responded 0." in report
 
 
 def test_a_place_is_the_users_line() -> None:

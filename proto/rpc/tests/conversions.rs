@@ -154,7 +154,7 @@ fn receiving_ranks_submit_no_input() {
         let inline = Place::Inline(Bytes::new());
         let asking = v1::Submit { input: inline.clone().into_message(), ..message.clone() };
         assert_eq!(Submission::parse(asking, OWN_RANK).expect("a wish for messages").place, inline);
-        // Type and shape that it states all the same do not matter.
+        // Its type and shape are ignored.
         let parsed =
             Submission::parse(v1::Submit { input: None, dtype: 0, ..message.clone() }, OWN_RANK).expect("in order");
         assert_eq!((parsed.what.dtype, parsed.what.shape.dimensions()), (DType::U8, &[0][..]));
@@ -165,7 +165,7 @@ fn receiving_ranks_submit_no_input() {
 }
 
 #[test]
-fn an_output_is_a_place_in_shared_memory_beside_the_input() {
+fn an_output_is_a_location_in_shared_memory_other_than_the_input() {
     let at = |offset, bytes| arena(offset, bytes);
     let inline = Place::Inline(Bytes::from_static(&[0; 12])).into_message();
     let send = Some(Collective::Send { to: Rank(0), tag: 0 }.into());
@@ -189,7 +189,7 @@ fn an_output_is_a_place_in_shared_memory_beside_the_input() {
 }
 
 #[test]
-fn a_session_without_shared_memory_has_everything_inline() {
+fn a_session_without_shared_memory_sends_everything_inline() {
     let inline = |bytes: &'static [u8]| Place::Inline(Bytes::from_static(bytes)).into_message();
     let collective = |collective: Collective| Some(v1::Collective::from(collective));
     let scatter = || collective(Collective::Scatter { root: Rank(0) });
@@ -238,13 +238,13 @@ fn splits_and_groups_are_bounded() {
 }
 
 #[test]
-fn a_failure_of_an_unknown_kind_still_arrives() {
+fn a_failure_of_an_unknown_kind_is_delivered() {
     let message = v1::Failure { cause: 77, reason: "news".into(), tensor: Some(String::new()), ..Default::default() };
     assert_eq!(Failure::from(message), Failure::new(Cause::Bug, "news"));
 }
 
 #[test]
-fn claims_are_checked_and_hide_their_token() {
+fn claims_are_checked_and_do_not_print_their_token() {
     let claim = Claim {
         job: JobName::new("mnist-7").expect("a name"),
         rank: Rank(3),
@@ -386,7 +386,7 @@ fn any_submission() -> impl Strategy<Value = Submission> {
             let rows = shape.dimensions().first().copied().unwrap_or(1);
             let collective = match collective {
                 Collective::AllToAll { splits } => {
-                    // As many ranks as were drawn, all rows to one of them.
+                    // A random number of ranks; one of them gets all rows.
                     let last = splits.len();
                     Collective::AllToAll { splits: (0..=last).map(|i| if i == last { rows } else { 0 }).collect() }
                 }
@@ -414,7 +414,7 @@ fn any_submission() -> impl Strategy<Value = Submission> {
             };
             let site = (extra % 3 > 0).then(|| format!("train.py:{extra}"));
             let wanted = extra % 5 > 0 && what.collective.has_result(OWN_RANK) && !matches!(place, Place::Inline(_));
-            // Behind the input, in the same segment.
+            // After the input, in the same segment.
             let output = OutputPlace { segment: extra, offset: u64::from(extra) + bytes, bytes: 1 + u64::from(extra) };
             let output = wanted.then_some(output);
             Submission { request: RequestId(request), what, plugin, place, output, site }

@@ -1,4 +1,4 @@
-//! The committed generated code is what the proto file gives; builds need neither protoc nor a build script.
+//! The committed generated code matches the proto files; builds need neither protoc nor a build script.
 //!
 //! After a change of a file in `ronde/v1`: `RONDE_REGENERATE=1 cargo test -p ronde-rpc --test generated_is_current`.
 
@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 #[test]
-fn generated_code_is_what_the_proto_gives() {
+fn generated_code_matches_the_proto_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = tempfile::tempdir().expect("a temporary directory");
     generate(root, target.path());
@@ -19,7 +19,7 @@ fn generated_code_is_what_the_proto_gives() {
     let differs = committed.lines().zip(fresh.lines()).position(|(a, b)| a != b);
     assert!(
         committed == fresh,
-        "src/generated/{FILE} is not what the proto gives (first difference in line {differs:?}, counted from 0); run \
+        "src/generated/{FILE} does not match the proto files (first difference in line {differs:?}, counted from 0); run \
          RONDE_REGENERATE=1 cargo test -p ronde-rpc --test generated_is_current"
     );
 }
@@ -30,7 +30,7 @@ fn generate(root: &Path, target: &Path) {
     tonic_prost_build::configure()
         .build_client(true)
         .build_server(true)
-        // Clients are made of channels that are there, and none of these can be made in WebAssembly.
+        // Clients get existing channels; WebAssembly cannot open the channels of tonic.
         .build_transport(false)
         .bytes(".")
         .out_dir(target)

@@ -1,4 +1,4 @@
-//! How elements are written on the way between sidecars.
+//! Encodings of elements between sidecars.
 
 use std::fmt;
 
@@ -6,27 +6,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
 
-/// How the contributions to an all-reduce are encoded on the wire. A lossy codec takes the direct two-stage plan, where
-/// each value is rounded at most twice: by who contributes it and by who has reduced it.
+/// How the contributions to an all-reduce are encoded on the wire. A lossy codec uses the direct two-stage plan, in
+/// which each value is rounded at most twice: by its contributor and by the member that reduced it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Codec {
-    /// As they are.
+    /// The elements unchanged.
     #[default]
     None,
     /// Each float32 as an IEEE 754 binary16, rounded to nearest, ties to even.
     F16,
     /// Each float32 as a bfloat16, rounded to nearest, ties to even.
     Bf16,
-    /// As the plugin does that the request names.
+    /// The encoding of the plugin that the request names.
     Plugin,
 }
 
 impl Codec {
-    /// All that need no plugin.
+    /// All codecs that need no plugin.
     pub const ALL: [Self; 3] = [Self::None, Self::F16, Self::Bf16];
 
-    /// The name that users give; empty for none.
+    /// The name in the API; empty for none.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -43,7 +43,7 @@ impl Codec {
         Self::ALL.into_iter().find(|codec| codec.name() == name)
     }
 
-    /// Bytes of one encoded element; `None` when the codec does not take elements of this type, or is a plugin.
+    /// Bytes of one encoded element; `None` when the codec does not support elements of this type, or is a plugin.
     #[must_use]
     pub const fn encoded_bytes(self, dtype: DType) -> Option<usize> {
         match (self, dtype) {

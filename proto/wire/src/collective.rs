@@ -28,7 +28,7 @@ pub enum ReduceOp {
     /// The mean of all ranks' tensors, each of which is first scaled down to the median of their Euclidean norms where
     /// it is longer. Floating-point types only, all-reduce only.
     ClippedMean = 7,
-    /// As the plugin does that the request names. All-reduce only.
+    /// The reduction of the plugin that the request names. All-reduce only.
     Plugin = 8,
     /// The bitwise *and*; of bool, whether all are true. Integers and bool only.
     BitAnd = 9,
@@ -71,8 +71,8 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// What a request asks for. All collectives have their number from the first version of the wire on; an engine refuses
-/// by name what it does not perform yet.
+/// The collective of a request. Each has had its number since the first version of the wire; an engine refuses by name
+/// the collectives that it does not support.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Collective {
@@ -110,13 +110,13 @@ pub enum Collective {
         /// The global rank that gets the result.
         root: Rank,
     },
-    /// Every rank gets its rows of the root's tensor: the first `rows % ranks` of them one more. Only the root's type and
-    /// shape count.
+    /// Every rank gets its rows of the root's tensor: the first `rows % ranks` of them one more. Only the root's type
+    /// and shape count.
     Scatter {
         /// The global rank whose tensor is cut.
         root: Rank,
     },
-    /// One rank hands its tensor to another.
+    /// One rank sends its tensor to another.
     Send {
         /// The receiving global rank.
         to: Rank,
@@ -130,7 +130,7 @@ pub enum Collective {
         /// Distinguishes messages between the same two ranks.
         tag: u32,
     },
-    /// Nobody passes before everybody has come.
+    /// No rank passes before all ranks have arrived.
     Barrier,
     /// The rank has no more tensors and takes part with zeros until all have joined.
     Join,
@@ -144,8 +144,8 @@ pub enum Collective {
         /// Which one.
         set: SetId,
     },
-    /// The other side of a [`Collective::Send`] of any rank of the set: of the first one that the coordinator has heard of and
-    /// that no earlier receive takes. Once the source is known it is performed as a [`Collective::Recv`].
+    /// The other side of a [`Collective::Send`] of any rank of the set: of the first one that was announced to the
+    /// coordinator and is not taken by an earlier receive. Once its source is known it becomes a [`Collective::Recv`].
     RecvAny {
         /// Distinguishes messages between the same two ranks.
         tag: u32,
@@ -194,8 +194,8 @@ impl Collective {
         }
     }
 
-    /// Whether a rank hands over a tensor: not for what only waits or arranges, and not for who only receives. Requests
-    /// without one have type `uint8` and shape `[0]`.
+    /// Whether a rank has an input: not for a barrier, a join or a change of sets, and not for a rank that only
+    /// receives. Requests without an input have type `uint8` and shape `[0]`.
     #[must_use]
     pub fn has_input(&self, me: Rank) -> bool {
         match self {
@@ -206,7 +206,7 @@ impl Collective {
         }
     }
 
-    /// Whether a rank gets a tensor in the end.
+    /// Whether a rank gets a result.
     #[must_use]
     pub fn has_result(&self, me: Rank) -> bool {
         match self {
@@ -216,7 +216,7 @@ impl Collective {
         }
     }
 
-    /// The two ranks of a message, when `me` asks for it; `None` also while the source is not known.
+    /// The two ranks of a message that `me` requests; `None` also while the source is unknown.
     #[must_use]
     pub const fn pair(&self, me: Rank) -> Option<Pair> {
         match *self {
@@ -227,7 +227,7 @@ impl Collective {
     }
 }
 
-/// Who sends a message and who receives it. Only these two negotiate and perform it.
+/// The sender and the receiver of a message. Only these two negotiate and perform it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Pair {
     /// The sending global rank.
@@ -237,23 +237,24 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// The name of a message, by which its two ranks agree: `message.<from>.<to>.<tag>.<count>`, where `count` is the number
-    /// of earlier messages of this pair, direction and tag, on each side. So the k-th send meets the k-th receive.
+    /// The name of a message, by which its two ranks agree: `message.<from>.<to>.<tag>.<count>`, where `count` is the
+    /// number of earlier messages of this pair, direction and tag, on each side. So the k-th send matches the k-th
+    /// receive.
     #[must_use]
     pub fn message_name(self, tag: u32, count: u64) -> TensorName {
         let name = format!("{MESSAGE}.{}.{}.{tag}.{count}", self.from.0, self.to.0);
         TensorName::new(name).expect("three numbers of up to 10 digits and one of up to 20 are a short name")
     }
 
-    /// The number in a name that [`Self::message_name`] makes; `None` for all others.
+    /// The number in a name of [`Self::message_name`]; `None` for other names.
     #[must_use]
     pub fn message_count(name: &TensorName) -> Option<u64> {
         Self::of_message(name)?;
         number(name.as_str().rsplit('.').next()?)
     }
 
-    /// The ranks and the tag of a name that [`Self::message_name`] makes; `None` for all others. Such names are for messages
-    /// only.
+    /// The ranks and the tag of a name of [`Self::message_name`]; `None` for other names. These names are reserved for
+    /// messages.
     #[must_use]
     pub fn of_message(name: &TensorName) -> Option<(Self, u32)> {
         let numbers = name.as_str().strip_prefix(MESSAGE)?.strip_prefix('.')?;
@@ -265,8 +266,8 @@ impl Pair {
     }
 }
 
-/// The name of a receive from any source: `message.any.<to>.<tag>.<count>`, where `count` is the number of earlier ones of
-/// this rank and tag.
+/// The name of a receive from any source: `message.any.<to>.<tag>.<count>`, where `count` is the number of earlier ones
+/// of this rank and tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AnySource {
     /// The receiving global rank.
@@ -283,8 +284,8 @@ impl AnySource {
         TensorName::new(name).expect("two numbers of up to 10 digits and one of up to 20 are a short name")
     }
 
-    /// The rank and the tag of a name that [`Self::receive_name`] makes; `None` for all others. Such names are for these
-    /// receives only.
+    /// The rank and the tag of a name of [`Self::receive_name`]; `None` for other names. These names are reserved for
+    /// these receives.
     #[must_use]
     pub fn of_receive(name: &TensorName) -> Option<Self> {
         let numbers = name.as_str().strip_prefix(MESSAGE)?.strip_prefix('.')?.strip_prefix(ANY)?.strip_prefix('.')?;
@@ -299,7 +300,7 @@ impl AnySource {
 const MESSAGE: &str = "message";
 const ANY: &str = "any";
 
-/// A number as it is printed: digits only, no zeros in front.
+/// A decimal number without leading zeros.
 fn number(text: &str) -> Option<u64> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let plain = digits && (text == "0" || !text.starts_with('0'));

@@ -1,8 +1,8 @@
 //! Control messages between sidecars, and the hello that opens every connection.
 //!
-//! They are encoded with postcard (a stable, specified binary format of serde) inside [`FrameKind::Control`] frames. All
-//! of them go to or come from the coordinator, hop by hop on the tree of control links, except those about one link or
-//! one way: heartbeats, and what follows [`Control::Ascending`].
+//! They are encoded with postcard (a stable, specified binary format of serde) inside [`FrameKind::Control`] frames.
+//! All of them are sent to or from the coordinator, hop by hop along the tree of control links, except those about one
+//! link or one path: heartbeats, and the relay messages from [`Control::Ascending`] on.
 
 use std::fmt;
 use std::str::FromStr;
@@ -44,25 +44,25 @@ pub struct Hello {
     pub planner_version: u32,
     /// The job.
     pub job: JobName,
-    /// Who speaks; must be the index in its certificate.
+    /// The sender; must be the index in its certificate.
     pub sidecar: SidecarIndex,
-    /// Which life of that sidecar.
+    /// The process of that sidecar.
     pub incarnation: Incarnation,
     /// What the connection is for.
     pub purpose: Purpose,
-    /// Bytes of chunks for operations not yet admitted that the sender of this hello will hold for the other side on
+    /// Bytes of chunks for operations not yet admitted that the sender of this hello buffers for the other side on
     /// this lane; 0 on control connections.
     pub early_credit_bytes: u64,
     /// How many lanes the sender offers.
     pub lanes: u16,
-    /// What the sender's links are to run over; both sides must have the same setting.
+    /// The transport of the sender's links; both sides must have the same setting.
     pub transport: Transport,
-    /// Whether the connection takes the place of one that is up, which ends when both directions have gone over.
+    /// Whether the connection replaces an open one, which ends when both directions have moved.
     pub replaces: bool,
 }
 
 impl Hello {
-    /// Why a hello is not acceptable to a sidecar of `job` that expects `purpose`; `None` when it is.
+    /// Why a sidecar of `job` rejects a hello from an authenticated peer; `None` when it accepts it.
     #[must_use]
     pub fn refusal(&self, job: &JobName, authenticated: SidecarIndex) -> Option<Refusal> {
         let (oldest, newest) = self.wire_versions;
@@ -88,7 +88,7 @@ impl Hello {
     }
 }
 
-/// What the links between sidecars run over: a setting of the job, equal on all of its sidecars.
+/// The transport of the links between sidecars: a setting of the job, equal on all of its sidecars.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
@@ -112,7 +112,7 @@ impl Transport {
         }
     }
 
-    /// What a connection for this purpose runs over. There is nothing else to fall back to.
+    /// The carrier of a connection for this purpose. There is no fallback.
     #[must_use]
     pub const fn carrier(self, purpose: Purpose) -> Carrier {
         match (self, purpose) {
@@ -137,7 +137,7 @@ impl fmt::Display for Transport {
     }
 }
 
-/// What one connection runs over.
+/// The protocol under one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Carrier {
     /// QUIC over UDP.
@@ -147,7 +147,7 @@ pub enum Carrier {
 }
 
 impl Carrier {
-    /// Its name, for people.
+    /// The display name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -163,36 +163,35 @@ impl fmt::Display for Carrier {
     }
 }
 
-/// Why a side ends a connection over TCP; nothing follows it.
+/// The close reason of a connection over TCP; the last frame of a side.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Close {
-    /// What kind of end it is; the numbers are those of QUIC's application errors.
+    /// The error code; the numbers are those of QUIC's application errors.
     pub code: u32,
-    /// The message for people.
+    /// The message for the log.
     pub reason: String,
 }
 
-/// Why a connection is not accepted; the connection is closed behind it.
+/// Why a connection is rejected; the connection is closed after it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// The message for people.
+    /// The message for the log.
     pub reason: String,
 }
 
 /// A message of the control plane.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Control {
-    /// Liveness; `sent_us` is the sender's clock, `echo_us` the last `sent_us` that it got from the receiver, `held_us`
-    /// how long it kept it: enough to measure round trips and clock offsets.
+    /// Liveness. The stamps measure round trips and clock offsets.
     Heartbeat {
         /// The sender's monotonic clock, in microseconds.
         sent_us: u64,
-        /// The newest `sent_us` got from the receiver; 0 for none.
+        /// The newest `sent_us` received from the receiver; 0 for none.
         echo_us: u64,
-        /// Microseconds between getting that and sending this.
+        /// Microseconds between receiving that and sending this.
         held_us: u64,
     },
-    /// To the coordinator: these ranks have attached, anew since the last epoch ended.
+    /// To the coordinator: these ranks have attached since the last epoch ended.
     Attached {
         /// The ranks, all placed on the sender.
         ranks: Vec<Rank>,
@@ -201,14 +200,14 @@ pub enum Control {
     Left {
         /// The rank, placed on the sender.
         rank: Rank,
-        /// Why: `ShutDown` for an orderly goodbye, `RankLost` otherwise.
+        /// Why: `ShutDown` for an orderly close, `RankLost` otherwise.
         failure: Failure,
     },
-    /// To the coordinator: the sender cannot reach or does not hear another sidecar.
+    /// To the coordinator: the sender cannot reach another sidecar, or receives nothing from it.
     Unreachable {
-        /// Which one.
+        /// The unreachable sidecar.
         sidecar: SidecarIndex,
-        /// What was seen.
+        /// What was observed.
         reason: String,
     },
     /// From the coordinator: an epoch begins; its number is in the frame.
@@ -219,19 +218,19 @@ pub enum Control {
         /// [`crate::limits::EAGER_BYTES_MAX`] at most.
         eager_bytes: u32,
     },
-    /// From the coordinator: the epoch of the frame is over, nothing of it will complete any more.
+    /// From the coordinator: the epoch of the frame is over; nothing else of it completes.
     EpochEnd {
         /// Why, with the culprit.
         failure: Failure,
     },
     /// To the coordinator: requests of the sender's ranks.
     Announce {
-        /// They, in the order of submission.
+        /// The announcements, in the order of submission.
         announcements: Vec<Announcement>,
     },
     /// From the coordinator: perform this operation; its number is in the frame.
     Order(Order),
-    /// From the coordinator: the request by this name fails on all ranks of the set, the job goes on.
+    /// From the coordinator: the request with this name fails on all ranks of the set; the job continues.
     Reject {
         /// The set.
         set: SetId,
@@ -242,26 +241,26 @@ pub enum Control {
         /// Ranks of the set that take no part in this round of the name, because they have joined, ascending.
         excused: Vec<Rank>,
     },
-    /// From the coordinator: all ranks asked for a process set, and here it is. Requests for it come behind this.
+    /// From the coordinator: all ranks requested a process set, which now exists. Requests for it follow this message.
     SetAdded {
         /// The name of the requests that this answers, in the world's set.
         name: TensorName,
         /// The new set, with an id that no other set has now.
         set: ProcessSet,
     },
-    /// From the coordinator: all ranks asked to dissolve a process set; it has no operations any more.
+    /// From the coordinator: all ranks requested the removal of a process set; it gets no more operations.
     SetRemoved {
         /// The name of the requests that this answers, in the world's set.
         name: TensorName,
-        /// The set that is gone; its id may be used again.
+        /// The removed set; its id may be used again.
         set: SetId,
     },
-    /// To the coordinator: the sender speaks no more of a set of whose end it was told, so that its id may be used again.
+    /// To the coordinator: the sender sends nothing more about a removed set, so that its id may be used again.
     SetForgotten {
-        /// Which one.
+        /// The set.
         set: SetId,
     },
-    /// From the coordinator: all ranks have joined; from here on all take part again.
+    /// From the coordinator: all ranks have joined; all of them take part again from now on.
     AllJoined {
         /// The name of the requests that this answers, in the world's set.
         name: TensorName,
@@ -275,7 +274,7 @@ pub enum Control {
         /// Why, naming the sender.
         failure: Failure,
     },
-    /// From the coordinator: who is late, for status pages and the waits of the others. Nothing fails.
+    /// From the coordinator: the silent peers, for status pages and waiting ranks. Nothing fails.
     Suspects {
         /// Sidecars that have been silent for [`crate::limits::SUSPECT_MS`].
         sidecars: Vec<SidecarIndex>,
@@ -287,117 +286,120 @@ pub enum Control {
         /// The ranks.
         ranks: Vec<Rank>,
     },
-    /// From the coordinator: what do these ranks do? They hold others up.
+    /// From the coordinator: a request for the activity of missing ranks, for which others wait.
     AskActivity {
         /// The ranks, all placed on the receiver; at most [`crate::limits::REPORT_RANKS_MAX`].
         ranks: Vec<Rank>,
     },
     /// To the coordinator: the answer.
     Activities {
-        /// What is known of them, in the order of the question.
+        /// The activities, in the order of the request.
         activities: Vec<Activity>,
     },
-    /// To the parent on the tree: what the sender and those below it have for the coordinator, in order.
+    /// To the parent in the tree: items of the sender and the sidecars below it for the coordinator, in order.
     Ascending {
-        /// What the parent has said last in [`Control::PathUp`]; what comes under another one is void.
+        /// The parent's newest number in [`Control::PathUp`]; frames with another number are void.
         generation: u64,
-        /// The news.
+        /// The items.
         ascents: Vec<Ascent>,
     },
-    /// From the parent on the tree: a message of the coordinator, whose epoch and seq are in the frame.
+    /// From the parent in the tree: a message of the coordinator, whose epoch and seq are in the frame.
     Descending {
-        /// For whom of the receiver and those below it; all of them when absent.
+        /// The recipients among the receiver and the sidecars below it; all of them when absent.
         to: Option<SidecarSet>,
         /// The message.
         message: Enclosed,
     },
-    /// From the parent on the tree: there is a new way to the coordinator.
+    /// From the parent in the tree: there is a new path to the coordinator.
     PathUp {
         /// A number that this parent has not used on this link before.
         generation: u64,
     },
-    /// From the parent on the tree: there is no way to the coordinator any more.
+    /// From the parent in the tree: the path to the coordinator is lost.
     PathDown {
-        /// Who is gone.
+        /// The lost sidecar.
         sidecar: SidecarIndex,
-        /// What was seen.
+        /// What was observed.
         reason: String,
     },
-    /// From the coordinator: it has heard that the receiver has joined. What it says next is said on that way.
+    /// From the coordinator: it has received [`Ascent::Joined`] of the receiver. Its next messages use that path.
     Welcome {
-        /// Who is meant.
+        /// The receiver.
         sidecar: SidecarIndex,
         /// The generation in which it joined.
         generation: u64,
     },
     /// From the coordinator, to a sidecar's parent: close the link to it.
     Expel {
-        /// Which one.
+        /// The sidecar.
         sidecar: SidecarIndex,
-        /// What it did.
+        /// How it broke the protocol.
         reason: String,
     },
-    /// Over one link of the tree: who is silent, from below about those below the sender, from above about those between
-    /// the coordinator and the sender. The whole list with each heartbeat while it is not empty, and once when it is.
+    /// Over one link of the tree: the silent sidecars, upwards those below the sender, downwards those between the
+    /// coordinator and the sender. The whole list with each heartbeat while it is not empty, and once when it becomes
+    /// empty.
     Silent {
-        /// They, with the milliseconds for which their neighbour has not heard them.
+        /// The sidecars, with the milliseconds since their neighbour last received from them.
         sidecars: Vec<(SidecarIndex, u64)>,
     },
-    /// From the coordinator: from here on these operations are performed again and again without being announced or ordered.
-    /// That at position `p` of iteration `k`, both counted from 0, has the frame's seq plus `k` times the number of buckets
-    /// plus `p`. What was announced and is not ordered is void. At most [`crate::limits::SCHEDULE_BUCKETS_MAX`] buckets with
-    /// [`crate::limits::SCHEDULE_TENSORS_MAX`] tensors of [`crate::limits::SCHEDULE_SETS_MAX`] sets; no name twice.
+    /// From the coordinator: from now on these operations repeat without being announced or ordered. The operation at
+    /// position `p` of iteration `k`, both counted from 0, has the frame's seq plus `k` times the number of buckets
+    /// plus `p`. Announcements that are not ordered are void. At most [`crate::limits::SCHEDULE_BUCKETS_MAX`] buckets
+    /// with [`crate::limits::SCHEDULE_TENSORS_MAX`] tensors of [`crate::limits::SCHEDULE_SETS_MAX`] sets; no name
+    /// twice.
     Schedule {
         /// Counts the schedules of the epoch.
         number: u64,
         /// One iteration.
         buckets: Vec<ScheduledBucket>,
-        /// For how long a rank may stay out of the order before that is a invalidation, in microseconds.
+        /// For how long a rank may deviate from the order before it invalidates the schedule, in microseconds.
         patience_us: u64,
     },
-    /// To the coordinator: the schedule of this number does not hold any more.
+    /// To the coordinator: the schedule of this number is invalid.
     Invalidated {
-        /// Which one.
+        /// The schedule.
         number: u64,
         /// Why.
         invalidation: Invalidation,
     },
-    /// From the coordinator: admit nothing more of the schedule, complete nothing more of it, and answer.
+    /// From the coordinator: stop admitting and completing operations of the schedule, and answer.
     Withdraw {
-        /// Which one.
+        /// The schedule.
         number: u64,
     },
     /// To the coordinator, the answer to [`Control::Withdraw`].
     Frozen {
-        /// Which schedule.
+        /// The schedule.
         number: u64,
-        /// The last operation of it that was admitted here; the one before its first for none.
+        /// The last admitted operation of it; the seq before its first operation for none.
         admitted: Seq,
-        /// For each set with operations of it that were completed here, the last of those.
+        /// The last completed operation of it in each set with any.
         completed: Vec<(SetId, Seq)>,
     },
-    /// From the coordinator: the schedule is over. Operations of it that are not named here are dropped with their chunks,
-    /// and their requests are announced anew.
+    /// From the coordinator: the schedule is over. Its operations after those in `completed` are dropped with their
+    /// chunks, and their requests are announced again.
     Resume {
-        /// Which schedule.
+        /// The schedule.
         number: u64,
         /// The last seq that any sidecar has admitted of it: the seqs of later orders are greater.
         last: Seq,
-        /// For each set up to which operation of it those of the schedule are performed: all members have admitted them.
+        /// The last operation of each set that is still performed: all members have admitted it.
         completed: Vec<(SetId, Seq)>,
     },
-    /// To the coordinator, from each member of a set with an operation that a plugin takes part in: the operation of the frame's
-    /// seq is performed here, or cannot be. Nobody gets the result before all members have said so.
+    /// To the coordinator, from each member of an operation with a plugin: the operation of the frame's seq is
+    /// performed here, or cannot be. No rank gets the result before all members have reported.
     Performed {
-        /// Why it cannot be performed; the epoch goes on.
+        /// Why it cannot be performed; the epoch continues.
         failure: Option<Failure>,
     },
-    /// From the coordinator, to the members of such an operation: it stands, or it fails everywhere.
+    /// From the coordinator, to the members of such an operation: it is committed, or it fails everywhere.
     Commit {
         /// Why it fails.
         failure: Option<Failure>,
     },
-    /// From the coordinator, to the sidecar of the receiving rank: a receive from any source takes this message.
+    /// From the coordinator, to the sidecar of the receiving rank: a receive from any source is matched with this
+    /// message.
     Matched {
         /// The set.
         set: SetId,
@@ -411,16 +413,16 @@ pub enum Control {
 /// What one rank announces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Announcement {
-    /// Who.
+    /// The rank.
     pub rank: Rank,
-    /// What.
+    /// What it announces.
     pub intent: Intent,
-    /// The rank's contribution, where the request travels eagerly; empty otherwise.
+    /// The rank's contribution, where the request is eager; empty otherwise.
     pub contribution: Bytes,
 }
 
 impl Announcement {
-    /// What a rank announces without a contribution.
+    /// An announcement without a contribution.
     #[must_use]
     pub const fn new(rank: Rank, intent: Intent) -> Self {
         Self { rank, intent, contribution: Bytes::new() }
@@ -432,20 +434,21 @@ impl Announcement {
 pub enum Intent {
     /// The rank is ready for it.
     Ready(Request),
-    /// The rank is ready for it, and both sides remember it under a number of the sender's choice, below
-    /// [`crate::limits::ANNOUNCE_SLOTS_MAX`], instead of what had that number before.
+    /// The rank is ready for it, and both sides cache it in a slot of the sender's choice, below
+    /// [`crate::limits::ANNOUNCE_SLOTS_MAX`], which replaces the previous entry.
     Remember {
-        /// The number.
+        /// The slot.
         slot: u16,
-        /// What the rank is ready for.
+        /// The request.
         request: Request,
     },
-    /// The rank is ready for the request that is remembered under a number.
+    /// The rank is ready for the request in a cache slot.
     Again {
-        /// The number.
+        /// The slot.
         slot: u16,
     },
-    /// The rank's request was refused by its sidecar, or withdrawn by the rank before it was ordered: it fails everywhere.
+    /// The rank's request was refused by its sidecar, or withdrawn by the rank before it was ordered: it fails
+    /// everywhere.
     Void {
         /// The set.
         set: SetId,
@@ -453,12 +456,12 @@ pub enum Intent {
         name: TensorName,
         /// Why, naming the rank.
         failure: Failure,
-        /// The request's group, which goes on without it.
+        /// The request's group, which continues without it.
         group: Option<Group>,
     },
 }
 
-/// One ordered operation: a bucket of tensors that are reduced, gathered or broadcast by one plan.
+/// An ordered operation: a bucket of tensors that one plan reduces, gathers or broadcasts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Order {
     /// The set.
@@ -475,31 +478,31 @@ pub struct Order {
     pub codec: Codec,
     /// Equal for all.
     pub plugin: Option<Arc<PluginUse>>,
-    /// For a message ([`Collective::Send`]): between whom; the topology of its plan has these two ranks only.
+    /// The ranks of a message ([`Collective::Send`]); the topology of its plan has only these two.
     pub pair: Option<Pair>,
-    /// Ranks of the set that have joined, ascending: they asked for nothing and contribute zeros.
+    /// Ranks of the set that have joined, ascending: they have no request and contribute zeros.
     pub joined: Vec<Rank>,
     /// The tensors, in the bucket's order.
     pub tensors: Vec<OrderedTensor>,
     /// How the plan is made.
     pub tuning: Tuning,
-    /// SHA-256 over all inputs of the plan, first 16 bytes: a sidecar that finds another fails, naming itself.
+    /// The first 16 bytes of SHA-256 over all inputs of the plan: a sidecar with another digest fails and names itself.
     pub digest: [u8; 16],
-    /// For an eager operation: for each tensor the contribution of each rank of the set, in rank order, empty for ranks that
-    /// have none. Empty otherwise.
+    /// For an eager operation, the contributions of all ranks of the set to each tensor, in rank order, empty for ranks
+    /// without one. Empty otherwise.
     pub contributions: Vec<Vec<Bytes>>,
 }
 
-/// A tensor of an order, so complete that a sidecar without a request for it (its ranks have joined) can take part.
+/// A tensor of an order. It suffices for a sidecar without a request for it, whose ranks have joined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OrderedTensor {
     /// The name.
     pub name: TensorName,
-    /// The shape: of every contribution, or of the lowest rank's where `rows` says how the first dimension differs; of the
-    /// root's for a scatter, of the sender's for a message.
+    /// The shape: of every contribution, or of the lowest rank's where `rows` says how the first dimension differs; of
+    /// the root's for a scatter, of the sender's for a message.
     pub shape: Shape,
-    /// For an all-gather and a gather: rows that each rank of the set contributes, in rank order. For an all-to-all: rows
-    /// from each rank to each rank, those of the lowest sender first. Empty otherwise.
+    /// For an all-gather and a gather: rows that each rank of the set contributes, in rank order. For an all-to-all:
+    /// rows from each rank to each rank, those of the lowest sender first. Empty otherwise.
     pub rows: Vec<u64>,
 }
 
@@ -512,7 +515,7 @@ pub fn encode<T: Serialize>(message: &T) -> Bytes {
     postcard::to_stdvec(message).expect("serialising to memory does not fail").into()
 }
 
-/// Decodes a payload whole: bytes left over are an error.
+/// Decodes a payload; trailing bytes are an error.
 ///
 /// # Errors
 /// [`FrameError::Payload`] with the decoder's reason.

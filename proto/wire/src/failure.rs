@@ -1,4 +1,4 @@
-//! Why an operation, a session or an epoch ended: data that every waiter gets, with the culprit named.
+//! Why an operation, a session or an epoch ended: the failure that every waiter gets, with its culprit.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use crate::ids::{Rank, SidecarIndex, TensorName};
 use crate::limits;
 use crate::record::{Record, head, printable};
 
-/// What kind of thing went wrong; decides whether the job goes on and which exception a user sees.
+/// The kind of a failure. It determines whether the job continues and which exception a user sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Cause {
-    /// Ranks disagree about a named operation. The operation fails on all of them, the job goes on.
+    /// Ranks disagree about a named operation. The operation fails on all of them; the job continues.
     Mismatch,
-    /// A rank's request was refused or withdrawn. The operation fails on all ranks, the job goes on.
+    /// A rank's request was refused or withdrawn. The operation fails on all ranks; the job continues.
     Refused,
     /// A worker died or went silent. The epoch ends.
     RankLost,
@@ -23,7 +23,7 @@ pub enum Cause {
     SidecarLost,
     /// A rank shut down in an orderly way while others had operations pending. The epoch ends.
     ShutDown,
-    /// A rank waited longer than its own deadline; nothing else failed.
+    /// A rank waited longer than its deadline; nothing else failed.
     TimedOut,
     /// An invariant of ronde itself broke. The epoch ends.
     Bug,
@@ -61,20 +61,20 @@ impl Cause {
     }
 }
 
-/// A failure with its culprit. The text says what happened, where, and what to do; all ranks get the same one.
+/// A failure with its culprit. The text says what happened, where, and what to do; all ranks get the same text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// The kind.
     pub cause: Cause,
-    /// The rank at fault or that is gone, where one is known.
+    /// The rank at fault or lost, where it is known.
     pub rank: Option<Rank>,
-    /// The sidecar at fault or that is gone, where one is known.
+    /// The sidecar at fault or lost, where it is known.
     pub sidecar: Option<SidecarIndex>,
-    /// The operation concerned, where it is one.
+    /// The operation concerned, if there is one.
     pub tensor: Option<TensorName>,
     /// The message for people; at most [`limits::REASON_BYTES_MAX`] bytes.
     pub reason: String,
-    /// Of a rank that failed, where anything is known: how, and what it did last.
+    /// How a rank failed and what it did last, where that is known.
     pub record: Option<Arc<Record>>,
 }
 
@@ -91,7 +91,7 @@ impl Failure {
         Self { cause, rank: None, sidecar: None, tensor: None, reason, record: None }
     }
 
-    /// What came from the network, cut to the limits of a failure.
+    /// The failure with its texts truncated to the limits; for failures from the network.
     #[must_use]
     pub fn within_limits(self) -> Self {
         let reason = Self::new(self.cause, self.reason).reason;
@@ -99,13 +99,13 @@ impl Failure {
         Self { reason, record, ..self }
     }
 
-    /// A reason as one short line of a log: within the limit of a failure's, without control characters.
+    /// A reason as one log line: truncated to the limit, without control characters.
     #[must_use]
     pub fn line(reason: &str) -> String {
         head(&printable(reason), limits::REASON_BYTES_MAX).to_owned()
     }
 
-    /// Adds what is known of the rank.
+    /// Adds the record of the rank.
     #[must_use]
     pub fn with_record(mut self, record: Option<Arc<Record>>) -> Self {
         self.record = record;
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_short_and_moves_no_cursor() {
+    fn a_log_line_is_short_and_has_no_control_characters() {
         assert_eq!(Failure::line("it\nlogged: \x1b[2J"), "it\\nlogged: \\u{1b}[2J");
         let long = Failure::line(&"\u{e9}\r".repeat(10_000));
         assert!(long.len() <= limits::REASON_BYTES_MAX && long.starts_with("\u{e9}\\r\u{e9}"), "{long}");

@@ -1,4 +1,4 @@
-//! Frames: what travels on control streams and lanes.
+//! Frames: the units of control streams and lanes.
 //!
 //! ```text
 //! offset  bytes  field
@@ -40,10 +40,10 @@ pub const PLANNER_VERSION: u32 = 3;
 pub const HEADER_BYTES: usize = 28;
 /// Bytes of a chunk's own header.
 pub const CHUNK_HEADER_BYTES: usize = 26;
-/// Flag of a chunk that was sent on credit, before the receiver said that it had admitted the operation.
+/// Flag of a chunk that was sent on credit, before the receiver reported the operation as admitted.
 pub const FLAG_EARLY: u8 = 1;
-/// The round of an empty chunk that says: the strand is over here. A member that receives in a strand from one to whom it
-/// sends nothing says so, because otherwise nothing would hold a fast sender back.
+/// The round of a token: an empty chunk that reports the end of a strand. A member sends it to each member from which
+/// it receives in the strand without sending anything back; otherwise nothing would slow down a fast sender.
 pub const ROUND_TAKEN: u32 = u32::MAX;
 
 /// What a frame carries.
@@ -60,7 +60,7 @@ pub enum FrameKind {
     Chunk = 4,
     /// The sender has admitted every operation up to this frame's seq; no payload.
     Admitted = 5,
-    /// To the side that dialled: the sender has another certificate, the connection should be replaced; no payload.
+    /// To the side that dialled: the sender has a new certificate, so the connection should be replaced; no payload.
     Renew = 6,
     /// The last frame of a side that ends a connection over TCP: a [`crate::control::Close`]. QUIC has its own.
     Close = 7,
@@ -85,13 +85,13 @@ impl FrameKind {
     }
 }
 
-/// Bytes that are no frame, or a frame that is not allowed. Always the peer's fault.
+/// Why bytes are not a valid frame. Always the peer's fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The stream is not at a frame's beginning, or the peer does not speak this protocol.
     #[error("a frame begins with {MAGIC:02x?}, not {found:02x?}; the peer does not speak the ronde protocol")]
     Magic {
-        /// What stood there.
+        /// The bytes found.
         found: [u8; 4],
     },
     /// The peer writes a version that this build does not read.
@@ -103,7 +103,7 @@ pub enum FrameError {
     /// A kind that this version does not have.
     #[error("frame kind {found} does not exist in wire version {WIRE_VERSION}")]
     Kind {
-        /// The number that stood there.
+        /// The number found.
         found: u8,
     },
     /// The payload is larger than its kind may have.
@@ -111,9 +111,9 @@ pub enum FrameError {
     Length {
         /// The frame's kind.
         kind: FrameKind,
-        /// What it claims, in bytes.
+        /// The claimed length, in bytes.
         found: u32,
-        /// What is allowed, in bytes.
+        /// The limit, in bytes.
         max: usize,
     },
     /// The payload does not decode.
@@ -121,12 +121,12 @@ pub enum FrameError {
     Payload {
         /// The frame's kind.
         kind: FrameKind,
-        /// What the decoder says.
+        /// The decoder's message.
         reason: String,
     },
 }
 
-/// The fixed beginning of a frame, checked.
+/// The checked header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
     /// What the payload is.
@@ -191,7 +191,7 @@ impl FrameHeader {
 pub struct Frame {
     /// The checked header; `length` equals the payload's.
     pub header: FrameHeader,
-    /// The bytes behind the header.
+    /// The bytes after the header.
     pub payload: Bytes,
 }
 
@@ -199,7 +199,7 @@ impl Frame {
     /// A frame of a kind with a payload that is within the kind's bound.
     ///
     /// # Panics
-    /// When the payload is longer than its kind may have: the caller splits beforehand.
+    /// When the payload is longer than its kind allows: the caller splits it beforehand.
     #[must_use]
     pub fn new(kind: FrameKind, epoch: Epoch, seq: Seq, payload: Bytes) -> Self {
         assert!(payload.len() <= kind.payload_bytes_max(), "{kind:?} payload of {} bytes", payload.len());
@@ -207,19 +207,19 @@ impl Frame {
         Self { header: FrameHeader { kind, flags: 0, length, epoch, seq }, payload }
     }
 
-    /// The frame that says that everything up to `seq` has been admitted.
+    /// The frame that reports every operation up to `seq` as admitted.
     #[must_use]
     pub fn admitted(epoch: Epoch, seq: Seq) -> Self {
         Self::new(FrameKind::Admitted, epoch, seq, Bytes::new())
     }
 
-    /// Asks the side that dialled to replace the connection.
+    /// The frame that asks the side that dialled to replace the connection.
     #[must_use]
     pub fn renew() -> Self {
         Self::new(FrameKind::Renew, Epoch(0), Seq(0), Bytes::new())
     }
 
-    /// Bytes on the stream: header and payload.
+    /// Bytes on the stream, header included.
     #[must_use]
     pub fn wire_bytes(&self) -> usize {
         HEADER_BYTES + self.payload.len()
@@ -275,7 +275,7 @@ impl ChunkHeader {
     }
 }
 
-/// A chunk ready to be sent: the two headers, and the data as they lie in private memory, never copied for sending.
+/// A chunk ready to be sent: its two headers, and the data in private memory, which are sent without a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// The epoch of the operation.

@@ -1,4 +1,4 @@
-//! Newtypes for every number and name that travels, so that a rank is never taken for a sidecar.
+//! Newtypes for every number and name that travels, so that a rank cannot be passed as a sidecar.
 
 use std::fmt;
 use std::sync::Arc;
@@ -51,13 +51,22 @@ number!(
     Seq(u64), "operation "
 );
 number!(
-    /// A worker's own number for one submitted request, unique within its session.
+    /// The number that a worker gives to one submitted request, unique within its session.
     RequestId(u64), "request "
 );
 number!(
-    /// Distinguishes two lives of a sidecar with the same index; drawn at random when the process starts.
+    /// Distinguishes two processes of a sidecar with the same index; drawn at random when the process starts.
     Incarnation(u64), "incarnation "
 );
+
+/// An ordered operation: its number within its epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct OpId {
+    /// The epoch.
+    pub epoch: Epoch,
+    /// The number within the epoch; 0 for none.
+    pub seq: Seq,
+}
 
 impl SetId {
     /// The set of all ranks.
@@ -97,10 +106,10 @@ pub enum NameError {
         /// The length that was given, in bytes.
         len: usize,
     },
-    /// A job name has characters that do not belong into a certificate's URI, or the wrong length.
+    /// A job name has characters that are not allowed in a certificate's URI, or the wrong length.
     #[error("a job name has 1 to {max} characters of a-z, 0-9, '-', '_' and '.', not {given:?}", max = limits::JOB_NAME_BYTES_MAX)]
     Job {
-        /// What was given, cut to a printable length.
+        /// The given name, truncated to a printable length.
         given: String,
     },
 }
@@ -149,7 +158,7 @@ impl fmt::Display for TensorName {
     }
 }
 
-/// The name of a job: what its certificates and sessions are bound to.
+/// The name of a job, to which its certificates and sessions are bound.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct JobName(Arc<str>);

@@ -1,7 +1,7 @@
-//! The words that sidecars share: identities, data types, collectives, frames, control messages and limits.
+//! The wire format between sidecars: identities, data types, collectives, frames, control messages and limits.
 //!
-//! This is floor 0 of ronde: no sockets, no clock, no tasks. Everything that crosses a process or host boundary between
-//! sidecars has its type here, is parsed once into a type that cannot be wrong, and is bounded by a constant of
+//! This is layer 0 of ronde: no sockets, no clock, no tasks. Everything that crosses a process or host boundary between
+//! sidecars has its type here, is parsed once into a type that cannot be invalid, and is bounded by a constant of
 //! [`limits`]. docs/PROTOCOL.md describes the same bytes in prose.
 
 #![forbid(unsafe_code)]
@@ -30,7 +30,7 @@ pub use control::Control;
 pub use dtype::DType;
 pub use failure::{Blame, Cause, Failure};
 pub use frame::{Frame, FrameError, FrameHeader, FrameKind};
-pub use ids::{Epoch, Incarnation, JobName, Lane, Member, Rank, RequestId, Seq, SetId, SidecarIndex, TensorName};
+pub use ids::{Epoch, Incarnation, JobName, Lane, Member, OpId, Rank, RequestId, Seq, SetId, SidecarIndex, TensorName};
 pub use plugin::{PluginCall, PluginUse, PluginValue, PluginWork};
 pub use record::{Activity, Call, Exit, Record};
 pub use relay::{Ascent, Enclosed};

@@ -18,9 +18,9 @@ pub const DIMENSIONS_MAX: usize = 32;
 pub const CONTROL_FRAME_BYTES_MAX: usize = 1 << 20;
 /// Payload of the frame that ends a connection over TCP, in bytes.
 pub const CLOSE_FRAME_BYTES_MAX: usize = 2 << 10;
-/// Bytes of a control message that sidecars pass on for others: with what says whose it is, it fits a frame.
+/// Bytes of a control message that sidecars relay for others: with its header it fits a frame.
 pub const ENCLOSED_BYTES_MAX: usize = CONTROL_FRAME_BYTES_MAX - 512;
-/// Sidecars below one sidecar on the tree of control links. Up to so many are joined to the coordinator itself.
+/// Children of one sidecar in the tree of control links. Up to so many link to the coordinator directly.
 pub const CONTROL_FAN_OUT: usize = 8;
 /// Payload of a chunk frame, in bytes: the largest chunk plus its own header.
 pub const CHUNK_FRAME_BYTES_MAX: usize = CHUNK_BYTES_MAX + crate::frame::CHUNK_HEADER_BYTES;
@@ -42,7 +42,7 @@ pub const WEB_MESSAGES_MAX: usize = 1_024;
 pub const WEB_PENDING_MAX: usize = 1_024;
 /// Connections to a sidecar's listener for gRPC-Web.
 pub const WEB_CONNECTIONS_MAX: usize = 256;
-/// Calls over gRPC-Web whose bodies a sidecar reads and decodes at once; further ones wait.
+/// Calls over gRPC-Web whose bodies a sidecar reads and decodes at the same time; further ones wait.
 pub const WEB_BODIES_MAX: usize = 16;
 /// Bytes of each direction of the ring of a session.
 pub const RING_BYTES: usize = 256 << 10;
@@ -56,11 +56,11 @@ pub const ADDRESSES_MAX: usize = 16;
 pub const WINDOW_MAX: usize = 64;
 /// Tensors in one group.
 pub const GROUP_TENSORS_MAX: usize = 16_384;
-/// Requests that a sidecar and the coordinator remember, so that a repeated one is announced by its number.
+/// Requests in the request cache of a sidecar; a repeated request is announced by its slot.
 pub const ANNOUNCE_SLOTS_MAX: usize = 1_024;
 /// Ranks of a set that performs an all-to-all: an order carries the rows of every pair.
 pub const ALL_TO_ALL_RANKS_MAX: usize = 256;
-/// Ranks of a set whose values an n-ary reduction sees at once: Adasum, median, clipped mean.
+/// Ranks of a set whose values an n-ary reduction needs at once: Adasum, median, clipped mean.
 pub const NARY_RANKS_MAX: usize = 256;
 /// Bytes of a plugin's name.
 pub const PLUGIN_NAME_BYTES_MAX: usize = 64;
@@ -68,7 +68,7 @@ pub const PLUGIN_NAME_BYTES_MAX: usize = 64;
 pub const PLUGIN_VERSION_BYTES_MAX: usize = 32;
 /// Parameters of a plugin.
 pub const PLUGIN_PARAMETERS_MAX: usize = 16;
-/// Bytes of the elements that one call of a codec plugin takes, and of what it makes of them: less than a chunk.
+/// Bytes of the elements of one call of a codec plugin, and of their encoding: less than a chunk.
 pub const PLUGIN_BLOCK_BYTES_MAX: usize = CHUNK_BYTES_MAX - 64;
 /// Numbers that a two-pass reducer measures for each rank.
 pub const PLUGIN_MEASURES_MAX: usize = 64;
@@ -89,7 +89,7 @@ pub const EAGER_ORDER_BYTES_MAX: usize = 64 << 10;
 pub const SCHEDULE_BUCKETS_MAX: usize = 1_024;
 /// Tensors of a schedule.
 pub const SCHEDULE_TENSORS_MAX: usize = 4_096;
-/// Process sets of which a schedule has operations.
+/// Process sets with operations in one schedule.
 pub const SCHEDULE_SETS_MAX: usize = 64;
 /// Operations of a schedule that a sidecar has admitted and not performed.
 pub const SCHEDULED_IN_FLIGHT_MAX: usize = 32;
@@ -97,13 +97,13 @@ pub const SCHEDULED_IN_FLIGHT_MAX: usize = 32;
 pub const SCHEDULED_IN_FLIGHT_BYTES: u64 = 8 << 20;
 /// Buckets of one process set that the coordinator keeps ordered ahead.
 pub const BUCKETS_IN_FLIGHT: usize = 2;
-/// Bytes of a reason in a [`crate::Failure`]; longer texts are cut at a character border.
+/// Bytes of a reason in a [`crate::Failure`]; longer texts are truncated at a character boundary.
 pub const REASON_BYTES_MAX: usize = 4_096;
 /// Bytes of text in a [`crate::Record`] of a first failure.
 pub const RECORD_BYTES_MAX: usize = 8 << 10;
 /// Lines of standard error in such a record.
 pub const RECORD_LINES_MAX: usize = 20;
-/// Bytes of the place in a program from which an operation was called; of longer ones the end counts.
+/// Bytes of a call site in a program; longer ones keep their end.
 pub const CALL_SITE_BYTES_MAX: usize = 256;
 /// Ranks listed in one report of missing ranks, and asked for their last calls.
 pub const REPORT_RANKS_MAX: usize = 16;
@@ -112,7 +112,7 @@ pub const REPORT_NAMES_MAX: usize = 6;
 
 /// Time between two heartbeats on a control link, in milliseconds.
 pub const HEARTBEAT_MS: u64 = 100;
-/// The same of a worker's session: a host has many of them, and each wakes its sidecar.
+/// The same for a worker's session: a host has many of them, and each heartbeat wakes the sidecar.
 pub const SESSION_HEARTBEAT_MS: u64 = 250;
 /// Silence after which a peer is named as suspect, in milliseconds; nothing fails yet.
 pub const SUSPECT_MS: u64 = 1_000;

@@ -1,4 +1,4 @@
-//! Plugins as requests and orders name them: which module, under which parameters, and what plans need to know of it.
+//! Plugins as requests and orders name them: the module, its parameters, and the properties that plans depend on.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::collective::ReduceOp;
 use crate::limits;
 
-/// A plugin under certain parameters. Equal values mean equal behaviour: the digest is that of the whole module.
+/// A plugin with its parameters. Equal values mean equal behaviour: the digest covers the whole module.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PluginUse {
     /// The name in its manifest: 1 to [`limits::PLUGIN_NAME_BYTES_MAX`] of `a-z 0-9 -`.
@@ -22,14 +22,14 @@ pub struct PluginUse {
     pub work: PluginWork,
 }
 
-/// What a plugin does, as far as plans hang on it. It follows from the module and the parameters.
+/// What a plugin computes, as far as plans depend on it. It follows from the module and the parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PluginWork {
-    /// It encodes and decodes contributions; they are summed in between.
+    /// It encodes and decodes contributions; the decoded values are summed.
     Codec {
-        /// Elements that one call takes at most.
+        /// The most elements of one call.
         block_elements: u32,
-        /// Bytes that encoding so many elements gives at most.
+        /// The most bytes that so many elements encode to.
         encoded_bytes: u32,
     },
     /// It reduces two ranks' values to one; associative but for rounding.
@@ -53,7 +53,7 @@ impl PluginWork {
     }
 }
 
-/// A plugin that no sidecar can have resolved.
+/// Why a plugin of a peer is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PluginError {
     /// A number is out of its bounds.
@@ -68,7 +68,7 @@ pub enum PluginError {
         /// The most.
         max: usize,
     },
-    /// A text has letters that no manifest has, and that could forge the lines of a log.
+    /// A text has letters that no manifest may have, which could forge log lines.
     #[error("the {what} of a plugin is {given:?}, but has {letters} only")]
     Letters {
         /// Which text.
@@ -81,7 +81,7 @@ pub enum PluginError {
 }
 
 impl PluginUse {
-    /// Checks what came from a peer against the limits.
+    /// Checks untrusted input from a peer against the limits.
     ///
     /// # Errors
     /// [`PluginError`] with the first number that is out of its bounds, or the first text with wrong letters.
@@ -110,7 +110,7 @@ impl PluginUse {
         }
     }
 
-    /// Whether it is one that encodes, next to a reduction that sums, or the very reduction that was asked for.
+    /// Whether the plugin fits a reduction: a codec fits a sum or an average, a reducer fits [`ReduceOp::Plugin`].
     #[must_use]
     pub const fn goes_with(&self, op: ReduceOp) -> bool {
         match op {
@@ -142,12 +142,12 @@ impl fmt::Display for PluginUse {
     }
 }
 
-/// A plugin as a worker names it: its sidecar knows which module that is.
+/// A plugin as a worker names it; its sidecar resolves the module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PluginCall {
     /// `name`, or `name@version`.
     pub name: String,
-    /// Parameters that are not to have their defaults.
+    /// Parameters with other values than their defaults.
     pub parameters: Vec<(String, PluginValue)>,
 }
 
@@ -158,7 +158,7 @@ impl PluginCall {
         Self { name: name.into(), parameters: Vec::new() }
     }
 
-    /// The same with a parameter.
+    /// Adds a parameter.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, value: impl Into<PluginValue>) -> Self {
         self.parameters.push((name.into(), value.into()));
@@ -173,7 +173,7 @@ pub enum PluginValue {
     Int(i64),
     /// A number.
     Float(f64),
-    /// Yes or no.
+    /// A boolean.
     Bool(bool),
     /// One of the names that the parameter may have.
     Choice(String),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_names_can_stand_in_a_line_of_a_log() {
+    fn plugin_names_from_peers_are_safe_to_log() {
         assert_eq!(named("top-k2", "1.0.0-rc+7").check(), Ok(()));
         for name in ["a\nb", "A", "a b", "\u{1b}[2J", "ä", "a@1"] {
             let refused = named(name, "1").check().expect_err(name).to_string();

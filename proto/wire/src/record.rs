@@ -1,5 +1,5 @@
-//! What is known of the rank that failed first: how its process ended, what it did last, its last words. All ranks get the
-//! same record with their failure.
+//! The record of the rank that failed first: how its process ended, its last call and the last lines of its standard
+//! error. All ranks get the same record with their failure.
 
 use std::fmt;
 
@@ -8,8 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{Rank, TensorName};
 use crate::limits;
 
-/// A first failure. Its texts come from processes that nobody vouches for: [`Record::within_limits`] makes them fit to be
-/// shown.
+/// The record of a first failure. Its texts are untrusted; [`Record::within_limits`] makes them safe to print.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// The rank.
@@ -18,9 +17,9 @@ pub struct Record {
     pub host: String,
     /// The number of its process on that host.
     pub pid: Option<u32>,
-    /// How the process ended, where somebody watched it: a launcher does.
+    /// How the process ended, where a launcher observed it.
     pub exit: Option<Exit>,
-    /// What it asked for last.
+    /// Its last call.
     pub last_call: Option<Call>,
     /// The last lines of its standard error, oldest first.
     pub stderr_tail: Vec<String>,
@@ -29,24 +28,24 @@ pub struct Record {
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Exit {
-    /// It left with this code.
+    /// It exited with this code.
     Code(i32),
     /// It was ended by this signal.
     Signal(i32),
-    /// It was ended because memory ran out, as its control group says.
+    /// The out-of-memory killer ended it, as its control group reports.
     OutOfMemory,
 }
 
 /// A call of a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// What was called, in lower case: `allreduce`.
+    /// The collective in lower case: `allreduce`.
     pub collective: String,
     /// The operation's name, as the ranks know it.
     pub operation: TensorName,
-    /// The place in the caller's program, as `file:line`.
+    /// The call site in the program, as `file:line`.
     pub site: Option<String>,
-    /// Milliseconds since.
+    /// Milliseconds since the call.
     pub age_ms: u64,
 }
 
@@ -55,18 +54,18 @@ pub struct Call {
 pub struct Activity {
     /// The rank.
     pub rank: Rank,
-    /// Milliseconds since its process gave a sign of life; `None` when it takes no part any more.
+    /// Milliseconds since its process last sent a message; `None` when its session has ended.
     pub silent_ms: Option<u64>,
-    /// What it asked for last.
+    /// Its last call.
     pub last_call: Option<Call>,
-    /// How many of its requests have no answer.
+    /// The number of its pending requests.
     pub pending: u32,
     /// The oldest of them.
     pub oldest: Option<TensorName>,
 }
 
 impl Record {
-    /// The record with texts that are cut to their limits and have no control characters.
+    /// The record with texts truncated to their limits and without control characters.
     #[must_use]
     pub fn within_limits(self) -> Self {
         let mut left = limits::RECORD_BYTES_MAX - TEXT_BYTES_MAX;
@@ -85,14 +84,14 @@ impl Record {
 }
 
 impl Call {
-    /// The call with texts that are cut to their limits and have no control characters. Of a place the end counts.
+    /// The call with texts truncated to their limits and without control characters. A call site keeps its end.
     #[must_use]
     pub fn within_limits(self) -> Self {
         let collective = head(&printable(&self.collective), COLLECTIVE_BYTES_MAX).to_owned();
         Self { collective, site: self.site.and_then(Self::fit_site), ..self }
     }
 
-    /// A place as somebody gave it, fit to be shown; `None` for an empty one.
+    /// A call site from an untrusted source, made safe to print; `None` for an empty one.
     #[must_use]
     pub fn fit_site(site: String) -> Option<String> {
         let fits = site.len() <= limits::CALL_SITE_BYTES_MAX && site.bytes().all(|byte| (b' '..=b'~').contains(&byte));
@@ -102,13 +101,13 @@ impl Call {
 }
 
 impl Activity {
-    /// The activity with texts that are cut to their limits and have no control characters.
+    /// The activity with texts truncated to their limits and without control characters.
     #[must_use]
     pub fn within_limits(self) -> Self {
         Self { last_call: self.last_call.map(Call::within_limits), ..self }
     }
 
-    /// The same, told some time later.
+    /// The same activity some time later.
     #[must_use]
     pub fn older_by(mut self, ms: u64) -> Self {
         if let Some(call) = &mut self.last_call {
@@ -120,11 +119,13 @@ impl Activity {
 }
 
 impl Exit {
-    /// What to do about it, where the words alone do not say; follows them.
+    /// Advice that follows the description, where there is any.
     #[must_use]
     pub const fn advice(self) -> &'static str {
         match self {
-            Self::Signal(SIGKILL) => "; unless somebody sent it, memory ran out: see `dmesg` on that host",
+            Self::Signal(SIGKILL) => {
+                "; unless somebody sent that signal, the host ran out of memory: see `dmesg` on that host"
+            }
             Self::OutOfMemory => "; give its control group more memory, or let it use less",
             Self::Code(_) | Self::Signal(_) => "",
         }
@@ -132,7 +133,7 @@ impl Exit {
 }
 
 impl fmt::Display for Record {
-    /// What follows the sentence that names the rank and its end; nothing where nothing is known.
+    /// The text after the sentence that names the rank and its exit; empty where nothing is known.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(call) = &self.last_call {
             write!(f, "\nIts last call was {call}, {} before.", Seconds(call.age_ms))?;
@@ -161,7 +162,7 @@ impl fmt::Display for Exit {
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { collective, operation, site, .. } = self;
-        // The SDKs put the kind in front of the name that a user gave.
+        // The SDKs prefix the user's name with the collective.
         let own = operation.as_str().strip_prefix(collective.as_str()).and_then(|rest| rest.strip_prefix('.'));
         write!(f, "{collective} '{}'", own.unwrap_or(operation.as_str()))?;
         site.as_ref().map_or(Ok(()), |site| write!(f, " at {site}"))
@@ -169,21 +170,21 @@ impl fmt::Display for Call {
 }
 
 impl fmt::Display for Activity {
-    /// What follows a sentence about the rank: "its last call was ...; heard 0.1 seconds ago; ...".
+    /// The text after a sentence about the rank: "its last call was ...; its process last responded ... ago".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.last_call {
             Some(call) => write!(f, "its last call was {call}, {} ago", Seconds(call.age_ms))?,
             None => write!(f, "it has called nothing yet")?,
         }
         match (self.pending, &self.oldest) {
-            (0, _) => write!(f, ", and none of its calls is without an answer")?,
-            (1, Some(oldest)) => write!(f, "; {oldest} of it has no answer yet")?,
-            (count, Some(oldest)) => write!(f, "; {count} of its calls have no answer yet, the oldest {oldest}")?,
-            (count, None) => write!(f, "; {count} of its calls have no answer yet")?,
+            (0, _) => write!(f, ", and none of its calls is pending")?,
+            (1, Some(oldest)) => write!(f, "; its call {oldest} is pending")?,
+            (count, Some(oldest)) => write!(f, "; {count} of its calls are pending, the oldest {oldest}")?,
+            (count, None) => write!(f, "; {count} of its calls are pending")?,
         }
         match self.silent_ms {
-            Some(heard) => write!(f, "; its process was heard {} ago", Seconds(heard)),
-            None => write!(f, "; its process has gone"),
+            Some(silent_ms) => write!(f, "; its process last responded {} ago", Seconds(silent_ms)),
+            None => write!(f, "; its process has exited"),
         }
     }
 }
@@ -196,7 +197,7 @@ impl fmt::Display for Seconds {
     }
 }
 
-/// Without characters that move a cursor or turn the direction of writing around.
+/// The text without characters that move the cursor or change the writing direction.
 pub(crate) fn printable(text: &str) -> String {
     let hidden = |c: char| {
         c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -238,7 +239,7 @@ const SIGNALS: [&str; 31] = [
 const HOST_BYTES_MAX: usize = 255;
 const COLLECTIVE_BYTES_MAX: usize = 32;
 const LINE_BYTES_MAX: usize = 512;
-/// Everything but the lines of standard error, which get what is left.
+/// Bytes of all texts except the lines of standard error, which get the rest.
 const TEXT_BYTES_MAX: usize =
     HOST_BYTES_MAX + COLLECTIVE_BYTES_MAX + limits::NAME_BYTES_MAX + limits::CALL_SITE_BYTES_MAX;
 
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_have_names() {
+    fn exits_are_described_by_name() {
         assert_eq!(Exit::Signal(11).to_string(), "was ended by signal 11 (SIGSEGV)");
         assert_eq!(Exit::Signal(31).to_string(), "was ended by signal 31 (SIGSYS)");
         for odd in [0, -1, 40, i32::MIN] {
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_texts_are_cut_and_harmless() {
+    fn hostile_texts_are_truncated_and_escaped() {
         let endless = "\x1b[2J\u{202e}é".repeat(100_000);
         let mut hostile = record(vec![endless.clone(); 1_000]);
         hostile.host.clone_from(&endless);
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_lines_and_the_end_of_a_place_are_kept() {
+    fn the_newest_lines_and_the_end_of_a_call_site_are_kept() {
         let lines = (0..100).map(|number| format!("line {number}")).collect();
         let kept = record(lines).within_limits().stderr_tail;
         assert_eq!((kept.len(), kept[0].as_str(), kept[19].as_str()), (20, "line 80", "line 99"));
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_does_is_one_sentence() {
+    fn an_activity_is_described_in_one_sentence() {
         let call = record(Vec::new()).last_call;
         let busy = Activity {
             rank: Rank(2),
@@ -311,9 +312,9 @@ mod tests {
         };
         assert_eq!(
             busy.to_string(),
-            "its last call was allreduce 'grad.7' at train.py:88, 0.3 seconds ago; 2 of its calls have no answer yet, the oldest a; its process was heard 0.1 seconds ago"
+            "its last call was allreduce 'grad.7' at train.py:88, 0.3 seconds ago; 2 of its calls are pending, the oldest a; its process last responded 0.1 seconds ago"
         );
         let gone = Activity { rank: Rank(2), silent_ms: None, last_call: None, pending: 0, oldest: None };
-        assert!(gone.to_string().ends_with("its process has gone"), "{gone}");
+        assert!(gone.to_string().ends_with("its process has exited"), "{gone}");
     }
 }

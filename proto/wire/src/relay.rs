@@ -1,4 +1,4 @@
-//! What sidecars pass on for each other on the tree of control links, towards the coordinator and from it.
+//! Messages that sidecars relay for each other along the tree of control links, to the coordinator and from it.
 
 use std::fmt;
 
@@ -10,12 +10,12 @@ use crate::frame::{FrameError, FrameKind};
 use crate::ids::{Epoch, Seq, SidecarIndex};
 use crate::limits::ENCLOSED_BYTES_MAX;
 
-/// News on their way to the coordinator.
+/// One item that is relayed to the coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Ascent {
-    /// A message of a sidecar to the coordinator, with what would be in the header of its frame.
+    /// A message of a sidecar to the coordinator, with the numbers of its frame header.
     Message {
-        /// Whose.
+        /// The sender.
         origin: SidecarIndex,
         /// The epoch.
         epoch: Epoch,
@@ -24,7 +24,7 @@ pub enum Ascent {
         /// The message.
         message: Enclosed,
     },
-    /// The way between a sidecar and the coordinator is new: nothing that was on an older one arrives behind this. The
+    /// The path between a sidecar and the coordinator is new: nothing from an older path arrives after this. The
     /// coordinator answers with [`Control::Welcome`].
     Joined {
         /// Which sidecar.
@@ -34,17 +34,16 @@ pub enum Ascent {
         /// How many lanes it offers.
         lanes: u16,
     },
-    /// A sidecar is gone, and with it the way to all below it.
+    /// A sidecar is lost, and with it the path to all sidecars below it.
     Lost {
         /// Which one.
         sidecar: SidecarIndex,
-        /// What its parent has seen.
+        /// What its parent observed.
         reason: String,
     },
 }
 
-/// A control message as bytes, which those that pass it on do not read: a byte string of at most
-/// [`ENCLOSED_BYTES_MAX`] bytes.
+/// A control message as bytes that relays do not parse: at most [`ENCLOSED_BYTES_MAX`] bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Enclosed(Bytes);
 
@@ -58,7 +57,7 @@ impl Enclosed {
     /// The message.
     ///
     /// # Errors
-    /// [`FrameError::Payload`] when it is none, or one that is itself passed on: nothing is enclosed twice.
+    /// [`FrameError::Payload`] when the bytes are no message, or one that itself encloses messages.
     pub fn open(&self) -> Result<Control, FrameError> {
         match control::decode(FrameKind::Control, &self.0)? {
             Control::Ascending { .. } | Control::Descending { .. } => {
@@ -68,7 +67,7 @@ impl Enclosed {
         }
     }
 
-    /// How many bytes it has.
+    /// The length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.len()
@@ -136,14 +135,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_enclosed_twice() {
+    fn a_message_cannot_be_enclosed_twice() {
         let twice = Enclosed::new(&ascending(Enclosed::new(&Control::Done)));
         let error = twice.open().expect_err("refused").to_string();
         assert!(error.contains("enclosed twice"), "{error}");
     }
 
     #[test]
-    fn whatever_may_be_enclosed_fits_a_frame_of_any_relay() {
+    fn every_enclosed_message_fits_a_frame_of_any_relay() {
         let largest = Enclosed(Bytes::from(vec![0; ENCLOSED_BYTES_MAX]));
         assert!(control::encode(&ascending(largest.clone())).len() <= CONTROL_FRAME_BYTES_MAX);
         let to = Some((0..1_024).map(SidecarIndex).collect());

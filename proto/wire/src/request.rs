@@ -1,4 +1,4 @@
-//! What one rank asks for: a named collective on a tensor of one type and shape.
+//! The request of one rank: a named collective on a tensor of one type and shape.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::ids::{Rank, SetId, TensorName};
 use crate::limits;
 use crate::plugin::PluginUse;
 
-/// A request of one rank, as it is negotiated: everything about the tensor but its bytes.
+/// A request of one rank as it is negotiated: all properties of the tensor except its bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// The process set that performs it.
     pub set: SetId,
     /// The name by which the ranks agree.
     pub name: TensorName,
-    /// What to do.
+    /// The collective.
     pub collective: Collective,
     /// The type of the elements.
     pub dtype: DType,
@@ -33,7 +33,7 @@ pub struct Request {
     pub codec: Codec,
     /// The plugin that encodes ([`Codec::Plugin`]) or reduces ([`crate::ReduceOp::Plugin`]); `None` for neither.
     pub plugin: Option<Arc<PluginUse>>,
-    /// The tensors with which it becomes ready; `None` when it stands alone.
+    /// The tensors with which it is ordered; `None` when it is ordered alone.
     pub group: Option<Group>,
 }
 
@@ -46,28 +46,28 @@ impl Request {
     }
 }
 
-/// Tensors of one set that are ordered together: none of them before all of them are ready on all ranks.
+/// Tensors of one set that are ordered together, once all of them are ready on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Group {
-    /// What the ranks know the group by.
+    /// The name by which the ranks agree on the group.
     pub name: TensorName,
     /// How many tensors it has: 1 to [`limits::GROUP_TENSORS_MAX`].
     pub size: u32,
 }
 
-/// What a completed request says besides its result.
+/// What a completed request reports besides its result.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum Detail {
     /// Nothing.
     #[default]
     None,
-    /// Of an all-to-all: rows received from each rank of the set, in rank order.
+    /// For an all-to-all: rows received from each rank of the set, in rank order.
     Splits(Vec<u64>),
-    /// Of a join: the rank that joined last.
+    /// For a join: the rank that joined last.
     LastJoined(Rank),
-    /// Of an added process set: its id.
+    /// For an added process set: its id.
     Set(SetId),
-    /// Of a received message: the rank that sent it.
+    /// For a received message: the rank that sent it.
     Source(Rank),
 }
 

@@ -1,36 +1,36 @@
-//! Schedules: what a job asks for step after step, ordered once for all steps to come.
+//! Schedules: the repeated operations of a training step, ordered once for all further steps.
 
 use serde::{Deserialize, Serialize};
 
 use crate::control::Order;
 use crate::request::Group;
 
-/// One bucket of a schedule: every iteration has an operation like this one.
+/// One bucket of a schedule: every iteration performs one such operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScheduledBucket {
-    /// What is performed; it carries no contributions, and nobody has joined.
+    /// The operation; it carries no contributions and has no joined ranks.
     pub order: Order,
-    /// For each tensor the group of its requests.
+    /// The group of the requests for each tensor.
     pub groups: Vec<Option<Group>>,
 }
 
-/// Why a schedule does not hold any more.
+/// Why a schedule is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Invalidation {
-    /// A rank has asked for what comes later, not for what comes before that, and then for nothing else.
+    /// A rank has submitted a later operation without an earlier one, and then nothing for a while.
     Order,
-    /// A rank has asked for something else.
+    /// A rank has submitted a request that is not in the schedule.
     Request,
     /// A request was refused by its sidecar, or withdrawn by its rank.
     Refusal,
-    /// An operation takes so long that somebody has to find out who holds it up.
+    /// An operation takes so long that the coordinator has to find the missing rank.
     Delay,
     /// A rank closes its session.
     WorkerExit,
 }
 
 impl Invalidation {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 5] = [Self::Order, Self::Request, Self::Refusal, Self::Delay, Self::WorkerExit];
 
     /// The name in status, metrics and logs.

@@ -7,53 +7,53 @@ use serde::{Deserialize, Serialize};
 use crate::ids::SidecarIndex;
 use crate::limits::SIDECARS_MAX;
 
-/// A set of sidecars. It travels as bytes: sidecar `i` is bit `i % 8` of byte `i / 8`, without zeros at the end.
+/// A set of sidecars. It is encoded as bytes: sidecar `i` is bit `i % 8` of byte `i / 8`, without trailing zeros.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub struct SidecarSet([u64; WORDS]);
 
 impl SidecarSet {
-    /// Nobody.
+    /// The empty set.
     pub const EMPTY: Self = Self([0; WORDS]);
 
-    /// Puts a sidecar in. One beyond [`SIDECARS_MAX`], which no world has, stays outside.
+    /// Adds a sidecar. An index beyond [`SIDECARS_MAX`], which no world has, is ignored.
     pub fn insert(&mut self, sidecar: SidecarIndex) {
         if let Some(word) = self.0.get_mut(sidecar.index() / 64) {
             *word |= 1 << (sidecar.index() % 64);
         }
     }
 
-    /// Whether a sidecar is in it.
+    /// Whether the set contains a sidecar.
     #[must_use]
     pub fn contains(&self, sidecar: SidecarIndex) -> bool {
         self.0.get(sidecar.index() / 64).is_some_and(|word| word & (1 << (sidecar.index() % 64)) != 0)
     }
 
-    /// Whether nobody is in it.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::EMPTY
     }
 
-    /// Whether all of this set are in the other.
+    /// Whether this set is a subset of the other.
     #[must_use]
     pub fn is_within(&self, other: &Self) -> bool {
         self.without(other).is_empty()
     }
 
-    /// Those in both.
+    /// The intersection.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         self.zip(other, |a, b| a & b)
     }
 
-    /// Those that are not in the other.
+    /// The difference: the sidecars that are not in the other set.
     #[must_use]
     pub fn without(&self, other: &Self) -> Self {
         self.zip(other, |a, b| a & !b)
     }
 
-    /// They, ascending.
+    /// The sidecars, ascending.
     pub fn iter(&self) -> impl Iterator<Item = SidecarIndex> + '_ {
         (0..).take(SIDECARS_MAX).map(SidecarIndex).filter(|sidecar| self.contains(*sidecar))
     }
@@ -104,7 +104,7 @@ impl TryFrom<Vec<u8>> for SidecarSet {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a set of sidecars has at most {max} bytes, not {bytes}", max = WORDS * 8)]
 pub struct TooManySidecars {
-    /// Its bytes.
+    /// The length of the encoded set, in bytes.
     pub bytes: usize,
 }
 
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_job_has_stays_outside() {
+    fn sidecars_beyond_the_limit_are_ignored() {
         assert!(of(&[1_024, u32::MAX]).is_empty());
         assert!(!of(&[0]).contains(SidecarIndex(u32::MAX)));
         assert_eq!(SidecarSet::try_from(vec![1; 129]), Err(TooManySidecars { bytes: 129 }));

@@ -1,4 +1,4 @@
-//! The part of a plan's inputs that is agreed at run time: the coordinator decides it and puts it into the order.
+//! The inputs of a plan that the coordinator chooses at run time and sends in the order.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// All members sit in one place: local reduction or copy, nothing is sent.
+    /// One member serves all ranks: local reduction or copy, nothing is sent.
     Local,
     /// Ring: reduce-scatter then all-gather for an all-reduce, either half alone for the other two.
     Ring,
@@ -20,14 +20,15 @@ pub enum Algorithm {
     Dissemination,
     /// Recursive halving, then recursive doubling; excess members fold into a neighbour first.
     HalvingDoubling,
-    /// Pairwise exchange: in round r to the member r places ahead, from the one r places behind.
+    /// Pairwise exchange: in round r each member sends to the member r places ahead and receives from the one r places
+    /// back.
     Pairwise,
     /// Everything to or from the root at once.
     Linear,
-    /// Two stages without relays: pieces to their owners, results from their owners.
+    /// Two stages without forwarding: pieces go to their owners, results come from their owners.
     Direct,
-    /// Nothing is exchanged: the order carries the contributions of all ranks, and each member does what one member that
-    /// serves them all would do.
+    /// Nothing is exchanged: the order carries the contributions of all ranks, and each member computes as if it served
+    /// all of them.
     Eager,
 }
 
@@ -56,7 +57,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// How a plan is cut. Agreed by order message, never chosen locally.
+/// How a plan is divided. The order carries it; it is never chosen locally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Tuning {
     /// The algorithm.

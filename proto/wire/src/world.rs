@@ -1,11 +1,11 @@
-//! Who takes part: the placement of ranks on sidecars, process sets, and the topology that plans are made for.
+//! Membership: the placement of ranks on sidecars, process sets, and the topology of a plan.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Member, Rank, SetId, SidecarIndex};
 use crate::limits;
 
-/// A membership that breaks the rules.
+/// Why a membership is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorldError {
     /// No rank, or more than [`limits::RANKS_MAX`].
@@ -50,7 +50,7 @@ pub struct ProcessSet {
     pub ranks: Vec<Rank>,
 }
 
-/// The membership of one epoch: which sidecar serves each rank, and the process sets. Checked when made.
+/// The membership of one epoch: the sidecar of each rank, and the process sets. Checked on construction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "WorldWire", into = "WorldWire")]
 pub struct World {
@@ -131,19 +131,19 @@ impl World {
     /// The topology of a set, `None` when there is no such set.
     #[must_use]
     pub fn topology(&self, set: SetId) -> Option<SetTopology> {
-        self.sets.iter().find(|s| s.id == set).map(|set| self.place(set))
+        self.sets.iter().find(|s| s.id == set).map(|set| self.topology_for(set))
     }
 
-    /// The topology of a set that is not one of the world's own.
+    /// The topology of a set that is not one of the world's sets.
     ///
     /// # Errors
     /// [`WorldError::Set`] when its ranks are not ascending ranks of the world.
     pub fn topology_of(&self, set: &ProcessSet) -> Result<SetTopology, WorldError> {
         check_set(set, self.size())?;
-        Ok(self.place(set))
+        Ok(self.topology_for(set))
     }
 
-    fn place(&self, set: &ProcessSet) -> SetTopology {
+    fn topology_for(&self, set: &ProcessSet) -> SetTopology {
         let mut members: Vec<SetMember> = Vec::new();
         for &rank in &set.ranks {
             let sidecar = self.placement[rank.index()];
@@ -187,7 +187,7 @@ pub struct SetMember {
     pub ranks: Vec<Rank>,
 }
 
-/// The members of one process set by ascending sidecar index: what a plan is made for.
+/// The members of one process set by ascending sidecar index: the topology of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SetTopology {
     /// The set.
@@ -203,7 +203,7 @@ impl SetTopology {
         self.members.len()
     }
 
-    /// Whether nobody takes part; never true for a topology of a [`World`].
+    /// Whether there are no members; never true for a topology of a [`World`].
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
@@ -237,13 +237,14 @@ impl SetTopology {
         u32::try_from(index).ok().map(Member)
     }
 
-    /// The same ranks, all in one place: what an eager operation is planned for, as every member has all contributions.
+    /// The same ranks, all served by one sidecar: the topology of an eager operation, in which each member has all
+    /// contributions.
     #[must_use]
-    pub fn in_one_place(&self, sidecar: SidecarIndex) -> Self {
+    pub fn on_one_sidecar(&self, sidecar: SidecarIndex) -> Self {
         Self { set: self.set, members: vec![SetMember { sidecar, ranks: self.ranks() }] }
     }
 
-    /// The part of the set that some of its ranks are: what a message between two of them is planned for.
+    /// The topology restricted to some of its ranks, for a message between two of them.
     #[must_use]
     pub fn restricted_to(&self, ranks: &[Rank]) -> Self {
         let restrict = |member: &SetMember| {

@@ -142,7 +142,7 @@ def check_refusals(trial: Trial) -> None:
         (("cannot average bool",), lambda: client.allreduce(numpy.ones(3, bool))),
         (("adasum", "floating-point"), lambda: client.allreduce(integers, op=ronde.Adasum)),
         (("median", "floating-point"), lambda: client.allreduce(integers, op=ronde.Median)),
-        (("clipped-mean", "ALLREDUCE has it"), lambda: client.reduce_scatter(X, op=ronde.ClippedMean)),
+        (("clipped-mean", "use ALLREDUCE"), lambda: client.reduce_scatter(X, op=ronde.ClippedMean)),
         (("bit-and", "integers and bool", "float32"), lambda: client.allreduce(X, op=ronde.BitAnd)),
         (("bit-xor", "integers and bool"), lambda: client.reduce_scatter(X, op=ronde.BitXor)),
         (("float16", "float32"), lambda: client.allreduce(integers, op=ronde.Sum, codec="float16")),

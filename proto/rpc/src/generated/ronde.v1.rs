@@ -75,7 +75,7 @@ pub mod server_message {
         RingTaken(super::RingTaken),
     }
 }
-/// Asks for a rank of a job. Refused (gRPC status) when the token is wrong, the rank is not placed here, the uid is not
+/// Claims a rank of a job. Refused (gRPC status) when the token is wrong, the rank is not placed here, the uid is not
 /// allowed, or a live session holds it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Claim {
@@ -104,7 +104,7 @@ pub struct Claimed {
     pub session_token: ::prost::bytes::Bytes,
     #[prost(uint32, tag = "2")]
     pub protocol: u32,
-    /// How often the worker has to send a Heartbeat, and after how much silence the rank counts as dead; milliseconds.
+    /// The interval of the worker's Heartbeats, and the silence after which the rank counts as dead; milliseconds.
     #[prost(uint32, tag = "3")]
     pub heartbeat_ms: u32,
     #[prost(uint32, tag = "4")]
@@ -116,11 +116,11 @@ pub struct Claimed {
     pub inline_bytes_max: u64,
     #[prost(uint32, tag = "7")]
     pub pending_max: u32,
-    /// Bytes of each direction of a ring, if the sidecar takes one; 0 if not. See docs/PROTOCOL.md.
+    /// Bytes of each direction of a ring, if the sidecar supports one; 0 if not. See docs/PROTOCOL.md.
     #[prost(uint64, tag = "8")]
     pub ring_bytes: u64,
 }
-/// All ranks have attached: operations may be submitted. Also the answer to "who am I".
+/// All ranks have attached: operations may be submitted. The fields are the position of this rank in the job.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EpochBegan {
     #[prost(uint64, tag = "1")]
@@ -208,7 +208,7 @@ pub mod collective {
     pub struct Barrier {}
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Join {}
-    /// All ranks of the world form a process set of these; its id is in Completed.
+    /// All ranks of the world add a process set of these ranks; its id is in Completed.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct AddSet {
         #[prost(uint32, repeated, tag = "1")]
@@ -259,7 +259,7 @@ pub mod collective {
         RecvAny(RecvAny),
     }
 }
-/// Where a tensor's bytes lie. A place that the sidecar does not support is refused by name.
+/// The location of a tensor's bytes. A kind of location that the sidecar does not support is refused by name.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Place {
     #[prost(oneof = "place::Place", tags = "1, 2, 3")]
@@ -321,28 +321,27 @@ pub struct Submit {
     pub prescale: f64,
     #[prost(double, tag = "8")]
     pub postscale: f64,
-    /// Not written by anybody until the operation completes or fails. Who hands over nothing leaves it unset, or gives empty
-    /// inline bytes to get the result inside messages.
+    /// The worker must not write here until the operation completes or fails. Unset for a rank without an input, or empty inline
+    /// bytes to get the result inside messages.
     #[prost(message, optional, tag = "9")]
     pub input: ::core::option::Option<Place>,
     /// A codec's name: float16 or bfloat16 for an all-reduce of float32; empty for none. Others are refused by name;
-    /// those of plugins are asked for below.
+    /// codecs of plugins are requested below.
     #[prost(string, tag = "10")]
     pub codec: ::prost::alloc::string::String,
-    /// The tensors with which this one becomes ready.
+    /// The tensors with which this one is ordered.
     #[prost(message, optional, tag = "11")]
     pub group: ::core::option::Option<Group>,
-    /// Where in the caller's program it was asked for, as "file:line", at most 256 bytes; for people who wonder what a rank
-    /// did last.
+    /// The call site in the worker's program, as "file:line", at most 256 bytes; shown in reports of a rank's last call.
     #[prost(string, optional, tag = "12")]
     pub call_site: ::core::option::Option<::prost::alloc::string::String>,
-    /// Where the result is wanted: an arena place in an input segment of the session, outside of the input, which nobody else
-    /// uses until the operation completes or fails. Unset: in memory of the sidecar. Not for inline requests, nor for ranks
-    /// that get no result. Where the result's size hangs on other ranks and is not this place's, it comes as if unset.
+    /// Where to write the result: an arena location in an input segment of the session, outside of the input, which is not used
+    /// otherwise until the operation completes or fails. Unset: in memory of the sidecar. Not for inline requests, nor for ranks
+    /// without a result. If the size of the result depends on other ranks and differs from this location's, this field is ignored.
     #[prost(message, optional, tag = "13")]
     pub output: ::core::option::Option<Place>,
-    /// The plugin that reduces, where that is asked for; otherwise one that encodes the contributions to an all-reduce with sum or
-    /// average, and the codec above is empty.
+    /// The plugin that reduces, for REDUCE_OP_PLUGIN; otherwise a plugin that encodes the contributions to an all-reduce with sum
+    /// or average, in which case the codec above is empty.
     #[prost(message, optional, tag = "14")]
     pub plugin: ::core::option::Option<Plugin>,
 }
@@ -352,7 +351,7 @@ pub struct Plugin {
     /// "name" or "name@version".
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// Parameters that are not to have their defaults; at most 16.
+    /// Parameters with other values than their defaults; at most 16.
     #[prost(message, repeated, tag = "2")]
     pub parameters: ::prost::alloc::vec::Vec<plugin::Parameter>,
 }
@@ -381,16 +380,16 @@ pub mod plugin {
         }
     }
 }
-/// Tensors that are ordered together: none of them before all of them are ready on all ranks.
+/// Tensors that are ordered together, once all of them are ready on all ranks.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Group {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// How many tensors it has, at least 1.
+    /// The number of tensors, at least 1.
     #[prost(uint32, tag = "2")]
     pub size: u32,
 }
-/// The worker cannot submit what other ranks may wait for, because a limit on its side is reached: it fails on all ranks.
+/// The worker cannot submit an operation because it has reached a limit: the operation fails on all ranks.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Abstain {
     #[prost(string, tag = "1")]
@@ -399,7 +398,7 @@ pub struct Abstain {
     pub process_set: u32,
     #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
-    /// The group that goes on without it.
+    /// The group, which continues without it.
     #[prost(message, optional, tag = "4")]
     pub group: ::core::option::Option<Group>,
 }
@@ -418,17 +417,16 @@ pub struct Release {
     #[prost(uint64, tag = "1")]
     pub request: u64,
 }
-/// A sign of life of the worker. The sidecar answers each with an Alive, so that both sides notice a process that stands
-/// still.
+/// Liveness of the worker. The sidecar answers each with an Alive, so that both sides notice a stopped process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Heartbeat {}
-/// The worker has attached a ring on mem.sock. What it says from now on goes over the ring, but for Heartbeat and Goodbye.
+/// The worker has attached a ring on mem.sock. It sends all later messages over the ring, except Heartbeat and Goodbye.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RingReady {}
-/// The answer: what the sidecar says from now on goes over the ring, but for Alive. What it said before comes first.
+/// The answer: the sidecar sends all later messages over the ring, except Alive. Earlier messages precede this one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RingTaken {}
-/// An orderly end: nothing of this rank is pending any more, or it does not care.
+/// An orderly close: nothing of this rank is pending, or its results are not needed.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Goodbye {
     #[prost(string, tag = "1")]
@@ -445,25 +443,25 @@ pub struct Completed {
     #[prost(uint64, repeated, tag = "4")]
     pub shape: ::prost::alloc::vec::Vec<u64>,
     /// In a result segment for requests whose input was in an arena; unset for a barrier and for inline requests, whose
-    /// bytes came before as ResultParts. Also unset for a rank that gets no result: its shape is \[0\].
+    /// bytes were sent before as ResultParts. Also unset for a rank that gets no result: its shape is \[0\].
     #[prost(message, optional, tag = "5")]
     pub result: ::core::option::Option<Place>,
     /// The type of the result.
     #[prost(enumeration = "DType", tag = "6")]
     pub dtype: i32,
-    /// Of an all-to-all: rows received from each rank of the set, in rank order.
+    /// For an all-to-all: rows received from each rank of the set, in rank order.
     #[prost(uint64, repeated, tag = "7")]
     pub splits: ::prost::alloc::vec::Vec<u64>,
-    /// Of a join: the rank that joined last.
+    /// For a join: the rank that joined last.
     #[prost(uint32, optional, tag = "8")]
     pub last_joined: ::core::option::Option<u32>,
-    /// Of an added process set: its id.
+    /// For an added process set: its id.
     #[prost(uint32, optional, tag = "9")]
     pub set: ::core::option::Option<u32>,
-    /// The result lies where the Submit's output said; `result` is unset then, and there is nothing to release.
+    /// Whether the result was written to the Submit's output; then `result` is unset, and there is nothing to release.
     #[prost(bool, tag = "10")]
     pub in_output: bool,
-    /// Of a received message: the rank that sent it.
+    /// For a received message: the rank that sent it.
     #[prost(uint32, optional, tag = "11")]
     pub source: ::core::option::Option<u32>,
 }
@@ -486,12 +484,13 @@ pub struct Failure {
     pub tensor: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(string, tag = "5")]
     pub reason: ::prost::alloc::string::String,
-    /// Of a rank that failed, where anything is known. Of failures of one session that end the same epoch, the first and the
-    /// EpochEnded have it.
+    /// The record of a failed rank, where it is known. Among the failures of one session that end the same epoch, the first and
+    /// the EpochEnded have it.
     #[prost(message, optional, tag = "6")]
     pub record: ::core::option::Option<Record>,
 }
-/// A first failure: how a rank's process ended, what it did last, its last words. Control characters are escaped.
+/// The record of a first failure: the exit of a rank's process, its last call and its last output. Control characters are
+/// escaped.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Record {
     #[prost(uint32, tag = "1")]
@@ -505,13 +504,13 @@ pub struct Record {
     /// Oldest first, at most 20.
     #[prost(string, repeated, tag = "8")]
     pub stderr_tail: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Unset where nobody watched the process: only a launcher does.
+    /// Unset where no launcher observed the process.
     #[prost(oneof = "record::Exit", tags = "4, 5, 6")]
     pub exit: ::core::option::Option<record::Exit>,
 }
 /// Nested message and enum types in `Record`.
 pub mod record {
-    /// Unset where nobody watched the process: only a launcher does.
+    /// Unset where no launcher observed the process.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Exit {
         #[prost(int32, tag = "4")]
@@ -522,7 +521,7 @@ pub mod record {
         OutOfMemory(bool),
     }
 }
-/// A call of a worker, as its sidecar heard it.
+/// A call of a worker, as reported to its sidecar.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Call {
     /// In lower case, such as "allreduce".
@@ -532,7 +531,7 @@ pub struct Call {
     pub operation: ::prost::alloc::string::String,
     #[prost(string, optional, tag = "3")]
     pub site: ::core::option::Option<::prost::alloc::string::String>,
-    /// Milliseconds since.
+    /// Milliseconds since the call.
     #[prost(uint64, tag = "4")]
     pub age_ms: u64,
 }
@@ -543,8 +542,8 @@ pub struct Failed {
     #[prost(message, optional, tag = "2")]
     pub failure: ::core::option::Option<Failure>,
 }
-/// Nothing submitted in this session completes any more; pending requests have got their Failed before. To go on, the
-/// worker closes the session and claims again.
+/// Nothing else submitted in this session completes; pending requests have got their Failed before. To continue, the worker
+/// closes the session and claims its rank again.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EpochEnded {
     #[prost(uint64, tag = "1")]
@@ -552,10 +551,10 @@ pub struct EpochEnded {
     #[prost(message, optional, tag = "2")]
     pub failure: ::core::option::Option<Failure>,
 }
-/// The answer to a Heartbeat. A worker that hears nothing for peer_timeout_ms gives the sidecar up.
+/// The answer to a Heartbeat. A worker that receives nothing for peer_timeout_ms treats the sidecar as lost.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Alive {}
-/// For people: who is late, what was retried.
+/// A notice for users, for example about silent peers or retries.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Notice {
     #[prost(string, tag = "1")]
@@ -570,16 +569,16 @@ pub struct TimelineRequest {
     /// The session's, from its Claimed.
     #[prost(bytes = "bytes", tag = "1")]
     pub session_token: ::prost::bytes::Bytes,
-    /// Whether CycleStarted is told.
+    /// Whether to send CycleStarted.
     #[prost(bool, tag = "2")]
     pub mark_cycles: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TimelineBatch {
-    /// In the order in which the sidecar heard of them; times of one lane's Performed lie before.
+    /// In the order in which the sidecar recorded them; the times in a lane's Performed are earlier.
     #[prost(message, repeated, tag = "1")]
     pub events: ::prost::alloc::vec::Vec<TimelineEvent>,
-    /// How many events so far were left out, because the worker reads too slowly.
+    /// The number of events so far that were dropped because the worker reads too slowly.
     #[prost(uint64, tag = "2")]
     pub dropped: u64,
 }
@@ -606,7 +605,7 @@ pub mod timeline_event {
         #[prost(uint32, tag = "4")]
         pub rank: u32,
     }
-    /// An operation that was agreed about ends without being performed: it is one of messages only, such as a join, or has failed.
+    /// A negotiation ends without an operation: for a request such as a join, or because it failed.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Settled {
         #[prost(string, tag = "1")]
@@ -629,10 +628,10 @@ pub mod timeline_event {
         pub collective: ::prost::alloc::string::String,
         #[prost(enumeration = "super::DType", tag = "4")]
         pub dtype: i32,
-        /// Those that travel together.
+        /// The tensors of the bucket.
         #[prost(message, repeated, tag = "5")]
         pub tensors: ::prost::alloc::vec::Vec<Tensor>,
-        /// Whether it came again as in every step, so that the ranks of other sidecars were not asked.
+        /// Whether it is part of a schedule, so that it was not negotiated.
         #[prost(bool, tag = "6")]
         pub ahead: bool,
     }
@@ -654,7 +653,7 @@ pub mod timeline_event {
         #[prost(message, repeated, tag = "3")]
         pub spans: ::prost::alloc::vec::Vec<Span>,
     }
-    /// A thread's work of one kind for one operation, from the first piece of it to the last.
+    /// A thread's work of one kind for one operation, from its first step to its last.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Span {
         #[prost(enumeration = "Phase", tag = "1")]
@@ -663,12 +662,12 @@ pub mod timeline_event {
         pub begin_us: u64,
         #[prost(uint64, tag = "3")]
         pub end_us: u64,
-        /// The time that the pieces took themselves; 0 where the thread only hands them over.
+        /// The time of the steps themselves; 0 where the thread only passes chunks on.
         #[prost(uint64, tag = "4")]
         pub busy_us: u64,
         #[prost(uint64, tag = "5")]
         pub pieces: u64,
-        /// What was sent or received.
+        /// The bytes sent or received.
         #[prost(uint64, tag = "6")]
         pub bytes: u64,
     }
@@ -677,14 +676,14 @@ pub mod timeline_event {
     pub struct Over {
         #[prost(uint64, tag = "1")]
         pub seq: u64,
-        /// Whether it was dropped where it stood, to be agreed about anew.
+        /// Whether it was dropped, to be negotiated again.
         #[prost(bool, tag = "2")]
         pub dropped: bool,
     }
     /// The coordinator has issued an order.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct CycleStarted {}
-    /// The epoch is over, and with it all that was under way.
+    /// The epoch is over, and with it all operations.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct EpochOver {}
     #[derive(
@@ -824,7 +823,7 @@ pub enum ReduceOp {
     Product = 6,
     Median = 7,
     ClippedMean = 8,
-    /// As the submission's plugin does; only for an all-reduce.
+    /// The reduction of the submission's plugin; only for an all-reduce.
     Plugin = 9,
     /// Bitwise; of integers and bool.
     BitAnd = 10,
@@ -997,7 +996,7 @@ pub mod ronde_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// What this sidecar is. Needs no claim.
+        /// Describes this sidecar. Needs no claim.
         pub async fn describe(
             &mut self,
             request: impl tonic::IntoRequest<super::DescribeRequest>,
@@ -1039,9 +1038,9 @@ pub mod ronde_client {
             req.extensions_mut().insert(GrpcMethod::new("ronde.v1.Ronde", "Session"));
             self.inner.streaming(req, path, codec).await
         }
-        /// What happens to each tensor, for the worker of rank 0 of an open session. The worker's only message starts the recording
-        /// and is answered by a batch without events: what happens from then on is told. When the worker ends its side, what is left
-        /// comes and the stream ends.
+        /// Streams the events of all tensors to the worker of rank 0, within an open session. The worker's only message starts the
+        /// recording and is answered by a batch without events; later events are sent. When the worker ends its side, the sidecar
+        /// sends the remaining events and ends the stream.
         pub async fn timeline(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::TimelineRequest>,
@@ -1078,7 +1077,7 @@ pub mod ronde_server {
     /// Generated trait containing gRPC methods that should be implemented for use with RondeServer.
     #[async_trait]
     pub trait Ronde: std::marker::Send + std::marker::Sync + 'static {
-        /// What this sidecar is. Needs no claim.
+        /// Describes this sidecar. Needs no claim.
         async fn describe(
             &self,
             request: tonic::Request<super::DescribeRequest>,
@@ -1101,9 +1100,9 @@ pub mod ronde_server {
             >
             + std::marker::Send
             + 'static;
-        /// What happens to each tensor, for the worker of rank 0 of an open session. The worker's only message starts the recording
-        /// and is answered by a batch without events: what happens from then on is told. When the worker ends its side, what is left
-        /// comes and the stream ends.
+        /// Streams the events of all tensors to the worker of rank 0, within an open session. The worker's only message starts the
+        /// recording and is answered by a batch without events; later events are sent. When the worker ends its side, the sidecar
+        /// sends the remaining events and ends the stream.
         async fn timeline(
             &self,
             request: tonic::Request<tonic::Streaming<super::TimelineRequest>>,
@@ -1375,11 +1374,11 @@ pub struct SayRequest {
     /// The session's, from its Claimed.
     #[prost(bytes = "bytes", tag = "1")]
     pub session_token: ::prost::bytes::Bytes,
-    /// 1 for the first call of the session, and one more for each that follows. A call that has been heard before, because it was
-    /// sent again on another connection, is answered and changes nothing.
+    /// 1 for the first call of the session, incremented for each later one. A call that was received before, because it was
+    /// sent again on another connection, is answered and has no effect.
     #[prost(uint64, tag = "2")]
     pub number: u64,
-    /// In the order in which they are heard; at most 1,024. Neither Claim nor RingReady, and no places in shared memory.
+    /// In the order of handling; at most 1,024. Neither Claim nor RingReady, and no locations in shared memory.
     #[prost(message, repeated, tag = "3")]
     pub messages: ::prost::alloc::vec::Vec<ClientMessage>,
 }
@@ -1465,7 +1464,7 @@ pub mod ronde_web_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// What this sidecar is, to the worker of any of its ranks.
+        /// Describes this sidecar to the worker of any of its ranks.
         pub async fn describe(
             &mut self,
             request: impl tonic::IntoRequest<super::DescribeRequest>,
@@ -1487,7 +1486,7 @@ pub mod ronde_web_client {
                 .insert(GrpcMethod::new("ronde.v1.RondeWeb", "Describe"));
             self.inner.unary(req, path, codec).await
         }
-        /// The state of the job as this sidecar sees it, to the worker of any of its ranks.
+        /// Returns the state of the job at this sidecar to the worker of any of its ranks.
         pub async fn status(
             &mut self,
             request: impl tonic::IntoRequest<super::StatusRequest>,
@@ -1529,7 +1528,7 @@ pub mod ronde_web_client {
             req.extensions_mut().insert(GrpcMethod::new("ronde.v1.RondeWeb", "Open"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Says something in an open session, with the token of its rank. Answered when the sidecar has taken all of it.
+        /// Sends messages in an open session, with the token of its rank. Answered when the sidecar has accepted all of them.
         pub async fn say(
             &mut self,
             request: impl tonic::IntoRequest<super::SayRequest>,
@@ -1563,12 +1562,12 @@ pub mod ronde_web_server {
     /// Generated trait containing gRPC methods that should be implemented for use with RondeWebServer.
     #[async_trait]
     pub trait RondeWeb: std::marker::Send + std::marker::Sync + 'static {
-        /// What this sidecar is, to the worker of any of its ranks.
+        /// Describes this sidecar to the worker of any of its ranks.
         async fn describe(
             &self,
             request: tonic::Request<super::DescribeRequest>,
         ) -> std::result::Result<tonic::Response<super::Description>, tonic::Status>;
-        /// The state of the job as this sidecar sees it, to the worker of any of its ranks.
+        /// Returns the state of the job at this sidecar to the worker of any of its ranks.
         async fn status(
             &self,
             request: tonic::Request<super::StatusRequest>,
@@ -1585,7 +1584,7 @@ pub mod ronde_web_server {
             &self,
             request: tonic::Request<super::Claim>,
         ) -> std::result::Result<tonic::Response<Self::OpenStream>, tonic::Status>;
-        /// Says something in an open session, with the token of its rank. Answered when the sidecar has taken all of it.
+        /// Sends messages in an open session, with the token of its rank. Answered when the sidecar has accepted all of them.
         async fn say(
             &self,
             request: tonic::Request<super::SayRequest>,

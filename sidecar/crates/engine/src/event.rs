@@ -1,4 +1,4 @@
-//! What an engine is told and what it wants done: the whole surface between the pure engine and the process around it.
+//! Events and actions: the interface between the pure engine and the process around it.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use ronde_wire::{
     SetTopology, Shape, SidecarIndex, TensorName,
 };
 
-/// A point in time: microseconds since a start that the caller chooses. Only differences matter.
+/// A point in time: microseconds since an origin that the caller chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(pub u64);
 
@@ -27,7 +27,7 @@ impl Time {
     }
 }
 
-/// Something that happened.
+/// An input of the engine.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A worker has claimed a rank; its session waits for the epoch.
@@ -35,27 +35,27 @@ pub enum Event {
         /// The rank.
         rank: Rank,
     },
-    /// A session has ended. `failure.cause` is `ShutDown` for a goodbye and `RankLost` otherwise.
+    /// A session has ended. `failure.cause` is `ShutDown` for an orderly close and `RankLost` otherwise.
     RankLeft {
         /// The rank.
         rank: Rank,
-        /// Why, for the others.
+        /// Why, for the other ranks.
         failure: Failure,
     },
-    /// A sign of life from a worker (any message of its session).
+    /// A worker has sent a message of any kind.
     RankAlive {
         /// The rank.
         rank: Rank,
     },
-    /// A worker asks for an operation; what becomes of it follows as [`Event::Submitted`] or [`Event::Refused`].
+    /// A worker has called an operation; [`Event::Submitted`] or [`Event::Refused`] follows.
     Called {
         /// The rank.
         rank: Rank,
-        /// What it asks for: [`ronde_wire::Collective::name`].
+        /// The collective: [`ronde_wire::Collective::name`].
         collective: &'static str,
         /// The operation's name.
         operation: TensorName,
-        /// The place in its program, where that is known.
+        /// The call site in its program, where it is known.
         site: Option<String>,
     },
     /// A worker's checked request.
@@ -64,13 +64,13 @@ pub enum Event {
         rank: Rank,
         /// The worker's number for it.
         request: RequestId,
-        /// What it wants.
+        /// The request.
         what: Request,
-        /// Its contribution where that travels along, as [`crate::Engine::contribution_bytes`] says; empty otherwise.
+        /// Its contribution, of [`crate::Engine::contribution_bytes`] bytes.
         contribution: Bytes,
     },
-    /// The service refused a request whose set and name are known; the worker has its answer already. The other ranks
-    /// must not wait for it.
+    /// The service refused a request whose set and name are known, and has answered the worker. The other ranks must
+    /// not wait for it.
     Refused {
         /// The rank.
         rank: Rank,
@@ -78,7 +78,7 @@ pub enum Event {
         set: SetId,
         /// The name.
         name: TensorName,
-        /// The request's group, where it is known: the group goes on without it.
+        /// The request's group, where it is known; it continues without the request.
         group: Option<Group>,
         /// Why.
         reason: String,
@@ -87,9 +87,9 @@ pub enum Event {
     Withdrawn {
         /// The rank.
         rank: Rank,
-        /// Which request.
+        /// The request.
         request: RequestId,
-        /// Why, in the worker's words.
+        /// The reason that the worker gave.
         reason: String,
     },
     /// A control link is open.
@@ -99,20 +99,20 @@ pub enum Event {
         /// How many lanes it offers.
         lanes: u16,
     },
-    /// A control link is gone or did not come; the transport has given up on it.
+    /// A control link is lost or could not be opened; the transport has given up.
     LinkDown {
         /// The peer.
         peer: SidecarIndex,
-        /// What was seen.
+        /// What the transport observed.
         reason: String,
     },
-    /// A lane to a peer is gone or did not come; the transport has given up on it.
+    /// A lane to a peer is lost or could not be opened; the transport has given up.
     LaneDown {
         /// The peer.
         peer: SidecarIndex,
-        /// Whether the peer closed it itself, behind all that it had to send.
+        /// Whether the peer closed it after it had sent everything.
         closed: bool,
-        /// What was seen.
+        /// What the transport observed.
         reason: String,
     },
     /// A control message arrived.
@@ -133,11 +133,11 @@ pub enum Event {
         /// The operation.
         seq: Seq,
     },
-    /// All lanes have dropped what [`Action::Cancel`] named: its memory is not touched any more.
+    /// All lanes have dropped the operations of [`Action::Cancel`] and no longer access their memory.
     Cancelled {
         /// The epoch.
         epoch: Epoch,
-        /// The last operation that was named.
+        /// The last operation of that action.
         last: Seq,
     },
     /// An admitted operation cannot be performed here.
@@ -146,14 +146,14 @@ pub enum Event {
         epoch: Epoch,
         /// The operation.
         seq: Seq,
-        /// Why; the engine adds who.
+        /// Why; the engine adds the sidecar.
         reason: String,
-        /// Whether a plugin is at fault: then the operation fails, and the epoch goes on.
+        /// Whether a plugin is at fault: then only the operation fails, and the epoch continues.
         plugin: bool,
     },
 }
 
-/// Something to be done by the process around the engine.
+/// An output of the engine, which the process around it performs.
 #[derive(Clone, Debug)]
 pub enum Action {
     /// Send a control message. Links to peers without one are opened on the first send.
@@ -167,39 +167,40 @@ pub enum Action {
         /// The message.
         message: Control,
     },
-    /// An epoch has begun: tell the sessions of the local ranks, and the executors.
+    /// An epoch has begun: notify the sessions of the local ranks, and the executors.
     EpochBegan {
         /// The epoch.
         epoch: Epoch,
     },
-    /// The epoch is over: every pending request has got its failing `Complete` before this. Executors drop its operations,
-    /// sessions are told, results not yet delivered never will be.
+    /// The epoch is over: every pending request has got its failing `Complete` before this. Executors drop its
+    /// operations, sessions are notified, and results that are not delivered yet are discarded.
     EpochEnded {
         /// The epoch.
         epoch: Epoch,
         /// Why.
         failure: Failure,
     },
-    /// Perform an operation: reserve its results, then hand it to the executors of all its lanes, in this order.
+    /// Perform an operation: reserve its results, then pass it to the executors of all its lanes, in this order.
     Admit(Arc<Admission>),
-    /// Drop admitted operations where they stand: their requests will be asked for again, or fail right behind this. The executors of all lanes drop
-    /// them, and what still comes of any operation up to `last` that they do not have. [`Event::Cancelled`] answers.
+    /// Drop admitted operations in any state: their requests are announced again, or fail right after this. The
+    /// executors of all lanes drop them, and late chunks of any operation up to `last`. [`Event::Cancelled`] answers.
     Cancel {
         /// The epoch.
         epoch: Epoch,
         /// The last operation that any sidecar may have admitted by now.
         last: Seq,
-        /// What is dropped, ascending; for some of it [`Event::Executed`] may have been told.
+        /// The dropped operations, ascending; [`Event::Executed`] may have been reported for some of them.
         dropped: Vec<Seq>,
     },
-    /// An operation with a plugin stands: what its codec is to remember is remembered. Comes before the requests' `Complete`.
+    /// An operation with a plugin is committed: the state of its codec becomes permanent. Precedes the requests'
+    /// `Complete`.
     Commit {
         /// The epoch.
         epoch: Epoch,
         /// The operation.
         seq: Seq,
     },
-    /// A request is over. For success the result lies where the admission's memory put it.
+    /// A request is complete. On success, the result is in the memory of the admission.
     Complete {
         /// The rank.
         rank: Rank,
@@ -208,29 +209,28 @@ pub enum Action {
         /// The shape of the result, or why there is none.
         outcome: Result<Completion, Failure>,
     },
-    /// A process set is gone, and nothing of it is under way here: what is kept for it is let go of. Its id may be that of
-    /// another set soon.
+    /// A process set is removed and has no operation in flight here: drop its state. Another set may soon have its id.
     SetForgotten {
         /// The set.
         set: SetId,
     },
-    /// Tell the local sessions who is late. Empty lists take an earlier notice back.
+    /// Notify the local sessions of silent peers. Empty lists withdraw an earlier notice.
     Notice {
         /// Silent sidecars.
         sidecars: Vec<SidecarIndex>,
         /// Silent ranks.
         ranks: Vec<Rank>,
-        /// For people.
+        /// The text for users.
         text: String,
     },
     /// Close all links to a peer that broke the protocol; it counts as lost.
     Disconnect {
         /// The peer.
         peer: SidecarIndex,
-        /// What it did.
+        /// How it broke the protocol.
         reason: String,
     },
-    /// End a session whose worker has gone silent; it counts as lost already.
+    /// End a session whose worker is silent; it counts as lost already.
     EndSession {
         /// The rank.
         rank: Rank,
@@ -239,12 +239,12 @@ pub enum Action {
     },
 }
 
-/// What a rank gets for a completed request.
+/// The outcome of a successful request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The epoch in which it was performed.
     pub epoch: Epoch,
-    /// The operation; with job and epoch the trace id.
+    /// The operation; job, epoch and seq form the trace id.
     pub seq: Seq,
     /// The index of the tensor within the operation.
     pub tensor: u32,
@@ -252,41 +252,41 @@ pub struct Completion {
     pub dtype: DType,
     /// The shape of the result; `[0]` for a rank that gets none.
     pub shape: Shape,
-    /// Whether the result lies in memory of this rank's own; otherwise the local ranks share it.
+    /// Whether the result is in memory of this rank alone; otherwise the local ranks share it.
     pub own: bool,
-    /// What else the caller learns.
+    /// Further information for the caller.
     pub detail: Detail,
 }
 
-/// An ordered operation that is performed here: the plan, what it computes, and whose requests it answers.
+/// An ordered operation that is performed here: its plan, its arithmetic, and the requests that it completes.
 #[derive(Clone, Debug)]
 pub struct Admission {
     /// The epoch.
     pub epoch: Epoch,
     /// The operation.
     pub seq: Seq,
-    /// The members, to turn a plan's members into sidecars.
+    /// The members, which map a plan's members to sidecars.
     pub topology: Arc<SetTopology>,
-    /// What is done here.
+    /// The plan of this sidecar.
     pub plan: Arc<Plan>,
     /// How elements are combined.
     pub arithmetic: Arithmetic,
-    /// The plugin that takes part, if one does.
+    /// The plugin, if the operation has one.
     pub plugin: Option<AdmittedPlugin>,
     /// The tensors of the bucket, in its order.
     pub tensors: Vec<AdmittedTensor>,
-    /// The ranks whose contributions are here, ascending: those that this sidecar serves, or, in an eager operation, all.
+    /// The ranks whose contributions are here, ascending: the served ranks, or all ranks in an eager operation.
     pub local_ranks: Vec<Rank>,
-    /// The ranks of the operation that this sidecar serves, ascending: they get results.
+    /// The ranks of the operation that this sidecar serves, ascending; they get results.
     pub served: Vec<Rank>,
-    /// Those of them that have joined, ascending: they contribute zeros, and there is no request of theirs.
+    /// The served ranks that have joined, ascending; they contribute zeros and have no request.
     pub joined: Vec<Rank>,
-    /// For an eager operation: for each tensor the contribution of each of `local_ranks`. Empty otherwise.
+    /// For an eager operation, the contributions of `local_ranks` to each tensor. Empty otherwise.
     pub contributions: Vec<Vec<Bytes>>,
 }
 
 impl Admission {
-    /// Whether it came with all that it needs.
+    /// Whether the order carried all contributions.
     #[must_use]
     pub fn is_eager(&self) -> bool {
         !self.contributions.is_empty()
@@ -296,9 +296,9 @@ impl Admission {
 /// The plugin of an admitted operation.
 #[derive(Clone, Debug)]
 pub struct AdmittedPlugin {
-    /// Which one.
+    /// The plugin and its parameters.
     pub uses: Arc<PluginUse>,
-    /// For each tensor of the bucket its number of elements.
+    /// The number of elements of each tensor of the bucket.
     pub elements: Vec<u64>,
 }
 
@@ -309,15 +309,15 @@ pub struct Arithmetic {
     pub dtype: DType,
     /// The reduction, none where elements are only moved.
     pub op: Option<ReduceOp>,
-    /// The number of ranks of the set: an average divides by it.
+    /// The number of ranks of the set, the divisor of an average.
     pub ranks: u32,
-    /// Every contribution is multiplied by this first.
+    /// The factor of every contribution.
     pub prescale: f64,
-    /// The result is multiplied by this last.
+    /// The factor of the result.
     pub postscale: f64,
     /// How elements are encoded on the wire.
     pub codec: Codec,
-    /// Whether some sidecar has all ranks' values of an element at once, and reduces them in one go.
+    /// Whether one sidecar has all ranks' values of an element and reduces them together.
     pub at_once: bool,
 }
 
@@ -326,13 +326,13 @@ pub struct Arithmetic {
 pub struct AdmittedTensor {
     /// The name.
     pub name: TensorName,
-    /// The requests that it answers: one for each local rank that has not joined, ascending by rank.
+    /// The requests that it completes: one for each local rank that has not joined, ascending by rank.
     pub requests: Vec<AdmittedRequest>,
-    /// Whether each rank's result has memory of its own; otherwise they share one, and all shapes are equal.
+    /// Whether each rank has a separate result; otherwise they share one, and all shapes are equal.
     pub own: bool,
 }
 
-/// A local rank's part in a tensor of an admitted operation.
+/// A local rank's request for a tensor of an admitted operation.
 #[derive(Clone, Debug)]
 pub struct AdmittedRequest {
     /// The rank.
@@ -341,6 +341,6 @@ pub struct AdmittedRequest {
     pub request: RequestId,
     /// The shape of the rank's result; `[0]` when it gets none.
     pub output: Shape,
-    /// What else it learns.
+    /// Further information for the caller.
     pub detail: Detail,
 }

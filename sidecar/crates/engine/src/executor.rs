@@ -1,12 +1,13 @@
 //! The executor: performs the plans of admitted operations on one lane, chunk by chunk.
 //!
-//! **What is touched how often.** In bytes, all members together, where every rank's tensor has `B` bytes (with scatter: the
-//! root's), `N` ranks are on `n` members, and `p` is the largest power of two that is not above `n`. A byte that is read is
-//! copied once from the input's memory into a register, one that is written once from a register into a result; reducing
-//! reads two bytes and writes one, an n-ary reduction reads all operands and writes one of `N`. What is sent is shared with
-//! the transport, what is received stays where it was received: copies are made only where a plan writes to what a
-//! transport still holds, which no plan does in steady state. Where a member has several ranks, or there is a prescale, a
-//! pairwise contribution passes through blocks that stay in a first-level cache.
+//! **Memory traffic.** The table gives bytes, summed over all members: every rank's tensor has `B` bytes (for a
+//! scatter, the root's), `N` ranks are on `n` members, and `p` is the largest power of two that is not above `n`. A
+//! byte that is read is copied once from the input's memory into a register; a byte that is written is copied once from
+//! a register into a result. A reduction reads two bytes and writes one; an n-ary reduction reads all operands and
+//! writes one of `N`. Sent buffers are shared with the transport, and received buffers are used in place: a copy is
+//! made only where a plan writes to a buffer that a transport still holds, which no plan does in steady state. Where a
+//! member has several ranks, or there is a prescale, a pairwise contribution passes through blocks that stay in a
+//! first-level cache.
 //!
 //! | work | read | reduced | sent | written |
 //! |---|---|---|---|---|
@@ -24,7 +25,7 @@
 //! | scatter | B | 0 | what is not for the root's member | B |
 //! | all-to-all | N B | 0 | what is not for the own member | N B |
 //!
-//! An average, or a postscale, reads and writes a reduced byte once more where it is complete: `B` in all, and `p B` with
+//! An average or a postscale reads and writes each reduced byte once more: `B` in all, and `p B` with
 //! recursive doubling. A decoded byte is written to a register before it is reduced or copied to a result.
 
 mod arithmetic;
@@ -32,7 +33,7 @@ mod inputs;
 mod link;
 mod nary;
 mod operation;
-mod plugged;
+mod plugin_steps;
 mod register;
 mod sizes;
 mod stats;
@@ -46,47 +47,47 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use ronde_wire::frame::Chunk;
-use ronde_wire::{Epoch, Lane, Seq, SidecarIndex};
+use ronde_wire::{Epoch, Lane, OpId, Seq, SidecarIndex};
 
 use crate::event::Admission;
 use crate::memory::Memory;
 use arithmetic::StepError;
-use link::{Leave, Link};
-use operation::{Move, Operation};
+use link::{Link, SendPermission};
+use operation::{Operation, OperationProgress};
 use register::Buffers;
 
 pub use ronde_wire::frame::ROUND_TAKEN;
 pub use stats::{ExecutorStats, PrivateBytes};
 pub use violation::Violation;
 
-/// What an executor is made for.
+/// The settings of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExecutorConfig {
     /// The sidecar.
     pub me: SidecarIndex,
     /// The lane.
     pub lane: Lane,
-    /// What this sidecar's hello grants each peer on this lane: bytes of early chunks, headers included.
+    /// The credit of each peer on this lane, from this sidecar's hello: bytes of early chunks, headers included.
     pub early_grant_bytes: u64,
 }
 
-/// Something to be done by the data thread that owns an executor.
+/// An output of an executor, which its data thread performs.
 #[derive(Debug)]
 pub enum ExecutorAction {
-    /// A newly admitted operation needs a link to this peer: to send, to receive or both. Once for each peer until its
-    /// link is down.
+    /// Open a link to a peer, which a newly admitted operation needs. Returned once for each peer until its link is
+    /// down.
     Open {
         /// The peer.
         peer: SidecarIndex,
     },
-    /// Give a chunk to the port, and report it with [`Executor::handle_sent`] when it has left the port's queue.
+    /// Pass a chunk to the port, and report it with [`Executor::handle_sent`] when it has left the port's queue.
     Send {
         /// The receiver; its link is up.
         to: SidecarIndex,
         /// The chunk.
         chunk: Chunk,
     },
-    /// Tell a peer that this side has admitted everything up to an operation.
+    /// Notify a peer that this side has admitted everything up to an operation.
     Admitted {
         /// The receiver.
         to: SidecarIndex,
@@ -95,8 +96,8 @@ pub enum ExecutorAction {
         /// The last admitted operation.
         seq: Seq,
     },
-    /// This lane's part of an operation is complete: everything is received and published, all that was sent has left the
-    /// port's queue.
+    /// This lane's part of an operation is complete: everything is received and published, and all sent chunks have
+    /// left the port's queue.
     Done {
         /// The epoch.
         epoch: Epoch,
@@ -114,59 +115,60 @@ pub enum ExecutorAction {
         /// Whether a plugin is at fault.
         plugin: bool,
     },
-    /// A chunk that was held until its operation was admitted turned out to be wrong: close the link, as for an error of
-    /// [`Executor::handle_chunk`].
+    /// A chunk that was held until its operation was admitted turned out to be wrong: close the link, as for an error
+    /// of [`Executor::handle_chunk`].
     Disconnect {
         /// The peer.
         peer: SidecarIndex,
-        /// What it did.
+        /// How it broke the protocol.
         violation: Violation,
     },
-    /// A piece of work was done that needs nothing from outside. Poll again, after a look at what else is to be done.
+    /// A step was performed; nothing is to be done for it. Check for other work, then poll again.
     Worked {
-        /// For which operation, and what it was; `None` for the end of a part of one.
+        /// The operation and the kind of work; `None` for the end of a strand.
         work: Option<(Seq, Phase)>,
     },
 }
 
-/// The kind of a piece of work.
+/// The kind of work of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The local ranks' tensors were read, and what is to be reduced of them was, among themselves.
+    /// The local ranks' tensors were read, and reduced among themselves where the plan does that.
     ReadInput,
-    /// Members' values were reduced, or finished.
+    /// Values of members were reduced or finished.
     Reduce,
     /// A codec encoded or decoded.
     Code,
-    /// A part of a result was written.
+    /// Part of a result was written.
     CopyResult,
 }
 
-/// Performs admitted operations on one lane. Pure: it is told what happened (`handle_*`) and says what to do
-/// ([`poll_action`](Self::poll_action)).
+/// Performs admitted operations on one lane. It is pure: `handle_*` takes inputs, [`poll_action`](Self::poll_action)
+/// returns outputs.
 ///
-/// Operations overlap freely and take turns, so that a small one is not stuck behind a large one. Chunks of operations
-/// that are not admitted yet are held within what was granted to their sender, chunks that come before their round are
-/// parked within the bound given in `operation.rs`; both are taken at once, so the lane never stops being read.
+/// Operations overlap and take turns, so that a small one does not wait for a large one. Chunks of operations that are
+/// not admitted yet are held within the credit of their sender. Chunks that arrive before their round are parked within
+/// the bound given in `operation.rs`. Both are accepted at once, so the lane is always read.
 ///
 /// Chunks of an older epoch are dropped. Those of a newer one are held like those of an operation that is not admitted:
-/// the peer may have heard earlier that the epoch began.
+/// the peer may have entered the epoch earlier.
 #[derive(Debug)]
 pub struct Executor {
     config: ExecutorConfig,
     /// The newest epoch that began here.
     epoch: Epoch,
-    /// Whether it has not ended.
+    /// Whether the epoch is active.
     running: bool,
-    /// Everything that concerns this sidecar is admitted up to here.
+    /// The last admitted operation.
     admitted: Seq,
     /// Ascending by seq.
     operations: Vec<Operation>,
-    /// Operations that failed here: their chunks are dropped. Each of them ends the epoch or is cancelled, so there are few.
+    /// Operations that failed here, whose chunks are dropped. Each of them ends the epoch or is cancelled, so there are
+    /// few.
     failed: BTreeSet<Seq>,
-    /// Chunks up to here may be of operations that were dropped.
+    /// The last operation of a cancelled range: chunks up to it may belong to dropped operations.
     withdrawn: Seq,
-    /// The operation that was served last: the next one is first in turn.
+    /// The operation that was served last; the next one takes its turn first.
     served: Seq,
     links: BTreeMap<SidecarIndex, Link>,
     outbox: VecDeque<ExecutorAction>,
@@ -207,7 +209,7 @@ impl Executor {
         }
     }
 
-    /// The epoch is over: its operations are dropped where they stand.
+    /// The epoch is over: its operations are dropped in any state.
     pub fn handle_epoch_end(&mut self, epoch: Epoch) {
         if epoch != self.epoch {
             return;
@@ -219,19 +221,19 @@ impl Executor {
         }
     }
 
-    /// A link to a peer is up. Its hello grants this side so many bytes of early chunks on this lane.
+    /// A link to a peer is up, with this side's credit of early chunks on this lane from the peer's hello.
     pub fn handle_link_up(&mut self, peer: SidecarIndex, credit_bytes: u64) {
-        let owed = self.link(peer).handle_up(credit_bytes);
-        self.push_admitted(peer, owed);
+        let pending_notice = self.link(peer).handle_up(credit_bytes);
+        self.push_admitted(peer, pending_notice);
     }
 
-    /// A link is gone, and with it what was in flight. Operations with the peer stand still until their epoch ends.
+    /// A link is lost, and with it everything in flight. Operations with the peer are blocked until their epoch ends.
     pub fn handle_link_down(&mut self, peer: SidecarIndex) {
         self.link(peer).handle_down();
         self.outbox.retain(|action| !matches!(action, ExecutorAction::Send { to, .. } | ExecutorAction::Admitted { to, .. } if *to == peer));
     }
 
-    /// An operation is to be performed; strictly in order of seq. One of another epoch is ignored.
+    /// Starts an operation; the caller keeps the order of seqs. An operation of another epoch is ignored.
     pub fn handle_admission(&mut self, admission: Arc<Admission>) {
         let seq = admission.seq;
         if !self.running || admission.epoch != self.epoch || seq <= self.admitted {
@@ -244,7 +246,7 @@ impl Executor {
                 self.operations.push(operation);
                 peers.all.iter().for_each(|peer| self.open(*peer));
                 self.release_held(seq);
-                peers.beyond_credit.iter().for_each(|peer| self.tell_admitted(*peer, seq));
+                peers.beyond_credit.iter().for_each(|peer| self.notify_admitted(*peer, seq));
             }
             Err(error) => {
                 let failed = self.fail(seq, &error);
@@ -253,11 +255,11 @@ impl Executor {
         }
     }
 
-    /// Operations are dropped where they stand, and nothing up to `last` will be admitted any more. What still comes of an
-    /// operation up to there that is not here is dropped. Gives those of `dropped` that were not done here.
+    /// Drops operations in any state. Nothing else up to `last` will be admitted, and late chunks of unknown operations
+    /// up to it are dropped. Returns those of `dropped` that were not done here.
     ///
-    /// Who has sent such chunks on credit is told that everything up to `last` is admitted: that gives the credit back. It is
-    /// not given back on the sender's side alone, as the receiver may hold the chunks for longer.
+    /// Peers that sent such chunks on credit are notified that everything up to `last` is admitted, which returns their
+    /// credit. They cannot reclaim it themselves, as the receiver may hold the chunks for longer.
     pub fn handle_cancel(&mut self, epoch: Epoch, last: Seq, dropped: &[Seq]) -> Vec<Seq> {
         if !self.running || epoch != self.epoch {
             return Vec::new();
@@ -275,13 +277,13 @@ impl Executor {
             let chunks = self.link(peer).drop_held_until(epoch, last);
             if chunks > 0 {
                 self.stats.chunks_dropped += chunks;
-                self.tell_admitted(peer, last);
+                self.notify_admitted(peer, last);
             }
         }
         stopped
     }
 
-    /// A chunk came from a peer.
+    /// Handles a chunk from a peer.
     ///
     /// # Errors
     /// [`Violation`] when no correct peer sends it; the caller closes the link.
@@ -304,21 +306,21 @@ impl Executor {
         let (seq, early) = (chunk.seq, chunk.early);
         self.accept(from, chunk)?;
         if early {
-            self.tell_admitted(from, seq);
+            self.notify_admitted(from, seq);
         }
         Ok(())
     }
 
-    /// A peer has admitted everything up to an operation. It may be in an epoch that has yet to begin here; what it says of
-    /// an older one is void.
+    /// A peer has admitted everything up to an operation. Its epoch may be one that has yet to begin here; a report of
+    /// an older epoch is ignored.
     pub fn handle_admitted(&mut self, from: SidecarIndex, epoch: Epoch, seq: Seq) {
         let now = self.epoch;
         if epoch >= now {
-            self.link(from).handle_admitted(now, epoch, seq);
+            self.link(from).handle_admitted(now, OpId { epoch, seq });
         }
     }
 
-    /// So many chunks to a peer have left the port's queue, in the order of sending.
+    /// This number of chunks to a peer has left the port's queue, in the order of sending.
     pub fn handle_sent(&mut self, peer: SidecarIndex, chunks: u32) {
         for _ in 0..chunks {
             let Some(sent) = self.link(peer).take_in_flight() else { return };
@@ -330,8 +332,8 @@ impl Executor {
         }
     }
 
-    /// The next thing to do, after at most one step of a plan: a chunk's work, or that of a chunk of each member where a
-    /// step sees all of them. `None` until something happens.
+    /// Performs at most one step of a plan and returns the next action. A step works on one chunk, or on one chunk of
+    /// each member. `None` when there is nothing to do before the next input.
     pub fn poll_action(&mut self, memory: &mut dyn Memory) -> Option<ExecutorAction> {
         let action = match self.outbox.pop_front() {
             Some(action) => action,
@@ -346,13 +348,13 @@ impl Executor {
         Some(action)
     }
 
-    /// Counters since it was made.
+    /// The counters.
     #[must_use]
     pub fn stats(&self) -> &ExecutorStats {
         &self.stats
     }
 
-    /// Private memory at this moment.
+    /// The private memory in use.
     #[must_use]
     pub fn private_bytes(&self) -> PrivateBytes {
         PrivateBytes {
@@ -363,16 +365,18 @@ impl Executor {
         }
     }
 
-    /// Gives every operation its turn until one of them can do something.
+    /// Tries the operations in turn until one of them makes progress.
     fn advance(&mut self, memory: &mut dyn Memory) -> Option<ExecutorAction> {
         let first = self.operations.partition_point(|operation| operation.admission.seq <= self.served);
         let count = self.operations.len();
         for index in (first..count).chain(0..first) {
             let seq = self.operations[index].admission.seq;
             let (links, now) = (&self.links, self.epoch);
-            let may_send = |to, bytes| links.get(&to).is_some_and(|link| link.leave(now, seq, bytes) != Leave::Wait);
-            let moved = self.operations[index].advance(&mut self.buffers, &mut self.stats, memory, &may_send);
-            if let Some(action) = self.act(index, seq, moved) {
+            let may_send = |to, bytes| {
+                links.get(&to).is_some_and(|link| link.send_permission(now, seq, bytes) != SendPermission::Wait)
+            };
+            let progress = self.operations[index].advance(&mut self.buffers, &mut self.stats, memory, &may_send);
+            if let Some(action) = self.act(index, seq, progress) {
                 self.served = seq;
                 return Some(action);
             }
@@ -380,19 +384,25 @@ impl Executor {
         None
     }
 
-    fn act(&mut self, index: usize, seq: Seq, moved: Result<Move, StepError>) -> Option<ExecutorAction> {
-        match moved {
-            Ok(Move::Idle) => None,
-            Ok(Move::Worked(phase)) => Some(ExecutorAction::Worked { work: Some((seq, phase)) }),
-            Ok(Move::Send { to, mut chunk }) => {
-                chunk.early = self.link(to).leave(chunk.epoch, seq, chunk.data.len()) == Leave::Early;
+    fn act(
+        &mut self,
+        index: usize,
+        seq: Seq,
+        progress: Result<OperationProgress, StepError>,
+    ) -> Option<ExecutorAction> {
+        match progress {
+            Ok(OperationProgress::Idle) => None,
+            Ok(OperationProgress::Worked(phase)) => Some(ExecutorAction::Worked { work: Some((seq, phase)) }),
+            Ok(OperationProgress::Send { to, mut chunk }) => {
+                chunk.early =
+                    self.link(to).send_permission(chunk.epoch, seq, chunk.data.len()) == SendPermission::Early;
                 Some(ExecutorAction::Send { to, chunk })
             }
-            Ok(Move::Taken(tokens)) => {
+            Ok(OperationProgress::StrandOver(tokens)) => {
                 self.outbox.extend(tokens.into_iter().map(|(to, chunk)| ExecutorAction::Send { to, chunk }));
                 Some(self.outbox.pop_front().unwrap_or(ExecutorAction::Worked { work: None }))
             }
-            Ok(Move::Done) => {
+            Ok(OperationProgress::Done) => {
                 self.operations.remove(index);
                 self.stats.operations_done += 1;
                 Some(ExecutorAction::Done { epoch: self.epoch, seq })
@@ -428,7 +438,7 @@ impl Executor {
         }
     }
 
-    /// Hands over what came early for an operation that is now admitted, and says so to those who sent it.
+    /// Accepts the held chunks of an operation that is now admitted, and notifies their senders.
     fn release_held(&mut self, seq: Seq) {
         let epoch = self.epoch;
         let peers: Vec<SidecarIndex> = self.links.keys().copied().collect();
@@ -436,39 +446,39 @@ impl Executor {
             let link = self.link(peer);
             let skipped = link.held_before(epoch, seq);
             let chunks = link.release(epoch, seq);
-            let told = !chunks.is_empty();
+            let had_chunks = !chunks.is_empty();
             let accepted = chunks.into_iter().try_for_each(|chunk| self.accept(peer, chunk));
             let accepted = accepted.and(skipped.map_or(Ok(()), |seq| Err(Violation::Over { seq })));
             if let Err(violation) = accepted {
                 self.outbox.push_back(ExecutorAction::Disconnect { peer, violation });
-            } else if told {
-                self.tell_admitted(peer, seq);
+            } else if had_chunks {
+                self.notify_admitted(peer, seq);
             }
         }
     }
 
-    /// Tells a peer, once its link is up, that an operation is admitted; with it everything else that is by now.
-    fn tell_admitted(&mut self, to: SidecarIndex, seq: Seq) {
+    /// Notifies a peer, once its link is up, of everything that is admitted by now, at least up to `seq`.
+    fn notify_admitted(&mut self, to: SidecarIndex, seq: Seq) {
         let admitted = self.admitted;
         let link = self.link(to);
-        let news = if link.knows(seq) { None } else { link.tell(admitted) };
-        self.push_admitted(to, news);
+        let newly_admitted = if link.was_notified(seq) { None } else { link.notify(admitted) };
+        self.push_admitted(to, newly_admitted);
     }
 
-    fn push_admitted(&mut self, to: SidecarIndex, news: Option<Seq>) {
+    fn push_admitted(&mut self, to: SidecarIndex, newly_admitted: Option<Seq>) {
         let epoch = self.epoch;
-        self.outbox.extend(news.map(|seq| ExecutorAction::Admitted { to, epoch, seq }));
+        self.outbox.extend(newly_admitted.map(|seq| ExecutorAction::Admitted { to, epoch, seq }));
     }
 
     fn open(&mut self, peer: SidecarIndex) {
         let link = self.link(peer);
-        if !link.asked {
-            link.asked = true;
+        if !link.open_requested {
+            link.open_requested = true;
             self.outbox.push_back(ExecutorAction::Open { peer });
         }
     }
 
-    /// Forgets what the epoch wanted; links stay as they are.
+    /// Drops the operations of the epoch; links are unchanged.
     fn drop_operations(&mut self) {
         self.operations.clear();
         self.failed.clear();

@@ -1,10 +1,10 @@
-//! The pure engine: what a sidecar decides, without sockets, clocks or tasks.
+//! The pure engine of a sidecar: all decisions, without sockets, clocks or tasks.
 //!
-//! Two state machines of one grammar (`handle_*`: it happened; `poll_*`: what now):
-//! - the [`Engine`] on the control thread negotiates, orders, admits and completes, and knows who is alive;
+//! It has two state machines with the same interface (`handle_*` takes an event, `poll_*` returns what to do next):
+//! - the [`Engine`] on the control thread negotiates, orders, admits and completes operations, and tracks liveness;
 //! - an [`Executor`] for each lane, on a data thread, performs admitted plans chunk by chunk.
 //!
-//! A whole cluster of both runs in one thread under one seed in the project's simulation.
+//! The simulation runs a whole cluster of both in one thread under one seed.
 
 #![forbid(unsafe_code)]
 

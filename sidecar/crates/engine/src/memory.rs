@@ -4,12 +4,13 @@ use ronde_wire::{Rank, Seq};
 
 use crate::plugins::Plugins;
 
-/// What local ranks contribute to admitted operations. Every access copies: the bytes behind it may change at any time.
+/// The contributions of local ranks to admitted operations. Every access copies, because workers may change the bytes
+/// at any time.
 pub trait Contributions {
     /// Copies bytes of a local rank's contribution into private memory.
     ///
     /// # Errors
-    /// [`MemoryError`] when the place does not hold them any more; the operation then fails for all.
+    /// [`MemoryError`] when the memory is not accessible; the operation then fails on all ranks.
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError>;
 }
 
@@ -18,11 +19,11 @@ pub trait Memory {
     /// Copies private bytes into a result. Written bytes are never read back.
     ///
     /// # Errors
-    /// [`MemoryError`] when the result's place is gone.
+    /// [`MemoryError`] when the result's memory is not accessible.
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError>;
 
-    /// What is read, and what computes on private copies of it where an operation names a plugin: both at once, so that bytes
-    /// are copied straight to where a plugin works. `None` where there are no plugins.
+    /// The contributions and the plugins. Both are borrowed together, so that bytes are copied directly into a plugin's
+    /// memory. `None` where there are no plugins.
     fn parts(&mut self) -> (&mut dyn Contributions, Option<&mut dyn Plugins>);
 }
 
@@ -46,13 +47,13 @@ pub struct OutputPlace {
     pub seq: Seq,
     /// The tensor's index in the operation.
     pub tensor: u32,
-    /// The local rank whose own result it is; `None` for the one that the local ranks share.
+    /// The local rank of a separate result; `None` for the result that the local ranks share.
     pub rank: Option<Rank>,
     /// The first byte.
     pub offset: u64,
 }
 
-/// A place that cannot be read or written.
+/// Why memory cannot be read or written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct MemoryError(pub String);

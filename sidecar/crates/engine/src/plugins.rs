@@ -3,16 +3,17 @@
 pub use ronde_collectives::kernels::Side;
 use ronde_wire::{DType, Epoch, PluginUse, Seq, SetId, TensorName};
 
-/// What plugins compute. Results hang on the arguments alone, and for a codec on the state that the host keeps for it, by set,
-/// tensor, stage and element, between operations that stand. Any of these may fail; then the operation fails everywhere.
+/// The computations of plugins. Results depend only on the arguments, and for a codec on the state that the host keeps
+/// for it between committed operations, by set, tensor, stage and element. If one of these fails, the operation fails
+/// everywhere.
 pub trait Plugins {
-    /// Encodes the values of one block into a buffer that is as long as an encoded block can be; gives the number of bytes.
+    /// Encodes the values of one block into a buffer of the greatest encoded length; returns the number of bytes.
     ///
     /// # Errors
     /// [`PluginFault`], as for all others.
     fn encode(&mut self, at: &PluginSpan<'_>, values: &[u8], into: &mut [u8]) -> Result<usize, PluginFault>;
 
-    /// Decodes what a plugin encoded on some sidecar.
+    /// Decodes a block that a plugin encoded on some sidecar.
     fn decode(&mut self, at: &PluginSpan<'_>, encoded: &[u8], into: &mut [u8]) -> Result<(), PluginFault>;
 
     /// Reduces two ranks' values; the accumulator, on the given side, becomes the result.
@@ -33,7 +34,8 @@ pub trait Plugins {
         into: &mut [u8],
     ) -> Result<(), PluginFault>;
 
-    /// Reduces all ranks' values, in rank order, by what was concluded of them; nothing for a reducer that does not measure.
+    /// Reduces all ranks' values, in rank order, with the conclusions of [`Self::conclude`]; these are empty for a
+    /// reducer that does not measure.
     fn reduce(
         &mut self,
         at: &PluginSpan<'_>,
@@ -42,21 +44,21 @@ pub trait Plugins {
         into: &mut [u8],
     ) -> Result<(), PluginFault>;
 
-    /// Adds to the measures of one rank what its values of a span say.
+    /// Adds the measures of one rank's values of a span to the rank's sums.
     fn measure(&mut self, at: &PluginSpan<'_>, values: &[u8], sums: &mut [f64]) -> Result<(), PluginFault>;
 
-    /// Turns the measures of all ranks, one rank after another, or their Gram matrix, upper triangle row by row, into what the
-    /// reduction is to know.
+    /// Turns the measures of all ranks, one rank after another, or the upper triangle of their Gram matrix, row by row,
+    /// into the conclusions for the reduction.
     fn conclude(&mut self, at: &PluginSpan<'_>, ranks: usize, measures: Vec<f64>) -> Result<Vec<f64>, PluginFault>;
 }
 
-/// Values of a span, by rank, as they are read.
+/// Access to the values of a span, by rank.
 pub trait RankValues {
-    /// Copies a rank's bytes from some byte of the span on. Ranks are counted from 0.
+    /// Copies a rank's bytes from byte `start` of the span on. Ranks are counted from 0.
     fn read(&mut self, rank: usize, start: usize, into: &mut [u8]);
 }
 
-/// A part of one tensor of an operation that a plugin is called for.
+/// The span of one tensor of an operation for which a plugin is called.
 #[derive(Clone, Copy, Debug)]
 pub struct PluginSpan<'a> {
     /// The epoch.
@@ -71,26 +73,26 @@ pub struct PluginSpan<'a> {
     pub name: &'a TensorName,
     /// The type of its elements.
     pub dtype: DType,
-    /// What the values are.
+    /// The stage of the values.
     pub stage: Stage,
     /// The first element within the tensor.
     pub offset: u64,
-    /// How many.
+    /// The number of elements.
     pub elements: u64,
     /// Elements of the whole tensor.
     pub tensor_elements: u64,
 }
 
-/// What is encoded and decoded: each value goes through a codec twice.
+/// The values that a codec handles: each value is encoded twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stage {
-    /// What one member contributes, on its way to the owner of the piece.
+    /// The contribution of one member, sent to the owner of the piece.
     Contribution,
-    /// What was reduced, on its way to everybody.
+    /// The reduced value, sent to all members.
     Result,
 }
 
-/// Why a plugin did not give a result: with its name, in words for the ranks.
+/// Why a plugin returned no result, with its name, as a text for the ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct PluginFault(pub String);

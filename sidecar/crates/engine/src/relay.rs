@@ -1,11 +1,11 @@
-//! The control links between sidecars, a tree with the coordinator at its root, and what each sidecar passes on over them
-//! for those below it. To the engine it looks as if the coordinator had a link to everybody.
+//! The tree of control links with the coordinator at its root, along which each sidecar relays messages for the
+//! sidecars below it. The engine sees a direct link between the coordinator and every sidecar.
 //!
-//! A *way* is what a sidecar has to the coordinator over the links above it. It is made anew from the top whenever one of
-//! them is: the parent says [`Control::PathUp`] with a number, the sidecar answers [`Ascent::Joined`], the coordinator
-//! [`Control::Welcome`], and only then does the sidecar let those below it join. Frames upwards carry that number, and
-//! what a sidecar hears before it is welcome is not for it: so nothing from an older way is ever taken for something from
-//! the present one. The children of the coordinator need none of this for themselves, a link is their way.
+//! A *path* is a sidecar's route to the coordinator over the links above it. When one of these links is replaced, the
+//! path is re-established from the top: the parent sends [`Control::PathUp`] with a number, the sidecar answers
+//! [`Ascent::Joined`], the coordinator [`Control::Welcome`], and only then may the sidecars below join. Frames upwards
+//! carry that number, and a sidecar drops messages before its welcome. So no message of an older path is mistaken for
+//! one of the current path. The children of the coordinator need none of this: their link is their path.
 
 pub(crate) mod tree;
 
@@ -15,39 +15,39 @@ mod silence;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ronde_wire::{Ascent, Control, Epoch, Failure, Seq, SidecarIndex, SidecarSet};
+use ronde_wire::{Ascent, Control, Epoch, Failure, OpId, Seq, SidecarIndex, SidecarSet};
 
 use self::tree::Tree;
 use crate::engine::Stats;
 use crate::event::Action;
 
-/// One sidecar's part of the tree.
+/// The relay of one sidecar.
 #[derive(Debug)]
 pub(crate) struct Relay {
     me: SidecarIndex,
     lanes: u16,
     tree: Tree,
-    way: Way,
+    path: Path,
     parent_up: bool,
     children: BTreeMap<SidecarIndex, Child>,
-    /// The newest number given to a child.
+    /// The newest number sent to a child.
     generation: u64,
-    /// At the coordinator: those below its children who have joined.
+    /// At the coordinator: the sidecars below its children that have joined.
     joined: SidecarSet,
-    /// On their way up.
+    /// Items to send to the parent.
     ascents: Vec<Ascent>,
-    /// The epoch that the coordinator was busy with when it was last heard; 0 for none.
+    /// The last known epoch of the coordinator; 0 for none.
     epoch: Epoch,
     silence: silence::Silence,
 }
 
-/// What a sidecar has to the coordinator. Children of the coordinator have `Up` when they may relay.
+/// The state of a sidecar's path to the coordinator. Children of the coordinator have `Up` when they may relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Path {
     Down,
-    /// The coordinator was told under this number.
+    /// [`Ascent::Joined`] was sent with this number.
     Joining(u64),
-    /// It has answered.
+    /// The coordinator has answered.
     Up(u64),
 }
 
@@ -55,33 +55,33 @@ enum Way {
 #[derive(Debug, Default)]
 struct Child {
     up: bool,
-    /// Under which number it may join.
+    /// The number with which the child may join.
     generation: Option<u64>,
 }
 
-/// What has come out of the tree.
+/// An event of the tree for the engine.
 #[derive(Debug)]
-pub(crate) enum Arrival {
-    /// There is a way between the coordinator and this sidecar: at the coordinator from any other one, elsewhere from the
-    /// coordinator, whose lanes are not known there.
+pub(crate) enum RelayEvent {
+    /// There is a path between the coordinator and another sidecar: at the coordinator to any peer, elsewhere to the
+    /// coordinator, whose number of lanes is unknown there.
     Up { peer: SidecarIndex, lanes: u16 },
-    /// Ways are gone, because of one sidecar.
+    /// Paths are lost, because of one sidecar.
     Down { peers: Vec<SidecarIndex>, culprit: SidecarIndex, reason: String },
     /// A message.
-    Message { from: SidecarIndex, epoch: Epoch, seq: Seq, message: Control },
-    /// A sidecar that is no neighbour has broken the protocol, in words that follow "it".
+    Message { from: SidecarIndex, id: OpId, message: Control },
+    /// A sidecar that is no neighbour has broken the protocol; the text follows "it".
     Violation { peer: SidecarIndex, what: String },
-    /// The coordinator wants the link to a child closed.
+    /// The coordinator requests that the link to a child is closed.
     Expel { child: SidecarIndex, reason: String },
 }
 
-/// Where a relay puts what it sends.
-pub(crate) struct Outlet<'a> {
+/// The output of a relay.
+pub(crate) struct RelayOutput<'a> {
     pub(crate) actions: &'a mut VecDeque<Action>,
     pub(crate) stats: &'a mut Stats,
 }
 
-impl Outlet<'_> {
+impl RelayOutput<'_> {
     fn send(&mut self, to: SidecarIndex, epoch: Epoch, seq: Seq, message: Control) {
         self.actions.push_back(Action::Send { to, epoch, seq, message });
     }
@@ -94,7 +94,7 @@ impl Relay {
             me,
             lanes,
             tree,
-            way: Way::Down,
+            path: Path::Down,
             parent_up: false,
             children,
             generation: 0,
@@ -119,13 +119,13 @@ impl Relay {
         self.parent() == Some(peer) || self.children.contains_key(&peer)
     }
 
-    /// Whether what the coordinator says arrives here. True without any link where that would be a link to the coordinator
-    /// itself: such a link is opened by sending.
+    /// Whether there is a path to the coordinator. Always true for a child of the coordinator, even without a link:
+    /// sending opens that link.
     pub(crate) fn is_joined(&self) -> bool {
-        !self.is_deep() || matches!(self.way, Way::Up(_))
+        !self.is_deep() || matches!(self.path, Path::Up(_))
     }
 
-    /// Whether nothing can be sent before the link to the parent is open, which nobody has asked for yet.
+    /// Whether the link to the parent has to be opened before anything can be sent.
     pub(crate) fn lacks_parent(&self) -> bool {
         self.is_deep() && !self.parent_up
     }
@@ -135,18 +135,18 @@ impl Relay {
         self.children.values().any(|child| child.up)
     }
 
-    /// Whether those below may still need this sidecar, because the coordinator, another one, is busy with an epoch.
+    /// Whether sidecars below may still need this relay, because the coordinator is busy with an epoch.
     pub(crate) fn is_needed(&self) -> bool {
         let relays = self.children.values().any(|child| child.generation.is_some());
         relays && !self.is_root() && self.epoch != Epoch(0)
     }
 
-    /// At the coordinator: what it is busy with now.
+    /// At the coordinator: sets its current epoch.
     pub(crate) fn set_epoch(&mut self, epoch: Epoch) {
         self.epoch = epoch;
     }
 
-    /// The epoch that the coordinator was busy with when it was last heard; 0 for none.
+    /// The last known epoch of the coordinator; 0 for none.
     pub(crate) fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -157,34 +157,34 @@ impl Relay {
     }
 
     /// A link of the tree is open.
-    pub(crate) fn link_up(&mut self, out: &mut Outlet<'_>, peer: SidecarIndex, lanes: u16) -> Vec<Arrival> {
+    pub(crate) fn link_up(&mut self, out: &mut RelayOutput<'_>, peer: SidecarIndex, lanes: u16) -> Vec<RelayEvent> {
         if self.parent() == Some(peer) {
-            let mut arrivals = self.lose_way(out, peer, RENEWED);
+            let mut events = self.lose_path(out, peer, RENEWED);
             self.parent_up = true;
             if !self.is_deep() {
-                arrivals.push(Arrival::Up { peer, lanes });
+                events.push(RelayEvent::Up { peer, lanes });
             }
-            return arrivals;
+            return events;
         }
         let Some(child) = self.children.get_mut(&peer) else { return Vec::new() };
         let renewed = std::mem::replace(&mut child.up, true) && child.generation.is_some();
-        let mut arrivals = if renewed { self.lose_child(peer, RENEWED) } else { Vec::new() };
+        let mut events = if renewed { self.lose_child(peer, RENEWED) } else { Vec::new() };
         self.open_branch(out, peer);
         if self.is_root() {
-            arrivals.push(Arrival::Up { peer, lanes });
+            events.push(RelayEvent::Up { peer, lanes });
         }
-        arrivals
+        events
     }
 
     /// A link of the tree is gone.
-    pub(crate) fn link_down(&mut self, out: &mut Outlet<'_>, peer: SidecarIndex, reason: &str) -> Vec<Arrival> {
+    pub(crate) fn link_down(&mut self, out: &mut RelayOutput<'_>, peer: SidecarIndex, reason: &str) -> Vec<RelayEvent> {
         if self.parent() == Some(peer) {
             self.parent_up = false;
-            let mut arrivals = self.lose_way(out, peer, reason);
+            let mut events = self.lose_path(out, peer, reason);
             if !self.is_deep() {
-                arrivals.push(Arrival::Down { peers: vec![peer], culprit: peer, reason: reason.to_owned() });
+                events.push(RelayEvent::Down { peers: vec![peer], culprit: peer, reason: reason.to_owned() });
             }
-            return arrivals;
+            return events;
         }
         match self.children.get_mut(&peer) {
             Some(child) => child.up = false,
@@ -193,17 +193,17 @@ impl Relay {
         self.lose_child(peer, reason)
     }
 
-    /// A frame of a neighbour.
+    /// Handles a control message of a neighbour.
     ///
     /// # Errors
-    /// How it breaks the protocol, in words that follow "it".
+    /// How it breaks the protocol, as a text after "it".
     pub(crate) fn receive(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut RelayOutput<'_>,
         from: SidecarIndex,
-        (epoch, seq): (Epoch, Seq),
+        id: OpId,
         message: Control,
-    ) -> Result<Vec<Arrival>, String> {
+    ) -> Result<Vec<RelayEvent>, String> {
         let from_parent = self.parent() == Some(from);
         if !from_parent && !self.children.contains_key(&from) {
             return Err("sends control messages over a link that the job does not have; start all sidecars with the \
@@ -212,31 +212,33 @@ impl Relay {
         }
         match message {
             Control::Ascending { generation, ascents } if !from_parent => self.ascend(out, from, generation, ascents),
-            Control::Descending { to, message } if from_parent => self.descend(out, (epoch, seq), to, &message),
-            Control::PathUp { generation } if from_parent => Ok(self.path_up(out, epoch, generation)),
+            Control::Descending { to, message } if from_parent => self.descend(out, id, to, &message),
+            Control::PathUp { generation } if from_parent => Ok(self.path_up(out, id.epoch, generation)),
             Control::PathDown { sidecar, reason } if from_parent => self.path_down(out, sidecar, &reason),
-            Control::Silent { sidecars } => self.hear_of_silence(from, sidecars).map(|()| Vec::new()),
+            Control::Silent { sidecars } => self.receive_silence(from, sidecars).map(|()| Vec::new()),
             Control::Heartbeat { .. } => {
                 if from_parent {
-                    self.epoch = epoch;
+                    self.epoch = id.epoch;
                 }
-                Ok(vec![Arrival::Message { from, epoch, seq, message }])
+                Ok(vec![RelayEvent::Message { from, id, message }])
             }
-            message if is_for_one_link(&message) => Err("sends what its place on the tree does not allow".to_owned()),
-            message if self.is_root() => Ok(vec![Arrival::Message { from, epoch, seq, message }]),
+            message if is_for_one_link(&message) => {
+                Err("sends a message that its position in the tree does not allow".to_owned())
+            }
+            message if self.is_root() => Ok(vec![RelayEvent::Message { from, id, message }]),
             message if from_parent && !self.is_deep() => {
-                self.epoch = epoch;
-                self.hear(out, (epoch, seq), message)
+                self.epoch = id.epoch;
+                self.receive_from_coordinator(out, id, message)
             }
-            _ => Err("sends by itself what has to be passed on along the tree".to_owned()),
+            _ => Err("sends a message directly that must be relayed along the tree".to_owned()),
         }
     }
 
-    /// Says to the coordinator, which is not this sidecar. Lost when there is no way.
-    pub(crate) fn send_up(&mut self, out: &mut Outlet<'_>, epoch: Epoch, seq: Seq, message: Control) {
+    /// Sends a message to the coordinator, which is another sidecar. It is lost when there is no path.
+    pub(crate) fn send_up(&mut self, out: &mut RelayOutput<'_>, epoch: Epoch, seq: Seq, message: Control) {
         match self.parent() {
             Some(parent) if !self.is_deep() => out.send(parent, epoch, seq, message),
-            _ if matches!(self.way, Way::Up(_)) => self.enclose(epoch, seq, &message),
+            _ if matches!(self.path, Path::Up(_)) => self.enclose(epoch, seq, &message),
             _ => {}
         }
     }
@@ -245,52 +247,52 @@ impl Relay {
         self.parent().is_none()
     }
 
-    /// Whether other sidecars lie between this one and the coordinator.
+    /// Whether there are other sidecars between this one and the coordinator.
     fn is_deep(&self) -> bool {
         self.parent().is_some() && self.parent() != self.tree.root()
     }
 
-    /// Lets a child join, where that is possible and there is a use for it.
-    fn open_branch(&mut self, out: &mut Outlet<'_>, child: SidecarIndex) {
+    /// Lets a child join, if there is a path and the child needs one.
+    fn open_branch(&mut self, out: &mut RelayOutput<'_>, child: SidecarIndex) {
         let relays = self.tree.branch(child).is_some_and(|branch| branch.relays);
-        let open = if self.is_root() { relays } else { matches!(self.way, Way::Up(_)) };
+        let open = if self.is_root() { relays } else { matches!(self.path, Path::Up(_)) };
         let Some(link) = self.children.get_mut(&child).filter(|link| link.up && open) else { return };
         self.generation += 1;
         link.generation = Some(self.generation);
         out.send(child, self.epoch, Seq(0), Control::PathUp { generation: self.generation });
     }
 
-    fn open_branches(&mut self, out: &mut Outlet<'_>) {
+    fn open_branches(&mut self, out: &mut RelayOutput<'_>) {
         for child in self.children().collect::<Vec<_>>() {
             self.open_branch(out, child);
         }
     }
 
-    fn lose_child(&mut self, child: SidecarIndex, reason: &str) -> Vec<Arrival> {
+    fn lose_child(&mut self, child: SidecarIndex, reason: &str) -> Vec<RelayEvent> {
         let generation = self.children.get_mut(&child).and_then(|link| link.generation.take());
         self.silence.forget(child);
         let reason = cut(reason);
         if !self.is_root() {
-            if generation.is_some() && matches!(self.way, Way::Up(_)) {
+            if generation.is_some() && matches!(self.path, Path::Up(_)) {
                 self.ascents.push(Ascent::Lost { sidecar: child, reason });
             }
             return Vec::new();
         }
         let mut peers = vec![child];
         peers.extend(self.take_joined(child));
-        vec![Arrival::Down { peers, culprit: child, reason }]
+        vec![RelayEvent::Down { peers, culprit: child, reason }]
     }
 
-    /// At the coordinator: those below a sidecar, and itself, who had joined and have not any more.
+    /// At the coordinator: removes the joined sidecars of a subtree and returns them.
     fn take_joined(&mut self, top: SidecarIndex) -> Vec<SidecarIndex> {
-        let gone = self.tree.subtree(top).and(&self.joined);
-        self.joined = self.joined.without(&gone);
-        gone.iter().collect()
+        let lost = self.tree.subtree(top).and(&self.joined);
+        self.joined = self.joined.without(&lost);
+        lost.iter().collect()
     }
 
-    /// There is no way to the coordinator any more, neither for this sidecar nor for those below.
-    fn lose_way(&mut self, out: &mut Outlet<'_>, culprit: SidecarIndex, reason: &str) -> Vec<Arrival> {
-        let before = std::mem::replace(&mut self.way, Way::Down);
+    /// The path to the coordinator is lost, for this sidecar and for those below.
+    fn lose_path(&mut self, out: &mut RelayOutput<'_>, culprit: SidecarIndex, reason: &str) -> Vec<RelayEvent> {
+        let before = std::mem::replace(&mut self.path, Path::Down);
         self.ascents.clear();
         self.silence.forget_above();
         self.epoch = Epoch(0);
@@ -302,13 +304,15 @@ impl Relay {
             }
         }
         match (before, self.tree.root()) {
-            (Way::Up(_), Some(root)) if self.is_deep() => vec![Arrival::Down { peers: vec![root], culprit, reason }],
+            (Path::Up(_), Some(root)) if self.is_deep() => {
+                vec![RelayEvent::Down { peers: vec![root], culprit, reason }]
+            }
             _ => Vec::new(),
         }
     }
 }
 
-/// Messages about one link or way: neither for the coordinator nor from it.
+/// Whether a message is about one link or path: neither to the coordinator nor from it.
 fn is_for_one_link(message: &Control) -> bool {
     matches!(
         message,
@@ -326,4 +330,4 @@ fn cut(reason: &str) -> String {
     Failure::new(ronde_wire::Cause::SidecarLost, reason).reason
 }
 
-const RENEWED: &str = "its control link was made anew";
+const RENEWED: &str = "its control link was replaced";

@@ -1,62 +1,62 @@
-//! What an engine tells of the operations that it handles, for timelines. It has no clock: whoever takes the traces stamps them,
-//! right behind the call that brought them about.
+//! Traces of the operations that an engine handles, for timelines. The caller adds the time, right after the call that
+//! produced them.
 
 use ronde_wire::control::Order;
 use ronde_wire::{Collective, DType, Rank, ReduceOp, Seq, SetId, Shape, TensorName};
 
-/// Something that happened to an operation.
+/// An event in the life of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trace {
-    /// A rank is ready. At the coordinator that is any rank, but within a schedule, when only local ones are heard of.
+    /// A rank is ready. The coordinator traces all ranks; under a schedule each sidecar traces only its local ranks.
     Ready {
         /// The set.
         set: SetId,
         /// The operation's name.
         name: TensorName,
-        /// What it is, as [`operation`] says.
+        /// The name of the kind of operation, from [`operation`].
         operation: &'static str,
         /// The rank.
         rank: Rank,
     },
-    /// It was agreed about and is over without being performed: a join or a change of sets, or it has failed.
+    /// The negotiation ended without an operation: a join or a change of sets, or a failure.
     Concluded {
         /// The set.
         set: SetId,
         /// The operation's name.
         name: TensorName,
-        /// What it was, as [`operation`] says; `None` for a failure.
+        /// The name of the kind of operation, from [`operation`]; `None` for a failure.
         operation: Option<&'static str>,
     },
-    /// It is ordered, by the coordinator or by its turn in a schedule.
+    /// The operation is ordered, by the coordinator or by a schedule.
     Ordered {
         /// Its number.
         seq: Seq,
         /// The set.
         set: SetId,
-        /// What it is, as [`operation`] says.
+        /// The name of the kind of operation, from [`operation`].
         operation: &'static str,
         /// The type of the elements.
         dtype: DType,
         /// The tensors that travel together, with their shapes.
         tensors: Vec<(TensorName, Shape)>,
-        /// Whether it stands in a schedule.
+        /// Whether it is part of a schedule.
         ahead: bool,
     },
-    /// It is over here, or, where this sidecar has no part in it, at the one that reports it.
+    /// The operation is over here, or at its reporting member when this sidecar takes no part in it.
     Over {
         /// Its number.
         seq: Seq,
-        /// Whether it was dropped, to be asked for again.
+        /// Whether it was dropped, to be announced again.
         dropped: bool,
     },
     /// The coordinator has issued an order or a schedule.
     Cycle,
-    /// The epoch is over, and all that was under way.
+    /// The epoch is over, and with it all operations.
     EpochOver,
 }
 
 impl Trace {
-    /// The trace of an order. `ahead` tells whether it belongs to a schedule.
+    /// The trace of an order. `ahead` marks one of a schedule.
     pub(crate) fn ordered(seq: Seq, order: &Order, ahead: bool) -> Self {
         let tensors = order.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect();
         let operation = operation(&order.collective);
@@ -64,7 +64,7 @@ impl Trace {
     }
 }
 
-/// What an operation is called in timelines: the collective, but for a reduction that is known by its own name.
+/// The name of an operation in timelines: its collective, or `ADASUM`.
 #[must_use]
 pub const fn operation(collective: &Collective) -> &'static str {
     match collective {
@@ -73,28 +73,28 @@ pub const fn operation(collective: &Collective) -> &'static str {
     }
 }
 
-/// Traces that nobody has taken yet.
+/// Traces that are not taken yet.
 #[derive(Debug, Default)]
 pub(crate) struct Traces {
-    /// Whether anybody wants them.
+    /// Whether tracing is on.
     wanted: bool,
     kept: Vec<Trace>,
 }
 
 impl Traces {
-    /// Keeps one, if it is wanted.
+    /// Keeps a trace while tracing is on.
     pub(crate) fn note(&mut self, trace: impl FnOnce() -> Trace) {
         if self.wanted {
             self.kept.push(trace());
         }
     }
 
-    /// Whether they are wanted from now on.
+    /// Turns tracing on or off.
     pub(crate) fn want(&mut self, wanted: bool) {
         *self = Self { wanted, kept: Vec::new() };
     }
 
-    /// All that are kept.
+    /// Takes all kept traces.
     pub(crate) fn take(&mut self) -> Vec<Trace> {
         std::mem::take(&mut self.kept)
     }

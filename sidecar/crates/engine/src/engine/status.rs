@@ -10,7 +10,7 @@ use crate::event::Time;
 pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Option<&Coordinator>, now: Time) -> Status {
     let requests = participant.request_status(cx, now);
     let negotiation = coordinator.map(|coordinator| coordinator.status(cx, now)).unwrap_or_default();
-    let suspects = participant.noticed();
+    let suspects = participant.notified();
     let is_coordinator = coordinator.is_some();
     Status {
         sidecar: cx.config.me,

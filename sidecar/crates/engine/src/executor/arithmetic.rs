@@ -1,4 +1,4 @@
-//! What the steps of a plan do to elements: contribute, reduce in pairs, finish, encode, decode, publish.
+//! The element-wise steps of a plan: contribute, reduce in pairs, finish, encode, decode, publish.
 
 use bytes::BytesMut;
 use ronde_collectives::kernels::{self, BlockReducer, KernelError, PartialSums, Side};
@@ -7,7 +7,7 @@ use ronde_wire::{Codec, DType, Rank, ReduceOp, copying};
 
 use super::inputs::Inputs;
 use super::nary::Ranks;
-use super::plugged;
+use super::plugin_steps;
 use super::register::{Buffers, Value};
 use super::sizes::Sizes;
 use super::stats::ExecutorStats;
@@ -15,10 +15,10 @@ use crate::event::{Admission, Arithmetic};
 use crate::memory::{Memory, MemoryError, OutputPlace};
 use crate::plugins::{PluginFault, Stage};
 
-/// Why a step cannot be done. After ordering that ends the epoch, so each of these is a bug or lost memory.
+/// Why a step failed. This ends the epoch, so each of these is a bug, lost memory or a fault of a plugin.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepError {
-    #[error("the tensor's memory is gone: {0}")]
+    #[error("the tensor's memory is not accessible: {0}")]
     Memory(#[from] MemoryError),
     #[error("{0}")]
     Kernel(#[from] KernelError),
@@ -42,7 +42,7 @@ pub(super) enum StepError {
 
 /// Computes on the elements of one operation.
 #[derive(Debug)]
-pub(super) struct Arithmetician {
+pub(super) struct ElementOps {
     pub(super) sizes: Sizes,
     /// For reductions in pairs.
     pub(super) reducer: Option<BlockReducer>,
@@ -52,7 +52,7 @@ pub(super) struct Arithmetician {
     pub(super) block: Vec<u8>,
 }
 
-impl Arithmetician {
+impl ElementOps {
     pub(super) fn new(admission: &Admission) -> Result<Self, StepError> {
         let arithmetic = &admission.arithmetic;
         let work = admission.plugin.as_ref().map(|plugin| plugin.uses.work);
@@ -77,18 +77,18 @@ impl Arithmetician {
         admission.arithmetic.op.ok_or(StepError::NoReduction)
     }
 
-    /// Fills a buffer with this member's contribution to a span. Every byte is read from the memory once.
+    /// Fills a buffer with this member's contribution to a span. Every byte of the input is read once.
     pub(super) fn contribute(
         &mut self,
         span: Span,
         into: &mut BytesMut,
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let mut inputs = self.inputs(at);
         let mut rest = &mut into[..];
         for slice in inputs.admission.plan.layout.within(span) {
-            let (part, behind) = rest.split_at_mut(self.sizes.values(slice.span));
-            rest = behind;
+            let (part, remaining) = rest.split_at_mut(self.sizes.values(slice.span));
+            rest = remaining;
             match slice.source {
                 Source::One(rank) => inputs.read(&slice, rank, 0, part)?,
                 Source::EveryRank => self.reduce_local(&mut inputs, &slice, part)?,
@@ -97,21 +97,21 @@ impl Arithmetician {
         Ok(())
     }
 
-    /// Fills a buffer with each local rank's values of a span, one rank after another. Where they are reduced in pairs, the
-    /// reduction prescales them.
+    /// Fills a buffer with each local rank's values of a span, one rank after another. Where they are reduced in pairs,
+    /// the reduction prescales them.
     pub(super) fn contribute_each(
         &self,
         span: Span,
         into: &mut BytesMut,
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let mut inputs = self.inputs(at);
         let mut rest = &mut into[..];
         let admission = inputs.admission;
         for &rank in &admission.local_ranks {
             for slice in admission.plan.layout.within(span) {
-                let (part, behind) = rest.split_at_mut(self.sizes.values(slice.span));
-                rest = behind;
+                let (part, remaining) = rest.split_at_mut(self.sizes.values(slice.span));
+                rest = remaining;
                 match self.reducer {
                     Some(_) => inputs.read(&slice, rank, 0, part)?,
                     None => inputs.read_prescaled(&slice, rank, 0, part)?,
@@ -121,26 +121,26 @@ impl Arithmetician {
         Ok(())
     }
 
-    /// Whether the value of a single rank is what it contributes.
+    /// Whether the contribution of a single rank is its unchanged value.
     fn is_plain(&self) -> bool {
         self.reducer.as_ref().is_none_or(BlockReducer::is_plain)
     }
 
-    pub(super) fn inputs<'a>(&self, at: &'a mut Workplace<'_>) -> Inputs<'a> {
+    pub(super) fn inputs<'a>(&self, at: &'a mut StepContext<'_>) -> Inputs<'a> {
         let (memory, plugins) = at.memory.parts();
         Inputs { admission: at.admission, sizes: self.sizes, stats: at.stats, memory, plugins }
     }
 
-    /// The reduction of the local ranks' values, in rank order, block by block while each lies in the first-level cache.
+    /// The reduction of the local ranks' values, in rank order, in blocks that stay in the first-level cache.
     fn reduce_local(&mut self, inputs: &mut Inputs<'_>, slice: &Slice, into: &mut [u8]) -> Result<(), StepError> {
         let admission = inputs.admission;
         match admission.local_ranks.as_slice() {
             [] => Err(StepError::NoRank),
-            // One rank's value is its own reduction; nothing is gained by going through a block.
+            // The value of one rank needs no reduction and no block.
             [rank] if admission.arithmetic.prescale == 1.0 && self.is_plain() => {
                 Ok(inputs.read(slice, *rank, 0, into)?)
             }
-            ranks if at_plugin(admission) => plugged::reduce_local(inputs, slice, ranks, into),
+            ranks if at_plugin(admission) => plugin_steps::reduce_local(inputs, slice, ranks, into),
             ranks => {
                 let reducer = self.reducer.as_mut().ok_or(StepError::NoReduction)?;
                 reducer.reduce(ranks.len(), into, |index, start, block| {
@@ -150,18 +150,14 @@ impl Arithmetician {
         }
     }
 
-    /// The register's elements as the codec encodes them, in another buffer.
-    pub(super) fn encode(
-        &self,
-        (span, stage): (Span, Stage),
-        value: &mut Value,
-        at: &mut Workplace<'_>,
-    ) -> Result<(), StepError> {
+    /// Encodes the elements of a register into another buffer.
+    pub(super) fn encode(&self, block: Block, value: &mut Value, at: &mut StepContext<'_>) -> Result<(), StepError> {
+        let Block { span, .. } = block;
         check(value, self.sizes.values(span))?;
         let arithmetic = &at.admission.arithmetic;
         let mut encoded = at.buffers.take(self.sizes.encoded(span));
         if arithmetic.codec == Codec::Plugin {
-            let bytes = plugged::encode((span, stage), value.bytes(), &mut encoded, at)?;
+            let bytes = plugin_steps::encode(block, value.bytes(), &mut encoded, at)?;
             encoded.truncate(bytes);
         } else {
             kernels::encode(arithmetic.codec, arithmetic.dtype, value.bytes(), &mut encoded)?;
@@ -171,13 +167,9 @@ impl Arithmetician {
         Ok(())
     }
 
-    /// The values of a register's encoded elements, in another buffer.
-    pub(super) fn decode(
-        &self,
-        (span, stage): (Span, Stage),
-        value: &mut Value,
-        at: &mut Workplace<'_>,
-    ) -> Result<(), StepError> {
+    /// Decodes the elements of a register into another buffer.
+    pub(super) fn decode(&self, block: Block, value: &mut Value, at: &mut StepContext<'_>) -> Result<(), StepError> {
+        let Block { span, .. } = block;
         let (expected, found) = (self.sizes.encoded(span), value.bytes().len());
         if !self.sizes.fits(Form::Encoded, found, expected) {
             return Err(StepError::Register { expected, found });
@@ -185,7 +177,7 @@ impl Arithmetician {
         let arithmetic = &at.admission.arithmetic;
         let mut decoded = at.buffers.take(self.sizes.values(span));
         if arithmetic.codec == Codec::Plugin {
-            plugged::decode((span, stage), value.bytes(), &mut decoded, at)?;
+            plugin_steps::decode(block, value.bytes(), &mut decoded, at)?;
         } else {
             kernels::decode(arithmetic.codec, arithmetic.dtype, value.bytes(), &mut decoded)?;
         }
@@ -194,10 +186,10 @@ impl Arithmetician {
         Ok(())
     }
 
-    /// `into` becomes `op(left, right)`, where `into` is the left one when `side` says that the accumulator is. The other
-    /// register's buffer becomes the result when it is free for that and the own one is still held by somebody else, as
-    /// it is while a transport keeps what was sent: then nothing is copied.
-    pub(super) fn reduce(&self, span: Span, operands: Operands<'_>, at: &mut Workplace<'_>) -> Result<(), StepError> {
+    /// `into` becomes `op(left, right)`; `side` says on which side `into` is. When a transport still holds the buffer
+    /// of `into` and the other register is not read again, the result uses the other register's buffer, so that nothing
+    /// is copied.
+    pub(super) fn reduce(&self, span: Span, operands: Operands<'_>, at: &mut StepContext<'_>) -> Result<(), StepError> {
         let Operands { into, other, side, other_is_free } = operands;
         let bytes = self.sizes.values(span);
         check(into, bytes)?;
@@ -205,7 +197,7 @@ impl Arithmetician {
         at.stats.reduced_bytes += bytes as u64;
         let held = match std::mem::take(into).try_private() {
             Ok(mut accumulator) => {
-                self.reduce_into(span, (&mut accumulator, side), other.bytes(), at)?;
+                self.reduce_into(span, Accumulator { bytes: &mut accumulator, side }, other.bytes(), at)?;
                 *into = Value::Private(accumulator);
                 return Ok(());
             }
@@ -214,7 +206,8 @@ impl Arithmetician {
         if other_is_free() {
             match std::mem::take(other).try_private() {
                 Ok(mut accumulator) => {
-                    self.reduce_into(span, (&mut accumulator, opposite(side)), held.bytes(), at)?;
+                    let opposite = Accumulator { bytes: &mut accumulator, side: opposite(side) };
+                    self.reduce_into(span, opposite, held.bytes(), at)?;
                     *into = Value::Private(accumulator);
                     return Ok(());
                 }
@@ -222,28 +215,31 @@ impl Arithmetician {
             }
         }
         let mut accumulator = copy(&held, at);
-        self.reduce_into(span, (&mut accumulator, side), other.bytes(), at)?;
+        self.reduce_into(span, Accumulator { bytes: &mut accumulator, side }, other.bytes(), at)?;
         *into = Value::Private(accumulator);
         Ok(())
     }
 
-    /// The accumulator, on its side, and the other operand become one in the accumulator.
+    /// Reduces another operand into the accumulator.
     fn reduce_into(
         &self,
         span: Span,
-        (accumulator, side): (&mut [u8], Side),
+        accumulator: Accumulator<'_>,
         other: &[u8],
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
+        let dtype = at.admission.arithmetic.dtype;
         match self.reduction(at.admission)? {
-            ReduceOp::Plugin => plugged::reduce_pair(span, (accumulator, side), other, at),
-            _ if let Average::Partial(sums) = self.average => Ok(sums.add(accumulator, other, side)?),
-            op => Ok(kernels::reduce_into(at.admission.arithmetic.dtype, op, accumulator, other, side)?),
+            ReduceOp::Plugin => plugin_steps::reduce_pair(span, accumulator, other, at),
+            _ if let Average::Partial(sums) = self.average => {
+                Ok(sums.add(accumulator.bytes, other, accumulator.side)?)
+            }
+            op => Ok(kernels::reduce_into(dtype, op, accumulator.bytes, other, accumulator.side)?),
         }
     }
 
     /// Divides an average and applies the postscale.
-    pub(super) fn finish(&self, span: Span, value: &mut Value, at: &mut Workplace<'_>) -> Result<(), StepError> {
+    pub(super) fn finish(&self, span: Span, value: &mut Value, at: &mut StepContext<'_>) -> Result<(), StepError> {
         check(value, self.sizes.values(span))?;
         let arithmetic = &at.admission.arithmetic;
         let op = self.reduction(at.admission)?;
@@ -265,13 +261,13 @@ impl Arithmetician {
         Ok(())
     }
 
-    /// Writes a register's elements to the results that they belong to, as far as those are here.
-    pub(super) fn publish(&self, span: Span, value: &Value, at: &mut Workplace<'_>) -> Result<(), StepError> {
+    /// Writes a register's elements to the local results.
+    pub(super) fn publish(&self, span: Span, value: &Value, at: &mut StepContext<'_>) -> Result<(), StepError> {
         check(value, self.sizes.values(span))?;
         let mut rest = value.bytes();
         for slice in at.admission.plan.layout.within(span) {
-            let (part, behind) = rest.split_at(self.sizes.values(slice.span));
-            rest = behind;
+            let (part, remaining) = rest.split_at(self.sizes.values(slice.span));
+            rest = remaining;
             let Some(rank) = result_of(at.admission, slice.target) else { continue };
             let offset = slice.output_start * self.sizes.element_bytes as u64;
             at.memory.write(OutputPlace { seq: at.admission.seq, tensor: slice.tensor, rank, offset }, part)?;
@@ -281,14 +277,14 @@ impl Arithmetician {
     }
 }
 
-/// What becomes of averages of types of two bytes, which are computed in f32.
+/// How averages of two-byte types are computed, in f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Average {
-    /// All ranks' values are added at once, and the sum is divided before it is rounded.
+    /// All ranks' values are added together, and the sum is divided before it is rounded.
     Finished,
-    /// Sums of some ranks' values travel, which may be larger than the type's numbers.
+    /// Sums of some ranks' values are sent, which may exceed the range of the type.
     Partial(PartialSums),
-    /// Everything else: nothing special.
+    /// All other reductions.
     Plain,
 }
 
@@ -306,8 +302,8 @@ impl Average {
     }
 }
 
-/// What a step works with besides the registers of its strand.
-pub(super) struct Workplace<'a> {
+/// The context of a step besides the registers of its strand.
+pub(super) struct StepContext<'a> {
     pub(super) admission: &'a Admission,
     pub(super) buffers: &'a mut Buffers,
     pub(super) stats: &'a mut ExecutorStats,
@@ -319,8 +315,8 @@ fn at_plugin(admission: &Admission) -> bool {
     admission.arithmetic.op == Some(ReduceOp::Plugin)
 }
 
-/// Whose result a target is here, as [`OutputPlace::rank`] says it; `None` when nobody here gets it: ranks that have
-/// joined have no results.
+/// The local result of a target, as in [`OutputPlace::rank`]; `None` when no local rank gets it. Joined ranks get no
+/// results.
 fn result_of(admission: &Admission, target: Target) -> Option<Option<Rank>> {
     let gets_one = |rank: &Rank| admission.joined.binary_search(rank).is_err();
     match target {
@@ -329,13 +325,26 @@ fn result_of(admission: &Admission, target: Target) -> Option<Option<Rank>> {
     }
 }
 
+/// A span that a codec encodes or decodes, and what its values are.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    pub(super) span: Span,
+    pub(super) stage: Stage,
+}
+
+/// The operand of a reduction that becomes the result, and the side on which it stands.
+pub(super) struct Accumulator<'a> {
+    pub(super) bytes: &'a mut [u8],
+    pub(super) side: Side,
+}
+
 /// The two registers of a reduction.
 pub(super) struct Operands<'a> {
     pub(super) into: &'a mut Value,
     pub(super) other: &'a mut Value,
-    /// Where `into` stands.
+    /// The side of `into`.
     pub(super) side: Side,
-    /// Whether the other register's value is not read any more.
+    /// Whether the other register's value is not read again.
     pub(super) other_is_free: &'a dyn Fn() -> bool,
 }
 
@@ -346,7 +355,7 @@ const fn opposite(side: Side) -> Side {
     }
 }
 
-fn copy(value: &Value, at: &mut Workplace<'_>) -> BytesMut {
+fn copy(value: &Value, at: &mut StepContext<'_>) -> BytesMut {
     let mut buffer = at.buffers.take(value.bytes().len());
     copying::copy(&mut buffer, value.bytes());
     at.stats.copies += 1;
@@ -354,7 +363,7 @@ fn copy(value: &Value, at: &mut Workplace<'_>) -> BytesMut {
     buffer
 }
 
-/// A register holds as many bytes as a step needs.
+/// Checks that a register holds as many bytes as a step needs.
 pub(super) fn check(value: &Value, expected: usize) -> Result<(), StepError> {
     let found = value.bytes().len();
     if found == expected { Ok(()) } else { Err(StepError::Register { expected, found }) }

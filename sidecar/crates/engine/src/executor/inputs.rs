@@ -1,4 +1,4 @@
-//! What the local ranks contribute, as it is read from their memory.
+//! Reads of the local ranks' contributions.
 
 use ronde_collectives::kernels;
 use ronde_collectives::plan::Slice;
@@ -21,7 +21,7 @@ pub(super) struct Inputs<'a> {
 }
 
 impl Inputs<'_> {
-    /// Fills a buffer with a rank's elements of a slice, from some byte of it on.
+    /// Fills a buffer with a rank's elements of a slice, after `skipped_bytes` of it.
     pub(super) fn read(
         &mut self,
         slice: &Slice,
@@ -38,7 +38,7 @@ impl Inputs<'_> {
         self.memory.read(InputPlace { seq: self.admission.seq, tensor: slice.tensor, rank, offset }, into)
     }
 
-    /// The same, prescaled.
+    /// The same with the prescale applied.
     pub(super) fn read_prescaled(
         &mut self,
         slice: &Slice,

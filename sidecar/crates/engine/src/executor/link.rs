@@ -1,35 +1,36 @@
-//! What an executor knows of one peer: credit on the way out, the early buffer on the way in.
+//! The state of a link to one peer: credit for outgoing chunks, and the buffer of early incoming chunks.
 //!
-//! **Why credit cannot deadlock.** A chunk waits only while its receiver is not known to have admitted the operation and
-//! credit is lacking. The receiver admits every operation that concerns it without waiting for any chunk. It says so
-//! when it holds, or later gets, an early chunk of the operation, or when the plan has a chunk that no credit covers. So
-//! if something is outstanding, its `Admitted` comes and gives the credit back; if nothing is, the chunk fits into the
-//! whole credit and goes; and if it is larger than that, the receiver knows the same and speaks unasked. `Admitted` is
-//! cumulative over all operations in which both take part, because each side admits in ascending order.
+//! **Why credit cannot deadlock.** A chunk waits only while its receiver is not known to have admitted the operation
+//! and credit is lacking. The receiver admits all its operations without waiting for any chunk. It sends `Admitted`
+//! when it holds, or later receives, an early chunk of the operation, or when the plan has a chunk that exceeds the
+//! credit. So if early chunks are outstanding, their `Admitted` arrives and returns the credit. If none are, the chunk
+//! fits into the full credit and is sent. If it is larger than the full credit, the receiver knows that and sends
+//! `Admitted` unasked. `Admitted` is cumulative over all operations in which both take part, because each side admits
+//! in ascending order.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use ronde_wire::frame::{CHUNK_HEADER_BYTES, Chunk, HEADER_BYTES};
-use ronde_wire::{Epoch, Seq};
+use ronde_wire::{Epoch, OpId, Seq};
 
 use super::violation::Violation;
 
 #[derive(Debug, Default)]
 pub(super) struct Link {
     /// Whether the caller was asked to open it.
-    pub(super) asked: bool,
-    /// What the peer's hello grants, while the link is up.
+    pub(super) open_requested: bool,
+    /// The credit from the peer's hello, while the link is up.
     credit_bytes: Option<u64>,
-    /// Bytes sent early, by operation of which no `Admitted` was heard.
+    /// Bytes sent early, by operation for which no `Admitted` has arrived.
     sent_early: BTreeMap<Seq, u64>,
     sent_early_bytes: u64,
-    /// Up to where the peer has admitted, by its last word; that may be of an epoch that has yet to begin here.
-    heard: (Epoch, Seq),
-    /// Up to where the peer was told that this side has admitted.
-    told: Seq,
-    /// What it is to be told once the link is up.
-    owed: Seq,
-    /// Chunks given to the port and not yet reported as sent, in order; over all epochs, as the port reports them all.
+    /// The last operation that the peer reported as admitted; its epoch may be one that has yet to begin here.
+    peer_admitted: OpId,
+    /// The last operation that was reported to the peer as admitted.
+    notified: Seq,
+    /// The operation to report once the link is up.
+    pending_notice: Seq,
+    /// Chunks passed to the port and not yet reported as sent, in order, of all epochs.
     in_flight: VecDeque<InFlight>,
     held: Held,
 }
@@ -51,9 +52,9 @@ struct Held {
     bytes: u64,
 }
 
-/// How a chunk may be sent now.
+/// Whether a chunk may be sent now, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Leave {
+pub(super) enum SendPermission {
     /// The peer has admitted the operation.
     Admitted,
     /// On credit.
@@ -63,69 +64,69 @@ pub(super) enum Leave {
 }
 
 impl Link {
-    /// The link is new; gives what the peer is to be told.
+    /// The link is new. Returns the operation to report to the peer as admitted.
     pub(super) fn handle_up(&mut self, credit_bytes: u64) -> Option<Seq> {
         self.handle_down();
-        self.asked = true;
+        self.open_requested = true;
         self.credit_bytes = Some(credit_bytes);
-        self.tell(self.owed)
+        self.notify(self.pending_notice)
     }
 
-    /// What was in flight is lost, and so is what it was sent for; the engine hears of it by other ways. What the peer has
-    /// admitted it says again on the next link, unless it is another process by then, which knows of nothing.
+    /// The link is lost, and with it everything in flight; the engine learns of it separately. The peer reports its
+    /// admissions again on the next link, unless it is another process by then.
     pub(super) fn handle_down(&mut self) {
-        *self = Self { owed: self.owed.max(self.told), ..Self::default() };
+        *self = Self { pending_notice: self.pending_notice.max(self.notified), ..Self::default() };
     }
 
-    /// Whether the peer was told that an operation is admitted.
-    pub(super) fn knows(&self, seq: Seq) -> bool {
-        seq <= self.told
+    /// Whether an operation was reported to the peer as admitted.
+    pub(super) fn was_notified(&self, seq: Seq) -> bool {
+        seq <= self.notified
     }
 
-    /// Whether the peer is to be told of an admission now; when the link is not up, it will be.
-    pub(super) fn tell(&mut self, seq: Seq) -> Option<Seq> {
+    /// Returns the admission to report to the peer now; without a link it is reported later.
+    pub(super) fn notify(&mut self, seq: Seq) -> Option<Seq> {
         if self.credit_bytes.is_none() {
-            self.owed = self.owed.max(seq);
+            self.pending_notice = self.pending_notice.max(seq);
             return None;
         }
-        let news = seq > self.told;
-        self.told = self.told.max(seq);
-        news.then_some(seq)
+        let newly_admitted = seq > self.notified;
+        self.notified = self.notified.max(seq);
+        newly_admitted.then_some(seq)
     }
 
-    /// Everything of other epochs is dropped but what came early for the new one.
+    /// An epoch begins: drops all state of other epochs except early chunks of the new one.
     pub(super) fn begin(&mut self, epoch: Epoch) {
         self.sent_early.clear();
         self.sent_early_bytes = 0;
-        self.told = Seq(0);
-        self.owed = Seq(0);
+        self.notified = Seq(0);
+        self.pending_notice = Seq(0);
         if self.held.epoch < epoch {
             self.held = Held { epoch, ..Held::default() };
         }
     }
 
-    pub(super) fn handle_admitted(&mut self, now: Epoch, epoch: Epoch, seq: Seq) {
-        self.heard = self.heard.max((epoch, seq));
-        while epoch == now
+    pub(super) fn handle_admitted(&mut self, now: Epoch, admitted: OpId) {
+        self.peer_admitted = self.peer_admitted.max(admitted);
+        while admitted.epoch == now
             && let Some(entry) = self.sent_early.first_entry()
-            && *entry.key() <= seq
+            && *entry.key() <= admitted.seq
         {
             self.sent_early_bytes -= entry.remove();
         }
     }
 
     /// How a chunk of an operation of the current epoch may be sent.
-    pub(super) fn leave(&self, now: Epoch, seq: Seq, data_bytes: usize) -> Leave {
-        let admitted = self.heard.0 == now && seq <= self.heard.1;
+    pub(super) fn send_permission(&self, now: Epoch, seq: Seq, data_bytes: usize) -> SendPermission {
+        let admitted = self.peer_admitted.epoch == now && seq <= self.peer_admitted.seq;
         match self.credit_bytes {
-            None => Leave::Wait,
-            Some(_) if admitted => Leave::Admitted,
-            Some(credit) if self.sent_early_bytes + cost_bytes(data_bytes) <= credit => Leave::Early,
-            Some(_) => Leave::Wait,
+            None => SendPermission::Wait,
+            Some(_) if admitted => SendPermission::Admitted,
+            Some(credit) if self.sent_early_bytes + cost_bytes(data_bytes) <= credit => SendPermission::Early,
+            Some(_) => SendPermission::Wait,
         }
     }
 
-    /// Notes a chunk that was given to the port.
+    /// Records a chunk that was passed to the port.
     pub(super) fn note_sent(&mut self, chunk: &Chunk) {
         let (epoch, seq, header) = (chunk.epoch, chunk.seq, chunk.header);
         self.in_flight.push_back(InFlight { epoch, seq, strand: header.strand, round: header.round });
@@ -140,8 +141,8 @@ impl Link {
         self.in_flight.pop_front()
     }
 
-    /// Keeps a chunk until its operation is admitted. A chunk of a newer epoch shows that the peer has left the older
-    /// one, so that what is held for that is of no use any more and the bound holds for both together.
+    /// Holds a chunk until its operation is admitted. A chunk of a newer epoch shows that the peer has left the older
+    /// one, so the held chunks of that are dropped and the bound covers one epoch.
     pub(super) fn hold(&mut self, chunk: Chunk, granted_bytes: u64) -> Result<(), Violation> {
         if !chunk.early {
             return Err(Violation::Unadmitted { seq: chunk.seq });
@@ -158,7 +159,7 @@ impl Link {
         Ok(())
     }
 
-    /// What is held for an operation, in the order in which it came.
+    /// Takes the held chunks of an operation, in the order of arrival.
     pub(super) fn release(&mut self, epoch: Epoch, seq: Seq) -> Vec<Chunk> {
         if self.held.epoch != epoch {
             return Vec::new();
@@ -168,18 +169,18 @@ impl Link {
         chunks
     }
 
-    /// The epoch of which chunks are held.
+    /// The epoch of the held chunks.
     pub(super) fn held_epoch(&self) -> Epoch {
         self.held.epoch
     }
 
-    /// Whether a chunk of an operation that concerns nobody here is held: it was skipped by a later admission.
+    /// The first operation before `seq` with held chunks: the sidecar takes no part in it, as a later one was admitted.
     pub(super) fn held_before(&self, epoch: Epoch, seq: Seq) -> Option<Seq> {
         let first = self.held.chunks.keys().next().copied()?;
         (self.held.epoch == epoch && first < seq).then_some(first)
     }
 
-    /// Drops what is held for operations up to one, and says how many chunks that are.
+    /// Drops the held chunks of operations up to `last` and returns their number.
     pub(super) fn drop_held_until(&mut self, epoch: Epoch, last: Seq) -> u64 {
         let mut dropped = 0;
         while self.held.epoch == epoch
@@ -203,7 +204,7 @@ impl Link {
     }
 }
 
-/// What a chunk costs of the credit: its data and its headers, so that empty chunks are bounded as well.
+/// The credit that a chunk costs: its data and its headers, so that empty chunks are bounded as well.
 pub(super) const fn cost_bytes(data_bytes: usize) -> u64 {
     (HEADER_BYTES + CHUNK_HEADER_BYTES + data_bytes) as u64
 }

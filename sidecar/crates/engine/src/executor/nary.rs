@@ -1,23 +1,23 @@
-//! What the steps of a plan do that look at all ranks' values at once: measure, conclude, reduce.
+//! The steps of a plan on all ranks' values at once: measure, conclude, reduce.
 
 use bytes::BytesMut;
 use ronde_collectives::kernels::{self, BLOCK_BYTES_MAX, BlockReducer};
 use ronde_collectives::plan::{Slice, Span};
 use ronde_wire::{PluginWork, Rank, ReduceOp, SetTopology, copying};
 
-use super::arithmetic::{Arithmetician, StepError, Workplace, check};
+use super::arithmetic::{ElementOps, StepContext, StepError, check};
 use super::inputs::Inputs;
-use super::plugged;
+use super::plugin_steps;
 use super::register::{Buffers, Value};
 use super::sizes::MEASURE_BYTES;
 use crate::event::Admission;
 
-/// Where the ranks of a set are, and what was concluded of them.
+/// The positions of the ranks of a set in members' registers, and the conclusions about them.
 #[derive(Debug)]
 pub(super) struct Ranks {
-    /// For each rank of the set, ascending: its member, and its position among the member's ranks.
+    /// The member and the position among its ranks, for each rank of the set, ascending.
     order: Vec<(usize, usize)>,
-    /// How many ranks each member has.
+    /// The number of ranks of each member.
     counts: Vec<usize>,
     /// The weights that the prelude concluded, one for each rank, ascending.
     weights: Option<Vec<f64>>,
@@ -34,7 +34,7 @@ impl Ranks {
         Self { order, counts: topology.members.iter().map(|member| member.ranks.len()).collect(), weights: None }
     }
 
-    /// Each rank's elements, ascending by rank, out of the members' registers.
+    /// Each rank's elements in the members' registers, ascending by rank.
     fn operands<'a>(&self, registers: &'a [Value], bytes: usize) -> Result<Vec<&'a [u8]>, StepError> {
         for (register, ranks) in registers.iter().zip(&self.counts) {
             check(register, ranks * bytes)?;
@@ -43,26 +43,26 @@ impl Ranks {
         Ok(self.order.iter().map(operand).collect())
     }
 
-    /// What was concluded of them; nothing where nothing is.
+    /// The conclusions; empty where there are none.
     pub(super) fn concluded(&self) -> &[f64] {
         self.weights.as_deref().unwrap_or_default()
     }
 
-    /// Pairs of ranks, each rank with itself included.
+    /// The number of pairs of ranks, including each rank with itself.
     fn pairs(&self) -> usize {
         self.order.len() * (self.order.len() + 1) / 2
     }
 }
 
-impl Arithmetician {
-    /// Reduces all members' registers to one. The kernel goes through them in small groups of elements, all operands at
-    /// once, so that every byte is touched once. What can be reduced in pairs is reduced as if all ranks were local.
+impl ElementOps {
+    /// Reduces all members' registers to one. The kernel reads all operands of a small group of elements together, so
+    /// that every byte is read once. A pairwise reduction runs as if all ranks were local.
     pub(super) fn reduce_n(
         &mut self,
         registers: &[Value],
         span: Span,
         into: &mut BytesMut,
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let (dtype, op) = (at.admission.arithmetic.dtype, self.reduction(at.admission)?);
         let operands = self.ranks.operands(registers, self.sizes.values(span))?;
@@ -85,7 +85,7 @@ impl Arithmetician {
         &mut self,
         span: Span,
         value: &mut Value,
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let admission = at.admission;
         let each = measures_of(admission);
@@ -100,7 +100,7 @@ impl Arithmetician {
         Ok(())
     }
 
-    /// In blocks that stay in a first-level cache.
+    /// Measures one rank in blocks that stay in a first-level cache.
     fn measure_rank(
         &mut self,
         slice: &Slice,
@@ -126,7 +126,7 @@ impl Arithmetician {
         registers: &[Value],
         span: Span,
         value: &mut Value,
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let operands = self.ranks.operands(registers, self.sizes.values(span))?;
         let mut products = numbers(value, self.ranks.pairs())?;
@@ -137,7 +137,7 @@ impl Arithmetician {
     }
 
     /// Turns all members' measures into the weights of the operation.
-    pub(super) fn conclude(&mut self, registers: &[Value], at: &mut Workplace<'_>) -> Result<(), StepError> {
+    pub(super) fn conclude(&mut self, registers: &[Value], at: &mut StepContext<'_>) -> Result<(), StepError> {
         let op = self.reduction(at.admission)?;
         let work = at.admission.plugin.as_ref().map(|plugin| plugin.uses.work);
         let measures = match (op, work) {
@@ -147,13 +147,13 @@ impl Arithmetician {
         };
         let ranks = self.ranks.order.len();
         let weights = match op {
-            ReduceOp::Plugin => plugged::conclude(ranks, measures, at)?,
+            ReduceOp::Plugin => plugin_steps::conclude(ranks, measures, at)?,
             _ => kernels::weights(op, ranks, &measures)?,
         };
         if self.ranks.weights.replace(weights).is_some() { Err(StepError::ConcludedTwice) } else { Ok(()) }
     }
 
-    /// The measures of each rank by itself, so many for each.
+    /// The measures of each rank, `each` per rank.
     fn in_rank_order(&self, registers: &[Value], each: usize) -> Result<Vec<f64>, StepError> {
         let of_members =
             registers.iter().zip(&self.ranks.counts).map(|(register, ranks)| numbers(register, ranks * each));
@@ -163,7 +163,7 @@ impl Arithmetician {
         Ok(self.ranks.order.iter().flat_map(of_rank).collect())
     }
 
-    /// The measures of all ranks together, each member's being those of a part of the elements.
+    /// The sums of the members' measures, each of which covers a part of the elements.
     fn summed(&self, registers: &[Value]) -> Result<Vec<f64>, StepError> {
         let mut sums = vec![0.0; self.ranks.pairs()];
         for register in registers {
@@ -174,7 +174,7 @@ impl Arithmetician {
     }
 }
 
-/// How many numbers the reducer measures for each rank.
+/// The number of measures of each rank.
 fn measures_of(admission: &Admission) -> usize {
     match admission.plugin.as_ref().map(|plugin| plugin.uses.work) {
         Some(PluginWork::TwoPass { measures }) => measures as usize,
@@ -182,7 +182,7 @@ fn measures_of(admission: &Admission) -> usize {
     }
 }
 
-/// What the ranks have, in their order.
+/// Reduces the operands in rank order, pairwise.
 fn reduce_by_rank(reducer: &mut BlockReducer, operands: &[&[u8]], into: &mut [u8]) -> Result<(), StepError> {
     reducer.reduce(operands.len(), into, |rank, start, block| {
         copying::copy(block, &operands[rank][start..start + block.len()]);
@@ -190,7 +190,7 @@ fn reduce_by_rank(reducer: &mut BlockReducer, operands: &[&[u8]], into: &mut [u8
     })
 }
 
-/// The measures in a register; zeros when it holds nothing yet.
+/// The measures in a register; zeros when it is empty.
 fn numbers(value: &Value, count: usize) -> Result<Vec<f64>, StepError> {
     if matches!(value, Value::Empty) {
         return Ok(vec![0.0; count]);
@@ -202,7 +202,7 @@ fn numbers(value: &Value, count: usize) -> Result<Vec<f64>, StepError> {
 
 fn store(numbers: &[f64], value: &mut Value, buffers: &mut Buffers) {
     let mut buffer = buffers.renew(std::mem::take(value), numbers.len() * MEASURE_BYTES);
-    let (places, _) = buffer.as_chunks_mut::<MEASURE_BYTES>();
-    places.iter_mut().zip(numbers).for_each(|(place, number)| *place = number.to_le_bytes());
+    let (slots, _) = buffer.as_chunks_mut::<MEASURE_BYTES>();
+    slots.iter_mut().zip(numbers).for_each(|(slot, number)| *slot = number.to_le_bytes());
     *value = Value::Private(buffer);
 }

@@ -1,18 +1,19 @@
-//! One admitted operation on one lane: which strands run, and which chunks may come.
+//! One admitted operation on one lane: its running strands, and the chunks that it accepts.
 //!
 //! **How private memory is bounded.** At most `window` strands are in flight, each with the registers that it names: at
-//! most [`REGISTERS_MAX`](ronde_collectives::plan::REGISTERS_MAX) of a chunk. Chunks that came before their round are
+//! most [`REGISTERS_MAX`](ronde_collectives::plan::REGISTERS_MAX) of a chunk. Chunks that arrive before their round are
 //! parked; for each sender they belong to at most `3 window` strands:
 //! - Some are in flight here, at most `window`.
-//! - Others have not begun here. When both members send to each other in such a strand, the sender has not ended it: it has
-//!   yet to hear of this member there. When this member hears and says nothing (down a tree, around a ring, a root that
-//!   gathers), the sender waits for a *token*: an empty chunk in the place of [`ROUND_TAKEN`] that this member sends when
-//!   the strand is over here. Until then the strand counts as in flight at the sender. So at most `window` of them are in
-//!   flight there.
-//! - The last `window` strands of a lane need no token, as nobody would wait for it: these may be over at the sender.
+//! - Others have not begun here. When both members send to each other in such a strand, the sender has not ended it: it
+//!   still has to receive from this member. When this member only receives (down a tree, around a ring, a root that
+//!   gathers), the sender waits for a *token*: an empty chunk with the round [`ROUND_TAKEN`] that this member sends
+//!   when the strand is over here. Until then the strand counts as in flight at the sender. So at most `window` of them
+//!   are in flight there.
+//! - The last `window` strands of a lane need no token, as no later strand waits for it: these may be over at the
+//!   sender.
 //!
-//! A **prelude** changes nothing in that. While it is in flight here no other strand is, and of those behind it a sender
-//! that has concluded has at most `window` in flight, and has ended none in which it hears of this member.
+//! A **prelude** does not change this. While it is in flight here no other strand is. Of the strands after it, a sender
+//! that has finished it has at most `window` in flight, and has ended none in which it receives from this member.
 //!
 //! Tokens cannot deadlock: of all strands that some member has not ended, the first one is in flight everywhere, so its
 //! rounds end everywhere, and then its tokens are sent. A prelude is that first strand until it is over everywhere.
@@ -25,11 +26,11 @@ use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN};
 use ronde_wire::{Lane, Member, SidecarIndex};
 
 use super::Phase;
-use super::arithmetic::{Arithmetician, StepError, Workplace};
+use super::arithmetic::{ElementOps, StepContext, StepError};
 use super::link::{InFlight, cost_bytes};
 use super::register::Buffers;
 use super::stats::ExecutorStats;
-use super::strand::{Outgoing, Parked, Progress, Run, Surroundings};
+use super::strand::{Outgoing, Parked, RunningStrand, StrandContext, StrandProgress};
 use super::violation::Violation;
 use crate::event::Admission;
 use crate::memory::Memory;
@@ -37,32 +38,32 @@ use crate::memory::Memory;
 #[derive(Debug)]
 pub(super) struct Operation {
     pub(super) admission: Arc<Admission>,
-    arithmetician: Arithmetician,
+    ops: ElementOps,
     /// The strands of this lane that have something to do here.
-    strands: Vec<Turn>,
+    strands: Vec<QueuedStrand>,
     next: usize,
-    running: Vec<Run>,
+    running: Vec<RunningStrand>,
     parked: Parked,
 }
 
-/// A strand that waits for its turn.
+/// A strand that is not started yet.
 #[derive(Clone, Copy, Debug)]
-struct Turn {
+struct QueuedStrand {
     strand: u32,
-    /// Whether another strand may wait for its end, so that tokens are exchanged.
-    paced: bool,
+    /// Whether a later strand may wait for its end, so that tokens are exchanged.
+    uses_tokens: bool,
 }
 
-/// What an operation wants done.
-pub(super) enum Move {
+/// The progress of an operation.
+pub(super) enum OperationProgress {
     Idle,
     Worked(Phase),
     Send {
         to: SidecarIndex,
         chunk: Chunk,
     },
-    /// A strand is over; these get a token.
-    Taken(Vec<(SidecarIndex, Chunk)>),
+    /// A strand is over; the chunks are its tokens.
+    StrandOver(Vec<(SidecarIndex, Chunk)>),
     Done,
 }
 
@@ -71,28 +72,28 @@ pub(super) enum Move {
 pub(super) struct Peers {
     /// All of them, ascending.
     pub(super) all: Vec<SidecarIndex>,
-    /// Those from which a chunk comes that the credit never covers: they wait for `Admitted`.
+    /// The peers that send a chunk larger than their credit: they wait for `Admitted`.
     pub(super) beyond_credit: Vec<SidecarIndex>,
 }
 
 impl Operation {
     pub(super) fn new(admission: Arc<Admission>, lane: Lane) -> Result<Self, StepError> {
-        let arithmetician = Arithmetician::new(&admission)?;
+        let ops = ElementOps::new(&admission)?;
         let plan = &admission.plan;
         let of_lane = || (0_u32..).zip(&plan.strands).filter(|(_, strand)| strand.lane == lane);
         let total = of_lane().count();
         let strands = of_lane()
             .enumerate()
             .filter(|(_, (_, strand))| has_work(strand))
-            .map(|(ordinal, (strand, _))| Turn { strand, paced: ordinal + plan.window < total })
+            .map(|(ordinal, (strand, _))| QueuedStrand { strand, uses_tokens: ordinal + plan.window < total })
             .collect();
-        Ok(Self { admission, arithmetician, strands, next: 0, running: Vec::new(), parked: Parked::default() })
+        Ok(Self { admission, ops, strands, next: 0, running: Vec::new(), parked: Parked::default() })
     }
 
     pub(super) fn peers(&self, granted_bytes: u64) -> Peers {
         let mut peers = Peers::default();
-        for turn in &self.strands {
-            for round in &self.strand(turn.strand).rounds {
+        for queued in &self.strands {
+            for round in &self.strand(queued.strand).rounds {
                 for transfer in &round.transfers {
                     let member = partner(transfer);
                     insert(&mut peers.all, self.sidecar(member));
@@ -112,14 +113,16 @@ impl Operation {
         let ChunkHeader { strand, round, .. } = chunk.header;
         let unexpected = Violation::Unexpected { seq: chunk.seq, strand, round };
         let Some(member) = self.admission.topology.member(from) else { return Err(unexpected) };
-        let Ok(turn) = self.strands.binary_search_by_key(&strand, |turn| turn.strand) else { return Err(unexpected) };
+        let Ok(queued) = self.strands.binary_search_by_key(&strand, |queued| queued.strand) else {
+            return Err(unexpected);
+        };
         if round == ROUND_TAKEN {
-            return self.handle_taken(member, &chunk, unexpected);
+            return self.handle_token(member, &chunk, unexpected);
         }
         let round = round as usize;
         let Some((span, form)) = expected(self.strand(strand), round, member) else { return Err(unexpected) };
         self.check_span(span, form, self.bytes_from(member, span, form), &chunk)?;
-        if self.has_received(turn, round, member) {
+        if self.has_received(queued, round, member) {
             return Err(Violation::Duplicate { seq: chunk.seq, strand, round: chunk.header.round });
         }
         let strands_max = WINDOWS_PARKED_MAX * self.admission.plan.window;
@@ -138,34 +141,34 @@ impl Operation {
         }
     }
 
-    /// One step, one chunk, or the end of something.
+    /// Performs one step, sends one chunk, or ends a strand.
     pub(super) fn advance(
         &mut self,
         buffers: &mut Buffers,
         stats: &mut ExecutorStats,
         memory: &mut dyn Memory,
         may_send: &dyn Fn(SidecarIndex, usize) -> bool,
-    ) -> Result<Move, StepError> {
+    ) -> Result<OperationProgress, StepError> {
         self.start_strands();
         let admission = Arc::clone(&self.admission);
         let mut may_send = |to, bytes| may_send(admission.topology.sidecar(to), bytes);
-        let workplace = Workplace { admission: &admission, buffers, stats, memory };
-        let (arithmetician, parked) = (&mut self.arithmetician, &mut self.parked);
-        let mut around = Surroundings { workplace, arithmetician, parked };
+        let cx = StepContext { admission: &admission, buffers, stats, memory };
+        let (ops, parked) = (&mut self.ops, &mut self.parked);
+        let mut strand_cx = StrandContext { cx, ops, parked };
         for index in 0..self.running.len() {
-            match self.running[index].advance(&mut around, &mut may_send)? {
-                Progress::Idle => {}
-                Progress::Worked(phase) => return Ok(Move::Worked(phase)),
-                Progress::Send(outgoing) => return Ok(send(&admission, self.running[index].strand, outgoing)),
-                Progress::Over => return Ok(self.end_strand(index)),
+            match self.running[index].advance(&mut strand_cx, &mut may_send)? {
+                StrandProgress::Idle => {}
+                StrandProgress::Worked(phase) => return Ok(OperationProgress::Worked(phase)),
+                StrandProgress::Send(outgoing) => return Ok(send(&admission, self.running[index].strand, outgoing)),
+                StrandProgress::Over => return Ok(self.end_strand(index)),
             }
         }
         let over = self.next == self.strands.len() && self.running.is_empty();
-        Ok(if over { Move::Done } else { Move::Idle })
+        Ok(if over { OperationProgress::Done } else { OperationProgress::Idle })
     }
 
     pub(super) fn register_bytes(&self) -> u64 {
-        self.running.iter().map(Run::register_bytes).sum()
+        self.running.iter().map(RunningStrand::register_bytes).sum()
     }
 
     pub(super) fn parked_bytes(&self) -> u64 {
@@ -174,63 +177,63 @@ impl Operation {
 
     fn start_strands(&mut self) {
         while self.running.len() < self.window()
-            && let Some(&turn) = self.strands.get(self.next)
+            && let Some(&queued) = self.strands.get(self.next)
         {
-            let strand = self.strand(turn.strand);
-            let takers = if turn.paced { silent_receivers(strand) } else { Vec::new() };
-            let run = Run::new((turn.strand, strand), self.admission.topology.len(), takers);
+            let strand = self.strand(queued.strand);
+            let awaited_tokens = if queued.uses_tokens { silent_receivers(strand) } else { Vec::new() };
+            let run = RunningStrand::new(queued.strand, strand, self.admission.topology.len(), awaited_tokens);
             self.running.push(run);
             self.next += 1;
         }
     }
 
-    /// How many strands may be in flight here now: a prelude is alone.
+    /// The number of strands that may be in flight now; a prelude runs alone.
     fn window(&self) -> usize {
         let in_prelude = self.admission.plan.prelude && self.running.iter().any(|run| run.strand == 0);
         if in_prelude { 1 } else { self.admission.plan.window }
     }
 
-    /// The rounds of a strand are over: tokens go to those who hear nothing else from here.
-    fn end_strand(&mut self, index: usize) -> Move {
+    /// Ends the rounds of a strand: members that receive nothing else from here get a token.
+    fn end_strand(&mut self, index: usize) -> OperationProgress {
         let strand = self.running[index].strand;
         self.release(index);
-        let turn = self.strands.binary_search_by_key(&strand, |turn| turn.strand).map(|at| self.strands[at]);
-        let givers = match turn {
-            Ok(turn) if turn.paced => silent_senders(self.strand(strand)),
+        let queued = self.strands.binary_search_by_key(&strand, |queued| queued.strand).map(|at| self.strands[at]);
+        let token_receivers = match queued {
+            Ok(queued) if queued.uses_tokens => silent_senders(self.strand(strand)),
             _ => Vec::new(),
         };
         let token = |member| {
             let empty = Outgoing { to: member, round: ROUND_TAKEN, span: EMPTY, data: Bytes::new() };
             (self.sidecar(member), chunk(&self.admission, strand, empty))
         };
-        Move::Taken(givers.into_iter().map(token).collect())
+        OperationProgress::StrandOver(token_receivers.into_iter().map(token).collect())
     }
 
-    fn handle_taken(&mut self, from: Member, chunk: &Chunk, unexpected: Violation) -> Result<(), Violation> {
+    fn handle_token(&mut self, from: Member, chunk: &Chunk, unexpected: Violation) -> Result<(), Violation> {
         self.check_span(EMPTY, Form::Values, 0, chunk)?;
         let index = self.running.iter().position(|run| run.strand == chunk.header.strand);
         let Some(index) = index else { return Err(unexpected) };
-        let takers = &mut self.running[index].takers;
-        let Some(taker) = takers.iter().position(|member| *member == from) else { return Err(unexpected) };
-        takers.swap_remove(taker);
+        let awaited_tokens = &mut self.running[index].awaited_tokens;
+        let Some(at) = awaited_tokens.iter().position(|member| *member == from) else { return Err(unexpected) };
+        awaited_tokens.swap_remove(at);
         self.release(index);
         Ok(())
     }
 
-    /// Frees the place of a strand in the window once nothing is awaited.
+    /// Removes a strand from the window once it is over and no token is awaited.
     fn release(&mut self, index: usize) {
-        if self.running[index].over && self.running[index].takers.is_empty() {
+        if self.running[index].over && self.running[index].awaited_tokens.is_empty() {
             self.running.remove(index);
         }
     }
 
-    fn has_received(&self, turn: usize, round: usize, from: Member) -> bool {
-        let strand = self.strands[turn].strand;
-        let behind = match self.running.iter().find(|run| run.strand == strand) {
+    fn has_received(&self, queued: usize, round: usize, from: Member) -> bool {
+        let strand = self.strands[queued].strand;
+        let received = match self.running.iter().find(|run| run.strand == strand) {
             Some(run) => run.has_received(round, from),
-            None => turn < self.next,
+            None => queued < self.next,
         };
-        behind || self.parked.has(from, strand, round)
+        received || self.parked.has(from, strand, round)
     }
 
     fn check_span(&self, span: Span, form: Form, span_bytes: usize, chunk: &Chunk) -> Result<(), Violation> {
@@ -240,17 +243,17 @@ impl Operation {
             return Err(Violation::Lane { seq: chunk.seq, lane: plan_lane, found: lane });
         }
         let bytes = chunk.data.len();
-        let fits = self.arithmetician.sizes.fits(form, bytes, span_bytes);
+        let fits = self.ops.sizes.fits(form, bytes, span_bytes);
         if (span.start, span.len) != (start, len) || !fits {
             return Err(Violation::Span { seq: chunk.seq, strand, round, start, len, bytes });
         }
         Ok(())
     }
 
-    /// Bytes of what a member sends of a span.
+    /// The bytes that a member sends for a span.
     fn bytes_from(&self, member: Member, span: Span, form: Form) -> usize {
         let ranks = self.admission.topology.members[member.index()].ranks.len();
-        self.arithmetician.sizes.of(form, span, ranks)
+        self.ops.sizes.of(form, span, ranks)
     }
 
     fn strand(&self, strand: u32) -> &Strand {
@@ -262,13 +265,13 @@ impl Operation {
     }
 }
 
-/// Of how many windows of strands chunks of one sender may be parked; the reasons are in the header.
+/// The most windows of strands with parked chunks of one sender; the module documentation has the proof.
 const WINDOWS_PARKED_MAX: usize = 3;
 
 const EMPTY: Span = Span { start: 0, len: 0 };
 
-fn send(admission: &Admission, strand: u32, outgoing: Outgoing) -> Move {
-    Move::Send { to: admission.topology.sidecar(outgoing.to), chunk: chunk(admission, strand, outgoing) }
+fn send(admission: &Admission, strand: u32, outgoing: Outgoing) -> OperationProgress {
+    OperationProgress::Send { to: admission.topology.sidecar(outgoing.to), chunk: chunk(admission, strand, outgoing) }
 }
 
 fn chunk(admission: &Admission, strand: u32, outgoing: Outgoing) -> Chunk {
@@ -282,7 +285,7 @@ fn has_work(strand: &Strand) -> bool {
     strand.rounds.iter().any(|round| !round.steps.is_empty() || !round.transfers.is_empty())
 }
 
-/// What a member sends here in a round.
+/// The span that a member sends here in a round.
 fn expected(strand: &Strand, round: usize, member: Member) -> Option<(Span, Form)> {
     strand.rounds.get(round)?.transfers.iter().find_map(|transfer| match *transfer {
         Transfer::Receive { from, span, form, .. } if from == member => Some((span, form)),
@@ -290,19 +293,19 @@ fn expected(strand: &Strand, round: usize, member: Member) -> Option<(Span, Form
     })
 }
 
-/// Members to which a strand sends and of which it hears nothing.
+/// Members to which a strand sends and from which it receives nothing.
 fn silent_receivers(strand: &Strand) -> Vec<Member> {
     let (receivers, senders) = partners(strand);
     receivers.into_iter().filter(|member| senders.binary_search(member).is_err()).collect()
 }
 
-/// Members from which a strand receives and to which it says nothing.
+/// Members from which a strand receives and to which it sends nothing.
 fn silent_senders(strand: &Strand) -> Vec<Member> {
     let (receivers, senders) = partners(strand);
     senders.into_iter().filter(|member| receivers.binary_search(member).is_err()).collect()
 }
 
-/// To whom a strand sends, and from whom it receives, both ascending.
+/// The receivers and the senders of a strand, both ascending.
 fn partners(strand: &Strand) -> (Vec<Member>, Vec<Member>) {
     let (mut receivers, mut senders) = (Vec::new(), Vec::new());
     for transfer in strand.rounds.iter().flat_map(|round| &round.transfers) {
@@ -321,7 +324,7 @@ const fn partner(transfer: &Transfer) -> Member {
     }
 }
 
-/// Into an ascending list without duplicates.
+/// Inserts into an ascending list without duplicates.
 fn insert<T: Ord>(list: &mut Vec<T>, item: T) {
     if let Err(at) = list.binary_search(&item) {
         list.insert(at, item);

@@ -1,17 +1,17 @@
-//! Private buffers: what a register holds, and the buffers that are kept for reuse.
+//! Private buffers: the values of registers, and the buffers that are kept for reuse.
 
 use bytes::{Bytes, BytesMut};
 use ronde_wire::limits;
 
-/// What a register holds. A buffer that was sent stays readable; it is written again once nobody else holds it.
+/// The value of a register. A sent buffer stays readable, and is writable again once no one else holds it.
 #[derive(Debug, Default)]
 pub(super) enum Value {
-    /// Nothing, or nothing that may be read again.
+    /// No value.
     #[default]
     Empty,
-    /// A buffer of our own.
+    /// A buffer with a single owner.
     Private(BytesMut),
-    /// A buffer that a port or a receive buffer may hold as well.
+    /// A buffer that a port or a receive buffer may also hold.
     Shared(Bytes),
 }
 
@@ -24,7 +24,7 @@ impl Value {
         }
     }
 
-    /// The bytes for sending, not copied.
+    /// The bytes for sending, without a copy.
     pub(super) fn share(&mut self) -> Bytes {
         match std::mem::take(self) {
             Self::Empty => Bytes::new(),
@@ -40,7 +40,7 @@ impl Value {
         }
     }
 
-    /// The buffer for writing, if nobody else holds it.
+    /// The buffer for writing, if no one else holds it.
     pub(super) fn try_private(self) -> Result<BytesMut, Self> {
         match self {
             Self::Empty => Err(Self::Empty),
@@ -50,7 +50,7 @@ impl Value {
     }
 }
 
-/// Buffers between two uses: a strand that is over leaves them to the next one.
+/// A pool of buffers, which strands leave to later ones.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     free: Vec<BytesMut>,
@@ -63,8 +63,8 @@ const FREE_BYTES_MAX: usize = 8 * limits::CHUNK_BYTES_MAX;
 const FREE_MAX: usize = 64;
 
 impl Buffers {
-    /// A buffer of some length with any content: the smallest one that is large enough, or a new one. A new one takes the
-    /// place of an old one, so that what is kept follows what is needed.
+    /// A buffer of some length with unspecified contents: the smallest one that is large enough, or a new one. A new
+    /// one replaces an old one, so that the pool adapts to the lengths in use.
     pub(super) fn take(&mut self, len: usize) -> BytesMut {
         let fitting = self.free.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= len);
         match fitting.min_by_key(|(_, buffer)| buffer.capacity()).map(|(index, _)| index) {
@@ -81,7 +81,7 @@ impl Buffers {
         }
     }
 
-    /// Makes the register's own buffer, or another, one of some length with any content.
+    /// A buffer of some length with unspecified contents: that of the value if possible, or another one.
     pub(super) fn renew(&mut self, value: Value, len: usize) -> BytesMut {
         match value.try_private() {
             Ok(mut buffer) if buffer.capacity() >= len => {

@@ -1,4 +1,4 @@
-//! How many bytes a span has, by what is held of it.
+//! The byte lengths of spans in each form.
 
 use ronde_collectives::plan::{Form, Span};
 use ronde_wire::{Codec, DType, PluginWork};
@@ -12,12 +12,12 @@ pub(super) struct Sizes {
     encoded: Encoded,
 }
 
-/// How long encoded elements are.
+/// The length of encoded elements.
 #[derive(Clone, Copy, Debug)]
 enum Encoded {
-    /// So many bytes each.
+    /// This number of bytes per element.
     Each(usize),
-    /// At most so many bytes a span that is not empty.
+    /// At most this number of bytes per span that is not empty.
     AtMost(usize),
 }
 
@@ -38,7 +38,7 @@ impl Sizes {
         times(span, self.element_bytes)
     }
 
-    /// Bytes of a span's elements as the codec encodes them, or the most that they can be.
+    /// The most bytes of a span's encoded elements.
     pub(super) fn encoded(self, span: Span) -> usize {
         match self.encoded {
             Encoded::Each(bytes) => times(span, bytes),
@@ -46,7 +46,7 @@ impl Sizes {
         }
     }
 
-    /// Bytes of a span in some form that come from a member with so many ranks, or the most that they can be.
+    /// The most bytes of a span in some form from a member with this number of ranks.
     pub(super) fn of(self, form: Form, span: Span, ranks: usize) -> usize {
         match form {
             Form::Values => self.values(span),
@@ -56,7 +56,7 @@ impl Sizes {
         }
     }
 
-    /// Whether a span in some form can have so many bytes, where [`Self::of`] gives `bytes`.
+    /// Whether a span in some form can have `found` bytes, where [`Self::of`] returns `bytes`.
     pub(super) fn fits(self, form: Form, found: usize, bytes: usize) -> bool {
         match (form, self.encoded) {
             (Form::Encoded, Encoded::AtMost(_)) => found <= bytes,

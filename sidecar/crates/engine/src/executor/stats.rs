@@ -1,23 +1,23 @@
-//! Plain counters of an executor; whoever owns it reads and exports them.
+//! Counters of an executor.
 
-/// What an executor has done since it was made. Bytes are those of elements, without headers.
+/// Counters since an executor was created. Bytes are those of elements, without headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExecutorStats {
     /// Operations of which this lane's part was completed.
     pub operations_done: u64,
     /// Operations that failed here.
     pub operations_failed: u64,
-    /// Chunks given to the port, tokens included.
+    /// Chunks passed to the port, tokens included.
     pub chunks_sent: u64,
     /// Their data.
     pub sent_bytes: u64,
     /// Chunks that were sent on credit.
     pub chunks_sent_early: u64,
-    /// Chunks that came, tokens included.
+    /// Chunks received, tokens included.
     pub chunks_received: u64,
     /// Their data.
     pub received_bytes: u64,
-    /// Chunks that came before their operation was admitted.
+    /// Chunks that arrived before their operation was admitted.
     pub chunks_held: u64,
     /// Chunks of another epoch, or of an operation that failed or was withdrawn: dropped.
     pub chunks_dropped: u64,
@@ -33,13 +33,13 @@ pub struct ExecutorStats {
     pub measured_bytes: u64,
     /// Bytes of results that were written.
     pub published_bytes: u64,
-    /// Times that a private buffer had to be copied because somebody else still held it.
+    /// Copies of private buffers that a transport still held.
     pub copies: u64,
     /// The bytes of these.
     pub copied_bytes: u64,
 }
 
-/// Private memory of an executor at one moment, in bytes.
+/// Private memory of an executor, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrivateBytes {
     /// Registers of the strands in flight.

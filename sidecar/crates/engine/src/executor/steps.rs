@@ -1,4 +1,4 @@
-//! The registers of a strand, and what each step does to them.
+//! The registers of a strand, and the effect of each step on them.
 
 use std::ops::Range;
 
@@ -7,20 +7,20 @@ use ronde_collectives::kernels::Side;
 use ronde_collectives::plan::{Form, Register, Span, Step, Strand, Transfer};
 
 use super::Phase;
-use super::arithmetic::{Arithmetician, Operands, StepError, Workplace};
+use super::arithmetic::{Block, ElementOps, Operands, StepContext, StepError};
 use super::register::{Buffers, Value};
 use super::sizes::Sizes;
 use crate::plugins::Stage;
 
-/// As many registers as a strand names.
+/// The registers of a strand.
 #[derive(Debug)]
 pub(super) struct Registers {
     values: Vec<Value>,
-    /// How many of them hold one member's each where a step names the first.
+    /// The number of members: a step on all members names the first of so many registers.
     members: usize,
 }
 
-/// The kind of work that a step is.
+/// The kind of work of a step.
 pub(super) const fn phase(step: &Step) -> Phase {
     match step {
         Step::Contribute { .. } | Step::ContributeEach { .. } | Step::MeasureOwn { .. } => Phase::ReadInput,
@@ -34,9 +34,9 @@ pub(super) const fn phase(step: &Step) -> Phase {
     }
 }
 
-/// Where a step stands in its strand.
+/// The position of a step in its strand.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct StepPosition<'a> {
     pub(super) strand: &'a Strand,
     pub(super) round: usize,
     pub(super) step: usize,
@@ -56,7 +56,7 @@ impl Registers {
         self.values.iter().map(|value| value.bytes().len() as u64).sum()
     }
 
-    /// What a register holds, for sending; not copied. Measures that nobody has taken are zeros.
+    /// The value of a register for sending, without a copy. Empty measures are zeros.
     pub(super) fn share(&mut self, from: Register, form: Form, bytes: usize, sizes: Sizes) -> Result<Bytes, StepError> {
         let value = &mut self.values[index(from)];
         if form == Form::Measures && matches!(value, Value::Empty) {
@@ -70,12 +70,12 @@ impl Registers {
         }
     }
 
-    /// A register becomes what was received.
+    /// Stores received bytes in a register.
     pub(super) fn receive(&mut self, into: Register, data: Bytes, buffers: &mut Buffers) {
         buffers.give(std::mem::replace(&mut self.values[index(into)], Value::Shared(data)));
     }
 
-    /// Leaves all buffers to the next strand.
+    /// Returns all buffers to the pool.
     pub(super) fn clear(&mut self, buffers: &mut Buffers) {
         self.values.drain(..).for_each(|value| buffers.give(value));
     }
@@ -83,50 +83,50 @@ impl Registers {
     pub(super) fn perform(
         &mut self,
         step: Step,
-        place: Place<'_>,
-        arithmetician: &mut Arithmetician,
-        at: &mut Workplace<'_>,
+        position: StepPosition<'_>,
+        ops: &mut ElementOps,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         match step {
             Step::Contribute { into, span } => {
-                let mut buffer = self.renew(into, arithmetician.sizes.values(span), at.buffers);
-                arithmetician.contribute(span, &mut buffer, at)?;
+                let mut buffer = self.renew(into, ops.sizes.values(span), at.buffers);
+                ops.contribute(span, &mut buffer, at)?;
                 self.put(into, buffer);
             }
             Step::ContributeEach { into, span } => {
                 let ranks = at.admission.local_ranks.len();
-                let mut buffer = self.renew(into, arithmetician.sizes.of(Form::EachRank, span, ranks), at.buffers);
-                arithmetician.contribute_each(span, &mut buffer, at)?;
+                let mut buffer = self.renew(into, ops.sizes.of(Form::EachRank, span, ranks), at.buffers);
+                ops.contribute_each(span, &mut buffer, at)?;
                 self.put(into, buffer);
             }
             Step::Reduce { left, right, into, span } => {
-                self.reduce([left, right, into], span, place, arithmetician, at)?;
+                self.reduce([left, right, into], span, position, ops, at)?;
             }
             Step::ReduceN { first, into, span } => {
-                let mut buffer = self.renew(into, arithmetician.sizes.values(span), at.buffers);
-                arithmetician.reduce_n(self.of_members(first, into)?, span, &mut buffer, at)?;
+                let mut buffer = self.renew(into, ops.sizes.values(span), at.buffers);
+                ops.reduce_n(self.of_members(first, into)?, span, &mut buffer, at)?;
                 self.put(into, buffer);
             }
-            Step::Finish { register, span } => arithmetician.finish(span, self.at(register), at)?,
+            Step::Finish { register, span } => ops.finish(span, self.at(register), at)?,
             // Contributions are encoded in the first round of the plan for codecs, and results in the second.
             Step::Encode { register, span } => {
-                let stage = if place.round == 0 { Stage::Contribution } else { Stage::Result };
-                arithmetician.encode((span, stage), self.at(register), at)?;
+                let stage = if position.round == 0 { Stage::Contribution } else { Stage::Result };
+                ops.encode(Block { span, stage }, self.at(register), at)?;
             }
             Step::Decode { register, span } => {
-                let stage = if place.round <= 1 { Stage::Contribution } else { Stage::Result };
-                arithmetician.decode((span, stage), self.at(register), at)?;
+                let stage = if position.round <= 1 { Stage::Contribution } else { Stage::Result };
+                ops.decode(Block { span, stage }, self.at(register), at)?;
             }
-            Step::MeasureOwn { into, span } => arithmetician.measure_own(span, self.at(into), at)?,
+            Step::MeasureOwn { into, span } => ops.measure_own(span, self.at(into), at)?,
             Step::MeasureAll { first, into, span } => {
                 let mut measures = std::mem::take(self.at(into));
-                arithmetician.measure_all(self.of_members(first, into)?, span, &mut measures, at)?;
+                ops.measure_all(self.of_members(first, into)?, span, &mut measures, at)?;
                 *self.at(into) = measures;
             }
             Step::Conclude { first } => {
-                arithmetician.conclude(&self.values[range(first, self.members)], at)?;
+                ops.conclude(&self.values[range(first, self.members)], at)?;
             }
-            Step::Publish { from, span } => arithmetician.publish(span, self.at(from), at)?,
+            Step::Publish { from, span } => ops.publish(span, self.at(from), at)?,
         }
         Ok(())
     }
@@ -135,15 +135,15 @@ impl Registers {
         &mut self,
         [left, right, into]: [Register; 3],
         span: Span,
-        place: Place<'_>,
-        arithmetician: &Arithmetician,
-        at: &mut Workplace<'_>,
+        position: StepPosition<'_>,
+        ops: &ElementOps,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let (other, side) = if into == left { (right, Side::AccumulatorLeft) } else { (left, Side::AccumulatorRight) };
-        let other_is_free = || !is_read_after(place, other, self.members);
+        let other_is_free = || !is_read_after(position, other, self.members);
         let registers = self.values.get_disjoint_mut([into, other].map(index)).map_err(|_| StepError::SameRegister)?;
         let [into, other] = registers;
-        arithmetician.reduce(span, Operands { into, other, side, other_is_free: &other_is_free }, at)
+        ops.reduce(span, Operands { into, other, side, other_is_free: &other_is_free }, at)
     }
 
     fn at(&mut self, register: Register) -> &mut Value {
@@ -154,25 +154,25 @@ impl Registers {
         *self.at(into) = Value::Private(buffer);
     }
 
-    /// A buffer for what a register is to become; the register gives its own.
+    /// A buffer for the new value of a register; its old buffer is reused if possible.
     fn renew(&mut self, into: Register, bytes: usize, buffers: &mut Buffers) -> BytesMut {
         let old = std::mem::take(self.at(into));
         buffers.renew(old, bytes)
     }
 
-    /// All members' registers from one on, which a result must not be among.
+    /// All members' registers from `first` on, which must not include the result.
     fn of_members(&self, first: Register, into: Register) -> Result<&[Value], StepError> {
         let range = range(first, self.members);
         if range.contains(&index(into)) { Err(StepError::SameRegister) } else { Ok(&self.values[range]) }
     }
 }
 
-/// Whether a strand reads what a register holds now, behind a step of a round. A walk to the next mention: in every
-/// algorithm that is at most a round away.
-fn is_read_after(place: Place<'_>, register: Register, members: usize) -> bool {
-    let mut behind = place.step + 1;
-    for round in &place.strand.rounds[place.round..] {
-        for step in &round.steps[behind..] {
+/// Whether a strand reads the current value of a register after a step. It searches the next use of the register, which
+/// is at most a round away in every algorithm.
+fn is_read_after(position: StepPosition<'_>, register: Register, members: usize) -> bool {
+    let mut next_step = position.step + 1;
+    for round in &position.strand.rounds[position.round..] {
+        for step in &round.steps[next_step..] {
             if mentioned(step, members).iter().any(|range| range.contains(&index(register))) {
                 return !matches!(step, Step::Contribute { .. } | Step::ContributeEach { .. })
                     && !matches!(step, Step::ReduceN { into, .. } if *into == register);
@@ -182,7 +182,7 @@ fn is_read_after(place: Place<'_>, register: Register, members: usize) -> bool {
         if transfers.peek().is_some() {
             return transfers.any(|transfer| matches!(transfer, Transfer::Send { .. }));
         }
-        behind = 0;
+        next_step = 0;
     }
     false
 }

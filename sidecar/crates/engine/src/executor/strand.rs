@@ -1,4 +1,4 @@
-//! One strand in flight: its round, its registers, and what it still waits for.
+//! One running strand: its round, its registers, and the transfers that it waits for.
 
 use std::collections::BTreeMap;
 
@@ -7,32 +7,32 @@ use ronde_collectives::plan::{Form, Register, Span, Strand, Transfer};
 use ronde_wire::Member;
 
 use super::Phase;
-use super::arithmetic::{Arithmetician, StepError, Workplace};
+use super::arithmetic::{ElementOps, StepContext, StepError};
 use super::register::Buffers;
-use super::steps::{Place, Registers, phase};
+use super::steps::{Registers, StepPosition, phase};
 
-/// A strand between its start and the moment when its last round is over and everybody who must has taken it.
+/// A strand from its start until its last round is over and all awaited tokens have arrived.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct RunningStrand {
     pub(super) strand: u32,
     round: usize,
     step: usize,
     /// Whether the steps of the round are done and its transfers are listed below.
     posted: bool,
     registers: Registers,
-    unsent: Vec<Unsent>,
+    unsent: Vec<PendingSend>,
     unreceived: Vec<(Member, Register)>,
     /// Chunks of the round that the port has not reported as sent.
     unreported: u32,
-    /// Members who have not yet said that they took this strand.
-    pub(super) takers: Vec<Member>,
+    /// Members whose token for this strand has not arrived.
+    pub(super) awaited_tokens: Vec<Member>,
     /// Whether all rounds are over.
     pub(super) over: bool,
 }
 
-/// A transfer of the round that has not left.
+/// A send of the round that is not done.
 #[derive(Clone, Copy, Debug)]
-struct Unsent {
+struct PendingSend {
     to: Member,
     from: Register,
     span: Span,
@@ -47,11 +47,11 @@ pub(super) struct Outgoing {
     pub(super) data: Bytes,
 }
 
-/// What became of an attempt to go on.
-pub(super) enum Progress {
+/// The progress of a strand.
+pub(super) enum StrandProgress {
     /// Nothing can be done now.
     Idle,
-    /// A step was done.
+    /// A step was performed.
     Worked(Phase),
     /// A chunk is to be sent.
     Send(Outgoing),
@@ -59,16 +59,16 @@ pub(super) enum Progress {
     Over,
 }
 
-/// Everything around a strand that it needs to go on.
-pub(super) struct Surroundings<'a> {
-    pub(super) workplace: Workplace<'a>,
-    pub(super) arithmetician: &'a mut Arithmetician,
+/// The context of a running strand.
+pub(super) struct StrandContext<'a> {
+    pub(super) cx: StepContext<'a>,
+    pub(super) ops: &'a mut ElementOps,
     pub(super) parked: &'a mut Parked,
 }
 
-impl Run {
-    /// The run of a strand by its number and its content, among so many members.
-    pub(super) fn new((number, strand): (u32, &Strand), members: usize, takers: Vec<Member>) -> Self {
+impl RunningStrand {
+    /// Starts a strand, with its number and the number of members.
+    pub(super) fn new(number: u32, strand: &Strand, members: usize, awaited_tokens: Vec<Member>) -> Self {
         Self {
             strand: number,
             round: 0,
@@ -78,44 +78,44 @@ impl Run {
             unsent: Vec::new(),
             unreceived: Vec::new(),
             unreported: 0,
-            takers,
+            awaited_tokens,
             over: false,
         }
     }
 
-    /// Does one step, sends one chunk, or goes on to where that is possible. `may_send` says whether a chunk of so many
-    /// bytes may be sent to a member now.
+    /// Performs one step or sends one chunk, after advancing to the next round where possible. `may_send` decides
+    /// whether a chunk of this number of bytes may be sent to a member now.
     pub(super) fn advance(
         &mut self,
-        around: &mut Surroundings<'_>,
+        strand_cx: &mut StrandContext<'_>,
         may_send: &mut dyn FnMut(Member, usize) -> bool,
-    ) -> Result<Progress, StepError> {
+    ) -> Result<StrandProgress, StepError> {
         if self.over {
-            return Ok(Progress::Idle);
+            return Ok(StrandProgress::Idle);
         }
-        let strand = &around.workplace.admission.plan.strands[self.strand as usize];
+        let strand = &strand_cx.cx.admission.plan.strands[self.strand as usize];
         while let Some(round) = strand.rounds.get(self.round) {
             if let Some(step) = round.steps.get(self.step) {
-                let place = Place { strand, round: self.round, step: self.step };
-                self.registers.perform(*step, place, around.arithmetician, &mut around.workplace)?;
+                let position = StepPosition { strand, round: self.round, step: self.step };
+                self.registers.perform(*step, position, strand_cx.ops, &mut strand_cx.cx)?;
                 self.step += 1;
-                return Ok(Progress::Worked(phase(step)));
+                return Ok(StrandProgress::Worked(phase(step)));
             }
             if !self.posted {
                 self.post(&round.transfers);
             }
-            self.receive(around.parked, around.workplace.buffers);
-            if let Some(outgoing) = self.send(around, may_send)? {
-                return Ok(Progress::Send(outgoing));
+            self.receive(strand_cx.parked, strand_cx.cx.buffers);
+            if let Some(outgoing) = self.send(strand_cx, may_send)? {
+                return Ok(StrandProgress::Send(outgoing));
             }
             if !(self.unsent.is_empty() && self.unreceived.is_empty() && self.unreported == 0) {
-                return Ok(Progress::Idle);
+                return Ok(StrandProgress::Idle);
             }
             (self.round, self.step, self.posted) = (self.round + 1, 0, false);
         }
         self.over = true;
-        self.registers.clear(around.workplace.buffers);
-        Ok(Progress::Over)
+        self.registers.clear(strand_cx.cx.buffers);
+        Ok(StrandProgress::Over)
     }
 
     /// A chunk of the current round has left the port's queue.
@@ -123,7 +123,7 @@ impl Run {
         self.unreported = self.unreported.saturating_sub(1);
     }
 
-    /// Whether a chunk of a round is behind this strand: it came before.
+    /// Whether the chunk of a member in a round was received already.
     pub(super) fn has_received(&self, round: usize, from: Member) -> bool {
         let pending = self.unreceived.iter().any(|(member, _)| *member == from);
         round < self.round || self.over || (round == self.round && self.posted && !pending)
@@ -137,7 +137,7 @@ impl Run {
         self.posted = true;
         for transfer in transfers {
             match *transfer {
-                Transfer::Send { to, from, span, form } => self.unsent.push(Unsent { to, from, span, form }),
+                Transfer::Send { to, from, span, form } => self.unsent.push(PendingSend { to, from, span, form }),
                 Transfer::Receive { from, into, .. } => self.unreceived.push((from, into)),
             }
         }
@@ -154,28 +154,28 @@ impl Run {
 
     fn send(
         &mut self,
-        around: &Surroundings<'_>,
+        strand_cx: &StrandContext<'_>,
         may_send: &mut dyn FnMut(Member, usize) -> bool,
     ) -> Result<Option<Outgoing>, StepError> {
-        let ranks = around.workplace.admission.local_ranks.len();
-        let bytes_of = |unsent: &Unsent| around.arithmetician.sizes.of(unsent.form, unsent.span, ranks);
+        let ranks = strand_cx.cx.admission.local_ranks.len();
+        let bytes_of = |unsent: &PendingSend| strand_cx.ops.sizes.of(unsent.form, unsent.span, ranks);
         let Some(index) = self.unsent.iter().position(|unsent| may_send(unsent.to, bytes_of(unsent))) else {
             return Ok(None);
         };
         let unsent = self.unsent.remove(index);
-        let data = self.registers.share(unsent.from, unsent.form, bytes_of(&unsent), around.arithmetician.sizes)?;
+        let data = self.registers.share(unsent.from, unsent.form, bytes_of(&unsent), strand_cx.ops.sizes)?;
         self.unreported += 1;
         let round = u32::try_from(self.round).expect("a plan's rounds are counted in 32 bits on the wire");
         Ok(Some(Outgoing { to: unsent.to, round, span: unsent.span, data }))
     }
 }
 
-/// Chunks that came before their round.
+/// Chunks that arrived before their round.
 #[derive(Debug, Default)]
 pub(super) struct Parked {
     /// By strand and sender, with their rounds; never an empty list.
     chunks: BTreeMap<(u32, Member), Vec<(usize, Bytes)>>,
-    /// How many of these lists each sender has.
+    /// The number of these lists of each sender.
     strands: BTreeMap<Member, usize>,
     bytes: u64,
 }
@@ -185,7 +185,7 @@ impl Parked {
         self.chunks.get(&(strand, from)).is_some_and(|chunks| chunks.iter().any(|(r, _)| *r == round))
     }
 
-    /// Of how many strands chunks of a member are parked, once one of `strand` is added.
+    /// The number of strands with parked chunks of a member, once one of `strand` is added.
     pub(super) fn strands_with(&self, from: Member, strand: u32) -> usize {
         let parked = self.strands.get(&from).copied().unwrap_or(0);
         parked + usize::from(!self.chunks.contains_key(&(strand, from)))

@@ -1,16 +1,16 @@
-//! What a peer can do wrong on a lane. Always the peer's fault: the caller closes the link.
+//! Protocol violations on a lane. They are always the peer's fault: the caller closes the link.
 
 use ronde_wire::{Lane, Seq};
 
 /// A chunk or token that no correct peer sends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// The chunk names another lane than the one it came on.
+    /// The chunk names another lane than the one it arrived on.
     #[error("a chunk of {seq} names {found}, but came on {lane}")]
     Lane {
         /// The operation.
         seq: Seq,
-        /// The lane it came on.
+        /// The lane it arrived on.
         lane: Lane,
         /// The lane it names.
         found: Lane,
@@ -25,10 +25,10 @@ pub enum Violation {
         /// The round it names.
         round: u32,
     },
-    /// The span is not the plan's, or the data are not as long as the span.
+    /// The span differs from the plan, or the data differ in length from the span.
     #[error(
         "a chunk of {seq}, strand {strand}, round {round}, holds {bytes} bytes for elements {start} and {len} on, \
-         which is not what the plan says"
+         which differs from the plan"
     )]
     Span {
         /// The operation.
@@ -44,7 +44,7 @@ pub enum Violation {
         /// How many bytes it holds.
         bytes: usize,
     },
-    /// The same transfer came before.
+    /// The same transfer arrived before.
     #[error("the chunk of {seq}, strand {strand}, round {round}, came twice")]
     Duplicate {
         /// The operation.
@@ -54,7 +54,7 @@ pub enum Violation {
         /// The round it names.
         round: u32,
     },
-    /// The operation is over here, or the peer has no part in it; none of a schedule that was withdrawn.
+    /// The operation is over here, or the peer takes no part in it. Not reported for a withdrawn schedule.
     #[error("a chunk of {seq} came, which is over on this lane or was never performed here")]
     Over {
         /// The operation.
@@ -69,11 +69,11 @@ pub enum Violation {
     /// More was sent on credit than was granted.
     #[error("{held_bytes} bytes are held for this peer; {more_bytes} more exceed its credit of {granted_bytes}")]
     Credit {
-        /// Bytes that are held already.
+        /// Bytes already held.
         held_bytes: u64,
-        /// Bytes that came.
+        /// Bytes of the new chunk.
         more_bytes: u64,
-        /// What the hello granted.
+        /// The credit from the hello.
         granted_bytes: u64,
     },
     /// The peer is further ahead than the windows of a plan allow.

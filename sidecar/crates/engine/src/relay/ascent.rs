@@ -1,14 +1,14 @@
-//! Towards the coordinator.
+//! Messages towards the coordinator.
 
 use ronde_wire::limits::{ENCLOSED_BYTES_MAX, REASON_BYTES_MAX};
-use ronde_wire::{Ascent, Control, Enclosed, Epoch, Seq, SidecarIndex};
+use ronde_wire::{Ascent, Control, Enclosed, Epoch, OpId, Seq, SidecarIndex};
 
-use super::{Arrival, Outlet, Relay, Way, is_for_one_link};
+use super::{Path, Relay, RelayEvent, RelayOutput, is_for_one_link};
 
 impl Relay {
-    /// Sends what has collected. Called when all messages at hand are handled, so that what came together goes together.
-    pub(crate) fn flush(&mut self, out: &mut Outlet<'_>) {
-        let (Some(parent), Way::Up(generation)) = (self.parent(), self.way) else { return };
+    /// Sends the collected items. Called when all pending messages are handled, so that items share frames.
+    pub(crate) fn flush(&mut self, out: &mut RelayOutput<'_>) {
+        let (Some(parent), Path::Up(generation)) = (self.parent(), self.path) else { return };
         let (mut batch, mut bytes) = (Vec::new(), 0);
         for ascent in std::mem::take(&mut self.ascents) {
             let size = frame_bytes(&ascent);
@@ -32,29 +32,30 @@ impl Relay {
 
     pub(super) fn ascend(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut RelayOutput<'_>,
         child: SidecarIndex,
         generation: u64,
         ascents: Vec<Ascent>,
-    ) -> Result<Vec<Arrival>, String> {
+    ) -> Result<Vec<RelayEvent>, String> {
         if self.children.get(&child).and_then(|link| link.generation) != Some(generation) {
             out.stats.stale_frames += 1;
             return Ok(Vec::new());
         }
         ascents.iter().try_for_each(|ascent| self.check(child, ascent))?;
-        let mut arrivals = Vec::new();
+        let mut events = Vec::new();
         for ascent in ascents {
             if self.parent().is_some() {
                 out.stats.relayed += 1;
                 self.ascents.push(ascent);
             } else {
-                arrivals.extend(self.arrive(out, ascent));
+                events.extend(self.receive_ascent(out, ascent));
             }
         }
-        Ok(arrivals)
+        Ok(events)
     }
 
-    /// Whether a child may bring this: it speaks for those below it, and for itself where nobody hears it directly.
+    /// Checks that a child may send this item: it relays for sidecars below it, and, unless this is the coordinator,
+    /// for itself.
     fn check(&self, child: SidecarIndex, ascent: &Ascent) -> Result<(), String> {
         let (about, itself) = match ascent {
             Ascent::Message { origin, .. } => (*origin, self.parent().is_some()),
@@ -63,7 +64,7 @@ impl Relay {
         };
         let below = self.tree.branch(child).is_some_and(|branch| branch.all.contains(about));
         if !below || about == child && !itself {
-            return Err(format!("speaks for {about}, which is not below it on the tree"));
+            return Err(format!("sends a message for {about}, which is not below it in the tree"));
         }
         match ascent {
             Ascent::Lost { reason, .. } if reason.len() > REASON_BYTES_MAX => {
@@ -73,21 +74,22 @@ impl Relay {
         }
     }
 
-    /// At the coordinator.
-    fn arrive(&mut self, out: &mut Outlet<'_>, ascent: Ascent) -> Vec<Arrival> {
+    /// Handles an item at the coordinator.
+    fn receive_ascent(&mut self, out: &mut RelayOutput<'_>, ascent: Ascent) -> Vec<RelayEvent> {
         match ascent {
             Ascent::Joined { sidecar, generation, lanes } => {
-                // Its parent says so before it joins anew; when that was lost, it is known by now.
-                let mut arrivals = self.lost(sidecar, super::RENEWED.to_owned());
+                // Its parent reports the loss before the sidecar joins again; if that report was lost, this replaces
+                // it.
+                let mut events = self.lost(sidecar, super::RENEWED.to_owned());
                 self.joined.insert(sidecar);
                 self.send_down(
                     out,
                     &[sidecar].into_iter().collect(),
-                    (self.epoch, Seq(0)),
+                    OpId { epoch: self.epoch, seq: Seq(0) },
                     &Control::Welcome { sidecar, generation },
                 );
-                arrivals.push(Arrival::Up { peer: sidecar, lanes });
-                arrivals
+                events.push(RelayEvent::Up { peer: sidecar, lanes });
+                events
             }
             Ascent::Lost { sidecar, reason } => self.lost(sidecar, reason),
             Ascent::Message { origin, .. } if !self.joined.contains(origin) => {
@@ -96,22 +98,22 @@ impl Relay {
             }
             Ascent::Message { origin, epoch, seq, message } => vec![match message.open() {
                 Ok(message) if is_for_one_link(&message) => {
-                    let what = "sends the coordinator what is for one link only".to_owned();
-                    Arrival::Violation { peer: origin, what }
+                    let what = "sends the coordinator a message that is valid on one link only".to_owned();
+                    RelayEvent::Violation { peer: origin, what }
                 }
-                Ok(message) => Arrival::Message { from: origin, epoch, seq, message },
-                Err(error) => Arrival::Violation { peer: origin, what: format!("sends {error}") },
+                Ok(message) => RelayEvent::Message { from: origin, id: OpId { epoch, seq }, message },
+                Err(error) => RelayEvent::Violation { peer: origin, what: format!("sends {error}") },
             }],
         }
     }
 
-    fn lost(&mut self, culprit: SidecarIndex, reason: String) -> Vec<Arrival> {
+    fn lost(&mut self, culprit: SidecarIndex, reason: String) -> Vec<RelayEvent> {
         let peers = self.take_joined(culprit);
-        if peers.is_empty() { Vec::new() } else { vec![Arrival::Down { peers, culprit, reason }] }
+        if peers.is_empty() { Vec::new() } else { vec![RelayEvent::Down { peers, culprit, reason }] }
     }
 }
 
-/// An upper bound.
+/// An upper bound of the encoded length.
 fn frame_bytes(ascent: &Ascent) -> usize {
     let content = match ascent {
         Ascent::Message { message, .. } => message.bytes(),

@@ -1,16 +1,16 @@
-//! From the coordinator.
+//! Messages from the coordinator.
 
-use ronde_wire::{Ascent, Control, Enclosed, Epoch, Seq, SidecarIndex, SidecarSet};
+use ronde_wire::{Ascent, Control, Enclosed, Epoch, OpId, Seq, SidecarIndex, SidecarSet};
 
-use super::{Arrival, Outlet, Relay, Way, is_for_one_link};
+use super::{Path, Relay, RelayEvent, RelayOutput, is_for_one_link};
 
 impl Relay {
-    /// The coordinator says something to others: one frame for each branch, however many are meant.
+    /// At the coordinator: sends a message to other sidecars, in one frame per branch.
     pub(crate) fn send_down(
         &self,
-        out: &mut Outlet<'_>,
+        out: &mut RelayOutput<'_>,
         to: &SidecarSet,
-        (epoch, seq): (Epoch, Seq),
+        OpId { epoch, seq }: OpId,
         message: &Control,
     ) {
         let mut enclosed = None;
@@ -29,28 +29,28 @@ impl Relay {
         }
     }
 
-    /// At the coordinator: has the link to a sidecar closed that is nobody's neighbour here.
-    pub(crate) fn expel(&mut self, out: &mut Outlet<'_>, sidecar: SidecarIndex, reason: &str) -> Vec<Arrival> {
+    /// At the coordinator: requests that the parent of a sidecar closes its link.
+    pub(crate) fn expel(&mut self, out: &mut RelayOutput<'_>, sidecar: SidecarIndex, reason: &str) -> Vec<RelayEvent> {
         let Some(parent) = self.tree.parent_of(sidecar) else { return Vec::new() };
         let reason = super::cut(reason);
         let expel = Control::Expel { sidecar, reason: reason.clone() };
-        self.send_down(out, &[parent].into_iter().collect(), (self.epoch, Seq(0)), &expel);
-        vec![Arrival::Down { peers: self.take_joined(sidecar), culprit: sidecar, reason }]
+        self.send_down(out, &[parent].into_iter().collect(), OpId { epoch: self.epoch, seq: Seq(0) }, &expel);
+        vec![RelayEvent::Down { peers: self.take_joined(sidecar), culprit: sidecar, reason }]
     }
 
     pub(super) fn descend(
         &mut self,
-        out: &mut Outlet<'_>,
-        (epoch, seq): (Epoch, Seq),
+        out: &mut RelayOutput<'_>,
+        id: OpId,
         to: Option<SidecarSet>,
         message: &Enclosed,
-    ) -> Result<Vec<Arrival>, String> {
-        self.epoch = epoch;
+    ) -> Result<Vec<RelayEvent>, String> {
+        self.epoch = id.epoch;
         let mut here = *self.tree.below();
         here.insert(self.me);
         let to = to.unwrap_or(here);
         if !to.is_within(&here) {
-            return Err("passes on what is for sidecars in other places of the tree".to_owned());
+            return Err("relays a message for sidecars elsewhere in the tree".to_owned());
         }
         for branch in self.tree.branches() {
             let meant = branch.all.and(&to);
@@ -58,72 +58,72 @@ impl Relay {
             if open && !meant.is_empty() {
                 out.stats.relayed += 1;
                 let to = (meant != branch.all).then_some(meant);
-                out.send(branch.child, epoch, seq, Control::Descending { to, message: message.clone() });
+                out.send(branch.child, id.epoch, id.seq, Control::Descending { to, message: message.clone() });
             }
         }
         if !to.contains(self.me) {
             return Ok(Vec::new());
         }
-        let message = message.open().map_err(|error| format!("passes on {error}"))?;
-        self.hear(out, (epoch, seq), message)
+        let message = message.open().map_err(|error| format!("relays {error}"))?;
+        self.receive_from_coordinator(out, id, message)
     }
 
-    pub(super) fn path_up(&mut self, out: &mut Outlet<'_>, epoch: Epoch, generation: u64) -> Vec<Arrival> {
+    pub(super) fn path_up(&mut self, out: &mut RelayOutput<'_>, epoch: Epoch, generation: u64) -> Vec<RelayEvent> {
         let Some(parent) = self.parent() else { return Vec::new() };
-        let arrivals = self.lose_way(out, parent, super::RENEWED);
+        let events = self.lose_path(out, parent, super::RENEWED);
         self.epoch = epoch;
         if self.is_deep() {
-            self.way = Way::Joining(generation);
+            self.path = Path::Joining(generation);
             let joined = Ascent::Joined { sidecar: self.me, generation, lanes: self.lanes };
             let ascents = vec![joined];
             out.send(parent, Epoch(0), Seq(0), Control::Ascending { generation, ascents });
         } else {
-            self.way = Way::Up(generation);
+            self.path = Path::Up(generation);
             self.open_branches(out);
         }
-        arrivals
+        events
     }
 
     pub(super) fn path_down(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut RelayOutput<'_>,
         culprit: SidecarIndex,
         reason: &str,
-    ) -> Result<Vec<Arrival>, String> {
+    ) -> Result<Vec<RelayEvent>, String> {
         if !self.tree.is_above(culprit) {
-            return Err(format!(
-                "puts the loss of the coordinator down to {culprit}, which is not above it on the tree"
-            ));
+            return Err(format!("blames the loss of the coordinator on {culprit}, which is not above it in the tree"));
         }
-        Ok(self.lose_way(out, culprit, reason))
+        Ok(self.lose_path(out, culprit, reason))
     }
 
-    /// A message of the coordinator for this sidecar.
-    pub(super) fn hear(
+    /// Handles a message of the coordinator for this sidecar.
+    pub(super) fn receive_from_coordinator(
         &mut self,
-        out: &mut Outlet<'_>,
-        (epoch, seq): (Epoch, Seq),
+        out: &mut RelayOutput<'_>,
+        id: OpId,
         message: Control,
-    ) -> Result<Vec<Arrival>, String> {
+    ) -> Result<Vec<RelayEvent>, String> {
         match (message, self.tree.root()) {
             (Control::Welcome { sidecar, generation }, Some(peer)) => {
-                if sidecar != self.me || self.way != Way::Joining(generation) {
+                if sidecar != self.me || self.path != Path::Joining(generation) {
                     out.stats.stale_frames += 1;
                     return Ok(Vec::new());
                 }
-                self.way = Way::Up(generation);
+                self.path = Path::Up(generation);
                 self.open_branches(out);
-                Ok(vec![Arrival::Up { peer, lanes: 0 }])
+                Ok(vec![RelayEvent::Up { peer, lanes: 0 }])
             }
-            (message, _) if is_for_one_link(&message) => Err("passes on what is for one link only".to_owned()),
+            (message, _) if is_for_one_link(&message) => {
+                Err("relays a message that is valid on one link only".to_owned())
+            }
             _ if !self.is_joined() => {
                 out.stats.stale_frames += 1;
                 Ok(Vec::new())
             }
             (Control::Expel { sidecar, reason }, _) if self.children.contains_key(&sidecar) => {
-                Ok(vec![Arrival::Expel { child: sidecar, reason }])
+                Ok(vec![RelayEvent::Expel { child: sidecar, reason }])
             }
-            (message, Some(from)) => Ok(vec![Arrival::Message { from, epoch, seq, message }]),
+            (message, Some(from)) => Ok(vec![RelayEvent::Message { from, id, message }]),
             (_, None) => Ok(Vec::new()),
         }
     }

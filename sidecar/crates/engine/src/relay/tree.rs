@@ -1,9 +1,9 @@
-//! The tree of control links: who joins whom to the coordinator.
+//! The shape of the tree of control links.
 
 use ronde_wire::{SidecarIndex, SidecarSet};
 
-/// The tree as one sidecar sees it. The coordinator has position 0, the others follow by ascending index; below the
-/// sidecar at position `p` are those at `p * fan_out + 1` to `p * fan_out + fan_out`.
+/// The tree from the position of one sidecar. The coordinator has position 0, the others follow by ascending index;
+/// below the sidecar at position `p` are those at `p * fan_out + 1` to `p * fan_out + fan_out`.
 #[derive(Debug)]
 pub(crate) struct Tree {
     fan_out: usize,
@@ -13,22 +13,22 @@ pub(crate) struct Tree {
     /// From the parent to the coordinator.
     ancestors: Vec<SidecarIndex>,
     branches: Vec<Branch>,
-    /// Those below.
+    /// All sidecars below.
     below: SidecarSet,
 }
 
-/// A child and what hangs on it.
+/// A child with the sidecars below it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Branch {
     pub(crate) child: SidecarIndex,
-    /// The child and those below it.
+    /// The child and all sidecars below it.
     pub(crate) all: SidecarSet,
-    /// Whether there are any below it.
+    /// Whether there are sidecars below it.
     pub(crate) relays: bool,
 }
 
 impl Tree {
-    /// Of sidecars by ascending index, which the coordinator is one of.
+    /// The tree of sidecars in ascending order, one of which is the coordinator.
     pub(crate) fn new(sidecars: &[SidecarIndex], coordinator: SidecarIndex, me: SidecarIndex, fan_out: usize) -> Self {
         let others = sidecars.iter().copied().filter(|sidecar| *sidecar != coordinator);
         let order: Vec<SidecarIndex> = std::iter::once(coordinator).chain(others).collect();
@@ -79,7 +79,7 @@ impl Tree {
         self.branches.iter().find(|branch| branch.child == child)
     }
 
-    /// All below this sidecar.
+    /// All sidecars below this one.
     pub(crate) fn below(&self) -> &SidecarSet {
         &self.below
     }
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_hangs_on_one_parent_and_nobody_on_many() {
+    fn every_sidecar_has_one_parent_and_few_ancestors() {
         let count = u32::try_from(SIDECARS_MAX).expect("fits");
         let trees: Vec<Tree> = (0..count).map(|me| tree(count, 17, me, CONTROL_FAN_OUT)).collect();
         let mut parents = 0;

@@ -323,7 +323,11 @@ mod tests {
             "rank 2 on host beta was ended by signal 11 (SIGSEGV)\nits last call was allreduce 'grad' at train.py:88\nlast lines of its stderr:\n  Traceback\n  ValueError"
         );
         assert_eq!(failure.exit_code(), 139);
-        assert!(worker(Status::Signal(9)).to_string().contains("(SIGKILL); unless somebody sent it, memory ran out"));
+        assert!(
+            worker(Status::Signal(9))
+                .to_string()
+                .contains("(SIGKILL); unless somebody sent that signal, the host ran out of memory")
+        );
         let starved = worker(Status::OutOfMemory);
         assert!(starved.to_string().contains("on host beta was killed by the out-of-memory killer; give"), "{starved}");
         assert_eq!(starved.exit_code(), 137);

@@ -1,9 +1,8 @@
-//! The coordinator's negotiation: from announcements to orders and rejections. Everything here belongs to one epoch.
+//! The coordinator's negotiation of one epoch: from announcements to orders and rejections.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{
     AnySource, Cause, Collective, Control, Epoch, Failure, Group, Pair, Rank, Request, Seq, SetId, SidecarIndex,
@@ -13,20 +12,20 @@ use ronde_wire::{
 use super::groups::{Groups, Overflow, Ready, USES_MAX};
 use super::matching::Matching;
 use super::mismatch;
-use super::negotiation::{Announced, Complete, Negotiation, Void, Voided};
+use super::negotiation::{Announced, Complete, Negotiation, Void, VoidCause, Voided};
 use super::ordering::{Ordering, ready_tensor};
-use super::request_cache::Remembered;
-use super::roster::Roster;
+use super::process_sets::ProcessSets;
+use super::request_cache::RequestCaches;
 use super::scheduling::Scheduling;
 use super::{Violation, check_served};
 use crate::engine::shared::context::Context;
 use crate::engine::shared::sets::SetView;
-use crate::engine::shared::{POISONED_MAX, RankContributions, RankRequests, TensorKey};
+use crate::engine::shared::{POISONED_MAX, RankContributions, RankRequests, Submission, TensorKey};
 use crate::engine::shared::{eager, validation, wording};
 use crate::event::Time;
 use crate::trace::{Trace, operation};
 
-/// See the module's text.
+/// The negotiation of one epoch.
 #[derive(Debug, Default)]
 pub(crate) struct Agreement {
     pub(super) epoch: Epoch,
@@ -34,25 +33,25 @@ pub(crate) struct Agreement {
     pub(super) matching: Matching,
     pub(super) ordering: Ordering,
     pub(super) groups: Groups,
-    pub(super) roster: Roster,
+    pub(super) process_sets: ProcessSets,
     /// Ranks that have joined.
     pub(super) joined: BTreeSet<Rank>,
     last_joined: Rank,
-    remembered: Remembered,
+    request_caches: RequestCaches,
     pub(super) scheduling: Scheduling,
-    /// What the epoch has to end with.
+    /// The failure that has to end the epoch.
     fatal: Option<Failure>,
     /// The rank whose announcement completed the newest round, and for how many microseconds the others had waited.
     last_to_be_ready: Option<(Rank, u64)>,
 }
 
 impl Agreement {
-    /// A new epoch, or none.
+    /// Starts a new epoch, or none.
     pub(crate) fn reset(&mut self, epoch: Epoch) {
         *self = Self { epoch, ..Self::default() };
     }
 
-    /// One announcement of a sidecar.
+    /// Handles one announcement of a sidecar.
     ///
     /// # Errors
     /// How it breaks the protocol.
@@ -64,129 +63,132 @@ impl Agreement {
     ) -> Result<(), Violation> {
         check_served(cx, from, &[rank])?;
         if self.scheduling.is_busy() {
-            // Said before the sender heard of the schedule; it will say so again.
+            // Sent before the sender received the schedule; it will be sent again.
             return match intent {
-                Intent::Remember { slot, request } => self.remembered.remember(from, slot, &request),
+                Intent::Remember { slot, request } => self.request_caches.insert(from, slot, &request),
                 _ => Ok(()),
             };
         }
         match intent {
-            Intent::Ready(request) => self.ready(cx, (from, rank), (request, contribution)),
+            Intent::Ready(request) => self.ready(cx, from, rank, Submission { what: request, contribution }),
             Intent::Remember { slot, request } => {
-                self.remembered.remember(from, slot, &request)?;
-                self.ready(cx, (from, rank), (request, contribution))
+                self.request_caches.insert(from, slot, &request)?;
+                self.ready(cx, from, rank, Submission { what: request, contribution })
             }
             Intent::Again { slot } => {
-                let request = self.remembered.recall(from, slot)?;
-                self.ready(cx, (from, rank), (request, contribution))
+                let request = self.request_caches.get(from, slot)?;
+                self.ready(cx, from, rank, Submission { what: request, contribution })
             }
             Intent::Void { set, name, failure, group } => {
-                let Some(view) = self.scope(cx, from, rank, (set, &name))? else { return Ok(()) };
+                let Some(view) = self.scope(cx, from, rank, set, &name)? else { return Ok(()) };
                 if AnySource::of_receive(&name).is_some() {
                     self.withdraw_receive(cx, set, &name, &failure);
                     return Ok(());
                 }
-                let key = (set, name);
-                self.void(cx, &view, (rank, &key), (&failure, group));
-                self.match_message(cx, set, &key.1);
+                let key = TensorKey { set, name };
+                self.void(cx, &view, rank, &key, &failure, group);
+                self.match_message(cx, set, &key.name);
                 Ok(())
             }
         }
     }
 
-    /// What the epoch has to end with, if anything.
+    /// Takes the failure that has to end the epoch, if there is one.
     pub(crate) fn take_fatal(&mut self) -> Option<Failure> {
         self.fatal.take()
     }
 
-    /// The rank that all others have waited for, after an announcement that completed a round, and for how many
-    /// microseconds.
+    /// Takes the rank whose announcement completed the last round, and for how many microseconds the others waited.
     pub(crate) fn take_last_to_be_ready(&mut self) -> Option<(Rank, u64)> {
         self.last_to_be_ready.take()
     }
 
-    /// A sidecar has heard that a set is gone.
+    /// A sidecar acknowledges that a set is removed.
     ///
     /// # Errors
-    /// When it was not told.
+    /// When the set was not removed.
     pub(crate) fn forgotten(&mut self, from: SidecarIndex, set: SetId) -> Result<(), Violation> {
-        self.roster.forgotten(from, set)
+        self.process_sets.forgotten(from, set)
     }
 
-    /// Those who agree about a name; `None` when its set is gone, which the sender has yet to hear.
+    /// The ranks that negotiate a name; `None` when its set is removed and the sender has not acknowledged it.
     pub(super) fn scope(
         &self,
         cx: &mut Context,
         from: SidecarIndex,
         rank: Rank,
-        (set, name): (SetId, &TensorName),
+        set: SetId,
+        name: &TensorName,
     ) -> Result<Option<Arc<SetView>>, Violation> {
-        match self.roster.sets.scope(cx, set, name) {
-            _ if self.roster.is_leaving(from, set) => Ok(None),
+        match self.process_sets.sets.scope(cx, set, name) {
+            _ if self.process_sets.is_leaving(from, set) => Ok(None),
             Some(view) if view.contains(rank) => Ok(Some(view)),
-            Some(_) => Err(format!("speaks for {rank} about {name} in {set}, which it has no part in")),
-            None => Err(format!("speaks of tensor {name} of {set}, which does not exist")),
+            Some(_) => Err(format!("announces {name} in {set} for {rank}, which takes no part in it")),
+            None => Err(format!("announces tensor {name} of {set}, which does not exist")),
         }
     }
 
     fn ready(
         &mut self,
         cx: &mut Context,
-        (from, rank): (SidecarIndex, Rank),
-        (request, contribution): (Request, Bytes),
+        from: SidecarIndex,
+        rank: Rank,
+        submission: Submission,
     ) -> Result<(), Violation> {
-        if matches!(request.collective, Collective::RecvAny { .. }) {
-            return self.receive_any(cx, (from, rank), request);
+        let what = &submission.what;
+        if matches!(what.collective, Collective::RecvAny { .. }) {
+            return self.receive_any(cx, from, rank, submission.what);
         }
-        let key: TensorKey = (request.set, request.name.clone());
-        let Some(view) = self.scope(cx, from, rank, (key.0, &key.1))? else { return Ok(()) };
-        if request.collective.pair(rank) != Pair::of_message(&key.1).map(|(pair, _)| pair) {
-            return Err(format!("announces {} of {rank} as {}", request.collective.name(), key.1));
+        let key = TensorKey::of(what);
+        let Some(view) = self.scope(cx, from, rank, key.set, &key.name)? else { return Ok(()) };
+        if what.collective.pair(rank) != Pair::of_message(&key.name).map(|(pair, _)| pair) {
+            return Err(format!("announces {} of {rank} as {}", what.collective.name(), key.name));
         }
         let (given, due) =
-            (contribution.len(), eager::contribution_bytes(&view, rank, &request, cx.config.eager_bytes));
+            (submission.contribution.len(), eager::contribution_bytes(&view, rank, what, cx.config.eager_bytes));
         if given != due.unwrap_or(0) {
             return Err(format!(
                 "sends {given} bytes along with tensor {} of {}, not {}",
-                key.1,
-                key.0,
+                key.name,
+                key.set,
                 due.unwrap_or(0)
             ));
         }
-        let joins = request.collective == Collective::Join && key.0 == SetId::WORLD;
-        let what = operation(&request.collective);
-        match self.negotiation.announce(cx.now, &view, rank, (request, contribution)) {
+        let joins = what.collective == Collective::Join && key.set == SetId::WORLD;
+        let operation = operation(&what.collective);
+        match self.negotiation.announce(cx.now, &view, rank, submission) {
             Announced::Open => {
-                cx.traces.note(|| Trace::Ready { set: key.0, name: key.1.clone(), operation: what, rank });
+                cx.traces.note(|| Trace::Ready { set: key.set, name: key.name.clone(), operation, rank });
                 if joins {
                     self.join(cx, rank, &key);
                 }
                 if let Some(since) = self.decide(cx, &key) {
                     self.last_to_be_ready = Some((rank, cx.now.0.saturating_sub(since.0)));
                 }
-                self.match_message(cx, key.0, &key.1);
+                self.match_message(cx, key.set, &key.name);
                 Ok(())
             }
             Announced::Poisoned(group) => {
                 self.leave_group(cx, &key, group);
                 Ok(())
             }
-            Announced::Contradiction => Err(format!("announces tensor {} of {} twice for {rank}", key.1, key.0)),
+            Announced::Contradiction => Err(format!("announces tensor {} of {} twice for {rank}", key.name, key.set)),
         }
     }
 
-    /// A rank takes no part any more in what it has not announced. What waited for it alone is complete now.
+    /// A rank joins: names that waited only for it are complete now.
     fn join(&mut self, cx: &mut Context, rank: Rank, join: &TensorKey) {
         self.joined.insert(rank);
         self.last_joined = rank;
-        // The join itself comes last: when it is complete there is nothing else.
+        // The join itself comes last: when it is complete nothing else is pending.
         for key in self.negotiation.names_of(SetId::WORLD).into_iter().filter(|key| key != join) {
             self.decide(cx, &key);
         }
         self.match_after_join(cx);
     }
 
-    /// Orders or rejects a name when everybody has announced it, and says since when it waited. `None` while it waits.
+    /// Orders or rejects a name when all ranks have announced it, and returns since when it waited. `None` while it
+    /// waits.
     fn decide(&mut self, cx: &mut Context, key: &TensorKey) -> Option<Time> {
         let mut complete = self.negotiation.take_complete(key, &self.joined)?;
         let contributions = std::mem::take(&mut complete.contributions);
@@ -209,18 +211,18 @@ impl Agreement {
         mismatch::check_modules(requests, |rank| cx.config.world.sidecar_of(rank))?;
         mismatch::check(requests, excused)?;
         for (rank, request) in requests {
-            // The sidecars have checked the same: this is for those that are not honest.
+            // The sidecars have checked the same; their messages are untrusted.
             validation::check(&cx.config.world, view, request).map_err(|why| refusal(key, &why).with_rank(*rank))?;
         }
         let Some((_, first)) = requests.first_key_value() else { return Ok(()) };
         let refused = |why: String| refusal(key, &why);
         match &first.collective {
             Collective::Join => self.all_joined(cx, key),
-            Collective::AddSet { ranks } => self.roster.add(cx, self.epoch, &key.1, ranks).map_err(refused)?,
-            Collective::RemoveSet { set } => self.remove_set(cx, &key.1, *set),
+            Collective::AddSet { ranks } => self.process_sets.add(cx, self.epoch, &key.name, ranks).map_err(refused)?,
+            Collective::RemoveSet { set } => self.remove_set(cx, &key.name, *set),
             _ => {
-                let tensor = ready_tensor(cx, view, (requests, contributions), excused.clone()).map_err(refused)?;
-                let ready = (Arc::clone(view), tensor);
+                let tensor = ready_tensor(cx, view, requests, contributions, excused.clone()).map_err(refused)?;
+                let ready = Ready { view: Arc::clone(view), tensor };
                 let released = match &first.group {
                     Some(group) => self.groups.ready(cx.now, group, ready),
                     None => vec![ready],
@@ -230,7 +232,7 @@ impl Agreement {
             }
         }
         let what = Some(operation(&first.collective));
-        cx.traces.note(|| Trace::Concluded { set: key.0, name: key.1.clone(), operation: what });
+        cx.traces.note(|| Trace::Concluded { set: key.set, name: key.name.clone(), operation: what });
         Ok(())
     }
 
@@ -238,18 +240,20 @@ impl Agreement {
         &mut self,
         cx: &mut Context,
         view: &Arc<SetView>,
-        (rank, key): (Rank, &TensorKey),
-        (failure, group): (&Failure, Option<Group>),
+        rank: Rank,
+        key: &TensorKey,
+        failure: &Failure,
+        group: Option<Group>,
     ) {
-        // The cause tells the two apart: a withdrawal that comes too late must not harm the name's next round.
-        let (void, verb) = match failure.cause {
-            Cause::TimedOut => (Void::Withdrawn, "was withdrawn"),
-            _ => (Void::Refused, "was refused"),
+        // A withdrawal that comes too late must not affect the name's next round.
+        let (cause, verb) = match failure.cause {
+            Cause::TimedOut => (VoidCause::Withdrawn, "was withdrawn"),
+            _ => (VoidCause::Refused, "was refused"),
         };
         let why = &failure.reason;
-        let reason = format!("the request of {rank} for tensor {} of {} {verb}: {why}", key.1, key.0);
-        let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(key.1.clone());
-        match self.negotiation.void(cx.now, view, (rank, key), (void, group), &self.joined) {
+        let reason = format!("the request of {rank} for tensor {} of {} {verb}: {why}", key.name, key.set);
+        let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(key.name.clone());
+        match self.negotiation.void(cx.now, view, key, Void { rank, cause, group }, &self.joined) {
             Voided::Now { requests, excused, group } => {
                 self.reject(cx, view, key, &failure, &excused);
                 self.leave_group(cx, key, group);
@@ -258,7 +262,7 @@ impl Agreement {
             Voided::Poisoned(group) => self.leave_group(cx, key, group),
             Voided::Late => {
                 // Ready on all ranks, but its group is not.
-                if let Some((view, tensor)) = self.groups.withdraw(key) {
+                if let Some(Ready { view, tensor }) = self.groups.withdraw(key) {
                     self.reject(cx, &view, key, &failure, &tensor.joined);
                 }
             }
@@ -271,7 +275,7 @@ impl Agreement {
         }
     }
 
-    /// A round was rejected: its groups go on without it, and who joined in it has not.
+    /// A round was rejected: its groups continue without it, and its joins are undone.
     fn failed(&mut self, cx: &mut Context, key: &TensorKey, requests: &RankRequests) {
         let group = |request: &Request| request.group.as_ref().map(|group| (group.name.clone(), group.size));
         let groups: BTreeSet<(TensorName, u32)> = requests.values().filter_map(group).collect();
@@ -281,7 +285,7 @@ impl Agreement {
         self.unjoin(cx, requests);
     }
 
-    fn leave_group(&mut self, cx: &Context, (set, name): &TensorKey, group: Option<Group>) {
+    fn leave_group(&mut self, cx: &Context, TensorKey { set, name }: &TensorKey, group: Option<Group>) {
         let Some(group) = group else { return };
         match self.groups.rejected(cx.now, *set, &group, name) {
             Ok(released) => self.push(released),
@@ -297,12 +301,12 @@ impl Agreement {
     }
 
     fn push(&mut self, released: Vec<Ready>) {
-        for (view, tensor) in released {
+        for Ready { view, tensor } in released {
             self.ordering.push(&view, tensor);
         }
     }
 
-    /// All ranks have joined: every name begins anew.
+    /// All ranks have joined: the rounds of all names are reset.
     fn all_joined(&mut self, cx: &mut Context, key: &TensorKey) {
         let joined = std::mem::take(&mut self.joined);
         for (incomplete, progress) in self.groups.take_joined(&joined) {
@@ -311,10 +315,10 @@ impl Agreement {
         }
         self.groups.forget_rejected(SetId::WORLD);
         self.negotiation.remove_set(SetId::WORLD);
-        self.ordering.push_all_joined(key.1.clone(), self.last_joined);
+        self.ordering.push_all_joined(key.name.clone(), self.last_joined);
     }
 
-    /// Joins that failed: what was to be performed without these ranks cannot be any more.
+    /// Undoes failed joins: operations that are ready without these ranks are rejected.
     fn unjoin(&mut self, cx: &mut Context, requests: &RankRequests) {
         let joins = requests.iter().filter(|(_, request)| request.collective == Collective::Join);
         let ranks: BTreeSet<Rank> = joins.map(|(rank, _)| *rank).filter(|rank| self.joined.remove(rank)).collect();
@@ -328,20 +332,20 @@ impl Agreement {
     }
 
     fn reject_each(&self, cx: &mut Context, tensors: Vec<Ready>, why: &str) {
-        for (view, tensor) in tensors {
-            let key = (view.topology.set, tensor.tensor.name);
-            self.reject(cx, &view, &key, &refusal(&key, why), &tensor.joined);
+        for ready in tensors {
+            let key = ready.key();
+            self.reject(cx, &ready.view, &key, &refusal(&key, why), &ready.tensor.joined);
         }
     }
 
-    /// Unknown sets and the set of all ranks stay as they are, which the ranks learn in the same way.
+    /// Removes a set. Unknown sets and the set of all ranks are unchanged; the ranks are answered all the same.
     fn remove_set(&mut self, cx: &mut Context, name: &TensorName, set: SetId) {
-        if self.roster.remove(cx, self.epoch, name, set) {
+        if self.process_sets.remove(cx, self.epoch, name, set) {
             self.negotiation.remove_set(set);
             self.matching.remove_set(set);
             self.groups.remove_set(set);
             self.ordering.remove_set(set);
-            // A step that asks for something of the set does not come again.
+            // Steps with operations of the set do not repeat.
             self.scheduling.repetition.reset();
         }
     }
@@ -350,7 +354,7 @@ impl Agreement {
         &self,
         cx: &mut Context,
         view: &SetView,
-        (set, name): &TensorKey,
+        TensorKey { set, name }: &TensorKey,
         failure: &Failure,
         excused: &[Rank],
     ) {
@@ -361,6 +365,6 @@ impl Agreement {
     }
 }
 
-fn refusal((set, name): &TensorKey, why: &str) -> Failure {
+fn refusal(TensorKey { set, name }: &TensorKey, why: &str) -> Failure {
     Failure::new(Cause::Refused, format!("tensor {name} of {set}: {why}")).with_tensor(name.clone())
 }

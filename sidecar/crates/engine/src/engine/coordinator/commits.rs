@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ronde_wire::{Cause, Control, Epoch, Failure, PluginUse, Seq, SetId, SidecarIndex, SidecarSet, TensorName, limits};
+use ronde_wire::{Cause, Control, Failure, OpId, PluginUse, Seq, SetId, SidecarIndex, SidecarSet, TensorName, limits};
 
 use super::Violation;
 use super::fusion::ReadyTensor;
@@ -15,34 +15,34 @@ use crate::engine::shared::sets::SetView;
 use crate::engine::shared::{NAMES_MAX, wording};
 use crate::event::Time;
 
-/// What the coordinator waits for.
+/// The operations that are not committed yet.
 #[derive(Debug, Default)]
-pub(crate) struct Settlements {
+pub(crate) struct PendingCommits {
     open: BTreeMap<Seq, Open>,
 }
 
-/// An operation that is not settled.
+/// An operation that is not committed yet.
 #[derive(Debug)]
 struct Open {
     since: Time,
-    plugged: Plugged,
+    operation: PluginOperation,
 }
 
 /// An operation with a plugin.
 #[derive(Debug)]
-pub(crate) struct Plugged {
+pub(crate) struct PluginOperation {
     seq: Seq,
     plugin: Arc<PluginUse>,
     set: SetId,
     members: SidecarSet,
-    /// Those of them that have yet to report.
+    /// The members that have not reported yet.
     awaited: BTreeSet<SidecarIndex>,
-    /// The first ones of its tensors.
+    /// The first tensors of it.
     names: Vec<TensorName>,
 }
 
-impl Plugged {
-    /// What is to be settled of a bucket, if a plugin takes part.
+impl PluginOperation {
+    /// The operation of a bucket, if it has a plugin.
     pub(crate) fn of(seq: Seq, view: &SetView, bucket: &[ReadyTensor]) -> Option<Self> {
         let plugin = bucket.first()?.plugin.clone()?;
         let names = bucket.iter().take(NAMES_MAX).map(|ready| ready.tensor.name.clone()).collect();
@@ -52,13 +52,13 @@ impl Plugged {
     }
 }
 
-impl Settlements {
+impl PendingCommits {
     /// An operation is ordered.
-    pub(crate) fn begin(&mut self, now: Time, plugged: Plugged) {
-        self.open.insert(plugged.seq, Open { since: now, plugged });
+    pub(crate) fn begin(&mut self, now: Time, operation: PluginOperation) {
+        self.open.insert(operation.seq, Open { since: now, operation });
     }
 
-    /// What has not been settled for so long, in words that name plugin and members, the oldest first.
+    /// Descriptions of the operations that wait for so long, with plugin and members, the oldest first.
     pub(crate) fn overdue(&self, cx: &Context, age_ms: u64) -> Vec<String> {
         let old = self.open.values().filter(|open| cx.now.ms_since(open.since) >= age_ms);
         old.take(limits::REPORT_NAMES_MAX).map(|open| open.words(cx)).collect()
@@ -68,24 +68,24 @@ impl Settlements {
         self.open.clear();
     }
 
-    /// A member has performed an operation, or could not. True when that settles it.
+    /// Handles the report of a member. True when it decides the operation.
     ///
     /// # Errors
-    /// When the sender has nothing to report.
+    /// When no report of the sender is awaited.
     pub(crate) fn performed(
         &mut self,
         cx: &mut Context,
-        (epoch, seq): (Epoch, Seq),
+        OpId { epoch, seq }: OpId,
         from: SidecarIndex,
         failure: Option<Failure>,
     ) -> Result<bool, Violation> {
-        let Some(Open { plugged: Plugged { members, awaited, .. }, .. }) = self.open.get_mut(&seq) else {
-            // It failed elsewhere, and this was said before the sender heard of that.
+        let Some(Open { operation: PluginOperation { members, awaited, .. }, .. }) = self.open.get_mut(&seq) else {
+            // It failed elsewhere, and this report was sent before the sender received the decision.
             cx.stats.stale_frames += 1;
             return Ok(false);
         };
         if !awaited.remove(&from) {
-            return Err(format!("reports {seq} as performed, which it does not have to report"));
+            return Err(format!("reports {seq} as performed, which it must not report"));
         }
         if failure.is_none() && !awaited.is_empty() {
             return Ok(false);
@@ -102,14 +102,14 @@ impl Settlements {
 
 impl Open {
     fn words(&self, cx: &Context) -> String {
-        let Plugged { plugin, set, names, awaited, .. } = &self.plugged;
+        let PluginOperation { plugin, set, names, awaited, .. } = &self.operation;
         let names: Vec<&str> = names.iter().map(TensorName::as_str).collect();
         let world = &cx.config.world;
         let awaited: Vec<String> =
             awaited.iter().take(limits::REPORT_RANKS_MAX).map(|member| wording::sidecar(world, *member)).collect();
         let age = wording::seconds(cx.now.ms_since(self.since));
         format!(
-            "Tensor {} of {set} has been with plugin {plugin} for {age}; not done: {}.",
+            "Tensor {} of {set} has waited for plugin {plugin} for {age}; not done: {}.",
             names.join(", "),
             awaited.join(", ")
         )

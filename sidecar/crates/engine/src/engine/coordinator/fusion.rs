@@ -1,4 +1,4 @@
-//! Group commit: which ready tensors travel in the next bucket.
+//! Tensor fusion: which ready tensors share the next bucket.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use ronde_wire::{
 
 use crate::engine::shared::planning::may_share;
 
-/// A tensor that all ranks have announced alike.
+/// A tensor that all ranks have announced with matching requests.
 #[derive(Clone, Debug)]
 pub(crate) struct ReadyTensor {
     pub(crate) tensor: OrderedTensor,
@@ -23,20 +23,20 @@ pub(crate) struct ReadyTensor {
     pub(crate) plugin: Option<Arc<PluginUse>>,
     /// The group of its requests.
     pub(crate) group: Option<Group>,
-    /// Which use of a group it was released with; 0 for none.
+    /// The use of its group that released it; 0 for none.
     pub(crate) group_use: u64,
     /// Ranks of the set without a request, because they have joined, ascending.
     pub(crate) joined: Vec<Rank>,
     pub(crate) algorithm: Algorithm,
-    /// Bytes of the tensor, of all ranks together where they differ, which count against the threshold; of all contributions
-    /// together where they travel along.
+    /// Bytes that count against the threshold: of the tensor, summed over all ranks where they differ, or of all
+    /// contributions of an eager tensor.
     pub(crate) bytes: u64,
     /// For an eager tensor the contribution of each rank of the set, in rank order; empty otherwise.
     pub(crate) contributions: Vec<Bytes>,
 }
 
-/// Takes the next bucket: the first tensor, and all compatible ones behind it, in order, as long as they fit. What is not
-/// taken keeps its order. Empty only when the queue is.
+/// Takes the next bucket: the first tensor and all compatible ones after it, in order, as long as they fit. The
+/// remaining tensors keep their order. Empty only when the queue is.
 pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u64) -> Vec<ReadyTensor> {
     let Some(first) = queue.pop_front() else { return Vec::new() };
     let is_eager = first.algorithm == Algorithm::Eager;
@@ -50,7 +50,7 @@ pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u6
         return bucket;
     }
     let mut passed_over = Vec::new();
-    while passed_over.len() < LOOK_AHEAD_MAX {
+    while passed_over.len() < SKIPPED_TENSORS_MAX {
         let Some(next) = queue.pop_front() else { break };
         if !next.is_compatible(&bucket[0]) {
             passed_over.push(next);
@@ -67,10 +67,10 @@ pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u6
     bucket
 }
 
-/// Tensors that are passed over in search of compatible ones; bounds the work for a bucket.
-const LOOK_AHEAD_MAX: usize = 1_024;
+/// Tensors that are skipped in search of compatible ones; bounds the work for a bucket.
+const SKIPPED_TENSORS_MAX: usize = 1_024;
 
-/// What is left of a bucket's limits.
+/// The rest of a bucket's limits.
 struct Room {
     bytes: u64,
     frame_bytes: usize,
@@ -88,7 +88,7 @@ impl Room {
         }
     }
 
-    /// Makes room for a tensor; false when there is none.
+    /// Reserves room for a tensor; false when there is none.
     fn take(&mut self, tensor: &ReadyTensor) -> bool {
         let fits = tensor.bytes <= self.bytes
             && tensor.frame_bytes() <= self.frame_bytes
@@ -110,11 +110,11 @@ const LENGTH_BYTES: usize = 2;
 /// Contributions of an order, in bytes.
 const EAGER_BYTES: u64 = limits::EAGER_ORDER_BYTES_MAX as u64;
 
-/// Bytes of an order's tensors; the rest of the frame is for what stands once in an order.
+/// Bytes of an order's tensors; the rest of the frame is for the other fields.
 const ORDER_FRAME_BYTES: usize = limits::CONTROL_FRAME_BYTES_MAX - 4_096;
 
 impl ReadyTensor {
-    /// Whether both are the same request of the same ranks.
+    /// Whether both are equal requests of the same ranks.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.tensor == other.tensor && self.group == other.group && self.is_compatible(other)
     }
@@ -130,7 +130,7 @@ impl ReadyTensor {
             && self.joined == other.joined
     }
 
-    /// The most blocks that a codec from a plugin makes of it; 0 without one.
+    /// The most blocks of a codec plugin; 0 without one.
     pub(crate) fn blocks(&self) -> u64 {
         match self.plugin.as_deref().map(|plugin| plugin.work) {
             Some(PluginWork::Codec { block_elements, .. }) => {
@@ -140,7 +140,7 @@ impl ReadyTensor {
         }
     }
 
-    /// The most bytes that it takes in an order's frame: numbers have at most ten.
+    /// The most bytes of it in an order's frame; a number has at most ten.
     fn frame_bytes(&self) -> usize {
         let numbers = self.tensor.shape.dimensions().len() + self.tensor.rows.len() + 3;
         let contributions: usize = self.contributions.iter().map(|bytes| bytes.len() + LENGTH_BYTES).sum();
@@ -221,7 +221,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_difference_separates() {
+    fn every_difference_separates_buckets() {
         let different = [
             ReadyTensor { collective: Collective::AllReduce { op: ReduceOp::Max }, ..tensor("b", 1) },
             ReadyTensor { collective: Collective::Broadcast { root: Rank(0) }, ..tensor("b", 1) },
@@ -239,7 +239,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_may_share_shares_and_the_rest_travels_alone() {
+    fn only_shareable_collectives_share_a_bucket() {
         let root = Rank(0);
         let reduce = |op| Collective::AllReduce { op };
         let cases = [
@@ -264,7 +264,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn names_of_the_greatest_length_still_fit_a_frame() {
+    fn a_bucket_with_the_longest_names_fits_a_frame() {
         let long = |n: usize| tensor(&format!("{n:0512}"), 0);
         let mut queue: VecDeque<ReadyTensor> = (0..3_000).map(long).collect();
         let bucket = next_bucket(&mut queue, u64::MAX);
@@ -274,7 +274,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_lost_and_limits_hold(sizes in prop::collection::vec((0_u64..120, 0..3_u8), 0..60), threshold in 0_u64..200) {
+        fn no_tensor_is_lost_and_buckets_stay_within_limits(sizes in prop::collection::vec((0_u64..120, 0..3_u8), 0..60), threshold in 0_u64..200) {
             let kinds = [DType::U8, DType::I8, DType::Bool];
             let tensors: Vec<ReadyTensor> = sizes.iter().enumerate()
                 .map(|(n, (bytes, kind))| ReadyTensor { dtype: kinds[usize::from(*kind)], ..tensor(&n.to_string(), *bytes) })

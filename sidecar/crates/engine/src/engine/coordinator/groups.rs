@@ -1,8 +1,8 @@
 //! The coordinator's groups: tensors that are ordered together, when all of them are ready on all ranks.
 //!
-//! A tensor that is rejected leaves its group, so that the rest still completes. Like a name, a group is used again and
-//! again, and its tensors run ahead of each other when some fail: a tensor's k-th use belongs to the group's k-th use.
-//! Groups of one name and different sizes are different groups.
+//! A rejected tensor leaves its group, so that the rest still completes. Like a name, a group is used repeatedly, and
+//! its tensors run ahead of each other when some fail: a tensor's k-th use belongs to the group's k-th use. Groups with
+//! one name and different sizes are different groups.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -14,34 +14,49 @@ use crate::engine::shared::TensorKey;
 use crate::engine::shared::sets::SetView;
 use crate::event::Time;
 
-/// A tensor that is ready, with those who perform it.
-pub(crate) type Ready = (Arc<SetView>, ReadyTensor);
+/// A ready tensor with its participants.
+#[derive(Clone, Debug)]
+pub(crate) struct Ready {
+    pub(crate) view: Arc<SetView>,
+    pub(crate) tensor: ReadyTensor,
+}
 
-/// See the module's text.
+impl Ready {
+    pub(crate) fn key(&self) -> TensorKey {
+        TensorKey::new(self.view.topology.set, &self.tensor.tensor.name)
+    }
+}
+
+/// The groups with tensors that are not ordered yet.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     uses: BTreeMap<GroupKey, VecDeque<Use>>,
-    /// The group in which a tensor is ready. It is so once: the ranks that have asked for it wait for their answer.
+    /// The group in which a tensor is ready: at most one, as its ranks wait for their answer.
     ready_in: BTreeMap<TensorKey, GroupKey>,
-    /// Uses that were released.
+    /// The number of released uses.
     released: u64,
 }
 
-/// A set, and a group's name and size.
-type GroupKey = (SetId, TensorName, u32);
+/// The identity of a group.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct GroupKey {
+    set: SetId,
+    name: TensorName,
+    size: u32,
+}
 
 /// One use of a group.
 #[derive(Debug)]
 struct Use {
     size: usize,
-    /// When the first of the tensors that wait became ready.
+    /// When the first waiting tensor became ready.
     since: Time,
     /// The tensors that are ready or rejected.
     decided: BTreeSet<TensorName>,
     ready: Vec<Ready>,
 }
 
-/// A group of which tensors wait for others.
+/// A group with tensors that wait for others.
 #[derive(Debug)]
 pub(crate) struct Waiting<'a> {
     pub(crate) set: SetId,
@@ -49,32 +64,33 @@ pub(crate) struct Waiting<'a> {
     of_use: &'a Use,
 }
 
-/// A tensor was rejected in too many uses of its group that wait for other tensors.
+/// A tensor was rejected in too many uses of its group, which wait for other tensors.
 #[derive(Debug)]
 pub(crate) struct Overflow;
 
-/// Uses of one group of which rejected tensors are remembered. Ready ones are bounded by what ranks may have pending.
+/// The most pending uses of one group with rejected tensors. Ready tensors are bounded by the pending requests of
+/// ranks.
 pub(crate) const USES_MAX: usize = 64;
 
 impl Groups {
-    /// A tensor of a group is ready. Returns what can be ordered now.
+    /// A tensor of a group is ready. Returns the tensors that can be ordered now.
     pub(crate) fn ready(&mut self, now: Time, group: &Group, ready: Ready) -> Vec<Ready> {
-        let (set, name) = (ready.0.topology.set, ready.1.tensor.name.clone());
-        let key = group_key(set, group);
-        let of_use = next_use(self.uses.entry(key.clone()).or_default(), now, group, &name);
+        let tensor = ready.key();
+        let key = group_key(tensor.set, group);
+        let of_use = next_use(self.uses.entry(key.clone()).or_default(), now, group, &tensor.name);
         if of_use.ready.is_empty() {
             of_use.since = now;
         }
-        of_use.decided.insert(name.clone());
+        of_use.decided.insert(tensor.name.clone());
         of_use.ready.push(ready);
-        self.ready_in.insert((set, name), key.clone());
+        self.ready_in.insert(tensor, key.clone());
         self.release(&key)
     }
 
-    /// A tensor of a group is rejected. Returns what can be ordered now.
+    /// A tensor of a group is rejected. Returns the tensors that can be ordered now.
     ///
     /// # Errors
-    /// When that was so in [`USES_MAX`] uses already.
+    /// When the tensor was rejected in [`USES_MAX`] pending uses already.
     pub(crate) fn rejected(
         &mut self,
         now: Time,
@@ -91,28 +107,28 @@ impl Groups {
         Ok(self.release(&key))
     }
 
-    /// Takes out a tensor that is ready and waits for others of its group; it counts as rejected.
+    /// Removes a ready tensor that waits for others of its group; it counts as rejected.
     pub(crate) fn withdraw(&mut self, key: &TensorKey) -> Option<Ready> {
         let uses = self.uses.get_mut(&self.ready_in.remove(key)?)?;
         uses.iter_mut().find_map(|of_use| {
-            let position = of_use.ready.iter().position(|(_, ready)| ready.tensor.name == key.1)?;
+            let position = of_use.ready.iter().position(|ready| ready.tensor.tensor.name == key.name)?;
             Some(of_use.ready.remove(position))
         })
     }
 
-    /// Takes out what is ready without any of these ranks, because they had joined; it counts as rejected. With each stands
-    /// what its group has.
+    /// Removes the tensors that are ready without any of these joined ranks; they count as rejected. Each is returned
+    /// with the progress of its group.
     pub(crate) fn take_joined(&mut self, ranks: &BTreeSet<Rank>) -> Vec<(Ready, String)> {
         let mut taken = Vec::new();
-        for ((set, name, _), uses) in &mut self.uses {
+        for (GroupKey { set, name, .. }, uses) in &mut self.uses {
             for of_use in uses {
                 let progress = Waiting { set: *set, name, of_use }.progress();
-                let without = |(_, tensor): &Ready| tensor.joined.iter().any(|rank| ranks.contains(rank));
+                let without = |ready: &Ready| ready.tensor.joined.iter().any(|rank| ranks.contains(rank));
                 let (stranded, kept): (Vec<Ready>, _) =
                     std::mem::take(&mut of_use.ready).into_iter().partition(without);
                 of_use.ready = kept;
                 for ready in stranded {
-                    self.ready_in.remove(&(*set, ready.1.tensor.name.clone()));
+                    self.ready_in.remove(&ready.key());
                     taken.push((ready, progress.clone()));
                 }
             }
@@ -120,34 +136,34 @@ impl Groups {
         taken
     }
 
-    /// Forgets uses of a set's groups of which nothing is ready.
+    /// Removes uses of a set's groups without ready tensors.
     pub(crate) fn forget_rejected(&mut self, set: SetId) {
-        for (_, uses) in self.uses.iter_mut().filter(|((of, ..), _)| *of == set) {
+        for (_, uses) in self.uses.iter_mut().filter(|(key, _)| key.set == set) {
             uses.retain(|of_use| !of_use.ready.is_empty());
         }
         self.uses.retain(|_, uses| !uses.is_empty());
     }
 
-    /// Forgets the groups of a set.
+    /// Removes the groups of a set.
     pub(crate) fn remove_set(&mut self, set: SetId) {
-        self.uses.retain(|(of, ..), _| *of != set);
-        self.ready_in.retain(|(of, _), _| *of != set);
+        self.uses.retain(|key, _| key.set != set);
+        self.ready_in.retain(|key, _| key.set != set);
     }
 
-    /// Whether no group lacks a tensor.
+    /// Whether no group waits for a tensor.
     pub(crate) fn is_empty(&self) -> bool {
         self.uses.is_empty()
     }
 
-    /// Groups of which tensors wait for others, each with its first such use.
+    /// Groups with tensors that wait for others, each with its first such use.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = Waiting<'_>> {
-        self.uses.iter().filter_map(|((set, name, _), uses)| {
+        self.uses.iter().filter_map(|(GroupKey { set, name, .. }, uses)| {
             let of_use = uses.iter().find(|of_use| !of_use.ready.is_empty())?;
             Some(Waiting { set: *set, name, of_use })
         })
     }
 
-    /// Ends the uses in which everything is decided.
+    /// Releases the uses whose tensors are all decided.
     fn release(&mut self, key: &GroupKey) -> Vec<Ready> {
         let Some(uses) = self.uses.get_mut(key) else { return Vec::new() };
         let mut released = Vec::new();
@@ -155,13 +171,15 @@ impl Groups {
             self.released += 1;
             let group_use = self.released;
             let ready = uses.pop_front().into_iter().flat_map(|of_use| of_use.ready);
-            released.extend(ready.map(|(view, tensor)| (view, ReadyTensor { group_use, ..tensor })));
+            released.extend(
+                ready.map(|Ready { view, tensor }| Ready { view, tensor: ReadyTensor { group_use, ..tensor } }),
+            );
         }
         if uses.is_empty() {
             self.uses.remove(key);
         }
-        for (_, ready) in &released {
-            self.ready_in.remove(&(key.0, ready.tensor.name.clone()));
+        for ready in &released {
+            self.ready_in.remove(&ready.key());
         }
         released
     }
@@ -173,18 +191,18 @@ impl Waiting<'_> {
         self.of_use.since
     }
 
-    /// Whether it waits for this tensor of a group.
+    /// Whether this use waits for this tensor of the group.
     pub(crate) fn lacks(&self, set: SetId, group: &Group, tensor: &TensorName) -> bool {
         let same = set == self.set && group.name == *self.name && group.size as usize == self.of_use.size;
         same && !self.of_use.decided.contains(tensor)
     }
 
-    /// How many tensors are neither ready nor rejected.
+    /// The number of tensors that are neither ready nor rejected.
     pub(crate) fn missing(&self) -> usize {
         self.of_use.size.saturating_sub(self.of_use.decided.len())
     }
 
-    /// "group g of process set 0 has 2 of its 3 tensors (a, b)": with those that were rejected.
+    /// "group g of process set 0 has 2 of its 3 tensors (a, b)", rejected ones included.
     pub(crate) fn progress(&self) -> String {
         let decided = &self.of_use.decided;
         let mut names =
@@ -203,10 +221,10 @@ impl Waiting<'_> {
 }
 
 fn group_key(set: SetId, group: &Group) -> GroupKey {
-    (set, group.name.clone(), group.size)
+    GroupKey { set, name: group.name.clone(), size: group.size }
 }
 
-/// The first use in which nothing is known of the tensor.
+/// The first use in which the tensor is not decided.
 fn next_use<'a>(uses: &'a mut VecDeque<Use>, now: Time, group: &Group, name: &TensorName) -> &'a mut Use {
     let position = uses.iter().position(|of_use| !of_use.decided.contains(name)).unwrap_or(uses.len());
     if position == uses.len() {

@@ -1,8 +1,7 @@
-//! Receives from any source, at the coordinator, which alone decides what message each of them takes: of the messages for its
-//! rank and tag that no earlier receive takes, the one that was announced first. Messages of one source are taken in their
-//! order.
+//! Receives from any source at the coordinator, which matches each of them with the message that was announced first
+//! among those for its rank and tag that no earlier receive takes. Messages of one source are taken in their order.
 //!
-//! A sidecar announces a receive from any source when all receives before it, of the same rank, set and tag, have their
+//! A sidecar announces a receive from any source when all earlier receives of the same rank, set and tag have their
 //! messages, so at most one of them waits here.
 
 use std::collections::BTreeMap;
@@ -16,12 +15,13 @@ use super::Violation;
 use super::agreement::Agreement;
 use crate::engine::shared::context::Context;
 use crate::engine::shared::sets::SetView;
+use crate::engine::shared::{Mailbox, TensorKey};
 use crate::event::Time;
 
 /// The receives from any source that wait for a message.
 #[derive(Debug, Default)]
 pub(crate) struct Matching {
-    waiting: BTreeMap<(SetId, AnySource), Waiting>,
+    waiting: BTreeMap<Mailbox, Waiting>,
 }
 
 /// A receive that waits.
@@ -39,108 +39,116 @@ impl Matching {
         self.waiting.is_empty()
     }
 
-    /// A set is gone.
+    /// A set is removed.
     pub(crate) fn remove_set(&mut self, set: SetId) {
-        self.waiting.retain(|(of, _), _| *of != set);
+        self.waiting.retain(|mailbox, _| mailbox.set != set);
     }
 
-    /// What waits since before a time, in words.
+    /// Descriptions of the receives that have waited for so long.
     pub(crate) fn waiting(&self, now: Time, age_ms: u64) -> impl Iterator<Item = String> {
         let old = self.waiting.iter().filter(move |(_, waiting)| now.ms_since(waiting.since) >= age_ms);
-        old.map(move |((set, any), waiting)| {
+        old.map(move |(mailbox, waiting)| {
             let seconds = now.ms_since(waiting.since) / 1_000;
             format!(
                 "{} has waited for a message from any source for {seconds} seconds: {}.",
-                any.to,
-                nobody(*set, *any)
+                mailbox.any.to,
+                no_sender_text(*mailbox)
             )
         })
     }
 }
 
 impl Agreement {
-    /// A rank receives from any source.
+    /// Handles the announcement of a receive from any source.
     ///
     /// # Errors
-    /// How that breaks the protocol.
+    /// How it breaks the protocol.
     pub(super) fn receive_any(
         &mut self,
         cx: &mut Context,
-        (from, rank): (SidecarIndex, Rank),
+        from: SidecarIndex,
+        rank: Rank,
         Request { set, name, collective, .. }: Request,
     ) -> Result<(), Violation> {
         let any = AnySource::of_receive(&name).filter(|any| collective == Collective::RecvAny { tag: any.tag });
         let Some(any) = any.filter(|any| any.to == rank) else {
             return Err(format!("announces a receive of {rank} from any source as {name}"));
         };
-        if self.scope(cx, from, rank, (set, &name))?.is_none() {
+        if self.scope(cx, from, rank, set, &name)?.is_none() {
             return Ok(());
         }
-        let Some(view) = self.roster.sets.view(cx, set) else { return Ok(()) };
-        if self.matching.waiting.contains_key(&(set, any)) {
+        let Some(view) = self.process_sets.sets.view(cx, set) else { return Ok(()) };
+        let mailbox = Mailbox { set, any };
+        if self.matching.waiting.contains_key(&mailbox) {
             return Err(format!("announces {name} of {set} while an earlier receive from any source waits"));
         }
-        self.matching.waiting.insert((set, any), Waiting { name, since: cx.now, view });
-        self.match_receive(cx, set, any);
+        self.matching.waiting.insert(mailbox, Waiting { name, since: cx.now, view });
+        self.match_receive(cx, mailbox);
         Ok(())
     }
 
-    /// A receive from any source was withdrawn. Nothing happens when it has its message already.
+    /// Withdraws a receive from any source, unless it is matched already.
     pub(super) fn withdraw_receive(&mut self, cx: &mut Context, set: SetId, name: &TensorName, failure: &Failure) {
         let Some(any) = AnySource::of_receive(name) else { return };
-        if self.matching.waiting.get(&(set, any)).is_none_or(|waiting| waiting.name != *name) {
+        let mailbox = Mailbox { set, any };
+        if self.matching.waiting.get(&mailbox).is_none_or(|waiting| waiting.name != *name) {
             return;
         }
-        let why =
-            format!("the request of {} for {name} was withdrawn: {}; {}", any.to, failure.reason, nobody(set, any));
-        self.reject_receive(cx, set, any, &why);
+        let why = format!(
+            "the request of {} for {name} was withdrawn: {}; {}",
+            any.to,
+            failure.reason,
+            no_sender_text(mailbox)
+        );
+        self.reject_receive(cx, mailbox, &why);
     }
 
-    /// A message was announced, or refused: a receive from any source may wait for it.
+    /// A message was announced or refused: matches it with a waiting receive from any source.
     pub(super) fn match_message(&mut self, cx: &mut Context, set: SetId, name: &TensorName) {
         if self.matching.is_empty() {
             return;
         }
         if let Some((pair, tag)) = Pair::of_message(name) {
-            self.match_receive(cx, set, AnySource { to: pair.to, tag });
+            self.match_receive(cx, Mailbox { set, any: AnySource { to: pair.to, tag } });
         }
     }
 
-    /// A rank has joined: it sends nothing any more.
+    /// A rank has joined, so it sends nothing more: checks the waiting receives.
     pub(super) fn match_after_join(&mut self, cx: &mut Context) {
-        let of_world = |(set, any): &(SetId, AnySource)| (*set == SetId::WORLD).then_some(*any);
-        let waiting: Vec<AnySource> = self.matching.waiting.keys().filter_map(of_world).collect();
-        for any in waiting {
-            self.match_receive(cx, SetId::WORLD, any);
+        let of_world = self.matching.waiting.keys().copied().filter(|mailbox| mailbox.set == SetId::WORLD);
+        for mailbox in of_world.collect::<Vec<_>>() {
+            self.match_receive(cx, mailbox);
         }
     }
 
-    fn match_receive(&mut self, cx: &mut Context, set: SetId, any: AnySource) {
-        let Some(waiting) = self.matching.waiting.get(&(set, any)) else { return };
+    fn match_receive(&mut self, cx: &mut Context, mailbox: Mailbox) {
+        let Mailbox { set, any } = mailbox;
+        let Some(waiting) = self.matching.waiting.get(&mailbox) else { return };
         let others = || waiting.view.ranks.iter().copied().filter(|rank| *rank != any.to);
         let message = |from| self.negotiation.first_message(set, Pair { from, to: any.to }, any.tag);
         if let Some((_, message)) = others().filter_map(message).min() {
             let receive = waiting.name.clone();
-            self.matching.waiting.remove(&(set, any));
+            self.matching.waiting.remove(&mailbox);
             let to = cx.config.world.sidecar_of(any.to).into_iter().collect();
             cx.send_down(&to, self.epoch, Seq(0), Control::Matched { set, receive, message });
             return;
         }
         if set == SetId::WORLD && others().all(|rank| self.joined.contains(&rank)) {
             let why = "Recv from any source is not supported with Join: all other ranks have joined";
-            self.reject_receive(cx, set, any, why);
+            self.reject_receive(cx, mailbox, why);
         }
     }
 
-    fn reject_receive(&mut self, cx: &mut Context, set: SetId, any: AnySource, why: &str) {
-        let Some(Waiting { name, .. }) = self.matching.waiting.remove(&(set, any)) else { return };
-        let Some(view) = self.roster.sets.scope(cx, set, &name) else { return };
+    fn reject_receive(&mut self, cx: &mut Context, mailbox: Mailbox, why: &str) {
+        let Mailbox { set, any } = mailbox;
+        let Some(Waiting { name, .. }) = self.matching.waiting.remove(&mailbox) else { return };
+        let Some(view) = self.process_sets.sets.scope(cx, set, &name) else { return };
         let failure = Failure::new(Cause::Refused, why).with_rank(any.to).with_tensor(name.clone());
-        self.reject(cx, &view, &(set, name), &failure, &[]);
+        self.reject(cx, &view, &TensorKey { set, name }, &failure, &[]);
     }
 }
 
-/// What a receive waits for.
-fn nobody(set: SetId, any: AnySource) -> String {
+/// Why a receive waits.
+fn no_sender_text(Mailbox { set, any }: Mailbox) -> String {
     format!("no other rank of {set} has sent {} a message with tag {}", any.to, any.tag)
 }

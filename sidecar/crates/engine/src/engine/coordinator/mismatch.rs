@@ -1,5 +1,5 @@
-//! Whether the requests of all ranks of a set fit together. The checks, their order and their key words are Horovod's,
-//! so that its users find what they know; behind them stands which rank sent what.
+//! Checks that the requests of all ranks of a set match. The checks, their order and their key words are Horovod's, so
+//! that its users recognise them; a list of the ranks and their values follows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -10,8 +10,7 @@ use crate::engine::shared::RankRequests;
 use crate::engine::shared::planning::allows_joined;
 use crate::engine::shared::wording;
 
-/// Checks the requests of all ranks of a set for one name. `excused` are the ranks, ascending, without a request, because
-/// they have joined.
+/// Checks the requests of all ranks of a set for one name. `excused` are the joined ranks without a request, ascending.
 ///
 /// # Errors
 /// A [`Failure`] of cause `Mismatch` for all ranks: the first check that fails, with the first rank that differs from the
@@ -19,7 +18,7 @@ use crate::engine::shared::wording;
 pub(crate) fn check(requests: &RankRequests, excused: &[Rank]) -> Result<(), Failure> {
     let Some((rank, first)) = requests.first_key_value() else { return Ok(()) };
     let found = if first.collective.pair(*rank).is_some() {
-        // The two sides of a message differ by nature, and their name says all else.
+        // The two sides of a message differ by nature, and their name fixes everything else.
         joined(requests, excused)
     } else {
         data_type(requests).or_else(|| operation(requests)).or_else(|| by_collective(requests, excused))
@@ -27,7 +26,8 @@ pub(crate) fn check(requests: &RankRequests, excused: &[Rank]) -> Result<(), Fai
     found.map_or(Ok(()), |difference| Err(difference.into_failure(first)))
 }
 
-/// The request whose type and shape count: the root's of a scatter, the sender's of a message, the lowest rank's otherwise.
+/// The request whose type and shape are used: that of the root of a scatter, of the sender of a message, of the lowest
+/// rank otherwise.
 pub(crate) fn lead(requests: &RankRequests) -> Option<&Request> {
     let (rank, first) = requests.first_key_value()?;
     match &first.collective {
@@ -55,7 +55,7 @@ fn by_collective(requests: &RankRequests, excused: &[Rank]) -> Option<Difference
     found.or_else(|| group(requests))
 }
 
-/// A difference in words, and the rank that differs.
+/// The description of a difference, and the rank that differs.
 struct Difference {
     text: String,
     culprit: Rank,
@@ -69,7 +69,7 @@ impl Difference {
     }
 }
 
-/// Among those who hand over a tensor.
+/// Compares the ranks with an input.
 fn data_type(requests: &RankRequests) -> Option<Difference> {
     let dtype = |rank: Rank, r: &Request| r.collective.has_input(rank).then(|| r.dtype.name());
     compare_as(
@@ -180,7 +180,7 @@ fn plugin_text(request: &Request) -> String {
     format!("plugin {plugin} with parameters [{}]", parameters.join(", "))
 }
 
-/// Whether sidecars have different modules under one name: which have which. `sidecar_of` says where a rank is.
+/// Checks that all sidecars have the same module under one name. `sidecar_of` maps a rank to its sidecar.
 ///
 /// # Errors
 /// A [`Failure`] of cause `Mismatch` for all ranks.
@@ -241,7 +241,7 @@ fn sets(requests: &RankRequests) -> Option<Difference> {
     compare(requests, set, |a, b| format!("Mismatched process sets: One rank asked for {a}, but another rank for {b}."))
 }
 
-/// Whether ranks that have joined would be needed.
+/// Rejects collectives that need the joined ranks.
 fn joined(requests: &RankRequests, excused: &[Rank]) -> Option<Difference> {
     let culprit = *excused.first()?;
     let collective = &requests.values().next()?.collective;
@@ -270,8 +270,8 @@ fn compare<K: Ord + Display>(
     compare_as(requests, |_, request| Some(of(request)), ToString::to_string, words)
 }
 
-/// Compares one property of the requests that have it; where it differs, `words` gets the lowest rank's and the first other
-/// value, and a list of who has which follows.
+/// Compares one property of the requests that have it. On a difference, `words` gets the lowest rank's and the first
+/// other value, and a list of all values with their ranks follows.
 fn compare_as<K: Ord>(
     requests: &RankRequests,
     of: impl Fn(Rank, &Request) -> Option<K>,
@@ -306,7 +306,7 @@ fn dimension(shape: &Shape, index: usize) -> u64 {
     shape.dimensions().get(index).copied().unwrap_or_default()
 }
 
-/// Different values listed with their ranks.
+/// The most different values in a list.
 const VALUES_MAX: usize = 8;
 
 #[cfg(test)]
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn many_different_values_stay_within_the_limit_of_a_reason() {
+    fn many_different_values_stay_within_the_length_limit_of_a_reason() {
         let requests: Vec<Request> = (0..4_000).map(|n| sum(&[n])).collect();
         let (text, _) = verdict(requests).expect("a mismatch");
         assert!(text.len() < 1_000 && text.contains("and others"), "{text}");

@@ -1,5 +1,5 @@
-//! The coordinator: begins and ends epochs, negotiates, orders. Active on the sidecar that hosts rank 0; its own sidecar
-//! talks to it by the same messages as all others.
+//! The coordinator begins and ends epochs, negotiates requests and orders operations. It is active on the sidecar of
+//! rank 0, which sends it the same messages as all others.
 
 mod agreement;
 mod commits;
@@ -9,9 +9,9 @@ mod matching;
 mod mismatch;
 mod negotiation;
 mod ordering;
+mod process_sets;
 mod repetition;
 pub(crate) mod request_cache;
-mod roster;
 mod scheduling;
 mod stall;
 mod status;
@@ -19,44 +19,45 @@ mod status;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ronde_wire::control::Announcement;
-use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Seq, SetId, SidecarIndex};
+use ronde_wire::{Cause, Control, Epoch, Failure, OpId, Rank, Seq, SidecarIndex};
 
 use self::agreement::Agreement;
-use self::commits::Settlements;
+use self::commits::PendingCommits;
+use self::scheduling::{FrozenSchedule, PendingExit};
 use self::stall::Stalls;
 use crate::engine::shared::context::Context;
-use crate::engine::shared::wording;
+use crate::engine::shared::{Suspects, wording};
 
-/// See the module's text.
+/// The state of the coordinator.
 #[derive(Debug, Default)]
 pub(crate) struct Coordinator {
     phase: Phase,
     epoch: Epoch,
     /// Ranks that have attached since the last epoch began, as each sidecar last reported them.
     attached: BTreeMap<SidecarIndex, BTreeSet<Rank>>,
-    /// The newest epoch of whose begin each sidecar was told on its present link: what it sent before it heard of that
-    /// is void.
-    told: BTreeMap<SidecarIndex, Epoch>,
+    /// The newest epoch whose begin was sent to each sidecar on its current link: what the sidecar sent before it
+    /// received that is void.
+    epoch_notified: BTreeMap<SidecarIndex, Epoch>,
     agreement: Agreement,
     stalls: Stalls,
-    /// Operations that a plugin takes part in; they are settled also after a rank has shut down.
-    settlements: Settlements,
-    /// For each rank, how often its announcement was the one that all others waited for.
+    /// Operations with a plugin; they are committed even after a rank has shut down.
+    pending_commits: PendingCommits,
+    /// For each rank, how often its announcement was the last one.
     last_to_be_ready: Vec<u64>,
-    /// For each rank, for how many microseconds others have waited for it in all.
+    /// For each rank, the total microseconds for which others have waited for it.
     waited_for_us: Vec<u64>,
     suspect_ranks: BTreeMap<SidecarIndex, Vec<Rank>>,
-    suspects_sent: (Vec<SidecarIndex>, Vec<Rank>),
+    suspects_sent: Suspects,
 }
 
 #[derive(Debug, Default)]
 enum Phase {
-    /// Ranks attach.
+    /// Waiting for ranks to attach.
     #[default]
     Gathering,
     /// Within an epoch.
     Running,
-    /// A rank has shut down; these sidecars still finish what was ordered before.
+    /// A rank has shut down; these sidecars still finish ordered operations.
     Closing(BTreeSet<SidecarIndex>, Failure),
 }
 
@@ -72,13 +73,13 @@ impl Coordinator {
         &mut self,
         cx: &mut Context,
         from: SidecarIndex,
-        (epoch, seq): (Epoch, Seq),
+        id: OpId,
         message: Control,
     ) -> Result<(), Violation> {
         if let Control::Attached { ranks } = message {
-            return self.attached(cx, from, epoch, &ranks);
+            return self.attached(cx, from, id.epoch, &ranks);
         }
-        if epoch != self.epoch || matches!(self.phase, Phase::Gathering) {
+        if id.epoch != self.epoch || matches!(self.phase, Phase::Gathering) {
             cx.stats.stale_frames += 1;
             return Ok(());
         }
@@ -87,14 +88,14 @@ impl Coordinator {
             Control::Unreachable { sidecar, reason } => self.unreachable(cx, from, sidecar, &reason),
             Control::Announce { announcements } => self.announced(cx, from, announcements),
             Control::Invalidated { number, invalidation } if self.is_running() => {
-                self.agreement.scheduling.invalidated(cx, epoch, number, invalidation)
+                self.agreement.scheduling.invalidated(cx, id.epoch, number, invalidation)
             }
             Control::Frozen { number, admitted, completed } if self.is_running() => {
-                self.frozen(cx, from, (number, admitted), completed)
+                self.frozen(cx, from, FrozenSchedule { number, admitted, completed })
             }
             Control::Invalidated { .. } | Control::Frozen { .. } => Ok(()),
-            Control::Done => self.done(cx, from, seq),
-            Control::Performed { failure } => self.performed(cx, from, seq, failure),
+            Control::Done => self.done(cx, from, id.seq),
+            Control::Performed { failure } => self.performed(cx, from, id, failure),
             Control::SetForgotten { set } if self.is_running() => self.agreement.forgotten(from, set),
             Control::SetForgotten { .. } => Ok(()),
             Control::Failed { failure } => {
@@ -105,7 +106,7 @@ impl Coordinator {
                 let ranks: Vec<Rank> = activities.iter().map(|activity| activity.rank).collect();
                 check_served(cx, from, &ranks)?;
                 self.stalls.answered(cx, from, activities);
-                self.stalls.check(cx, (&self.agreement, &self.settlements), &self.suspects_sent);
+                self.stalls.check(cx, &self.agreement, &self.pending_commits, &self.suspects_sent);
                 Ok(())
             }
             Control::SuspectRanks { ranks } => {
@@ -114,40 +115,41 @@ impl Coordinator {
                 self.report_suspects(cx);
                 Ok(())
             }
-            _ => Err("sends the coordinator what only the coordinator sends".to_owned()),
+            _ => Err("sends the coordinator a message that only the coordinator sends".to_owned()),
         }
     }
 
-    /// A link to a sidecar is new: it may have been replaced within the epoch, so the sidecar is told of it again.
+    /// A link to a sidecar is new. It may have been replaced within the epoch, so the begin of the epoch is sent again.
     pub(crate) fn link_up(&mut self, cx: &mut Context, peer: SidecarIndex) {
-        self.told.remove(&peer);
+        self.epoch_notified.remove(&peer);
         if self.is_running() && cx.sidecars.contains(&peer) {
-            self.told.insert(peer, self.epoch);
+            self.epoch_notified.insert(peer, self.epoch);
             cx.send_down(&[peer].into_iter().collect(), self.epoch, Seq(0), epoch_begin(cx));
         }
     }
 
-    /// Sidecars are gone or cut off from here, or break the protocol: because of the culprit, who may be one of them.
-    /// Whether the epoch ends for it.
+    /// Sidecars are lost, because of the culprit, which may be one of them. Returns whether the epoch ends.
     pub(crate) fn lost(
         &mut self,
         cx: &mut Context,
         peers: &[SidecarIndex],
-        (culprit, reason): (SidecarIndex, &str),
+        culprit: SidecarIndex,
+        reason: &str,
     ) -> bool {
         for peer in peers {
             self.attached.remove(peer);
-            self.told.remove(peer);
+            self.epoch_notified.remove(peer);
         }
-        self.lost_lanes(cx, peers, (culprit, reason))
+        self.lost_lanes(cx, peers, culprit, reason)
     }
 
-    /// Operations with these sidecars cannot be finished, whatever else they can. Whether the epoch ends for it.
+    /// Operations with these sidecars cannot be finished. Returns whether the epoch ends.
     pub(crate) fn lost_lanes(
         &mut self,
         cx: &mut Context,
         peers: &[SidecarIndex],
-        (culprit, reason): (SidecarIndex, &str),
+        culprit: SidecarIndex,
+        reason: &str,
     ) -> bool {
         let awaited = peers.iter().any(|peer| self.awaits(*peer));
         if awaited {
@@ -158,7 +160,7 @@ impl Coordinator {
         awaited
     }
 
-    /// Looks at the clock: silent sidecars, stalled names.
+    /// Checks for silent sidecars and stalled names.
     pub(crate) fn tick(&mut self, cx: &mut Context) {
         let watched: Vec<SidecarIndex> = cx.sidecars.iter().copied().filter(|peer| self.awaits(*peer)).collect();
         let dead = watched.into_iter().find(|peer| cx.silent_ms(*peer) >= cx.config.peer_timeout_ms);
@@ -172,16 +174,16 @@ impl Coordinator {
         if let Some(failure) = self.stalls.shutdown(cx, &self.agreement) {
             self.end(cx, &failure);
         }
-        self.stalls.check(cx, (&self.agreement, &self.settlements), &self.suspects_sent);
+        self.stalls.check(cx, &self.agreement, &self.pending_commits, &self.suspects_sent);
     }
 
-    /// Orders what is ready. Called when all messages at hand are handled, so that what became ready together travels
-    /// together.
-    pub(crate) fn settle(&mut self, cx: &mut Context) {
+    /// Orders what is ready. Called when all pending messages are handled, so that tensors that became ready together
+    /// share a bucket.
+    pub(crate) fn order_ready(&mut self, cx: &mut Context) {
         if self.is_running() {
-            self.agreement.settle(cx);
-            for plugged in self.agreement.ordering.take_plugged() {
-                self.settlements.begin(cx.now, plugged);
+            self.agreement.order_ready(cx);
+            for operation in self.agreement.ordering.take_plugin_operations() {
+                self.pending_commits.begin(cx.now, operation);
             }
         }
     }
@@ -218,8 +220,8 @@ impl Coordinator {
         (0..).map(Rank).take(cx.config.world.size()).filter(|rank| !attached(rank)).collect()
     }
 
-    /// A sidecar's whole list of ranks that wait for the next epoch; at the same time its word that it has finished the
-    /// frame's epoch.
+    /// Handles a sidecar's whole list of ranks that wait for the next epoch; it also reports the frame's epoch as
+    /// finished there.
     fn attached(
         &mut self,
         cx: &mut Context,
@@ -232,7 +234,7 @@ impl Coordinator {
             return Err(format!("claims to have seen {epoch}"));
         }
         match &mut self.phase {
-            // Sent before the sender heard of this epoch.
+            // Sent before the sender received the begin of this epoch.
             Phase::Running | Phase::Closing(..) if epoch < self.epoch => {
                 cx.stats.stale_frames += 1;
                 return Ok(());
@@ -251,11 +253,11 @@ impl Coordinator {
                     self.phase = Phase::Gathering;
                 }
             }
-            Phase::Gathering if self.told.get(&from).is_some_and(|told| epoch < *told) => {
+            Phase::Gathering if self.epoch_notified.get(&from).is_some_and(|notified| epoch < *notified) => {
                 cx.stats.stale_frames += 1;
                 return Ok(());
             }
-            // A coordinator that was restarted learns from the others how far they were.
+            // A restarted coordinator learns the newest epoch from the others.
             Phase::Gathering => self.epoch = self.epoch.max(epoch),
         }
         self.attached.insert(from, ranks.iter().copied().collect());
@@ -273,11 +275,12 @@ impl Coordinator {
         self.agreement.reset(self.epoch);
         self.attached.clear();
         cx.rebase();
-        self.told = cx.sidecars.iter().map(|sidecar| (*sidecar, self.epoch)).collect();
-        cx.send_down(&cx.everybody.clone(), self.epoch, Seq(0), epoch_begin(cx));
+        self.epoch_notified = cx.sidecars.iter().map(|sidecar| (*sidecar, self.epoch)).collect();
+        cx.send_down(&cx.all_sidecars.clone(), self.epoch, Seq(0), epoch_begin(cx));
     }
 
-    /// Ends the epoch for all. After an orderly shutdown the sidecars finish what was ordered; anything worse ends that, too.
+    /// Ends the epoch on all sidecars. After an orderly shutdown they finish ordered operations; any other failure ends
+    /// those, too.
     fn end(&mut self, cx: &mut Context, failure: &Failure) {
         let to = cx.sidecars.iter().copied().filter(|sidecar| self.awaits(*sidecar)).collect();
         cx.send_down(&to, self.epoch, Seq(0), Control::EpochEnd { failure: failure.clone() });
@@ -288,12 +291,12 @@ impl Coordinator {
             Phase::Gathering
         };
         if !orderly {
-            self.settlements.clear();
+            self.pending_commits.clear();
         }
         self.agreement.reset(self.epoch);
         self.stalls.clear();
         self.suspect_ranks.clear();
-        self.suspects_sent = Default::default();
+        self.suspects_sent = Suspects::default();
     }
 
     fn left(&mut self, cx: &mut Context, from: SidecarIndex, rank: Rank, failure: &Failure) -> Result<(), Violation> {
@@ -301,9 +304,13 @@ impl Coordinator {
         if !self.is_running() {
             return Ok(());
         }
-        // What others have completed already is to be completed by all, so that is found out first.
+        // Operations that some sidecar has completed must complete everywhere, so the schedule is withdrawn first.
         if failure.cause == Cause::ShutDown && self.agreement.scheduling.is_busy() {
-            self.agreement.scheduling.depart(cx, self.epoch, (from, rank, failure.clone()));
+            self.agreement.scheduling.withdraw_for_exit(
+                cx,
+                self.epoch,
+                PendingExit { from, rank, failure: failure.clone() },
+            );
             return Ok(());
         }
         let why = &failure.reason;
@@ -321,22 +328,16 @@ impl Coordinator {
         Ok(())
     }
 
-    fn frozen(
-        &mut self,
-        cx: &mut Context,
-        from: SidecarIndex,
-        answered: (u64, Seq),
-        completed: Vec<(SetId, Seq)>,
-    ) -> Result<(), Violation> {
-        self.agreement.frozen(cx, from, answered, completed)?;
-        match self.agreement.scheduling.take_departing() {
-            Some((from, rank, failure)) => self.left(cx, from, rank, &failure),
+    fn frozen(&mut self, cx: &mut Context, from: SidecarIndex, frozen: FrozenSchedule) -> Result<(), Violation> {
+        self.agreement.frozen(cx, from, frozen)?;
+        match self.agreement.scheduling.take_pending_exit() {
+            Some(PendingExit { from, rank, failure }) => self.left(cx, from, rank, &failure),
             None => Ok(()),
         }
     }
 
     fn failed(&mut self, cx: &mut Context, from: SidecarIndex, failure: Failure) {
-        // What was ordered before a goodbye may need memory that went with the rank: the goodbye is the reason then.
+        // An operation ordered before a shutdown may need memory of the rank that closed: the shutdown is the reason.
         if let Phase::Closing(_, shutdown) = &self.phase {
             let shutdown = shutdown.clone();
             self.end(cx, &shutdown);
@@ -344,7 +345,7 @@ impl Coordinator {
         }
         let reason = format!("{} cannot go on: {}", wording::sidecar(&cx.config.world, from), failure.reason);
         let cause = if failure.cause.ends_epoch() { failure.cause } else { Cause::Bug };
-        // Who has lost another names that one.
+        // A sidecar that lost another one names that.
         let lost = failure.sidecar.filter(|lost| cause == Cause::SidecarLost && cx.sidecars.contains(lost));
         let named = Failure::new(cause, reason).with_sidecar(lost.unwrap_or(from));
         self.end(cx, &Failure { rank: failure.rank, tensor: failure.tensor, ..named });
@@ -358,17 +359,17 @@ impl Coordinator {
         reason: &str,
     ) -> Result<(), Violation> {
         if !cx.sidecars.contains(&sidecar) || sidecar == from {
-            return Err(format!("claims not to reach {sidecar}, which is no peer of it"));
+            return Err(format!("reports {sidecar} as unreachable, which is not its peer"));
         }
         if !self.awaits(from) {
             return Ok(());
         }
-        let heard = sidecar == cx.me() || cx.silent_ms(sidecar) < cx.config.suspect_ms;
+        let is_alive = sidecar == cx.me() || cx.silent_ms(sidecar) < cx.config.suspect_ms;
         let who = wording::sidecar(&cx.config.world, sidecar);
-        let text = if heard {
-            format!("{from} cannot reach {who}: {reason}; the coordinator still hears both")
+        let text = if is_alive {
+            format!("{from} cannot reach {who}: {reason}; the coordinator still receives from both")
         } else {
-            format!("{who} is lost: neither {from} nor the coordinator hears it: {reason}")
+            format!("{who} is lost: neither {from} nor the coordinator receives from it: {reason}")
         };
         self.end(cx, &Failure::new(Cause::SidecarLost, text).with_sidecar(sidecar));
         Ok(())
@@ -403,7 +404,7 @@ impl Coordinator {
             return Ok(());
         }
         if self.agreement.ordering.reporter(seq) != Some(from) {
-            return Err(format!("reports {seq} as done, which it does not have to report"));
+            return Err(format!("reports {seq} as done, which it must not report"));
         }
         self.agreement.ordering.done(cx, seq);
         Ok(())
@@ -413,16 +414,16 @@ impl Coordinator {
         &mut self,
         cx: &mut Context,
         from: SidecarIndex,
-        seq: Seq,
+        id: OpId,
         failure: Option<Failure>,
     ) -> Result<(), Violation> {
-        if self.settlements.performed(cx, (self.epoch, seq), from, failure)? && self.is_running() {
-            self.agreement.ordering.done(cx, seq);
+        if self.pending_commits.performed(cx, id, from, failure)? && self.is_running() {
+            self.agreement.ordering.done(cx, id.seq);
         }
         Ok(())
     }
 
-    /// Tells everybody who is late, when that has changed.
+    /// Reports silent peers to all sidecars when the list has changed.
     fn report_suspects(&mut self, cx: &mut Context) {
         if !self.is_busy() {
             return;
@@ -432,13 +433,13 @@ impl Coordinator {
         let mut ranks: Vec<Rank> = self.suspect_ranks.values().flatten().copied().collect();
         ranks.sort_unstable();
         ranks.dedup();
-        let suspects = (sidecars, ranks);
+        let suspects = Suspects { sidecars, ranks };
         if suspects == self.suspects_sent {
             return;
         }
         self.suspects_sent = suspects.clone();
-        let (sidecars, ranks) = suspects;
-        cx.send_down(&cx.everybody.clone(), self.epoch, Seq(0), Control::Suspects { sidecars, ranks });
+        let Suspects { sidecars, ranks } = suspects;
+        cx.send_down(&cx.all_sidecars.clone(), self.epoch, Seq(0), Control::Suspects { sidecars, ranks });
     }
 }
 
@@ -448,7 +449,7 @@ fn epoch_begin(cx: &Context) -> Control {
 
 pub(crate) fn check_served(cx: &Context, from: SidecarIndex, ranks: &[Rank]) -> Result<(), Violation> {
     match ranks.iter().find(|rank| !cx.serves(from, **rank)) {
-        Some(rank) => Err(format!("speaks for {rank}, which the job does not place on it")),
+        Some(rank) => Err(format!("sends a message for {rank}, which it does not serve")),
         None => Ok(()),
     }
 }

@@ -1,128 +1,136 @@
-//! The coordinator's table: who has announced which name of which set.
+//! The coordinator's table of names and the ranks that have announced them.
 //!
-//! A name is used again and again, and ranks run ahead of each other when it fails: a rank whose request was rejected may
-//! ask again by the same name while others have yet to ask for the first time. So a name has *rounds*: a rank's k-th
-//! announcement belongs to round k. All rounds but the last are poisoned; a poisoned round is kept until every rank has
-//! announced or voided it, so that nobody's late announcement is taken for a later round.
+//! A name is used repeatedly, and ranks run ahead of each other when it fails: a rank whose request was rejected may
+//! submit the same name again while others have not submitted it once. So a name has *rounds*: a rank's k-th
+//! announcement belongs to round k. All rounds but the last are poisoned. A poisoned round is kept until every rank has
+//! announced or voided it, so that a late announcement is not counted for a later round.
 //!
-//! A rank that has joined takes no part in rounds of the set of all ranks: an open round is complete without it, and in one
-//! that is poisoned meanwhile it is *excused*, which its sidecar is told. When all ranks have joined every name begins anew.
+//! A joined rank takes no part in rounds of the set of all ranks: an open round is complete without it, and in a round
+//! that is poisoned meanwhile it is *excused*, which is reported to its sidecar. When all ranks have joined, all rounds
+//! are reset.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use bytes::Bytes;
 use ronde_wire::{Collective, Group, Pair, Rank, Request, SetId, TensorName, limits};
 
 use crate::engine::shared::sets::SetView;
-use crate::engine::shared::{POISONED_MAX, RankContributions, RankRequests, TensorKey};
+use crate::engine::shared::{POISONED_MAX, RankContributions, RankRequests, Submission, TensorKey};
 use crate::event::Time;
 
-/// See the module's text.
+/// The names that wait for ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Negotiation {
     names: BTreeMap<TensorKey, Name>,
     poisoned: usize,
-    /// RankRequests of each rank in open rounds.
+    /// The number of requests of each rank in open rounds.
     open: BTreeMap<Rank, usize>,
-    /// Counts the rounds that began.
+    /// The number of rounds so far.
     turns: u64,
 }
 
-/// A name with those who agree about it.
+/// A name with its participants.
 #[derive(Debug)]
 struct Name {
     view: Arc<SetView>,
     rounds: VecDeque<Round>,
-    /// Whether somebody was excused from a round, so that the rounds that a rank has taken part in may have gaps.
+    /// Whether a rank was excused from a round, so that the rounds in which a rank took part may have gaps.
     has_gaps: bool,
 }
 
 #[derive(Debug)]
 struct Round {
     since: Time,
-    /// Its place among the rounds of all names, in the order in which they began.
+    /// Its position among the rounds of all names, in the order of their begin.
     turn: u64,
     state: State,
 }
 
 #[derive(Debug)]
 enum State {
-    /// RankRequests are collected, with the contributions that came along.
+    /// Requests are collected, with their contributions.
     Open(RankRequests, RankContributions),
     /// It has failed everywhere; these ranks have taken part.
     Poisoned {
         ranks: BTreeSet<Rank>,
-        /// Whether its group knows of it.
+        /// Whether its group was updated.
         grouped: bool,
     },
 }
 
-/// What an announcement leads to.
+/// The effect of an announcement.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Announced {
-    /// It stands in an open round, which may be [complete](Negotiation::take_complete) now.
+    /// It is part of an open round, which may be [complete](Negotiation::take_complete) now.
     Open,
-    /// The round has failed already; the rank is told. The group, when it has yet to hear of that.
+    /// The round has failed already. The group, when it has yet to be updated.
     Poisoned(Option<Group>),
-    /// It contradicts the sender's earlier ones, or is one too many.
+    /// It contradicts earlier announcements of the rank, or exceeds a limit.
     Contradiction,
 }
 
-/// What a void leads to.
+/// The effect of a void.
 #[derive(Debug)]
 pub(crate) enum Voided {
     /// Nothing.
     Late,
-    /// The round has failed already. The group, when it has yet to hear of that.
+    /// The round has failed already. The group, when it has yet to be updated.
     Poisoned(Option<Group>),
-    /// The round is poisoned now: one rejection goes to every member sidecar, whose ranks it concerns whether they have
-    /// announced or will.
+    /// The round is poisoned now: every member sidecar gets one rejection, for its ranks that have announced or will.
     Now {
         /// The requests that were open.
         requests: RankRequests,
         /// Ranks that take no part in the round.
         excused: Vec<Rank>,
-        /// Its group, as far as it is known.
+        /// Its group, if it is known.
         group: Option<Group>,
     },
     /// More than [`POISONED_MAX`] poisoned rounds wait for ranks.
     Overflow,
 }
 
-/// What a void is about.
+/// The end of a rank's part in a name without an operation.
+#[derive(Debug)]
+pub(crate) struct Void {
+    pub(crate) rank: Rank,
+    pub(crate) cause: VoidCause,
+    /// The request's group, where it is known.
+    pub(crate) group: Option<Group>,
+}
+
+/// Why a rank's part is void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Void {
-    /// A submission that was refused: the rank's part in its next round.
+pub(crate) enum VoidCause {
+    /// A refused submission, which is the rank's part in its next round.
     Refused,
-    /// A request announced before. When it is ordered or rejected already, the void comes too late and means nothing. Nor
-    /// does it mean anything for a join: others may have gone on without the rank.
+    /// The withdrawal of an announced request. It has no effect when the request is already ordered or rejected, nor on
+    /// a join: other ranks may have proceeded without the rank.
     Withdrawn,
 }
 
-/// A round in which everybody has announced who has to.
+/// A round that all ranks have announced except excused ones.
 #[derive(Debug)]
 pub(crate) struct Complete {
     pub(crate) view: Arc<SetView>,
     pub(crate) requests: RankRequests,
-    /// What came along with them; nothing for a rank whose contribution did not.
+    /// The contributions of eager requests.
     pub(crate) contributions: RankContributions,
-    /// Ranks without a request, because they have joined, ascending.
+    /// Joined ranks without a request, ascending.
     pub(crate) excused: Vec<Rank>,
     /// When the first rank announced it.
     pub(crate) since: Time,
 }
 
 impl Negotiation {
-    /// A rank is ready for a request; it belongs to the view.
+    /// Adds the announcement of a rank of the view.
     pub(crate) fn announce(
         &mut self,
         now: Time,
         view: &Arc<SetView>,
         rank: Rank,
-        (request, contribution): (Request, Bytes),
+        Submission { what: request, contribution }: Submission,
     ) -> Announced {
-        let key = (request.set, request.name.clone());
+        let key = TensorKey::of(&request);
         let turn = self.next_turn();
         let name = self.name(&key, view);
         let round = name.next_round(rank);
@@ -150,7 +158,7 @@ impl Negotiation {
         }
     }
 
-    /// Takes out the open round of a name when all ranks have announced that have not joined.
+    /// Removes the open round of a name when all ranks that have not joined have announced it.
     pub(crate) fn take_complete(&mut self, key: &TensorKey, joined: &BTreeSet<Rank>) -> Option<Complete> {
         let name = self.names.get_mut(key)?;
         let view = Arc::clone(&name.view);
@@ -168,13 +176,13 @@ impl Negotiation {
         Some(Complete { view, requests, contributions, excused, since })
     }
 
-    /// A rank's request was refused or withdrawn; it belongs to the view.
+    /// Handles the refusal or withdrawal of a request; its rank belongs to the view.
     pub(crate) fn void(
         &mut self,
         now: Time,
         view: &Arc<SetView>,
-        (rank, key): (Rank, &TensorKey),
-        (void, group): (Void, Option<Group>),
+        key: &TensorKey,
+        Void { rank, cause, group }: Void,
         joined: &BTreeSet<Rank>,
     ) -> Voided {
         let turn = self.next_turn();
@@ -183,15 +191,15 @@ impl Negotiation {
         let rounds = &mut name.rounds;
         let announced = rounds.back().is_some_and(|round| round.is_open() && round.has(rank));
         let joins = announced && rounds.back().is_some_and(|round| round.has_joined(rank));
-        let (round, poisons) = match (void, announced, round) {
-            (Void::Withdrawn, true, _) if joins => return Voided::Late,
+        let (round, poisons) = match (cause, announced, round) {
+            (VoidCause::Withdrawn, true, _) if joins => return Voided::Late,
             (_, true, _) => (rounds.len() - 1, true),
-            (Void::Withdrawn, false, _) => {
+            (VoidCause::Withdrawn, false, _) => {
                 self.drop_empty(key);
                 return Voided::Late;
             }
-            (Void::Refused, false, Some(round)) => (round, rounds[round].is_open()),
-            (Void::Refused, false, None) => {
+            (VoidCause::Refused, false, Some(round)) => (round, rounds[round].is_open()),
+            (VoidCause::Refused, false, None) => {
                 rounds.push_back(Round::new(now, turn));
                 (rounds.len() - 1, true)
             }
@@ -213,7 +221,7 @@ impl Negotiation {
         Voided::Now { requests, excused, group }
     }
 
-    /// Forgets a set: it is gone, or all its ranks have joined.
+    /// Removes the names of a set: it is removed, or all its ranks have joined.
     pub(crate) fn remove_set(&mut self, set: SetId) {
         for key in self.names_of(set) {
             for round in self.names.remove(&key).into_iter().flat_map(|name| name.rounds) {
@@ -227,35 +235,35 @@ impl Negotiation {
 
     /// The names of a set that wait for ranks.
     pub(crate) fn names_of(&self, set: SetId) -> Vec<TensorKey> {
-        // Names are in the order of their sets.
-        let behind = self.names.keys().skip_while(|(of, _)| *of < set);
-        behind.take_while(|(of, _)| *of == set).cloned().collect()
+        // Names are ordered by set.
+        let from_set = self.names.keys().skip_while(|key| key.set < set);
+        from_set.take_while(|key| key.set == set).cloned().collect()
     }
 
-    /// Of the messages of a pair with a tag that no receive takes, the first one, with its turn among the messages of all
-    /// pairs. It may have failed already.
+    /// The first message of a pair with a tag that no receive takes, with its position among the messages of all pairs.
+    /// It may have failed already.
     pub(crate) fn first_message(&self, set: SetId, pair: Pair, tag: u32) -> Option<(u64, TensorName)> {
-        // Names with other numbers follow the one with the least.
-        let of_pair = self.names.range((set, pair.message_name(tag, 0))..);
-        let of_pair = of_pair.take_while(|((of, name), _)| *of == set && Pair::of_message(name) == Some((pair, tag)));
-        let sent = of_pair.filter_map(|((_, name), known)| {
+        // The name with the least number comes first.
+        let of_pair = self.names.range(TensorKey { set, name: pair.message_name(tag, 0) }..);
+        let of_pair = of_pair.take_while(|(key, _)| key.set == set && Pair::of_message(&key.name) == Some((pair, tag)));
+        let sent = of_pair.filter_map(|(TensorKey { name, .. }, known)| {
             let round = known.rounds.iter().find(|round| round.has(pair.from) && !round.has(pair.to))?;
             Some((Pair::message_count(name)?, round.turn, name))
         });
         sent.min().map(|(_, turn, name)| (turn, name.clone()))
     }
 
-    /// Whether a round has failed that ranks have yet to take part in.
+    /// Whether there is a poisoned round.
     pub(crate) fn is_poisoned(&self) -> bool {
         self.poisoned > 0
     }
 
-    /// Forgets all names: what is asked for will be announced again.
+    /// Removes all names: their requests will be announced again.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// How many names wait for ranks.
+    /// The number of names that wait for ranks.
     pub(crate) fn len(&self) -> usize {
         self.names.len()
     }
@@ -281,7 +289,7 @@ impl Negotiation {
         self.names.entry(key.clone()).or_insert_with(new)
     }
 
-    /// Ranks take part in a poisoned round. Returns its group when that is said for the first time.
+    /// Records that ranks take part in a poisoned round. Returns its group the first time that it is known.
     fn take_part(
         &mut self,
         key: &TensorKey,
@@ -311,7 +319,7 @@ impl Negotiation {
     }
 }
 
-/// Ranks of the view that have joined and take no part, ascending. Joining concerns the set of all ranks only.
+/// Joined ranks of the view that take no part, ascending. A join affects only the set of all ranks.
 fn excused(view: &SetView, joined: &BTreeSet<Rank>, takes_part: impl Fn(Rank) -> bool) -> Vec<Rank> {
     if !view.is_world() {
         return Vec::new();
@@ -320,8 +328,8 @@ fn excused(view: &SetView, joined: &BTreeSet<Rank>, takes_part: impl Fn(Rank) ->
 }
 
 impl Name {
-    /// The first round that a rank has yet to take part in. A rank takes part in one after the other, so those that have it
-    /// come first: a rank that runs far ahead with refusals costs the logarithm of their number each, not the number.
+    /// The first round in which a rank has no part yet. A rank takes part in one round after the other, so a binary
+    /// search finds it: many refusals of a rank that runs ahead cost the logarithm of their number each.
     fn next_round(&self, rank: Rank) -> Option<usize> {
         if self.has_gaps {
             return self.rounds.iter().position(|round| !round.has(rank));
@@ -343,7 +351,7 @@ pub(crate) struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// Who is missing and has not joined, ascending.
+    /// The missing ranks that have not joined, ascending.
     pub(crate) fn missing(&self, joined: &BTreeSet<Rank>) -> Vec<Rank> {
         let excused = |rank: &Rank| self.view.is_world() && joined.contains(rank);
         let missing = |rank: &Rank| !self.announced.contains_key(rank) && !excused(rank);

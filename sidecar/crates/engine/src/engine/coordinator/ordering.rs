@@ -1,4 +1,4 @@
-//! The coordinator's queues: what is ready, what is ordered and not done.
+//! The coordinator's queues of ready tensors, and its operations in flight.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use ronde_wire::{
     Algorithm, Collective, Control, Epoch, Pair, Rank, Seq, SetId, SidecarIndex, TensorName, Tuning, limits,
 };
 
-use super::commits::Plugged;
+use super::commits::PluginOperation;
 use super::fusion::{ReadyTensor, next_bucket};
 use super::groups::Ready;
 use super::mismatch::lead;
@@ -24,59 +24,63 @@ use crate::engine::shared::{RankContributions, RankRequests};
 use crate::engine::shared::{eager, planning};
 use crate::trace::Trace;
 
-/// See the module's text.
+/// The ready tensors and the operations in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Ordering {
     queues: BTreeMap<Scope, Queue>,
     in_flight: BTreeMap<Seq, (Scope, SidecarIndex)>,
     last: Seq,
-    /// Operations with a plugin that were ordered since they were last asked for, and who performs them.
-    plugged: Vec<Plugged>,
-    /// The end of a join, which goes out behind what was ready without the ranks that had joined.
+    /// Operations with a plugin that were ordered since they were last taken.
+    plugin_operations: Vec<PluginOperation>,
+    /// The end of a join, which is sent after all tensors that were ready without the joined ranks.
     all_joined: Option<(TensorName, Rank)>,
 }
 
-/// What has a queue of its own: a process set, and each two ranks of it with their messages in one direction, which are not to
-/// wait for what the others do.
-type Scope = (SetId, Option<Pair>);
+/// The key of a queue: a process set, or two ranks of it for their messages in one direction, which do not wait for
+/// other operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Scope {
+    set: SetId,
+    pair: Option<Pair>,
+}
 
 #[derive(Debug)]
 struct Queue {
     view: Arc<SetView>,
-    /// What is ready and travels eagerly: ordered at once, whatever else is in flight.
+    /// Ready eager tensors, which are ordered at once, whatever else is in flight.
     eager: VecDeque<ReadyTensor>,
     ready: VecDeque<ReadyTensor>,
     in_flight: usize,
 }
 
 impl Ordering {
-    /// Puts a tensor behind those that are ready in its scope.
+    /// Appends a tensor to the queue of its scope.
     pub(crate) fn push(&mut self, view: &Arc<SetView>, tensor: ReadyTensor) {
-        let scope = (view.topology.set, pair_of(&tensor));
+        let scope = Scope { set: view.topology.set, pair: pair_of(&tensor) };
         let (eager, ready) = (VecDeque::new(), VecDeque::new());
         let new = || Queue { view: Arc::clone(view), eager, ready, in_flight: 0 };
         let queue = self.queues.entry(scope).or_insert_with(new);
-        // The id may have been another set's: what is ready is the new one's alone.
+        // The id may have been another set's: the queue belongs to the new set now.
         queue.view = Arc::clone(view);
         let of_kind = if tensor.algorithm == Algorithm::Eager { &mut queue.eager } else { &mut queue.ready };
         of_kind.push_back(tensor);
     }
 
-    /// All ranks have joined, the last of them this one.
+    /// All ranks have joined, `last` as the last one.
     pub(crate) fn push_all_joined(&mut self, name: TensorName, last: Rank) {
         self.all_joined = Some((name, last));
     }
 
-    /// Forgets what is ready in a set that is gone: its requests are rejected by each sidecar.
+    /// Removes the ready tensors of a removed set: each sidecar fails their requests.
     pub(crate) fn remove_set(&mut self, set: SetId) {
-        for (_, queue) in self.queues.iter_mut().filter(|((of, _), _)| *of == set) {
+        for (_, queue) in self.queues.iter_mut().filter(|(scope, _)| scope.set == set) {
             queue.eager.clear();
             queue.ready.clear();
         }
         self.drop_idle();
     }
 
-    /// Takes out what is ready without any of these ranks, because they had joined.
+    /// Removes the tensors that are ready without any of these joined ranks.
     pub(crate) fn take_joined(&mut self, ranks: &BTreeSet<Rank>) -> Vec<Ready> {
         let mut taken = Vec::new();
         for (_, queue) in self.queues.range_mut(WORLD) {
@@ -85,20 +89,20 @@ impl Ordering {
                 let (stranded, kept) = std::mem::take(of_kind).into_iter().partition(without);
                 *of_kind = kept;
                 let stranded: VecDeque<ReadyTensor> = stranded;
-                taken.extend(stranded.into_iter().map(|tensor| (Arc::clone(&queue.view), tensor)));
+                taken.extend(stranded.into_iter().map(|tensor| Ready { view: Arc::clone(&queue.view), tensor }));
             }
         }
         taken
     }
 
-    /// Orders what travels eagerly, and as much of the rest as may be in flight, scope by scope.
+    /// Orders all eager tensors, and as many others as may be in flight, scope by scope.
     pub(crate) fn order(&mut self, cx: &mut Context, epoch: Epoch, repetition: &mut Repetition) {
         for (&scope, queue) in &mut self.queues {
             while !queue.eager.is_empty() {
                 let bucket = next_bucket(&mut queue.eager, cx.config.fusion_threshold_bytes);
                 self.last.0 += 1;
                 repetition.ordered(cx.now, &queue.view, &bucket);
-                // It is over when the order has arrived: nobody reports it.
+                // It is over when the order arrives, so no member reports it.
                 send_order(cx, &queue.view, epoch, self.last, bucket);
             }
             while queue.in_flight < cx.config.buckets_in_flight {
@@ -110,14 +114,14 @@ impl Ordering {
                 queue.in_flight += 1;
                 repetition.ordered(cx.now, &queue.view, &bucket);
                 self.in_flight.insert(self.last, (scope, queue.view.first_member()));
-                self.plugged.extend(Plugged::of(self.last, &queue.view, &bucket));
+                self.plugin_operations.extend(PluginOperation::of(self.last, &queue.view, &bucket));
                 send_order(cx, &queue.view, epoch, self.last, bucket);
             }
         }
         self.send_all_joined(cx, epoch);
     }
 
-    /// The sidecar that reports an operation, which is ordered and not done.
+    /// The member that reports an operation in flight.
     pub(crate) fn reporter(&self, seq: Seq) -> Option<SidecarIndex> {
         self.in_flight.get(&seq).map(|(_, reporter)| *reporter)
     }
@@ -133,32 +137,32 @@ impl Ordering {
         self.drop_idle();
     }
 
-    /// Takes the operations that have to be settled, each once.
-    pub(crate) fn take_plugged(&mut self) -> Vec<Plugged> {
-        std::mem::take(&mut self.plugged)
+    /// Takes the new operations that have to be committed.
+    pub(crate) fn take_plugin_operations(&mut self) -> Vec<PluginOperation> {
+        std::mem::take(&mut self.plugin_operations)
     }
 
-    /// The last number that was given, or passed over.
+    /// The last seq that is in use.
     pub(crate) fn last(&self) -> Seq {
         self.last
     }
 
-    /// Numbers up to this one are in use otherwise.
+    /// Skips the seqs up to this one, which a schedule used.
     pub(crate) fn pass_over(&mut self, last: Seq) {
         self.last = self.last.max(last);
     }
 
     /// Tensors that are ready, with their sets.
     pub(crate) fn ready(&self) -> impl Iterator<Item = (SetId, &ReadyTensor)> {
-        self.queues.iter().flat_map(|((set, _), queue)| queue.tensors().map(|tensor| (*set, tensor)))
+        self.queues.iter().flat_map(|(scope, queue)| queue.tensors().map(|tensor| (scope.set, tensor)))
     }
 
-    /// Whether the end of a join waits to be said.
+    /// Whether the end of a join waits to be sent.
     pub(crate) fn ends_join(&self) -> bool {
         self.all_joined.is_some()
     }
 
-    /// Forgets what is ready: it will be announced again.
+    /// Removes all ready tensors: they will be announced again.
     pub(crate) fn clear_ready(&mut self) {
         for queue in self.queues.values_mut() {
             queue.eager.clear();
@@ -173,12 +177,13 @@ impl Ordering {
 
     fn send_all_joined(&mut self, cx: &mut Context, epoch: Epoch) {
         let Some((name, last)) = self.all_joined.take() else { return };
-        let without_somebody = |(_, queue): (&Scope, &Queue)| queue.tensors().any(|tensor| !tensor.joined.is_empty());
-        if self.queues.range(WORLD).any(without_somebody) {
+        let lacks_a_joined_rank =
+            |(_, queue): (&Scope, &Queue)| queue.tensors().any(|tensor| !tensor.joined.is_empty());
+        if self.queues.range(WORLD).any(lacks_a_joined_rank) {
             self.all_joined = Some((name, last));
             return;
         }
-        cx.send_down(&cx.everybody.clone(), epoch, Seq(0), Control::AllJoined { name, last });
+        cx.send_down(&cx.all_sidecars.clone(), epoch, Seq(0), Control::AllJoined { name, last });
     }
 }
 
@@ -188,24 +193,25 @@ impl Queue {
     }
 }
 
-/// The queues of the set of all ranks; it is the first of all sets.
-const WORLD: std::ops::RangeToInclusive<Scope> = ..=(SetId::WORLD, None);
+/// The queue of the set of all ranks, which is the first one.
+const WORLD: std::ops::RangeToInclusive<Scope> = ..=Scope { set: SetId::WORLD, pair: None };
 
-/// What is ordered for requests that were found to fit together.
+/// The ready tensor of matching requests.
 ///
 /// # Errors
-/// A refusal for all ranks, in words, when no result can hold it.
+/// The reason of a refusal on all ranks, when a limit is exceeded.
 pub(crate) fn ready_tensor(
     cx: &Context,
     view: &SetView,
-    (requests, came): (&RankRequests, RankContributions),
+    requests: &RankRequests,
+    contributions: RankContributions,
     joined: Vec<Rank>,
 ) -> Result<ReadyTensor, String> {
     let request = lead(requests).ok_or("the rank whose tensor counts has not asked for it")?;
     let pair = requests.first_key_value().and_then(|(rank, first)| first.collective.pair(*rank));
     let name = request.collective.name();
-    let kind = work_kind(&request.collective, request.dtype, (request.codec, request.plugin.as_deref()), pair)
-        .ok_or_else(|| format!("{name} is not performed as an operation of its own"))?;
+    let kind = work_kind(&request.collective, request.dtype, request.codec, request.plugin.as_deref(), pair)
+        .ok_or_else(|| format!("{name} is not performed as a separate operation"))?;
     let tensor = ordered_tensor(request, requests.values());
     let results = Results::of(&request.collective, pair, view, &tensor)
         .ok_or_else(|| format!("{name} has a result of more elements than a tensor may have, 2^48; cut the tensor"))?;
@@ -220,7 +226,7 @@ pub(crate) fn ready_tensor(
     }
     let kind = reduced_as(cx, view, kind);
     let elements = work(kind.clone(), request.dtype, view, std::slice::from_ref(&tensor)).elements();
-    let eager = eager::gathered(view, requests, came, cx.config.eager_bytes);
+    let eager = eager::gathered(view, requests, contributions, cx.config.eager_bytes);
     let (algorithm, bytes) = match &eager {
         Some(contributions) => (Algorithm::Eager, contributions.iter().map(|bytes| bytes.len() as u64).sum()),
         None => {
@@ -252,7 +258,7 @@ pub(crate) fn ready_tensor(
     Ok(ready)
 }
 
-/// Splits differ from rank to rank and stand in the order's rows.
+/// The collective without its splits, which differ by rank and are in the order's rows.
 fn without_splits(collective: &Collective) -> Collective {
     match collective {
         Collective::AllToAll { .. } => Collective::AllToAll { splits: Vec::new() },
@@ -274,18 +280,18 @@ fn send_order(cx: &mut Context, view: &SetView, epoch: Epoch, seq: Seq, bucket: 
     cx.traces.note(|| Trace::Cycle);
     cx.traces.note(|| Trace::ordered(seq, &order, false));
     if carries && view.me.is_none() {
-        // Nobody reports it.
+        // No member reports it.
         cx.traces.note(|| Trace::Over { seq, dropped: false });
     }
     cx.send_down(&view.sidecars, epoch, seq, Control::Order(order));
 }
 
-/// The order of a bucket. What may travel eagerly does so where the order `carries` the contributions.
+/// The order of a bucket. Eager tensors stay eager only where the order `carries` the contributions.
 pub(crate) fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTensor>, carries: bool) -> Option<Order> {
     let first = bucket.first()?;
     let pair = pair_of(first);
     let ReadyTensor { collective, dtype, prescale, postscale, codec, plugin, joined, .. } = first.clone();
-    let kind = work_kind(&collective, dtype, (codec, plugin.as_deref()), pair)?;
+    let kind = work_kind(&collective, dtype, codec, plugin.as_deref(), pair)?;
     let small = first.algorithm == Algorithm::Eager;
     let kind = match (small, carries) {
         (true, true) => kind,
@@ -316,8 +322,8 @@ pub(crate) fn make_order(cx: &mut Context, view: &SetView, bucket: Vec<ReadyTens
     })
 }
 
-/// The kind of work, where the ranks of one sidecar may not be reduced with each other first. A set on one sidecar is reduced
-/// in rank order in any case.
+/// The kind of work without hierarchical reduction, if that is switched off. A set on one sidecar is always reduced in
+/// rank order.
 fn reduced_as(cx: &Context, view: &SetView, kind: WorkKind) -> WorkKind {
     let flat = !cx.config.hierarchical_allreduce && view.topology.len() > 1;
     if flat && view.ranks.len() <= limits::NARY_RANKS_MAX { planning::kind_with(kind, Algorithm::Direct) } else { kind }
@@ -329,7 +335,7 @@ fn selected(cx: &mut Context, view: &SetView, work: &Work) -> Tuning {
     tuning
 }
 
-/// Lanes that all members offer, as far as the coordinator knows; its own threads where it is the only member.
+/// The lanes that all known members offer; the number of local threads where this sidecar is the only member.
 fn lanes(cx: &Context, view: &SetView) -> u16 {
     if view.topology.len() == 1 && view.me.is_some() {
         return cx.config.threads.min(LANES_MOST);
@@ -338,7 +344,7 @@ fn lanes(cx: &Context, view: &SetView) -> u16 {
     offered.fold(cx.config.lanes, u16::min).clamp(1, LANES_MOST)
 }
 
-/// [`limits::LANES_MAX`] as a tuning holds it.
+/// [`limits::LANES_MAX`] in the type of a tuning.
 #[allow(clippy::cast_possible_truncation, reason = "16, checked by the assertion below")]
 const LANES_MOST: u16 = limits::LANES_MAX as u16;
 const _: () = assert!(LANES_MOST as usize == limits::LANES_MAX);

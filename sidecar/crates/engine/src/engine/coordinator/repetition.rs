@@ -1,5 +1,5 @@
-//! What the coordinator orders, seen as steps: a step ends where something is ordered that it has ordered before in it.
-//! A job that trains asks for the same in every step.
+//! Detection of repeated training steps in the coordinator's orders. A step ends when a tensor is ordered that is
+//! already part of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,34 +11,44 @@ use crate::engine::shared::TensorKey;
 use crate::engine::shared::sets::SetView;
 use crate::event::Time;
 
-/// See the module's text.
+/// The history of steps.
 #[derive(Debug)]
 pub(crate) struct Repetition {
-    /// The step that is being ordered.
+    /// The current step.
     step: Step,
-    /// What the one before asked for; `None` before there was a whole one.
+    /// The tensors of the previous step; `None` before there was a complete one.
     last: Option<BTreeMap<TensorKey, ReadyTensor>>,
-    /// How long that took.
+    /// The duration of the previous step.
     last_us: u64,
-    /// Steps in a row, the last one included, that asked for the same.
+    /// The number of equal steps in a row, up to the previous one.
     equal: u32,
-    /// What is left of an iteration of a schedule, and no part of the next step.
+    /// The rest of an interrupted iteration of a schedule, which is no part of the next step.
     left: BTreeSet<TensorKey>,
-    /// The most tensors of a step that are remembered; 0 for nothing at all.
+    /// The most tensors of a step; 0 turns the detection off.
     tensors_max: usize,
 }
 
-/// A part of a step that was ordered as one operation.
-pub(crate) type Bucket = (Arc<SetView>, Vec<ReadyTensor>);
+/// The tensors of a step that were ordered as one operation.
+#[derive(Clone, Debug)]
+pub(crate) struct Bucket {
+    pub(crate) view: Arc<SetView>,
+    pub(crate) tensors: Vec<ReadyTensor>,
+}
+
+impl Bucket {
+    fn new(view: &Arc<SetView>) -> Self {
+        Self { view: Arc::clone(view), tensors: Vec::new() }
+    }
+}
 
 #[derive(Debug, Default)]
 struct Step {
     began: Time,
     keys: BTreeMap<TensorKey, ReadyTensor>,
     buckets: Vec<Bucket>,
-    /// How many of them the step before asked for as well.
+    /// How many tensors are equal to those of the previous step.
     alike: usize,
-    /// Whether there is something in it that cannot run ahead.
+    /// Whether it has an operation that cannot be scheduled.
     is_bound: bool,
 }
 
@@ -50,56 +60,56 @@ impl Default for Repetition {
 }
 
 impl Repetition {
-    /// Remembers steps of so many tensors, or none at all.
-    pub(crate) fn remember(&mut self, tensors_max: usize) {
+    /// Sets the most tensors of a step; 0 turns the detection off.
+    pub(crate) fn set_tensors_max(&mut self, tensors_max: usize) {
         let tensors_max = tensors_max.min(limits::SCHEDULE_TENSORS_MAX);
         if self.tensors_max != tensors_max {
             *self = Self { tensors_max, ..Self::default() };
         }
     }
 
-    /// Steps are counted anew. The next one begins behind what is left of an iteration of a schedule.
+    /// Restarts the count of steps. The next one begins after `left`, the rest of an iteration of a schedule.
     pub(crate) fn restart(&mut self, left: BTreeSet<TensorKey>) {
         self.reset();
         self.left = left;
     }
 
-    /// Forgets what was seen.
+    /// Clears the history.
     pub(crate) fn reset(&mut self) {
         *self = Self { tensors_max: self.tensors_max, ..Self::default() };
     }
 
-    /// An operation is ordered.
+    /// Records an ordered operation.
     pub(crate) fn ordered(&mut self, now: Time, view: &Arc<SetView>, bucket: &[ReadyTensor]) {
         if self.tensors_max == 0 {
             return;
         }
-        self.step.buckets.push((Arc::clone(view), Vec::new()));
+        self.step.buckets.push(Bucket::new(view));
         for tensor in bucket {
             self.tensor(now, view, tensor);
         }
-        self.step.buckets.retain(|(_, tensors)| !tensors.is_empty());
+        self.step.buckets.retain(|bucket| !bucket.tensors.is_empty());
     }
 
-    /// The buckets of the present step, when it asks for the same as the one before and is whole, for so many steps in a row:
-    /// with the time that the one before took, in microseconds. The next one is expected to begin like it. `None` for a step of
-    /// small operations only: they are over in the round trip that negotiates them, and would take longer over the lanes.
+    /// The buckets of the current step when it is complete and so many steps in a row are equal, with the duration of
+    /// the previous one in microseconds. `None` for a step of only small operations: eager ones take one round trip for
+    /// negotiation and data together, and would take longer over the lanes.
     pub(crate) fn step(&self, steps: u32) -> Option<(&[Bucket], u64)> {
         let Step { keys, buckets, alike, is_bound, .. } = &self.step;
         let whole = self.last.as_ref().is_some_and(|last| last.len() == keys.len() && *alike == keys.len());
         let found = whole && !*is_bound && !keys.is_empty() && self.equal + 1 >= steps && are_whole(buckets);
-        let small = |(_, bucket): &Bucket| bucket.iter().all(|tensor| tensor.algorithm == Algorithm::Eager);
+        let small = |bucket: &Bucket| bucket.tensors.iter().all(|tensor| tensor.algorithm == Algorithm::Eager);
         let found = found && !buckets.iter().all(small);
         found.then_some((buckets, self.last_us))
     }
 
-    /// Whether the present step asks for a name.
+    /// Whether the current step contains a name.
     pub(crate) fn asks_for(&self, set: SetId, name: &TensorName) -> bool {
-        self.step.keys.contains_key(&(set, name.clone()))
+        self.step.keys.contains_key(&TensorKey::new(set, name))
     }
 
     fn tensor(&mut self, now: Time, view: &Arc<SetView>, tensor: &ReadyTensor) {
-        let key = (view.topology.set, tensor.tensor.name.clone());
+        let key = TensorKey::new(view.topology.set, &tensor.tensor.name);
         if self.left.remove(&key) {
             return;
         }
@@ -107,7 +117,7 @@ impl Repetition {
             self.end_step(now, view);
         } else if self.step.keys.len() >= self.tensors_max {
             self.reset();
-            self.step.buckets.push((Arc::clone(view), Vec::new()));
+            self.step.buckets.push(Bucket::new(view));
         }
         let kept = ReadyTensor { contributions: Vec::new(), ..tensor.clone() };
         if self.step.keys.is_empty() {
@@ -116,8 +126,8 @@ impl Repetition {
         self.step.is_bound |= !may_run_ahead(view, &kept);
         let before = self.last.as_ref().and_then(|last| last.get(&key));
         self.step.alike += usize::from(before.is_some_and(|before| before.is_same(&kept)));
-        if let Some((_, bucket)) = self.step.buckets.last_mut() {
-            bucket.push(kept.clone());
+        if let Some(bucket) = self.step.buckets.last_mut() {
+            bucket.tensors.push(kept.clone());
         }
         self.step.keys.insert(key, kept);
     }
@@ -128,18 +138,18 @@ impl Repetition {
         self.equal = if equal { self.equal.saturating_add(1) } else { 1 };
         self.last_us = now.0.saturating_sub(ended.began.0);
         self.last = Some(ended.keys);
-        self.step.buckets.push((Arc::clone(view), Vec::new()));
+        self.step.buckets.push(Bucket::new(view));
     }
 }
 
-/// Whether an operation gives nobody a result before everybody has taken part in it: an element of every rank is in every
-/// member's result. And what is reduced has the same bits whether it travels eagerly or not.
+/// Whether an operation may be scheduled: no member can complete it before all ranks take part, because an element of
+/// every rank is in every member's result, and its result has the same bits whether it is eager or not.
 fn may_run_ahead(view: &SetView, tensor: &ReadyTensor) -> bool {
     let (shape, rows) = (&tensor.tensor.shape, &tensor.tensor.rows);
     let ranks = view.ranks.len() as u64;
     let small = tensor.algorithm == Algorithm::Eager;
-    let everybody = match &tensor.collective {
-        // It may fail, and stands only when the coordinator says so.
+    let needs_all_ranks = match &tensor.collective {
+        // It may fail, and needs the commit of the coordinator.
         _ if tensor.plugin.is_some() => false,
         Collective::AllReduce { .. } => true,
         Collective::ReduceScatter { op } => {
@@ -149,14 +159,14 @@ fn may_run_ahead(view: &SetView, tensor: &ReadyTensor) -> bool {
         Collective::AllGather | Collective::AllToAll { .. } => rows.iter().all(|rows| *rows > 0),
         _ => false,
     };
-    // The first of an all-gather's rows stand in the shape, all others in the list.
-    everybody && shape.elements() > 0 && tensor.joined.is_empty()
+    // The shape of an all-gather has the rows of the first rank; the list has those of all ranks.
+    needs_all_ranks && shape.elements() > 0 && tensor.joined.is_empty()
 }
 
-/// Whether all that a group has in the step was released at once: what is cut off by a withdrawal belongs to one use.
+/// Whether each group of the step was released as a whole, so that a withdrawal interrupts only one use of it.
 fn are_whole(buckets: &[Bucket]) -> bool {
     let mut uses: BTreeMap<(SetId, &TensorName, u32), (u64, usize)> = BTreeMap::new();
-    for (view, tensors) in buckets {
+    for Bucket { view, tensors } in buckets {
         for tensor in tensors {
             let Some(group) = &tensor.group else { continue };
             let of_group = uses.entry((view.topology.set, &group.name, group.size)).or_insert((tensor.group_use, 0));
@@ -203,7 +213,7 @@ mod tests {
     #[test]
     fn a_step_that_repeats_is_found_at_its_end() {
         assert_eq!(found(&["ab", "c", "a", "b", "c"], 2), [false, false, false, false, true]);
-        // What came before the first step is no part of any.
+        // Tensors before the first step are part of none.
         assert_eq!(found(&["xy", "a", "b", "a", "b", "a", "b"], 2)[4..], [false, false, true]);
     }
 
@@ -214,18 +224,18 @@ mod tests {
     }
 
     #[test]
-    fn more_steps_may_be_asked_for() {
+    fn more_equal_steps_may_be_required() {
         assert_eq!(found(&["a"; 6], 4), [false, false, false, true, true, true]);
     }
 
     #[test]
-    fn larger_steps_than_are_to_be_remembered_are_never_found() {
+    fn steps_with_more_tensors_than_the_limit_are_never_found() {
         let view = view();
         for (tensors_max, is_found) in [(0, false), (2, false), (3, true)] {
             let mut repetition = Repetition::default();
             let mut found = false;
             for name in ["a", "b", "c"].repeat(4) {
-                repetition.remember(tensors_max);
+                repetition.set_tensors_max(tensors_max);
                 repetition.ordered(Time(0), &view, &[sum(name, 4)]);
                 found |= repetition.step(2).is_some();
             }
@@ -234,12 +244,12 @@ mod tests {
     }
 
     #[test]
-    fn another_step_begins_the_count_anew() {
+    fn a_different_step_restarts_the_count() {
         assert_eq!(found(&["ab", "ab", "abc", "ab", "ab"], 2), [false, true, false, false, true]);
     }
 
     #[test]
-    fn a_step_of_small_operations_only_is_not_worth_it() {
+    fn a_step_of_only_small_operations_is_not_scheduled() {
         let view = view();
         let small = |name| ReadyTensor { algorithm: Algorithm::Eager, ..sum(name, 1) };
         for (others, worth_it) in [(vec![small("b")], false), (vec![small("b"), sum("c", 9_000)], true)] {
@@ -253,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_completes_alone_binds_a_step() {
+    fn operations_that_one_member_can_complete_alone_are_not_scheduled() {
         let view = view();
         let gather = |rows: Vec<u64>| {
             let tensor = OrderedTensor { rows, ..sum("t", 1).tensor };
@@ -294,7 +304,7 @@ mod tests {
         assert!(!found("b", 1), "the rest of a use");
         let all: Vec<bool> = (2..5).flat_map(|group_use| [found("a", group_use), found("b", group_use)]).collect();
         assert_eq!(all, [false; 6], "a step ends between two tensors of a group");
-        let left = [(SetId::WORLD, TensorName::new("b").expect("a name"))].into_iter().collect();
+        let left = [TensorKey { set: SetId::WORLD, name: TensorName::new("b").expect("a name") }].into_iter().collect();
         repetition.restart(left);
         let mut found = |name, group_use| {
             repetition.ordered(Time(0), &view, &[grouped(name, group_use)]);

@@ -1,12 +1,14 @@
-//! The coordinator's half of schedules: it issues one when steps repeat, and withdraws it when somebody deviates.
+//! The coordinator's side of schedules: it issues one when steps repeat, and withdraws it when a rank deviates.
 //!
-//! While there is a schedule nothing is negotiated. What arrives of announcements was said before their sender heard of the
-//! schedule, and is void: each sidecar holds on to its requests, and announces those that are left when the schedule is over.
+//! While there is a schedule nothing is negotiated. Announcements that still arrive were sent before their sender
+//! received the schedule, and are void: each sidecar keeps its requests and announces the remaining ones when the
+//! schedule is over.
 //!
-//! **Which operations stand.** A sidecar that is told to withdraw a schedule completes nothing more of it and says what it has
-//! completed. An operation that somebody has completed was admitted by all members of its set, and with it all earlier ones
-//! of the same set. These are performed to their end. Sets are looked at one by one: the members of another set may not even
-//! have been asked for an operation in between. What is left is dropped everywhere, and nobody was told of it.
+//! **Which operations are committed.** On the withdrawal of a schedule each sidecar stops completing operations and
+//! reports the ones that it has completed. An operation that any sidecar has completed was admitted by all members of
+//! its set, as were all earlier ones of the same set. These are performed to their end. This holds for each set
+//! separately: the members of another set may not have submitted an operation in between. All other operations are
+//! dropped everywhere; no worker was notified of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,32 +26,45 @@ use crate::engine::shared::config::RunAhead;
 use crate::engine::shared::context::Context;
 use crate::trace::Trace;
 
-/// See the module's text.
+/// The schedules of the epoch.
 #[derive(Debug, Default)]
 pub(crate) struct Scheduling {
     pub(super) repetition: Repetition,
-    /// Schedules of the epoch.
+    /// The number of schedules so far.
     number: u64,
     issued: Option<Issued>,
-    /// Schedules in a row that were not worth it: each of them doubles the steps that have to be equal before the next.
+    /// Schedules in a row that did not last: each of them doubles the equal steps that are required before the next.
     setbacks: u32,
-    /// A rank that has said goodbye, heard once nothing runs ahead any more.
-    departing: Option<Departing>,
+    /// An orderly exit of a rank, handled once the schedule is withdrawn.
+    pending_exit: Option<PendingExit>,
 }
 
-/// A goodbye: the sidecar that told it, the rank and its words.
-pub(crate) type Departing = (SidecarIndex, Rank, Failure);
+/// An orderly exit of a rank, as its sidecar reported it.
+#[derive(Debug)]
+pub(crate) struct PendingExit {
+    pub(crate) from: SidecarIndex,
+    pub(crate) rank: Rank,
+    pub(crate) failure: Failure,
+}
+
+/// The fields of [`Control::Frozen`].
+#[derive(Debug)]
+pub(crate) struct FrozenSchedule {
+    pub(crate) number: u64,
+    pub(crate) admitted: Seq,
+    pub(crate) completed: Vec<(SetId, Seq)>,
+}
 
 #[derive(Debug)]
 struct Issued {
     first: Seq,
     /// The names of each operation of an iteration.
     names: Vec<(SetId, Vec<TensorName>)>,
-    /// Set while it is withdrawn.
+    /// The answers, while it is being withdrawn.
     answers: Option<Answers>,
 }
 
-/// What the sidecars say that are told to withdraw a schedule.
+/// The answers of the sidecars to the withdrawal of a schedule.
 #[derive(Debug)]
 struct Answers {
     missing: BTreeSet<SidecarIndex>,
@@ -63,21 +78,21 @@ impl Scheduling {
         self.issued.is_some()
     }
 
-    /// Withdraws the schedule for the sake of a rank that says goodbye. Its words are to be heard again when that is over.
-    pub(crate) fn depart(&mut self, cx: &mut Context, epoch: Epoch, departing: Departing) {
-        self.departing.get_or_insert(departing);
+    /// Withdraws the schedule because a rank exits. The exit is handled when that is over.
+    pub(crate) fn withdraw_for_exit(&mut self, cx: &mut Context, epoch: Epoch, pending_exit: PendingExit) {
+        self.pending_exit.get_or_insert(pending_exit);
         self.withdraw(cx, epoch, Invalidation::WorkerExit);
     }
 
-    /// Who has said goodbye, once.
-    pub(crate) fn take_departing(&mut self) -> Option<Departing> {
-        if self.is_busy() { None } else { self.departing.take() }
+    /// Takes the exit to handle, when no schedule is active.
+    pub(crate) fn take_pending_exit(&mut self) -> Option<PendingExit> {
+        if self.is_busy() { None } else { self.pending_exit.take() }
     }
 
-    /// A sidecar says that a schedule does not hold.
+    /// A sidecar reports a schedule as invalid.
     ///
     /// # Errors
-    /// When there was none of that number.
+    /// When there was no schedule of that number.
     pub(crate) fn invalidated(
         &mut self,
         cx: &mut Context,
@@ -88,7 +103,7 @@ impl Scheduling {
         if number == 0 || number > self.number {
             return Err(format!("invalidates schedule {number}; there were {}", self.number));
         }
-        // Of an older one it was said before the sender heard that it is over.
+        // A report about an older schedule was sent before the sender received its end.
         if number == self.number {
             self.withdraw(cx, epoch, invalidation);
         }
@@ -101,35 +116,35 @@ impl Scheduling {
         let last = Seq(issued.first.0 - 1);
         issued.answers = Some(Answers { missing, last, completed: BTreeMap::new() });
         cx.stats.schedules_withdrawn[invalidation as usize] += 1;
-        cx.send_down(&cx.everybody.clone(), epoch, Seq(0), Control::Withdraw { number: self.number });
+        cx.send_down(&cx.all_sidecars.clone(), epoch, Seq(0), Control::Withdraw { number: self.number });
     }
 }
 
 impl Issued {
-    /// What comes behind the operations that stand, in the last iteration of their set.
+    /// The tensors after the committed operations in the last iteration of each set.
     fn left(&self) -> BTreeSet<TensorKey> {
         let completed = self.answers.iter().flat_map(|answers| &answers.completed);
         let rest = completed.flat_map(|(set, last)| {
             let stands = (last.0 - self.first.0) % self.names.len() as u64;
-            let behind = (0..).zip(&self.names).filter(move |(at, (of, _))| of == set && *at > stands);
-            behind.flat_map(|(_, (set, names))| names.iter().map(|name| (*set, name.clone())))
+            let rest = (0..).zip(&self.names).filter(move |(at, (of, _))| of == set && *at > stands);
+            rest.flat_map(|(_, (set, names))| names.iter().map(|name| TensorKey::new(*set, name)))
         });
         rest.collect()
     }
 }
 
 impl Agreement {
-    /// Orders what is ready, and issues a schedule when that has become worth it.
-    pub(crate) fn settle(&mut self, cx: &mut Context) {
+    /// Orders what is ready, and issues a schedule when enough steps were equal.
+    pub(crate) fn order_ready(&mut self, cx: &mut Context) {
         if self.scheduling.is_busy() {
             return;
         }
         let Some(run_ahead) = cx.config.run_ahead.filter(|_| cx.sidecars.len() > 1) else {
-            self.scheduling.repetition.remember(0);
+            self.scheduling.repetition.set_tensors_max(0);
             self.ordering.order(cx, self.epoch, &mut self.scheduling.repetition);
             return;
         };
-        self.scheduling.repetition.remember(run_ahead.tensors_max);
+        self.scheduling.repetition.set_tensors_max(run_ahead.tensors_max);
         self.ordering.order(cx, self.epoch, &mut self.scheduling.repetition);
         self.issue(cx, run_ahead);
     }
@@ -140,13 +155,13 @@ impl Agreement {
             return;
         }
         let Some((buckets, last_us)) = self.scheduling.repetition.step(steps) else { return };
-        let sets: BTreeSet<SetId> = buckets.iter().map(|(view, _)| view.topology.set).collect();
+        let sets: BTreeSet<SetId> = buckets.iter().map(|bucket| bucket.view.topology.set).collect();
         let buckets = buckets.to_vec();
         let patience_us = last_us.clamp(PATIENCE_LEAST_US, PATIENCE_MOST_US);
         let fits = sets.len() <= limits::SCHEDULE_SETS_MAX && buckets.len() <= limits::SCHEDULE_BUCKETS_MAX;
         let scheduled = if fits { scheduled(cx, buckets) } else { None };
         let Some(buckets) = scheduled else {
-            // It will not fit the next time either.
+            // The next equal step would not fit either.
             self.scheduling.repetition.reset();
             self.scheduling.setbacks = self.scheduling.setbacks.saturating_add(1);
             return;
@@ -164,13 +179,13 @@ impl Agreement {
         self.scheduling.issued = Some(Issued { first, names, answers: None });
         cx.traces.note(|| Trace::Cycle);
         let schedule = Control::Schedule { number, buckets, patience_us };
-        cx.send_down(&cx.everybody.clone(), self.epoch, first, schedule);
+        cx.send_down(&cx.all_sidecars.clone(), self.epoch, first, schedule);
     }
 
-    /// Whether all that is asked for and not ordered stands in the step, and nothing is half decided.
+    /// Whether all pending requests are part of the step, and no other negotiation is in progress.
     fn is_plain(&self) -> bool {
         let expected = |set, name| self.scheduling.repetition.asks_for(set, name);
-        let decided = !self.negotiation.is_poisoned() && self.groups.is_empty() && self.roster.is_settled();
+        let decided = !self.negotiation.is_poisoned() && self.groups.is_empty() && self.process_sets.all_acknowledged();
         decided
             && self.joined.is_empty()
             && !self.ordering.ends_join()
@@ -179,33 +194,32 @@ impl Agreement {
             && self.ordering.ready().all(|(set, ready)| expected(set, &ready.tensor.name))
     }
 
-    /// A sidecar completes nothing more of a schedule.
+    /// Handles the answer of a sidecar to the withdrawal of a schedule.
     ///
     /// # Errors
-    /// When it was not asked, or says what cannot be.
+    /// When it was not asked, or reports impossible numbers.
     pub(crate) fn frozen(
         &mut self,
         cx: &mut Context,
         from: SidecarIndex,
-        (number, admitted): (u64, Seq),
-        completed: Vec<(SetId, Seq)>,
+        FrozenSchedule { number, admitted, completed }: FrozenSchedule,
     ) -> Result<(), Violation> {
         let current = number == self.scheduling.number;
         let issued = self.scheduling.issued.as_mut().filter(|_| current);
         let (first, names) = match &issued {
             Some(Issued { first, names, .. }) => (*first, names),
-            None => return Err(format!("answers about schedule {number}, of which it was not asked")),
+            None => return Err(format!("answers for schedule {number}, for which it was not asked")),
         };
         let possible =
             |(set, seq): &(SetId, Seq)| names.iter().any(|(of, _)| of == set) && (first..=admitted).contains(seq);
         if admitted.0 < first.0 - 1 || admitted.0 > SEQ_MAX || !completed.iter().all(possible) {
             return Err(format!(
-                "says that of schedule {number} it has admitted {admitted} and completed {completed:?}"
+                "reports for schedule {number} that it admitted {admitted} and completed {completed:?}"
             ));
         }
         let asked = |answers: &&mut Answers| answers.missing.contains(&from);
         let Some(answers) = issued.and_then(|issued| issued.answers.as_mut()).filter(asked) else {
-            return Err(format!("answers about schedule {number}, of which it was not asked"));
+            return Err(format!("answers for schedule {number}, for which it was not asked"));
         };
         answers.missing.remove(&from);
         answers.last = answers.last.max(admitted);
@@ -230,16 +244,16 @@ impl Agreement {
         self.ordering.pass_over(answers.last);
         let completed = answers.completed.into_iter().collect();
         let resume = Control::Resume { number: self.scheduling.number, last: answers.last, completed };
-        let everybody: SidecarSet = cx.everybody;
-        cx.send_down(&everybody, self.epoch, Seq(0), resume);
+        let all_sidecars: SidecarSet = cx.all_sidecars;
+        cx.send_down(&all_sidecars, self.epoch, Seq(0), resume);
     }
 }
 
-/// The buckets as they stand in a schedule; `None` when they do not fit a message.
+/// The buckets of a schedule; `None` when they do not fit a message.
 fn scheduled(cx: &mut Context, buckets: Vec<Bucket>) -> Option<Vec<ScheduledBucket>> {
     let mut bytes = 0;
     let mut all = Vec::with_capacity(buckets.len());
-    for (view, tensors) in buckets {
+    for Bucket { view, tensors } in buckets {
         let groups = tensors.iter().map(|tensor| tensor.group.clone()).collect();
         let order = make_order(cx, &view, tensors, false)?;
         let bucket = ScheduledBucket { order, groups };
@@ -252,16 +266,16 @@ fn scheduled(cx: &mut Context, buckets: Vec<Bucket>) -> Option<Vec<ScheduledBuck
     Some(all)
 }
 
-/// Bytes of a schedule's buckets; the rest of a message is for what stands once in it.
+/// Bytes of a schedule's buckets; the rest of a message is for its other fields.
 const SCHEDULE_BYTES_MAX: usize = limits::ENCLOSED_BYTES_MAX - 64;
-/// A rank that stays out of the order for as long as a step took waits for somebody, in all likelihood. But at least so long:
-/// a rank needs some time between two requests.
+/// The least patience. A rank that deviates from the order for as long as a step took most likely waits for another
+/// rank; but it needs some time between two requests.
 const PATIENCE_LEAST_US: u64 = 1_000;
-/// And at most so long: what is lost by a withdrawal is less.
+/// The greatest patience: a withdrawal costs less than this.
 const PATIENCE_MOST_US: u64 = 250_000;
-/// A schedule that lasted for so many steps has saved much more than it has cost.
+/// Iterations after which a schedule has saved much more than it cost.
 const ITERATIONS_WORTH_IT: u64 = 32;
-/// Bounds the shift; a job has other ends than that many steps.
+/// Bounds the shift; no job has that many steps.
 const SETBACKS_MOST: u32 = 20;
 /// Seqs that a peer may claim; far above any real one, far below the end of the range.
 const SEQ_MAX: u64 = u64::MAX / 2;

@@ -1,4 +1,4 @@
-//! Names that some ranks have announced long ago and others have not, and groups that lack tensors: Horovod's stall report.
+//! Stall reports, as in Horovod: names that some ranks announced long ago and others did not, and incomplete groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -6,27 +6,28 @@ use std::fmt::Write as _;
 use ronde_wire::{Activity, Cause, Collective, Control, Failure, Rank, Request, Seq, SidecarIndex, TensorName, limits};
 
 use super::agreement::Agreement;
-use super::commits::Settlements;
+use super::commits::PendingCommits;
 use super::groups::Waiting;
 use crate::engine::shared::context::Context;
-use crate::engine::shared::wording;
+use crate::engine::shared::{Suspects, wording};
 use crate::event::{Action, Time};
 
-/// Remembers what was reported, so that each report comes once an interval and is taken back.
+/// The state of stall reports: each report is sent once per interval, and withdrawn when the stall is over.
 ///
-/// Before a report the sidecars of missing ranks are asked what these do; it waits for the answers, but not for long.
+/// Before a report, the sidecars of missing ranks are asked for the activity of these; the report waits for the
+/// answers, but not for long.
 #[derive(Debug, Default)]
 pub(crate) struct Stalls {
     checked: Option<Time>,
     reported: bool,
-    asked: Option<Asked>,
-    /// What the ranks asked about last do, and when that was told.
+    query: Option<ActivityQuery>,
+    /// The activities of the ranks of the last query, and when they arrived.
     activities: BTreeMap<Rank, (Time, Activity)>,
 }
 
-/// A report that waits for answers.
+/// A query of activities, for whose answers a report waits.
 #[derive(Debug)]
-struct Asked {
+struct ActivityQuery {
     at: Time,
     awaited: BTreeSet<SidecarIndex>,
 }
@@ -36,17 +37,18 @@ impl Stalls {
         *self = Self::default();
     }
 
-    /// Makes the report that is due, if one is. Looks four times per `stall_warning_ms`, so a name is reported at an age
-    /// between one and one and a quarter of it, then once an interval.
+    /// Makes the report that is due, if one is. It checks four times per `stall_warning_ms`, so a name is reported at
+    /// an age of 1 to 1.25 times that, then once per interval.
     pub(crate) fn check(
         &mut self,
         cx: &mut Context,
-        (agreement, settlements): (&Agreement, &Settlements),
-        suspects: &(Vec<SidecarIndex>, Vec<Rank>),
+        agreement: &Agreement,
+        pending_commits: &PendingCommits,
+        suspects: &Suspects,
     ) {
-        if let Some(asked) = &self.asked {
-            if asked.awaited.is_empty() || cx.now.ms_since(asked.at) >= ACTIVITY_WAIT_MS {
-                self.report(cx, (agreement, settlements), suspects);
+        if let Some(query) = &self.query {
+            if query.awaited.is_empty() || cx.now.ms_since(query.at) >= ACTIVITY_WAIT_MS {
+                self.report(cx, agreement, pending_commits, suspects);
             }
             return;
         }
@@ -58,22 +60,22 @@ impl Stalls {
         self.checked = Some(cx.now);
         let missing = missing(cx, agreement, warning_ms);
         if missing.is_empty() {
-            self.report(cx, (agreement, settlements), suspects);
+            self.report(cx, agreement, pending_commits, suspects);
         } else {
-            self.ask(cx, agreement, missing.into_keys().take(limits::REPORT_RANKS_MAX));
+            self.query_activities(cx, agreement, missing.into_keys().take(limits::REPORT_RANKS_MAX));
         }
     }
 
-    /// A sidecar tells what its ranks do.
+    /// Handles the activities that a sidecar reports.
     pub(crate) fn answered(&mut self, cx: &Context, from: SidecarIndex, activities: Vec<Activity>) {
-        // Who answers late, or without having been asked, tells nothing that a report could use.
-        if self.asked.as_mut().is_some_and(|asked| asked.awaited.remove(&from)) {
+        // Late and unrequested answers are ignored.
+        if self.query.as_mut().is_some_and(|query| query.awaited.remove(&from)) {
             let activities = activities.into_iter().take(limits::REPORT_RANKS_MAX);
             self.activities.extend(activities.map(|of| (of.rank, (cx.now, of.within_limits()))));
         }
     }
 
-    /// What the epoch ends with when a tensor has waited for `stall_shutdown_ms`, for ranks or for its group.
+    /// The failure that ends the epoch when a tensor has waited for `stall_shutdown_ms`, for ranks or for its group.
     pub(crate) fn shutdown(&self, cx: &Context, agreement: &Agreement) -> Option<Failure> {
         let limit_ms = cx.config.stall_shutdown_ms;
         if limit_ms == 0 {
@@ -97,7 +99,7 @@ impl Stalls {
         Some(Failure { rank: first, ..Failure::new(Cause::ShutDown, reason) })
     }
 
-    fn ask(&mut self, cx: &mut Context, agreement: &Agreement, ranks: impl Iterator<Item = Rank>) {
+    fn query_activities(&mut self, cx: &mut Context, agreement: &Agreement, ranks: impl Iterator<Item = Rank>) {
         let mut by_sidecar: BTreeMap<SidecarIndex, Vec<Rank>> = BTreeMap::new();
         for rank in ranks {
             if let Some(sidecar) = cx.config.world.sidecar_of(rank) {
@@ -105,7 +107,7 @@ impl Stalls {
             }
         }
         self.activities.clear();
-        self.asked = Some(Asked { at: cx.now, awaited: by_sidecar.keys().copied().collect() });
+        self.query = Some(ActivityQuery { at: cx.now, awaited: by_sidecar.keys().copied().collect() });
         for (sidecar, ranks) in by_sidecar {
             let to = [sidecar].into_iter().collect();
             cx.send_down(&to, agreement.epoch, Seq(0), Control::AskActivity { ranks });
@@ -115,35 +117,37 @@ impl Stalls {
     fn report(
         &mut self,
         cx: &mut Context,
-        (agreement, settlements): (&Agreement, &Settlements),
-        suspects: &(Vec<SidecarIndex>, Vec<Rank>),
+        agreement: &Agreement,
+        pending_commits: &PendingCommits,
+        suspects: &Suspects,
     ) {
-        self.asked = None;
+        self.query = None;
         let warning_ms = cx.config.stall_warning_ms;
-        let plugged = settlements.overdue(cx, warning_ms);
-        let stalled = Stalled { plugged, ..Stalled::find(cx, agreement, warning_ms) };
+        let with_plugins = pending_commits.overdue(cx, warning_ms);
+        let stalled = Stalled { with_plugins, ..Stalled::find(cx, agreement, warning_ms) };
         let was_reported = std::mem::replace(&mut self.reported, !stalled.is_empty());
-        let (sidecars, suspect_ranks) = suspects.clone();
+        let Suspects { sidecars, ranks: suspect_ranks } = suspects.clone();
         if !stalled.is_empty() {
             let text = stalled.warning(warning_ms) + &stalled.list(cx, &self.activities);
             let ranks = stalled.missing.into_keys().collect();
             cx.act(Action::Notice { sidecars, ranks, text });
         } else if was_reported {
-            let text = "No tensor waits for a rank, for its group or for a plugin for long any more.".to_owned();
+            let text =
+                "The stall is over: no tensor has waited long for a rank, for its group or for a plugin.".to_owned();
             cx.act(Action::Notice { sidecars, ranks: suspect_ranks, text });
         }
     }
 }
 
-/// What has waited for long.
+/// Everything that has waited for a given time.
 struct Stalled {
     missing: Missing,
-    /// Groups of which tensors wait for others, in words.
+    /// Descriptions of groups with tensors that wait for others.
     groups: Vec<String>,
-    /// Receives from any source, in words.
+    /// Descriptions of receives from any source.
     receives: Vec<String>,
-    /// Operations that are with their plugins, in words.
-    plugged: Vec<String>,
+    /// Descriptions of operations that wait for their plugins.
+    with_plugins: Vec<String>,
 }
 
 impl Stalled {
@@ -152,11 +156,11 @@ impl Stalled {
         let groups = agreement.groups.waiting().filter(old).take(limits::REPORT_NAMES_MAX);
         let groups = groups.map(|waiting| group(cx, agreement, &waiting)).collect();
         let receives = agreement.matching.waiting(cx.now, age_ms).take(limits::REPORT_NAMES_MAX).collect();
-        Self { missing: missing(cx, agreement, age_ms), groups, receives, plugged: Vec::new() }
+        Self { missing: missing(cx, agreement, age_ms), groups, receives, with_plugins: Vec::new() }
     }
 
     fn is_empty(&self) -> bool {
-        self.missing.is_empty() && self.groups.is_empty() && self.receives.is_empty() && self.plugged.is_empty()
+        self.missing.is_empty() && self.groups.is_empty() && self.receives.is_empty() && self.with_plugins.is_empty()
     }
 
     fn warning(&self, warning_ms: u64) -> String {
@@ -169,8 +173,8 @@ impl Stalled {
         }
         if self.missing.is_empty() && self.groups.is_empty() {
             return format!(
-                "One or more operations have been with their plugins for more than {seconds}. All ranks have asked for \
-                 them; see how busy the sidecars are that are not done, and how fast the plugin is (ronde plugin bench)."
+                "One or more operations have waited for their plugins for more than {seconds}. All ranks have submitted \
+                 them; check the load of the sidecars that are not done, and the speed of the plugin (ronde plugin bench)."
             );
         }
         if self.missing.is_empty() {
@@ -187,46 +191,46 @@ impl Stalled {
         )
     }
 
-    /// Missing ranks, groups, and what the ranks do as far as that was told, on lines of their own.
+    /// Missing ranks, groups, and the known activities of the ranks, one per line.
     fn list(&self, cx: &Context, activities: &BTreeMap<Rank, (Time, Activity)>) -> String {
         let mut text = String::new();
         if !self.missing.is_empty() {
             text.push_str("\nMissing ranks:");
         }
-        for (rank, missed) in self.missing.iter().take(limits::REPORT_RANKS_MAX) {
-            let _ = write!(text, "\n{}: [{}", rank.0, missed.names.join(", "));
-            let _ = if missed.more > 0 { write!(text, " and {} more]", missed.more) } else { write!(text, "]") };
+        for (rank, entry) in self.missing.iter().take(limits::REPORT_RANKS_MAX) {
+            let _ = write!(text, "\n{}: [{}", rank.0, entry.names.join(", "));
+            let _ = if entry.more > 0 { write!(text, " and {} more]", entry.more) } else { write!(text, "]") };
         }
         if self.missing.len() > limits::REPORT_RANKS_MAX {
             let _ = write!(text, "\nand {} more ranks", self.missing.len() - limits::REPORT_RANKS_MAX);
         }
-        for waiting in self.groups.iter().chain(&self.receives).chain(&self.plugged) {
+        for waiting in self.groups.iter().chain(&self.receives).chain(&self.with_plugins) {
             let _ = write!(text, "\n{waiting}");
         }
-        for (rank, missed) in &self.missing {
-            let Some((told, activity)) = activities.get(rank) else { continue };
-            let age = wording::seconds(cx.now.ms_since(missed.since));
-            let now = activity.clone().older_by(cx.now.ms_since(*told));
-            let _ = write!(text, "\n{rank} has not asked for {} for {age}; {now}.", missed.oldest);
+        for (rank, entry) in &self.missing {
+            let Some((at, activity)) = activities.get(rank) else { continue };
+            let age = wording::seconds(cx.now.ms_since(entry.since));
+            let now = activity.clone().older_by(cx.now.ms_since(*at));
+            let _ = write!(text, "\n{rank} has not asked for {} for {age}; {now}.", entry.oldest);
         }
         text
     }
 }
 
-/// A group that waits, in words: what it has, since when, and what it lacks.
+/// The description of a waiting group: its progress, its age, and the missing tensors.
 fn group(cx: &Context, agreement: &Agreement, waiting: &Waiting<'_>) -> String {
     let progress = waiting.progress();
     let age = wording::seconds(cx.now.ms_since(waiting.since()));
     let lacks = |request: &Request| {
         request.group.as_ref().is_some_and(|group| waiting.lacks(request.set, group, &request.name))
     };
-    let asked: Vec<&TensorName> =
+    let submitted: Vec<&TensorName> =
         agreement.negotiation.waiting().filter(|name| lacks(name.request)).map(|name| &name.request.name).collect();
-    let unknown = waiting.missing().saturating_sub(asked.len());
+    let unknown = waiting.missing().saturating_sub(submitted.len());
     let mut lacking = Vec::new();
-    if !asked.is_empty() {
-        let names: Vec<&str> = asked.iter().take(limits::REPORT_NAMES_MAX).map(|name| name.as_str()).collect();
-        let more = if asked.len() > names.len() { " and others" } else { "" };
+    if !submitted.is_empty() {
+        let names: Vec<&str> = submitted.iter().take(limits::REPORT_NAMES_MAX).map(|name| name.as_str()).collect();
+        let more = if submitted.len() > names.len() { " and others" } else { "" };
         lacking.push(format!("some ranks have asked for {}{more}", names.join(", ")));
     }
     if unknown > 0 {
@@ -235,21 +239,22 @@ fn group(cx: &Context, agreement: &Agreement, waiting: &Waiting<'_>) -> String {
     format!("{} since {age}; {}.", wording::capitalised(&progress), lacking.join(", "))
 }
 
-/// For each missing rank what waits for it.
-type Missing = BTreeMap<Rank, Missed>;
+/// The names that wait for each missing rank.
+type Missing = BTreeMap<Rank, MissingRank>;
 
-/// What waits for a rank.
-struct Missed {
+/// The names that wait for a rank.
+struct MissingRank {
     /// Some of the names.
     names: Vec<String>,
-    /// How many more there are.
+    /// The number of further names.
     more: usize,
-    /// The one that waits for longest, and since when.
+    /// The name that waits for longest, and since when.
     oldest: TensorName,
     since: Time,
 }
 
-/// What has waited for so long. A join waits for the slowest rank by its nature, so it does not count.
+/// The missing ranks of names that have waited for so long. Joins are excluded: they wait for the slowest rank by
+/// design.
 fn missing(cx: &Context, agreement: &Agreement, age_ms: u64) -> Missing {
     let mut missing = Missing::new();
     for waiting in agreement.negotiation.waiting() {
@@ -258,20 +263,20 @@ fn missing(cx: &Context, agreement: &Agreement, age_ms: u64) -> Missing {
         }
         for rank in waiting.missing(&agreement.joined) {
             let (name, since) = (&waiting.request.name, waiting.since);
-            let first = || Missed { names: Vec::new(), more: 0, oldest: name.clone(), since };
-            let missed = missing.entry(rank).or_insert_with(first);
-            if since < missed.since {
-                (missed.oldest, missed.since) = (name.clone(), since);
+            let first = || MissingRank { names: Vec::new(), more: 0, oldest: name.clone(), since };
+            let entry = missing.entry(rank).or_insert_with(first);
+            if since < entry.since {
+                (entry.oldest, entry.since) = (name.clone(), since);
             }
-            if missed.names.len() < limits::REPORT_NAMES_MAX {
-                missed.names.push(name.to_string());
+            if entry.names.len() < limits::REPORT_NAMES_MAX {
+                entry.names.push(name.to_string());
             } else {
-                missed.more += 1;
+                entry.more += 1;
             }
         }
     }
     missing
 }
 
-/// How long a report waits for what the missing ranks do.
+/// How long a report waits for the activities of the missing ranks.
 const ACTIVITY_WAIT_MS: u64 = 500;

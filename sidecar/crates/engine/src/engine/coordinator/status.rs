@@ -8,7 +8,7 @@ use crate::engine::shared::context::Context;
 use crate::engine::shared::status::{STATUS_ENTRIES_MAX, WaitingTensor};
 use crate::event::Time;
 
-/// What the coordinator knows of all ranks. The default is for sidecars that are not the coordinator.
+/// The coordinator's status of all ranks. Other sidecars use the default.
 #[derive(Debug, Default)]
 pub(crate) struct NegotiationStatus {
     /// Ranks that have yet to attach; none within an epoch.

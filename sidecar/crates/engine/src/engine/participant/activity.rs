@@ -1,4 +1,4 @@
-//! What the local ranks do: told to the coordinator when they hold others up, and to everybody when they fail.
+//! The activity of local ranks: reported to the coordinator when others wait for them, and to all ranks when they fail.
 
 use ronde_wire::{Activity, Call, Control, Rank, Record, Seq, TensorName, limits};
 
@@ -6,10 +6,10 @@ use super::Participant;
 use crate::engine::shared::context::Context;
 use crate::event::Time;
 
-/// What a rank asked for last.
+/// The last call of a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct LastCall {
-    /// As collectives are called on the wire.
+    /// The name of the collective on the wire.
     pub(crate) collective: &'static str,
     pub(crate) operation: TensorName,
     pub(crate) site: Option<String>,
@@ -17,7 +17,7 @@ pub(crate) struct LastCall {
 }
 
 impl LastCall {
-    fn told(&self, now: Time) -> Call {
+    fn to_call(&self, now: Time) -> Call {
         let call = Call {
             collective: self.collective.to_ascii_lowercase(),
             operation: self.operation.clone(),
@@ -29,35 +29,35 @@ impl LastCall {
 }
 
 impl Participant {
-    /// A rank asks for something.
+    /// A rank has called an operation.
     pub(crate) fn called(&mut self, cx: &Context, rank: Rank, call: LastCall) {
-        self.heard(cx, rank);
-        if let Some(presence) = self.present.get_mut(&rank) {
-            presence.last_call = Some(call);
+        self.mark_alive(cx, rank);
+        if let Some(liveness) = self.present.get_mut(&rank) {
+            liveness.last_call = Some(call);
         }
     }
 
-    /// What is known of a rank, should it have failed.
+    /// The record of a rank, for its failure.
     pub(crate) fn record(&self, cx: &Context, rank: Rank, now: Time) -> Record {
-        let last_call = self.present.get(&rank).and_then(|presence| presence.last_call.as_ref());
-        let (host, last_call) = (cx.config.host.clone(), last_call.map(|call| call.told(now)));
+        let last_call = self.present.get(&rank).and_then(|liveness| liveness.last_call.as_ref());
+        let (host, last_call) = (cx.config.host.clone(), last_call.map(|call| call.to_call(now)));
         Record { rank, host, pid: None, exit: None, last_call, stderr_tail: Vec::new() }
     }
 
-    /// The coordinator wonders what some ranks do.
-    pub(crate) fn tell_activity(&self, cx: &mut Context, ranks: &[Rank]) {
+    /// Reports the activity of some ranks to the coordinator.
+    pub(crate) fn report_activity(&self, cx: &mut Context, ranks: &[Rank]) {
         let mine = ranks.iter().filter(|rank| cx.serves(cx.me(), **rank)).take(limits::REPORT_RANKS_MAX);
         let activities = mine.map(|rank| self.activity(cx, *rank)).collect();
         self.to_coordinator(cx, Seq(0), Control::Activities { activities });
     }
 
     fn activity(&self, cx: &Context, rank: Rank) -> Activity {
-        let presence = self.present.get(&rank);
+        let liveness = self.present.get(&rank);
         let oldest = self.requests.iter().filter(|(of, _)| *of == rank).min_by_key(|(_, pending)| pending.since);
         Activity {
             rank,
-            silent_ms: presence.filter(|presence| !presence.left).map(|presence| cx.now.ms_since(presence.heard)),
-            last_call: presence.and_then(|presence| presence.last_call.as_ref()).map(|call| call.told(cx.now)),
+            silent_ms: liveness.filter(|liveness| !liveness.left).map(|liveness| cx.now.ms_since(liveness.last_seen)),
+            last_call: liveness.and_then(|liveness| liveness.last_call.as_ref()).map(|call| call.to_call(cx.now)),
             pending: u32::try_from(self.requests.of(rank) + self.any_sources.of(rank)).unwrap_or(u32::MAX),
             oldest: oldest.map(|(_, pending)| pending.what.name.clone()),
         }

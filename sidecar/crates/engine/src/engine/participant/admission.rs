@@ -1,4 +1,4 @@
-//! From an order to what is performed here: the coordinator's word is checked against this sidecar's own view.
+//! Admission of orders: an order is checked against this sidecar's own state and becomes a plan.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use ronde_collectives::plan::{Plan, WorkKind};
 use ronde_wire::control::{Order, OrderedTensor};
 use ronde_wire::{Algorithm, Collective, Epoch, Member, PluginUse, Rank, Request, Seq, SetTopology, Tuning, limits};
 
-use super::requests::Requests;
+use super::requests::{RankKey, Requests};
 use crate::engine::shared::eager;
 use crate::engine::shared::planning::{allows_joined, digest, kind_with, may_share};
 use crate::engine::shared::sets::SetView;
 use crate::engine::shared::shapes::{Results, work, work_kind};
 use crate::event::{Admission, AdmittedPlugin, AdmittedRequest, AdmittedTensor, Arithmetic};
 
-/// Checks an order and makes its plan; the requests that it answers become ordered. The view is the set's, or the pair's for
-/// a message.
+/// Checks an order and makes its plan; the requests that it completes become ordered. The view is that of the set, or
+/// of the pair for a message.
 ///
 /// # Errors
-/// What contradicts this sidecar's own view, in words. The requests may be changed then; the epoch has to end.
+/// What contradicts this sidecar's own state. The requests may be changed then; the epoch has to end.
 pub(crate) fn prepare(
     view: &Arc<SetView>,
     requests: &mut Requests,
@@ -32,7 +32,7 @@ pub(crate) fn prepare(
     Ok(admission)
 }
 
-/// What an order is here, whichever requests it answers: the operations of a schedule repeat it.
+/// The part of an admission that depends only on the order; the operations of a schedule share it.
 #[derive(Debug)]
 pub(crate) struct Template {
     pub(crate) view: Arc<SetView>,
@@ -48,16 +48,16 @@ impl Template {
     /// Checks an order by itself and makes its plan.
     ///
     /// # Errors
-    /// What contradicts this sidecar's own view, in words.
+    /// What contradicts this sidecar's own state.
     pub(crate) fn new(view: &Arc<SetView>, order: &Order) -> Result<Self, String> {
         let me = view.me.ok_or_else(|| format!("it serves no rank of {}", order.set))?;
         let name = order.collective.name();
         let plugin = order.plugin.as_deref();
         plugin.map_or(Ok(()), PluginUse::check).map_err(|error| error.to_string())?;
-        let kind = work_kind(&order.collective, order.dtype, (order.codec, plugin), order.pair)
-            .ok_or_else(|| format!("{name} is not performed as an operation of its own"))?;
+        let kind = work_kind(&order.collective, order.dtype, order.codec, plugin, order.pair)
+            .ok_or_else(|| format!("{name} is not performed as a separate operation"))?;
         check_count(order)?;
-        // Before anything is added up: no sum of the order's numbers overflows when every result can be addressed.
+        // First of all: no sum of the order's numbers overflows when every result can be addressed.
         let results = results(view, order)?;
         let work = work(kind_with(kind, order.tuning.algorithm), order.dtype, view, &order.tensors);
         if digest(&view.topology, &work, &order.tuning) != order.digest {
@@ -71,11 +71,11 @@ impl Template {
         Ok(Self { view: Arc::clone(view), results, topology, plan: Arc::new(plan), local_ranks, reduces_at_once })
     }
 
-    /// The operation under a number; the requests that it answers become ordered. It is of the order that the template was
-    /// made for, and has no contributions yet.
+    /// The admission of an operation with this seq, without contributions; the requests that it completes become
+    /// ordered. `order` is the one of [`Self::new`].
     ///
     /// # Errors
-    /// What contradicts the requests, in words, which may be changed then; the epoch has to end.
+    /// What contradicts the requests. They may be changed then; the epoch has to end.
     pub(crate) fn admission(
         &self,
         requests: &mut Requests,
@@ -86,7 +86,7 @@ impl Template {
         let view = &self.view;
         let mut tensors = Vec::with_capacity(order.tensors.len());
         for (tensor, results) in order.tensors.iter().zip(&self.results) {
-            let requests = answer(view, requests, seq, (order, tensor), results)?;
+            let requests = answer(view, requests, seq, order, tensor, results)?;
             tensors.push(AdmittedTensor { name: tensor.name.clone(), requests, own: results.own });
         }
         let arithmetic = Arithmetic {
@@ -124,8 +124,7 @@ impl Template {
     }
 }
 
-/// What the plan is made for: the set as it is, or, when the order carries all contributions, as if this sidecar served all
-/// ranks.
+/// The inputs of a plan: the set as it is, or, for an eager order, as if this sidecar served all ranks.
 struct PlanInputs {
     topology: Arc<SetTopology>,
     me: Member,
@@ -137,7 +136,7 @@ impl PlanInputs {
     fn of(view: &SetView, me: Member, order: &Order) -> Self {
         let tuning = order.tuning;
         if tuning.algorithm == Algorithm::Eager {
-            let topology = Arc::new(view.topology.in_one_place(view.topology.sidecar(me)));
+            let topology = Arc::new(view.topology.on_one_sidecar(view.topology.sidecar(me)));
             let tuning = Tuning { algorithm: Algorithm::Local, ..tuning };
             return Self { topology, me: Member(0), local_ranks: view.ranks.clone(), tuning };
         }
@@ -159,7 +158,7 @@ fn check_count(order: &Order) -> Result<(), String> {
     }
 }
 
-/// Nobody is counted as joined who has not, nor where joining has no meaning.
+/// Checks that the joined ranks of an order have joined, and that joining has a meaning for it.
 fn check_joined(view: &SetView, requests: &Requests, order: &Order) -> Result<(), String> {
     if order.joined.is_empty() {
         return Ok(());
@@ -172,11 +171,11 @@ fn check_joined(view: &SetView, requests: &Requests, order: &Order) -> Result<()
         return Err("its ranks that have joined are not ascending".to_owned());
     }
     if let Some(rank) = order.joined.iter().find(|rank| !view.contains(**rank)) {
-        return Err(format!("{rank}, which is not in {}, is said to have joined", order.set));
+        return Err(format!("{rank} is marked as joined but is not in {}", order.set));
     }
-    let stranger = |rank: &&Rank| view.serves(**rank) && !requests.has_joined(**rank);
-    match order.joined.iter().find(stranger) {
-        Some(rank) => Err(format!("{rank} is said to have joined, which it has not")),
+    let not_joined = |rank: &&Rank| view.serves(**rank) && !requests.has_joined(**rank);
+    match order.joined.iter().find(not_joined) {
+        Some(rank) => Err(format!("{rank} is marked as joined but has not joined")),
         None => Ok(()),
     }
 }
@@ -190,13 +189,14 @@ fn answer(
     view: &SetView,
     requests: &mut Requests,
     seq: Seq,
-    (order, tensor): (&Order, &OrderedTensor),
+    order: &Order,
+    tensor: &OrderedTensor,
     results: &Results,
 ) -> Result<Vec<AdmittedRequest>, String> {
     let mut answered = Vec::with_capacity(view.local_ranks.len());
     for &rank in view.local_ranks.iter().filter(|rank| !is_joined(order, **rank)) {
         let request = requests
-            .order(&(order.set, tensor.name.clone(), rank), seq, |own| fits(view, order, tensor, rank, own))
+            .order(&RankKey::new(order.set, &tensor.name, rank), seq, |own| fits(view, order, tensor, rank, own))
             .map_err(|reason| format!("tensor {} of {rank}: {reason}", tensor.name))?;
         let (output, detail) = results.of_rank(view, rank, tensor);
         answered.push(AdmittedRequest { rank, request, output, detail });
@@ -204,7 +204,7 @@ fn answer(
     Ok(answered)
 }
 
-/// Compares a rank's own request with what was ordered.
+/// Compares a rank's request with the order.
 pub(crate) fn fits(
     view: &SetView,
     order: &Order,
@@ -239,8 +239,8 @@ pub(crate) fn fits(
     }
 }
 
-/// Whether the two are one operation. What differs between ranks stands elsewhere: splits in the order's rows, the two sides
-/// of a message in its pair.
+/// Whether an order and a request have the same collective. The differences between ranks are in other fields: splits
+/// in the order's rows, the two sides of a message in its pair.
 fn same_collective(ordered: &Collective, own: &Collective, is_message: bool) -> bool {
     match (ordered, own) {
         (Collective::AllToAll { .. }, Collective::AllToAll { .. }) => true,

@@ -1,25 +1,25 @@
-//! What the coordinator says about names besides orders: rejections, and what is agreed without an operation.
+//! Answers of the coordinator other than orders: rejections, and requests that complete without an operation.
 
 use ronde_wire::{
-    AnySource, Cause, Collective, Control, DType, Detail, Failure, ProcessSet, Rank, RequestId, Seq, SetId, TensorName,
+    AnySource, Cause, Collective, Control, DType, Detail, Failure, ProcessSet, Rank, Seq, SetId, TensorName,
 };
 
 use super::Participant;
-use super::requests::{REJECTED_AHEAD_MAX, Rejected};
-use crate::engine::shared::TensorKey;
+use super::requests::{REJECTED_AHEAD_MAX, RankKey, Rejected, TakenRequest};
 use crate::engine::shared::context::Context;
 use crate::engine::shared::shapes::empty;
+use crate::engine::shared::{Mailbox, RequestKey, TensorKey};
 use crate::event::{Action, Completion};
 
 impl Participant {
-    /// The coordinator rejects a name. Excused ranks take no part in this round of it.
+    /// Handles the rejection of a name. Excused ranks take no part in this round of it.
     pub(crate) fn rejected(&mut self, cx: &mut Context, key: &TensorKey, failure: &Failure, excused: &[Rank]) {
-        let Some(view) = self.sets.scope(cx, key.0, &key.1) else { return };
+        let Some(view) = self.sets.scope(cx, key.set, &key.name) else { return };
         cx.stats.rejected += 1;
         let failure = failure.clone().within_limits();
         for &rank in view.local_ranks.iter().filter(|rank| !excused.contains(rank)) {
-            match self.requests.reject((key.0, key.1.clone(), rank), &failure) {
-                Rejected::Request(request) => self.complete(cx, rank, request, Err(failure.clone())),
+            match self.requests.reject(RankKey::new(key.set, &key.name, rank), &failure) {
+                Rejected::Request(request) => self.complete(cx, RequestKey { rank, request }, Err(failure.clone())),
                 Rejected::Answered | Rejected::Ahead => {}
                 Rejected::Overflow => {
                     let reason = format!("more than {REJECTED_AHEAD_MAX} rejections wait for {rank}");
@@ -28,22 +28,22 @@ impl Participant {
                 }
             }
         }
-        if let Some(any) = AnySource::of_receive(&key.1) {
-            self.release_held(cx, (key.0, any));
+        if let Some(any) = AnySource::of_receive(&key.name) {
+            self.release_held(cx, Mailbox { set: key.set, any });
         }
     }
 
-    /// All ranks have joined. No name of the set of all ranks is under way any more; all of them begin anew.
+    /// All ranks have joined. No name of the set of all ranks is pending; their rounds are reset.
     pub(crate) fn all_joined(&mut self, cx: &mut Context, name: &TensorName, last: Rank) {
-        let Some(asked) = self.asked(cx, name, |what| *what == Collective::Join) else { return };
+        let Some(requests) = self.take_world_requests(cx, name, |what| *what == Collective::Join) else { return };
         self.requests.forget_rejections(SetId::WORLD);
-        self.ungrouped.retain(|(set, ..)| *set != SetId::WORLD);
+        self.ungrouped.retain(|key| key.set != SetId::WORLD);
         let held = self.any_sources.remove_set(SetId::WORLD);
         debug_assert!(held.is_empty(), "a rank whose receive waits cannot join");
-        self.answer(cx, asked, &Detail::LastJoined(last));
+        self.answer(cx, requests, &Detail::LastJoined(last));
     }
 
-    /// There is a new process set.
+    /// A process set was added.
     pub(crate) fn set_added(&mut self, cx: &mut Context, name: &TensorName, set: &ProcessSet) {
         let fits = |what: &Collective| match what {
             Collective::AddSet { ranks } => {
@@ -53,43 +53,46 @@ impl Participant {
             }
             _ => false,
         };
-        let Some(asked) = self.asked(cx, name, fits) else { return };
+        let Some(requests) = self.take_world_requests(cx, name, fits) else { return };
         match self.sets.add(cx, set) {
-            Ok(()) => self.answer(cx, asked, &Detail::Set(set.id)),
+            Ok(()) => self.answer(cx, requests, &Detail::Set(set.id)),
             Err(error) => {
                 let failure = Failure::new(Cause::Bug, format!("{} cannot be added: {error}", set.id));
-                asked.iter().for_each(|(rank, request)| self.complete(cx, *rank, *request, Err(failure.clone())));
+                requests.iter().for_each(|key| self.complete(cx, *key, Err(failure.clone())));
                 self.fail(cx, Seq(0), &failure);
             }
         }
     }
 
-    /// A process set is gone; what is asked of it and not ordered fails. When there is none, the ranks learn that.
+    /// A process set was removed; its requests that are not ordered fail. The ranks are also answered when there was
+    /// none.
     pub(crate) fn set_removed(&mut self, cx: &mut Context, name: &TensorName, set: SetId) {
-        let Some(asked) = self.asked(cx, name, |what| *what == Collective::RemoveSet { set }) else { return };
+        let Some(requests) = self.take_world_requests(cx, name, |what| *what == Collective::RemoveSet { set }) else {
+            return;
+        };
         if !self.sets.remove(cx, set) {
-            self.answer(cx, asked, &Detail::None);
+            self.answer(cx, requests, &Detail::None);
             return;
         }
-        self.ungrouped.retain(|(of, ..)| *of != set);
+        self.ungrouped.retain(|key| key.set != set);
         let held = self.any_sources.remove_set(set);
-        for (rank, request, name) in self.requests.take_set(set).into_iter().chain(held) {
+        for TakenRequest { key, name } in self.requests.take_set(set).into_iter().chain(held) {
             let reason = format!(
                 "tensor {name}: {set} was removed before all its ranks had asked for it; remove a set when nothing is \
                  pending on it"
             );
             let failure = Failure::new(Cause::Refused, reason).with_tensor(name);
-            self.complete(cx, rank, request, Err(failure));
+            self.complete(cx, key, Err(failure));
         }
-        // What was submitted before goes out before: the coordinator takes nothing about the old set behind this.
+        // Earlier submissions are sent first: the coordinator accepts nothing about the old set after this.
         self.flush(cx);
         self.leaving.insert(set);
         self.forget_sets(cx);
-        self.answer(cx, asked, &Detail::Set(set));
+        self.answer(cx, requests, &Detail::Set(set));
     }
 
-    /// Gives the ids of removed sets back, once no operation of theirs is under way here: a new set by the same id may use
-    /// the same names.
+    /// Releases the ids of removed sets once none of their operations is in flight here: a new set with the same id may
+    /// use the same names.
     pub(crate) fn forget_sets(&mut self, cx: &mut Context) {
         for set in std::mem::take(&mut self.leaving) {
             if self.admitted.values().any(|running| running.admission.topology.set == set) {
@@ -101,30 +104,31 @@ impl Participant {
         }
     }
 
-    /// Takes out the requests of all local ranks by a name of the set of all ranks. `None` when one of them has not asked for
-    /// what the coordinator answers: the epoch ends then.
-    fn asked(
+    /// Takes out the requests of all local ranks with a name of the set of all ranks. `None` when one of them has no
+    /// such request; the epoch ends then.
+    fn take_world_requests(
         &mut self,
         cx: &mut Context,
         name: &TensorName,
         fits: impl Fn(&Collective) -> bool,
-    ) -> Option<Vec<(Rank, RequestId)>> {
+    ) -> Option<Vec<RequestKey>> {
         if !self.is_active() {
             cx.stats.stale_frames += 1;
             return None;
         }
         let ranks = cx.world_set(SetId::WORLD).map(|world| world.local_ranks.clone()).unwrap_or_default();
-        let key = |rank| (SetId::WORLD, name.clone(), rank);
+        let key = |rank| RankKey::new(SetId::WORLD, name, rank);
         if let Some(rank) = ranks.iter().find(|rank| !self.requests.fits(&key(**rank), &fits)) {
             let reason = format!("{name} was answered by the coordinator, which {rank} has not asked for");
             self.fail(cx, Seq(0), &Failure::new(Cause::Bug, reason).with_tensor(name.clone()));
             return None;
         }
-        Some(ranks.into_iter().filter_map(|rank| Some((rank, self.requests.take_one(&key(rank))?))).collect())
+        let taken = |rank| Some(RequestKey { rank, request: self.requests.take_one(&key(rank))? });
+        Some(ranks.into_iter().filter_map(taken).collect())
     }
 
-    fn answer(&self, cx: &mut Context, asked: Vec<(Rank, RequestId)>, detail: &Detail) {
-        for (rank, request) in asked {
+    fn answer(&self, cx: &mut Context, requests: Vec<RequestKey>, detail: &Detail) {
+        for key in requests {
             let completion = Completion {
                 epoch: self.epoch,
                 seq: Seq(0),
@@ -134,7 +138,7 @@ impl Participant {
                 own: false,
                 detail: detail.clone(),
             };
-            self.complete(cx, rank, request, Ok(completion));
+            self.complete(cx, key, Ok(completion));
         }
     }
 }

@@ -1,16 +1,17 @@
-//! Two-phase commit of operations with a plugin, a member's side: it reports, holds the results, and waits for the decision.
+//! Two-phase commit of operations with a plugin, the member's side: it reports, holds the results, and waits for the
+//! decision.
 
 use ronde_wire::{Cause, Control, Epoch, Failure, Seq};
 
 use super::{Participant, Running};
-use crate::engine::shared::NAMES_MAX;
 use crate::engine::shared::context::Context;
+use crate::engine::shared::{NAMES_MAX, RequestKey};
 use crate::event::Action;
 use crate::trace::Trace;
 
 impl Participant {
-    /// Whether an operation that is performed here has yet to be settled. The coordinator is told, once.
-    pub(super) fn await_settlement(&mut self, cx: &mut Context, seq: Seq) -> bool {
+    /// Whether an operation that is performed here has yet to be committed. Reports it to the coordinator, once.
+    pub(super) fn await_commit(&mut self, cx: &mut Context, seq: Seq) -> bool {
         let Some(running) = self.admitted.get_mut(&seq).filter(|running| running.admission.plugin.is_some()) else {
             return false;
         };
@@ -21,7 +22,7 @@ impl Participant {
         true
     }
 
-    /// A plugin could not do its part of an operation here. It fails everywhere; this epoch goes on.
+    /// A plugin failed in an operation here. The operation fails everywhere; the epoch continues.
     pub(crate) fn plugin_failed(&mut self, cx: &mut Context, epoch: Epoch, seq: Seq, reason: &str) {
         let current = epoch == self.epoch && !self.is_idle();
         let running = self.admitted.get_mut(&seq).filter(|running| current && !running.reported);
@@ -38,13 +39,13 @@ impl Participant {
         self.to_coordinator(cx, seq, Control::Performed { failure: Some(failure) });
     }
 
-    /// All members have performed an operation, or one of them could not.
-    pub(crate) fn settle(&mut self, cx: &mut Context, seq: Seq, failure: Option<Failure>) {
-        let settles = |running: &Running| {
-            // Nobody says that it stands before this sidecar has performed it.
+    /// Handles the decision: all members have performed an operation, or one of them could not.
+    pub(crate) fn commit(&mut self, cx: &mut Context, seq: Seq, failure: Option<Failure>) {
+        let is_due = |running: &Running| {
+            // It is never committed before this sidecar has performed it.
             running.admission.plugin.is_some() && (running.held || failure.is_some())
         };
-        if !self.admitted.get(&seq).is_some_and(settles) {
+        if !self.admitted.get(&seq).is_some_and(is_due) {
             cx.stats.stale_frames += 1;
             return;
         }
@@ -60,9 +61,10 @@ impl Participant {
         cx.act(Action::Cancel { epoch: self.epoch, last: seq, dropped: vec![seq] });
         for tensor in &running.admission.tensors {
             for answered in &tensor.requests {
-                if self.requests.remove(answered.rank, answered.request) {
+                let key = RequestKey { rank: answered.rank, request: answered.request };
+                if self.requests.remove(key) {
                     let failure = Failure { tensor: Some(tensor.name.clone()), ..failure.clone() };
-                    self.complete(cx, answered.rank, answered.request, Err(failure));
+                    self.complete(cx, key, Err(failure));
                 }
             }
         }

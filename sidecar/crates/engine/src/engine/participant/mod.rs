@@ -1,4 +1,4 @@
-//! What every sidecar does: its ranks' sessions, their requests, and the operations performed here.
+//! The participant of every sidecar: the sessions of its ranks, their requests, and the operations performed here.
 
 pub(crate) mod activity;
 pub(crate) mod admission;
@@ -17,22 +17,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ronde_wire::control::Announcement;
-use ronde_wire::{Cause, Control, Epoch, Failure, Rank, RequestId, Seq, SetId, SidecarIndex, World};
+use ronde_wire::{Cause, Control, Epoch, Failure, Rank, Seq, SetId, SidecarIndex, World};
 
 use self::activity::LastCall;
 use self::any_source::AnySources;
-use self::request_cache::Announcer;
+use self::request_cache::RequestCache;
 use self::requests::{RankKey, Requests};
 use self::scheduled::Scheduled;
 use crate::engine::shared::config::EAGER_BYTES_MOST;
 use crate::engine::shared::context::Context;
 use crate::engine::shared::sets::{SetTable, SetView};
-use crate::engine::shared::wording;
+use crate::engine::shared::{RequestKey, wording};
 use crate::event::{Action, Admission, Time};
 use crate::trace::Trace;
 
-/// The state; what it does stands in this file (epochs) and in `submission`, `any_source`, `answers`, `operations` and
-/// `watch`.
+/// The state of the participant. This file handles epochs; `submission`, `any_source`, `answers`, `operations`,
+/// `scheduled` and `suspects` handle the rest.
 #[derive(Debug, Default)]
 pub(crate) struct Participant {
     phase: Phase,
@@ -41,58 +41,58 @@ pub(crate) struct Participant {
     /// Ranks that have attached for the next epoch.
     waiting: BTreeSet<Rank>,
     /// Ranks that take part in this one.
-    present: BTreeMap<Rank, Presence>,
+    present: BTreeMap<Rank, RankLiveness>,
     requests: Requests,
     any_sources: AnySources,
     sets: SetTable,
-    /// Sets that are gone, but operations of theirs are not done here: their names are not free before.
+    /// Removed sets with operations in flight here: their names are not free before those are done.
     leaving: BTreeSet<SetId>,
-    /// Bytes of a contribution up to which the epoch's operations travel eagerly.
+    /// Bytes of a contribution up to which the epoch's operations are eager.
     eager_bytes: u32,
-    announcer: Announcer,
+    request_cache: RequestCache,
     admitted: BTreeMap<Seq, Running>,
     last_seq: Seq,
-    /// What is performed without being ordered, if there is such.
+    /// The active schedule.
     scheduled: Option<Scheduled>,
-    /// Up to where operations are being dropped. Their requests are asked for again when nothing touches their memory.
+    /// The last operation that is being dropped. The requests are announced again when nothing accesses their memory.
     dropping: Option<Seq>,
-    /// Names whose next request is announced without its group: the rest of that was performed in a schedule.
+    /// Names whose next request is announced without its group, the rest of which was performed by a schedule.
     ungrouped: BTreeSet<RankKey>,
-    /// An order could not be followed; the epoch is about to end.
+    /// Whether an order could not be admitted; the epoch is about to end.
     broken: bool,
-    /// What has been submitted since the last message to the coordinator.
+    /// Announcements since the last message to the coordinator.
     outbox: Vec<Announcement>,
     last_failure: Option<Failure>,
     watch: suspects::Watch,
 }
 
-/// What an epoch is doing here.
+/// The phase of the epoch here.
 #[derive(Debug, Default)]
 pub(crate) enum Phase {
     #[default]
     Idle,
     Active,
-    /// A rank has shut down: what is admitted is finished, then the epoch ends with this reason.
+    /// A rank has shut down: admitted operations are finished, then the epoch ends with this reason.
     Closing(Failure),
 }
 
-/// A rank of the epoch.
+/// The liveness of a rank of the epoch.
 #[derive(Debug)]
-pub(crate) struct Presence {
-    heard: Time,
+pub(crate) struct RankLiveness {
+    last_seen: Time,
     left: bool,
     last_call: Option<LastCall>,
 }
 
-/// An operation that is performed.
+/// An admitted operation.
 #[derive(Debug)]
 pub(crate) struct Running {
     admission: Arc<Admission>,
-    /// Whether the coordinator waits to hear from here that it is done.
+    /// Whether this sidecar reports to the coordinator that the operation is done.
     reports: bool,
-    /// Whether it is performed, and nobody is told before it is known whether it stands.
+    /// Whether it is performed and its completion is held until it is committed.
     held: bool,
-    /// Whether the coordinator has heard how it went here, where a plugin takes part.
+    /// Whether the outcome was reported to the coordinator, for an operation with a plugin.
     reported: bool,
 }
 
@@ -120,7 +120,7 @@ impl Participant {
         matches!(self.phase, Phase::Active)
     }
 
-    /// Whether the last epoch here ended by a shutdown, so that others finish what was ordered.
+    /// Whether the last epoch here ended by a shutdown, so that others still finish ordered operations.
     pub(crate) fn has_ended_in_order(&self) -> bool {
         self.last_failure.as_ref().is_some_and(|failure| failure.cause == Cause::ShutDown)
     }
@@ -141,15 +141,15 @@ impl Participant {
             }
             return;
         }
-        let Some(presence) = self.present.get_mut(&rank).filter(|presence| !presence.left) else { return };
-        presence.left = true;
+        let Some(liveness) = self.present.get_mut(&rank).filter(|liveness| !liveness.left) else { return };
+        liveness.left = true;
         if self.is_active() {
             self.to_coordinator(cx, Seq(0), Control::Left { rank, failure });
         }
     }
 
-    /// Tells the coordinator which ranks wait for an epoch: the whole list, empty or not. It also says that this sidecar
-    /// has finished the epoch of the frame.
+    /// Reports to the coordinator which ranks wait for an epoch: the whole list, empty or not. It also reports the
+    /// epoch of the frame as finished here.
     pub(crate) fn report_waiting(&mut self, cx: &mut Context) {
         self.watch.reported = cx.now;
         let ranks = self.waiting.iter().copied().collect();
@@ -159,7 +159,7 @@ impl Participant {
     /// The coordinator begins an epoch.
     pub(crate) fn begin(&mut self, cx: &mut Context, epoch: Epoch, world: &World, eager_bytes: u32) {
         if epoch <= self.epoch {
-            // Said again on a new link. An epoch that this sidecar has ended on its own cannot be entered again.
+            // Sent again on a new link. An epoch that this sidecar has ended by itself cannot be entered again.
             if epoch == self.epoch && self.is_idle() {
                 self.refuse_ended(cx);
             } else if epoch < self.epoch {
@@ -168,7 +168,7 @@ impl Participant {
             return;
         }
         if !self.is_idle() {
-            let reason = format!("{} was replaced by {epoch} before its end was heard", self.epoch);
+            let reason = format!("{} was replaced by {epoch} before its end arrived", self.epoch);
             self.end(cx, &Failure::new(Cause::Bug, reason).with_sidecar(cx.coordinator));
         }
         let mine = cx.config.world.ranks_of(cx.me());
@@ -192,10 +192,10 @@ impl Participant {
 
     /// The coordinator ends the epoch.
     pub(crate) fn epoch_ended(&mut self, cx: &mut Context, failure: Failure) {
-        // From the network: cut to the limits of a failure.
+        // It is from the network.
         let failure = failure.within_limits();
-        // Said a second time, what was ordered cannot be finished.
-        // The coordinator ends a schedule before it lets ranks finish.
+        // A second end means that ordered operations cannot be finished.
+        // The coordinator ends a schedule before an orderly end.
         let unfinished = !self.admitted.is_empty() && self.scheduled.is_none();
         if failure.cause != Cause::ShutDown || !unfinished || !self.is_active() {
             self.end(cx, &failure);
@@ -206,17 +206,17 @@ impl Participant {
         self.phase = Phase::Closing(failure);
     }
 
-    /// Requests without an answer fail: all of them, or those only for which nothing is ordered.
+    /// Fails the pending requests: all of them, or only those that are not ordered.
     fn fail_requests(&mut self, cx: &mut Context, unordered_only: bool, failure: &Failure) {
         let mut requests = self.requests.take(unordered_only);
         requests.extend(self.any_sources.clear());
         requests.sort_unstable();
-        for (rank, request) in requests {
-            self.complete(cx, rank, request, Err(failure.clone()));
+        for key in requests {
+            self.complete(cx, key, Err(failure.clone()));
         }
     }
 
-    /// The epoch is over here: every request without an answer fails, in order of rank and number.
+    /// Ends the epoch here: every pending request fails, in order of rank and number.
     pub(crate) fn end(&mut self, cx: &mut Context, failure: &Failure) {
         self.fail_requests(cx, false, failure);
         self.phase = Phase::Idle;
@@ -231,20 +231,20 @@ impl Participant {
         self.report_waiting(cx);
     }
 
-    /// The coordinator is out of reach, because of the culprit: this sidecar decides for its own ranks.
+    /// The coordinator is unreachable because of the culprit: this sidecar ends the epoch for its own ranks.
     pub(crate) fn coordinator_lost(&mut self, cx: &mut Context, culprit: SidecarIndex, reason: &str) {
         if !self.is_idle() {
             let who = wording::sidecar(&cx.config.world, culprit);
-            let what = if culprit == cx.coordinator { "the coordinator" } else { "on the way to the coordinator" };
+            let what = if culprit == cx.coordinator { "the coordinator" } else { "on the path to the coordinator" };
             let text = format!("{who}, {what}, is lost: {reason}; see the log of that sidecar and its host");
             let failure = Failure::new(Cause::SidecarLost, text).with_sidecar(culprit);
-            // If it lives after all, it must not wait for this sidecar's part of what was ordered.
+            // If the coordinator is alive after all, it must not wait for this sidecar.
             self.to_coordinator(cx, Seq(0), Control::Failed { failure: failure.clone() });
             self.end(cx, &failure);
         }
     }
 
-    /// Another sidecar is out of reach: the coordinator decides.
+    /// Another sidecar is unreachable: the coordinator decides.
     pub(crate) fn peer_lost(&mut self, cx: &mut Context, peer: SidecarIndex, reason: &str) {
         let needed = match self.phase {
             Phase::Idle => false,
@@ -257,7 +257,7 @@ impl Participant {
         }
     }
 
-    /// This sidecar cannot go on with the epoch.
+    /// Reports to the coordinator that this sidecar cannot continue the epoch.
     pub(crate) fn fail(&mut self, cx: &mut Context, seq: Seq, failure: &Failure) {
         self.broken = true;
         let failure = failure.clone().with_sidecar(cx.me());
@@ -271,8 +271,7 @@ impl Participant {
     fn complete(
         &self,
         cx: &mut Context,
-        rank: Rank,
-        request: RequestId,
+        RequestKey { rank, request }: RequestKey,
         outcome: Result<crate::event::Completion, Failure>,
     ) {
         let counter = if outcome.is_ok() { &mut cx.stats.completed } else { &mut cx.stats.failed };
@@ -291,10 +290,12 @@ impl Participant {
         self.ungrouped.clear();
         self.sets.clear();
         self.leaving.clear();
-        self.announcer.clear();
+        self.request_cache.clear();
         self.waiting.clear();
-        self.present =
-            ranks.iter().map(|rank| (*rank, Presence { heard: cx.now, left: false, last_call: None })).collect();
+        self.present = ranks
+            .iter()
+            .map(|rank| (*rank, RankLiveness { last_seen: cx.now, left: false, last_call: None }))
+            .collect();
     }
 
     fn refuse_ended(&self, cx: &mut Context) {

@@ -1,4 +1,4 @@
-//! Ordered operations: admitted in order, completed in any.
+//! Ordered operations: admitted in order, completed in any order.
 
 use std::sync::Arc;
 
@@ -7,12 +7,13 @@ use ronde_wire::{Cause, Control, Epoch, Failure, Seq};
 
 use super::admission;
 use super::{Participant, Phase, Running};
+use crate::engine::shared::RequestKey;
 use crate::engine::shared::context::Context;
 use crate::event::{Action, Completion};
 use crate::trace::Trace;
 
 impl Participant {
-    /// The coordinator orders an operation.
+    /// Handles an order of the coordinator.
     pub(crate) fn order(&mut self, cx: &mut Context, seq: Seq, order: &Order) {
         if !self.is_active() || self.broken {
             cx.stats.stale_frames += 1;
@@ -29,7 +30,7 @@ impl Participant {
         }
     }
 
-    /// An operation is performed from here on.
+    /// Starts an operation.
     pub(super) fn admit(&mut self, cx: &mut Context, running: Running) {
         cx.stats.admitted += 1;
         cx.act(Action::Admit(Arc::clone(&running.admission)));
@@ -39,7 +40,7 @@ impl Participant {
     /// All lanes have performed an operation.
     pub(crate) fn executed(&mut self, cx: &mut Context, epoch: Epoch, seq: Seq) {
         let current = epoch == self.epoch && !self.is_idle();
-        if current && (self.hold(seq) || self.await_settlement(cx, seq)) {
+        if current && (self.hold(seq) || self.await_commit(cx, seq)) {
             return;
         }
         let Some(running) = self.take_admitted(cx, epoch, seq) else { return };
@@ -47,7 +48,7 @@ impl Participant {
         self.advance(cx);
     }
 
-    /// Tells all whom it concerns that an operation is over.
+    /// Completes the requests of an operation, and reports it as done if this sidecar is its reporter.
     pub(super) fn performed(&mut self, cx: &mut Context, Running { admission, reports, .. }: Running) {
         let (epoch, seq) = (admission.epoch, admission.seq);
         cx.stats.executed += 1;
@@ -55,8 +56,8 @@ impl Participant {
         cx.stats.tensors_executed += admission.tensors.len() as u64;
         for (tensor, admitted) in (0..).zip(&admission.tensors) {
             for answered in &admitted.requests {
-                let (rank, request) = (answered.rank, answered.request);
-                if self.requests.remove(rank, request) {
+                let key = RequestKey { rank: answered.rank, request: answered.request };
+                if self.requests.remove(key) {
                     let completion = Completion {
                         epoch,
                         seq,
@@ -66,7 +67,7 @@ impl Participant {
                         own: admitted.own,
                         detail: answered.detail.clone(),
                     };
-                    self.complete(cx, rank, request, Ok(completion));
+                    self.complete(cx, key, Ok(completion));
                 }
             }
         }
@@ -76,7 +77,7 @@ impl Participant {
         self.conclude(cx);
     }
 
-    /// An operation is over: what waited for that.
+    /// An operation is over: releases removed sets, and ends the epoch if it waits for this.
     pub(super) fn conclude(&mut self, cx: &mut Context) {
         if self.is_active() {
             self.forget_sets(cx);
@@ -106,8 +107,8 @@ impl Participant {
             None => view,
             Some(pair) => {
                 let (from, to) = (pair.from, pair.to);
-                let stranger = || format!("{from} and {to} exchange no messages in {}", order.set);
-                view.pair(cx.me(), pair).map(Arc::new).ok_or_else(stranger)?
+                let no_pair = || format!("{from} and {to} exchange no messages in {}", order.set);
+                view.pair(cx.me(), pair).map(Arc::new).ok_or_else(no_pair)?
             }
         };
         let admission = admission::prepare(&view, &mut self.requests, self.epoch, seq, order)?;

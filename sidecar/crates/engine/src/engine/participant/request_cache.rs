@@ -1,19 +1,20 @@
-//! The request cache of the announcing side (Horovod's response cache): a training step repeats the requests of the last
-//! one, so a repeated request is announced by its slot alone.
+//! The request cache of the announcing side (Horovod's response cache): a training step repeats the requests of the
+//! last one, so a repeated request is announced by its slot alone.
 
 use std::collections::BTreeMap;
 
+use ronde_wire::Request;
 use ronde_wire::control::Intent;
-use ronde_wire::{Request, SetId, TensorName};
 
-use crate::engine::shared::request_cache::{is_remembered, is_same};
+use crate::engine::shared::TensorKey;
+use crate::engine::shared::request_cache::{is_cacheable, is_same};
 
-/// The announcing side's table: the least recently used request makes room for a new one.
+/// The cache of the announcing side. It evicts the least recently used request.
 #[derive(Debug, Default)]
-pub(crate) struct Announcer {
+pub(crate) struct RequestCache {
     slots: Vec<Slot>,
-    by_name: BTreeMap<(SetId, TensorName), u16>,
-    /// Slots by when they were last used, oldest first.
+    by_name: BTreeMap<TensorKey, u16>,
+    /// Slots by time of last use, oldest first.
     by_use: BTreeMap<u64, u16>,
     uses: u64,
 }
@@ -24,23 +25,23 @@ struct Slot {
     used: u64,
 }
 
-/// How a request is announced.
+/// The intent that announces a request.
 #[derive(Debug)]
-pub(crate) struct Words {
+pub(crate) struct CachedIntent {
     pub(crate) intent: Intent,
-    /// Whether another request was forgotten for it.
+    /// Whether another request was evicted for it.
     pub(crate) evicts: bool,
 }
 
-impl Announcer {
-    /// How a request is announced that goes out next.
+impl RequestCache {
+    /// The intent for a request that is announced next; caches the request.
     ///
-    /// At most `slots` are remembered, always as many in one epoch.
-    pub(crate) fn announce(&mut self, request: &Request, slots: usize) -> Words {
-        if slots == 0 || !is_remembered(request) {
-            return Words { intent: Intent::Ready(request.clone()), evicts: false };
+    /// The cache holds at most `slots` requests. This number is constant within an epoch.
+    pub(crate) fn announce(&mut self, request: &Request, slots: usize) -> CachedIntent {
+        if slots == 0 || !is_cacheable(request) {
+            return CachedIntent { intent: Intent::Ready(request.clone()), evicts: false };
         }
-        let key = (request.set, request.name.clone());
+        let key = TensorKey::of(request);
         let (slot, evicts) = match self.by_name.get(&key) {
             Some(slot) => (*slot, false),
             None => self.free_slot(slots),
@@ -59,22 +60,22 @@ impl Announcer {
         self.by_use.insert(self.uses, slot);
         self.by_name.insert(key, slot);
         let intent = if known { Intent::Again { slot } } else { Intent::Remember { slot, request: request.clone() } };
-        Words { intent, evicts }
+        CachedIntent { intent, evicts }
     }
 
-    /// Forgets everything: both sides do when an epoch begins.
+    /// Clears the cache, as the coordinator does when an epoch begins.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// A number that is not in use, or the one that was not used for longest, and whether it had to be taken away.
+    /// A free slot, or the least recently used one, and whether its request was evicted.
     fn free_slot(&mut self, slots: usize) -> (u16, bool) {
         match u16::try_from(self.slots.len()) {
             Ok(next) if self.slots.len() < slots => (next, false),
             _ => {
                 let oldest = self.by_use.first_key_value().map_or(0, |(_, slot)| *slot);
                 if let Some(Slot { request, .. }) = self.slots.get(usize::from(oldest)) {
-                    self.by_name.remove(&(request.set, request.name.clone()));
+                    self.by_name.remove(&TensorKey::of(request));
                 }
                 (oldest, true)
             }
@@ -84,20 +85,20 @@ impl Announcer {
 
 #[cfg(test)]
 mod tests {
-    use ronde_wire::{Collective, DType, ReduceOp, Shape, limits};
+    use ronde_wire::{Collective, DType, ReduceOp, SetId, Shape, TensorName, limits};
 
     use super::*;
 
     const SLOTS: usize = limits::ANNOUNCE_SLOTS_MAX;
 
     #[test]
-    fn no_more_are_remembered_than_are_asked_for() {
-        let mut announcer = Announcer::default();
-        assert!(matches!(announcer.announce(&sum("a", 1), 0).intent, Intent::Ready(_)));
-        assert!(matches!(announcer.announce(&sum("a", 1), 0).intent, Intent::Ready(_)));
-        let mut announcer = Announcer::default();
+    fn the_request_cache_holds_at_most_the_requested_number_of_slots() {
+        let mut request_cache = RequestCache::default();
+        assert!(matches!(request_cache.announce(&sum("a", 1), 0).intent, Intent::Ready(_)));
+        assert!(matches!(request_cache.announce(&sum("a", 1), 0).intent, Intent::Ready(_)));
+        let mut request_cache = RequestCache::default();
         for (name, evicts) in [("a", false), ("b", false), ("c", true), ("a", true)] {
-            assert_eq!(announcer.announce(&sum(name, 1), 2).evicts, evicts, "{name}");
+            assert_eq!(request_cache.announce(&sum(name, 1), 2).evicts, evicts, "{name}");
         }
     }
 
@@ -108,16 +109,16 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_request_is_forgotten_first() {
-        let mut announcer = Announcer::default();
+        let mut request_cache = RequestCache::default();
         let most = limits::ANNOUNCE_SLOTS_MAX;
         for n in 0..most {
-            assert!(!announcer.announce(&sum(&n.to_string(), 1), SLOTS).evicts);
+            assert!(!request_cache.announce(&sum(&n.to_string(), 1), SLOTS).evicts);
         }
-        assert!(matches!(announcer.announce(&sum("0", 1), SLOTS).intent, Intent::Again { slot: 0 }));
-        let words = announcer.announce(&sum("new", 1), SLOTS);
-        assert!(words.evicts && matches!(words.intent, Intent::Remember { slot: 1, .. }));
-        assert!(matches!(announcer.announce(&sum("0", 1), SLOTS).intent, Intent::Again { .. }));
-        assert!(matches!(announcer.announce(&sum("1", 1), SLOTS).intent, Intent::Remember { slot: 2, .. }));
+        assert!(matches!(request_cache.announce(&sum("0", 1), SLOTS).intent, Intent::Again { slot: 0 }));
+        let cached = request_cache.announce(&sum("new", 1), SLOTS);
+        assert!(cached.evicts && matches!(cached.intent, Intent::Remember { slot: 1, .. }));
+        assert!(matches!(request_cache.announce(&sum("0", 1), SLOTS).intent, Intent::Again { .. }));
+        assert!(matches!(request_cache.announce(&sum("1", 1), SLOTS).intent, Intent::Remember { slot: 2, .. }));
     }
 
     #[test]
@@ -132,17 +133,23 @@ mod tests {
             Request { prescale: 0.0, ..base.clone() },
         ];
         for other in different {
-            let mut announcer = Announcer::default();
-            announcer.announce(&base, SLOTS);
-            assert!(matches!(announcer.announce(&other, SLOTS).intent, Intent::Remember { slot: 0, .. }), "{other:?}");
-            assert!(matches!(announcer.announce(&base, SLOTS).intent, Intent::Remember { slot: 0, .. }), "{other:?}");
+            let mut request_cache = RequestCache::default();
+            request_cache.announce(&base, SLOTS);
+            assert!(
+                matches!(request_cache.announce(&other, SLOTS).intent, Intent::Remember { slot: 0, .. }),
+                "{other:?}"
+            );
+            assert!(
+                matches!(request_cache.announce(&base, SLOTS).intent, Intent::Remember { slot: 0, .. }),
+                "{other:?}"
+            );
         }
         let zero = Request { prescale: 0.0, ..base.clone() };
         let minus_zero = Request { prescale: -0.0, ..base };
-        let mut announcer = Announcer::default();
-        announcer.announce(&zero, SLOTS);
+        let mut request_cache = RequestCache::default();
+        request_cache.announce(&zero, SLOTS);
         assert!(
-            matches!(announcer.announce(&minus_zero, SLOTS).intent, Intent::Remember { .. }),
+            matches!(request_cache.announce(&minus_zero, SLOTS).intent, Intent::Remember { .. }),
             "they differ in a bit"
         );
     }

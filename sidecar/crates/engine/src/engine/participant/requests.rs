@@ -1,30 +1,48 @@
-//! Requests of local ranks that have no answer yet, by name and by number; and what is known of names that failed before
-//! a rank asked for them.
+//! Pending requests of local ranks, by name and by number, and rejections of names that a rank has not submitted yet.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use ronde_wire::{Collective, Failure, Group, Rank, Request, RequestId, Seq, SetId, TensorName};
 
+use crate::engine::shared::{RequestKey, Submission};
 use crate::event::Time;
 
-/// A name as one rank uses it.
-pub(crate) type RankKey = (SetId, TensorName, Rank);
+/// A tensor's name for one rank.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RankKey {
+    pub(crate) set: SetId,
+    pub(crate) name: TensorName,
+    pub(crate) rank: Rank,
+}
 
-/// See the module's text.
+impl RankKey {
+    pub(crate) fn new(set: SetId, name: &TensorName, rank: Rank) -> Self {
+        Self { set, name: name.clone(), rank }
+    }
+}
+
+/// A request that was taken out, with its name.
+#[derive(Debug)]
+pub(crate) struct TakenRequest {
+    pub(crate) key: RequestKey,
+    pub(crate) name: TensorName,
+}
+
+/// The pending requests of all local ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     pending: BTreeMap<RankKey, Pending>,
-    numbers: BTreeMap<(Rank, RequestId), RankKey>,
+    numbers: BTreeMap<RequestKey, RankKey>,
     counts: BTreeMap<Rank, usize>,
-    rounds: BTreeMap<RankKey, Ahead>,
-    /// Ranks with a join.
+    rounds: BTreeMap<RankKey, RoundOffset>,
+    /// Ranks with a pending join.
     joined: BTreeSet<Rank>,
-    /// Counts what is asked for and refused.
+    /// The number of submissions and refusals so far.
     turns: u64,
 }
 
-/// A request without an answer.
+/// A pending request.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) request: RequestId,
@@ -32,9 +50,9 @@ pub(crate) struct Pending {
     pub(crate) since: Time,
     /// The operation that performs it.
     pub(crate) ordered: Option<Seq>,
-    /// What travels along when it is announced.
+    /// The contribution that travels with its announcement.
     pub(crate) contribution: Bytes,
-    /// Why the rank does not want it any more, if so.
+    /// The failure of a withdrawn request.
     pub(crate) withdrawn: Option<Failure>,
     turn: u64,
 }
@@ -47,58 +65,58 @@ pub(crate) struct Refusal {
     turn: u64,
 }
 
-/// What the coordinator does not know any more when a schedule is over, in the order in which it came about.
+/// Submissions that the coordinator does not know when a schedule is over, in the order of submission.
 #[derive(Debug)]
-pub(crate) enum Unsettled {
+pub(crate) enum Unordered {
     /// A request without an operation.
-    Asked(RankKey),
+    Request(RankKey),
     /// A refusal.
-    Refused(RankKey, Failure, Option<Group>),
+    Refused { key: RankKey, failure: Failure, group: Option<Group> },
 }
 
-/// How far a rank and the coordinator are apart in the rounds of a name (see the negotiation's text). Only one of the two
-/// is not zero at a time.
+/// The difference between a rank and the coordinator in the rounds of a name (see `coordinator::negotiation`). At most
+/// one of the two lists is not empty.
 #[derive(Debug, Default)]
-struct Ahead {
-    /// Rounds in which the rank's part was a refusal, and whose rejection has not arrived.
+struct RoundOffset {
+    /// Rounds that the rank took part in with a refusal, and whose rejection has not arrived.
     refused: VecDeque<Refusal>,
     /// Rounds that were rejected before the rank took part.
     rejected: VecDeque<Failure>,
 }
 
-/// Rejections that may wait for one rank and name; the coordinator's own bound on poisoned rounds keeps them below.
+/// Rejections that may wait for one rank and name; the coordinator's bound on poisoned rounds keeps them below this.
 pub(crate) const REJECTED_AHEAD_MAX: usize = crate::engine::shared::POISONED_MAX;
 
-/// What a rejection meets at one rank.
+/// The effect of a rejection on one rank.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Rejected {
     /// This request fails.
     Request(RequestId),
-    /// The rank has had its answer.
+    /// The rank was answered before.
     Answered,
-    /// The rank has yet to ask; its next request by that name fails at once.
+    /// The rank has no such request yet; its next one with that name fails at once.
     Ahead,
-    /// Too many are waiting already.
+    /// Too many rejections wait.
     Overflow,
 }
 
 impl Requests {
-    /// Whether the rank has a request by this name without an answer.
+    /// Whether the rank has a pending request with this name.
     pub(crate) fn has(&self, key: &RankKey) -> bool {
         self.pending.contains_key(key)
     }
 
-    /// Whether the rank uses this number.
-    pub(crate) fn has_number(&self, rank: Rank, request: RequestId) -> bool {
-        self.numbers.contains_key(&(rank, request))
+    /// Whether the rank has a pending request with this number.
+    pub(crate) fn has_number(&self, key: RequestKey) -> bool {
+        self.numbers.contains_key(&key)
     }
 
-    /// Whether the rank has joined and has no answer yet.
+    /// Whether the rank has a pending join.
     pub(crate) fn has_joined(&self, rank: Rank) -> bool {
         self.joined.contains(&rank)
     }
 
-    /// How many requests of a rank have no answer.
+    /// The number of pending requests of a rank.
     pub(crate) fn of(&self, rank: Rank) -> usize {
         self.counts.get(&rank).copied().unwrap_or_default()
     }
@@ -107,50 +125,51 @@ impl Requests {
         &mut self,
         key: RankKey,
         request: RequestId,
-        (what, contribution): (Request, Bytes),
+        Submission { what, contribution }: Submission,
         now: Time,
     ) {
-        *self.counts.entry(key.2).or_default() += 1;
+        *self.counts.entry(key.rank).or_default() += 1;
         if what.collective == Collective::Join {
-            self.joined.insert(key.2);
+            self.joined.insert(key.rank);
         }
-        self.numbers.insert((key.2, request), key.clone());
+        self.numbers.insert(RequestKey { rank: key.rank, request }, key.clone());
         let turn = self.next_turn();
         let (ordered, withdrawn) = (None, None);
         self.pending.insert(key, Pending { request, what, since: now, ordered, contribution, withdrawn, turn });
     }
 
-    /// The request with a number, while it is not known that it will be performed: nothing is ordered for it, or what is was
-    /// not ordered by itself, from `ahead` on.
-    pub(crate) fn undecided(&mut self, rank: Rank, request: RequestId, ahead: Option<Seq>) -> Option<&mut Pending> {
-        let pending = self.pending.get_mut(self.numbers.get(&(rank, request))?)?;
+    /// The request with a number while it can still be withdrawn: it is not ordered, or only by the schedule that
+    /// begins with `ahead`.
+    pub(crate) fn withdrawable(&mut self, key: RequestKey, ahead: Option<Seq>) -> Option<&mut Pending> {
+        let pending = self.pending.get_mut(self.numbers.get(&key)?)?;
         let decided = pending.ordered.is_some_and(|seq| ahead.is_none_or(|first| seq < first));
         (!decided).then_some(pending)
     }
 
-    /// A request that was ordered, and is not any more.
-    pub(crate) fn disorder(&mut self, rank: Rank, request: RequestId) {
-        let pending = self.numbers.get(&(rank, request)).and_then(|key| self.pending.get_mut(key));
+    /// Marks a request as not ordered: its operation was dropped.
+    pub(crate) fn mark_unordered(&mut self, key: RequestKey) {
+        let pending = self.numbers.get(&key).and_then(|key| self.pending.get_mut(key));
         if let Some(pending) = pending {
             pending.ordered = None;
         }
     }
 
-    /// What is neither ordered nor rejected.
-    pub(crate) fn unsettled(&self) -> Vec<Unsettled> {
+    /// The requests and refusals that are neither ordered nor rejected.
+    pub(crate) fn unordered(&self) -> Vec<Unordered> {
         let asked = self.pending.iter().filter(|(_, pending)| pending.ordered.is_none());
-        let asked = asked.map(|(key, pending)| (pending.turn, Unsettled::Asked(key.clone())));
+        let asked = asked.map(|(key, pending)| (pending.turn, Unordered::Request(key.clone())));
         let refused =
             self.rounds.iter().flat_map(|(key, ahead)| ahead.refused.iter().map(move |refusal| (key, refusal)));
         let refused = refused.map(|(key, Refusal { failure, group, turn })| {
-            (*turn, Unsettled::Refused(key.clone(), failure.clone(), group.clone()))
+            let (key, failure, group) = (key.clone(), failure.clone(), group.clone());
+            (*turn, Unordered::Refused { key, failure, group })
         });
-        let mut all: Vec<(u64, Unsettled)> = asked.chain(refused).collect();
+        let mut all: Vec<(u64, Unordered)> = asked.chain(refused).collect();
         all.sort_by_key(|(turn, _)| *turn);
-        all.into_iter().map(|(_, unsettled)| unsettled).collect()
+        all.into_iter().map(|(_, unordered)| unordered).collect()
     }
 
-    /// Takes a rank's part in the next round of a name out of its group. False when it has taken none.
+    /// Removes the group from a rank's part in the next round of a name. False when there is none.
     pub(crate) fn ungroup(&mut self, key: &RankKey) -> bool {
         if let Some(refusal) = self.rounds.get_mut(key).and_then(|ahead| ahead.refused.front_mut()) {
             refusal.group = None;
@@ -164,15 +183,15 @@ impl Requests {
         self.pending.get(key)
     }
 
-    /// The failure that already waits for the rank's next request by this name; taken out.
+    /// Takes the failure that already waits for the rank's next request with this name.
     pub(crate) fn take_rejection(&mut self, key: &RankKey) -> Option<Failure> {
         let ahead = self.rounds.get_mut(key)?;
         let failure = ahead.rejected.pop_front();
-        self.forget_even(key);
+        self.drop_if_even(key);
         failure
     }
 
-    /// The rank's part in the next round of the name was a refusal.
+    /// Records a refusal as the rank's part in the next round of the name.
     pub(crate) fn refuse(&mut self, key: RankKey, failure: Failure, group: Option<Group>) {
         if self.take_rejection(&key).is_none() {
             let turn = self.next_turn();
@@ -180,16 +199,16 @@ impl Requests {
         }
     }
 
-    /// A round of the name was rejected.
+    /// Handles the rejection of a round of the name.
     pub(crate) fn reject(&mut self, key: RankKey, failure: &Failure) -> Rejected {
         if let Some(ahead) = self.rounds.get_mut(&key).filter(|ahead| !ahead.refused.is_empty()) {
             ahead.refused.pop_front();
-            self.forget_even(&key);
+            self.drop_if_even(&key);
             return Rejected::Answered;
         }
         if let Some(pending) = self.pending.get(&key).filter(|pending| pending.ordered.is_none()) {
             let request = pending.request;
-            self.remove(key.2, request);
+            self.remove(RequestKey { rank: key.rank, request });
             return Rejected::Request(request);
         }
         let ahead = self.rounds.entry(key).or_default();
@@ -216,9 +235,9 @@ impl Requests {
         Ok(pending.request)
     }
 
-    /// Forgets a request; true when there was one.
-    pub(crate) fn remove(&mut self, rank: Rank, request: RequestId) -> bool {
-        let Some(key) = self.numbers.remove(&(rank, request)) else { return false };
+    /// Removes a request; true when there was one.
+    pub(crate) fn remove(&mut self, RequestKey { rank, request }: RequestKey) -> bool {
+        let Some(key) = self.numbers.remove(&RequestKey { rank, request }) else { return false };
         if let Some(count) = self.counts.get_mut(&rank) {
             *count -= 1;
         }
@@ -229,58 +248,59 @@ impl Requests {
         pending.is_some()
     }
 
-    /// Whether the rank's request by this name is not ordered and fits.
+    /// Whether the rank's request with this name is not ordered and fits.
     pub(crate) fn fits(&self, key: &RankKey, fits: impl Fn(&Collective) -> bool) -> bool {
         let pending = self.pending.get(key).filter(|pending| pending.ordered.is_none());
         pending.is_some_and(|pending| fits(&pending.what.collective))
     }
 
-    /// Takes out the rank's request by this name, whole.
+    /// Removes the rank's request with this name and returns all of it.
     pub(crate) fn take_pending(&mut self, key: &RankKey) -> Option<Pending> {
-        let number = (key.2, self.pending.get(key)?.request);
-        self.numbers.remove(&number);
-        if let Some(count) = self.counts.get_mut(&key.2) {
+        let request = self.pending.get(key)?.request;
+        self.numbers.remove(&RequestKey { rank: key.rank, request });
+        if let Some(count) = self.counts.get_mut(&key.rank) {
             *count -= 1;
         }
         self.pending.remove(key)
     }
 
-    /// Takes out the rank's request by this name.
+    /// Removes the rank's request with this name and returns its number.
     pub(crate) fn take_one(&mut self, key: &RankKey) -> Option<RequestId> {
         let request = self.pending.get(key)?.request;
-        self.remove(key.2, request);
+        self.remove(RequestKey { rank: key.rank, request });
         Some(request)
     }
 
-    /// Takes out what is asked of a set and not ordered, and forgets the set.
-    pub(crate) fn take_set(&mut self, set: SetId) -> Vec<(Rank, RequestId, TensorName)> {
+    /// Removes the requests of a set that are not ordered, and the rejections of the set.
+    pub(crate) fn take_set(&mut self, set: SetId) -> Vec<TakenRequest> {
         let of_set = |(key, pending): (&RankKey, &Pending)| {
-            let taken = key.0 == set && pending.ordered.is_none();
-            taken.then(|| (key.2, pending.request, key.1.clone()))
+            let taken = key.set == set && pending.ordered.is_none();
+            let request = RequestKey { rank: key.rank, request: pending.request };
+            taken.then(|| TakenRequest { key: request, name: key.name.clone() })
         };
         let taken: Vec<_> = self.pending.iter().filter_map(of_set).collect();
-        for (rank, request, _) in &taken {
-            self.remove(*rank, *request);
+        for request in &taken {
+            self.remove(request.key);
         }
-        self.rounds.retain(|key, _| key.0 != set);
+        self.rounds.retain(|key, _| key.set != set);
         taken
     }
 
-    /// Forgets rejections of a set that ranks have not met.
+    /// Drops rejections of a set that wait for later requests.
     pub(crate) fn forget_rejections(&mut self, set: SetId) {
-        self.rounds.retain(|key, ahead| key.0 != set || !ahead.refused.is_empty());
+        self.rounds.retain(|key, ahead| key.set != set || !ahead.refused.is_empty());
     }
 
-    /// Takes out all requests, or those only for which nothing is ordered, ascending by rank and number.
-    pub(crate) fn take(&mut self, unordered_only: bool) -> Vec<(Rank, RequestId)> {
+    /// Removes all requests, or only those that are not ordered, ascending by rank and number.
+    pub(crate) fn take(&mut self, unordered_only: bool) -> Vec<RequestKey> {
         let chosen = |key: &RankKey| {
             let ordered = self.pending.get(key).is_some_and(|pending| pending.ordered.is_some());
             !(unordered_only && ordered)
         };
-        let taken: Vec<(Rank, RequestId)> =
+        let taken: Vec<RequestKey> =
             self.numbers.iter().filter(|(_, key)| chosen(key)).map(|(number, _)| *number).collect();
-        for (rank, request) in &taken {
-            self.remove(*rank, *request);
+        for key in &taken {
+            self.remove(*key);
         }
         self.rounds.clear();
         taken
@@ -291,7 +311,7 @@ impl Requests {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Rank, &Pending)> {
-        self.pending.iter().map(|((_, _, rank), pending)| (*rank, pending))
+        self.pending.iter().map(|(key, pending)| (key.rank, pending))
     }
 
     fn next_turn(&mut self) -> u64 {
@@ -299,7 +319,7 @@ impl Requests {
         self.turns
     }
 
-    fn forget_even(&mut self, key: &RankKey) {
+    fn drop_if_even(&mut self, key: &RankKey) {
         if self.rounds.get(key).is_some_and(|ahead| ahead.refused.is_empty() && ahead.rejected.is_empty()) {
             self.rounds.remove(key);
         }

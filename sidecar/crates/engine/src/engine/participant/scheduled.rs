@@ -1,5 +1,5 @@
-//! A schedule as one sidecar performs it: what the ranks ask for is matched with positions, and a position is admitted when
-//! all local ranks have asked for all of it and everything before it is admitted. Nobody is asked.
+//! The execution of a schedule on one sidecar: requests of local ranks are matched with positions. A position is
+//! admitted, without negotiation, when all local ranks have submitted all of it and everything before it is admitted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,61 +8,68 @@ use ronde_wire::control::OrderedTensor;
 use ronde_wire::{Cause, Control, Epoch, Failure, Invalidation, Rank, ScheduledBucket, Seq, SetId, TensorName, limits};
 
 use super::admission::{self, Template};
-use super::requests::{RankKey, Unsettled};
+use super::requests::{RankKey, Unordered};
 use super::{Participant, Running};
 use crate::engine::shared::context::Context;
 use crate::engine::shared::status::ScheduleStatus;
+use crate::engine::shared::{RequestKey, TensorKey};
 use crate::event::{Action, Time};
 use crate::trace::{Trace, operation};
 
-/// See the module's text.
+/// The active schedule.
 #[derive(Debug)]
 pub(crate) struct Scheduled {
     number: u64,
     first: Seq,
     patience_us: u64,
     positions: Vec<Position>,
-    /// Where each name of a set stands: the position, and the tensor in it.
-    places: Places,
-    /// Whether this sidecar has a part in any.
+    /// The position of each tensor.
+    tensor_positions: TensorPositions,
+    /// Whether this sidecar takes part in any operation of it.
     takes_part: bool,
-    /// Complete iterations, and the position of the present one that comes next.
+    /// Complete iterations, and the next position of the current one.
     iterations: u64,
     next: usize,
-    /// Operations that are admitted and not performed, and their bytes.
+    /// Admitted operations that are not performed yet, and their bytes.
     in_flight: BTreeMap<Seq, u64>,
     in_flight_bytes: u64,
-    /// The last operation that was admitted.
+    /// The last admitted operation.
     admitted: Seq,
-    /// For each set the last operation that was completed.
+    /// The last completed operation of each set.
     completed: BTreeMap<SetId, Seq>,
-    ranks: BTreeMap<Rank, Asking>,
-    /// Whether the coordinator was told of a invalidation.
-    deviates: bool,
-    /// Whether nothing is admitted or completed any more.
+    ranks: BTreeMap<Rank, RankProgress>,
+    /// Whether the invalidation was reported to the coordinator.
+    invalidated: bool,
+    /// Whether admission and completion have stopped.
     frozen: bool,
 }
 
-/// See [`Scheduled::places`].
-type Places = BTreeMap<(SetId, TensorName), (usize, usize)>;
+type TensorPositions = BTreeMap<TensorKey, TensorPosition>;
+
+/// A tensor of a schedule: the index of its operation, and its own within that.
+#[derive(Clone, Copy, Debug)]
+struct TensorPosition {
+    operation: usize,
+    tensor: usize,
+}
 
 #[derive(Debug)]
 struct Position {
     bucket: ScheduledBucket,
-    /// `None` where this sidecar has no part.
+    /// `None` where this sidecar takes no part.
     template: Option<Template>,
     bytes: u64,
-    /// Requests of local ranks that are still to come before its next turn, and how many there are in all.
+    /// Requests of local ranks that are missing for its next iteration, and their total number.
     missing: usize,
     requests: usize,
 }
 
-/// What one rank has asked for and is not admitted.
+/// The requests of one rank that are matched and not admitted.
 #[derive(Debug, Default)]
-struct Asking {
+struct RankProgress {
     requests: usize,
     last: Time,
-    /// Whether it was found to keep to the order, and has asked for nothing since.
+    /// Whether the rank was found in order, and has submitted nothing since.
     in_order: bool,
 }
 
@@ -74,11 +81,11 @@ impl Scheduled {
 
     /// For status pages.
     pub(crate) fn progress(&self) -> ScheduleStatus {
-        let (operations, tensors) = (self.positions.len(), self.places.len());
+        let (operations, tensors) = (self.positions.len(), self.tensor_positions.len());
         ScheduleStatus { number: self.number, operations, tensors, steps: self.iterations }
     }
 
-    /// The next operation, when all of it is asked for and there is room for it.
+    /// The next operation, when all of it is submitted and there is room for it.
     fn due(&self) -> Option<&Position> {
         let position = self.positions.get(self.next)?;
         let small = self.in_flight_bytes.saturating_add(position.bytes) <= limits::SCHEDULED_IN_FLIGHT_BYTES;
@@ -87,17 +94,17 @@ impl Scheduled {
         (position.missing == 0 && room && self.takes_part && self.holds()).then_some(position)
     }
 
-    /// Whether requests are matched and admitted. Not any more once this sidecar has told of a invalidation: a rank's request
-    /// behind one that was refused belongs to the iteration after the one that comes next.
+    /// Whether requests are matched and admitted. This stops once this sidecar has reported an invalidation: a rank's
+    /// request after a refused one belongs to a later iteration than the next one.
     fn holds(&self) -> bool {
-        !self.deviates && !self.frozen
+        !self.invalidated && !self.frozen
     }
 
     fn next_seq(&self) -> Seq {
         Seq(self.first.0 + self.iterations * self.positions.len() as u64 + self.next as u64)
     }
 
-    /// Goes on to the next position.
+    /// Advances to the next position.
     fn step(&mut self) {
         self.next += 1;
         if self.next == self.positions.len() {
@@ -105,26 +112,26 @@ impl Scheduled {
         }
     }
 
-    /// Whether it is over with an operation that is performed, or never was one of it.
+    /// Records an operation as performed. False when it is not in flight for this schedule.
     fn done(&mut self, seq: Seq) -> bool {
         let bytes = self.in_flight.remove(&seq);
         self.in_flight_bytes -= bytes.unwrap_or(0);
         bytes.is_some()
     }
 
-    /// Since when a rank has to be looked at, the first of them.
+    /// When the order of a quiet rank has to be checked next.
     fn deadline(&self) -> Option<Time> {
-        let watched = self.ranks.values().filter(|asking| asking.requests > 0 && !asking.in_order);
-        let first = watched.map(|asking| asking.last).min().filter(|_| self.holds())?;
+        let watched = self.ranks.values().filter(|progress| progress.requests > 0 && !progress.in_order);
+        let first = watched.map(|progress| progress.last).min().filter(|_| self.holds())?;
         Some(Time(first.0.saturating_add(self.patience_us)))
     }
 
-    /// Requests of local ranks for tensors of groups of which others were completed in the same iteration: those are to go on
-    /// by themselves.
+    /// Requests of local ranks for tensors whose groups were partly completed in the same iteration. They continue
+    /// without their group.
     fn rest_of_groups(&self, completed: &[(SetId, Seq)]) -> Vec<RankKey> {
         let mut rest = Vec::new();
         for (set, last) in completed {
-            // The last position of the set's last iteration that stands.
+            // The last committed position of the set in its last iteration.
             let Some(last) = last.0.checked_sub(self.first.0).map(|turn| turn % self.positions.len() as u64) else {
                 continue;
             };
@@ -139,15 +146,15 @@ impl Scheduled {
                     group.as_ref().is_some_and(|group| groups.contains(&(&group.name, group.size)))
                 });
                 for (tensor, _) in cut {
-                    rest.extend(template.view.local_ranks.iter().map(|rank| (*set, tensor.name.clone(), *rank)));
+                    rest.extend(template.view.local_ranks.iter().map(|rank| RankKey::new(*set, &tensor.name, *rank)));
                 }
             }
         }
         rest
     }
 
-    /// Whether a rank has asked for something and not for all that comes before it, or not for all of its bucket. It may be
-    /// that the rank waits for the one before it asks for the other.
+    /// Whether a rank has submitted a tensor and not everything before it, or not all of its bucket. The rank may be
+    /// waiting for the one before it submits the other.
     fn is_out_of_order(&self, rank: Rank, is_asked: impl Fn(RankKey) -> bool) -> bool {
         let mut gap = false;
         let turns = (self.next..self.positions.len()).chain(0..self.next);
@@ -155,7 +162,7 @@ impl Scheduled {
             let Some(template) = position.template.as_ref().filter(|template| template.view.serves(rank)) else {
                 continue;
             };
-            let key = |tensor: &OrderedTensor| (template.view.topology.set, tensor.name.clone(), rank);
+            let key = |tensor: &OrderedTensor| RankKey::new(template.view.topology.set, &tensor.name, rank);
             let tensors = &position.bucket.order.tensors;
             let asked = tensors.iter().filter(|tensor| is_asked(key(tensor))).count();
             gap |= asked < tensors.len();
@@ -168,30 +175,32 @@ impl Scheduled {
 }
 
 impl Participant {
-    /// The coordinator issues a schedule. What was announced and is not ordered is void there, and is matched with it here.
+    /// Handles a new schedule. Announced requests that are not ordered are void at the coordinator, and are matched
+    /// with the schedule here.
     pub(crate) fn schedule(
         &mut self,
         cx: &mut Context,
         first: Seq,
-        (number, patience_us): (u64, u64),
+        number: u64,
+        patience_us: u64,
         buckets: Vec<ScheduledBucket>,
     ) {
         if !self.is_active() || self.broken {
             cx.stats.stale_frames += 1;
             return;
         }
-        // What both sides remember of requests stays alike.
+        // Keeps the request caches of both sides equal.
         self.announce_all(cx);
         match self.prepare_schedule(cx, first, buckets) {
-            Ok((positions, places)) => {
-                let serves = |rank: &Rank| (*rank, Asking::default());
+            Ok((positions, tensor_positions)) => {
+                let serves = |rank: &Rank| (*rank, RankProgress::default());
                 let takes_part = positions.iter().any(|position| position.template.is_some());
                 self.scheduled = Some(Scheduled {
                     number,
                     first,
                     patience_us,
                     positions,
-                    places,
+                    tensor_positions,
                     takes_part,
                     iterations: 0,
                     next: 0,
@@ -200,10 +209,10 @@ impl Participant {
                     admitted: Seq(first.0 - 1),
                     completed: BTreeMap::new(),
                     ranks: self.present.keys().map(serves).collect(),
-                    deviates: false,
+                    invalidated: false,
                     frozen: false,
                 });
-                self.match_unsettled(cx);
+                self.match_unordered(cx);
             }
             Err(reason) => {
                 let reason = format!("schedule {number} of {} cannot be followed: {reason}", self.epoch);
@@ -212,7 +221,7 @@ impl Participant {
         }
     }
 
-    /// The coordinator withdraws a schedule: nothing of it is admitted or completed behind this.
+    /// Handles the withdrawal of a schedule: nothing of it is admitted or completed after this.
     pub(crate) fn freeze(&mut self, cx: &mut Context, number: u64) {
         let current = |scheduled: &&mut Scheduled| scheduled.number == number && !scheduled.frozen;
         let Some(scheduled) = self.scheduled.as_mut().filter(current) else {
@@ -225,8 +234,8 @@ impl Participant {
         self.to_coordinator(cx, Seq(0), frozen);
     }
 
-    /// A schedule is over. Of its operations those stand that somebody has completed, and what comes before them in the
-    /// same set; the requests of all others are announced.
+    /// Handles the end of a schedule. Its operations up to the last one that any sidecar completed in the same set are
+    /// committed; the requests of all others are announced again.
     pub(crate) fn resume(&mut self, cx: &mut Context, number: u64, last: Seq, completed: &[(SetId, Seq)]) {
         let Some(scheduled) = self.scheduled.take_if(|scheduled| scheduled.number == number && scheduled.frozen) else {
             cx.stats.stale_frames += 1;
@@ -262,26 +271,26 @@ impl Participant {
                 self.ungrouped.insert(key);
             }
         }
-        self.announce_unsettled(cx);
+        self.announce_unordered(cx);
     }
 
-    /// What was dropped is out of the way.
+    /// The lanes have dropped the cancelled operations.
     pub(crate) fn cancelled(&mut self, cx: &mut Context, epoch: Epoch, last: Seq) {
         if epoch == self.epoch && self.dropping.take_if(|dropping| *dropping == last).is_some() {
             self.advance(cx);
         }
     }
 
-    /// A request has come: it is matched with the schedule, if there is one.
+    /// Matches a new request with the schedule, if there is one.
     pub(super) fn follow(&mut self, cx: &mut Context, key: &RankKey) {
         let Some(scheduled) = self.scheduled.as_mut().filter(|scheduled| scheduled.holds()) else { return };
         let Some(pending) = self.requests.pending(key) else { return };
-        let place = scheduled.places.get(&(key.0, key.1.clone()));
-        let position = place.and_then(|(at, tensor)| Some((scheduled.positions.get_mut(*at)?, *tensor)));
+        let found = scheduled.tensor_positions.get(&TensorKey::new(key.set, &key.name));
+        let position = found.and_then(|at| Some((scheduled.positions.get_mut(at.operation)?, at.tensor)));
         let matched = position.filter(|(position, tensor)| {
             let (order, group) = (&position.bucket.order, &position.bucket.groups[*tensor]);
             let fits = |template: &Template| {
-                admission::fits(&template.view, order, &order.tensors[*tensor], key.2, &pending.what).is_ok()
+                admission::fits(&template.view, order, &order.tensors[*tensor], key.rank, &pending.what).is_ok()
             };
             pending.what.group == *group && position.template.as_ref().is_some_and(fits)
         });
@@ -291,13 +300,13 @@ impl Participant {
         };
         position.missing -= 1;
         let what = operation(&position.bucket.order.collective);
-        cx.traces.note(|| Trace::Ready { set: key.0, name: key.1.clone(), operation: what, rank: key.2 });
-        let asking = scheduled.ranks.entry(key.2).or_default();
-        (asking.requests, asking.last, asking.in_order) = (asking.requests + 1, cx.now, false);
+        cx.traces.note(|| Trace::Ready { set: key.set, name: key.name.clone(), operation: what, rank: key.rank });
+        let progress = scheduled.ranks.entry(key.rank).or_default();
+        (progress.requests, progress.last, progress.in_order) = (progress.requests + 1, cx.now, false);
         self.advance(cx);
     }
 
-    /// Admits as much of the schedule as is asked for.
+    /// Admits the operations of the schedule that are submitted completely.
     pub(super) fn advance(&mut self, cx: &mut Context) {
         while let Some(scheduled) = self.scheduled.as_mut().filter(|_| !self.broken && self.dropping.is_none()) {
             let Some(position) = scheduled.due() else { return };
@@ -309,8 +318,8 @@ impl Participant {
             match template.admission(&mut self.requests, self.epoch, seq, &position.bucket.order) {
                 Ok(admission) => {
                     for answered in admission.tensors.iter().flat_map(|tensor| &tensor.requests) {
-                        if let Some(asking) = scheduled.ranks.get_mut(&answered.rank) {
-                            asking.requests -= 1;
+                        if let Some(progress) = scheduled.ranks.get_mut(&answered.rank) {
+                            progress.requests -= 1;
                         }
                     }
                     let position = &mut scheduled.positions[scheduled.next];
@@ -335,7 +344,7 @@ impl Participant {
         }
     }
 
-    /// Notes that an operation is performed. Whether that is to be kept secret, as it may not stand.
+    /// Records that an operation is performed. Returns whether its completion is held, because it may be dropped.
     pub(super) fn hold(&mut self, seq: Seq) -> bool {
         let Some(scheduled) = &mut self.scheduled else { return false };
         let Some(running) = self.admitted.get_mut(&seq).filter(|_| scheduled.done(seq)) else { return false };
@@ -348,10 +357,10 @@ impl Participant {
         scheduled.frozen
     }
 
-    /// Tells the coordinator, once, that the schedule does not hold.
+    /// Reports to the coordinator, once, that the schedule is invalid.
     pub(super) fn invalidate(&mut self, cx: &mut Context, invalidation: Invalidation) {
         let Some(scheduled) = self.scheduled.as_mut().filter(|scheduled| scheduled.holds()) else { return };
-        scheduled.deviates = true;
+        scheduled.invalidated = true;
         let number = scheduled.number;
         self.to_coordinator(cx, Seq(0), Control::Invalidated { number, invalidation });
     }
@@ -361,7 +370,7 @@ impl Participant {
         self.scheduled.as_ref().and_then(Scheduled::deadline)
     }
 
-    /// Looks at ranks that have asked for nothing for a while: who does not keep to the order may wait for ever.
+    /// Checks the order of ranks that have submitted nothing for a while: a rank out of order may wait for ever.
     pub(crate) fn check_schedule(&mut self, cx: &mut Context) {
         let (Some(scheduled), requests) = (&mut self.scheduled, &self.requests) else { return };
         if scheduled.deadline().is_none_or(|at| cx.now < at) {
@@ -369,24 +378,24 @@ impl Participant {
         }
         let is_asked = |key: RankKey| requests.pending(&key).is_some_and(|pending| pending.ordered.is_none());
         let patience_us = scheduled.patience_us;
-        let quiet = |asking: &Asking| {
-            asking.requests > 0 && !asking.in_order && cx.now.0 >= asking.last.0.saturating_add(patience_us)
+        let quiet = |progress: &RankProgress| {
+            progress.requests > 0 && !progress.in_order && cx.now.0 >= progress.last.0.saturating_add(patience_us)
         };
         let quiet: Vec<Rank> =
-            scheduled.ranks.iter().filter(|(_, asking)| quiet(asking)).map(|(rank, _)| *rank).collect();
+            scheduled.ranks.iter().filter(|(_, progress)| quiet(progress)).map(|(rank, _)| *rank).collect();
         for rank in quiet {
             if scheduled.is_out_of_order(rank, is_asked) {
                 self.invalidate(cx, Invalidation::Order);
                 return;
             }
-            if let Some(asking) = scheduled.ranks.get_mut(&rank) {
-                asking.in_order = true;
+            if let Some(progress) = scheduled.ranks.get_mut(&rank) {
+                progress.in_order = true;
             }
         }
     }
 
-    /// Requests that wait for so long that the coordinator is to find out for whom.
-    pub(super) fn look_for_delays(&mut self, cx: &mut Context) {
+    /// Invalidates the schedule when a request waits so long that the coordinator has to find the missing rank.
+    pub(super) fn check_delays(&mut self, cx: &mut Context) {
         let Some(first) = self.scheduled.as_ref().map(|scheduled| scheduled.first) else { return };
         let limit_ms = cx.config.stall_warning_ms / DELAYS_PER_WARNING;
         let is_late = |since: Time| cx.now.ms_since(since) >= limit_ms;
@@ -401,9 +410,12 @@ impl Participant {
         cx: &mut Context,
         first: Seq,
         buckets: Vec<ScheduledBucket>,
-    ) -> Result<(Vec<Position>, Places), String> {
+    ) -> Result<(Vec<Position>, TensorPositions), String> {
         if first <= self.last_seq || self.scheduled.is_some() {
-            return Err(format!("it begins with {first}, behind {}, or while there is another one", self.last_seq));
+            return Err(format!(
+                "it begins with {first}, which does not follow {}, or another schedule is active",
+                self.last_seq
+            ));
         }
         let tensors: usize = buckets.iter().map(|bucket| bucket.order.tensors.len()).sum();
         let sets: BTreeSet<SetId> = buckets.iter().map(|bucket| bucket.order.set).collect();
@@ -416,17 +428,18 @@ impl Participant {
                 "{buckets} operations with {tensors} tensors of {sets} sets are not within the limits"
             ));
         }
-        let (mut positions, mut places) = (Vec::with_capacity(buckets.len()), Places::new());
+        let (mut positions, mut tensor_positions) = (Vec::with_capacity(buckets.len()), TensorPositions::new());
         for (at, bucket) in buckets.into_iter().enumerate() {
             let order = &bucket.order;
             for (tensor, ordered) in order.tensors.iter().enumerate() {
-                if places.insert((order.set, ordered.name.clone()), (at, tensor)).is_some() {
+                let key = TensorKey::new(order.set, &ordered.name);
+                if tensor_positions.insert(key, TensorPosition { operation: at, tensor }).is_some() {
                     return Err(format!("tensor {} of {} is in it twice", ordered.name, order.set));
                 }
             }
             positions.push(self.position(cx, bucket)?);
         }
-        Ok((positions, places))
+        Ok((positions, tensor_positions))
     }
 
     fn position(&self, cx: &mut Context, bucket: ScheduledBucket) -> Result<Position, String> {
@@ -444,12 +457,12 @@ impl Participant {
         Ok(Position { bucket, template, bytes, missing: requests, requests })
     }
 
-    /// What was announced and not ordered is asked for as the schedule says, or is a invalidation.
-    fn match_unsettled(&mut self, cx: &mut Context) {
-        for unsettled in self.requests.unsettled() {
-            match unsettled {
-                Unsettled::Refused(..) => self.invalidate(cx, Invalidation::Refusal),
-                Unsettled::Asked(key) => {
+    /// Matches announced requests that are not ordered with the schedule; those that do not match invalidate it.
+    fn match_unordered(&mut self, cx: &mut Context) {
+        for unordered in self.requests.unordered() {
+            match unordered {
+                Unordered::Refused { .. } => self.invalidate(cx, Invalidation::Refusal),
+                Unordered::Request(key) => {
                     if self.requests.pending(&key).is_some_and(|pending| pending.withdrawn.is_some()) {
                         self.invalidate(cx, Invalidation::Refusal);
                     }
@@ -459,14 +472,14 @@ impl Participant {
         }
     }
 
-    /// An operation does not stand: its requests are as they were before it was admitted.
+    /// Drops an operation: its requests are as they were before it was admitted.
     fn drop_operation(&mut self, seq: Seq) {
         let Some(running) = self.admitted.remove(&seq) else { return };
         for answered in running.admission.tensors.iter().flat_map(|tensor| &tensor.requests) {
-            self.requests.disorder(answered.rank, answered.request);
+            self.requests.mark_unordered(RequestKey { rank: answered.rank, request: answered.request });
         }
     }
 }
 
-/// How many times in the age of a stall warning requests are looked at: the warning is late by so much.
+/// Checks for delayed requests per stall warning time, of which the warning may be late by one interval.
 const DELAYS_PER_WARNING: u64 = 4;

@@ -9,7 +9,7 @@ use crate::engine::shared::context::Context;
 use crate::engine::shared::status::{EnginePhase, PendingStatus, STATUS_ENTRIES_MAX, ScheduleStatus};
 use crate::event::Time;
 
-/// What a participant knows of its ranks and their requests.
+/// The status of a participant's ranks and requests.
 #[derive(Debug)]
 pub(crate) struct RequestStatus {
     pub(crate) ranks_in_epoch: Vec<Rank>,
@@ -28,7 +28,7 @@ pub(crate) struct RequestStatus {
 }
 
 impl Participant {
-    /// What this engine is doing.
+    /// The phase of this engine.
     pub(crate) fn engine_phase(&self) -> EnginePhase {
         match self.phase {
             Phase::Idle => EnginePhase::Waiting,

@@ -8,46 +8,38 @@ use ronde_wire::{
     AnySource, Cause, Collective, Control, Failure, Group, Invalidation, Rank, Request, RequestId, Seq, SetId, limits,
 };
 
-use super::requests::{RankKey, Unsettled};
+use super::requests::{RankKey, Unordered};
 use super::scheduled::Scheduled;
 use super::{Participant, Phase};
-use crate::engine::shared::TensorKey;
 use crate::engine::shared::context::Context;
-use crate::engine::shared::eager;
 use crate::engine::shared::sets::SetView;
-use crate::engine::shared::validation;
+use crate::engine::shared::{Mailbox, RequestKey, Submission, TensorKey, eager, validation};
 use crate::event::{Action, Time};
 
 impl Participant {
-    /// A worker's request.
-    pub(crate) fn submit(
-        &mut self,
-        cx: &mut Context,
-        rank: Rank,
-        request: RequestId,
-        (what, contribution): (Request, Bytes),
-    ) {
+    /// Handles a worker's request.
+    pub(crate) fn submit(&mut self, cx: &mut Context, key: RequestKey, Submission { what, contribution }: Submission) {
         cx.stats.submitted += 1;
-        self.heard(cx, rank);
-        if let Some(what) = self.in_posting_order(cx, (rank, request), what) {
-            self.submit_in_turn(cx, rank, request, (what, contribution));
+        self.mark_alive(cx, key.rank);
+        if let Some(what) = self.in_posting_order(cx, key, what) {
+            self.submit_in_turn(cx, key, Submission { what, contribution });
         }
     }
 
-    /// A request whose turn has come among the receives of its rank and tag, if it is one.
+    /// Submits a request. A receive comes in its turn among the receives of its rank and tag.
     pub(super) fn submit_in_turn(
         &mut self,
         cx: &mut Context,
-        rank: Rank,
-        request: RequestId,
-        (mut what, contribution): (Request, Bytes),
+        request: RequestKey,
+        Submission { mut what, contribution }: Submission,
     ) {
-        let key = (what.set, what.name.clone(), rank);
-        let view = match self.check_accepts(cx, rank, request, &what) {
+        let rank = request.rank;
+        let key = RankKey::new(what.set, &what.name, rank);
+        let view = match self.check_accepts(cx, request, &what) {
             Ok(view) => view,
             Err(failure) => {
                 let rank_at_fault = failure.rank.or(Some(rank));
-                self.refuse(cx, (rank, request), Failure { rank: rank_at_fault, ..failure });
+                self.refuse(cx, request, Failure { rank: rank_at_fault, ..failure });
                 return;
             }
         };
@@ -65,38 +57,39 @@ impl Participant {
             if !matches!(what.collective, Collective::RecvAny { .. }) {
                 self.void(cx, key, failure.clone(), what.group);
             }
-            self.refuse(cx, (rank, request), failure);
+            self.refuse(cx, request, failure);
             return;
         }
         if let Collective::RecvAny { tag } = what.collective {
-            self.waits_for_source(what.set, AnySource { to: rank, tag });
+            self.waits_for_source(Mailbox { set: what.set, any: AnySource { to: rank, tag } });
         }
-        self.ask(cx, &key, (request, cx.now), (what, contribution));
+        self.enqueue(cx, &key, request.request, cx.now, Submission { what, contribution });
     }
 
-    /// Announces a request that was found in order, or does what a schedule says about it.
-    pub(super) fn ask(
+    /// Announces a valid request, or matches it with the schedule.
+    pub(super) fn enqueue(
         &mut self,
         cx: &mut Context,
         key: &RankKey,
-        (request, since): (RequestId, Time),
-        (what, contribution): (Request, Bytes),
+        request: RequestId,
+        since: Time,
+        Submission { what, contribution }: Submission,
     ) {
-        let rank = key.2;
+        let rank = key.rank;
         if let Some(failure) = self.requests.take_rejection(key) {
-            // This round of the name has failed already. The coordinator counts who has taken part.
+            // This round of the name has failed already. The coordinator counts its participants.
             self.announce_void(key, failure.clone(), what.group);
-            self.complete(cx, rank, request, Err(failure));
+            self.complete(cx, RequestKey { rank, request }, Err(failure));
             return;
         }
         if self.scheduled.is_none() {
             self.announce(cx, rank, &what, contribution.clone());
         }
-        self.requests.insert(key.clone(), request, (what, contribution), since);
+        self.requests.insert(key.clone(), request, Submission { what, contribution }, since);
         self.follow(cx, key);
     }
 
-    /// How many bytes of a rank's contribution travel along with its announcement.
+    /// Bytes of a rank's contribution in its announcement.
     pub(crate) fn contribution_bytes(&self, view: &SetView, rank: Rank, what: &Request) -> usize {
         eager::contribution_bytes(view, rank, what, self.eager_bytes).unwrap_or(0)
     }
@@ -104,42 +97,44 @@ impl Participant {
     fn check_contribution(&self, view: &SetView, rank: Rank, what: &Request, came: &Bytes) -> Result<(), String> {
         match self.contribution_bytes(view, rank, what) {
             due if due == came.len() => Ok(()),
-            due => Err(format!("{} of {due} bytes of its contribution came along; this is a bug in ronde", came.len())),
+            due => Err(format!("{} of {due} bytes of its contribution arrived; this is a bug in ronde", came.len())),
         }
     }
 
-    /// The service has refused a request by itself.
+    /// Handles a request that the service refused.
     pub(crate) fn refused_by_service(
         &mut self,
         cx: &mut Context,
         rank: Rank,
-        (set, name): TensorKey,
+        TensorKey { set, name }: TensorKey,
         group: Option<Group>,
         why: &str,
     ) {
         cx.stats.refused += 1;
         let failure = Failure::new(Cause::Refused, why).with_rank(rank).with_tensor(name.clone());
-        let Some(name) = self.refused_in_posting_order(cx, rank, (set, name), &failure) else { return };
+        let Some(name) = self.refused_in_posting_order(cx, rank, TensorKey { set, name }, &failure) else { return };
         let member = self.sets.scope(cx, set, &name).is_some_and(|view| view.contains(rank));
         let joined = set == SetId::WORLD && self.requests.has_joined(rank);
-        let key = (set, name, rank);
+        let key = RankKey { set, name, rank };
         // While a request by this name is pending, the refused one was a second: the first stays valid.
         if self.is_active() && member && !joined && self.takes_part(rank) && !self.requests.has(&key) {
             self.void(cx, key, failure, group);
         }
     }
 
-    /// A worker no longer waits. When the request is not ordered yet it fails on all ranks; otherwise the operation
-    /// completes. Either way its `Complete` comes, once nothing touches its memory any more. A join cannot be taken back: it is
-    /// answered when all ranks have joined, as the others may have performed operations without this one.
-    pub(crate) fn withdraw(&mut self, cx: &mut Context, rank: Rank, request: RequestId, reason: &str) {
+    /// Handles a withdrawal: the worker no longer waits. A request that is not ordered yet fails on all ranks;
+    /// otherwise the operation completes. Either way its `Complete` follows once nothing accesses its memory. A join
+    /// cannot be withdrawn: it completes when all ranks have joined, as the others may have performed operations
+    /// without this rank.
+    pub(crate) fn withdraw(&mut self, cx: &mut Context, key: RequestKey, reason: &str) {
+        let rank = key.rank;
         cx.stats.withdrawn += 1;
-        self.heard(cx, rank);
-        if !self.is_active() || self.withdraw_held(cx, rank, request, reason) {
+        self.mark_alive(cx, rank);
+        if !self.is_active() || self.withdraw_held(cx, key, reason) {
             return;
         }
         let ahead = self.scheduled.as_ref().map(Scheduled::first);
-        let Some(pending) = self.requests.undecided(rank, request, ahead) else { return };
+        let Some(pending) = self.requests.withdrawable(key, ahead) else { return };
         let what = &pending.what;
         let (set, name, group) = (what.set, what.name.clone(), what.group.clone());
         let failure = Failure::new(Cause::TimedOut, reason).with_rank(rank).with_tensor(name.clone());
@@ -151,33 +146,33 @@ impl Participant {
         }
     }
 
-    /// Announces what was not settled when a schedule ended: the coordinator knows nothing of it.
-    pub(super) fn announce_unsettled(&mut self, cx: &mut Context) {
-        for unsettled in self.requests.unsettled() {
-            match unsettled {
-                Unsettled::Refused(key, failure, group) => self.announce_void(&key, failure, group),
-                Unsettled::Asked(key) => {
+    /// Announces the requests that were not ordered when a schedule ended.
+    pub(super) fn announce_unordered(&mut self, cx: &mut Context) {
+        for unordered in self.requests.unordered() {
+            match unordered {
+                Unordered::Refused { key, failure, group } => self.announce_void(&key, failure, group),
+                Unordered::Request(key) => {
                     let Some(pending) = self.requests.pending(&key) else { continue };
                     let (what, contribution) = (pending.what.clone(), pending.contribution.clone());
                     let withdrawn = pending.withdrawn.clone();
-                    self.announce(cx, key.2, &what, contribution);
+                    self.announce(cx, key.rank, &what, contribution);
                     if let Some(failure) = withdrawn {
-                        let intent = Intent::Void { set: key.0, name: key.1, failure, group: what.group };
-                        self.outbox.push(Announcement::new(key.2, intent));
+                        let intent = Intent::Void { set: key.set, name: key.name, failure, group: what.group };
+                        self.outbox.push(Announcement::new(key.rank, intent));
                     }
                 }
             }
         }
     }
 
-    /// Sends what was submitted, unless memory of it is still in use for something that is being dropped.
+    /// Sends the announcements, unless operations that are being dropped still use the memory of the requests.
     pub(crate) fn flush(&mut self, cx: &mut Context) {
         if self.dropping.is_none() {
             self.announce_all(cx);
         }
     }
 
-    /// Sends what was submitted, in as few messages as frames allow.
+    /// Sends the announcements in as few messages as frames allow.
     pub(super) fn announce_all(&mut self, cx: &mut Context) {
         let mut batch = Vec::new();
         let mut bytes = 0;
@@ -196,18 +191,13 @@ impl Participant {
         }
     }
 
-    /// What does not concern other ranks: they cannot know of this request.
-    fn check_accepts(
-        &self,
-        cx: &mut Context,
-        rank: Rank,
-        request: RequestId,
-        what: &Request,
-    ) -> Result<Arc<SetView>, Failure> {
+    /// Checks that refuse a request locally, because other ranks cannot know of it.
+    fn check_accepts(&self, cx: &mut Context, key: RequestKey, what: &Request) -> Result<Arc<SetView>, Failure> {
+        let rank = key.rank;
         let refused = |reason: String| Err(Failure::new(Cause::Refused, reason));
         self.check_takes_part(rank)?;
         let view = self.check_set(cx, rank, what).map_err(|reason| Failure::new(Cause::Refused, reason))?;
-        if self.requests.has(&(what.set, what.name.clone(), rank)) || self.has_number(rank, request) {
+        if self.requests.has(&RankKey::new(what.set, &what.name, rank)) || self.has_number(key) {
             return refused(format!(
                 "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is \
                  currently being processed. Wait for tensor {} first, or use another name.",
@@ -217,7 +207,7 @@ impl Participant {
         Ok(view)
     }
 
-    /// Whether the rank takes part in the epoch, and that goes on.
+    /// Checks that the rank takes part in an active epoch.
     pub(super) fn check_takes_part(&self, rank: Rank) -> Result<(), Failure> {
         if let Phase::Closing(failure) = &self.phase {
             return Err(failure.clone());
@@ -232,11 +222,11 @@ impl Participant {
         Ok(())
     }
 
-    fn has_number(&self, rank: Rank, request: RequestId) -> bool {
-        self.requests.has_number(rank, request) || self.any_sources.has_number(rank, request)
+    pub(super) fn has_number(&self, key: RequestKey) -> bool {
+        self.requests.has_number(key) || self.any_sources.has_number(key)
     }
 
-    /// Those who perform a request.
+    /// The participants of a request.
     pub(super) fn check_set(&self, cx: &mut Context, rank: Rank, what: &Request) -> Result<Arc<SetView>, String> {
         let set = what.set;
         let unknown = || format!("Process set provided does not exist, or has not been registered. It is {set}.");
@@ -260,37 +250,37 @@ impl Participant {
     }
 
     fn takes_part(&self, rank: Rank) -> bool {
-        self.present.get(&rank).is_some_and(|presence| !presence.left)
+        self.present.get(&rank).is_some_and(|liveness| !liveness.left)
     }
 
-    pub(super) fn refuse(&self, cx: &mut Context, (rank, request): (Rank, RequestId), failure: Failure) {
+    pub(super) fn refuse(&self, cx: &mut Context, key: RequestKey, failure: Failure) {
         cx.stats.refused += 1;
-        self.complete(cx, rank, request, Err(failure));
+        self.complete(cx, key, Err(failure));
     }
 
     fn announce(&mut self, cx: &mut Context, rank: Rank, what: &Request, contribution: Bytes) {
-        let words = self.announcer.announce(what, cx.config.announce_slots);
-        cx.stats.announced_again += u64::from(matches!(words.intent, Intent::Again { .. }));
-        if words.evicts {
+        let cached = self.request_cache.announce(what, cx.config.announce_slots);
+        cx.stats.announced_again += u64::from(matches!(cached.intent, Intent::Again { .. }));
+        if cached.evicts {
             cx.stats.cache_evictions += 1;
             if cx.stats.cache_evictions == 1 {
                 self.warn_of_evictions(cx);
             }
         }
-        self.outbox.push(Announcement { rank, intent: words.intent, contribution });
+        self.outbox.push(Announcement { rank, intent: cached.intent, contribution });
     }
 
     fn warn_of_evictions(&self, cx: &mut Context) {
         let text = format!(
-            "More than {} different requests are made by turns; the least recent ones are announced in full again. Give \
+            "More than {} different requests are in use; the request cache evicts the least recent ones, which are announced in full again. Give \
              tensors the same name in every step.",
             cx.config.announce_slots
         );
-        let suspects = self.noticed().clone();
+        let suspects = self.notified().clone();
         cx.act(Action::Notice { sidecars: suspects.sidecars, ranks: suspects.ranks, text });
     }
 
-    /// The rank's part in the next round of a name is a refusal: all other ranks' requests of the round fail.
+    /// Makes the rank's part in the next round of a name a refusal: the other ranks' requests of the round fail.
     pub(super) fn void(&mut self, cx: &mut Context, key: RankKey, failure: Failure, group: Option<Group>) {
         let group = group.filter(|_| !self.ungrouped.remove(&key));
         if self.scheduled.is_some() {
@@ -301,8 +291,8 @@ impl Participant {
         self.requests.refuse(key, failure, group);
     }
 
-    fn announce_void(&mut self, (set, name, rank): &RankKey, failure: Failure, group: Option<Group>) {
-        // The cause says that this is no withdrawal.
+    fn announce_void(&mut self, RankKey { set, name, rank }: &RankKey, failure: Failure, group: Option<Group>) {
+        // The cause distinguishes this from a withdrawal.
         let failure = Failure { cause: Cause::Refused, record: None, ..failure };
         let intent = Intent::Void { set: *set, name: name.clone(), failure, group };
         self.outbox.push(Announcement::new(*rank, intent));
@@ -314,7 +304,7 @@ fn no_epoch(rank: Rank) -> Failure {
     Failure::new(Cause::Refused, reason)
 }
 
-/// The most bytes that an intent takes in a frame: numbers have at most ten.
+/// The most bytes of an intent in a frame; a number has at most ten.
 fn frame_bytes(intent: &Intent) -> usize {
     let group_bytes = |group: &Option<Group>| group.as_ref().map_or(0, |group| group.name.as_str().len() + 20);
     match intent {

@@ -1,4 +1,4 @@
-//! Who is late, as this sidecar sees and hears it: its own ranks, the coordinator, and the coordinator's reports.
+//! Liveness at one sidecar: its own ranks, the coordinator, and the coordinator's reports of silent peers.
 
 use std::sync::Arc;
 
@@ -6,46 +6,39 @@ use ronde_wire::{Cause, Control, Failure, Rank, Seq, SidecarIndex};
 
 use super::Participant;
 use crate::engine::shared::context::Context;
-use crate::engine::shared::wording;
+use crate::engine::shared::{Suspects, wording};
 use crate::event::{Action, Time};
 
-/// What is known of silent peers.
+/// The state of liveness checks.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     /// When the waiting ranks were last reported.
     pub(super) reported: Time,
     /// Silent local ranks, as last reported.
     silent: Vec<Rank>,
-    /// The coordinator's newest list.
-    told: Suspects,
-    /// What the local sessions were told.
-    noticed: Suspects,
-}
-
-/// Silent sidecars and ranks.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Suspects {
-    pub(crate) sidecars: Vec<SidecarIndex>,
-    pub(crate) ranks: Vec<Rank>,
+    /// The coordinator's newest report.
+    from_coordinator: Suspects,
+    /// The last notice to the local sessions.
+    notified: Suspects,
 }
 
 impl Participant {
-    /// A sign of life from a worker.
-    pub(crate) fn heard(&mut self, cx: &Context, rank: Rank) {
-        if let Some(presence) = self.present.get_mut(&rank) {
-            presence.heard = cx.now;
+    /// A worker has sent a message.
+    pub(crate) fn mark_alive(&mut self, cx: &Context, rank: Rank) {
+        if let Some(liveness) = self.present.get_mut(&rank) {
+            liveness.last_seen = cx.now;
         }
     }
 
-    /// This process itself was paused: everybody gets fresh grace.
+    /// This process itself was paused: restarts all liveness timers.
     pub(crate) fn rebase(&mut self, cx: &Context) {
-        self.present.values_mut().for_each(|presence| presence.heard = cx.now);
+        self.present.values_mut().for_each(|liveness| liveness.last_seen = cx.now);
     }
 
-    /// The coordinator says who is late.
+    /// Handles the coordinator's report of silent peers.
     pub(crate) fn suspects(&mut self, cx: &mut Context, suspects: Suspects) {
         let known = |cx: &Context, rank: &Rank| cx.config.world.sidecar_of(*rank).is_some();
-        self.watch.told = Suspects {
+        self.watch.from_coordinator = Suspects {
             sidecars: suspects.sidecars.into_iter().filter(|s| cx.sidecars.contains(s)).collect(),
             ranks: suspects.ranks.into_iter().filter(|rank| known(cx, rank)).collect(),
         };
@@ -53,14 +46,14 @@ impl Participant {
     }
 
     /// The current suspects: sidecars and ranks.
-    pub(crate) fn noticed(&self) -> &Suspects {
-        &self.watch.noticed
+    pub(crate) fn notified(&self) -> &Suspects {
+        &self.watch.notified
     }
 
-    /// Looks at the clock.
+    /// Checks the timers.
     pub(crate) fn tick(&mut self, cx: &mut Context) {
         if self.is_idle() {
-            // Repeated, so that neither a lost link nor a restarted coordinator strands waiting ranks.
+            // Repeated, so that waiting ranks survive a lost link or a restarted coordinator.
             let due = cx.now.ms_since(self.watch.reported) >= cx.config.suspect_ms;
             if !self.waiting.is_empty() && due {
                 self.report_waiting(cx);
@@ -68,8 +61,8 @@ impl Participant {
             return;
         }
         self.watch_ranks(cx);
-        self.look_for_delays(cx);
-        match silence_above(cx) {
+        self.check_delays(cx);
+        match silence_upstream(cx) {
             Some((culprit, silent_ms)) if silent_ms >= cx.config.peer_timeout_ms => {
                 let reason = format!("it has been silent for {}", wording::seconds(silent_ms));
                 self.coordinator_lost(cx, culprit, &reason);
@@ -82,7 +75,7 @@ impl Participant {
         if !self.is_active() {
             return;
         }
-        let silence = |presence: &super::Presence| cx.now.ms_since(presence.heard);
+        let silence = |liveness: &super::RankLiveness| cx.now.ms_since(liveness.last_seen);
         let late = |limit_ms: u64| {
             let present = self.present.iter().filter(move |(_, p)| !p.left && silence(p) >= limit_ms);
             present.map(|(rank, _)| *rank).collect::<Vec<_>>()
@@ -103,29 +96,29 @@ impl Participant {
         }
     }
 
-    /// Tells the local sessions who is late, when that has changed.
+    /// Notifies the local sessions of silent peers when the list has changed.
     fn notice(&mut self, cx: &mut Context) {
-        let mut suspects = self.watch.told.clone();
-        let late = silence_above(cx).filter(|(_, silent_ms)| *silent_ms >= cx.config.suspect_ms);
+        let mut suspects = self.watch.from_coordinator.clone();
+        let late = silence_upstream(cx).filter(|(_, silent_ms)| *silent_ms >= cx.config.suspect_ms);
         if let Some((sidecar, _)) = late.filter(|(sidecar, _)| !suspects.sidecars.contains(sidecar)) {
             suspects.sidecars.push(sidecar);
         }
-        if suspects == self.watch.noticed {
+        if suspects == self.watch.notified {
             return;
         }
-        let text = words(cx, &suspects);
-        self.watch.noticed = suspects.clone();
+        let text = describe(cx, &suspects);
+        self.watch.notified = suspects.clone();
         let Suspects { sidecars, ranks } = suspects;
         cx.act(Action::Notice { sidecars, ranks, text });
     }
 }
 
-/// Who keeps this sidecar from hearing the coordinator, and for how long already.
-fn silence_above(cx: &Context) -> Option<(SidecarIndex, u64)> {
+/// The sidecar on the path to the coordinator that has been silent for longest, and for how long.
+fn silence_upstream(cx: &Context) -> Option<(SidecarIndex, u64)> {
     cx.relay.silent_above(cx.relay.parent().map_or(0, |parent| cx.silent_ms(parent)))
 }
 
-fn words(cx: &Context, suspects: &Suspects) -> String {
+fn describe(cx: &Context, suspects: &Suspects) -> String {
     let mut late: Vec<String> =
         suspects.sidecars.iter().map(|sidecar| wording::sidecar(&cx.config.world, *sidecar)).collect();
     if !suspects.ranks.is_empty() {
@@ -135,5 +128,5 @@ fn words(cx: &Context, suspects: &Suspects) -> String {
         return "All sidecars and ranks respond again.".to_owned();
     }
     let (for_now, until) = (wording::seconds(cx.config.suspect_ms), wording::seconds(cx.config.peer_timeout_ms));
-    format!("Not heard for more than {for_now}: {}. Operations wait; they fail after {until}.", late.join(", "))
+    format!("Silent for more than {for_now}: {}. Operations wait; they fail after {until}.", late.join(", "))
 }

@@ -1,4 +1,4 @@
-//! What an engine is told once.
+//! The settings of an engine.
 
 use ronde_collectives::CostModel;
 use ronde_wire::{SidecarIndex, World, limits};
@@ -10,13 +10,13 @@ use super::wording;
 pub struct EngineConfig {
     /// This sidecar.
     pub me: SidecarIndex,
-    /// Who takes part; equal on all sidecars, which each epoch verifies.
+    /// The membership; equal on all sidecars, which each epoch verifies.
     pub world: World,
-    /// The name of this sidecar's host, for people. Default: empty.
+    /// The display name of this sidecar's host. Default: empty.
     pub host: String,
     /// Lanes that this sidecar offers to each peer. Default 1.
     pub lanes: u16,
-    /// Data threads of this sidecar, at least `lanes`: operations that need no other sidecar are cut for so many lanes. Default 1.
+    /// Data threads of this sidecar, at least `lanes`: operations on this sidecar alone use so many lanes. Default 1.
     pub threads: u16,
     /// Time between two heartbeats, in milliseconds; at most half of `suspect_ms` is used. Default 100.
     pub heartbeat_ms: u64,
@@ -26,44 +26,46 @@ pub struct EngineConfig {
     pub peer_timeout_ms: u64,
     /// Bytes of tensors that share a bucket; 0 switches fusion off. Default 64 MiB.
     pub fusion_threshold_bytes: u64,
-    /// Buckets of one process set that are ordered and not done; at least 1. Default 2.
+    /// Buckets of one process set that are in flight; at least 1. Default 2.
     pub buckets_in_flight: usize,
-    /// Bytes of a contribution up to which operations travel eagerly, at most [`limits::EAGER_BYTES_MAX`]; 0 switches that off.
-    /// Only the coordinator's counts. Default: the most.
+    /// Bytes of a contribution up to which operations are eager, at most [`limits::EAGER_BYTES_MAX`]; 0 switches that
+    /// off. Only the coordinator's setting is used. Default: the most.
     pub eager_bytes: u32,
-    /// When what ranks ask for again and again is performed without being negotiated; `None` for never. Only the coordinator's
-    /// counts. Default: after two equal steps.
+    /// When repeated steps run without negotiation; `None` for never. Only the coordinator's setting is used. Default:
+    /// after two equal steps.
     pub run_ahead: Option<RunAhead>,
-    /// Requests of this sidecar's ranks that are announced by a number when they come again, at most
-    /// [`limits::ANNOUNCE_SLOTS_MAX`]; 0 for none. Default: the most.
+    /// Slots of the request cache, by which repeated requests are announced, at most [`limits::ANNOUNCE_SLOTS_MAX`]; 0
+    /// for none. Default: the most.
     pub announce_slots: usize,
-    /// Whether ranks of one sidecar are reduced with each other before an all-reduce goes to others. Otherwise each rank's
-    /// values travel and are reduced in rank order, so that the bits do not depend on the placement; not in sets of more than
-    /// [`limits::NARY_RANKS_MAX`] ranks, nor with a codec. Only the coordinator's counts. Default: true.
+    /// Whether an all-reduce first reduces the ranks of each sidecar. Otherwise each rank's values are sent and reduced
+    /// in rank order, so that the bits do not depend on the placement; not in sets of more than
+    /// [`limits::NARY_RANKS_MAX`] ranks, nor with a codec. Only the coordinator's setting is used. Default: true.
     pub hierarchical_allreduce: bool,
-    /// Age after which a tensor that waits for some ranks is reported, in milliseconds; `u64::MAX` for never. Default 60,000.
+    /// Age after which a tensor that waits for some ranks is reported, in milliseconds; `u64::MAX` for never. Default
+    /// 60,000.
     pub stall_warning_ms: u64,
-    /// Age after which a tensor that waits for some ranks ends the epoch, in milliseconds; 0 for never. A shorter time than
-    /// `stall_warning_ms` is taken as that. Default 0.
+    /// Age after which a tensor that waits for some ranks ends the epoch, in milliseconds; 0 for never. A shorter time
+    /// than `stall_warning_ms` is raised to that. Default 0.
     pub stall_shutdown_ms: u64,
-    /// Bytes of the largest result of one tensor: a larger one is refused on all ranks. Only the coordinator's counts.
-    /// Default: any.
+    /// The most bytes of the result of one tensor: a larger one is refused on all ranks. Only the coordinator's setting
+    /// is used. Default: no limit.
     pub result_bytes_max: u64,
-    /// Sidecars below one on the tree of control links; equal on all sidecars. Another value than the default is for tests.
+    /// Children of one sidecar in the tree of control links; equal on all sidecars. Other values than the default are
+    /// for tests.
     pub control_fan_out: usize,
-    /// What the selection of algorithms assumes; only the coordinator's counts.
+    /// The cost model of the selection of algorithms; only the coordinator's setting is used.
     pub cost: CostModel,
 }
 
 /// When schedules are issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunAhead {
-    /// Equal steps in a row after which the coordinator expects the next one to be equal; at least 2 are used.
+    /// Equal steps in a row before the coordinator issues a schedule; at least 2.
     pub steps: u32,
-    /// How many times that is doubled, once for each schedule in a row that did not last. Another value than the default is
-    /// for tests.
+    /// How many times that number is doubled at most, once for each consecutive schedule that did not last. Other
+    /// values than the default are for tests.
     pub setbacks_max: u32,
-    /// Tensors of a step; more do not run ahead. At most [`limits::SCHEDULE_TENSORS_MAX`], the default.
+    /// The most tensors of a scheduled step. At most [`limits::SCHEDULE_TENSORS_MAX`], the default.
     pub tensors_max: usize,
 }
 
@@ -100,8 +102,8 @@ impl EngineConfig {
         }
     }
 
-    /// Periods that contradict each other are brought into order: two heartbeats fit into `suspect_ms`, which is at
-    /// most `peer_timeout_ms`.
+    /// Adjusts settings that contradict each other: two heartbeats fit into `suspect_ms`, which is at most
+    /// `peer_timeout_ms`.
     pub(crate) fn in_order(mut self) -> Self {
         self.suspect_ms = self.suspect_ms.max(2);
         self.peer_timeout_ms = self.peer_timeout_ms.max(self.suspect_ms);
@@ -118,17 +120,17 @@ impl EngineConfig {
         self
     }
 
-    /// What [`Self::in_order`] changes that its user would wonder about, in words.
+    /// The visible changes of [`Self::in_order`], for the status page.
     pub(crate) fn notes(&self) -> Vec<String> {
         if self.stall_shutdown_ms == 0 || self.stall_shutdown_ms >= self.stall_warning_ms {
             return Vec::new();
         }
         let (given, taken) = (wording::seconds(self.stall_shutdown_ms), wording::seconds(self.stall_warning_ms));
-        vec![format!("stall_shutdown of {given} is shorter than stall_warning; it is {taken} now")]
+        vec![format!("stall_shutdown of {given} is shorter than stall_warning; {taken} is used instead")]
     }
 }
 
-/// [`limits::EAGER_BYTES_MAX`] as a setting holds it.
+/// [`limits::EAGER_BYTES_MAX`] in the type of the setting.
 #[allow(clippy::cast_possible_truncation, reason = "4 KiB, checked by the assertion below")]
 pub(crate) const EAGER_BYTES_MOST: u32 = limits::EAGER_BYTES_MAX as u32;
 const _: () = assert!(EAGER_BYTES_MOST as usize == limits::EAGER_BYTES_MAX);

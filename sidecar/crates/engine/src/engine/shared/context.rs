@@ -1,10 +1,10 @@
-//! What both parts of an engine, participant and coordinator, share: settings, time, links, counters and the two queues
-//! of what they want done.
+//! The state that participant and coordinator share: settings, time, links, counters, and the queues of actions and
+//! local messages.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use ronde_wire::{Control, Epoch, Rank, Seq, SetId, SidecarIndex, SidecarSet};
+use ronde_wire::{Control, Epoch, OpId, Rank, Seq, SetId, SidecarIndex, SidecarSet};
 
 use super::config::EngineConfig;
 use super::links::{Link, Links};
@@ -13,29 +13,29 @@ use super::stats::Stats;
 use super::status::LinkStatus;
 use crate::event::{Action, Time};
 use crate::relay::tree::Tree;
-use crate::relay::{Outlet, Relay};
+use crate::relay::{Relay, RelayOutput};
 use crate::trace::Traces;
 
-/// See the module's text.
+/// The shared state of an engine.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) config: EngineConfig,
     pub(crate) coordinator: SidecarIndex,
     /// The sidecars of the world, ascending.
     pub(crate) sidecars: Vec<SidecarIndex>,
-    /// The same.
-    pub(crate) everybody: SidecarSet,
+    /// The same sidecars as a set.
+    pub(crate) all_sidecars: SidecarSet,
     pub(crate) now: Time,
     pub(crate) relay: Relay,
     pub(crate) links: Links,
     pub(crate) stats: Stats,
-    /// Why the newest orders got their algorithms, newest last.
+    /// The reasons for the algorithms of the newest orders, newest last.
     pub(crate) selections: VecDeque<String>,
-    /// Settings that were brought into order, in words.
+    /// Descriptions of adjusted settings.
     pub(crate) notes: Vec<String>,
     pub(crate) actions: VecDeque<Action>,
     pub(crate) traces: Traces,
-    /// Messages of this sidecar to itself: the same code handles them as those of others.
+    /// Messages of this sidecar to itself, which the same code handles as remote ones.
     pub(crate) loopback: VecDeque<Envelope>,
     sets: BTreeMap<SetId, Arc<SetView>>,
 }
@@ -46,8 +46,7 @@ const SELECTIONS_MAX: usize = 8;
 /// A control message with its frame's numbers.
 #[derive(Debug)]
 pub(crate) struct Envelope {
-    pub(crate) epoch: Epoch,
-    pub(crate) seq: Seq,
+    pub(crate) id: OpId,
     pub(crate) message: Control,
 }
 
@@ -58,7 +57,7 @@ impl Context {
         let status = |(peer, link): (SidecarIndex, &Link)| LinkStatus {
             peer,
             up: link.up,
-            silent_ms: now.ms_since(link.heard),
+            silent_ms: now.ms_since(link.last_seen),
             round_trip_us: link.round_trip_us,
             clock_offset_us: link.clock_offset_us,
         };
@@ -71,7 +70,7 @@ impl Context {
         let sidecars = config.world.sidecars();
         let (me, coordinator) = (config.me, config.world.coordinator());
         let relay = Relay::new(Tree::new(&sidecars, coordinator, me, config.control_fan_out), me, config.lanes);
-        // The coordinator knows of ways to all, everybody else of its neighbours on the tree.
+        // The coordinator tracks all sidecars, every other sidecar only its neighbours in the tree.
         let is_known = |peer: &SidecarIndex| *peer != me && (me == coordinator || relay.is_neighbour(*peer));
         let links = Links::new(sidecars.iter().copied().filter(is_known), now);
         Self {
@@ -79,7 +78,7 @@ impl Context {
             now,
             links,
             relay,
-            everybody: sidecars.iter().copied().collect(),
+            all_sidecars: sidecars.iter().copied().collect(),
             stats: Stats::default(),
             selections: VecDeque::new(),
             notes,
@@ -107,30 +106,31 @@ impl Context {
         self.selections.push_back(reason);
     }
 
-    /// Says something to the coordinator.
+    /// Sends a message to the coordinator.
     pub(crate) fn send_up(&mut self, epoch: Epoch, seq: Seq, message: Control) {
         if self.coordinator == self.config.me {
-            self.loopback.push_back(Envelope { epoch, seq, message });
+            self.loopback.push_back(Envelope { id: OpId { epoch, seq }, message });
             return;
         }
         let (relay, mut out) = self.relay();
         relay.send_up(&mut out, epoch, seq, message);
         if self.relay.lacks_parent() {
-            self.knock();
+            self.open_parent_link();
         }
     }
 
-    /// The coordinator says something to some or all sidecars.
+    /// Sends a message of the coordinator to some or all sidecars.
     pub(crate) fn send_down(&mut self, to: &SidecarSet, epoch: Epoch, seq: Seq, message: Control) {
         let (relay, mut out) = self.relay();
-        relay.send_down(&mut out, to, (epoch, seq), &message);
+        let id = OpId { epoch, seq };
+        relay.send_down(&mut out, to, id, &message);
         if to.contains(self.config.me) {
-            self.loopback.push_back(Envelope { epoch, seq, message });
+            self.loopback.push_back(Envelope { id, message });
         }
     }
 
-    /// Has the link to the parent opened, which is lacking: whatever is sent to it does that.
-    pub(crate) fn knock(&mut self) {
+    /// Opens the missing link to the parent: sending any message does that.
+    pub(crate) fn open_parent_link(&mut self) {
         let Some(parent) = self.relay.parent() else { return };
         self.heartbeat(parent, Epoch(0));
     }
@@ -141,23 +141,24 @@ impl Context {
         self.actions.push_back(Action::Send { to: peer, epoch, seq: Seq(0), message });
     }
 
-    /// The tree of control links, and where it puts what it sends.
-    pub(crate) fn relay(&mut self) -> (&mut Relay, Outlet<'_>) {
-        (&mut self.relay, Outlet { actions: &mut self.actions, stats: &mut self.stats })
+    /// The tree of control links, and its output.
+    pub(crate) fn relay(&mut self) -> (&mut Relay, RelayOutput<'_>) {
+        (&mut self.relay, RelayOutput { actions: &mut self.actions, stats: &mut self.stats })
     }
 
-    /// For how long a sidecar has not been heard, by this one or, where it is no neighbour, by those that are.
+    /// For how long a sidecar has been silent, as observed by this one or, for a sidecar that is no neighbour, by its
+    /// neighbours.
     pub(crate) fn silent_ms(&self, peer: SidecarIndex) -> u64 {
         if self.relay.is_neighbour(peer) { self.links.silent_ms(peer, self.now) } else { self.relay.silent_ms(peer) }
     }
 
-    /// Everybody gets fresh grace: an epoch begins, or this process itself was paused.
+    /// Restarts all liveness timers: an epoch begins, or this process itself was paused.
     pub(crate) fn rebase(&mut self) {
         self.links.rebase(self.now);
         self.relay.rebase();
     }
 
-    /// The view of a set of the world, made when it is first asked for: a world may have many large sets that nobody uses.
+    /// The view of a set of the world, built on first use: a world may have many large unused sets.
     pub(crate) fn world_set(&mut self, id: SetId) -> Option<Arc<SetView>> {
         if let Some(view) = self.sets.get(&id) {
             return Some(Arc::clone(view));

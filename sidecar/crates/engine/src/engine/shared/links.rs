@@ -1,4 +1,4 @@
-//! Who was heard when, over control links; round trips and clock offsets from heartbeats.
+//! Liveness of control links: when each peer last sent a message, and round trips and clock offsets from heartbeats.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ pub(crate) struct Link {
     pub(crate) up: bool,
     /// Lanes that the peer offers; 0 while unknown.
     pub(crate) lanes: u16,
-    pub(crate) heard: Time,
-    /// The newest `sent_us` of the peer, 0 for none, and when it came.
+    pub(crate) last_seen: Time,
+    /// The newest `sent_us` of the peer, 0 for none, and when it arrived.
     stamp_us: u64,
     stamped: Time,
     pub(crate) round_trip_us: Option<u64>,
@@ -29,12 +29,12 @@ pub(crate) struct Link {
 
 impl Links {
     pub(crate) fn new(peers: impl Iterator<Item = SidecarIndex>, now: Time) -> Self {
-        Self { peers: peers.map(|peer| (peer, Link { heard: now, ..Link::default() })).collect() }
+        Self { peers: peers.map(|peer| (peer, Link { last_seen: now, ..Link::default() })).collect() }
     }
 
     pub(crate) fn opened(&mut self, peer: SidecarIndex, lanes: u16, now: Time) {
         if let Some(link) = self.peers.get_mut(&peer) {
-            *link = Link { up: true, lanes, heard: now, ..Link::default() };
+            *link = Link { up: true, lanes, last_seen: now, ..Link::default() };
         }
     }
 
@@ -44,18 +44,18 @@ impl Links {
         }
     }
 
-    pub(crate) fn heard(&mut self, peer: SidecarIndex, now: Time) {
+    pub(crate) fn mark_alive(&mut self, peer: SidecarIndex, now: Time) {
         if let Some(link) = self.peers.get_mut(&peer) {
-            link.heard = now;
+            link.last_seen = now;
         }
     }
 
-    /// Everybody gets fresh grace: an epoch begins, or this process itself was paused.
+    /// Restarts all liveness timers: an epoch begins, or this process itself was paused.
     pub(crate) fn rebase(&mut self, now: Time) {
-        self.peers.values_mut().for_each(|link| link.heard = now);
+        self.peers.values_mut().for_each(|link| link.last_seen = now);
     }
 
-    /// Takes a heartbeat's stamps in. They come from the network: any value is possible, so nothing here overflows.
+    /// Records the stamps of a heartbeat. They are untrusted and may have any value, so nothing here overflows.
     pub(crate) fn beat(&mut self, peer: SidecarIndex, stamps: Stamps, now: Time) {
         let Some(link) = self.peers.get_mut(&peer) else { return };
         (link.stamp_us, link.stamped) = (stamps.sent_us, now);
@@ -77,7 +77,7 @@ impl Links {
     }
 
     pub(crate) fn silent_ms(&self, peer: SidecarIndex, now: Time) -> u64 {
-        self.peers.get(&peer).map_or(0, |link| now.ms_since(link.heard))
+        self.peers.get(&peer).map_or(0, |link| now.ms_since(link.last_seen))
     }
 
     pub(crate) fn is_up(&self, peer: SidecarIndex) -> bool {

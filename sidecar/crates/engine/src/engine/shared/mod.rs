@@ -1,4 +1,4 @@
-//! What coordinator and participant have in common: settings, context, process sets, and the rules that both apply alike.
+//! Code that coordinator and participant share: settings, context, process sets, and rules that both apply.
 
 pub(crate) mod config;
 pub(crate) mod context;
@@ -16,18 +16,61 @@ pub(crate) mod wording;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use ronde_wire::{Rank, Request, SetId, TensorName, limits};
+use ronde_wire::{AnySource, Rank, Request, RequestId, SetId, SidecarIndex, TensorName, limits};
 
 /// A tensor's name within its process set.
-pub(crate) type TensorKey = (SetId, TensorName);
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TensorKey {
+    pub(crate) set: SetId,
+    pub(crate) name: TensorName,
+}
+
+impl TensorKey {
+    pub(crate) fn new(set: SetId, name: &TensorName) -> Self {
+        Self { set, name: name.clone() }
+    }
+
+    /// The key of a request.
+    pub(crate) fn of(what: &Request) -> Self {
+        Self::new(what.set, &what.name)
+    }
+}
+
+/// A local rank and its worker's number for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RequestKey {
+    pub(crate) rank: Rank,
+    pub(crate) request: RequestId,
+}
+
+/// A request and the contribution that travels with its announcement: empty unless the request is eager.
+#[derive(Clone, Debug)]
+pub(crate) struct Submission {
+    pub(crate) what: Request,
+    pub(crate) contribution: Bytes,
+}
+
+/// The receives of one rank with one tag in one set, which are matched with messages in posting order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Mailbox {
+    pub(crate) set: SetId,
+    pub(crate) any: AnySource,
+}
+
+/// Sidecars and ranks that are silent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Suspects {
+    pub(crate) sidecars: Vec<SidecarIndex>,
+    pub(crate) ranks: Vec<Rank>,
+}
 
 /// The requests of all ranks of a set for one name.
 pub(crate) type RankRequests = BTreeMap<Rank, Request>;
 
-/// The contributions that arrived with the announcements of one name.
+/// The contributions in the announcements of one name, by rank.
 pub(crate) type RankContributions = BTreeMap<Rank, Bytes>;
 
-/// Poisoned rounds of all names that may wait for ranks at once.
+/// Poisoned rounds of all names that may wait for ranks at the same time.
 pub(crate) const POISONED_MAX: usize = limits::PENDING_PER_SESSION_MAX;
 
 /// Tensors of a bucket that a failure names.

@@ -1,4 +1,5 @@
-//! The inputs of a plan that the coordinator decides and every member checks: kind of work, digest, what may share a bucket.
+//! The inputs of a plan that the coordinator decides and every member checks: kind of work, digest, and which tensors
+//! may share a bucket.
 
 use ronde_collectives::digest_input;
 use ronde_collectives::plan::{Work, WorkKind};
@@ -13,7 +14,8 @@ pub(crate) fn digest(topology: &SetTopology, work: &Work, tuning: &Tuning) -> [u
     digest
 }
 
-/// The kind of work under an algorithm. What would travel eagerly and does not is reduced as if it did, in rank order.
+/// The kind of work under an algorithm. An operation that could be eager but is not is reduced in the same order, by
+/// rank.
 pub(crate) fn kind_with(kind: WorkKind, algorithm: Algorithm) -> WorkKind {
     match (kind, algorithm) {
         (WorkKind::AllReduce, Algorithm::Direct) => WorkKind::AllReduceNAry,
@@ -33,7 +35,7 @@ pub(crate) fn may_share(collective: &Collective, plugin: Option<&PluginUse>) -> 
     }
 }
 
-/// Whether a collective goes on without ranks that have joined: zeros have no effect on it, or it has no elements.
+/// Whether a collective proceeds without joined ranks: zeros have no effect on it, or it has no elements.
 pub(crate) fn allows_joined(collective: &Collective) -> bool {
     match collective {
         Collective::AllReduce { op } => matches!(op, ReduceOp::Sum | ReduceOp::Average | ReduceOp::Adasum),

@@ -1,9 +1,9 @@
-//! Which requests the request cache holds, and when two requests are the same.
+//! Which requests are cacheable, and when two requests are equal.
 
 use ronde_wire::{Collective, Request};
 
-/// What a training step asks for again and again.
-pub(crate) fn is_remembered(request: &Request) -> bool {
+/// Whether a request is of a kind that training steps repeat, so that the request cache holds it.
+pub(crate) fn is_cacheable(request: &Request) -> bool {
     let repeats = matches!(
         request.collective,
         Collective::AllReduce { .. }
@@ -15,7 +15,7 @@ pub(crate) fn is_remembered(request: &Request) -> bool {
     repeats && request.group.is_none()
 }
 
-/// Equal in every bit: 0 is not -0.
+/// Whether two requests are equal in every bit: 0 is not -0.
 pub(crate) fn is_same(one: &Request, other: &Request) -> bool {
     let scales = |request: &Request| (request.prescale.to_bits(), request.postscale.to_bits());
     one == other && scales(one) == scales(other)

@@ -1,4 +1,4 @@
-//! Process sets as a sidecar sees them: those of the world, and what an epoch has added and removed.
+//! Process sets from the view of one sidecar: those of the world, with the additions and removals of the epoch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use ronde_wire::{
 
 use super::context::Context;
 
-/// Those who perform an operation together: a process set, or two of its ranks for a message.
+/// The participants of an operation: a process set, or two of its ranks for a message.
 #[derive(Debug)]
 pub(crate) struct SetView {
     pub(crate) topology: Arc<SetTopology>,
-    /// Its members.
+    /// The member sidecars.
     pub(crate) sidecars: SidecarSet,
     /// All ranks of the set, ascending.
     pub(crate) ranks: Vec<Rank>,
@@ -22,7 +22,7 @@ pub(crate) struct SetView {
     pub(crate) me: Option<Member>,
     /// The ranks of the set that this sidecar serves, ascending.
     pub(crate) local_ranks: Vec<Rank>,
-    /// Whether it is two ranks of a set.
+    /// Whether these are the two ranks of a message.
     pub(crate) is_pair: bool,
 }
 
@@ -34,14 +34,14 @@ impl SetView {
         Self { sidecars, ranks: topology.ranks(), me, local_ranks, topology: Arc::new(topology), is_pair: false }
     }
 
-    /// The part of the set that exchanges a message; `None` when it lacks one of the two, or they are one.
+    /// The two ranks of a message; `None` when the set lacks one of them, or they are equal.
     pub(crate) fn pair(&self, me: SidecarIndex, pair: Pair) -> Option<Self> {
         let inside = pair.from != pair.to && self.contains(pair.from) && self.contains(pair.to);
         let restricted = || Self::new(me, self.topology.restricted_to(&[pair.from, pair.to]));
         inside.then(|| Self { is_pair: true, ..restricted() })
     }
 
-    /// One rank of the set, which waits for a message from any other; `None` when it is not in it.
+    /// One rank of the set, which receives from any source; `None` when it is not in the set.
     fn only(&self, me: SidecarIndex, rank: Rank) -> Option<Self> {
         self.contains(rank).then(|| Self::new(me, self.topology.restricted_to(&[rank])))
     }
@@ -50,12 +50,12 @@ impl SetView {
         self.position(rank).is_some()
     }
 
-    /// The rank's place in the set.
+    /// The rank's position in the set.
     pub(crate) fn position(&self, rank: Rank) -> Option<usize> {
         self.ranks.binary_search(&rank).ok()
     }
 
-    /// Whether this sidecar serves the rank, and it is in the set.
+    /// Whether the rank is in the set and this sidecar serves it.
     pub(crate) fn serves(&self, rank: Rank) -> bool {
         self.local_ranks.binary_search(&rank).is_ok()
     }
@@ -71,15 +71,15 @@ impl SetView {
     }
 }
 
-/// The sets that exist, from one side's point of view: coordinator and participant learn of a change at different times.
+/// The existing sets. Coordinator and participant have one each, as they learn of a change at different times.
 #[derive(Debug, Default)]
 pub(crate) struct SetTable {
-    /// Against the world: what was added, and `None` for what was removed.
+    /// The differences from the world: added sets, and `None` for removed ones.
     changed: BTreeMap<SetId, Option<Arc<SetView>>>,
 }
 
 impl SetTable {
-    /// The world's sets again: what an epoch has changed ends with it.
+    /// Restores the world's sets: the changes of an epoch end with it.
     pub(crate) fn clear(&mut self) {
         self.changed.clear();
     }
@@ -92,8 +92,8 @@ impl SetTable {
         }
     }
 
-    /// The view of those who agree about a name of a set: two of its ranks for the name of a message, one for that of a receive
-    /// from any source.
+    /// The view of the ranks that negotiate a name of a set: two ranks for a message, one for a receive from any
+    /// source, all ranks otherwise.
     pub(crate) fn scope(&self, cx: &mut Context, set: SetId, name: &TensorName) -> Option<Arc<SetView>> {
         let view = self.view(cx, set)?;
         match (Pair::of_message(name), AnySource::of_receive(name)) {
@@ -110,13 +110,13 @@ impl SetTable {
         of_world.map(|set| set.id).chain(added.map(|(id, _)| *id)).next()
     }
 
-    /// How many there are.
+    /// The number of sets.
     pub(crate) fn len(&self, world: &World) -> usize {
         let unchanged = world.sets().iter().filter(|set| !self.changed.contains_key(&set.id)).count();
         unchanged + self.changed.values().flatten().count()
     }
 
-    /// All but the set of all ranks, by id: those that were added behind those of the world.
+    /// All sets except the set of all ranks: first those of the world, then the added ones, by id.
     pub(crate) fn others<'a>(&'a self, world: &'a World) -> impl Iterator<Item = ProcessSet> + 'a {
         let of_world =
             world.sets().iter().filter(|set| set.id != SetId::WORLD && !self.changed.contains_key(&set.id)).cloned();
@@ -127,7 +127,7 @@ impl SetTable {
         of_world.chain(added)
     }
 
-    /// The least id that is greater than all that were ever used.
+    /// An id that is greater than all ids in use so far.
     pub(crate) fn unused(&self, world: &World) -> SetId {
         let ids = world.sets().iter().map(|set| set.id).chain(self.changed.keys().copied());
         SetId(ids.map(|id| id.0).max().unwrap_or_default().saturating_add(1))
@@ -144,7 +144,7 @@ impl SetTable {
         Ok(())
     }
 
-    /// False for the set of all ranks, and when there is no such set.
+    /// Removes a set. False for the set of all ranks, and when there is no such set.
     pub(crate) fn remove(&mut self, cx: &mut Context, set: SetId) -> bool {
         let exists = set != SetId::WORLD && self.view(cx, set).is_some();
         if exists {

@@ -1,4 +1,4 @@
-//! What an operation's tensors are, by collective: element counts for the plan, shapes for the results.
+//! The shapes of an operation's tensors, by collective: element counts for the plan, shapes of the results.
 
 use ronde_collectives::plan::{Span, Work, WorkKind};
 use ronde_wire::control::OrderedTensor;
@@ -6,11 +6,12 @@ use ronde_wire::{Codec, Collective, DType, Detail, Pair, PluginUse, PluginWork, 
 
 use super::sets::SetView;
 
-/// The kind of work of a collective; `None` for what is answered without one, or is no operation with this codec.
+/// The kind of work of a collective; `None` when it is completed without an operation, or does not support this codec.
 pub(crate) fn work_kind(
     collective: &Collective,
     dtype: DType,
-    (codec, plugin): (Codec, Option<&PluginUse>),
+    codec: Codec,
+    plugin: Option<&PluginUse>,
     pair: Option<Pair>,
 ) -> Option<WorkKind> {
     if let Some(plugin) = plugin {
@@ -60,8 +61,8 @@ pub(crate) fn has_codecs(op: ReduceOp) -> bool {
     matches!(op, ReduceOp::Sum | ReduceOp::Average)
 }
 
-/// What a plan is made for: the order's tensors as element counts. They have no sense before [`Results::of`] has found a
-/// valid shape for every result.
+/// The work of a plan: the order's tensors as element counts. They are meaningful only after [`Results::of`] has found
+/// a valid shape for every result.
 pub(crate) fn work(kind: WorkKind, dtype: DType, view: &SetView, tensors: &[OrderedTensor]) -> Work {
     let tensors = if kind == WorkKind::Barrier {
         Vec::new()
@@ -76,8 +77,7 @@ pub(crate) fn element_bytes(dtype: DType) -> u32 {
     u32::try_from(dtype.size_bytes()).unwrap_or(u32::MAX)
 }
 
-/// The tensor of an order that answers all ranks' requests, which have been found to fit together. `lead` is the one whose
-/// type and shape count.
+/// The tensor of an order for the matching requests of all ranks. `lead` is the request whose type and shape are used.
 pub(crate) fn ordered_tensor<'a>(lead: &Request, requests: impl Iterator<Item = &'a Request>) -> OrderedTensor {
     let rows = |request: &Request| match &request.collective {
         Collective::AllGather | Collective::Gather { .. } => vec![first_dimension(&request.shape)],
@@ -90,29 +90,29 @@ pub(crate) fn ordered_tensor<'a>(lead: &Request, requests: impl Iterator<Item = 
 /// The results of one tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Results {
-    /// Whether each rank has its own.
+    /// Whether each rank has a separate result.
     pub(crate) own: bool,
     shapes: Shapes,
     splits: bool,
-    /// Of a message: who sends it.
+    /// The sender of a message.
     source: Option<Rank>,
 }
 
 #[derive(Clone, Debug)]
 enum Shapes {
-    /// All ranks get one of this shape.
+    /// All ranks get a result of this shape.
     Every(Shape),
-    /// This rank gets one.
+    /// Only this rank gets a result.
     Only(Rank, Shape),
-    /// One for each rank, in rank order.
+    /// Each rank gets a result, in rank order.
     Each(Vec<Shape>),
 }
 
 impl Results {
-    /// The results of a tensor; `None` when one has more elements than can be addressed, or the tensor lacks dimensions or
-    /// rows.
+    /// The results of a tensor; `None` when one has more elements than can be addressed, or the tensor lacks dimensions
+    /// or rows.
     ///
-    /// A barrier's is `[0]`: no bytes.
+    /// The result of a barrier is `[0]`: no bytes.
     pub(crate) fn of(
         collective: &Collective,
         pair: Option<Pair>,
@@ -145,7 +145,7 @@ impl Results {
         Some(Self { own, shapes, splits: matches!(collective, Collective::AllToAll { .. }), source })
     }
 
-    /// What a rank of the set gets.
+    /// The result of a rank of the set.
     pub(crate) fn of_rank(&self, view: &SetView, rank: Rank, tensor: &OrderedTensor) -> (Shape, Detail) {
         let position = view.position(rank).unwrap_or_default();
         let shape = match &self.shapes {
@@ -171,7 +171,7 @@ impl Results {
     }
 }
 
-/// `[0]`: what a rank without a result gets.
+/// `[0]`: the shape for a rank without a result.
 pub(crate) fn empty() -> Shape {
     Shape::new(vec![0]).unwrap_or_default()
 }
@@ -182,7 +182,7 @@ fn shares(rows: u64, ranks: usize) -> impl Iterator<Item = u64> {
     (0..parts).map(move |position| whole.part(parts, position).len)
 }
 
-/// Element counts of a tensor, as the kind of work has them.
+/// Element counts of a tensor in the form that the kind of work needs.
 pub(crate) fn counts(kind: &WorkKind, view: &SetView, tensor: &OrderedTensor) -> Vec<u64> {
     let (elements, row) = (tensor.shape.elements(), tensor.shape.row_elements());
     let by_rows = |rows: &u64| rows.saturating_mul(row);
@@ -198,7 +198,7 @@ pub(crate) fn counts(kind: &WorkKind, view: &SetView, tensor: &OrderedTensor) ->
     }
 }
 
-/// Rows that a rank gets from each rank.
+/// Rows that a rank receives from each rank.
 fn received(tensor: &OrderedTensor, ranks: usize, receiver: usize) -> Vec<u64> {
     tensor.rows.iter().skip(receiver).step_by(ranks.max(1)).copied().collect()
 }

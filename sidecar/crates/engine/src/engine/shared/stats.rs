@@ -23,7 +23,7 @@ pub struct Stats {
     pub tensors_executed: u64,
     /// Epochs that began here.
     pub epochs: u64,
-    /// Names rejected here on the coordinator's word.
+    /// Names that the coordinator rejected here.
     pub rejected: u64,
     /// Coordinator: operations ordered.
     pub ordered_operations: u64,
@@ -37,11 +37,11 @@ pub struct Stats {
     pub stale_frames: u64,
     /// Control messages that break the protocol; their sender was disconnected.
     pub protocol_violations: u64,
-    /// Requests announced by a number, because they had been announced before.
+    /// Requests announced by their slot in the request cache.
     pub announced_again: u64,
-    /// Remembered requests that were forgotten for others.
+    /// Evictions from the request cache.
     pub cache_evictions: u64,
-    /// Control messages passed on for others.
+    /// Control messages relayed for other sidecars.
     pub relayed: u64,
     /// Heartbeats sent.
     pub heartbeats: u64,
@@ -49,9 +49,9 @@ pub struct Stats {
     pub schedules_issued: u64,
     /// Coordinator: schedules that were withdrawn, for each [`ronde_wire::Invalidation`].
     pub schedules_withdrawn: [u64; ronde_wire::Invalidation::ALL.len()],
-    /// Operations of schedules that were admitted here, without an announcement and an order.
+    /// Operations of schedules that were admitted here without an announcement and an order.
     pub scheduled_operations: u64,
-    /// Those of them that were dropped because their schedule was withdrawn.
+    /// Admitted operations that were dropped because their schedule was withdrawn or a plugin failed.
     pub cancelled_operations: u64,
     /// Pauses of this process itself, longer than the suspicion time, that were noticed afterwards.
     pub pauses: u64,

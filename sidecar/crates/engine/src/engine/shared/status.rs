@@ -43,19 +43,19 @@ pub struct Status {
     pub sets: usize,
     /// The other ones, in order of their ids.
     pub process_sets: Vec<ProcessSet>,
-    /// Requests of local ranks that have no answer yet.
+    /// Pending requests of local ranks.
     pub pending: usize,
     /// The oldest of them.
     pub pending_requests: Vec<PendingStatus>,
-    /// Coordinator: how many names wait for ranks.
+    /// Coordinator: the number of names that wait for ranks.
     pub negotiating: usize,
-    /// Coordinator: the oldest of those names, and who is missing.
+    /// Coordinator: the oldest of those names, and the missing ranks.
     pub waiting_tensors: Vec<WaitingTensor>,
-    /// Coordinator: why the newest operations got their algorithms, newest last.
+    /// Coordinator: the reasons for the algorithms of the newest operations, newest last.
     pub selections: Vec<String>,
     /// Coordinator: for each rank, how often it was the last to be ready; the slowest rank has most. Empty elsewhere.
     pub last_to_be_ready: Vec<u64>,
-    /// Coordinator: for each rank, for how many microseconds the others have waited for it in all. Empty elsewhere.
+    /// Coordinator: for each rank, the total microseconds for which the others have waited for it. Empty elsewhere.
     pub waited_for_us: Vec<u64>,
     /// The schedule that runs without negotiation, if there is one.
     pub schedule: Option<ScheduleStatus>,
@@ -65,7 +65,7 @@ pub struct Status {
     pub suspect_sidecars: Vec<SidecarIndex>,
     /// Ranks that are silent.
     pub suspect_ranks: Vec<Rank>,
-    /// Settings that were brought into order, in words.
+    /// Descriptions of adjusted settings.
     pub notes: Vec<String>,
     /// Why the last epoch ended.
     pub last_failure: Option<Failure>,
@@ -78,18 +78,18 @@ pub struct Status {
 /// The most entries of one list of a [`Status`].
 pub const STATUS_ENTRIES_MAX: usize = 100;
 
-/// A request without an answer.
+/// A pending request.
 #[derive(Clone, Debug, Serialize)]
 pub struct PendingStatus {
-    /// Whose.
+    /// The rank.
     pub rank: Rank,
-    /// Its number.
+    /// The number of the request.
     pub request: RequestId,
     /// The set.
     pub set: SetId,
     /// The name.
     pub name: TensorName,
-    /// What is to be done.
+    /// The collective.
     pub collective: &'static str,
     /// Whether all ranks have announced it and it is being performed.
     pub ordered: bool,
@@ -104,9 +104,9 @@ pub struct WaitingTensor {
     pub set: SetId,
     /// The name.
     pub name: TensorName,
-    /// What is to be done.
+    /// The collective.
     pub collective: &'static str,
-    /// Who is missing.
+    /// The missing ranks.
     pub missing: Vec<Rank>,
     /// Milliseconds since the first rank announced it.
     pub age_ms: u64,

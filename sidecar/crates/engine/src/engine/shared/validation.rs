@@ -1,4 +1,4 @@
-//! What is performed: a request that makes no sense by itself is refused by name, on all ranks.
+//! Validation of single requests: an invalid request is refused by name on all ranks.
 
 use ronde_collectives::kernels;
 use ronde_wire::{
@@ -10,10 +10,10 @@ use super::sets::SetView;
 use super::shapes::has_codecs;
 use super::wording;
 
-/// Checks a rank's request for what does not depend on other ranks' requests. `view` are those who perform it.
+/// Checks a rank's request as far as it does not depend on the requests of other ranks. `view` are its participants.
 ///
 /// # Errors
-/// Why it is refused, in words; the other ranks' requests of the same name fail with them, too.
+/// Why it is refused; the other ranks' requests with the same name fail with the same text.
 pub(crate) fn check(world: &World, view: &SetView, request: &Request) -> Result<(), String> {
     let name = request.collective.name();
     let ranks = view.ranks.len();
@@ -36,11 +36,11 @@ pub(crate) fn check(world: &World, view: &SetView, request: &Request) -> Result<
     }
 }
 
-/// Whether a message and its name fit together: who asks is one of two different ranks of the set, and the name says which
-/// message of them it is. Names of that form are for messages only. Nobody else can know of a request that breaks this.
+/// Checks that the name of a message or receive belongs to its two ranks, and that other requests do not use such
+/// names. Other ranks cannot know of a request that breaks this, so it is refused locally.
 ///
 /// # Errors
-/// Why it is refused, in words.
+/// Why it is refused.
 pub(crate) fn check_message(view: &SetView, rank: Rank, request: &Request) -> Result<(), String> {
     let (name, what) = (&request.name, request.collective.name());
     if let Collective::RecvAny { tag } = request.collective {
@@ -49,7 +49,7 @@ pub(crate) fn check_message(view: &SetView, rank: Rank, request: &Request) -> Re
     let (pair, tag) = match (request.collective.pair(rank), &request.collective) {
         (Some(pair), Collective::Send { tag, .. } | Collective::Recv { tag, .. }) => (pair, *tag),
         _ if Pair::of_message(name).is_none() && AnySource::of_receive(name).is_none() => return Ok(()),
-        _ => return Err(format!("the name {name} is one of a message; give {what} another one")),
+        _ => return Err(format!("the name {name} is reserved for messages; give {what} another one")),
     };
     if pair.from == pair.to {
         return Err(format!("{what}: rank {} cannot exchange messages with itself", rank.0));
@@ -68,7 +68,7 @@ pub(crate) fn check_message(view: &SetView, rank: Rank, request: &Request) -> Re
 fn check_any_source(view: &SetView, any: AnySource, name: &TensorName) -> Result<(), String> {
     if view.ranks.len() < 2 {
         let (rank, set) = (any.to.0, view.topology.set);
-        return Err(format!("RECV from any source: rank {rank} is alone in {set}, so nobody can send to it"));
+        return Err(format!("RECV from any source: rank {rank} is alone in {set}, so no rank can send to it"));
     }
     if AnySource::of_receive(name) != Some(any) {
         let form = format!("message.any.{}.{}.<count>", any.to.0, any.tag);
@@ -77,7 +77,7 @@ fn check_any_source(view: &SetView, any: AnySource, name: &TensorName) -> Result
     Ok(())
 }
 
-/// Codec, group and scales, where they have no meaning.
+/// Rejects codec, plugin, group and scales where they have no meaning.
 fn check_extras(request: &Request) -> Result<(), String> {
     let Request { collective, codec, group, prescale, postscale, plugin, .. } = request;
     let name = collective.name();
@@ -125,7 +125,7 @@ fn check_all_reduce(op: ReduceOp, request: &Request, ranks: usize) -> Result<(),
         return check_plugin(plugin, op, request, ranks);
     }
     if codec == Codec::Plugin || op == ReduceOp::Plugin {
-        return Err(format!("{name} is to be done by a plugin, and names none"));
+        return Err(format!("{name} needs a plugin, but the request names none"));
     }
     if codec != Codec::None && (codec.encoded_bytes(dtype).is_none() || !has_codecs(op)) {
         return Err(format!(
@@ -145,7 +145,7 @@ fn check_all_reduce(op: ReduceOp, request: &Request, ranks: usize) -> Result<(),
     Ok(())
 }
 
-/// Whether the plugin is one for the reduction that was asked for. Whether it takes the type is known to who has it.
+/// Checks that the plugin fits the reduction. The sidecar that loaded it has checked the element type.
 fn check_plugin(plugin: &PluginUse, op: ReduceOp, request: &Request, ranks: usize) -> Result<(), String> {
     let (name, dtype) = (request.collective.name(), request.dtype);
     plugin.check().map_err(|error| error.to_string())?;
@@ -170,7 +170,7 @@ fn check_plugin(plugin: &PluginUse, op: ReduceOp, request: &Request, ranks: usiz
 fn check_elementwise(name: &str, op: ReduceOp, dtype: DType) -> Result<(), String> {
     match op {
         ReduceOp::Adasum | ReduceOp::Median | ReduceOp::ClippedMean | ReduceOp::Plugin => {
-            Err(format!("{name} with reduction {op} is not supported; ALLREDUCE has it"))
+            Err(format!("{name} with reduction {op} is not supported; use ALLREDUCE"))
         }
         ReduceOp::Average if dtype == DType::Bool => {
             Err(format!("{name} cannot average bool; use max (any rank's) or min (every rank's), or cast to float32"))
@@ -192,7 +192,7 @@ fn check_splits(splits: &[u64], request: &Request, ranks: usize) -> Result<(), S
         let given = splits.len();
         return Err(format!("{name}: splits has {given} entries for a set of {ranks} ranks; give one for each rank"));
     }
-    // A scalar is refused with the words for scalars, when all ranks' requests are compared.
+    // A scalar is refused with its own text when the requests of all ranks are compared.
     let Some(&rows) = request.shape.dimensions().first() else { return Ok(()) };
     match splits.iter().try_fold(0_u64, |sum, split| sum.checked_add(*split)) {
         Some(sum) if sum == rows => Ok(()),

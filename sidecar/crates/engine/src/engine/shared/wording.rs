@@ -1,10 +1,10 @@
-//! Ranks, sidecars and durations in words, for messages that people read.
+//! Texts for ranks, sidecars and durations in messages to users.
 
 use std::fmt::Write as _;
 
 use ronde_wire::{Rank, SidecarIndex, World};
 
-/// "rank 3", "ranks 0-3, 7" or "no rank"; long lists are cut.
+/// "rank 3", "ranks 0-3, 7" or "no rank"; long lists are truncated.
 pub(crate) fn ranks(ranks: &[Rank]) -> String {
     match ranks {
         [] => "no rank".to_owned(),
@@ -43,7 +43,7 @@ pub(crate) fn rank_numbers(ranks: &[Rank]) -> String {
     text
 }
 
-/// The text with a capital first.
+/// The text with its first letter capitalised.
 pub(crate) fn capitalised(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_contracted_and_long_lists_cut() {
+    fn consecutive_ranks_are_contracted_and_long_lists_truncated() {
         let of = |numbers: &[u32]| numbers.iter().copied().map(Rank).collect::<Vec<_>>();
         assert_eq!(ranks(&of(&[])), "no rank");
         assert_eq!(ranks(&of(&[5])), "rank 5");

@@ -39,7 +39,7 @@ fn received(cluster: &Cluster, rank: u32, request: RequestId) -> (u32, u64) {
 }
 
 #[test]
-fn it_takes_the_message_that_was_announced_first() {
+fn a_receive_from_any_source_takes_the_message_announced_first() {
     let mut cluster = Cluster::new(&SIX_ON_THREE).started();
     for (count, from) in (0..).zip([5, 0, 3]) {
         let sent = cluster.submit(from, send(from, 2, 0, &[u64::from(from) + 1]));
@@ -67,7 +67,7 @@ fn receives_match_in_the_order_in_which_they_are_posted() {
     // The first receive is for rank 0 alone: the one from any source must not take that message.
     let named = cluster.submit(2, receive(0, 2, 0));
     let any = cluster.submit(2, receive_any(2, 0));
-    let behind = cluster.submit(2, receive(0, 2, 1));
+    let after = cluster.submit(2, receive(0, 2, 1));
     let last = cluster.submit(2, receive_any(2, 1));
     for (count, elements) in [(0, 10), (1, 11), (2, 12)] {
         cluster.submit(0, send(0, 2, count, &[elements]));
@@ -75,7 +75,7 @@ fn receives_match_in_the_order_in_which_they_are_posted() {
     cluster.run();
     assert_eq!(received(&cluster, 2, named), (0, 10));
     assert_eq!(received(&cluster, 2, any), (0, 11));
-    assert_eq!(received(&cluster, 2, behind), (0, 12), "it is not starved, and takes what comes after");
+    assert_eq!(received(&cluster, 2, after), (0, 12), "it is not starved, and takes what comes after");
     assert!(cluster.is_pending(last));
     cluster.submit(5, send(5, 2, 0, &[13]));
     cluster.run();
@@ -88,7 +88,7 @@ fn receives_match_in_the_order_in_which_they_are_posted() {
 }
 
 #[test]
-fn tags_sets_and_receivers_are_apart() {
+fn receives_with_different_tags_sets_or_receivers_do_not_match() {
     let mut cluster = Cluster::with_sets(&SIX_ON_THREE, &[&[0, 2, 4]]).started();
     let in_set = |what: Request| Request { set: SetId(1), ..what };
     let world = cluster.submit(2, receive_any(2, 0));
@@ -105,15 +105,15 @@ fn tags_sets_and_receivers_are_apart() {
 }
 
 #[test]
-fn what_nobody_could_send_to_is_refused() {
+fn a_receive_without_any_possible_sender_is_refused() {
     let mut cluster = Cluster::with_sets(&SIX_ON_THREE, &[&[2]]).started();
     let alone = Request { set: SetId(1), ..receive_any(2, 0) };
     let misnamed = Request { name: receive_any(3, 0).name, ..receive_any(2, 0) };
     let taken = Request { name: receive_any(2, 0).name, ..sum("t", &[1]) };
     let cases = [
-        (alone, "RECV from any source: rank 2 is alone in process set 1, so nobody can send to it"),
+        (alone, "RECV from any source: rank 2 is alone in process set 1, so no rank can send to it"),
         (misnamed, "RECV from any source with tag 9 must be named message.any.2.9.<count>, not message.any.3.9.0"),
-        (taken, "the name message.any.2.9.0 is one of a message; give ALLREDUCE another one"),
+        (taken, "the name message.any.2.9.0 is reserved for messages; give ALLREDUCE another one"),
         (Request { prescale: 2.0, ..receive_any(2, 0) }, "RECV does not reduce, so its prescale and postscale are 1"),
     ];
     for (what, words) in cases {
@@ -152,7 +152,7 @@ fn a_message_that_was_refused_fails_the_receive_that_takes_it() {
 }
 
 #[test]
-fn a_withdrawal_names_who_has_not_sent_and_lets_the_others_go_on() {
+fn a_withdrawn_receive_names_the_missing_sender_and_others_go_on() {
     let mut cluster = Cluster::new(&SIX_ON_THREE).started();
     let any = cluster.submit(2, receive_any(2, 0));
     let held = cluster.submit(2, receive(5, 2, 0));
@@ -175,7 +175,7 @@ fn a_withdrawal_names_who_has_not_sent_and_lets_the_others_go_on() {
 }
 
 #[test]
-fn a_withdrawal_that_crosses_the_match_fails_that_message_only() {
+fn a_withdrawal_that_crosses_a_match_fails_only_that_message() {
     let mut cluster = Cluster::new(&SIX_ON_THREE).started();
     let any = cluster.submit(2, receive_any(2, 0));
     cluster.run();
@@ -193,7 +193,7 @@ fn a_withdrawal_that_crosses_the_match_fails_that_message_only() {
 }
 
 #[test]
-fn a_stall_names_the_receiver_and_says_that_nobody_has_sent() {
+fn a_stall_report_names_the_receiver_that_waits_for_any_source() {
     let world = World::new([0, 1, 2].map(SidecarIndex).into()).expect("a world");
     let mut cluster = Cluster::of(world, |config| EngineConfig { stall_warning_ms: 2_000, ..config }).started();
     cluster.submit(2, receive_any(2, 0));
@@ -268,7 +268,7 @@ fn a_join_is_refused_while_a_receive_waits_and_the_message_still_arrives() {
 }
 
 #[test]
-fn all_that_waits_fails_with_the_set_and_with_the_epoch() {
+fn waiting_receives_fail_when_their_set_or_epoch_ends() {
     let mut cluster = Cluster::with_sets(&SIX_ON_THREE, &[&[0, 2, 4]]).started();
     let in_set = |what: Request| Request { set: SetId(1), ..what };
     let of_set = [in_set(receive_any(2, 0)), in_set(receive(0, 2, 0)), in_set(receive_any(2, 1))];
@@ -281,7 +281,7 @@ fn all_that_waits_fails_with_the_set_and_with_the_epoch() {
         assert!(cluster.failure(2, request).reason.contains("process set 1 was removed"));
     }
     assert!(of_world.iter().all(|request| cluster.is_pending(*request)));
-    cluster.goodbye(0);
+    cluster.close_session(0);
     cluster.run();
     for request in of_world {
         assert!(cluster.failure(2, request).reason.contains("shut down"));
@@ -289,7 +289,7 @@ fn all_that_waits_fails_with_the_set_and_with_the_epoch() {
 }
 
 #[test]
-fn a_receive_that_the_service_refuses_takes_its_turn() {
+fn a_receive_refused_by_the_service_keeps_its_place_in_the_posting_order() {
     let mut cluster = Cluster::new(&SIX_ON_THREE).started();
     let any = cluster.submit(2, receive_any(2, 0));
     let refuse = |cluster: &mut Cluster, what: Request| {
@@ -309,7 +309,7 @@ fn a_receive_that_the_service_refuses_takes_its_turn() {
 }
 
 #[test]
-fn announcements_that_break_the_rules_are_violations() {
+fn invalid_announcements_of_receives_are_protocol_violations() {
     let wrong = [
         Request { name: name("t"), ..receive_any(2, 0) },
         Request { name: receive_any(3, 0).name, ..receive_any(2, 0) },
@@ -349,7 +349,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..40)
 }
 
-/// What MPI says: a message goes to the first posted receive that takes it, a receive takes the first message that came.
+/// What MPI says: a message goes to the first posted receive that takes it, a receive takes the first message that
+/// came.
 #[derive(Default)]
 struct Model {
     posted: VecDeque<(usize, Option<u32>)>,
@@ -410,7 +411,7 @@ proptest! {
 
     /// Each step is known everywhere before the next: the result is MPI's.
     #[test]
-    fn matching_is_that_of_mpi(steps in steps()) {
+    fn receives_match_messages_as_in_mpi(steps in steps()) {
         let mut cluster = Cluster::new(&SIX_ON_THREE).started();
         let (mut model, mut worker) = (Model::default(), Worker::default());
         let mut receives = BTreeMap::new();
@@ -437,10 +438,10 @@ proptest! {
         prop_assert!(cluster.ended.is_empty() && cluster.disconnects.is_empty());
     }
 
-    /// Messages travel as they please: each goes to one receive, those of one source in order, and nobody waits for what is
-    /// there.
+    /// Messages travel as they please: each goes to one receive, those of one source in order, and nobody waits for
+    /// what is there.
     #[test]
-    fn whatever_travels_when_every_message_is_taken_once_and_in_order(
+    fn every_message_is_received_once_and_in_order_under_any_interleaving(
         steps in steps(),
         choices in prop::collection::vec(any::<prop::sample::Index>(), 300),
     ) {

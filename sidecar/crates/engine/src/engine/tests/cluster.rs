@@ -108,7 +108,7 @@ impl Cluster {
         self.event(self.home(rank), Event::RankAttached { rank });
     }
 
-    pub(super) fn goodbye(&mut self, rank: u32) {
+    pub(super) fn close_session(&mut self, rank: u32) {
         self.leave(rank, Failure::new(Cause::ShutDown, "the worker said goodbye"));
     }
 

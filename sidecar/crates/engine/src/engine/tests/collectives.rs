@@ -36,7 +36,7 @@ fn splits_of(rank: u32) -> Vec<u64> {
 }
 
 #[test]
-fn results_have_the_shapes_of_their_collectives() {
+fn each_collective_reports_the_shape_of_its_result() {
     let root = Rank(2);
     let no_tensor = |collective| Request { dtype: DType::U8, ..request("t", collective, &[0]) };
     let scatter = move |rank| {
@@ -79,7 +79,7 @@ fn results_have_the_shapes_of_their_collectives() {
 }
 
 #[test]
-fn an_all_to_all_says_what_came_from_whom() {
+fn an_all_to_all_reports_the_rows_received_from_each_rank() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let to_all = |rank| {
         let rows = splits_of(rank).iter().sum();
@@ -118,7 +118,7 @@ fn assert_refused(cluster: &mut Cluster, odd: &Request, words: &str) {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_by_name_on_all_ranks() {
+fn invalid_requests_are_refused_by_name_on_all_ranks() {
     let reduce = |op, dtype| Request { dtype, ..request("t", Collective::AllReduce { op }, &[4]) };
     let to_all = |splits: &[u64]| request("t", Collective::AllToAll { splits: splits.to_vec() }, &[4]);
     let root = Rank(7);
@@ -182,7 +182,7 @@ fn assert_mismatch(cluster: &mut Cluster, request_of: impl Fn(u32) -> Request, w
 }
 
 #[test]
-fn what_does_not_fit_together_fails_alike_everywhere() {
+fn mismatched_requests_fail_with_the_same_text_on_all_ranks() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let odd_one = |odd: Request, usual: Request| move |rank| if rank == 2 { odd.clone() } else { usual.clone() };
     let of = |collective: &Collective, shape: &[u64]| request("t", collective.clone(), shape);
@@ -231,7 +231,7 @@ fn what_does_not_fit_together_fails_alike_everywhere() {
 }
 
 #[test]
-fn who_hands_over_nothing_states_no_type() {
+fn ranks_without_an_input_may_give_any_type() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let scatter = |rank, dtype| Request { dtype, ..request("t", Collective::Scatter { root: Rank(rank) }, &[8]) };
     let dtypes = [DType::U8, DType::I64, DType::F64, DType::Bool];
@@ -244,7 +244,7 @@ fn who_hands_over_nothing_states_no_type() {
 }
 
 #[test]
-fn zero_lengths_are_no_special_case() {
+fn tensors_with_zero_elements_complete() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let collectives = [
         (Collective::AllReduce { op: ReduceOp::Adasum }, "[0, 3]"),
@@ -291,7 +291,7 @@ fn a_result_that_is_too_large_is_refused_on_all_ranks() {
 }
 
 #[test]
-fn large_sets_are_refused_what_takes_all_ranks_at_once() {
+fn collectives_that_see_all_ranks_at_once_are_refused_in_large_sets() {
     let ranks = u32::try_from(limits::NARY_RANKS_MAX).expect("a small number") + 1;
     let placement = (0..ranks).map(|rank| SidecarIndex(rank / 64)).collect();
     let mut cluster = Cluster::of(World::new(placement).expect("a world"), |config| config).started();
@@ -308,7 +308,7 @@ fn large_sets_are_refused_what_takes_all_ranks_at_once() {
 }
 
 #[test]
-fn orders_of_every_kind_are_checked_against_the_own_requests() {
+fn orders_of_every_collective_are_checked_against_local_requests() {
     type Change = fn(&mut ronde_wire::control::Order);
     let splits = vec![1, 1];
     let changes: [(Request, Change, &str); 5] = [
@@ -326,7 +326,7 @@ fn orders_of_every_kind_are_checked_against_the_own_requests() {
             },
             "codec bfloat16 was ordered",
         ),
-        (sum("t", &[2]), |order| order.joined = vec![Rank(1)], "rank 1 is said to have joined, which it has not"),
+        (sum("t", &[2]), |order| order.joined = vec![Rank(1)], "rank 1 is marked as joined but has not joined"),
         (
             request("t", Collective::Broadcast { root: Rank(0) }, &[2]),
             |order| order.joined = vec![Rank(1)],

@@ -45,7 +45,7 @@ fn set(id: u32) -> Detail {
 
 /// A set's steps repeat while somebody waits for something else, so that no schedule is issued before the set is gone.
 #[test]
-fn steps_of_a_set_that_is_gone_are_not_scheduled() {
+fn steps_of_a_removed_set_are_not_scheduled() {
     let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[1, 2]]).started();
     let waits = cluster.submit(0, sum("alone", &[4]));
     for _ in 0..8 {
@@ -95,7 +95,7 @@ fn sets_are_added_and_removed_and_their_ids_used_again_in_order() {
 }
 
 #[test]
-fn sets_that_make_no_sense_are_refused_on_all_ranks() {
+fn invalid_process_sets_are_refused_on_all_ranks() {
     let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[1, 2]]).started();
     let odd = [
         (add(&[2, 1]), "duplicate process set: ranks 1-2 are process set 1 already"),
@@ -132,7 +132,7 @@ fn sets_that_make_no_sense_are_refused_on_all_ranks() {
 }
 
 #[test]
-fn there_are_only_so_many_sets() {
+fn the_number_of_process_sets_is_bounded() {
     // The subsets of 11 ranks in order of their bits, but for the whole.
     let subset = |bits: u32| (0..11).filter(|rank| bits >> rank & 1 == 1).collect::<Vec<u32>>();
     let most = u32::try_from(limits::SETS_MAX).expect("a small number");
@@ -149,7 +149,7 @@ fn there_are_only_so_many_sets() {
 }
 
 #[test]
-fn what_is_pending_on_a_removed_set_fails_and_what_is_under_way_completes() {
+fn pending_requests_of_a_removed_set_fail_and_ordered_ones_complete() {
     let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[0, 2, 3]]).started();
     cluster.executes = false;
     let in_set = |what: Request| Request { set: SetId(1), ..what };
@@ -180,7 +180,7 @@ fn what_is_pending_on_a_removed_set_fails_and_what_is_under_way_completes() {
 }
 
 #[test]
-fn an_id_is_not_used_again_before_the_last_operation_of_its_set_is_done_everywhere() {
+fn a_set_id_is_reused_only_after_the_last_operation_of_its_set_is_done_everywhere() {
     let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[1, 2]]).started();
     cluster.executes = false;
     let in_set = |ranks: &[u32], cluster: &mut Cluster| {
@@ -206,7 +206,7 @@ fn an_id_is_not_used_again_before_the_last_operation_of_its_set_is_done_everywhe
 }
 
 #[test]
-fn a_late_word_about_a_removed_set_is_not_taken_for_its_successor() {
+fn a_late_message_about_a_removed_set_does_not_affect_the_next_set_with_its_id() {
     let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[1, 2]]).started();
     let in_set = Request { set: SetId(1), ..sum("t", &[4]) };
     // Everybody asks for both at once; sidecar 1 is slow to hear of the end of the old set.
@@ -227,12 +227,12 @@ fn a_late_word_about_a_removed_set_is_not_taken_for_its_successor() {
 }
 
 #[test]
-fn sets_of_an_epoch_end_with_it() {
+fn process_sets_added_in_an_epoch_end_with_it() {
     let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[1, 2]]).started();
     assert_eq!(asked(&mut cluster, &add(&[0, 3])), set(2));
     assert_eq!(asked(&mut cluster, &remove(1)), set(1));
     for rank in 0..4 {
-        cluster.goodbye(rank);
+        cluster.close_session(rank);
     }
     cluster.run();
     cluster.attach_all();
@@ -244,7 +244,7 @@ fn sets_of_an_epoch_end_with_it() {
 }
 
 #[test]
-fn a_table_of_sets_changes_on_the_coordinators_word_only_and_never_into_nonsense() {
+fn process_sets_change_only_on_valid_coordinator_messages() {
     let ranks = |ranks: &[u32]| ranks.iter().copied().map(Rank).collect::<Vec<_>>();
     let added = |id, list: &[u32]| Control::SetAdded {
         name: name("add"),
@@ -277,7 +277,7 @@ fn a_table_of_sets_changes_on_the_coordinators_word_only_and_never_into_nonsense
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.control(0, 1, (1, 0), Control::SetForgotten { set: SetId(1) });
     cluster.run();
-    assert!(cluster.disconnects[0].2.contains("it forgets process set 1, of whose end it was not told"));
+    assert!(cluster.disconnects[0].2.contains("it reports process set 1 as forgotten, which was not removed"));
 }
 
 fn grouped(tensor: &str, group: &str, size: u32) -> Request {
@@ -339,7 +339,7 @@ fn a_rejected_tensor_leaves_its_group() {
 }
 
 #[test]
-fn a_refusal_without_its_group_counts_when_another_rank_names_it() {
+fn a_refusal_without_a_group_counts_for_the_group_that_another_rank_names() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     let reason = "the slot is outside of the segment".to_owned();
     cluster.event(0, Event::Refused { rank: Rank(0), set: SetId::WORLD, name: name("a"), group: None, reason });
@@ -391,7 +391,7 @@ fn a_tensor_of_several_groups_leaves_each_of_them_once() {
 }
 
 #[test]
-fn a_group_of_which_one_tensor_fails_without_end_ends_the_epoch() {
+fn a_group_with_one_tensor_that_fails_in_every_use_ends_the_epoch() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     for round in 0..65 {
         assert!(cluster.ended.is_empty(), "round {round}");
@@ -407,7 +407,7 @@ fn a_group_of_which_one_tensor_fails_without_end_ends_the_epoch() {
 }
 
 #[test]
-fn ranks_run_ahead_through_uses_of_a_group() {
+fn ranks_may_run_ahead_through_several_uses_of_a_group() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     let mut requests = [Vec::new(), Vec::new()];
     let odd = Request { dtype: DType::F64, ..grouped("a", "g", 2) };
@@ -433,7 +433,7 @@ fn ranks_run_ahead_through_uses_of_a_group() {
 }
 
 #[test]
-fn what_comes_again_is_announced_by_number() {
+fn repeated_requests_are_announced_by_cache_slot() {
     let world = Cluster::new(&FOUR_ON_THREE).world;
     let mut cluster = Cluster::of(world, |config| EngineConfig { run_ahead: None, ..config }).started();
     for step in 0..5 {
@@ -443,10 +443,11 @@ fn what_comes_again_is_announced_by_number() {
         assert!(cluster.all_completed(&a) && cluster.all_completed(&b));
     }
     let again: Vec<u64> = cluster.engines.iter().map(|engine| engine.stats().announced_again).collect();
-    // Twice five announcements of each rank; each sidecar says each request once in full, and `b` again when it has changed.
+    // Twice five announcements of each rank; each sidecar says each request once in full, and `b` again when it has
+    // changed.
     assert_eq!(again, [20 - 3, 10 - 3, 10 - 3]);
     for rank in 0..4 {
-        cluster.goodbye(rank);
+        cluster.close_session(rank);
     }
     cluster.run();
     cluster.attach_all();
@@ -458,27 +459,27 @@ fn what_comes_again_is_announced_by_number() {
 }
 
 #[test]
-fn the_first_eviction_is_said_once() {
+fn the_first_cache_eviction_is_reported_once() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     for n in 0..limits::ANNOUNCE_SLOTS_MAX + 2 {
         cluster.submit_all(&sum(&n.to_string(), &[1]));
     }
     cluster.run();
     assert_eq!(cluster.engines[1].stats().cache_evictions, 2);
-    let said = cluster.notices.iter().filter(|(_, _, _, text)| text.contains("More than 1024 different requests"));
-    assert_eq!(said.count(), 2, "each sidecar says it once");
+    let notices = cluster.notices.iter().filter(|(_, _, _, text)| text.contains("More than 1024 different requests"));
+    assert_eq!(notices.count(), 2, "each sidecar says it once");
 }
 
 #[test]
-fn numbers_that_stand_for_nothing_break_the_protocol() {
+fn unknown_cache_slots_are_protocol_violations() {
     let barrier = request("b", Collective::Barrier, &[0]);
     let gather = request("g", Collective::Gather { root: Rank(0) }, &[1]);
     let too_large = u16::try_from(limits::ANNOUNCE_SLOTS_MAX).expect("a small number");
     let odd = [
-        (Intent::Again { slot: 0 }, "it repeats the request 0, which it never made"),
-        (Intent::Again { slot: u16::MAX }, "it repeats the request 65535, which it never made"),
-        (Intent::Remember { slot: too_large, request: barrier }, "it remembers a request as 1024"),
-        (Intent::Remember { slot: 0, request: gather }, "it remembers a request for GATHER, which is never remembered"),
+        (Intent::Again { slot: 0 }, "it announces cache slot 0, which is empty"),
+        (Intent::Again { slot: u16::MAX }, "it announces cache slot 65535, which is empty"),
+        (Intent::Remember { slot: too_large, request: barrier }, "it caches a request in slot 1024"),
+        (Intent::Remember { slot: 0, request: gather }, "it caches a request for GATHER, which is never cached"),
     ];
     for (intent, words) in odd {
         let mut cluster = Cluster::new(&[0, 1]).started();

@@ -32,7 +32,7 @@ fn the_order_carries_what_all_ranks_contribute() {
 }
 
 #[test]
-fn what_is_larger_than_the_coordinators_threshold_is_exchanged() {
+fn contributions_above_the_coordinators_threshold_are_not_eager() {
     for (threshold, elements, is_eager) in [(8, 2, true), (8, 3, false), (0, 1, false), (4_096, 1_025, false)] {
         let mut cluster = cluster(&[0, 1], threshold);
         let requests = cluster.submit_all(&sum("t", &[elements]));
@@ -43,7 +43,7 @@ fn what_is_larger_than_the_coordinators_threshold_is_exchanged() {
 }
 
 #[test]
-fn one_large_contribution_makes_all_of_them_travel_later() {
+fn one_large_contribution_makes_the_operation_not_eager() {
     let mut cluster = cluster(&[0, 1, 2], 64);
     let gather = |rows| request("t", Collective::AllGather, &[rows, 2]);
     for (rows, is_eager) in [([1, 2, 3], true), ([1, 9, 3], false), ([0, 0, 8], true)] {
@@ -58,7 +58,7 @@ fn one_large_contribution_makes_all_of_them_travel_later() {
 }
 
 #[test]
-fn a_share_of_the_order_is_the_most_that_a_rank_of_many_contributes() {
+fn the_eager_limit_of_a_rank_is_its_share_of_the_order() {
     let placement: Vec<u32> = (0..32).map(|rank| rank % 2).collect();
     let share = limits::EAGER_ORDER_BYTES_MAX as u64 / 32 / 4;
     let mut cluster = cluster(&placement, 4_096);
@@ -81,7 +81,7 @@ fn only_the_root_of_a_broadcast_contributes_and_nobody_to_a_barrier() {
 }
 
 #[test]
-fn reducers_with_a_prelude_codecs_and_messages_are_exchanged() {
+fn preludes_codecs_and_messages_are_not_eager() {
     let mut cluster = cluster(&[0, 1], 4_096);
     cluster.submit_all(&request("a", Collective::AllReduce { op: ReduceOp::Adasum }, &[2]));
     cluster.submit_all(&Request { codec: ronde_wire::Codec::F16, ..sum("b", &[2]) });
@@ -91,7 +91,7 @@ fn reducers_with_a_prelude_codecs_and_messages_are_exchanged() {
 }
 
 #[test]
-fn small_ones_pass_large_ones_and_share_an_order() {
+fn eager_operations_overtake_large_ones_and_share_an_order() {
     let mut cluster = cluster(&[0, 1], 4_096);
     cluster.executes = false;
     for large in ["k", "l", "m"] {
@@ -110,7 +110,7 @@ fn small_ones_pass_large_ones_and_share_an_order() {
 }
 
 #[test]
-fn an_order_carries_at_most_its_bytes() {
+fn an_order_carries_a_bounded_number_of_contribution_bytes() {
     let mut cluster = cluster(&[0, 1], 4_096);
     for rank in 0..2 {
         for n in 0..20 {
@@ -139,7 +139,7 @@ fn a_rank_that_has_joined_contributes_nothing() {
 }
 
 #[test]
-fn bytes_that_are_not_due_are_a_violation() {
+fn contributions_of_the_wrong_length_are_protocol_violations() {
     for (came, elements) in [(4_usize, 2), (12, 2), (0, 2), (1, 2_000)] {
         let mut cluster = cluster(&[0, 1], 4_096);
         let intent = Intent::Ready(sum("t", &[elements]));
@@ -153,7 +153,7 @@ fn bytes_that_are_not_due_are_a_violation() {
 }
 
 #[test]
-fn an_order_that_lacks_what_its_plan_reads_ends_the_epoch() {
+fn an_eager_order_without_its_contributions_ends_the_epoch() {
     let spoil: [fn(&mut Vec<Vec<Bytes>>); 4] = [
         |came| came.clear(),
         |came| came[0].truncate(1),

@@ -29,7 +29,7 @@ fn an_epoch_begins_when_all_ranks_have_attached() {
 }
 
 #[test]
-fn attachments_survive_a_link_that_comes_late_or_breaks() {
+fn attachments_survive_a_late_or_broken_link() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO);
     cluster.attach_all();
     cluster.drain_all();
@@ -43,7 +43,7 @@ fn attachments_survive_a_link_that_comes_late_or_breaks() {
 }
 
 #[test]
-fn a_lost_list_is_repeated_without_a_new_link() {
+fn a_lost_list_of_attached_ranks_is_sent_again_on_the_same_link() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO);
     cluster.attach_all();
     cluster.drain_all();
@@ -62,7 +62,7 @@ fn a_lost_list_is_repeated_without_a_new_link() {
 fn a_shutdown_names_the_rank_and_a_new_epoch_can_begin() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let pending = cluster.submit(0, sum("t", &[1]));
-    cluster.goodbye(3);
+    cluster.close_session(3);
     cluster.run();
     let failure = cluster.failure(0, pending).clone();
     assert_eq!((failure.cause, failure.rank), (Cause::ShutDown, Some(Rank(3))));
@@ -76,7 +76,7 @@ fn a_shutdown_names_the_rank_and_a_new_epoch_can_begin() {
     assert_eq!(*cluster.failure(1, after), failure, "what comes later fails with the first failure");
     // All attach anew; the ranks that had not left do so with new sessions.
     for rank in 0..3 {
-        cluster.goodbye(rank);
+        cluster.close_session(rank);
     }
     cluster.attach_all();
     cluster.run();
@@ -88,9 +88,9 @@ fn a_shutdown_names_the_rank_and_a_new_epoch_can_begin() {
 }
 
 #[test]
-fn a_rank_that_attaches_anew_before_the_end_is_heard_waits_for_the_next_epoch() {
+fn a_rank_that_attaches_again_before_the_epoch_ends_waits_for_the_next_one() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
-    cluster.goodbye(3);
+    cluster.close_session(3);
     cluster.attach(Rank(3));
     let early = cluster.submit(3, sum("t", &[1]));
     cluster.run();
@@ -104,15 +104,15 @@ fn a_rank_that_attaches_anew_before_the_end_is_heard_waits_for_the_next_epoch() 
 }
 
 #[test]
-fn what_was_ordered_before_a_goodbye_completes() {
+fn operations_ordered_before_a_shutdown_complete() {
     let mut cluster = Cluster::new(&[0, 0, 1, 1, 2]).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("last", &[64]));
     cluster.run();
     // Sidecar 0 is done and its ranks say goodbye while the last chunks still travel to the others.
     cluster.execute_on(0);
-    cluster.goodbye(0);
-    cluster.goodbye(1);
+    cluster.close_session(0);
+    cluster.close_session(1);
     cluster.run();
     assert!(cluster.is_pending(requests[2]), "not failed");
     assert_eq!(cluster.engines[1].status(cluster.now).phase, EnginePhase::Closing);
@@ -127,13 +127,13 @@ fn what_was_ordered_before_a_goodbye_completes() {
 }
 
 #[test]
-fn all_say_goodbye_at_once_in_any_order() {
+fn all_ranks_close_at_once_in_any_order() {
     for first in 0..4_u32 {
         let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
         let requests = cluster.submit_all(&sum("t", &[64]));
         cluster.run();
         for n in 0..4 {
-            cluster.goodbye((first + n) % 4);
+            cluster.close_session((first + n) % 4);
         }
         cluster.run();
         assert!(cluster.all_completed(&requests));
@@ -143,14 +143,14 @@ fn all_say_goodbye_at_once_in_any_order() {
 }
 
 #[test]
-fn what_cannot_be_finished_after_a_goodbye_names_the_goodbye() {
+fn operations_that_cannot_finish_after_a_shutdown_fail_with_the_shutdown() {
     let mut cluster = Cluster::new(&[0, 1, 2]).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
     let unordered = cluster.submit(0, sum("b", &[4]));
     cluster.run();
     // Rank 1 leaves with its operation under way, and its memory with it.
-    cluster.goodbye(1);
+    cluster.close_session(1);
     let (_, epoch, seq) = cluster.unexecuted[1];
     cluster.event(1, Event::ExecutionFailed { epoch, seq, reason: "its memory is gone".to_owned(), plugin: false });
     cluster.run();
@@ -180,12 +180,12 @@ fn a_lost_rank_ends_everything_at_once() {
 }
 
 #[test]
-fn a_rank_lost_while_others_finish_does_not_harm_them() {
+fn a_rank_lost_during_a_shutdown_does_not_fail_others() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
     cluster.run();
-    cluster.goodbye(0);
+    cluster.close_session(0);
     cluster.run();
     cluster.leave(3, Failure::new(Cause::RankLost, "its process exited"));
     cluster.run();
@@ -194,12 +194,12 @@ fn a_rank_lost_while_others_finish_does_not_harm_them() {
 }
 
 #[test]
-fn a_sidecar_lost_while_others_finish_is_not_waited_for() {
+fn a_sidecar_lost_during_a_shutdown_is_not_awaited() {
     let mut cluster = Cluster::new(&[0, 1, 2]).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
     cluster.run();
-    cluster.goodbye(0);
+    cluster.close_session(0);
     cluster.run();
     cluster.stopped[2] = true;
     cluster.cut(0, 2);
@@ -212,7 +212,7 @@ fn a_sidecar_lost_while_others_finish_is_not_waited_for() {
 
 /// A list that was on its way when the epoch began names ranks that the epoch has taken since.
 #[test]
-fn a_list_from_before_the_last_epoch_begins_no_new_one() {
+fn a_stale_list_of_attached_ranks_begins_no_epoch() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.leave(0, Failure::new(Cause::RankLost, "its process exited"));
     cluster.drain_all();
@@ -228,12 +228,12 @@ fn a_list_from_before_the_last_epoch_begins_no_new_one() {
 
 /// Who has finished an epoch may still be needed by the coordinator's own part of it.
 #[test]
-fn a_sidecar_that_is_lost_after_it_has_finished_ends_what_needs_it() {
+fn a_sidecar_lost_after_it_finished_ends_the_operations_that_need_it() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
     cluster.run();
-    cluster.goodbye(1);
+    cluster.close_session(1);
     cluster.run();
     cluster.execute_on(1);
     cluster.run();
@@ -247,12 +247,12 @@ fn a_sidecar_that_is_lost_after_it_has_finished_ends_what_needs_it() {
 
 /// Its leaving would be taken for a loss by those who still need it, or who have yet to hear of the end.
 #[test]
-fn who_has_finished_stays_until_all_have() {
+fn a_finished_sidecar_stays_until_all_have_finished() {
     let mut cluster = Cluster::new(&[0, 1, 2]).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("last", &[64]));
     cluster.run();
-    cluster.goodbye(2);
+    cluster.close_session(2);
     cluster.run();
     cluster.execute_on(2);
     cluster.run();
@@ -264,12 +264,12 @@ fn who_has_finished_stays_until_all_have() {
 
 /// But not for ever: when the coordinator is gone there is nobody to wait for.
 #[test]
-fn who_has_finished_leaves_when_the_coordinator_is_gone() {
+fn a_finished_sidecar_leaves_when_the_coordinator_is_lost() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.executes = false;
     cluster.submit_all(&sum("last", &[64]));
     cluster.run();
-    cluster.goodbye(1);
+    cluster.close_session(1);
     cluster.run();
     cluster.execute_on(1);
     cluster.run();
@@ -280,9 +280,10 @@ fn who_has_finished_leaves_when_the_coordinator_is_gone() {
     assert!(cluster.engines[1].is_drained());
 }
 
-/// Lanes and control links are connections of their own: what was said on the one may be read behind what came on the other.
+/// Lanes and control links are connections of their own: what was said on the one may be read behind what came on the
+/// other.
 #[test]
-fn a_lane_that_the_coordinator_closes_does_not_overtake_why() {
+fn a_lane_closed_by_the_coordinator_does_not_hide_the_shutdown_reason() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     let pending = cluster.submit(1, sum("t", &[4]));
     cluster.run();
@@ -302,12 +303,12 @@ fn a_lane_that_the_coordinator_closes_does_not_overtake_why() {
 
 /// A coordinator that was only paused hears that the others have given up what it still waits for.
 #[test]
-fn who_has_given_the_coordinator_up_says_so() {
+fn a_sidecar_that_gave_up_on_the_coordinator_reports_it() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("a", &[4]));
     cluster.run();
-    cluster.goodbye(1);
+    cluster.close_session(1);
     cluster.event(1, Event::LinkDown { peer: SidecarIndex(0), reason: "silence".to_owned() });
     cluster.run();
     assert!(!cluster.is_pending(requests[0]) && !cluster.is_pending(requests[1]));
@@ -315,7 +316,7 @@ fn who_has_given_the_coordinator_up_says_so() {
 }
 
 #[test]
-fn worlds_that_differ_are_named() {
+fn a_sidecar_with_another_world_is_named() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO);
     let other = World::new([0, 0, 1, 1, 1].map(SidecarIndex).into()).expect("a world");
     cluster.engines[1] = crate::Engine::new(EngineConfig::new(SidecarIndex(1), other), cluster.now);
@@ -348,10 +349,10 @@ fn a_rank_that_leaves_while_the_epoch_begins_ends_it() {
 #[test]
 fn messages_of_other_epochs_are_dropped_and_counted() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
-    cluster.goodbye(0);
+    cluster.close_session(0);
     cluster.run();
     for rank in 1..4 {
-        cluster.goodbye(rank);
+        cluster.close_session(rank);
     }
     cluster.attach_all();
     cluster.run();

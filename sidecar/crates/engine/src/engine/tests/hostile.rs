@@ -192,7 +192,7 @@ pub(super) fn seal_for(placement: &[u32], order: &mut Order) {
     let world = World::new(placement.iter().copied().map(SidecarIndex).collect()).expect("a world");
     let config = crate::EngineConfig::new(SidecarIndex(0), world);
     let set = Context::new(config, Time(0)).world_set(order.set);
-    let kind = shapes::work_kind(&order.collective, order.dtype, (order.codec, order.plugin.as_deref()), order.pair);
+    let kind = shapes::work_kind(&order.collective, order.dtype, order.codec, order.plugin.as_deref(), order.pair);
     let (Some(set), Some(kind)) = (set, kind) else { return };
     let pair = order.pair.and_then(|pair| set.pair(SidecarIndex(0), pair));
     let view = pair.as_ref().unwrap_or(&set);
@@ -247,10 +247,10 @@ fn messages() -> impl Strategy<Value = Vec<(usize, u32, u64, u64, Control)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Anything from anybody to anybody, with requests of honest ranks under way: no panic, and every request still gets
-    /// exactly one answer.
+    /// Anything from anybody to anybody, with requests of honest ranks under way: no panic, and every request still
+    /// gets exactly one answer.
     #[test]
-    fn nothing_panics_and_nobody_is_forgotten(messages in messages(), ask in vec((0_u32..4, request()), 0..8)) {
+    fn arbitrary_messages_never_panic_and_every_request_completes(messages in messages(), ask in vec((0_u32..4, request()), 0..8)) {
         let mut cluster = Cluster::new(&PLACEMENT).started();
         let mut requests = Vec::new();
         let mut ask = ask.into_iter();
@@ -264,8 +264,8 @@ proptest! {
             cluster.run();
         }
         cluster.advance(200);
-        cluster.goodbye(3);
-        cluster.goodbye(0);
+        cluster.close_session(3);
+        cluster.close_session(0);
         cluster.run();
         // Whoever was misled about the epoch finds out by silence.
         cluster.stopped[0] = true;
@@ -277,7 +277,7 @@ proptest! {
 
     /// A sidecar that is not the coordinator cannot make another do or fail anything but by breaking the epoch.
     #[test]
-    fn a_bystander_moves_no_request(messages in vec((any::<u64>(), control()), 1..12)) {
+    fn a_sidecar_without_ranks_of_a_request_cannot_complete_it(messages in vec((any::<u64>(), control()), 1..12)) {
         let mut cluster = Cluster::new(&PLACEMENT).started();
         let pending = cluster.submit(2, sum("t", &[4]));
         cluster.run();
@@ -324,7 +324,7 @@ fn a_sidecar_speaks_only_for_its_own_ranks() {
 }
 
 #[test]
-fn a_stranger_is_disconnected_and_changes_nothing() {
+fn an_unknown_sidecar_is_disconnected_and_changes_nothing() {
     let mut cluster = Cluster::new(&PLACEMENT).started();
     let pending = cluster.submit(1, sum("t", &[1]));
     cluster.control(0, 9, (1, 0), Control::Failed { failure: Failure::new(Cause::Bug, "x") });

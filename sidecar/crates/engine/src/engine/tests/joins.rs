@@ -68,7 +68,7 @@ fn joined_ranks_take_part_with_zeros_until_all_have_joined() {
 }
 
 #[test]
-fn what_zeros_would_change_is_rejected_on_all() {
+fn collectives_that_zeros_would_change_are_rejected_after_a_join() {
     let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
     cluster.submit(1, join());
     cluster.run();
@@ -143,7 +143,7 @@ fn a_join_completes_what_waited_for_it() {
 }
 
 #[test]
-fn who_has_joined_asks_for_nothing_more_in_the_set_of_all_ranks() {
+fn a_joined_rank_submits_nothing_more_to_the_world_set() {
     let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[1, 2]]).started();
     let joined = cluster.submit(1, join());
     cluster.run();
@@ -175,7 +175,7 @@ fn who_has_joined_asks_for_nothing_more_in_the_set_of_all_ranks() {
 }
 
 #[test]
-fn poisoned_names_begin_anew_when_all_have_joined() {
+fn poisoned_names_are_reset_when_all_ranks_have_joined() {
     let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
     // Rank 0 fails alone, the others never ask; rank 3 is excused from the second failure.
     let odd = request("t", Collective::Broadcast { root: Rank(9) }, &[4]);
@@ -196,7 +196,7 @@ fn poisoned_names_begin_anew_when_all_have_joined() {
 }
 
 #[test]
-fn a_failed_join_is_none() {
+fn a_failed_join_does_not_count() {
     let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
     cluster.executes = false;
     // Two buckets are in flight, so what is ready without rank 3 stays in the queue.
@@ -262,7 +262,7 @@ fn a_join_cannot_be_taken_back() {
 }
 
 #[test]
-fn joins_by_different_names_do_not_wait_for_each_other_for_ever() {
+fn joins_with_different_names_fail_instead_of_waiting() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     let one = cluster.submit(0, join());
     let other = cluster.submit(1, request("another", Collective::Join, &[0]));
@@ -276,7 +276,7 @@ fn joins_by_different_names_do_not_wait_for_each_other_for_ever() {
 }
 
 #[test]
-fn a_join_meets_another_operation_of_its_name() {
+fn a_join_and_another_operation_with_one_name_mismatch() {
     let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
     let requests: Vec<_> =
         (0..4).map(|rank| cluster.submit(rank, if rank == 2 { sum("join", &[1]) } else { join() })).collect();
@@ -318,7 +318,7 @@ fn an_incomplete_group_does_not_hold_up_a_join() {
 }
 
 #[test]
-fn the_end_of_a_join_stays_behind_what_is_ready() {
+fn a_join_ends_after_all_tensors_that_were_ready() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.executes = false;
     for tensor in ["a", "b"] {
@@ -338,7 +338,7 @@ fn the_end_of_a_join_stays_behind_what_is_ready() {
 }
 
 #[test]
-fn an_end_that_nobody_waits_for_is_a_fault_of_the_coordinator() {
+fn an_unrequested_end_of_a_join_is_a_fault_of_the_coordinator() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     let pending = cluster.submit(1, sum("t", &[1]));
     cluster.control(1, 0, (1, 0), Control::AllJoined { name: name("join"), last: Rank(0) });

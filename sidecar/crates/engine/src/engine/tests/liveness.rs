@@ -48,7 +48,7 @@ fn a_silent_sidecar_is_suspected_then_dead() {
     assert_eq!(cluster.notices.len(), 2, "one notice at each sidecar that is heard: {:?}", cluster.notices);
     let (_, sidecars, ranks, text) = cluster.notices[0].clone();
     assert_eq!((sidecars, ranks), (vec![SidecarIndex(1)], vec![]));
-    assert!(text.contains("Not heard for more than 1.0 seconds: sidecar 1 (ranks 1-2)."), "{text}");
+    assert!(text.contains("Silent for more than 1.0 seconds: sidecar 1 (ranks 1-2)."), "{text}");
     assert_eq!(cluster.engines[2].status(cluster.now).suspect_sidecars, [SidecarIndex(1)]);
     advance_with_workers(&mut cluster, 3_500, None);
     assert!(cluster.ended.is_empty(), "not before the peer timeout");
@@ -77,7 +77,7 @@ fn a_pause_of_three_seconds_changes_nothing() {
 }
 
 #[test]
-fn whoever_was_paused_itself_declares_nobody_dead() {
+fn a_sidecar_that_was_paused_itself_declares_no_peer_dead() {
     let mut cluster = Cluster::new(&THREE).started();
     // A suspended machine: time jumps for all. Everybody wakes and looks at the clock before hearing anything.
     cluster.jump(60_000);
@@ -94,7 +94,7 @@ fn whoever_was_paused_itself_declares_nobody_dead() {
 }
 
 #[test]
-fn a_lost_coordinator_is_decided_locally() {
+fn each_sidecar_ends_the_epoch_itself_when_the_coordinator_is_lost() {
     let mut cluster = Cluster::new(&THREE).started();
     let pending = cluster.submit(1, sum("t", &[4]));
     cluster.run();
@@ -108,7 +108,7 @@ fn a_lost_coordinator_is_decided_locally() {
 }
 
 #[test]
-fn an_end_that_was_lost_with_a_link_is_learnt_from_heartbeats() {
+fn an_epoch_end_that_was_lost_with_a_link_is_learned_from_heartbeats() {
     let mut cluster = Cluster::new(&THREE).started();
     let pending = cluster.submit(3, sum("t", &[4]));
     cluster.run();
@@ -120,7 +120,7 @@ fn an_end_that_was_lost_with_a_link_is_learnt_from_heartbeats() {
     cluster.run();
     assert!(cluster.is_pending(pending));
     cluster.advance(200);
-    assert!(cluster.failure(3, pending).reason.contains("it takes part in epoch 1 no more"));
+    assert!(cluster.failure(3, pending).reason.contains("it no longer takes part in epoch 1"));
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_lost_link_ends_the_epoch_at_once() {
 }
 
 #[test]
-fn two_that_cannot_reach_each_other_are_both_named() {
+fn two_sidecars_that_cannot_reach_each_other_are_both_named() {
     let mut cluster = Cluster::new(&THREE).started();
     let pending = cluster.submit(0, sum("t", &[4]));
     cluster.run();
@@ -188,7 +188,7 @@ fn a_silent_worker_is_suspected_then_lost() {
 }
 
 #[test]
-fn stalls_are_reported_with_ranks_and_names_and_taken_back() {
+fn stall_reports_name_ranks_and_tensors_and_are_taken_back() {
     let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
     let mut cluster = Cluster::of(world, |config| EngineConfig { stall_warning_ms: 2_000, ..config }).started();
     for n in 0..8 {
@@ -223,7 +223,7 @@ fn stalls_are_reported_with_ranks_and_names_and_taken_back() {
 }
 
 #[test]
-fn a_stall_ends_the_epoch_where_that_is_asked_for() {
+fn a_stall_ends_the_epoch_after_the_configured_time() {
     let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
     let adjust = |config| EngineConfig { stall_warning_ms: 2_000, stall_shutdown_ms: 3_000, ..config };
     let mut cluster = Cluster::of(world, adjust).started();
@@ -249,7 +249,7 @@ fn a_stall_ends_the_epoch_where_that_is_asked_for() {
 }
 
 #[test]
-fn nothing_is_reported_where_that_is_not_wanted() {
+fn no_stall_is_reported_when_reports_are_off() {
     let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
     for (stall_warning_ms, reports) in [(60_000, 1), (u64::MAX, 0)] {
         let mut cluster = Cluster::of(world.clone(), |config| EngineConfig { stall_warning_ms, ..config }).started();
@@ -262,12 +262,15 @@ fn nothing_is_reported_where_that_is_not_wanted() {
 }
 
 #[test]
-fn a_shutdown_does_not_come_before_the_warning() {
+fn a_stall_shutdown_does_not_come_before_the_warning() {
     let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
     let adjust = |config| EngineConfig { stall_warning_ms: 2_000, stall_shutdown_ms: 500, ..config };
     let mut cluster = Cluster::of(world, adjust).started();
     let status = cluster.engines[0].status(cluster.now);
-    assert_eq!(status.notes, ["stall_shutdown of 0.5 seconds is shorter than stall_warning; it is 2.0 seconds now"]);
+    assert_eq!(
+        status.notes,
+        ["stall_shutdown of 0.5 seconds is shorter than stall_warning; 2.0 seconds is used instead"]
+    );
     cluster.submit(0, sum("late", &[4]));
     cluster.run();
     advance_with_workers(&mut cluster, 1_900, None);
@@ -309,14 +312,14 @@ fn a_group_that_lacks_tensors_is_named() {
 }
 
 #[test]
-fn a_world_of_one_sidecar_needs_nobody() {
+fn a_world_of_one_sidecar_needs_no_peer() {
     let mut cluster = Cluster::new(&[0, 0]).started();
     let requests = cluster.submit_all(&sum("t", &[4]));
     cluster.run();
     assert!(cluster.all_completed(&requests));
     advance_with_workers(&mut cluster, 10_000, None);
-    cluster.goodbye(0);
-    cluster.goodbye(1);
+    cluster.close_session(0);
+    cluster.close_session(1);
     cluster.run();
     assert!(cluster.engines[0].is_drained());
     assert_eq!(cluster.engines[0].poll_timeout(), None);
@@ -346,16 +349,16 @@ fn a_stall_is_reported_with_what_the_missing_ranks_do() {
         "\n2: [allreduce.grad.7]\n",
         "rank 2 has not asked for allreduce.grad.7 for 3.",
         "; its last call was allgather 'x' at train.py:88, 4.",
-        " seconds ago; allgather.x of it has no answer yet; its process was heard 0.",
+        " seconds ago; its call allgather.x is pending; its process last responded 0.",
         "\nrank 3 has not asked for allgather.x for 4.",
-        "; it has called nothing yet, and none of its calls is without an answer; its process was heard",
+        "; it has called nothing yet, and none of its calls is pending; its process last responded",
     ] {
         assert!(text.contains(words), "{words:?} is not in {text}");
     }
 }
 
 #[test]
-fn a_report_does_not_wait_for_a_sidecar_that_says_nothing() {
+fn a_stall_report_does_not_wait_for_a_silent_sidecar() {
     let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
     let mut cluster = Cluster::of(world, |config| EngineConfig { stall_warning_ms: 2_000, ..config }).started();
     for rank in [0, 1, 2] {
@@ -371,7 +374,7 @@ fn a_report_does_not_wait_for_a_sidecar_that_says_nothing() {
 }
 
 #[test]
-fn a_silent_rank_leaves_a_record_for_everybody() {
+fn a_silent_rank_leaves_a_record_for_all_ranks() {
     let mut cluster = Cluster::new(&THREE).started();
     called(&mut cluster, 2, "allgather.x", 88);
     let pending = cluster.submit(0, sum("t", &[4]));
@@ -384,7 +387,7 @@ fn a_silent_rank_leaves_a_record_for_everybody() {
 }
 
 #[test]
-fn a_record_from_the_network_is_cut() {
+fn a_record_from_the_network_is_truncated() {
     let mut cluster = Cluster::new(&THREE).started();
     let pending = cluster.submit(0, sum("t", &[4]));
     cluster.run();
@@ -394,6 +397,6 @@ fn a_record_from_the_network_is_cut() {
     let failure = Failure::new(Cause::RankLost, "gone").with_record(Some(Arc::new(record)));
     cluster.control(0, 1, (1, 0), Control::Left { rank: Rank(1), failure });
     cluster.run();
-    let told = cluster.failure(0, pending).to_string();
-    assert!(told.len() < limits::REASON_BYTES_MAX + 2 * limits::RECORD_BYTES_MAX && !told.contains('\x1b'), "{told}");
+    let text = cluster.failure(0, pending).to_string();
+    assert!(text.len() < limits::REASON_BYTES_MAX + 2 * limits::RECORD_BYTES_MAX && !text.contains('\x1b'), "{text}");
 }

@@ -26,7 +26,7 @@ fn shape(cluster: &Cluster, rank: u32, request: RequestId) -> (String, DType, bo
 }
 
 #[test]
-fn a_message_concerns_two_ranks_only() {
+fn a_message_involves_only_its_two_ranks() {
     let mut cluster = Cluster::new(&SIX_ON_THREE).started();
     for (from, to) in [(2, 5), (5, 2), (2, 3), (0, 4)] {
         let admitted: Vec<usize> = cluster.admitted.iter().map(Vec::len).collect();
@@ -48,7 +48,7 @@ fn a_message_concerns_two_ranks_only() {
 }
 
 #[test]
-fn messages_wait_for_nobody_else() {
+fn messages_do_not_wait_for_other_ranks() {
     let mut cluster = Cluster::new(&SIX_ON_THREE).started();
     cluster.executes = false;
     for tensor in ["a", "b", "c", "d"] {
@@ -80,7 +80,7 @@ fn the_kth_send_meets_the_kth_receive() {
 }
 
 #[test]
-fn a_message_that_nobody_can_know_of_is_refused_here() {
+fn an_invalid_message_is_refused_locally() {
     let mut cluster = Cluster::with_sets(&SIX_ON_THREE, &[&[0, 2, 4]]).started();
     let in_set = |what: Request| Request { set: SetId(1), ..what };
     let to_itself = send(2, 2, 0, &[1]);
@@ -97,7 +97,7 @@ fn a_message_that_nobody_can_know_of_is_refused_here() {
         (misnamed, "SEND with tag 9 must be named message.2.4.9.<count>, not t"),
         (other_tag, "SEND with tag 8 must be named message.2.4.8.<count>, not message.2.4.9.0"),
         (other_pair, "SEND with tag 9 must be named message.2.4.9.<count>, not message.2.5.9.0"),
-        (taken, "the name message.2.4.9.0 is one of a message; give ALLREDUCE another one"),
+        (taken, "the name message.2.4.9.0 is reserved for messages; give ALLREDUCE another one"),
     ];
     for (what, words) in cases {
         let request = cluster.submit(2, what);
@@ -111,7 +111,7 @@ fn a_message_that_nobody_can_know_of_is_refused_here() {
 }
 
 #[test]
-fn the_other_side_hears_of_a_refusal_or_withdrawal_and_nobody_else_is_waited_for() {
+fn a_refused_or_withdrawn_message_fails_its_other_rank_and_no_one_else() {
     let mut cluster = Cluster::new(&SIX_ON_THREE).started();
     let odd = [
         (Request { prescale: 2.0, ..send(2, 5, 0, &[1]) }, "SEND does not reduce, so its prescale and postscale are 1"),
@@ -143,10 +143,10 @@ fn the_other_side_hears_of_a_refusal_or_withdrawal_and_nobody_else_is_waited_for
 }
 
 #[test]
-fn an_order_for_strangers_ends_the_epoch_with_the_reason() {
+fn an_order_for_a_pair_outside_the_set_ends_the_epoch_with_the_reason() {
     type Change = fn(&mut ronde_wire::control::Order);
     let changes: [(Change, &str); 5] = [
-        (|order| order.pair = None, "SEND is not performed as an operation of its own"),
+        (|order| order.pair = None, "SEND is not performed as a separate operation"),
         (|order| order.pair = Some(Pair { from: Rank(0), to: Rank(0) }), "exchange no messages in process set 0"),
         (|order| order.pair = Some(Pair { from: Rank(0), to: Rank(77) }), "exchange no messages in process set 0"),
         (|order| order.pair = Some(Pair { from: Rank(1), to: Rank(0) }), "was ordered"),
@@ -190,7 +190,7 @@ fn a_message_is_announced_under_its_own_name_only() {
 }
 
 #[test]
-fn two_ranks_of_one_sidecar_need_no_network() {
+fn messages_between_ranks_of_one_sidecar_need_no_network() {
     let mut cluster = Cluster::new(&SIX_ON_THREE).started();
     cluster.submit(4, send(4, 5, 0, &[4]));
     cluster.submit(5, receive(4, 5, 0));

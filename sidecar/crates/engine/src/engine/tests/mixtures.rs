@@ -1,7 +1,7 @@
 //! Random schedules of everything at once: joins, messages, groups, sets that come and go, refusals and withdrawals.
 //!
-//! Whatever ranks ask for, and in whatever order: as long as sidecars are honest no epoch ends, nobody is taken for hostile,
-//! and when all ranks give up what they wait for, everything has exactly one answer and new operations work.
+//! Whatever ranks ask for, and in whatever order: as long as sidecars are honest no epoch ends, nobody is taken for
+//! hostile, and when all ranks give up what they wait for, everything has exactly one answer and new operations work.
 
 use std::collections::BTreeMap;
 
@@ -157,7 +157,7 @@ impl Play {
         self.cluster.drain_all();
     }
 
-    fn settle(&mut self) {
+    fn execute_pending(&mut self) {
         for _ in 0..1_000 {
             self.cluster.run();
             if self.cluster.unexecuted.is_empty() {
@@ -170,13 +170,13 @@ impl Play {
 
     /// Everybody stops waiting.
     fn give_up(&mut self) {
-        self.settle();
+        self.execute_pending();
         for (rank, request) in self.submitted.clone() {
             if self.cluster.is_pending(request) {
                 self.cluster.withdraw(rank, request);
             }
         }
-        self.settle();
+        self.execute_pending();
         self.join_the_joined();
     }
 
@@ -189,7 +189,7 @@ impl Play {
                 let what = Request { dtype: DType::U8, ..request(&name, Collective::Join, &[0]) };
                 self.cluster.submit(rank, what);
             }
-            self.settle();
+            self.execute_pending();
         }
     }
 
@@ -206,7 +206,7 @@ impl Play {
     /// A name that nobody has used works in the set of all ranks.
     fn works(&mut self) {
         let requests = self.cluster.submit_all(&sum("fresh", &[4]));
-        self.settle();
+        self.execute_pending();
         assert!(self.cluster.all_completed(&requests));
     }
 }
@@ -215,7 +215,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn honest_sidecars_never_fall_out(steps in vec(step(), 1..300)) {
+    fn correct_sidecars_never_report_protocol_violations(steps in vec(step(), 1..300)) {
         let mut play = Play::new();
         steps.iter().for_each(|step| play.step(step));
         play.give_up();
@@ -231,13 +231,13 @@ proptest! {
 
     /// Joins end: when every rank that has not joined does so, by the same name, all learn of the same last one.
     #[test]
-    fn everybody_can_join_after_anything(steps in vec(step(), 1..300)) {
+    fn all_ranks_can_join_after_any_sequence_of_operations(steps in vec(step(), 1..300)) {
         let mut play = Play::new();
         steps.iter().for_each(|step| play.step(step));
         play.give_up();
         let join = Request { dtype: DType::U8, ..request("a fresh join", Collective::Join, &[0]) };
         let requests = play.cluster.submit_all(&join);
-        play.settle();
+        play.execute_pending();
         let last: Vec<&Detail> = (0..)
             .zip(&requests)
             .map(|(rank, request)| &play.cluster.outcome(rank, *request).as_ref().expect("all have joined").detail)
@@ -246,7 +246,7 @@ proptest! {
         // Every name of the set of all ranks begins anew.
         for name in ["a", "b", "c", "join"] {
             let requests = play.cluster.submit_all(&sum(name, &[4]));
-            play.settle();
+            play.execute_pending();
             prop_assert!(play.cluster.all_completed(&requests), "{name}");
         }
         prop_assert!(play.cluster.ended.is_empty() && play.cluster.disconnects.is_empty());
@@ -255,7 +255,7 @@ proptest! {
 
 /// The schedules above would prove little if they did not get anywhere.
 #[test]
-fn mixtures_reach_everything() {
+fn the_generated_mixtures_reach_every_outcome() {
     let mut runner = TestRunner::deterministic();
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     for _ in 0..300 {

@@ -25,7 +25,7 @@ fn names_may_come_in_any_order_on_each_rank() {
 }
 
 #[test]
-fn a_mismatch_fails_alike_everywhere_and_the_job_goes_on() {
+fn a_mismatch_fails_with_one_text_on_all_ranks_and_the_job_goes_on() {
     let variants: [(&str, Request); 4] = [
         ("Mismatched data types", Request { dtype: DType::I32, ..sum("t", &[4]) }),
         ("Mismatched operations", request("t", Collective::AllGather, &[4])),
@@ -49,7 +49,7 @@ fn a_mismatch_fails_alike_everywhere_and_the_job_goes_on() {
 }
 
 #[test]
-fn refusals_that_nobody_else_can_know_of_stay_local() {
+fn refusals_of_requests_unknown_to_other_ranks_stay_local() {
     let mut cluster = Cluster::with_sets(&FOUR_ON_TWO, &[&[1, 2]]).started();
     let unknown = cluster.submit(0, Request { set: SetId(9), ..sum("t", &[1]) });
     let foreign = cluster.submit(3, Request { set: SetId(1), ..sum("t", &[1]) });
@@ -70,7 +70,7 @@ fn refusals_that_nobody_else_can_know_of_stay_local() {
 }
 
 #[test]
-fn the_service_may_refuse() {
+fn a_refusal_by_the_service_fails_the_request_on_all_ranks() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let early = cluster.submit(0, sum("t", &[4]));
     let reason = "the slot is outside of the segment".to_owned();
@@ -89,7 +89,7 @@ fn the_service_may_refuse() {
 }
 
 #[test]
-fn a_rank_may_run_ahead_of_others_through_failed_rounds() {
+fn a_rank_may_run_ahead_through_failed_rounds_of_a_name() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let bad = request("t", Collective::AllReduce { op: ReduceOp::Adasum }, &[4]);
     let bad = Request { dtype: DType::I32, ..bad };
@@ -135,7 +135,7 @@ fn a_withdrawn_request_fails_on_all_ranks() {
 }
 
 #[test]
-fn a_withdrawal_that_meets_an_order_changes_nothing() {
+fn a_withdrawal_after_the_order_changes_nothing() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let requests = cluster.submit_all(&sum("t", &[4]));
     // Everything is announced and ordered, but the order has not reached sidecar 1 when rank 3 gives up.

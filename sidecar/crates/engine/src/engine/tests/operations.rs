@@ -9,7 +9,7 @@ use crate::event::Event;
 const FOUR_ON_TWO: [u32; 4] = [0, 0, 1, 1];
 
 #[test]
-fn an_idle_engine_starts_at_once_and_the_rest_collects() {
+fn an_idle_engine_orders_at_once_and_later_tensors_collect() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.executes = false;
     for tensor in ["a", "b", "c", "d", "e"] {
@@ -27,7 +27,7 @@ fn an_idle_engine_starts_at_once_and_the_rest_collects() {
 }
 
 #[test]
-fn what_becomes_ready_together_travels_together() {
+fn tensors_that_become_ready_together_share_a_bucket() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     for rank in 0..4 {
         for n in 0..50 {
@@ -40,7 +40,7 @@ fn what_becomes_ready_together_travels_together() {
 }
 
 #[test]
-fn threshold_zero_orders_one_by_one() {
+fn a_fusion_threshold_of_zero_orders_one_tensor_at_a_time() {
     let world = Cluster::new(&[0, 1]).world;
     let mut cluster = Cluster::of(world, |config| EngineConfig { fusion_threshold_bytes: 0, ..config }).started();
     for tensor in ["a", "b", "c"] {
@@ -51,7 +51,7 @@ fn threshold_zero_orders_one_by_one() {
 }
 
 #[test]
-fn the_threshold_bounds_whole_tensors() {
+fn the_fusion_threshold_counts_whole_tensors() {
     let world = Cluster::new(&[0, 1]).world;
     let collectives = [
         (Collective::AllGather, 8),
@@ -72,7 +72,7 @@ fn the_threshold_bounds_whole_tensors() {
 }
 
 #[test]
-fn sets_do_not_wait_for_each_other() {
+fn process_sets_do_not_wait_for_each_other() {
     let mut cluster = Cluster::with_sets(&[0, 0, 1, 1, 2, 2], &[&[2, 3, 4], &[0, 1]]).started();
     cluster.executes = false;
     for tensor in ["a", "b", "c"] {
@@ -95,7 +95,7 @@ fn sets_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn an_admission_says_all_that_is_needed() {
+fn an_admission_has_the_plan_the_ranks_and_the_requests() {
     let mut cluster = Cluster::new(&[1, 0, 1]).started();
     let what = Request { prescale: 0.5, postscale: 3.0, ..sum("t", &[2, 3]) };
     let requests = cluster.submit_all(&what);
@@ -155,31 +155,34 @@ fn end_after(tamper: impl Fn(&mut ronde_wire::control::Order, &mut Seq)) -> rond
 
 #[test]
 fn a_sidecar_checks_every_order_against_its_own_view() {
-    let says = |words: &str, failure: ronde_wire::Failure| {
+    let assert_reason = |words: &str, failure: ronde_wire::Failure| {
         assert!(failure.reason.contains(words) && failure.cause == Cause::Bug, "{failure}");
     };
-    says("digest", end_after(|order, _| order.tuning.chunk_bytes *= 2));
-    says("digest", end_after(|order, _| order.tuning.algorithm = Algorithm::BinomialTree));
-    says("digest", end_after(|order, _| order.tensors[0].shape = ronde_wire::Shape::new(vec![9]).expect("a shape")));
-    says(
+    assert_reason("digest", end_after(|order, _| order.tuning.chunk_bytes *= 2));
+    assert_reason("digest", end_after(|order, _| order.tuning.algorithm = Algorithm::BinomialTree));
+    assert_reason(
+        "digest",
+        end_after(|order, _| order.tensors[0].shape = ronde_wire::Shape::new(vec![9]).expect("a shape")),
+    );
+    assert_reason(
         "shape [4, 2] was ordered",
         end_after(|order, _| {
             order.tensors[0].shape = ronde_wire::Shape::new(vec![4, 2]).expect("a shape");
         }),
     );
-    says("type int32 was ordered", end_after(|order, _| order.dtype = DType::I32));
-    says("scale", end_after(|order, _| order.postscale = 7.0));
-    says(
+    assert_reason("type int32 was ordered", end_after(|order, _| order.dtype = DType::I32));
+    assert_reason("scale", end_after(|order, _| order.postscale = 7.0));
+    assert_reason(
         "was ordered",
         end_after(|order, _| {
             order.collective = Collective::AllReduce { op: ronde_wire::ReduceOp::Max };
         }),
     );
-    says("not asked for", end_after(|order, _| order.tensors[0].name = super::cluster::name("other")));
-    says("process set 5 does not exist", end_after(|order, _| order.set = SetId(5)));
-    says("has 1 to 1024 tensors, not 0", end_after(|order, _| order.tensors.clear()));
-    says("it follows operation 1", end_after(|_, seq| *seq = Seq(1)));
-    says("digest", end_after(|order, _| order.digest = [0; 16]));
+    assert_reason("not asked for", end_after(|order, _| order.tensors[0].name = super::cluster::name("other")));
+    assert_reason("process set 5 does not exist", end_after(|order, _| order.set = SetId(5)));
+    assert_reason("has 1 to 1024 tensors, not 0", end_after(|order, _| order.tensors.clear()));
+    assert_reason("it follows operation 1", end_after(|_, seq| *seq = Seq(1)));
+    assert_reason("digest", end_after(|order, _| order.digest = [0; 16]));
 }
 
 #[test]

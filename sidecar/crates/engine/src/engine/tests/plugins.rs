@@ -1,4 +1,5 @@
-//! Operations that a plugin takes part in: agreed by digest, settled by the coordinator, failed without harm to the epoch.
+//! Operations that a plugin takes part in: agreed by digest, settled by the coordinator, failed without harm to the
+//! epoch.
 
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ fn reduced(tensor: &str, work: PluginWork) -> Request {
 }
 
 #[test]
-fn nobody_has_a_result_before_all_members_have_performed_it() {
+fn no_rank_gets_a_result_before_all_members_have_performed_the_operation() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     cluster.executes = false;
     let requests = cluster.submit_all(&coded("t", topk()));
@@ -50,7 +51,7 @@ fn nobody_has_a_result_before_all_members_have_performed_it() {
 }
 
 #[test]
-fn a_plugin_that_fails_on_one_sidecar_fails_the_operation_everywhere_and_nothing_else() {
+fn a_plugin_failure_on_one_sidecar_fails_only_that_operation_everywhere() {
     for late in [false, true] {
         let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
         cluster.executes = false;
@@ -83,9 +84,10 @@ fn a_plugin_that_fails_on_one_sidecar_fails_the_operation_everywhere_and_nothing
     }
 }
 
-/// What codecs keep for a set is let go of once nothing of it is under way, and not before: rounds are counted until then.
+/// What codecs keep for a set is let go of once nothing of it is under way, and not before: rounds are counted until
+/// then.
 #[test]
-fn a_set_that_is_removed_is_forgotten_when_its_last_operation_is_settled() {
+fn a_removed_set_is_forgotten_when_its_last_operation_is_committed() {
     for fails in [false, true] {
         let mut cluster = Cluster::with_sets(&[0, 0, 1], &[&[1, 2]]).started();
         cluster.executes = false;
@@ -112,7 +114,7 @@ fn a_set_that_is_removed_is_forgotten_when_its_last_operation_is_settled() {
 
 /// All ranks have asked, so it is no rank that the others wait for.
 #[test]
-fn who_is_not_done_with_a_plugin_for_long_is_named() {
+fn a_stall_report_names_the_sidecars_that_are_not_done_with_a_plugin() {
     let world = World::new(FOUR_ON_TWO.map(SidecarIndex).into()).expect("a world");
     let mut cluster = Cluster::of(world, |config| EngineConfig { stall_warning_ms: 2_000, ..config }).started();
     cluster.executes = false;
@@ -126,24 +128,24 @@ fn who_is_not_done_with_a_plugin_for_long_is_named() {
     advance_with_workers(&mut cluster, 800, None);
     let (at, sidecars, ranks, text) = cluster.notices[0].clone();
     assert_eq!((at, sidecars, ranks), (0, vec![], vec![]));
-    let words = "Tensor t of process set 0 has been with plugin topk@1.0.0 (070707070707) for 2.";
+    let words = "Tensor t of process set 0 has waited for plugin topk@1.0.0 (070707070707) for 2.";
     assert!(text.contains(words) && text.contains("not done: sidecar 1 (ranks 2-3)."), "{text}");
     assert_eq!(cluster.notices.len(), 1, "once an interval");
     cluster.execute_all();
     assert!(cluster.all_completed(&requests));
     advance_with_workers(&mut cluster, 2_500, None);
     assert_eq!(cluster.notices.len(), 2, "{:?}", cluster.notices);
-    assert!(cluster.notices[1].3.contains("or for a plugin for long any more"), "{:?}", cluster.notices[1]);
+    assert!(cluster.notices[1].3.contains("The stall is over"), "{:?}", cluster.notices[1]);
 }
 
 #[test]
-fn what_is_in_flight_at_a_shutdown_is_settled() {
+fn operations_in_flight_at_a_shutdown_are_committed() {
     for fails in [false, true] {
         let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
         cluster.executes = false;
         let requests = cluster.submit_all(&coded("t", topk()));
         cluster.run();
-        cluster.goodbye(3);
+        cluster.close_session(3);
         cluster.run();
         assert!(cluster.ended.is_empty(), "what was ordered is finished");
         let (_, epoch, seq) = cluster.unexecuted[0];
@@ -161,7 +163,7 @@ fn what_is_in_flight_at_a_shutdown_is_settled() {
 }
 
 #[test]
-fn different_modules_by_one_name_are_named_with_their_sidecars() {
+fn different_modules_with_one_name_are_listed_with_their_sidecars() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let odd = PluginUse { digest: [9; 32], ..topk() };
     let requests: Vec<_> = (0..)
@@ -181,7 +183,7 @@ fn different_modules_by_one_name_are_named_with_their_sidecars() {
 }
 
 #[test]
-fn a_tensor_of_more_blocks_than_a_plan_holds_is_refused_and_nothing_else() {
+fn a_tensor_with_more_blocks_than_a_plan_holds_is_refused_alone() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let too_long = Request { shape: sum("t", &[64 << 20, 2]).shape, ..coded("t", topk()) };
     let refused = cluster.submit_all(&too_long);
@@ -195,7 +197,7 @@ fn a_tensor_of_more_blocks_than_a_plan_holds_is_refused_and_nothing_else() {
 }
 
 #[test]
-fn other_parameters_or_another_plugin_do_not_fit() {
+fn other_parameters_or_another_plugin_are_a_mismatch() {
     let other = PluginUse { parameters: vec![2], ..topk() };
     let named = PluginUse { name: "onebit".into(), ..topk() };
     for (odd, words) in [(coded("t", other), "with parameters [2]"), (coded("t", named), "onebit@1.0.0")] {
@@ -214,7 +216,7 @@ fn other_parameters_or_another_plugin_do_not_fit() {
 }
 
 #[test]
-fn a_plugin_where_there_is_nothing_for_it_to_do_is_refused() {
+fn a_plugin_without_a_fitting_collective_is_refused() {
     let codec = || Some(Arc::new(topk()));
     let gather = Request { plugin: codec(), ..request("t", Collective::AllGather, &[8]) };
     let maximum = Collective::AllReduce { op: ReduceOp::Max };
@@ -265,7 +267,7 @@ fn buckets_hold_tensors_of_one_plugin() {
 }
 
 #[test]
-fn who_reports_what_it_need_not_is_expelled() {
+fn a_sidecar_that_reports_without_being_a_member_is_expelled() {
     let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[0, 1]]).started();
     cluster.executes = false;
     for rank in 0..2 {
@@ -275,5 +277,5 @@ fn who_reports_what_it_need_not_is_expelled() {
     let seq = cluster.admitted[0][0].seq.0;
     cluster.control(0, 2, (1, seq), Control::Performed { failure: None });
     cluster.run();
-    assert!(cluster.disconnects.iter().any(|(_, peer, why)| peer.0 == 2 && why.contains("does not have to report")));
+    assert!(cluster.disconnects.iter().any(|(_, peer, why)| peer.0 == 2 && why.contains("must not report")));
 }

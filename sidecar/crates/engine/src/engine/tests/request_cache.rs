@@ -3,36 +3,36 @@
 use ronde_wire::control::Intent;
 use ronde_wire::{Collective, DType, ReduceOp, Request, SetId, Shape, SidecarIndex, TensorName, limits};
 
-use crate::engine::coordinator::request_cache::Remembered;
-use crate::engine::participant::request_cache::Announcer;
+use crate::engine::coordinator::request_cache::RequestCaches;
+use crate::engine::participant::request_cache::RequestCache;
 
 /// Both sides agree about every announcement of a long, repetitive and overflowing sequence.
 #[test]
-fn what_is_recalled_is_what_was_announced() {
-    let (mut announcer, mut remembered) = (Announcer::default(), Remembered::default());
+fn a_cached_request_equals_the_announced_one() {
+    let (mut request_cache, mut request_caches) = (RequestCache::default(), RequestCaches::default());
     let from = SidecarIndex(3);
     let (mut again, mut evictions) = (0, 0);
     for n in 0_u64..20_000 {
         // Two names that come at every turn among more names than there are slots; some change their shape.
         let name = if n % 3 == 0 { n % 2 } else { 2 + n * 7_919 % 1_999 };
         let request = sum(&name.to_string(), n / 5_000);
-        let words = announcer.announce(&request, limits::ANNOUNCE_SLOTS_MAX);
+        let words = request_cache.announce(&request, limits::ANNOUNCE_SLOTS_MAX);
         evictions += u64::from(words.evicts);
-        let heard = match words.intent {
+        let announced = match words.intent {
             Intent::Remember { slot, request } => {
-                remembered.remember(from, slot, &request).expect("a slot within the limit");
+                request_caches.insert(from, slot, &request).expect("a slot within the limit");
                 request
             }
             Intent::Again { slot } => {
                 again += 1;
-                remembered.recall(from, slot).expect("remembered before")
+                request_caches.get(from, slot).expect("remembered before")
             }
             intent => panic!("{intent:?}"),
         };
-        assert_eq!(heard, request);
+        assert_eq!(announced, request);
     }
     assert!(again > 6_000 && evictions > 0, "{again} of 20,000, {evictions}");
-    assert!(remembered.len() <= limits::ANNOUNCE_SLOTS_MAX);
+    assert!(request_caches.len() <= limits::ANNOUNCE_SLOTS_MAX);
 }
 
 fn sum(name: &str, rows: u64) -> Request {

@@ -4,10 +4,10 @@ use ronde_wire::{Collective, Control, DType, Detail, Rank, Request, SetId};
 
 use super::cluster::{Cluster, request, sum};
 
-/// An operation may still be under way at one sidecar when the first member has reported it as done and the set is removed.
-/// A new set by the same id must not meet its names.
+/// An operation may still be under way at one sidecar when the first member has reported it as done and the set is
+/// removed. A new set by the same id must not meet its names.
 #[test]
-fn an_id_is_free_when_the_operations_of_its_set_are_done_everywhere() {
+fn a_set_id_is_free_when_the_operations_of_its_set_are_done_everywhere() {
     let mut cluster = Cluster::with_sets(&[0, 0, 1, 2], &[&[0, 2, 3]]).started();
     cluster.executes = false;
     let in_set = |set| Request { set: SetId(set), ..sum("t", &[4]) };

@@ -94,7 +94,7 @@ impl Log {
     }
 }
 
-fn settle(cluster: &mut Cluster) {
+fn execute_pending(cluster: &mut Cluster) {
     for _ in 0..1_000 {
         cluster.run();
         if cluster.unexecuted.is_empty() {
@@ -110,14 +110,14 @@ proptest! {
 
     /// The k-th use of a name ends alike on all ranks, and a job whose ranks use names equally often comes to rest.
     #[test]
-    fn ranks_agree_about_each_use_of_a_name(steps in vec(step(), 1..150)) {
+    fn ranks_agree_on_each_use_of_a_name(steps in vec(step(), 1..150)) {
         let mut cluster = Cluster::new(&[0, 1, 1, 2, 0]).started();
         cluster.executes = false;
         let mut log = Log::default();
         for step in &steps {
             log.play(&mut cluster, step);
         }
-        settle(&mut cluster);
+        execute_pending(&mut cluster);
         // Ranks that have used a name less often catch up.
         for name in 0..NAMES.len() {
             let most = (0..5).map(|rank| log.uses.get(&(rank, name)).map_or(0, Vec::len)).max().unwrap_or(0);
@@ -127,7 +127,7 @@ proptest! {
                         log.submit(&mut cluster, rank, name, 9);
                     }
                 }
-                settle(&mut cluster);
+                execute_pending(&mut cluster);
             }
             for used in 0..most {
                 let ends: Vec<bool> =
@@ -143,7 +143,7 @@ proptest! {
     /// With ranks that leave or die and links that break at any time, every request gets exactly one answer, epochs end
     /// everywhere, and a new one can begin.
     #[test]
-    fn every_request_gets_one_answer(
+    fn every_request_completes_once(
         before in vec(step(), 0..60),
         end in 0_u8..4,
         culprit in 0_u32..5,
@@ -154,14 +154,14 @@ proptest! {
         let mut log = Log::default();
         before.iter().for_each(|step| log.play(&mut cluster, step));
         match end {
-            0 => cluster.goodbye(culprit),
+            0 => cluster.close_session(culprit),
             1 => cluster.leave(culprit, Failure::new(Cause::RankLost, "killed")),
             2 => cluster.cut(0, 1 + culprit as usize % 2),
             _ => cluster.cut(1, 2),
         }
         cluster.drain_all();
         after.iter().for_each(|step| log.play(&mut cluster, step));
-        settle(&mut cluster);
+        execute_pending(&mut cluster);
         for (rank, request) in &log.all {
             let _ = cluster.outcome(*rank, *request);
         }
@@ -179,7 +179,7 @@ proptest! {
         cluster.executes = true;
         cluster.connect();
         for rank in 0..5 {
-            cluster.goodbye(rank);
+            cluster.close_session(rank);
             cluster.attach(Rank(rank));
         }
         cluster.run();

@@ -19,7 +19,7 @@ fn ready(tensor: &str, rank: u32) -> Trace {
     Trace::Ready { set: SetId::WORLD, name: name(tensor), operation: "ALLREDUCE", rank: Rank(rank) }
 }
 
-fn settled(tensor: &str, operation: Option<&'static str>) -> Trace {
+fn concluded(tensor: &str, operation: Option<&'static str>) -> Trace {
     Trace::Concluded { set: SetId::WORLD, name: name(tensor), operation }
 }
 
@@ -34,7 +34,7 @@ fn over(seq: u64, dropped: bool) -> Trace {
 }
 
 #[test]
-fn nothing_is_told_unless_it_is_wanted() {
+fn nothing_is_traced_unless_tracing_is_on() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     cluster.submit_all(&sum("t", &[2]));
     cluster.run();
@@ -50,7 +50,7 @@ fn nothing_is_told_unless_it_is_wanted() {
 }
 
 #[test]
-fn every_ranks_readiness_is_told_then_the_order_then_the_end() {
+fn readiness_of_each_rank_is_traced_then_the_order_then_the_end() {
     for eager_bytes in [0, 4_096] {
         let world = Cluster::new(&[0, 1, 1]).world;
         let mut cluster = traced(Cluster::of(world, |config| EngineConfig { eager_bytes, ..config }).started());
@@ -65,7 +65,7 @@ fn every_ranks_readiness_is_told_then_the_order_then_the_end() {
 }
 
 #[test]
-fn what_travels_together_is_one_order() {
+fn fused_tensors_are_traced_as_one_order() {
     let mut cluster = traced(Cluster::new(&[0, 1]).started());
     for tensor in ["a", "b"] {
         cluster.submit(0, sum(tensor, &[3]));
@@ -75,25 +75,25 @@ fn what_travels_together_is_one_order() {
         cluster.submit(1, sum(tensor, &[3]));
     }
     cluster.run();
-    let told = traces(&mut cluster);
-    assert_eq!(told[4..], [Trace::Cycle, ordered(1, &[("a", 3), ("b", 3)], false), over(1, false)]);
+    let found = traces(&mut cluster);
+    assert_eq!(found[4..], [Trace::Cycle, ordered(1, &[("a", 3), ("b", 3)], false), over(1, false)]);
 }
 
 #[test]
-fn failures_joins_and_adasum_have_their_names() {
+fn failures_joins_and_adasum_are_traced_by_name() {
     let mut cluster = traced(Cluster::new(&[0, 1]).started());
     cluster.submit(0, sum("t", &[2]));
     cluster.submit(1, sum("t", &[3]));
     cluster.run();
-    assert_eq!(traces(&mut cluster).last(), Some(&settled("t", None)));
+    assert_eq!(traces(&mut cluster).last(), Some(&concluded("t", None)));
     let refused = cluster.submit(0, sum("u", &[2]));
     cluster.run();
     cluster.withdraw(0, refused);
     cluster.run();
-    assert_eq!(traces(&mut cluster), [ready("u", 0), settled("u", None)]);
+    assert_eq!(traces(&mut cluster), [ready("u", 0), concluded("u", None)]);
     cluster.submit_all(&request("j", Collective::Join, &[]));
     cluster.run();
-    assert_eq!(traces(&mut cluster).last(), Some(&settled("j", Some("JOIN"))));
+    assert_eq!(traces(&mut cluster).last(), Some(&concluded("j", Some("JOIN"))));
     cluster.submit_all(&request("a", Collective::AllReduce { op: ReduceOp::Adasum }, &[4]));
     cluster.run();
     let is_adasum = |trace: &Trace| matches!(trace, Trace::Ordered { operation: "ADASUM", .. });
@@ -101,7 +101,7 @@ fn failures_joins_and_adasum_have_their_names() {
 }
 
 #[test]
-fn operations_of_other_sidecars_alone_are_told_from_order_to_end() {
+fn operations_of_other_sidecars_are_traced_from_order_to_end() {
     for eager_bytes in [0, 4_096] {
         let world = Cluster::with_sets(&[0, 1, 2], &[&[1, 2]]).world;
         let mut cluster = traced(Cluster::of(world, |config| EngineConfig { eager_bytes, ..config }).started());
@@ -111,23 +111,23 @@ fn operations_of_other_sidecars_alone_are_told_from_order_to_end() {
             cluster.submit(rank, what);
         }
         cluster.run();
-        let told = traces(&mut cluster);
-        assert!(matches!(told[told.len() - 2], Trace::Ordered { seq: Seq(1), set: SetId(1), .. }), "{told:?}");
-        assert_eq!(told.last(), Some(&over(1, false)), "{eager_bytes}");
+        let found = traces(&mut cluster);
+        assert!(matches!(found[found.len() - 2], Trace::Ordered { seq: Seq(1), set: SetId(1), .. }), "{found:?}");
+        assert_eq!(found.last(), Some(&over(1, false)), "{eager_bytes}");
         assert!(cluster.admitted[0].is_empty());
     }
 }
 
 #[test]
-fn a_schedule_is_told_by_its_local_ranks_and_what_it_drops_is_told_again() {
+fn a_schedule_is_traced_for_local_ranks_and_dropped_operations_are_traced_again() {
     let mut cluster = traced(Cluster::new(&[0, 1]).started());
     for _ in 0..2 {
         cluster.submit_all(&sum("t", &[2]));
         cluster.run();
     }
-    let told = traces(&mut cluster);
-    let cycles = told.iter().filter(|trace| **trace == Trace::Cycle).count();
-    assert_eq!(cycles, 3, "two orders and the schedule: {told:?}");
+    let found = traces(&mut cluster);
+    let cycles = found.iter().filter(|trace| **trace == Trace::Cycle).count();
+    assert_eq!(cycles, 3, "two orders and the schedule: {found:?}");
     cluster.submit_all(&sum("t", &[2]));
     cluster.run();
     assert_eq!(traces(&mut cluster), [ready("t", 0), ordered(3, &[("t", 2)], true), over(3, false)]);
@@ -137,19 +137,19 @@ fn a_schedule_is_told_by_its_local_ranks_and_what_it_drops_is_told_again() {
     // Another rank does otherwise: the operation that nobody has completed is dropped and agreed about anew.
     cluster.submit(1, sum("other", &[2]));
     cluster.run();
-    let told = traces(&mut cluster);
+    let found = traces(&mut cluster);
     let rest = [ready("t", 0), ordered(4, &[("t", 2)], true), over(4, true), ready("t", 0), ready("other", 1)];
     for trace in &rest {
-        assert!(told.contains(trace), "{trace:?} is not in {told:?}");
+        assert!(found.contains(trace), "{trace:?} is not in {found:?}");
     }
 }
 
 #[test]
-fn the_end_of_an_epoch_is_told() {
+fn the_end_of_an_epoch_is_traced() {
     let mut cluster = traced(Cluster::new(&[0, 1]).started());
     cluster.submit(0, sum("t", &[2]));
     cluster.run();
-    cluster.goodbye(1);
+    cluster.close_session(1);
     cluster.run();
     assert_eq!(traces(&mut cluster), [ready("t", 0), Trace::EpochOver]);
 }

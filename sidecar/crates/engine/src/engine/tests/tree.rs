@@ -1,5 +1,5 @@
-//! The tree of control links: what is passed on, who may say what, what a lost relay takes with it. Fan-out 2: below 0 are
-//! 1 and 2, below 1 are 3 and 4, below 2 are 5 and 6.
+//! The tree of control links: what is passed on, who may say what, what a lost relay takes with it. Fan-out 2: below 0
+//! are 1 and 2, below 1 are 3 and 4, below 2 are 5 and 6.
 
 use proptest::collection::vec;
 use proptest::option;
@@ -47,7 +47,7 @@ fn an_epoch_runs_over_a_tree() {
     assert!(cluster.engines[1].stats().relayed > 0 && cluster.engines[3].stats().relayed == 0);
     advance(&mut cluster, 20_000);
     assert!(cluster.ended.is_empty() && cluster.notices.is_empty(), "{:?} {:?}", cluster.ended, cluster.notices);
-    cluster.goodbye(5);
+    cluster.close_session(5);
     cluster.run();
     assert_eq!(cluster.ended.len(), 7);
     assert!(cluster.ended.iter().all(|(_, _, f)| f.cause == Cause::ShutDown && f.rank == Some(Rank(5))));
@@ -55,12 +55,12 @@ fn an_epoch_runs_over_a_tree() {
 }
 
 #[test]
-fn nobody_on_a_tree_leaves_before_the_last_has_finished() {
+fn no_sidecar_of_a_tree_leaves_before_the_last_has_finished() {
     let mut cluster = tree().started();
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("t", &[4]));
     cluster.run();
-    cluster.goodbye(0);
+    cluster.close_session(0);
     let late = cluster.unexecuted.iter().position(|(sidecar, ..)| *sidecar == 6).expect("admitted there");
     let late = cluster.unexecuted.remove(late);
     cluster.execute_all();
@@ -73,7 +73,7 @@ fn nobody_on_a_tree_leaves_before_the_last_has_finished() {
 }
 
 #[test]
-fn nobody_has_links_but_those_of_the_tree() {
+fn control_links_exist_only_along_the_tree() {
     let mut cluster = tree();
     cluster.attach_all();
     cluster.drain_all();
@@ -106,7 +106,7 @@ fn a_lost_relay_is_named_by_all_and_not_those_below_it() {
         assert_eq!((failure.cause, failure.sidecar), (Cause::SidecarLost, Some(SidecarIndex(1))), "{failure}");
     }
     let below = cluster.ended.iter().find(|(at, ..)| *at == 3).expect("it has ended the epoch");
-    let words = "sidecar 1 (rank 1), on the way to the coordinator, is lost: connection reset";
+    let words = "sidecar 1 (rank 1), on the path to the coordinator, is lost: connection reset";
     assert!(below.2.reason.contains(words), "{}", below.2);
 }
 
@@ -124,7 +124,7 @@ fn a_lost_leaf_is_reported_by_its_parent() {
 }
 
 #[test]
-fn the_loss_of_the_coordinator_travels_down() {
+fn the_loss_of_the_coordinator_reaches_all_levels() {
     let mut cluster = tree().started();
     cluster.stopped[0] = true;
     cluster.cut(0, 1);
@@ -134,7 +134,7 @@ fn the_loss_of_the_coordinator_travels_down() {
 }
 
 #[test]
-fn a_new_epoch_begins_over_ways_that_are_made_anew() {
+fn a_new_epoch_begins_over_new_paths() {
     let mut cluster = tree().started();
     cluster.cut(0, 1);
     cluster.run();
@@ -151,7 +151,7 @@ fn a_new_epoch_begins_over_ways_that_are_made_anew() {
 }
 
 #[test]
-fn silence_below_a_relay_is_suspected_then_death() {
+fn a_silent_sidecar_below_a_relay_is_suspected_then_lost() {
     let mut cluster = tree().started();
     let pending = cluster.submit(2, sum("t", &[4]));
     cluster.run();
@@ -212,7 +212,7 @@ fn a_paused_relay_changes_nothing() {
 }
 
 #[test]
-fn an_order_leaves_the_coordinator_once_for_each_branch() {
+fn an_order_is_sent_once_per_branch() {
     let mut cluster = tree().started();
     for rank in 0..7 {
         cluster.submit(rank, sum("t", &[4]));
@@ -246,7 +246,7 @@ fn a_relay_that_speaks_for_others_is_expelled() {
             Control::Ascending { generation, ascents: vec![ascent] },
         );
         cluster.run();
-        let words = format!("it speaks for sidecar {origin}, which is not below it on the tree");
+        let words = format!("it sends a message for sidecar {origin}, which is not below it in the tree");
         assert!(
             cluster
                 .disconnects
@@ -268,7 +268,7 @@ fn a_relay_that_speaks_for_others_is_expelled() {
 }
 
 #[test]
-fn who_breaks_the_protocol_from_far_is_parted_from_by_its_parent() {
+fn a_violation_below_a_relay_is_punished_by_the_parent() {
     let mut cluster = tree().started();
     // Sidecar 6 speaks for rank 0, and sidecar 2 passes that on.
     let message = Enclosed::new(&Control::Attached { ranks: vec![Rank(0)] });
@@ -277,12 +277,12 @@ fn who_breaks_the_protocol_from_far_is_parted_from_by_its_parent() {
     cluster.control(2, 6, (0, 0), Control::Ascending { generation, ascents: vec![ascent] });
     cluster.run();
     assert_eq!(cluster.disconnects.iter().map(|(by, whom, _)| (*by, whom.0)).collect::<Vec<_>>(), [(2, 6)]);
-    assert!(cluster.disconnects[0].2.contains("it speaks for rank 0, which the job does not place on it"));
+    assert!(cluster.disconnects[0].2.contains("it sends a message for rank 0, which it does not serve"));
     assert!(culprits(&cluster).iter().filter(|(at, _)| *at != 6).all(|(_, culprit)| *culprit == Some(6)));
 }
 
 #[test]
-fn nobody_but_the_parent_says_what_the_coordinator_says() {
+fn coordinator_messages_are_accepted_from_the_parent_only() {
     let down = || Control::Descending { to: None, message: Enclosed::new(&Control::Done) };
     let end = || Control::EpochEnd { failure: Failure::new(Cause::ShutDown, "forged") };
     let path = || Control::PathDown { sidecar: SidecarIndex(5), reason: "forged".to_owned() };
@@ -336,7 +336,7 @@ proptest! {
 
     /// Anything from anybody to anybody: no panic, and every request still gets exactly one answer.
     #[test]
-    fn nothing_panics_on_a_tree_and_nobody_is_forgotten(
+    fn arbitrary_messages_on_a_tree_never_panic_and_every_request_completes(
         messages in vec((0_usize..7, 0_u32..8, 0_u64..3, 0_u64..4, relayed()), 1..20),
     ) {
         let mut cluster = tree().started();
@@ -349,7 +349,7 @@ proptest! {
         }
         // Whoever was misled finds out by silence.
         cluster.stopped[0] = true;
-        cluster.goodbye(0);
+        cluster.close_session(0);
         cluster.advance(10_000);
         for (rank, request) in requests.into_iter().skip(1) {
             let _ = cluster.outcome(rank, request);

@@ -20,7 +20,7 @@ const RUNS: [(&[u8], u64, u32, u16, u16); 4] = [
 ];
 
 #[test]
-fn results_have_the_same_bits_however_things_happen() {
+fn results_have_the_same_bits_under_any_interleaving() {
     for kind in 0..KINDS {
         for dtype in [DType::F32, DType::F16] {
             let results = RUNS.map(|run| results(kind, dtype, run));
@@ -76,7 +76,7 @@ fn number(dtype: DType, rank: Rank, element: u64) -> Vec<u8> {
 
 /// Rank 1's fourth element is no number, rank 2's sixth is infinite, everything else is 1.
 #[test]
-fn what_is_not_finite_is_carried() {
+fn values_that_are_not_finite_are_carried() {
     let (nan, infinity) = (f64::NAN, f64::INFINITY);
     for (kind, expected) in [
         (0, [nan, infinity, 4.0]),

@@ -59,10 +59,10 @@ proptest! {
     }
 }
 
-/// 17 members, one of them with three ranks, in two windows. A strand in flight has two registers for each member. Of each
-/// peer there are parked at most its contribution to a strand that has begun here or there, and a result.
+/// 17 members, one of them with three ranks, in two windows. A strand in flight has two registers for each member. Of
+/// each peer there are parked at most its contribution to a strand that has begun here or there, and a result.
 #[test]
-fn direct_plans_of_many_members_keep_to_their_registers() {
+fn direct_plans_of_many_members_stay_within_their_registers() {
     let placement: Vec<u32> = (0..17).chain([3, 3]).collect();
     let topology = topology(&placement);
     for kind in 3..=6 {
@@ -122,10 +122,11 @@ fn nothing_is_copied_in_steady_state() {
     }
 }
 
-/// Member 1 has heard of member 0 in strands 0 and 1 and has ended them, waits for its word of strand 2, and needs none of
-/// strands 3 and 4; member 0 waits for member 2 in strand 0. So something of five strands is parked there in two windows.
+/// Member 1 has heard of member 0 in strands 0 and 1 and has ended them, waits for its word of strand 2, and needs none
+/// of strands 3 and 4; member 0 waits for member 2 in strand 0. So something of five strands is parked there in two
+/// windows.
 #[test]
-fn strands_with_and_without_replies_mix() {
+fn strands_with_and_without_replies_may_be_mixed() {
     let topology = topology(&[0, 1, 2]);
     let (kind, algorithm) = kind_of(12, Rank(0));
     let chunk = 1_024;
@@ -143,7 +144,7 @@ fn strands_with_and_without_replies_mix() {
 
 /// Three members with two ranks each, in thirds of a rank's tensor: what the table in the executor's header says.
 #[test]
-fn every_byte_is_touched_as_often_as_the_table_says() {
+fn byte_counters_match_the_table_of_costs() {
     // Kind, then read, reduced, sent, written.
     for (kind, expected) in [
         (0, [18, 6, 12, 9]),

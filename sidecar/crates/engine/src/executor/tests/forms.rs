@@ -101,13 +101,13 @@ impl Fixture {
         *self.rounds(strand).last().expect("something comes")
     }
 
-    fn hear(&mut self, chunk: Chunk) -> Result<(), Violation> {
+    fn receive(&mut self, chunk: Chunk) -> Result<(), Violation> {
         self.executor.handle_chunk(PEER, chunk)
     }
 
-    /// Everything that can be done now, with the port taking every chunk at once. Gives the strands of what was sent, and
-    /// whether the operation is done.
-    fn settle(&mut self) -> (Vec<u32>, bool) {
+    /// Everything that can be done now, with the port taking every chunk at once. Gives the strands of what was sent,
+    /// and whether the operation is done.
+    fn run_to_end(&mut self) -> (Vec<u32>, bool) {
         let (mut strands, mut done) = (Vec::new(), false);
         while let Some(action) = self.executor.poll_action(&mut self.memory) {
             match action {
@@ -142,7 +142,7 @@ fn adaptive_sum() -> Fixture {
 
 /// Of what is right for another form, or for a member with another number of ranks, nothing is taken.
 #[test]
-fn chunks_have_the_length_of_their_form() {
+fn chunks_must_have_the_length_of_their_form() {
     for (mut fixture, last) in
         [(coded(), false), (median(), false), (median(), true), (clipped_mean(), true), (adaptive_sum(), true)]
     {
@@ -153,26 +153,29 @@ fn chunks_have_the_length_of_their_form() {
         let wrong = other_forms.into_iter().chain([0, bytes - 1, bytes + 1, bytes / 2, 2 * bytes, 1 << 20]);
         for wrong in wrong.filter(|wrong| *wrong != bytes) {
             let chunk = Chunk { data: Bytes::from(vec![0; wrong]), ..good.clone() };
-            let refused = fixture.hear(chunk);
+            let refused = fixture.receive(chunk);
             assert!(matches!(refused, Err(Violation::Span { .. })), "{wrong} bytes for {bytes}: {refused:?}");
         }
         let mut longer = good.clone();
         (longer.header.len, longer.data) = (good.header.len + 1, Bytes::from(vec![0; bytes / span * (span + 1)]));
-        assert!(matches!(fixture.hear(longer), Err(Violation::Span { .. })), "as long as it says, and not as planned");
-        assert_eq!(fixture.hear(good), Ok(()));
+        assert!(
+            matches!(fixture.receive(longer), Err(Violation::Span { .. })),
+            "as long as it says, and not as planned"
+        );
+        assert_eq!(fixture.receive(good), Ok(()));
     }
 }
 
 /// Nothing but the prelude is sent before it is concluded; what comes for later strands waits.
 #[test]
-fn no_strand_begins_before_the_prelude_is_over() {
+fn no_strand_begins_before_the_prelude_ends() {
     for mut fixture in [clipped_mean(), adaptive_sum()] {
-        assert_eq!(fixture.hear(fixture.chunk(1, 0)), Ok(()), "the peer may have concluded");
-        let mut begun = fixture.settle().0;
+        assert_eq!(fixture.receive(fixture.chunk(1, 0)), Ok(()), "the peer may have concluded");
+        let mut begun = fixture.run_to_end().0;
         for round in fixture.rounds(0) {
             assert!(!begun.is_empty() && begun.iter().all(|strand| *strand == 0), "{begun:?}");
-            assert_eq!(fixture.hear(fixture.chunk(0, round)), Ok(()));
-            begun = fixture.settle().0;
+            assert_eq!(fixture.receive(fixture.chunk(0, round)), Ok(()));
+            begun = fixture.run_to_end().0;
         }
         // The first stage and, as the peer's part is here, the second.
         assert_eq!(begun, [1, 1]);
@@ -182,20 +185,20 @@ fn no_strand_begins_before_the_prelude_is_over() {
 #[test]
 fn a_peer_cannot_run_far_ahead_of_a_prelude() {
     for mut fixture in [clipped_mean(), adaptive_sum()] {
-        fixture.settle();
-        let ahead = [1, 2, 3, 4].map(|strand| fixture.hear(fixture.chunk(strand, 0)));
+        fixture.run_to_end();
+        let ahead = [1, 2, 3, 4].map(|strand| fixture.receive(fixture.chunk(strand, 0)));
         assert_eq!(ahead[..3], [Ok(()), Ok(()), Ok(())]);
         assert_eq!(ahead[3], Err(Violation::Ahead { seq: SEQ, strands_max: 3 }));
-        assert!(fixture.settle().0.is_empty());
+        assert!(fixture.run_to_end().0.is_empty());
     }
 }
 
 /// Measures are a peer's word: whatever they are, the operation ends and nothing panics.
 #[test]
-fn measures_may_be_anything() {
+fn measures_may_have_any_value() {
     for measure in [f64::NAN, f64::INFINITY, -1.0, f64::MAX, -0.0, f64::from_bits(1), f64::NEG_INFINITY] {
         for mut fixture in [clipped_mean(), adaptive_sum()] {
-            let mut done = fixture.settle().1;
+            let mut done = fixture.run_to_end().1;
             for strand in 0..fixture.strands() {
                 for round in fixture.rounds(strand) {
                     assert!(!done);
@@ -203,8 +206,8 @@ fn measures_may_be_anything() {
                     if strand == 0 && round == fixture.last_round(0) {
                         chunk.data = measure.to_le_bytes().repeat(chunk.data.len() / 8).into();
                     }
-                    assert_eq!(fixture.hear(chunk), Ok(()));
-                    done = fixture.settle().1;
+                    assert_eq!(fixture.receive(chunk), Ok(()));
+                    done = fixture.run_to_end().1;
                 }
             }
             assert!(done, "{measure}");
@@ -215,8 +218,8 @@ fn measures_may_be_anything() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
-    /// A peer that sends anything in any order, right chunks among it, until it is found out: nothing panics, and nothing is
-    /// held beyond the bounds.
+    /// A peer that sends anything in any order, right chunks among it, until it is found out: nothing panics, and
+    /// nothing is held beyond the bounds.
     #[test]
     fn a_peer_may_send_anything(
         plan in 0_usize..4,
@@ -225,7 +228,7 @@ proptest! {
         let mut fixture = [coded, median, clipped_mean, adaptive_sum][plan]();
         // A prelude's part of two ranks and its measures; two chunks of three strands.
         let most = 2 * 4 * ELEMENTS / 2 + 8 * 6 + 3 * 2 * 4_096;
-        for (strand, round, change, settle) in chunks {
+        for (strand, round, change, run_to_end) in chunks {
             let right = fixture.rounds(strand.min(fixture.strands() - 1));
             let right = right.contains(&round).then(|| fixture.chunk(strand.min(fixture.strands() - 1), round));
             let header = ChunkHeader { lane: Lane(0), strand, round, start: 0, len: 1 };
@@ -240,10 +243,10 @@ proptest! {
                 5 => chunk.data = Bytes::new(),
                 _ => {}
             }
-            let found_out = fixture.hear(chunk).is_err();
+            let found_out = fixture.receive(chunk).is_err();
             prop_assert!(fixture.executor.private_bytes().parked <= most);
-            if settle {
-                fixture.settle();
+            if run_to_end {
+                fixture.run_to_end();
             }
             if found_out {
                 return Ok(());

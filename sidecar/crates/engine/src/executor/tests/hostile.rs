@@ -95,7 +95,7 @@ fn chunk(admission: &Admission, strand: u32, round: u32) -> Chunk {
 }
 
 #[test]
-fn wrong_chunks_are_violations() {
+fn invalid_chunks_are_violations() {
     let mut fixture = Fixture::new();
     let admission = fixture.admit(Epoch(1), Seq(3));
     let good = chunk(&admission, 0, 0);
@@ -117,8 +117,8 @@ fn wrong_chunks_are_violations() {
     assert!(span(refused(&|c| c.data = c.data.slice(1..))));
     assert!(matches!(refused(&|c| c.seq = Seq(2)), Violation::Over { .. }));
     assert!(matches!(refused(&|c| (c.seq, c.early) = (Seq(9), false)), Violation::Unadmitted { .. }));
-    let stranger = fixture.executor.handle_chunk(SidecarIndex(7), good.clone());
-    assert!(matches!(stranger, Err(Violation::Unexpected { .. })));
+    let unknown_peer = fixture.executor.handle_chunk(SidecarIndex(7), good.clone());
+    assert!(matches!(unknown_peer, Err(Violation::Unexpected { .. })));
 
     assert_eq!(fixture.executor.handle_chunk(PEER, good.clone()), Ok(()));
     let again = fixture.executor.handle_chunk(PEER, good);
@@ -146,7 +146,7 @@ fn early_chunks_are_bounded_by_the_grant() {
 }
 
 #[test]
-fn what_was_held_is_checked_at_admission() {
+fn held_chunks_are_checked_at_admission() {
     let mut fixture = Fixture::new();
     let mut bad = chunk(&admission(Epoch(1), Seq(2)), 0, 0);
     bad.header.start += 1;
@@ -186,12 +186,13 @@ fn old_epochs_are_dropped_and_new_ones_are_held() {
     assert_eq!(fixture.executor.private_bytes().early, 0);
     assert!(fixture.executor.private_bytes().parked > 0, "the one of the new epoch waits for its round");
     let actions = fixture.actions();
-    let told = |a: &ExecutorAction| matches!(a, ExecutorAction::Admitted { to: PEER, epoch: Epoch(2), seq: Seq(1) });
-    assert_eq!(actions.iter().filter(|action| told(action)).count(), 1, "{actions:?}");
+    let is_admitted =
+        |a: &ExecutorAction| matches!(a, ExecutorAction::Admitted { to: PEER, epoch: Epoch(2), seq: Seq(1) });
+    assert_eq!(actions.iter().filter(|action| is_admitted(action)).count(), 1, "{actions:?}");
 }
 
 #[test]
-fn nothing_is_sent_before_the_link_is_up_and_the_credit_known() {
+fn nothing_is_sent_before_the_link_and_its_credit_are_known() {
     let mut fixture = Fixture::new();
     fixture.admit(Epoch(1), Seq(1));
     let opens = fixture.actions();
@@ -209,7 +210,7 @@ fn nothing_is_sent_before_the_link_is_up_and_the_credit_known() {
 
 /// The lane may hear of the new link before it hears that the epoch is over. (Seed 9452 of the simulation.)
 #[test]
-fn what_a_peer_has_admitted_is_not_believed_of_the_process_that_replaces_it() {
+fn admissions_of_a_peer_do_not_carry_over_to_its_next_process() {
     let mut fixture = Fixture::new();
     fixture.executor.handle_link_up(PEER, GRANT_BYTES);
     fixture.executor.handle_admitted(PEER, Epoch(1), Seq(1));
@@ -235,16 +236,16 @@ fn a_peer_may_admit_in_an_epoch_that_has_yet_to_begin_here() {
 
 /// With a grant that covers no chunk the peer waits for the word, which needs a link.
 #[test]
-fn a_peer_beyond_credit_is_told_once_its_link_is_up() {
+fn a_peer_beyond_credit_is_notified_once_its_link_is_up() {
     let config = ExecutorConfig { me: SidecarIndex(0), lane: Lane(0), early_grant_bytes: 0 };
     let mut fixture = Fixture { executor: Executor::new(config), memory: PlainMemory::default() };
     fixture.executor.handle_epoch(Epoch(1));
     fixture.admit(Epoch(1), Seq(1));
-    let told = |a: &ExecutorAction| matches!(a, ExecutorAction::Admitted { to: PEER, seq: Seq(1), .. });
-    assert!(!fixture.actions().iter().any(told));
+    let is_admitted = |a: &ExecutorAction| matches!(a, ExecutorAction::Admitted { to: PEER, seq: Seq(1), .. });
+    assert!(!fixture.actions().iter().any(is_admitted));
     fixture.executor.handle_link_up(PEER, 0);
     let actions = fixture.actions();
-    assert_eq!(actions.iter().filter(|action| told(action)).count(), 1, "{actions:?}");
+    assert_eq!(actions.iter().filter(|action| is_admitted(action)).count(), 1, "{actions:?}");
 }
 
 /// Results may be taken away and inputs reused when an operation is done, so nothing of it may be in a queue any more.
@@ -271,7 +272,7 @@ fn broadcast() -> ronde_collectives::plan::Plan {
 }
 
 #[test]
-fn memory_that_is_gone_fails_the_operation_and_drops_its_chunks() {
+fn lost_memory_fails_the_operation_and_drops_its_chunks() {
     let mut fixture = Fixture::new();
     let admission = fixture.admit(Epoch(1), Seq(1));
     fixture.memory.contributions.inputs.clear();

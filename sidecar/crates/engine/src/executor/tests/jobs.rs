@@ -25,7 +25,7 @@ pub(super) struct Job {
     /// The only ranks that take part, when it is not all of them.
     pub(super) only: Vec<Rank>,
     /// Whether a plugin does it that gives the same results.
-    pub(super) plugged: bool,
+    pub(super) with_plugin: bool,
 }
 
 /// What a result must be.
@@ -49,16 +49,16 @@ impl Job {
     ) -> Self {
         let coded = matches!(kind, WorkKind::AllReduceCoded { .. });
         let (codec, prescale, postscale) = (if coded { Codec::F16 } else { Codec::None }, 1.0, 1.0);
-        let (joined, only, plugged) = (Vec::new(), Vec::new(), false);
-        Self { kind, dtype, op, codec, prescale, postscale, tensors, tuning, joined, only, plugged }
+        let (joined, only, with_plugin) = (Vec::new(), Vec::new(), false);
+        Self { kind, dtype, op, codec, prescale, postscale, tensors, tuning, joined, only, with_plugin }
     }
 
     /// The same by a plugin, where there is one for it.
-    pub(super) fn plugged(mut self) -> Self {
+    pub(super) fn with_plugin(mut self) -> Self {
         let op = self.op.filter(|op| *op == ReduceOp::Max || self.kind.is_coded() || self.kind.is_nary());
         let all_reduces = self.kind == WorkKind::AllReduce || self.kind.is_coded() || self.kind.is_nary();
         let Some(op) = op.filter(|_| all_reduces) else { return self };
-        self.plugged = true;
+        self.with_plugin = true;
         match plugins::like(op).work {
             PluginWork::Codec { block_elements, encoded_bytes } => {
                 self.codec = Codec::Plugin;
@@ -72,11 +72,11 @@ impl Job {
 
     /// The reduction that the executor is told.
     pub(super) fn performed_op(&self) -> Option<ReduceOp> {
-        if self.plugged && self.codec != Codec::Plugin { Some(ReduceOp::Plugin) } else { self.op }
+        if self.with_plugin && self.codec != Codec::Plugin { Some(ReduceOp::Plugin) } else { self.op }
     }
 
     pub(super) fn plugin(&self) -> Option<AdmittedPlugin> {
-        let op = self.op.filter(|_| self.plugged)?;
+        let op = self.op.filter(|_| self.with_plugin)?;
         let elements = self.tensors.iter().map(|counts| counts.iter().sum()).collect();
         Some(AdmittedPlugin { uses: Arc::new(plugins::like(op)), elements })
     }
@@ -122,7 +122,7 @@ impl Job {
             job.joined = ranks.iter().copied().filter(joins).collect();
         }
         job.only = only;
-        if seed[7] & 4 == 0 { job } else { job.plugged() }
+        if seed[7] & 4 == 0 { job } else { job.with_plugin() }
     }
 
     /// Who takes part, of a world.
@@ -355,7 +355,8 @@ fn counts(kind: &WorkKind, ranks: &[Rank], only: &[Rank], salts: &[u8], tensor: 
     }
 }
 
-/// Pairs of neighbours are combined until one is left; so many of the first ranks before that the rest is a power of two.
+/// Pairs of neighbours are combined until one is left; so many of the first ranks before that the rest is a power of
+/// two.
 fn adaptive_sum(mut operands: Vec<Vec<f64>>) -> Vec<f64> {
     let ranks = operands.len();
     let power = 1 << ranks.ilog2();

@@ -44,7 +44,7 @@ proptest! {
     /// A process that writes into its tensor while it travels changes what it contributes, the same for everybody, and
     /// nothing else.
     #[test]
-    fn a_scribbler_changes_only_its_own_values(
+    fn a_worker_that_overwrites_its_input_changes_only_its_own_values(
         placement in placements(),
         gather: bool,
         window in 1_u16..=4,

@@ -65,7 +65,7 @@ fn is_done(actions: &[ExecutorAction]) -> bool {
 
 /// What belongs to ranks elsewhere, or to ranks that have joined, is not written.
 #[test]
-fn results_are_written_where_they_belong() {
+fn results_are_written_at_their_offsets() {
     let layout = layout([Target::EveryRank, Target::One(Rank(1)), Target::One(Rank(2)), Target::One(Rank(3))]);
     let mut memory = PlainMemory::default();
     memory.contributions.inputs.insert((SEQ, 0, Rank(0)), vec![1, 2, 3, 4]);
@@ -83,7 +83,7 @@ fn results_are_written_where_they_belong() {
 
 /// While the accumulator is in the transport's hands the other operand may become the result, unless it is read again.
 #[test]
-fn an_operand_that_is_read_again_is_not_taken() {
+fn an_operand_that_is_read_again_is_not_overwritten() {
     let (sum, other) = (Register(0), Register(1));
     let mut memory = PlainMemory::default();
     memory.contributions.inputs.insert((SEQ, 0, Rank(0)), vec![1, 2, 3, 4]);

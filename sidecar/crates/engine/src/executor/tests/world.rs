@@ -1,4 +1,5 @@
-//! All members' executors in one loop, with first-in-first-out links and an order of events taken from a list of choices.
+//! All members' executors in one loop, with first-in-first-out links and an order of events taken from a list of
+//! choices.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -153,8 +154,8 @@ impl Net {
         net
     }
 
-    /// Plans an operation for all members; their executors get it when the choices say so. `input` gives the bytes of an
-    /// element by tensor, rank and index.
+    /// Plans an operation for all members; their executors get it when the choices say so. `input` gives the bytes of
+    /// an element by tensor, rank and index.
     pub(super) fn submit(&mut self, job: &Job, input: impl Fn(u32, Rank, u64) -> Vec<u8>) -> Seq {
         self.jobs += 1;
         let seq = Seq(self.jobs);
@@ -239,7 +240,7 @@ impl Net {
                     continue;
                 }
                 for _ in 0..=times {
-                    happened |= if peer == nodes { self.work(node, lane) } else { self.hear(node, lane, peer) };
+                    happened |= if peer == nodes { self.work(node, lane) } else { self.receive(node, lane, peer) };
                 }
             }
             if quiet && !happened {
@@ -281,8 +282,8 @@ impl Net {
     fn choose(&mut self, count: usize) -> usize {
         self.cursor += 1;
         let choice = usize::from(self.choices[self.cursor % self.choices.len()]);
-        // Every pass over the choices reads them differently, so that no cycle of events repeats for ever: the multiples of
-        // an odd number modulo 2^64 (Weyl's sequence) do not come back within any run.
+        // Every pass over the choices reads them differently, so that no cycle of events repeats for ever: the
+        // multiples of an odd number modulo 2^64 (Weyl's sequence) do not come back within any run.
         let pass = (self.cursor as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
         (choice + usize::try_from(pass).expect("24 bits")) % count
     }
@@ -333,7 +334,7 @@ impl Net {
     }
 
     /// What the link from one peer brings: that it is up, a message, or a report of what was sent.
-    fn hear(&mut self, index: usize, lane: usize, peer: usize) -> bool {
+    fn receive(&mut self, index: usize, lane: usize, peer: usize) -> bool {
         let number = u16::try_from(lane).expect("few lanes");
         let from = self.nodes[peer].sidecar;
         if let Some(up) = self.up.get_mut(&(number, index, peer))

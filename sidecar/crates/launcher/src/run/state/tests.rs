@@ -37,7 +37,7 @@ fn the_first_failing_worker_is_the_culprit_whatever_follows() {
     assert!(state.worker_failure_is_complete());
     let failure = state.worker_failure().expect("a worker failed").to_string();
     assert!(
-        failure.starts_with("rank 3 on host b was ended by signal 9 (SIGKILL); unless somebody sent it"),
+        failure.starts_with("rank 3 on host b was ended by signal 9 (SIGKILL); unless somebody sent that signal"),
         "{failure}"
     );
     assert!(failure.ends_with("\nlast lines of its stderr:\n  bye"), "{failure}");

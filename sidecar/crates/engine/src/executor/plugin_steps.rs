@@ -1,38 +1,41 @@
-//! What plugins do to elements. A call is about one part of one tensor, so spans are cut where tensors end.
+//! The steps that call plugins. A call covers a span of one tensor, so spans are split at tensor boundaries.
 
-use ronde_collectives::kernels::{BLOCK_BYTES_MAX, Side};
+use ronde_collectives::kernels::BLOCK_BYTES_MAX;
 use ronde_collectives::plan::{Slice, Span};
 use ronde_wire::{Rank, copying};
 
-use super::arithmetic::{Arithmetician, StepError, Workplace};
+use super::arithmetic::{Accumulator, Block, ElementOps, StepContext, StepError};
 use super::inputs::Inputs;
 use crate::event::Admission;
 use crate::memory::Memory;
 use crate::plugins::{PluginFault, PluginSpan, Plugins, RankValues, Stage};
 
-/// Encodes a block, which lies in one tensor; gives the number of bytes.
+/// Encodes a block of one tensor; returns the number of bytes.
 pub(super) fn encode(
-    (span, stage): (Span, Stage),
+    Block { span, stage }: Block,
     values: &[u8],
     into: &mut [u8],
-    at: &mut Workplace<'_>,
+    at: &mut StepContext<'_>,
 ) -> Result<usize, StepError> {
     let admission = at.admission;
     let (plugin_span, plugins) = (part(admission, &only(admission, span)?, stage)?, plugins(at.memory)?);
     let bytes = plugins.encode(&plugin_span, values, into)?;
     if bytes > into.len() {
         let most = into.len();
-        return Err(fault(format!("{} says that it encoded {bytes} bytes, of {most} at most", plugin_span.plugin)));
+        return Err(fault(format!(
+            "{} reports {bytes} encoded bytes, more than the maximum of {most}",
+            plugin_span.plugin
+        )));
     }
     Ok(bytes)
 }
 
 /// Decodes a block.
 pub(super) fn decode(
-    (span, stage): (Span, Stage),
+    Block { span, stage }: Block,
     encoded: &[u8],
     into: &mut [u8],
-    at: &mut Workplace<'_>,
+    at: &mut StepContext<'_>,
 ) -> Result<(), StepError> {
     let admission = at.admission;
     let plugin_span = part(admission, &only(admission, span)?, stage)?;
@@ -42,28 +45,28 @@ pub(super) fn decode(
 /// Reduces two registers.
 pub(super) fn reduce_pair(
     span: Span,
-    (accumulator, side): (&mut [u8], Side),
+    Accumulator { bytes, side }: Accumulator<'_>,
     other: &[u8],
-    at: &mut Workplace<'_>,
+    at: &mut StepContext<'_>,
 ) -> Result<(), StepError> {
     let admission = at.admission;
     let element_bytes = admission.arithmetic.dtype.size_bytes();
     for slice in admission.plan.layout.within(span) {
         let range = bytes_within(span, &slice, element_bytes);
         let plugin_span = part(admission, &slice, Stage::Contribution)?;
-        plugins(at.memory)?.reduce_pair(&plugin_span, &mut accumulator[range.clone()], &other[range], side)?;
+        plugins(at.memory)?.reduce_pair(&plugin_span, &mut bytes[range.clone()], &other[range], side)?;
     }
     Ok(())
 }
 
-impl Arithmetician {
-    /// Reduces all ranks' values of a span; in pairs, in rank order, where the plugin does no more.
+impl ElementOps {
+    /// Reduces all ranks' values of a span; in pairs, in rank order, for a pairwise plugin.
     pub(super) fn reduce_n_by_plugin(
         &self,
         operands: &[&[u8]],
         span: Span,
         into: &mut [u8],
-        at: &mut Workplace<'_>,
+        at: &mut StepContext<'_>,
     ) -> Result<(), StepError> {
         let admission = at.admission;
         let pairwise = is_pairwise(admission);
@@ -84,7 +87,7 @@ impl Arithmetician {
         Ok(())
     }
 
-    /// Adds a rank's measures of a slice, in blocks that stay in a first-level cache.
+    /// Measures a rank's values of a slice, in blocks that stay in a first-level cache.
     pub(super) fn measure_rank_by_plugin(
         &mut self,
         slice: &Slice,
@@ -132,7 +135,7 @@ struct Contributed<'a, 'b> {
     inputs: &'a mut Inputs<'b>,
     slice: &'a Slice,
     ranks: &'a [Rank],
-    /// Why a rank's values could not be read. Nothing is read after that.
+    /// Why a read of a rank's values failed. Nothing is read after that.
     failed: Option<StepError>,
 }
 
@@ -144,7 +147,7 @@ impl RankValues for Contributed<'_, '_> {
     }
 }
 
-/// All ranks' values of a part of a span, in registers.
+/// All ranks' values of part of a span, in registers.
 struct Registers<'a> {
     operands: &'a [&'a [u8]],
     skipped_bytes: usize,
@@ -157,8 +160,8 @@ impl RankValues for Registers<'_> {
     }
 }
 
-/// What the plugin makes of the measures of all ranks.
-pub(super) fn conclude(ranks: usize, measures: Vec<f64>, at: &mut Workplace<'_>) -> Result<Vec<f64>, StepError> {
+/// The conclusions of the plugin from the measures of all ranks.
+pub(super) fn conclude(ranks: usize, measures: Vec<f64>, at: &mut StepContext<'_>) -> Result<Vec<f64>, StepError> {
     let admission = at.admission;
     let whole = Span { start: 0, len: admission.plan.layout.elements };
     let first = admission.plan.layout.within(whole).next().ok_or_else(|| fault("there is nothing to reduce".into()))?;
@@ -185,11 +188,11 @@ fn only(admission: &Admission, span: Span) -> Result<Slice, StepError> {
     let mut slices = admission.plan.layout.within(span);
     match (slices.next(), slices.next()) {
         (Some(slice), None) => Ok(slice),
-        _ => Err(fault("a block lies in several tensors; the plan is wrong".to_owned())),
+        _ => Err(fault("a block spans several tensors; the plan is wrong".to_owned())),
     }
 }
 
-/// A slice as plugins see it.
+/// The span of a slice for a plugin call.
 fn part<'a>(admission: &'a Admission, slice: &Slice, stage: Stage) -> Result<PluginSpan<'a>, StepError> {
     let tensor = slice.tensor as usize;
     let missing = || fault("the operation names no plugin".to_owned());
@@ -208,7 +211,7 @@ fn part<'a>(admission: &'a Admission, slice: &Slice, stage: Stage) -> Result<Plu
     })
 }
 
-/// Where a slice's bytes lie among those of the span that it was cut from.
+/// The byte range of a slice within its span.
 fn bytes_within(span: Span, slice: &Slice, element_bytes: usize) -> std::ops::Range<usize> {
     let elements = |elements: u64| usize::try_from(elements).unwrap_or(usize::MAX).saturating_mul(element_bytes);
     elements(slice.span.start - span.start)..elements(slice.span.end() - span.start)

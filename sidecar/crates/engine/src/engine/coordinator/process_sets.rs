@@ -1,4 +1,4 @@
-//! The coordinator's process sets: ids, and who has heard that a set is gone.
+//! The coordinator's process sets: their ids, and the sidecars that have acknowledged a removal.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -9,21 +9,22 @@ use crate::engine::shared::context::Context;
 use crate::engine::shared::sets::SetTable;
 use crate::engine::shared::wording;
 
-/// See the module's text. Ids of sets that are gone are used again in the order in which they became free: when all sidecars
-/// have heard that the set is gone, so that none of them still speaks of the old one.
+/// The process sets of the job. The id of a removed set is free when all sidecars have acknowledged the removal, so
+/// that none of them still sends messages about the old set. Free ids are reused in the order in which they became
+/// free.
 #[derive(Debug, Default)]
-pub(crate) struct Roster {
+pub(crate) struct ProcessSets {
     pub(super) sets: SetTable,
-    /// Sets that are gone, with the sidecars that have yet to say that they know.
+    /// Removed sets, with the sidecars that have yet to acknowledge the removal.
     leaving: BTreeMap<SetId, BTreeSet<SidecarIndex>>,
     free: VecDeque<SetId>,
 }
 
-impl Roster {
-    /// All ranks want a set of these ranks, which were found to be distinct ranks of the world.
+impl ProcessSets {
+    /// Adds a set of these ranks, which are known to be distinct ranks of the world.
     ///
     /// # Errors
-    /// Why there is none, in words.
+    /// Why it is refused.
     pub(crate) fn add(
         &mut self,
         cx: &mut Context,
@@ -44,37 +45,37 @@ impl Roster {
         let set = ProcessSet { id, ranks };
         self.sets.add(cx, &set).map_err(|error| error.to_string())?;
         self.free.pop_front();
-        cx.send_down(&cx.everybody.clone(), epoch, Seq(0), Control::SetAdded { name: name.clone(), set });
+        cx.send_down(&cx.all_sidecars.clone(), epoch, Seq(0), Control::SetAdded { name: name.clone(), set });
         Ok(())
     }
 
-    /// All ranks want a set gone. False when there is no such set, or it is the set of all ranks.
+    /// Removes a set. False when there is no such set, or it is the set of all ranks.
     pub(crate) fn remove(&mut self, cx: &mut Context, epoch: Epoch, name: &TensorName, set: SetId) -> bool {
         let removed = self.sets.remove(cx, set);
         if removed {
             self.leaving.insert(set, cx.sidecars.iter().copied().collect());
         }
-        cx.send_down(&cx.everybody.clone(), epoch, Seq(0), Control::SetRemoved { name: name.clone(), set });
+        cx.send_down(&cx.all_sidecars.clone(), epoch, Seq(0), Control::SetRemoved { name: name.clone(), set });
         removed
     }
 
-    /// Whether all sidecars know of all changes.
-    pub(crate) fn is_settled(&self) -> bool {
+    /// Whether all sidecars have acknowledged all removals.
+    pub(crate) fn all_acknowledged(&self) -> bool {
         self.leaving.is_empty()
     }
 
-    /// Whether a sidecar may still speak of a set that is gone.
+    /// Whether a sidecar may still send messages about a removed set.
     pub(crate) fn is_leaving(&self, from: SidecarIndex, set: SetId) -> bool {
         self.leaving.get(&set).is_some_and(|unaware| unaware.contains(&from))
     }
 
-    /// A sidecar knows that a set is gone.
+    /// A sidecar acknowledges the removal of a set.
     ///
     /// # Errors
-    /// When it was not told so.
+    /// When no acknowledgement of it is awaited.
     pub(crate) fn forgotten(&mut self, from: SidecarIndex, set: SetId) -> Result<(), Violation> {
         let unaware = self.leaving.get_mut(&set).filter(|unaware| unaware.contains(&from));
-        let unaware = unaware.ok_or_else(|| format!("forgets {set}, of whose end it was not told"))?;
+        let unaware = unaware.ok_or_else(|| format!("reports {set} as forgotten, which was not removed"))?;
         unaware.remove(&from);
         if unaware.is_empty() {
             self.leaving.remove(&set);
