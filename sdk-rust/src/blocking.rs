@@ -15,7 +15,7 @@ use crate::buffer::{Buffer, SharedMemory};
 use crate::client::Client as AsyncClient;
 use crate::completions::Completions;
 use crate::error::Error;
-use crate::handle::Arrived;
+use crate::handle::ResultData;
 use crate::methods::{for_each_group, for_each_operation};
 use crate::operation::{Label, Operation, ReduceOptions, Site};
 use crate::options::Options;
@@ -77,7 +77,7 @@ impl Client {
     /// Those of [`Client::allreduce_async`].
     #[track_caller]
     pub fn remove_process_set_async(&self, set: SetId) -> Result<Handle<()>, Error> {
-        Ok(self.submit_from(&Site::here().of(Operation::remove_process_set(set)))?.giving())
+        Ok(self.submit_from(&Site::here().of(Operation::remove_process_set(set)))?.typed())
     }
 
     /// Submits any operation; the bytes are copied once, into shared memory. Blocks only while the arena grows. When a limit
@@ -175,10 +175,10 @@ impl Client {
         let inner = self.inner.get()?;
         let session = inner.client.session()?;
         session.fork_guard.check()?;
-        let (told, outcome) = promise();
+        let (report, outcome) = promise();
         let work = work(Arc::clone(session));
         // Dropped unfinished with the runtime, which fails the promise.
-        drop(inner.runtime.spawn(async move { told.with(work.await) }));
+        drop(inner.runtime.spawn(async move { report.with(work.await) }));
         Ok(TimelineChange(outcome))
     }
 
@@ -224,7 +224,7 @@ impl Client {
     pub fn over(&self) -> Option<Error> {
         match self.inner.get() {
             Ok(inner) => {
-                inner.client.glance();
+                inner.client.poll_ring();
                 inner.client.over()
             }
             Err(error) => Some(error.into()),
@@ -235,7 +235,7 @@ impl Client {
     #[must_use]
     pub fn take_notices(&self) -> Vec<String> {
         let Ok(inner) = self.inner.get() else { return Vec::new() };
-        inner.client.glance();
+        inner.client.poll_ring();
         inner.client.take_notices()
     }
 }
@@ -258,7 +258,7 @@ macro_rules! operations {
             /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
             #[track_caller]
             pub fn $start$(<$life>)?(&self, $($argument: $type),*) -> Result<Handle<$gives>, Error> {
-                Ok(self.submit_from(&Site::here().of($operation))?.giving())
+                Ok(self.submit_from(&Site::here().of($operation))?.typed())
             }
         )*}
     };
@@ -300,7 +300,7 @@ macro_rules! groups {
                 let one = |tensor: &_| site.of(make(Label { name: None, ..label }, *tensor, $(&$argument),*));
                 let operations: Vec<_> = tensors.iter().map(one).collect();
                 let handles = self.submit_group_from(label, &operations)?;
-                Ok(handles.into_iter().map(Handle::giving).collect())
+                Ok(handles.into_iter().map(Handle::typed).collect())
             }
         )*}
     };
@@ -405,8 +405,8 @@ pub enum Progress {
 }
 
 impl Handle {
-    fn giving<T: Outcome>(self) -> Handle<T> {
-        Handle(self.0.giving())
+    fn typed<T: Outcome>(self) -> Handle<T> {
+        Handle(self.0.typed())
     }
 }
 
@@ -465,7 +465,7 @@ impl<T: Outcome> Handle<T> {
         Ok(&self.arrived()?.detail)
     }
 
-    fn arrived(&self) -> Result<&Arrived, Error> {
+    fn arrived(&self) -> Result<&ResultData, Error> {
         self.0.arrived()?.ok_or_else(|| Error::argument("the operation is still in flight; wait for it first"))
     }
 
@@ -549,12 +549,12 @@ async fn serve(
     let cancelled = async { drop(cancelled.await) };
     match AsyncClient::connect_until(options, cancelled).await {
         Ok(mut client) => {
-            let listener = client.take_listener();
+            let task = client.take_task();
             // When nobody waits any more, the client comes back and is dropped here, which ends the session.
             drop(report.send(Ok(client)));
-            if let Some(listener) = listener {
+            if let Some(task) = task {
                 // Fails only when the task panics, which has been reported on standard error.
-                let _ = listener.await;
+                let _ = task.await;
             }
         }
         Err(error) => drop(report.send(Err(error))),

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ronde_rpc::v1::client_message::Message as Say;
+use ronde_rpc::v1::client_message;
 use ronde_rpc::{EpochView, paths, v1};
 use ronde_shm::{ArenaUsage, ForkSafe, LeasedSlot};
 use ronde_wire::{DType, SetId};
@@ -16,13 +16,13 @@ use crate::buffer::{Buffer, SharedMemory};
 use crate::connect;
 use crate::error::Error;
 use crate::handle::Handle;
-use crate::listener::Listener;
 use crate::memory::{InputPart, Memory, whole};
 use crate::methods::{for_each_group, for_each_operation, groups, operations};
 use crate::operation::{Label, Operation, ReduceOptions, Site};
 use crate::options::{Options, Transfer};
 use crate::outcome::{Exchanged, ProcessSet, Received};
-use crate::session::{Draft, Input, Manners, Session};
+use crate::session::{Draft, Input, Session, SessionOptions};
+use crate::task::SessionTask;
 use crate::tensor::{Tensor, TensorRef};
 use crate::timeline::{Recorder, TimelineOptions};
 
@@ -68,15 +68,15 @@ impl Client {
             attached.claimed,
             (memory, ring),
             Recorder::new(Some(attached.client)),
-            Manners { operation_timeout: options.operation_timeout, mapped: options.mapped },
+            SessionOptions { operation_timeout: options.operation_timeout, mapped: options.mapped },
         ));
-        let ((began, begins), (told, taken)) = (oneshot::channel(), oneshot::channel());
+        let ((began, begins), (report_taken, taken)) = (oneshot::channel(), oneshot::channel());
         session.on_begin(began);
-        let listener = Listener::new(Arc::clone(&session), attached.incoming, told)?;
+        let task = SessionTask::new(Arc::clone(&session), attached.incoming, report_taken)?;
         if session.ring().is_some() {
-            session.say_on_stream(Say::RingReady(v1::RingReady {}))?;
+            session.send_on_stream(client_message::Message::RingReady(v1::RingReady {}))?;
         }
-        let open = Open { session, listener: Some(tokio::spawn(listener.run())) };
+        let open = Open { session, task: Some(tokio::spawn(task.run())) };
         let begun = tokio::select! {
             begun = begin(&open.session, begins, taken, options.start_timeout) => begun,
             () = &mut cancelled => Err(Error::Closed),
@@ -112,7 +112,7 @@ impl Client {
     /// # Errors
     /// Those of [`Client::allreduce_async`].
     pub async fn remove_process_set_async(&self, set: SetId) -> Result<Handle<()>, Error> {
-        Ok(self.submit(&Operation::remove_process_set(set)).await?.giving())
+        Ok(self.submit(&Operation::remove_process_set(set)).await?.typed())
     }
 
     /// Submits any operation. A slot of shared memory is leased and the bytes are copied into it; growing the arena, which
@@ -225,8 +225,8 @@ impl Client {
     }
 
     /// The session's task, for whoever keeps the runtime going until it ends.
-    pub(crate) fn take_listener(&mut self) -> Option<JoinHandle<()>> {
-        self.open.get_mut().ok().and_then(|open| open.listener.take())
+    pub(crate) fn take_task(&mut self) -> Option<JoinHandle<()>> {
+        self.open.get_mut().ok().and_then(|open| open.task.take())
     }
 
     /// The rank, sizes and positions in the epoch.
@@ -272,9 +272,9 @@ impl Client {
     }
 
     /// Hears what has come, for threads that do not wait.
-    pub(crate) fn glance(&self) {
+    pub(crate) fn poll_ring(&self) {
         if let Ok(open) = self.open.get() {
-            open.session.glance();
+            open.session.poll_ring();
         }
     }
 
@@ -313,8 +313,8 @@ async fn hand_over(session: &Arc<Session>, draft: Draft, operation: &Operation<'
 async fn lease(session: &Session, bytes: &[u8]) -> Result<Option<InputPart>, Error> {
     let length = bytes.len() as u64;
     let Some(memory) = session.memory.as_ref().filter(|_| !bytes.is_empty()) else { return Ok(None) };
-    if let Some(lent) = memory.lent_part(bytes) {
-        return Ok(Some(lent));
+    if let Some(registered) = memory.registered_part(bytes) {
+        return Ok(Some(registered));
     }
     if memory.try_lease(length)?.is_some() {
         return Ok(None);
@@ -345,16 +345,16 @@ async fn lease_output(session: &Session, draft: &Draft) -> Option<LeasedSlot> {
 #[derive(Debug)]
 struct Open {
     session: Arc<Session>,
-    listener: Option<JoinHandle<()>>,
+    task: Option<JoinHandle<()>>,
 }
 
 impl Open {
     /// Ends the session in order and waits until the sidecar has heard of it.
     async fn end(mut self) {
         self.session.close(CLOSED);
-        if let Some(listener) = self.listener.take() {
+        if let Some(task) = self.task.take() {
             // Fails only when the task was cancelled with its runtime.
-            let _ = listener.await;
+            let _ = task.await;
         }
     }
 }

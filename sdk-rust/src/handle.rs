@@ -9,7 +9,7 @@ use ronde_shm::{ForkSafe, LeasedSlot};
 use ronde_wire::{Collective, DType, Detail, RequestId, Shape, TensorName};
 
 use crate::buffer::Buffer;
-use crate::completions::Attention;
+use crate::completions::NotifyFlag;
 use crate::error::{Error, overdue};
 use crate::outcome::{Outcome, Output};
 use crate::promise::Promise;
@@ -30,14 +30,14 @@ struct Flight {
     request: RequestId,
     name: TensorName,
     collective: Collective,
-    promise: Promise<Arrived>,
+    promise: Promise<ResultData>,
     deadline: Option<Instant>,
     timeout: Duration,
     /// How long the answer is looked for before a wait sleeps.
-    look: Duration,
-    attention: Attention,
+    spin: Duration,
+    notify_flag: NotifyFlag,
     /// The answer, once it has been taken from the promise and until it is read.
-    arrived: Option<Result<Arrived, Error>>,
+    arrived: Option<Result<ResultData, Error>>,
     /// The answer has been read: the promise will give no other.
     is_read: bool,
 }
@@ -47,7 +47,7 @@ impl Handle {
         session: Arc<Session>,
         request: RequestId,
         (name, collective): (TensorName, Collective),
-        (promise, look, attention): (Promise<Arrived>, Duration, Attention),
+        (promise, spin, notify_flag): (Promise<ResultData>, Duration, NotifyFlag),
     ) -> Self {
         // A join waits for the slowest rank of the job, and cannot be taken back.
         let timeout = session.operation_timeout.filter(|_| collective != Collective::Join);
@@ -61,8 +61,8 @@ impl Handle {
             promise,
             deadline,
             timeout,
-            look,
-            attention,
+            spin,
+            notify_flag,
             arrived: None,
             is_read: false,
         };
@@ -70,7 +70,7 @@ impl Handle {
     }
 
     /// The same operation, of which another type of result is made.
-    pub(crate) fn giving<T: Outcome>(self) -> Handle<T> {
+    pub(crate) fn typed<T: Outcome>(self) -> Handle<T> {
         Handle { flight: self.flight, gives: PhantomData }
     }
 }
@@ -126,7 +126,7 @@ impl<T: Outcome> Handle<T> {
         let flight = self.flight.get_mut()?;
         let arrived = flight.take()?;
         arrived.fetch(&flight.session).await?;
-        flight.lent(arrived)
+        flight.registered(arrived)
     }
 
     /// Waits until the answer has been taken over from the session's task.
@@ -154,20 +154,20 @@ impl<T: Outcome> Handle<T> {
         }
         let now = Instant::now();
         let left = flight.deadline.map_or(slice, |deadline| deadline.saturating_duration_since(now).min(slice));
-        flight.attention.set_missing(false);
-        flight.arrived = flight.session.wait(&flight.promise, (left, flight.look));
+        flight.notify_flag.set(false);
+        flight.arrived = flight.session.wait(&flight.promise, (left, flight.spin));
         if flight.arrived.is_none() && flight.deadline.is_some_and(|deadline| now >= deadline) {
             flight.arrived = Some(Err(flight.give_up()));
         }
         if flight.arrived.is_none() {
-            flight.attention.set_missing(true);
+            flight.notify_flag.set(true);
             flight.arrived = flight.promise.take();
         }
         Ok(flight.arrived.is_some())
     }
 
     /// What has arrived, until it is read.
-    pub(crate) fn arrived(&self) -> Result<Option<&Arrived>, Error> {
+    pub(crate) fn arrived(&self) -> Result<Option<&ResultData>, Error> {
         let flight = self.flight.get()?;
         match &flight.arrived {
             None if flight.is_read => Err(read_already()),
@@ -195,7 +195,7 @@ impl<T: Outcome> Handle<T> {
     /// Takes the result, which has arrived, if it stays in shared memory; else it is still to be read.
     pub(crate) fn take_mapped(&mut self) -> Result<Option<Buffer>, Error> {
         let flight = self.flight.get_mut()?;
-        if !matches!(&flight.arrived, Some(Ok(Arrived { source: Source::Output(_), .. }))) {
+        if !matches!(&flight.arrived, Some(Ok(ResultData { source: Source::Output(_), .. }))) {
             return Ok(None);
         }
         let arrived = flight.take()?;
@@ -206,7 +206,7 @@ impl<T: Outcome> Handle<T> {
     pub(crate) fn read_buffer(&mut self) -> Result<Buffer, Error> {
         let flight = self.flight.get_mut()?;
         let arrived = flight.take()?;
-        flight.lent(arrived)
+        flight.registered(arrived)
     }
 
     /// Takes the result, which has arrived. Once only.
@@ -223,7 +223,7 @@ impl Flight {
         self.is_read || self.arrived.is_some()
     }
 
-    fn take(&mut self) -> Result<Arrived, Error> {
+    fn take(&mut self) -> Result<ResultData, Error> {
         let arrived = self.arrived.take();
         self.is_read |= arrived.is_some();
         let arrived = arrived.unwrap_or_else(|| Err(read_already()))?;
@@ -242,16 +242,16 @@ impl Flight {
     }
 
     /// The result as it lies there, which may be submitted from there, as it cannot be written meanwhile.
-    fn lent(&self, arrived: Arrived) -> Result<Buffer, Error> {
+    fn registered(&self, arrived: ResultData) -> Result<Buffer, Error> {
         let buffer = self.buffer(arrived)?;
         if let (Some(slot), Some(memory)) = (buffer.slot(), &self.session.memory) {
-            memory.note_lent(slot);
+            memory.register(slot);
         }
         Ok(buffer)
     }
 
     /// The result as it lies there; a copy where it does not stay in shared memory.
-    fn buffer(&self, mut arrived: Arrived) -> Result<Buffer, Error> {
+    fn buffer(&self, mut arrived: ResultData) -> Result<Buffer, Error> {
         if !self.has_result() {
             return Err(Error::argument(format!("{} gives this rank no result", self.name)));
         }
@@ -262,7 +262,7 @@ impl Flight {
         }
     }
 
-    fn output(&self, mut arrived: Arrived) -> Result<Output, Error> {
+    fn output(&self, mut arrived: ResultData) -> Result<Output, Error> {
         let tensor = if self.has_result() {
             let bytes = arrived.take_bytes(&self.session)?;
             Some(Tensor { dtype: arrived.dtype, shape: arrived.shape.dimensions().to_vec(), bytes })
@@ -291,7 +291,7 @@ impl Drop for Flight {
 
 /// A result that lies ready. Dropping it gives its memory back to the sidecar.
 #[derive(Debug)]
-pub(crate) struct Arrived {
+pub(crate) struct ResultData {
     pub(crate) dtype: DType,
     pub(crate) shape: Shape,
     pub(crate) detail: Detail,
@@ -305,7 +305,7 @@ enum Source {
     Own(Vec<u8>),
 }
 
-impl Arrived {
+impl ResultData {
     /// What a completion speaks of, where `parts` of the result came before it.
     pub(crate) fn new(session: &Arc<Session>, completion: Completion, parts: Vec<u8>) -> Self {
         let Completion { request, dtype, shape, result, detail, .. } = completion;

@@ -47,13 +47,9 @@ mod connect;
 mod error;
 #[cfg(not(target_arch = "wasm32"))]
 mod handle;
-#[cfg(not(target_arch = "wasm32"))]
-mod hearing;
 mod inline;
 #[cfg(not(target_arch = "wasm32"))]
 mod launcher;
-#[cfg(not(target_arch = "wasm32"))]
-mod listener;
 #[cfg(not(target_arch = "wasm32"))]
 mod memory;
 mod methods;
@@ -65,12 +61,16 @@ mod outcome;
 mod plugin;
 #[cfg(not(target_arch = "wasm32"))]
 mod promise;
+#[cfg(not(target_arch = "wasm32"))]
+mod receiving;
 mod record;
 #[cfg(not(target_arch = "wasm32"))]
 mod ring;
 #[cfg(not(target_arch = "wasm32"))]
 mod session;
 mod table;
+#[cfg(not(target_arch = "wasm32"))]
+mod task;
 mod tensor;
 #[cfg(not(target_arch = "wasm32"))]
 mod timeline;

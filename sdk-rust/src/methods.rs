@@ -124,7 +124,7 @@ macro_rules! operations {
             #[track_caller]
             pub fn $start$(<$life>)?(&self, $($argument: $type),*) -> impl Future<Output = Result<Handle<$gives>, Error>> {
                 let site = Site::here();
-                async move { Ok(self.submit(&site.of($operation)).await?.giving()) }
+                async move { Ok(self.submit(&site.of($operation)).await?.typed()) }
             }
         )*}
     };
@@ -175,7 +175,7 @@ macro_rules! groups {
                 let operations: Vec<_> = tensors.iter().map(one).collect();
                 async move {
                     let handles = self.submit_group(label, &operations).await?;
-                    Ok(handles.into_iter().map(Handle::giving).collect())
+                    Ok(handles.into_iter().map(Handle::typed).collect())
                 }
             }
         )*}

@@ -12,7 +12,7 @@ use crate::error::Error;
 /// The two sides of a value to come.
 pub(crate) fn promise<T>() -> (Fulfil<T>, Promise<T>) {
     let cell = Arc::new(Cell {
-        state: Mutex::new(State { outcome: None, waker: None, nudged: false, sleepers: 0 }),
+        state: Mutex::new(State { outcome: None, waker: None, unparked: false, sleepers: 0 }),
         ready: Condvar::new(),
     });
     (Fulfil { cell: Some(Arc::clone(&cell)) }, Promise { cell })
@@ -41,22 +41,22 @@ impl<T> Promise<T> {
     }
 
     /// Waits at most `slice` for the value or a [`Nudge`], which is then used up. Does not take the value.
-    pub(crate) fn wait_for_nudge(&self, slice: Duration) {
-        self.cell.sleep(slice, |state| state.outcome.is_none() && !state.nudged).nudged = false;
+    pub(crate) fn park_timeout(&self, slice: Duration) {
+        self.cell.sleep(slice, |state| state.outcome.is_none() && !state.unparked).unparked = false;
     }
 }
 
 impl<T: Send + 'static> Promise<T> {
     /// What wakes [`Promise::wait_for_nudge`].
-    pub(crate) fn nudge(&self) -> Arc<dyn Nudge> {
-        Arc::clone(&self.cell) as Arc<dyn Nudge>
+    pub(crate) fn unparker(&self) -> Arc<dyn Unpark> {
+        Arc::clone(&self.cell) as Arc<dyn Unpark>
     }
 }
 
 /// Wakes a thread that waits for a promise, which goes on without an answer.
-pub(crate) trait Nudge: Send + Sync {
+pub(crate) trait Unpark: Send + Sync {
     /// Wakes it, now or when it waits next.
-    fn nudge(&self);
+    fn unpark(&self);
 }
 
 impl<T> Future for Promise<T> {
@@ -105,7 +105,7 @@ struct Cell<T> {
 struct State<T> {
     outcome: Option<Result<T, Error>>,
     waker: Option<Waker>,
-    nudged: bool,
+    unparked: bool,
     /// Threads that wait for `ready`: nobody else is worth a system call.
     sleepers: usize,
 }
@@ -144,11 +144,11 @@ impl<T> Cell<T> {
     }
 }
 
-impl<T: Send> Nudge for Cell<T> {
-    fn nudge(&self) {
+impl<T: Send> Unpark for Cell<T> {
+    fn unpark(&self) {
         let sleepers = {
             let mut state = self.lock();
-            state.nudged = true;
+            state.unparked = true;
             state.sleepers
         };
         if sleepers > 0 {

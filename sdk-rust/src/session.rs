@@ -10,23 +10,23 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use ronde_rpc::v1::client_message::Message as Say;
+use ronde_rpc::v1::client_message;
 use ronde_rpc::{Claimed, EpochView, OutputPlace, Place, Submission, v1};
 use ronde_shm::{ForkGuard, LeasedSlot, Slot, SlotHold};
 use ronde_wire::{Collective, DType, Failure, PluginCall, Rank, Request, RequestId, SetId};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::buffer::{self, Buffer};
-use crate::completions::{Attention, Completions};
+use crate::completions::{Completions, NotifyFlag};
 use crate::error::{Error, sidecar_gone};
-use crate::handle::{Arrived, Handle};
-use crate::hearing::Entry;
+use crate::handle::{Handle, ResultData};
 use crate::inline;
 use crate::memory::{InputPart, Memory};
 use crate::operation::{Label, Operation};
 use crate::promise::{Promise, promise};
+use crate::receiving::Entry;
 use crate::record::FirstRecord;
-use crate::ring::{Ring, Urgency, look_for};
+use crate::ring::{Flush, Ring, spin_time};
 use crate::table::Table;
 use crate::timeline::{Recorder, TimelineOptions};
 
@@ -79,7 +79,7 @@ pub(crate) struct Draft {
 
 /// How a session treats its operations.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Manners {
+pub(crate) struct SessionOptions {
     /// After how long a waiter gives up.
     pub(crate) operation_timeout: Option<Duration>,
     /// Whether results that may stay in shared memory do.
@@ -119,14 +119,14 @@ impl Session {
         claimed: Claimed,
         (memory, ring): (Option<Arc<Memory>>, Option<Ring>),
         recorder: Recorder,
-        manners: Manners,
+        options: SessionOptions,
     ) -> Self {
         Self {
             fork_guard: ForkGuard::new(),
             claimed,
             memory,
-            operation_timeout: manners.operation_timeout,
-            mapped: manners.mapped,
+            operation_timeout: options.operation_timeout,
+            mapped: options.mapped,
             directory,
             outgoing,
             ring,
@@ -196,7 +196,7 @@ impl Session {
         drop(self.open_table()?);
         let bytes = buffer::bytes_of(dtype, shape)?;
         match &self.memory {
-            Some(memory) if bytes > 0 => Ok(Buffer::in_slot(dtype, shape.to_vec(), memory.lend(bytes)?)),
+            Some(memory) if bytes > 0 => Ok(Buffer::in_slot(dtype, shape.to_vec(), memory.lease_registered(bytes)?)),
             _ => Buffer::zeros(dtype, shape, bytes),
         }
     }
@@ -216,8 +216,8 @@ impl Session {
         output: Option<LeasedSlot>,
     ) -> Result<Handle, Error> {
         let Some(what) = draft.what.as_ref() else { return Err(Error::Closed) };
-        let (named, attention) = ((draft.plugin.take(), draft.site.take()), Attention::new(draft.notify));
-        match self.hand_over((what, attention), named, input, output) {
+        let (named, notify_flag) = ((draft.plugin.take(), draft.site.take()), NotifyFlag::new(draft.notify));
+        match self.hand_over((what, notify_flag), named, input, output) {
             Ok(handle) => {
                 draft.what = None;
                 Ok(handle)
@@ -228,7 +228,7 @@ impl Session {
 
     fn hand_over(
         self: &Arc<Self>,
-        (what, attention): (&Request, Attention),
+        (what, notify_flag): (&Request, NotifyFlag),
         (plugin, site): (Option<PluginCall>, Option<String>),
         input: Input<'_>,
         output: Option<LeasedSlot>,
@@ -239,16 +239,16 @@ impl Session {
         let (fulfil, promise) = promise();
         let wanted = output.as_ref().map(|output| place_of(output.slot()));
         let (collective, parts) = (what.collective.clone(), Vec::new());
-        let entry = Entry { collective, waiter: Some(fulfil), attention: attention.clone(), input, output, parts };
+        let entry = Entry { collective, waiter: Some(fulfil), notify_flag: notify_flag.clone(), input, output, parts };
         let request = self.lock_table().insert(entry, self.pending_max())?;
-        let look = look_for(&place);
+        let spin = spin_time(&place);
         let message = Submission { request, what: what.clone(), plugin, place, output: wanted, site }.into_message();
-        if let Err(error) = self.say(Say::Submit(message), Urgency::Now) {
+        if let Err(error) = self.send(client_message::Message::Submit(message), Flush::Now) {
             self.lock_table().remove(request);
             return Err(error);
         }
         let (name, collective) = (what.name.clone(), what.collective.clone());
-        Ok(Handle::new(Arc::clone(self), request, (name, collective), (promise, look, attention)))
+        Ok(Handle::new(Arc::clone(self), request, (name, collective), (promise, spin, notify_flag)))
     }
 
     /// This rank takes no part in an operation that others may wait for.
@@ -256,7 +256,7 @@ impl Session {
         if !self.fork_guard.is_child() {
             let (name, process_set, reason) = (what.name.into(), what.set.0, reason.to_owned());
             let group = what.group.map(v1::Group::from);
-            self.say_or_end(Say::Abstain(v1::Abstain { name, process_set, reason, group }));
+            self.send_or_end(client_message::Message::Abstain(v1::Abstain { name, process_set, reason, group }));
         }
     }
 
@@ -285,34 +285,37 @@ impl Session {
         let leave = |entry: &mut Entry| (entry.waiter.take(), entry.collective == Collective::Join);
         let left = self.lock_table().entry_mut(request).map(leave);
         if let Some((_, false)) = left {
-            self.say_or_end(Say::Withdraw(v1::Withdraw { request: request.0, reason: reason.to_owned() }));
+            self.send_or_end(client_message::Message::Withdraw(v1::Withdraw {
+                request: request.0,
+                reason: reason.to_owned(),
+            }));
         }
     }
 
     /// A result has been read. The sidecar need not know before it gets something to do.
     pub(crate) fn release(&self, request: RequestId) {
         if !self.fork_guard.is_child() {
-            let said = self.say(Say::Release(v1::Release { request: request.0 }), Urgency::WithTheNext);
-            self.must_be_said(said);
+            let sent = self.send(client_message::Message::Release(v1::Release { request: request.0 }), Flush::Later);
+            self.end_if_full(sent);
         }
     }
 
     /// Waits at most `slice` for an answer; the thread that waits reads for the others, too.
     pub(crate) fn wait(
         self: &Arc<Self>,
-        promise: &Promise<Arrived>,
-        (slice, look): (Duration, Duration),
-    ) -> Option<Result<Arrived, Error>> {
+        promise: &Promise<ResultData>,
+        (slice, spin): (Duration, Duration),
+    ) -> Option<Result<ResultData, Error>> {
         match &self.ring {
-            Some(ring) => ring.wait(promise, (slice, look), &|message| self.hear(message)),
+            Some(ring) => ring.wait(promise, (slice, spin), &|message| self.receive(message)),
             None => promise.wait_timeout(slice),
         }
     }
 
     /// Whether an answer is there. Looks at the ring, if nobody else does.
-    pub(crate) fn poll(self: &Arc<Self>, promise: &Promise<Arrived>) -> bool {
+    pub(crate) fn poll(self: &Arc<Self>, promise: &Promise<ResultData>) -> bool {
         if !promise.is_ready() {
-            self.glance();
+            self.poll_ring();
         }
         promise.is_ready()
     }
@@ -323,8 +326,8 @@ impl Session {
     }
 
     /// Who is to be told when the epoch begins, or why it does not.
-    pub(crate) fn on_begin(&self, told: oneshot::Sender<Result<EpochView, Error>>) {
-        *self.lock_began() = Some(told);
+    pub(crate) fn on_begin(&self, began: oneshot::Sender<Result<EpochView, Error>>) {
+        *self.lock_began() = Some(began);
     }
 
     /// Ends the session in order; everybody who still waits gets [`Error::Closed`].
@@ -334,9 +337,9 @@ impl Session {
         }
         self.recorder.close();
         // First, as the farewell lets the sidecar lease the results' memory again.
-        self.let_results_go(&Error::Closed);
+        self.release_results(&Error::Closed);
         // Fails when the stream has ended, and then there is nobody to part from.
-        let _ = self.say_on_stream(Say::Goodbye(v1::Goodbye { reason: reason.to_owned() }));
+        let _ = self.send_on_stream(client_message::Message::Goodbye(v1::Goodbye { reason: reason.to_owned() }));
         self.end(&Error::Closed);
         self.closing.notify_one();
     }
@@ -363,9 +366,9 @@ impl Session {
     }
 
     /// Reads the ring, if there is one and nobody else does.
-    pub(crate) fn glance(self: &Arc<Self>) {
+    pub(crate) fn poll_ring(self: &Arc<Self>) {
         if let Some(ring) = &self.ring {
-            ring.glance(&|message| self.hear(message));
+            ring.poll(&|message| self.receive(message));
         }
     }
 
@@ -414,16 +417,16 @@ impl Session {
     }
 
     /// Says something over the ring if there is one, else on the stream.
-    fn say(&self, message: Say, urgency: Urgency) -> Result<(), Error> {
-        let Some(ring) = &self.ring else { return self.say_on_stream(message) };
+    fn send(&self, message: client_message::Message, flush: Flush) -> Result<(), Error> {
+        let Some(ring) = &self.ring else { return self.send_on_stream(message) };
         if ring.is_over() {
             return Err(self.stream_closed());
         }
-        ring.say(&v1::ClientMessage { message: Some(message) }, urgency)
+        ring.send(&v1::ClientMessage { message: Some(message) }, flush)
     }
 
     /// Says on the stream what belongs there whether there is a ring or not: what tells of life and its end.
-    pub(crate) fn say_on_stream(&self, message: Say) -> Result<(), Error> {
+    pub(crate) fn send_on_stream(&self, message: client_message::Message) -> Result<(), Error> {
         use mpsc::error::TrySendError;
         self.outgoing.try_send(v1::ClientMessage { message: Some(message) }).map_err(|error| match error {
             TrySendError::Full(_) => Error::Limit {
@@ -437,14 +440,14 @@ impl Session {
     }
 
     /// Says what must not be lost, as other ranks would wait for ever: when the sidecar does not take it, the session ends.
-    fn say_or_end(&self, message: Say) {
-        let said = self.say(message, Urgency::Now);
-        self.must_be_said(said);
+    fn send_or_end(&self, message: client_message::Message) {
+        let sent = self.send(message, Flush::Now);
+        self.end_if_full(sent);
     }
 
-    fn must_be_said(&self, said: Result<(), Error>) {
+    fn end_if_full(&self, sent: Result<(), Error>) {
         // Where it is the stream or the ring that is over the task knows better words.
-        if let Err(full @ Error::Limit { .. }) = said {
+        if let Err(full @ Error::Limit { .. }) = sent {
             self.end(&full);
             self.closing.notify_one();
         }
@@ -457,7 +460,7 @@ impl Session {
 
     /// From now on the sidecar may use the memory of results for others. Not so when only the epoch ends. The first reason
     /// stays.
-    pub(crate) fn let_results_go(&self, why: &Error) {
+    pub(crate) fn release_results(&self, why: &Error) {
         let _ = self.released.set(why.clone());
         fence(Ordering::SeqCst);
     }
@@ -512,7 +515,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_count_on_and_is_not_taken_ends_the_session() {
+    fn a_full_queue_ends_the_session_when_other_ranks_depend_on_the_message() {
         let claimed = Claimed {
             session_token: [0; SESSION_TOKEN_BYTES],
             protocol: 1,
@@ -530,7 +533,7 @@ mod tests {
             claimed,
             (None, None),
             Recorder::new(None),
-            Manners::default(),
+            SessionOptions::default(),
         ));
         let draft = || session.draft(&Operation::barrier(None));
         let submitted = session.submit_from(draft().expect("open"), &[]).expect("room");

@@ -91,7 +91,7 @@ impl Client {
         if set == SetId::WORLD || !self.session.knows_set(set)? {
             return Ok(false);
         }
-        self.submit(&Operation::remove_process_set(set)).await?.giving::<()>().wait().await?;
+        self.submit(&Operation::remove_process_set(set)).await?.typed::<()>().wait().await?;
         Ok(true)
     }
 

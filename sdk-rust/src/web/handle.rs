@@ -34,11 +34,11 @@ struct Flight {
 }
 
 /// What comes in the end.
-pub(super) type Answer = oneshot::Receiver<Result<Arrived, Error>>;
+pub(super) type Answer = oneshot::Receiver<Result<ResultData, Error>>;
 
 /// A result.
 #[derive(Debug)]
-pub(super) struct Arrived {
+pub(super) struct ResultData {
     /// What was said of it.
     pub(super) completion: Completion,
     /// Its bytes.
@@ -59,7 +59,7 @@ impl Handle {
     }
 
     /// The same operation, of which another type of result is made.
-    pub(crate) fn giving<T: Outcome>(self) -> Handle<T> {
+    pub(crate) fn typed<T: Outcome>(self) -> Handle<T> {
         Handle { flight: self.flight, gives: PhantomData }
     }
 }
@@ -103,8 +103,8 @@ impl<T: Outcome> Handle<T> {
 }
 
 impl Flight {
-    fn output(&self, arrived: Arrived) -> Result<Output, Error> {
-        let Arrived { completion: Completion { dtype, shape, detail, .. }, bytes } = arrived;
+    fn output(&self, arrived: ResultData) -> Result<Output, Error> {
+        let ResultData { completion: Completion { dtype, shape, detail, .. }, bytes } = arrived;
         let tensor = if self.collective.has_result(self.session.me) {
             let wanted = shape.elements() * dtype.size_bytes() as u64;
             if bytes.len() as u64 != wanted {

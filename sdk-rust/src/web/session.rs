@@ -5,13 +5,12 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::{client_message, server_message};
 use ronde_rpc::{Claimed, Completion, EpochView, Place, Submission, v1};
 use ronde_wire::{Collective, Failure, Rank, Request, RequestId, SetId};
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use super::handle::{Answer, Arrived, Handle};
+use super::handle::{Answer, Handle, ResultData};
 use crate::error::{Error, sidecar_gone};
 use crate::inline;
 use crate::operation::{Label, Operation};
@@ -42,7 +41,7 @@ pub(super) struct Session {
 struct Entry {
     collective: Collective,
     /// `None` once it has gone.
-    waiter: Option<oneshot::Sender<Result<Arrived, Error>>>,
+    waiter: Option<oneshot::Sender<Result<ResultData, Error>>>,
     /// The result, as far as it has come.
     parts: Vec<u8>,
 }
@@ -103,7 +102,7 @@ impl Session {
 
     fn hand_over(self: &Rc<Self>, what: Request, operation: &Operation<'_>) -> Result<Handle, Error> {
         let refused = match self.submission(&what, operation) {
-            Ok((request, message, answer)) => match self.say(Say::Submit(message)) {
+            Ok((request, message, answer)) => match self.send(client_message::Message::Submit(message)) {
                 Ok(()) => return Ok(Handle::new(Rc::clone(self), request, (what.name, what.collective), answer)),
                 Err(error) => {
                     self.table.borrow_mut().remove(request);
@@ -131,7 +130,12 @@ impl Session {
     /// This rank takes no part in an operation that others may wait for.
     fn abstain(&self, what: Request, reason: &str) {
         let (name, process_set, group) = (what.name.into(), what.set.0, what.group.map(v1::Group::from));
-        self.say_or_end(Say::Abstain(v1::Abstain { name, process_set, reason: reason.to_owned(), group }));
+        self.send_or_end(client_message::Message::Abstain(v1::Abstain {
+            name,
+            process_set,
+            reason: reason.to_owned(),
+            group,
+        }));
     }
 
     /// The waiter of a request has gone. Does nothing when it has been answered, nor for a join, which cannot be taken back.
@@ -139,12 +143,15 @@ impl Session {
         let leave = |entry: &mut Entry| (entry.waiter.take(), entry.collective == Collective::Join);
         let left = self.table.borrow_mut().entry_mut(request).map(leave);
         if let Some((_, false)) = left {
-            self.say_or_end(Say::Withdraw(v1::Withdraw { request: request.0, reason: reason.to_owned() }));
+            self.send_or_end(client_message::Message::Withdraw(v1::Withdraw {
+                request: request.0,
+                reason: reason.to_owned(),
+            }));
         }
     }
 
     /// A sign of life, and a look at the sidecar's.
-    pub(super) fn beat(&self) {
+    pub(super) fn heartbeat(&self) {
         let (unanswered, every) = (self.unanswered.get() + 1, u64::from(self.claimed.heartbeat_ms));
         if u64::from(unanswered) * every > u64::from(self.claimed.peer_timeout_ms) + every {
             let seconds = f64::from(self.claimed.peer_timeout_ms) / 1_000.0;
@@ -153,13 +160,13 @@ impl Session {
         }
         self.unanswered.set(unanswered);
         // A full queue means that the sidecar does not read; it will not miss this one.
-        let _ = self.say(Say::Heartbeat(v1::Heartbeat {}));
+        let _ = self.send(client_message::Message::Heartbeat(v1::Heartbeat {}));
     }
 
     /// Ends the session in order; everybody who still waits gets [`Error::Closed`].
     pub(super) fn close(&self, reason: &str) {
         // Fails when the session has ended, and then there is nobody to part from.
-        let _ = self.say(Say::Goodbye(v1::Goodbye { reason: reason.to_owned() }));
+        let _ = self.send(client_message::Message::Goodbye(v1::Goodbye { reason: reason.to_owned() }));
         self.finish(&Error::Closed);
     }
 
@@ -182,11 +189,11 @@ impl Session {
             // Whoever has gone needs no answer, here and below.
             let _ = waiter.send(Err(why.clone()));
         }
-        self.tell_began(Err(self.why_over().unwrap_or_else(|| why.clone())));
+        self.report_begin(Err(self.why_over().unwrap_or_else(|| why.clone())));
     }
 
     /// Whether nothing is said any more.
-    pub(super) fn is_mute(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.outgoing.borrow().is_none()
     }
 
@@ -216,32 +223,39 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::Protocol`] for one that ends the session.
-    pub(super) fn hear(&self, message: v1::ServerMessage) -> Result<(), Error> {
+    pub(super) fn receive(&self, message: v1::ServerMessage) -> Result<(), Error> {
         self.unanswered.set(0);
         match message.message {
-            Some(Heard::Completed(message)) => self.complete(message)?,
-            Some(Heard::ResultPart(part)) => self.add_part(&part)?,
-            Some(Heard::Failed(message)) => {
+            Some(server_message::Message::Completed(message)) => self.complete(message)?,
+            Some(server_message::Message::ResultPart(part)) => self.add_part(&part)?,
+            Some(server_message::Message::Failed(message)) => {
                 let failure = self.recorded(message.failure);
                 let entry = self.table.borrow_mut().remove(RequestId(message.request));
                 if let Some(waiter) = entry.and_then(|entry| entry.waiter) {
                     let _ = waiter.send(Err(failure.into()));
                 }
             }
-            Some(Heard::EpochEnded(message)) => self.fail(&Error::Failure(self.recorded(message.failure))),
-            Some(Heard::EpochBegan(message)) => {
+            Some(server_message::Message::EpochEnded(message)) => {
+                self.fail(&Error::Failure(self.recorded(message.failure)))
+            }
+            Some(server_message::Message::EpochBegan(message)) => {
                 let view = EpochView::parse(&message).map_err(|error| Error::protocol(&error))?;
                 self.table.borrow_mut().names.begin(view.size);
-                self.tell_began(Ok(view));
+                self.report_begin(Ok(view));
             }
-            Some(Heard::Notice(notice)) => {
+            Some(server_message::Message::Notice(notice)) => {
                 tracing::warn!(target: "ronde", "{}", notice.text);
                 let mut notices = self.notices.borrow_mut();
                 notices.truncate(NOTICES_MAX - 1);
                 notices.push_back(notice.text);
             }
             // A second answer to the claim says nothing new; a ring there is not; an empty message is a later version's.
-            Some(Heard::Claimed(_) | Heard::Alive(_) | Heard::RingTaken(_)) | None => {}
+            Some(
+                server_message::Message::Claimed(_)
+                | server_message::Message::Alive(_)
+                | server_message::Message::RingTaken(_),
+            )
+            | None => {}
         }
         Ok(())
     }
@@ -263,7 +277,7 @@ impl Session {
         }
         // One that nobody waits for any more is of no use.
         if let Some(Entry { waiter: Some(waiter), parts, .. }) = entry {
-            let _ = waiter.send(Ok(Arrived { completion, bytes: parts }));
+            let _ = waiter.send(Ok(ResultData { completion, bytes: parts }));
         }
         Ok(())
     }
@@ -283,7 +297,7 @@ impl Session {
         self.record.with(Failure::from(message.unwrap_or_default()))
     }
 
-    fn tell_began(&self, outcome: Result<EpochView, Error>) {
+    fn report_begin(&self, outcome: Result<EpochView, Error>) {
         if let Some(began) = self.began.borrow_mut().take() {
             // Nobody listens when `connect` was given up.
             let _ = began.send(outcome);
@@ -292,7 +306,7 @@ impl Session {
 
     // === What is said ===
 
-    fn say(&self, message: Say) -> Result<(), Error> {
+    fn send(&self, message: client_message::Message) -> Result<(), Error> {
         use mpsc::error::TrySendError;
         let outgoing = self.outgoing.borrow();
         let Some(outgoing) = &*outgoing else { return Err(self.why_over().unwrap_or(Error::Closed)) };
@@ -308,8 +322,8 @@ impl Session {
     }
 
     /// Says what must not be lost, as other ranks would wait for ever: when the sidecar does not take it, the session ends.
-    fn say_or_end(&self, message: Say) {
-        if let Err(full @ Error::Limit { .. }) = self.say(message) {
+    fn send_or_end(&self, message: client_message::Message) {
+        if let Err(full @ Error::Limit { .. }) = self.send(message) {
             self.end(&full);
         }
     }

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::server_message;
 use ronde_rpc::{Completion, EpochView, v1};
 use ronde_shm::{LeasedSlot, SlotHold};
 use ronde_wire::{Collective, RequestId};
 
-use crate::completions::Attention;
+use crate::completions::NotifyFlag;
 use crate::error::Error;
-use crate::handle::Arrived;
+use crate::handle::ResultData;
 use crate::promise::Fulfil;
 use crate::session::Session;
 
@@ -19,9 +19,9 @@ pub(crate) struct Entry {
     /// What was asked for.
     pub(crate) collective: Collective,
     /// The waiter; `None` once it has gone.
-    pub(crate) waiter: Option<Fulfil<Arrived>>,
+    pub(crate) waiter: Option<Fulfil<ResultData>>,
     /// Whether the answer is counted for a thread that waits for none in particular.
-    pub(crate) attention: Attention,
+    pub(crate) notify_flag: NotifyFlag,
     /// The input, which the sidecar may read until it answers.
     pub(crate) input: Option<SlotHold>,
     /// Where the result is wanted, which the sidecar may write until it answers.
@@ -35,34 +35,39 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::Protocol`] for one that ends the session.
-    pub(crate) fn hear(self: &Arc<Self>, message: v1::ServerMessage) -> Result<(), Error> {
+    pub(crate) fn receive(self: &Arc<Self>, message: v1::ServerMessage) -> Result<(), Error> {
         match message.message {
-            Some(Heard::Completed(message)) => return self.complete(message),
-            Some(Heard::ResultPart(part)) => return self.add_part(&part),
-            Some(Heard::Failed(message)) => {
+            Some(server_message::Message::Completed(message)) => return self.complete(message),
+            Some(server_message::Message::ResultPart(part)) => return self.add_part(&part),
+            Some(server_message::Message::Failed(message)) => {
                 let failure = self.recorded(message.failure);
                 self.answer(RequestId(message.request), Err(failure.into()));
             }
-            Some(Heard::EpochEnded(message)) => {
+            Some(server_message::Message::EpochEnded(message)) => {
                 let error = Error::Failure(self.recorded(message.failure));
                 self.end(&error);
-                self.tell_began(Err(error));
+                self.report_begin(Err(error));
             }
-            Some(Heard::EpochBegan(message)) => {
+            Some(server_message::Message::EpochBegan(message)) => {
                 let view = EpochView::parse(&message).map_err(|error| Error::protocol(&error))?;
                 self.lock_table().names.begin(view.size);
-                self.tell_began(Ok(view));
+                self.report_begin(Ok(view));
             }
-            Some(Heard::Notice(notice)) => self.note(notice.text),
+            Some(server_message::Message::Notice(notice)) => self.note(notice.text),
             // A second answer to the claim says nothing new; an empty message is one of a later version. The task looks
             // for RingTaken itself.
-            Some(Heard::Claimed(_) | Heard::Alive(_) | Heard::RingTaken(_)) | None => {}
+            Some(
+                server_message::Message::Claimed(_)
+                | server_message::Message::Alive(_)
+                | server_message::Message::RingTaken(_),
+            )
+            | None => {}
         }
         Ok(())
     }
 
     /// Whoever waits for the begin is told what became of it.
-    pub(crate) fn tell_began(&self, outcome: Result<EpochView, Error>) {
+    pub(crate) fn report_begin(&self, outcome: Result<EpochView, Error>) {
         if let Some(began) = self.lock_began().take() {
             // Nobody listens when `connect` was given up.
             let _ = began.send(outcome);
@@ -83,15 +88,15 @@ impl Session {
         };
         let Some(entry) = entry else {
             // A result that came after its request ended is of no use, but must be given back.
-            drop(Arrived::new(self, completion, Vec::new()));
+            drop(ResultData::new(self, completion, Vec::new()));
             return Ok(());
         };
-        let Entry { waiter, attention, input, output, parts, .. } = entry;
+        let Entry { waiter, notify_flag, input, output, parts, .. } = entry;
         // Before the waiter goes on, for which there is room again.
         drop(input);
         let arrived = match (completion.in_output, output) {
-            (false, _) => Arrived::new(self, completion, parts),
-            (true, Some(output)) => Arrived::in_output(completion, output),
+            (false, _) => ResultData::new(self, completion, parts),
+            (true, Some(output)) => ResultData::in_output(completion, output),
             (true, None) => {
                 let reason = format!("the result of {request} lies where this session wanted none");
                 return Err(Error::Protocol { reason });
@@ -100,7 +105,7 @@ impl Session {
         if let Some(waiter) = waiter {
             waiter.with(Ok(arrived));
         }
-        self.count(&attention);
+        self.count(&notify_flag);
         Ok(())
     }
 
@@ -115,18 +120,18 @@ impl Session {
         Ok(())
     }
 
-    fn answer(&self, request: RequestId, outcome: Result<Arrived, Error>) {
-        let Some(Entry { waiter, attention, input, output, .. }) = self.lock_table().remove(request) else { return };
+    fn answer(&self, request: RequestId, outcome: Result<ResultData, Error>) {
+        let Some(Entry { waiter, notify_flag, input, output, .. }) = self.lock_table().remove(request) else { return };
         drop((input, output));
         if let Some(waiter) = waiter {
             waiter.with(outcome);
         }
-        self.count(&attention);
+        self.count(&notify_flag);
     }
 
     /// Counts an answer that no thread waits for. Called after it has been delivered: see [`Attention::set_missing`].
-    fn count(&self, attention: &Attention) {
-        if attention.is_missing() {
+    fn count(&self, notify_flag: &NotifyFlag) {
+        if notify_flag.is_set() {
             self.completions.add();
         }
     }
