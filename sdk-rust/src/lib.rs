@@ -47,6 +47,8 @@ mod connect;
 mod error;
 #[cfg(not(target_arch = "wasm32"))]
 mod handle;
+#[cfg(not(target_arch = "wasm32"))]
+mod in_flight;
 mod inline;
 #[cfg(not(target_arch = "wasm32"))]
 mod launcher;
@@ -54,21 +56,21 @@ mod launcher;
 mod memory;
 mod methods;
 mod naming;
+#[cfg(not(target_arch = "wasm32"))]
+mod open;
 mod operation;
 #[cfg(not(target_arch = "wasm32"))]
 mod options;
 mod outcome;
+mod pending;
 mod plugin;
-#[cfg(not(target_arch = "wasm32"))]
 mod promise;
 #[cfg(not(target_arch = "wasm32"))]
-mod receiving;
-mod record;
+mod result_data;
 #[cfg(not(target_arch = "wasm32"))]
 mod ring;
 #[cfg(not(target_arch = "wasm32"))]
 mod session;
-mod table;
 #[cfg(not(target_arch = "wasm32"))]
 mod task;
 mod tensor;

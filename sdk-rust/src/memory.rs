@@ -17,6 +17,7 @@ use ronde_shm::{
 };
 use ronde_wire::limits;
 
+use crate::buffer::SharedMemory;
 use crate::error::Error;
 
 /// The shared memory of one session.
@@ -165,9 +166,10 @@ impl Memory {
         leased.inspect_err(|error| tracing::debug!(target: "ronde", %error, "a result is copied")).ok()
     }
 
-    /// Numbers of the worker's own segments.
-    pub(crate) fn usage(&self) -> ArenaUsage {
-        self.own.usage()
+    /// What this worker has in its own segments.
+    pub(crate) fn usage(&self) -> SharedMemory {
+        let ArenaUsage { mapped_bytes, in_use_bytes, slots, segments } = self.own.usage();
+        SharedMemory { mapped_bytes, in_use_bytes, slots, segments }
     }
 
     /// Whether a result segment has been fetched.

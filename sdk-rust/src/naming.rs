@@ -98,7 +98,7 @@ impl Names {
     }
 
     /// What a completed operation changes about sets and numbers.
-    pub(crate) fn learn(&mut self, collective: &Collective, detail: &Detail) {
+    pub(crate) fn apply_completion(&mut self, collective: &Collective, detail: &Detail) {
         match (collective, detail) {
             (Collective::AddSet { ranks }, Detail::Set(set)) => self.add_set(*set, ranks.clone()),
             // Without its number in the answer there was no such set to remove, or it is the one that stays.
@@ -109,7 +109,7 @@ impl Names {
     }
 
     /// Whether there is such a set, as far as this rank has heard.
-    pub(crate) fn knows(&self, set: SetId) -> bool {
+    pub(crate) fn knows_set(&self, set: SetId) -> bool {
         self.sets.contains_key(&set)
     }
 

@@ -30,7 +30,7 @@ use ronde_rpc::{Place, ring, v1};
 use ronde_shm::ring::{Bell, Consumer, Kick, Producer, Pushed, RingEnd, RingError, Wait};
 use tokio::sync::Notify;
 
-use crate::error::Error;
+use crate::error::{Error, queue_full};
 use crate::promise::{Promise, Unpark};
 use crate::session::OUTGOING_MAX;
 
@@ -372,9 +372,7 @@ impl Sender {
             return Ok(());
         }
         if self.backlog.len() >= OUTGOING_MAX {
-            let reason =
-                format!("{OUTGOING_MAX} messages wait for the sidecar, which does not read; see whether it is alive");
-            return Err(Error::Limit { reason });
+            return Err(queue_full(OUTGOING_MAX));
         }
         self.backlog.push_back(self.message.clone());
         self.flush()

@@ -50,7 +50,6 @@ impl SessionTask {
         }
         session.release_results(&why);
         session.end(&why);
-        session.report_begin(Err(session.over().unwrap_or(why)));
         self.finish_timeline().await;
     }
 
